@@ -1,0 +1,182 @@
+//! Building a program: ops in order, and one copy of what is computed twice.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::store::{Slot, Store};
+use crate::value::{Type, Value};
+
+/// A scalar that changes from step to step without rebuilding the program: a learning rate, an exponent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StepScalar(pub(crate) u32);
+
+/// Where a value comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// Kept in the [`Store`] from step to step.
+    Persistent(Slot),
+    /// Written by the host before a replay.
+    Input,
+    /// Result of a node.
+    Node(usize),
+}
+
+/// An op with its operands.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub(crate) op: Arc<dyn Op>,
+    pub(crate) inputs: Vec<Value>,
+    /// Per output the value it is added to; empty when there is none.
+    pub(crate) into: Vec<Option<Value>>,
+    pub(crate) outputs: Vec<Value>,
+    /// Part of a gradient: runs in the order of emission, and forward ops run when it needs them.
+    pub(crate) eager: bool,
+}
+
+/// A program under construction.
+#[derive(Debug, Default)]
+pub struct Builder {
+    pub(crate) types: Vec<Type>,
+    pub(crate) homes: Vec<Home>,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) inputs: BTreeMap<String, Value>,
+    pub(crate) outputs: Vec<(String, Value)>,
+    pub(crate) scalars: Vec<String>,
+    persistent: BTreeMap<Slot, Value>,
+    known: BTreeMap<(String, Vec<Value>), Vec<Value>>,
+    pub(crate) eager: bool,
+}
+
+impl Builder {
+    /// An empty program.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Type of a value.
+    pub fn ty(&self, value: Value) -> &Type {
+        &self.types[value.index()]
+    }
+
+    /// A tensor of the store; asking twice gives one value.
+    pub fn persistent(&mut self, store: &Store, slot: Slot) -> Value {
+        if let Some(&value) = self.persistent.get(&slot) {
+            return value;
+        }
+        let value = self.value(store.ty(slot).clone(), Home::Persistent(slot));
+        self.persistent.insert(slot, value);
+        value
+    }
+
+    /// Something that the host writes before each replay; asking twice for a name gives one value.
+    ///
+    /// # Errors
+    ///
+    /// When the name stands for another type already.
+    pub fn input(&mut self, name: &str, ty: &Type) -> Result<Value> {
+        if let Some(&value) = self.inputs.get(name) {
+            if self.ty(value) == ty {
+                return Ok(value);
+            }
+            return Err(BuildError::new(
+                "input",
+                format!("`{name}` is {} already, not {ty}", self.ty(value)),
+            ));
+        }
+        let value = self.value(ty.clone(), Home::Input);
+        self.inputs.insert(name.to_owned(), value);
+        Ok(value)
+    }
+
+    /// A number that changes from step to step; asking twice for a name gives one.
+    pub fn step_scalar(&mut self, name: &str) -> StepScalar {
+        let index = self
+            .scalars
+            .iter()
+            .position(|known| known == name)
+            .unwrap_or_else(|| {
+                self.scalars.push(name.to_owned());
+                self.scalars.len() - 1
+            });
+        StepScalar(u32::try_from(index).expect("a program has few step scalars"))
+    }
+
+    /// Names a value that can be read after a replay.
+    pub fn output(&mut self, name: impl Into<String>, value: Value) {
+        self.outputs.push((name.into(), value));
+    }
+
+    /// Adds an op, or finds the one that computes the same already.
+    ///
+    /// # Errors
+    ///
+    /// When its inputs do not fit together.
+    pub fn op(&mut self, op: impl Op + 'static, inputs: &[Value]) -> Result<Vec<Value>> {
+        let pure = op.writes(inputs.len()).is_empty();
+        let key = (format!("{op:?}"), inputs.to_vec());
+        if pure && let Some(outputs) = self.known.get(&key) {
+            return Ok(outputs.clone());
+        }
+        let outputs = self.node(Arc::new(op), inputs, Vec::new())?;
+        if pure {
+            self.known.insert(key, outputs.clone());
+        }
+        Ok(outputs)
+    }
+
+    /// Adds an op with one result.
+    ///
+    /// # Errors
+    ///
+    /// When its inputs do not fit together.
+    pub fn op1(&mut self, op: impl Op + 'static, inputs: &[Value]) -> Result<Value> {
+        Ok(self.op(op, inputs)?[0])
+    }
+
+    pub(crate) fn node(
+        &mut self,
+        op: Arc<dyn Op>,
+        inputs: &[Value],
+        into: Vec<Option<Value>>,
+    ) -> Result<Vec<Value>> {
+        let types: Vec<&Type> = inputs.iter().map(|&input| self.ty(input)).collect();
+        let output_types = op.outputs(&types)?;
+        for (target, ty) in into.iter().zip(&output_types) {
+            if let Some(target) = *target
+                && self.ty(target) != ty
+            {
+                let reason = format!("adds {ty} to {}", self.ty(target));
+                return Err(BuildError::new(op.name(), reason));
+            }
+        }
+        let index = self.nodes.len();
+        let outputs: Vec<Value> = output_types
+            .into_iter()
+            .map(|ty| self.value(ty, Home::Node(index)))
+            .collect();
+        self.nodes.push(Node {
+            op,
+            inputs: inputs.to_vec(),
+            into,
+            outputs: outputs.clone(),
+            eager: self.eager,
+        });
+        Ok(outputs)
+    }
+
+    pub(crate) fn view(&self, node: usize) -> NodeView<'_> {
+        let node = &self.nodes[node];
+        NodeView {
+            inputs: &node.inputs,
+            outputs: &node.outputs,
+        }
+    }
+
+    fn value(&mut self, ty: Type, home: Home) -> Value {
+        let value = Value(u32::try_from(self.types.len()).expect("a program has few values"));
+        self.types.push(ty);
+        self.homes.push(home);
+        value
+    }
+}

@@ -1,0 +1,309 @@
+//! Matrix products through the `gemm` crate, cut into blocks that depend on shapes alone.
+#![expect(unsafe_code, reason = "the gemm crate takes pointers and strides")]
+
+use std::ops::Range;
+
+use super::pool::{Parts, PerChunk, Pool, Rows, chunks};
+
+/// A matrix in memory: its values, and whether it is stored transposed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Matrix<'a> {
+    pub(crate) values: &'a [f32],
+    pub(crate) transposed: bool,
+}
+
+/// Rows, columns, and length of the sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+}
+
+/// How a product is cut: rows of the result, columns of the result, or its sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    Rows(usize),
+    Columns(usize),
+    Sums(usize),
+}
+
+/// Multiplications that are worth a chunk of their own: some 30 microseconds.
+const CHUNK_WORK: usize = 1 << 20;
+const MOST_CHUNKS: usize = 32;
+
+impl Shape {
+    fn cut(self) -> Cut {
+        let Self { m, n, k } = self;
+        let wanted = (m * n * k / CHUNK_WORK).clamp(1, MOST_CHUNKS);
+        // Sums of long columns into a small result (weight gradients of toys): partial results are cheap.
+        if wanted > 1 && m * n <= 1 << 14 && k >= 8 * m.max(n) {
+            return Cut::Sums(k.div_ceil(wanted).next_multiple_of(64));
+        }
+        // Each chunk packs the other operand once more, so chunks stay thick.
+        if m >= n {
+            Cut::Rows(m.div_ceil(wanted).max(64).next_multiple_of(16))
+        } else {
+            Cut::Columns(n.div_ceil(wanted).max(64).next_multiple_of(16))
+        }
+    }
+
+    /// f32s of scratch that [`product`] needs.
+    pub(crate) fn scratch(self) -> usize {
+        match self.cut() {
+            Cut::Sums(each) => chunks(self.k, each) * self.m * self.n,
+            _ => 0,
+        }
+    }
+}
+
+/// `out = [out +] alpha a b`, with `out` f32 `[m, n]`.
+pub(crate) fn product(
+    pool: &Pool,
+    shape: Shape,
+    alpha: f32,
+    (a, b): (Matrix<'_>, Matrix<'_>),
+    (out, add): (&mut [f32], bool),
+    scratch: &mut [f32],
+) {
+    let Shape { m, n, k } = shape;
+    assert_eq!(
+        (a.values.len(), b.values.len(), out.len()),
+        (m * k, k * n, m * n),
+        "{shape:?}"
+    );
+    let product = Product { shape, alpha, a, b };
+    match shape.cut() {
+        Cut::Rows(each) => pool.run(m, each, Rows(out, n), |rows, out| {
+            product.block(rows, 0..n, 0..k, out.0, add);
+        }),
+        Cut::Columns(each) => {
+            let columns = Columns {
+                start: out.as_mut_ptr(),
+                len: out.len(),
+            };
+            pool.run(n, each, columns, |range, out| {
+                // SAFETY: each chunk writes its own columns of `out`, whole and in bounds.
+                unsafe { product.write(0..m, range, 0..k, out.start, add) };
+            });
+        }
+        Cut::Sums(each) => {
+            let partials = PerChunk(&mut scratch[..chunks(k, each) * m * n], m * n);
+            pool.run(k, each, partials, |range, out| {
+                product.block(0..m, 0..n, range, out.0, false);
+            });
+            for (chunk, partial) in scratch[..chunks(k, each) * m * n].chunks(m * n).enumerate() {
+                if chunk == 0 && !add {
+                    out.copy_from_slice(partial);
+                } else {
+                    for (total, part) in out.iter_mut().zip(partial) {
+                        *total += part;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A matrix written by columns: chunks share its rows but not its elements.
+#[derive(Clone, Copy)]
+struct Columns {
+    start: *mut f32,
+    len: usize,
+}
+
+// SAFETY: a chunk writes only its own columns, inside the matrix of `len` elements.
+unsafe impl Send for Columns {}
+
+impl Parts for Columns {
+    fn split(self, _chunks: usize, _rows: usize) -> (Self, Self) {
+        debug_assert!(self.len > 0);
+        (self, self)
+    }
+}
+
+struct Product<'a> {
+    shape: Shape,
+    alpha: f32,
+    a: Matrix<'a>,
+    b: Matrix<'a>,
+}
+
+impl Product<'_> {
+    /// A block of whole rows of the result.
+    fn block(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        sums: Range<usize>,
+        out: &mut [f32],
+        add: bool,
+    ) {
+        assert_eq!(out.len(), rows.len() * self.shape.n);
+        let start = out.as_mut_ptr().wrapping_sub(rows.start * self.shape.n);
+        // SAFETY: `out` holds exactly these rows, so `start` plus any of their offsets lies in it.
+        unsafe { self.write(rows, columns, sums, start, add) };
+    }
+
+    /// # Safety
+    ///
+    /// `out` plus `row * n + column` must be writable for every row and column of the block, and not be
+    /// touched by anyone else meanwhile.
+    unsafe fn write(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        sums: Range<usize>,
+        out: *mut f32,
+        add: bool,
+    ) {
+        let Shape { m, n, k } = self.shape;
+        let (a_row, a_column) = if self.a.transposed { (1, m) } else { (k, 1) };
+        let (b_row, b_column) = if self.b.transposed { (1, k) } else { (n, 1) };
+        let a = self.a.values[rows.start * a_row + sums.start * a_column..].as_ptr();
+        let b = self.b.values[sums.start * b_row + columns.start * b_column..].as_ptr();
+        let stride = |stride: usize| isize::try_from(stride).expect("a matrix fits in memory");
+        #[cfg(test)]
+        let _inside = tests::Inside::enter();
+        // SAFETY: `product` checked that the operands have m*k and k*n elements, and the ranges lie inside
+        // the shape; the caller vouches for `out`.
+        unsafe {
+            gemm::gemm(
+                rows.len(),
+                columns.len(),
+                sums.len(),
+                out.wrapping_add(rows.start * n + columns.start),
+                1,
+                stride(n),
+                add,
+                a,
+                stride(a_column),
+                stride(a_row),
+                b,
+                stride(b_column),
+                stride(b_row),
+                1.0,
+                self.alpha,
+                false,
+                false,
+                false,
+                gemm::Parallelism::None,
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        /// Whether this thread is inside the gemm crate, whose packing buffers are not ours.
+        pub(crate) static INSIDE: Cell<bool> = const { Cell::new(false) };
+    }
+
+    pub(crate) struct Inside;
+
+    impl Inside {
+        pub(crate) fn enter() -> Self {
+            INSIDE.set(true);
+            Self
+        }
+    }
+
+    impl Drop for Inside {
+        fn drop(&mut self) {
+            INSIDE.set(false);
+        }
+    }
+
+    fn check(shape: Shape, a_transposed: bool, b_transposed: bool) {
+        let Shape { m, n, k } = shape;
+        // Small whole numbers: every product and sum is exact, so any order of sums gives the same bits.
+        let a: Vec<f32> = (0..m * k).map(|i| ((i * 7) % 5) as f32 - 2.0).collect();
+        let b: Vec<f32> = (0..k * n).map(|i| ((i * 11) % 7) as f32 - 3.0).collect();
+        let at = |i: usize, j: usize| {
+            if a_transposed {
+                a[j * m + i]
+            } else {
+                a[i * k + j]
+            }
+        };
+        let bt = |i: usize, j: usize| {
+            if b_transposed {
+                b[j * k + i]
+            } else {
+                b[i * n + j]
+            }
+        };
+        let expected: Vec<f32> = (0..m * n)
+            .map(|i| 1.0 + 2.0 * (0..k).map(|l| at(i / n, l) * bt(l, i % n)).sum::<f32>())
+            .collect();
+        for threads in [1, 3] {
+            let pool = Pool::new(threads);
+            let mut out = vec![1.0; m * n];
+            let mut scratch = vec![f32::NAN; shape.scratch()];
+            let operands = (
+                Matrix {
+                    values: &a,
+                    transposed: a_transposed,
+                },
+                Matrix {
+                    values: &b,
+                    transposed: b_transposed,
+                },
+            );
+            pool.enter(|| product(&pool, shape, 2.0, operands, (&mut out, true), &mut scratch));
+            assert!(
+                out == expected,
+                "{shape:?} {a_transposed} {b_transposed} {threads}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_cut_gives_the_product() {
+        let shapes = [
+            (3, 4, 5),
+            (1000, 70, 40),
+            (40, 1000, 70),
+            (12, 20, 9000),
+            (1, 7, 3),
+            (7, 1, 300),
+        ];
+        for (m, n, k) in shapes {
+            for (a, b) in [(false, false), (true, false), (false, true), (true, true)] {
+                check(Shape { m, n, k }, a, b);
+            }
+        }
+        assert!(matches!(
+            Shape {
+                m: 1000,
+                n: 70,
+                k: 40
+            }
+            .cut(),
+            Cut::Rows(_)
+        ));
+        assert!(matches!(
+            Shape {
+                m: 40,
+                n: 1000,
+                k: 70
+            }
+            .cut(),
+            Cut::Columns(_)
+        ));
+        assert!(matches!(
+            Shape {
+                m: 12,
+                n: 20,
+                k: 9000
+            }
+            .cut(),
+            Cut::Sums(_)
+        ));
+    }
+}

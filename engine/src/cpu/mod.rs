@@ -1,0 +1,12 @@
+//! The CPU executor: replays a program over one arena, with threads that never change a bit of the result.
+
+mod executor;
+mod frame;
+pub(crate) mod gemm;
+pub(crate) mod math;
+pub(crate) mod pool;
+
+pub use executor::{Executor, OpProfile, StepParameters};
+pub use frame::Frame;
+pub use pool::Pool;
+pub(crate) use pool::{PerChunk, Rows};

@@ -1,0 +1,171 @@
+//! Work in chunks whose borders depend on shapes alone, so that 1 and 64 threads compute the same bits.
+//!
+//! A kernel names its rows, how many go into a chunk, and what it writes: [`Rows`] are cut with the rows,
+//! [`PerChunk`] gives each chunk a place for partial sums, to be added up in order afterwards.
+
+use std::ops::Range;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+/// Threads of an executor.
+#[derive(Debug)]
+pub struct Pool {
+    threads: Option<ThreadPool>,
+    count: usize,
+}
+
+/// Something that is cut at a border between chunks.
+pub(crate) trait Parts: Send + Sized {
+    /// What belongs to the first `chunks` chunks, which hold `rows` rows, and the rest.
+    fn split(self, chunks: usize, rows: usize) -> (Self, Self);
+}
+
+/// A matrix that is written row by row, with its number of columns.
+pub(crate) struct Rows<'a, T = f32>(pub(crate) &'a mut [T], pub(crate) usize);
+
+/// A place of so many elements for each chunk.
+pub(crate) struct PerChunk<'a>(pub(crate) &'a mut [f32], pub(crate) usize);
+
+impl<T: Send> Parts for Rows<'_, T> {
+    fn split(self, _chunks: usize, rows: usize) -> (Self, Self) {
+        let (left, right) = self.0.split_at_mut(rows * self.1);
+        (Self(left, self.1), Self(right, self.1))
+    }
+}
+
+impl Parts for PerChunk<'_> {
+    fn split(self, chunks: usize, _rows: usize) -> (Self, Self) {
+        let (left, right) = self.0.split_at_mut(chunks * self.1);
+        (Self(left, self.1), Self(right, self.1))
+    }
+}
+
+impl<A: Parts, B: Parts> Parts for (A, B) {
+    fn split(self, chunks: usize, rows: usize) -> (Self, Self) {
+        let (a, c) = self.0.split(chunks, rows);
+        let (b, d) = self.1.split(chunks, rows);
+        ((a, b), (c, d))
+    }
+}
+
+impl<A: Parts, B: Parts, C: Parts> Parts for (A, B, C) {
+    fn split(self, chunks: usize, rows: usize) -> (Self, Self) {
+        let ((a, b), (d, e)) = (self.0, self.1).split(chunks, rows);
+        let (c, f) = self.2.split(chunks, rows);
+        ((a, b, c), (d, e, f))
+    }
+}
+
+impl Pool {
+    /// A pool of `threads` threads; one thread runs on the caller's.
+    pub fn new(threads: usize) -> Self {
+        let pool = (threads > 1).then(|| {
+            ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .thread_name(|index| format!("spd-cpu-{index}"))
+                .build()
+        });
+        Self {
+            threads: pool.and_then(Result::ok),
+            count: threads.max(1),
+        }
+    }
+
+    /// Number of threads.
+    pub fn threads(&self) -> usize {
+        self.count
+    }
+
+    /// Runs `work` where its chunks find all threads at once; nested calls cost nothing.
+    pub fn enter<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match &self.threads {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
+    }
+
+    /// Calls `work(rows, parts)` for each chunk of `chunk_rows` rows (the last may be shorter).
+    pub(crate) fn run<P: Parts>(
+        &self,
+        rows: usize,
+        chunk_rows: usize,
+        parts: P,
+        work: impl Fn(Range<usize>, P) + Sync,
+    ) {
+        let grid = Grid { rows, chunk_rows };
+        if rows > 0 {
+            self.split(&grid, 0..chunks(rows, chunk_rows), parts, &work);
+        }
+    }
+
+    fn split<P: Parts>(
+        &self,
+        grid: &Grid,
+        chunks: Range<usize>,
+        parts: P,
+        work: &(impl Fn(Range<usize>, P) + Sync),
+    ) {
+        if chunks.len() == 1 {
+            return work(grid.row(chunks.start)..grid.row(chunks.end), parts);
+        }
+        let middle = chunks.start + chunks.len() / 2;
+        let rows = grid.row(middle) - grid.row(chunks.start);
+        let (left, right) = parts.split(middle - chunks.start, rows);
+        let left = || self.split(grid, chunks.start..middle, left, work);
+        let right = || self.split(grid, middle..chunks.end, right, work);
+        if self.threads.is_some() {
+            rayon::join(left, right);
+        } else {
+            left();
+            right();
+        }
+    }
+}
+
+/// Number of chunks of `rows` rows.
+pub(crate) fn chunks(rows: usize, chunk_rows: usize) -> usize {
+    rows.div_ceil(chunk_rows)
+}
+
+struct Grid {
+    rows: usize,
+    chunk_rows: usize,
+}
+
+impl Grid {
+    fn row(&self, chunk: usize) -> usize {
+        self.rows.min(chunk * self.chunk_rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_written_once_whatever_the_threads() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads);
+            for (rows, chunk_rows) in [(1, 1), (7, 3), (64, 8), (65, 8), (3, 100)] {
+                let mut out = vec![0.0; rows * 2];
+                let mut firsts = vec![-1.0; chunks(rows, chunk_rows)];
+                pool.enter(|| {
+                    let parts = (Rows(&mut out, 2), PerChunk(&mut firsts, 1));
+                    pool.run(rows, chunk_rows, parts, |range, (out, first)| {
+                        assert_eq!(out.0.len(), 2 * range.len());
+                        for (row, pair) in range.clone().zip(out.0.chunks_mut(2)) {
+                            pair.fill(pair[0] + row as f32);
+                        }
+                        first.0[0] = range.start as f32;
+                    });
+                });
+                let expected: Vec<f32> = (0..rows).flat_map(|row| [row as f32; 2]).collect();
+                assert_eq!(out, expected);
+                let expected: Vec<f32> = (0..firsts.len())
+                    .map(|chunk| (chunk * chunk_rows) as f32)
+                    .collect();
+                assert_eq!(firsts, expected);
+            }
+        }
+    }
+}

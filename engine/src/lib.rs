@@ -1,0 +1,33 @@
+//! Static programs: a training step is built once as a list of coarse operations over planned buffers, and replayed.
+//!
+//! ```text
+//! Builder  ->  ops in order  ->  gradients appended  ->  Plan (one arena, by liveness)  ->  Executor
+//! ```
+//!
+//! - A [`Builder`] collects [ops](ops); the same op on the same values is one value, so passes that share a
+//!   prefix share its work without any code that says so.
+//! - [`Builder::gradients`] appends reverse mode, once, for the values asked for and nothing else.
+//! - A [`Plan`] orders the ops and places every intermediate in one arena by its lifetime. Peak memory is known
+//!   before the first step, and a replay allocates nothing.
+//! - What changes from step to step sits in [`StepParameters`]; random numbers are functions of their
+//!   place (`spd_draws`), so a program holds no state. What stays from step to step sits in a [`Store`].
+//!
+//! The engine knows nothing of SPD: it has masks and sites because they are worth fusing, not what they are for.
+
+mod builder;
+mod cpu;
+mod gradients;
+mod op;
+pub mod ops;
+mod plan;
+mod schedule;
+mod store;
+mod value;
+
+pub use builder::{Builder, StepScalar};
+pub use cpu::{Executor, Frame, OpProfile, Pool, StepParameters};
+pub use gradients::Gradients;
+pub use op::{BuildError, NodeView, Op, Result};
+pub use plan::Plan;
+pub use store::{Slot, Store};
+pub use value::{DType, Type, Value};

@@ -1,0 +1,89 @@
+//! What an operation must say about itself.
+
+use std::fmt::Debug;
+use std::ops::Range;
+
+use crate::cpu::Frame;
+use crate::gradients::Gradients;
+use crate::value::{Type, Value};
+
+/// A program could not be built: shapes that do not fit, or an op without a gradient.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{op}: {reason}")]
+pub struct BuildError {
+    /// Name of the op.
+    pub op: &'static str,
+    /// What was promised and what was found.
+    pub reason: String,
+}
+
+impl BuildError {
+    /// An error of `op`.
+    pub fn new(op: &'static str, reason: impl Into<String>) -> Self {
+        Self {
+            op,
+            reason: reason.into(),
+        }
+    }
+}
+
+/// Result of building.
+pub type Result<T> = std::result::Result<T, BuildError>;
+
+/// One kind of operation with its settings. Two equal ops on the same inputs are one value, so the `Debug` form
+/// must show every setting.
+///
+/// An op is coarse: whatever would cross memory once more is part of it. Its folder `ops/<op>/` holds the shape
+/// rule and gradient rule (`mod.rs`) and the CPU kernel (`cpu.rs`).
+pub trait Op: Debug + Send + Sync {
+    /// Name in errors, profiles and traces.
+    fn name(&self) -> &'static str;
+
+    /// Types of the results.
+    ///
+    /// # Errors
+    ///
+    /// When the inputs do not fit together.
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>>;
+
+    /// Whether the kernel can add to what its outputs hold, so that a gradient with several contributions needs
+    /// no zeros and no additions of its own.
+    fn accumulates(&self) -> bool {
+        false
+    }
+
+    /// Bytes that the kernel needs while it runs.
+    fn scratch_bytes(&self, _inputs: &[&Type]) -> usize {
+        0
+    }
+
+    /// Which inputs, all persistent, the kernel writes to. Such an op runs after all others.
+    fn writes(&self, _inputs: usize) -> Range<usize> {
+        0..0
+    }
+
+    /// Emits the ops of the gradient: reads `gradients.of(node.outputs[k])`, and contributes to those of
+    /// `node.inputs` that are wanted.
+    ///
+    /// # Errors
+    ///
+    /// When the op has no gradient.
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()>;
+
+    /// Computes on the CPU.
+    fn run(&self, frame: &mut Frame<'_>);
+
+    /// Multiplications and additions of one run, for rooflines.
+    fn flops(&self, _inputs: &[&Type]) -> u64 {
+        0
+    }
+}
+
+/// An op in its place in a program.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeView<'a> {
+    /// What it reads.
+    pub inputs: &'a [Value],
+    /// What it makes.
+    pub outputs: &'a [Value],
+}

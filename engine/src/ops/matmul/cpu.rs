@@ -1,0 +1,40 @@
+use super::MatMul;
+use crate::cpu::gemm::{Matrix, product};
+use crate::cpu::{Frame, Rows};
+use crate::ops::grain_rows;
+
+pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
+    let (out, mut add) = frame.output(0);
+    let scratch = frame.scratch();
+    let (a, b) = (frame.input(0), frame.input(1));
+    let shape = op.shape(frame.ty(0), frame.ty(1));
+    if frame.inputs() > 2 {
+        let bias = frame.input(2);
+        frame.pool.run(
+            shape.m,
+            grain_rows(shape.n),
+            Rows(out, shape.n),
+            |_, rows| {
+                for row in rows.0.chunks_exact_mut(shape.n) {
+                    if add {
+                        row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+                    } else {
+                        row.copy_from_slice(bias);
+                    }
+                }
+            },
+        );
+        add = true;
+    }
+    let operands = (
+        Matrix {
+            values: a,
+            transposed: op.a_transposed,
+        },
+        Matrix {
+            values: b,
+            transposed: op.b_transposed,
+        },
+    );
+    product(frame.pool, shape, op.alpha, operands, (out, add), scratch);
+}

@@ -1,0 +1,271 @@
+//! `Y = alpha A B + bias`, where `A` and `B` may be stored transposed.
+//!
+//! With `G` the gradient of `Y`, and writing the operands as they are stored:
+//!
+//! ```text
+//! Y = A  B        A: G B^T      B: A^T G
+//! Y = A  B^T      A: G B        B: G^T A
+//! Y = A^T B       A: B G^T      B: A G
+//! Y = A^T B^T     A: B^T G^T    B: G^T A^T      each times alpha;  bias: sum of the rows of G
+//! ```
+
+mod cpu;
+
+use super::SumRows;
+use crate::builder::Builder;
+use crate::cpu::Frame;
+use crate::cpu::gemm::Shape;
+use crate::gradients::Gradients;
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::value::{Type, Value};
+
+/// A matrix product. Leading dimensions of an operand that is not transposed are rows.
+#[derive(Debug, Clone, Copy)]
+pub struct MatMul {
+    /// Whether `A` is stored `[k, m]`.
+    pub a_transposed: bool,
+    /// Whether `B` is stored `[n, k]`.
+    pub b_transposed: bool,
+    /// Factor of the product.
+    pub alpha: f32,
+}
+
+impl Builder {
+    /// `a b`: f32 `[.., k]` and `[k, n]` to `[.., n]`.
+    ///
+    /// # Errors
+    ///
+    /// When the inner dimensions differ.
+    pub fn matmul(&mut self, a: Value, b: Value) -> Result<Value> {
+        self.op1(
+            MatMul {
+                a_transposed: false,
+                b_transposed: false,
+                alpha: 1.0,
+            },
+            &[a, b],
+        )
+    }
+
+    /// `x W^T + bias` with a weight in PyTorch's layout: f32 `[.., i]`, `[o, i]` and `[o]` to `[.., o]`.
+    ///
+    /// # Errors
+    ///
+    /// When the dimensions do not fit.
+    pub fn linear_oi(&mut self, x: Value, w_oi: Value, bias: Option<Value>) -> Result<Value> {
+        self.linear(x, w_oi, bias, true)
+    }
+
+    /// `x W + bias`: f32 `[.., i]`, `[i, o]` and `[o]` to `[.., o]`.
+    ///
+    /// # Errors
+    ///
+    /// When the dimensions do not fit.
+    pub fn linear_io(&mut self, x: Value, w_io: Value, bias: Option<Value>) -> Result<Value> {
+        self.linear(x, w_io, bias, false)
+    }
+
+    fn linear(
+        &mut self,
+        x: Value,
+        w: Value,
+        bias: Option<Value>,
+        b_transposed: bool,
+    ) -> Result<Value> {
+        let op = MatMul {
+            a_transposed: false,
+            b_transposed,
+            alpha: 1.0,
+        };
+        match bias {
+            Some(bias) => self.op1(op, &[x, w, bias]),
+            None => self.op1(op, &[x, w]),
+        }
+    }
+
+    /// `into + alpha op(a) op(b)`; `into` keeps its value for whoever else reads it.
+    ///
+    /// # Errors
+    ///
+    /// When the dimensions do not fit.
+    pub fn matmul_into(&mut self, op: MatMul, a: Value, b: Value, into: Value) -> Result<Value> {
+        Ok(self.node(std::sync::Arc::new(op), &[a, b], vec![Some(into)])?[0])
+    }
+}
+
+impl MatMul {
+    pub(crate) fn shape(&self, a: &Type, b: &Type) -> Shape {
+        let (m, k) = if self.a_transposed {
+            (a.columns(), a.rows())
+        } else {
+            (a.rows(), a.columns())
+        };
+        let n = if self.b_transposed {
+            b.rows()
+        } else {
+            b.columns()
+        };
+        Shape { m, n, k }
+    }
+
+    fn with(&self, a_transposed: bool, b_transposed: bool) -> Self {
+        Self {
+            a_transposed,
+            b_transposed,
+            alpha: self.alpha,
+        }
+    }
+}
+
+impl Op for MatMul {
+    fn name(&self) -> &'static str {
+        "matmul"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        let (a, b) = (inputs[0], inputs[1]);
+        let Shape { m, n, k } = self.shape(a, b);
+        let b_inner = if self.b_transposed {
+            b.columns()
+        } else {
+            b.rows()
+        };
+        if b_inner != k || a.dims.is_empty() || b.dims.is_empty() {
+            let reason = format!("inner dimensions of {a} and {b} differ ({self:?})");
+            return Err(BuildError::new(self.name(), reason));
+        }
+        if let Some(bias) = inputs.get(2)
+            && bias.dims != [n]
+        {
+            return Err(BuildError::new(
+                self.name(),
+                format!("bias is {bias}, not [{n}]"),
+            ));
+        }
+        let mut dims = match a.dims.split_last() {
+            Some((_, rows)) if !self.a_transposed => rows.to_vec(),
+            _ => vec![m],
+        };
+        dims.push(n);
+        Ok(vec![Type::f32(&dims)])
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
+        4 * self.shape(inputs[0], inputs[1]).scratch()
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let Some(g) = gradients.of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let (a, b) = (node.inputs[0], node.inputs[1]);
+        let (for_a, for_b) = match (self.a_transposed, self.b_transposed) {
+            (false, false) => (
+                (self.with(false, true), [g, b]),
+                (self.with(true, false), [a, g]),
+            ),
+            (false, true) => (
+                (self.with(false, false), [g, b]),
+                (self.with(true, false), [g, a]),
+            ),
+            (true, false) => (
+                (self.with(false, true), [b, g]),
+                (self.with(false, false), [a, g]),
+            ),
+            (true, true) => (
+                (self.with(true, true), [b, g]),
+                (self.with(true, true), [g, a]),
+            ),
+        };
+        gradients.emit(for_a.0, &for_a.1, &[Some(a)])?;
+        gradients.emit(for_b.0, &for_b.1, &[Some(b)])?;
+        if let Some(&bias) = node.inputs.get(2) {
+            gradients.emit(SumRows, &[g], &[Some(bias)])?;
+        }
+        Ok(())
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::run(self, frame);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        let Shape { m, n, k } = self.shape(inputs[0], inputs[1]);
+        2 * (m * n * k) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MatMul;
+    use crate::ops::oracle::{Oracle, random};
+
+    // Sums of 7 or fewer products of numbers below 4.
+    const TOLERANCE: f32 = 2e-6;
+
+    #[test]
+    fn all_four_layouts_agree_with_candle() {
+        for (a_transposed, b_transposed) in
+            [(false, false), (true, false), (false, true), (true, true)]
+        {
+            let a = random(if a_transposed { &[7, 3] } else { &[3, 7] }, 1);
+            let b = random(if b_transposed { &[5, 7] } else { &[7, 5] }, 2);
+            Oracle::new(&[a, b])
+                .ours(|builder, v| {
+                    builder.op1(
+                        MatMul {
+                            a_transposed,
+                            b_transposed,
+                            alpha: 0.5,
+                        },
+                        v,
+                    )
+                })
+                .candle(|v| {
+                    let a = if a_transposed {
+                        v[0].t()?
+                    } else {
+                        v[0].clone()
+                    };
+                    let b = if b_transposed {
+                        v[1].t()?
+                    } else {
+                        v[1].clone()
+                    };
+                    a.matmul(&b)? * 0.5
+                })
+                .agree(TOLERANCE);
+        }
+    }
+
+    #[test]
+    fn linear_layers_agree_with_candle() {
+        let (x, w, bias) = (random(&[2, 3, 4], 1), random(&[5, 4], 2), random(&[5], 3));
+        Oracle::new(&[x, w, bias])
+            .ours(|b, v| b.linear_oi(v[0], v[1], Some(v[2])))
+            .candle(|v| v[0].broadcast_matmul(&v[1].t()?)?.broadcast_add(&v[2]))
+            .agree(TOLERANCE);
+    }
+
+    #[test]
+    fn adding_to_a_value_keeps_the_value() {
+        let (a, b, into) = (random(&[3, 4], 1), random(&[4, 2], 2), random(&[3, 2], 3));
+        let op = MatMul {
+            a_transposed: false,
+            b_transposed: false,
+            alpha: -1.0,
+        };
+        Oracle::new(&[a, b, into])
+            .ours(|builder, v| {
+                let twice = builder.add(v[2], v[2])?;
+                let difference = builder.matmul_into(op, v[0], v[1], twice)?;
+                builder.add(difference, twice)
+            })
+            .candle(|v| (&v[2] * 4.0)? - v[0].matmul(&v[1])?)
+            .agree(TOLERANCE);
+    }
+}

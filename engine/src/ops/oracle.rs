@@ -1,0 +1,192 @@
+//! The independent oracle: an op's value and gradients against the same formula in candle tensors.
+
+use std::sync::Arc;
+
+use candle_core::{Device, Tensor, Var};
+
+use crate::builder::Builder;
+use crate::cpu::{Executor, Pool};
+use crate::op::Result;
+use crate::store::Store;
+use crate::value::{Type, Value};
+
+/// A tensor of given shape and values.
+#[derive(Debug, Clone)]
+pub(crate) struct Sample {
+    pub(crate) dims: Vec<usize>,
+    pub(crate) values: Vec<f32>,
+}
+
+/// Normal numbers, the same for the same seed.
+pub(crate) fn random(dims: &[usize], seed: u64) -> Sample {
+    let mut values = vec![0.0; dims.iter().product()];
+    spd_draws::Stream::new(spd_draws::Purpose::Init, 0, 0).fill_normal(seed, 0, 0, &mut values);
+    Sample {
+        dims: dims.to_vec(),
+        values,
+    }
+}
+
+/// An expression in both languages, at one point.
+pub(crate) struct Oracle {
+    samples: Vec<Sample>,
+    tokens: Vec<(String, Vec<usize>, Vec<u32>)>,
+    constant: Vec<usize>,
+    ours: Vec<Vec<f32>>,
+    upstream: Sample,
+    candle: Vec<Vec<f32>>,
+}
+
+impl Oracle {
+    /// At the point `samples`; gradients are asked for with respect to all of them.
+    pub(crate) fn new(samples: &[Sample]) -> Self {
+        Self {
+            samples: samples.to_vec(),
+            tokens: Vec::new(),
+            constant: Vec::new(),
+            ours: Vec::new(),
+            upstream: random(&[0], 0),
+            candle: Vec::new(),
+        }
+    }
+
+    /// Adds an input of token ids for ours; candle's side captures its own.
+    pub(crate) fn tokens(mut self, name: &str, dims: &[usize], ids: &[u32]) -> Self {
+        self.tokens
+            .push((name.to_owned(), dims.to_vec(), ids.to_vec()));
+        self
+    }
+
+    /// Asks for no gradient of the sample `index`.
+    pub(crate) fn constant(mut self, index: usize) -> Self {
+        self.constant.push(index);
+        self
+    }
+
+    /// The expression in ops: an f32 value from the samples.
+    pub(crate) fn ours(
+        mut self,
+        expression: impl Fn(&mut Builder, &[Value]) -> Result<Value>,
+    ) -> Self {
+        for threads in [1, 2] {
+            let mut store = Store::new();
+            let mut b = Builder::new();
+            let mut values = Vec::new();
+            for (index, sample) in self.samples.iter().enumerate() {
+                let slot = store.add(
+                    format!("sample {index}"),
+                    &sample.dims,
+                    sample.values.clone(),
+                );
+                values.push(b.persistent(&store, slot));
+            }
+            let y = expression(&mut b, &values).unwrap();
+            let dims = b.ty(y).dims.clone();
+            self.upstream = random(&dims, 77);
+            let upstream = b.input("upstream", &Type::f32(&dims)).unwrap();
+            let wrt: Vec<Value> = (0..values.len())
+                .filter(|index| !self.constant.contains(index))
+                .map(|index| values[index])
+                .collect();
+            b.output("y", y);
+            let gradients = b.gradients_from(y, upstream, &wrt).unwrap();
+            for (index, gradient) in gradients.iter().enumerate() {
+                b.output(
+                    format!("gradient {index}"),
+                    gradient.expect("the value depends on it"),
+                );
+            }
+            let mut executor = Executor::new(&b, Arc::new(Pool::new(threads)));
+            executor
+                .input("upstream")
+                .copy_from_slice(&self.upstream.values);
+            for (name, _, ids) in &self.tokens {
+                executor.input_u32(name).copy_from_slice(ids);
+            }
+            let read = |executor: &Executor, store: &Store| -> Vec<Vec<f32>> {
+                let names: Vec<String> = executor.output_names().map(str::to_owned).collect();
+                names
+                    .iter()
+                    .map(|name| executor.output(name, store).to_vec())
+                    .collect()
+            };
+            executor.run(&mut store);
+            let first = read(&executor, &store);
+            executor.run(&mut store);
+            assert!(
+                bits(&first) == bits(&read(&executor, &store)),
+                "a replay repeats its bits"
+            );
+            assert!(
+                threads == 1 || bits(&first) == bits(&self.ours),
+                "threads do not change a bit"
+            );
+            self.ours = first;
+        }
+        self
+    }
+
+    /// The same expression in candle.
+    pub(crate) fn candle(
+        mut self,
+        expression: impl Fn(&[Tensor]) -> candle_core::Result<Tensor>,
+    ) -> Self {
+        let vars: Vec<Var> = self
+            .samples
+            .iter()
+            .map(|s| Var::from_slice(&s.values, s.dims.as_slice(), &Device::Cpu).unwrap())
+            .collect();
+        let tensors: Vec<Tensor> = vars.iter().map(|var| var.as_tensor().clone()).collect();
+        let y = expression(&tensors).unwrap();
+        let upstream = Tensor::from_slice(
+            &self.upstream.values,
+            self.upstream.dims.as_slice(),
+            &Device::Cpu,
+        )
+        .unwrap();
+        let loss = (&y * &upstream).unwrap().sum_all().unwrap();
+        let store = loss.backward().unwrap();
+        let flat = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        self.candle = vec![flat(&y)];
+        for (index, var) in vars.iter().enumerate() {
+            if !self.constant.contains(&index) {
+                self.candle.push(flat(
+                    store.get(var.as_tensor()).expect("candle has the gradient"),
+                ));
+            }
+        }
+        self
+    }
+
+    /// Both agree within `tolerance` times the largest element (at least 1) of each tensor.
+    pub(crate) fn agree(self, tolerance: f32) {
+        assert_eq!(self.ours.len(), self.candle.len());
+        for (index, (ours, candle)) in self.ours.iter().zip(&self.candle).enumerate() {
+            close(
+                &format!("tensor {index} (0 is the value)"),
+                ours,
+                candle,
+                tolerance,
+            );
+        }
+    }
+}
+
+/// Asserts that two tensors agree within `tolerance` times the largest element (at least 1).
+pub(crate) fn close(what: &str, ours: &[f32], theirs: &[f32], tolerance: f32) {
+    assert_eq!(ours.len(), theirs.len(), "{what}");
+    let scale = theirs.iter().fold(1f32, |max, x| max.max(x.abs()));
+    for (at, (a, b)) in ours.iter().zip(theirs).enumerate() {
+        assert!(
+            (a - b).abs() <= tolerance * scale,
+            "{what}, element {at}: ours {a}, theirs {b}"
+        );
+    }
+}
+
+fn bits(tensors: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    tensors
+        .iter()
+        .map(|tensor| tensor.iter().map(|x| x.to_bits()).collect())
+        .collect()
+}

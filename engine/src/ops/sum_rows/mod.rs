@@ -1,0 +1,46 @@
+//! `y_o = sum over rows of x`: the gradient of a bias. Linear, so each row of `x` would get the gradient of `y`;
+//! nobody asks for it, and the op has no gradient.
+
+pub(crate) mod cpu;
+
+use crate::cpu::Frame;
+use crate::cpu::pool::chunks;
+use crate::gradients::Gradients;
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::ops::grain_rows;
+use crate::value::Type;
+
+/// Sum over all dimensions but the last, f32 `[.., o]` to `[o]`.
+#[derive(Debug, Clone, Copy)]
+pub struct SumRows;
+
+impl Op for SumRows {
+    fn name(&self) -> &'static str {
+        "sum_rows"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        Ok(vec![Type::f32(&[inputs[0].columns()])])
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
+        let (rows, columns) = (inputs[0].rows(), inputs[0].columns());
+        4 * chunks(rows, grain_rows(columns)) * columns
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::run(frame);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        inputs[0].len() as u64
+    }
+}

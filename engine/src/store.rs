@@ -1,0 +1,89 @@
+//! What outlives a step: parameters, moments, frozen weights. Programs share it by [`Slot`].
+
+use std::collections::BTreeMap;
+
+use crate::value::Type;
+
+/// A tensor of a [`Store`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(u32);
+
+/// Named f32 tensors that stay from step to step.
+#[derive(Debug, Default)]
+pub struct Store {
+    tensors: Vec<(String, Type, Vec<f32>)>,
+    by_name: BTreeMap<String, Slot>,
+}
+
+impl Store {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a tensor of the given values, f32 `dims`.
+    ///
+    /// # Panics
+    ///
+    /// When the name is taken, or the number of values is not the product of `dims`.
+    pub fn add(&mut self, name: impl Into<String>, dims: &[usize], values: Vec<f32>) -> Slot {
+        let name = name.into();
+        let ty = Type::f32(dims);
+        assert_eq!(
+            ty.len(),
+            values.len(),
+            "`{name}` has as many values as its shape {dims:?} says"
+        );
+        let slot = Slot(u32::try_from(self.tensors.len()).expect("a store has few tensors"));
+        assert!(
+            self.by_name.insert(name.clone(), slot).is_none(),
+            "`{name}` is in the store once"
+        );
+        self.tensors.push((name, ty, values));
+        slot
+    }
+
+    /// Adds a tensor of zeros.
+    ///
+    /// # Panics
+    ///
+    /// When the name is taken.
+    pub fn zeros(&mut self, name: impl Into<String>, dims: &[usize]) -> Slot {
+        self.add(name, dims, vec![0.0; dims.iter().product()])
+    }
+
+    /// The tensor of a name.
+    pub fn slot(&self, name: &str) -> Option<Slot> {
+        self.by_name.get(name).copied()
+    }
+
+    /// All tensors, in the order in which they were added.
+    pub fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
+        (0..u32::try_from(self.tensors.len()).expect("a store has few tensors")).map(Slot)
+    }
+
+    /// Name of a tensor.
+    pub fn name(&self, slot: Slot) -> &str {
+        &self.tensors[slot.0 as usize].0
+    }
+
+    /// Type of a tensor.
+    pub fn ty(&self, slot: Slot) -> &Type {
+        &self.tensors[slot.0 as usize].1
+    }
+
+    /// Values of a tensor.
+    pub fn get(&self, slot: Slot) -> &[f32] {
+        &self.tensors[slot.0 as usize].2
+    }
+
+    /// Values of a tensor, to be changed.
+    pub fn get_mut(&mut self, slot: Slot) -> &mut [f32] {
+        &mut self.tensors[slot.0 as usize].2
+    }
+
+    /// Bytes of all tensors.
+    pub fn bytes(&self) -> usize {
+        self.tensors.iter().map(|(_, ty, _)| ty.bytes()).sum()
+    }
+}

@@ -1,0 +1,106 @@
+//! What flows between ops: a value has a number, a type, and a home.
+
+use std::fmt;
+
+/// One result of a program, or something given to it. Cheap to copy; means nothing to another [`Builder`].
+///
+/// [`Builder`]: crate::Builder
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Value(pub(crate) u32);
+
+impl Value {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Element types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DType {
+    /// 32-bit floats.
+    F32,
+    /// Upper halves of 32-bit floats.
+    Bf16,
+    /// Token ids.
+    U32,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 | Self::U32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+/// Element type and dimensions, row-major. `[]` is a scalar.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Type {
+    /// Element type.
+    pub dtype: DType,
+    /// Dimensions, slowest first.
+    pub dims: Vec<usize>,
+}
+
+impl Type {
+    /// An f32 tensor.
+    pub fn f32(dims: &[usize]) -> Self {
+        Self {
+            dtype: DType::F32,
+            dims: dims.to_vec(),
+        }
+    }
+
+    /// A tensor of token ids.
+    pub fn u32(dims: &[usize]) -> Self {
+        Self {
+            dtype: DType::U32,
+            dims: dims.to_vec(),
+        }
+    }
+
+    /// An f32 scalar.
+    pub fn scalar() -> Self {
+        Self::f32(&[])
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Size in memory.
+    pub fn bytes(&self) -> usize {
+        self.len() * self.dtype.bytes()
+    }
+
+    /// Last dimension; 1 for a scalar.
+    pub fn columns(&self) -> usize {
+        self.dims.last().copied().unwrap_or(1)
+    }
+
+    /// Product of all dimensions but the last.
+    pub fn rows(&self) -> usize {
+        self.dims
+            .split_last()
+            .map_or(1, |(_, rows)| rows.iter().product())
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.dtype {
+            DType::F32 => "f32",
+            DType::Bf16 => "bf16",
+            DType::U32 => "u32",
+        };
+        write!(f, "{name} {:?}", self.dims)
+    }
+}
