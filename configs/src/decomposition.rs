@@ -1,0 +1,115 @@
+//! `[decomposition]` and `[importance]`: which matrices are taken apart, and what rates their parts.
+
+use crate::{
+    kinds::{Flag, OneOf, Size, Text, Widths},
+    pattern::{is_literal, pattern_matches},
+    reader::Table,
+    run::{Decomposition, Importance, ImportanceKind, Sampling, Sigmoid, SitePattern},
+    target::{Architecture, Facts},
+};
+
+pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Decomposition> {
+    let mut patterns = Vec::new();
+    let sites = table.rows("sites", |site| read_site(site, &mut patterns));
+    let delta = table.or("delta", Flag, true);
+    let is_tms = matches!(target.architecture, Some(Architecture::Tms));
+    let pair = sites
+        .as_deref()
+        .map(|sites| ["linear1", "linear2"].map(|path| components(sites, path)));
+    let tied = table.or(
+        "tied",
+        Flag,
+        is_tms && matches!(pair, Some([Some(a), Some(b)]) if a == b),
+    );
+    if tied == Some(true) {
+        match (target.architecture, pair) {
+            (Some(Architecture::Gpt2), _) => {
+                table.refuse("tied", "expected false for a gpt2 target, found true")
+            }
+            (_, Some([Some(one), Some(two)])) if one != two => table.refuse(
+                "tied",
+                format!("expected linear1 and linear2 of equal C, found {one} and {two}"),
+            ),
+            (_, Some([None, _] | [_, None])) => table.refuse(
+                "tied",
+                "expected linear1 and linear2 among the sites, found one or none",
+            ),
+            _ => Some(()),
+        };
+    }
+    Some(Decomposition {
+        sites: sites?,
+        delta: delta?,
+        tied: tied?,
+    })
+}
+
+fn read_site(table: &mut Table<'_>, patterns: &mut Vec<String>) -> Option<SitePattern> {
+    let pattern = table.need("pattern", Text::ANY);
+    let components = table.need("C", Size::at_least(1));
+    if let Some(pattern) = &pattern {
+        if patterns.contains(pattern) {
+            table.refuse::<()>(
+                "pattern",
+                format!("found {pattern:?} twice; a site has one C"),
+            );
+        }
+        patterns.push(pattern.clone());
+    }
+    Some(SitePattern {
+        pattern: pattern?,
+        components: components?,
+    })
+}
+
+/// Components of the site at `path`, as far as the file alone can say.
+fn components(sites: &[SitePattern], path: &str) -> Option<usize> {
+    let site = sites
+        .iter()
+        .find(|site| pattern_matches(&site.pattern, path))?;
+    Some(site.components)
+}
+
+/// The sites that a pattern written elsewhere surely means, whatever the modules of the target are.
+pub(crate) fn surely_meant<'s>(
+    sites: &'s [SitePattern],
+    pattern: &'s str,
+) -> impl Iterator<Item = &'s SitePattern> {
+    sites.iter().filter(move |site| {
+        site.pattern == pattern
+            || is_literal(&site.pattern) && pattern_matches(pattern, &site.pattern)
+            || is_literal(pattern) && pattern_matches(&site.pattern, pattern)
+    })
+}
+
+const KINDS: OneOf<ImportanceKind> = OneOf(&[
+    ("mlp", ImportanceKind::Mlp),
+    ("vector_mlp", ImportanceKind::VectorMlp),
+    ("shared_mlp", ImportanceKind::SharedMlp),
+]);
+
+const SIGMOIDS: OneOf<Sigmoid> = OneOf(&[
+    ("leaky_hard", Sigmoid::LeakyHard),
+    ("normal", Sigmoid::Normal),
+    ("hard", Sigmoid::Hard),
+    ("upper_leaky_hard", Sigmoid::UpperLeakyHard),
+    ("swish_hard", Sigmoid::SwishHard),
+]);
+
+const SAMPLINGS: OneOf<Sampling> = OneOf(&[
+    ("continuous", Sampling::Continuous),
+    ("binomial", Sampling::Binomial),
+]);
+
+pub(crate) fn read_importance(table: &mut Table<'_>) -> Option<Importance> {
+    let kind = table.need("kind", KINDS);
+    let hidden = table.need("hidden", Widths);
+    let sigmoid = table.or("sigmoid", SIGMOIDS, Sigmoid::LeakyHard);
+    let sampling = table.or("sampling", SAMPLINGS, Sampling::Continuous);
+    Some(Importance {
+        kind: kind?,
+        hidden: hidden?,
+        sigmoid: sigmoid?,
+        sampling: sampling?,
+    })
+}

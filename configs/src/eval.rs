@@ -1,0 +1,121 @@
+//! `[eval]`: what is measured on held-out batches, and the solutions that are known.
+
+use serde::Serialize;
+
+use crate::{
+    decomposition::surely_meant,
+    kinds::{Number, Size, Text, Whole},
+    pattern::is_literal,
+    reader::Table,
+    run::{Decomposition, Eval, KnownImportance, KnownSolution, Train},
+    target::{Architecture, Facts},
+};
+
+pub(crate) fn read(
+    table: &mut Table<'_>,
+    target: &Facts,
+    decomposition: Option<&Decomposition>,
+    train: Option<&Train>,
+) -> Option<Eval> {
+    let tenth = train.map_or(0, |train| (train.steps + 5) / 10);
+    let every = table.or("every", Whole::at_least(0), tenth);
+    let batches = table.or("batches", Whole::at_least(1), 10);
+    let train_rows = train.map_or(1, |train| train.batch_size);
+    let batch_size = table.or("batch_size", Size::at_least(1), train_rows);
+    let alive_threshold = table.or("alive_threshold", Number::FRACTION, 0.0);
+    let rounding_threshold = table.or("rounding_threshold", Number::FRACTION, 0.0);
+    let known = table.rows_or_none("known", |known| read_known(known, decomposition));
+    if let (Some(Architecture::Gpt2), Some([_, ..])) = (target.architecture, known.as_deref()) {
+        table.refuse::<()>(
+            "known",
+            "expected a tms target, whose features are known, found gpt2",
+        );
+    }
+    Some(Eval {
+        every: every?,
+        batches: batches?,
+        batch_size: batch_size?,
+        alive_threshold: alive_threshold?,
+        rounding_threshold: rounding_threshold?,
+        known: known?,
+    })
+}
+
+fn read_known(
+    table: &mut Table<'_>,
+    decomposition: Option<&Decomposition>,
+) -> Option<KnownImportance> {
+    let pattern = table.need("pattern", Text::ANY);
+    let identity = table.maybe("identity", Size::at_least(1));
+    let dense = table.maybe("dense", Size::at_least(1));
+    let solution = match (table.has("identity"), table.has("dense")) {
+        (true, false) => identity?.map(|n| KnownSolution::Identity { n }),
+        (false, true) => dense?.map(|k| KnownSolution::Dense { k }),
+        (true, true) => table.refuse("dense", "expected either `identity` or `dense`, found both"),
+        (false, false) => {
+            table.refuse_table("expected `identity = FEATURES` or `dense = COLUMNS`, found neither")
+        }
+    };
+    let known = KnownImportance {
+        pattern: pattern?,
+        solution: solution?,
+    };
+    if let Some(decomposition) = decomposition {
+        check_known(table, &known, decomposition);
+    }
+    Some(known)
+}
+
+/// A solution cannot use more components than its site has, nor be one of no site.
+fn check_known(table: &mut Table<'_>, known: &KnownImportance, decomposition: &Decomposition) {
+    let (key, in_use) = match known.solution {
+        KnownSolution::Identity { n } => ("identity", n),
+        KnownSolution::Dense { k } => ("dense", k),
+    };
+    let sites = &decomposition.sites;
+    let mut meant = surely_meant(sites, &known.pattern).peekable();
+    if meant.peek().is_none() && sites.iter().all(|site| is_literal(&site.pattern)) {
+        let sites: Vec<_> = sites
+            .iter()
+            .map(|site| format!("{:?}", site.pattern))
+            .collect();
+        let message = format!(
+            "expected one of the sites {}, found {:?}",
+            sites.join(", "),
+            known.pattern
+        );
+        table.refuse::<()>("pattern", message);
+    }
+    if let Some(site) = meant.find(|site| site.components < in_use) {
+        let message = format!(
+            "expected at most C = {} of {:?}, found {in_use}",
+            site.components, site.pattern
+        );
+        table.refuse::<()>(key, message);
+    }
+}
+
+/// A row of `known` as it is written.
+#[derive(Serialize)]
+pub(crate) struct KnownRow {
+    pattern: String,
+    identity: Option<usize>,
+    dense: Option<usize>,
+}
+
+impl From<KnownImportance> for KnownRow {
+    fn from(KnownImportance { pattern, solution }: KnownImportance) -> Self {
+        match solution {
+            KnownSolution::Identity { n } => Self {
+                pattern,
+                identity: Some(n),
+                dense: None,
+            },
+            KnownSolution::Dense { k } => Self {
+                pattern,
+                identity: None,
+                dense: Some(k),
+            },
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! What a key may hold: how its value is read, and how a wrong one is answered.
+
+use std::path::PathBuf;
+
+use toml::de::DeValue;
+
+/// A kind of value.
+pub(crate) trait Kind {
+    /// What a key of this kind becomes.
+    type Value;
+
+    /// How the kind is asked for, as in "expected ...".
+    fn expected(&self) -> String;
+
+    /// The value, or what was expected instead.
+    fn read(&self, value: &DeValue<'_>) -> Result<Self::Value, String>;
+}
+
+/// A whole number from `least` to `most`.
+pub(crate) struct Whole {
+    least: u64,
+    most: u64,
+}
+
+impl Whole {
+    /// Counts of steps: they key 32-bit counters of the random draws.
+    pub(crate) const fn at_least(least: u64) -> Self {
+        Self {
+            least,
+            most: u32::MAX as u64,
+        }
+    }
+
+    /// Any that TOML can say.
+    pub(crate) const ANY: Self = Self {
+        least: 0,
+        most: i64::MAX as u64,
+    };
+}
+
+impl Kind for Whole {
+    type Value = u64;
+
+    fn expected(&self) -> String {
+        match self.least {
+            0 => "a whole number".to_owned(),
+            least => format!("a whole number of at least {least}"),
+        }
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<u64, String> {
+        let DeValue::Integer(digits) = value else {
+            return Err(self.expected());
+        };
+        let number = i128::from_str_radix(digits.as_str(), digits.radix()).unwrap_or(i128::MAX);
+        if number > i128::from(self.most) {
+            return Err(format!("a whole number of at most {}", self.most));
+        }
+        match u64::try_from(number) {
+            Ok(number) if number >= self.least => Ok(number),
+            _ => Err(self.expected()),
+        }
+    }
+}
+
+/// The length of something in memory, from `least` to [`Size::MOST`].
+pub(crate) struct Size {
+    least: usize,
+}
+
+impl Size {
+    /// No tensor has an axis longer than this.
+    pub(crate) const MOST: usize = u32::MAX as usize;
+
+    pub(crate) const fn at_least(least: usize) -> Self {
+        Self { least }
+    }
+}
+
+impl Kind for Size {
+    type Value = usize;
+
+    fn expected(&self) -> String {
+        Whole::at_least(self.least as u64).expected()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<usize, String> {
+        let number = Whole::at_least(self.least as u64).read(value)?;
+        usize::try_from(number).map_err(|_| self.expected())
+    }
+}
+
+/// A finite number of which something holds.
+pub(crate) struct Number {
+    expected: &'static str,
+    holds: fn(f64) -> bool,
+}
+
+impl Number {
+    pub(crate) const FINITE: Self = Self {
+        expected: "a finite number",
+        holds: |_| true,
+    };
+    pub(crate) const POSITIVE: Self = Self {
+        expected: "a number above 0",
+        holds: |x| x > 0.0,
+    };
+    pub(crate) const NOT_NEGATIVE: Self = Self {
+        expected: "a number of at least 0",
+        holds: |x| x >= 0.0,
+    };
+    pub(crate) const FRACTION: Self = Self {
+        expected: "a number in [0, 1]",
+        holds: |x| (0.0..=1.0).contains(&x),
+    };
+    pub(crate) const PROBABILITY: Self = Self {
+        expected: "a number in (0, 1]",
+        holds: |x| x > 0.0 && x <= 1.0,
+    };
+    pub(crate) const DECAY: Self = Self {
+        expected: "a number in [0, 1)",
+        holds: |x| (0.0..1.0).contains(&x),
+    };
+    pub(crate) const LEARNING_RATE: Self = Self {
+        expected: "a number of at least 0, or a table such as { start = 1e-3, shape = \"cosine\" }",
+        holds: |x| x >= 0.0,
+    };
+}
+
+impl Kind for Number {
+    type Value = f64;
+
+    fn expected(&self) -> String {
+        self.expected.to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<f64, String> {
+        finite(value)
+            .filter(|number| (self.holds)(*number))
+            .ok_or_else(|| self.expected())
+    }
+}
+
+/// The finite number that a whole number or a decimal means.
+fn finite(value: &DeValue<'_>) -> Option<f64> {
+    let number = match value {
+        DeValue::Float(float) => float.as_str().parse().ok()?,
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a decimal rounds in the same way"
+        )]
+        DeValue::Integer(digits) => {
+            i64::from_str_radix(digits.as_str(), digits.radix()).ok()? as f64
+        }
+        _ => return None,
+    };
+    f64::is_finite(number).then_some(number)
+}
+
+/// The largest norm of a gradient; `false` does not clip.
+pub(crate) struct Clip;
+
+impl Kind for Clip {
+    type Value = Option<f64>;
+
+    fn expected(&self) -> String {
+        "a number above 0, or false".to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<Option<f64>, String> {
+        match value {
+            DeValue::Boolean(false) => Ok(None),
+            _ => Number::POSITIVE
+                .read(value)
+                .map(Some)
+                .map_err(|_| self.expected()),
+        }
+    }
+}
+
+/// `true` or `false`.
+pub(crate) struct Flag;
+
+impl Kind for Flag {
+    type Value = bool;
+
+    fn expected(&self) -> String {
+        "true or false".to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<bool, String> {
+        value.as_bool().ok_or_else(|| self.expected())
+    }
+}
+
+/// A string of which something holds.
+pub(crate) struct Text {
+    expected: &'static str,
+    holds: fn(&str) -> bool,
+}
+
+impl Text {
+    pub(crate) const ANY: Self = Self {
+        expected: "a string that is not empty",
+        holds: |text| !text.is_empty(),
+    };
+    /// It becomes the name of a directory.
+    pub(crate) const RUN_NAME: Self = Self {
+        expected: "a string of letters, digits, `.`, `_` and `-` that starts with a letter or a digit",
+        holds: |text| {
+            text.starts_with(|first: char| first.is_ascii_alphanumeric())
+                && text
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+        },
+    };
+}
+
+impl Kind for Text {
+    type Value = String;
+
+    fn expected(&self) -> String {
+        self.expected.to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<String, String> {
+        let text = value.as_str().filter(|text| (self.holds)(text));
+        text.map(str::to_owned).ok_or_else(|| self.expected())
+    }
+}
+
+/// A path, kept as it is written.
+pub(crate) struct Location;
+
+impl Kind for Location {
+    type Value = PathBuf;
+
+    fn expected(&self) -> String {
+        "a path".to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<PathBuf, String> {
+        Text::ANY
+            .read(value)
+            .map(PathBuf::from)
+            .map_err(|_| self.expected())
+    }
+}
+
+/// One of several words.
+pub(crate) struct OneOf<T: 'static>(pub(crate) &'static [(&'static str, T)]);
+
+impl<T: PartialEq> OneOf<T> {
+    /// The word for `choice`; empty when there is none.
+    pub(crate) fn word(&self, choice: T) -> &'static str {
+        self.0
+            .iter()
+            .find(|(_, other)| *other == choice)
+            .map_or("", |(word, _)| word)
+    }
+}
+
+impl<T: Copy> Kind for OneOf<T> {
+    type Value = T;
+
+    fn expected(&self) -> String {
+        let words: Vec<_> = self
+            .0
+            .iter()
+            .map(|(word, _)| format!("\"{word}\""))
+            .collect();
+        match words.split_last() {
+            Some((last, [])) => last.clone(),
+            Some((last, others)) => format!("{} or {last}", others.join(", ")),
+            None => "nothing".to_owned(),
+        }
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<T, String> {
+        let choice = self.0.iter().find(|(word, _)| value.as_str() == Some(word));
+        choice
+            .map(|(_, choice)| *choice)
+            .ok_or_else(|| self.expected())
+    }
+}
+
+/// Widths of layers, at least one.
+pub(crate) struct Widths;
+
+impl Kind for Widths {
+    type Value = Vec<usize>;
+
+    fn expected(&self) -> String {
+        "a list of widths of at least 1, such as [16]".to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<Vec<usize>, String> {
+        let widths = value.as_array().filter(|widths| !widths.is_empty());
+        let read = |width| Size::at_least(1).read(width).ok();
+        widths
+            .and_then(|widths| widths.iter().map(|width| read(width.get_ref())).collect())
+            .ok_or_else(|| self.expected())
+    }
+}
+
+/// A value as a message names it, in one line.
+pub(crate) fn found(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::String(text) if text.chars().count() > 60 => {
+            format!("a string of {} characters", text.chars().count())
+        }
+        DeValue::String(text) => format!("the string {text:?}"),
+        DeValue::Integer(number) => number.to_string(),
+        DeValue::Float(number) => number.to_string(),
+        DeValue::Boolean(flag) => flag.to_string(),
+        DeValue::Datetime(_) => "a date".to_owned(),
+        DeValue::Array(items) if items.len() <= 8 => {
+            let items: Vec<_> = items.iter().map(|item| found(item.get_ref())).collect();
+            format!("[{}]", items.join(", "))
+        }
+        DeValue::Array(items) => format!("a list of {}", items.len()),
+        DeValue::Table(_) => "a table".to_owned(),
+    }
+}

@@ -1,0 +1,34 @@
+//! The contract: what a run is.
+//!
+//! A run is one TOML file. [`Run::load`] reads it with positions, fills in every default and checks
+//! the whole; it returns a [`Run`], plain values that nobody needs to check again, or [`Faults`], all
+//! that is wrong at once. [`Run::to_toml`] writes the resolved run, which is a run file again.
+//!
+//! ```text
+//! file + overrides -> tables with positions -> reader, a module a table -> Run -> to_toml, differences
+//! ```
+//!
+//! A key is named in one way everywhere, in faults, overrides and differences: dotted, rows of a list
+//! numbered from 0, as in `loss.0.coeff`.
+
+mod data;
+mod decomposition;
+mod eval;
+mod faults;
+mod kinds;
+mod load;
+mod locate;
+mod losses;
+mod overrides;
+mod pattern;
+mod reader;
+mod resolved;
+mod run;
+mod schedule;
+mod target;
+mod train;
+
+pub use faults::{Fault, Faults, Place};
+pub use locate::locate;
+pub use pattern::pattern_matches;
+pub use run::*;

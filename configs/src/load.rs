@@ -1,0 +1,136 @@
+//! From the text of a run file to a run: parsed, overridden, read table by table, checked as a whole.
+
+use std::{fs, path::Path};
+
+use toml::de::DeTable;
+
+use crate::{
+    Faults, Place, Run, data, decomposition, eval,
+    faults::{Note, Source, line_and_column},
+    kinds::{OneOf, Size, Text, Whole},
+    losses, overrides,
+    reader::{Table, read_file},
+    run::{Checkpoint, Log, Precision},
+    target::{self, Facts},
+    train,
+};
+
+impl Run {
+    /// Reads the run file at `path`, with `KEY=VALUE` overrides in their order: `train.steps=100`,
+    /// `loss.0.coeff=0.1`.
+    ///
+    /// # Errors
+    ///
+    /// Every fault of the file and the overrides at once: keys that are unknown, missing, of the wrong
+    /// type or out of range, and those that do not go together. When the file is not TOML, only that.
+    pub fn load(path: &Path, overrides: &[String]) -> Result<Self, Faults> {
+        let bytes = fs::read(path).map_err(|error| {
+            let message = match error.kind() {
+                std::io::ErrorKind::NotFound => "no such run file".to_owned(),
+                _ => format!("cannot be read: {error}"),
+            };
+            Faults::one(Place::File(path.to_owned()), message)
+        })?;
+        let text = std::str::from_utf8(&bytes).map_err(|error| {
+            let before = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
+            let (line, column) = line_and_column(&before);
+            let place = Place::At {
+                file: path.to_owned(),
+                line,
+                column,
+            };
+            Faults::one(place, "expected UTF-8, found other bytes")
+        })?;
+        Self::parse(&Source {
+            file: path,
+            text,
+            overrides,
+        })
+    }
+
+    /// Reads what [`Run::to_toml`] wrote: `from_resolved(&run.to_toml()) == run`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Run::load`]; the file is called `resolved run`.
+    pub fn from_resolved(text: &str) -> Result<Self, Faults> {
+        Self::parse(&Source {
+            file: Path::new("resolved run"),
+            text,
+            overrides: &[],
+        })
+    }
+
+    fn parse(source: &Source<'_>) -> Result<Self, Faults> {
+        let (file, errors) = DeTable::parse_recoverable(source.text);
+        if !errors.is_empty() {
+            let note = |error: toml::de::Error| Note {
+                offset: error.span().map_or(0, |span| span.start),
+                message: format!(
+                    "not TOML: {}",
+                    error.message().replace(char::is_control, " ")
+                ),
+            };
+            return Err(source.faults(errors.into_iter().map(note).collect()));
+        }
+        let (file, mut notes) = overrides::apply(source, file.into_inner());
+        match read_file(&file, read) {
+            Ok(run) if notes.is_empty() => Ok(run),
+            Ok(_) => Err(source.faults(notes)),
+            Err(more) => {
+                notes.extend(more);
+                Err(source.faults(notes))
+            }
+        }
+    }
+}
+
+const PRECISIONS: OneOf<Precision> = OneOf(&[("f32", Precision::F32), ("bf16", Precision::Bf16)]);
+
+/// The tables in the order of a run file; each is checked against those before it.
+fn read(file: &mut Table<'_>) -> Option<Run> {
+    let name = file.need("name", Text::RUN_NAME);
+    let seed = file.or("seed", Whole::ANY, 0);
+    let precision = file.or("precision", PRECISIONS, Precision::F32);
+
+    let mut facts = Facts::default();
+    let target = file.table("target", |table| target::read(table, &mut facts));
+    let data = file.table("data", |table| data::read(table, &facts));
+    let decomposition = file.table("decomposition", |table| decomposition::read(table, &facts));
+    let importance = file.table("importance", decomposition::read_importance);
+    let mut seen = Vec::new();
+    let losses = file.rows("loss", |table| losses::read(table, &mut seen));
+    let train = file.table("train", |table| {
+        train::read(table, &facts, losses.as_deref())
+    });
+    let eval = file.table_or_empty("eval", |table| {
+        eval::read(table, &facts, decomposition.as_ref(), train.as_ref())
+    });
+    let checkpoint = file.table_or_empty("checkpoint", |table| {
+        let every = table.or("every", Whole::at_least(1), 1000);
+        let keep = table.or("keep", Size::at_least(1), 2);
+        Some(Checkpoint {
+            every: every?,
+            keep: keep?,
+        })
+    });
+    let log = file.table_or_empty("log", |table| {
+        let every = table.or("every", Whole::at_least(1), 100)?;
+        Some(Log { every })
+    });
+
+    Some(Run {
+        name: name?,
+        seed: seed?,
+        precision: precision?,
+        target: target?,
+        data: data?,
+        decomposition: decomposition?,
+        importance: importance?,
+        losses: losses?,
+        train: train?,
+        eval: eval?,
+        checkpoint: checkpoint?,
+        log: log?,
+    })
+}

@@ -1,0 +1,131 @@
+//! `KEY=VALUE` after the file: one key of a run said anew, for this time only.
+
+use std::borrow::Cow;
+
+use toml::{
+    Spanned,
+    de::{DeArray, DeTable, DeValue},
+};
+
+use crate::{
+    faults::{Note, Source},
+    kinds::found,
+};
+
+/// Puts the overrides of `source` into the table of its file, and notes those that have no place there.
+///
+/// A key is dotted, rows of a list are numbered from 0: `train.steps=5`, `loss.0.coeff=0.1`. A value
+/// is TOML or, where it is not, a string. Tables on the way are made; whether their keys are known is
+/// for the reader to say.
+pub(crate) fn apply<'s>(source: &Source<'s>, file: DeTable<'s>) -> (DeTable<'s>, Vec<Note>) {
+    let mut root = Spanned::new(0..0, DeValue::Table(file));
+    let mut notes = Vec::new();
+    for (offset, key, value) in source.overrides() {
+        let steps: Vec<_> = key.split('.').collect();
+        let put = match value {
+            Some(value) if steps.iter().all(|step| !step.is_empty()) => Override {
+                key,
+                value: parse(value, offset),
+                offset,
+            }
+            .put(&mut root, &steps),
+            _ => Err("expected KEY=VALUE, such as train.steps=100".to_owned()),
+        };
+        notes.extend(put.err().map(|message| Note { offset, message }));
+    }
+    match root.into_inner() {
+        DeValue::Table(file) => (file, notes),
+        _ => (DeTable::new(), notes),
+    }
+}
+
+struct Override<'s> {
+    key: &'s str,
+    value: DeValue<'s>,
+    offset: usize,
+}
+
+impl<'s> Override<'s> {
+    /// Walks down `steps` from `at`, and leaves the value there.
+    fn put(self, at: &mut Spanned<DeValue<'s>>, steps: &[&'s str]) -> Result<(), String> {
+        let Some((step, below)) = steps.split_first() else {
+            *at = self.here(self.value.clone());
+            return Ok(());
+        };
+        match at.get_mut() {
+            DeValue::Table(table) => {
+                if below.is_empty() {
+                    // A map keeps its old key, and with it the place where it was said first.
+                    table.remove(*step);
+                }
+                let child = table
+                    .entry(self.here(Cow::Borrowed(*step)))
+                    .or_insert(self.here(DeValue::Table(DeTable::new())));
+                self.put(child, below)
+            }
+            DeValue::Array(rows) => {
+                let count = rows.len();
+                let row = step
+                    .parse()
+                    .ok()
+                    .and_then(|index: usize| rows.get_mut(index));
+                match row {
+                    Some(row) => self.put(row, below),
+                    None => Err(format!(
+                        "`{}` has {count} row{}, numbered from 0; found no `{}`",
+                        self.above(steps),
+                        if count == 1 { "" } else { "s" },
+                        step.escape_debug()
+                    )),
+                }
+            }
+            other => Err(format!(
+                "`{}` is {}, which has no key `{}`",
+                self.above(steps),
+                found(other),
+                step.escape_debug()
+            )),
+        }
+    }
+
+    fn here<T>(&self, value: T) -> Spanned<T> {
+        Spanned::new(self.offset..self.offset, value)
+    }
+
+    /// The part of the key that is above `steps`.
+    fn above(&self, steps: &[&str]) -> String {
+        let all: Vec<_> = self.key.split('.').collect();
+        all[..all.len() - steps.len()]
+            .join(".")
+            .escape_debug()
+            .to_string()
+    }
+}
+
+fn parse(text: &str, offset: usize) -> DeValue<'_> {
+    match DeValue::parse(text) {
+        Ok(value) => move_to(value.into_inner(), offset),
+        Err(_) => DeValue::String(Cow::Borrowed(text)),
+    }
+}
+
+/// The value with everything inside it placed at `offset`.
+fn move_to(value: DeValue<'_>, offset: usize) -> DeValue<'_> {
+    let moved =
+        |value: Spanned<_>| Spanned::new(offset..offset, move_to(value.into_inner(), offset));
+    match value {
+        DeValue::Array(items) => {
+            DeValue::Array(items.into_iter().map(moved).collect::<DeArray<'_>>())
+        }
+        DeValue::Table(table) => {
+            let key = |key: Spanned<_>| Spanned::new(offset..offset, key.into_inner());
+            DeValue::Table(
+                table
+                    .into_iter()
+                    .map(|(k, value)| (key(k), moved(value)))
+                    .collect(),
+            )
+        }
+        scalar => scalar,
+    }
+}

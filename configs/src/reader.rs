@@ -1,0 +1,375 @@
+//! One table of a file: keys are taken by name, faults are collected, and what nobody took is unknown.
+
+use std::collections::BTreeMap;
+
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use crate::{
+    faults::{Note, about},
+    kinds::{Kind, found},
+};
+
+/// A table being read. Wherever a method returns `None`, it has noted a fault.
+pub(crate) struct Table<'t> {
+    /// Dotted, as in an override: `target.train`, `loss.0`; empty for the file itself.
+    path: String,
+    offset: usize,
+    entries: BTreeMap<&'t str, Entry<'t>>,
+    asked: Vec<&'static str>,
+    missing: Vec<Missing>,
+    notes: Vec<Note>,
+    keys_known: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Entry<'t> {
+    offset: usize,
+    value: &'t Spanned<DeValue<'t>>,
+}
+
+struct Missing {
+    key: &'static str,
+    message: String,
+}
+
+/// Reads a whole file; `Err` holds every fault, in no order.
+pub(crate) fn read_file<T>(
+    file: &DeTable<'_>,
+    read: impl FnOnce(&mut Table<'_>) -> Option<T>,
+) -> Result<T, Vec<Note>> {
+    let mut table = Table::new(String::new(), 0, Some(file));
+    let value = read(&mut table);
+    let notes = table.finish();
+    match value {
+        Some(value) if notes.is_empty() => Ok(value),
+        _ => Err(notes),
+    }
+}
+
+impl<'t> Table<'t> {
+    fn new(path: String, offset: usize, table: Option<&'t DeTable<'t>>) -> Self {
+        let entries = table
+            .into_iter()
+            .flat_map(DeTable::iter)
+            .map(|(key, value)| {
+                (
+                    &**key.get_ref(),
+                    Entry {
+                        offset: key.span().start,
+                        value,
+                    },
+                )
+            });
+        Self {
+            path,
+            offset,
+            entries: entries.collect(),
+            asked: Vec::new(),
+            missing: Vec::new(),
+            notes: Vec::new(),
+            keys_known: true,
+        }
+    }
+
+    /// The value of a key that must be there.
+    pub(crate) fn need<K: Kind>(&mut self, key: &'static str, kind: K) -> Option<K::Value> {
+        match self.take(key) {
+            Some(entry) => self.read(key, entry, &kind),
+            None => self.lack(key, &kind.expected()),
+        }
+    }
+
+    /// The value of a key that may be left out.
+    pub(crate) fn or<K: Kind>(
+        &mut self,
+        key: &'static str,
+        kind: K,
+        default: K::Value,
+    ) -> Option<K::Value> {
+        match self.take(key) {
+            Some(entry) => self.read(key, entry, &kind),
+            None => Some(default),
+        }
+    }
+
+    /// The value of a key that has no default, `Some(None)` where it is left out.
+    pub(crate) fn maybe<K: Kind>(
+        &mut self,
+        key: &'static str,
+        kind: K,
+    ) -> Option<Option<K::Value>> {
+        match self.take(key) {
+            Some(entry) => self.read(key, entry, &kind).map(Some),
+            None => Some(None),
+        }
+    }
+
+    /// A word that decides which other keys there are. Without it, no key of the table is called
+    /// unknown.
+    pub(crate) fn need_kind<K: Kind>(&mut self, key: &'static str, kind: K) -> Option<K::Value> {
+        let word = self.need(key, kind);
+        self.keys_known &= word.is_some();
+        word
+    }
+
+    /// A table that must be there.
+    pub(crate) fn table<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnOnce(&mut Table<'t>) -> Option<T>,
+    ) -> Option<T> {
+        match self.take(key) {
+            Some(entry) => self.read_table(key, entry, read),
+            None => {
+                let message = format!("missing table [{}]", self.child(key));
+                self.missing.push(Missing { key, message });
+                None
+            }
+        }
+    }
+
+    /// A table whose keys all have defaults: left out, it is read as an empty one.
+    pub(crate) fn table_or_empty<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnOnce(&mut Table<'t>) -> Option<T>,
+    ) -> Option<T> {
+        match self.take(key) {
+            Some(entry) => self.read_table(key, entry, read),
+            None => self.enter(Table::new(self.child(key), self.offset, None), read),
+        }
+    }
+
+    /// A table that has no default, `Some(None)` where it is left out.
+    pub(crate) fn maybe_table<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnOnce(&mut Table<'t>) -> Option<T>,
+    ) -> Option<Option<T>> {
+        match self.take(key) {
+            Some(entry) => self.read_table(key, entry, read).map(Some),
+            None => Some(None),
+        }
+    }
+
+    /// A list of at least one table.
+    pub(crate) fn rows<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnMut(&mut Table<'t>) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        let Some(entry) = self.take(key) else {
+            return self.lack(key, &self.list(key));
+        };
+        let rows = self.read_rows(key, entry, read)?;
+        if rows.is_empty() {
+            return self.refuse(key, "expected at least one table, found []");
+        }
+        Some(rows)
+    }
+
+    /// A list of tables, empty where it is left out.
+    pub(crate) fn rows_or_none<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnMut(&mut Table<'t>) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        match self.take(key) {
+            Some(entry) => self.read_rows(key, entry, read),
+            None => Some(Vec::new()),
+        }
+    }
+
+    /// Whether the key is there, whatever it holds.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    /// Whether the key is there and holds a table.
+    pub(crate) fn has_table(&self, key: &str) -> bool {
+        self.entries
+            .get(key)
+            .is_some_and(|entry| entry.value.get_ref().is_table())
+    }
+
+    /// Notes a fault of a key, at the key or, where it is left out, at the table.
+    pub(crate) fn refuse<T>(&mut self, key: &str, message: impl AsRef<str>) -> Option<T> {
+        let offset = self
+            .entries
+            .get(key)
+            .map_or(self.offset, |entry| entry.offset);
+        let message = about(&self.path, key) + message.as_ref();
+        self.notes.push(Note { offset, message });
+        None
+    }
+
+    /// Notes a fault of the table as a whole.
+    pub(crate) fn refuse_table<T>(&mut self, message: impl AsRef<str>) -> Option<T> {
+        let message = format!("[{}]: {}", self.path, message.as_ref());
+        self.notes.push(Note {
+            offset: self.offset,
+            message,
+        });
+        None
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<Entry<'t>> {
+        self.asked.push(key);
+        self.entries.get(key).copied()
+    }
+
+    fn read<K: Kind>(&mut self, key: &str, entry: Entry<'t>, kind: &K) -> Option<K::Value> {
+        let value = entry.value.get_ref();
+        match kind.read(value) {
+            Ok(value) => Some(value),
+            Err(expected) => self.unexpected(key, &expected, value),
+        }
+    }
+
+    fn read_table<T>(
+        &mut self,
+        key: &str,
+        entry: Entry<'t>,
+        read: impl FnOnce(&mut Table<'t>) -> Option<T>,
+    ) -> Option<T> {
+        match entry.value.get_ref() {
+            DeValue::Table(table) => {
+                let offset = entry.value.span().start;
+                self.enter(Table::new(self.child(key), offset, Some(table)), read)
+            }
+            other => self.unexpected(key, "a table", other),
+        }
+    }
+
+    fn read_rows<T>(
+        &mut self,
+        key: &str,
+        entry: Entry<'t>,
+        mut read: impl FnMut(&mut Table<'t>) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        let DeValue::Array(rows) = entry.value.get_ref() else {
+            return self.unexpected(key, &self.list(key), entry.value.get_ref());
+        };
+        let mut values = Vec::new();
+        for (index, row) in rows.iter().enumerate() {
+            let DeValue::Table(table) = row.get_ref() else {
+                return self.unexpected(key, &self.list(key), entry.value.get_ref());
+            };
+            let path = format!("{}.{index}", self.child(key));
+            values.push(self.enter(Table::new(path, row.span().start, Some(table)), &mut read));
+        }
+        values.into_iter().collect()
+    }
+
+    fn enter<T>(
+        &mut self,
+        mut table: Table<'t>,
+        read: impl FnOnce(&mut Table<'t>) -> Option<T>,
+    ) -> Option<T> {
+        let value = read(&mut table);
+        self.notes.extend(table.finish());
+        value
+    }
+
+    fn unexpected<T>(&mut self, key: &str, expected: &str, value: &DeValue<'_>) -> Option<T> {
+        self.refuse(key, format!("expected {expected}, found {}", found(value)))
+    }
+
+    fn lack<T>(&mut self, key: &'static str, expected: &str) -> Option<T> {
+        let message = format!("missing key `{key}`{}; expected {expected}", self.within());
+        self.missing.push(Missing { key, message });
+        None
+    }
+
+    fn child(&self, key: &str) -> String {
+        if self.path.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{}.{key}", self.path)
+        }
+    }
+
+    fn list(&self, key: &str) -> String {
+        format!("a list of tables [[{}]]", self.child(key))
+    }
+
+    fn within(&self) -> String {
+        if self.path.is_empty() {
+            String::new()
+        } else {
+            format!(" in [{}]", self.path)
+        }
+    }
+
+    /// All faults of the table, those of keys that nobody took included.
+    fn finish(mut self) -> Vec<Note> {
+        let unknown = self
+            .entries
+            .iter()
+            .filter(|(key, _)| !self.asked.contains(key));
+        for (key, entry) in unknown.filter(|_| self.keys_known) {
+            let advice = match nearest(key, &self.asked) {
+                Some(near) => {
+                    // A misspelled key is one fault, not an unknown key and a missing one.
+                    self.missing.retain(|missing| missing.key != near);
+                    format!("did you mean `{near}`?")
+                }
+                None => format!("known keys: `{}`", self.asked.join("`, `")),
+            };
+            let message = format!(
+                "unknown key `{}`{}; {advice}",
+                key.escape_debug(),
+                self.within()
+            );
+            self.notes.push(Note {
+                offset: entry.offset,
+                message,
+            });
+        }
+        let missing = self.missing.into_iter();
+        self.notes
+            .extend(missing.map(|Missing { message, .. }| Note {
+                offset: self.offset,
+                message,
+            }));
+        self.notes
+    }
+}
+
+/// The key that `key` was probably meant to be.
+fn nearest(key: &str, known: &[&'static str]) -> Option<&'static str> {
+    // Above this, an abbreviation or a slip; below, another word.
+    const ALIKE: f64 = 0.75;
+    let likeness = |known: &str| strsim::jaro_winkler(&key.to_lowercase(), &known.to_lowercase());
+    known
+        .iter()
+        .map(|known| (likeness(known), *known))
+        .filter(|(likeness, _)| *likeness > ALIKE)
+        .max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map(|(_, known)| known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_finds_its_key_and_another_word_does_not() {
+        let known = ["steps", "batch_size", "lr", "clip_components", "C"];
+        for (written, meant) in [
+            ("lr_shedule", Some("lr")),
+            ("step", Some("steps")),
+            ("stpes", Some("steps")),
+            ("batchsize", Some("batch_size")),
+            ("clip", Some("clip_components")),
+            ("c", Some("C")),
+            ("momentum", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(written, &known), meant, "{written}");
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! What a run is, as plain values: one struct a table of the file, checked before anyone sees them.
+//!
+//! Every default is filled in here, so that a resolved run can be printed, hashed and stored whole.
+//! A run is made by reading a file, never by serde; it serialises to the tables a user would write.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+/// One run: which network is taken apart, on what data, how, and what is written down.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Run {
+    /// Names the run directory `runs/<name>`; letters, digits, `.`, `_`, `-`.
+    pub name: String,
+    /// Keys every random number of the run.
+    pub seed: u64,
+    /// Arithmetic of the step.
+    pub precision: Precision,
+    /// The frozen network.
+    pub target: Target,
+    /// Where batches come from.
+    pub data: Data,
+    /// Which matrices are decomposed, and into how many components.
+    pub decomposition: Decomposition,
+    /// The causal-importance functions.
+    pub importance: Importance,
+    /// The terms of the total loss, in the order of the file.
+    #[serde(rename = "loss")]
+    pub losses: Vec<Loss>,
+    /// The training loop of the decomposition.
+    pub train: Train,
+    /// What is measured on held-out batches.
+    pub eval: Eval,
+    /// When states are saved, and how many stay.
+    pub checkpoint: Checkpoint,
+    /// When training rows are written.
+    pub log: Log,
+}
+
+/// Arithmetic of the step (DESIGN 5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// Everything in f32.
+    F32,
+    /// GEMM operands and stored activations in bf16, the rest in f32.
+    Bf16,
+}
+
+/// The frozen network and where its weights come from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Target {
+    /// Architecture and sizes.
+    #[serde(flatten)]
+    pub model: Model,
+    /// A safetensors file with the weights; `None` when they are trained here.
+    pub weights: Option<PathBuf>,
+    /// How the target is trained when it has no `weights`.
+    pub train: Option<TargetTrain>,
+}
+
+/// An architecture with its sizes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Model {
+    /// Toy model of superposition: `relu(W2 (hidden ...) W1 x + b)` with `W2 = W1^T`.
+    Tms {
+        /// Input and output features.
+        n_features: usize,
+        /// Width of the bottleneck.
+        n_hidden: usize,
+        /// Square hidden layers between the two, fixed to the identity when the target is trained.
+        n_hidden_layers: usize,
+        /// Whether the bias starts at zero; otherwise uniform in +-1/sqrt(n_hidden), PyTorch's default.
+        zero_bias: bool,
+    },
+    /// GPT-2 in Hugging Face's layout: fused `c_attn`, Conv1D weights, tied head.
+    Gpt2 {
+        /// Vocabulary size.
+        vocab: usize,
+        /// Largest number of positions.
+        n_ctx: usize,
+        /// Width of the residual stream.
+        d_model: usize,
+        /// Blocks.
+        n_layer: usize,
+        /// Attention heads; divides `d_model`.
+        n_head: usize,
+        /// Width of the MLP.
+        d_mlp: usize,
+    },
+}
+
+/// How a target is trained: AdamW on its own loss.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TargetTrain {
+    /// Updates.
+    pub steps: u64,
+    /// Rows per step.
+    pub batch_size: usize,
+    /// Learning rate.
+    pub lr: Schedule,
+    /// AdamW's second decay.
+    pub beta2: f64,
+    /// AdamW's weight decay.
+    pub weight_decay: f64,
+    /// Whether the decay falls on vectors (biases, norms) too.
+    pub decay_vectors: bool,
+    /// Largest gradient norm; `None` does not clip.
+    #[serde(serialize_with = "crate::resolved::clip")]
+    pub clip: Option<f64>,
+}
+
+/// A learning rate over time: `warmup` of the steps rise from zero, the rest follow `shape`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Schedule {
+    /// Value after the warm-up.
+    pub start: f64,
+    /// Course after the warm-up.
+    pub shape: Shape,
+    /// Fraction of the steps spent rising, in `[0, 1]`.
+    pub warmup: f64,
+    /// Last value as a fraction of `start`; must be 1 for a constant.
+    pub final_fraction: f64,
+}
+
+/// Course of a learning rate after its warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shape {
+    /// Stays.
+    Constant,
+    /// Straight to `final_fraction`.
+    Linear,
+    /// Half a cosine to `final_fraction`.
+    Cosine,
+}
+
+/// Where batches come from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Data {
+    /// Generated vectors: each feature is on with `probability`, then uniform in `[low, high)`.
+    SparseFeatures {
+        /// Chance that a feature is on.
+        probability: f64,
+        /// Smallest value.
+        low: f64,
+        /// Value never reached.
+        high: f64,
+    },
+    /// Windows of a token dataset.
+    Tokens {
+        /// Dataset directory of the training split.
+        train: PathBuf,
+        /// Dataset directory of the held-out split.
+        eval: PathBuf,
+        /// Tokens per row.
+        seq_len: usize,
+        /// The command that makes the datasets; printed when one is missing.
+        make: Option<String>,
+    },
+}
+
+/// Which matrices are decomposed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Decomposition {
+    /// In order: sites are numbered by pattern, then by their place in the model.
+    pub sites: Vec<SitePattern>,
+    /// Whether the weight delta takes part as one more component of importance 0.
+    pub delta: bool,
+    /// Whether the sites `linear1` and `linear2` of a TMS share their components (`V2 = U1^T`, `U2 = V1^T`).
+    pub tied: bool,
+}
+
+/// Sites by name, and their number of components.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SitePattern {
+    /// Shell-style pattern over module paths: `*`, `?` and `[...]`, where `*` also crosses dots.
+    pub pattern: String,
+    /// Components of each site that matches.
+    #[serde(rename = "C")]
+    pub components: usize,
+}
+
+/// The causal-importance functions.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Importance {
+    /// What the functions see and how they are wired.
+    pub kind: ImportanceKind,
+    /// Widths of the hidden layers.
+    pub hidden: Vec<usize>,
+    /// From logits to importances.
+    pub sigmoid: Sigmoid,
+    /// How masks are drawn.
+    pub sampling: Sampling,
+}
+
+/// Wiring of the importance functions (one per site).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ImportanceKind {
+    /// Per component a scalar MLP of its own activation `x V`.
+    Mlp,
+    /// Per component an MLP of the site's input `x`.
+    VectorMlp,
+    /// One MLP from `x` to all components.
+    SharedMlp,
+}
+
+/// From logits to importances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sigmoid {
+    /// Lower-leaky for masks, upper-leaky for the penalty.
+    LeakyHard,
+    /// Logistic.
+    Normal,
+    /// `clamp(z, 0, 1)`.
+    Hard,
+    /// Upper-leaky for both.
+    UpperLeakyHard,
+    /// Smooth hard sigmoid made of two swishes.
+    SwishHard,
+}
+
+/// How masks are drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sampling {
+    /// Uniform sources.
+    Continuous,
+    /// Fair coins, and noise on the logits.
+    Binomial,
+}
+
+/// One term of the total loss.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(into = "crate::losses::Row")]
+pub struct Loss {
+    /// Weight in the total.
+    pub coeff: f64,
+    /// What is measured.
+    pub term: Term,
+}
+
+/// What a loss measures.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Term {
+    /// Mean squared error of the summed components.
+    Faithfulness,
+    /// Sparsity of the importances.
+    ImportanceMinimality {
+        /// Exponent at the start.
+        p: f64,
+        /// Exponent at the end of the annealing; `None` keeps `p`.
+        p_final: Option<f64>,
+        /// Fraction of the run at which annealing starts.
+        anneal_start: f64,
+        /// Fraction of the run at which annealing ends.
+        anneal_end: f64,
+        /// Weight of the frequency term.
+        beta: f64,
+    },
+    /// All masks 1, no delta.
+    UnmaskedRecon,
+    /// Masks equal to the importances, no delta.
+    CiMaskedRecon {
+        /// Which sites go through components, and where.
+        routing: Routing,
+    },
+    /// Masks drawn between importance and 1.
+    StochasticRecon {
+        /// Which sites go through components, and where.
+        routing: Routing,
+    },
+}
+
+/// Which sites go through components at which position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Routing {
+    /// All of them, everywhere.
+    All,
+    /// At each position a uniformly random subset of uniformly random size.
+    UniformK,
+    /// One site at a time, all in turn.
+    Layerwise,
+}
+
+/// The training loop of the decomposition.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Train {
+    /// Updates.
+    pub steps: u64,
+    /// Rows per step.
+    pub batch_size: usize,
+    /// Mask draws per stochastic term.
+    pub mask_samples: usize,
+    /// Distance between outputs.
+    pub output_loss: OutputLoss,
+    /// Learning rate of components and importance functions.
+    pub lr: Schedule,
+    /// Largest gradient norm of the components; `None` does not clip.
+    #[serde(serialize_with = "crate::resolved::clip")]
+    pub clip_components: Option<f64>,
+    /// Largest gradient norm of the importance functions; `None` does not clip.
+    #[serde(serialize_with = "crate::resolved::clip")]
+    pub clip_importance: Option<f64>,
+    /// Updates on faithfulness alone before the first step.
+    pub faithfulness_warmup: FaithfulnessWarmup,
+}
+
+/// Distance between outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputLoss {
+    /// `KL(target || masked)`, mean over positions.
+    Kl,
+    /// Squared error, mean over elements.
+    Mse,
+}
+
+/// Updates on faithfulness alone before the first step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct FaithfulnessWarmup {
+    /// Updates; 0 for none.
+    pub steps: u64,
+    /// Constant learning rate.
+    pub lr: f64,
+    /// AdamW's weight decay.
+    pub weight_decay: f64,
+}
+
+/// What is measured on held-out batches.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Eval {
+    /// Steps between evaluations; 0 evaluates at the start and the end only.
+    pub every: u64,
+    /// Batches per evaluation.
+    pub batches: u64,
+    /// Rows per batch.
+    pub batch_size: usize,
+    /// A component counts as active above this importance.
+    pub alive_threshold: f64,
+    /// Rounded masks are 1 above this importance.
+    pub rounding_threshold: f64,
+    /// Known solutions to compare importances with.
+    pub known: Vec<KnownImportance>,
+}
+
+/// What the importances of a site should look like on single-feature inputs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(into = "crate::eval::KnownRow")]
+pub struct KnownImportance {
+    /// Sites, as in `SitePattern`.
+    pub pattern: String,
+    /// The known solution.
+    pub solution: KnownSolution,
+}
+
+/// A known pattern of importances, rows are features.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KnownSolution {
+    /// One component a feature, up to a permutation.
+    Identity {
+        /// Features.
+        n: usize,
+    },
+    /// The `k` largest columns are in use, the others are off.
+    Dense {
+        /// Columns in use.
+        k: usize,
+    },
+}
+
+/// When states are saved, and how many stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Checkpoint {
+    /// Steps between checkpoints.
+    pub every: u64,
+    /// Newest checkpoints kept; at least 1.
+    pub keep: usize,
+}
+
+/// When training rows are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Log {
+    /// Steps between rows.
+    pub every: u64,
+}

@@ -1,0 +1,113 @@
+//! `[target]`: the frozen network, and where its weights come from.
+
+use crate::{
+    kinds::{Clip, Flag, Location, Number, OneOf, Size, Whole},
+    reader::Table,
+    run::{Model, Target, TargetTrain},
+    schedule,
+};
+
+#[derive(Clone, Copy)]
+pub(crate) enum Architecture {
+    Tms,
+    Gpt2,
+}
+
+/// What other tables are checked against: known as far as it could be read, whatever else is wrong
+/// with the target.
+#[derive(Default)]
+pub(crate) struct Facts {
+    pub(crate) architecture: Option<Architecture>,
+    pub(crate) n_ctx: Option<usize>,
+}
+
+const ARCHITECTURES: OneOf<Architecture> =
+    OneOf(&[("tms", Architecture::Tms), ("gpt2", Architecture::Gpt2)]);
+
+pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
+    let architecture = table.need_kind("kind", ARCHITECTURES)?;
+    facts.architecture = Some(architecture);
+    let model = match architecture {
+        Architecture::Tms => read_tms(table),
+        Architecture::Gpt2 => read_gpt2(table, facts),
+    };
+    let weights = table.maybe("weights", Location);
+    let train = table.maybe_table("train", |train| read_train(train, architecture));
+    match (table.has("weights"), table.has("train")) {
+        (true, true) => table.refuse(
+            "weights",
+            "expected either `weights` or [target.train], found both",
+        ),
+        (false, false) => table.refuse_table(
+            "expected `weights = \"FILE.safetensors\"` or a table [target.train], found neither",
+        ),
+        _ => Some(()),
+    };
+    Some(Target {
+        model: model?,
+        weights: weights?,
+        train: train?,
+    })
+}
+
+fn read_tms(table: &mut Table<'_>) -> Option<Model> {
+    let n_features = table.need("n_features", Size::at_least(1));
+    let n_hidden = table.need("n_hidden", Size::at_least(1));
+    let n_hidden_layers = table.or("n_hidden_layers", Size::at_least(0), 0);
+    let zero_bias = table.or("zero_bias", Flag, false);
+    Some(Model::Tms {
+        n_features: n_features?,
+        n_hidden: n_hidden?,
+        n_hidden_layers: n_hidden_layers?,
+        zero_bias: zero_bias?,
+    })
+}
+
+fn read_gpt2(table: &mut Table<'_>, facts: &mut Facts) -> Option<Model> {
+    let vocab = table.need("vocab", Size::at_least(1));
+    let n_ctx = table.need("n_ctx", Size::at_least(1));
+    facts.n_ctx = n_ctx;
+    let d_model = table.need("d_model", Size::at_least(1));
+    let n_layer = table.need("n_layer", Size::at_least(1));
+    let n_head = table.need("n_head", Size::at_least(1));
+    let four_wide = d_model.map_or(1, |d_model| d_model.saturating_mul(4).min(Size::MOST));
+    let d_mlp = table.or("d_mlp", Size::at_least(1), four_wide);
+    if let (Some(d_model), Some(n_head)) = (d_model, n_head)
+        && d_model % n_head != 0
+    {
+        let message = format!("expected a divisor of d_model = {d_model}, found {n_head}");
+        table.refuse::<()>("n_head", message);
+    }
+    Some(Model::Gpt2 {
+        vocab: vocab?,
+        n_ctx: n_ctx?,
+        d_model: d_model?,
+        n_layer: n_layer?,
+        n_head: n_head?,
+        d_mlp: d_mlp?,
+    })
+}
+
+/// Defaults are those of the reference: PyTorch's AdamW for a toy, the GPT-2 recipe for GPT-2.
+fn read_train(table: &mut Table<'_>, architecture: Architecture) -> Option<TargetTrain> {
+    let (beta2, weight_decay, decay_vectors, clip) = match architecture {
+        Architecture::Tms => (0.999, 0.01, true, None),
+        Architecture::Gpt2 => (0.95, 0.1, false, Some(1.0)),
+    };
+    let steps = table.need("steps", Whole::at_least(1));
+    let batch_size = table.need("batch_size", Size::at_least(1));
+    let lr = schedule::read(table, "lr");
+    let beta2 = table.or("beta2", Number::DECAY, beta2);
+    let weight_decay = table.or("weight_decay", Number::NOT_NEGATIVE, weight_decay);
+    let decay_vectors = table.or("decay_vectors", Flag, decay_vectors);
+    let clip = table.or("clip", Clip, clip);
+    Some(TargetTrain {
+        steps: steps?,
+        batch_size: batch_size?,
+        lr: lr?,
+        beta2: beta2?,
+        weight_decay: weight_decay?,
+        decay_vectors: decay_vectors?,
+        clip: clip?,
+    })
+}

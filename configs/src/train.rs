@@ -1,0 +1,65 @@
+//! `[train]`: the training loop of the decomposition.
+
+use crate::{
+    kinds::{Clip, Number, OneOf, Size, Whole},
+    reader::Table,
+    run::{FaithfulnessWarmup, Loss, OutputLoss, Term, Train},
+    schedule,
+    target::{Architecture, Facts},
+};
+
+const OUTPUT_LOSSES: OneOf<OutputLoss> = OneOf(&[("kl", OutputLoss::Kl), ("mse", OutputLoss::Mse)]);
+
+pub(crate) fn read(
+    table: &mut Table<'_>,
+    target: &Facts,
+    losses: Option<&[Loss]>,
+) -> Option<Train> {
+    let steps = table.need("steps", Whole::at_least(1));
+    let batch_size = table.need("batch_size", Size::at_least(1));
+    let mask_samples = table.or("mask_samples", Size::at_least(1), 1);
+    let natural_loss = match target.architecture {
+        Some(Architecture::Tms) | None => OutputLoss::Mse,
+        Some(Architecture::Gpt2) => OutputLoss::Kl,
+    };
+    let output_loss = table.or("output_loss", OUTPUT_LOSSES, natural_loss);
+    let lr = schedule::read(table, "lr");
+    let clip_components = table.or("clip_components", Clip, None);
+    let clip_importance = table.or("clip_importance", Clip, None);
+    let faithfulness_warmup = table.table_or_empty("faithfulness_warmup", read_warmup);
+
+    if let (Some(Architecture::Tms), Some(OutputLoss::Kl)) = (target.architecture, output_loss) {
+        let message =
+            "expected \"mse\" for a tms target, whose outputs are no logits, found \"kl\"";
+        table.refuse::<()>("output_loss", message);
+    }
+    if let (Some(samples @ 2..), Some(losses)) = (mask_samples, losses)
+        && !losses
+            .iter()
+            .any(|loss| matches!(loss.term, Term::StochasticRecon { .. }))
+    {
+        let message = format!("expected 1 without a stochastic_recon loss, found {samples}");
+        table.refuse::<()>("mask_samples", message);
+    }
+    Some(Train {
+        steps: steps?,
+        batch_size: batch_size?,
+        mask_samples: mask_samples?,
+        output_loss: output_loss?,
+        lr: lr?,
+        clip_components: clip_components?,
+        clip_importance: clip_importance?,
+        faithfulness_warmup: faithfulness_warmup?,
+    })
+}
+
+fn read_warmup(table: &mut Table<'_>) -> Option<FaithfulnessWarmup> {
+    let steps = table.or("steps", Whole::at_least(0), 0);
+    let lr = table.or("lr", Number::NOT_NEGATIVE, 1e-3);
+    let weight_decay = table.or("weight_decay", Number::NOT_NEGATIVE, 0.0);
+    Some(FaithfulnessWarmup {
+        steps: steps?,
+        lr: lr?,
+        weight_decay: weight_decay?,
+    })
+}

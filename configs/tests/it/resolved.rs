@@ -1,0 +1,224 @@
+//! A resolved run is a run file: it loads to the same run, and two of them can be compared.
+
+use spd_configs::{Run, Term};
+
+use crate::{GPT2, TMS, load};
+
+fn assert_written_and_read_again(run: &Run) {
+    let text = run.to_toml();
+    assert_eq!(Run::from_resolved(&text).as_ref(), Ok(run), "{text}");
+}
+
+#[test]
+fn a_toy_is_filled_in_with_the_defaults_of_a_toy() {
+    let run = load(TMS.as_bytes(), &["target.zero_bias=true"]).unwrap();
+    assert_eq!(run.to_toml(), include_str!("toy.resolved.toml"));
+    assert_written_and_read_again(&run);
+}
+
+#[test]
+fn a_language_model_is_filled_in_with_the_defaults_of_gpt2() {
+    let run = load(GPT2.as_bytes(), &[]).unwrap();
+    assert_eq!(run.to_toml(), include_str!("tiny.resolved.toml"));
+    assert_written_and_read_again(&run);
+}
+
+#[test]
+fn a_toy_is_trained_with_the_defaults_of_adamw() {
+    let text = TMS.replace(
+        "weights = \"toy.safetensors\"",
+        "train = { steps = 1, batch_size = 2, lr = 0 }",
+    );
+    let train = load(text.as_bytes(), &[]).unwrap().target.train.unwrap();
+    assert_eq!(
+        (
+            train.beta2,
+            train.weight_decay,
+            train.decay_vectors,
+            train.clip
+        ),
+        (0.999, 0.01, true, None)
+    );
+}
+
+#[test]
+fn every_word_is_written_as_it_is_read() {
+    for (given, words) in [
+        ("precision=WORD", &["f32", "bf16"][..]),
+        ("importance.kind=WORD", &["mlp", "vector_mlp", "shared_mlp"]),
+        (
+            "importance.sigmoid=WORD",
+            &[
+                "leaky_hard",
+                "normal",
+                "hard",
+                "upper_leaky_hard",
+                "swish_hard",
+            ],
+        ),
+        ("importance.sampling=WORD", &["continuous", "binomial"]),
+        (
+            "train.lr={ start = 1, shape = 'WORD' }",
+            &["constant", "linear", "cosine"],
+        ),
+        ("train.output_loss=WORD", &["kl", "mse"]),
+        (
+            "loss=[{ kind = 'WORD', coeff = 1 }]",
+            &[
+                "faithfulness",
+                "unmasked_recon",
+                "ci_masked_recon",
+                "ci_masked_recon_subset",
+                "ci_masked_recon_layerwise",
+                "stochastic_recon",
+                "stochastic_recon_subset",
+                "stochastic_recon_layerwise",
+            ],
+        ),
+    ] {
+        for word in words {
+            let run = load(GPT2.as_bytes(), &[&given.replace("WORD", word)]).unwrap();
+            assert!(
+                run.to_toml().contains(&format!(" = \"{word}\"\n")),
+                "{given} {word}"
+            );
+            assert_written_and_read_again(&run);
+        }
+    }
+}
+
+#[test]
+fn numbers_are_written_to_the_last_bit() {
+    for written in [
+        "0.1",
+        "0.30000000000000004",
+        "1e-7",
+        "5e-324",
+        "2.2250738585072014e-308",
+        "1.7976931348623157e308",
+        "123456789.12345679",
+        "1e23",
+        "-0.0",
+        "-3",
+        "9007199254740993", // not a double: rounds to the even neighbour
+    ] {
+        let run = load(TMS.as_bytes(), &[&format!("loss.0.coeff={written}")]).unwrap();
+        let expected: f64 = written.parse().unwrap();
+        assert_eq!(
+            run.losses[0].coeff.to_bits(),
+            expected.to_bits(),
+            "{written}"
+        );
+        let again = Run::from_resolved(&run.to_toml()).unwrap();
+        assert_eq!(
+            again.losses[0].coeff.to_bits(),
+            expected.to_bits(),
+            "{written}"
+        );
+    }
+}
+
+#[test]
+fn strings_are_written_to_the_last_character() {
+    let make = r#"data.make='tok "a\b" # é'"#;
+    let run = load(GPT2.as_bytes(), &[make, "data.train=C:\\data\\x y"]).unwrap();
+    assert_written_and_read_again(&run);
+}
+
+#[test]
+fn what_may_be_left_out_is_written_when_it_is_there() {
+    let run = load(
+        TMS.as_bytes(),
+        &[
+            "train.clip_components=0.01",
+            "train.faithfulness_warmup.steps=3",
+            "eval.known=[{ pattern = 'linear*', identity = 5 }, { pattern = 'linear1', dense = 2 }]",
+            "decomposition.tied=false",
+            "loss.0={ kind = 'importance_minimality', coeff = 1, p = 2, p_final = 0.3, beta = 0.5 }",
+        ],
+    )
+    .unwrap();
+    assert_written_and_read_again(&run);
+    assert_eq!(run.train.clip_components, Some(0.01));
+    assert_eq!(run.eval.known.len(), 2);
+    assert!(!run.decomposition.tied);
+    let Term::ImportanceMinimality {
+        p,
+        p_final,
+        anneal_start,
+        anneal_end,
+        beta,
+    } = run.losses[0].term
+    else {
+        panic!("{:?}", run.losses[0])
+    };
+    assert_eq!(
+        (p, p_final, anneal_start, anneal_end, beta),
+        (2.0, Some(0.3), 0.0, 1.0, 0.5)
+    );
+}
+
+#[test]
+fn gpt2_can_be_trained_without_clipping() {
+    let run = load(GPT2.as_bytes(), &["target.train.clip=false"]).unwrap();
+    assert_eq!(run.target.train.as_ref().unwrap().clip, None);
+    assert_written_and_read_again(&run);
+}
+
+#[test]
+fn sites_of_unequal_c_are_not_tied_unless_asked() {
+    let tied = |overrides: &[&str]| load(TMS.as_bytes(), overrides).unwrap().decomposition.tied;
+    assert!(tied(&[]));
+    assert!(tied(&[
+        "decomposition.sites=[{ pattern = 'linear?', C = 3 }]"
+    ]));
+    assert!(!tied(&["decomposition.sites.1.C=19"]));
+    assert!(!tied(&[
+        "decomposition.sites=[{ pattern = 'linear1', C = 3 }]"
+    ]));
+}
+
+#[test]
+fn the_last_override_of_a_key_holds() {
+    let overrides = [
+        "train.steps = 7",
+        "name=other",
+        "train.steps=8",
+        "train.lr={ start = 0.5 }",
+    ];
+    let run = load(TMS.as_bytes(), &overrides).unwrap();
+    assert_eq!(
+        (run.name.as_str(), run.train.steps, run.train.lr.start),
+        ("other", 8, 0.5)
+    );
+}
+
+#[test]
+fn every_difference_is_a_line_and_equal_runs_have_none() {
+    let here = load(TMS.as_bytes(), &[]).unwrap();
+    assert_eq!(here.differences(&here.clone()), Vec::<String>::new());
+    let there = load(
+        TMS.as_bytes(),
+        &[
+            "train.steps=500",
+            "train.clip_components=0.01",
+            "importance.hidden=[16, 8]",
+            "decomposition.sites.1.pattern=linear*",
+            "loss=[{ kind = 'stochastic_recon', coeff = 0.5 }, { kind = 'faithfulness', coeff = 1 }]",
+        ],
+    )
+    .unwrap();
+    assert_eq!(
+        here.differences(&there),
+        [
+            "decomposition.sites.1.pattern: \"linear2\" here, \"linear*\" there",
+            "eval.every: 11 here, 50 there",
+            "importance.hidden.1: nothing here, 8 there",
+            "loss.0.coeff: 1.0 here, 0.5 there",
+            "loss.1.coeff: nothing here, 1.0 there",
+            "loss.1.kind: nothing here, \"faithfulness\" there",
+            "train.clip_components: false here, 0.01 there",
+            "train.steps: 106 here, 500 there",
+        ]
+    );
+}
