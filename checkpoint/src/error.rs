@@ -1,0 +1,155 @@
+//! What can go wrong with a checkpoint, in words for the person who started the run.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use crate::FORMAT;
+
+/// Why a checkpoint was not written or not read.
+///
+/// Each text is one line, and holds the operating system's own words where there are any; so no variant
+/// has a source that would say them twice.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The disk, or the user's quota on it, is full. What was begun has been removed.
+    #[error("no space left on {}: {bytes} bytes were needed; free some or point --out elsewhere", path.display())]
+    NoSpace {
+        /// What was to be written.
+        path: PathBuf,
+        /// Its whole size.
+        bytes: u64,
+    },
+
+    /// This user may not do that there.
+    #[error("{}: cannot {doing}: {found}; allow it to this user or point --out elsewhere", path.display())]
+    Denied {
+        /// What was to be changed.
+        path: PathBuf,
+        /// The change.
+        doing: &'static str,
+        /// The operating system's answer.
+        found: io::Error,
+    },
+
+    /// Any other answer of the operating system.
+    #[error("{}: cannot {doing}: {found}; is the disk there and in order?", path.display())]
+    Io {
+        /// What was to be read or changed.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// The operating system's answer.
+        found: io::Error,
+    },
+
+    /// The directory does not hold what its manifest promises. Caused by a disk, a copy that was cut
+    /// short, or a hand.
+    #[error("{}: {reason}; resume from an older checkpoint", path.display())]
+    Damaged {
+        /// The directory of the step.
+        path: PathBuf,
+        /// What is wrong, and with which file or tensor.
+        reason: String,
+    },
+
+    /// A whole checkpoint, of a format that this build does not read.
+    #[error("{}: written in checkpoint format {found}, this build reads format {FORMAT}; resume with the build that wrote it or move the directory away", path.display())]
+    Format {
+        /// The directory of the step.
+        path: PathBuf,
+        /// The format its manifest states.
+        found: u64,
+    },
+
+    /// The caller handed over a snapshot that no file can hold.
+    #[error("step {step}: tensor `{name}` {fault}")]
+    Tensor {
+        /// The step of the snapshot.
+        step: u64,
+        /// The tensor.
+        name: String,
+        /// What is wrong with it, and what would be right.
+        fault: String,
+    },
+
+    /// Another process owns the run directory.
+    #[error("{}: held by {holder}; wait for it, stop it or choose another run directory", path.display())]
+    Held {
+        /// The lock file.
+        path: PathBuf,
+        /// The process, and the machine it runs on.
+        holder: String,
+    },
+}
+
+impl CheckpointError {
+    /// An answer of the operating system to something that needs no space.
+    pub(crate) fn io(path: &Path, doing: &'static str, found: io::Error) -> Self {
+        let path = path.to_path_buf();
+        match found.kind() {
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                Self::Denied { path, doing, found }
+            }
+            _ => Self::Io { path, doing, found },
+        }
+    }
+
+    /// An answer of the operating system to the writing of `bytes` bytes.
+    pub(crate) fn write(path: &Path, bytes: u64, found: io::Error) -> Self {
+        match found.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::NoSpace {
+                path: path.to_path_buf(),
+                bytes,
+            },
+            _ => Self::io(path, "write", found),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Error numbers of Linux.
+    const EIO: i32 = 5;
+    const EACCES: i32 = 13;
+    const ENOSPC: i32 = 28;
+    const EROFS: i32 = 30;
+    const EDQUOT: i32 = 122;
+
+    fn text(number: i32) -> String {
+        let found = io::Error::from_raw_os_error(number);
+        CheckpointError::write(Path::new("runs/a/step-00000007"), 4096, found).to_string()
+    }
+
+    #[test]
+    fn a_full_disk_names_the_bytes_that_were_needed() {
+        let full = "no space left on runs/a/step-00000007: 4096 bytes were needed; \
+                    free some or point --out elsewhere";
+        assert_eq!(text(ENOSPC), full);
+        assert_eq!(text(EDQUOT), full);
+    }
+
+    #[test]
+    fn a_forbidden_directory_says_so() {
+        assert_eq!(
+            text(EACCES),
+            "runs/a/step-00000007: cannot write: Permission denied (os error 13); \
+             allow it to this user or point --out elsewhere"
+        );
+        assert_eq!(
+            text(EROFS),
+            "runs/a/step-00000007: cannot write: Read-only file system (os error 30); \
+             allow it to this user or point --out elsewhere"
+        );
+    }
+
+    #[test]
+    fn any_other_answer_is_passed_on() {
+        assert_eq!(
+            text(EIO),
+            "runs/a/step-00000007: cannot write: Input/output error (os error 5); \
+             is the disk there and in order?"
+        );
+    }
+}

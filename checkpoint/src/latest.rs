@@ -1,0 +1,123 @@
+//! Which checkpoint to resume from: the newest whose hashes hold.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use crate::{CheckpointError, Snapshot, atomic, load};
+
+/// What [`newest`] found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The newest checkpoint that holds, if there is one.
+    pub snapshot: Option<Snapshot>,
+    /// Newer ones that do not hold, newest first: where each lies now, and what is wrong with it.
+    pub set_aside: Vec<(PathBuf, String)>,
+}
+
+/// Reads the newest checkpoint under `root` whose hashes hold.
+///
+/// A newer one that does not hold is renamed `step-00001200.bad` and stays for whoever wants to know why.
+/// Only the process that owns the root may ask; the others are told the step and use [`load`].
+///
+/// # Errors
+///
+/// When the newest whole one is of another format: going back behind it would lose work that another
+/// build can read. And when the disk refuses.
+pub fn newest(root: &Path) -> Result<Found, CheckpointError> {
+    let mut found = Found::default();
+    for step in steps(root)?.into_iter().rev() {
+        let path = step_path(root, step);
+        match load(&path) {
+            Ok(snapshot) => {
+                found.snapshot = Some(snapshot);
+                break;
+            }
+            Err(CheckpointError::Damaged { reason, .. }) => {
+                found.set_aside.push((set_aside(&path)?, reason));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}
+
+/// Where the checkpoint of a step lies: `<root>/step-00001200`.
+pub fn step_path(root: &Path, step: u64) -> PathBuf {
+    root.join(format!("step-{step:08}"))
+}
+
+/// The step that a directory is named for.
+pub(crate) fn step_of(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_str()?;
+    let step = name.strip_prefix("step-")?.parse().ok()?;
+    // Not `step-7`, not `step-+0000007`: a step has one name.
+    (step_path(Path::new(""), step) == Path::new(name)).then_some(step)
+}
+
+/// The steps under a root, in order.
+pub(crate) fn steps(root: &Path) -> Result<Vec<u64>, CheckpointError> {
+    let names = atomic::names(root)?;
+    let mut steps: Vec<u64> = names
+        .iter()
+        .filter_map(|name| step_of(Path::new(name)))
+        .collect();
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+fn set_aside(path: &Path) -> Result<PathBuf, CheckpointError> {
+    for count in 1u64.. {
+        let ending = if count == 1 {
+            "bad".to_owned()
+        } else {
+            format!("bad-{count}")
+        };
+        let aside = path.with_extension(ending);
+        match fs::symlink_metadata(&aside) {
+            Ok(_) => continue,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(CheckpointError::io(&aside, "look at it", error)),
+        }
+        atomic::rename_dir(path, &aside)?;
+        return Ok(aside);
+    }
+    unreachable!("a directory does not hold 2^64 names");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_has_one_name() {
+        for step in [0, 7, 1200, 99_999_999, 100_000_000, u64::MAX] {
+            assert_eq!(step_of(&step_path(Path::new("runs/a"), step)), Some(step));
+        }
+        for name in [
+            "step-7",
+            "step-+0000007",
+            "step-00000007.bad",
+            ".tmp-step-00000007",
+            "latest",
+        ] {
+            assert_eq!(step_of(Path::new(name)), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn steps_are_in_order_of_number() {
+        let folder = tempfile::tempdir().unwrap();
+        for step in [100_000_000, 99_999_999, 5] {
+            fs::create_dir(step_path(folder.path(), step)).unwrap();
+        }
+        assert_eq!(steps(folder.path()).unwrap(), [5, 99_999_999, 100_000_000]);
+    }
+
+    #[test]
+    fn a_root_that_is_not_there_has_no_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = newest(&folder.path().join("none")).unwrap();
+        assert!(found.snapshot.is_none() && found.set_aside.is_empty());
+    }
+}

@@ -1,0 +1,62 @@
+//! A step on disk: all of it or none of it.
+//!
+//! ```text
+//! Snapshot -> write -> <root>/step-00001200/ -> newest -> Snapshot
+//!                        tensors.safetensors
+//!                        meta.json
+//!                        manifest.json
+//! ```
+//!
+//! [`write()`] makes a directory under a temporary name, syncs every file of it, and renames it: a
+//! process killed at any moment leaves the checkpoint whole or leaves none. Its manifest carries a hash
+//! of every tensor, taken from memory before the first byte was written, and [`newest`] takes the newest
+//! directory whose hashes hold. A directory that does not hold is set aside, never deleted. [`Writer`]
+//! does the writing on a thread of its own and keeps the newest few. `FORMAT.md` describes the files.
+//!
+//! One process owns a root: the one that holds the [`Lock`] of its run directory. The crate knows
+//! names, bytes and JSON; what they mean is the trainer's.
+//!
+//! ```
+//! use spd_checkpoint::{Dtype, Snapshot, Tensor, newest, write};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let root = folder.path();
+//! let mut snapshot = Snapshot { step: 1200, ..Snapshot::default() };
+//! snapshot.meta.insert("phase".into(), "train".into());
+//! snapshot.tensors.push(Tensor {
+//!     name: "components.h.0.attn.q_proj.V".into(),
+//!     dtype: Dtype::F32,
+//!     shape: vec![2, 1],
+//!     bytes: [1f32, -2.0].iter().flat_map(|value| value.to_le_bytes()).collect(),
+//! });
+//! let path = write(root, &snapshot)?;
+//! assert!(path.ends_with("step-00001200"));
+//! assert_eq!(newest(root)?.snapshot, Some(snapshot));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Reading order: `snapshot`, `manifest`, `tensors`, `atomic`, `read`, `latest`, `keep`, `writer`, `lock`.
+
+pub mod atomic;
+mod error;
+#[cfg(test)]
+mod fault;
+mod keep;
+mod latest;
+mod lock;
+mod manifest;
+mod read;
+mod snapshot;
+mod tensors;
+mod writer;
+
+pub use error::CheckpointError;
+pub use keep::prune;
+pub use latest::{Found, newest, step_path};
+pub use lock::Lock;
+pub use manifest::FORMAT;
+pub use read::{load, verify};
+pub use snapshot::{Dtype, Snapshot, Tensor};
+pub use writer::{Writer, write};

@@ -1,0 +1,118 @@
+//! Who owns a run directory: the process that holds its lock file.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use crate::{CheckpointError, atomic};
+
+/// The right to write in a run directory, for as long as the value lives.
+///
+/// The kernel gives the lock back when the process ends, however it ends: a lock file that lies there
+/// means nothing by itself, and never has to be deleted by hand.
+#[derive(Debug)]
+pub struct Lock {
+    // Closing the file gives the lock back.
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock of the directory `dir`, which is made if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::Held`] names the process that has it. And when the disk refuses.
+    pub fn take(dir: &Path) -> Result<Self, CheckpointError> {
+        atomic::make_dir(dir)?;
+        let path = dir.join("lock");
+        let refused = |found| CheckpointError::io(&path, "lock", found);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(refused)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let holder = holder(&mut file);
+                return Err(CheckpointError::Held { path, holder });
+            }
+            Err(TryLockError::Error(found)) => return Err(refused(found)),
+        }
+        let system = rustix::system::uname();
+        let text = format!(
+            "process {} on {}\n",
+            std::process::id(),
+            system.nodename().to_string_lossy()
+        );
+        file.set_len(0)
+            .and_then(|()| file.write_all(text.as_bytes()))
+            .map_err(refused)?;
+        Ok(Self { _file: file })
+    }
+
+    /// Removes what earlier processes began under `root` and never finished, and says what that was.
+    ///
+    /// `root` lies in the locked directory: it is the lock that makes sure nobody is still at it.
+    ///
+    /// # Errors
+    ///
+    /// When the disk refuses.
+    pub fn sweep(&self, root: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+        atomic::sweep(root)
+    }
+}
+
+fn holder(file: &mut File) -> String {
+    let mut holder = String::new();
+    match file.take(200).read_to_string(&mut holder) {
+        Ok(_) if !holder.trim().is_empty() => holder.trim().to_owned(),
+        // It has the lock and has not yet written its name.
+        _ => "another process".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_is_told_who_holds_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let lock = Lock::take(&run).unwrap();
+        let error = Lock::take(&run).unwrap_err().to_string();
+        let host = rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned();
+        assert_eq!(
+            error,
+            format!(
+                "{}: held by process {} on {host}; \
+                 wait for it, stop it or choose another run directory",
+                run.join("lock").display(),
+                std::process::id(),
+            )
+        );
+        drop(lock);
+        Lock::take(&run).unwrap();
+    }
+
+    #[test]
+    fn what_was_never_finished_is_swept() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        std::fs::create_dir_all(root.join(".tmp-step-00000007/deep")).unwrap();
+        std::fs::create_dir(root.join("step-00000006")).unwrap();
+        atomic::write_file(&root.join(".tmp-file"), b"half").unwrap();
+        let swept = Lock::take(root).unwrap().sweep(root).unwrap();
+        assert_eq!(
+            swept,
+            [root.join(".tmp-file"), root.join(".tmp-step-00000007")]
+        );
+        assert_eq!(atomic::names(root).unwrap(), ["lock", "step-00000006"]);
+    }
+}

@@ -1,0 +1,359 @@
+//! Writing, here and now or on a thread of its own.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use crate::atomic::{self, NewFile};
+use crate::latest::step_path;
+use crate::manifest::{FORMAT, FileEntry, Files, MANIFEST, META, Manifest, TENSORS, entries, hex};
+use crate::{CheckpointError, Snapshot, prune, tensors};
+
+/// Writes a snapshot to `<root>/step-00001200`, whole and synced, and returns that path.
+///
+/// A checkpoint that is there already under that name is replaced in one operation. Hashes are taken
+/// from the snapshot before the first byte goes to the disk, so they vouch for the memory, not for what
+/// the disk made of it.
+///
+/// # Errors
+///
+/// When a tensor does not fill its shape, the disk is full, or it refuses. What was begun is removed, and
+/// what was there before is as it was.
+pub fn write(root: &Path, snapshot: &Snapshot) -> Result<PathBuf, CheckpointError> {
+    let entries = entries(snapshot)?;
+    let header = tensors::header(&entries);
+    let mut tensor_pieces = vec![header.as_slice()];
+    for index in tensors::order(&entries) {
+        tensor_pieces.push(&snapshot.tensors[index].bytes);
+    }
+    let meta = serde_json::to_vec_pretty(&snapshot.meta).expect("names and JSON values are JSON");
+
+    let manifest = Manifest {
+        format: FORMAT,
+        step: snapshot.step,
+        files: Files {
+            meta: FileEntry {
+                bytes: meta.len() as u64,
+                xxh3_128: hex(xxh3_128(&meta)),
+            },
+            tensors: file_entry(&tensor_pieces),
+        },
+        tensors: entries,
+    }
+    .encode();
+
+    let path = step_path(root, snapshot.step);
+    atomic::make_dir(root)?;
+    atomic::write_dir(
+        &path,
+        &[
+            NewFile {
+                name: TENSORS,
+                pieces: tensor_pieces,
+            },
+            NewFile {
+                name: META,
+                pieces: vec![&meta],
+            },
+            NewFile {
+                name: MANIFEST,
+                pieces: vec![&manifest],
+            },
+        ],
+    )?;
+    Ok(path)
+}
+
+fn file_entry(pieces: &[&[u8]]) -> FileEntry {
+    let mut hash = Xxh3::new();
+    pieces.iter().for_each(|piece| hash.update(piece));
+    FileEntry {
+        bytes: pieces.iter().map(|piece| piece.len() as u64).sum(),
+        xxh3_128: hex(hash.digest128()),
+    }
+}
+
+/// What came of a snapshot: where it lies, or why it does not.
+type Outcome = Result<PathBuf, CheckpointError>;
+
+/// A thread that writes snapshots, so that the step does not wait for a disk.
+///
+/// ```text
+/// submit -> [1 waiting] -> thread: write, read back, delete the oldest -> outcomes -> poll, finish
+///    ^                        |
+///    +-- buffers <- [2] ------+
+/// ```
+///
+/// One snapshot is being written and one may wait; a third makes [`Writer::submit`] wait. With
+/// [`Writer::buffers`], three snapshots go round and no step allocates. Dropping a writer waits for what
+/// was submitted.
+#[derive(Debug)]
+pub struct Writer {
+    waiting: Option<Sender<Snapshot>>,
+    written: Receiver<Snapshot>,
+    outcomes: Receiver<Outcome>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Writer {
+    /// Starts the thread. It writes to `root`, which is made if it is not there, and after each write
+    /// deletes all but the newest `keep` as [`prune`] does.
+    ///
+    /// # Errors
+    ///
+    /// When the root cannot be made, or no thread can be had.
+    pub fn spawn(root: &Path, keep: NonZeroUsize) -> Result<Self, CheckpointError> {
+        atomic::make_dir(root)?;
+        let to = root.to_path_buf();
+        Self::start(move |snapshot, outcomes| {
+            let written = write(&to, snapshot);
+            let go_on = written.is_ok();
+            // Nobody listens when the writer was dropped; the work is done all the same.
+            let _ = outcomes.send(written);
+            if go_on && let Err(error) = prune(&to, keep) {
+                let _ = outcomes.send(Err(error));
+            }
+        })
+        .map_err(|found| CheckpointError::io(root, "start the thread that writes to it", found))
+    }
+
+    fn start(
+        mut save: impl FnMut(&Snapshot, &Sender<Outcome>) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (waiting, jobs) = bounded::<Snapshot>(1);
+        let (recycle, written) = bounded(2);
+        let (report, outcomes) = unbounded();
+        let thread = thread::Builder::new()
+            .name("checkpoint".into())
+            .spawn(move || {
+                for snapshot in jobs {
+                    save(&snapshot, &report);
+                    // A caller that never asks for its buffers does not make them pile up.
+                    let _ = recycle.try_send(snapshot);
+                }
+            })?;
+        Ok(Self {
+            waiting: Some(waiting),
+            written,
+            outcomes,
+            thread: Some(thread),
+        })
+    }
+
+    /// Hands a snapshot over. Returns at once unless one is being written and another already waits; then
+    /// it blocks until the first is done.
+    pub fn submit(&self, snapshot: Snapshot) {
+        let waiting = self
+            .waiting
+            .as_ref()
+            .expect("open until the writer is dropped");
+        waiting
+            .send(snapshot)
+            .expect("the thread ends after its channel does");
+    }
+
+    /// A snapshot that has been written, for its buffers to be filled again; none when all are in use.
+    pub fn buffers(&self) -> Option<Snapshot> {
+        self.written.try_recv().ok()
+    }
+
+    /// What has come of a snapshot since the last call, oldest first; none when there is no news.
+    ///
+    /// `Ok` means that the directory has its final name and is synced. An error may follow it, when it
+    /// does not read back or an older one cannot be deleted. After an error training may go on: the
+    /// checkpoints that were there are as they were.
+    pub fn poll(&self) -> Option<Result<PathBuf, CheckpointError>> {
+        self.outcomes.try_recv().ok()
+    }
+
+    /// Waits until all that was submitted is written, and returns what [`Writer::poll`] has not.
+    #[must_use = "the last checkpoint may have failed"]
+    pub fn finish(mut self) -> Vec<Result<PathBuf, CheckpointError>> {
+        self.wait();
+        self.outcomes.try_iter().collect()
+    }
+
+    fn wait(&mut self) {
+        self.waiting = None;
+        if let Some(thread) = self.thread.take()
+            && let Err(panic) = thread.join()
+            && !thread::panicking()
+        {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fault::{self, Then};
+    use crate::latest::steps;
+    use crate::{Dtype, Tensor, newest};
+
+    fn snapshot(step: u64) -> Snapshot {
+        let tensors = (0..2)
+            .map(|index: u64| Tensor {
+                name: format!("t{index}"),
+                dtype: Dtype::U64,
+                shape: vec![2],
+                bytes: [step, index]
+                    .iter()
+                    .flat_map(|value| value.to_le_bytes())
+                    .collect(),
+            })
+            .collect();
+        Snapshot {
+            step,
+            meta: [("step".to_owned(), step.into())].into(),
+            tensors,
+        }
+    }
+
+    #[test]
+    fn stopped_anywhere_a_new_step_is_there_whole_or_not_at_all() {
+        stop_everywhere(1, 2);
+    }
+
+    #[test]
+    fn stopped_anywhere_a_rewritten_step_is_the_old_or_the_new() {
+        stop_everywhere(2, 2);
+    }
+
+    /// Writes `new` over a root that holds `old`, stopped before each operation in turn.
+    fn stop_everywhere(old: u64, new: u64) {
+        let old = Snapshot {
+            step: old,
+            ..snapshot(1)
+        };
+        let new = snapshot(new);
+        for then in [Then::Fail, Then::Crash] {
+            for operation in 0.. {
+                let root = tempfile::tempdir().unwrap();
+                write(root.path(), &old).unwrap();
+                let (outcome, fired) = fault::at(operation, then, || write(root.path(), &new));
+                let left = atomic::sweep(root.path()).unwrap();
+                let found = newest(root.path()).unwrap();
+
+                assert!(
+                    found.set_aside.is_empty(),
+                    "{then:?} {operation}: {found:?}"
+                );
+                let snapshot = found.snapshot.unwrap();
+                assert!(
+                    snapshot == old || snapshot == new,
+                    "{then:?} {operation}: {snapshot:?}"
+                );
+                assert!(outcome.is_err() || snapshot == new, "{then:?} {operation}");
+                assert!(
+                    then == Then::Crash || left.is_empty(),
+                    "{then:?} {operation}: {left:?}"
+                );
+                if !fired {
+                    outcome.unwrap();
+                    break;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_write_is_reported_and_the_next_one_works() {
+        let root = tempfile::tempdir().unwrap();
+        let to = root.path().to_path_buf();
+        let writer = Writer::start(move |snapshot, outcomes| {
+            let stop = if snapshot.step == 2 { 4 } else { usize::MAX };
+            let (written, _) = fault::at(stop, Then::Fail, || write(&to, snapshot));
+            outcomes.send(written).unwrap();
+        })
+        .unwrap();
+        (1..=3).for_each(|step| writer.submit(snapshot(step)));
+        let outcomes = writer.finish();
+
+        assert_eq!(outcomes[0].as_ref().unwrap(), &step_path(root.path(), 1));
+        let error = outcomes[1].as_ref().unwrap_err().to_string();
+        let start = format!("no space left on {}: ", step_path(root.path(), 2).display());
+        assert!(error.starts_with(&start), "{error}");
+        assert_eq!(outcomes[2].as_ref().unwrap(), &step_path(root.path(), 3));
+        assert_eq!(
+            atomic::names(root.path()).unwrap(),
+            ["step-00000001", "step-00000003"]
+        );
+    }
+
+    #[test]
+    fn the_newest_are_kept_and_the_buffers_come_back() {
+        let root = tempfile::tempdir().unwrap();
+        let writer = Writer::spawn(root.path(), NonZeroUsize::new(2).unwrap()).unwrap();
+        assert_eq!(writer.buffers(), None);
+        (1..=5).for_each(|step| writer.submit(snapshot(step)));
+        let mut recycled = None;
+        while recycled.is_none() {
+            recycled = writer.buffers();
+        }
+        assert_eq!(recycled, Some(snapshot(1)));
+        let outcomes = writer.finish();
+        assert!(
+            outcomes.len() == 5 && outcomes.iter().all(Result::is_ok),
+            "{outcomes:?}"
+        );
+        assert_eq!(steps(root.path()).unwrap(), [4, 5]);
+        assert_eq!(newest(root.path()).unwrap().snapshot, Some(snapshot(5)));
+    }
+
+    #[test]
+    fn one_is_written_one_waits_and_the_third_blocks() {
+        let (go, gate) = bounded::<()>(0);
+        let writer = Writer::start(move |_, _| gate.recv().unwrap_or(())).unwrap();
+        let submitted = Arc::new(Mutex::new(0));
+        thread::scope(|scope| {
+            // Dropped with this closure: a failed assertion opens the gate.
+            let go = go;
+            scope.spawn(|| {
+                for step in 1..=3 {
+                    writer.submit(snapshot(step));
+                    *submitted.lock().unwrap() = step;
+                }
+            });
+            let wait_for = |count| {
+                while *submitted.lock().unwrap() < count {
+                    thread::yield_now();
+                }
+            };
+            wait_for(2);
+            thread::sleep(Duration::from_millis(50));
+            assert_eq!(*submitted.lock().unwrap(), 2, "the third did not wait");
+            go.send(()).unwrap();
+            wait_for(3);
+            go.send(()).unwrap();
+            go.send(()).unwrap();
+        });
+        assert!(writer.finish().is_empty());
+    }
+
+    #[test]
+    fn a_root_that_cannot_be_made_is_refused_at_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        atomic::write_file(&file, b"").unwrap();
+        let error = Writer::spawn(&file, NonZeroUsize::MIN)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("file: cannot make the directory: File exists"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,98 @@
+//! A process that saves all the time is killed, again and again.
+
+use std::env;
+use std::io::{BufRead, BufReader};
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use spd_checkpoint::{Lock, Writer, newest};
+
+use crate::sample;
+
+/// Set in the child: the run directory it saves to.
+const RUN: &str = "SPD_TEST_KILLED_RUN";
+
+const KILLS: u64 = 20;
+
+#[test]
+fn after_every_kill_the_newest_holds_and_nothing_that_was_saved_is_lost() {
+    let run = tempfile::tempdir().unwrap();
+    let mut newest_step = 0;
+    for kill in 0..KILLS {
+        // Coprime with the range, so that the moments spread over the life of a write.
+        let saved = run_and_kill(run.path(), Duration::from_micros(kill * 17_389 % 60_000));
+        let _lock = Lock::take(run.path()).unwrap();
+        let found = newest(&run.path().join("checkpoints")).unwrap();
+        assert!(
+            found.set_aside.is_empty(),
+            "kill {kill}: {:?}",
+            found.set_aside
+        );
+        let step = found.snapshot.as_ref().map_or(0, |snapshot| snapshot.step);
+        assert!(
+            found
+                .snapshot
+                .is_none_or(|snapshot| snapshot == sample(step)),
+            "kill {kill}"
+        );
+        assert!(
+            step >= newest_step && step >= saved,
+            "kill {kill}: step {step} after {newest_step}, {saved} was reported"
+        );
+        newest_step = step;
+    }
+    assert!(newest_step > 0, "no child saved anything");
+}
+
+/// Runs the child for a while after it says that it has begun; returns the last step it reported.
+fn run_and_kill(run: &Path, life: Duration) -> u64 {
+    let mut child = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "killed::saves_until_it_is_killed", "--nocapture"])
+        .env(RUN, run)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap())
+        .lines()
+        .map(Result::unwrap);
+    assert!(
+        lines.any(|line| line.ends_with("has begun")),
+        "the child did not start"
+    );
+    thread::sleep(life);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    lines
+        .filter_map(|line| line.strip_prefix("saved ")?.parse().ok())
+        .last()
+        .unwrap_or(0)
+}
+
+/// The child; nothing to do in an ordinary run of the tests.
+#[test]
+fn saves_until_it_is_killed() {
+    let Ok(run) = env::var(RUN) else { return };
+    let run = Path::new(&run);
+    let root = run.join("checkpoints");
+    let lock = Lock::take(run).unwrap();
+    lock.sweep(&root).unwrap();
+    let mut step = newest(&root)
+        .unwrap()
+        .snapshot
+        .map_or(0, |snapshot| snapshot.step);
+    let writer = Writer::spawn(&root, NonZeroUsize::new(2).unwrap()).unwrap();
+    let mut reported = step;
+    println!("\nhas begun");
+    loop {
+        step += 1;
+        writer.submit(sample(step));
+        while let Some(outcome) = writer.poll() {
+            outcome.unwrap();
+            reported += 1;
+            println!("saved {reported}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! A batch: the rows at a position, as a function of seed and position.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::{DataError, Dataset, Features, Order, Windows};
+
+/// Where rows come from.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// Windows of a token dataset, in the order that [`Order`] gives them.
+    Tokens(Windows),
+    /// Generated features; there is no end to them, and no epoch.
+    Features(Features),
+}
+
+/// What a run asks of a source at every position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Feed {
+    /// Keys the order of samples, or the draws of features.
+    pub seed: u64,
+    /// Rows of a batch, over all ranks.
+    pub rows: usize,
+    /// The part of them that this rank holds.
+    pub shard: Shard,
+}
+
+/// One rank's part of each batch: rows `rank * rows / world .. (rank + 1) * rows / world`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shard {
+    /// Which rank, from 0.
+    pub rank: u32,
+    /// How many ranks.
+    pub world: u32,
+}
+
+impl Shard {
+    /// The only rank.
+    pub const ALONE: Self = Self { rank: 0, world: 1 };
+}
+
+/// Rows of one rank at one position. Of `tokens` and `features`, one is empty.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Batch {
+    /// Ids, `[rows, seq_len + 1]`: inputs are all but the last of a row, labels all but the first.
+    pub tokens: Vec<u32>,
+    /// Values, `[rows, features]`.
+    pub features: Vec<f32>,
+    /// Data position of the batch: that of its first row over all ranks. The next batch is at
+    /// `position` plus the rows of the [`Feed`].
+    pub position: u64,
+    /// Which row of the batch over all ranks is row 0 here; keys the draws of a row.
+    pub first_row: usize,
+    /// Number of rows here.
+    pub rows: usize,
+}
+
+impl Source {
+    /// Windows of a dataset; see [`Windows::new`].
+    ///
+    /// # Errors
+    ///
+    /// When no window fits.
+    pub fn tokens(dataset: Arc<Dataset>, seq_len: usize, vocab: u32) -> Result<Self, DataError> {
+        Windows::new(dataset, seq_len, vocab).map(Self::Tokens)
+    }
+
+    /// Generated features; see [`Features::new`].
+    ///
+    /// # Errors
+    ///
+    /// When the numbers describe no distribution.
+    pub fn features(
+        features: usize,
+        probability: f64,
+        low: f64,
+        high: f64,
+    ) -> Result<Self, DataError> {
+        Features::new(features, probability, low, high).map(Self::Features)
+    }
+
+    /// Makes the batch at `position`, reusing the memory of `batch`.
+    ///
+    /// The same arguments give the same batch, and the parts of all ranks are the batch of a rank alone.
+    ///
+    /// # Errors
+    ///
+    /// When a token is not in the vocabulary, a file has changed its length, or the feed makes no sense.
+    /// `batch` then holds junk.
+    pub fn fill(&self, feed: &Feed, position: u64, batch: &mut Batch) -> Result<(), DataError> {
+        let rows = feed.own_rows()?;
+        if position.checked_add(feed.rows as u64).is_none() {
+            return Err(DataError::Request(format!(
+                "data position {position} plus {} rows is beyond 64 bits; was the checkpoint damaged?",
+                feed.rows
+            )));
+        }
+        (batch.position, batch.first_row, batch.rows) = (position, rows.start, rows.len());
+        let positions = position + rows.start as u64..position + rows.end as u64;
+        match self {
+            Self::Tokens(windows) => {
+                batch.features.clear();
+                resize(&mut batch.tokens, rows.len(), windows.width())?;
+                let order = Order::new(feed.seed, windows.samples());
+                for (at, row) in positions.zip(batch.tokens.chunks_exact_mut(windows.width())) {
+                    windows.read(order.at(at), row)?;
+                }
+            }
+            Self::Features(features) => {
+                batch.tokens.clear();
+                resize(&mut batch.features, rows.len(), features.width())?;
+                for (at, row) in positions.zip(batch.features.chunks_exact_mut(features.width())) {
+                    features.make(feed.seed, at, row);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Feed {
+    /// The rows of this rank, numbered within the batch.
+    pub(crate) fn own_rows(&self) -> Result<Range<usize>, DataError> {
+        let Shard { rank, world } = self.shard;
+        if rank >= world {
+            return Err(DataError::Request(format!(
+                "rank {rank} was asked for in a world of {world}; ranks count from 0"
+            )));
+        }
+        if self.rows < world as usize {
+            return Err(DataError::Request(format!(
+                "a batch of {} rows leaves some of {world} ranks without a row; use a larger batch or \
+                 fewer ranks",
+                self.rows
+            )));
+        }
+        // At most `rows`: the quotient fits.
+        let start = |rank: u32| (self.rows as u128 * u128::from(rank) / u128::from(world)) as usize;
+        Ok(start(rank)..start(rank + 1))
+    }
+}
+
+/// Sizes a buffer without a panic when a flag asks for more than there is.
+fn resize<T: Copy + Default>(
+    buffer: &mut Vec<T>,
+    rows: usize,
+    width: usize,
+) -> Result<(), DataError> {
+    let fits = rows.checked_mul(width).filter(|&len| {
+        buffer
+            .try_reserve_exact(len.saturating_sub(buffer.len()))
+            .is_ok()
+    });
+    let Some(len) = fits else {
+        return Err(DataError::Request(format!(
+            "a batch of {rows} rows of {width} values does not fit in memory; use fewer rows"
+        )));
+    };
+    buffer.resize(len, T::default());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn feed(rows: usize, rank: u32, world: u32) -> Feed {
+        Feed {
+            seed: 0,
+            rows,
+            shard: Shard { rank, world },
+        }
+    }
+
+    #[test]
+    fn ranks_share_rows_without_gap_or_overlap() {
+        for (rows, world) in [(8, 2), (7, 3), (5, 5), (100, 7)] {
+            let mut next = 0;
+            for rank in 0..world {
+                let own = feed(rows, rank, world).own_rows().unwrap();
+                assert_eq!(own.start, next);
+                assert!(!own.is_empty());
+                next = own.end;
+            }
+            assert_eq!(next, rows);
+        }
+    }
+
+    #[test]
+    fn senseless_feeds_are_refused_by_name() {
+        let text = |feed: Feed| feed.own_rows().unwrap_err().to_string();
+        assert_eq!(
+            text(feed(8, 2, 2)),
+            "rank 2 was asked for in a world of 2; ranks count from 0"
+        );
+        assert_eq!(
+            text(feed(3, 0, 4)),
+            "a batch of 3 rows leaves some of 4 ranks without a row; use a larger batch or fewer ranks"
+        );
+        let source = Source::features(1 << 20, 0.5, 0.0, 1.0).unwrap();
+        let fill = |rows, position| {
+            source
+                .fill(&feed(rows, 0, 1), position, &mut Batch::default())
+                .unwrap_err()
+                .to_string()
+        };
+        assert_eq!(
+            fill(1 << 50, 0),
+            "a batch of 1125899906842624 rows of 1048576 values does not fit in memory; use fewer rows"
+        );
+        assert_eq!(
+            fill(1, u64::MAX),
+            "data position 18446744073709551615 plus 1 rows is beyond 64 bits; was the checkpoint damaged?"
+        );
+    }
+}

@@ -1,0 +1,170 @@
+//! A safetensors shard: the tensor `tokens`, U16 or U32, and `document_ends`, U64.
+
+use std::ops::Range;
+use std::path::Path;
+
+use safetensors::tensor::{Dtype as StoredDtype, Metadata, TensorInfo};
+
+use crate::tokens::{Dtype, Mapped, TokenFile};
+use crate::{DataError, publish};
+
+/// Name of the tensor that holds the ids.
+const TOKENS: &str = "tokens";
+/// Name of the tensor that holds the exclusive end of each document, in tokens of this shard.
+const DOCUMENT_ENDS: &str = "document_ends";
+
+/// The name of the shard with this number.
+pub(crate) fn file_name(number: usize) -> String {
+    format!("tokens-{number:05}.safetensors")
+}
+
+/// Maps a shard and reads its header; the tokens themselves are not touched.
+pub(crate) fn open(path: &Path) -> Result<TokenFile, DataError> {
+    let mapped = Mapped::open(path)?;
+    let (data, metadata) =
+        read_header(mapped.bytes()?).map_err(|fault| DataError::damaged(path, fault))?;
+    let tensor = |name, dtypes: &[StoredDtype]| {
+        find(&metadata, name, dtypes)
+            .map(|info| data + info.data_offsets.0..data + info.data_offsets.1)
+            .map_err(|fault| DataError::damaged(path, fault))
+    };
+    let token_bytes = tensor(TOKENS, &[StoredDtype::U16, StoredDtype::U32])?;
+    let end_bytes = tensor(DOCUMENT_ENDS, &[StoredDtype::U64])?;
+    let dtype = match metadata.info(TOKENS).map(|info| info.dtype) {
+        Some(StoredDtype::U16) => Dtype::U16,
+        _ => Dtype::U32,
+    };
+    Ok(TokenFile {
+        mapped,
+        dtype,
+        token_bytes,
+        end_bytes: Some(end_bytes),
+    })
+}
+
+/// Writes a shard; `path` must be inside a directory that is not published yet.
+///
+/// - `tokens`: ids as they are stored, a multiple of the dtype's bytes
+/// - `document_ends`: u64 little-endian each
+pub(crate) fn write(
+    path: &Path,
+    dtype: Dtype,
+    tokens: &[u8],
+    document_ends: &[u8],
+) -> Result<(), DataError> {
+    let stored = match dtype {
+        Dtype::U16 => StoredDtype::U16,
+        Dtype::U32 => StoredDtype::U32,
+    };
+    let info = |dtype, bytes: Range<usize>, size| TensorInfo {
+        dtype,
+        shape: vec![bytes.len() / size],
+        data_offsets: (bytes.start, bytes.end),
+    };
+    // The wider type first, so that both begin at a multiple of their own size.
+    let ends = document_ends.len();
+    let tensors = vec![
+        (DOCUMENT_ENDS.to_owned(), info(StoredDtype::U64, 0..ends, 8)),
+        (
+            TOKENS.to_owned(),
+            info(stored, ends..ends + tokens.len(), dtype.bytes()),
+        ),
+    ];
+    let mut header = Metadata::new(None, tensors)
+        .map_err(|fault| fault.to_string())
+        .and_then(|metadata| serde_json::to_vec(&metadata).map_err(|fault| fault.to_string()))
+        .map_err(|fault| DataError::damaged(path, format!("cannot be described: {fault}")))?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let header_bytes = (header.len() as u64).to_le_bytes();
+    publish::write_new(path, &[&header_bytes, &header, document_ends, tokens])
+}
+
+/// Where the data begin, and what they are. The header is checked against the length of the file in
+/// arithmetic that cannot overflow, so that every offset it gives lies inside the file.
+fn read_header(file: &[u8]) -> Result<(usize, Metadata), String> {
+    let (&header_bytes, rest) = file
+        .split_first_chunk()
+        .ok_or_else(|| format!("has {} bytes, too few for a safetensors file", file.len()))?;
+    let header_bytes = u64::from_le_bytes(header_bytes);
+    let header = usize::try_from(header_bytes)
+        .ok()
+        .and_then(|bytes| rest.get(..bytes))
+        .ok_or_else(|| {
+            format!(
+                "a safetensors header of {header_bytes} bytes is promised, the file has {} bytes; was it \
+                 copied whole?",
+                file.len()
+            )
+        })?;
+    let metadata: Metadata = serde_json::from_slice(header)
+        .map_err(|fault| format!("the safetensors header cannot be read: {fault}"))?;
+    let (promised, found) = (metadata.data_len(), rest.len() - header.len());
+    if promised != found {
+        return Err(format!(
+            "{promised} bytes of tensors are promised, {found} are there; was it copied whole?"
+        ));
+    }
+    Ok((8 + header.len(), metadata))
+}
+
+fn find<'a>(
+    metadata: &'a Metadata,
+    name: &str,
+    dtypes: &[StoredDtype],
+) -> Result<&'a TensorInfo, String> {
+    let info = metadata.info(name).ok_or_else(|| {
+        format!("has no tensor `{name}`; shards hold `{TOKENS}` and `{DOCUMENT_ENDS}`")
+    })?;
+    if !dtypes.contains(&info.dtype) || info.shape.len() != 1 {
+        return Err(format!(
+            "tensor `{name}` is {:?} of {} dimensions, expected {dtypes:?} of one",
+            info.dtype,
+            info.shape.len()
+        ));
+    }
+    Ok(info)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file_with_header(header: &str) -> Vec<u8> {
+        [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()
+    }
+
+    // Eight tensors of 2^61 - 1 bytes end at 2^64 - 8: adding the header's own length would overflow.
+    #[test]
+    fn sizes_near_the_end_of_the_number_range_are_refused() {
+        let size = (1_u64 << 61) - 1;
+        let tensors: Vec<String> = (0..8)
+            .map(|n| {
+                let (start, end) = (n * size, (n + 1) * size);
+                format!(
+                    r#""t{n}":{{"dtype":"U8","shape":[{size}],"data_offsets":[{start},{end}]}}"#
+                )
+            })
+            .collect();
+        let file = file_with_header(&format!("{{{}}}", tensors.join(",")));
+        let fault = read_header(&file).unwrap_err();
+        assert_eq!(
+            fault,
+            "18446744073709551608 bytes of tensors are promised, 0 are there; was it copied whole?"
+        );
+    }
+
+    #[test]
+    fn a_tensor_of_another_dtype_is_refused() {
+        let file =
+            file_with_header(r#"{"tokens":{"dtype":"I64","shape":[0,3],"data_offsets":[0,0]}}"#);
+        let (_, metadata) = read_header(&file).unwrap();
+        assert_eq!(
+            find(&metadata, "tokens", &[StoredDtype::U16, StoredDtype::U32]).unwrap_err(),
+            "tensor `tokens` is I64 of 2 dimensions, expected [U16, U32] of one"
+        );
+        assert_eq!(
+            find(&metadata, "document_ends", &[StoredDtype::U64]).unwrap_err(),
+            "has no tensor `document_ends`; shards hold `tokens` and `document_ends`"
+        );
+    }
+}

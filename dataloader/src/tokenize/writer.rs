@@ -1,0 +1,112 @@
+//! Ids to the shards and the index of one dataset.
+
+use std::path::PathBuf;
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::index::{self, FORMAT_VERSION, Index, ShardEntry, TokenizerId};
+use crate::{DataError, Dtype, publish, shard};
+
+/// Collects a shard in memory, and writes it when it is full.
+pub(super) struct Writer {
+    dir: PathBuf,
+    vocab: u32,
+    dtype: Dtype,
+    shard_tokens: usize,
+    /// Ids of the shard being collected, as stored.
+    tokens: Vec<u8>,
+    /// Its document ends, as stored.
+    document_ends: Vec<u8>,
+    shards: Vec<ShardEntry>,
+}
+
+impl Writer {
+    /// - `dir`: the directory of the dataset, made and not published
+    pub(super) fn new(dir: PathBuf, vocab: u32, shard_tokens: usize) -> Self {
+        Self {
+            dir,
+            vocab,
+            dtype: Dtype::holding(vocab),
+            shard_tokens,
+            tokens: Vec::new(),
+            document_ends: Vec::new(),
+            shards: Vec::new(),
+        }
+    }
+
+    /// Appends ids; they go on in the next shard when this one is full.
+    pub(super) fn push(&mut self, mut ids: &[u32]) -> Result<(), DataError> {
+        while !ids.is_empty() {
+            // Not as soon as it is full: the document that fills it may end there.
+            if self.shard_len() == self.shard_tokens {
+                self.write_shard()?;
+            }
+            let (now, later) = ids.split_at(ids.len().min(self.shard_tokens - self.shard_len()));
+            match self.dtype {
+                Dtype::U16 => self.tokens.extend(now.iter().flat_map(|id| {
+                    let [low, high, ..] = id.to_le_bytes();
+                    [low, high]
+                })),
+                Dtype::U32 => self
+                    .tokens
+                    .extend(now.iter().flat_map(|id| id.to_le_bytes())),
+            }
+            ids = later;
+        }
+        Ok(())
+    }
+
+    /// Marks the end of a document after the last id. A document without ids leaves no mark.
+    pub(super) fn end_document(&mut self) {
+        let end = (self.shard_len() as u64).to_le_bytes();
+        if self.shard_len() > 0 && self.document_ends.last_chunk() != Some(&end) {
+            self.document_ends.extend(end);
+        }
+    }
+
+    /// Writes the last shard, then the index. Returns the number of tokens, or None when there are none.
+    pub(super) fn finish(mut self, tokenizer: &TokenizerId) -> Result<Option<u64>, DataError> {
+        if self.tokens.is_empty() {
+            return Ok(None);
+        }
+        self.write_shard()?;
+        let tokens = self.shards.iter().map(|shard| shard.tokens).sum();
+        let path = self.dir.join(index::FILE_NAME);
+        let index = Index {
+            format_version: FORMAT_VERSION,
+            tokenizer: tokenizer.clone(),
+            vocab_size: self.vocab,
+            dtype: self.dtype,
+            tokens,
+            shards: self.shards,
+        };
+        let mut json = serde_json::to_vec_pretty(&index)
+            .map_err(|fault| DataError::damaged(&path, format!("cannot be described: {fault}")))?;
+        json.push(b'\n');
+        publish::write_new(&path, &[&json])?;
+        Ok(Some(tokens))
+    }
+
+    fn shard_len(&self) -> usize {
+        self.tokens.len() / self.dtype.bytes()
+    }
+
+    fn write_shard(&mut self) -> Result<(), DataError> {
+        let file = shard::file_name(self.shards.len());
+        shard::write(
+            &self.dir.join(&file),
+            self.dtype,
+            &self.tokens,
+            &self.document_ends,
+        )?;
+        self.shards.push(ShardEntry {
+            file,
+            tokens: self.shard_len() as u64,
+            documents: (self.document_ends.len() / 8) as u64,
+            xxh3: index::hex(xxh3_128(&self.tokens)),
+        });
+        self.tokens.clear();
+        self.document_ends.clear();
+        Ok(())
+    }
+}

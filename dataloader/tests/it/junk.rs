@@ -1,0 +1,226 @@
+//! Files that are not what they should be: refused by name, never a panic.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use spd_dataloader::{Dataset, Dtype};
+use tempfile::TempDir;
+
+use crate::{counting_dataset, fresh, put};
+
+const SHARD: &str = "tokens-00001.safetensors";
+
+/// A dataset of three shards, and the path of the second.
+fn dataset() -> (TempDir, PathBuf, PathBuf) {
+    let dir = fresh();
+    let data = counting_dataset(dir.path(), 250, 100);
+    let shard = data.join(SHARD);
+    (dir, data, shard)
+}
+
+/// Whether an error begins with the file it is about.
+fn names(error: &str, path: &Path) -> bool {
+    error.starts_with(&format!("{}: ", path.display()))
+}
+
+fn refusal(data: &Path) -> String {
+    Dataset::open(data).unwrap_err().to_string()
+}
+
+#[test]
+fn a_shard_cut_short_anywhere_is_refused_by_name() {
+    let (_dir, data, shard) = dataset();
+    let whole = fs::read(&shard).unwrap();
+    for len in (0..whole.len()).step_by(3) {
+        put(&shard, &whole[..len]);
+        let error = refusal(&data);
+        assert!(names(&error, &shard), "{len} bytes: {error}");
+    }
+    put(&shard, &whole[..whole.len() - 2]);
+    assert_eq!(
+        refusal(&data),
+        format!(
+            "{}: 200 bytes of tensors are promised, 198 are there; was it copied whole?",
+            shard.display()
+        )
+    );
+    put(&shard, b"");
+    assert_eq!(
+        refusal(&data),
+        format!("{}: is empty; was it still being written?", shard.display())
+    );
+}
+
+#[test]
+fn a_bit_flipped_anywhere_in_a_header_is_refused_by_name() {
+    let (_dir, data, shard) = dataset();
+    let mut bytes = fs::read(&shard).unwrap();
+    let header = bytes.len() - 200;
+    // One bit of each byte, another one from byte to byte.
+    for bit in (0..8 * header).step_by(9) {
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        put(&shard, &bytes);
+        let error = refusal(&data);
+        assert!(names(&error, &shard), "bit {bit}: {error}");
+        bytes[bit / 8] ^= 1 << (bit % 8);
+    }
+}
+
+#[test]
+fn a_bit_flipped_in_the_tokens_is_found_by_verify() {
+    let (_dir, data, shard) = dataset();
+    Dataset::open(&data).unwrap().verify().unwrap();
+    let mut bytes = fs::read(&shard).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    put(&shard, &bytes);
+    let error = Dataset::open(&data)
+        .unwrap()
+        .verify()
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with(&format!("{}: its tokens hash to ", shard.display())),
+        "{error}"
+    );
+    assert!(
+        error.ends_with("; copy it again, or tokenize again"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_missing_dataset_and_a_missing_shard_are_told_apart() {
+    let (dir, data, shard) = dataset();
+    fs::remove_file(&shard).unwrap();
+    assert_eq!(
+        refusal(&data),
+        format!(
+            "{}: is missing, but index.json lists it; copy the whole directory again",
+            shard.display()
+        )
+    );
+    let nowhere = dir.path().join("nowhere");
+    assert_eq!(
+        refusal(&nowhere),
+        format!("{}: no such dataset", nowhere.display())
+    );
+    let parent = data.parent().unwrap();
+    assert_eq!(
+        refusal(parent),
+        format!(
+            "{}: has no index.json, so it is no dataset; give its train or val folder",
+            parent.display()
+        )
+    );
+    let text = dir.path().join("text");
+    assert_eq!(
+        refusal(&text),
+        format!(
+            "{}: is no dataset directory; a plain .bin file is read when its dtype is given",
+            text.display()
+        )
+    );
+    assert_eq!(
+        Dataset::open_bin(&nowhere, Dtype::U16)
+            .unwrap_err()
+            .to_string(),
+        format!("{}: no such dataset", nowhere.display())
+    );
+}
+
+#[test]
+fn a_shard_of_another_dataset_is_refused() {
+    let (_dir, data, shard) = dataset();
+    fs::copy(data.join("tokens-00002.safetensors"), &shard).unwrap();
+    assert_eq!(
+        refusal(&data),
+        format!(
+            "{}: holds 50 tokens and 1 documents, index.json promises 100 and 0; are they of one dataset?",
+            shard.display()
+        )
+    );
+}
+
+#[test]
+fn an_index_of_another_dtype_is_refused() {
+    let (_dir, data, _) = dataset();
+    let index = data.join("index.json");
+    let text = fs::read_to_string(&index)
+        .unwrap()
+        .replace("\"u16\"", "\"u32\"");
+    put(&index, text.as_bytes());
+    assert_eq!(
+        refusal(&data),
+        format!(
+            "{}: holds U16 ids, index.json promises U32",
+            data.join("tokens-00000.safetensors").display()
+        )
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn random_bytes_are_no_index(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let (_dir, data, _) = small_dataset();
+        put(&data.join("index.json"), &bytes);
+        let error = refusal(&data);
+        prop_assert!(names(&error, &data.join("index.json")), "{}", error);
+    }
+
+    #[test]
+    fn a_damaged_index_never_panics(at in any::<prop::sample::Index>(), byte in any::<u8>(), cut in any::<bool>()) {
+        let (_dir, data, _) = small_dataset();
+        let mut bytes = fs::read(data.join("index.json")).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        if cut {
+            bytes.truncate(at);
+        }
+        put(&data.join("index.json"), &bytes);
+        // Some damage changes nothing, or only what `verify` compares.
+        if let Ok(dataset) = Dataset::open(&data) {
+            let _ = dataset.verify();
+        }
+    }
+
+    #[test]
+    fn a_random_header_is_refused_by_name(header in prop::collection::vec(any::<u8>(), 0..100), exact in any::<bool>()) {
+        let (_dir, data, shard) = small_dataset();
+        let promised = header.len() as u64;
+        let prefix = if exact { promised.to_le_bytes().to_vec() } else { Vec::new() };
+        put(&shard, &[prefix, header].concat());
+        let error = refusal(&data);
+        prop_assert!(names(&error, &shard), "{}", error);
+    }
+
+    #[test]
+    fn a_random_plain_file_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..64), magic in any::<bool>()) {
+        let dir = fresh();
+        let start = if magic { 20_240_520_u32.to_le_bytes().to_vec() } else { Vec::new() };
+        let path = put(&dir.path().join("x.bin"), &[start, bytes].concat());
+        for dtype in [Dtype::U16, Dtype::U32] {
+            if let Err(error) = Dataset::open_bin(&path, dtype) {
+                prop_assert!(names(&error.to_string(), &path), "{}", error);
+            }
+        }
+    }
+}
+
+/// A dataset whose files are written without waiting for the disk, for tests that make many.
+fn small_dataset() -> (TempDir, PathBuf, PathBuf) {
+    let dir = fresh();
+    let data = dir.path().to_owned();
+    let header = r#"{"document_ends":{"dtype":"U64","shape":[0],"data_offsets":[0,0]},"tokens":{"dtype":"U16","shape":[4],"data_offsets":[0,8]}}"#;
+    let shard = data.join("a");
+    let prefix = (header.len() as u64).to_le_bytes();
+    put(&shard, &[&prefix[..], header.as_bytes(), &[7; 8]].concat());
+    let index = r#"{"format_version": 1, "tokenizer": {"kind": "bytes"}, "vocab_size": 256, "dtype": "u16",
+        "tokens": 4, "shards": [{"file": "a", "tokens": 4, "documents": 0, "xxh3": "00"}]}"#;
+    put(&data.join("index.json"), index.as_bytes());
+    assert_eq!(Dataset::open(&data).unwrap().tokens(), 4);
+    (dir, data, shard)
+}

@@ -1,0 +1,49 @@
+//! Stories of the data's way from text to batches, told through the public interface.
+#![expect(
+    clippy::unwrap_used,
+    reason = "the helpers of tests stop a test as its own body would"
+)]
+
+mod batches;
+mod junk;
+mod tokenizing;
+
+use std::path::{Path, PathBuf};
+
+use spd_dataloader::{Feed, Shard, Tokenize, tokenize};
+use tempfile::TempDir;
+
+/// A fresh directory, removed when it goes out of scope.
+fn fresh() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "tests make the files that others would leave"
+)]
+fn put(path: &Path, bytes: &[u8]) -> PathBuf {
+    std::fs::write(path, bytes).unwrap();
+    path.to_owned()
+}
+
+/// Bytes 0, 1, 2 .. as tokens, in shards of at most `shard_tokens`. Returns the dataset directory.
+fn counting_dataset(dir: &Path, tokens: usize, shard_tokens: usize) -> PathBuf {
+    let text: Vec<u8> = (0..=255).cycle().take(tokens).collect();
+    let options = Tokenize {
+        held_out: 0.0,
+        shard_tokens,
+        ..Tokenize::new(vec![put(&dir.join("text"), &text)], dir.join("data"))
+    };
+    tokenize(&options).unwrap();
+    dir.join("data/train")
+}
+
+/// A rank alone.
+fn alone(seed: u64, rows: usize) -> Feed {
+    Feed {
+        seed,
+        rows,
+        shard: Shard::ALONE,
+    }
+}

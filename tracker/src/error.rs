@@ -1,0 +1,84 @@
+//! What can go wrong with a spool. Each text is one line and holds the system's own words.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a spool cannot be opened or rolled back.
+#[derive(Debug, thiserror::Error)]
+pub enum SpoolError {
+    /// The operating system refused.
+    #[error("{}: cannot {doing}: {found}; is the disk there, writable and not full?", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// The operating system's answer.
+        found: io::Error,
+    },
+
+    /// Rows that the checkpoint counts on are gone.
+    #[error("{}: the checkpoint marks {marked} bytes, the file has {bytes}; put the file back or start in another run directory", path.display())]
+    Short {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that the checkpoint's mark counts.
+        marked: u64,
+        /// Bytes there are in whole lines.
+        bytes: u64,
+    },
+
+    /// The rows before the mark are not those that the checkpoint saw: the file of another run, or edited.
+    #[error("{}: its first {marked} bytes are not those the checkpoint saw; put the file back or start in another run directory", path.display())]
+    Differs {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that the checkpoint's mark counts.
+        marked: u64,
+    },
+}
+
+impl SpoolError {
+    pub(crate) fn io(path: &Path, doing: &'static str, found: io::Error) -> Self {
+        Self::Io {
+            path: path.to_path_buf(),
+            doing,
+            found,
+        }
+    }
+}
+
+/// Why a row could not be read. The reader may be asked again.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The line is no row. The next call goes on behind it.
+    #[error("{}: line {line} is no row: {reason}; it is skipped", path.display())]
+    Junk {
+        /// The file.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// No line is that long: the file is no spool. Every further call says so again.
+    #[error("{}: line {line} is longer than {longest} bytes; is this a metrics spool?", path.display())]
+    Endless {
+        /// The file.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: u64,
+        /// The longest a line can be.
+        longest: usize,
+    },
+
+    /// The operating system refused; the next call tries again.
+    #[error("{}: cannot read: {found}; it is tried again", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's answer.
+        found: io::Error,
+    },
+}

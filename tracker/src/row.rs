@@ -1,0 +1,284 @@
+//! One row: the values of one step, and its line of JSON.
+
+use std::fmt;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+/// The values of one step.
+///
+/// Equality is that of the line: every NaN equals every other.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// What the row is about, and so which file holds it.
+    pub kind: Kind,
+    /// A sentence for people: what an event was.
+    pub note: Option<String>,
+    /// Names and values in the writer's order. A name is there once, and is not `step`, `kind` or `note`.
+    pub values: Vec<(String, f64)>,
+}
+
+/// What a row is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Losses and rates of a training step.
+    Train,
+    /// Metrics of an evaluation.
+    Eval,
+    /// Time, memory, throughput: what differs between two runs of one config.
+    System,
+    /// Something that happened: a start, a resume, a checkpoint.
+    Event,
+}
+
+impl Row {
+    /// A row without values.
+    pub fn new(step: u64, kind: Kind) -> Self {
+        Self {
+            step,
+            kind,
+            note: None,
+            values: Vec::new(),
+        }
+    }
+
+    /// The row with one more value.
+    #[must_use]
+    pub fn with(mut self, name: impl Into<String>, value: f64) -> Self {
+        self.values.push((name.into(), value));
+        self
+    }
+
+    /// The row with a sentence.
+    #[must_use]
+    pub fn with_note(mut self, note: impl Into<String>) -> Self {
+        self.note = Some(note.into());
+        self
+    }
+
+    /// The row as a line, with its end.
+    pub(crate) fn line(&self) -> Vec<u8> {
+        let mut line = serde_json::to_vec(self).expect("names and numbers are JSON");
+        line.push(b'\n');
+        line
+    }
+
+    /// Reads a line without its end.
+    pub(crate) fn parse(line: &[u8]) -> Result<Self, String> {
+        serde_json::from_slice(line).map_err(|error| error.to_string())
+    }
+}
+
+impl PartialEq for Row {
+    fn eq(&self, other: &Self) -> bool {
+        self.line() == other.line()
+    }
+}
+
+impl Serialize for Row {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("step", &self.step)?;
+        map.serialize_entry("kind", &self.kind)?;
+        if let Some(note) = &self.note {
+            map.serialize_entry("note", note)?;
+        }
+        for (name, value) in &self.values {
+            map.serialize_entry(name, &Number(*value))?;
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Row {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+
+        impl<'de> Visitor<'de> for Keys {
+            type Value = Row;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("an object with `step` and `kind`")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Row, M::Error> {
+                let (mut step, mut kind, mut note, mut values) = (None, None, None, Vec::new());
+                while let Some(key) = map.next_key::<String>()? {
+                    let first = match key.as_str() {
+                        "step" => step.replace(map.next_value()?).is_none(),
+                        "kind" => kind.replace(map.next_value()?).is_none(),
+                        "note" => note.replace(map.next_value()?).is_none(),
+                        _ => {
+                            let Number(value) = map.next_value()?;
+                            values.push((key.clone(), value));
+                            true
+                        }
+                    };
+                    if !first {
+                        return Err(de::Error::custom(format!("`{key}` is there twice")));
+                    }
+                }
+                check_names(&values).map_err(de::Error::custom)?;
+                let missing = de::Error::missing_field;
+                Ok(Row {
+                    step: step.ok_or_else(|| missing("step"))?,
+                    kind: kind.ok_or_else(|| missing("kind"))?,
+                    note,
+                    values,
+                })
+            }
+        }
+
+        deserializer.deserialize_map(Keys)
+    }
+}
+
+fn check_names(values: &[(String, f64)]) -> Result<(), String> {
+    let mut names: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(format!("`{}` is there twice", pair[0])),
+        None => Ok(()),
+    }
+}
+
+/// An f64 in JSON: a number, or a string where JSON has none.
+struct Number(f64);
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            value if value.is_nan() => serializer.serialize_str("NaN"),
+            f64::INFINITY => serializer.serialize_str("Infinity"),
+            f64::NEG_INFINITY => serializer.serialize_str("-Infinity"),
+            value => serializer.serialize_f64(value),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Value;
+
+        impl Visitor<'_> for Value {
+            type Value = Number;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a number, \"NaN\", \"Infinity\" or \"-Infinity\"")
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Number, E> {
+                Ok(Number(value))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Number, E> {
+                Ok(Number(value as f64))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Number, E> {
+                Ok(Number(value as f64))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Number, E> {
+                match text {
+                    "NaN" => Ok(Number(f64::NAN)),
+                    "Infinity" => Ok(Number(f64::INFINITY)),
+                    "-Infinity" => Ok(Number(f64::NEG_INFINITY)),
+                    _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(Value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn text(row: &Row) -> String {
+        String::from_utf8(row.line()).unwrap()
+    }
+
+    #[test]
+    fn a_row_is_a_line() {
+        let row = Row::new(1200, Kind::Train)
+            .with("loss/total", 0.1)
+            .with("loss/faithfulness", 1.5e-8)
+            .with("rows", 32.0)
+            .with("up", f64::INFINITY)
+            .with("down", f64::NEG_INFINITY)
+            .with("lost", f64::NAN);
+        assert_eq!(
+            text(&row),
+            "{\"step\":1200,\"kind\":\"train\",\"loss/total\":0.1,\"loss/faithfulness\":1.5e-8,\
+             \"rows\":32.0,\"up\":\"Infinity\",\"down\":\"-Infinity\",\"lost\":\"NaN\"}\n"
+        );
+        let event = Row::new(0, Kind::Event).with_note("two\nlines");
+        assert_eq!(
+            text(&event),
+            "{\"step\":0,\"kind\":\"event\",\"note\":\"two\\nlines\"}\n"
+        );
+    }
+
+    #[test]
+    fn what_is_no_row_is_refused_with_a_reason() {
+        for (line, reason) in [
+            (r#"{"kind":"eval"}"#, "missing field `step`"),
+            (r#"{"step":1,"kind":"evil"}"#, "unknown variant `evil`"),
+            (
+                r#"{"step":-1,"kind":"eval"}"#,
+                "invalid value: integer `-1`",
+            ),
+            (
+                r#"{"step":1,"kind":"eval","a":1,"a":1}"#,
+                "`a` is there twice",
+            ),
+            (
+                r#"{"step":1,"step":1,"kind":"eval"}"#,
+                "`step` is there twice",
+            ),
+            (
+                r#"{"step":1,"kind":"eval","a":"nan"}"#,
+                "expected a number, \"NaN\"",
+            ),
+            (r#"{"step":1,"kind":"eval"} {}"#, "trailing characters"),
+            ("[1]", "expected an object with `step` and `kind`"),
+            ("", "EOF"),
+        ] {
+            let found = Row::parse(line.as_bytes()).unwrap_err();
+            assert!(found.contains(reason), "{line}: {found}");
+        }
+    }
+
+    #[test]
+    fn integers_of_other_writers_are_values() {
+        let row = Row::parse(br#"{"kind":"eval","a":3,"step":1,"b":-3}"#).unwrap();
+        assert_eq!(row, Row::new(1, Kind::Eval).with("a", 3.0).with("b", -3.0));
+    }
+
+    proptest! {
+        #[test]
+        fn a_line_holds_every_bit(
+            step in any::<u64>(),
+            note in any::<Option<String>>(),
+            values in prop::collection::btree_map("[^snk].*", any::<u64>(), 0..5),
+        ) {
+            let values: Vec<(String, f64)> =
+                values.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
+            let row = Row { step, kind: Kind::Eval, note, values };
+            let line = row.line();
+            let read = Row::parse(line.strip_suffix(b"\n").unwrap()).unwrap();
+            prop_assert_eq!(&read, &row);
+            for ((_, read), (_, written)) in read.values.iter().zip(&row.values) {
+                prop_assert!(read.to_bits() == written.to_bits() || written.is_nan());
+            }
+        }
+    }
+}
