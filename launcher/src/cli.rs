@@ -1,0 +1,219 @@
+//! What can be typed.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+const EXAMPLES_AND_CODES: &str = "\
+Examples:
+  spd-launch configs/tms_5-2.toml             run it, or go on with it, in runs/tms_5-2
+  spd-launch tms_5-2 --dry-run                say what it would do and need; create nothing
+  spd-launch tms_5-2 --set seed=1 --out runs/seed1
+  spd-launch tms_5-2 --fresh                  start over; the old directory is moved aside
+  spd-launch tokenize stories.txt --tokenizer bytes --out data/stories
+  spd-launch bench tms_5-2 --phases
+
+A run is continued by the command that started it. SIGINT (Ctrl-C), SIGTERM and SIGUSR1 make it save
+and leave; a second Ctrl-C or SIGTERM kills it at once.
+
+Exit codes:
+  0  done
+  1  failed: the first line of the message says which rank, where and why
+  2  bad input: command line, run file, target, data or directory; nothing was created,
+     unless it is a rank that found it
+  3  stopped on request; the same command goes on from there
+  130, 143  killed by a second Ctrl-C or SIGTERM";
+
+/// Trains Stochastic Parameter Decompositions: runs the file CONFIG to its end, whatever interrupts it.
+#[derive(Debug, Parser)]
+#[command(
+    name = "spd-launch",
+    version,
+    after_help = EXAMPLES_AND_CODES,
+    arg_required_else_help = true,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    #[command(flatten)]
+    pub(crate) run: Option<RunArgs>,
+}
+
+/// Everything but running, which needs no name.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make a token dataset of text files
+    Tokenize(TokenizeArgs),
+    /// Time training steps
+    Bench(BenchArgs),
+    /// One rank, as the launcher, srun or torchrun starts it
+    #[command(hide = true)]
+    Rank(RankArgs),
+}
+
+/// `spd-launch CONFIG`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Run file, or the name of one in `configs/`
+    pub(crate) config: String,
+    /// Run directory [default: runs/NAME, by the name in the run file]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// CPU threads [default: all that this process may use]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) threads: Option<usize>,
+    /// Value in place of the file's, like `train.steps=200`; may be given many times
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Check everything, print the plan, create nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Start over: an old run directory is moved to DIR.old-N first
+    #[arg(long)]
+    pub(crate) fresh: bool,
+    /// GPUs to use; this build has the CPU executor only
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) gpus: usize,
+    /// Seconds a rank has to save and leave when it is asked to
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    pub(crate) grace: u64,
+    /// Seconds without a sign of life after which a rank is killed as hung; 0 waits for ever
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub(crate) hang_seconds: u64,
+    /// Times that a rank that died is started again from its last good checkpoint, as long as each
+    /// time there is a newer one
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) restarts: u32,
+    /// Program started in place of this one; for tests of the launcher
+    #[arg(long, value_name = "PATH", hide = true)]
+    pub(crate) rank_program: Option<PathBuf>,
+}
+
+/// `spd-launch tokenize`.
+#[derive(Debug, Args)]
+pub(crate) struct TokenizeArgs {
+    /// Text files, in the order of the dataset
+    #[arg(required = true, value_name = "FILES")]
+    pub(crate) files: Vec<PathBuf>,
+    /// `bytes`, or a tokenizer.json
+    #[arg(long, value_name = "bytes|PATH")]
+    pub(crate) tokenizer: String,
+    /// Directory to make; `train` and `val` in it are the datasets
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Part of the text, at its end, that is held out for evaluation [default: 0.1]
+    #[arg(long, value_name = "F", value_parser = fraction)]
+    pub(crate) val_fraction: Option<f64>,
+    /// Text that stands between two documents of a file [default: a file is one document]
+    #[arg(long, value_name = "S")]
+    pub(crate) separator: Option<String>,
+    /// Token to add after each document, by its text in the vocabulary
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) eos: Option<String>,
+    /// Most tokens of a shard [default: 2^26]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) shard_tokens: Option<usize>,
+    /// CPU threads [default: all that this process may use]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) threads: Option<usize>,
+    /// Replace datasets that stand there
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+}
+
+/// `spd-launch bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Run files or names of them
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Steps that are timed
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) steps: Option<usize>,
+    /// Steps before those
+    #[arg(long, value_name = "N")]
+    pub(crate) warmup: Option<usize>,
+    /// CPU threads [default: all that this process may use]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) threads: Option<usize>,
+    /// Rows per step in place of the file's
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) batch: Option<usize>,
+    /// Tokens per row in place of the file's
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) seq: Option<usize>,
+    /// Arithmetic in place of the file's: f32 or bf16
+    #[arg(long, value_name = "P")]
+    pub(crate) precision: Option<String>,
+    /// Time the parts of a step too
+    #[arg(long)]
+    pub(crate) phases: bool,
+    /// JSON file for the numbers
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// `spd-launch rank`.
+#[derive(Debug, Args)]
+pub(crate) struct RankArgs {
+    /// Prepared run directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) run_dir: PathBuf,
+    /// CPU threads
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) threads: usize,
+}
+
+/// Threads that this process may use: cores, less what affinity and cgroups take away.
+pub(crate) fn threads(asked: Option<usize>) -> usize {
+    asked.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into))
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("a whole number from 1 on is wanted".to_owned()),
+        Ok(number) => Ok(number),
+    }
+}
+
+fn fraction(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
+        _ => Err("a number from 0 to below 1 is wanted".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_holds_together() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn running_needs_no_command_name() {
+        let cli =
+            Cli::try_parse_from(["spd-launch", "a.toml", "--set", "x=1", "--set", "y=2"]).unwrap();
+        let run = cli.run.unwrap();
+        assert_eq!((run.config.as_str(), run.set.len()), ("a.toml", 2));
+        assert_eq!(
+            (run.grace, run.hang_seconds, run.restarts, run.gpus),
+            (120, 600, 0, 0)
+        );
+        assert!(cli.command.is_none());
+    }
+
+    #[test]
+    fn fractions_and_counts_are_checked() {
+        assert!(fraction("0.1").is_ok() && fraction("1").is_err() && fraction("NaN").is_err());
+        assert!(
+            at_least_one("3").is_ok() && at_least_one("0").is_err() && at_least_one("-1").is_err()
+        );
+    }
+}

@@ -1,0 +1,63 @@
+//! `spd-launch`: one process per device, and what happens when one dies.
+//!
+//! ```text
+//! cli -> run: load, overview, plan      everything that can be refused is refused here
+//!          -> run_dir                   one directory a run, made whole or not at all
+//!          -> supervise -> ranks        this program again, as `spd-launch rank`, and watched
+//!                       -> output       its lines: to the log, the last ones kept
+//!                       -> progress     its rows: to the screen
+//!                       -> stop         signals: save and leave, or leave now
+//!          -> summary                   what the rank wrote at the end, printed
+//! ```
+
+mod bench;
+mod cli;
+mod exit;
+mod output;
+mod plan;
+mod progress;
+mod rank;
+mod ranks;
+mod restart;
+mod run;
+mod run_dir;
+mod screen;
+mod stop;
+mod summary;
+mod supervise;
+mod table;
+mod tokenize;
+mod world;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use spd_trainer::Fault;
+
+use crate::cli::{Cli, Command};
+use crate::exit::Exit;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let ended = match (cli.command, cli.run) {
+        (Some(Command::Tokenize(asked)), _) => tokenize::tokenize(&asked),
+        (Some(Command::Bench(asked)), _) => bench::bench(&asked),
+        (Some(Command::Rank(asked)), _) => rank::rank(&asked),
+        (None, Some(asked)) => run::run(&asked),
+        (None, None) => Err(Fault::BadInput(
+            "no run file was named; try `spd-launch configs/tms_5-2.toml`".to_owned(),
+        )),
+    };
+    match ended {
+        Ok(exit) => exit,
+        Err(Fault::BadInput(lines)) => {
+            lines.lines().for_each(screen::error);
+            Exit::BadInput
+        }
+        Err(Fault::Failed(error)) => {
+            screen::error(&format!("{error:#}"));
+            Exit::Failed
+        }
+    }
+    .into()
+}

@@ -1,0 +1,183 @@
+//! What a run will do and need, as the table printed before it starts.
+
+use indicatif::{HumanBytes, HumanCount};
+use spd_trainer::Overview;
+
+use crate::screen::plain;
+use crate::table::{Lean, Table};
+
+/// With more sites than this, sites of one shape that differ in numbers only share a row.
+const SITES_SHOWN_SINGLY: usize = 12;
+
+type Site = (String, usize, usize, usize, usize);
+
+/// The plan of a run.
+///
+/// - `title`: what it is called
+/// - `directory`: where it goes, and whether something stands there
+pub(crate) fn text(title: &str, directory: &str, overview: &Overview) -> String {
+    let mut facts = Table::default();
+    for (label, value) in &overview.rows {
+        facts.row([plain(label), plain(value)]);
+    }
+    facts.row(["memory", &memory(overview)]);
+    facts.row(["directory", directory]);
+    let mut text = format!("{title}\n{}", facts.text());
+    if !overview.sites.is_empty() {
+        text.push('\n');
+        text.push_str(&sites(&overview.sites).text());
+    }
+    text.push('\n');
+    text
+}
+
+/// Planned memory, as people say it.
+pub(crate) fn memory(overview: &Overview) -> String {
+    let (state, arena) = (overview.state_bytes, overview.arena_bytes);
+    format!(
+        "{} (state {}, largest program {})",
+        bytes(state.saturating_add(arena)),
+        bytes(state),
+        bytes(arena)
+    )
+}
+
+/// Bytes with a binary unit.
+pub(crate) fn bytes(count: usize) -> String {
+    HumanBytes(count as u64).to_string()
+}
+
+fn count(number: usize) -> String {
+    HumanCount(number as u64).to_string()
+}
+
+fn sites(sites: &[Site]) -> Table {
+    use Lean::{Left, Right};
+    let mut table = Table::new(&[Left, Right, Right, Right, Right]);
+    table.row(["site", "d_in", "d_out", "C", "parameters"]);
+    let groups = if sites.len() > SITES_SHOWN_SINGLY {
+        grouped(sites)
+    } else {
+        alone(sites)
+    };
+    for (name, (_, d_in, d_out, components, parameters)) in groups {
+        table.row([
+            name,
+            count(*d_in),
+            count(*d_out),
+            count(*components),
+            count(*parameters),
+        ]);
+    }
+    let total = |of: fn(&Site) -> usize| count(sites.iter().map(of).fold(0, usize::saturating_add));
+    let name = format!("total of {}", count(sites.len()));
+    table.row([
+        name,
+        String::new(),
+        String::new(),
+        total(|site| site.3),
+        total(|site| site.4),
+    ]);
+    table
+}
+
+fn alone(sites: &[Site]) -> Vec<(String, &Site)> {
+    sites.iter().map(|site| (plain(&site.0), site)).collect()
+}
+
+/// One row for sites of one shape whose paths differ in numbers only, in the order of their first.
+fn grouped(sites: &[Site]) -> Vec<(String, &Site)> {
+    let mut groups: Vec<(String, &Site, usize)> = Vec::new();
+    for site in sites {
+        let path = starred(&site.0);
+        let alike = |(other_path, other, _): &&mut (String, &Site, usize)| {
+            *other_path == path
+                && (other.1, other.2, other.3, other.4) == (site.1, site.2, site.3, site.4)
+        };
+        match groups.iter_mut().find(alike) {
+            Some((_, _, members)) => *members += 1,
+            None => groups.push((path, site, 1)),
+        }
+    }
+    let name = |path: &str, site: &Site, members: usize| match members {
+        1 => plain(&site.0),
+        _ => format!("{} x{members}", plain(path)),
+    };
+    groups
+        .iter()
+        .map(|(path, site, members)| (name(path, site, *members), *site))
+        .collect()
+}
+
+/// A path with `*` for each part that is a number.
+fn starred(path: &str) -> String {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let parts: Vec<&str> = path
+        .split('.')
+        .map(|part| if is_number(part) { "*" } else { part })
+        .collect();
+    parts.join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn overview(sites: Vec<Site>) -> Overview {
+        Overview {
+            rows: vec![
+                ("target".into(), "tms 5-2".into()),
+                ("precision".into(), "f32".into()),
+            ],
+            sites,
+            state_bytes: 3 << 20,
+            arena_bytes: 1 << 20,
+        }
+    }
+
+    #[test]
+    fn few_sites_stand_alone() {
+        let sites = vec![
+            ("linear1".into(), 5, 2, 20, 1234),
+            ("linear2".into(), 2, 5, 20, 1000),
+        ];
+        assert_eq!(
+            text("tms_5-2", "runs/tms_5-2 (new)", &overview(sites)),
+            "\
+tms_5-2
+  target     tms 5-2
+  precision  f32
+  memory     4.00 MiB (state 3.00 MiB, largest program 1.00 MiB)
+  directory  runs/tms_5-2 (new)
+
+  site        d_in  d_out   C  parameters
+  linear1        5      2  20       1,234
+  linear2        2      5  20       1,000
+  total of 2               40       2,234
+
+"
+        );
+    }
+
+    #[test]
+    fn many_sites_of_one_shape_share_a_row() {
+        let mut sites: Vec<Site> = Vec::new();
+        for layer in 0..7 {
+            // The last layer is of another size, and so gets a row of its own.
+            let components = if layer == 6 { 8 } else { 4 };
+            sites.push((format!("h.{layer}.attn"), 2, 3, components, 10));
+            sites.push((format!("h.{layer}.mlp2"), 3, 2, 4, 20));
+        }
+        assert_eq!(
+            super::sites(&sites).text(),
+            "
+  site         d_in  d_out   C  parameters
+  h.*.attn x6     2      3   4          10
+  h.*.mlp2 x7     3      2   4          20
+  h.6.attn        2      3   8          10
+  total of 14               60         210
+"
+            .trim_start_matches('\n')
+        );
+    }
+}

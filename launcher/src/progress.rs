@@ -1,0 +1,329 @@
+//! How far the run is: the rank's rows, as they appear in its spool, on one line of the screen.
+
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
+use spd_tracker::{Kind, Mark, Read, ReadError, Reader, Row};
+
+use crate::run_dir::RunDir;
+use crate::screen::{self, plain};
+
+/// Time between two lines where there is no terminal to draw a bar on.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// The newest known state of a run.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Progress {
+    /// What is going on, in the spool's word; empty before the first row.
+    phase: String,
+    /// Finished steps of the phase.
+    step: u64,
+    /// Steps of the phase; 0 when it does not count them.
+    steps: u64,
+    steps_per_s: f64,
+    /// The total loss and the number of active components, of the last training row.
+    loss: Option<f64>,
+    l0: Option<f64>,
+}
+
+impl Progress {
+    /// Takes in a row; returns what it has to say to people.
+    fn take(&mut self, row: &Row) -> Option<String> {
+        let note = row.note.as_deref().map(plain);
+        match row.kind {
+            Kind::Train => {
+                self.loss = value(row, "loss/total").or(self.loss);
+                let mut l0 = row
+                    .values
+                    .iter()
+                    .filter(|(name, _)| name.starts_with("l0/"))
+                    .peekable();
+                if l0.peek().is_some() {
+                    self.l0 = Some(l0.map(|(_, value)| value).sum());
+                }
+                None
+            }
+            Kind::System => {
+                self.phase = note?;
+                self.step = row.step;
+                self.steps = value(row, "steps").map_or(0, whole);
+                self.steps_per_s = value(row, "steps_per_s").unwrap_or(0.0);
+                None
+            }
+            Kind::Event => note.map(|note| format!("step {}: {note}", row.step)),
+            Kind::Eval => None,
+        }
+    }
+
+    /// Where the run is, for a message: `after step 120 (decomposing)`.
+    pub(crate) fn place(&self) -> String {
+        match (self.phase.as_str(), self.step) {
+            ("", _) => "before its first step".to_owned(),
+            (_, 0) => format!("before its first step ({})", self.activity()),
+            (_, step) => format!("after step {step} ({})", self.activity()),
+        }
+    }
+
+    fn activity(&self) -> &str {
+        match self.phase.as_str() {
+            "" => "starting",
+            "target" => "training target",
+            "warmup" => "warming up",
+            "train" => "decomposing",
+            "eval" => "evaluating",
+            other => other,
+        }
+    }
+
+    /// The numbers behind the step: loss, L0, speed and time left, as far as they are known.
+    fn numbers(&self) -> String {
+        let mut numbers = Vec::new();
+        if let Some(loss) = self.loss {
+            numbers.push(format!("loss {loss:.3e}"));
+        }
+        if let Some(l0) = self.l0 {
+            numbers.push(format!("L0 {l0:.2}"));
+        }
+        if self.steps_per_s.is_finite() && self.steps_per_s > 0.0 {
+            numbers.push(format!("{:.1} steps/s", self.steps_per_s));
+            let seconds = self.steps.saturating_sub(self.step) as f64 / self.steps_per_s;
+            if let Ok(left) = Duration::try_from_secs_f64(seconds.ceil()) {
+                numbers.push(format!("{} left", HumanDuration(left)));
+            }
+        }
+        numbers.join("  ")
+    }
+
+    fn line(&self) -> String {
+        let step = match self.steps {
+            0 => String::new(),
+            steps => format!("step {}/{steps}", self.step),
+        };
+        let parts = [self.activity().to_owned(), step, self.numbers()];
+        parts
+            .iter()
+            .filter(|part| !part.is_empty())
+            .cloned()
+            .collect::<Vec<_>>()
+            .join("  ")
+    }
+}
+
+fn value(row: &Row, name: &str) -> Option<f64> {
+    row.values
+        .iter()
+        .find(|(key, _)| key == name)
+        .map(|(_, value)| *value)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "steps are counted far below 2^53"
+)]
+fn whole(value: f64) -> u64 {
+    value as u64
+}
+
+/// Reads the two spool files of a run as they grow.
+pub(crate) struct Spool {
+    files: [Reader; 2],
+    progress: Progress,
+}
+
+/// What a look at the spool brought.
+#[derive(Debug, Default)]
+pub(crate) struct News {
+    /// Whether there was anything.
+    pub(crate) any: bool,
+    /// What happened, a line each.
+    pub(crate) events: Vec<String>,
+}
+
+impl Spool {
+    /// Follows the rows that are written from now on.
+    ///
+    /// # Errors
+    ///
+    /// When a file is there and cannot be read.
+    pub(crate) fn follow(run_dir: &RunDir) -> Result<Self, ReadError> {
+        let open = |path: PathBuf| Reader::open(&path, &Mark::default());
+        let files = [open(run_dir.system())?, open(run_dir.metrics())?];
+        let mut spool = Self {
+            files,
+            progress: Progress::default(),
+        };
+        spool.read();
+        Ok(Self {
+            progress: Progress::default(),
+            ..spool
+        })
+    }
+
+    /// Takes in what is new.
+    pub(crate) fn read(&mut self) -> News {
+        let mut news = News::default();
+        for file in &mut self.files {
+            loop {
+                match file.next() {
+                    Ok(Some(Read::Row(row))) => news.events.extend(self.progress.take(&row)),
+                    Ok(Some(Read::RolledBack { .. })) | Err(ReadError::Junk { .. }) => {}
+                    // What cannot be read now may be readable soon; until then the run is silent.
+                    Ok(None) | Err(_) => break,
+                }
+                news.any = true;
+            }
+        }
+        news
+    }
+
+    /// The newest known state.
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.progress
+    }
+}
+
+/// Shows progress: a bar on a terminal, elsewhere a line now and then.
+pub(crate) struct Display {
+    bar: Option<ProgressBar>,
+    last_line: Option<(String, Instant)>,
+}
+
+impl Display {
+    /// A display on stderr.
+    pub(crate) fn new() -> Self {
+        let bar = io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(0);
+            // The template is a constant; were it wrong, the default one would do.
+            if let Ok(style) =
+                ProgressStyle::with_template("{prefix:>15} [{bar:24}] {pos}/{len}  {msg}")
+            {
+                bar.set_style(style.progress_chars("=> "));
+            }
+            bar
+        });
+        Self {
+            bar,
+            last_line: None,
+        }
+    }
+
+    /// Shows the newest state.
+    pub(crate) fn show(&mut self, progress: &Progress) {
+        if progress.phase.is_empty() {
+            return;
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_prefix(progress.activity().to_owned());
+            bar.set_message(progress.numbers());
+            bar.set_length(progress.steps);
+            bar.set_position(progress.step);
+            return;
+        }
+        let due = match &self.last_line {
+            Some((phase, shown)) => *phase != progress.phase || shown.elapsed() >= LINE_EVERY,
+            None => true,
+        };
+        if due {
+            screen::note(&progress.line());
+            self.last_line = Some((progress.phase.clone(), Instant::now()));
+        }
+    }
+
+    /// Writes a line without spoiling the bar.
+    pub(crate) fn note(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| screen::note(line)),
+            None => screen::note(line),
+        }
+    }
+}
+
+impl Drop for Display {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn phase(name: &str, step: u64) -> Row {
+        Row::new(step, Kind::System).with_note(name)
+    }
+
+    fn taken(rows: &[Row]) -> Progress {
+        let mut progress = Progress::default();
+        rows.iter()
+            .for_each(|row| assert_eq!(progress.take(row), None));
+        progress
+    }
+
+    #[test]
+    fn a_line_says_where_the_run_is() {
+        let progress = taken(&[
+            phase("train", 400)
+                .with("steps", 10_000.0)
+                .with("steps_per_s", 40.0),
+            Row::new(400, Kind::Train)
+                .with("loss/total", 0.0123)
+                .with("l0/linear1", 1.25)
+                .with("l0/linear2", 0.5),
+        ]);
+        assert_eq!(
+            progress.line(),
+            "decomposing  step 400/10000  loss 1.230e-2  L0 1.75  40.0 steps/s  4 minutes left"
+        );
+        assert_eq!(progress.place(), "after step 400 (decomposing)");
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_said() {
+        assert_eq!(Progress::default().place(), "before its first step");
+        let progress = taken(&[phase("target", 0)]);
+        assert_eq!(progress.line(), "training target");
+        assert_eq!(progress.place(), "before its first step (training target)");
+    }
+
+    #[test]
+    fn values_no_clock_can_count_down_are_left_out() {
+        for steps_per_s in [f64::NAN, f64::INFINITY, -1.0, 1e-300] {
+            let row = phase("train", 1)
+                .with("steps", f64::INFINITY)
+                .with("steps_per_s", steps_per_s);
+            let line = taken(&[row]).line();
+            assert!(!line.contains("left"), "{line}");
+        }
+    }
+
+    #[test]
+    fn an_event_is_for_people() {
+        let mut progress = Progress::default();
+        let event = Row::new(7, Kind::Event).with_note("resumed\u{1b}[0m");
+        assert_eq!(
+            progress.take(&event).as_deref(),
+            Some("step 7: resumed [0m")
+        );
+        assert_eq!(progress, Progress::default());
+    }
+
+    #[test]
+    fn only_what_is_written_from_now_on_is_news() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::at(dir.path().to_owned());
+        let mut rank = spd_tracker::Spool::create_or_open(dir.path()).unwrap();
+        rank.append(&Row::new(1, Kind::Event).with_note("old"));
+        rank.append(&phase("target", 1));
+        rank.flush();
+        let mut spool = Spool::follow(&run_dir).unwrap();
+        assert!(!spool.read().any);
+        assert_eq!(*spool.progress(), Progress::default());
+        rank.append(&Row::new(2, Kind::Event).with_note("new"));
+        rank.flush();
+        assert_eq!(spool.read().events, ["step 2: new"]);
+    }
+}

@@ -1,0 +1,132 @@
+//! A rank is this program again, in a process of its own that cannot outlive its launcher.
+
+use std::io::{self, PipeWriter};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::world::{self, World};
+
+/// What is started.
+#[derive(Debug)]
+pub(crate) struct Program {
+    /// This program, unless a test of the launcher says otherwise.
+    pub(crate) path: PathBuf,
+    /// Prepared run directory.
+    pub(crate) run_dir: PathBuf,
+    /// CPU threads.
+    pub(crate) threads: usize,
+}
+
+/// A started rank. Dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Rank {
+    child: Child,
+    pid: Pid,
+    status: Option<ExitStatus>,
+}
+
+impl Rank {
+    /// Starts the only rank; both of its streams go to `output`.
+    ///
+    /// It leads a process group of its own, so a Ctrl-C on the terminal reaches the launcher only. Call
+    /// this on the main thread: the kernel ties the rank's life to the *thread* that started it.
+    ///
+    /// # Errors
+    ///
+    /// When the program cannot be started.
+    pub(crate) fn start(program: &Program, output: PipeWriter) -> io::Result<Self> {
+        let mut command = Command::new(&program.path);
+        command
+            .arg("rank")
+            .arg("--run-dir")
+            .arg(&program.run_dir)
+            .args(["--threads", &program.threads.to_string()])
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .process_group(0);
+        for key in world::KEYS {
+            command.env_remove(key);
+        }
+        command.envs(World::ALONE.environment());
+        die_with_launcher(&mut command);
+        let child = command.spawn()?;
+        let pid = Pid::from_child(&child);
+        Ok(Self {
+            child,
+            pid,
+            status: None,
+        })
+    }
+
+    /// Process id, for messages.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, or `None` while it runs.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system cannot say.
+    pub(crate) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+        if self.status.is_none() {
+            self.status = self.child.try_wait()?;
+        }
+        Ok(self.status)
+    }
+
+    /// Asks it to save and leave.
+    pub(crate) fn ask(&self) {
+        if self.status.is_none() {
+            // It fails only when the process is gone, which `ended` will tell.
+            let _ = kill_process(self.pid, Signal::TERM);
+        }
+    }
+
+    /// Ends it, with everything it started, and waits until it is gone.
+    pub(crate) fn kill(&mut self) {
+        if self.status.is_none() {
+            let _ = kill_process_group(self.pid, Signal::KILL);
+            self.status = self.child.wait().ok();
+        }
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Has the kernel kill the rank when the launcher dies, however it dies.
+#[cfg(target_os = "linux")]
+fn die_with_launcher(command: &mut Command) {
+    use rustix::process::{getpid, getppid, set_parent_process_death_signal};
+
+    let launcher = getpid();
+    let tie = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // A launcher that died before the line above will send no signal any more.
+        if getppid() == Some(launcher) {
+            Ok(())
+        } else {
+            Err(rustix::io::Errno::SRCH.into())
+        }
+    };
+    #[expect(
+        unsafe_code,
+        reason = "code between fork and exec can be given in no other way"
+    )]
+    // SAFETY: `tie` makes two system calls and neither allocates, locks nor panics, so it may run in
+    // the child of a process that has other threads.
+    unsafe {
+        command.pre_exec(tie);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn die_with_launcher(_command: &mut Command) {}

@@ -1,0 +1,179 @@
+//! `spd-launch CONFIG`: refuse what has to be refused, then run to the end.
+
+use std::env;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use spd_configs::Run;
+use spd_trainer::{Fault, Overview};
+
+use crate::cli::{self, RunArgs};
+use crate::exit::Exit;
+use crate::ranks::Program;
+use crate::restart::{self, Restarts};
+use crate::run_dir::{Found, RunDir};
+use crate::stop::Stop;
+use crate::supervise::{self, Patience};
+use crate::{plan, screen, summary};
+
+/// Runs a run file to its end, from wherever an earlier launch left it.
+///
+/// # Errors
+///
+/// Bad input, found before anything is created; failures of this machine on the way. What befalls a
+/// rank is printed here, and told by the exit alone.
+pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
+    if asked.gpus > 0 {
+        return Err(Fault::BadInput(format!(
+            "--gpus {}: the CUDA executor is not in this build; leave it out to run on the CPU",
+            asked.gpus
+        )));
+    }
+    let path =
+        spd_configs::locate(&asked.config).map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let run = Run::load(&path, &asked.set).map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let run_dir = RunDir::at(
+        asked
+            .out
+            .clone()
+            .unwrap_or_else(|| Path::new("runs").join(&run.name)),
+    );
+    let found = if asked.fresh {
+        Found::Nothing
+    } else {
+        run_dir.find(&run).map_err(Fault::BadInput)?
+    };
+    if found == Found::Finished {
+        return finished(&run_dir);
+    }
+    let threads = cli::threads(asked.threads);
+    let overview = spd_trainer::overview(&run, threads)?;
+    run_dir
+        .check_room(checkpoint_bytes(&run, &overview, &found))
+        .map_err(Fault::BadInput)?;
+    let destination = destination(&run_dir, &found).map_err(Fault::BadInput)?;
+    screen::result(&plan::text(&run.name, &destination, &overview));
+    if asked.dry_run {
+        screen::note("dry run: nothing was created");
+        return Ok(Exit::Done);
+    }
+    if found == Found::Nothing {
+        create(&run_dir, &run, asked.fresh)?;
+    }
+    let _hold = run_dir.hold().map_err(Fault::BadInput)?;
+    let exit = supervise(asked, &run_dir, threads, &overview).map_err(Fault::Failed)?;
+    if exit == Exit::Done {
+        show_end(&run_dir).map_err(Fault::Failed)?;
+    }
+    Ok(exit)
+}
+
+/// What the checkpoints that are still to be written may take; one more than are kept, while it is written.
+fn checkpoint_bytes(run: &Run, overview: &Overview, found: &Found) -> u64 {
+    let checkpoints = if *found == Found::Nothing {
+        run.checkpoint.keep.saturating_add(1)
+    } else {
+        1
+    };
+    overview.state_bytes.saturating_mul(checkpoints) as u64
+}
+
+fn destination(run_dir: &RunDir, found: &Found) -> Result<String, String> {
+    let what = match found {
+        Found::Nothing if run_dir.stands()? => "new; what stands there is moved aside",
+        Found::Nothing => "new",
+        Found::Begun | Found::Finished => "continued",
+    };
+    Ok(format!("{} ({what})", run_dir.path().display()))
+}
+
+fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<(), Fault> {
+    let in_the_way = fresh && run_dir.stands().map_err(Fault::BadInput)?;
+    let aside = if in_the_way {
+        Some(run_dir.set_aside().map_err(Fault::BadInput)?)
+    } else {
+        None
+    };
+    let prepared = run_dir.prepare(run).map_err(Fault::BadInput);
+    match (&prepared, &aside) {
+        (Ok(()), Some(aside)) => screen::note(&format!(
+            "the old {} is now {}",
+            run_dir.path().display(),
+            aside.path().display()
+        )),
+        (Err(_), Some(aside)) => run_dir
+            .put_back(aside)
+            .with_context(|| format!("{}: cannot be moved back", aside.path().display()))
+            .map_err(Fault::Failed)?,
+        (_, None) => {}
+    }
+    prepared
+}
+
+fn supervise(
+    asked: &RunArgs,
+    run_dir: &RunDir,
+    threads: usize,
+    overview: &Overview,
+) -> anyhow::Result<Exit> {
+    let path = match &asked.rank_program {
+        Some(path) => path.clone(),
+        None => env::current_exe().context("this program's own file cannot be found")?,
+    };
+    let program = Program {
+        path,
+        run_dir: run_dir.path().to_owned(),
+        threads,
+    };
+    let patience = Patience {
+        grace: Duration::from_secs(asked.grace),
+        silence: (asked.hang_seconds > 0).then(|| Duration::from_secs(asked.hang_seconds)),
+    };
+    let memory = plan::memory(overview);
+    let mut stop = Stop::listen().context("signals cannot be listened to")?;
+    let mut restarts = Restarts::new(asked.restarts);
+    loop {
+        let attempt = supervise::attempt(&program, run_dir, patience, &mut stop, &memory)?;
+        let mut lines = attempt.message.iter();
+        if let Some(first) = lines.next() {
+            match attempt.exit {
+                Exit::Failed | Exit::BadInput => screen::error(first),
+                _ => screen::note(first),
+            }
+        }
+        lines.for_each(|line| screen::note(line));
+        if !attempt.may_restart || stop.asked() {
+            return Ok(attempt.exit);
+        }
+        let newest = restart::newest(&run_dir.checkpoints());
+        match restarts.again(newest) {
+            Ok(()) => screen::note(&match newest {
+                Some(step) => format!("started again; its newest checkpoint is of step {step}"),
+                None => "started again from the beginning: there is no checkpoint yet".to_owned(),
+            }),
+            Err(reason) => {
+                reason.into_iter().for_each(screen::note);
+                return Ok(attempt.exit);
+            }
+        }
+    }
+}
+
+fn finished(run_dir: &RunDir) -> Result<Exit, Fault> {
+    show_end(run_dir).map_err(Fault::Failed)?;
+    screen::note(&format!(
+        "{} is finished; --fresh runs it anew (the old directory is moved aside), --out elsewhere",
+        run_dir.path().display()
+    ));
+    Ok(Exit::Done)
+}
+
+fn show_end(run_dir: &RunDir) -> anyhow::Result<()> {
+    let text = summary::read(&run_dir.summary())?;
+    screen::result(&format!(
+        "{text}\nall of it is in {}\n",
+        run_dir.path().display()
+    ));
+    Ok(())
+}

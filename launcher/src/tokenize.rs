@@ -1,0 +1,83 @@
+//! `spd-launch tokenize`: text files in, a token dataset out.
+
+use indicatif::{HumanBytes, HumanCount};
+use spd_dataloader::{Report, Tokenize, TokenizerChoice};
+use spd_trainer::Fault;
+
+use crate::cli::TokenizeArgs;
+use crate::exit::Exit;
+use crate::screen;
+use crate::table::{Lean, Table};
+
+/// Makes datasets of text files.
+///
+/// # Errors
+///
+/// Bad input: whatever the dataloader refuses, it leaves the output directory as it was.
+pub(crate) fn tokenize(asked: &TokenizeArgs) -> Result<Exit, Fault> {
+    let options = options(asked);
+    let report =
+        spd_dataloader::tokenize(&options).map_err(|error| Fault::BadInput(error.to_string()))?;
+    screen::result(&text(&options, &report));
+    Ok(Exit::Done)
+}
+
+fn options(asked: &TokenizeArgs) -> Tokenize {
+    let plain = Tokenize::new(asked.files.clone(), asked.out.clone());
+    Tokenize {
+        tokenizer: match asked.tokenizer.as_str() {
+            "bytes" => TokenizerChoice::Bytes,
+            path => TokenizerChoice::File(path.into()),
+        },
+        separator: asked.separator.clone(),
+        eos: asked.eos.clone(),
+        held_out: asked.val_fraction.unwrap_or(plain.held_out),
+        shard_tokens: asked.shard_tokens.unwrap_or(plain.shard_tokens),
+        threads: asked.threads,
+        overwrite: asked.overwrite,
+        ..plain
+    }
+}
+
+fn text(options: &Tokenize, report: &Report) -> String {
+    let mut table = Table::new(&[Lean::Left, Lean::Right]);
+    for (split, tokens) in [("train", report.train_tokens), ("val", report.val_tokens)] {
+        if tokens > 0 {
+            let place = options.out.join(split);
+            table.row([
+                format!("{}", place.display()),
+                HumanCount(tokens).to_string(),
+                "tokens".into(),
+            ]);
+        }
+    }
+    format!(
+        "{}  {} of text in {:.1} s, vocabulary of {}\n",
+        table.text(),
+        HumanBytes(report.bytes),
+        report.seconds,
+        HumanCount(u64::from(report.vocab))
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_says_where_the_datasets_are() {
+        let report = Report {
+            train_tokens: 1_003_854,
+            val_tokens: 111_540,
+            vocab: 256,
+            seconds: 0.25,
+            bytes: 1 << 20,
+        };
+        let options = Tokenize::new(vec!["a.txt".into()], "data/a".into());
+        assert_eq!(
+            text(&options, &report),
+            "  data/a/train  1,003,854  tokens\n  data/a/val      111,540  tokens\n  \
+             1.00 MiB of text in 0.2 s, vocabulary of 256\n"
+        );
+    }
+}

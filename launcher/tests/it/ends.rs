@@ -1,0 +1,287 @@
+//! How a run ends, and what is said then.
+
+use std::fs;
+
+use crate::house::{House, launch, names, start};
+
+#[test]
+fn a_run_is_followed_to_its_summary() {
+    let house = House::new();
+    let mut command = house.run("done", &[]);
+    command.envs([("SLURM_PROCID", "3"), ("RANK", "7")]);
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let lines: Vec<&str> = ended
+        .stderr
+        .lines()
+        .filter(|line| !line.starts_with("[0] "))
+        .collect();
+    assert_eq!(
+        lines,
+        [
+            "training target  step 3/9  loss 5.000e-1  L0 2.50  3.0 steps/s  2 seconds left",
+            "step 0: target trained",
+            "decomposing  step 4/9  loss 5.000e-1  L0 2.50  3.0 steps/s  2 seconds left",
+        ]
+    );
+    assert!(
+        ended
+            .stdout
+            .ends_with("tiny run\n\n  steps  9\n\nall of it is in runs/x\n"),
+        "{}",
+        ended.stdout
+    );
+    assert!(!(ended.stdout + &ended.stderr).contains(['\u{1b}', '\r']));
+    // The environment of a rank is the launcher's to make, whatever it was started under.
+    let log = fs::read_to_string(house.run_dir().join("logs/rank0.log")).unwrap();
+    assert_eq!(
+        log,
+        "LOCAL_RANK=0\nMASTER_ADDR=127.0.0.1\nMASTER_PORT=0\nRANK=0\nWORLD_SIZE=1\n"
+    );
+    assert_eq!(
+        names(&house.run_dir()),
+        [
+            "checkpoints",
+            "config.toml",
+            "logs",
+            "metrics.jsonl",
+            "pid",
+            "summary.json",
+            "system.jsonl"
+        ]
+    );
+    assert_eq!(names(&house.path().join("runs")), ["x"]);
+}
+
+#[test]
+fn a_finished_run_tells_its_end_again() {
+    let house = House::new();
+    launch(house.run("done", &[]));
+    let again = launch(house.run("fail", &[]));
+    assert_eq!(again.code, Some(0));
+    assert_eq!(
+        again.stdout,
+        "tiny run\n\n  steps  9\n\nall of it is in runs/x\n"
+    );
+    assert_eq!(
+        again.stderr,
+        "runs/x is finished; --fresh runs it anew (the old directory is moved aside), --out elsewhere\n"
+    );
+}
+
+#[test]
+fn fresh_starts_over_beside_the_old_one() {
+    let house = House::new();
+    launch(house.run("done", &[]));
+    let ended = launch(house.run("done", &["--fresh", "--set", "seed=5"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended
+            .stderr
+            .contains("the old runs/x is now runs/x.old-1\n"),
+        "{}",
+        ended.stderr
+    );
+    let seed = |dir: &str| {
+        let config =
+            fs::read_to_string(house.path().join("runs").join(dir).join("config.toml")).unwrap();
+        config
+            .lines()
+            .find(|line| line.starts_with("seed"))
+            .map(str::to_owned)
+    };
+    assert_eq!(
+        (
+            seed("x.old-1").unwrap().as_str(),
+            seed("x").unwrap().as_str()
+        ),
+        ("seed = 0", "seed = 5")
+    );
+}
+
+#[test]
+fn a_begun_run_is_continued() {
+    let house = House::new();
+    assert_eq!(launch(house.run("fail", &[])).code, Some(1));
+    let ended = launch(house.run("done", &[]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stdout.contains("runs/x (continued)"),
+        "{}",
+        ended.stdout
+    );
+}
+
+#[test]
+fn a_failure_names_its_cause_first() {
+    let ended = launch(House::new().run("fail", &[]));
+    assert_eq!(ended.code, Some(1));
+    let report: Vec<&str> = ended.stderr.lines().collect();
+    let first = report
+        .iter()
+        .position(|line| line.starts_with("error: "))
+        .unwrap();
+    assert!(
+        report[first].ends_with(" failed after step 4 (decomposing): loss is NaN at step 5"),
+        "{report:?}"
+    );
+    assert_eq!(
+        report[first + 1..],
+        [
+            "its last lines (runs/x/logs/rank0.log):",
+            "  warming up",
+            "   [31mred [0m",
+            "  error: loss is NaN at step 5"
+        ]
+    );
+}
+
+#[test]
+fn every_death_is_named() {
+    for (behaviour, code, message) in [
+        (
+            "panic",
+            1,
+            " left with code 101 before its first step: index out of bounds",
+        ),
+        (
+            "bad_input",
+            2,
+            " refused its input: data/x: no such dataset",
+        ),
+        (
+            "killed",
+            1,
+            " was killed by signal 9 (SIGKILL) before its first step; not from here, so most likely the machine \
+             ran out of memory: the plan needs ",
+        ),
+    ] {
+        let ended = launch(House::new().run(behaviour, &[]));
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        assert!(
+            ended.error().starts_with("rank 0 (pid "),
+            "{}",
+            ended.stderr
+        );
+        assert!(ended.error().contains(message), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn an_end_without_a_summary_is_no_success() {
+    let ended = launch(House::new().run("silent_done", &[]));
+    assert_eq!(ended.code, Some(1));
+    assert!(
+        ended.error().starts_with("runs/x/summary.json: "),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn silence_is_a_hang() {
+    let ended = launch(House::new().run("hang", &["--hang-seconds", "1"]));
+    assert_eq!(ended.code, Some(1));
+    assert!(
+        ended.error().ends_with(
+            " gave no sign of life for 1 s after step 2 (decomposing): taken as hung and killed; \
+             --hang-seconds sets the limit"
+        ),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn a_flood_goes_to_the_log_and_hardly_to_the_screen() {
+    let house = House::new();
+    let ended = launch(house.run("flood", &[]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert_eq!(
+        fs::metadata(house.run_dir().join("logs/rank0.log"))
+            .unwrap()
+            .len(),
+        20_000_000
+    );
+    assert!(ended.stderr.len() < 20_000, "{} bytes", ended.stderr.len());
+}
+
+#[test]
+fn a_crash_loop_without_progress_ends() {
+    let house = House::new();
+    let ended = launch(house.run("crash_loop", &["--restarts", "9"]));
+    assert_eq!(ended.code, Some(1));
+    assert_eq!(
+        fs::read_to_string(house.run_dir().join("attempts"))
+            .unwrap()
+            .lines()
+            .count(),
+        2
+    );
+    assert!(
+        ended
+            .stderr
+            .contains("started again; its newest checkpoint is of step 5\n"),
+        "{}",
+        ended.stderr
+    );
+    assert!(
+        ended
+            .stderr
+            .ends_with("not started again: no new checkpoint since it died before\n")
+    );
+}
+
+#[test]
+fn a_crash_loop_with_progress_ends_at_the_limit() {
+    let house = House::new();
+    let ended = launch(house.run("crash_on", &["--restarts", "3"]));
+    assert_eq!(ended.code, Some(1));
+    assert_eq!(
+        fs::read_to_string(house.run_dir().join("attempts"))
+            .unwrap()
+            .lines()
+            .count(),
+        4
+    );
+    assert!(
+        ended
+            .stderr
+            .ends_with("not started again: --restarts is used up\n"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn bad_input_is_never_tried_again() {
+    let ended = launch(House::new().run("bad_input", &["--restarts", "3"]));
+    assert_eq!(ended.code, Some(2));
+    assert!(!ended.stderr.contains("started again"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_directory_has_one_launcher() {
+    let house = House::new();
+    let mut first = start(house.run("stubborn", &[]));
+    house.rank_pid();
+    let second = launch(house.run("done", &[]));
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert_eq!(second.code, Some(2));
+    assert!(
+        second.error().starts_with(&format!(
+            "runs/x/logs/lock: held by process {} ",
+            first.id()
+        )),
+        "{}",
+        second.stderr
+    );
+}
+
+#[test]
+fn a_new_run_takes_an_empty_directory() {
+    let house = House::new();
+    fs::create_dir_all(house.run_dir()).unwrap();
+    assert_eq!(launch(house.run("done", &[])).code, Some(0));
+}

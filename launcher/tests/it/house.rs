@@ -1,0 +1,150 @@
+//! A scratch directory to launch in, and what came out.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Where launches of one test happen; `runs/x` is the run directory.
+pub(crate) struct House(TempDir);
+
+/// What a launch ended with.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl House {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub(crate) fn run_dir(&self) -> PathBuf {
+        self.path().join("runs/x")
+    }
+
+    /// Everything that stands here.
+    pub(crate) fn names(&self) -> Vec<String> {
+        names(self.path())
+    }
+
+    /// The launcher with arguments of its own.
+    pub(crate) fn launcher(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spd-launch"));
+        command
+            .current_dir(self.path())
+            .args(arguments)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// The launcher with the smallest shipped run, and a fake rank of the named behaviour.
+    pub(crate) fn run(&self, behaviour: &str, arguments: &[&str]) -> Command {
+        self.run_at("runs/x", behaviour, arguments)
+    }
+
+    /// The same in another run directory.
+    pub(crate) fn run_at(&self, run_dir: &str, behaviour: &str, arguments: &[&str]) -> Command {
+        let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/tms_5-2.toml");
+        let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/fake_rank.sh");
+        let mut command = self.launcher(&[config, "--out", run_dir, "--rank-program", fake]);
+        command
+            .args(["--set", "train.batch_size=8", "--threads", "1"])
+            .args(arguments);
+        command.env("FAKE_RANK", behaviour);
+        command
+    }
+
+    /// Process id of the fake rank, once it is up and listens.
+    pub(crate) fn rank_pid(&self) -> u32 {
+        let started = Instant::now();
+        while fs::metadata(self.run_dir().join("system.jsonl")).is_err() {
+            assert!(
+                started.elapsed() < Duration::from_secs(20),
+                "no rank came up"
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+        fs::read_to_string(self.run_dir().join("pid"))
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
+    }
+}
+
+pub(crate) fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Starts a launch whose streams are kept.
+pub(crate) fn start(mut command: Command) -> Child {
+    command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits for a launch.
+pub(crate) fn end(child: Child) -> Ended {
+    Ended::of(child.wait_with_output().unwrap())
+}
+
+/// Launches and waits.
+pub(crate) fn launch(command: Command) -> Ended {
+    let mut command = assert_cmd::Command::from_std(command);
+    Ended::of(command.timeout(Duration::from_secs(60)).output().unwrap())
+}
+
+impl Ended {
+    fn of(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    /// The first line on stderr that tells of an error.
+    pub(crate) fn error(&self) -> &str {
+        self.stderr
+            .lines()
+            .find_map(|line| line.strip_prefix("error: "))
+            .unwrap_or_default()
+    }
+}
+
+/// Whether a process is gone, or only its entry is left.
+pub(crate) fn is_gone(pid: u32) -> bool {
+    match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Err(_) => true,
+        Ok(stat) => stat.rsplit(") ").next().unwrap().starts_with('Z'),
+    }
+}
+
+/// Waits until a process is gone; fails after a second.
+pub(crate) fn assert_goes(pid: u32) {
+    let started = Instant::now();
+    while !is_gone(pid) {
+        assert!(
+            started.elapsed() < Duration::from_secs(1),
+            "process {pid} lives on"
+        );
+        thread::sleep(Duration::from_millis(2));
+    }
+}

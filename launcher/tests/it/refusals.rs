@@ -1,0 +1,204 @@
+//! What is refused, and that nothing is created then.
+
+use std::fs;
+
+use crate::house::{House, launch, names};
+
+#[test]
+fn help_has_examples_and_exit_codes() {
+    let help = launch(House::new().launcher(&["--help"]));
+    assert_eq!(help.code, Some(0));
+    for part in [
+        "spd-launch configs/tms_5-2.toml",
+        "Exit codes:",
+        "3  stopped on request",
+        "tokenize",
+        "bench",
+    ] {
+        assert!(
+            help.stdout.contains(part),
+            "{part} is not in\n{}",
+            help.stdout
+        );
+    }
+    assert!(!help.stdout.contains("rank-program") && !help.stdout.contains("  rank "));
+}
+
+#[test]
+fn no_argument_shows_the_help_and_is_bad_input() {
+    let ended = launch(House::new().launcher(&[]));
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("Usage: spd-launch"));
+}
+
+#[test]
+fn an_unknown_run_file_says_where_it_was_looked_for() {
+    let house = House::new();
+    let ended = launch(house.launcher(&["tmz"]));
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (
+            Some(2),
+            "error: tmz: no such run file; looked at tmz, configs/tmz, configs/tmz.toml\n"
+        )
+    );
+    assert!(house.names().is_empty());
+}
+
+#[test]
+fn every_fault_of_a_run_file_is_one_line() {
+    let house = House::new();
+    let ended = launch(house.run("done", &["--set", "train.stepz=1", "--set", "seed=-1"]));
+    assert_eq!(ended.code, Some(2));
+    let faults: Vec<&str> = ended.stderr.lines().collect();
+    assert!(
+        faults.len() == 2 && faults.iter().all(|line| line.starts_with("error: --set ")),
+        "{faults:?}"
+    );
+    assert!(house.names().is_empty());
+}
+
+#[test]
+fn gpus_are_not_in_this_build() {
+    let house = House::new();
+    let ended = launch(house.run("done", &["--gpus", "2"]));
+    assert_eq!(ended.code, Some(2));
+    assert_eq!(
+        ended.stderr,
+        "error: --gpus 2: the CUDA executor is not in this build; leave it out to run on the CPU\n"
+    );
+    assert!(house.names().is_empty());
+}
+
+#[test]
+fn a_dry_run_says_everything_and_creates_nothing() {
+    let house = House::new();
+    let ended = launch(house.run("done", &["--dry-run"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stdout.starts_with("tms_5-2\n"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("runs/x (new)"));
+    assert!(ended.stdout.contains("memory"));
+    assert_eq!(ended.stderr, "dry run: nothing was created\n");
+    assert!(house.names().is_empty());
+}
+
+#[test]
+fn another_runs_directory_is_refused_with_what_differs() {
+    let house = House::new();
+    assert_eq!(launch(house.run("done", &[])).code, Some(0));
+    let before = fs::read(house.run_dir().join("config.toml")).unwrap();
+    let ended = launch(house.run("done", &["--set", "train.steps=77"]));
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (
+            Some(2),
+            "error: runs/x: holds a run of another config (train.steps: 77 here, 10000 there); \
+             try --out, or --fresh to move it aside\n"
+        )
+    );
+    assert_eq!(
+        fs::read(house.run_dir().join("config.toml")).unwrap(),
+        before
+    );
+}
+
+#[test]
+fn a_directory_of_something_else_is_left_alone() {
+    let house = House::new();
+    fs::create_dir_all(house.run_dir()).unwrap();
+    fs::File::create_new(house.run_dir().join("thesis.tex")).unwrap();
+    let ended = launch(house.run("done", &[]));
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (
+            Some(2),
+            "error: runs/x: holds files and no config.toml, so it is no run directory; try --out\n"
+        )
+    );
+    assert_eq!(names(&house.run_dir()), ["thesis.tex"]);
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_one_line() {
+    let house = House::new();
+    fs::File::create_new(house.path().join("runs")).unwrap();
+    let ended = launch(house.run("done", &[]));
+    assert_eq!(ended.code, Some(2));
+    assert_eq!(
+        ended.stderr,
+        "error: runs/x: a run directory is wanted, and a file is in its way; try --out\n"
+    );
+}
+
+// Even root makes no directory in /proc, so this holds whoever runs the tests.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_directory_that_cannot_be_made_is_one_line_and_leaves_nothing() {
+    let house = House::new();
+    let ended = launch(house.run_at("/proc/spd/x", "done", &[]));
+    assert_eq!(ended.code, Some(2));
+    assert_eq!(
+        ended.stderr,
+        "error: /proc/spd/x: cannot be made: No such file or directory (os error 2); try --out\n"
+    );
+    assert!(house.names().is_empty());
+}
+
+#[test]
+fn a_rank_in_a_contradictory_environment_names_both_sources() {
+    let house = House::new();
+    let mut command = house.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]);
+    command.envs([
+        ("RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("SLURM_PROCID", "1"),
+        ("SLURM_NTASKS", "2"),
+    ]);
+    let ended = launch(command);
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (
+            Some(2),
+            "error: RANK=0 of WORLD_SIZE=1 contradicts SLURM_PROCID=1 of SLURM_NTASKS=2; \
+             unset the pair that is not meant\n"
+        )
+    );
+}
+
+#[test]
+fn more_than_one_rank_is_refused() {
+    let house = House::new();
+    let mut command = house.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]);
+    command.envs([("RANK", "1"), ("WORLD_SIZE", "2")]);
+    let ended = launch(command);
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (
+            Some(2),
+            "error: rank 1 of 2: this build runs one rank; start it with one task\n"
+        )
+    );
+}
+
+#[test]
+fn text_becomes_a_dataset() {
+    let house = House::new();
+    let text = house.path().join("a.txt");
+    spd_checkpoint::atomic::write_file(&text, "to be or not to be\n".repeat(50).as_bytes())
+        .unwrap();
+    let arguments = [
+        "tokenize",
+        "a.txt",
+        "--tokenizer",
+        "bytes",
+        "--out",
+        "data/a",
+    ];
+    let made = launch(house.launcher(&arguments));
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+    assert!(made.stdout.contains("data/a/train"), "{}", made.stdout);
+    assert_eq!(names(&house.path().join("data/a")), ["train", "val"]);
+    let again = launch(house.launcher(&arguments));
+    assert_eq!(again.code, Some(2));
+    assert!(again.error().starts_with("data/a"), "{}", again.stderr);
+}

@@ -1,0 +1,112 @@
+//! Signals to the launcher, and its death.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::house::{Ended, House, assert_goes, end, is_gone, launch, start};
+
+/// Longer than it takes to tell a second signal from an echo of the first.
+const A_WHILE: Duration = Duration::from_millis(400);
+
+fn send(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+/// Sends a signal to a launcher whose rank is up, and waits for the end of both.
+fn interrupted(behaviour: &str, arguments: &[&str], signals: &[Signal]) -> (House, Ended) {
+    let house = House::new();
+    let launcher = start(house.run(behaviour, arguments));
+    let rank = house.rank_pid();
+    for signal in signals {
+        send(launcher.id(), *signal);
+        thread::sleep(if signals.len() > 1 {
+            A_WHILE
+        } else {
+            Duration::ZERO
+        });
+    }
+    let ended = end(launcher);
+    assert!(is_gone(rank));
+    (house, ended)
+}
+
+#[test]
+fn a_request_to_stop_is_passed_on_and_leaves_a_run_that_goes_on() {
+    for signal in [Signal::INT, Signal::TERM, Signal::USR1] {
+        let (house, ended) = interrupted("polite", &[], &[signal]);
+        assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+        assert!(
+            ended
+                .stderr
+                .contains(": the rank saves and leaves, 120 s at most;"),
+            "{}",
+            ended.stderr
+        );
+        assert!(
+            ended
+                .stderr
+                .ends_with("(decomposing), and saved; the same command goes on\n")
+        );
+        assert_eq!(launch(house.run("done", &[])).code, Some(0));
+    }
+}
+
+#[test]
+fn a_second_signal_does_not_wait() {
+    let started = Instant::now();
+    for (second, code, name) in [(Signal::INT, 130, "SIGINT"), (Signal::TERM, 143, "SIGTERM")] {
+        let (_house, ended) = interrupted("stubborn", &[], &[Signal::INT, second]);
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        assert!(
+            ended
+                .stderr
+                .contains(&format!("killed by a second signal ({name})")),
+            "{}",
+            ended.stderr
+        );
+    }
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_rank_that_ignores_the_request_is_killed_after_the_grace() {
+    let (_house, ended) = interrupted("stubborn", &["--grace", "1"], &[Signal::TERM]);
+    assert_eq!(ended.code, Some(1));
+    assert!(
+        ended
+            .error()
+            .contains(" did not leave within 1 s of being asked, after step 1 (decomposing), ")
+    );
+    assert!(
+        ended
+            .error()
+            .ends_with("and was killed; --grace gives it longer"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn a_stop_is_no_death_to_restart_from() {
+    let (_house, ended) = interrupted("polite", &["--restarts", "5"], &[Signal::TERM]);
+    assert_eq!(ended.code, Some(3));
+    assert!(!ended.stderr.contains("started again"));
+}
+
+// The kernel's promise is Linux's.
+#[cfg(target_os = "linux")]
+#[test]
+fn no_rank_survives_its_launcher() {
+    let house = House::new();
+    let mut launcher = start(house.run("stubborn", &[]));
+    let rank = house.rank_pid();
+    assert!(!is_gone(rank));
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    assert_goes(rank);
+    // Nothing has to be cleaned up by hand.
+    assert_eq!(launch(house.run("done", &[])).code, Some(0));
+}
