@@ -40,10 +40,9 @@ pub fn uniform_lanes(
         *word = first_block.wrapping_add(lane);
     }
     rounds(seed, &mut words);
-    for lane in 0..LANES {
-        for (word, lanes) in words.iter().enumerate() {
-            out[4 * lane + word] = uniform(lanes[lane]);
-        }
+    let (columns, _) = out.as_chunks_mut::<4>();
+    for (lane, four) in columns.iter_mut().enumerate() {
+        *four = words.map(|lanes| uniform(lanes[lane]));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Op, Result};
 use crate::store::{Slot, Store};
 use crate::value::{Type, Value};
 
@@ -163,14 +163,6 @@ impl Builder {
             eager: self.eager,
         });
         Ok(outputs)
-    }
-
-    pub(crate) fn view(&self, node: usize) -> NodeView<'_> {
-        let node = &self.nodes[node];
-        NodeView {
-            inputs: &node.inputs,
-            outputs: &node.outputs,
-        }
     }
 
     fn value(&mut self, ty: Type, home: Home) -> Value {

@@ -160,36 +160,116 @@ impl Product<'_> {
         let Shape { m, n, k } = self.shape;
         let (a_row, a_column) = if self.a.transposed { (1, m) } else { (k, 1) };
         let (b_row, b_column) = if self.b.transposed { (1, k) } else { (n, 1) };
-        let a = self.a.values[rows.start * a_row + sums.start * a_column..].as_ptr();
-        let b = self.b.values[sums.start * b_row + columns.start * b_column..].as_ptr();
-        let stride = |stride: usize| isize::try_from(stride).expect("a matrix fits in memory");
-        #[cfg(test)]
-        let _inside = tests::Inside::enter();
+        let a = &self.a.values[rows.start * a_row + sums.start * a_column..];
+        let b = &self.b.values[sums.start * b_row + columns.start * b_column..];
+        let shape = Shape {
+            m: rows.len(),
+            n: columns.len(),
+            k: sums.len(),
+        };
+        let a = Strided {
+            values: a,
+            row: a_row,
+            column: a_column,
+        };
+        let b = Strided {
+            values: b,
+            row: b_row,
+            column: b_column,
+        };
+        let out = out.wrapping_add(rows.start * n + columns.start);
         // SAFETY: `product` checked that the operands have m*k and k*n elements, and the ranges lie inside
         // the shape; the caller vouches for `out`.
-        unsafe {
-            gemm::gemm(
-                rows.len(),
-                columns.len(),
-                sums.len(),
-                out.wrapping_add(rows.start * n + columns.start),
-                1,
-                stride(n),
-                add,
-                a,
-                stride(a_column),
-                stride(a_row),
-                b,
-                stride(b_column),
-                stride(b_row),
-                1.0,
-                self.alpha,
-                false,
-                false,
-                false,
-                gemm::Parallelism::None,
-            );
+        unsafe { multiply(shape, self.alpha, (a, b), (out, n, add)) };
+    }
+}
+
+/// A matrix inside a larger one: element `(i, j)` is `values[i * row + j * column]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Strided<'a> {
+    pub(crate) values: &'a [f32],
+    pub(crate) row: usize,
+    pub(crate) column: usize,
+}
+
+impl<'a> Strided<'a> {
+    /// Consecutive columns of a matrix, whose first element `values` starts with and whose rows are `row` apart.
+    pub(crate) fn rows(values: &'a [f32], row: usize) -> Self {
+        Self {
+            values,
+            row,
+            column: 1,
         }
+    }
+
+    /// The transposed matrix.
+    pub(crate) fn t(self) -> Self {
+        Self {
+            values: self.values,
+            row: self.column,
+            column: self.row,
+        }
+    }
+
+    fn holds(&self, rows: usize, columns: usize) -> bool {
+        (rows - 1) * self.row + (columns - 1) * self.column < self.values.len()
+    }
+}
+
+/// `out = [out +] alpha a b` on the thread of the caller, where row `i` of `out` starts at `out[i * stride]`.
+pub(crate) fn block(
+    shape: Shape,
+    alpha: f32,
+    (a, b): (Strided<'_>, Strided<'_>),
+    (out, stride, add): (&mut [f32], usize, bool),
+) {
+    let Shape { m, n, k } = shape;
+    assert!(m > 0 && n > 0 && k > 0, "{shape:?}");
+    assert!(a.holds(m, k) && b.holds(k, n), "{shape:?}");
+    assert!(
+        n <= stride && (m - 1) * stride + n <= out.len(),
+        "{shape:?}, stride {stride}"
+    );
+    // SAFETY: all three matrices lie inside their slices, and the rows of `out` do not overlap.
+    unsafe { multiply(shape, alpha, (a, b), (out.as_mut_ptr(), stride, add)) };
+}
+
+/// # Safety
+///
+/// The operands must hold `m x k` and `k x n` elements, and `out` plus `row * stride + column` must be writable
+/// for all `m x n` elements, each in a place of its own that nobody else touches meanwhile.
+unsafe fn multiply(
+    Shape { m, n, k }: Shape,
+    alpha: f32,
+    (a, b): (Strided<'_>, Strided<'_>),
+    (out, stride, add): (*mut f32, usize, bool),
+) {
+    let signed = |stride: usize| isize::try_from(stride).expect("a matrix fits in memory");
+    #[cfg(test)]
+    let _inside = tests::Inside::enter();
+    // SAFETY: the caller's promise.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out,
+            1,
+            signed(stride),
+            add,
+            a.values.as_ptr(),
+            signed(a.column),
+            signed(a.row),
+            b.values.as_ptr(),
+            signed(b.column),
+            signed(b.row),
+            1.0,
+            alpha,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
     }
 }
 
@@ -261,6 +341,32 @@ pub(crate) mod tests {
                 "{shape:?} {a_transposed} {b_transposed} {threads}"
             );
         }
+    }
+
+    #[test]
+    fn blocks_leave_their_surroundings_alone() {
+        // By hand: columns 1 and 2 of 3 of `a`, times the transpose of [[1, 2], [3, 4]].
+        let a = [9.0, 1.0, 2.0, 9.0, 3.0, 4.0];
+        let b = [1.0, 2.0, 3.0, 4.0];
+        let shape = Shape { m: 2, n: 2, k: 2 };
+        let operands = (Strided::rows(&a[1..], 3), Strided::rows(&b, 2).t());
+        let mut out = [1.0; 8];
+        block(shape, 1.0, operands, (&mut out[1..], 4, false));
+        assert_eq!(out.to_vec(), [1.0, 5.0, 11.0, 1.0, 1.0, 11.0, 25.0, 1.0]);
+        block(shape, -1.0, operands, (&mut out[1..], 4, true));
+        assert_eq!(out.to_vec(), [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "Shape { m: 2, n: 2, k: 2 }")]
+    fn a_block_beyond_its_matrix_panics() {
+        let operands = (Strided::rows(&[1.0; 4], 2), Strided::rows(&[1.0; 3], 2));
+        block(
+            Shape { m: 2, n: 2, k: 2 },
+            1.0,
+            operands,
+            (&mut [0.0; 4], 2, false),
+        );
     }
 
     #[test]

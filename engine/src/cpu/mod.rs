@@ -5,6 +5,7 @@ mod frame;
 pub(crate) mod gemm;
 pub(crate) mod math;
 pub(crate) mod pool;
+pub(crate) mod reduce;
 
 pub use executor::{Executor, OpProfile, StepParameters};
 pub use frame::Frame;

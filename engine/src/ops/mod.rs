@@ -1,18 +1,60 @@
 //! The operations, one folder each: shape rule, gradient rule and derivation in `mod.rs`, CPU kernel in `cpu.rs`.
 
+mod active_counts;
+mod adamw;
 mod add;
+mod attention;
+mod component_mlp;
 mod constant;
+mod cross_entropy;
+mod draws;
+mod embedding;
+mod gelu;
+mod gradient_norm;
+mod importance;
+mod importance_minimality;
+mod kl_divergence;
+mod layer_norm;
+mod log_sum_exp;
+mod masked;
 mod matmul;
+mod mse;
 #[cfg(test)]
 pub(crate) mod oracle;
+mod parallel_linear;
+mod relu;
+mod site_output;
 mod sum_rows;
+mod sum_squares;
 mod transpose;
+mod weighted_sum;
 
+pub use active_counts::ActiveCounts;
+pub use adamw::{AdamW, AdamWOperands};
 pub use add::Add;
+pub use attention::Attention;
+pub use component_mlp::{ComponentMlp, ComponentMlpWeights};
 pub use constant::Constant;
+pub use cross_entropy::CrossEntropy;
+pub use draws::{UniformRows, UniformSubsets};
+pub use embedding::Embed;
+pub use gelu::{Gelu, GeluKind};
+pub use gradient_norm::GradientNorm;
+pub use importance::{Gates, ImportanceGates, LogitNoise};
+pub use importance_minimality::ImportanceMinimality;
+pub use kl_divergence::KlDivergence;
+pub use layer_norm::LayerNorm;
+pub use log_sum_exp::LogSumExp;
+pub use masked::{Draw, Mask, MaskValues, Masked};
 pub use matmul::MatMul;
+pub use mse::Mse;
+pub use parallel_linear::ParallelLinear;
+pub use relu::Relu;
+pub use site_output::{SiteInputs, SiteOutput};
 pub use sum_rows::SumRows;
+pub use sum_squares::SumSquares;
 pub use transpose::Transpose;
+pub use weighted_sum::WeightedSum;
 
 /// Elements that are worth a chunk of their own in element-wise kernels: some 10 microseconds.
 pub(crate) const GRAIN: usize = 1 << 14;

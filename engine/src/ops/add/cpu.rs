@@ -9,17 +9,20 @@ pub(super) fn run(frame: &mut Frame<'_>) {
     frame
         .pool
         .run(out.len(), GRAIN, Rows(out, 1), |range, out| {
-            vectorised(|| {
-                for index in 0..inputs {
-                    let input = &frame.input(index)[range.clone()];
-                    if index == 0 && !add {
-                        out.0.copy_from_slice(input);
-                    } else {
-                        for (total, term) in out.0.iter_mut().zip(input) {
-                            *total += term;
+            vectorised(
+                #[inline(always)]
+                || {
+                    for index in 0..inputs {
+                        let input = &frame.input(index)[range.clone()];
+                        if index == 0 && !add {
+                            out.0.copy_from_slice(input);
+                        } else {
+                            for (total, term) in out.0.iter_mut().zip(input) {
+                                *total += term;
+                            }
                         }
                     }
-                }
-            });
+                },
+            );
         });
 }

@@ -135,7 +135,7 @@ impl Op for MatMul {
             return Err(BuildError::new(self.name(), reason));
         }
         if let Some(bias) = inputs.get(2)
-            && bias.dims != [n]
+            && bias.len() != n
         {
             return Err(BuildError::new(
                 self.name(),
@@ -184,7 +184,8 @@ impl Op for MatMul {
         gradients.emit(for_a.0, &for_a.1, &[Some(a)])?;
         gradients.emit(for_b.0, &for_b.1, &[Some(b)])?;
         if let Some(&bias) = node.inputs.get(2) {
-            gradients.emit(SumRows, &[g], &[Some(bias)])?;
+            let dims = gradients.builder().ty(bias).dims.clone();
+            gradients.emit(SumRows { dims }, &[g], &[Some(bias)])?;
         }
         Ok(())
     }

@@ -11,12 +11,15 @@ pub(super) fn run(frame: &mut Frame<'_>) {
     frame
         .pool
         .run(rows, grain_rows(columns), parts, |range, partial| {
-            vectorised(|| {
-                partial.0.fill(0.0);
-                for row in x[range.start * columns..range.end * columns].chunks_exact(columns) {
-                    add_to(partial.0, row);
-                }
-            });
+            vectorised(
+                #[inline(always)]
+                || {
+                    partial.0.fill(0.0);
+                    for row in x[range.start * columns..range.end * columns].chunks_exact(columns) {
+                        add_to(partial.0, row);
+                    }
+                },
+            );
         });
     add_partials(out, add, partials);
 }
@@ -26,11 +29,14 @@ pub(crate) fn add_partials(out: &mut [f32], add: bool, partials: &[f32]) {
     if !add {
         out.fill(0.0);
     }
-    vectorised(|| {
-        partials
-            .chunks_exact(out.len())
-            .for_each(|partial| add_to(out, partial))
-    });
+    vectorised(
+        #[inline(always)]
+        || {
+            partials
+                .chunks_exact(out.len())
+                .for_each(|partial| add_to(out, partial))
+        },
+    );
 }
 
 #[inline(always)]

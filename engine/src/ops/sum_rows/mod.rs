@@ -10,9 +10,12 @@ use crate::op::{BuildError, NodeView, Op, Result};
 use crate::ops::grain_rows;
 use crate::value::Type;
 
-/// Sum over all dimensions but the last, f32 `[.., o]` to `[o]`.
-#[derive(Debug, Clone, Copy)]
-pub struct SumRows;
+/// Sum over all dimensions but the last, f32 `[.., o]` to `dims`, whose product is `o`.
+#[derive(Debug, Clone)]
+pub struct SumRows {
+    /// Shape of the result.
+    pub dims: Vec<usize>,
+}
 
 impl Op for SumRows {
     fn name(&self) -> &'static str {
@@ -20,7 +23,13 @@ impl Op for SumRows {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![Type::f32(&[inputs[0].columns()])])
+        if self.dims.iter().product::<usize>() != inputs[0].columns() {
+            return Err(BuildError::new(
+                self.name(),
+                format!("{} to {:?}", inputs[0], self.dims),
+            ));
+        }
+        Ok(vec![Type::f32(&self.dims)])
     }
 
     fn accumulates(&self) -> bool {

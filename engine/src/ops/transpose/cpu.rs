@@ -3,12 +3,9 @@ use crate::cpu::{Frame, Rows};
 /// Rows of the result that one chunk writes: its reads stay within a few cache lines each.
 const CHUNK: usize = 16;
 
-pub(super) fn run(frame: &mut Frame<'_>) {
+pub(super) fn run([a, b, d]: [usize; 3], frame: &mut Frame<'_>) {
     let (out, add) = frame.output(0);
     let x = frame.input(0);
-    let dims = &frame.ty(0).dims;
-    let (a, b) = (dims[0], dims[1]);
-    let d = dims.get(2).copied().unwrap_or(1);
     frame.pool.run(b, CHUNK, Rows(out, a * d), |range, out| {
         for i in 0..a {
             for j in range.clone() {

@@ -1,0 +1,106 @@
+//! Reductions over the columns of a row. To be called inside [`vectorised`](super::math::vectorised); the order
+//! depends on the length of the row alone.
+
+use super::math::{exp, ln, sum};
+
+/// Partial results: one or more vectors of them, whichever vectors there are.
+const LANES: usize = 32;
+
+/// Sum of `term([a_i, b_i, ..])` over the columns of rows of one length.
+#[inline(always)]
+pub(crate) fn sum_over<const N: usize>(rows: [&[f32]; N], term: impl Fn([f32; N]) -> f32) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let len = rows[0].len();
+    let whole = len - len % LANES;
+    let mut start = 0;
+    while start < whole {
+        // Arrays of known length leave no bounds to check in the inner loop.
+        let mut blocks = [&[0f32; LANES]; N];
+        for (block, row) in blocks.iter_mut().zip(rows) {
+            *block = row[start..].first_chunk().expect("rows have one length");
+        }
+        for lane in 0..LANES {
+            let mut terms = [0f32; N];
+            for (term, block) in terms.iter_mut().zip(blocks) {
+                *term = block[lane];
+            }
+            lanes[lane] += term(terms);
+        }
+        start += LANES;
+    }
+    for (lane, i) in (whole..len).enumerate() {
+        lanes[lane] += term(rows.map(|row| row[i]));
+    }
+    sum(LANES, |lane| lanes[lane])
+}
+
+/// Largest element; negative infinity for an empty row. NaN is passed over.
+#[inline(always)]
+pub(crate) fn max(row: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (blocks, rest) = row.as_chunks::<LANES>();
+    for block in blocks {
+        for lane in 0..LANES {
+            lanes[lane] = larger(lanes[lane], block[lane]);
+        }
+    }
+    let rest = rest.iter().copied().fold(f32::NEG_INFINITY, larger);
+    lanes.into_iter().fold(rest, larger)
+}
+
+/// `ln sum_i e^(x_i)`, from the largest element, so that nothing overflows. NaN where there is one.
+#[inline(always)]
+pub(crate) fn log_sum_exp(row: &[f32]) -> f32 {
+    let largest = max(row);
+    let total = sum_over(
+        [row],
+        #[inline(always)]
+        |[x]| exp(x - largest),
+    );
+    if total.is_nan() {
+        return total;
+    }
+    // The sum holds e^0 and is at least 1.
+    largest + ln(total)
+}
+
+/// Sum of the parts, in order and in f64, over a count.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the mean is an f32 like its parts"
+)]
+pub(crate) fn mean(parts: &[f32], count: usize) -> f32 {
+    let total: f64 = parts.iter().map(|&part| f64::from(part)).sum();
+    (total / count as f64) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::math::vectorised;
+
+    #[test]
+    fn every_column_counts_once() {
+        for len in [0, 1, 31, 32, 33, 100] {
+            let row: Vec<f32> = (0..len).map(|i| i as f32).collect();
+            // Whole numbers: exact.
+            let expected = row.iter().fold(0.0, |total, x| total + 3.0 * x);
+            let total = vectorised(|| sum_over([&row, &row], |[a, b]| 2.0 * a + b));
+            assert_eq!(total.to_bits(), expected.to_bits(), "{len}");
+            let last = row.last().copied().unwrap_or(f32::NEG_INFINITY);
+            assert_eq!(max(&row).to_bits(), last.to_bits(), "{len}");
+        }
+    }
+
+    #[test]
+    fn large_exponents_do_not_overflow() {
+        // By hand: ln(2 e^1000) and ln(1).
+        for (row, expected) in [(&[1000.0, 1000.0][..], 1_000.693_1), (&[0.0], 0.0)] {
+            let found = log_sum_exp(row);
+            // The last place of 1000.
+            assert!((found - expected).abs() <= 6.2e-5, "{found} {expected}");
+        }
+        assert!(log_sum_exp(&[0.0, f32::NAN]).is_nan());
+    }
+}

@@ -1,0 +1,178 @@
+//! For each component a network of its own, from one number to one number, with one hidden layer:
+//!
+//! ```text
+//! p_ch = W1_ch a_c + b1_ch        z_c = sum_h W2_ch gelu(p_ch) + b2_c        (exact GELU)
+//! ```
+//!
+//! With `G` the gradient of `z` and `t_ch = G_c W2_ch gelu'(p_ch)`, summed over rows where the result has no rows:
+//!
+//! ```text
+//! a: sum_h t_ch W1_ch     W1: t_ch a_c     b1: t_ch     W2: G_c gelu(p_ch)     b2: G_c
+//! ```
+//!
+//! The hidden layer, `h` times as large as the activations, is never stored: the backward pass computes it again, and
+//! `gelu` and its slope share one exponential. Rows lie across the lanes, so the weights of a hidden unit are in
+//! registers while a block of rows goes through it.
+
+mod cpu;
+
+use crate::builder::Builder;
+use crate::cpu::Frame;
+use crate::cpu::pool::chunks;
+use crate::gradients::Gradients;
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::value::{Type, Value};
+
+/// The networks of all components of a site.
+#[derive(Debug, Clone, Copy)]
+pub struct ComponentMlp;
+
+/// All gradients of [`ComponentMlp`].
+#[derive(Debug, Clone, Copy)]
+struct ComponentMlpGrad;
+
+/// Weights of the networks: `w1`, `b1` f32 `[c, 1, h]` and `[c, h]`, `w2`, `b2` f32 `[c, h, 1]` and `[c, 1]`.
+#[derive(Debug, Clone, Copy)]
+pub struct ComponentMlpWeights {
+    /// First layer.
+    pub w1: Value,
+    /// Its bias.
+    pub b1: Value,
+    /// Second layer.
+    pub w2: Value,
+    /// Its bias.
+    pub b2: Value,
+}
+
+impl Builder {
+    /// `z` f32 `[.., c]` from activations f32 `[.., c]`; the gradient flows to all.
+    ///
+    /// # Errors
+    ///
+    /// When the shapes do not fit.
+    pub fn component_mlp(&mut self, a: Value, with: &ComponentMlpWeights) -> Result<Value> {
+        self.op1(ComponentMlp, &[a, with.w1, with.b1, with.w2, with.b2])
+    }
+}
+
+impl Op for ComponentMlp {
+    fn name(&self) -> &'static str {
+        "component_mlp"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        let c = inputs[0].columns();
+        let h = inputs[1].columns();
+        let expected = [vec![c, 1, h], vec![c, h], vec![c, h, 1], vec![c, 1]];
+        match inputs[1..]
+            .iter()
+            .zip(&expected)
+            .find(|(found, expected)| found.dims != **expected)
+        {
+            Some((found, expected)) => Err(BuildError::new(
+                self.name(),
+                format!("a weight is {found}, not {expected:?}"),
+            )),
+            None => Ok(vec![inputs[0].clone()]),
+        }
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let Some(gradient) = gradients.of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let inputs: Vec<Value> = std::iter::once(gradient)
+            .chain(node.inputs[..4].iter().copied())
+            .collect();
+        let targets: Vec<Option<Value>> = node.inputs.iter().copied().map(Some).collect();
+        gradients.emit(ComponentMlpGrad, &inputs, &targets)
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::forward(frame);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        // A GELU counts as one operation: the line of a roofline that matters here is its measured time.
+        5 * (inputs[0].len() * inputs[1].columns()) as u64
+    }
+}
+
+impl Op for ComponentMlpGrad {
+    fn name(&self) -> &'static str {
+        "component_mlp_grad"
+    }
+
+    /// Inputs: gradient of `z`, `a`, `w1`, `b1`, `w2`. Outputs: gradients of `a`, `w1`, `b1`, `w2`, `b2`.
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        let c = inputs[1].columns();
+        let mut types: Vec<Type> = inputs[1..].iter().map(|&ty| ty.clone()).collect();
+        types.push(Type::f32(&[c, 1]));
+        Ok(types)
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
+        let (c, h) = (inputs[1].columns(), inputs[2].columns());
+        4 * chunks(inputs[1].rows(), cpu::BLOCK) * c * (3 * h + 1)
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::backward(frame);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        11 * (inputs[1].len() * inputs[2].columns()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::oracle::{Oracle, random};
+
+    #[test]
+    fn networks_agree_with_candle() {
+        for (rows, c, h) in [(3, 2, 5), (300, 3, 4), (513, 1, 1)] {
+            let point = [
+                random(&[rows, c], 1),
+                random(&[c, 1, h], 2),
+                random(&[c, h], 3),
+                random(&[c, h, 1], 4),
+                random(&[c, 1], 5),
+            ];
+            Oracle::new(&point)
+                .ours(|b, v| {
+                    b.component_mlp(
+                        v[0],
+                        &ComponentMlpWeights {
+                            w1: v[1],
+                            b1: v[2],
+                            w2: v[3],
+                            b2: v[4],
+                        },
+                    )
+                })
+                .candle(|v| {
+                    let hidden = v[0]
+                        .unsqueeze(2)?
+                        .broadcast_mul(&v[1].squeeze(1)?)?
+                        .broadcast_add(&v[2])?
+                        .gelu_erf()?;
+                    hidden
+                        .broadcast_mul(&v[3].squeeze(2)?)?
+                        .sum(2)?
+                        .broadcast_add(&v[4].squeeze(1)?)
+                })
+                // Sums of up to 513 terms; candle's own sums round as much.
+                .agree(1e-5);
+        }
+    }
+}

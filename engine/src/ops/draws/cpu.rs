@@ -1,0 +1,58 @@
+use super::{UniformRows, UniformSubsets};
+use crate::cpu::{Frame, Rows};
+use crate::ops::GRAIN;
+
+pub(super) fn uniform_rows(op: &UniformRows, frame: &mut Frame<'_>) {
+    let (out, _) = frame.output(0);
+    let p = frame.parameters;
+    frame
+        .pool
+        .run(out.len(), GRAIN, Rows(out, 1), |range, out| {
+            for (row, value) in range.zip(out.0) {
+                *value = op
+                    .stream
+                    .uniform(p.seed, p.step, p.first_row + row_number(row), 0);
+            }
+        });
+}
+
+pub(super) fn uniform_subsets(op: &UniformSubsets, frame: &mut Frame<'_>) {
+    let p = frame.parameters;
+    // Per row the largest number that is still in, then room for the numbers of one row.
+    let (cuts, draws) = frame.scratch().split_at_mut(op.rows);
+    for (row, cut) in cuts.iter_mut().enumerate() {
+        op.stream
+            .fill_uniform(p.seed, p.step, p.first_row + row_number(row), draws);
+        let others = (draws[0] * op.sites as f32).floor();
+        let numbers = &mut draws[1..];
+        numbers.sort_unstable_by(f32::total_cmp);
+        // A whole number below the number of sites, exact in f32.
+        *cut = numbers
+            .iter()
+            .copied()
+            .zip(0u16..)
+            .find(|&(_, rank)| f32::from(rank) >= others)
+            .map_or(1.0, |n| n.0);
+    }
+    let cuts = &*cuts;
+    for site in 0..op.sites {
+        let (route, _) = frame.output(site);
+        frame
+            .pool
+            .run(op.rows, 1 << 10, Rows(route, 1), |range, route| {
+                for (row, routed) in range.zip(route.0) {
+                    let number = op.stream.uniform(
+                        p.seed,
+                        p.step,
+                        p.first_row + row_number(row),
+                        1 + row_number(site),
+                    );
+                    *routed = if number <= cuts[row] { 1.0 } else { 0.0 };
+                }
+            });
+    }
+}
+
+pub(crate) fn row_number(row: usize) -> u32 {
+    u32::try_from(row).expect("a batch has fewer than 2^32 rows")
+}

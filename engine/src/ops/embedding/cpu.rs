@@ -1,0 +1,89 @@
+use super::vocabulary_chunk;
+use crate::cpu::math::vectorised;
+use crate::cpu::{Frame, Rows};
+use crate::ops::grain_rows;
+
+pub(super) fn run(frame: &mut Frame<'_>) {
+    let (out, _) = frame.output(0);
+    let (tokens, wte, wpe) = (frame.input_u32(0), frame.input(1), frame.input(2));
+    let positions = frame.ty(0).columns();
+    let (vocabulary, d) = (frame.ty(1).rows(), frame.ty(1).columns());
+    let chunk = grain_rows(d);
+    frame
+        .pool
+        .run(tokens.len(), chunk, Rows(out, d), |range, out| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (row, y) in range.zip(out.0.chunks_exact_mut(d)) {
+                        let token = tokens[row] as usize;
+                        assert!(
+                            token < vocabulary,
+                            "token {token} is not in the vocabulary of {vocabulary}"
+                        );
+                        let position = row % positions;
+                        let vectors = wte[token * d..][..d].iter().zip(&wpe[position * d..][..d]);
+                        for (y, (token, position)) in y.iter_mut().zip(vectors) {
+                            *y = token + position;
+                        }
+                    }
+                },
+            );
+        });
+}
+
+/// Each chunk holds the vectors of some tokens, and looks through all rows for those.
+pub(super) fn run_token_gradient(vocabulary: usize, frame: &mut Frame<'_>) {
+    let (out, add) = frame.output(0);
+    let (tokens, g) = (frame.input_u32(0), frame.input(1));
+    let d = frame.ty(1).columns();
+    let chunk = vocabulary_chunk(vocabulary);
+    frame
+        .pool
+        .run(vocabulary, chunk, Rows(out, d), |range, out| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    if !add {
+                        out.0.fill(0.0);
+                    }
+                    for (token, g) in tokens.iter().zip(g.chunks_exact(d)) {
+                        let token = *token as usize;
+                        if range.contains(&token) {
+                            add_to(&mut out.0[(token - range.start) * d..][..d], g);
+                        }
+                    }
+                },
+            );
+        });
+}
+
+pub(super) fn run_position_gradient(context: usize, frame: &mut Frame<'_>) {
+    let (out, add) = frame.output(0);
+    let g = frame.input(0);
+    let (positions, d) = (frame.ty(0).dims[1], frame.ty(0).columns());
+    frame
+        .pool
+        .run(context, grain_rows(d), Rows(out, d), |range, out| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    if !add {
+                        out.0.fill(0.0);
+                    }
+                    for g in g.chunks_exact(positions * d) {
+                        // Positions beyond the rows' get nothing.
+                        let g = &g[positions.min(range.start) * d..positions.min(range.end) * d];
+                        add_to(out.0, g);
+                    }
+                },
+            );
+        });
+}
+
+#[inline(always)]
+fn add_to(total: &mut [f32], term: &[f32]) {
+    for (total, x) in total.iter_mut().zip(term) {
+        *total += x;
+    }
+}

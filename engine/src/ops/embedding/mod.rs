@@ -1,0 +1,189 @@
+//! `y[b, t] = wte[token[b, t]] + wpe[t]`.
+//!
+//! Each vector of `wte` gets the sum of the gradients of the rows that hold its token, each of `wpe` that of the
+//! rows at its position; both sums run in the order of the rows, whatever the threads.
+
+mod cpu;
+
+use crate::builder::Builder;
+use crate::cpu::Frame;
+use crate::gradients::Gradients;
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::value::{DType, Type, Value};
+
+/// Token vectors plus position vectors.
+#[derive(Debug, Clone, Copy)]
+pub struct Embed;
+
+/// Gradient of the token vectors, from tokens and the gradient of `y`.
+#[derive(Debug, Clone, Copy)]
+struct TokenGrad {
+    vocabulary: usize,
+}
+
+/// Gradient of the position vectors, from the gradient of `y`.
+#[derive(Debug, Clone, Copy)]
+struct PositionGrad {
+    context: usize,
+}
+
+impl Builder {
+    /// Token vectors plus position vectors: u32 `[b, t]`, f32 `[v, d]` and `[context, d]` to f32 `[b, t, d]`.
+    /// The gradient flows to both tables.
+    ///
+    /// # Errors
+    ///
+    /// When the dimensions do not fit, or there are more positions than vectors. A token beyond `v` panics in
+    /// the replay.
+    pub fn embed(&mut self, tokens: Value, wte: Value, wpe: Value) -> Result<Value> {
+        self.op1(Embed, &[tokens, wte, wpe])
+    }
+}
+
+impl Op for Embed {
+    fn name(&self) -> &'static str {
+        "embed"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        let (tokens, wte, wpe) = (inputs[0], inputs[1], inputs[2]);
+        match (&tokens.dims[..], &wte.dims[..], &wpe.dims[..]) {
+            (&[b, t], &[_, d], &[context, also_d])
+                if tokens.dtype == DType::U32 && d == also_d && t <= context =>
+            {
+                Ok(vec![Type::f32(&[b, t, d])])
+            }
+            _ => Err(BuildError::new(
+                self.name(),
+                format!(
+                    "needs tokens u32 [b, t] and tables [v, d] and [context >= t, d], found {tokens}, {wte} and {wpe}"
+                ),
+            )),
+        }
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let Some(g) = gradients.of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let [tokens, wte, wpe] = node.inputs[..] else {
+            unreachable!("the shape rule asks for three inputs");
+        };
+        let vocabulary = gradients.builder().ty(wte).rows();
+        gradients.emit(TokenGrad { vocabulary }, &[tokens, g], &[Some(wte)])?;
+        let context = gradients.builder().ty(wpe).rows();
+        gradients.emit(PositionGrad { context }, &[g], &[Some(wpe)])
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::run(frame);
+    }
+}
+
+/// Tokens whose vectors make a chunk: every chunk reads all tokens, so there are few.
+fn vocabulary_chunk(vocabulary: usize) -> usize {
+    vocabulary.div_ceil(32)
+}
+
+impl Op for TokenGrad {
+    fn name(&self) -> &'static str {
+        "embed_token_grad"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        Ok(vec![Type::f32(&[self.vocabulary, inputs[1].columns()])])
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::run_token_gradient(self.vocabulary, frame);
+    }
+}
+
+impl Op for PositionGrad {
+    fn name(&self) -> &'static str {
+        "embed_position_grad"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        Ok(vec![Type::f32(&[self.context, inputs[0].columns()])])
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::run_position_gradient(self.context, frame);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Tensor};
+
+    use crate::builder::Builder;
+    use crate::ops::oracle::{Oracle, random};
+    use crate::value::Type;
+
+    // 3 and 4 come twice and more; 0 and the last token of 67 are there.
+    const TOKENS: [u32; 10] = [3, 4, 3, 0, 66, 4, 3, 3, 12, 4];
+
+    fn reference(v: &[Tensor]) -> candle_core::Result<Tensor> {
+        let tokens = Tensor::new(&TOKENS, &Device::Cpu)?;
+        let y = v[0].index_select(&tokens, 0)?.reshape((2, 5, 6))?;
+        y.broadcast_add(&v[1].narrow(0, 0, 5)?)
+    }
+
+    #[test]
+    fn repeated_tokens_agree_with_candle() {
+        Oracle::new(&[random(&[67, 6], 1), random(&[8, 6], 2)])
+            .tokens("tokens", &[2, 5], &TOKENS)
+            .ours(|b, v| {
+                let tokens = b.input("tokens", &Type::u32(&[2, 5]))?;
+                b.embed(tokens, v[0], v[1])
+            })
+            .candle(reference)
+            // Sums of four or fewer numbers.
+            .agree(1e-6);
+    }
+
+    #[test]
+    fn a_second_use_adds_to_the_gradients() {
+        Oracle::new(&[random(&[67, 6], 1), random(&[8, 6], 2)])
+            .tokens("tokens", &[2, 5], &TOKENS)
+            .ours(|b, v| {
+                let tokens = b.input("tokens", &Type::u32(&[2, 5]))?;
+                let y = b.embed(tokens, v[0], v[1])?;
+                let twice = b.add(v[0], v[0])?;
+                let other = b.embed(tokens, twice, v[1])?;
+                b.add(y, other)
+            })
+            .candle(|v| reference(v)? + reference(&[(&v[0] * 2.0)?, v[1].clone()])?)
+            // Sums of twelve or fewer numbers.
+            .agree(2e-6);
+    }
+
+    #[test]
+    fn more_positions_than_vectors_are_refused() {
+        let mut b = Builder::new();
+        let tokens = b.input("tokens", &Type::u32(&[2, 5])).unwrap();
+        let wte = b.input("wte", &Type::f32(&[9, 6])).unwrap();
+        let wpe = b.input("wpe", &Type::f32(&[4, 6])).unwrap();
+        assert_eq!(
+            b.embed(tokens, wte, wpe).unwrap_err().to_string(),
+            "embed: needs tokens u32 [b, t] and tables [v, d] and [context >= t, d], found u32 [2, 5], f32 [9, 6] and f32 [4, 6]"
+        );
+    }
+}

@@ -1,0 +1,73 @@
+//! How large the gradients of a group of tensors are: the sum of squares of each, and of all.
+//!
+//! The update reads the total to clip, and to see that every gradient is finite: one NaN or infinity anywhere makes the
+//! total so.
+
+use crate::builder::Builder;
+use crate::cpu::Frame;
+use crate::cpu::pool::chunks;
+use crate::gradients::Gradients;
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::ops::GRAIN;
+use crate::ops::sum_squares::cpu::sum_squares;
+use crate::value::{Type, Value};
+
+/// Sums of squares, f32 `[tensors + 1]`: one an input, then their total.
+#[derive(Debug, Clone, Copy)]
+pub struct GradientNorm;
+
+impl Builder {
+    /// Sums of squares of `gradients` and, last, their total: f32 `[gradients + 1]`.
+    ///
+    /// # Errors
+    ///
+    /// When there are none.
+    pub fn gradient_norm(&mut self, gradients: &[Value]) -> Result<Value> {
+        self.op1(GradientNorm, gradients)
+    }
+}
+
+impl Op for GradientNorm {
+    fn name(&self) -> &'static str {
+        "gradient_norm"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        if inputs.is_empty() {
+            return Err(BuildError::new(self.name(), "there are no gradients"));
+        }
+        Ok(vec![Type::f32(&[inputs.len() + 1])])
+    }
+
+    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
+        4 * inputs
+            .iter()
+            .map(|input| chunks(input.len(), GRAIN))
+            .max()
+            .unwrap_or(0)
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a sum in f64, rounded once"
+    )]
+    fn run(&self, frame: &mut Frame<'_>) {
+        let (out, _) = frame.output(0);
+        let partials = frame.scratch();
+        let (total, squares) = out.split_last_mut().expect("one more than the gradients");
+        let mut sum = 0.0;
+        for (index, square) in squares.iter_mut().enumerate() {
+            *square = sum_squares(frame.pool, frame.input(index), partials);
+            sum += f64::from(*square);
+        }
+        *total = sum as f32;
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        inputs.iter().map(|input| 2 * input.len() as u64).sum()
+    }
+}

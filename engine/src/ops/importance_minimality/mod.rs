@@ -1,0 +1,167 @@
+//! The sparsity penalty from power sums: how much importance there is, and how often.
+//!
+//! ```text
+//! L = sum_c s_c / n (1 + beta log2(1 + s_c w))            s_c: power sums over n rows, w: ranks
+//! dL/ds_c = (1 + beta log2(1 + s_c w)) / n + s_c / n beta w / ((1 + s_c w) ln 2)
+//! ```
+//!
+//! summed over components, a mean over rows, not divided by sites. `s_c w` estimates the sum over all ranks. The formula and
+//! its normalisation are those of the reference implementation.
+
+use crate::builder::Builder;
+use crate::cpu::Frame;
+use crate::gradients::Gradients;
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::value::{Type, Value};
+
+/// The penalty of one site.
+#[derive(Debug, Clone, Copy)]
+pub struct ImportanceMinimality {
+    /// Rows that the sums run over.
+    pub rows: usize,
+    /// Weight of the frequency term.
+    pub beta: f32,
+    /// Number of ranks.
+    pub ranks: usize,
+}
+
+/// Inputs: gradient of the penalty (scalar), the sums.
+#[derive(Debug, Clone, Copy)]
+struct ImportanceMinimalityGrad(ImportanceMinimality);
+
+impl Builder {
+    /// Penalty (a scalar) from power sums f32 `[c]`; the gradient flows to the sums.
+    ///
+    /// # Errors
+    ///
+    /// Never: any vector of sums will do.
+    pub fn importance_minimality(
+        &mut self,
+        op: ImportanceMinimality,
+        sums: Value,
+    ) -> Result<Value> {
+        self.op1(op, &[sums])
+    }
+}
+
+impl ImportanceMinimality {
+    /// Penalty of one component and its slope.
+    fn term(&self, sum: f32) -> (f64, f64) {
+        let (s, n, beta) = (f64::from(sum), self.rows as f64, f64::from(self.beta));
+        let total = s * self.ranks as f64;
+        let frequency = 1.0 + beta * total.ln_1p() / std::f64::consts::LN_2;
+        let slope = beta * self.ranks as f64 / ((1.0 + total) * std::f64::consts::LN_2);
+        (s / n * frequency, frequency / n + s / n * slope)
+    }
+}
+
+impl Op for ImportanceMinimality {
+    fn name(&self) -> &'static str {
+        "importance_minimality"
+    }
+
+    fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
+        Ok(vec![Type::scalar()])
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let Some(gradient) = gradients.of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let sums = node.inputs[0];
+        gradients.emit(
+            ImportanceMinimalityGrad(*self),
+            &[gradient, sums],
+            &[Some(sums)],
+        )
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a sum in f64, rounded once"
+    )]
+    fn run(&self, frame: &mut Frame<'_>) {
+        let total: f64 = frame.input(0).iter().map(|&sum| self.term(sum).0).sum();
+        frame.output(0).0[0] = total as f32;
+    }
+}
+
+impl Op for ImportanceMinimalityGrad {
+    fn name(&self) -> &'static str {
+        "importance_minimality_grad"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        Ok(vec![inputs[1].clone()])
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a slope in f64, rounded once"
+    )]
+    fn run(&self, frame: &mut Frame<'_>) {
+        let (out, add) = frame.output(0);
+        let upstream = f64::from(frame.input(0)[0]);
+        for (out, &sum) in out.iter_mut().zip(frame.input(1)) {
+            let term = (upstream * self.0.term(sum).1) as f32;
+            *out = if add { *out + term } else { term };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::oracle::{Oracle, Sample};
+
+    // The reference's unit test: importances [[1, 2], [3, 4]], p = 1, so s = [4, 6] over 2 rows.
+    #[test]
+    fn penalty_is_the_references_example() {
+        for (beta, expected) in [
+            (0.0, 5.0),
+            (1.0, 2.0 * (1.0 + 5f64.log2()) + 3.0 * (1.0 + 7f64.log2())),
+        ] {
+            let op = ImportanceMinimality {
+                rows: 2,
+                beta,
+                ranks: 1,
+            };
+            let found = op.term(4.0).0 + op.term(6.0).0;
+            assert!((found - expected).abs() < 1e-12, "{found} {expected}");
+        }
+    }
+
+    #[test]
+    fn gradient_agrees_with_candle() {
+        let sums = Sample {
+            dims: vec![4],
+            values: vec![0.0, 0.5, 3.0, 100.0],
+        };
+        Oracle::new(&[sums])
+            .ours(|b, v| {
+                b.importance_minimality(
+                    ImportanceMinimality {
+                        rows: 7,
+                        beta: 0.3,
+                        ranks: 2,
+                    },
+                    v[0],
+                )
+            })
+            .candle(|v| {
+                let mean = (&v[0] / 7.0)?;
+                let frequency = (((&v[0] * 2.0)? + 1.0)?.log()? * (0.3 / std::f64::consts::LN_2))?;
+                (&mean * (frequency + 1.0)?)?.sum_all()
+            })
+            // candle works in f32.
+            .agree(2e-6);
+    }
+}

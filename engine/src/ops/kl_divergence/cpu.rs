@@ -1,0 +1,67 @@
+use crate::cpu::math::{exp, vectorised};
+use crate::cpu::reduce::{log_sum_exp, mean, sum_over};
+use crate::cpu::{Frame, Rows};
+use crate::ops::grain_rows;
+
+pub(super) fn run(frame: &mut Frame<'_>) {
+    let (out, _) = frame.output(0);
+    let (lse, _) = frame.output(1);
+    let losses = frame.scratch();
+    let (target, target_lse, logits) = (frame.input(0), frame.input(1), frame.input(2));
+    let (rows, columns) = (frame.ty(2).rows(), frame.ty(2).columns());
+    let parts = (Rows(lse, 1), Rows(&mut *losses, 1));
+    frame
+        .pool
+        .run(rows, grain_rows(columns), parts, |range, (lse, losses)| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    for ((row, lse), loss) in range.zip(&mut *lse.0).zip(&mut *losses.0) {
+                        let target = &target[row * columns..][..columns];
+                        let logits = &logits[row * columns..][..columns];
+                        let target_lse = target_lse[row];
+                        *lse = log_sum_exp(logits);
+                        // Close logits are subtracted from each other first: that is exact.
+                        let shift = target_lse - *lse;
+                        *loss = sum_over(
+                            [target, logits],
+                            #[inline(always)]
+                            |[t, x]| exp(t - target_lse) * (t - x - shift),
+                        );
+                    }
+                },
+            );
+        });
+    out[0] = mean(losses, rows);
+}
+
+pub(super) fn run_gradient(frame: &mut Frame<'_>) {
+    let (out, add) = frame.output(0);
+    let (target, target_lse) = (frame.input(0), frame.input(1));
+    let (logits, lse) = (frame.input(2), frame.input(3));
+    let (rows, columns) = (frame.ty(2).rows(), frame.ty(2).columns());
+    let scale = frame.input(4)[0] / rows as f32;
+    frame.pool.run(
+        rows,
+        grain_rows(columns),
+        Rows(out, columns),
+        |range, out| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (row, out) in range.zip(out.0.chunks_exact_mut(columns)) {
+                        let target = &target[row * columns..][..columns];
+                        let logits = &logits[row * columns..][..columns];
+                        let (target_lse, lse) = (target_lse[row], lse[row]);
+                        if !add {
+                            out.fill(0.0);
+                        }
+                        for ((g, t), x) in out.iter_mut().zip(target).zip(logits) {
+                            *g += scale * (exp(x - lse) - exp(t - target_lse));
+                        }
+                    }
+                },
+            );
+        },
+    );
+}

@@ -1,0 +1,184 @@
+//! `y = mean over rows of KL(P || Q) = sum_v P_v (ln P_v - ln Q_v)`, with `P` the softmax of the target's logits and
+//! `Q` that of the logits `x`.
+//!
+//! `d KL / d x = Q - P`, since `ln Q_v = x_v - lse(x)` and `P` sums to 1; each row gets it times the gradient of
+//! `y` over the number of rows. The log-sum-exp of each row is kept for it. The target gets no gradient.
+
+mod cpu;
+
+use crate::builder::Builder;
+use crate::cpu::Frame;
+use crate::gradients::Gradients;
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::value::{Type, Value};
+
+/// Mean divergence of rows of logits from a target's: target logits, their log-sum-exps, and logits to a scalar
+/// and the log-sum-exps of the logits.
+#[derive(Debug, Clone, Copy)]
+pub struct KlDivergence;
+
+/// Gradient of [`KlDivergence`]'s logits, from both logits and log-sum-exps and the gradient of the scalar.
+#[derive(Debug, Clone, Copy)]
+struct KlDivergenceGrad;
+
+impl Builder {
+    /// Mean over rows of `KL(softmax(target) || softmax(logits))`: f32 `[.., v]`, `[..]` from
+    /// [`Builder::log_sum_exp`], and `[.., v]` to a scalar. The gradient flows to `logits` only.
+    ///
+    /// # Errors
+    ///
+    /// When the shapes do not fit.
+    pub fn kl_divergence(
+        &mut self,
+        target_logits: Value,
+        target_lse: Value,
+        logits: Value,
+    ) -> Result<Value> {
+        self.op1(KlDivergence, &[target_logits, target_lse, logits])
+    }
+}
+
+impl Op for KlDivergence {
+    fn name(&self) -> &'static str {
+        "kl_divergence"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        let (target, target_lse, logits) = (inputs[0], inputs[1], inputs[2]);
+        match logits.dims.split_last() {
+            Some((_, rows)) if target == logits && target_lse.dims == rows => {
+                Ok(vec![Type::scalar(), target_lse.clone()])
+            }
+            _ => Err(BuildError::new(
+                self.name(),
+                format!(
+                    "needs logits f32 [.., v] twice and [..], found target {target} with {target_lse}, and {logits}"
+                ),
+            )),
+        }
+    }
+
+    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
+        inputs[1].bytes()
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let Some(g) = gradients.of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let [target, target_lse, logits] = node.inputs[..] else {
+            unreachable!("the shape rule asks for three inputs");
+        };
+        if gradients.wants(target) || gradients.wants(target_lse) {
+            return Err(BuildError::new(self.name(), "the target has no gradient"));
+        }
+        let inputs = [target, target_lse, logits, node.outputs[1], g];
+        gradients.emit(KlDivergenceGrad, &inputs, &[Some(logits)])
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::run(frame);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        // Two exponentials of some 20.
+        45 * inputs[2].len() as u64
+    }
+}
+
+impl Op for KlDivergenceGrad {
+    fn name(&self) -> &'static str {
+        "kl_divergence_grad"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        Ok(vec![inputs[2].clone()])
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::run_gradient(frame);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        45 * inputs[2].len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{D, Tensor};
+
+    use crate::builder::Builder;
+    use crate::op::Result;
+    use crate::ops::oracle::{Oracle, random};
+    use crate::value::{Type, Value};
+
+    fn ours(b: &mut Builder, target: Value, logits: Value) -> Result<Value> {
+        let lse = b.log_sum_exp(target)?;
+        b.kl_divergence(target, lse, logits)
+    }
+
+    fn reference(target: &Tensor, logits: &Tensor) -> candle_core::Result<Tensor> {
+        let log = |x: &Tensor| x.broadcast_sub(&x.exp()?.sum_keepdim(D::Minus1)?.log()?);
+        let (target, logits) = (log(target)?, log(logits)?);
+        let rows = target.elem_count() / target.dim(D::Minus1)?;
+        (target.exp()? * (target - logits)?)?.sum_all()? / rows as f64
+    }
+
+    #[test]
+    fn value_and_gradient_are_those_of_candle() {
+        for dims in [&[7][..], &[2, 3, 65], &[30, 1200]] {
+            Oracle::new(&[random(dims, 1), random(dims, 2)])
+                .constant(0)
+                .ours(|b, v| ours(b, v[0], v[1]))
+                .candle(|v| reference(&v[0], &v[1]))
+                // Sums of 1200 products of probabilities and differences of logarithms below 15.
+                .agree(1e-5);
+        }
+    }
+
+    #[test]
+    fn a_second_use_adds_to_the_gradient() {
+        Oracle::new(&[random(&[3, 9], 1), random(&[3, 9], 2)])
+            .constant(0)
+            .ours(|b, v| {
+                let twice = b.add(v[0], v[0])?;
+                let (first, second) = (ours(b, v[0], v[1])?, ours(b, twice, v[1])?);
+                b.add(first, second)
+            })
+            .candle(|v| reference(&v[0], &v[1])? + reference(&(&v[0] * 2.0)?, &v[1])?)
+            // As above, of 9.
+            .agree(2e-6);
+    }
+
+    #[test]
+    fn equal_logits_do_not_diverge() {
+        let logits = random(&[5, 133], 1);
+        Oracle::new(&[logits.clone(), logits])
+            .constant(0)
+            .ours(|b, v| ours(b, v[0], v[1]))
+            .candle(|v| (&v[1] - &v[1])?.sum_all())
+            // Both sides compute the same bits.
+            .agree(0.0);
+    }
+
+    #[test]
+    fn the_target_has_no_gradient() {
+        let mut b = Builder::new();
+        let target = b.input("target", &Type::f32(&[2, 3])).unwrap();
+        let logits = b.input("logits", &Type::f32(&[2, 3])).unwrap();
+        let loss = ours(&mut b, target, logits).unwrap();
+        assert_eq!(
+            b.gradients(loss, &[target]).unwrap_err().to_string(),
+            "kl_divergence: the target has no gradient"
+        );
+    }
+}

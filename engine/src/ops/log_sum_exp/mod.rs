@@ -1,0 +1,71 @@
+//! `y = ln sum_v e^(x_v)` of each row: what a target model's logits need once, whoever is compared to them. It has
+//! no gradient: targets are constants.
+
+mod cpu;
+
+use crate::builder::Builder;
+use crate::cpu::Frame;
+use crate::gradients::Gradients;
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::value::{Type, Value};
+
+/// Log-sum-exp over the last dimension.
+#[derive(Debug, Clone, Copy)]
+pub struct LogSumExp;
+
+impl Builder {
+    /// Log-sum-exp over the last dimension, f32 `[.., v]` to `[..]`, without a gradient.
+    ///
+    /// # Errors
+    ///
+    /// When `logits` is a scalar.
+    pub fn log_sum_exp(&mut self, logits: Value) -> Result<Value> {
+        self.op1(LogSumExp, &[logits])
+    }
+}
+
+impl Op for LogSumExp {
+    fn name(&self) -> &'static str {
+        "log_sum_exp"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        match inputs[0].dims.split_last() {
+            Some((_, rows)) => Ok(vec![Type::f32(rows)]),
+            None => Err(BuildError::new(
+                self.name(),
+                "needs f32 [.., v], found a scalar",
+            )),
+        }
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::run(frame);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        // Some 20 for an exponential.
+        20 * inputs[0].len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::oracle::{Oracle, random};
+
+    #[test]
+    fn value_is_that_of_candle() {
+        for dims in [&[1][..], &[7], &[2, 3, 65], &[30, 1200]] {
+            Oracle::new(&[random(dims, 1)])
+                .constant(0)
+                .ours(|b, v| b.log_sum_exp(v[0]))
+                .candle(|v| v[0].exp()?.sum(v[0].rank() - 1)?.log())
+                // Sums of 1200 powers.
+                .agree(2e-6);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+use crate::cpu::math::vectorised;
+use crate::cpu::{Frame, Rows};
+use crate::ops::grain_rows;
+
+pub(super) fn forward(frame: &mut Frame<'_>) {
+    let (y, _) = frame.output(0);
+    let [x, w, bias] = [0, 1, 2].map(|index| frame.input(index));
+    let dims = &frame.ty(1).dims;
+    let (c, i, o) = (dims[0], dims[1], dims[2]);
+    frame.pool.run(
+        frame.ty(0).rows(),
+        grain_rows(c * i * o),
+        Rows(y, c * o),
+        |range, y| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    y.0.chunks_exact_mut(c * o)
+                        .for_each(|row| row.copy_from_slice(bias));
+                    for (x, y) in x[range.start * c * i..]
+                        .chunks_exact(c * i)
+                        .zip(y.0.chunks_exact_mut(c * o))
+                    {
+                        for component in 0..c {
+                            let y = &mut y[component * o..][..o];
+                            let w = &w[component * i * o..][..i * o];
+                            for (x, w) in x[component * i..][..i].iter().zip(w.chunks_exact(o)) {
+                                for (y, w) in y.iter_mut().zip(w) {
+                                    *y = x.mul_add(*w, *y);
+                                }
+                            }
+                        }
+                    }
+                },
+            );
+        },
+    );
+}
+
+pub(super) fn input_grad(frame: &mut Frame<'_>) {
+    let (out, add) = frame.output(0);
+    let (g, w) = (frame.input(0), frame.input(1));
+    let dims = &frame.ty(1).dims;
+    let (c, i, o) = (dims[0], dims[1], dims[2]);
+    frame.pool.run(
+        frame.ty(0).rows(),
+        grain_rows(c * i * o),
+        Rows(out, c * i),
+        |range, out| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (g, out) in g[range.start * c * o..]
+                        .chunks_exact(c * o)
+                        .zip(out.0.chunks_exact_mut(c * i))
+                    {
+                        for component in 0..c {
+                            let g = &g[component * o..][..o];
+                            let w = &w[component * i * o..][..i * o];
+                            for (out, w) in
+                                out[component * i..][..i].iter_mut().zip(w.chunks_exact(o))
+                            {
+                                let term = g
+                                    .iter()
+                                    .zip(w)
+                                    .fold(0.0f32, |sum, (g, w)| g.mul_add(*w, sum));
+                                *out = if add { *out + term } else { term };
+                            }
+                        }
+                    }
+                },
+            );
+        },
+    );
+}
+
+pub(super) fn weight_grad(frame: &mut Frame<'_>, [c, i, o]: [usize; 3]) {
+    let (out, add) = frame.output(0);
+    let (g, x) = (frame.input(0), frame.input(1));
+    let rows = frame.ty(0).rows();
+    // Components go to chunks, so that each sum over rows is one chunk's, in order.
+    let chunk = grain_rows(rows * i * o).min(c);
+    frame
+        .pool
+        .run(c, chunk, Rows(out, i * o), |components, out| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    if !add {
+                        out.0.fill(0.0);
+                    }
+                    for row in 0..rows {
+                        for (component, out) in
+                            components.clone().zip(out.0.chunks_exact_mut(i * o))
+                        {
+                            let g = &g[row * c * o + component * o..][..o];
+                            let x = &x[row * c * i + component * i..][..i];
+                            for (x, out) in x.iter().zip(out.chunks_exact_mut(o)) {
+                                for (out, g) in out.iter_mut().zip(g) {
+                                    *out = x.mul_add(*g, *out);
+                                }
+                            }
+                        }
+                    }
+                },
+            );
+        });
+}

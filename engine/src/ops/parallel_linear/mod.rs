@@ -1,0 +1,166 @@
+//! For each component a linear layer of its own: `y_co = sum_i x_ci W_cio + b_co`.
+//!
+//! With `G` the gradient of `y`: `x: sum_o G_co W_cio`, `W: sum over rows of x_ci G_co`, `b: sum over rows of G_co`.
+
+mod cpu;
+
+use crate::builder::Builder;
+use crate::cpu::Frame;
+use crate::gradients::Gradients;
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::ops::SumRows;
+use crate::value::{Type, Value};
+
+/// A linear layer a component: f32 `[.., c i]`, `[c, i, o]`, `[c, o]` to `[.., c o]`; component by component in the columns.
+#[derive(Debug, Clone, Copy)]
+pub struct ParallelLinear;
+
+/// Gradient of `x`: inputs `G`, `W`.
+#[derive(Debug, Clone, Copy)]
+struct InputGrad;
+
+/// Gradient of `W`: inputs `G`, `x`; the weight's shape.
+#[derive(Debug, Clone, Copy)]
+struct WeightGrad {
+    dims: [usize; 3],
+}
+
+impl Builder {
+    /// A linear layer a component: f32 `[.., c i]`, `[c, i, o]` and `[c, o]` to `[.., c o]`.
+    ///
+    /// # Errors
+    ///
+    /// When the shapes do not fit.
+    pub fn parallel_linear(&mut self, x: Value, w: Value, bias: Value) -> Result<Value> {
+        self.op1(ParallelLinear, &[x, w, bias])
+    }
+}
+
+fn with_columns(ty: &Type, columns: usize) -> Type {
+    let mut dims = ty.dims.clone();
+    dims.pop();
+    dims.push(columns);
+    Type::f32(&dims)
+}
+
+impl Op for ParallelLinear {
+    fn name(&self) -> &'static str {
+        "parallel_linear"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        match (
+            <[usize; 3]>::try_from(&inputs[1].dims[..]),
+            &inputs[2].dims[..],
+        ) {
+            (Ok([c, i, o]), bias)
+                if inputs[0].columns() == c * i && bias.iter().product::<usize>() == c * o =>
+            {
+                Ok(vec![with_columns(inputs[0], c * o)])
+            }
+            _ => {
+                let found: Vec<String> = inputs.iter().map(ToString::to_string).collect();
+                Err(BuildError::new(
+                    self.name(),
+                    format!("{} do not fit", found.join(", ")),
+                ))
+            }
+        }
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let Some(g) = gradients.of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let (x, w, bias) = (node.inputs[0], node.inputs[1], node.inputs[2]);
+        gradients.emit(InputGrad, &[g, w], &[Some(x)])?;
+        let dims = gradients.builder().ty(w).dims.clone();
+        let dims = dims
+            .try_into()
+            .map_err(|_| BuildError::new(self.name(), "a weight has 3 dimensions"))?;
+        gradients.emit(WeightGrad { dims }, &[g, x], &[Some(w)])?;
+        let dims = gradients.builder().ty(bias).dims.clone();
+        gradients.emit(SumRows { dims }, &[g], &[Some(bias)])?;
+        Ok(())
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::forward(frame);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        2 * (inputs[0].rows() * inputs[1].len()) as u64
+    }
+}
+
+impl Op for InputGrad {
+    fn name(&self) -> &'static str {
+        "parallel_linear_input_grad"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        Ok(vec![with_columns(
+            inputs[0],
+            inputs[1].dims[0] * inputs[1].dims[1],
+        )])
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::input_grad(frame);
+    }
+}
+
+impl Op for WeightGrad {
+    fn name(&self) -> &'static str {
+        "parallel_linear_weight_grad"
+    }
+
+    fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
+        Ok(vec![Type::f32(&self.dims)])
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::weight_grad(frame, self.dims);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::oracle::{Oracle, random};
+
+    #[test]
+    fn layers_agree_with_candle() {
+        for (rows, c, i, o) in [(4, 3, 2, 5), (6, 5, 7, 1), (2, 4, 1, 3)] {
+            let point = [
+                random(&[rows, c * i], 1),
+                random(&[c, i, o], 2),
+                random(&[c, o], 3),
+            ];
+            Oracle::new(&point)
+                .ours(|b, v| b.parallel_linear(v[0], v[1], v[2]))
+                .candle(|v| {
+                    let x = v[0].reshape((rows, c, i))?.transpose(0, 1)?.contiguous()?;
+                    let y = x.matmul(&v[1])?.transpose(0, 1)?.broadcast_add(&v[2])?;
+                    y.reshape((rows, c * o))
+                })
+                // Sums of up to 7 products.
+                .agree(2e-6);
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The output of a masked site, from masked activations and the clean output.
+//!
+//! The reference computes `r [(a * m) U + d x D^T] + (1 - r) x W^T + b` at each position, with `a = x V`, component
+//! mask `m`, delta mask `d`, routing `r`, and the weight delta `D = W - (V U)^T`. As `x D^T = x W^T - a U`,
+//!
+//! ```text
+//! y = (a * M) U + s x W^T + b        M = r (m - d)        s = r d + (1 - r)
+//! ```
+//!
+//! and `D` is never formed. The clean output `c = x W^T + b` is often there already (in a layerwise loss, or at the
+//! first sites of any pass), so with `h = a * M` from [`Masked`](super::Masked) this op computes
+//!
+//! ```text
+//! y = h U + s c + (1 - s) b          without delta and routes: y = h U + b, and no clean output is needed
+//!
+//! gradients:  h: G U^T      U: h^T G      c: s G
+//! ```
+
+mod cpu;
+
+use crate::builder::Builder;
+use crate::cpu::Frame;
+use crate::cpu::gemm::Shape;
+use crate::gradients::Gradients;
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::ops::MatMul;
+use crate::value::{Type, Value};
+
+/// What joins the components at a site's output.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SiteInputs {
+    /// Clean output `x W^T + b`, f32 `[.., o]`; needed with a delta or a route.
+    pub clean: Option<Value>,
+    /// Bias, f32 `[o]`.
+    pub bias: Option<Value>,
+    /// Delta masks, f32 `[rows]`; `None` is 0.
+    pub delta: Option<Value>,
+    /// Routes, f32 `[rows]`; `None` is 1.
+    pub route: Option<Value>,
+}
+
+/// `y = h U + s c + (1 - s) b`.
+#[derive(Debug, Clone, Copy)]
+pub struct SiteOutput {
+    bias: bool,
+    delta: bool,
+    route: bool,
+}
+
+/// `s G`: the gradient of the clean output.
+#[derive(Debug, Clone, Copy)]
+struct CleanGrad(SiteOutput);
+
+impl Builder {
+    /// Output of a masked site: `h` f32 `[.., c]`, `u` f32 `[c, o]` to f32 `[.., o]`. The gradient flows to `h`, `u` and
+    /// the clean output.
+    ///
+    /// # Errors
+    ///
+    /// When there is a delta or a route and no clean output, or shapes do not fit.
+    pub fn site_output(&mut self, h: Value, u: Value, with: &SiteInputs) -> Result<Value> {
+        let mixes = with.delta.is_some() || with.route.is_some();
+        if !mixes {
+            return self.linear_io(h, u, with.bias);
+        }
+        let clean = with.clean.ok_or_else(|| {
+            BuildError::new("site_output", "a delta or a route needs the clean output")
+        })?;
+        let op = SiteOutput {
+            bias: with.bias.is_some(),
+            delta: with.delta.is_some(),
+            route: with.route.is_some(),
+        };
+        let mut inputs = vec![h, u, clean];
+        inputs.extend(with.bias);
+        inputs.extend(with.delta);
+        inputs.extend(with.route);
+        self.op1(op, &inputs)
+    }
+}
+
+impl SiteOutput {
+    /// Inputs that stand after `h, u, clean`: bias, delta, route.
+    fn after(&self, first: usize) -> [Option<usize>; 3] {
+        let mut next = first;
+        [self.bias, self.delta, self.route].map(|present| {
+            present.then(|| {
+                next += 1;
+                next - 1
+            })
+        })
+    }
+}
+
+impl Op for SiteOutput {
+    fn name(&self) -> &'static str {
+        "site_output"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        let (h, u, clean) = (inputs[0], inputs[1], inputs[2]);
+        let [bias, delta, route] = self.after(3);
+        let rows = |index: Option<usize>| index.is_none_or(|index| inputs[index].len() == h.rows());
+        let fits = u.dims == [h.columns(), clean.columns()]
+            && clean.rows() == h.rows()
+            && bias.is_none_or(|bias| inputs[bias].dims == [clean.columns()]);
+        if fits && rows(delta) && rows(route) {
+            return Ok(vec![clean.clone()]);
+        }
+        let found: Vec<String> = inputs.iter().map(ToString::to_string).collect();
+        Err(BuildError::new(
+            self.name(),
+            format!("{} do not fit {self:?}", found.join(", ")),
+        ))
+    }
+
+    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
+        4 * shape(inputs).scratch()
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let Some(g) = gradients.of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let (h, u, clean) = (node.inputs[0], node.inputs[1], node.inputs[2]);
+        let product = |a_transposed, b_transposed| MatMul {
+            a_transposed,
+            b_transposed,
+            alpha: 1.0,
+        };
+        gradients.emit(product(false, true), &[g, u], &[Some(h)])?;
+        gradients.emit(product(true, false), &[h, g], &[Some(u)])?;
+        let [_, delta, route] = self.after(3);
+        let mut inputs = vec![g];
+        inputs.extend(
+            delta
+                .into_iter()
+                .chain(route)
+                .map(|index| node.inputs[index]),
+        );
+        gradients.emit(
+            CleanGrad(Self {
+                bias: false,
+                ..*self
+            }),
+            &inputs,
+            &[Some(clean)],
+        )
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::forward(self, frame);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        let Shape { m, n, k } = shape(inputs);
+        2 * (m * n * k) as u64
+    }
+}
+
+fn shape(inputs: &[&Type]) -> Shape {
+    Shape {
+        m: inputs[0].rows(),
+        n: inputs[1].columns(),
+        k: inputs[1].rows(),
+    }
+}
+
+impl Op for CleanGrad {
+    fn name(&self) -> &'static str {
+        "site_output_clean_grad"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::clean_grad(&self.0, frame);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::oracle::{Oracle, Sample, random};
+    use crate::ops::{Mask, MaskValues};
+
+    // Sums of 6 or fewer products of numbers below 10.
+    const TOLERANCE: f32 = 4e-6;
+
+    /// The reference's formula, with the weight delta formed, against the two ops.
+    #[test]
+    fn masked_site_is_the_references_formula() {
+        let (rows, d_in, c, d_out) = (4, 3, 6, 5);
+        let route = Sample {
+            dims: vec![rows],
+            values: vec![1.0, 0.0, 1.0, 0.0],
+        };
+        let point = [
+            random(&[rows, d_in], 1),
+            random(&[d_in, c], 2),
+            random(&[c, d_out], 3),
+            random(&[d_out, d_in], 4),
+            random(&[d_out], 5),
+            random(&[rows, c], 6),
+            random(&[rows], 7),
+            route,
+        ];
+        for (delta, routed) in [(true, true), (true, false), (false, true)] {
+            Oracle::new(&point)
+                .constant(3)
+                .constant(4)
+                .constant(6)
+                .constant(7)
+                .ours(|b, v| {
+                    let (delta, route) = (delta.then_some(v[6]), routed.then_some(v[7]));
+                    let clean = b.linear_oi(v[0], v[3], Some(v[4]))?;
+                    let a = b.matmul(v[0], v[1])?;
+                    let masks = MaskValues {
+                        mask: Mask::Importance,
+                        importance: Some(v[5]),
+                        given: None,
+                        delta,
+                        route,
+                    };
+                    let h = b.masked(a, &masks)?;
+                    b.site_output(
+                        h,
+                        v[2],
+                        &SiteInputs {
+                            clean: Some(clean),
+                            bias: Some(v[4]),
+                            delta,
+                            route,
+                        },
+                    )
+                })
+                .candle(|v| {
+                    let [x, v_ic, u_co, w_oi, bias, m, d, r] = v else {
+                        unreachable!("eight values")
+                    };
+                    let weight_delta = (w_oi - v_ic.matmul(u_co)?.t()?)?;
+                    let mut inside = x.matmul(v_ic)?.mul(m)?.matmul(u_co)?;
+                    if delta {
+                        inside = (inside
+                            + x.matmul(&weight_delta.t()?)?
+                                .broadcast_mul(&d.unsqueeze(1)?)?)?;
+                    }
+                    if routed {
+                        let r = r.unsqueeze(1)?;
+                        let outside = x.matmul(&w_oi.t()?)?.broadcast_mul(&(1.0 - &r)?)?;
+                        inside = (inside.broadcast_mul(&r)? + outside)?;
+                    }
+                    inside.broadcast_add(bias)
+                })
+                .agree(TOLERANCE);
+        }
+    }
+}

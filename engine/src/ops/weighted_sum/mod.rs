@@ -1,0 +1,97 @@
+//! `y = sum_i w_i x_i` over scalars, with weights known when the program is built: a total loss, or a mean of several
+//! terms. The gradient of `x_i` is `w_i G`.
+
+use crate::builder::Builder;
+use crate::cpu::Frame;
+use crate::gradients::Gradients;
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::value::{Type, Value};
+
+/// A weighted sum of scalars.
+#[derive(Debug, Clone)]
+pub struct WeightedSum {
+    /// One weight an input.
+    pub weights: Vec<f64>,
+}
+
+impl Builder {
+    /// Sum of `weight * scalar` over `terms`; the gradient flows to each.
+    ///
+    /// # Errors
+    ///
+    /// When a term is no scalar.
+    pub fn weighted_sum(&mut self, terms: &[(f64, Value)]) -> Result<Value> {
+        let weights = terms.iter().map(|term| term.0).collect();
+        let values: Vec<Value> = terms.iter().map(|term| term.1).collect();
+        self.op1(WeightedSum { weights }, &values)
+    }
+}
+
+impl Op for WeightedSum {
+    fn name(&self) -> &'static str {
+        "weighted_sum"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        match inputs.iter().find(|input| **input != &Type::scalar()) {
+            Some(other) => Err(BuildError::new(
+                self.name(),
+                format!("{other} is no scalar"),
+            )),
+            None => Ok(vec![Type::scalar()]),
+        }
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let Some(gradient) = gradients.of(node.outputs[0]) else {
+            return Ok(());
+        };
+        node.inputs
+            .iter()
+            .zip(&self.weights)
+            .try_for_each(|(&input, &weight)| {
+                gradients.emit(
+                    Self {
+                        weights: vec![weight],
+                    },
+                    &[gradient],
+                    &[Some(input)],
+                )
+            })
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a sum in f64, rounded once"
+    )]
+    fn run(&self, frame: &mut Frame<'_>) {
+        let terms = self.weights.iter().enumerate();
+        let sum: f64 = terms
+            .map(|(index, weight)| weight * f64::from(frame.input(index)[0]))
+            .sum();
+        let (out, add) = frame.output(0);
+        out[0] = if add {
+            (f64::from(out[0]) + sum) as f32
+        } else {
+            sum as f32
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::oracle::{Oracle, random};
+
+    #[test]
+    fn value_and_gradients_agree_with_candle() {
+        Oracle::new(&[random(&[], 1), random(&[], 2)])
+            .ours(|b, v| b.weighted_sum(&[(0.3, v[0]), (-2.0, v[1]), (0.5, v[0])]))
+            .candle(|v| (&v[0] * 0.8)? - (&v[1] * 2.0)?)
+            // Two products and a sum.
+            .agree(1e-6);
+    }
+}
