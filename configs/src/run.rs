@@ -94,6 +94,8 @@ pub enum Model {
 /// How a target is trained: AdamW on its own loss.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TargetTrain {
+    /// Keys starting values and batches of the target, whatever the seed of the run.
+    pub seed: u64,
     /// Updates.
     pub steps: u64,
     /// Rows per step.

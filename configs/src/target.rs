@@ -94,6 +94,7 @@ fn read_train(table: &mut Table<'_>, architecture: Architecture) -> Option<Targe
         Architecture::Tms => (0.999, 0.01, true, None),
         Architecture::Gpt2 => (0.95, 0.1, false, Some(1.0)),
     };
+    let seed = table.or("seed", Whole::ANY, 0);
     let steps = table.need("steps", Whole::at_least(1));
     let batch_size = table.need("batch_size", Size::at_least(1));
     let lr = schedule::read(table, "lr");
@@ -102,6 +103,7 @@ fn read_train(table: &mut Table<'_>, architecture: Architecture) -> Option<Targe
     let decay_vectors = table.or("decay_vectors", Flag, decay_vectors);
     let clip = table.or("clip", Clip, clip);
     Some(TargetTrain {
+        seed: seed?,
         steps: steps?,
         batch_size: batch_size?,
         lr: lr?,

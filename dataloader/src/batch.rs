@@ -79,6 +79,27 @@ impl Source {
         Features::new(features, probability, low, high).map(Self::Features)
     }
 
+    /// Number of different rows; `None` where rows are generated without end.
+    pub fn samples(&self) -> Option<u64> {
+        match self {
+            Self::Tokens(windows) => Some(windows.samples().get()),
+            Self::Features(_) => None,
+        }
+    }
+
+    /// Reads every row once, so that a bad one is found before anything starts.
+    ///
+    /// # Errors
+    ///
+    /// When a shard is damaged or a token is outside of the vocabulary.
+    pub fn check(&self) -> Result<(), DataError> {
+        let Self::Tokens(windows) = self else {
+            return Ok(());
+        };
+        let mut row = vec![0; windows.width()];
+        (0..windows.samples().get()).try_for_each(|sample| windows.read(sample, &mut row))
+    }
+
     /// Makes the batch at `position`, reusing the memory of `batch`.
     ///
     /// The same arguments give the same batch, and the parts of all ranks are the batch of a rank alone.

@@ -1,0 +1,103 @@
+//! The memory of a bad step: once a gradient is not finite, no later update happens either.
+//!
+//! The host looks at a step's numbers only now and then. If the bad step were merely skipped, training would go on with a
+//! hole that nobody sees; so the op writes `[step, infinity]` over the persistent `[0, 0]`, every
+//! [`AdamW`](super::AdamW) that has it among its guards refuses, and whoever looks next finds parameters and moments as
+//! they were before that step, which can then be run again to see what went wrong.
+
+use std::ops::Range;
+
+use crate::builder::Builder;
+use crate::cpu::Frame;
+use crate::gradients::Gradients;
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::value::{Type, Value};
+
+/// Writes the step into a persistent f32 `[2]` when a norm is not finite.
+#[derive(Debug, Clone, Copy)]
+pub struct Halt;
+
+impl Builder {
+    /// Watches `norms` (each ends in its total). `halt` is persistent, f32 `[2]`, zeros while all is well.
+    ///
+    /// # Errors
+    ///
+    /// When `halt` has another shape.
+    pub fn halt(&mut self, halt: Value, norms: &[Value]) -> Result<()> {
+        let mut inputs = vec![halt];
+        inputs.extend_from_slice(norms);
+        self.op(Halt, &inputs).map(|_| ())
+    }
+}
+
+impl Op for Halt {
+    fn name(&self) -> &'static str {
+        "halt"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        if inputs[0].dims != [2] {
+            return Err(BuildError::new(
+                self.name(),
+                format!("needs f32 [2], found {}", inputs[0]),
+            ));
+        }
+        Ok(Vec::new())
+    }
+
+    fn writes(&self, _inputs: usize) -> Range<usize> {
+        0..1
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a step past 2^24 is told to within a few"
+    )]
+    fn run(&self, frame: &mut Frame<'_>) {
+        let halt = frame.state(0);
+        let finite = |index: usize| {
+            frame
+                .input(index)
+                .last()
+                .is_none_or(|total| total.is_finite())
+        };
+        if halt[1].is_finite() && !(1..frame.inputs()).all(finite) {
+            halt[0] = frame.parameters.step as f32;
+            halt[1] = f32::INFINITY;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::{Builder, Executor, Pool, Store, Type};
+
+    #[test]
+    fn the_first_bad_step_stays() {
+        let mut store = Store::new();
+        let slot = store.zeros("halt", &[2]);
+        let mut b = Builder::new();
+        let halt = b.persistent(&store, slot);
+        let gradient = b.input("gradient", &Type::f32(&[3])).unwrap();
+        let norm = b.gradient_norm(&[gradient]).unwrap();
+        b.halt(halt, &[norm]).unwrap();
+        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        for (step, gradient, expected) in [
+            (1, 1.0, [0.0, 0.0]),
+            (2, f32::NAN, [2.0, f32::INFINITY]),
+            (3, 1.0, [2.0, f32::INFINITY]),
+            (4, f32::INFINITY, [2.0, f32::INFINITY]),
+        ] {
+            executor.parameters.step = step;
+            executor.input("gradient").fill(gradient);
+            executor.run(&mut store);
+            assert_eq!(store.get(slot), expected);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! From the run file's [data] to batches in a program's inputs.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use spd_configs::{Data, Model, Run};
+use spd_dataloader::{Batch, DataError, Dataset, Feed, Shard, Source};
+use spd_engine::Executor;
+
+use crate::fault::Fault;
+
+/// Training and held-out batches.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    /// What is trained on.
+    pub train: Source,
+    /// What is evaluated on.
+    pub eval: Source,
+}
+
+/// Opens the data of a run.
+///
+/// # Errors
+///
+/// When a dataset is missing, damaged, of another vocabulary, or holds a token outside of it.
+pub fn open(run: &Run) -> Result<Sources, Fault> {
+    match (&run.data, &run.target.model) {
+        (
+            Data::SparseFeatures {
+                probability,
+                low,
+                high,
+            },
+            Model::Tms { n_features, .. },
+        ) => {
+            let source = Source::features(*n_features, *probability, *low, *high)?;
+            Ok(Sources {
+                train: source.clone(),
+                eval: source,
+            })
+        }
+        (
+            Data::Tokens {
+                train,
+                eval,
+                seq_len,
+                make,
+            },
+            Model::Gpt2 { vocab, .. },
+        ) => {
+            let vocab = u32::try_from(*vocab).map_err(|_| {
+                Fault::BadInput(format!("[target] vocab: {vocab} tokens are too many"))
+            })?;
+            let open = |dir: &Path| -> Result<Source, Fault> {
+                let dataset = Dataset::open(dir).map_err(|err| missing(err, make.as_deref()))?;
+                if let Some(found) = dataset.vocab_size().filter(|&found| found > vocab) {
+                    return Err(Fault::BadInput(format!(
+                        "{}: made for {found} tokens, the target has {vocab}; set [target] vocab = {found}",
+                        dir.display()
+                    )));
+                }
+                Ok(Source::tokens(Arc::new(dataset), *seq_len, vocab)?)
+            };
+            Ok(Sources {
+                train: open(train)?,
+                eval: open(eval)?,
+            })
+        }
+        _ => Err(Fault::BadInput(
+            "[data] kind does not fit the target".into(),
+        )),
+    }
+}
+
+fn missing(err: DataError, make: Option<&str>) -> Fault {
+    match (&err, make) {
+        (DataError::Missing { .. }, Some(make)) => {
+            Fault::BadInput(format!("{err}; this command makes it: {make}"))
+        }
+        _ => Fault::BadInput(err.to_string()),
+    }
+}
+
+/// How a run's training batches are read.
+pub fn training_feed(seed: u64, rows: usize) -> Feed {
+    Feed {
+        seed,
+        rows,
+        shard: Shard::ALONE,
+    }
+}
+
+/// How held-out batches are read: another order, so that generated features are other ones too.
+pub fn eval_feed(seed: u64, rows: usize) -> Feed {
+    Feed {
+        seed: seed ^ 0x6576_616c,
+        rows,
+        shard: Shard::ALONE,
+    }
+}
+
+/// Copies a batch into a program's inputs: `input`, and `labels` where the program has them.
+pub fn fill(executor: &mut Executor, batch: &Batch) {
+    if !batch.features.is_empty() {
+        executor.input("input").copy_from_slice(&batch.features);
+        return;
+    }
+    let width = batch.tokens.len() / batch.rows;
+    let rows = || batch.tokens.chunks_exact(width);
+    let input = executor.input_u32("input").chunks_exact_mut(width - 1);
+    for (to, row) in input.zip(rows()) {
+        to.copy_from_slice(&row[..width - 1]);
+    }
+    if executor.has_input("labels") {
+        let labels = executor.input_u32("labels").chunks_exact_mut(width - 1);
+        for (to, row) in labels.zip(rows()) {
+            to.copy_from_slice(&row[1..]);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The components of a site: `V` `[d_in, c]` and `U` `[c, d_out]`, whose product approximates the transposed weight.
+
+use spd_configs::Run;
+use spd_engine::{Builder, Store, Value};
+
+use crate::parameters::{self, Group, Parameters};
+use crate::sites::Site;
+use crate::target_models::Start;
+
+/// `V` and `U` in a program.
+#[derive(Debug, Clone, Copy)]
+pub struct SiteValues {
+    /// f32 `[d_in, c]`.
+    pub v_ic: Value,
+    /// f32 `[c, d_out]`.
+    pub u_co: Value,
+}
+
+/// The site whose components this one shares, transposed: with tying, `linear2` has no components of its own, so one
+/// parameter gets the gradients of both and one update. (The reference gives the shared memory two updates a step.)
+pub(super) fn tied_to(run: &Run, sites: &[Site], index: usize) -> Option<usize> {
+    (run.decomposition.tied && sites[index].path() == "linear2")
+        .then(|| sites.iter().position(|site| site.path() == "linear1"))
+        .flatten()
+}
+
+pub(super) fn add(parameters: &mut Parameters, store: &mut Store, site: &Site) {
+    let (c, linear) = (site.components, &site.linear);
+    parameters.add(store, &site.v_name(), &[linear.d_in, c], Group::Components);
+    parameters.add(store, &site.u_name(), &[c, linear.d_out], Group::Components);
+}
+
+/// Normal starting values with standard deviation one over the root of the rows (Kaiming, gain 1), independent of the
+/// target, as in the reference.
+pub(super) fn start(store: &mut Store, site: &Site, seed: u64, index: usize) {
+    for (part, name) in [site.v_name(), site.u_name()].iter().enumerate() {
+        let slot = store.slot(name).expect("made by `add`");
+        let std = 1.0 / (store.ty(slot).rows() as f64).sqrt();
+        parameters::start(store, slot, seed, number(index, part), Start::Normal(std));
+    }
+}
+
+/// Tells apart the draws of all tensors of all sites: 64 a site.
+pub(super) fn number(site: usize, part: usize) -> u16 {
+    u16::try_from(64 * site + part).expect("fewer than 1024 sites of fewer than 64 tensors")
+}
+
+pub(super) fn values(b: &mut Builder, store: &Store, site: &Site) -> SiteValues {
+    let mut value = |name: String| b.persistent(store, store.slot(&name).expect("made by `add`"));
+    SiteValues {
+        v_ic: value(site.v_name()),
+        u_co: value(site.u_name()),
+    }
+}

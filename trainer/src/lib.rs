@@ -1,0 +1,36 @@
+//! One rank: from a run file to decomposed weights.
+//!
+//! ```text
+//! tokens -> dataloader -> step -> gradients -> optimizer -> checkpoint, tracker
+//! ```
+//!
+//! Read in this order: [`target_models`] (the frozen network), [`sites`] and [`pass`] (which matrices, and where they are
+//! hooked in), [`decomposition`] (components, importance functions, masks), [`losses`], [`parameters`],
+//! `task` (what the loop trains: a target or a decomposition), `train` (the loop), `rank` (the whole of a run).
+//!
+//! Letters in names: `b` row, `t` position, `i` input feature, `o` output feature, `c` component, `v` vocabulary entry, `d`
+//! width of the residual stream, `h` hidden unit. `g` is an importance, `r` a draw. A tensor's name ends in its letters.
+
+pub mod data;
+pub mod decomposition;
+mod decomposition_task;
+mod fault;
+pub mod losses;
+pub mod metrics;
+mod overview;
+pub mod parameters;
+pub mod pass;
+mod rank;
+pub mod schedule;
+pub mod sites;
+mod state;
+mod target;
+pub mod target_models;
+mod target_task;
+mod task;
+mod train;
+
+pub use fault::{Fault, Outcome};
+pub use overview::{Overview, overview};
+pub use rank::rank;
+pub use target::cache_dir;

@@ -1,0 +1,48 @@
+//! Do the components of each matrix still add up to the matrix?
+//!
+//! `1/N sum over sites of |W - (V U)^T|^2`, "Optimizing for faithfulness" in the SPD paper. The paper's `N` counts every
+//! weight of the target; ours counts the decomposed ones, as the reference does, so the loss reads as the mean squared
+//! error of a weight. The only place where the weight delta is formed.
+
+use spd_engine::ops::MatMul;
+use spd_engine::{Builder, Result, Store, Value};
+
+use crate::decomposition::{Decomposition, SiteValues};
+use crate::target_models::Orientation;
+
+impl Decomposition {
+    /// Mean squared weight delta over all decomposed weights, a scalar; the gradient flows to `V` and `U`.
+    pub(crate) fn faithfulness(&self, b: &mut Builder, store: &Store) -> Result<Value> {
+        let mut squares = Vec::with_capacity(self.sites.len());
+        let mut weights = 0;
+        for (index, site) in self.sites.iter().enumerate() {
+            let SiteValues { v_ic, u_co } = self.site_values(b, store, index)?;
+            let weight = self.site_weight(b, store, site);
+            let delta = match site.linear.orientation {
+                Orientation::OutIn => {
+                    let op = MatMul {
+                        a_transposed: true,
+                        b_transposed: true,
+                        alpha: -1.0,
+                    };
+                    b.matmul_into(op, u_co, v_ic, weight)?
+                }
+                Orientation::InOut => {
+                    let op = MatMul {
+                        a_transposed: false,
+                        b_transposed: false,
+                        alpha: -1.0,
+                    };
+                    b.matmul_into(op, v_ic, u_co, weight)?
+                }
+            };
+            weights += b.ty(delta).len();
+            squares.push((1.0, b.sum_squares(delta)?));
+        }
+        let terms: Vec<(f64, Value)> = squares
+            .into_iter()
+            .map(|(weight, value)| (weight / weights as f64, value))
+            .collect();
+        b.weighted_sum(&terms)
+    }
+}

@@ -1,0 +1,33 @@
+//! How much importance is there? The sparsity penalty of all sites, from the power sums of their gates: the sum over sites
+//! and components of the mean over positions. See [`ImportanceMinimality`] for the formula.
+
+use spd_engine::ops::ImportanceMinimality;
+use spd_engine::{Builder, Result, Value};
+
+use crate::decomposition::{Decomposition, Front};
+
+impl Decomposition {
+    /// The penalty, a scalar; the gradient flows to the importance functions.
+    pub(super) fn importance_minimality(
+        &self,
+        b: &mut Builder,
+        front: &Front,
+        beta: f64,
+    ) -> Result<Value> {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a setting is rounded to f32"
+        )]
+        let op = ImportanceMinimality {
+            rows: front.shape.examples(),
+            beta: beta as f32,
+            ranks: 1,
+        };
+        let terms: Vec<(f64, Value)> = front
+            .sites
+            .iter()
+            .map(|site| Ok((1.0, b.importance_minimality(op, site.power_sums)?)))
+            .collect::<Result<_>>()?;
+        b.weighted_sum(&terms)
+    }
+}

@@ -1,0 +1,8 @@
+//! What is measured beside the losses.
+
+mod bigram;
+pub mod known_importance;
+pub(crate) mod summary;
+mod toy;
+
+pub use bigram::bigram_cross_entropy;

@@ -1,0 +1,178 @@
+//! What a finished run says of itself: `summary.json`, which the launcher prints as it is.
+//!
+//! `{"title", "tables": [{"title", "columns", "rows"}], "lines": [[label, value]], "values": {name: number}}`: tables and lines
+//! are ready to print, `values` are for programs.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use spd_configs::{Data, Model};
+use spd_engine::Store;
+use spd_tracker::{Kind, METRICS, Mark, Read, Reader};
+
+use super::bigram_cross_entropy;
+use super::toy::toy_values;
+use crate::data::Sources;
+use crate::decomposition_task::DecompositionTask;
+use crate::fault::Fault;
+use crate::target;
+use crate::task::Task;
+
+/// The kinds of masks, as the evaluation names them and as people read them.
+const MASKS: [(&str, &str); 6] = [
+    ("target", "target"),
+    ("unmasked", "unmasked"),
+    ("ci_masked", "CI-masked"),
+    ("rounded", "rounded"),
+    ("stochastic", "stochastic"),
+    ("zero", "all ablated"),
+];
+
+/// The text of `summary.json`.
+pub(crate) fn write(
+    task: &mut DecompositionTask,
+    store: &mut Store,
+    sources: &Sources,
+    run_dir: &Path,
+    elapsed: Duration,
+) -> Result<String, Fault> {
+    let run = task.decomposition.run.clone();
+    let last: BTreeMap<String, f64> = task.evaluate(store)?.into_iter().collect();
+    let first = first_evaluation(run_dir);
+    let mut values = last.clone();
+    let mut tables = vec![masks_table(&first, &last)];
+    let mut lines: Vec<(String, String)> = Vec::new();
+    if let (Data::Tokens { .. }, Model::Gpt2 { vocab, .. }) = (&run.data, &run.target.model)
+        && let Some(bigram) = bigram_cross_entropy(&sources.train, &sources.eval, *vocab)?
+    {
+        values.insert("bigram_ce".into(), bigram);
+        lines.push(("CE of a bigram model".into(), number(bigram)));
+    }
+    for (name, value) in toy_values(task, store)? {
+        lines.push((name.replace('_', " "), number(value)));
+        values.insert(name, value);
+    }
+    tables.push(sites_table(task, &first, &last));
+    if let Some(faithfulness) = last.get("eval/faithfulness") {
+        lines.push((
+            "faithfulness (mean squared weight delta)".into(),
+            number(*faithfulness),
+        ));
+    }
+    lines.push((
+        "time of this start".into(),
+        format!("{:.1} s", elapsed.as_secs_f64()),
+    ));
+    lines.push(("target".into(), target_place(&run)));
+    lines.push(("run directory".into(), run_dir.display().to_string()));
+    let tables: Vec<Value> = tables
+        .into_iter()
+        .map(|(title, columns, rows)| json!({"title": title, "columns": columns, "rows": rows}))
+        .collect();
+    let lines: Vec<Value> = lines
+        .into_iter()
+        .map(|(label, value)| json!([label, value]))
+        .collect();
+    let title = format!("{}: {} steps, seed {}", run.name, run.train.steps, run.seed);
+    let summary = json!({"title": title, "tables": tables, "lines": lines, "values": values});
+    Ok(serde_json::to_string_pretty(&summary).context("the summary")? + "\n")
+}
+
+type Table = (String, Vec<String>, Vec<Vec<String>>);
+
+/// Every kind of mask against the target, at the first evaluation and at the last.
+fn masks_table(first: &BTreeMap<String, f64>, last: &BTreeMap<String, f64>) -> Table {
+    let measures: Vec<&str> = ["ce", "kl", "mse"]
+        .into_iter()
+        .filter(|kind| last.contains_key(&format!("eval/{kind}/ci_masked")))
+        .collect();
+    let mut columns = vec!["masks".to_owned()];
+    for kind in &measures {
+        let kind = kind.to_uppercase();
+        columns.extend([format!("{kind} at start"), format!("{kind} at end")]);
+    }
+    let rows = MASKS
+        .iter()
+        .filter(|(key, _)| last.keys().any(|name| name.ends_with(&format!("/{key}"))))
+        .map(|(key, label)| {
+            let mut row = vec![(*label).to_owned()];
+            for kind in &measures {
+                let name = format!("eval/{kind}/{key}");
+                row.extend(
+                    [first, last]
+                        .map(|values| values.get(&name).copied().map_or("-".into(), number)),
+                );
+            }
+            row
+        })
+        .collect();
+    ("held-out rows, means".into(), columns, rows)
+}
+
+fn sites_table(
+    task: &DecompositionTask,
+    first: &BTreeMap<String, f64>,
+    last: &BTreeMap<String, f64>,
+) -> Table {
+    let columns = ["site", "C", "L0 at start", "L0 at end"]
+        .map(str::to_owned)
+        .to_vec();
+    let rows = task
+        .decomposition
+        .sites
+        .iter()
+        .map(|site| {
+            let name = format!("eval/l0/{}", site.path());
+            let l0 = |values: &BTreeMap<String, f64>| {
+                values
+                    .get(&name)
+                    .map_or("-".to_owned(), |value| format!("{value:.2}"))
+            };
+            vec![
+                site.path().to_owned(),
+                site.components.to_string(),
+                l0(first),
+                l0(last),
+            ]
+        })
+        .collect();
+    ("active components a position (L0)".into(), columns, rows)
+}
+
+/// The evaluation before the first step, from the spool; empty where it cannot be read.
+fn first_evaluation(run_dir: &Path) -> BTreeMap<String, f64> {
+    let Ok(mut reader) = Reader::open(&run_dir.join(METRICS), &Mark::default()) else {
+        return BTreeMap::new();
+    };
+    while let Ok(Some(read)) = reader.next() {
+        if let Read::Row(row) = read
+            && row.kind == Kind::Eval
+        {
+            return row.values.into_iter().collect();
+        }
+    }
+    BTreeMap::new()
+}
+
+fn target_place(run: &spd_configs::Run) -> String {
+    match &run.target.weights {
+        Some(path) => path.display().to_string(),
+        None => target::cached_dir(run).map_or_else(
+            |_| "in the cache".into(),
+            |dir| dir.join("target.safetensors").display().to_string(),
+        ),
+    }
+}
+
+/// Four significant digits.
+fn number(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".into(),
+        size if size < 1e-3 => format!("{value:.3e}"),
+        size if size < 100.0 => format!("{value:.4}"),
+        _ => format!("{value:.1}"),
+    }
+}

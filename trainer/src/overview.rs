@@ -1,0 +1,151 @@
+//! What a run will do, for the table that is printed before it starts: everything is checked and every program is built,
+//! nothing is started and nothing is written.
+
+use std::sync::Arc;
+
+use spd_configs::{Data, Precision, Run};
+use spd_engine::{Pool, Store};
+
+use crate::data::{self, Sources};
+use crate::decomposition::Decomposition;
+use crate::decomposition_task::DecompositionTask;
+use crate::fault::Fault;
+use crate::target;
+use crate::target_models::{describe, load};
+use crate::target_task::TargetTask;
+
+/// What a run will do. Values are ready to print.
+#[derive(Debug, Clone, Default)]
+pub struct Overview {
+    /// Label and value, in the order to print.
+    pub rows: Vec<(String, String)>,
+    /// One row a site: path, d_in, d_out, C, parameters of its components and importance function.
+    pub sites: Vec<(String, usize, usize, usize, usize)>,
+    /// Bytes of parameters, moments and targets.
+    pub state_bytes: usize,
+    /// Bytes of the arenas of all programs.
+    pub arena_bytes: usize,
+}
+
+/// Checks a run against its target and data, builds its programs, and says what they need.
+///
+/// # Errors
+///
+/// Whatever would keep the run from starting, as bad input.
+pub fn overview(run: &Run, threads: usize) -> Result<Overview, Fault> {
+    check_precision(run)?;
+    let sources = data::open(run)?;
+    check_data(run, &sources)?;
+    if let Some(path) = &run.target.weights {
+        load(path, &run.target.model)?;
+    }
+    let pool = Arc::new(Pool::new(threads));
+    let mut store = Store::new();
+    let decomposition = Decomposition::new(run, &mut store)?;
+    let task = DecompositionTask::new(decomposition, sources.clone(), &mut store, &pool)?;
+    let (mut state_bytes, mut arena_bytes) = (store.bytes(), task.arena_bytes());
+    if let Some(settings) = &run.target.train {
+        let mut store = Store::new();
+        let task = TargetTask::new(run, settings, sources, &mut store, &pool)?;
+        // The target's programs are gone when those of the decomposition are made.
+        state_bytes = state_bytes.max(store.bytes());
+        arena_bytes = arena_bytes.max(task.arena_bytes());
+    }
+    let decomposition = &task.decomposition;
+    let sites = (0..decomposition.sites.len())
+        .map(|index| {
+            let site = &decomposition.sites[index];
+            let (components, importance) = decomposition.parameter_counts(&store, index);
+            let linear = &site.linear;
+            (
+                site.path().to_owned(),
+                linear.d_in,
+                linear.d_out,
+                site.components,
+                components + importance,
+            )
+        })
+        .collect();
+    Ok(Overview {
+        rows: rows(run, threads)?,
+        sites,
+        state_bytes,
+        arena_bytes,
+    })
+}
+
+fn check_precision(run: &Run) -> Result<(), Fault> {
+    match run.precision {
+        Precision::F32 => Ok(()),
+        Precision::Bf16 => Err(Fault::BadInput(
+            "precision: bf16 is for GPUs, and this build computes on the CPU; set precision = \"f32\"".into(),
+        )),
+    }
+}
+
+/// Reads every training and held-out token once, so that one outside of the vocabulary is found before anything starts.
+fn check_data(run: &Run, sources: &Sources) -> Result<(), Fault> {
+    if let Data::Tokens { .. } = run.data {
+        for source in [&sources.train, &sources.eval] {
+            source.check()?;
+        }
+    }
+    Ok(())
+}
+
+fn rows(run: &Run, threads: usize) -> Result<Vec<(String, String)>, Fault> {
+    let row = |label: &str, value: String| (label.to_owned(), value);
+    let data = match &run.data {
+        Data::SparseFeatures {
+            probability,
+            low,
+            high,
+        } => {
+            format!("features on with probability {probability}, uniform in [{low}, {high})")
+        }
+        Data::Tokens {
+            train,
+            eval,
+            seq_len,
+            ..
+        } => {
+            format!(
+                "{} (held out: {}), {seq_len} tokens a row",
+                train.display(),
+                eval.display()
+            )
+        }
+    };
+    let losses: Vec<String> = run
+        .losses
+        .iter()
+        .map(|loss| format!("{} {}", loss.coeff, loss.term.name()))
+        .collect();
+    let kind = serde_json::to_value(run.importance.kind).ok();
+    let kind = kind
+        .as_ref()
+        .and_then(|kind| kind.as_str())
+        .unwrap_or("mlp")
+        .to_owned();
+    let train = &run.train;
+    Ok(vec![
+        row("run", format!("{}, seed {}", run.name, run.seed)),
+        row("target", describe(&run.target.model)),
+        row("weights", target::origin(run)?),
+        row("data", data),
+        row("importance", format!("{kind} {:?}", run.importance.hidden)),
+        row("losses", losses.join(" + ")),
+        row(
+            "steps",
+            format!("{} of {} rows", train.steps, train.batch_size),
+        ),
+        row("precision", "f32".into()),
+        row(
+            "device",
+            format!(
+                "CPU, {threads} thread{}",
+                if threads == 1 { "" } else { "s" }
+            ),
+        ),
+    ])
+}

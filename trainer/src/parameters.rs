@@ -1,0 +1,245 @@
+//! What training moves: named tensors in the store, each with its two moments.
+
+use spd_draws::{Purpose, Stream};
+use spd_engine::ops::{AdamW, AdamWOperands};
+use spd_engine::{Builder, Result, Slot, Store, Value};
+
+use crate::target_models::Start;
+
+/// Tensors whose gradients are clipped together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Group {
+    /// `V` and `U` of all sites.
+    Components,
+    /// The causal-importance functions.
+    Importance,
+    /// The target, while it is trained.
+    Target,
+}
+
+impl Group {
+    /// Its name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Components => "components",
+            Self::Importance => "importance",
+            Self::Target => "target",
+        }
+    }
+}
+
+/// A tensor that training moves.
+#[derive(Debug, Clone, Copy)]
+pub struct Parameter {
+    /// Its values.
+    pub slot: Slot,
+    /// AdamW's first moment.
+    pub first: Slot,
+    /// AdamW's second moment.
+    pub second: Slot,
+    /// What it is clipped with.
+    pub group: Group,
+    /// Number of dimensions, which decides about weight decay.
+    pub rank: usize,
+}
+
+/// All tensors that training moves.
+#[derive(Debug, Clone, Default)]
+pub struct Parameters(Vec<Parameter>);
+
+/// Settings of AdamW for one group.
+#[derive(Debug, Clone, Copy)]
+pub struct Update {
+    /// Decay of the second moment; that of the first is 0.9.
+    pub beta2: f64,
+    /// Weight decay.
+    pub decay: f64,
+    /// Whether vectors decay too.
+    pub decay_vectors: bool,
+    /// Largest norm of the group's gradient.
+    pub clip: Option<f64>,
+}
+
+/// The tensor that remembers a step whose gradients were not finite; where the store has it, such a step ends training.
+pub const HALT: &str = "halt";
+
+/// Decay of the first moment, for all of training.
+pub const BETA1: f64 = 0.9;
+
+impl Parameters {
+    /// Adds a tensor of zeros, and its moments.
+    pub fn add(
+        &mut self,
+        store: &mut Store,
+        name: &str,
+        dims: &[usize],
+        group: Group,
+    ) -> Parameter {
+        let slot = store.zeros(name, dims);
+        let first = store.zeros(format!("adamw.first.{name}"), dims);
+        let second = store.zeros(format!("adamw.second.{name}"), dims);
+        let parameter = Parameter {
+            slot,
+            first,
+            second,
+            group,
+            rank: dims.len(),
+        };
+        self.0.push(parameter);
+        parameter
+    }
+
+    /// All of them, in the order in which they were added.
+    pub fn iter(&self) -> impl Iterator<Item = &Parameter> {
+        self.0.iter()
+    }
+
+    /// Those of some groups.
+    pub fn of(&self, groups: &[Group]) -> Self {
+        Self(
+            self.0
+                .iter()
+                .filter(|p| groups.contains(&p.group))
+                .copied()
+                .collect(),
+        )
+    }
+
+    /// Number of values, moments not counted.
+    pub fn len(&self, store: &Store) -> usize {
+        self.0.iter().map(|p| store.ty(p.slot).len()).sum()
+    }
+
+    /// Puts the moments back to zero.
+    pub fn forget(&self, store: &mut Store) {
+        for parameter in &self.0 {
+            store.get_mut(parameter.first).fill(0.0);
+            store.get_mut(parameter.second).fill(0.0);
+        }
+    }
+
+    /// Appends the gradients of `loss`, the norms of each group, and the update of every tensor.
+    ///
+    /// Outputs `norms/<group>`: sums of squares, one a tensor of the group, then their total. Step scalars: `lr`,
+    /// `correction1`, `correction2`.
+    ///
+    /// # Errors
+    ///
+    /// When an op on the way to the loss has no gradient.
+    pub fn update(
+        &self,
+        b: &mut Builder,
+        store: &Store,
+        loss: Value,
+        settings: impl Fn(Group) -> Update,
+    ) -> Result<()> {
+        let values: Vec<Value> = self.0.iter().map(|p| b.persistent(store, p.slot)).collect();
+        let gradients = b.gradients(loss, &values)?;
+        let moved: Vec<(&Parameter, Value)> = self
+            .0
+            .iter()
+            .zip(gradients)
+            .filter_map(|(p, gradient)| Some((p, gradient?)))
+            .collect();
+        let mut norms: Vec<(Group, Value)> = Vec::new();
+        for group in [Group::Components, Group::Importance, Group::Target] {
+            let of_group: Vec<Value> = moved
+                .iter()
+                .filter(|(p, _)| p.group == group)
+                .map(|(_, gradient)| *gradient)
+                .collect();
+            if !of_group.is_empty() {
+                let norm = b.gradient_norm(&of_group)?;
+                b.output(format!("norms/{}", group.name()), norm);
+                norms.push((group, norm));
+            }
+        }
+        let mut guards: Vec<Value> = norms.iter().map(|(_, norm)| *norm).collect();
+        if let Some(slot) = store.slot(HALT) {
+            let halt = b.persistent(store, slot);
+            b.halt(halt, &guards)?;
+            guards.push(halt);
+        }
+        for (p, gradient) in moved {
+            let group = norms
+                .iter()
+                .find(|(group, _)| *group == p.group)
+                .expect("has a gradient")
+                .1;
+            let Update {
+                beta2,
+                decay,
+                decay_vectors,
+                clip,
+            } = settings(p.group);
+            let decays = p.rank > 1 || decay_vectors;
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "settings are rounded to f32"
+            )]
+            let op = AdamW {
+                lr: b.step_scalar("lr"),
+                correction1: b.step_scalar("correction1"),
+                correction2: b.step_scalar("correction2"),
+                beta1: BETA1 as f32,
+                beta2: beta2 as f32,
+                eps: 1e-8,
+                decay: if decays { decay as f32 } else { 0.0 },
+                clip: clip.map(|clip| clip as f32),
+            };
+            let operands = AdamWOperands {
+                parameter: b.persistent(store, p.slot),
+                first: b.persistent(store, p.first),
+                second: b.persistent(store, p.second),
+                gradient,
+                group,
+            };
+            b.adamw(op, &operands, &guards)?;
+        }
+        Ok(())
+    }
+
+    /// Names of the tensors of a group, in the order of its norms.
+    pub fn names<'s>(&'s self, store: &'s Store, group: Group) -> impl Iterator<Item = &'s str> {
+        self.0
+            .iter()
+            .filter(move |p| p.group == group)
+            .map(|p| store.name(p.slot))
+    }
+}
+
+/// Fills a tensor with its starting values: draws keyed by the run's seed and the tensor's number in the store.
+pub fn start(store: &mut Store, slot: Slot, seed: u64, number: u16, start: Start) {
+    let columns = store.ty(slot).columns();
+    let stream = Stream::new(Purpose::Init, 0, number);
+    let values = store.get_mut(slot);
+    match start {
+        Start::Zeros => values.fill(0.0),
+        Start::Ones => values.fill(1.0),
+        Start::Identity => {
+            for (row, values) in values.chunks_mut(columns).enumerate() {
+                values.fill(0.0);
+                values[row] = 1.0;
+            }
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a standard deviation is rounded to f32"
+        )]
+        Start::Normal(std) => {
+            for (row, values) in (0u32..).zip(values.chunks_mut(columns)) {
+                stream.fill_normal(seed, 0, row, values);
+                values.iter_mut().for_each(|value| *value *= std as f32);
+            }
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "a bound is rounded to f32")]
+        Start::Uniform(bound) => {
+            for (row, values) in (0u32..).zip(values.chunks_mut(columns)) {
+                stream.fill_uniform(seed, 0, row, values);
+                values
+                    .iter_mut()
+                    .for_each(|value| *value = (2.0 * *value - 1.0) * bound as f32);
+            }
+        }
+    }
+}

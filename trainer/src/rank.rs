@@ -1,0 +1,57 @@
+//! The whole of a run, as one rank sees it: target, decomposition, summary.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use anyhow::Context;
+use spd_checkpoint::atomic::write_file;
+use spd_configs::Run;
+use spd_engine::{Pool, Store};
+
+use crate::data;
+use crate::decomposition::Decomposition;
+use crate::decomposition_task::DecompositionTask;
+use crate::fault::{Fault, Outcome};
+use crate::metrics::summary;
+use crate::target;
+use crate::train::{Place, train};
+
+/// Runs one rank to its end in the prepared run directory (`config.toml` is there), from the newest good checkpoint if there
+/// is one. `stop` is polled between steps, in training and warm-up.
+///
+/// # Errors
+///
+/// Bad input, or whatever else keeps the run from its end.
+pub fn rank(run_dir: &Path, threads: usize, stop: &AtomicBool) -> Result<Outcome, Fault> {
+    let started = Instant::now();
+    let config = run_dir.join("config.toml");
+    let text = std::fs::read_to_string(&config).with_context(|| format!("{}", config.display()))?;
+    let run = Run::from_resolved(&text).map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let sources = data::open(&run)?;
+    let pool = Arc::new(Pool::new(threads));
+    // The loop runs on a thread of the pool, so that no step has to wake one.
+    pool.enter(|| {
+        let Some(weights) = target::weights(&run, run_dir, &sources, &pool, stop)? else {
+            return Ok(Outcome::Stopped);
+        };
+        let mut store = Store::new();
+        let decomposition = Decomposition::new(&run, &mut store)?;
+        decomposition.set_target(&mut store, &weights);
+        let mut task = DecompositionTask::new(decomposition, sources.clone(), &mut store, &pool)?;
+        let place = Place {
+            dir: run_dir,
+            checkpoint: run.checkpoint,
+            log: run.log,
+            config: &text,
+            progress: None,
+        };
+        if train(&mut task, &mut store, &place, stop)? == Outcome::Stopped {
+            return Ok(Outcome::Stopped);
+        }
+        let summary = summary::write(&mut task, &mut store, &sources, run_dir, started.elapsed())?;
+        write_file(&run_dir.join("summary.json"), summary.as_bytes())?;
+        Ok(Outcome::Done)
+    })
+}

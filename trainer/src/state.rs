@@ -1,0 +1,74 @@
+//! The state of a run between two steps, as a checkpoint holds it: every tensor of the store under its own name, which is
+//! the reference's (`_components.<site>.V`, `_ci_fns.<site>.layers.0.W`, `target_model.<tensor>`), and AdamW's moments as
+//! `adamw.first.<tensor>` and `adamw.second.<tensor>`.
+
+use anyhow::Context;
+use spd_checkpoint::{Dtype, Snapshot, Tensor};
+use spd_engine::Store;
+use spd_tracker::Mark;
+
+use crate::fault::Fault;
+use crate::parameters::HALT;
+
+/// Copies the store into a snapshot, into its old buffers where it has them.
+pub(crate) fn fill(snapshot: &mut Snapshot, store: &Store, step: u64) {
+    snapshot.step = step;
+    let slots: Vec<_> = store
+        .slots()
+        .filter(|&slot| store.name(slot) != HALT)
+        .collect();
+    snapshot.tensors.resize_with(slots.len(), || Tensor {
+        name: String::new(),
+        dtype: Dtype::F32,
+        shape: Vec::new(),
+        bytes: Vec::new(),
+    });
+    for (tensor, slot) in snapshot.tensors.iter_mut().zip(slots) {
+        tensor.name.clear();
+        tensor.name.push_str(store.name(slot));
+        tensor.shape.clone_from(&store.ty(slot).dims);
+        tensor.bytes.clear();
+        tensor
+            .bytes
+            .extend(store.get(slot).iter().flat_map(|value| value.to_le_bytes()));
+    }
+}
+
+/// Copies a snapshot into the store; returns its step and where its metrics ended.
+pub(crate) fn restore(
+    snapshot: &Snapshot,
+    store: &mut Store,
+    config: &str,
+) -> Result<(u64, Mark), Fault> {
+    let of = |key: &str| snapshot.meta.get(key).cloned().unwrap_or_default();
+    if of("config") != config {
+        return Err(Fault::BadInput(format!(
+            "the checkpoint of step {} belongs to another run file; choose another --out, or --fresh to start over",
+            snapshot.step
+        )));
+    }
+    for slot in store
+        .slots()
+        .filter(|&slot| store.name(slot) != HALT)
+        .collect::<Vec<_>>()
+    {
+        let name = store.name(slot).to_owned();
+        let tensor = snapshot
+            .tensors
+            .iter()
+            .find(|tensor| tensor.name == name && tensor.shape == store.ty(slot).dims)
+            .with_context(|| {
+                format!(
+                    "the checkpoint of step {} has no tensor `{name}` of the run's shape",
+                    snapshot.step
+                )
+            })?;
+        let values = tensor.bytes.as_chunks::<4>().0;
+        for (to, from) in store.get_mut(slot).iter_mut().zip(values) {
+            *to = f32::from_le_bytes(*from);
+        }
+    }
+    let mark =
+        serde_json::from_value(of("metrics")).context("the checkpoint's mark of the metrics")?;
+    Ok((snapshot.step, mark))
+}

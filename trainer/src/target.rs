@@ -1,0 +1,158 @@
+//! The target's weights: from a file, from the cache of trained targets, or trained now into that cache.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use spd_checkpoint::atomic::write_file;
+use spd_configs::{Checkpoint, Data, Log, Run, TargetTrain};
+use spd_engine::{Pool, Store};
+
+use crate::data::Sources;
+use crate::fault::{Fault, Outcome};
+use crate::target_models::{describe, load};
+use crate::target_task::TargetTask;
+use crate::train::{Place, train};
+
+/// Named tensors of a target.
+pub(crate) type Weights = Vec<(String, Vec<usize>, Vec<f32>)>;
+
+/// Where trained targets are kept: `$SPD_CACHE`, else `$XDG_CACHE_HOME/spd`, else `~/.cache/spd`.
+pub fn cache_dir() -> PathBuf {
+    let from = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    from("SPD_CACHE")
+        .or_else(|| from("XDG_CACHE_HOME").map(|dir| dir.join("spd")))
+        .or_else(|| from("HOME").map(|dir| dir.join(".cache").join("spd")))
+        .unwrap_or_else(|| PathBuf::from(".spd-cache"))
+}
+
+/// Directory of a trained target, named by everything that its weights depend on: the `[target]` and `[data]` tables and
+/// the dataset's index, which holds the hashes of its shards.
+pub(crate) fn cached_dir(run: &Run) -> Result<PathBuf, Fault> {
+    let mut key = serde_json::to_string(&(&run.target, &run.data)).context("the target's key")?;
+    if let Data::Tokens { train, .. } = &run.data {
+        let index = train.join("index.json");
+        let text = std::fs::read_to_string(&index).map_err(|err| {
+            Fault::BadInput(format!("{}: cannot be read: {err}", index.display()))
+        })?;
+        key.push_str(&text);
+    }
+    // The key of version 1: bump it when training itself changes.
+    let hash = xxhash_rust::xxh3::xxh3_64(format!("1 {key}").as_bytes());
+    let kind = describe(&run.target.model);
+    let kind = kind.split(',').next().unwrap_or("target");
+    Ok(cache_dir()
+        .join("targets")
+        .join(format!("{kind}-{hash:016x}")))
+}
+
+/// Where the weights will come from, for the table before a run.
+pub(crate) fn origin(run: &Run) -> Result<String, Fault> {
+    match (&run.target.weights, &run.target.train) {
+        (Some(path), _) => Ok(format!("from {}", path.display())),
+        (None, Some(train)) => {
+            let file = cached_dir(run)?.join("target.safetensors");
+            let there = file.try_exists().unwrap_or(false);
+            let how = if there {
+                "trained before"
+            } else {
+                "to be trained"
+            };
+            Ok(format!(
+                "{how}, {} steps; kept in {}",
+                train.steps,
+                file.display()
+            ))
+        }
+        (None, None) => Err(Fault::BadInput(
+            "[target]: neither weights nor train".into(),
+        )),
+    }
+}
+
+/// The weights of the run's target, trained first where they must be. `None` when `stop` came first.
+pub(crate) fn weights(
+    run: &Run,
+    run_dir: &Path,
+    sources: &Sources,
+    pool: &Arc<Pool>,
+    stop: &AtomicBool,
+) -> Result<Option<Weights>, Fault> {
+    if let Some(path) = &run.target.weights {
+        return load(path, &run.target.model).map(Some);
+    }
+    let dir = cached_dir(run)?;
+    let file = dir.join("target.safetensors");
+    let there = file
+        .try_exists()
+        .with_context(|| format!("{}", file.display()))?;
+    if !there {
+        let Some(settings) = &run.target.train else {
+            return Err(Fault::BadInput(
+                "[target]: neither weights nor train".into(),
+            ));
+        };
+        let outcome = train_target(run, settings, (run_dir, &dir, &file), sources, pool, stop)?;
+        if outcome == Outcome::Stopped {
+            return Ok(None);
+        }
+    }
+    load(&file, &run.target.model).map(Some)
+}
+
+fn train_target(
+    run: &Run,
+    settings: &TargetTrain,
+    (run_dir, dir, file): (&Path, &Path, &Path),
+    sources: &Sources,
+    pool: &Arc<Pool>,
+    stop: &AtomicBool,
+) -> Result<Outcome, Fault> {
+    let mut store = Store::new();
+    let mut task = TargetTask::new(run, settings, sources.clone(), &mut store, pool)?;
+    let place = Place {
+        dir,
+        checkpoint: Checkpoint {
+            every: (settings.steps / 5).max(1),
+            keep: 1,
+        },
+        log: Log {
+            every: (settings.steps / 200).max(1),
+        },
+        // The directory is named by the config.
+        config: "target",
+        progress: Some(run_dir),
+    };
+    if train(&mut task, &mut store, &place, stop)? == Outcome::Stopped {
+        return Ok(Outcome::Stopped);
+    }
+    let weights = task.weights(&store);
+    let bytes: Vec<(String, Vec<usize>, Vec<u8>)> = weights
+        .into_iter()
+        .map(|(name, dims, values)| {
+            (
+                name,
+                dims,
+                values
+                    .iter()
+                    .flat_map(|value| value.to_le_bytes())
+                    .collect(),
+            )
+        })
+        .collect();
+    let views: Vec<(&String, TensorView<'_>)> = bytes
+        .iter()
+        .map(|(name, dims, bytes)| Ok((name, TensorView::new(Dtype::F32, dims.clone(), bytes)?)))
+        .collect::<Result<_, safetensors::SafeTensorError>>()
+        .context("the trained target")?;
+    let whole = safetensors::serialize(views, None).context("the trained target")?;
+    write_file(file, &whole)?;
+    Ok(Outcome::Done)
+}

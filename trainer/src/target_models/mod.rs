@@ -1,0 +1,159 @@
+//! The frozen network under study. A model is written once, and asks a [`Pass`] for its linear layers by name: that is
+//! where sites are hooked in, when the program is built.
+
+mod gpt2;
+mod tms;
+mod weights;
+
+use std::collections::BTreeMap;
+
+use spd_configs::Model;
+use spd_engine::{Builder, Result, Value};
+
+pub use weights::{load, read_tensors};
+
+use crate::pass::Pass;
+
+/// How a weight matrix lies in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Orientation {
+    /// `[d_out, d_in]`, PyTorch's `nn.Linear`.
+    OutIn,
+    /// `[d_in, d_out]`, Hugging Face's `Conv1D`.
+    InOut,
+}
+
+/// A linear layer of a model: what may become a site.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Linear {
+    /// Module path, as in the reference: `h.0.attn.q_proj`.
+    pub path: String,
+    /// Length of its input.
+    pub d_in: usize,
+    /// Length of its output.
+    pub d_out: usize,
+    /// Layout of `<path>.weight`.
+    pub orientation: Orientation,
+    /// Whether there is a `<path>.bias`.
+    pub bias: bool,
+}
+
+/// How a parameter starts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Start {
+    /// Zeros.
+    Zeros,
+    /// Ones.
+    Ones,
+    /// The identity matrix.
+    Identity,
+    /// Normal with this standard deviation.
+    Normal(f64),
+    /// Uniform between minus and plus this.
+    Uniform(f64),
+}
+
+/// A tensor of a target.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TargetTensor {
+    /// Its name in a safetensors file.
+    pub name: String,
+    /// Its shape.
+    pub dims: Vec<usize>,
+    /// How it starts when the target is trained.
+    pub start: Start,
+    /// Whether training moves it.
+    pub trained: bool,
+    /// Another tensor of which it is the transpose; it is then no parameter of its own.
+    pub transpose_of: Option<String>,
+}
+
+/// What a batch is to a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InputKind {
+    /// Vectors of features, f32 `[b, f]`.
+    Features(usize),
+    /// Token ids, u32 `[b, t]`.
+    Tokens,
+}
+
+impl Linear {
+    /// Shape of the weight.
+    pub fn weight_dims(&self) -> [usize; 2] {
+        match self.orientation {
+            Orientation::OutIn => [self.d_out, self.d_in],
+            Orientation::InOut => [self.d_in, self.d_out],
+        }
+    }
+}
+
+/// The linear layers of a model, in the order of its modules.
+pub fn linears(model: &Model) -> Vec<Linear> {
+    match model {
+        Model::Tms { .. } => tms::linears(model),
+        Model::Gpt2 { .. } => gpt2::linears(model),
+    }
+}
+
+/// All tensors of a model.
+pub fn tensors(model: &Model) -> Vec<TargetTensor> {
+    match model {
+        Model::Tms { .. } => tms::tensors(model),
+        Model::Gpt2 { .. } => gpt2::tensors(model),
+    }
+}
+
+/// What a batch is to a model.
+pub fn input_kind(model: &Model) -> InputKind {
+    match *model {
+        Model::Tms { n_features, .. } => InputKind::Features(n_features),
+        Model::Gpt2 { .. } => InputKind::Tokens,
+    }
+}
+
+/// The output of the model on a batch: features f32 `[b, f]`, or logits f32 `[b, t, v]`.
+///
+/// # Errors
+///
+/// When shapes do not fit, which [`load`] has ruled out.
+pub fn forward(
+    model: &Model,
+    b: &mut Builder,
+    weights: &BTreeMap<String, Value>,
+    pass: &mut Pass<'_>,
+    input: Value,
+) -> Result<Value> {
+    match model {
+        Model::Tms { .. } => tms::forward(model, b, pass, input),
+        Model::Gpt2 { .. } => gpt2::forward(model, b, weights, pass, input),
+    }
+}
+
+/// One line for people: `tms 5-2`, `gpt2 3 layers, d_model 128, ...`.
+pub fn describe(model: &Model) -> String {
+    match *model {
+        Model::Tms {
+            n_features,
+            n_hidden,
+            n_hidden_layers,
+            ..
+        } => {
+            let hidden = if n_hidden_layers > 0 {
+                format!(", {n_hidden_layers} hidden identity")
+            } else {
+                String::new()
+            };
+            format!("tms, {n_features} features in {n_hidden} dimensions{hidden}")
+        }
+        Model::Gpt2 {
+            vocab,
+            n_ctx,
+            d_model,
+            n_layer,
+            n_head,
+            d_mlp,
+        } => format!(
+            "gpt2, {n_layer} layers of width {d_model}, {n_head} heads, mlp {d_mlp}, {vocab} tokens, {n_ctx} positions"
+        ),
+    }
+}

@@ -1,0 +1,221 @@
+//! Training a target: its own loss, AdamW with decay on matrices, by the same loop as everything else.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use spd_configs::{Data, Run, TargetTrain};
+use spd_dataloader::{Feed, Source};
+use spd_engine::{Builder, Executor, Pool, Slot, Store, Type, Value};
+
+use crate::data::{Sources, eval_feed, training_feed};
+use crate::fault::Fault;
+use crate::parameters::{self, Group, HALT, Parameters, Update};
+use crate::pass::Pass;
+use crate::schedule::learning_rate;
+use crate::target_models::{InputKind, TargetTensor, forward, input_kind, linears, tensors};
+use crate::task::{Task, evaluate_batches};
+
+/// A target in training.
+pub(crate) struct TargetTask {
+    train: TargetTrain,
+    eval_every: u64,
+    eval_batches: u64,
+    tensors: Vec<(TargetTensor, Slot)>,
+    parameters: Parameters,
+    program: Executor,
+    eval_program: Executor,
+    sources: Sources,
+    eval_rows: usize,
+}
+
+impl TargetTask {
+    /// Builds the programs; the store gets the target's tensors.
+    pub(crate) fn new(
+        run: &Run,
+        train: &TargetTrain,
+        sources: Sources,
+        store: &mut Store,
+        pool: &Arc<Pool>,
+    ) -> Result<Self, Fault> {
+        let mut parameters = Parameters::default();
+        let tensors: Vec<(TargetTensor, Slot)> = tensors(&run.target.model)
+            .into_iter()
+            .map(|tensor| {
+                let slot = if tensor.trained {
+                    parameters
+                        .add(store, &tensor.name, &tensor.dims, Group::Target)
+                        .slot
+                } else {
+                    store.zeros(&tensor.name, &tensor.dims)
+                };
+                (tensor, slot)
+            })
+            .collect();
+        store.zeros(HALT, &[2]);
+        let update = Update {
+            beta2: train.beta2,
+            decay: train.weight_decay,
+            decay_vectors: train.decay_vectors,
+            clip: train.clip,
+        };
+        let mut b = Builder::new();
+        let loss = own_loss(&mut b, store, run, &tensors, train.batch_size)?;
+        b.output("loss/target", loss);
+        parameters.update(&mut b, store, loss, |_| update)?;
+        let program = Executor::new(&b, Arc::clone(pool));
+        let mut b = Builder::new();
+        let loss = own_loss(&mut b, store, run, &tensors, run.eval.batch_size)?;
+        b.output("eval/loss", loss);
+        let mut eval_program = Executor::new(&b, Arc::clone(pool));
+        eval_program.parameters.seed = train.seed;
+        Ok(Self {
+            train: train.clone(),
+            eval_every: (train.steps / 10).max(1),
+            eval_batches: run.eval.batches,
+            tensors,
+            parameters,
+            program,
+            eval_program,
+            sources,
+            eval_rows: run.eval.batch_size,
+        })
+    }
+
+    /// All tensors of the target, those that are transposes of others filled in.
+    pub(crate) fn weights(&self, store: &Store) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+        let value = |name: &str| {
+            let (_, slot) = self
+                .tensors
+                .iter()
+                .find(|(t, _)| t.name == name)
+                .expect("its own tensors");
+            store.get(*slot)
+        };
+        self.tensors
+            .iter()
+            .map(|(tensor, slot)| {
+                let values = match &tensor.transpose_of {
+                    None => store.get(*slot).to_vec(),
+                    Some(other) => transposed(value(other), tensor.dims[1], tensor.dims[0]),
+                };
+                (tensor.name.clone(), tensor.dims.clone(), values)
+            })
+            .collect()
+    }
+
+    /// Bytes of the larger arena.
+    pub(crate) fn arena_bytes(&self) -> usize {
+        self.program.plan().arena_bytes() + self.eval_program.plan().arena_bytes()
+    }
+}
+
+fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    (0..columns)
+        .flat_map(|column| (0..rows).map(move |row| values[row * columns + column]))
+        .collect()
+}
+
+/// A target's own loss on a batch: `mean((|x| - y)^2)` for features, next-token cross-entropy for tokens.
+fn own_loss(
+    b: &mut Builder,
+    store: &Store,
+    run: &Run,
+    tensors: &[(TargetTensor, Slot)],
+    rows: usize,
+) -> Result<Value, Fault> {
+    let model = &run.target.model;
+    let mut weights: BTreeMap<String, Value> = BTreeMap::new();
+    for (tensor, slot) in tensors
+        .iter()
+        .filter(|(tensor, _)| tensor.transpose_of.is_none())
+    {
+        weights.insert(tensor.name.clone(), b.persistent(store, *slot));
+    }
+    for (tensor, _) in tensors {
+        if let Some(other) = &tensor.transpose_of {
+            let value = b.transpose(weights[other])?;
+            weights.insert(tensor.name.clone(), value);
+        }
+    }
+    let layers = linears(model);
+    let mut pass = Pass::clean(&layers, &weights);
+    match (input_kind(model), &run.data) {
+        (InputKind::Features(features), _) => {
+            let input = b.input("input", &Type::f32(&[rows, features]))?;
+            let output = forward(model, b, &weights, &mut pass, input)?;
+            // Features are not negative, so |x| is x.
+            Ok(b.mse(output, input)?)
+        }
+        (InputKind::Tokens, Data::Tokens { seq_len, .. }) => {
+            let ty = Type::u32(&[rows, *seq_len]);
+            let (input, labels) = (b.input("input", &ty)?, b.input("labels", &ty)?);
+            let logits = forward(model, b, &weights, &mut pass, input)?;
+            Ok(b.cross_entropy(logits, labels)?)
+        }
+        (InputKind::Tokens, Data::SparseFeatures { .. }) => Err(Fault::BadInput(
+            "[data] kind does not fit the target".into(),
+        )),
+    }
+}
+
+impl Task for TargetTask {
+    fn phase(&self) -> &'static str {
+        "target"
+    }
+
+    fn steps(&self) -> u64 {
+        self.train.steps
+    }
+
+    fn eval_every(&self) -> u64 {
+        self.eval_every
+    }
+
+    fn program(&mut self) -> &mut Executor {
+        &mut self.program
+    }
+
+    fn source(&self) -> (Source, Feed) {
+        (
+            self.sources.train.clone(),
+            training_feed(self.train.seed, self.train.batch_size),
+        )
+    }
+
+    fn beta2(&self) -> f64 {
+        self.train.beta2
+    }
+
+    fn scalars(&self, step: u64) -> Vec<(&'static str, f64)> {
+        vec![("lr", learning_rate(&self.train.lr, step, self.train.steps))]
+    }
+
+    fn begin(&mut self, store: &mut Store, _stop: &AtomicBool) -> Result<bool, Fault> {
+        for (number, (tensor, slot)) in (0u16..).zip(&self.tensors) {
+            parameters::start(store, *slot, self.train.seed, number, tensor.start);
+        }
+        self.parameters.forget(store);
+        Ok(true)
+    }
+
+    fn observe(&self, store: &Store) -> Vec<(String, f64)> {
+        let loss = f64::from(self.program.scalar_output("loss/target", store));
+        let norms = self.program.output("norms/target", store);
+        let norm = f64::from(norms.last().copied().unwrap_or(0.0)).sqrt();
+        vec![
+            ("loss/total".into(), loss),
+            ("grad_norm/target".into(), norm),
+        ]
+    }
+
+    fn evaluate(&mut self, store: &mut Store) -> Result<Vec<(String, f64)>, Fault> {
+        let feed = eval_feed(self.train.seed, self.eval_rows);
+        evaluate_batches(
+            &mut self.eval_program,
+            store,
+            (&self.sources.eval, &feed),
+            self.eval_batches,
+        )
+    }
+}

@@ -1,0 +1,66 @@
+//! What the loop trains: a target, or a decomposition. Both are a program, its parameters and an evaluation.
+
+use std::sync::atomic::AtomicBool;
+
+use spd_dataloader::{Batch, Feed, Source};
+use spd_engine::{Executor, Store};
+
+use crate::fault::Fault;
+
+/// Something that the loop can train.
+pub(crate) trait Task {
+    /// What is going on, in the spool's word.
+    fn phase(&self) -> &'static str;
+
+    /// Number of updates.
+    fn steps(&self) -> u64;
+
+    /// Steps between evaluations; 0 for the ends only.
+    fn eval_every(&self) -> u64;
+
+    /// The program of a step.
+    fn program(&mut self) -> &mut Executor;
+
+    /// Where batches come from.
+    fn source(&self) -> (Source, Feed);
+
+    /// Decay of AdamW's second moment.
+    fn beta2(&self) -> f64;
+
+    /// The step scalars of a step, beside AdamW's corrections.
+    fn scalars(&self, step: u64) -> Vec<(&'static str, f64)>;
+
+    /// Starting values, and whatever comes before the first step. `false` when `stop` came first.
+    fn begin(&mut self, store: &mut Store, stop: &AtomicBool) -> Result<bool, Fault>;
+
+    /// What a training row says of the last replay.
+    fn observe(&self, store: &Store) -> Vec<(String, f64)>;
+
+    /// Measures on held-out batches.
+    fn evaluate(&mut self, store: &mut Store) -> Result<Vec<(String, f64)>, Fault>;
+}
+
+/// Runs `executor` on held-out batches and gives the mean of every scalar output, in the program's order.
+pub(crate) fn evaluate_batches(
+    executor: &mut Executor,
+    store: &mut Store,
+    (source, feed): (&Source, &Feed),
+    batches: u64,
+) -> Result<Vec<(String, f64)>, Fault> {
+    let names: Vec<String> = executor.output_names().map(str::to_owned).collect();
+    let mut totals = vec![0.0; names.len()];
+    let mut batch = Batch::default();
+    for index in 0..batches {
+        source.fill(feed, index * feed.rows as u64, &mut batch)?;
+        crate::data::fill(executor, &batch);
+        executor.parameters.step = u32::try_from(index).unwrap_or(u32::MAX);
+        executor.run(store);
+        for (total, name) in totals.iter_mut().zip(&names) {
+            *total += f64::from(executor.scalar_output(name, store));
+        }
+    }
+    Ok(names
+        .into_iter()
+        .zip(totals.into_iter().map(|total| total / batches as f64))
+        .collect())
+}

@@ -1,0 +1,323 @@
+//! The loop: resume, step, log, evaluate, save. No arithmetic.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use serde_json::json;
+use spd_checkpoint::{Lock, Writer, newest};
+use spd_configs::{Checkpoint, Log};
+use spd_dataloader::{Batch, Loader};
+use spd_engine::Store;
+use spd_tracker::{Kind, Mark, Row, Spool};
+
+use crate::data;
+use crate::fault::{Fault, Outcome};
+use crate::parameters::{BETA1, HALT};
+use crate::state;
+use crate::task::Task;
+
+/// Batches that wait to be used.
+const PREFETCHED: usize = 4;
+
+/// Where a task is trained, and how often it is written down.
+pub(crate) struct Place<'a> {
+    /// Holds `checkpoints/`, `metrics.jsonl` and `system.jsonl`.
+    pub(crate) dir: &'a Path,
+    /// When states are saved.
+    pub(crate) checkpoint: Checkpoint,
+    /// When rows are written.
+    pub(crate) log: Log,
+    /// What makes two directories hold the same run; a checkpoint of another is refused.
+    pub(crate) config: &'a str,
+    /// Where progress is shown, if not in `dir`.
+    pub(crate) progress: Option<&'a Path>,
+}
+
+/// Trains to the last step, from the newest good checkpoint if there is one.
+pub(crate) fn train(
+    task: &mut dyn Task,
+    store: &mut Store,
+    place: &Place<'_>,
+    stop: &AtomicBool,
+) -> Result<Outcome, Fault> {
+    let root = place.dir.join("checkpoints");
+    let lock = Lock::take(place.dir)?;
+    lock.sweep(&root)?;
+    let found = newest(&root)?;
+    let resumed = found
+        .snapshot
+        .as_ref()
+        .map(|snapshot| state::restore(snapshot, store, place.config));
+    let (mut step, mark) = resumed.transpose()?.unwrap_or((0, Mark::default()));
+    let mut spool = Spool::roll_back(place.dir, &mark).context("the metrics of the run")?;
+    let mut progress = Progress::new(place)?;
+    for (path, reason) in &found.set_aside {
+        progress.event(
+            step,
+            format!("checkpoint set aside as {}: {reason}", path.display()),
+        );
+    }
+    match &found.snapshot {
+        Some(_) => progress.event(
+            step,
+            format!("continued from the checkpoint of step {step}"),
+        ),
+        None => {
+            progress.show(&*task, 0, true);
+            if !task.begin(store, stop)? {
+                return Ok(Outcome::Stopped);
+            }
+        }
+    }
+    let keep = NonZeroUsize::new(place.checkpoint.keep).unwrap_or(NonZeroUsize::MIN);
+    let writer = Writer::spawn(&root, keep)?;
+    let mut saver = Saver {
+        writer,
+        place,
+        saved: found.snapshot.is_some().then_some(step),
+    };
+    let (source, feed) = task.source();
+    let rows = feed.rows as u64;
+    let mut loader = Loader::spawn(source, feed, step * rows, PREFETCHED)?;
+    let steps = task.steps();
+    while step < steps {
+        saver.poll()?;
+        if stop.load(Ordering::Relaxed) {
+            saver.save(task, store, &mut spool, step)?;
+            saver.finish()?;
+            progress.event(
+                step,
+                "stopped on request; the same command continues".into(),
+            );
+            return Ok(Outcome::Stopped);
+        }
+        progress.show(&*task, step, step == 0);
+        if step == 0 || every(step, task.eval_every()) {
+            evaluate(task, store, &mut spool, step)?;
+        }
+        let batch = loader.next()?;
+        run_step(task, store, &batch, step);
+        loader.recycle(batch);
+        if every(step, place.log.every) {
+            check(task, store, step)?;
+            let mut row = Row::new(step, Kind::Train);
+            for (name, value) in task
+                .observe(store)
+                .into_iter()
+                .chain(named(task.scalars(step)))
+            {
+                row = row.with(name, value);
+            }
+            spool.append(&row);
+            spool.flush();
+        }
+        step += 1;
+        if every(step, place.checkpoint.every) {
+            saver.save(task, store, &mut spool, step)?;
+        }
+    }
+    if saver.saved != Some(step) {
+        saver.save(task, store, &mut spool, step)?;
+    }
+    evaluate(task, store, &mut spool, step)?;
+    spool.sync();
+    saver.finish()?;
+    progress.show(&*task, step, true);
+    Ok(Outcome::Done)
+}
+
+fn every(step: u64, steps: u64) -> bool {
+    steps > 0 && step.is_multiple_of(steps)
+}
+
+fn named(scalars: Vec<(&'static str, f64)>) -> impl Iterator<Item = (String, f64)> {
+    scalars
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+}
+
+/// One replay on a batch.
+fn run_step(task: &mut dyn Task, store: &mut Store, batch: &Batch, step: u64) {
+    let scalars = task.scalars(step);
+    let power = i32::try_from(step + 1).unwrap_or(i32::MAX);
+    let corrections = [
+        ("correction1", 1.0 - BETA1.powi(power)),
+        ("correction2", 1.0 - task.beta2().powi(power)),
+    ];
+    let program = task.program();
+    data::fill(program, batch);
+    program.parameters.step = u32::try_from(step).unwrap_or(u32::MAX);
+    #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
+    for (name, value) in scalars.into_iter().chain(corrections) {
+        program.set_scalar(name, value as f32);
+    }
+    program.run(store);
+}
+
+fn evaluate(
+    task: &mut dyn Task,
+    store: &mut Store,
+    spool: &mut Spool,
+    step: u64,
+) -> Result<(), Fault> {
+    let mut row = Row::new(step, Kind::Eval);
+    for (name, value) in task.evaluate(store)? {
+        row = row.with(name, value);
+    }
+    spool.append(&row);
+    spool.flush();
+    Ok(())
+}
+
+/// Stops when a step since the last look had a gradient that is not finite. No update has happened since, so the
+/// step is run again to name what was wrong.
+fn check(task: &mut dyn Task, store: &mut Store, step: u64) -> Result<(), Fault> {
+    let halted = store
+        .slot(HALT)
+        .map(|slot| store.get(slot))
+        .is_some_and(|halt| !halt[1].is_finite());
+    if !halted {
+        return Ok(());
+    }
+    let told = store.slot(HALT).map_or(0.0, |slot| store.get(slot)[0]);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a step"
+    )]
+    let bad = (told as u64).min(step);
+    let (source, feed) = task.source();
+    let mut batch = Batch::default();
+    source.fill(&feed, bad * feed.rows as u64, &mut batch)?;
+    run_step(task, store, &batch, bad);
+    let observed = task.observe(store);
+    let wrong: Vec<String> = observed
+        .iter()
+        .filter(|(_, value)| !value.is_finite())
+        .map(|(name, value)| format!("{name} is {value}"))
+        .collect();
+    let wrong = if wrong.is_empty() {
+        "no term is, when run again".to_owned()
+    } else {
+        wrong.join(", ")
+    };
+    Err(Fault::Failed(anyhow::anyhow!(
+        "step {bad}: a gradient is not finite: {wrong}; nothing was updated since, and the last checkpoint is untouched; \
+         try a smaller learning rate, or [train] clip_components and clip_importance"
+    )))
+}
+
+/// Hands states to the writer's thread.
+struct Saver<'a> {
+    writer: Writer,
+    place: &'a Place<'a>,
+    saved: Option<u64>,
+}
+
+impl Saver<'_> {
+    fn save(
+        &mut self,
+        task: &mut dyn Task,
+        store: &mut Store,
+        spool: &mut Spool,
+        step: u64,
+    ) -> Result<(), Fault> {
+        if self.saved == Some(step) {
+            return Ok(());
+        }
+        check(task, store, step)?;
+        let mut snapshot = self.writer.buffers().unwrap_or_default();
+        state::fill(&mut snapshot, store, step);
+        snapshot.meta = [
+            ("config".to_owned(), json!(self.place.config)),
+            ("phase".to_owned(), json!(task.phase())),
+            (
+                "position".to_owned(),
+                json!(step * task.source().1.rows as u64),
+            ),
+            (
+                "metrics".to_owned(),
+                serde_json::to_value(spool.mark()).context("the mark of the metrics")?,
+            ),
+        ]
+        .into();
+        self.writer.submit(snapshot);
+        self.saved = Some(step);
+        Ok(())
+    }
+
+    fn poll(&self) -> Result<(), Fault> {
+        while let Some(result) = self.writer.poll() {
+            result?;
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<(), Fault> {
+        for result in self.writer.finish() {
+            result?;
+        }
+        Ok(())
+    }
+}
+
+/// Tells the launcher how far the run is, at most once a second.
+pub(crate) struct Progress {
+    spool: Spool,
+    shown: Instant,
+    step: u64,
+}
+
+impl Progress {
+    fn new(place: &Place<'_>) -> Result<Self, Fault> {
+        let dir = place.progress.unwrap_or(place.dir);
+        let spool = Spool::create_or_open(dir).context("the progress of the run")?;
+        Ok(Self {
+            spool,
+            shown: Instant::now(),
+            step: 0,
+        })
+    }
+
+    fn show(&mut self, task: &dyn Task, step: u64, now: bool) {
+        let elapsed = self.shown.elapsed().as_secs_f64();
+        if !now && elapsed < 0.5 {
+            return;
+        }
+        let rate = if step > self.step && elapsed > 0.0 {
+            (step - self.step) as f64 / elapsed
+        } else {
+            0.0
+        };
+        let row = Row::new(step, Kind::System)
+            .with_note(task.phase())
+            .with("steps", task.steps() as f64)
+            .with("steps_per_s", rate)
+            .with("time", unix_time());
+        self.append(&row);
+        self.shown = Instant::now();
+        self.step = step;
+    }
+
+    fn event(&mut self, step: u64, note: String) {
+        self.append(
+            &Row::new(step, Kind::Event)
+                .with_note(note)
+                .with("time", unix_time()),
+        );
+    }
+
+    fn append(&mut self, row: &Row) {
+        self.spool.append(row);
+        self.spool.flush();
+    }
+}
+
+fn unix_time() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |time| time.as_secs_f64())
+}

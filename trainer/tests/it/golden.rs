@@ -1,0 +1,16 @@
+//! Against the reference: the same numbers in, the same numbers out.
+//!
+//! Another program (PyTorch) wrote down its parameters, batches, random draws and results; ours is fed the first three
+//! and must arrive at the fourth. The files lie in `$SPD_SHARED/golden`, or else in `shared/golden` beside the workspace;
+//! without them these tests say so and pass. Sizes are read from the files, so other numbers of the same form will do.
+
+mod ce_kl;
+mod compare;
+mod numbers;
+mod one_step;
+mod replica;
+mod scalars;
+mod target_file;
+mod terms;
+mod tied;
+mod trajectory;

@@ -1,0 +1,106 @@
+//! Ours against theirs, and what was worst.
+
+use std::fmt::Write as _;
+
+/// All comparisons of a test. Errors are relative to the largest magnitude of the tensor.
+pub(super) struct Comparison {
+    name: String,
+    tolerance: f64,
+    /// Per group: its name, number of comparisons, worst error and where.
+    groups: Vec<(String, usize, f64, String)>,
+    faults: Vec<String>,
+}
+
+/// Differences below this are rounding whatever the tensor's magnitude: its elements are sums of terms of order one,
+/// each rounded by up to 6e-8.
+const FLOOR: f64 = 1e-7;
+
+impl Comparison {
+    pub(super) fn new(name: &str, tolerance: f64) -> Self {
+        Self {
+            name: name.to_owned(),
+            tolerance,
+            groups: Vec::new(),
+            faults: Vec::new(),
+        }
+    }
+
+    /// Starts a group: a term, a step.
+    pub(super) fn group(&mut self, name: impl Into<String>) {
+        self.groups.push((name.into(), 0, 0.0, "-".to_owned()));
+    }
+
+    pub(super) fn tensor(&mut self, what: &str, ours: &[f32], theirs: &[f64]) {
+        self.within(self.tolerance, what, ours, theirs);
+    }
+
+    pub(super) fn number(&mut self, what: &str, ours: f64, theirs: f64) {
+        self.add(self.tolerance, what, (ours - theirs).abs(), theirs.abs());
+    }
+
+    /// A tensor with a bound of its own.
+    pub(super) fn within(&mut self, tolerance: f64, what: &str, ours: &[f32], theirs: &[f64]) {
+        if ours.len() != theirs.len() {
+            let lengths = format!("{} elements, theirs has {}", ours.len(), theirs.len());
+            self.faults.push(format!("{what}: {lengths}"));
+            return;
+        }
+        let scale = theirs.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        // `f64::max` would drop a NaN.
+        let mut worst = 0.0;
+        for (&ours, theirs) in ours.iter().zip(theirs) {
+            let difference = (f64::from(ours) - theirs).abs();
+            if difference.is_nan() || difference > worst {
+                worst = difference;
+            }
+        }
+        self.add(tolerance, what, worst, scale);
+    }
+
+    fn add(&mut self, tolerance: f64, what: &str, difference: f64, scale: f64) {
+        let error = difference / scale.max(FLOOR / tolerance);
+        if error.is_nan() || error > tolerance {
+            self.faults.push(format!(
+                "{what}: off by {difference:.2e}, {error:.2e} of {scale:.2e}, more than {tolerance:e}"
+            ));
+        }
+        let (_, count, worst, place) = self.groups.last_mut().expect("a group is open");
+        *count += 1;
+        if error.is_nan() || error > *worst {
+            (*worst, *place) = (error, what.to_owned());
+        }
+    }
+
+    /// A line a group and one for all.
+    ///
+    /// # Panics
+    ///
+    /// When anything was out of tolerance, naming all of it.
+    pub(super) fn finish(self) -> String {
+        let mut report = String::new();
+        let (mut total, mut most, mut at) = (0, 0.0, "-");
+        for (group, count, worst, place) in &self.groups {
+            writeln!(
+                report,
+                "  {group:<18} {count:>4} compared, worst {worst:.1e} at {place}"
+            )
+            .expect("memory");
+            total += count;
+            if worst.is_nan() || *worst > most {
+                (most, at) = (*worst, place);
+            }
+        }
+        let Self {
+            name, tolerance, ..
+        } = &self;
+        let head =
+            format!("golden {name}: {total} compared, worst {most:.1e} of {tolerance:e} at {at}");
+        assert!(
+            self.faults.is_empty(),
+            "{head}\n{report}{} out of tolerance:\n{}",
+            self.faults.len(),
+            self.faults.join("\n")
+        );
+        format!("{head}\n{report}")
+    }
+}

@@ -1,0 +1,281 @@
+//! The decomposition of a case, its parameters taken from the file, and programs on it.
+
+use std::sync::Arc;
+
+use spd_configs::{Loss, Model, Routing, Run, Sampling, Term};
+use spd_engine::ops::{Draw, Mask, MaskValues};
+use spd_engine::{Builder, Executor, Pool, Slot, Store, Type, Value};
+use spd_trainer::decomposition::{BatchShape, Decomposition, Draws, Front};
+use spd_trainer::schedule::exponent;
+use spd_trainer::target_models::tensors;
+
+use super::numbers::{Numbers, Tensor};
+use super::terms::routing;
+
+pub(super) struct Replica {
+    pub(super) store: Store,
+    pub(super) decomposition: Decomposition,
+}
+
+/// Recorded draws of one mask sample, under the name that our program gives it.
+pub(super) struct Sample {
+    /// Ours: `stochastic_recon.m0`.
+    pub(super) name: String,
+    /// Theirs: `stoch.m0`.
+    pub(super) recorded: String,
+}
+
+impl Replica {
+    /// The target and the parameters `<start>comp.*`, `<start>cifn.*` of `numbers`.
+    pub(super) fn new(run: &Run, numbers: &Numbers, start: &str) -> Self {
+        let mut store = Store::new();
+        let decomposition = Decomposition::new(run, &mut store).expect("the case's own sites");
+        let weights: Vec<_> = tensors(&run.target.model)
+            .into_iter()
+            .map(|tensor| {
+                let recorded = numbers.get(&format!("target.{}", tensor.name));
+                assert_eq!(recorded.dims, tensor.dims, "{}", tensor.name);
+                (tensor.name, tensor.dims, recorded.f32())
+            })
+            .collect();
+        decomposition.set_target(&mut store, &weights);
+        let mut replica = Self {
+            store,
+            decomposition,
+        };
+        replica.set(numbers, start);
+        replica
+    }
+
+    /// Overwrites all parameters with recorded ones.
+    pub(super) fn set(&mut self, numbers: &Numbers, start: &str) {
+        for slot in self.slots() {
+            let recorded = numbers.get(&format!("{start}{}", self.name(slot)));
+            assert_eq!(
+                recorded.dims,
+                self.store.ty(slot).dims,
+                "{}",
+                self.name(slot)
+            );
+            self.store.get_mut(slot).copy_from_slice(&recorded.f32());
+        }
+    }
+
+    /// All parameters.
+    pub(super) fn slots(&self) -> Vec<Slot> {
+        self.decomposition
+            .parameters
+            .iter()
+            .map(|p| p.slot)
+            .collect()
+    }
+
+    /// A parameter's name in the files: `comp.<site>.V`, `cifn.<site>.layers.0.W`.
+    pub(super) fn name(&self, slot: Slot) -> String {
+        let ours = self.store.name(slot);
+        let name = |start: &str, kind: &str| {
+            self.decomposition.sites.iter().find_map(|site| {
+                let of_site = format!("{start}.{}.", site.dashed());
+                let rest = ours.strip_prefix(&of_site)?;
+                Some(format!("{kind}.{}.{rest}", site.path()))
+            })
+        };
+        name("_components", "comp")
+            .or_else(|| name("_ci_fns", "cifn"))
+            .expect("a parameter of a site")
+    }
+
+    /// A program up to the importances, on batches like this one.
+    pub(super) fn front(&self, batch: &Tensor) -> (Builder, Front) {
+        let shape = BatchShape {
+            rows: batch.dims[0],
+            positions: match self.decomposition.run.target.model {
+                Model::Tms { .. } => 1,
+                Model::Gpt2 { .. } => batch.dims[1],
+            },
+        };
+        let mut b = Builder::new();
+        let front = self
+            .decomposition
+            .front(&mut b, &self.store, shape, &Draws::Inputs)
+            .expect("shapes fit");
+        (b, front)
+    }
+
+    /// The mask samples of a term, in order; their draws are recorded as `<recorded>.m<first>` and on.
+    pub(super) fn samples(&self, term: &Term, recorded: &str, first: usize) -> Vec<Sample> {
+        let count = match term {
+            Term::StochasticRecon { .. } => self.decomposition.run.train.mask_samples,
+            Term::UnmaskedRecon | Term::CiMaskedRecon { .. } => 1,
+            Term::Faithfulness | Term::ImportanceMinimality { .. } => 0,
+        };
+        (0..count)
+            .map(|k| Sample {
+                name: format!("{}.m{k}", term.name()),
+                recorded: format!("{recorded}.m{}", first + k),
+            })
+            .collect()
+    }
+
+    /// Outputs of the masked passes of one sample of a term. Written down once more, from the same inputs: being equal ops
+    /// on equal values, they are the values that the loss is made of.
+    pub(super) fn passes(
+        &self,
+        b: &mut Builder,
+        front: &Front,
+        term: &Term,
+        sample: &str,
+    ) -> Vec<Value> {
+        let run = &self.decomposition.run;
+        let rows = Type::f32(&[front.shape.examples()]);
+        let mut masked = Vec::new();
+        for (index, site) in self.decomposition.sites.iter().enumerate() {
+            let importance = front.sites[index].importance;
+            let like_importance = b.ty(importance).clone();
+            let mut input = |kind: &str, ty: &Type| {
+                let name = format!("{kind}.{sample}.{}", site.path());
+                b.input(&name, ty).expect("the type it has in the loss")
+            };
+            let mut values = MaskValues {
+                mask: Mask::Ones,
+                importance: Some(importance),
+                given: None,
+                delta: None,
+                route: None,
+            };
+            match term {
+                Term::CiMaskedRecon { .. } => values.mask = Mask::Importance,
+                Term::StochasticRecon { .. } => {
+                    values.mask = Mask::Between(Draw::Given);
+                    values.given = Some(input("src", &like_importance));
+                    if run.decomposition.delta {
+                        values.delta = Some(input("dmask", &rows));
+                    }
+                }
+                _ => {}
+            }
+            if routing(term) == Some(Routing::UniformK) {
+                values.route = Some(input("route", &rows));
+            }
+            masked.push((index, values));
+        }
+        let layerwise = routing(term) == Some(Routing::Layerwise);
+        masked
+            .chunks(if layerwise { 1 } else { masked.len() })
+            .map(|group| self.decomposition.masked_output(b, front, group))
+            .map(|output| output.expect("shapes fit"))
+            .collect()
+    }
+
+    /// Ready to be replayed on a batch.
+    pub(super) fn executor(&self, b: &Builder, batch: &Tensor) -> Executor {
+        let mut executor = Executor::new(b, Arc::new(Pool::new(2)));
+        self.feed_batch(&mut executor, batch);
+        executor
+    }
+
+    pub(super) fn feed_batch(&self, executor: &mut Executor, batch: &Tensor) {
+        match self.decomposition.run.target.model {
+            _ if !executor.has_input("input") => {}
+            Model::Tms { .. } => executor.input("input").copy_from_slice(&batch.f32()),
+            Model::Gpt2 { .. } => executor.input_u32("input").copy_from_slice(&batch.u32()),
+        }
+    }
+
+    /// Gives a sample its recorded draws; `routes` has those of its sites, where they are routed.
+    pub(super) fn feed_draws(
+        &self,
+        executor: &mut Executor,
+        numbers: &Numbers,
+        sample: &Sample,
+        routes: impl Fn(&str) -> Vec<f32>,
+    ) {
+        let Sample { name, recorded } = sample;
+        for site in &self.decomposition.sites {
+            let path = site.path();
+            for kind in ["src", "dmask"] {
+                let ours = format!("{kind}.{name}.{path}");
+                if executor.has_input(&ours) {
+                    let theirs = numbers.get(&format!("rng.{recorded}.{kind}.{path}"));
+                    executor.input(&ours).copy_from_slice(&theirs.f32());
+                }
+            }
+            let ours = format!("route.{name}.{path}");
+            if executor.has_input(&ours) {
+                executor.input(&ours).copy_from_slice(&routes(path));
+            }
+        }
+    }
+
+    /// Gives a sample the sources that a recorded adversary ended with: `c` columns, and one for the delta; a row for all
+    /// positions or one for each.
+    pub(super) fn feed_adversary(&self, executor: &mut Executor, numbers: &Numbers, name: &str) {
+        for site in &self.decomposition.sites {
+            let (path, c) = (site.path(), site.components);
+            let last = numbers.get(&format!("pgd.{name}.p0.final.{path}"));
+            let values = last.f32();
+            let rows = values.chunks(*last.dims.last().expect("a matrix"));
+            let source = executor.input(&format!("src.{name}.{path}"));
+            for (to, from) in source.chunks_mut(c).zip(rows.clone().cycle()) {
+                to.copy_from_slice(&from[..c]);
+            }
+            let delta = format!("dmask.{name}.{path}");
+            if executor.has_input(&delta) {
+                for (to, from) in executor.input(&delta).iter_mut().zip(rows.cycle()) {
+                    *to = from[c];
+                }
+            }
+        }
+    }
+
+    /// Gives binomial sampling its recorded noise on the logits.
+    pub(super) fn feed_noise(&self, executor: &mut Executor, numbers: &Numbers) {
+        for site in &self.decomposition.sites {
+            let ours = format!("noise.{}", site.path());
+            if self.decomposition.run.importance.sampling == Sampling::Binomial
+                && executor.has_input(&ours)
+            {
+                let theirs = numbers.get(&format!("ci_binom.rand.{}", site.path()));
+                executor.input(&ours).copy_from_slice(&theirs.f32());
+            }
+        }
+    }
+}
+
+/// Sets the exponent of the penalty, if one of the losses is the penalty.
+pub(super) fn set_exponent(executor: &mut Executor, losses: &[Loss], fraction: f64) {
+    for loss in losses {
+        if let Term::ImportanceMinimality {
+            p,
+            p_final,
+            anneal_start,
+            anneal_end,
+            ..
+        } = loss.term
+        {
+            let p = exponent(p, p_final, (anneal_start, anneal_end), fraction);
+            executor.set_scalar("p", rounded(p));
+        }
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a setting is rounded to f32"
+)]
+pub(super) fn rounded(value: f64) -> f32 {
+    value as f32
+}
+
+/// Which positions are routed through the components of the `site`-th of the sites that were drawn for: where its noise is
+/// among the `route_k` smallest.
+pub(super) fn routes(numbers: &Numbers, recorded: &str, site: usize) -> Vec<f32> {
+    let counts = &numbers.get(&format!("rng.{recorded}.route_k")).values;
+    let noise = numbers.get(&format!("rng.{recorded}.route_noise"));
+    let sites: Vec<&[f64]> = noise.values.chunks(counts.len()).collect();
+    let route = |(row, count): (usize, &f64)| {
+        let smaller = sites.iter().filter(|noise| noise[row] < sites[site][row]);
+        f32::from(u8::from((smaller.count() as f64) < *count))
+    };
+    counts.iter().enumerate().map(route).collect()
+}

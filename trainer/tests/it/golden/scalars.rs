@@ -1,0 +1,97 @@
+//! Numbers that need no program: schedules, annealing, and known solutions.
+
+use serde_json::Value as Json;
+use spd_trainer::metrics::known_importance::{dense_error, identity_error};
+use spd_trainer::schedule::{exponent, learning_rate};
+
+use super::numbers::Numbers;
+use super::terms;
+
+/// Both compute in f64, with another order of operations here and there.
+const EXACT: f64 = 1e-12;
+
+fn close(ours: f64, theirs: f64, scale: f64, what: &str) {
+    assert!(
+        (ours - theirs).abs() <= EXACT * scale,
+        "{what}: {ours} is not {theirs}"
+    );
+}
+
+/// Entries of an object whose keys are numbers.
+fn at(values: &Json) -> impl Iterator<Item = (f64, f64)> {
+    let values = values.as_object().expect("values by place").iter();
+    values.map(|(key, value)| {
+        (
+            key.parse().expect("a number"),
+            value.as_f64().expect("a number"),
+        )
+    })
+}
+
+// Errors relative to the start: next to the end of a cosine, 1 + cos cancels.
+#[test]
+fn golden_schedules() {
+    let Some(scalars) = Numbers::open("scalars") else {
+        return;
+    };
+    for said in terms::list(&scalars.info, "schedules") {
+        let schedule = terms::schedule(&said["cfg"]);
+        let steps = said["total"].as_u64().expect("steps");
+        for (step, theirs) in at(&said["vals"]) {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a step"
+            )]
+            let ours = learning_rate(&schedule, step as u64, steps);
+            let what = format!("{schedule:?} at {step} of {steps}");
+            close(ours, theirs, schedule.start, &what);
+        }
+    }
+}
+
+#[test]
+fn golden_annealing() {
+    let Some(scalars) = Numbers::open("scalars") else {
+        return;
+    };
+    for said in terms::list(&scalars.info, "anneal") {
+        let args = terms::list(said, "args");
+        let arg = |index: usize| args[index].as_f64();
+        let needed = |index: usize| arg(index).expect("a number");
+        for (fraction, theirs) in at(&said["vals"]) {
+            let ours = exponent(needed(0), arg(2), (needed(1), needed(3)), fraction);
+            let what = format!("{args:?} after {fraction}");
+            close(ours, theirs, needed(0), &what);
+        }
+    }
+}
+
+#[test]
+fn golden_known_importances() {
+    let Some(scalars) = Numbers::open("scalars") else {
+        return;
+    };
+    for said in terms::list(&scalars.info, "ci_patterns") {
+        let key = terms::text(said, "key");
+        let recorded = scalars.get(key);
+        let (importance, features, c) = (recorded.f32(), recorded.dims[0], recorded.dims[1]);
+        for (name, theirs) in said.as_object().expect("errors by name") {
+            // `identity_err_0p1`, `dense_err_k2_0p1`
+            let words: Vec<&str> = name.split('_').collect();
+            let tolerance = || words[words.len() - 1].replace('p', ".").parse::<f32>();
+            let ours = match words[0] {
+                "identity" => {
+                    identity_error(&importance, features, c, tolerance().expect("a number"))
+                }
+                "dense" => {
+                    let k = words[2].strip_prefix('k').expect("columns");
+                    let k = k.parse().expect("a number");
+                    dense_error(&importance, features, c, k, tolerance().expect("a number"))
+                }
+                _ => continue,
+            };
+            assert_eq!(Some(ours as u64), theirs.as_u64(), "{name} of {key}");
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Stories of the trainer: what it computes, and what it does with a run.
+
+mod golden;
