@@ -4,4 +4,5 @@
 mod ends;
 mod house;
 mod refusals;
+mod resume;
 mod signals;

@@ -14,7 +14,6 @@ use super::terms::{self, Settings};
 const MASKS: [&str; 6] = ["ci", "unmasked", "stoch", "random", "rounded", "zero"];
 
 #[test]
-#[expect(clippy::print_stdout, reason = "the report of a test")]
 fn golden_gpt2_ce_kl() {
     let Some(case) = Numbers::open("gpt2") else {
         return;

@@ -1,0 +1,215 @@
+//! A run that was killed ends in the same bits as one that was not.
+//!
+//! The shipped run files, cut short: their targets, sites, losses and update are what is repeated, not their length.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_spd-launch");
+const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
+
+/// Kills of one run.
+const KILLS: u64 = 20;
+
+struct Case {
+    config: &'static str,
+    set: &'static [&'static str],
+    /// Longest life before a kill.
+    longest_ms: u64,
+}
+
+const TOY: Case = Case {
+    config: "tms_5-2.toml",
+    set: &[
+        "train.steps=600",
+        "train.batch_size=512",
+        "train.faithfulness_warmup.steps=20",
+        "target.train.steps=400",
+        "checkpoint.every=25",
+        "log.every=7",
+        "eval.every=100",
+        "eval.batches=2",
+        "eval.batch_size=256",
+    ],
+    longest_ms: 400,
+};
+
+const LANGUAGE_MODEL: Case = Case {
+    config: "shakespeare.toml",
+    set: &[
+        "train.steps=500",
+        "train.batch_size=2",
+        "train.faithfulness_warmup.steps=5",
+        "target.n_layer=1",
+        "target.d_model=32",
+        "target.d_mlp=64",
+        "target.train.steps=200",
+        "target.train.batch_size=4",
+        "data.seq_len=32",
+        "checkpoint.every=4",
+        "log.every=3",
+        "eval.every=100",
+        "eval.batches=2",
+        "eval.batch_size=2",
+    ],
+    longest_ms: 250,
+};
+
+/// A working directory with the data that shakespeare.toml names, and a cache of targets of its own.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        // Text enough for a few thousand windows; what it says does not matter.
+        let text: String = (0..4000)
+            .map(|line| format!("line {line} of {}\n", line * line % 97))
+            .collect();
+        fs::write(dir.path().join("text.txt"), text).unwrap();
+        let place = Self(dir);
+        let status = place
+            .command(&[
+                "tokenize",
+                "text.txt",
+                "--tokenizer",
+                "bytes",
+                "--out",
+                "data/shakespeare",
+            ])
+            .status();
+        assert!(status.unwrap().success());
+        place
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(BINARY);
+        command
+            .args(args)
+            .current_dir(self.0.path())
+            .env("SPD_CACHE", self.0.path().join("cache"));
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command
+    }
+
+    fn run(&self, case: &Case, out: &str, threads: &str) -> Command {
+        let config = Path::new(CONFIGS).join(case.config);
+        let mut args = vec![config.to_str().unwrap(), "--out", out, "--threads", threads];
+        for set in case.set {
+            args.extend(["--set", set]);
+        }
+        self.command(&args)
+    }
+
+    /// Every bit that a run leaves: its newest checkpoint's tensors (parameters, moments, target) and its rows.
+    fn remains(&self, out: &str) -> (Vec<u8>, Vec<u8>) {
+        let dir = self.0.path().join(out);
+        let mut steps: Vec<PathBuf> = fs::read_dir(dir.join("checkpoints"))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        steps.sort();
+        let newest = steps.last().unwrap();
+        (
+            fs::read(newest.join("tensors.safetensors")).unwrap(),
+            fs::read(dir.join("metrics.jsonl")).unwrap(),
+        )
+    }
+}
+
+fn assert_same(case: &Case, place: &Place, a: &str, b: &str) {
+    let (tensors_a, rows_a) = place.remains(a);
+    let (tensors_b, rows_b) = place.remains(b);
+    assert!(
+        tensors_a == tensors_b,
+        "{}: the states of {a} and {b} differ",
+        case.config
+    );
+    assert!(
+        rows_a == rows_b,
+        "{}: the rows of {a} and {b} differ",
+        case.config
+    );
+    assert!(
+        rows_a.iter().filter(|&&byte| byte == b'\n').count() > 20,
+        "there are rows to compare"
+    );
+}
+
+fn killed_is_unkilled(case: &Case) {
+    let place = Place::new();
+    assert!(place.run(case, "straight", "1").status().unwrap().success());
+    assert!(
+        place
+            .run(case, "two-threads", "2")
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert_same(case, &place, "straight", "two-threads");
+
+    // The killed run trains its target anew, and is killed in that too.
+    fs::remove_dir_all(place.0.path().join("cache")).unwrap();
+    let mut random = 88_172_645_463_325_252_u64;
+    let mut kills = 0;
+    while kills < KILLS {
+        let threads = if kills % 2 == 0 { "1" } else { "2" };
+        let mut launcher = place.run(case, "killed", threads).spawn().unwrap();
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        sleep(Duration::from_millis(30 + random % case.longest_ms));
+        if let Some(status) = launcher.try_wait().unwrap() {
+            // Code 2: the rank of the last life was not quite dead yet and held its lock.
+            assert!(status.code() == Some(2) || status.success(), "{status}");
+            if status.success() {
+                break;
+            }
+            continue;
+        }
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        kills += 1;
+        // The rank dies with its launcher, a moment later.
+        sleep(Duration::from_millis(30));
+    }
+    assert!(
+        kills > KILLS / 4,
+        "{}: finished after {kills} kills; make it longer",
+        case.config
+    );
+    assert!(place.run(case, "killed", "2").status().unwrap().success());
+    assert_same(case, &place, "straight", "killed");
+}
+
+#[test]
+fn a_killed_toy_ends_in_the_same_bits() {
+    killed_is_unkilled(&TOY);
+}
+
+#[test]
+fn a_killed_language_model_ends_in_the_same_bits() {
+    killed_is_unkilled(&LANGUAGE_MODEL);
+}
+
+/// SIGTERM: the state of the last finished step is saved, and the same command goes on from there.
+#[test]
+fn a_stopped_run_continues_where_it_was() {
+    let place = Place::new();
+    assert!(place.run(&TOY, "straight", "2").status().unwrap().success());
+    let launcher = place.run(&TOY, "stopped", "2").spawn().unwrap();
+    sleep(Duration::from_millis(700));
+    let pid = rustix::process::Pid::from_raw(i32::try_from(launcher.id()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let status = launcher.wait_with_output().unwrap().status;
+    assert!(matches!(status.code(), Some(0 | 3)), "{status}");
+    assert!(place.run(&TOY, "stopped", "1").status().unwrap().success());
+    assert_same(&TOY, &place, "straight", "stopped");
+}
