@@ -1,6 +1,7 @@
 //! The launcher from outside, with a shell script in a rank's place.
 #![cfg(test)]
 
+mod bad_input;
 mod ends;
 mod house;
 mod refusals;

@@ -70,6 +70,24 @@ pub fn read_tensors(path: &Path) -> Result<Tensors, Fault> {
 pub fn load(path: &Path, model: &Model) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>, Fault> {
     let shown = path.display();
     let mut found = read_tensors(path)?;
+    let there: Vec<&String> = found.keys().take(4).collect();
+    let there = if there.is_empty() {
+        "no tensor at all".to_owned()
+    } else {
+        let more = if found.len() > there.len() {
+            ", ..."
+        } else {
+            ""
+        };
+        format!(
+            "{}{more}",
+            there
+                .iter()
+                .map(|name| name.as_str())
+                .collect::<Vec<_>>()
+                .join(", ")
+        )
+    };
     let mut all = Vec::new();
     for tensor in tensors(model) {
         let bare = tensor
@@ -77,16 +95,9 @@ pub fn load(path: &Path, model: &Model) -> Result<Vec<(String, Vec<usize>, Vec<f
             .strip_prefix("transformer.")
             .unwrap_or(&tensor.name);
         let Some((dims, values)) = found.remove(&tensor.name).or_else(|| found.remove(bare)) else {
-            let some: Vec<&str> = found.keys().map(String::as_str).take(3).collect();
             return Err(Fault::BadInput(format!(
-                "{shown}: no tensor `{}`, which the target needs; the file has {} others, such as {}",
-                tensor.name,
-                found.len(),
-                if some.is_empty() {
-                    "none".to_owned()
-                } else {
-                    some.join(", ")
-                }
+                "{shown}: no tensor `{}`, which the target needs; the file has {there}",
+                tensor.name
             )));
         };
         if dims != tensor.dims {

@@ -1,0 +1,231 @@
+//! Everything that a user can get wrong before a run starts: one line that names it, exit code 2, nothing created.
+
+use std::fs;
+use std::path::Path;
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+use crate::house::House;
+
+const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
+
+/// Asserts that the shipped `config` with `set` is refused with exactly `expected`, and that nothing appears.
+fn refused(house: &House, config: &str, set: &[&str], expected: &str) {
+    let config = Path::new(CONFIGS).join(config);
+    let mut arguments = vec![config.to_str().unwrap(), "--out", "out"];
+    for set in set {
+        arguments.extend(["--set", set]);
+    }
+    let before = house.names();
+    let output = house
+        .launcher(&arguments)
+        .env("SPD_CACHE", house.path().join("cache"))
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        stderr.trim_end().strip_prefix("error: ").unwrap_or(&stderr),
+        expected
+    );
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert_eq!(house.names(), before, "nothing is created");
+}
+
+/// A dataset as shakespeare.toml names it, of which the tests spoil one thing.
+fn with_data() -> House {
+    let house = House::new();
+    fs::write(
+        house.path().join("text.txt"),
+        "some text to be read byte by byte, over and over\n".repeat(400),
+    )
+    .unwrap();
+    let made = house
+        .launcher(&[
+            "tokenize",
+            "text.txt",
+            "--tokenizer",
+            "bytes",
+            "--out",
+            "data/shakespeare",
+        ])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    house
+}
+
+fn write_weights(house: &House, tensors: &[(&str, &[usize], Vec<f32>)]) {
+    let bytes: Vec<Vec<u8>> = tensors
+        .iter()
+        .map(|(_, _, values)| values.iter().flat_map(|v| v.to_le_bytes()).collect())
+        .collect();
+    let views = tensors.iter().zip(&bytes).map(|((name, dims, _), bytes)| {
+        (
+            *name,
+            TensorView::new(Dtype::F32, dims.to_vec(), bytes).unwrap(),
+        )
+    });
+    fs::write(
+        house.path().join("w.safetensors"),
+        safetensors::serialize(views, None).unwrap(),
+    )
+    .unwrap();
+}
+
+/// tms_5-2 with weights from a file instead of training.
+fn refused_weights(tensors: &[(&str, &[usize], Vec<f32>)], expected: &str) {
+    let house = House::new();
+    write_weights(&house, tensors);
+    let text = fs::read_to_string(Path::new(CONFIGS).join("tms_5-2.toml")).unwrap();
+    let (before, rest) = text.split_once("[target.train]").unwrap();
+    let (_, after) = rest.split_once("[data]").unwrap();
+    let run = format!("{before}weights = \"w.safetensors\"\n[data]{after}");
+    let path = house.path().join("run.toml");
+    fs::write(&path, run).unwrap();
+    refused(&house, path.to_str().unwrap(), &[], expected);
+}
+
+#[test]
+fn keys_and_values_of_the_file() {
+    let house = House::new();
+    refused(
+        &house,
+        "tms_5-2.toml",
+        &["train.stepz=3"],
+        "--set train.stepz: unknown key `stepz` in [train]; did you mean `steps`?",
+    );
+    refused(
+        &house,
+        "tms_5-2.toml",
+        &["train.steps=\"many\""],
+        "--set train.steps: expected a whole number of at least 1, found the string \"many\"",
+    );
+}
+
+#[test]
+fn patterns_and_components() {
+    let house = House::new();
+    refused(
+        &house,
+        "tms_5-2.toml",
+        &[
+            "decomposition.sites=[{pattern=\"layer9\", C=2}]",
+            "eval.known=[]",
+        ],
+        "[decomposition] sites: pattern `layer9` matches no layer of the target; its layers are linear1, linear2",
+    );
+    refused(
+        &house,
+        "tms_5-2.toml",
+        &[
+            "decomposition.sites=[{pattern=\"linear*\", C=2}, {pattern=\"*2\", C=2}]",
+            "eval.known=[]",
+        ],
+        "[decomposition] sites: `linear2` matches two patterns, `linear*` and `*2`; a matrix is decomposed once",
+    );
+}
+
+#[test]
+fn weights_of_another_shape_or_not_finite() {
+    let bias = ("linear2.bias", &[5][..], vec![0.0; 5]);
+    let first = ("linear1.weight", &[2, 5][..], vec![0.5; 10]);
+    refused_weights(
+        &[
+            first.clone(),
+            bias.clone(),
+            ("linear2.weight", &[4, 2], vec![0.5; 8]),
+        ],
+        "w.safetensors: `linear2.weight` has shape [4, 2], the run file's [target] says [5, 2]",
+    );
+    let mut values = vec![0.5; 10];
+    values[7] = f32::NAN;
+    refused_weights(
+        &[
+            ("linear1.weight", &[2, 5], values),
+            bias.clone(),
+            ("linear2.weight", &[5, 2], vec![0.5; 10]),
+        ],
+        "w.safetensors: `linear1.weight` holds NaN at element 7; weights must be finite",
+    );
+    refused_weights(
+        &[first, bias],
+        "w.safetensors: no tensor `linear2.weight`, which the target needs; the file has linear1.weight, linear2.bias",
+    );
+}
+
+#[test]
+fn a_missing_dataset_names_the_command_that_makes_it() {
+    refused(
+        &House::new(),
+        "shakespeare.toml",
+        &[],
+        "data/shakespeare/train: no such dataset; this command makes it: spd-launch tokenize \
+         tinyshakespeare.txt --tokenizer bytes --out data/shakespeare",
+    );
+}
+
+#[test]
+fn a_vocabulary_or_sequence_that_does_not_fit_the_target() {
+    let house = with_data();
+    refused(
+        &house,
+        "shakespeare.toml",
+        &["target.vocab=100"],
+        "data/shakespeare/train: made for 256 tokens, the target has 100; set [target] vocab = 256",
+    );
+    refused(
+        &house,
+        "shakespeare.toml",
+        &["data.seq_len=200"],
+        "--set data.seq_len: expected at most the target's 128 positions (n_ctx), found 200",
+    );
+}
+
+#[test]
+fn a_token_outside_the_vocabulary_is_found_before_the_run() {
+    let house = with_data();
+    let shard = house
+        .path()
+        .join("data/shakespeare/train/tokens-00000.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    // The last two bytes of the tokens: token 999 of a u16 shard stands 2 * 999 bytes after their start.
+    let header = usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
+    let text = String::from_utf8_lossy(&bytes[8..8 + header]).into_owned();
+    let at = text.find("\"tokens\"").unwrap();
+    let offsets = &text[at + text[at..].find("\"data_offsets\":[").unwrap() + 16..];
+    let start: usize = offsets[..offsets.find(',').unwrap()].parse().unwrap();
+    let token = 8 + header + start + 2 * 999;
+    bytes[token..token + 2].copy_from_slice(&300u16.to_le_bytes());
+    fs::write(&shard, bytes).unwrap();
+    refused(
+        &house,
+        "shakespeare.toml",
+        &[],
+        "data/shakespeare/train/tokens-00000.safetensors: token 999 is 300, but the vocabulary has 256 ids; \
+         was the text tokenized for another model?",
+    );
+}
+
+#[test]
+fn no_space_left_is_said_before_the_run() {
+    let house = House::new();
+    let config = Path::new(CONFIGS).join("tms_5-2.toml");
+    let arguments = [
+        config.to_str().unwrap(),
+        "--set",
+        "checkpoint.keep=4000000000",
+    ];
+    let output = house
+        .launcher(&arguments)
+        .env("SPD_CACHE", house.path().join("cache"))
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.lines().count() == 1 && stderr.contains("the checkpoints need"),
+        "{stderr}"
+    );
+    assert!(house.names().is_empty());
+}
