@@ -13,7 +13,7 @@ use crate::fault::Fault;
 use crate::losses::divergence;
 use crate::parameters::{BETA1, Group, HALT, Update};
 use crate::schedule::{exponent, learning_rate};
-use crate::task::{Task, evaluate_batches};
+use crate::task::{Measured, Task, evaluate_batches};
 
 const BETA2: f64 = 0.999;
 
@@ -275,15 +275,16 @@ impl Task for DecompositionTask {
         scalars
     }
 
-    fn begin(&mut self, store: &mut Store, stop: &AtomicBool) -> Result<bool, Fault> {
+    fn begin(&mut self, store: &mut Store, stop: &AtomicBool) -> Result<Option<Measured>, Fault> {
         self.decomposition.initialise(store);
+        let before = self.evaluate(store)?;
         let settings = self.decomposition.run.train.faithfulness_warmup;
         let Some(program) = &mut self.warmup else {
-            return Ok(true);
+            return Ok(Some(before));
         };
         for step in 1..=settings.steps {
             if stop.load(Ordering::Relaxed) {
-                return Ok(false);
+                return Ok(None);
             }
             let power = i32::try_from(step).unwrap_or(i32::MAX);
             #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
@@ -297,7 +298,7 @@ impl Task for DecompositionTask {
             program.run(store);
         }
         self.decomposition.parameters.forget(store);
-        Ok(true)
+        Ok(Some(before))
     }
 
     fn observe(&self, store: &Store) -> Vec<(String, f64)> {

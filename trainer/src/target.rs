@@ -13,12 +13,9 @@ use spd_engine::{Pool, Store};
 
 use crate::data::Sources;
 use crate::fault::{Fault, Outcome};
-use crate::target_models::{describe, load};
+use crate::target_models::{Weights, describe, load};
 use crate::target_task::TargetTask;
 use crate::train::{Place, train};
-
-/// Named tensors of a target.
-pub(crate) type Weights = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 /// Where trained targets are kept: `$SPD_CACHE`, else `$XDG_CACHE_HOME/spd`, else `~/.cache/spd`.
 pub fn cache_dir() -> PathBuf {

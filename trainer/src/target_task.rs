@@ -13,8 +13,10 @@ use crate::fault::Fault;
 use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
 use crate::schedule::learning_rate;
-use crate::target_models::{InputKind, TargetTensor, forward, input_kind, linears, tensors};
-use crate::task::{Task, evaluate_batches};
+use crate::target_models::{
+    InputKind, TargetTensor, Weights, forward, input_kind, linears, tensors,
+};
+use crate::task::{Measured, Task, evaluate_batches};
 
 /// A target in training.
 pub(crate) struct TargetTask {
@@ -83,7 +85,7 @@ impl TargetTask {
     }
 
     /// All tensors of the target, those that are transposes of others filled in.
-    pub(crate) fn weights(&self, store: &Store) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    pub(crate) fn weights(&self, store: &Store) -> Weights {
         let value = |name: &str| {
             let (_, slot) = self
                 .tensors
@@ -191,12 +193,12 @@ impl Task for TargetTask {
         vec![("lr", learning_rate(&self.train.lr, step, self.train.steps))]
     }
 
-    fn begin(&mut self, store: &mut Store, _stop: &AtomicBool) -> Result<bool, Fault> {
+    fn begin(&mut self, store: &mut Store, _stop: &AtomicBool) -> Result<Option<Measured>, Fault> {
         for (number, (tensor, slot)) in (0u16..).zip(&self.tensors) {
             parameters::start(store, *slot, self.train.seed, number, tensor.start);
         }
         self.parameters.forget(store);
-        Ok(true)
+        Ok(Some(Vec::new()))
     }
 
     fn observe(&self, store: &Store) -> Vec<(String, f64)> {

@@ -7,6 +7,9 @@ use spd_engine::{Executor, Store};
 
 use crate::fault::Fault;
 
+/// Named numbers.
+pub(crate) type Measured = Vec<(String, f64)>;
+
 /// Something that the loop can train.
 pub(crate) trait Task {
     /// What is going on, in the spool's word.
@@ -30,14 +33,15 @@ pub(crate) trait Task {
     /// The step scalars of a step, beside AdamW's corrections.
     fn scalars(&self, step: u64) -> Vec<(&'static str, f64)>;
 
-    /// Starting values, and whatever comes before the first step. `false` when `stop` came first.
-    fn begin(&mut self, store: &mut Store, stop: &AtomicBool) -> Result<bool, Fault>;
+    /// Starting values, and whatever comes before the first step. Returns what was measured on the starting values, if
+    /// anything; `None` when `stop` came first.
+    fn begin(&mut self, store: &mut Store, stop: &AtomicBool) -> Result<Option<Measured>, Fault>;
 
     /// What a training row says of the last replay.
-    fn observe(&self, store: &Store) -> Vec<(String, f64)>;
+    fn observe(&self, store: &Store) -> Measured;
 
     /// Measures on held-out batches.
-    fn evaluate(&mut self, store: &mut Store) -> Result<Vec<(String, f64)>, Fault>;
+    fn evaluate(&mut self, store: &mut Store) -> Result<Measured, Fault>;
 }
 
 /// Runs `executor` on held-out batches and gives the mean of every scalar output, in the program's order.
@@ -46,7 +50,7 @@ pub(crate) fn evaluate_batches(
     store: &mut Store,
     (source, feed): (&Source, &Feed),
     batches: u64,
-) -> Result<Vec<(String, f64)>, Fault> {
+) -> Result<Measured, Fault> {
     let names: Vec<String> = executor.output_names().map(str::to_owned).collect();
     let mut totals = vec![0.0; names.len()];
     let mut batch = Batch::default();

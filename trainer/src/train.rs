@@ -67,8 +67,16 @@ pub(crate) fn train(
         ),
         None => {
             progress.show(&*task, 0, true);
-            if !task.begin(store, stop)? {
+            let Some(start) = task.begin(store, stop)? else {
                 return Ok(Outcome::Stopped);
+            };
+            if !start.is_empty() {
+                let start = start
+                    .into_iter()
+                    .map(|(name, value)| (name.replace("eval/", "start/"), value));
+                spool.append(&start.fold(Row::new(0, Kind::Eval), |row, (name, value)| {
+                    row.with(name, value)
+                }));
             }
         }
     }

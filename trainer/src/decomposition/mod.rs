@@ -25,7 +25,7 @@ use crate::fault::Fault;
 use crate::parameters::{Group, Parameters};
 use crate::pass::Pass;
 use crate::sites::{Site, resolve};
-use crate::target_models::{InputKind, Linear, forward, input_kind, linears, tensors};
+use crate::target_models::{InputKind, Linear, Weights, forward, input_kind, linears, tensors};
 
 /// The decomposition of one target: its sites, and where their parameters lie in the store.
 #[derive(Debug, Clone)]
@@ -122,7 +122,7 @@ impl Decomposition {
     }
 
     /// Puts the target's weights into the store.
-    pub fn set_target(&self, store: &mut Store, weights: &[(String, Vec<usize>, Vec<f32>)]) {
+    pub fn set_target(&self, store: &mut Store, weights: &Weights) {
         for (name, _, values) in weights {
             let slot = self
                 .target

@@ -142,7 +142,7 @@ fn sites_table(
     ("active components a position (L0)".into(), columns, rows)
 }
 
-/// The evaluation before the first step, from the spool; empty where it cannot be read.
+/// The evaluation of the starting values, before any training, from the spool; empty where it cannot be read.
 fn first_evaluation(run_dir: &Path) -> BTreeMap<String, f64> {
     let Ok(mut reader) = Reader::open(&run_dir.join(METRICS), &Mark::default()) else {
         return BTreeMap::new();
@@ -151,7 +151,12 @@ fn first_evaluation(run_dir: &Path) -> BTreeMap<String, f64> {
         if let Read::Row(row) = read
             && row.kind == Kind::Eval
         {
-            return row.values.into_iter().collect();
+            let name = |name: String| name.replace("start/", "eval/");
+            return row
+                .values
+                .into_iter()
+                .map(|(key, value)| (name(key), value))
+                .collect();
         }
     }
     BTreeMap::new()

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use spd_configs::Model;
 use spd_engine::{Builder, Result, Value};
 
-pub use weights::{load, read_tensors};
+pub use weights::{Weights, load, read_tensors};
 
 use crate::pass::Pass;
 

@@ -9,6 +9,9 @@ use spd_configs::Model;
 use super::tensors;
 use crate::fault::Fault;
 
+/// Name, shape and values of each tensor of a target, in the model's order.
+pub type Weights = Vec<(String, Vec<usize>, Vec<f32>)>;
+
 /// Named f32 tensors with their shapes.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
@@ -67,7 +70,7 @@ pub fn read_tensors(path: &Path) -> Result<Tensors, Fault> {
 /// # Errors
 ///
 /// When a tensor is missing, has another shape, or holds a number that is not finite.
-pub fn load(path: &Path, model: &Model) -> Result<Vec<(String, Vec<usize>, Vec<f32>)>, Fault> {
+pub fn load(path: &Path, model: &Model) -> Result<Weights, Fault> {
     let shown = path.display();
     let mut found = read_tensors(path)?;
     let there: Vec<&String> = found.keys().take(4).collect();

@@ -1,0 +1,221 @@
+//! How long does a training step take? The step of a known workload, timed, and laid beside what the machine can do.
+//!
+//! ```text
+//! presets -> workload: program, weights, eight batches -> clock -> a JSON line
+//!                                                      -> phases, against ceilings
+//! ```
+//!
+//! Workloads, the way of measuring and the names in the line are those of the peers that we are compared with (one program in
+//! PyTorch, one in JAX), so that one script sets the three side by side. A timed step is everything between receiving a
+//! batch and updated parameters: its copy into the program, the step scalars, and the replay, with the update and the L0
+//! of each site. Batches are made before the clock starts.
+
+mod ceilings;
+mod clock;
+mod phases;
+mod presets;
+mod workload;
+
+use std::fs;
+use std::io::Write;
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+
+pub use ceilings::Ceilings;
+pub use phases::{OpRow, Phases};
+pub use presets::{Overrides, Preset, known, preset};
+
+use self::clock::Clock;
+use self::workload::Workload;
+use crate::fault::Fault;
+use crate::parameters::Group;
+
+/// How a workload is timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// Steps that are timed, once one by one and once back to back.
+    pub steps: usize,
+    /// Steps before those; at least one is made.
+    pub warmup: usize,
+    /// CPU threads.
+    pub threads: usize,
+    /// Whether the parts of a step are timed too, in further steps.
+    pub phases: bool,
+}
+
+/// What was found.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// The JSON line, without its newline.
+    pub line: String,
+    /// Where the time goes, if that was asked for.
+    pub phases: Option<Phases>,
+}
+
+/// Times the step of a preset.
+///
+/// # Errors
+///
+/// When its program cannot be built.
+pub fn time(preset: &Preset, settings: &Settings) -> Result<Report, Fault> {
+    forget_peak_memory();
+    let start = Instant::now();
+    let mut workload = Workload::new(preset, settings.threads)?;
+    let build_s = start.elapsed().as_secs_f64();
+    let pool = workload.pool().clone();
+    // As in training, the loop runs on a thread of the pool.
+    pool.enter(|| {
+        let clock = clock::measure(|index| workload.step(index), settings);
+        // Before the phases, which build further programs.
+        let line = line(preset, &workload, settings, (&clock, build_s));
+        let phases = settings
+            .phases
+            .then(|| phases::measure(&mut workload, settings.steps, clock.median()))
+            .transpose()?;
+        Ok(Report {
+            line: Value::Object(line).to_string(),
+            phases,
+        })
+    })
+}
+
+fn line(
+    preset: &Preset,
+    workload: &Workload,
+    settings: &Settings,
+    (clock, build_s): (&Clock, f64),
+) -> Map<String, Value> {
+    let shape = workload.shape();
+    let losses = workload.losses();
+    let positions = shape.examples() as f64;
+    let (median, pipelined) = (clock.median(), clock.pipelined_ms);
+    let finite = losses.iter().all(|(_, value)| value.is_finite());
+    let fields = [
+        ("workload", json!(preset.name)),
+        ("impl", json!("spd")),
+        ("mode", json!("static")),
+        ("precision", json!("fp32")),
+        ("batch", json!(shape.rows)),
+        ("seq", json!(preset.seq())),
+        ("device", json!("cpu")),
+        ("threads", json!(settings.threads)),
+        ("spd", json!(env!("CARGO_PKG_VERSION"))),
+        (
+            "params_components",
+            json!(workload.parameters(Group::Components)),
+        ),
+        ("params_ci", json!(workload.parameters(Group::Importance))),
+        ("ops", json!(workload.program.plan().ops())),
+        (
+            "arena_mb",
+            rounded(workload.program.plan().arena_bytes() as f64 / MIB, 1),
+        ),
+        ("build_s", rounded(build_s, 3)),
+        ("warmup_steps", json!(settings.warmup)),
+        ("timed_steps", json!(settings.steps)),
+        ("first_step_s", rounded(clock.first_s, 3)),
+        ("warmup_s", rounded(clock.warmup_s, 3)),
+        ("clock", json!("wall")),
+        ("median_ms", rounded(median, 4)),
+        ("p10_ms", rounded(clock.quantile(0.1), 4)),
+        ("p90_ms", rounded(clock.quantile(0.9), 4)),
+        ("mean_ms", rounded(clock.mean(), 4)),
+        ("min_ms", rounded(clock.quantile(0.0), 4)),
+        ("pipelined_ms", rounded(pipelined, 4)),
+        ("losses", losses.into_iter().collect()),
+        ("finite", json!(finite)),
+        ("positions_per_step", json!(shape.examples())),
+        ("tokens_per_s", rounded(positions / median * 1e3, 1)),
+        (
+            "tokens_per_s_pipelined",
+            rounded(positions / pipelined * 1e3, 1),
+        ),
+        ("peak_rss_mb", peak_memory_mb()),
+        ("host", json!(host())),
+    ];
+    fields
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+}
+
+const MIB: f64 = (1 << 20) as f64;
+
+fn rounded(value: f64, digits: i32) -> Value {
+    let scale = 10f64.powi(digits);
+    json!((value * scale).round() / scale)
+}
+
+fn host() -> String {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("{} {cpus} cpus", std::env::consts::ARCH)
+}
+
+/// The largest resident size since [`forget_peak_memory`]; null where the system does not say.
+fn peak_memory_mb() -> Value {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = peak.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<f64>().ok());
+    kib.map_or(Value::Null, |kib| rounded(kib / 1024.0, 1))
+}
+
+/// Workloads of one process follow each other, and a line must not report the peak of the one before. Where the system
+/// refuses, it does.
+fn forget_peak_memory() {
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .open("/proc/self/clear_refs");
+    let _ = file.and_then(|mut file| file.write_all(b"5"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // The names that the peers' lines share: harness.py, and `run_one` in torch_step.py and jax_step.py.
+    const THEIRS: &str = "workload impl mode precision batch seq device threads params_components params_ci warmup_steps \
+         timed_steps first_step_s warmup_s clock median_ms p10_ms p90_ms mean_ms min_ms pipelined_ms losses finite \
+         positions_per_step tokens_per_s tokens_per_s_pipelined peak_rss_mb host";
+
+    #[test]
+    fn a_line_has_the_fields_of_the_peers() {
+        let settings = Settings {
+            steps: 2,
+            warmup: 1,
+            threads: 2,
+            phases: false,
+        };
+        let expected = [
+            (
+                "tiny-tms",
+                64,
+                vec!["imp_min", "stoch", "stoch_layerwise", "total"],
+            ),
+            (
+                "tiny-gpt2-h1",
+                32,
+                vec!["imp_min", "stoch_layerwise", "total"],
+            ),
+        ];
+        for (name, positions, terms) in expected {
+            let preset = preset(name, &Overrides::default()).unwrap();
+            let line = time(&preset, &settings).unwrap().line;
+            let line: Map<String, Value> = serde_json::from_str(&line).unwrap();
+            let ours = ["spd", "ops", "arena_mb", "build_s"];
+            let mut fields: Vec<&str> = THEIRS.split_whitespace().chain(ours).collect();
+            let mut found: Vec<&str> = line.keys().map(String::as_str).collect();
+            fields.sort_unstable();
+            found.sort_unstable();
+            assert_eq!(found, fields);
+            assert_eq!(line["workload"], format!("{name}@fp32"));
+            assert_eq!(line["finite"], true);
+            assert_eq!(line["positions_per_step"], positions);
+            let losses = line["losses"].as_object().unwrap();
+            assert_eq!(losses.keys().collect::<Vec<_>>(), terms);
+            let total = losses["total"].as_f64().unwrap();
+            assert!(total > 0.0 && total < 10.0, "{name}: {total}");
+            assert!(line["median_ms"].as_f64().unwrap() > 0.0);
+        }
+    }
+}

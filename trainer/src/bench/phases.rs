@@ -1,0 +1,259 @@
+//! Where the time of a step goes: by op, by single op, and by part of the step.
+//!
+//! Ops are timed in replays of their own, after those that are reported. Parts of the step are programs of their own
+//! that end earlier (clean pass; and importances; and losses), whose times are subtracted from each other: the step
+//! itself mixes forward and backward work, so that the activations of one loss live at a time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use spd_engine::{Builder, Executor, OpProfile};
+
+use super::ceilings::Ceilings;
+use super::clock::{ms, quantile};
+use super::workload::Workload;
+use crate::decomposition::Draws;
+use crate::fault::Fault;
+
+/// Where the time of a step goes.
+#[derive(Debug, Clone)]
+pub struct Phases {
+    /// What the machine can do.
+    pub ceilings: Ceilings,
+    /// Mean time of a profiled step, in milliseconds.
+    pub step_ms: f64,
+    /// By kind of op, the longest first.
+    pub kinds: Vec<OpRow>,
+    /// The longest single ops.
+    pub single: Vec<OpRow>,
+    /// Parts of the step in order, in milliseconds; their sum is the median of the timed steps.
+    pub parts: Vec<(&'static str, f64)>,
+}
+
+/// One line of a table: an op, or all of a kind, in one step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OpRow {
+    /// Name of the op; for a single op with its settings.
+    pub name: String,
+    /// How many there are.
+    pub calls: usize,
+    /// Time.
+    pub ms: f64,
+    /// Multiplications and additions.
+    pub flops: u64,
+    /// Bytes read and written, each operand once.
+    pub bytes: u64,
+    /// The least time by the roofline, op by op.
+    pub floor_ms: f64,
+}
+
+/// Rows of the table of single ops.
+const SINGLE: usize = 12;
+
+/// Ops that end a step, by name: the update and what it needs.
+const UPDATE: [&str; 3] = ["adamw", "gradient_norm", "halt"];
+const L0: &str = "active_counts";
+
+impl Phases {
+    /// All ops.
+    pub fn total(&self) -> OpRow {
+        let mut total = OpRow::new("all ops");
+        self.kinds.iter().for_each(|row| total.add(row));
+        total
+    }
+
+    /// What a step takes beside its ops: the copy of the batch, the scalars, and going from op to op.
+    pub fn unaccounted_ms(&self) -> f64 {
+        self.step_ms - self.total().ms
+    }
+}
+
+impl OpRow {
+    fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            calls: 0,
+            ms: 0.0,
+            flops: 0,
+            bytes: 0,
+            floor_ms: 0.0,
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.calls += other.calls;
+        self.ms += other.ms;
+        self.flops += other.flops;
+        self.bytes += other.bytes;
+        self.floor_ms += other.floor_ms;
+    }
+}
+
+/// Measures over `steps` further steps; to be called on a thread of the pool.
+pub(super) fn measure(
+    workload: &mut Workload,
+    steps: usize,
+    median_ms: f64,
+) -> Result<Phases, Fault> {
+    let memory = workload.program.plan().arena_bytes() + workload.store.bytes();
+    let site = &workload.decomposition.sites[0];
+    let shape = [
+        workload.shape().examples(),
+        site.linear.d_in,
+        site.components,
+    ];
+    let ceilings = Ceilings::measure(workload.pool(), shape, memory)?;
+    let parts_ms = parts(workload, steps)?;
+    workload.program.start_profile();
+    let start = Instant::now();
+    (0..steps).for_each(|index| workload.step(index));
+    let step_ms = ms(start) / steps as f64;
+    let rows: Vec<(&str, OpRow)> = workload
+        .program
+        .profile()
+        .iter()
+        .map(|op| (op.name, row(op, steps, &ceilings)))
+        .collect();
+    let kinds = kinds(&rows);
+    let of = |names: &[&str]| {
+        let named = kinds
+            .iter()
+            .filter(|row| names.contains(&row.name.as_str()));
+        named.map(|row| row.ms).sum::<f64>()
+    };
+    let parts = split(median_ms, parts_ms, (of(&UPDATE), of(&[L0])));
+    let mut single: Vec<OpRow> = rows.into_iter().map(|(_, row)| row).collect();
+    single.sort_by(|a, b| b.ms.total_cmp(&a.ms));
+    single.truncate(SINGLE);
+    Ok(Phases {
+        ceilings,
+        step_ms,
+        kinds,
+        single,
+        parts,
+    })
+}
+
+fn row(op: &OpProfile, steps: usize, ceilings: &Ceilings) -> OpRow {
+    let ms = |time: Duration| 1e3 * time.as_secs_f64() / steps as f64;
+    OpRow {
+        name: format!("{} {}", op.name, settings(&op.shapes)),
+        calls: 1,
+        ms: ms(op.time),
+        flops: op.flops,
+        bytes: op.bytes,
+        floor_ms: 1e3 * ceilings.floor_s(op.flops, op.bytes),
+    }
+}
+
+/// The settings in an op's debug form, without its name.
+fn settings(debug: &str) -> &str {
+    debug.find([' ', '(']).map_or("", |at| debug[at..].trim())
+}
+
+fn kinds(rows: &[(&str, OpRow)]) -> Vec<OpRow> {
+    let mut kinds: BTreeMap<&str, OpRow> = BTreeMap::new();
+    for (name, row) in rows {
+        kinds
+            .entry(name)
+            .or_insert_with(|| OpRow::new(name))
+            .add(row);
+    }
+    let mut kinds: Vec<OpRow> = kinds.into_values().collect();
+    kinds.sort_by(|a, b| b.ms.total_cmp(&a.ms));
+    kinds
+}
+
+/// Median times of programs that end after the clean pass, after the importances, and after the losses.
+fn parts(workload: &mut Workload, steps: usize) -> Result<[f64; 3], Fault> {
+    let mut programs = [part(workload, 0)?, part(workload, 1)?, part(workload, 2)?];
+    let mut times = [const { Vec::new() }; 3];
+    // In turn, so that whatever else the machine does falls on all three; the first round is a warm-up.
+    for index in 0..=steps {
+        for (program, times) in programs.iter_mut().zip(&mut times) {
+            let start = Instant::now();
+            workload.prepare_part(index, program);
+            program.run(&mut workload.store);
+            if index > 0 {
+                times.push(ms(start));
+            }
+        }
+    }
+    Ok(times.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        quantile(&times, 0.5)
+    }))
+}
+
+fn part(workload: &Workload, end: usize) -> Result<Executor, Fault> {
+    let (decomposition, store) = (&workload.decomposition, &workload.store);
+    let mut b = Builder::new();
+    let front = decomposition.front(&mut b, store, workload.shape(), &Draws::Counters)?;
+    b.output("clean", front.output);
+    if end >= 1 {
+        for site in &front.sites {
+            b.output("importance", site.importance);
+            b.output("power_sums", site.power_sums);
+        }
+    }
+    if end >= 2 {
+        for loss in decomposition.losses(&mut b, store, &front, Draws::Counters)? {
+            b.output(loss.name, loss.value);
+        }
+    }
+    Ok(Executor::new(&b, Arc::clone(workload.pool())))
+}
+
+/// What each part adds to those before it. Where noise is larger than a part, the part is negative, and says so.
+fn split(
+    step_ms: f64,
+    [clean, importances, losses]: [f64; 3],
+    (update, l0): (f64, f64),
+) -> Vec<(&'static str, f64)> {
+    vec![
+        ("clean pass", clean),
+        ("importances", importances - clean),
+        ("masked passes and losses", losses - importances),
+        ("backward", step_ms - losses - update - l0),
+        ("update", update),
+        ("l0", l0),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{Overrides, preset};
+
+    #[test]
+    fn every_op_is_in_one_kind_and_parts_add_up() {
+        let preset = preset("tiny-tms", &Overrides::default()).unwrap();
+        let mut workload = Workload::new(&preset, 1).unwrap();
+        let phases = measure(&mut workload, 2, 5.0).unwrap();
+        let total = phases.total();
+        assert_eq!(total.calls, workload.program.plan().ops());
+        assert!(total.ms > 0.0 && total.ms <= phases.step_ms);
+        assert!(
+            phases
+                .kinds
+                .iter()
+                .any(|row| row.name == "matmul" && row.flops > 0)
+        );
+        let sum: f64 = phases.parts.iter().map(|(_, ms)| ms).sum();
+        assert!((sum - 5.0).abs() < 1e-9);
+        assert!(
+            phases
+                .parts
+                .iter()
+                .any(|&(name, ms)| name == "update" && ms > 0.0)
+        );
+    }
+
+    #[test]
+    fn settings_are_what_stands_behind_the_name() {
+        assert_eq!(settings("MatMul { alpha: 1.0 }"), "{ alpha: 1.0 }");
+        assert_eq!(settings("Relu"), "");
+        assert_eq!(settings("Grad(Relu)"), "(Relu)");
+    }
+}

@@ -1,0 +1,251 @@
+//! A preset made ready: random frozen weights, starting values, the step's program, and batches.
+
+use std::sync::Arc;
+
+use spd_configs::{Data, Model, Term};
+use spd_dataloader::{Batch, Source};
+use spd_draws::{Purpose, Stream};
+use spd_engine::{Executor, Pool, Store};
+
+use super::Preset;
+use crate::data::{fill, training_feed};
+use crate::decomposition::{BatchShape, Decomposition};
+use crate::fault::Fault;
+use crate::parameters::{self, BETA1, Group, HALT};
+use crate::schedule::{exponent, learning_rate};
+use crate::target_models::{Start, TargetTensor, tensors};
+
+/// Batches that are made beforehand and taken in turn.
+const BATCHES: usize = 8;
+
+const BETA2: f64 = 0.999;
+
+/// Keeps the target's draws apart from those of components.
+const TARGET_SEED: u64 = 0x0074_6172_6765_7400;
+
+/// A step that can be repeated.
+pub(super) struct Workload {
+    pub(super) decomposition: Decomposition,
+    pub(super) store: Store,
+    pub(super) program: Executor,
+    batches: Vec<Batch>,
+    steps: u32,
+}
+
+impl Workload {
+    pub(super) fn new(preset: &Preset, threads: usize) -> Result<Self, Fault> {
+        let run = &preset.run;
+        let mut store = Store::new();
+        let decomposition = Decomposition::new(run, &mut store)?;
+        start_target(&run.target.model, &mut store);
+        decomposition.initialise(&mut store);
+        store.zeros(HALT, &[2]);
+        let builder = decomposition.step_program(&store)?;
+        let mut program = Executor::new(&builder, Arc::new(Pool::new(threads)));
+        program.parameters.seed = run.seed;
+        let batches = batches(preset)?;
+        Ok(Self {
+            decomposition,
+            store,
+            program,
+            batches,
+            steps: 0,
+        })
+    }
+
+    pub(super) fn pool(&self) -> &Arc<Pool> {
+        self.program.pool()
+    }
+
+    pub(super) fn shape(&self) -> BatchShape {
+        let run = &self.decomposition.run;
+        self.decomposition.shape(run.train.batch_size)
+    }
+
+    /// One update, on the batch of this number. Numbers beyond the last begin anew.
+    pub(super) fn step(&mut self, index: usize) {
+        self.prepare(index);
+        self.program.run(&mut self.store);
+    }
+
+    /// What a step does before its replay.
+    pub(super) fn prepare(&mut self, index: usize) {
+        fill(&mut self.program, &self.batches[index % BATCHES]);
+        self.program.parameters.step = self.steps;
+        self.steps += 1;
+        set_scalars(&self.decomposition, self.steps, &mut self.program);
+    }
+
+    /// A batch and scalars for a program that is a part of the step.
+    pub(super) fn prepare_part(&self, index: usize, part: &mut Executor) {
+        fill(part, &self.batches[index % BATCHES]);
+        set_scalars(&self.decomposition, self.steps.max(1), part);
+    }
+
+    /// Number of values in a group.
+    pub(super) fn parameters(&self, group: Group) -> usize {
+        self.decomposition.parameters.of(&[group]).len(&self.store)
+    }
+
+    /// The terms of the last step by the peers' names, and their total; null where one is not finite.
+    pub(super) fn losses(&self) -> Vec<(String, f64)> {
+        let names = self.program.output_names();
+        names
+            .filter_map(|name| Some((name, name.strip_prefix("loss/")?)))
+            .map(|(name, term)| {
+                let value = f64::from(self.program.scalar_output(name, &self.store));
+                let theirs = match term {
+                    "importance_minimality" => "imp_min".to_owned(),
+                    term => term.replace("stochastic_recon", "stoch"),
+                };
+                (theirs, value)
+            })
+            .collect()
+    }
+}
+
+fn set_scalars(decomposition: &Decomposition, update: u32, program: &mut Executor) {
+    let run = &decomposition.run;
+    let steps = run.train.steps;
+    let half_way = learning_rate(&run.train.lr, steps / 2, steps);
+    let power = i32::try_from(update).unwrap_or(i32::MAX);
+    let mut scalars = vec![
+        ("lr", half_way),
+        ("correction1", 1.0 - BETA1.powi(power)),
+        ("correction2", 1.0 - BETA2.powi(power)),
+    ];
+    for loss in &run.losses {
+        if let Term::ImportanceMinimality {
+            p,
+            p_final,
+            anneal_start,
+            anneal_end,
+            ..
+        } = loss.term
+        {
+            let annealed = exponent(p, p_final, (anneal_start, anneal_end), 0.5);
+            scalars.push(("p", annealed));
+        }
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
+    for (name, value) in scalars {
+        program.set_scalar(name, value as f32);
+    }
+}
+
+fn start_target(model: &Model, store: &mut Store) {
+    let tensors = tensors(model);
+    let slot = |store: &Store, name: &str| {
+        let slot = store.slot(&format!("target_model.{name}"));
+        slot.expect("made with the decomposition")
+    };
+    for (number, tensor) in (0u16..).zip(&tensors) {
+        let to = slot(store, &tensor.name);
+        parameters::start(store, to, TARGET_SEED, number, start_of(model, tensor));
+    }
+    for tensor in &tensors {
+        if let Some(other) = &tensor.transpose_of {
+            let from = slot(store, other);
+            let (rows, columns) = (store.ty(from).rows(), store.ty(from).columns());
+            let values = store.get(from).to_vec();
+            let to = slot(store, &tensor.name);
+            for (index, value) in store.get_mut(to).iter_mut().enumerate() {
+                *value = values[(index % rows) * columns + index / rows];
+            }
+        }
+    }
+}
+
+/// The peers' starting values, where ours are those for training a target.
+fn start_of(model: &Model, tensor: &TargetTensor) -> Start {
+    let name = tensor.name.as_str();
+    match *model {
+        Model::Tms { n_hidden, .. } => match name {
+            "linear1.weight" => Start::Normal(1.0 / (n_hidden as f64).sqrt()),
+            "linear2.bias" => Start::Zeros,
+            _ => tensor.start,
+        },
+        Model::Gpt2 { .. } => {
+            let is_bias_of_layer = name.ends_with(".bias") && !name.contains(".ln_");
+            if is_bias_of_layer || name == "transformer.wpe.weight" {
+                Start::Normal(0.01)
+            } else {
+                tensor.start
+            }
+        }
+    }
+}
+
+fn batches(preset: &Preset) -> Result<Vec<Batch>, Fault> {
+    let run = &preset.run;
+    let rows = run.train.batch_size;
+    let mut batches = vec![Batch::default(); BATCHES];
+    match (&run.data, &run.target.model) {
+        (
+            Data::SparseFeatures {
+                probability,
+                low,
+                high,
+            },
+            Model::Tms { n_features, .. },
+        ) => {
+            let source = Source::features(*n_features, *probability, *low, *high)?;
+            let feed = training_feed(run.seed, rows);
+            for (number, batch) in batches.iter_mut().enumerate() {
+                source.fill(&feed, (number * rows) as u64, batch)?;
+            }
+        }
+        (Data::Tokens { seq_len, .. }, Model::Gpt2 { vocab, .. }) => {
+            let stream = Stream::new(Purpose::Features, 0, 0);
+            let mut draws = vec![0.0; rows * (seq_len + 1)];
+            for (number, batch) in (0u32..).zip(&mut batches) {
+                stream.fill_uniform(run.seed, number, 0, &mut draws);
+                batch.rows = rows;
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "below the vocabulary"
+                )]
+                let token = |&draw: &f32| (f64::from(draw) * *vocab as f64) as u32;
+                batch.tokens = draws.iter().map(token).collect();
+            }
+        }
+        _ => unreachable!("presets pair targets with data"),
+    }
+    Ok(batches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{Overrides, preset};
+
+    #[test]
+    fn the_second_matrix_of_a_tms_is_the_first_transposed() {
+        let preset = preset("tiny-tms", &Overrides::default()).unwrap();
+        let store = Workload::new(&preset, 1).unwrap().store;
+        let of = |name: &str| store.get(store.slot(name).unwrap());
+        let (w1_hf, w2_fh) = (
+            of("target_model.linear1.weight"),
+            of("target_model.linear2.weight"),
+        );
+        for (h, f) in [(0, 0), (0, 4), (1, 0), (1, 4)] {
+            assert_eq!(w1_hf[h * 5 + f].to_bits(), w2_fh[f * 2 + h].to_bits());
+        }
+        assert!(w1_hf.iter().any(|&value| value != 0.0));
+    }
+
+    #[test]
+    fn tokens_are_of_the_vocabulary_and_batches_differ() {
+        let preset = preset("tiny-gpt2-h1", &Overrides::default()).unwrap();
+        let batches = Workload::new(&preset, 1).unwrap().batches;
+        assert!(batches.iter().all(|batch| batch.tokens.len() == 2 * 17));
+        assert!(
+            batches
+                .iter()
+                .flat_map(|batch| &batch.tokens)
+                .all(|&token| token < 50)
+        );
+        assert_ne!(batches[0].tokens, batches[1].tokens);
+    }
+}
