@@ -172,3 +172,102 @@ impl Builder {
         value
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Halt, MatMul};
+    use crate::{Executor, Pool};
+
+    fn matrix() -> (Builder, Value) {
+        let mut b = Builder::new();
+        let x = b.input("x", &Type::f32(&[2, 2])).unwrap();
+        (b, x)
+    }
+
+    #[test]
+    fn the_same_op_on_the_same_values_is_one_value() {
+        let (mut b, x) = matrix();
+        let square = b.matmul(x, x).unwrap();
+        assert_eq!(b.matmul(x, x).unwrap(), square);
+        let twice = |alpha| MatMul {
+            a_transposed: false,
+            b_transposed: false,
+            alpha,
+        };
+        // Another setting, other values, another order: other values.
+        let others = [
+            b.op1(twice(2.0), &[x, x]).unwrap(),
+            b.matmul(square, x).unwrap(),
+            b.matmul(x, square).unwrap(),
+        ];
+        let mut distinct = vec![square];
+        distinct.extend(others);
+        distinct.dedup();
+        assert_eq!((distinct.len(), b.nodes.len()), (4, 4));
+    }
+
+    #[test]
+    fn an_op_that_changes_the_store_happens_as_often_as_it_is_asked_for() {
+        let (mut b, mut store) = (Builder::new(), Store::new());
+        let slot = store.zeros("halt", &[2]);
+        let halt = b.persistent(&store, slot);
+        b.op(Halt, &[halt]).unwrap();
+        b.op(Halt, &[halt]).unwrap();
+        assert_eq!(b.nodes.len(), 2);
+    }
+
+    #[test]
+    fn inputs_persistents_and_step_scalars_are_known_by_name() {
+        let (mut b, x) = matrix();
+        let mut store = Store::new();
+        let slot = store.zeros("w", &[3]);
+        assert_eq!(b.input("x", &Type::f32(&[2, 2])), Ok(x));
+        assert_eq!(b.persistent(&store, slot), b.persistent(&store, slot));
+        assert_eq!(b.step_scalar("lr"), b.step_scalar("lr"));
+        assert_ne!(b.step_scalar("lr"), b.step_scalar("p"));
+        let other = b.input("x", &Type::f32(&[4]));
+        assert_eq!(
+            other.map_err(|error| error.to_string()),
+            Err("input: `x` is f32 [2, 2] already, not f32 [4]".to_owned())
+        );
+    }
+
+    #[test]
+    fn step_scalars_are_set_by_name() {
+        let (mut b, x) = matrix();
+        let (lr, p) = (b.step_scalar("lr"), b.step_scalar("p"));
+        b.output("x", x);
+        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        executor.set_scalar("p", 0.5);
+        executor.set_scalar("a name of another program", 7.0);
+        let found = [executor.scalar(lr), executor.scalar(p)].map(f32::to_bits);
+        assert_eq!(found, [0f32, 0.5].map(f32::to_bits));
+    }
+
+    #[test]
+    fn adding_to_a_value_of_another_type_is_refused() {
+        let (mut b, x) = matrix();
+        let op = MatMul {
+            a_transposed: false,
+            b_transposed: false,
+            alpha: 1.0,
+        };
+        let row = b.input("row", &Type::f32(&[1, 2])).unwrap();
+        let error = b.matmul_into(op, row, x, x).unwrap_err();
+        assert_eq!(error.to_string(), "matmul: adds f32 [1, 2] to f32 [2, 2]");
+    }
+
+    #[test]
+    #[should_panic(expected = "the CPU executor computes f32 programs")]
+    fn a_bf16_program_does_not_run_on_the_cpu() {
+        let mut b = Builder::new();
+        let ty = Type {
+            dtype: crate::DType::Bf16,
+            dims: vec![2],
+        };
+        let x = b.input("x", &ty).unwrap();
+        b.output("x", x);
+        Executor::new(&b, Arc::new(Pool::new(1)));
+    }
+}

@@ -180,3 +180,105 @@ impl Gradients<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Executor, Pool, Store, Type};
+
+    fn inputs<const N: usize>(b: &mut Builder) -> [Value; N] {
+        std::array::from_fn(|index| b.input(&index.to_string(), &Type::f32(&[2, 2])).unwrap())
+    }
+
+    /// Ops that taking the gradient adds.
+    fn added(b: &mut Builder, loss: Value, wrt: &[Value]) -> Vec<&'static str> {
+        let before = b.nodes.len();
+        b.gradients(loss, wrt).unwrap();
+        b.nodes[before..]
+            .iter()
+            .map(|node| node.op.name())
+            .collect()
+    }
+
+    #[test]
+    fn frozen_values_get_no_ops() {
+        let mut b = Builder::new();
+        let [x, w1, w2] = inputs(&mut b);
+        let hidden = b.matmul(x, w1).unwrap();
+        let y = b.matmul(hidden, w2).unwrap();
+        let loss = b.sum_squares(y).unwrap();
+        // The loss, then one product: nothing passes through `w2` to what lies before it.
+        let last = added(&mut b, loss, &[w2]);
+        assert_eq!(last, ["constant", "sum_squares_grad", "matmul"]);
+        // The constant is there already; through `w2`, then to the source alone.
+        let source = added(&mut b, loss, &[x]);
+        assert_eq!(source, ["sum_squares_grad", "matmul", "matmul"]);
+        let first_layer = added(&mut b, loss, &[x, w1]);
+        assert_eq!(
+            first_layer,
+            ["sum_squares_grad", "matmul", "matmul", "matmul"]
+        );
+    }
+
+    #[test]
+    fn a_value_that_the_loss_does_not_depend_on_has_no_gradient() {
+        let mut b = Builder::new();
+        let [x, other, later] = inputs(&mut b);
+        let loss = b.sum_squares(x).unwrap();
+        b.matmul(x, later).unwrap();
+        let gradients = b.gradients(loss, &[x, other, later]).unwrap();
+        assert!(gradients[0].is_some() && gradients[1..] == [None, None]);
+        // Nor does anything come of asking for nothing, or for a loss that is an input.
+        assert_eq!(b.gradients(loss, &[]), Ok(vec![]));
+        let scalar = b.input("scalar", &Type::scalar()).unwrap();
+        assert_eq!(b.gradients(scalar, &[x]), Ok(vec![None]));
+    }
+
+    #[test]
+    fn every_use_of_a_value_contributes() {
+        let mut b = Builder::new();
+        let [x] = inputs(&mut b);
+        let twice = b.add(x, x).unwrap();
+        let transposed = b.transpose(x).unwrap();
+        let product = b.matmul(twice, transposed).unwrap();
+        let squares = [twice, product].map(|value| b.sum_squares(value).unwrap());
+        let loss = b
+            .weighted_sum(&[(1.0, squares[0]), (0.5, squares[1])])
+            .unwrap();
+        let gradient = b.gradients(loss, &[x]).unwrap()[0].unwrap();
+        b.output("gradient", gradient);
+        // What two values share is still one gradient each: it may not be added to for the other.
+        b.output("twice", twice);
+        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        executor.input("0").copy_from_slice(&[1.0, 0.0, 0.0, 2.0]);
+        let mut store = Store::new();
+        executor.run(&mut store);
+        // By hand for diagonal X: 4 x^2 + (2 x^2)^2 / 2 has the slope 8 x + 8 x^3; exact.
+        assert_eq!(executor.output("gradient", &store), [16.0, 0.0, 0.0, 80.0]);
+    }
+
+    #[test]
+    fn the_loss_itself_has_the_gradient_one() {
+        let mut b = Builder::new();
+        let [x] = inputs(&mut b);
+        let loss = b.sum_squares(x).unwrap();
+        let gradient = b.gradients(loss, &[loss]).unwrap()[0].unwrap();
+        b.output("gradient", gradient);
+        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        let mut store = Store::new();
+        executor.run(&mut store);
+        assert_eq!(executor.output("gradient", &store), [1.0]);
+    }
+
+    #[test]
+    fn only_a_scalar_is_a_loss() {
+        let mut b = Builder::new();
+        let [x] = inputs(&mut b);
+        assert_eq!(
+            b.gradients(x, &[x]).map_err(|error| error.to_string()),
+            Err("gradients: the loss must be a scalar, found f32 [2, 2]".to_owned())
+        );
+    }
+}

@@ -4,7 +4,7 @@
 //! Builder  ->  ops in order  ->  gradients appended  ->  Plan (one arena, by liveness)  ->  Executor
 //! ```
 //!
-//! - A [`Builder`] collects [ops](ops); the same op on the same values is one value, so passes that share a
+//! - A [`Builder`] collects [ops]; the same op on the same values is one value, so passes that share a
 //!   prefix share its work without any code that says so.
 //! - [`Builder::gradients`] appends reverse mode, once, for the values asked for and nothing else.
 //! - A [`Plan`] orders the ops and places every intermediate in one arena by its lifetime. Peak memory is known
@@ -20,6 +20,8 @@ mod gradients;
 mod op;
 pub mod ops;
 mod plan;
+#[cfg(test)]
+mod random_programs;
 mod schedule;
 mod store;
 mod value;

@@ -217,3 +217,276 @@ fn pack(blocks: &mut [Block]) -> usize {
     }
     size
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::ops::MatMul;
+    use crate::ops::oracle::{Oracle, Sample};
+    use crate::random_programs::Recipe;
+    use crate::{Executor, Pool, Store};
+
+    const SEEDS: Range<u64> = 0..100;
+
+    const PRODUCT: MatMul = MatMul {
+        a_transposed: false,
+        b_transposed: false,
+        alpha: 1.0,
+    };
+
+    /// A random loss and its gradients; every other leaf is an input, the rest is in the store.
+    fn program(seed: u64) -> (Builder, Store, Recipe) {
+        let recipe = Recipe::new(seed);
+        let (mut b, mut store) = (Builder::new(), Store::new());
+        let mut leaves = Vec::new();
+        for (index, leaf) in recipe.leaves.iter().enumerate() {
+            leaves.push(if index % 2 == 0 {
+                let slot = store.add(index.to_string(), &leaf.dims, leaf.values.clone());
+                b.persistent(&store, slot)
+            } else {
+                b.input(&index.to_string(), &Type::f32(&leaf.dims)).unwrap()
+            });
+        }
+        let loss = recipe.ours(&mut b, &leaves).unwrap();
+        let gradients = b.gradients(loss, &leaves).unwrap();
+        b.output("loss", loss);
+        for (index, gradient) in gradients.into_iter().enumerate() {
+            b.output(index.to_string(), gradient.unwrap());
+        }
+        (b, store, recipe)
+    }
+
+    /// First and last op of a value's life; the end counts as one more op, which reads the outputs.
+    fn lives(b: &Builder, plan: &Plan) -> Vec<Option<(usize, usize)>> {
+        let end = plan.nodes.len();
+        let mut lives = vec![None; b.types.len()];
+        for &input in b.inputs.values() {
+            lives[input.index()] = Some((0, end));
+        }
+        for (position, planned) in plan.nodes.iter().enumerate() {
+            let node = &b.nodes[planned.node];
+            for value in node.inputs.iter().chain(node.into.iter().flatten()) {
+                if let Some((_, last)) = &mut lives[value.index()] {
+                    *last = position.max(*last);
+                }
+            }
+            for output in &node.outputs {
+                assert_eq!(lives[output.index()], None, "a value is made once");
+                lives[output.index()] = Some((position, position));
+            }
+        }
+        for (_, output) in &b.outputs {
+            if let Some((_, last)) = &mut lives[output.index()] {
+                *last = end;
+            }
+        }
+        lives
+    }
+
+    fn overlap(a: &Range<usize>, b: &Range<usize>) -> bool {
+        a.start < b.end && b.start < a.end
+    }
+
+    fn assert_nothing_overlaps(b: &Builder, plan: &Plan) {
+        let lives = lives(b, plan);
+        let range = |value: usize| match plan.places[value] {
+            Some(Place::Arena(offset)) => Some(offset..offset + b.types[value].bytes()),
+            _ => None,
+        };
+        for position in 0..=plan.nodes.len() {
+            let mut pieces: Vec<(Range<usize>, Option<Value>)> = (0..b.types.len())
+                .filter(|&v| lives[v].is_some_and(|(a, z)| a <= position && position <= z))
+                .filter_map(|v| Some((range(v)?, Some(Value(u32::try_from(v).unwrap())))))
+                .collect();
+            let planned = plan.nodes.get(position);
+            let node = planned.map(|planned| &b.nodes[planned.node]);
+            if let (Some(planned), Some(node)) = (planned, node) {
+                let types: Vec<&Type> = node.inputs.iter().map(|&v| b.ty(v)).collect();
+                let bytes = node.op.scratch_bytes(&types);
+                pieces.push((planned.scratch..planned.scratch + bytes, None));
+                for (&input, &place) in node.inputs.iter().zip(&planned.inputs) {
+                    assert_eq!(plan.places[input.index()], Some(place));
+                }
+            }
+            // Whether `into` gives its place to the result that is added to it.
+            let handed_on = |into: Option<Value>, output: Option<Value>| {
+                let (Some(into), Some(output), Some(node)) = (into, output, node) else {
+                    return false;
+                };
+                node.outputs
+                    .iter()
+                    .zip(&node.into)
+                    .any(|(o, i)| (*o, *i) == (output, Some(into)))
+                    && !node.inputs.contains(&into)
+                    && lives[into.index()].is_some_and(|life| life.1 == position)
+                    && range(into.index()) == range(output.index())
+            };
+            for (index, (at, value)) in pieces.iter().enumerate() {
+                assert!(
+                    at.end <= plan.arena_bytes && at.start % ALIGN == 0,
+                    "{at:?}"
+                );
+                for (other_at, other) in &pieces[..index] {
+                    assert!(
+                        !overlap(at, other_at)
+                            || handed_on(*value, *other)
+                            || handed_on(*other, *value),
+                        "{value:?} at {at:?} and {other:?} at {other_at:?} during op {position}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Each result that is added to something: does it get a copy?
+    fn copied(b: &Builder, plan: &Plan) -> Vec<bool> {
+        plan.nodes
+            .iter()
+            .flat_map(|planned| {
+                let into = b.nodes[planned.node].into.iter().enumerate();
+                into.filter(|(_, into)| into.is_some())
+                    .map(|(k, _)| planned.copies.iter().any(|&(_, output)| output == k))
+            })
+            .collect()
+    }
+
+    fn run(b: &Builder, store: &mut Store, leaves: &[Sample], threads: usize) -> Vec<Vec<u32>> {
+        let mut executor = Executor::new(b, Arc::new(Pool::new(threads)));
+        for (index, leaf) in leaves.iter().enumerate() {
+            if executor.has_input(&index.to_string()) {
+                let input = executor.input(&index.to_string());
+                input.copy_from_slice(&leaf.values);
+            }
+        }
+        // The second replay finds the arena as the first one left it, and the inputs as they were.
+        executor.run(store);
+        executor.run(store);
+        std::iter::once("loss".to_owned())
+            .chain((0..leaves.len()).map(|index| index.to_string()))
+            .map(|name| {
+                executor
+                    .output(&name, store)
+                    .iter()
+                    .map(|x| x.to_bits())
+                    .collect()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn nothing_overlaps_while_it_lives() {
+        let (mut in_place, mut copies) = (0, 0);
+        for seed in SEEDS {
+            let (b, ..) = program(seed);
+            let plan = Plan::new(&b);
+            assert_nothing_overlaps(&b, &plan);
+            for copied in copied(&b, &plan) {
+                *(if copied { &mut copies } else { &mut in_place }) += 1;
+            }
+        }
+        // The programs are worth the name: they add in place, and to values that others still read.
+        assert!(in_place > 100 && copies > 10, "{in_place} {copies}");
+    }
+
+    #[test]
+    fn the_arena_is_little_larger_than_what_lives() {
+        for seed in SEEDS {
+            let plan = Plan::new(&program(seed).0);
+            let (arena, live) = (plan.arena_bytes(), plan.live_bytes());
+            assert!(
+                live <= arena && 10 * arena <= 13 * live,
+                "{seed}: {arena} {live}"
+            );
+        }
+    }
+
+    #[test]
+    fn shared_memory_changes_no_bit() {
+        for seed in SEEDS {
+            let (mut b, mut store, recipe) = program(seed);
+            let shared = run(&b, &mut store, &recipe.leaves, 1);
+            assert_eq!(run(&b, &mut store, &recipe.leaves, 2), shared, "{seed}");
+            // Outputs live to the end: when every value is one, none can share a place.
+            for (index, ty) in b.types.clone().iter().enumerate() {
+                let value = Value(u32::try_from(index).unwrap());
+                b.output(format!("keeps {index} {ty}"), value);
+            }
+            assert!(copied(&b, &Plan::new(&b)).iter().all(|&copied| copied));
+            assert_eq!(run(&b, &mut store, &recipe.leaves, 1), shared, "{seed}");
+        }
+    }
+
+    #[test]
+    fn random_programs_agree_with_candle() {
+        for seed in SEEDS {
+            let recipe = Recipe::new(seed);
+            Oracle::new(&recipe.leaves)
+                .ours(|b, leaves| recipe.ours(b, leaves))
+                .candle(|leaves| recipe.candle(leaves))
+                // Some 20 ops deep, each a sum of up to 40 products.
+                .agree(1e-4);
+        }
+    }
+
+    /// `x + x`, which is then added to; who else reads it is up to `other`.
+    fn added_to(other: impl FnOnce(&mut Builder, Value)) -> (Builder, Plan) {
+        let mut b = Builder::new();
+        let x = b.input("x", &Type::f32(&[16, 16])).unwrap();
+        let twice = b.add(x, x).unwrap();
+        let y = b.matmul_into(PRODUCT, x, x, twice).unwrap();
+        b.output("y", y);
+        other(&mut b, twice);
+        let plan = Plan::new(&b);
+        assert_nothing_overlaps(&b, &plan);
+        (b, plan)
+    }
+
+    #[test]
+    fn a_value_is_added_to_in_place_by_its_last_reader() {
+        let (b, plan) = added_to(|_, _| ());
+        assert_eq!(copied(&b, &plan), [false]);
+        // x and y.
+        assert_eq!(plan.arena_bytes(), 2 * 1024);
+    }
+
+    #[test]
+    fn a_value_that_someone_still_reads_is_copied() {
+        let (b, plan) = added_to(|b, twice| b.output("twice", twice));
+        assert_eq!(copied(&b, &plan), [true]);
+        let (b, plan) = added_to(|b, twice| {
+            let later = b.transpose(twice).unwrap();
+            b.output("later", later);
+        });
+        assert_eq!(copied(&b, &plan), [true]);
+    }
+
+    #[test]
+    fn inputs_the_store_and_factors_are_never_added_to_in_place() {
+        let mut store = Store::new();
+        let slot = store.add("w", &[2, 2], vec![1.0, 2.0, 3.0, 4.0]);
+        let mut b = Builder::new();
+        let w = b.persistent(&store, slot);
+        let x = b.input("x", &Type::f32(&[2, 2])).unwrap();
+        let twice = b.add(x, x).unwrap();
+        for (name, factor, into) in [("w", x, w), ("x", w, x), ("twice", twice, twice)] {
+            let y = b.matmul_into(PRODUCT, w, factor, into).unwrap();
+            b.output(name, y);
+        }
+        let plan = Plan::new(&b);
+        assert_nothing_overlaps(&b, &plan);
+        assert_eq!(copied(&b, &plan), [true; 3]);
+        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        executor.input("x").copy_from_slice(&[0.0, 1.0, 1.0, 0.0]);
+        for _ in 0..2 {
+            executor.run(&mut store);
+            // By hand: W X swaps columns.
+            assert_eq!(executor.output("w", &store), [3.0, 3.0, 7.0, 7.0]);
+            assert_eq!(executor.output("x", &store), [7.0, 11.0, 16.0, 22.0]);
+            assert_eq!(executor.output("twice", &store), [4.0, 4.0, 10.0, 6.0]);
+        }
+        assert_eq!(store.get(slot), [1.0, 2.0, 3.0, 4.0]);
+    }
+}

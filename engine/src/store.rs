@@ -87,3 +87,38 @@ impl Store {
         self.tensors.iter().map(|(_, ty, _)| ty.bytes()).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_are_found_by_name_and_kept_in_order() {
+        let mut store = Store::new();
+        let w = store.add("w", &[2, 3], vec![1.0; 6]);
+        let scalar = store.zeros("a", &[]);
+        assert_eq!(store.slots().collect::<Vec<_>>(), [w, scalar]);
+        assert_eq!((store.slot("w"), store.slot("b")), (Some(w), None));
+        assert_eq!((store.name(w), store.ty(w)), ("w", &Type::f32(&[2, 3])));
+        assert_eq!(store.bytes(), 28);
+        store.get_mut(scalar)[0] = 5.0;
+        assert_eq!(
+            (store.get(scalar), store.get(w)),
+            (&[5.0][..], &[1.0; 6][..])
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "`w` is in the store once")]
+    fn a_name_is_taken_once() {
+        let mut store = Store::new();
+        store.zeros("w", &[1]);
+        store.zeros("w", &[1]);
+    }
+
+    #[test]
+    #[should_panic(expected = "`w` has as many values as its shape [2, 3] says")]
+    fn values_fill_the_shape() {
+        Store::new().add("w", &[2, 3], vec![0.0; 5]);
+    }
+}

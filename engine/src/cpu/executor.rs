@@ -225,7 +225,8 @@ impl Executor {
         self.output(name, store)[0]
     }
 
-    /// Runs the program once. Allocates nothing of its own.
+    /// Runs the program once. Allocates nothing of its own (`allocations::a_replay_allocates_nothing`); the `gemm` crate
+    /// packs operands into buffers of its own, and rayon's queue takes a block for every 63 replays.
     pub fn run(&mut self, store: &mut Store) {
         let Self {
             ops,

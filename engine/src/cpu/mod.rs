@@ -1,8 +1,11 @@
 //! The CPU executor: replays a program over one arena, with threads that never change a bit of the result.
 
+#[cfg(test)]
+mod allocations;
 mod executor;
 mod frame;
 pub(crate) mod gemm;
+pub(crate) mod lanes;
 pub(crate) mod math;
 pub(crate) mod pool;
 pub(crate) mod reduce;

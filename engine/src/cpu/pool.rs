@@ -84,6 +84,15 @@ impl Pool {
         }
     }
 
+    /// Calls `work` on each thread of the pool; without threads, on the caller's.
+    #[cfg(test)]
+    pub(crate) fn on_each_thread(&self, work: impl Fn() + Sync) {
+        match &self.threads {
+            Some(pool) => drop(pool.broadcast(|_| work())),
+            None => work(),
+        }
+    }
+
     /// Calls `work(rows, parts)` for each chunk of `chunk_rows` rows (the last may be shorter).
     pub(crate) fn run<P: Parts>(
         &self,

@@ -169,6 +169,7 @@ mod tests {
 
     // The formula above, in f64.
     #[test]
+    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
     fn three_updates_follow_the_formula() {
         for (clip, decay) in [(None, 0.0), (Some(0.5), 0.1), (Some(100.0), 0.0)] {
             let mut bench = bench(clip, decay);

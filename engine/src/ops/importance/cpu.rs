@@ -1,6 +1,7 @@
-use spd_draws::{LANES, uniform_lanes};
+use spd_draws::uniform_lanes;
 
 use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise};
+use crate::cpu::lanes::{BLOCK, Block, load, map, store};
 use crate::cpu::math::{clamp, logistic, pow, vectorised};
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::draws::row_number;
@@ -13,8 +14,6 @@ const ALPHA: f32 = 0.01;
 const EPS: f32 = 1e-12;
 /// Steepness of the smooth hard sigmoid.
 const BETA: f32 = 10.0;
-/// Columns that are handled at once.
-const BLOCK: usize = 4 * LANES;
 
 pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
     let (g, _) = frame.output(0);
@@ -33,23 +32,18 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
                 || {
                     sums.0.fill(0.0);
                     for (row, g) in range.zip(g.0.chunks_exact_mut(c)) {
-                        let z = &z[row * c..][..c];
                         for start in (0..c).step_by(BLOCK) {
-                            let end = c.min(start + BLOCK);
-                            let (g, z) = (&mut g[start..end], &z[start..end]);
-                            match noise.block(row, start, g.len()) {
-                                None => g
-                                    .iter_mut()
-                                    .zip(z)
-                                    .for_each(|(g, z)| *g = lower(op.gates, *z)),
-                                Some(u) => {
-                                    for i in 0..g.len() {
-                                        g[i] = lower(op.gates, noisy(z[i], u[i]));
-                                    }
-                                }
-                            }
+                            let z = load(&z[row * c + start..(row + 1) * c]);
+                            let noisy = noise.add(row, start, &z);
+                            let importance = each(
+                                op.gates,
+                                [&noisy],
+                                #[inline(always)]
+                                |gates, [z]| lower(gates, z),
+                            );
+                            store(&importance, false, &mut g[start..]);
                             if let Some(p) = p {
-                                add_powers(op.gates, p, z, &mut sums.0[start..end]);
+                                store(&powers(op.gates, p, &z), true, &mut sums.0[start..]);
                             }
                         }
                     }
@@ -59,23 +53,36 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
     add_partials(sums, false, partials);
 }
 
-/// Adds `(upper(z) + eps)^p`. The exponents 1 and 2 need no logarithm.
+/// `(upper(z) + eps)^p`. The exponents 1 and 2 need no logarithm.
 #[inline(always)]
-fn add_powers(gates: Gates, p: f32, z: &[f32], sums: &mut [f32]) {
-    let terms = sums.iter_mut().zip(z);
-    if p.to_bits() == 1f32.to_bits() {
-        for (sum, z) in terms {
-            *sum += penalised(gates, *z).0;
-        }
+fn powers(gates: Gates, p: f32, z: &Block) -> Block {
+    let x = each(
+        gates,
+        [z],
+        #[inline(always)]
+        |gates, [z]| penalised(gates, z).0,
+    );
+    power(&x, p)
+}
+
+#[inline(always)]
+fn power(x: &Block, p: f32) -> Block {
+    if p.to_bits() == 0f32.to_bits() {
+        [1.0; BLOCK]
+    } else if p.to_bits() == 1f32.to_bits() {
+        *x
     } else if p.to_bits() == 2f32.to_bits() {
-        for (sum, z) in terms {
-            let x = penalised(gates, *z).0;
-            *sum = x.mul_add(x, *sum);
-        }
+        map(
+            [x],
+            #[inline(always)]
+            |[x]| x * x,
+        )
     } else {
-        for (sum, z) in terms {
-            *sum += pow(penalised(gates, *z).0, p);
-        }
+        map(
+            [x],
+            #[inline(always)]
+            |[x]| pow(x, p),
+        )
     }
 }
 
@@ -101,31 +108,26 @@ pub(super) fn backward(op: &ImportanceGatesGrad, frame: &mut Frame<'_>) {
                 #[inline(always)]
                 || {
                     for (row, dz) in range.zip(dz.0.chunks_exact_mut(c)) {
-                        if !add {
-                            dz.fill(0.0);
-                        }
                         for start in (0..c).step_by(BLOCK) {
-                            let end = c.min(start + BLOCK);
-                            let at = row * c + start..row * c + end;
-                            let (dz, z) = (&mut dz[start..end], &z[at.clone()]);
+                            let at = row * c + start..(row + 1) * c;
+                            let z = load(&z[at.clone()]);
+                            let mut add = add;
                             if let Some(of_importance) = of_importance {
-                                let gradient = &of_importance[at];
-                                match noise.block(row, start, dz.len()) {
-                                    None => {
-                                        for i in 0..dz.len() {
-                                            dz[i] += lower_grad(gates, z[i], gradient[i]);
-                                        }
-                                    }
-                                    Some(u) => {
-                                        for i in 0..dz.len() {
-                                            dz[i] += 1.05
-                                                * lower_grad(gates, noisy(z[i], u[i]), gradient[i]);
-                                        }
-                                    }
-                                }
+                                let gradient = load(&of_importance[at]);
+                                let noisy = noise.add(row, start, &z);
+                                let scale = noise.slope();
+                                let term = each(
+                                    gates,
+                                    [&noisy, &gradient],
+                                    #[inline(always)]
+                                    |gates, [z, gradient]| scale * lower_grad(gates, z, gradient),
+                                );
+                                store(&term, add, &mut dz[start..]);
+                                add = true;
                             }
                             if let Some(of_sums) = of_sums {
-                                add_power_slopes(gates, p, z, &of_sums[start..end], dz);
+                                let term = power_slopes(gates, p, &z, &load(&of_sums[start..]));
+                                store(&term, add, &mut dz[start..]);
                             }
                         }
                     }
@@ -134,24 +136,48 @@ pub(super) fn backward(op: &ImportanceGatesGrad, frame: &mut Frame<'_>) {
         });
 }
 
-/// Adds `gradient p (upper(z) + eps)^(p - 1) upper'(z)`.
+/// `gradient p (upper(z) + eps)^(p - 1) upper'(z)`.
 #[inline(always)]
-fn add_power_slopes(gates: Gates, p: f32, z: &[f32], gradient: &[f32], dz: &mut [f32]) {
-    if p.to_bits() == 1f32.to_bits() {
-        for i in 0..dz.len() {
-            dz[i] += gradient[i] * penalised(gates, z[i]).1;
-        }
-    } else if p.to_bits() == 2f32.to_bits() {
-        for i in 0..dz.len() {
-            let (x, slope) = penalised(gates, z[i]);
-            dz[i] += gradient[i] * (2.0 * x) * slope;
-        }
-    } else {
-        for i in 0..dz.len() {
-            let (x, slope) = penalised(gates, z[i]);
-            dz[i] += gradient[i] * (p * pow(x, p - 1.0)) * slope;
-        }
+fn power_slopes(gates: Gates, p: f32, z: &Block, gradient: &Block) -> Block {
+    let x = each(
+        gates,
+        [z],
+        #[inline(always)]
+        |gates, [z]| penalised(gates, z).0,
+    );
+    let slope = each(
+        gates,
+        [z],
+        #[inline(always)]
+        |gates, [z]| penalised(gates, z).1,
+    );
+    map(
+        [gradient, &power(&x, p - 1.0), &slope],
+        #[inline(always)]
+        |[gradient, power, slope]| gradient * (p * power) * slope,
+    )
+}
+
+/// `of` at each column, with the gates known where it is compiled: a loop that had to ask for them at each
+/// element would not become vector instructions.
+#[inline(always)]
+fn each<const N: usize>(
+    gates: Gates,
+    blocks: [&Block; N],
+    of: impl Fn(Gates, [f32; N]) -> f32,
+) -> Block {
+    macro_rules! known {
+        ($($gates:ident)*) => {
+            match gates {
+                $(Gates::$gates => map(
+                    blocks,
+                    #[inline(always)]
+                    |columns| of(Gates::$gates, columns),
+                ),)*
+            }
+        };
     }
+    known!(LeakyHard Hard UpperLeakyHard Normal SwishHard)
 }
 
 /// The noise of a block of logits.
@@ -179,31 +205,34 @@ impl<'a> Noise<'a> {
         }
     }
 
+    /// `1.05 z - 0.05 u`, or `z` where there is no noise.
     #[inline(always)]
-    fn block(&self, row: usize, start: usize, len: usize) -> Option<[f32; BLOCK]> {
+    fn add(&self, row: usize, start: usize, z: &Block) -> Block {
         let mut u = [0.0; BLOCK];
         if let Some(word) = self.drawn {
-            let row = self.first_row + row_number(row);
-            uniform_lanes(
-                self.seed,
-                row_number(start / 4),
-                row,
-                word,
-                self.step,
-                &mut u,
-            );
-            return Some(u);
+            let (first_block, row) = (row_number(start / 4), self.first_row + row_number(row));
+            uniform_lanes(self.seed, first_block, row, word, self.step, &mut u);
+        } else if let Some(given) = self.given {
+            u = load(&given[row * self.c + start..(row + 1) * self.c]);
+        } else {
+            return *z;
         }
-        self.given.map(|given| {
-            u[..len].copy_from_slice(&given[row * self.c + start..][..len]);
-            u
-        })
+        map(
+            [z, &u],
+            #[inline(always)]
+            |[z, u]| 1.05f32.mul_add(z, -0.05 * u),
+        )
     }
-}
 
-#[inline(always)]
-fn noisy(z: f32, u: f32) -> f32 {
-    1.05f32.mul_add(z, -0.05 * u)
+    /// Slope of the noisy logit with respect to the logit.
+    #[inline(always)]
+    fn slope(&self) -> f32 {
+        if self.drawn.is_some() || self.given.is_some() {
+            1.05
+        } else {
+            1.0
+        }
+    }
 }
 
 #[inline(always)]

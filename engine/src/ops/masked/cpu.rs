@@ -1,38 +1,34 @@
-use spd_draws::{LANES, Stream, uniform_lanes};
+use spd_draws::{Stream, uniform_lanes};
 
 use super::{Draw, Mask, Masked, Operands};
+use crate::cpu::lanes::{BLOCK, Block, load, map, store};
 use crate::cpu::math::vectorised;
 use crate::cpu::{Frame, Rows};
 use crate::ops::draws::row_number;
 use crate::ops::grain_rows;
 
-/// Columns that are handled at once: as many as a call of the generator draws.
-const BLOCK: usize = 4 * LANES;
-
 pub(super) fn forward(op: &Masked, frame: &mut Frame<'_>) {
     let (h, _) = frame.output(0);
     let site = Site::new(op, op.operands(0), frame);
-    frame.pool.run(
-        h.len() / site.c,
-        grain_rows(site.c),
-        Rows(h, site.c),
-        |range, h| {
+    let c = site.c;
+    frame
+        .pool
+        .run(h.len() / c, grain_rows(c), Rows(h, c), |range, h| {
             vectorised(
                 #[inline(always)]
                 || {
-                    for (row, h) in range.zip(h.0.chunks_exact_mut(site.c)) {
-                        let (route, delta) = site.row(row);
-                        for (start, h) in (0..site.c).step_by(BLOCK).zip(h.chunks_mut(BLOCK)) {
-                            let (a, g, r) = site.block(row, start, h.len());
-                            for i in 0..h.len() {
-                                h[i] = a[i] * (route * (site.mask(g[i], r[i]) - delta));
-                            }
+                    for (row, h) in range.zip(h.0.chunks_exact_mut(c)) {
+                        let weights = site.row(row);
+                        for start in (0..c).step_by(BLOCK) {
+                            let block = site.block(row, start);
+                            let a = load(site.columns(site.a, row, start));
+                            let m = site.mask(&block, weights);
+                            store(&times(&a, &m), false, &mut h[start..]);
                         }
                     }
                 },
             );
-        },
-    );
+        });
 }
 
 pub(super) fn backward(op: &Masked, frame: &mut Frame<'_>) {
@@ -49,14 +45,12 @@ pub(super) fn backward(op: &Masked, frame: &mut Frame<'_>) {
                     #[inline(always)]
                     || {
                         for (row, ga) in range.zip(ga.0.chunks_exact_mut(c)) {
-                            let (route, delta) = site.row(row);
-                            for (start, ga) in (0..c).step_by(BLOCK).zip(ga.chunks_mut(BLOCK)) {
-                                let (_, g, r) = site.block(row, start, ga.len());
-                                let gh = &gradient[row * c + start..][..ga.len()];
-                                for i in 0..ga.len() {
-                                    let term = gh[i] * (route * (site.mask(g[i], r[i]) - delta));
-                                    ga[i] = if add_a { ga[i] + term } else { term };
-                                }
+                            let weights = site.row(row);
+                            for start in (0..c).step_by(BLOCK) {
+                                let block = site.block(row, start);
+                                let gh = load(site.columns(gradient, row, start));
+                                let m = site.mask(&block, weights);
+                                store(&times(&gh, &m), add_a, &mut ga[start..]);
                             }
                         }
                     },
@@ -64,36 +58,47 @@ pub(super) fn backward(op: &Masked, frame: &mut Frame<'_>) {
             });
     }
     let (gg, add_g) = frame.output(1);
-    frame.pool.run(
-        rows,
-        grain_rows(c),
-        (Rows(ga, c), Rows(gg, c)),
-        |range, (ga, gg)| {
+    let parts = (Rows(ga, c), Rows(gg, c));
+    frame
+        .pool
+        .run(rows, grain_rows(c), parts, |range, (ga, gg)| {
             vectorised(
                 #[inline(always)]
                 || {
-                    for (row, (ga, gg)) in
-                        range.zip(ga.0.chunks_exact_mut(c).zip(gg.0.chunks_exact_mut(c)))
-                    {
-                        let (route, delta) = site.row(row);
-                        let blocks = ga.chunks_mut(BLOCK).zip(gg.chunks_mut(BLOCK));
-                        for (start, (ga, gg)) in (0..c).step_by(BLOCK).zip(blocks) {
-                            let (a, g, r) = site.block(row, start, ga.len());
-                            let gh = &gradient[row * c + start..][..ga.len()];
-                            for i in 0..ga.len() {
-                                let term = gh[i] * (route * (site.mask(g[i], r[i]) - delta));
-                                ga[i] = if add_a { ga[i] + term } else { term };
-                            }
-                            for i in 0..gg.len() {
-                                let term = gh[i] * a[i] * (route * site.slope(r[i]));
-                                gg[i] = if add_g { gg[i] + term } else { term };
-                            }
+                    let rows = ga.0.chunks_exact_mut(c).zip(gg.0.chunks_exact_mut(c));
+                    for (row, (ga, gg)) in range.zip(rows) {
+                        let weights = site.row(row);
+                        for start in (0..c).step_by(BLOCK) {
+                            let block = site.block(row, start);
+                            let gh = load(site.columns(gradient, row, start));
+                            let m = site.mask(&block, weights);
+                            store(&times(&gh, &m), add_a, &mut ga[start..]);
+                            let a = load(site.columns(site.a, row, start));
+                            let slope = site.slope(&block, weights);
+                            store(&times(&times(&gh, &a), &slope), add_g, &mut gg[start..]);
                         }
                     }
                 },
             );
-        },
-    );
+        });
+}
+
+#[inline(always)]
+fn times(a: &Block, b: &Block) -> Block {
+    map(
+        [a, b],
+        #[inline(always)]
+        |[a, b]| a * b,
+    )
+}
+
+/// Route and delta of a row.
+type Weights = (f32, f32);
+
+/// Importances and draws of a block of columns; zeros where the mask does not need them.
+struct Sources {
+    g: Block,
+    r: Block,
 }
 
 /// The operands of a masked site as slices, and its draws.
@@ -137,27 +142,29 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// Route and delta of a row.
     #[inline(always)]
-    fn row(&self, row: usize) -> (f32, f32) {
+    fn row(&self, row: usize) -> Weights {
         (
             self.route.map_or(1.0, |route| route[row]),
             self.delta.map_or(0.0, |delta| delta[row]),
         )
     }
 
-    /// Activations, importances and draws of a block of columns. What the mask does not need is anything.
+    /// The rest of a row.
     #[inline(always)]
-    fn block(&self, row: usize, start: usize, len: usize) -> (&'a [f32], &'a [f32], [f32; BLOCK]) {
-        let at = row * self.c + start;
-        let a = &self.a[at..][..len];
-        let g = self
-            .importance
-            .map_or(a, |importance| &importance[at..][..len]);
-        let mut r = [0.0; BLOCK];
+    fn columns<'s>(&self, tensor: &'s [f32], row: usize, start: usize) -> &'s [f32] {
+        &tensor[row * self.c + start..(row + 1) * self.c]
+    }
+
+    #[inline(always)]
+    fn block(&self, row: usize, start: usize) -> Sources {
+        let of = |tensor: Option<&[f32]>| match tensor {
+            Some(tensor) => load(self.columns(tensor, row, start)),
+            None => [0.0; BLOCK],
+        };
+        let (g, mut r) = (of(self.importance), of(self.given));
         if let Some((stream, coin)) = self.stream {
-            let first_block = row_number(start / 4);
-            let row = self.first_row + row_number(row);
+            let (first_block, row) = (row_number(start / 4), self.first_row + row_number(row));
             uniform_lanes(
                 self.seed,
                 first_block,
@@ -171,35 +178,45 @@ impl<'a> Site<'a> {
                     *r = if *r < 0.5 { 0.0 } else { 1.0 };
                 }
             }
-        } else if let Some(given) = self.given {
-            r[..len].copy_from_slice(&given[at..][..len]);
         }
-        (a, g, r)
+        Sources { g, r }
     }
 
+    /// `route (m - delta)`.
     #[inline(always)]
-    fn mask(&self, g: f32, r: f32) -> f32 {
-        match self.mask {
-            Mask::Importance => g,
-            Mask::Between(_) => g + (1.0 - g) * r,
-            Mask::Drawn(_) => r,
-            Mask::Rounded(threshold) => {
-                if g > threshold {
-                    1.0
-                } else {
-                    0.0
-                }
-            }
-            Mask::Ones => 1.0,
-        }
+    fn mask(&self, Sources { g, r }: &Sources, (route, delta): Weights) -> Block {
+        let m = match self.mask {
+            Mask::Importance => *g,
+            Mask::Between(_) => map(
+                [g, r],
+                #[inline(always)]
+                |[g, r]| g + (1.0 - g) * r,
+            ),
+            Mask::Drawn(_) => *r,
+            Mask::Rounded(threshold) => map(
+                [g],
+                #[inline(always)]
+                |[g]| if g > threshold { 1.0 } else { 0.0 },
+            ),
+            Mask::Ones => [1.0; BLOCK],
+        };
+        map(
+            [&m],
+            #[inline(always)]
+            |[m]| route * (m - delta),
+        )
     }
 
-    /// `dm / dg`.
+    /// `route dm / dg`.
     #[inline(always)]
-    fn slope(&self, r: f32) -> f32 {
+    fn slope(&self, sources: &Sources, (route, _): Weights) -> Block {
         match self.mask {
-            Mask::Between(_) => 1.0 - r,
-            _ => 1.0,
+            Mask::Between(_) => map(
+                [&sources.r],
+                #[inline(always)]
+                |[r]| route * (1.0 - r),
+            ),
+            _ => [route; BLOCK],
         }
     }
 }

@@ -1,0 +1,253 @@
+//! Times the kernels that a step spends itself in: `cargo run --release --example kernels [threads]`.
+//!
+//! Median and least time over replays of small programs, op by op; on a busy machine the least says more about the
+//! kernel, the median about the machine. Nothing is asserted: the numbers are for whoever changes a
+//! kernel, before and after.
+#![expect(
+    clippy::print_stdout,
+    reason = "a table on the terminal is all it is for"
+)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use spd_draws::{Purpose, Stream};
+use spd_engine::ops::{
+    AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, ImportanceGates, ImportanceMinimality,
+    LogitNoise, Mask, MaskValues, MatMul,
+};
+use spd_engine::{Builder, Executor, Pool, Result, Store, Value};
+
+/// Replays whose median is taken.
+const REPLAYS: usize = 31;
+
+/// A program under measurement, and how many elements (or hidden units) one run of its kernels handles.
+struct Bench {
+    store: Store,
+    builder: Builder,
+    pool: Arc<Pool>,
+}
+
+impl Bench {
+    fn new(pool: &Arc<Pool>) -> Self {
+        Self {
+            store: Store::new(),
+            builder: Builder::new(),
+            pool: Arc::clone(pool),
+        }
+    }
+
+    /// Normal numbers.
+    fn normal(&mut self, name: &str, dims: &[usize]) -> Value {
+        let mut values = vec![0.0; dims.iter().product()];
+        let seed = self.store.slots().count() as u64;
+        Stream::new(Purpose::Init, 0, 0).fill_normal(seed, 0, 0, &mut values);
+        let slot = self.store.add(name, dims, values);
+        self.builder.persistent(&self.store, slot)
+    }
+
+    /// Appends the gradients of `sum y^2`.
+    fn differentiate(&mut self, y: Value, wrt: &[Value]) -> Result<()> {
+        let loss = self.builder.sum_squares(y)?;
+        for (index, gradient) in self.builder.gradients(loss, wrt)?.into_iter().enumerate() {
+            if let Some(gradient) = gradient {
+                self.builder.output(index.to_string(), gradient);
+            }
+        }
+        Ok(())
+    }
+
+    /// Prints the median time of each op that is named in `ops`, each of which handles `elements` elements.
+    fn report(mut self, what: &str, elements: usize, ops: &[&str]) {
+        let mut executor = Executor::new(&self.builder, self.pool);
+        for (scalar, value) in [
+            ("p", 0.9),
+            ("lr", 1e-3),
+            ("correction1", 0.1),
+            ("correction2", 0.001),
+        ] {
+            executor.set_scalar(scalar, value);
+        }
+        executor.run(&mut self.store);
+        let mut times: Vec<Vec<Duration>> = vec![Vec::new(); executor.plan().ops()];
+        for _ in 0..REPLAYS {
+            executor.start_profile();
+            executor.run(&mut self.store);
+            for (times, op) in times.iter_mut().zip(executor.profile()) {
+                times.push(op.time);
+            }
+        }
+        for (mut times, op) in times.into_iter().zip(executor.profile()) {
+            if !ops.contains(&op.name) {
+                continue;
+            }
+            times.sort_unstable();
+            let [seconds, least] = [times.len() / 2, 0].map(|rank| times[rank].as_secs_f64());
+            println!(
+                "{what:34} {:22} {:9.1} us {:8.3} ns/element (least {:.3}) {:7.2} GFLOP/s",
+                op.name,
+                1e6 * seconds,
+                1e9 * seconds / elements as f64,
+                1e9 * least / elements as f64,
+                op.flops as f64 / seconds / 1e9,
+            );
+        }
+    }
+}
+
+fn component_mlp(pool: &Arc<Pool>, rows: usize, c: usize, h: usize) -> Result<()> {
+    let mut bench = Bench::new(pool);
+    let a = bench.normal("a", &[rows, c]);
+    let with = ComponentMlpWeights {
+        w1: bench.normal("w1", &[c, 1, h]),
+        b1: bench.normal("b1", &[c, h]),
+        w2: bench.normal("w2", &[c, h, 1]),
+        b2: bench.normal("b2", &[c, 1]),
+    };
+    let z = bench.builder.component_mlp(a, &with)?;
+    bench.differentiate(z, &[a, with.w1, with.b1, with.w2, with.b2])?;
+    let what = format!("[{rows}, {c}] x {h} hidden");
+    bench.report(
+        &what,
+        rows * c * h,
+        &["component_mlp", "component_mlp_grad"],
+    );
+    Ok(())
+}
+
+fn masked(pool: &Arc<Pool>, rows: usize, c: usize, mask: Mask) -> Result<()> {
+    let mut bench = Bench::new(pool);
+    let (a, importance) = (bench.normal("a", &[rows, c]), bench.normal("g", &[rows, c]));
+    let with = MaskValues {
+        mask,
+        importance: Some(importance),
+        given: None,
+        delta: Some(
+            bench
+                .builder
+                .uniform_rows(Stream::new(Purpose::Delta, 0, 0), rows)?,
+        ),
+        route: None,
+    };
+    let h = bench.builder.masked(a, &with)?;
+    bench.differentiate(h, &[a, importance])?;
+    let kind = match mask {
+        Mask::Between(_) => "drawn",
+        _ => "importance",
+    };
+    bench.report(
+        &format!("[{rows}, {c}] {kind}"),
+        rows * c,
+        &["masked", "masked_grad"],
+    );
+    Ok(())
+}
+
+fn gates(pool: &Arc<Pool>, rows: usize, c: usize, gates: Gates, noise: LogitNoise) -> Result<()> {
+    let mut bench = Bench::new(pool);
+    let z = bench.normal("z", &[rows, c]);
+    let op = ImportanceGates {
+        gates,
+        noise,
+        exponent: Some(bench.builder.step_scalar("p")),
+    };
+    let (g, sums) = bench.builder.importance_gates(op, z, None)?;
+    let penalty = ImportanceMinimality {
+        rows,
+        beta: 0.0,
+        ranks: 1,
+    };
+    let penalty = bench.builder.importance_minimality(penalty, sums)?;
+    let squares = bench.builder.sum_squares(g)?;
+    let loss = bench
+        .builder
+        .weighted_sum(&[(1.0, penalty), (1.0, squares)])?;
+    if let Some(gradient) = bench.builder.gradients(loss, &[z])?[0] {
+        bench.builder.output("gradient", gradient);
+    }
+    let drawn = if noise == LogitNoise::None {
+        ""
+    } else {
+        " noisy"
+    };
+    bench.report(
+        &format!("[{rows}, {c}] {gates:?}{drawn}"),
+        rows * c,
+        &["importance_gates", "importance_gates_grad"],
+    );
+    Ok(())
+}
+
+fn adamw(pool: &Arc<Pool>, len: usize) -> Result<()> {
+    let mut bench = Bench::new(pool);
+    let gradient = bench.normal("gradient", &[len]);
+    let group = bench.builder.gradient_norm(&[gradient])?;
+    let b = &mut bench.builder;
+    let op = AdamW {
+        lr: b.step_scalar("lr"),
+        correction1: b.step_scalar("correction1"),
+        correction2: b.step_scalar("correction2"),
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+        decay: 0.0,
+        clip: Some(1.0),
+    };
+    let on = AdamWOperands {
+        parameter: bench.normal("w", &[len]),
+        first: bench.normal("m", &[len]),
+        second: bench.normal("v", &[len]),
+        gradient,
+        group,
+    };
+    bench.builder.adamw(op, &on, &[])?;
+    bench.report(&format!("[{len}]"), len, &["adamw", "gradient_norm"]);
+    Ok(())
+}
+
+fn matmul(pool: &Arc<Pool>, a: [usize; 2], b: [usize; 2], transposed: [bool; 2]) -> Result<()> {
+    let mut bench = Bench::new(pool);
+    let (left, right) = (bench.normal("a", &a), bench.normal("b", &b));
+    let op = MatMul {
+        a_transposed: transposed[0],
+        b_transposed: transposed[1],
+        alpha: 1.0,
+    };
+    let y = bench.builder.op1(op, &[left, right])?;
+    bench.builder.output("y", y);
+    let elements = bench.builder.ty(y).len();
+    let t = transposed.map(|t| if t { "^T" } else { "" });
+    let what = format!("{a:?}{} x {b:?}{}", t[0], t[1]);
+    bench.report(&what, elements, &["matmul"]);
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let threads = std::env::args().nth(1).and_then(|n| n.parse().ok());
+    let pool = Arc::new(Pool::new(threads.unwrap_or(1)));
+    for c in [200, 20] {
+        component_mlp(&pool, 4096, c, 16)?;
+    }
+    let source = Stream::new(Purpose::Source, 0, 0);
+    for c in [200, 20] {
+        masked(&pool, 4096, c, Mask::Between(Draw::Uniform(source)))?;
+    }
+    masked(&pool, 4096, 200, Mask::Importance)?;
+    let noise = LogitNoise::Drawn(Stream::new(Purpose::LogitNoise, 0, 0));
+    gates(&pool, 4096, 1200, Gates::LeakyHard, LogitNoise::None)?;
+    gates(&pool, 4096, 1200, Gates::LeakyHard, noise)?;
+    gates(&pool, 4096, 1200, Gates::SwishHard, LogitNoise::None)?;
+    adamw(&pool, 1200 * 128)?;
+    adamw(&pool, 1200 * 3072)?;
+    for (a, b, transposed) in [
+        ([512, 1200], [1200, 128], [false, false]),
+        ([512, 128], [512, 1200], [true, false]),
+        ([4096, 128], [4096, 512], [true, false]),
+        ([4096, 5], [5, 20], [false, false]),
+        ([4096, 20], [5, 20], [false, true]),
+        ([4096, 5], [4096, 20], [true, false]),
+    ] {
+        matmul(&pool, a, b, transposed)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,315 @@
+//! The promise of [`Executor::run`](super::Executor::run): a replay allocates nothing.
+#![expect(unsafe_code, reason = "an allocator that counts is an allocator")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use spd_draws::{Purpose, Stream};
+
+use super::gemm::tests::INSIDE;
+use super::{Executor, Pool};
+use crate::builder::{Builder, StepScalar};
+use crate::op::Result;
+use crate::ops::oracle::random;
+use crate::ops::{
+    AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, GeluKind, ImportanceGates,
+    ImportanceMinimality, LogitNoise, Mask, MaskValues, SiteInputs,
+};
+use crate::store::Store;
+use crate::value::{Type, Value};
+
+thread_local! {
+    /// Whether the allocations of this thread are counted: other tests run beside this one.
+    static COUNTED: Cell<bool> = const { Cell::new(false) };
+}
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that ends has no flags any more, and nothing of ours.
+        let counted = COUNTED.try_with(Cell::get).unwrap_or(false);
+        if counted && !INSIDE.try_with(Cell::get).unwrap_or(true) {
+            ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise; `start` came from `System`.
+        unsafe { System.dealloc(start, layout) };
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Rows of a batch, positions, width, components, vocabulary entries. Large enough for several chunks.
+const B: usize = 8;
+const T: usize = 64;
+const D: usize = 16;
+const C: usize = 40;
+const V: usize = 50;
+
+/// A program under construction, its parameters and their store.
+#[derive(Default)]
+struct Step {
+    b: Builder,
+    store: Store,
+    parameters: Vec<(String, Value)>,
+}
+
+impl Step {
+    fn parameter(&mut self, name: &str, dims: &[usize]) -> Value {
+        let values = random(dims, self.parameters.len() as u64).values;
+        let values = values.into_iter().map(|x| 0.1 * x).collect();
+        let slot = self.store.add(name, dims, values);
+        let value = self.b.persistent(&self.store, slot);
+        self.parameters.push((name.to_owned(), value));
+        value
+    }
+
+    /// Embedding, layer norm, attention, GELU and ReLU: f32 `[b, t, d]`.
+    fn residual(&mut self, tokens: Value) -> Result<Value> {
+        let (wte, wpe) = (
+            self.parameter("wte", &[V, D]),
+            self.parameter("wpe", &[T, D]),
+        );
+        let (scale, shift) = (self.parameter("scale", &[D]), self.parameter("shift", &[D]));
+        let w_qkv = self.parameter("w_qkv", &[D, 3 * D]);
+        let x = self.b.embed(tokens, wte, wpe)?;
+        let normed = self.b.layer_norm(x, scale, shift, 1e-5)?;
+        let qkv = self.b.linear_io(normed, w_qkv, None)?;
+        let attended = self.b.attention(qkv, 2, true)?;
+        let x = self.b.add(x, attended)?;
+        let x = self.b.gelu(x, GeluKind::Tanh)?;
+        self.b.relu(x)
+    }
+
+    fn mlp(&mut self) -> ComponentMlpWeights {
+        ComponentMlpWeights {
+            w1: self.parameter("w1", &[C, 1, 4]),
+            b1: self.parameter("b1", &[C, 4]),
+            w2: self.parameter("w2", &[C, 4, 1]),
+            b2: self.parameter("b2", &[C, 1]),
+        }
+    }
+
+    /// A masked site: its output f32 `[b, t, d]`, and its penalty.
+    fn site(&mut self, x: Value) -> Result<[Value; 2]> {
+        let (v_ic, u_co) = (
+            self.parameter("v_ic", &[D, C]),
+            self.parameter("u_co", &[C, D]),
+        );
+        let (w_oi, bias) = (
+            self.parameter("w_oi", &[D, D]),
+            self.parameter("bias", &[D]),
+        );
+        let mlp = self.mlp();
+        let acts = self.b.matmul(x, v_ic)?;
+        let clean = self.b.linear_oi(x, w_oi, Some(bias))?;
+        let logits = self.b.component_mlp(acts, &mlp)?;
+        let gates = ImportanceGates {
+            gates: Gates::LeakyHard,
+            noise: LogitNoise::Drawn(Stream::new(Purpose::LogitNoise, 0, 0)),
+            exponent: Some(self.b.step_scalar("p")),
+        };
+        let (importance, sums) = self.b.importance_gates(gates, logits, None)?;
+        let penalty = ImportanceMinimality {
+            rows: B * T,
+            beta: 0.5,
+            ranks: 1,
+        };
+        let penalty = self.b.importance_minimality(penalty, sums)?;
+        let counts = self.b.active_counts(importance, 0.0)?;
+        self.b.output("counts", counts);
+        let delta = self
+            .b
+            .uniform_rows(Stream::new(Purpose::Delta, 0, 0), B * T)?;
+        let route = self
+            .b
+            .uniform_subsets(Stream::new(Purpose::Routing, 0, 0), B * T, 3)?[1];
+        let masked = MaskValues {
+            mask: Mask::Between(Draw::Uniform(Stream::new(Purpose::Source, 0, 0))),
+            importance: Some(importance),
+            given: None,
+            delta: Some(delta),
+            route: Some(route),
+        };
+        let h = self.b.masked(acts, &masked)?;
+        let joined = SiteInputs {
+            clean: Some(clean),
+            bias: Some(bias),
+            delta: Some(delta),
+            route: Some(route),
+        };
+        Ok([self.b.site_output(h, u_co, &joined)?, penalty])
+    }
+
+    fn loss(&mut self) -> Result<Value> {
+        let tokens = self.b.input("tokens", &Type::u32(&[B, T]))?;
+        let labels = self.b.input("labels", &Type::u32(&[B, T]))?;
+        let x = self.residual(tokens)?;
+        let [y, penalty] = self.site(x)?;
+        let (w, bias) = (
+            self.parameter("parallel", &[4, 4, 4]),
+            self.parameter("parallel bias", &[4, 4]),
+        );
+        let y = self.b.parallel_linear(y, w, bias)?;
+        let head_vd = self.parameter("head_vd", &[V, D]);
+        let head_dv = self.b.transpose(head_vd)?;
+        let target = self.b.input("target", &Type::f32(&[B, T, V]))?;
+        let output = self.b.input("output", &Type::f32(&[B, T, D]))?;
+        let logits = self.b.matmul(y, head_dv)?;
+        let target_lse = self.b.log_sum_exp(target)?;
+        let terms = [
+            (1.0, self.b.kl_divergence(target, target_lse, logits)?),
+            (1.0, self.b.cross_entropy(logits, labels)?),
+            (0.5, self.b.mse(y, output)?),
+            (1e-3, self.b.sum_squares(head_dv)?),
+            (1e-2, penalty),
+        ];
+        self.b.weighted_sum(&terms)
+    }
+
+    fn update(&mut self, loss: Value) -> Result<()> {
+        let parameters = self.parameters.clone();
+        let values: Vec<Value> = parameters.iter().map(|&(_, value)| value).collect();
+        let gradients: Vec<Value> = self
+            .b
+            .gradients(loss, &values)?
+            .into_iter()
+            .map(|gradient| gradient.expect("the loss depends on every parameter"))
+            .collect();
+        let group = self.b.gradient_norm(&gradients)?;
+        let halt = self.store.zeros("halt", &[2]);
+        let halt = self.b.persistent(&self.store, halt);
+        self.b.halt(halt, &[group])?;
+        let [lr, correction1, correction2]: [StepScalar; 3] =
+            ["lr", "correction1", "correction2"].map(|name| self.b.step_scalar(name));
+        let op = AdamW {
+            lr,
+            correction1,
+            correction2,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            decay: 0.01,
+            clip: Some(1.0),
+        };
+        for ((name, parameter), gradient) in parameters.into_iter().zip(gradients) {
+            let dims = self.b.ty(parameter).dims.clone();
+            let [first, second] = ["first", "second"].map(|moment| {
+                let slot = self.store.zeros(format!("{name} {moment}"), &dims);
+                self.b.persistent(&self.store, slot)
+            });
+            let on = AdamWOperands {
+                parameter,
+                first,
+                second,
+                gradient,
+                group,
+            };
+            self.b.adamw(op, &on, &[group, halt])?;
+        }
+        Ok(())
+    }
+}
+
+/// Allocations of this thread and the pool's while `work` runs.
+fn allocations(pool: &Pool, work: impl FnOnce()) -> usize {
+    let count = |on: bool| {
+        pool.on_each_thread(|| COUNTED.set(on));
+        COUNTED.set(on);
+    };
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    count(true);
+    work();
+    COUNTED.set(false);
+    let after = ALLOCATIONS.load(Ordering::Relaxed);
+    count(false);
+    after - before
+}
+
+#[test]
+fn a_replay_allocates_nothing() {
+    let mut step = Step::default();
+    let loss = step.loss().unwrap();
+    step.b.output("loss", loss);
+    step.update(loss).unwrap();
+    let Step {
+        b: builder,
+        mut store,
+        ..
+    } = step;
+    let mut names: Vec<&str> = builder.nodes.iter().map(|node| node.op.name()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.retain(|name| !name.contains("grad") || *name == "gradient_norm");
+    // Every op that there is: a new one belongs into this program.
+    let all = [
+        "active_counts",
+        "adamw",
+        "add",
+        "attention",
+        "component_mlp",
+        "constant",
+        "cross_entropy",
+        "embed",
+        "gelu",
+        "gradient_norm",
+        "halt",
+        "importance_gates",
+        "importance_minimality",
+        "kl_divergence",
+        "layer_norm",
+        "log_sum_exp",
+        "masked",
+        "matmul",
+        "mse",
+        "parallel_linear",
+        "relu",
+        "site_output",
+        "sum_rows",
+        "sum_squares",
+        "transpose",
+        "uniform_rows",
+        "uniform_subsets",
+        "weighted_sum",
+    ];
+    assert_eq!(names, all);
+    for threads in [1, 2] {
+        let pool = Arc::new(Pool::new(threads));
+        let mut executor = Executor::new(&builder, Arc::clone(&pool));
+        for (name, value) in [
+            ("p", 0.9),
+            ("lr", 1e-3),
+            ("correction1", 0.1),
+            ("correction2", 0.001),
+        ] {
+            executor.set_scalar(name, value);
+        }
+        // The first replays start the threads and what rayon keeps for each of them.
+        (0..3).for_each(|_| executor.run(&mut store));
+        let found = allocations(&pool, || (0..5).for_each(|_| executor.run(&mut store)));
+        assert_eq!(found, 0, "{threads} threads");
+        assert!(executor.scalar_output("loss", &store).is_finite());
+    }
+}
+
+#[test]
+fn an_allocation_is_noticed() {
+    for threads in [1, 2] {
+        let pool = Pool::new(threads);
+        let found = allocations(&pool, || {
+            pool.enter(|| drop(std::hint::black_box(vec![1u8])));
+        });
+        assert!(found >= 1, "{threads} threads");
+    }
+}
