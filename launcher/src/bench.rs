@@ -1,18 +1,167 @@
-//! `spd-launch bench`: how long a training step takes.
+//! `spd-launch bench`: how long a training step takes. JSON lines on stdout, tables on stderr.
 
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::Context;
 use spd_trainer::Fault;
+use spd_trainer::bench::{OpRow, Overrides, Phases, Preset, Settings, preset, time};
 
-use crate::cli::BenchArgs;
+use crate::cli::{self, BenchArgs};
 use crate::exit::Exit;
+use crate::screen;
+use crate::table::{Lean, Table};
 
-/// Times steps of the named runs.
+/// As many as the peers make when they are not told.
+const STEPS: usize = 50;
+const WARMUP: usize = 10;
+
+/// Times the steps of the named workloads, one after the other.
 ///
 /// # Errors
 ///
-/// Always: the trainer of this build has no bench.
+/// When a name is not known or cannot be as asked, before any is timed.
 pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
-    Err(Fault::BadInput(format!(
-        "bench {}: not in this build",
-        asked.names.join(" ")
-    )))
+    let overrides = Overrides {
+        batch: asked.batch,
+        seq: asked.seq,
+        precision: asked.precision.as_deref(),
+    };
+    let presets: Vec<Preset> = asked
+        .names
+        .iter()
+        .map(|name| preset(name, &overrides))
+        .collect::<Result<_, _>>()?;
+    let mut out = asked.out.as_deref().map(open).transpose()?;
+    let settings = Settings {
+        steps: asked.steps.unwrap_or(STEPS),
+        warmup: asked.warmup.unwrap_or(WARMUP),
+        threads: cli::threads(asked.threads),
+        phases: asked.phases,
+    };
+    for preset in &presets {
+        let report = time(preset, &settings)?;
+        let line = format!("{}\n", report.line);
+        screen::result(&line);
+        if let Some((path, file)) = &mut out {
+            file.write_all(line.as_bytes())
+                .with_context(|| format!("{}", path.display()))?;
+        }
+        if let Some(phases) = &report.phases {
+            screen::note(&text(&preset.name, settings.threads, phases));
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// A file that lines are added to; opened first, so that no time is spent on numbers that cannot be written.
+fn open(path: &Path) -> Result<(&Path, File), Fault> {
+    match OpenOptions::new().append(true).create(true).open(path) {
+        Ok(file) => Ok((path, file)),
+        Err(err) => Err(Fault::BadInput(format!(
+            "--out {}: cannot be written: {err}",
+            path.display()
+        ))),
+    }
+}
+
+const COLUMNS: [&str; 7] = [
+    "calls", "ms/step", "share", "GFLOP/s", "GB/s", "floor ms", "floor/ms",
+];
+/// Letters of an op's settings that are shown.
+const SETTINGS: usize = 80;
+
+fn text(name: &str, threads: usize, phases: &Phases) -> String {
+    let ceilings = &phases.ceilings;
+    let [m, k, n] = ceilings.site_shape;
+    let head = format!(
+        "\n{name}, {threads} threads: {:.3} ms a step when profiled\n\
+         ceilings: gemm {:.1} GFLOP/s large and square, {:.1} at [{m}, {k}] [{k}, {n}]; \
+         copy {:.1} GB/s large, {:.1} over {:.1} MiB\n",
+        phases.step_ms,
+        ceilings.gemm / 1e9,
+        ceilings.site_gemm / 1e9,
+        ceilings.copy / 1e9,
+        ceilings.near_copy / 1e9,
+        ceilings.near_bytes as f64 / f64::from(1 << 20),
+    );
+    let mut parts = Table::new(&[Lean::Left, Lean::Right, Lean::Right]);
+    parts.row(["part of the step", "ms/step", "share"]);
+    let sum: f64 = phases.parts.iter().map(|(_, ms)| ms).sum();
+    for (part, ms) in &phases.parts {
+        parts.row([(*part).to_owned(), format!("{ms:.3}"), percent(ms / sum)]);
+    }
+    let mut kinds = table("op");
+    for op in &phases.kinds {
+        kinds.row(cells(op, phases.step_ms));
+    }
+    kinds.row(cells(&phases.total(), phases.step_ms));
+    let rest = phases.unaccounted_ms();
+    kinds.row([
+        "unaccounted".to_owned(),
+        String::new(),
+        format!("{rest:.3}"),
+        percent(rest / phases.step_ms),
+    ]);
+    let mut single = table("longest single ops");
+    for op in &phases.single {
+        let settings: String = op.settings.chars().take(SETTINGS).collect();
+        let cells = cells(op, phases.step_ms);
+        single.row(cells.into_iter().chain([settings]));
+    }
+    [head, parts.text(), kinds.text(), single.text()].join("\n")
+}
+
+fn table(first: &str) -> Table {
+    let mut leans = vec![Lean::Left];
+    leans.resize(COLUMNS.len() + 1, Lean::Right);
+    let mut table = Table::new(&leans);
+    table.row(std::iter::once(first).chain(COLUMNS));
+    table
+}
+
+/// Rates and the part of the roofline reached; a number that stands for nothing is left out.
+fn cells(op: &OpRow, step_ms: f64) -> Vec<String> {
+    let giga = |count: u64| match count {
+        0 => String::new(),
+        count => format!("{:.1}", count as f64 / op.ms / 1e6),
+    };
+    vec![
+        op.name.to_owned(),
+        op.calls.to_string(),
+        format!("{:.3}", op.ms),
+        percent(op.ms / step_ms),
+        giga(op.flops),
+        giga(op.bytes),
+        format!("{:.3}", op.floor_ms),
+        percent(op.floor_ms / op.ms),
+    ]
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0}%", 100.0 * share)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // By hand: 3e6 in 2 ms are 1.5 GFLOP/s, 8e6 bytes 4 GB/s; 2 ms are half of 4, and 1 ms a half of 2.
+    #[test]
+    fn rates_are_per_second() {
+        let op = OpRow {
+            name: "matmul",
+            settings: String::new(),
+            calls: 3,
+            ms: 2.0,
+            flops: 3_000_000,
+            bytes: 8_000_000,
+            floor_ms: 1.0,
+        };
+        let expected = ["matmul", "3", "2.000", "50%", "1.5", "4.0", "1.000", "50%"];
+        assert_eq!(cells(&op, 4.0), expected);
+        let silent = OpRow { flops: 0, ..op };
+        assert_eq!(cells(&silent, 4.0)[4], "");
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use anyhow::Context;
+use spd_checkpoint::Lock;
 use spd_checkpoint::atomic::write_file;
 use spd_configs::Run;
 use spd_engine::{Pool, Store};
@@ -29,6 +30,7 @@ pub fn rank(run_dir: &Path, threads: usize, stop: &AtomicBool) -> Result<Outcome
     let config = run_dir.join("config.toml");
     let text = std::fs::read_to_string(&config).with_context(|| format!("{}", config.display()))?;
     let run = Run::from_resolved(&text).map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let lock = Lock::take(run_dir)?;
     let sources = data::open(&run)?;
     let pool = Arc::new(Pool::new(threads));
     // The loop runs on a thread of the pool, so that no step has to wake one.
@@ -42,6 +44,7 @@ pub fn rank(run_dir: &Path, threads: usize, stop: &AtomicBool) -> Result<Outcome
         let mut task = DecompositionTask::new(decomposition, sources.clone(), &mut store, &pool)?;
         let place = Place {
             dir: run_dir,
+            lock: &lock,
             checkpoint: run.checkpoint,
             log: run.log,
             config: &text,

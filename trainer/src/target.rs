@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::Context;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use spd_checkpoint::atomic::write_file;
+use spd_checkpoint::{CheckpointError, Lock};
 use spd_configs::{Checkpoint, Data, Log, Run, TargetTrain};
 use spd_engine::{Pool, Store};
 
@@ -55,7 +57,7 @@ pub(crate) fn origin(run: &Run) -> Result<String, Fault> {
     match (&run.target.weights, &run.target.train) {
         (Some(path), _) => Ok(format!("from {}", path.display())),
         (None, Some(train)) => {
-            let file = cached_dir(run)?.join("target.safetensors");
+            let file = cached_dir(run)?.join(FILE);
             let there = file.try_exists().unwrap_or(false);
             let how = if there {
                 "trained before"
@@ -86,28 +88,42 @@ pub(crate) fn weights(
         return load(path, &run.target.model).map(Some);
     }
     let dir = cached_dir(run)?;
-    let file = dir.join("target.safetensors");
-    let there = file
-        .try_exists()
-        .with_context(|| format!("{}", file.display()))?;
-    if !there {
-        let Some(settings) = &run.target.train else {
-            return Err(Fault::BadInput(
-                "[target]: neither weights nor train".into(),
-            ));
-        };
-        let outcome = train_target(run, settings, (run_dir, &dir, &file), sources, pool, stop)?;
-        if outcome == Outcome::Stopped {
+    let file = dir.join(FILE);
+    let there = || {
+        file.try_exists()
+            .with_context(|| format!("{}", file.display()))
+    };
+    while !there()? {
+        if stop.load(Ordering::Relaxed) {
             return Ok(None);
+        }
+        match Lock::take(&dir) {
+            // Another run of the same target trains it just now.
+            Err(CheckpointError::Held { .. }) => std::thread::sleep(LOOK_EVERY),
+            Err(other) => return Err(other.into()),
+            Ok(lock) if !there()? => {
+                let Some(settings) = &run.target.train else {
+                    return Err(Fault::BadInput(
+                        "[target]: neither weights nor train".into(),
+                    ));
+                };
+                train_target(run, settings, (run_dir, &dir, &lock), sources, pool, stop)?;
+            }
+            Ok(_) => {}
         }
     }
     load(&file, &run.target.model).map(Some)
 }
 
+/// Time between two looks at a target that another run trains.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+const FILE: &str = "target.safetensors";
+
 fn train_target(
     run: &Run,
     settings: &TargetTrain,
-    (run_dir, dir, file): (&Path, &Path, &Path),
+    (run_dir, dir, lock): (&Path, &Path, &Lock),
     sources: &Sources,
     pool: &Arc<Pool>,
     stop: &AtomicBool,
@@ -116,6 +132,7 @@ fn train_target(
     let mut task = TargetTask::new(run, settings, sources.clone(), &mut store, pool)?;
     let place = Place {
         dir,
+        lock,
         checkpoint: Checkpoint {
             every: (settings.steps / 5).max(1),
             keep: 1,
@@ -150,6 +167,6 @@ fn train_target(
         .collect::<Result<_, safetensors::SafeTensorError>>()
         .context("the trained target")?;
     let whole = safetensors::serialize(views, None).context("the trained target")?;
-    write_file(file, &whole)?;
+    write_file(&dir.join(FILE), &whole)?;
     Ok(Outcome::Done)
 }

@@ -26,6 +26,8 @@ const PREFETCHED: usize = 4;
 pub(crate) struct Place<'a> {
     /// Holds `checkpoints/`, `metrics.jsonl` and `system.jsonl`.
     pub(crate) dir: &'a Path,
+    /// Nobody else trains there meanwhile.
+    pub(crate) lock: &'a Lock,
     /// When states are saved.
     pub(crate) checkpoint: Checkpoint,
     /// When rows are written.
@@ -44,8 +46,7 @@ pub(crate) fn train(
     stop: &AtomicBool,
 ) -> Result<Outcome, Fault> {
     let root = place.dir.join("checkpoints");
-    let lock = Lock::take(place.dir)?;
-    lock.sweep(&root)?;
+    place.lock.sweep(&root)?;
     let found = newest(&root)?;
     let resumed = found
         .snapshot

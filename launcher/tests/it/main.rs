@@ -2,6 +2,7 @@
 #![cfg(test)]
 
 mod bad_input;
+mod bench;
 mod ends;
 mod house;
 mod refusals;

@@ -33,7 +33,7 @@ pub struct Ceilings {
     pub site_gemm: f64,
     /// Bytes per second, read and written, of a large copy.
     pub copy: f64,
-    /// Bytes of a copy as large as the workload's memory, arena and store, at most those of the large one.
+    /// Bytes of a copy as large as the workload's memory, arena and store, at least 1 MiB, at most those of the large one.
     pub near_bytes: usize,
     /// Bytes per second, read and written, of that copy: what caches make of it.
     pub near_copy: f64,
@@ -46,7 +46,7 @@ impl Ceilings {
         site_shape: [usize; 3],
         workload_bytes: usize,
     ) -> Result<Self, Fault> {
-        let near_bytes = workload_bytes.clamp(1 << 16, LARGE);
+        let near_bytes = workload_bytes.clamp(1 << 20, LARGE);
         Ok(Self {
             gemm: gemm(pool, [SQUARE; 3])?,
             site_shape,

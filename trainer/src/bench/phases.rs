@@ -34,8 +34,10 @@ pub struct Phases {
 /// One line of a table: an op, or all of a kind, in one step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OpRow {
-    /// Name of the op; for a single op with its settings.
-    pub name: String,
+    /// Name of the op.
+    pub name: &'static str,
+    /// Settings of a single op.
+    pub settings: String,
     /// How many there are.
     pub calls: usize,
     /// Time.
@@ -44,11 +46,11 @@ pub struct OpRow {
     pub flops: u64,
     /// Bytes read and written, each operand once.
     pub bytes: u64,
-    /// The least time by the roofline, op by op.
+    /// The least time by the roofline, op by op; too low for ops whose operations are not multiplications and additions.
     pub floor_ms: f64,
 }
 
-/// Rows of the table of single ops.
+/// Length of [`Phases::single`].
 const SINGLE: usize = 12;
 
 /// Ops that end a step, by name: the update and what it needs.
@@ -70,9 +72,10 @@ impl Phases {
 }
 
 impl OpRow {
-    fn new(name: &str) -> Self {
+    fn new(name: &'static str) -> Self {
         Self {
-            name: name.to_owned(),
+            name,
+            settings: String::new(),
             calls: 0,
             ms: 0.0,
             flops: 0,
@@ -109,21 +112,14 @@ pub(super) fn measure(
     let start = Instant::now();
     (0..steps).for_each(|index| workload.step(index));
     let step_ms = ms(start) / steps as f64;
-    let rows: Vec<(&str, OpRow)> = workload
-        .program
-        .profile()
-        .iter()
-        .map(|op| (op.name, row(op, steps, &ceilings)))
-        .collect();
-    let kinds = kinds(&rows);
+    let profile = workload.program.profile();
+    let mut single: Vec<OpRow> = profile.iter().map(|op| row(op, steps, &ceilings)).collect();
+    let kinds = kinds(&single);
     let of = |names: &[&str]| {
-        let named = kinds
-            .iter()
-            .filter(|row| names.contains(&row.name.as_str()));
+        let named = kinds.iter().filter(|row| names.contains(&row.name));
         named.map(|row| row.ms).sum::<f64>()
     };
     let parts = split(median_ms, parts_ms, (of(&UPDATE), of(&[L0])));
-    let mut single: Vec<OpRow> = rows.into_iter().map(|(_, row)| row).collect();
     single.sort_by(|a, b| b.ms.total_cmp(&a.ms));
     single.truncate(SINGLE);
     Ok(Phases {
@@ -138,7 +134,8 @@ pub(super) fn measure(
 fn row(op: &OpProfile, steps: usize, ceilings: &Ceilings) -> OpRow {
     let ms = |time: Duration| 1e3 * time.as_secs_f64() / steps as f64;
     OpRow {
-        name: format!("{} {}", op.name, settings(&op.shapes)),
+        name: op.name,
+        settings: settings(&op.shapes).to_owned(),
         calls: 1,
         ms: ms(op.time),
         flops: op.flops,
@@ -152,12 +149,12 @@ fn settings(debug: &str) -> &str {
     debug.find([' ', '(']).map_or("", |at| debug[at..].trim())
 }
 
-fn kinds(rows: &[(&str, OpRow)]) -> Vec<OpRow> {
+fn kinds(rows: &[OpRow]) -> Vec<OpRow> {
     let mut kinds: BTreeMap<&str, OpRow> = BTreeMap::new();
-    for (name, row) in rows {
+    for row in rows {
         kinds
-            .entry(name)
-            .or_insert_with(|| OpRow::new(name))
+            .entry(row.name)
+            .or_insert_with(|| OpRow::new(row.name))
             .add(row);
     }
     let mut kinds: Vec<OpRow> = kinds.into_values().collect();
@@ -167,7 +164,11 @@ fn kinds(rows: &[(&str, OpRow)]) -> Vec<OpRow> {
 
 /// Median times of programs that end after the clean pass, after the importances, and after the losses.
 fn parts(workload: &mut Workload, steps: usize) -> Result<[f64; 3], Fault> {
-    let mut programs = [part(workload, 0)?, part(workload, 1)?, part(workload, 2)?];
+    let mut programs = [
+        part(workload, End::CleanPass)?,
+        part(workload, End::Importances)?,
+        part(workload, End::Losses)?,
+    ];
     let mut times = [const { Vec::new() }; 3];
     // In turn, so that whatever else the machine does falls on all three; the first round is a warm-up.
     for index in 0..=steps {
@@ -186,18 +187,26 @@ fn parts(workload: &mut Workload, steps: usize) -> Result<[f64; 3], Fault> {
     }))
 }
 
-fn part(workload: &Workload, end: usize) -> Result<Executor, Fault> {
+/// What a part of the step ends with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+enum End {
+    CleanPass,
+    Importances,
+    Losses,
+}
+
+fn part(workload: &Workload, end: End) -> Result<Executor, Fault> {
     let (decomposition, store) = (&workload.decomposition, &workload.store);
     let mut b = Builder::new();
     let front = decomposition.front(&mut b, store, workload.shape(), &Draws::Counters)?;
     b.output("clean", front.output);
-    if end >= 1 {
+    if end >= End::Importances {
         for site in &front.sites {
             b.output("importance", site.importance);
             b.output("power_sums", site.power_sums);
         }
     }
-    if end >= 2 {
+    if end >= End::Losses {
         for loss in decomposition.losses(&mut b, store, &front, Draws::Counters)? {
             b.output(loss.name, loss.value);
         }

@@ -1,0 +1,66 @@
+//! Timing steps, from outside.
+
+use std::fs;
+
+use crate::house::{House, launch};
+
+#[test]
+fn stdout_and_the_file_hold_one_line_a_workload() {
+    let house = House::new();
+    let file = house.path().join("bench.jsonl");
+    let args = "bench tiny-tms tiny-gpt2-h1 --steps 2 --warmup 1 --threads 1 --batch 8 --out";
+    let mut args: Vec<&str> = args.split(' ').collect();
+    args.push(file.to_str().unwrap());
+    let ended = launch(house.launcher(&args));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let lines: Vec<serde_json::Value> = ended
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let names: Vec<&str> = lines
+        .iter()
+        .map(|line| line["workload"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["tiny-tms@8@fp32", "tiny-gpt2-h1@8x16@fp32"]);
+    assert!(lines.iter().all(|line| line["finite"] == true));
+    assert_eq!(fs::read_to_string(file).unwrap(), ended.stdout);
+    assert_eq!(ended.stderr, "");
+}
+
+#[test]
+fn phases_are_a_table_on_stderr() {
+    let house = House::new();
+    let args = "bench tiny-tms --steps 2 --threads 1 --phases";
+    let ended = launch(house.launcher(&args.split(' ').collect::<Vec<_>>()));
+    assert_eq!((ended.code, ended.stdout.lines().count()), (Some(0), 1));
+    for part in [
+        "tiny-tms@fp32, 1 threads",
+        "ceilings: gemm ",
+        "part of the step",
+        "masked passes and losses",
+        "unaccounted",
+        "longest single ops",
+    ] {
+        assert!(
+            ended.stderr.contains(part),
+            "{part} is not in\n{}",
+            ended.stderr
+        );
+    }
+}
+
+#[test]
+fn an_unknown_workload_names_the_known_ones_and_times_nothing() {
+    let house = House::new();
+    let ended = launch(house.launcher(&["bench", "tiny-tms", "tmz", "--out", "bench.jsonl"]));
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""));
+    assert!(
+        ended
+            .stderr
+            .starts_with("error: bench tmz: no such workload; known: tms_5-2, "),
+        "{}",
+        ended.stderr
+    );
+    assert!(house.names().is_empty());
+}
