@@ -1,4 +1,8 @@
 //! Everything that a user can get wrong before a run starts: one line that names it, exit code 2, nothing created.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
 
 use std::fs;
 use std::path::Path;

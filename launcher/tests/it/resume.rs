@@ -1,6 +1,10 @@
 //! A run that was killed ends in the same bits as one that was not.
 //!
 //! The shipped run files, cut short: their targets, sites, losses and update are what is repeated, not their length.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
