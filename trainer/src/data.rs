@@ -1,4 +1,4 @@
-//! From the run file's [data] to batches in a program's inputs.
+//! From the run file's `[data]` to batches in a program's inputs.
 
 use std::path::Path;
 use std::sync::Arc;

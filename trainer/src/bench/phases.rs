@@ -46,7 +46,8 @@ pub struct OpRow {
     pub flops: u64,
     /// Bytes read and written, each operand once.
     pub bytes: u64,
-    /// The least time by the roofline, op by op; too low for ops whose operations are not multiplications and additions.
+    /// The least time by the roofline, op by op. Too low for ops whose operations are not multiplications and additions;
+    /// too high for those whose operands lie in a nearer cache, or that read a few rows of a large table.
     pub floor_ms: f64,
 }
 
