@@ -126,7 +126,7 @@ pub(crate) struct TokenizeArgs {
 /// `spd-launch bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// Run files or names of them
+    /// Workloads; an unknown name lists those that are known
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
     /// Steps that are timed
@@ -138,19 +138,19 @@ pub(crate) struct BenchArgs {
     /// CPU threads [default: all that this process may use]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) threads: Option<usize>,
-    /// Rows per step in place of the file's
+    /// Rows per step in place of the workload's
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) batch: Option<usize>,
-    /// Tokens per row in place of the file's
+    /// Tokens per row in place of the workload's
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) seq: Option<usize>,
-    /// Arithmetic in place of the file's: f32 or bf16
+    /// Arithmetic: fp32
     #[arg(long, value_name = "P")]
     pub(crate) precision: Option<String>,
-    /// Time the parts of a step too
+    /// Time the parts of a step too, and print tables to stderr
     #[arg(long)]
     pub(crate) phases: bool,
-    /// JSON file for the numbers
+    /// File that the JSON lines are appended to
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
 }

@@ -67,7 +67,7 @@ struct PreparedOp {
 pub struct OpProfile {
     /// Name of the op.
     pub name: &'static str,
-    /// Types of inputs and outputs.
+    /// Settings of the op, as it prints them.
     pub shapes: String,
     /// Time spent.
     pub time: Duration,
