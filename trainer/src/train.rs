@@ -128,9 +128,7 @@ pub(crate) fn train(
             saver.save(task, store, &mut spool, step)?;
         }
     }
-    if saver.saved != Some(step) {
-        saver.save(task, store, &mut spool, step)?;
-    }
+    saver.save(task, store, &mut spool, step)?;
     evaluate(task, store, &mut spool, step)?;
     spool.sync();
     saver.finish()?;
@@ -227,6 +225,7 @@ struct Saver<'a> {
 }
 
 impl Saver<'_> {
+    /// Does nothing for a step that is saved already.
     fn save(
         &mut self,
         task: &mut dyn Task,
