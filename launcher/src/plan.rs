@@ -35,7 +35,7 @@ pub(crate) fn text(title: &str, directory: &str, overview: &Overview) -> String 
 pub(crate) fn memory(overview: &Overview) -> String {
     let (state, arena) = (overview.state_bytes, overview.arena_bytes);
     format!(
-        "{} (state {}, largest program {})",
+        "{} (state {}, all programs {})",
         bytes(state.saturating_add(arena)),
         bytes(state),
         bytes(arena)
@@ -147,7 +147,7 @@ mod tests {
 tms_5-2
   target     tms 5-2
   precision  f32
-  memory     4.00 MiB (state 3.00 MiB, largest program 1.00 MiB)
+  memory     4.00 MiB (state 3.00 MiB, all programs 1.00 MiB)
   directory  runs/tms_5-2 (new)
 
   site        d_in  d_out   C  parameters
