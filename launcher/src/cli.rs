@@ -10,15 +10,19 @@ Examples:
   spd-launch tms_5-2 --dry-run                say what it would do and need; create nothing
   spd-launch tms_5-2 --set seed=1 --out runs/seed1
   spd-launch tms_5-2 --fresh                  start over; the old directory is moved aside
+  spd-launch tms_5-2 --seeds 0..20            20 runs over the cores there are, and one table
+  spd-launch tms_5-2 --sweep train.lr=1e-3,2e-3 --seeds 0..5
   spd-launch tokenize stories.txt --tokenizer bytes --out data/stories
   spd-launch bench tms_5-2 --phases
 
 A run is continued by the command that started it. SIGINT (Ctrl-C), SIGTERM and SIGUSR1 make it save
-and leave; a second Ctrl-C or SIGTERM kills it at once.
+and leave; a second Ctrl-C or SIGTERM kills it at once. All of that holds for several runs at once too:
+they lie in runs/NAME.sweep, and one that fails leaves the others alone.
 
 Exit codes:
-  0  done
-  1  failed: the first line of the message says which rank, where and why
+  0  done; of several runs, all of them
+  1  failed: the first line of the message says which rank, where and why; of several runs, the table
+     says which, and the others are done
   2  bad input: command line, run file, target, data or directory; nothing was created,
      unless it is a rank that found it
   3  stopped on request; the same command goes on from there
@@ -58,7 +62,7 @@ pub(crate) enum Command {
 pub(crate) struct RunArgs {
     /// Run file, or the name of one in `configs/`
     pub(crate) config: String,
-    /// Run directory [default: runs/NAME, by the name in the run file]
+    /// Run directory [default: runs/NAME, by the name in the run file; runs/NAME.sweep for several runs]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// CPU threads [default: all that this process may use]
@@ -67,6 +71,15 @@ pub(crate) struct RunArgs {
     /// Value in place of the file's, like `train.steps=200`; may be given many times
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
+    /// Seeds to run beside each other, like `0..20` (20 is left out) or `1,4,9`
+    #[arg(long, value_name = "SEEDS")]
+    pub(crate) seeds: Option<String>,
+    /// Values of a key, each for a run of its own; given many times, every combination is run
+    #[arg(long, value_name = "KEY=A,B,C")]
+    pub(crate) sweep: Vec<String>,
+    /// Runs at a time, among which the threads are shared out [default: a run a thread]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) jobs: Option<usize>,
     /// Check everything, print the plan, create nothing
     #[arg(long)]
     pub(crate) dry_run: bool,

@@ -8,6 +8,7 @@
 //!                       -> progress     its rows: to the screen
 //!                       -> stop         signals: save and leave, or leave now
 //!          -> summary                   what the rank wrote at the end, printed
+//!     -> sweep                          several runs, each this program again, and one table
 //! ```
 
 mod bench;
@@ -25,6 +26,7 @@ mod screen;
 mod stop;
 mod summary;
 mod supervise;
+mod sweep;
 mod table;
 mod tokenize;
 mod world;

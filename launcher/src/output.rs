@@ -1,4 +1,4 @@
-//! What a rank prints: all of it to its log, the last lines kept for the day it dies.
+//! What a process of ours prints: all of it to its log, the last lines kept for the day it dies.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -10,8 +10,11 @@ use std::time::{Duration, Instant};
 
 use crate::screen::plain;
 
-/// Lines kept.
-const LINES: usize = 12;
+/// Lines kept: those that a launcher shows of a dead rank, and its own about them, for whoever launched the launcher.
+const LINES: usize = 2 * SHOWN;
+
+/// Lines shown of a process that died.
+pub(crate) const SHOWN: usize = 12;
 
 /// Characters kept of a line.
 const LINE_CHARS: usize = 400;

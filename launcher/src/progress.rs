@@ -11,7 +11,7 @@ use crate::run_dir::RunDir;
 use crate::screen::{self, plain};
 
 /// Time between two lines where there is no terminal to draw a bar on.
-const LINE_EVERY: Duration = Duration::from_secs(10);
+pub(crate) const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// The newest known state of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -57,6 +57,11 @@ impl Progress {
         }
     }
 
+    /// Finished steps of the phase, and how many it has; 0 when it does not count them.
+    pub(crate) fn steps(&self) -> (u64, u64) {
+        (self.step, self.steps)
+    }
+
     /// Where the run is, for a message: `after step 120 (decomposing)`.
     pub(crate) fn place(&self) -> String {
         match (self.phase.as_str(), self.step) {
@@ -66,9 +71,11 @@ impl Progress {
         }
     }
 
-    fn activity(&self) -> &str {
+    /// What is going on, in a word or two.
+    pub(crate) fn activity(&self) -> &str {
         match self.phase.as_str() {
             "" => "starting",
+            "wait" => "waiting for target",
             "target" => "training target",
             "warmup" => "warming up",
             "train" => "decomposing",
@@ -78,7 +85,7 @@ impl Progress {
     }
 
     /// The numbers behind the step: loss, L0, speed and time left, as far as they are known.
-    fn numbers(&self) -> String {
+    pub(crate) fn numbers(&self) -> String {
         let mut numbers = Vec::new();
         if let Some(loss) = self.loss {
             numbers.push(format!("loss {loss:.3e}"));
@@ -96,7 +103,8 @@ impl Progress {
         numbers.join("  ")
     }
 
-    fn line(&self) -> String {
+    /// All that is known, for a line of its own.
+    pub(crate) fn line(&self) -> String {
         let step = match self.steps {
             0 => String::new(),
             steps => format!("step {}/{steps}", self.step),
@@ -195,12 +203,7 @@ impl Display {
     pub(crate) fn new() -> Self {
         let bar = io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(0);
-            // The template is a constant; were it wrong, the default one would do.
-            if let Ok(style) =
-                ProgressStyle::with_template("{prefix:>15} [{bar:24}] {pos}/{len}  {msg}")
-            {
-                bar.set_style(style.progress_chars("=> "));
-            }
+            set_style(&bar, "{prefix:>15} [{bar:24}] {pos}/{len}  {msg}");
             bar
         });
         Self {
@@ -237,6 +240,13 @@ impl Display {
             Some(bar) => bar.suspend(|| screen::note(line)),
             None => screen::note(line),
         }
+    }
+}
+
+/// Draws a bar by a template, which is a constant; were it wrong, the default one would do.
+pub(crate) fn set_style(bar: &ProgressBar, template: &str) {
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("=> "));
     }
 }
 

@@ -1,4 +1,4 @@
-//! A rank is this program again, in a process of its own that cannot outlive its launcher.
+//! A rank is this program again, in a process of its own that cannot outlive its launcher; so is a run of a sweep.
 
 use std::io::{self, PipeWriter};
 use std::os::unix::process::CommandExt;
@@ -20,38 +20,46 @@ pub(crate) struct Program {
     pub(crate) threads: usize,
 }
 
-/// A started rank. Dropping it kills it.
+/// A started process of ours. Dropping it kills it.
 #[derive(Debug)]
-pub(crate) struct Rank {
+pub(crate) struct Process {
     child: Child,
     pid: Pid,
     status: Option<ExitStatus>,
 }
 
-impl Rank {
-    /// Starts the only rank; both of its streams go to `output`.
-    ///
-    /// It leads a process group of its own, so a Ctrl-C on the terminal reaches the launcher only. Call
-    /// this on the main thread: the kernel ties the rank's life to the *thread* that started it.
-    ///
-    /// # Errors
-    ///
-    /// When the program cannot be started.
-    pub(crate) fn start(program: &Program, output: PipeWriter) -> io::Result<Self> {
-        let mut command = Command::new(&program.path);
+impl Program {
+    /// The command that starts the only rank.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
         command
             .arg("rank")
             .arg("--run-dir")
-            .arg(&program.run_dir)
-            .args(["--threads", &program.threads.to_string()])
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output)
-            .process_group(0);
+            .arg(&self.run_dir)
+            .args(["--threads", &self.threads.to_string()]);
         for key in world::KEYS {
             command.env_remove(key);
         }
         command.envs(World::ALONE.environment());
+        command
+    }
+}
+
+impl Process {
+    /// Starts a process; both of its streams go to `output`.
+    ///
+    /// It leads a process group of its own, so a Ctrl-C on the terminal reaches the launcher only. Call
+    /// this on the main thread: the kernel ties the process's life to the *thread* that started it.
+    ///
+    /// # Errors
+    ///
+    /// When the program cannot be started.
+    pub(crate) fn start(mut command: Command, output: PipeWriter) -> io::Result<Self> {
+        command
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .process_group(0);
         die_with_launcher(&mut command);
         let child = command.spawn()?;
         let pid = Pid::from_child(&child);
@@ -96,13 +104,13 @@ impl Rank {
     }
 }
 
-impl Drop for Rank {
+impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-/// Has the kernel kill the rank when the launcher dies, however it dies.
+/// Has the kernel kill the process when the launcher dies, however it dies.
 #[cfg(target_os = "linux")]
 fn die_with_launcher(command: &mut Command) {
     use rustix::process::{getpid, getppid, set_parent_process_death_signal};

@@ -15,7 +15,7 @@ use crate::restart::{self, Restarts};
 use crate::run_dir::{Found, RunDir};
 use crate::stop::Stop;
 use crate::supervise::{self, Patience};
-use crate::{plan, screen, summary};
+use crate::{plan, screen, summary, sweep};
 
 /// Runs a run file to its end, from wherever an earlier launch left it.
 ///
@@ -28,6 +28,14 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         return Err(Fault::BadInput(format!(
             "--gpus {}: the CUDA executor is not in this build; leave it out to run on the CPU",
             asked.gpus
+        )));
+    }
+    if asked.seeds.is_some() || !asked.sweep.is_empty() {
+        return sweep::sweep(asked);
+    }
+    if let Some(jobs) = asked.jobs {
+        return Err(Fault::BadInput(format!(
+            "--jobs {jobs}: there is one run; it goes with --seeds or --sweep"
         )));
     }
     let path =
@@ -70,7 +78,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
 }
 
 /// What the checkpoints that are still to be written may take; one more than are kept, while it is written.
-fn checkpoint_bytes(run: &Run, overview: &Overview, found: &Found) -> u64 {
+pub(crate) fn checkpoint_bytes(run: &Run, overview: &Overview, found: &Found) -> u64 {
     let checkpoints = if *found == Found::Nothing {
         run.checkpoint.keep.saturating_add(1)
     } else {
@@ -88,7 +96,12 @@ fn destination(run_dir: &RunDir, found: &Found) -> Result<String, String> {
     Ok(format!("{} ({what})", run_dir.path().display()))
 }
 
-fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<(), Fault> {
+/// Makes the directory of a run; what stands there is moved aside, and back where that was for nothing.
+///
+/// # Errors
+///
+/// When the file system refuses, or a launcher runs what stands there.
+pub(crate) fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<(), Fault> {
     let in_the_way = fresh && run_dir.stands().map_err(Fault::BadInput)?;
     let aside = if in_the_way {
         Some(run_dir.set_aside().map_err(Fault::BadInput)?)

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, access, statvfs};
+use rustix::fs::statvfs;
 use spd_checkpoint::{Lock, atomic};
 use spd_configs::Run;
 
@@ -60,8 +60,14 @@ impl RunDir {
         self.logs().join("rank0.log")
     }
 
-    fn logs(&self) -> PathBuf {
+    /// What the launcher writes beside its run: the lock, and what its processes print.
+    pub(crate) fn logs(&self) -> PathBuf {
         self.0.join("logs")
+    }
+
+    /// What is known of the runs of a sweep; a directory that has it is one of a sweep.
+    pub(crate) fn sweep(&self) -> PathBuf {
+        self.0.join("sweep.json")
     }
 
     /// What the rank says at the end; its being there means that the run is finished.
@@ -118,6 +124,29 @@ impl RunDir {
         })
     }
 
+    /// Whether a sweep stands there.
+    ///
+    /// # Errors
+    ///
+    /// One line, when something else does.
+    pub(crate) fn find_sweep(&self) -> Result<bool, String> {
+        let place = self.0.display();
+        if !self.stands()? {
+            return Ok(false);
+        }
+        if there(&self.config())? {
+            return Err(format!(
+                "{place}: is the directory of a single run; try --out"
+            ));
+        }
+        if !there(&self.sweep())? {
+            return Err(format!(
+                "{place}: holds files and no sweep.json, so it is no directory of a sweep; try --out"
+            ));
+        }
+        Ok(true)
+    }
+
     /// Whether the directory could be made, or written to, and has room for `bytes`.
     ///
     /// # Errors
@@ -132,8 +161,8 @@ impl RunDir {
                 self.0.display()
             ));
         }
-        access(&standing, Access::WRITE_OK | Access::EXEC_OK)
-            .map_err(|error| format!("{place}: not writable ({error}); try --out"))?;
+        try_to_make(&standing)
+            .map_err(|error| format!("{place}: nothing can be made there: {error}; try --out"))?;
         let disk = statvfs(&standing).map_err(|error| format!("{place}: {error}"))?;
         // A file system that counts no blocks does not know its room.
         let free = if disk.f_blocks == 0 {
@@ -150,19 +179,43 @@ impl RunDir {
     ///
     /// One line, when the file system refuses.
     pub(crate) fn prepare(&self, run: &Run) -> Result<(), String> {
+        self.make(|staged| {
+            fs::create_dir(staged.checkpoints())?;
+            fs::create_dir(staged.logs())?;
+            Ok(atomic::write_file(
+                &staged.config(),
+                run.to_toml().as_bytes(),
+            )?)
+        })
+    }
+
+    /// Makes the directory of a sweep with this `sweep.json` in it, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// One line, when the file system refuses.
+    pub(crate) fn prepare_sweep(&self, text: &str) -> Result<(), String> {
+        self.make(|staged| {
+            fs::create_dir(staged.logs())?;
+            Ok(atomic::write_file(&staged.sweep(), text.as_bytes())?)
+        })
+    }
+
+    fn make(&self, fill: impl FnOnce(&RunDir) -> anyhow::Result<()>) -> Result<(), String> {
         let parent = parent(&self.0);
         let missing: Vec<&Path> = parent
             .ancestors()
             .take_while(|path| !path.as_os_str().is_empty() && !path.is_dir())
             .collect();
-        let staged = self.sibling(&format!("new-{}", std::process::id()));
+        let staged = Self(self.sibling(&format!("new-{}", std::process::id())));
         let made = fs::create_dir_all(parent)
+            .and_then(|()| fs::create_dir(&staged.0))
             .map_err(anyhow::Error::from)
-            .and_then(|()| fill(&staged, &run.to_toml()))
-            .and_then(|()| Ok(fs::rename(&staged, &self.0)?));
+            .and_then(|()| fill(&staged))
+            .and_then(|()| Ok(fs::rename(&staged.0, &self.0)?));
         made.map_err(|error| {
             // What cannot be removed is not ours, or the message below says why.
-            let _ = fs::remove_dir_all(&staged);
+            let _ = fs::remove_dir_all(&staged.0);
             for path in missing {
                 let _ = fs::remove_dir(path);
             }
@@ -221,14 +274,6 @@ impl RunDir {
     }
 }
 
-fn fill(dir: &Path, config: &str) -> anyhow::Result<()> {
-    fs::create_dir(dir)?;
-    let staged = RunDir(dir.to_owned());
-    fs::create_dir(staged.checkpoints())?;
-    fs::create_dir(staged.logs())?;
-    Ok(atomic::write_file(&staged.config(), config.as_bytes())?)
-}
-
 fn parent(path: &Path) -> &Path {
     path.parent()
         .filter(|parent| !parent.as_os_str().is_empty())
@@ -246,6 +291,13 @@ fn nearest(path: &Path) -> PathBuf {
 fn there(path: &Path) -> Result<bool, String> {
     path.try_exists()
         .map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Makes a directory and removes it: what access bits say does not hold for root, nor in `/proc`.
+fn try_to_make(dir: &Path) -> io::Result<()> {
+    let probe = dir.join(format!(".spd-probe-{}", std::process::id()));
+    fs::create_dir(&probe)?;
+    fs::remove_dir(&probe)
 }
 
 fn check_free(place: &str, free: u64, bytes: u64) -> Result<(), String> {

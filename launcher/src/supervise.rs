@@ -9,9 +9,9 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
 use crate::exit::Exit;
-use crate::output::{Output, last_words};
+use crate::output::{Output, SHOWN, last_words};
 use crate::progress::{Display, Progress, Spool};
-use crate::ranks::{Program, Rank};
+use crate::ranks::{Process, Program};
 use crate::run_dir::RunDir;
 use crate::stop::{self, Stop, Wish};
 
@@ -75,7 +75,7 @@ pub(crate) fn attempt(
     let log = run_dir.log();
     let mut spool = Spool::follow(run_dir)?;
     let (output, writer) = Output::to_log(&log).with_context(|| log.display().to_string())?;
-    let started = Rank::start(program, writer);
+    let started = Process::start(program.command(), writer);
     let mut rank =
         started.with_context(|| format!("{}: cannot be started", program.path.display()))?;
     let end = Watch {
@@ -100,7 +100,7 @@ pub(crate) fn attempt(
 }
 
 struct Watch<'a> {
-    rank: &'a mut Rank,
+    rank: &'a mut Process,
     output: &'a Output,
     spool: &'a mut Spool,
     patience: Patience,
@@ -298,7 +298,8 @@ impl Report<'_> {
             return vec![format!("it printed nothing ({})", log.display())];
         }
         let mut evidence = vec![format!("its last lines ({}):", log.display())];
-        evidence.extend(self.lines.iter().map(|line| format!("  {line}")));
+        let last = &self.lines[self.lines.len().saturating_sub(SHOWN)..];
+        evidence.extend(last.iter().map(|line| format!("  {line}")));
         evidence
     }
 }

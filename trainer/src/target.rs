@@ -12,12 +12,13 @@ use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, Lock};
 use spd_configs::{Checkpoint, Data, Log, Run, TargetTrain};
 use spd_engine::{Pool, Store};
+use spd_tracker::{METRICS, Mark, Read, Reader};
 
 use crate::data::Sources;
 use crate::fault::{Fault, Outcome};
 use crate::target_models::{Weights, describe, load};
 use crate::target_task::TargetTask;
-use crate::train::{Place, train};
+use crate::train::{Place, Progress, train};
 
 /// Where trained targets are kept: `$SPD_CACHE`, else `$XDG_CACHE_HOME/spd`, else `~/.cache/spd`.
 pub fn cache_dir() -> PathBuf {
@@ -93,13 +94,19 @@ pub(crate) fn weights(
         file.try_exists()
             .with_context(|| format!("{}", file.display()))
     };
+    let mut wait = None;
     while !there()? {
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
         match Lock::take(&dir) {
-            // Another run of the same target trains it just now.
-            Err(CheckpointError::Held { .. }) => std::thread::sleep(LOOK_EVERY),
+            Err(CheckpointError::Held { holder, .. }) => {
+                let wait = match &mut wait {
+                    Some(wait) => wait,
+                    None => wait.insert(Wait::begin(run, (run_dir, &dir), &holder)?),
+                };
+                wait.look();
+            }
             Err(other) => return Err(other.into()),
             Ok(lock) if !there()? => {
                 let Some(settings) = &run.target.train else {
@@ -113,6 +120,50 @@ pub(crate) fn weights(
         }
     }
     load(&file, &run.target.model).map(Some)
+}
+
+/// Another run of the same target trains it just now.
+struct Wait {
+    progress: Progress,
+    rows: Reader,
+    step: u64,
+    steps: u64,
+}
+
+impl Wait {
+    fn begin(run: &Run, (run_dir, dir): (&Path, &Path), holder: &str) -> Result<Self, Fault> {
+        let mut progress = Progress::at(run_dir)?;
+        progress.event(
+            0,
+            format!("waits for {holder}, which trains the same target"),
+        );
+        let rows = Reader::open(&dir.join(METRICS), &Mark::default());
+        let mut wait = Self {
+            progress,
+            rows: rows.context("the progress of the target")?,
+            step: 0,
+            steps: run.target.train.as_ref().map_or(0, |train| train.steps),
+        };
+        wait.show(true);
+        Ok(wait)
+    }
+
+    /// Shows how far the other one is, after a moment.
+    fn look(&mut self) {
+        std::thread::sleep(LOOK_EVERY);
+        // What cannot be read costs the display alone.
+        while let Ok(Some(read)) = self.rows.next() {
+            self.step = match read {
+                Read::Row(row) => row.step,
+                Read::RolledBack { .. } => 0,
+            };
+        }
+        self.show(false);
+    }
+
+    fn show(&mut self, now: bool) {
+        self.progress.show(("wait", self.steps), self.step, now);
+    }
 }
 
 /// Time between two looks at a target that another run trains.

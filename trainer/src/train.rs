@@ -54,7 +54,7 @@ pub(crate) fn train(
         .map(|snapshot| state::restore(snapshot, store, place.config));
     let (mut step, mark) = resumed.transpose()?.unwrap_or((0, Mark::default()));
     let mut spool = Spool::roll_back(place.dir, &mark).context("the metrics of the run")?;
-    let mut progress = Progress::new(place)?;
+    let mut progress = Progress::at(place.progress.unwrap_or(place.dir))?;
     for (path, reason) in &found.set_aside {
         progress.event(
             step,
@@ -67,7 +67,7 @@ pub(crate) fn train(
             format!("continued from the checkpoint of step {step}"),
         ),
         None => {
-            progress.show(&*task, 0, true);
+            progress.show((task.phase(), task.steps()), 0, true);
             let Some(start) = task.begin(store, stop)? else {
                 return Ok(Outcome::Stopped);
             };
@@ -103,7 +103,7 @@ pub(crate) fn train(
             );
             return Ok(Outcome::Stopped);
         }
-        progress.show(&*task, step, step == 0);
+        progress.show((task.phase(), steps), step, step == 0);
         if step == 0 || every(step, task.eval_every()) {
             evaluate(task, store, &mut spool, step)?;
         }
@@ -132,7 +132,7 @@ pub(crate) fn train(
     evaluate(task, store, &mut spool, step)?;
     spool.sync();
     saver.finish()?;
-    progress.show(&*task, step, true);
+    progress.show((task.phase(), steps), step, true);
     Ok(Outcome::Done)
 }
 
@@ -280,8 +280,8 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    fn new(place: &Place<'_>) -> Result<Self, Fault> {
-        let dir = place.progress.unwrap_or(place.dir);
+    /// Progress that is shown in the run directory `dir`.
+    pub(crate) fn at(dir: &Path) -> Result<Self, Fault> {
         let spool = Spool::create_or_open(dir).context("the progress of the run")?;
         Ok(Self {
             spool,
@@ -290,7 +290,8 @@ impl Progress {
         })
     }
 
-    fn show(&mut self, task: &dyn Task, step: u64, now: bool) {
+    /// Says what is going on, the spool's word for it and its number of steps, after `step` of them.
+    pub(crate) fn show(&mut self, (phase, steps): (&str, u64), step: u64, now: bool) {
         let elapsed = self.shown.elapsed().as_secs_f64();
         if !now && elapsed < 0.5 {
             return;
@@ -301,8 +302,8 @@ impl Progress {
             0.0
         };
         let row = Row::new(step, Kind::System)
-            .with_note(task.phase())
-            .with("steps", task.steps() as f64)
+            .with_note(phase)
+            .with("steps", steps as f64)
             .with("steps_per_s", rate)
             .with("time", unix_time());
         self.append(&row);
@@ -310,7 +311,8 @@ impl Progress {
         self.step = step;
     }
 
-    fn event(&mut self, step: u64, note: String) {
+    /// Says what happened.
+    pub(crate) fn event(&mut self, step: u64, note: String) {
         self.append(
             &Row::new(step, Kind::Event)
                 .with_note(note)

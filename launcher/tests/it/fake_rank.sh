@@ -4,6 +4,7 @@ dir=$3
 printf '%s\n' "$$" > "$dir/pid"
 phase() { printf '{"step":%s,"kind":"system","note":"%s","steps":9,"steps_per_s":3.0}\n' "$2" "$1" >> "$dir/system.jsonl"; }
 alive() { while :; do phase train 1; sleep 0.02; done; }
+solve() { printf '{"title":"one","values":{"ci_error":%s,"mmcs":1.0,"ml2r":0.99,"eval/l0/a":0.5,"eval/l0/b":0.25,"seconds":7.4},"solved":{"found":%s,"means":"CI error 0"}}' "$1" "$2" > "$dir/summary.json"; }
 finish() { printf '{"title":"tiny run","lines":[["steps",9]]}' > "$dir/summary.json"; }
 
 case "$FAKE_RANK" in
@@ -30,4 +31,17 @@ crash_on)
     echo again >> "$dir/attempts"
     mkdir -p "$dir/checkpoints/step-0000000$(wc -l < "$dir/attempts" | tr -d ' ')"
     exit 1 ;;
+# Runs of a sweep: seed 1 finds no solution, seed 2 dies, each says how many run beside it.
+sweep|sweep_well)
+    echo "threads $5" > "$dir/threads"
+    phase train 4
+    : > "$dir/../running-$$"
+    sleep 0.6
+    ls "$dir/.." | grep -c '^running-' > "$dir/beside"
+    rm "$dir/../running-$$"
+    case "$FAKE_RANK $dir" in
+    "sweep "*seed=2) echo "error: loss is NaN at step 5" >&2; exit 1 ;;
+    *seed=1) solve 3 false ;;
+    *) solve 0 true ;;
+    esac ;;
 esac

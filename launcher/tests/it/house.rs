@@ -54,27 +54,44 @@ impl House {
 
     /// The same in another run directory.
     pub(crate) fn run_at(&self, run_dir: &str, behaviour: &str, arguments: &[&str]) -> Command {
+        let mut command = self.launch_at(run_dir, behaviour, &["--threads", "1"]);
+        command.args(arguments);
+        command
+    }
+
+    fn launch_at(&self, run_dir: &str, behaviour: &str, arguments: &[&str]) -> Command {
         let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/tms_5-2.toml");
         let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/fake_rank.sh");
         let mut command = self.launcher(&[config, "--out", run_dir, "--rank-program", fake]);
         command
-            .args(["--set", "train.batch_size=8", "--threads", "1"])
+            .args(["--set", "train.batch_size=8"])
             .args(arguments);
         command.env("FAKE_RANK", behaviour);
         command
     }
 
+    /// The launcher with several of those runs, in `runs/s`.
+    pub(crate) fn sweep(&self, behaviour: &str, arguments: &[&str]) -> Command {
+        self.launch_at("runs/s", behaviour, arguments)
+    }
+
     /// Process id of the fake rank, once it is up and listens.
     pub(crate) fn rank_pid(&self) -> u32 {
+        self.rank_pid_of("runs/x")
+    }
+
+    /// The same of a run in another directory.
+    pub(crate) fn rank_pid_of(&self, run_dir: &str) -> u32 {
+        let run_dir = self.path().join(run_dir);
         let started = Instant::now();
-        while fs::metadata(self.run_dir().join("system.jsonl")).is_err() {
+        while fs::metadata(run_dir.join("system.jsonl")).is_err() {
             assert!(
                 started.elapsed() < Duration::from_secs(20),
                 "no rank came up"
             );
             thread::sleep(Duration::from_millis(5));
         }
-        fs::read_to_string(self.run_dir().join("pid"))
+        fs::read_to_string(run_dir.join("pid"))
             .unwrap()
             .trim()
             .parse()

@@ -8,3 +8,5 @@ mod house;
 mod refusals;
 mod resume;
 mod signals;
+mod sweep;
+mod target;

@@ -6,3 +6,4 @@ pub(crate) mod summary;
 mod toy;
 
 pub use bigram::bigram_cross_entropy;
+pub use summary::number;

@@ -1,7 +1,7 @@
 //! What a finished run says of itself: `summary.json`, which the launcher prints as it is.
 //!
-//! `{"title", "tables": [{"title", "columns", "rows"}], "lines": [[label, value]], "values": {name: number}}`: tables and lines
-//! are ready to print, `values` are for programs.
+//! `{"title", "tables": [{"title", "columns", "rows"}], "lines": [[label, value]], "values": {name: number}, "solved": {"found",
+//! "means"}}`: tables and lines are ready to print, `values` are for programs; `solved` is there where a solution is known.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -62,10 +62,9 @@ pub(crate) fn write(
             number(*faithfulness),
         ));
     }
-    lines.push((
-        "time of this start".into(),
-        format!("{:.1} s", elapsed.as_secs_f64()),
-    ));
+    let seconds = elapsed.as_secs_f64();
+    values.insert("seconds".into(), seconds);
+    lines.push(("time of this start".into(), format!("{seconds:.1} s")));
     lines.push(("target".into(), target_place(&run)));
     lines.push(("run directory".into(), run_dir.display().to_string()));
     let tables: Vec<Value> = tables
@@ -77,8 +76,24 @@ pub(crate) fn write(
         .map(|(label, value)| json!([label, value]))
         .collect();
     let title = format!("{}: {} steps, seed {}", run.name, run.train.steps, run.seed);
-    let summary = json!({"title": title, "tables": tables, "lines": lines, "values": values});
+    let mut summary = json!({"title": title, "tables": tables, "lines": lines, "values": values});
+    if let Some(found) = solved(&values) {
+        summary["solved"] = json!({"found": found, "means": SOLVED});
+    }
     Ok(serde_json::to_string_pretty(&summary).context("the summary")? + "\n")
+}
+
+/// What it means that a known solution was found; see [`solved`].
+const SOLVED: &str = "CI error 0, MMCS at least 0.999, ML2R within 0.03 of 1";
+
+/// Whether the known solution was found, where one is known; numbers that a target does not have count as right.
+fn solved(values: &BTreeMap<String, f64>) -> Option<bool> {
+    let right = |name: &str, is: fn(f64) -> bool| values.get(name).is_none_or(|&value| is(value));
+    values.contains_key("ci_error").then(|| {
+        right("ci_error", |errors| errors < 0.5)
+            && right("mmcs", |mmcs| mmcs >= 0.999)
+            && right("ml2r", |ml2r| (ml2r - 1.0).abs() <= 0.03)
+    })
 }
 
 type Table = (String, Vec<String>, Vec<Vec<String>>);
@@ -172,12 +187,42 @@ fn target_place(run: &spd_configs::Run) -> String {
     }
 }
 
-/// Four significant digits.
-fn number(value: f64) -> String {
+/// A number as people read it: four decimals, or an exponent where those would hide it.
+pub fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
         size if size < 1e-3 => format!("{value:.3e}"),
         size if size < 100.0 => format!("{value:.4}"),
         _ => format!("{value:.1}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_solution_is_found_when_all_that_is_known_is_right() {
+        let solved = |values: &[(&str, f64)]| {
+            let owned = values
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), *value));
+            solved(&owned.collect())
+        };
+        assert_eq!(solved(&[("mmcs", 1.0)]), None);
+        assert_eq!(solved(&[("ci_error", 0.0)]), Some(true));
+        let all = [("ci_error", 0.0), ("mmcs", 0.999), ("ml2r", 0.971)];
+        assert_eq!(solved(&all), Some(true));
+        for (index, wrong) in [(0, 1.0), (1, 0.9989), (2, 1.031), (2, f64::NAN)] {
+            let mut values = all;
+            values[index].1 = wrong;
+            assert_eq!(solved(&values), Some(false), "{values:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let numbers = [0.0, 1.234_56e-4, -0.123_456, 12.345_67, 1234.56].map(number);
+        assert_eq!(numbers, ["0", "1.235e-4", "-0.1235", "12.3457", "1234.6"]);
     }
 }

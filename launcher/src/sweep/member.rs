@@ -1,0 +1,234 @@
+//! One run of a sweep: where it lies, the launcher that runs it, and what came of it.
+
+use std::env;
+use std::fs;
+use std::io::PipeWriter;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value};
+use spd_configs::Run;
+
+use super::axes::{self, Combination};
+use crate::cli::RunArgs;
+use crate::output::{Output, last_words};
+use crate::progress::{Progress, Spool};
+use crate::ranks::Process;
+use crate::run_dir::RunDir;
+use crate::stop;
+
+/// How far a run of a sweep is.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum State {
+    /// Not started, or not by this launch.
+    Waiting,
+    /// Started.
+    Running,
+    /// Finished.
+    Done,
+    /// Saved on request; the same command goes on.
+    Stopped,
+    /// Over before its end, and why.
+    Failed(String),
+}
+
+impl State {
+    /// Its word in `sweep.json`.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Stopped => "stopped",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
+/// One run of a sweep.
+pub(crate) struct Member {
+    /// Swept keys and their values.
+    pub(crate) values: Combination,
+    /// What it is called: the name of its directory.
+    pub(crate) name: String,
+    /// The resolved run.
+    pub(crate) run: Run,
+    /// Where it lies.
+    pub(crate) dir: RunDir,
+    /// How far it is.
+    pub(crate) state: State,
+    /// `values` of its summary, once it is done.
+    pub(crate) results: Map<String, Value>,
+    /// What its summary says of the known solution: whether it was found, and what that means.
+    pub(crate) solved: Option<(bool, String)>,
+    launch_log: PathBuf,
+    launch: Option<Launch>,
+}
+
+struct Launch {
+    process: Process,
+    output: Output,
+    spool: Spool,
+    started: Instant,
+}
+
+impl Member {
+    /// A run that has not begun, in the directory `root` of its sweep.
+    pub(crate) fn new(root: &RunDir, values: Combination, run: Run) -> Self {
+        let name = axes::name(&values);
+        Self {
+            dir: RunDir::at(root.path().join(&name)),
+            launch_log: root.logs().join(format!("{name}.log")),
+            values,
+            name,
+            run,
+            state: State::Waiting,
+            results: Map::new(),
+            solved: None,
+            launch: None,
+        }
+    }
+
+    /// Starts this program on the prepared directory, in a process of its own.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub(crate) fn start(&mut self, asked: &RunArgs, threads: usize) -> Result<()> {
+        let log = &self.launch_log;
+        let spool = Spool::follow(&self.dir)?;
+        let (output, writer) = Output::to_log(log).with_context(|| log.display().to_string())?;
+        let process = self.process(asked, threads, writer)?;
+        self.state = State::Running;
+        self.launch = Some(Launch {
+            process,
+            output,
+            spool,
+            started: Instant::now(),
+        });
+        Ok(())
+    }
+
+    fn process(&self, asked: &RunArgs, threads: usize, output: PipeWriter) -> Result<Process> {
+        let program = env::current_exe().context("this program's own file cannot be found")?;
+        let mut command = Command::new(&program);
+        // The resolved run in its directory: what was checked is what is run, whatever becomes of the run file meanwhile.
+        command
+            .arg(self.dir.config())
+            .arg("--out")
+            .arg(self.dir.path());
+        for (flag, value) in [
+            ("--threads", threads.to_string()),
+            ("--grace", asked.grace.to_string()),
+            ("--hang-seconds", asked.hang_seconds.to_string()),
+            ("--restarts", asked.restarts.to_string()),
+        ] {
+            command.arg(flag).arg(value);
+        }
+        if let Some(path) = &asked.rank_program {
+            command.arg("--rank-program").arg(path);
+        }
+        Process::start(command, output)
+            .with_context(|| format!("{}: cannot be started", program.display()))
+    }
+
+    /// Takes in the rows it wrote; returns where it is and what happened, while it runs.
+    pub(crate) fn look(&mut self) -> Option<(&Progress, Vec<String>)> {
+        let launch = self.launch.as_mut()?;
+        let news = launch.spool.read();
+        Some((launch.spool.progress(), news.events))
+    }
+
+    /// Asks it to save and leave.
+    pub(crate) fn ask(&self) {
+        if let Some(launch) = &self.launch {
+            launch.process.ask();
+        }
+    }
+
+    /// Ends it; its rank goes with it.
+    pub(crate) fn kill(&mut self) {
+        if let Some(launch) = &mut self.launch {
+            launch.process.kill();
+            self.state = State::Stopped;
+        }
+        self.launch = None;
+    }
+
+    /// Whether it ended just now; its state and results are then known. Returns how long it ran.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system cannot say, or a finished run has no readable summary.
+    pub(crate) fn ended(&mut self) -> Result<Option<Duration>> {
+        let Some(launch) = &mut self.launch else {
+            return Ok(None);
+        };
+        let status = launch.process.ended();
+        let Some(status) = status.with_context(|| format!("{}: cannot be watched", self.name))?
+        else {
+            return Ok(None);
+        };
+        let ran = launch.started.elapsed();
+        let lines = self.launch.take().map(|launch| launch.output.last_lines());
+        self.state = match status.code() {
+            Some(0) => State::Done,
+            Some(3) => State::Stopped,
+            _ => State::Failed(self.cause(status, &lines.unwrap_or_default())),
+        };
+        if self.state == State::Done {
+            self.read_results()?;
+        }
+        Ok(Some(ran))
+    }
+
+    /// Reads the summary of a finished run.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, or it is of another form.
+    pub(crate) fn read_results(&mut self) -> Result<()> {
+        let path = self.dir.summary();
+        let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
+        let summary: Value = serde_json::from_slice(&bytes)
+            .with_context(|| format!("{}: is not JSON", path.display()))?;
+        let values = summary.get("values").and_then(Value::as_object);
+        self.results = values.cloned().unwrap_or_default();
+        self.solved = summary.get("solved").and_then(|solved| {
+            let found = solved.get("found")?.as_bool()?;
+            Some((found, solved.get("means")?.as_str()?.to_owned()))
+        });
+        Ok(())
+    }
+
+    /// Why it is over before its end, and where more about it stands.
+    fn cause(&self, status: ExitStatus, lines: &[String]) -> String {
+        let said = last_words(lines).map(|words| match words.split_once(") ") {
+            // Which process it was is of no use any more.
+            Some((who, what)) if who.starts_with("rank 0 (pid ") => what.to_owned(),
+            _ => words.to_owned(),
+        });
+        let cause = said.unwrap_or_else(|| match (status.code(), status.signal()) {
+            (Some(code), _) => format!("left with code {code}"),
+            (None, signal) => format!("killed by {}", stop::name(signal.unwrap_or(0))),
+        });
+        format!("{cause} ({})", self.log().display())
+    }
+
+    /// What its rank printed or, if it had none, what its launcher did.
+    fn log(&self) -> PathBuf {
+        let of_rank = self.dir.log();
+        if is_file(&of_rank) {
+            of_rank
+        } else {
+            self.launch_log.clone()
+        }
+    }
+}
+
+fn is_file(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0)
+}

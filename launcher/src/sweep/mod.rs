@@ -1,0 +1,367 @@
+//! `spd-launch CONFIG --seeds ... --sweep ...`: several runs over the cores there are, and one table at the end.
+//!
+//! ```text
+//! axes -> members: load, overview       everything that can be refused is refused here, for all of them
+//!      -> run_dir                       runs/NAME.sweep, one run directory a member in it
+//!      -> spd-launch DIR/config.toml    for as many members at a time as there are cores, each watched
+//!      -> board, report                 a line a running member; a table and sweep.json at the end
+//! ```
+//!
+//! A member is an ordinary run in an ordinary run directory: `spd-launch` on its `config.toml` would go on with it alone.
+
+mod axes;
+mod board;
+mod member;
+mod report;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use spd_checkpoint::atomic::write_file;
+use spd_configs::{Place, Run};
+use spd_trainer::{Fault, Overview};
+
+use self::axes::{Axis, Combination, axes, combinations};
+use self::board::Board;
+use self::member::{Member, State};
+use crate::cli::{self, RunArgs};
+use crate::exit::Exit;
+use crate::run::{checkpoint_bytes, create};
+use crate::run_dir::{Found, RunDir};
+use crate::stop::{self, Stop, Wish};
+use crate::{plan, screen};
+
+/// Time between two looks at whether the runs live and what the user wants.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Time between two looks at what they wrote.
+const READ: Duration = Duration::from_millis(200);
+
+/// What holds for all members.
+struct Sweep<'a> {
+    asked: &'a RunArgs,
+    name: String,
+    root: RunDir,
+    jobs: usize,
+    threads: usize,
+}
+
+/// Runs every combination of values to its end, from wherever an earlier launch left it.
+///
+/// # Errors
+///
+/// Bad input, found before anything is created; failures of this machine on the way. What befalls a member is told in
+/// the table, and by the exit alone.
+pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
+    let bad = |lines: Vec<String>| Fault::BadInput(lines.join("\n"));
+    let axes = axes(asked.seeds.as_deref(), &asked.sweep, &asked.set).map_err(bad)?;
+    let path =
+        spd_configs::locate(&asked.config).map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let (name, runs) = load(&path, &asked.set, &axes).map_err(bad)?;
+    let root = asked.out.clone();
+    let root = RunDir::at(root.unwrap_or_else(|| Path::new("runs").join(format!("{name}.sweep"))));
+    let stands = root.find_sweep().map_err(Fault::BadInput)?;
+    let mut members: Vec<Member> = runs
+        .into_iter()
+        .map(|(values, run)| Member::new(&root, values, run))
+        .collect();
+    let found = find(asked, &members).map_err(bad)?;
+    let cores = cli::threads(asked.threads);
+    let jobs = asked.jobs.unwrap_or(cores).min(members.len()).min(cores);
+    let sweep = Sweep {
+        asked,
+        name,
+        root,
+        jobs,
+        threads: (cores / jobs).max(1),
+    };
+    let overview = sweep.check(&members, &found)?;
+    screen::result(&plan::text(
+        &format!("{}: {} runs", sweep.name, members.len()),
+        &format!(
+            "{} ({})",
+            sweep.root.path().display(),
+            if stands { "continued" } else { "new" }
+        ),
+        &overview,
+    ));
+    for (member, found) in members.iter_mut().zip(&found) {
+        if *found == Found::Finished {
+            member.state = State::Done;
+            member.read_results().map_err(Fault::Failed)?;
+        }
+    }
+    if asked.dry_run {
+        screen::note("dry run: nothing was created");
+        return Ok(Exit::Done);
+    }
+    if !stands {
+        let file = report::json(&sweep.name, &members);
+        sweep.root.prepare_sweep(&file).map_err(Fault::BadInput)?;
+    }
+    let _hold = sweep.root.hold().map_err(Fault::BadInput)?;
+    let ended = sweep.run(&mut members, &found);
+    sweep.write(&members).map_err(Fault::Failed)?;
+    screen::result(&format!(
+        "{}\nall of it is in {}\n",
+        report::text(&sweep.name, &members),
+        sweep.root.path().display()
+    ));
+    let exit = ended.map_err(Fault::Failed)?;
+    if exit == Exit::Done && members.iter().any(|m| matches!(m.state, State::Failed(_))) {
+        return Ok(Exit::Failed);
+    }
+    Ok(exit)
+}
+
+type Runs = Vec<(Combination, Run)>;
+
+/// The run of each combination, and the name of all.
+fn load(path: &Path, set: &[String], axes: &[Axis]) -> Result<(String, Runs), Vec<String>> {
+    let (mut runs, mut lines, mut known) = (Runs::new(), Vec::new(), BTreeSet::new());
+    let mut name = None;
+    for values in combinations(axes) {
+        let overrides = values.iter().map(|(key, value)| format!("{key}={value}"));
+        let overrides: Vec<String> = set.iter().cloned().chain(overrides).collect();
+        match Run::load(path, &overrides) {
+            Ok(run) => {
+                name.get_or_insert_with(|| run.name.clone());
+                runs.push((values, run));
+            }
+            Err(faults) => {
+                for fault in faults.iter() {
+                    let swept = |key: &str| axes.iter().find(|axis| axis.key == key);
+                    let line = match &fault.place {
+                        Place::Override(key) => match swept(key) {
+                            Some(axis) => format!("{}: {}", axis.said(), fault.message),
+                            None => fault.to_string(),
+                        },
+                        _ => fault.to_string(),
+                    };
+                    // A value that is refused is refused in each of its combinations.
+                    if known.insert(line.clone()) {
+                        lines.push(line);
+                    }
+                }
+            }
+        }
+    }
+    let mut names = BTreeMap::new();
+    for (values, _) in &runs {
+        if let Some(other) = names.insert(axes::name(values), values) {
+            lines.push(format!(
+                "{other:?} and {values:?} would share the directory {}; sweep them one after the other, each with its own --out",
+                axes::name(values)
+            ));
+        }
+    }
+    match name {
+        Some(name) if lines.is_empty() => Ok((name, runs)),
+        _ => Err(lines),
+    }
+}
+
+/// What stands at the place of each member.
+fn find(asked: &RunArgs, members: &[Member]) -> Result<Vec<Found>, Vec<String>> {
+    let (mut all, mut lines) = (Vec::new(), Vec::new());
+    for member in members {
+        let found = if asked.fresh {
+            Ok(Found::Nothing)
+        } else {
+            member.dir.find(&member.run)
+        };
+        match found {
+            Ok(found) => all.push(found),
+            Err(line) => lines.push(line),
+        }
+    }
+    if lines.is_empty() {
+        Ok(all)
+    } else {
+        Err(lines)
+    }
+}
+
+impl Sweep<'_> {
+    /// Everything that would keep a member from starting; returns what is to be said of all of them.
+    fn check(&self, members: &[Member], found: &[Found]) -> Result<Overview, Fault> {
+        let mut known: Vec<(Run, Overview)> = Vec::new();
+        let mut bytes = 0_u64;
+        for (member, found) in members.iter().zip(found) {
+            // A seed changes no shape and no file.
+            let alike = Run {
+                seed: 0,
+                ..member.run.clone()
+            };
+            let overview = match known.iter().find(|(run, _)| *run == alike) {
+                Some((_, overview)) => overview,
+                None => {
+                    let overview = spd_trainer::overview(&member.run, self.threads)?;
+                    known.push((alike, overview));
+                    &known.last().expect("pushed just now").1
+                }
+            };
+            if *found != Found::Finished {
+                bytes = bytes.saturating_add(checkpoint_bytes(&member.run, overview, found));
+            }
+        }
+        self.root.check_room(bytes).map_err(Fault::BadInput)?;
+        let largest = known
+            .into_iter()
+            .map(|(_, overview)| overview)
+            .max_by_key(|overview| overview.state_bytes + overview.arena_bytes);
+        let mut overview = largest.unwrap_or_default();
+        for (label, value) in &mut overview.rows {
+            if label == "run" {
+                *value = self.described(members, found);
+            }
+        }
+        Ok(overview)
+    }
+
+    /// What is run and how, in a line.
+    fn described(&self, members: &[Member], found: &[Found]) -> String {
+        let keys: Vec<&str> = members
+            .first()
+            .map(|member| member.values.iter().map(|(key, _)| key.as_str()).collect())
+            .unwrap_or_default();
+        let (first, last) = (members.first(), members.last());
+        let ends = first
+            .zip(last)
+            .map(|(first, last)| format!("{} to {}", first.name, last.name));
+        let finished = found
+            .iter()
+            .filter(|found| **found == Found::Finished)
+            .count();
+        let done = match finished {
+            0 => String::new(),
+            finished => format!(", {finished} of them finished before"),
+        };
+        format!(
+            "{} of {}, {}{done}; {} at a time, {} thread{} each",
+            members.len(),
+            keys.join(" and "),
+            ends.unwrap_or_default(),
+            self.jobs,
+            self.threads,
+            if self.threads == 1 { "" } else { "s" }
+        )
+    }
+
+    /// Starts members as others end, until all have or the user wants to leave.
+    fn run(&self, members: &mut [Member], found: &[Found]) -> Result<Exit> {
+        let mut stop = Stop::listen().context("signals cannot be listened to")?;
+        let width = members.iter().map(|m| m.name.len()).max().unwrap_or(0);
+        let mut board = Board::new(members.len(), width);
+        let mut last_read = Instant::now();
+        loop {
+            if !stop.asked() {
+                self.start(members, found, &board);
+            }
+            if !members.iter().any(|member| member.state == State::Running) {
+                break;
+            }
+            match stop.wish() {
+                Some(Wish::Leave(signal)) => {
+                    members.iter().for_each(Member::ask);
+                    board.note(&format!(
+                        "{}: the runs save and leave, {} s at most; a second Ctrl-C kills them",
+                        stop::name(signal),
+                        self.asked.grace
+                    ));
+                }
+                Some(Wish::LeaveNow(signal)) => {
+                    members.iter_mut().for_each(Member::kill);
+                    return Ok(Exit::Killed(signal));
+                }
+                None => {}
+            }
+            for index in 0..members.len() {
+                if let Some(ran) = members[index].ended()? {
+                    board.note(&said_at_end(&members[index], ran));
+                    self.write(members)?;
+                }
+            }
+            if last_read.elapsed() >= READ {
+                self.show(members, &mut board);
+                last_read = Instant::now();
+            }
+            thread::sleep(LOOK);
+        }
+        let left = |member: &Member| matches!(member.state, State::Waiting | State::Stopped);
+        Ok(if members.iter().any(left) {
+            Exit::Stopped
+        } else {
+            Exit::Done
+        })
+    }
+
+    /// Starts as many members as there is room for; one that cannot be started has failed.
+    fn start(&self, members: &mut [Member], found: &[Found], board: &Board) {
+        let mut running = members.iter().filter(|m| m.state == State::Running).count();
+        for (member, found) in members.iter_mut().zip(found) {
+            if running >= self.jobs {
+                return;
+            }
+            if member.state != State::Waiting {
+                continue;
+            }
+            match self.start_one(member, found) {
+                Ok(()) => running += 1,
+                Err(cause) => {
+                    board.note(&format!("{}  failed: {cause}", member.name));
+                    member.state = State::Failed(cause);
+                }
+            }
+        }
+    }
+
+    fn start_one(&self, member: &mut Member, found: &Found) -> Result<(), String> {
+        if *found == Found::Nothing {
+            create(&member.dir, &member.run, self.asked.fresh)
+                .map_err(|fault| fault.to_string())?;
+        }
+        let started = member.start(self.asked, self.threads);
+        started.map_err(|error| format!("{error:#}"))
+    }
+
+    fn show(&self, members: &mut [Member], board: &mut Board) {
+        let over = |member: &&mut Member| matches!(member.state, State::Done | State::Failed(_));
+        let failed = |member: &&mut Member| matches!(member.state, State::Failed(_));
+        let (over, failed) = (
+            members.iter_mut().filter(over).count(),
+            members.iter_mut().filter(failed).count(),
+        );
+        let (mut running, mut events) = (Vec::new(), Vec::new());
+        for member in members.iter_mut() {
+            let name = member.name.clone();
+            if let Some((progress, news)) = member.look() {
+                events.extend(news.into_iter().map(|event| format!("{name}  {event}")));
+                running.push((name, progress));
+            }
+        }
+        events.iter().for_each(|event| board.note(event));
+        let running: Vec<_> = running
+            .iter()
+            .map(|(name, progress)| (name.as_str(), *progress))
+            .collect();
+        board.show(&running, over, failed);
+    }
+
+    fn write(&self, members: &[Member]) -> Result<()> {
+        let path = self.root.sweep();
+        write_file(&path, report::json(&self.name, members).as_bytes())
+            .with_context(|| path.display().to_string())
+    }
+}
+
+fn said_at_end(member: &Member, ran: Duration) -> String {
+    let state = match &member.state {
+        State::Failed(cause) => format!("failed: {}", screen::plain(cause)),
+        state => state.name().to_owned(),
+    };
+    format!("{}  {state}, after {:.0} s", member.name, ran.as_secs_f64())
+}

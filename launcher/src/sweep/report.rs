@@ -1,0 +1,121 @@
+//! What came of a sweep: one table, and the same for programs in `sweep.json`.
+
+use serde_json::{Map, Value, json};
+use spd_trainer::metrics::number;
+
+use super::member::{Member, State};
+use crate::screen::plain;
+use crate::table::{Lean, Table};
+
+/// Values of a summary that have a column, where any run has them: what was found of a known solution, then how well the
+/// masked network still speaks.
+const COLUMNS: [(&str, &str); 9] = [
+    ("CI error", "ci_error"),
+    ("MMCS", "mmcs"),
+    ("ML2R", "ml2r"),
+    ("CE target", "eval/ce/target"),
+    ("CE CI-masked", "eval/ce/ci_masked"),
+    ("CE stochastic", "eval/ce/stochastic"),
+    ("KL CI-masked", "eval/kl/ci_masked"),
+    ("KL stochastic", "eval/kl/stochastic"),
+    ("MSE stochastic", "eval/mse/stochastic"),
+];
+
+/// The table of all runs, and a line of how many found the solution that is known.
+pub(crate) fn text(name: &str, members: &[Member]) -> String {
+    let Some(first) = members.first() else {
+        return String::new();
+    };
+    let columns: Vec<&(&str, &str)> = COLUMNS
+        .iter()
+        .filter(|(_, key)| {
+            members
+                .iter()
+                .any(|member| member.results.contains_key(*key))
+        })
+        .collect();
+    let mut leans = vec![Lean::Right; first.values.len() + columns.len() + 2];
+    leans.push(Lean::Left);
+    let mut table = Table::new(&leans);
+    let keys = first.values.iter().map(|(key, _)| key.as_str());
+    let titles = columns.iter().map(|(title, _)| *title);
+    table.row(keys.chain(titles).chain(["L0", "time", "state"]));
+    for member in members {
+        let value = |key: &str| member.results.get(key).and_then(Value::as_f64);
+        let of_key = |(_, key): &&(&str, &str)| value(key).map_or("-".to_owned(), number);
+        let mut row: Vec<String> = member
+            .values
+            .iter()
+            .map(|(_, value)| plain(value))
+            .collect();
+        row.extend(columns.iter().map(of_key));
+        row.push(l0(&member.results).map_or("-".to_owned(), |l0| format!("{l0:.2}")));
+        row.push(value("seconds").map_or("-".to_owned(), |seconds| format!("{seconds:.0} s")));
+        row.push(match &member.state {
+            State::Failed(cause) => format!("failed: {}", plain(cause)),
+            state => state.name().to_owned(),
+        });
+        table.row(row);
+    }
+    let mut text = format!("{name}: {} runs\n\n{}", members.len(), table.text());
+    if let Some(line) = solved(members) {
+        text.push_str(&format!("\n  {line}\n"));
+    }
+    text
+}
+
+/// How many of the finished runs found the solution, and what that means.
+fn solved(members: &[Member]) -> Option<String> {
+    let known: Vec<&(bool, String)> = members.iter().filter_map(|m| m.solved.as_ref()).collect();
+    let (_, means) = known.first()?;
+    let found = known.iter().filter(|(found, _)| *found).count();
+    Some(format!("solved {found} of {} ({means})", known.len()))
+}
+
+/// Active components a position, of all sites.
+fn l0(results: &Map<String, Value>) -> Option<f64> {
+    let mut of_sites = results
+        .iter()
+        .filter(|(key, _)| key.starts_with("eval/l0/"))
+        .filter_map(|(_, value)| value.as_f64())
+        .peekable();
+    of_sites.peek()?;
+    Some(of_sites.sum())
+}
+
+/// The text of `sweep.json`: `{"name", "runs": [{"values": {key: value}, "directory", "state", "cause", "solved", "results":
+/// {name: number}}], "solved"}`.
+pub(crate) fn json(name: &str, members: &[Member]) -> String {
+    let runs: Vec<Value> = members
+        .iter()
+        .map(|member| {
+            let values: Map<String, Value> = member
+                .values
+                .iter()
+                .map(|(key, value)| (key.clone(), parsed(value)))
+                .collect();
+            let cause = match &member.state {
+                State::Failed(cause) => Some(cause),
+                _ => None,
+            };
+            json!({
+                "values": values,
+                "directory": member.name,
+                "state": member.state.name(),
+                "cause": cause,
+                "solved": member.solved.as_ref().map(|(found, _)| found),
+                "results": member.results,
+            })
+        })
+        .collect();
+    let whole = json!({"name": name, "runs": runs, "solved": solved(members)});
+    format!("{whole:#}\n")
+}
+
+/// A number where the value is one, else its text.
+fn parsed(value: &str) -> Value {
+    match serde_json::from_str(value) {
+        Ok(number @ (Value::Number(_) | Value::Bool(_))) => number,
+        _ => Value::String(value.to_owned()),
+    }
+}

@@ -1,0 +1,278 @@
+//! Several runs at once: how they are shared out, what is said of them, and what is refused.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::house::{House, assert_goes, end, is_gone, launch, names, start};
+
+fn json(house: &House) -> Value {
+    serde_json::from_slice(&fs::read(house.path().join("runs/s/sweep.json")).unwrap()).unwrap()
+}
+
+fn read(house: &House, file: &str) -> String {
+    fs::read_to_string(house.path().join("runs/s").join(file))
+        .unwrap()
+        .trim()
+        .to_owned()
+}
+
+#[test]
+fn a_failed_run_leaves_the_others_alone_and_is_tried_again() {
+    let house = House::new();
+    let arguments = ["--seeds", "0..4", "--threads", "3"];
+    let ended = launch(house.sweep("sweep", &arguments));
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let table = ended.stdout.split("tms_5-2: 4 runs\n").last().unwrap();
+    assert_eq!(
+        table,
+        "
+  seed  CI error    MMCS    ML2R    L0  time  state
+     0         0  1.0000  0.9900  0.75   7 s  done
+     1    3.0000  1.0000  0.9900  0.75   7 s  done
+     2         -       -       -     -     -  failed: failed after step 4 (decomposing): loss is NaN at step 5 (runs/s/seed=2/logs/rank0.log)
+     3         0  1.0000  0.9900  0.75   7 s  done
+
+  solved 2 of 3 (CI error 0)
+
+all of it is in runs/s
+"
+    );
+    let told = json(&house);
+    assert_eq!(told["solved"], "solved 2 of 3 (CI error 0)");
+    assert_eq!(told["runs"][2]["values"]["seed"], 2);
+    assert_eq!(told["runs"][2]["state"], "failed");
+    assert_eq!(told["runs"][3]["results"]["ml2r"], 0.99);
+    assert!(
+        ended.stderr.contains("seed=2  failed: failed after step 4"),
+        "{}",
+        ended.stderr
+    );
+
+    let first = fs::metadata(house.path().join("runs/s/seed=0/summary.json")).unwrap();
+    let again = launch(house.sweep("sweep_well", &arguments));
+    assert_eq!(again.code, Some(0), "{}", again.stderr);
+    assert!(
+        again.stdout.contains("3 of them finished before"),
+        "{}",
+        again.stdout
+    );
+    assert!(
+        again.stdout.contains("solved 3 of 4 (CI error 0)"),
+        "{}",
+        again.stdout
+    );
+    let same = fs::metadata(house.path().join("runs/s/seed=0/summary.json")).unwrap();
+    assert_eq!(first.modified().unwrap(), same.modified().unwrap());
+    assert!(
+        again
+            .stderr
+            .lines()
+            .all(|line| line.starts_with("seed=2  "))
+    );
+    assert_eq!(
+        names(&house.path().join("runs/s")),
+        ["logs", "seed=0", "seed=1", "seed=2", "seed=3", "sweep.json"]
+    );
+}
+
+#[test]
+fn threads_are_shared_out_among_the_runs_of_a_time() {
+    for (arguments, threads, beside) in [
+        (&["--threads", "2"][..], "threads 1", 2),
+        (&["--threads", "5", "--jobs", "2"], "threads 2", 2),
+        (&["--threads", "3", "--jobs", "1"], "threads 3", 1),
+        (&["--threads", "9"], "threads 3", 3),
+    ] {
+        let house = House::new();
+        let ended = launch(house.sweep("sweep_well", &[&["--seeds", "0..3"], arguments].concat()));
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        for seed in 0..3 {
+            assert_eq!(read(&house, &format!("seed={seed}/threads")), threads);
+            let found: usize = read(&house, &format!("seed={seed}/beside"))
+                .parse()
+                .unwrap();
+            assert!((1..=beside).contains(&found), "{found} at a time");
+        }
+        assert_eq!(read(&house, "seed=0/beside"), beside.to_string());
+    }
+}
+
+#[test]
+fn every_combination_is_a_run_of_its_own() {
+    let house = House::new();
+    let arguments = [
+        "--sweep",
+        "train.lr=1e-3,{ start = 2e-3, shape = \"cosine\" }",
+        "--seeds",
+        "3,5",
+    ];
+    let ended = launch(house.sweep("done", &arguments));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let second = "train.lr=__start___2e-3__shape____cosine___";
+    assert_eq!(
+        names(&house.path().join("runs/s")),
+        [
+            "logs".to_owned(),
+            "sweep.json".to_owned(),
+            "train.lr=1e-3,seed=3".to_owned(),
+            "train.lr=1e-3,seed=5".to_owned(),
+            format!("{second},seed=3"),
+            format!("{second},seed=5"),
+        ]
+    );
+    let config = read(&house, &format!("{second},seed=5/config.toml"));
+    assert!(
+        config.contains("seed = 5\n") && config.contains("start = 0.002\n"),
+        "{config}"
+    );
+    assert!(
+        ended.stdout.contains("  train.lr  seed  L0  time  state\n"),
+        "{}",
+        ended.stdout
+    );
+}
+
+#[test]
+fn a_stop_reaches_all_runs_and_the_same_command_goes_on() {
+    let house = House::new();
+    let arguments = ["--seeds", "0..3", "--threads", "2"];
+    let launcher = start(house.sweep("polite", &arguments));
+    let ranks = [0, 1].map(|seed| house.rank_pid_of(&format!("runs/s/seed={seed}")));
+    let pid = Pid::from_raw(launcher.id().try_into().unwrap()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert!(ranks.into_iter().all(is_gone));
+    assert!(
+        ended
+            .stderr
+            .contains("SIGTERM: the runs save and leave, 120 s at most;"),
+        "{}",
+        ended.stderr
+    );
+    let states: Vec<Value> = (0..3)
+        .map(|run| json(&house)["runs"][run]["state"].clone())
+        .collect();
+    assert_eq!(states, ["stopped", "stopped", "waiting"]);
+    let again = launch(house.sweep("done", &arguments));
+    assert_eq!(again.code, Some(0), "{}", again.stderr);
+    assert_eq!(json(&house)["runs"][2]["state"], "done");
+}
+
+#[test]
+fn a_second_signal_kills_all_runs() {
+    let house = House::new();
+    let launcher = start(house.sweep("stubborn", &["--seeds", "0..2", "--threads", "2"]));
+    let ranks = [0, 1].map(|seed| house.rank_pid_of(&format!("runs/s/seed={seed}")));
+    let pid = Pid::from_raw(launcher.id().try_into().unwrap()).unwrap();
+    for _ in 0..2 {
+        kill_process(pid, Signal::INT).unwrap();
+        thread::sleep(Duration::from_millis(400));
+    }
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+    ranks.into_iter().for_each(assert_goes);
+}
+
+// The kernel's promise is Linux's.
+#[cfg(target_os = "linux")]
+#[test]
+fn no_run_survives_the_launcher_of_a_sweep() {
+    let house = House::new();
+    let mut launcher = start(house.sweep("stubborn", &["--seeds", "0..2", "--threads", "2"]));
+    let ranks = [0, 1].map(|seed| house.rank_pid_of(&format!("runs/s/seed={seed}")));
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    ranks.into_iter().for_each(assert_goes);
+}
+
+#[test]
+fn what_cannot_be_swept_is_refused_before_anything_starts() {
+    let house = House::new();
+    let refused = |arguments: &[&str]| {
+        let ended = launch(house.sweep("done", arguments));
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(house.names().is_empty(), "nothing is created");
+        ended.stderr.replace("error: ", "")
+    };
+    assert_eq!(
+        refused(&["--seeds", "4..4"]),
+        "--seeds 4..4: no seed is in 4..4; the end is left out, so 4..5 is seed 4\n"
+    );
+    assert_eq!(
+        refused(&["--sweep", "train.stepz=1,2", "--seeds", "0..2"]),
+        "--sweep train.stepz: unknown key `stepz` in [train]; did you mean `steps`?\n"
+    );
+    assert_eq!(
+        refused(&["--sweep", "train.steps=10,0,many", "--seeds", "0..2"]),
+        "--sweep train.steps: expected a whole number of at least 1, found 0\n\
+         --sweep train.steps: expected a whole number of at least 1, found the string \"many\"\n"
+    );
+    assert_eq!(
+        refused(&["--jobs", "2"]),
+        "--jobs 2: there is one run; it goes with --seeds or --sweep\n"
+    );
+    assert_eq!(
+        refused(&["--seeds", "0..2", "--set", "seed=1"]),
+        "--set seed: --seeds gives it values too; leave one of the two out\n"
+    );
+    assert_eq!(
+        refused(&["--sweep", "importance.hidden=[8],(8)"]),
+        "--sweep importance.hidden: expected a list of widths of at least 1, such as [16], \
+         found the string \"(8)\"\n"
+    );
+}
+
+#[test]
+fn a_sweep_keeps_out_of_other_directories() {
+    let house = House::new();
+    launch(house.run_at("runs/s", "done", &[]));
+    let refused = |house: &House| {
+        let ended = launch(house.sweep("done", &["--seeds", "0..2"]));
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        ended.stderr
+    };
+    assert_eq!(
+        refused(&house),
+        "error: runs/s: is the directory of a single run; try --out\n"
+    );
+    let house = House::new();
+    fs::create_dir_all(house.path().join("runs/s/thesis")).unwrap();
+    assert_eq!(
+        refused(&house),
+        "error: runs/s: holds files and no sweep.json, so it is no directory of a sweep; try --out\n"
+    );
+    let house = House::new();
+    launch(house.sweep("done", &["--seeds", "0..2"]));
+    let other = launch(house.sweep("done", &["--seeds", "0..2", "--set", "train.steps=3"]));
+    assert_eq!(
+        (other.code, other.stderr.lines().next()),
+        (
+            Some(2),
+            Some(
+                "error: runs/s/seed=0: holds a run of another config (train.steps: 3 here, 10000 there); \
+                 try --out, or --fresh to move it aside"
+            )
+        )
+    );
+}
+
+#[test]
+fn a_dry_run_of_a_sweep_creates_nothing() {
+    let house = House::new();
+    let arguments = ["--seeds", "0..20", "--threads", "2", "--dry-run"];
+    let ended = launch(house.sweep("done", &arguments));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stdout.starts_with(
+            "tms_5-2: 20 runs\n  run         20 of seed, seed=0 to seed=19; 2 at a time, 1 thread each\n"
+        ),
+        "{}",
+        ended.stdout
+    );
+    assert!(house.names().is_empty());
+}
