@@ -75,16 +75,20 @@ pub(crate) fn write_dir(path: &Path, files: &[NewFile<'_>]) -> Result<(), Checkp
 ///
 /// When the disk refuses, or something else has the name.
 pub(crate) fn make_dir(path: &Path) -> Result<(), CheckpointError> {
-    match create_dir(path) {
+    let made = match create_dir(path) {
         Err(error) if error.kind() == ErrorKind::NotFound && path.parent().is_some() => {
             make_dir(parent(path))?;
             create_dir(path)
         }
-        Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => return Ok(()),
         outcome => outcome,
+    };
+    match made {
+        // It was there, or another process has made it just now.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        outcome => outcome
+            .and_then(|()| sync_dir(parent(path)))
+            .map_err(|found| CheckpointError::io(path, "make the directory", found)),
     }
-    .and_then(|()| sync_dir(parent(path)))
-    .map_err(|found| CheckpointError::io(path, "make the directory", found))
 }
 
 /// Gives the directory at `from` the name `to`, which is free.
@@ -316,6 +320,24 @@ mod tests {
                     "{operation}: {left:?}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn many_may_make_the_same_directory_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        for round in 0..200 {
+            let deep = folder.path().join(format!("{round}/a/b"));
+            let both = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                let make = || {
+                    both.wait();
+                    make_dir(&deep)
+                };
+                let other = scope.spawn(make);
+                make().unwrap();
+                other.join().unwrap().unwrap();
+            });
         }
     }
 

@@ -135,12 +135,14 @@ fn a_place_that_cannot_be_written_is_one_line() {
 #[test]
 fn a_directory_that_cannot_be_made_is_one_line_and_leaves_nothing() {
     let house = House::new();
-    let ended = launch(house.run_at("/proc/spd/x", "done", &[]));
-    assert_eq!(ended.code, Some(2));
-    assert_eq!(
-        ended.stderr,
-        "error: /proc/spd/x: cannot be made: No such file or directory (os error 2); try --out\n"
-    );
+    for arguments in [&[][..], &["--dry-run"], &["--seeds", "0..2"]] {
+        let ended = launch(house.run_at("/proc/spd/x", "done", arguments));
+        assert_eq!(ended.code, Some(2));
+        assert_eq!(
+            ended.stderr,
+            "error: /proc: nothing can be made there: No such file or directory (os error 2); try --out\n"
+        );
+    }
     assert!(house.names().is_empty());
 }
 
