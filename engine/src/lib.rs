@@ -27,7 +27,7 @@ mod store;
 mod value;
 
 pub use builder::{Builder, StepScalar};
-pub use cpu::{Executor, Frame, OpProfile, Pool, StepParameters};
+pub use cpu::{Arena, Executor, Frame, OpProfile, Pool, StepParameters};
 pub use gradients::Gradients;
 pub use op::{BuildError, NodeView, Op, Result};
 pub use plan::Plan;

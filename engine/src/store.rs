@@ -13,6 +13,8 @@ pub struct Slot(u32);
 pub struct Store {
     tensors: Vec<(String, Type, Vec<f32>)>,
     by_name: BTreeMap<String, Slot>,
+    /// Tensors have no values.
+    only_shapes: bool,
 }
 
 impl Store {
@@ -21,19 +23,31 @@ impl Store {
         Self::default()
     }
 
+    /// An empty store whose tensors of zeros will have names and types and no memory: to plan programs with, not to run
+    /// them.
+    pub fn of_shapes() -> Self {
+        Self {
+            only_shapes: true,
+            ..Self::default()
+        }
+    }
+
     /// Adds a tensor of the given values, f32 `dims`.
     ///
     /// # Panics
     ///
     /// When the name is taken, or the number of values is not the product of `dims`.
     pub fn add(&mut self, name: impl Into<String>, dims: &[usize], values: Vec<f32>) -> Slot {
-        let name = name.into();
-        let ty = Type::f32(dims);
+        let (name, ty) = (name.into(), Type::f32(dims));
         assert_eq!(
             ty.len(),
             values.len(),
             "`{name}` has as many values as its shape {dims:?} says"
         );
+        self.put(name, ty, values)
+    }
+
+    fn put(&mut self, name: String, ty: Type, values: Vec<f32>) -> Slot {
         let slot = Slot(u32::try_from(self.tensors.len()).expect("a store has few tensors"));
         assert!(
             self.by_name.insert(name.clone(), slot).is_none(),
@@ -49,7 +63,9 @@ impl Store {
     ///
     /// When the name is taken.
     pub fn zeros(&mut self, name: impl Into<String>, dims: &[usize]) -> Slot {
-        self.add(name, dims, vec![0.0; dims.iter().product()])
+        let ty = Type::f32(dims);
+        let len = if self.only_shapes { 0 } else { ty.len() };
+        self.put(name.into(), ty, vec![0.0; len])
     }
 
     /// The tensor of a name.
@@ -106,6 +122,13 @@ mod tests {
             (store.get(scalar), store.get(w)),
             (&[5.0][..], &[1.0; 6][..])
         );
+    }
+
+    #[test]
+    fn shapes_alone_take_no_memory() {
+        let mut store = Store::of_shapes();
+        let slot = store.zeros("w", &[1 << 20, 1 << 20]);
+        assert_eq!((store.bytes(), store.get(slot).len()), (1 << 42, 0));
     }
 
     #[test]

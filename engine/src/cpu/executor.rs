@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::arena::Arena;
 use super::frame::{Frame, View};
 use super::pool::Pool;
 use crate::builder::{Builder, StepScalar};
@@ -29,11 +30,13 @@ pub struct StepParameters {
     pub scalars: Vec<f32>,
 }
 
-/// A program, its plan and its arena, ready to be replayed on the CPU.
+/// A program and its plan; in an arena, ready to be replayed on the CPU.
 pub struct Executor {
     plan: Plan,
     ops: Vec<PreparedOp>,
-    arena: Vec<CacheLine>,
+    arena: Option<Arena>,
+    /// Address of the arena that the views point into; 0 before there is one.
+    base: usize,
     inputs: Vec<(String, View)>,
     outputs: Vec<(String, Place, Type)>,
     /// Numbers of the next replay.
@@ -42,10 +45,6 @@ pub struct Executor {
     profile: Option<Vec<Duration>>,
     pool: Arc<Pool>,
 }
-
-#[derive(Debug, Clone, Copy)]
-#[repr(align(64))]
-struct CacheLine(#[expect(dead_code, reason = "only its size and alignment matter")] [u8; 64]);
 
 struct PreparedOp {
     op: Arc<dyn Op>,
@@ -78,23 +77,31 @@ pub struct OpProfile {
 }
 
 impl Executor {
-    /// Plans a program and allocates its arena. The only allocation: a replay makes none of its own.
+    /// Plans a program and makes an arena for it alone. The only allocation: a replay makes none of its own.
+    ///
+    /// # Panics
+    ///
+    /// When the program holds bf16 values, which the CPU does not compute, or there is no memory for the arena.
+    pub fn new(builder: &Builder, pool: Arc<Pool>) -> Self {
+        let mut executor = Self::planned(builder, pool);
+        let arena = Arena::new(executor.plan.arena_bytes()).expect("memory for the arena");
+        executor.attach(arena);
+        executor
+    }
+
+    /// Plans a program, which runs when it is given an [`Arena`].
     ///
     /// # Panics
     ///
     /// When the program holds bf16 values, which the CPU does not compute.
-    pub fn new(builder: &Builder, pool: Arc<Pool>) -> Self {
+    pub fn planned(builder: &Builder, pool: Arc<Pool>) -> Self {
         assert!(
             builder.types.iter().all(|ty| ty.dtype != DType::Bf16),
             "the CPU executor computes f32 programs"
         );
         let plan = Plan::new(builder);
-        let lines = plan.arena_bytes().div_ceil(size_of::<CacheLine>());
-        let mut arena = vec![CacheLine([0; 64]); lines];
-        let base = arena.as_mut_ptr().cast::<u8>();
         let view = |offset: usize, ty: &Type| View {
-            // SAFETY: the plan's offsets lie inside the arena, which has its size.
-            start: unsafe { base.add(offset) },
+            start: std::ptr::without_provenance_mut(offset),
             len: ty.len(),
             dtype: ty.dtype,
         };
@@ -125,7 +132,8 @@ impl Executor {
         Self {
             plan,
             ops,
-            arena,
+            arena: None,
+            base: 0,
             inputs,
             outputs,
             parameters,
@@ -133,6 +141,35 @@ impl Executor {
             profile: None,
             pool,
         }
+    }
+
+    /// Takes an arena to run in. What another program left there is overwritten.
+    ///
+    /// # Panics
+    ///
+    /// When the arena is smaller than the plan asks for.
+    pub fn attach(&mut self, arena: Arena) {
+        assert!(
+            arena.bytes() >= self.plan.arena_bytes(),
+            "an arena of {} bytes for a program of {}",
+            arena.bytes(),
+            self.plan.arena_bytes()
+        );
+        let (start, old) = (arena.start(), self.base);
+        if start.addr() != old {
+            let views = self.ops.iter_mut().flat_map(PreparedOp::views);
+            for view in views.chain(self.inputs.iter_mut().map(|(_, view)| view)) {
+                // Offsets lie inside every arena that is large enough.
+                view.start = start.wrapping_add(view.start.addr() - old);
+            }
+            self.base = start.addr();
+        }
+        self.arena = Some(arena);
+    }
+
+    /// Gives the arena up for another program to run in; nothing where there is none.
+    pub fn detach(&mut self) -> Option<Arena> {
+        self.arena.take()
     }
 
     /// Order and places.
@@ -166,7 +203,7 @@ impl Executor {
     ///
     /// # Panics
     ///
-    /// When the program has no f32 input of this name.
+    /// When the program has no f32 input of this name, or no arena.
     pub fn input(&mut self, name: &str) -> &mut [f32] {
         let view = self.input_view(name);
         assert_eq!(view.dtype, DType::F32, "input `{name}` holds f32");
@@ -187,10 +224,15 @@ impl Executor {
     }
 
     fn input_view(&self, name: &str) -> View {
+        self.arena();
         let found = self.inputs.iter().find(|(known, _)| known == name);
         found
             .unwrap_or_else(|| panic!("the program has an input `{name}`"))
             .1
+    }
+
+    fn arena(&self) -> &Arena {
+        self.arena.as_ref().expect("a program runs in an arena")
     }
 
     /// Names of the outputs, in the order of the program.
@@ -198,18 +240,18 @@ impl Executor {
         self.outputs.iter().map(|(name, ..)| name.as_str())
     }
 
-    /// An output of the last replay.
+    /// An output of the last replay, unless another program has had the arena since.
     ///
     /// # Panics
     ///
-    /// When the program has no output of this name.
+    /// When the program has no output of this name, or no arena.
     pub fn output<'s>(&'s self, name: &str, store: &'s Store) -> &'s [f32] {
         let found = self.outputs.iter().find(|(known, ..)| known == name);
         let (_, place, ty) = found.unwrap_or_else(|| panic!("the program has an output `{name}`"));
         match *place {
             Place::Store(slot) => store.get(slot),
             Place::Arena(offset) => {
-                let start = self.arena.as_ptr().cast::<u8>();
+                let start = self.arena().start();
                 // SAFETY: the plan's offsets and lengths lie inside the arena; every bit pattern is an f32.
                 unsafe { std::slice::from_raw_parts(start.add(offset).cast::<f32>(), ty.len()) }
             }
@@ -227,7 +269,12 @@ impl Executor {
 
     /// Runs the program once. Allocates nothing of its own (`allocations::a_replay_allocates_nothing`); the `gemm` crate
     /// packs operands into buffers of its own, and rayon's queue takes a block for every 63 replays.
+    ///
+    /// # Panics
+    ///
+    /// When it has no arena.
     pub fn run(&mut self, store: &mut Store) {
+        self.arena();
         let Self {
             ops,
             parameters,
@@ -271,6 +318,18 @@ impl Executor {
 }
 
 impl PreparedOp {
+    /// Everything that lies in the arena.
+    fn views(&mut self) -> impl Iterator<Item = &mut View> {
+        let stored: Vec<usize> = self.stored.iter().map(|&(index, _)| index).collect();
+        let inputs = self.inputs.iter_mut().enumerate();
+        inputs
+            .filter(move |(index, _)| !stored.contains(index))
+            .map(|(_, view)| view)
+            .chain(&mut self.outputs)
+            .chain(self.copies.iter_mut().map(|(from, _)| from))
+            .chain([&mut self.scratch])
+    }
+
     fn run(&mut self, store: &mut Store, parameters: &StepParameters, pool: &Pool) {
         for &(index, slot) in &self.stored {
             let values = store.get_mut(slot);
@@ -363,5 +422,62 @@ fn prepare(
         scratch: view(planned.scratch, &scratch),
         flops: node.op.flops(&types),
         bytes: bytes as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `y = x^2` over `rows` rows, planned only.
+    fn square(rows: usize, pool: &Arc<Pool>) -> Executor {
+        let mut b = Builder::new();
+        let x = b.input("x", &Type::f32(&[rows])).unwrap();
+        let y = b.sum_squares(x).unwrap();
+        b.output("y", y);
+        Executor::planned(&b, Arc::clone(pool))
+    }
+
+    #[test]
+    fn programs_take_turns_in_one_arena() {
+        let (pool, mut store) = (Arc::new(Pool::new(1)), Store::new());
+        let mut programs = [square(3, &pool), square(1000, &pool)];
+        let largest = programs.iter().map(|p| p.plan().arena_bytes()).max();
+        let mut arena = Arena::new(largest.unwrap()).unwrap();
+        for (round, expected) in [(1u8, [3.0, 1000.0]), (2, [12.0, 4000.0])] {
+            for (program, expected) in programs.iter_mut().zip(expected) {
+                program.attach(arena);
+                program.input("x").fill(f32::from(round));
+                program.run(&mut store);
+                assert_eq!(
+                    program.scalar_output("y", &store).to_bits(),
+                    f32::to_bits(expected)
+                );
+                arena = program.detach().unwrap();
+            }
+        }
+        // Another arena, elsewhere, does as well.
+        let other = Arena::new(arena.bytes()).unwrap();
+        assert_ne!(other.start(), arena.start());
+        let [program, _] = &mut programs;
+        program.attach(other);
+        program.input("x").fill(3.0);
+        program.run(&mut store);
+        assert_eq!(
+            program.scalar_output("y", &store).to_bits(),
+            27f32.to_bits()
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "a program runs in an arena")]
+    fn a_program_without_an_arena_does_not_run() {
+        square(3, &Arc::new(Pool::new(1))).run(&mut Store::new());
+    }
+
+    #[test]
+    #[should_panic(expected = "an arena of 64 bytes for a program of ")]
+    fn an_arena_must_be_large_enough() {
+        square(1000, &Arc::new(Pool::new(1))).attach(Arena::new(64).unwrap());
     }
 }

@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod allocations;
+mod arena;
 mod executor;
 mod frame;
 pub(crate) mod gemm;
@@ -10,6 +11,7 @@ pub(crate) mod math;
 pub(crate) mod pool;
 pub(crate) mod reduce;
 
+pub use arena::Arena;
 pub use executor::{Executor, OpProfile, StepParameters};
 pub use frame::Frame;
 pub use pool::Pool;
