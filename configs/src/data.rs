@@ -1,13 +1,13 @@
 //! `[data]`: where batches come from.
 
 use crate::{
-    kinds::{Location, Number, OneOf, Size, Text},
+    kinds::{Groups, Location, Number, OneOf, Size, Text},
     reader::Table,
-    run::Data,
+    run::{Active, Data},
     target::{Architecture, Facts},
 };
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Form {
     SparseFeatures,
     Tokens,
@@ -20,26 +20,31 @@ const FORMS: OneOf<Form> = OneOf(&[
 
 pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
     let form = table.need_kind("kind", FORMS)?;
-    match (target.architecture, form) {
-        (Some(Architecture::Tms), Form::Tokens) => table.refuse(
-            "kind",
-            "expected \"sparse_features\" for a tms target, found \"tokens\"",
-        ),
-        (Some(Architecture::Gpt2), Form::SparseFeatures) => table.refuse(
-            "kind",
-            "expected \"tokens\" for a gpt2 target, found \"sparse_features\"",
-        ),
-        _ => Some(()),
-    };
+    if let Some(architecture) = target.architecture {
+        let fits = if architecture.is_toy() {
+            Form::SparseFeatures
+        } else {
+            Form::Tokens
+        };
+        if form != fits {
+            let (fits, name, form) = (FORMS.word(fits), architecture.name(), FORMS.word(form));
+            let message = format!("expected \"{fits}\" for a {name} target, found \"{form}\"");
+            table.refuse::<()>("kind", message);
+        }
+    }
     match form {
-        Form::SparseFeatures => read_sparse_features(table),
+        Form::SparseFeatures => read_sparse_features(table, target),
         Form::Tokens => read_tokens(table, target),
     }
 }
 
-fn read_sparse_features(table: &mut Table<'_>) -> Option<Data> {
-    let probability = table.need("probability", Number::PROBABILITY);
-    let low = table.or("low", Number::FINITE, 0.0);
+fn read_sparse_features(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
+    let active = read_active(table, target);
+    let natural_low = match target.architecture {
+        Some(Architecture::ResidMlp) => -1.0,
+        _ => 0.0,
+    };
+    let low = table.or("low", Number::FINITE, natural_low);
     let high = table.or("high", Number::FINITE, 1.0);
     if let (Some(low), Some(high)) = (low, high)
         && low >= high
@@ -51,10 +56,65 @@ fn read_sparse_features(table: &mut Table<'_>) -> Option<Data> {
         );
     }
     Some(Data::SparseFeatures {
-        probability: probability?,
+        active: active?,
         low: low?,
         high: high?,
     })
+}
+
+fn read_active(table: &mut Table<'_>, target: &Facts) -> Option<Active> {
+    let probability = table.maybe("probability", Number::PROBABILITY);
+    let exactly = table.maybe("exactly_active", Size::at_least(1));
+    let synced = table.or("synced_inputs", Groups, Vec::new());
+    if let (Some(Some(exactly)), Some(n_features)) = (exactly, target.n_features)
+        && exactly > n_features
+    {
+        let message =
+            format!("expected at most the target's {n_features} features, found {exactly}");
+        table.refuse::<()>("exactly_active", message);
+    }
+    if let Some(groups) = &synced {
+        check_groups(table, groups, target);
+    }
+    match (table.has("probability"), table.has("exactly_active")) {
+        (true, false) => Some(Active::ByChance {
+            probability: probability??,
+            synced_inputs: synced?,
+        }),
+        (false, true) if table.has("synced_inputs") => table.refuse(
+            "synced_inputs",
+            "expected `probability` with it, found `exactly_active`",
+        ),
+        (false, true) => Some(Active::Exactly {
+            exactly_active: exactly??,
+        }),
+        (true, true) => table.refuse(
+            "exactly_active",
+            "expected either `probability` or `exactly_active`, found both",
+        ),
+        (false, false) => table.refuse_table(
+            "expected `probability = CHANCE` or `exactly_active = FEATURES`, found neither",
+        ),
+    }
+}
+
+/// A feature is in one group, and is one of the target's.
+fn check_groups(table: &mut Table<'_>, groups: &[Vec<usize>], target: &Facts) {
+    let mut seen = std::collections::BTreeSet::new();
+    for &feature in groups.iter().flatten() {
+        if let Some(n_features) = target.n_features
+            && feature >= n_features
+        {
+            let message = format!(
+                "expected features below the target's {n_features}, numbered from 0, found {feature}"
+            );
+            table.refuse::<()>("synced_inputs", message);
+        }
+        if !seen.insert(feature) {
+            let message = format!("expected each feature in one group, found {feature} twice");
+            table.refuse::<()>("synced_inputs", message);
+        }
+    }
 }
 
 fn read_tokens(table: &mut Table<'_>, target: &Facts) -> Option<Data> {

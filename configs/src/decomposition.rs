@@ -23,8 +23,12 @@ pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Decompositio
     );
     if tied == Some(true) {
         match (target.architecture, pair) {
-            (Some(Architecture::Gpt2), _) => {
-                table.refuse("tied", "expected false for a gpt2 target, found true")
+            (Some(other), _) if other != Architecture::Tms => {
+                let name = other.name();
+                table.refuse(
+                    "tied",
+                    format!("expected false for a {name} target, found true"),
+                )
             }
             (_, Some([Some(one), Some(two)])) if one != two => table.refuse(
                 "tied",

@@ -8,7 +8,7 @@ use crate::{
     pattern::is_literal,
     reader::Table,
     run::{Decomposition, Eval, KnownImportance, KnownSolution, Train},
-    target::{Architecture, Facts},
+    target::Facts,
 };
 
 pub(crate) fn read(
@@ -24,12 +24,14 @@ pub(crate) fn read(
     let batch_size = table.or("batch_size", Size::at_least(1), train_rows);
     let alive_threshold = table.or("alive_threshold", Number::FRACTION, 0.0);
     let rounding_threshold = table.or("rounding_threshold", Number::FRACTION, 0.0);
-    let known = table.rows_or_none("known", |known| read_known(known, decomposition));
-    if let (Some(Architecture::Gpt2), Some([_, ..])) = (target.architecture, known.as_deref()) {
-        table.refuse::<()>(
-            "known",
-            "expected a tms target, whose features are known, found gpt2",
-        );
+    let known = table.rows_or_none("known", |known| read_known(known, target, decomposition));
+    if let (Some(architecture), Some([_, ..])) = (target.architecture, known.as_deref())
+        && !architecture.is_toy()
+    {
+        let name = architecture.name();
+        let message =
+            format!("expected a tms or resid_mlp target, whose features are known, found {name}");
+        table.refuse::<()>("known", message);
     }
     Some(Eval {
         every: every?,
@@ -43,6 +45,7 @@ pub(crate) fn read(
 
 fn read_known(
     table: &mut Table<'_>,
+    target: &Facts,
     decomposition: Option<&Decomposition>,
 ) -> Option<KnownImportance> {
     let pattern = table.need("pattern", Text::ANY);
@@ -60,7 +63,12 @@ fn read_known(
         pattern: pattern?,
         solution: solution?,
     };
-    if let Some(decomposition) = decomposition {
+    if let (KnownSolution::Identity { n }, Some(n_features)) = (known.solution, target.n_features)
+        && n != n_features
+    {
+        let message = format!("expected the target's {n_features} features, found {n}");
+        table.refuse::<()>("identity", message);
+    } else if let Some(decomposition) = decomposition {
         check_known(table, &known, decomposition);
     }
     Some(known)

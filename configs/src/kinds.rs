@@ -303,6 +303,29 @@ impl Kind for Widths {
     }
 }
 
+/// Groups of things that are numbered from 0, none of them empty.
+pub(crate) struct Groups;
+
+impl Kind for Groups {
+    type Value = Vec<Vec<usize>>;
+
+    fn expected(&self) -> String {
+        "a list of groups of features, such as [[0, 1], [2, 3]]".to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<Vec<Vec<usize>>, String> {
+        let list = |value: &DeValue<'_>| {
+            let items = value.as_array().filter(|items| !items.is_empty())?;
+            let number = |item: &DeValue<'_>| Size::at_least(0).read(item).ok();
+            items.iter().map(|item| number(item.get_ref())).collect()
+        };
+        value
+            .as_array()
+            .and_then(|groups| groups.iter().map(|group| list(group.get_ref())).collect())
+            .ok_or_else(|| self.expected())
+    }
+}
+
 /// A value as a message names it, in one line.
 pub(crate) fn found(value: &DeValue<'_>) -> String {
     match value {

@@ -74,6 +74,23 @@ pub enum Model {
         /// Whether the bias starts at zero; otherwise uniform in +-1/sqrt(n_hidden), PyTorch's default.
         zero_bias: bool,
     },
+    /// Residual MLPs between a fixed random embedding and its transpose.
+    ResidMlp {
+        /// Input and output features.
+        n_features: usize,
+        /// Width of the residual stream.
+        d_embed: usize,
+        /// Width of each MLP.
+        d_mlp: usize,
+        /// MLPs.
+        n_layer: usize,
+        /// Nonlinearity of the MLPs, and of the labels `x + activation(x)` that the target is trained on.
+        activation: Activation,
+        /// Whether `mlp_in` has a bias.
+        in_bias: bool,
+        /// Whether `mlp_out` has a bias.
+        out_bias: bool,
+    },
     /// GPT-2 in Hugging Face's layout: fused `c_attn`, Conv1D weights, tied head.
     Gpt2 {
         /// Vocabulary size.
@@ -89,6 +106,16 @@ pub enum Model {
         /// Width of the MLP.
         d_mlp: usize,
     },
+}
+
+/// Nonlinearity of a [`Model::ResidMlp`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `max(x, 0)`.
+    Relu,
+    /// `x` times the normal distribution function of `x`.
+    Gelu,
 }
 
 /// How a target is trained: AdamW on its own loss.
@@ -142,10 +169,11 @@ pub enum Shape {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Data {
-    /// Generated vectors: each feature is on with `probability`, then uniform in `[low, high)`.
+    /// Generated vectors: some features are on, uniform in `[low, high)`, the others are 0.
     SparseFeatures {
-        /// Chance that a feature is on.
-        probability: f64,
+        /// Which features are on.
+        #[serde(flatten)]
+        active: Active,
         /// Smallest value.
         low: f64,
         /// Value never reached.
@@ -161,6 +189,25 @@ pub enum Data {
         seq_len: usize,
         /// The command that makes the datasets; printed when one is missing.
         make: Option<String>,
+    },
+}
+
+/// Which features of a generated vector are on.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Active {
+    /// Each by chance.
+    ByChance {
+        /// Chance that a feature is on.
+        probability: f64,
+        /// Groups of features that are all on where any of them is.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        synced_inputs: Vec<Vec<usize>>,
+    },
+    /// Equally many in each vector, any of them.
+    Exactly {
+        /// How many.
+        exactly_active: usize,
     },
 }
 

@@ -3,14 +3,30 @@
 use crate::{
     kinds::{Clip, Flag, Location, Number, OneOf, Size, Whole},
     reader::Table,
-    run::{Model, Target, TargetTrain},
+    run::{Activation, Model, Target, TargetTrain},
     schedule,
 };
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Architecture {
     Tms,
+    ResidMlp,
     Gpt2,
+}
+
+impl Architecture {
+    /// Its word in a run file.
+    pub(crate) fn name(self) -> &'static str {
+        ARCHITECTURES.word(self)
+    }
+
+    /// Whether it maps features to features; tokens to logits otherwise.
+    pub(crate) fn is_toy(self) -> bool {
+        match self {
+            Self::Tms | Self::ResidMlp => true,
+            Self::Gpt2 => false,
+        }
+    }
 }
 
 /// What other tables are checked against: known as far as it could be read, whatever else is wrong
@@ -19,16 +35,24 @@ pub(crate) enum Architecture {
 pub(crate) struct Facts {
     pub(crate) architecture: Option<Architecture>,
     pub(crate) n_ctx: Option<usize>,
+    pub(crate) n_features: Option<usize>,
 }
 
-const ARCHITECTURES: OneOf<Architecture> =
-    OneOf(&[("tms", Architecture::Tms), ("gpt2", Architecture::Gpt2)]);
+const ARCHITECTURES: OneOf<Architecture> = OneOf(&[
+    ("tms", Architecture::Tms),
+    ("resid_mlp", Architecture::ResidMlp),
+    ("gpt2", Architecture::Gpt2),
+]);
+
+const ACTIVATIONS: OneOf<Activation> =
+    OneOf(&[("relu", Activation::Relu), ("gelu", Activation::Gelu)]);
 
 pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
     let architecture = table.need_kind("kind", ARCHITECTURES)?;
     facts.architecture = Some(architecture);
     let model = match architecture {
-        Architecture::Tms => read_tms(table),
+        Architecture::Tms => read_tms(table, facts),
+        Architecture::ResidMlp => read_resid_mlp(table, facts),
         Architecture::Gpt2 => read_gpt2(table, facts),
     };
     let weights = table.maybe("weights", Location);
@@ -50,8 +74,9 @@ pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
     })
 }
 
-fn read_tms(table: &mut Table<'_>) -> Option<Model> {
+fn read_tms(table: &mut Table<'_>, facts: &mut Facts) -> Option<Model> {
     let n_features = table.need("n_features", Size::at_least(1));
+    facts.n_features = n_features;
     let n_hidden = table.need("n_hidden", Size::at_least(1));
     let n_hidden_layers = table.or("n_hidden_layers", Size::at_least(0), 0);
     let zero_bias = table.or("zero_bias", Flag, false);
@@ -60,6 +85,26 @@ fn read_tms(table: &mut Table<'_>) -> Option<Model> {
         n_hidden: n_hidden?,
         n_hidden_layers: n_hidden_layers?,
         zero_bias: zero_bias?,
+    })
+}
+
+fn read_resid_mlp(table: &mut Table<'_>, facts: &mut Facts) -> Option<Model> {
+    let n_features = table.need("n_features", Size::at_least(1));
+    facts.n_features = n_features;
+    let d_embed = table.need("d_embed", Size::at_least(1));
+    let d_mlp = table.need("d_mlp", Size::at_least(1));
+    let n_layer = table.need("n_layer", Size::at_least(1));
+    let activation = table.or("activation", ACTIVATIONS, Activation::Relu);
+    let in_bias = table.or("in_bias", Flag, false);
+    let out_bias = table.or("out_bias", Flag, false);
+    Some(Model::ResidMlp {
+        n_features: n_features?,
+        d_embed: d_embed?,
+        d_mlp: d_mlp?,
+        n_layer: n_layer?,
+        activation: activation?,
+        in_bias: in_bias?,
+        out_bias: out_bias?,
     })
 }
 
@@ -90,9 +135,10 @@ fn read_gpt2(table: &mut Table<'_>, facts: &mut Facts) -> Option<Model> {
 
 /// Defaults are those of the reference: PyTorch's AdamW for a toy, the GPT-2 recipe for GPT-2.
 fn read_train(table: &mut Table<'_>, architecture: Architecture) -> Option<TargetTrain> {
-    let (beta2, weight_decay, decay_vectors, clip) = match architecture {
-        Architecture::Tms => (0.999, 0.01, true, None),
-        Architecture::Gpt2 => (0.95, 0.1, false, Some(1.0)),
+    let (beta2, weight_decay, decay_vectors, clip) = if architecture.is_toy() {
+        (0.999, 0.01, true, None)
+    } else {
+        (0.95, 0.1, false, Some(1.0))
     };
     let seed = table.or("seed", Whole::ANY, 0);
     let steps = table.need("steps", Whole::at_least(1));

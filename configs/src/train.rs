@@ -5,7 +5,7 @@ use crate::{
     reader::Table,
     run::{FaithfulnessWarmup, Loss, OutputLoss, Term, Train},
     schedule,
-    target::{Architecture, Facts},
+    target::Facts,
 };
 
 const OUTPUT_LOSSES: OneOf<OutputLoss> = OneOf(&[("kl", OutputLoss::Kl), ("mse", OutputLoss::Mse)]);
@@ -19,8 +19,8 @@ pub(crate) fn read(
     let batch_size = table.need("batch_size", Size::at_least(1));
     let mask_samples = table.or("mask_samples", Size::at_least(1), 1);
     let natural_loss = match target.architecture {
-        Some(Architecture::Tms) | None => OutputLoss::Mse,
-        Some(Architecture::Gpt2) => OutputLoss::Kl,
+        Some(architecture) if !architecture.is_toy() => OutputLoss::Kl,
+        _ => OutputLoss::Mse,
     };
     let output_loss = table.or("output_loss", OUTPUT_LOSSES, natural_loss);
     let lr = schedule::read(table, "lr");
@@ -28,9 +28,13 @@ pub(crate) fn read(
     let clip_importance = table.or("clip_importance", Clip, None);
     let faithfulness_warmup = table.table_or_empty("faithfulness_warmup", read_warmup);
 
-    if let (Some(Architecture::Tms), Some(OutputLoss::Kl)) = (target.architecture, output_loss) {
-        let message =
-            "expected \"mse\" for a tms target, whose outputs are no logits, found \"kl\"";
+    if let (Some(architecture), Some(OutputLoss::Kl)) = (target.architecture, output_loss)
+        && architecture.is_toy()
+    {
+        let name = architecture.name();
+        let message = format!(
+            "expected \"mse\" for a {name} target, whose outputs are no logits, found \"kl\""
+        );
         table.refuse::<()>("output_loss", message);
     }
     if let (Some(samples @ 2..), Some(losses)) = (mask_samples, losses)

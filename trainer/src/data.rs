@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use spd_configs::{Data, Model, Run};
-use spd_dataloader::{Batch, DataError, Dataset, Feed, Shard, Source};
+use spd_configs::{Active, Data, Model, Run};
+use spd_dataloader::{Batch, DataError, Dataset, Features, Feed, Shard, Source};
 use spd_engine::Executor;
 
 use crate::fault::Fault;
+use crate::target_models::{InputKind, input_kind};
 
 /// Training and held-out batches.
 #[derive(Debug, Clone)]
@@ -24,21 +25,14 @@ pub struct Sources {
 ///
 /// When a dataset is missing, damaged, of another vocabulary, or holds a token outside of it.
 pub fn open(run: &Run) -> Result<Sources, Fault> {
+    if let Some(features) = features(&run.data, &run.target.model)? {
+        let source = Source::Features(features);
+        return Ok(Sources {
+            train: source.clone(),
+            eval: source,
+        });
+    }
     match (&run.data, &run.target.model) {
-        (
-            Data::SparseFeatures {
-                probability,
-                low,
-                high,
-            },
-            Model::Tms { n_features, .. },
-        ) => {
-            let source = Source::features(*n_features, *probability, *low, *high)?;
-            Ok(Sources {
-                train: source.clone(),
-                eval: source,
-            })
-        }
         (
             Data::Tokens {
                 train,
@@ -70,6 +64,25 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
             "[data] kind does not fit the target".into(),
         )),
     }
+}
+
+/// The generator of a run's features; `None` where the data or the target are of another kind.
+pub(crate) fn features(data: &Data, model: &Model) -> Result<Option<Features>, DataError> {
+    let (Data::SparseFeatures { active, low, high }, InputKind::Features(n_features)) =
+        (data, input_kind(model))
+    else {
+        return Ok(None);
+    };
+    let made = match active {
+        Active::ByChance {
+            probability,
+            synced_inputs,
+        } => Features::new(n_features, *probability, *low, *high)?.synced(synced_inputs)?,
+        Active::Exactly { exactly_active } => {
+            Features::exactly(n_features, *exactly_active, *low, *high)?
+        }
+    };
+    Ok(Some(made))
 }
 
 fn missing(err: DataError, make: Option<&str>) -> Fault {

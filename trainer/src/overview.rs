@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use spd_configs::{Data, Precision, Run};
+use spd_configs::{Active, Data, Precision, Run};
 use spd_engine::{Pool, Store};
 
 use crate::data::{self, Sources};
@@ -96,12 +96,19 @@ fn check_data(run: &Run, sources: &Sources) -> Result<(), Fault> {
 fn rows(run: &Run, threads: usize) -> Result<Vec<(String, String)>, Fault> {
     let row = |label: &str, value: String| (label.to_owned(), value);
     let data = match &run.data {
-        Data::SparseFeatures {
-            probability,
-            low,
-            high,
-        } => {
-            format!("features on with probability {probability}, uniform in [{low}, {high})")
+        Data::SparseFeatures { active, low, high } => {
+            let on = match active {
+                Active::ByChance {
+                    probability,
+                    synced_inputs,
+                } => match synced_inputs.len() {
+                    0 => format!("features on with probability {probability}"),
+                    1 => format!("features on with probability {probability}, 1 group in sync"),
+                    n => format!("features on with probability {probability}, {n} groups in sync"),
+                },
+                Active::Exactly { exactly_active } => format!("{exactly_active} features on"),
+            };
+            format!("{on}, uniform in [{low}, {high})")
         }
         Data::Tokens {
             train,

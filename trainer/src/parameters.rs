@@ -232,6 +232,20 @@ pub fn start(store: &mut Store, slot: Slot, seed: u64, number: u16, start: Start
                 values.iter_mut().for_each(|value| *value *= std as f32);
             }
         }
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a coordinate is rounded to f32"
+        )]
+        Start::UnitRows => {
+            for (row, values) in (0u32..).zip(values.chunks_mut(columns)) {
+                stream.fill_normal(seed, 0, row, values);
+                let squares = values.iter().map(|&x| f64::from(x).powi(2));
+                let length = squares.sum::<f64>().sqrt();
+                values
+                    .iter_mut()
+                    .for_each(|value| *value = (f64::from(*value) / length) as f32);
+            }
+        }
         #[expect(clippy::cast_possible_truncation, reason = "a bound is rounded to f32")]
         Start::Uniform(bound) => {
             for (row, values) in (0u32..).zip(values.chunks_mut(columns)) {

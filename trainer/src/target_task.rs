@@ -14,7 +14,7 @@ use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
 use crate::schedule::learning_rate;
 use crate::target_models::{
-    InputKind, TargetTensor, Weights, forward, input_kind, linears, tensors,
+    InputKind, TargetTensor, Weights, feature_labels, forward, input_kind, linears, tensors,
 };
 use crate::task::{Measured, Task, evaluate_batches};
 
@@ -118,7 +118,8 @@ fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
         .collect()
 }
 
-/// A target's own loss on a batch: `mean((|x| - y)^2)` for features, next-token cross-entropy for tokens.
+/// A target's own loss on a batch: the mean squared distance from its labels for features, next-token cross-entropy for
+/// tokens.
 fn own_loss(
     b: &mut Builder,
     store: &Store,
@@ -146,8 +147,8 @@ fn own_loss(
         (InputKind::Features(features), _) => {
             let input = b.input("input", &Type::f32(&[rows, features]))?;
             let output = forward(model, b, &weights, &mut pass, input)?;
-            // Features are not negative, so |x| is x.
-            Ok(b.mse(output, input)?)
+            let labels = feature_labels(model, b, input)?;
+            Ok(b.mse(output, labels)?)
         }
         (InputKind::Tokens, Data::Tokens { seq_len, .. }) => {
             let ty = Type::u32(&[rows, *seq_len]);
@@ -219,5 +220,87 @@ impl Task for TargetTask {
             (&self.sources.eval, &feed),
             self.eval_batches,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spd_dataloader::Batch;
+
+    use super::*;
+    use crate::parameters::BETA1;
+
+    /// As many neurons as features, so that all functions can be learned.
+    const RESID: &str = r#"name = "resid"
+[target]
+kind = "resid_mlp"
+n_features = 6
+d_embed = 60
+d_mlp = 6
+n_layer = 1
+train = { steps = 300, batch_size = 128, lr = { start = 1e-2, shape = "cosine" } }
+[data]
+kind = "sparse_features"
+probability = 0.2
+[decomposition]
+sites = [{ pattern = "layers.*", C = 6 }]
+[importance]
+kind = "mlp"
+hidden = [4]
+[[loss]]
+kind = "stochastic_recon"
+coeff = 1.0
+[train]
+steps = 1
+batch_size = 128
+lr = 1e-3
+"#;
+
+    // Without the MLP the mean squared error is that of relu(x): 0.2 / 6 = 0.033. With it, what is left is how far the six
+    // random directions are from orthogonal.
+    #[test]
+    fn a_residual_mlp_learns_its_labels_and_keeps_its_embedding() {
+        let run = Run::from_resolved(RESID).unwrap();
+        let settings = run.target.train.as_ref().unwrap();
+        let sources = crate::data::open(&run).unwrap();
+        let (mut store, pool) = (Store::new(), Arc::new(Pool::new(1)));
+        let mut task = TargetTask::new(&run, settings, sources, &mut store, &pool).unwrap();
+        task.begin(&mut store, &AtomicBool::new(false)).unwrap();
+        let before = task.weights(&store);
+        let (source, feed) = task.source();
+        let mut batch = Batch::default();
+        for step in 0..task.steps() {
+            source
+                .fill(&feed, step * feed.rows as u64, &mut batch)
+                .unwrap();
+            crate::data::fill(&mut task.program, &batch);
+            let power = i32::try_from(step + 1).unwrap();
+            #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
+            for (name, value) in [
+                ("lr", task.scalars(step)[0].1),
+                ("correction1", 1.0 - BETA1.powi(power)),
+                ("correction2", 1.0 - task.beta2().powi(power)),
+            ] {
+                task.program.set_scalar(name, value as f32);
+            }
+            task.program.run(&mut store);
+        }
+        let loss = task.evaluate(&mut store).unwrap()[0].1;
+        assert!(loss < 0.01, "{loss}");
+
+        let after = task.weights(&store);
+        assert_eq!(
+            before[..2],
+            after[..2],
+            "the embedding and its transpose stay"
+        );
+        assert!(before[2..].iter().zip(&after[2..]).all(|(a, b)| a != b));
+        let (embedding_fd, unembedding_df) = (&after[0].2, &after[1].2);
+        for (feature, row) in embedding_fd.chunks(60).enumerate() {
+            let length = row.iter().map(|x| x * x).sum::<f32>().sqrt();
+            assert!((length - 1.0).abs() < 1e-6, "{length}");
+            let column = unembedding_df.iter().skip(feature).step_by(6);
+            assert!(row.iter().eq(column));
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Broken run files, and the exact words each is refused with.
 
-use crate::{GPT2, TMS, load};
+use crate::{GPT2, RESID_MLP, TMS, load};
 
 /// What is done to a good file, and what is said of it.
 struct Case {
@@ -53,6 +53,18 @@ const fn tiny_with(overrides: &'static [&'static str], faults: &'static [&'stati
     }
 }
 
+const fn resid(
+    edits: &'static [(&'static str, &'static str)],
+    faults: &'static [&'static str],
+) -> Case {
+    Case {
+        file: RESID_MLP,
+        edits,
+        overrides: &[],
+        faults,
+    }
+}
+
 const KEYS: &[Case] = &[
     toy(
         &[("lr = 1e-3", "lr_shedule = 1e-3")],
@@ -100,11 +112,13 @@ const KEYS: &[Case] = &[
     ),
     toy(
         &[("kind = \"tms\"\n", "")],
-        &[r#"run.toml:2:1: missing key `kind` in [target]; expected "tms" or "gpt2""#],
+        &[r#"run.toml:2:1: missing key `kind` in [target]; expected "tms", "resid_mlp" or "gpt2""#],
     ),
     toy(
         &[("kind = \"tms\"", "kind = \"lstm\"")],
-        &[r#"run.toml:3:1: [target] kind: expected "tms" or "gpt2", found the string "lstm""#],
+        &[
+            r#"run.toml:3:1: [target] kind: expected "tms", "resid_mlp" or "gpt2", found the string "lstm""#,
+        ],
     ),
     tiny(
         &[("p = 2", "p = 2\ngamma = 1")],
@@ -397,9 +411,81 @@ const CROSS: &[Case] = &[
         ],
     ),
     toy_with(
-        &["eval.known=[{ pattern = 'linear1', identity = 21 }]"],
+        &["eval.known=[{ pattern = 'linear1', identity = 4 }]"],
+        &["--set eval.known: [eval.known.0] identity: expected the target's 5 features, found 4"],
+    ),
+    toy_with(
         &[
-            r#"--set eval.known: [eval.known.0] identity: expected at most C = 20 of "linear1", found 21"#,
+            "decomposition.sites.0.C=4",
+            "eval.known=[{ pattern = 'linear1', identity = 5 }]",
+        ],
+        &[
+            r#"--set eval.known: [eval.known.0] identity: expected at most C = 4 of "linear1", found 5"#,
+        ],
+    ),
+    resid(
+        &[(
+            "n_layer = 2",
+            "n_layer = 2\nactivation = \"tanh\"\nin_bias = 1",
+        )],
+        &[
+            r#"run.toml:8:1: [target] activation: expected "relu" or "gelu", found the string "tanh""#,
+            "run.toml:9:1: [target] in_bias: expected true or false, found 1",
+        ],
+    ),
+    resid(
+        &[("lr = 1e-3", "lr = 1e-3\noutput_loss = \"kl\"")],
+        &[
+            r#"run.toml:24:1: [train] output_loss: expected "mse" for a resid_mlp target, whose outputs are no logits, found "kl""#,
+        ],
+    ),
+    resid(
+        &[("exactly_active = 2", "exactly_active = 7")],
+        &[
+            "run.toml:11:1: [data] exactly_active: expected at most the target's 6 features, found 7",
+        ],
+    ),
+    resid(
+        &[(
+            "exactly_active = 2",
+            "exactly_active = 2\nprobability = 0.1",
+        )],
+        &[
+            "run.toml:11:1: [data] exactly_active: expected either `probability` or `exactly_active`, found both",
+        ],
+    ),
+    resid(
+        &[("exactly_active = 2\n", "")],
+        &[
+            "run.toml:9:1: [data]: expected `probability = CHANCE` or `exactly_active = FEATURES`, found neither",
+        ],
+    ),
+    resid(
+        &[(
+            "exactly_active = 2",
+            "exactly_active = 2\nsynced_inputs = [[0, 1]]",
+        )],
+        &[
+            "run.toml:12:1: [data] synced_inputs: expected `probability` with it, found `exactly_active`",
+        ],
+    ),
+    toy_with(
+        &["data.synced_inputs=[[0, 5], [1, 0]]"],
+        &[
+            "--set data.synced_inputs: expected features below the target's 5, numbered from 0, found 5",
+            "--set data.synced_inputs: expected each feature in one group, found 0 twice",
+        ],
+    ),
+    toy_with(
+        &["data.synced_inputs=[[0, 1], []]"],
+        &[
+            "--set data.synced_inputs: expected a list of groups of features, such as [[0, 1], [2, 3]], found [[0, 1], []]",
+        ],
+    ),
+    toy_with(
+        &["data.synced_inputs=[0, 1]"],
+        &[
+            "--set data.synced_inputs: expected a list of groups of features, such as [[0, 1], [2, 3]], found [0, 1]",
         ],
     ),
     toy_with(
@@ -429,7 +515,9 @@ const CROSS: &[Case] = &[
     ),
     tiny_with(
         &["eval.known=[{ pattern = 'transformer.h.0.mlp.c_fc', dense = 2 }]"],
-        &["--set eval.known: expected a tms target, whose features are known, found gpt2"],
+        &[
+            "--set eval.known: expected a tms or resid_mlp target, whose features are known, found gpt2",
+        ],
     ),
 ];
 

@@ -32,6 +32,32 @@ batch_size = 8
 lr = 1e-3
 "#;
 
+/// A residual MLP, said in as few keys as can be.
+const RESID_MLP: &str = r#"name = "resid"
+[target]
+kind = "resid_mlp"
+n_features = 6
+d_embed = 20
+d_mlp = 3
+n_layer = 2
+train = { steps = 10, batch_size = 8, lr = 3e-3 }
+[data]
+kind = "sparse_features"
+exactly_active = 2
+[decomposition]
+sites = [{ pattern = "layers.*.mlp_in", C = 9 }, { pattern = "layers.*.mlp_out", C = 7 }]
+[importance]
+kind = "mlp"
+hidden = [4]
+[[loss]]
+kind = "stochastic_recon"
+coeff = 1.0
+[train]
+steps = 100
+batch_size = 8
+lr = 1e-3
+"#;
+
 /// A language model, said in as few keys as can be.
 const GPT2: &str = r#"name = "tiny"
 [target]

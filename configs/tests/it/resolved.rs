@@ -1,8 +1,8 @@
 //! A resolved run is a run file: it loads to the same run, and two of them can be compared.
 
-use spd_configs::{Run, Term};
+use spd_configs::{Activation, Active, Data, Model, Run, Term};
 
-use crate::{GPT2, TMS, load};
+use crate::{GPT2, RESID_MLP, TMS, load};
 
 fn assert_written_and_read_again(run: &Run) {
     let text = run.to_toml();
@@ -39,6 +39,58 @@ fn a_toy_is_trained_with_the_defaults_of_adamw() {
         ),
         (0.999, 0.01, true, None)
     );
+}
+
+#[test]
+fn a_residual_mlp_is_filled_in_with_the_defaults_of_one() {
+    let run = load(RESID_MLP.as_bytes(), &[]).unwrap();
+    assert_written_and_read_again(&run);
+    let expected = Model::ResidMlp {
+        n_features: 6,
+        d_embed: 20,
+        d_mlp: 3,
+        n_layer: 2,
+        activation: Activation::Relu,
+        in_bias: false,
+        out_bias: false,
+    };
+    assert_eq!(run.target.model, expected);
+    let train = run.target.train.unwrap();
+    assert_eq!(
+        (train.beta2, train.weight_decay, train.clip),
+        (0.999, 0.01, None)
+    );
+    let data = Data::SparseFeatures {
+        active: Active::Exactly { exactly_active: 2 },
+        low: -1.0,
+        high: 1.0,
+    };
+    assert_eq!(run.data, data);
+    assert!(!run.decomposition.tied);
+}
+
+#[test]
+fn features_are_on_by_chance_in_groups_or_exactly_so_many() {
+    let active = |overrides: &[&str]| {
+        let run = load(TMS.as_bytes(), overrides).unwrap();
+        assert_written_and_read_again(&run);
+        match run.data {
+            Data::SparseFeatures { active, .. } => active,
+            other => panic!("{other:?}"),
+        }
+    };
+    let by_chance = |synced_inputs: Vec<Vec<usize>>| Active::ByChance {
+        probability: 0.05,
+        synced_inputs,
+    };
+    assert_eq!(active(&[]), by_chance(Vec::new()));
+    let groups = "data.synced_inputs=[[0, 1], [4, 2, 3]]";
+    assert_eq!(
+        active(&[groups]),
+        by_chance(vec![vec![0, 1], vec![4, 2, 3]])
+    );
+    let exactly = "data={ kind = 'sparse_features', exactly_active = 5 }";
+    assert_eq!(active(&[exactly]), Active::Exactly { exactly_active: 5 });
 }
 
 #[test]

@@ -131,7 +131,7 @@ fn patterns_and_components() {
 }
 
 #[test]
-fn weights_of_another_shape_or_not_finite() {
+fn weights_of_another_shape_or_layer_or_not_finite() {
     let bias = ("linear2.bias", &[5][..], vec![0.0; 5]);
     let first = ("linear1.weight", &[2, 5][..], vec![0.5; 10]);
     refused_weights(
@@ -151,6 +151,16 @@ fn weights_of_another_shape_or_not_finite() {
             ("linear2.weight", &[5, 2], vec![0.5; 10]),
         ],
         "w.safetensors: `linear1.weight` holds NaN at element 7; weights must be finite",
+    );
+    refused_weights(
+        &[
+            first.clone(),
+            bias.clone(),
+            ("linear2.weight", &[5, 2], vec![0.5; 10]),
+            ("hidden_layers.0.weight", &[2, 2], vec![0.5; 4]),
+        ],
+        "w.safetensors: `hidden_layers.0.weight` is no tensor of the target; are the layers and biases of [target] those \
+         of the file?",
     );
     refused_weights(
         &[first, bias],

@@ -5,24 +5,25 @@
 use std::path::PathBuf;
 
 use spd_configs::{
-    Checkpoint, Data, Decomposition, Eval, FaithfulnessWarmup, Importance, ImportanceKind, Log,
-    Loss, Model, OutputLoss, Precision, Routing, Run, Sampling, Schedule, Shape, Sigmoid,
-    SitePattern, Target, Term, Train,
+    Activation, Active, Checkpoint, Data, Decomposition, Eval, FaithfulnessWarmup, Importance,
+    ImportanceKind, Log, Loss, Model, OutputLoss, Precision, Routing, Run, Sampling, Schedule,
+    Shape, Sigmoid, SitePattern, Target, Term, Train,
 };
 
 use crate::fault::Fault;
 
 /// What this build can time.
-const KNOWN: [&str; 5] = [
+const KNOWN: [&str; 6] = [
     "tms_5-2",
     "tms_40-10",
+    "resid_mlp1",
     "full-gpt2-h1",
     "tiny-tms",
     "tiny-gpt2-h1",
 ];
 
 /// What the peers can and this build cannot: targets, importance functions or losses are missing.
-const NOT_YET: [&str; 21] = [
+const NOT_YET: [&str; 20] = [
     "seed-16x128",
     "seed-16x128-bf16",
     "seed-32x256",
@@ -35,7 +36,6 @@ const NOT_YET: [&str; 21] = [
     "full-ss-llama-32x512",
     "full-ss-llama-64x512",
     "full-pile-4l",
-    "resid_mlp1",
     "resid_mlp2",
     "tiny-seed",
     "tiny-seed-bf16",
@@ -149,6 +149,7 @@ fn run(name: &str) -> Option<Run> {
         "tms_5-2" => tms(name, (5, 2), 4096, (20, 16), (3e-3, 1.0)),
         "tms_40-10" => tms(name, (40, 10), 4096, (200, 16), (1e-4, 2.0)),
         "tiny-tms" => tms(name, (5, 2), 64, (8, 4), (3e-3, 1.0)),
+        "resid_mlp1" => resid_mlp1(name),
         "full-gpt2-h1" => {
             let model = gpt2(50_257, 1024, 768, (12, 12));
             gpt2_h1(name, model, (2, 1024), (768, 12))
@@ -173,17 +174,12 @@ fn tms(
         n_hidden_layers: 0,
         zero_bias: true,
     };
-    let data = Data::SparseFeatures {
-        probability: 0.05,
-        low: 0.0,
-        high: 1.0,
-    };
     let losses = vec![
         minimality(coeff, p, None),
         stochastic(1.0, Routing::All),
         stochastic(1.0, Routing::Layerwise),
     ];
-    let mut run = base(name, model, data, (rows, 1e-3), losses);
+    let mut run = base(name, model, sparse(0.05, 0.0), (rows, 1e-3), losses);
     run.decomposition.sites = ["linear1", "linear2"]
         .map(|path| SitePattern {
             pattern: path.to_owned(),
@@ -195,6 +191,47 @@ fn tms(
     run.importance.hidden = vec![hidden];
     run.train.output_loss = OutputLoss::Mse;
     run
+}
+
+/// A residual MLP of one layer.
+fn resid_mlp1(name: &str) -> Run {
+    let model = Model::ResidMlp {
+        n_features: 100,
+        d_embed: 1000,
+        d_mlp: 50,
+        n_layer: 1,
+        activation: Activation::Relu,
+        in_bias: false,
+        out_bias: false,
+    };
+    let losses = vec![
+        minimality(1e-5, 2.0, None),
+        stochastic(1.0, Routing::Layerwise),
+        stochastic(1.0, Routing::All),
+    ];
+    let mut run = base(name, model, sparse(0.01, -1.0), (2048, 2e-3), losses);
+    run.decomposition.sites = ["layers.*.mlp_in", "layers.*.mlp_out"]
+        .map(|pattern| SitePattern {
+            pattern: pattern.to_owned(),
+            components: 100,
+        })
+        .to_vec();
+    run.importance.kind = ImportanceKind::Mlp;
+    run.importance.hidden = vec![16];
+    run.train.output_loss = OutputLoss::Mse;
+    run
+}
+
+/// Features on with a probability, uniform between `low` and 1.
+fn sparse(probability: f64, low: f64) -> Data {
+    Data::SparseFeatures {
+        active: Active::ByChance {
+            probability,
+            synced_inputs: Vec::new(),
+        },
+        low,
+        high: 1.0,
+    }
 }
 
 /// One matrix of a GPT-2, layerwise.
@@ -321,12 +358,13 @@ mod tests {
     }
 
     // Counts by hand, tied components once. TMS 5-2: 20 (5 + 2), and per site 20 (16 + 16 + 16 + 1).
-    // TMS 40-10: 200 (40 + 10), and 2 * 200 * 49. GPT-2: 768 (768 + 2304), and 768 (768 * 12 + 12 + 12 + 1).
+    // TMS 40-10: 200 (40 + 10), and 2 * 200 * 49. Residual MLP: 2 * 100 (1000 + 50), and 2 * 100 * 49. GPT-2: 768 (768 + 2304), and 768 (768 * 12 + 12 + 12 + 1).
     #[test]
     fn every_known_name_has_sites_and_parameters() {
         let counts = [
             (140, 1960),
             (10_000, 19_600),
+            (210_000, 9800),
             (2_359_296, 7_097_088),
             (56, 208),
             (768, 1092),
@@ -359,7 +397,7 @@ mod tests {
     #[test]
     fn what_cannot_be_timed_is_refused_in_one_line() {
         let default = Overrides::default();
-        let known = "known: tms_5-2, tms_40-10, full-gpt2-h1, tiny-tms, tiny-gpt2-h1";
+        let known = "known: tms_5-2, tms_40-10, resid_mlp1, full-gpt2-h1, tiny-tms, tiny-gpt2-h1";
         assert_eq!(
             refused("full-ss-llama", &default),
             format!("bench full-ss-llama: not yet in this build; {known}")

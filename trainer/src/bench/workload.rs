@@ -8,7 +8,7 @@ use spd_draws::{Purpose, Stream};
 use spd_engine::{Executor, Pool, Store};
 
 use super::Preset;
-use crate::data::{fill, training_feed};
+use crate::data::{features, fill, training_feed};
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::fault::Fault;
 use crate::parameters::{self, BETA1, Group, HALT};
@@ -165,6 +165,11 @@ fn start_of(model: &Model, tensor: &TargetTensor) -> Start {
             "linear2.bias" => Start::Zeros,
             _ => tensor.start,
         },
+        Model::ResidMlp { .. } => match (tensor.trained, tensor.dims.as_slice()) {
+            (true, [_, d_in]) => Start::Normal(1.0 / (*d_in as f64).sqrt()),
+            (true, _) => Start::Zeros,
+            (false, _) => tensor.start,
+        },
         Model::Gpt2 { .. } => {
             let is_bias_of_layer = name.ends_with(".bias") && !name.contains(".ln_");
             if is_bias_of_layer || name == "transformer.wpe.weight" {
@@ -180,21 +185,15 @@ fn batches(preset: &Preset) -> Result<Vec<Batch>, Fault> {
     let run = &preset.run;
     let rows = run.train.batch_size;
     let mut batches = vec![Batch::default(); BATCHES];
-    match (&run.data, &run.target.model) {
-        (
-            Data::SparseFeatures {
-                probability,
-                low,
-                high,
-            },
-            Model::Tms { n_features, .. },
-        ) => {
-            let source = Source::features(*n_features, *probability, *low, *high)?;
-            let feed = training_feed(run.seed, rows);
-            for (number, batch) in batches.iter_mut().enumerate() {
-                source.fill(&feed, (number * rows) as u64, batch)?;
-            }
+    if let Some(features) = features(&run.data, &run.target.model)? {
+        let source = Source::Features(features);
+        let feed = training_feed(run.seed, rows);
+        for (number, batch) in batches.iter_mut().enumerate() {
+            source.fill(&feed, (number * rows) as u64, batch)?;
         }
+        return Ok(batches);
+    }
+    match (&run.data, &run.target.model) {
         (Data::Tokens { seq_len, .. }, Model::Gpt2 { vocab, .. }) => {
             let stream = Stream::new(Purpose::Features, 0, 0);
             let mut draws = vec![0.0; rows * (seq_len + 1)];

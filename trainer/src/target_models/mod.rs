@@ -2,6 +2,7 @@
 //! where sites are hooked in, when the program is built.
 
 mod gpt2;
+mod resid_mlp;
 mod tms;
 mod weights;
 
@@ -51,6 +52,8 @@ pub enum Start {
     Normal(f64),
     /// Uniform between minus and plus this.
     Uniform(f64),
+    /// Rows of length 1 in random directions.
+    UnitRows,
 }
 
 /// A tensor of a target.
@@ -91,6 +94,7 @@ impl Linear {
 pub fn linears(model: &Model) -> Vec<Linear> {
     match model {
         Model::Tms { .. } => tms::linears(model),
+        Model::ResidMlp { .. } => resid_mlp::linears(model),
         Model::Gpt2 { .. } => gpt2::linears(model),
     }
 }
@@ -99,6 +103,7 @@ pub fn linears(model: &Model) -> Vec<Linear> {
 pub fn tensors(model: &Model) -> Vec<TargetTensor> {
     match model {
         Model::Tms { .. } => tms::tensors(model),
+        Model::ResidMlp { .. } => resid_mlp::tensors(model),
         Model::Gpt2 { .. } => gpt2::tensors(model),
     }
 }
@@ -106,7 +111,9 @@ pub fn tensors(model: &Model) -> Vec<TargetTensor> {
 /// What a batch is to a model.
 pub fn input_kind(model: &Model) -> InputKind {
     match *model {
-        Model::Tms { n_features, .. } => InputKind::Features(n_features),
+        Model::Tms { n_features, .. } | Model::ResidMlp { n_features, .. } => {
+            InputKind::Features(n_features)
+        }
         Model::Gpt2 { .. } => InputKind::Tokens,
     }
 }
@@ -125,7 +132,21 @@ pub fn forward(
 ) -> Result<Value> {
     match model {
         Model::Tms { .. } => tms::forward(model, b, pass, input),
+        Model::ResidMlp { .. } => resid_mlp::forward(model, b, weights, pass, input),
         Model::Gpt2 { .. } => gpt2::forward(model, b, weights, pass, input),
+    }
+}
+
+/// What a model of features is trained to give, f32 `[b, f]`: its loss is the mean squared distance from this.
+///
+/// # Errors
+///
+/// Never: every shape fits.
+pub(crate) fn feature_labels(model: &Model, b: &mut Builder, x_bf: Value) -> Result<Value> {
+    match model {
+        Model::ResidMlp { .. } => resid_mlp::labels(model, b, x_bf),
+        // A TMS is asked for |x|; its features are not negative.
+        _ => Ok(x_bf),
     }
 }
 
@@ -144,6 +165,18 @@ pub fn describe(model: &Model) -> String {
                 String::new()
             };
             format!("tms, {n_features} features in {n_hidden} dimensions{hidden}")
+        }
+        Model::ResidMlp {
+            n_features,
+            d_embed,
+            d_mlp,
+            n_layer,
+            ..
+        } => {
+            let layers = if n_layer == 1 { "layer" } else { "layers" };
+            format!(
+                "resid_mlp, {n_layer} {layers} of {d_mlp} neurons, {n_features} features in {d_embed} dimensions"
+            )
         }
         Model::Gpt2 {
             vocab,

@@ -6,7 +6,7 @@ use std::path::Path;
 use safetensors::{Dtype, SafeTensors};
 use spd_configs::Model;
 
-use super::tensors;
+use super::{InputKind, input_kind, tensors};
 use crate::fault::Fault;
 
 /// Name, shape and values of each tensor of a target, in the model's order.
@@ -64,12 +64,14 @@ pub fn read_tensors(path: &Path) -> Result<Tensors, Fault> {
 
 /// The tensors of `model` from a file, in the model's names and order.
 ///
+/// A file of a toy holds nothing else: with a layer or a bias more it would be another network.
+///
 /// `transformer.` may be missing from GPT-2's names, as in files of the bare model. `lm_head.weight` must equal
 /// the token embedding, to which the head is tied.
 ///
 /// # Errors
 ///
-/// When a tensor is missing, has another shape, or holds a number that is not finite.
+/// When a tensor is missing or too many, has another shape, or holds a number that is not finite.
 pub fn load(path: &Path, model: &Model) -> Result<Weights, Fault> {
     let shown = path.display();
     let mut found = read_tensors(path)?;
@@ -116,6 +118,13 @@ pub fn load(path: &Path, model: &Model) -> Result<Weights, Fault> {
             )));
         }
         all.push((tensor.name, dims, values));
+    }
+    if let InputKind::Features(_) = input_kind(model)
+        && let Some(name) = found.keys().next()
+    {
+        return Err(Fault::BadInput(format!(
+            "{shown}: `{name}` is no tensor of the target; are the layers and biases of [target] those of the file?"
+        )));
     }
     if let Model::Gpt2 { .. } = model
         && let Some((_, head)) = found.get("lm_head.weight")

@@ -37,6 +37,16 @@ fn golden_tms_id() {
 }
 
 #[test]
+fn golden_resid_mlp() {
+    check("resid_mlp", TOY);
+}
+
+#[test]
+fn golden_resid_mlp_vec() {
+    check("resid_mlp_vec", TOY);
+}
+
+#[test]
 fn golden_gpt2() {
     check("gpt2", TRANSFORMER);
 }

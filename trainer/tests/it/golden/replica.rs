@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use spd_configs::{Loss, Model, Routing, Run, Sampling, Term};
+use spd_configs::{Loss, Routing, Run, Sampling, Term};
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Executor, Pool, Slot, Store, Type, Value};
 use spd_trainer::decomposition::{BatchShape, Decomposition, Draws, Front};
 use spd_trainer::schedule::exponent;
-use spd_trainer::target_models::tensors;
+use spd_trainer::target_models::{InputKind, input_kind, tensors};
 
 use super::numbers::{Numbers, Tensor};
 use super::terms::routing;
@@ -89,9 +89,9 @@ impl Replica {
     pub(super) fn front(&self, batch: &Tensor) -> (Builder, Front) {
         let shape = BatchShape {
             rows: batch.dims[0],
-            positions: match self.decomposition.run.target.model {
-                Model::Tms { .. } => 1,
-                Model::Gpt2 { .. } => batch.dims[1],
+            positions: match self.input_kind() {
+                InputKind::Features(_) => 1,
+                InputKind::Tokens => batch.dims[1],
             },
         };
         let mut b = Builder::new();
@@ -167,6 +167,10 @@ impl Replica {
             .collect()
     }
 
+    fn input_kind(&self) -> InputKind {
+        input_kind(&self.decomposition.run.target.model)
+    }
+
     /// Ready to be replayed on a batch.
     pub(super) fn executor(&self, b: &Builder, batch: &Tensor) -> Executor {
         let mut executor = Executor::new(b, Arc::new(Pool::new(2)));
@@ -175,10 +179,10 @@ impl Replica {
     }
 
     pub(super) fn feed_batch(&self, executor: &mut Executor, batch: &Tensor) {
-        match self.decomposition.run.target.model {
+        match self.input_kind() {
             _ if !executor.has_input("input") => {}
-            Model::Tms { .. } => executor.input("input").copy_from_slice(&batch.f32()),
-            Model::Gpt2 { .. } => executor.input_u32("input").copy_from_slice(&batch.u32()),
+            InputKind::Features(_) => executor.input("input").copy_from_slice(&batch.f32()),
+            InputKind::Tokens => executor.input_u32("input").copy_from_slice(&batch.u32()),
         }
     }
 

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use serde_json::Value as Json;
 use spd_configs::{
-    Checkpoint, Data, Decomposition, Eval, FaithfulnessWarmup, Importance, ImportanceKind, Log,
-    Loss, Model, OutputLoss, Precision, Routing, Run, Sampling, Schedule, Shape, Sigmoid,
-    SitePattern, Target, Term, Train,
+    Activation, Active, Checkpoint, Data, Decomposition, Eval, FaithfulnessWarmup, Importance,
+    ImportanceKind, Log, Loss, Model, OutputLoss, Precision, Routing, Run, Sampling, Schedule,
+    Shape, Sigmoid, SitePattern, Target, Term, Train,
 };
 
 use super::numbers::Numbers;
@@ -47,6 +47,21 @@ pub(super) fn texts(of: &Json, key: &str) -> Vec<String> {
 }
 
 fn model(config: &Json) -> Model {
+    if config.get("d_embed").is_some() {
+        return Model::ResidMlp {
+            n_features: size(config, "n_features"),
+            d_embed: size(config, "d_embed"),
+            d_mlp: size(config, "d_mlp"),
+            n_layer: size(config, "n_layers"),
+            activation: match text(config, "act_fn_name") {
+                "relu" => Activation::Relu,
+                "gelu" => Activation::Gelu,
+                other => panic!("unknown activation `{other}`"),
+            },
+            in_bias: config["in_bias"] == true,
+            out_bias: config["out_bias"] == true,
+        };
+    }
     if config.get("n_features").is_some() {
         return Model::Tms {
             n_features: size(config, "n_features"),
@@ -158,7 +173,7 @@ pub(super) fn run(case: &Numbers, losses: Vec<Loss>, settings: Settings) -> Run 
             train: None,
         },
         data: Data::SparseFeatures {
-            probability: 0.0,
+            active: Active::Exactly { exactly_active: 1 },
             low: 0.0,
             high: 1.0,
         },

@@ -15,23 +15,37 @@ use super::terms::{self, Settings, list, number, routing, size, text};
 
 const BETA2: f64 = 0.999;
 
+/// Single steps agree to 1e-5; an update divides a gradient by its own magnitude, so a gradient that nearly cancels brings its
+/// rounding along at full size, and losses and norms after it carry that on.
+const ROUNDING: f64 = 1e-4;
+
 #[test]
 fn golden_tms_trajectory() {
-    check("tms");
+    check("tms", ROUNDING);
 }
 
 #[test]
 fn golden_tms_id_trajectory() {
-    check("tms_id");
+    check("tms_id", ROUNDING);
+}
+
+#[test]
+fn golden_resid_mlp_trajectory() {
+    check("resid_mlp", ROUNDING);
+}
+
+#[test]
+fn golden_resid_mlp_vec_trajectory() {
+    check("resid_mlp_vec", ROUNDING);
 }
 
 #[test]
 fn golden_gpt2_trajectory() {
-    check("gpt2");
+    check("gpt2", ROUNDING);
 }
 
 #[expect(clippy::print_stdout, reason = "the report of a test")]
-fn check(name: &str) {
+fn check(name: &str, tolerance: f64) {
     let (Some(case), Some(numbers)) = (Numbers::open(name), Numbers::open(&format!("{name}.traj")))
     else {
         return;
@@ -44,9 +58,7 @@ fn check(name: &str) {
         replica: Replica::new(&run, &numbers, "init."),
         tied: Vec::new(),
         numbers: &numbers,
-        // Single steps agree to 1e-5; an update divides a gradient by its own magnitude, so a gradient that nearly
-        // cancels brings its rounding along at full size, and losses and norms after it carry that on.
-        comparison: Comparison::new(&format!("{name}.traj"), 1e-4),
+        comparison: Comparison::new(&format!("{name}.traj"), tolerance),
     };
     training.tied = training.tied_pairs();
     training.warm_up();
