@@ -11,6 +11,8 @@ use crate::{
 pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Decomposition> {
     let mut patterns = Vec::new();
     let sites = table.rows("sites", |site| read_site(site, &mut patterns));
+    let mut patterns = Vec::new();
+    let identity = table.rows_or_none("identity", |site| read_site(site, &mut patterns));
     let delta = table.or("delta", Flag, true);
     let is_tms = matches!(target.architecture, Some(Architecture::Tms));
     let pair = sites
@@ -43,6 +45,7 @@ pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Decompositio
     }
     Some(Decomposition {
         sites: sites?,
+        identity: identity?,
         delta: delta?,
         tied: tied?,
     })
@@ -72,6 +75,22 @@ fn components(sites: &[SitePattern], path: &str) -> Option<usize> {
         .iter()
         .find(|site| pattern_matches(&site.pattern, path))?;
     Some(site.components)
+}
+
+/// The site of the identity matrix that is put before the layer at `path`; of a pattern, the pattern of such sites.
+pub fn pre_identity(path: &str) -> String {
+    format!("{path}.pre_identity")
+}
+
+impl Decomposition {
+    /// Patterns of all sites in their order, those of identity matrices by their own paths.
+    pub(crate) fn all_sites(&self) -> Vec<SitePattern> {
+        let identity = self.identity.iter().map(|site| SitePattern {
+            pattern: pre_identity(&site.pattern),
+            components: site.components,
+        });
+        self.sites.iter().cloned().chain(identity).collect()
+    }
 }
 
 /// The sites that a pattern written elsewhere surely means, whatever the modules of the target are.

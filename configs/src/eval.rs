@@ -80,8 +80,8 @@ fn check_known(table: &mut Table<'_>, known: &KnownImportance, decomposition: &D
         KnownSolution::Identity { n } => ("identity", n),
         KnownSolution::Dense { k } => ("dense", k),
     };
-    let sites = &decomposition.sites;
-    let mut meant = surely_meant(sites, &known.pattern).peekable();
+    let sites = decomposition.all_sites();
+    let mut meant = surely_meant(&sites, &known.pattern).peekable();
     if meant.peek().is_none() && sites.iter().all(|site| is_literal(&site.pattern)) {
         let sites: Vec<_> = sites
             .iter()

@@ -28,6 +28,7 @@ mod schedule;
 mod target;
 mod train;
 
+pub use decomposition::pre_identity;
 pub use faults::{Fault, Faults, Place};
 pub use locate::locate;
 pub use pattern::pattern_matches;

@@ -216,6 +216,8 @@ pub enum Active {
 pub struct Decomposition {
     /// In order: sites are numbered by pattern, then by their place in the model.
     pub sites: Vec<SitePattern>,
+    /// Layers that an identity matrix is put before, which becomes the site `<layer>.pre_identity`; numbered after `sites`.
+    pub identity: Vec<SitePattern>,
     /// Whether the weight delta takes part as one more component of importance 0.
     pub delta: bool,
     /// Whether the sites `linear1` and `linear2` of a TMS share their components (`V2 = U1^T`, `U2 = V1^T`).

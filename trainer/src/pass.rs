@@ -4,9 +4,13 @@
 //! given through their components, and every other layer as it is. Both are resolved when the program is built: at
 //! run time there is no hook, no table and no branch, and what a masked pass shares with the clean one is computed
 //! once, because equal ops on equal values are one value.
+//!
+//! Where the run puts an identity matrix before a layer, the layer's input goes through it first, as through a layer of
+//! its own: model code does not know of it.
 
 use std::collections::BTreeMap;
 
+use spd_configs::pre_identity;
 use spd_engine::ops::{MaskValues, SiteInputs};
 use spd_engine::{Builder, Result, Value};
 
@@ -23,7 +27,7 @@ pub struct MaskedSite {
     pub masks: MaskValues,
 }
 
-/// The layers of one pass.
+/// The layers of one pass, with the identity matrices before them.
 pub struct Pass<'a> {
     layers: &'a [Linear],
     weights: &'a BTreeMap<String, Value>,
@@ -65,22 +69,35 @@ impl<'a> Pass<'a> {
     ///
     /// When the model has no such layer: model code and its list of layers are one file.
     pub fn linear(&mut self, b: &mut Builder, path: &str, x: Value) -> Result<Value> {
-        let layer = self.layers.iter().find(|layer| layer.path == path);
+        let x = match self.layer(&pre_identity(path)) {
+            Some(identity) => self.through(b, identity, x)?,
+            None => x,
+        };
+        let layer = self.layer(path);
         let layer = layer.unwrap_or_else(|| panic!("`{path}` is in the model's list of layers"));
-        self.inputs.insert(path.to_owned(), x);
-        let y = match self.masked.get(path) {
+        self.through(b, layer, x)
+    }
+
+    fn layer(&self, path: &str) -> Option<&'a Linear> {
+        self.layers.iter().find(|layer| layer.path == path)
+    }
+
+    fn through(&mut self, b: &mut Builder, layer: &Linear, x: Value) -> Result<Value> {
+        self.inputs.insert(layer.path.clone(), x);
+        let y = match self.masked.get(&layer.path) {
             Some(site) => self.site(b, layer, site, x)?,
             None => self.frozen(b, layer, x)?,
         };
-        self.outputs.insert(path.to_owned(), y);
+        self.outputs.insert(layer.path.clone(), y);
         Ok(y)
     }
 
     fn frozen(&self, b: &mut Builder, layer: &Linear, x: Value) -> Result<Value> {
-        let weight = self.weights[&format!("{}.weight", layer.path)];
+        let weight = || self.weights[&format!("{}.weight", layer.path)];
         match layer.orientation {
-            Orientation::OutIn => b.linear_oi(x, weight, self.bias(layer)),
-            Orientation::InOut => b.linear_io(x, weight, self.bias(layer)),
+            Orientation::OutIn => b.linear_oi(x, weight(), self.bias(layer)),
+            Orientation::InOut => b.linear_io(x, weight(), self.bias(layer)),
+            Orientation::Identity => Ok(x),
         }
     }
 

@@ -1,9 +1,10 @@
-//! Which matrices are decomposed: the run file's patterns against the model's linear layers.
+//! Which matrices are decomposed: the run file's patterns against the model's linear layers, and the identity matrices
+//! that it puts before some of them.
 
-use spd_configs::{Model, SitePattern, pattern_matches};
+use spd_configs::{Decomposition, Model, SitePattern, pattern_matches, pre_identity};
 
 use crate::fault::Fault;
-use crate::target_models::{Linear, linears};
+use crate::target_models::{Linear, Orientation, linears};
 
 /// A weight matrix that is decomposed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,12 +37,28 @@ impl Site {
     }
 }
 
-/// The sites of a run: in the order of the patterns, then of the model's modules.
+/// The sites of a run: in the order of the patterns, then of the model's modules; identity matrices come last.
 ///
 /// # Errors
 ///
 /// When a pattern matches no layer, or a layer matches two patterns.
-pub fn resolve(patterns: &[SitePattern], model: &Model) -> Result<Vec<Site>, Fault> {
+pub fn resolve(said: &Decomposition, model: &Model) -> Result<Vec<Site>, Fault> {
+    let mut sites = matches("sites", &said.sites, model)?;
+    for Site { linear, components } in matches("identity", &said.identity, model)? {
+        let linear = Linear {
+            path: pre_identity(&linear.path),
+            d_out: linear.d_in,
+            orientation: Orientation::Identity,
+            bias: false,
+            ..linear
+        };
+        sites.push(Site { linear, components });
+    }
+    Ok(sites)
+}
+
+/// The layers that the patterns of one key of `[decomposition]` mean.
+fn matches(key: &str, patterns: &[SitePattern], model: &Model) -> Result<Vec<Site>, Fault> {
     let layers = linears(model);
     let mut sites: Vec<(Site, &str)> = Vec::new();
     for SitePattern {
@@ -61,14 +78,14 @@ pub fn resolve(patterns: &[SitePattern], model: &Model) -> Result<Vec<Site>, Fau
                 .collect();
             let more = if layers.len() > 6 { ", ..." } else { "" };
             return Err(Fault::BadInput(format!(
-                "[decomposition] sites: pattern `{pattern}` matches no layer of the target; its layers are {}{more}",
+                "[decomposition] {key}: pattern `{pattern}` matches no layer of the target; its layers are {}{more}",
                 known.join(", ")
             )));
         }
         for layer in matches {
             if let Some((_, other)) = sites.iter().find(|(site, _)| site.linear == *layer) {
                 return Err(Fault::BadInput(format!(
-                    "[decomposition] sites: `{}` matches two patterns, `{other}` and `{pattern}`; a matrix is decomposed once",
+                    "[decomposition] {key}: `{}` matches two patterns, `{other}` and `{pattern}`; a matrix is decomposed once",
                     layer.path
                 )));
             }
@@ -99,20 +116,26 @@ mod tests {
         }
     }
 
-    fn patterns(patterns: &[&str]) -> Vec<SitePattern> {
-        patterns
-            .iter()
-            .map(|pattern| SitePattern {
+    fn said(sites: &[&str], identity: &[&str]) -> Decomposition {
+        let patterns = |patterns: &[&str], components| {
+            let pattern = |pattern: &&str| SitePattern {
                 pattern: (*pattern).into(),
-                components: 3,
-            })
-            .collect()
+                components,
+            };
+            patterns.iter().map(pattern).collect()
+        };
+        Decomposition {
+            sites: patterns(sites, 3),
+            identity: patterns(identity, 4),
+            delta: true,
+            tied: false,
+        }
     }
 
     #[test]
     fn sites_follow_patterns_then_modules() {
         let sites = resolve(
-            &patterns(&["*.c_fc", "transformer.h.*.attn.c_attn"]),
+            &said(&["*.c_fc", "transformer.h.*.attn.c_attn"], &[]),
             &model(),
         )
         .unwrap();
@@ -130,8 +153,38 @@ mod tests {
     }
 
     #[test]
+    fn identity_matrices_are_square_sites_after_the_others() {
+        let sites = resolve(&said(&["*.1.*c_proj"], &["*.1.mlp.*"]), &model()).unwrap();
+        let seen: Vec<_> = sites
+            .iter()
+            .map(|site| {
+                (
+                    site.path(),
+                    site.linear.d_in,
+                    site.linear.d_out,
+                    site.components,
+                )
+            })
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                ("transformer.h.1.attn.c_proj", 16, 16, 3),
+                ("transformer.h.1.mlp.c_proj", 64, 16, 3),
+                ("transformer.h.1.mlp.c_fc.pre_identity", 16, 16, 4),
+                ("transformer.h.1.mlp.c_proj.pre_identity", 64, 64, 4),
+            ]
+        );
+        let before = &sites[3].linear;
+        assert_eq!(
+            (before.orientation, before.bias),
+            (Orientation::Identity, false)
+        );
+    }
+
+    #[test]
     fn a_pattern_without_a_layer_names_the_layers() {
-        let err = resolve(&patterns(&["h.*.q_proj"]), &model()).unwrap_err();
+        let err = resolve(&said(&["h.*.q_proj"], &[]), &model()).unwrap_err();
         assert_eq!(
             err.to_string(),
             "[decomposition] sites: pattern `h.*.q_proj` matches no layer of the target; its layers are \
@@ -142,11 +195,17 @@ mod tests {
 
     #[test]
     fn a_layer_in_two_patterns_names_both() {
-        let err = resolve(&patterns(&["*.c_fc", "transformer.h.1.*"]), &model()).unwrap_err();
+        let err = resolve(&said(&["*.c_fc", "transformer.h.1.*"], &[]), &model()).unwrap_err();
         assert_eq!(
             err.to_string(),
             "[decomposition] sites: `transformer.h.1.mlp.c_fc` matches two patterns, `*.c_fc` and \
              `transformer.h.1.*`; a matrix is decomposed once"
+        );
+        let err = resolve(&said(&["*.c_fc"], &["*", "*.1.mlp.c_fc"]), &model()).unwrap_err();
+        assert_eq!(
+            err.to_string(),
+            "[decomposition] identity: `transformer.h.1.mlp.c_fc` matches two patterns, `*` and `*.1.mlp.c_fc`; a matrix \
+             is decomposed once"
         );
     }
 }

@@ -425,6 +425,28 @@ const CROSS: &[Case] = &[
     ),
     resid(
         &[(
+            "[train]\n",
+            "[eval]\nknown = [{ pattern = \"layers.*.mlp_in.pre_identity\", dense = 9 }]\n[train]\n",
+        )],
+        &[
+            r#"run.toml:22:54: [eval.known.0] dense: expected at most C = 8 of "layers.*.mlp_in.pre_identity", found 9"#,
+        ],
+    ),
+    resid(
+        &[("identity = [{", "tied = true\nidentity = [{")],
+        &["run.toml:14:1: [decomposition] tied: expected false for a resid_mlp target, found true"],
+    ),
+    resid(
+        &[(
+            "C = 8 }]",
+            "C = 8 }, { pattern = \"layers.*.mlp_in\", C = 3 }]",
+        )],
+        &[
+            r#"run.toml:14:55: [decomposition.identity.1] pattern: found "layers.*.mlp_in" twice; a site has one C"#,
+        ],
+    ),
+    resid(
+        &[(
             "n_layer = 2",
             "n_layer = 2\nactivation = \"tanh\"\nin_bias = 1",
         )],
@@ -436,7 +458,7 @@ const CROSS: &[Case] = &[
     resid(
         &[("lr = 1e-3", "lr = 1e-3\noutput_loss = \"kl\"")],
         &[
-            r#"run.toml:24:1: [train] output_loss: expected "mse" for a resid_mlp target, whose outputs are no logits, found "kl""#,
+            r#"run.toml:25:1: [train] output_loss: expected "mse" for a resid_mlp target, whose outputs are no logits, found "kl""#,
         ],
     ),
     resid(

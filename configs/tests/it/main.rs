@@ -46,6 +46,7 @@ kind = "sparse_features"
 exactly_active = 2
 [decomposition]
 sites = [{ pattern = "layers.*.mlp_in", C = 9 }, { pattern = "layers.*.mlp_out", C = 7 }]
+identity = [{ pattern = "layers.*.mlp_in", C = 8 }]
 [importance]
 kind = "mlp"
 hidden = [4]

@@ -1,6 +1,6 @@
 //! A resolved run is a run file: it loads to the same run, and two of them can be compared.
 
-use spd_configs::{Activation, Active, Data, Model, Run, Term};
+use spd_configs::{Activation, Active, Data, Model, Run, Term, pre_identity};
 
 use crate::{GPT2, RESID_MLP, TMS, load};
 
@@ -67,6 +67,17 @@ fn a_residual_mlp_is_filled_in_with_the_defaults_of_one() {
     };
     assert_eq!(run.data, data);
     assert!(!run.decomposition.tied);
+    let [before] = &run.decomposition.identity[..] else {
+        panic!("{:?}", run.decomposition)
+    };
+    assert_eq!(
+        (before.pattern.as_str(), before.components),
+        ("layers.*.mlp_in", 8)
+    );
+    assert_eq!(
+        pre_identity("layers.0.mlp_in"),
+        "layers.0.mlp_in.pre_identity"
+    );
 }
 
 #[test]
@@ -91,6 +102,19 @@ fn features_are_on_by_chance_in_groups_or_exactly_so_many() {
     );
     let exactly = "data={ kind = 'sparse_features', exactly_active = 5 }";
     assert_eq!(active(&[exactly]), Active::Exactly { exactly_active: 5 });
+}
+
+#[test]
+fn a_known_solution_may_be_that_of_an_identity_matrix() {
+    let known = "eval.known=[{ pattern = 'layers.0.mlp_in.pre_identity', dense = 6 }]";
+    assert_eq!(
+        load(RESID_MLP.as_bytes(), &[known])
+            .unwrap()
+            .eval
+            .known
+            .len(),
+        1
+    );
 }
 
 #[test]

@@ -289,6 +289,7 @@ fn base(name: &str, model: Model, data: Data, (rows, lr): (usize, f64), losses: 
         data,
         decomposition: Decomposition {
             sites: Vec::new(),
+            identity: Vec::new(),
             delta: true,
             tied: false,
         },

@@ -25,7 +25,9 @@ use crate::fault::Fault;
 use crate::parameters::{Group, Parameters};
 use crate::pass::Pass;
 use crate::sites::{Site, resolve};
-use crate::target_models::{InputKind, Linear, Weights, forward, input_kind, linears, tensors};
+use crate::target_models::{
+    InputKind, Linear, Orientation, Weights, forward, input_kind, linears, tensors,
+};
 
 /// The decomposition of one target: its sites, and where their parameters lie in the store.
 #[derive(Debug, Clone)]
@@ -94,7 +96,7 @@ impl Decomposition {
     ///
     /// When a pattern does not fit the target.
     pub fn new(run: &Run, store: &mut Store) -> std::result::Result<Self, Fault> {
-        let sites = resolve(&run.decomposition.sites, &run.target.model)?;
+        let sites = resolve(&run.decomposition, &run.target.model)?;
         let target = tensors(&run.target.model)
             .into_iter()
             .map(|tensor| {
@@ -111,7 +113,13 @@ impl Decomposition {
         for site in &sites {
             importance::add(&mut parameters, store, site, &run.importance);
         }
-        let layers = linears(&run.target.model);
+        let mut layers = linears(&run.target.model);
+        let inserted = sites.iter().map(|site| &site.linear);
+        layers.extend(
+            inserted
+                .filter(|l| l.orientation == Orientation::Identity)
+                .cloned(),
+        );
         Ok(Self {
             run: run.clone(),
             sites,
@@ -251,15 +259,22 @@ impl Decomposition {
         }
     }
 
-    /// The frozen weight of a site.
-    pub(crate) fn site_weight(&self, b: &mut Builder, store: &Store, site: &Site) -> Value {
+    /// The frozen matrix of a site, as it is oriented.
+    ///
+    /// # Errors
+    ///
+    /// Never: the store has it.
+    pub fn site_weight(&self, b: &mut Builder, store: &Store, site: &Site) -> Result<Value> {
+        if site.linear.orientation == Orientation::Identity {
+            return b.identity(site.linear.d_in);
+        }
         let name = format!("{}.weight", site.path());
         let (_, slot) = self
             .target
             .iter()
             .find(|(known, _)| *known == name)
             .expect("a layer has a weight");
-        b.persistent(store, *slot)
+        Ok(b.persistent(store, *slot))
     }
 
     /// A masked pass over the sites in `masked` (index and masks): the model's output.

@@ -17,7 +17,7 @@ impl Decomposition {
         let mut weights = 0;
         for (index, site) in self.sites.iter().enumerate() {
             let SiteValues { v_ic, u_co } = self.site_values(b, store, index)?;
-            let weight = self.site_weight(b, store, site);
+            let weight = self.site_weight(b, store, site)?;
             let delta = match site.linear.orientation {
                 Orientation::OutIn => {
                     let op = MatMul {
@@ -27,7 +27,7 @@ impl Decomposition {
                     };
                     b.matmul_into(op, u_co, v_ic, weight)?
                 }
-                Orientation::InOut => {
+                Orientation::InOut | Orientation::Identity => {
                     let op = MatMul {
                         a_transposed: false,
                         b_transposed: false,

@@ -22,9 +22,11 @@ pub enum Orientation {
     OutIn,
     /// `[d_in, d_out]`, Hugging Face's `Conv1D`.
     InOut,
+    /// Nowhere: the identity matrix that was put before a layer. It has no weight, no bias, and costs nothing.
+    Identity,
 }
 
-/// A linear layer of a model: what may become a site.
+/// A linear layer of a model, or an identity matrix before one: what may become a site.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Linear {
     /// Module path, as in the reference: `h.0.attn.q_proj`.
@@ -33,7 +35,7 @@ pub struct Linear {
     pub d_in: usize,
     /// Length of its output.
     pub d_out: usize,
-    /// Layout of `<path>.weight`.
+    /// Layout of `<path>.weight`, if there is one.
     pub orientation: Orientation,
     /// Whether there is a `<path>.bias`.
     pub bias: bool,
@@ -85,7 +87,7 @@ impl Linear {
     pub fn weight_dims(&self) -> [usize; 2] {
         match self.orientation {
             Orientation::OutIn => [self.d_out, self.d_in],
-            Orientation::InOut => [self.d_in, self.d_out],
+            Orientation::InOut | Orientation::Identity => [self.d_in, self.d_out],
         }
     }
 }

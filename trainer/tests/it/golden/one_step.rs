@@ -47,6 +47,11 @@ fn golden_resid_mlp_vec() {
 }
 
 #[test]
+fn golden_resid_mlp_preid() {
+    check("resid_mlp_preid", TOY);
+}
+
+#[test]
 fn golden_gpt2() {
     check("gpt2", TRANSFORMER);
 }
@@ -119,7 +124,10 @@ fn clean(case: &Numbers, comparison: &mut Comparison) {
             b.output(format!("ci.pre.{path}"), values.logits);
             b.output(format!("ci.lower.{path}"), values.importance);
             b.output(format!("l0.{path}"), active);
-            let weight = front.weights[&format!("{path}.weight")];
+            let weight = replica
+                .decomposition
+                .site_weight(&mut b, &replica.store, site)
+                .expect("a frozen matrix");
             let (v, u) = (values.values.v_ic, values.values.u_co);
             let turned = site.linear.orientation == Orientation::OutIn;
             let op = MatMul {
@@ -149,7 +157,7 @@ fn clean(case: &Numbers, comparison: &mut Comparison) {
             let mut sites = replica.decomposition.sites.iter();
             if let Some(path) = of_site
                 && sites.any(|site| {
-                    site.path() == path && site.linear.orientation == Orientation::InOut
+                    site.path() == path && site.linear.orientation != Orientation::OutIn
                 })
             {
                 theirs = theirs.transposed();

@@ -153,9 +153,20 @@ pub(super) fn schedule(config: &Json) -> Schedule {
 /// A run on the target of a case. Components are not tied: the files have parameters of their own for each site.
 pub(super) fn run(case: &Numbers, losses: Vec<Loss>, settings: Settings) -> Run {
     let info = &case.info;
-    let sites = texts(info, "sites").into_iter().map(|path| SitePattern {
-        components: case.get(&format!("comp.{path}.U")).dims[0],
-        pattern: path,
+    let (identity, sites): (Vec<String>, Vec<String>) = texts(info, "sites")
+        .into_iter()
+        .partition(|path| info["module_types"][path] == "Identity");
+    let components = |path: &str| case.get(&format!("comp.{path}.U")).dims[0];
+    let sites = sites.into_iter().map(|pattern| SitePattern {
+        components: components(&pattern),
+        pattern,
+    });
+    let identity = identity.into_iter().map(|path| SitePattern {
+        components: components(&path),
+        pattern: path
+            .strip_suffix(".pre_identity")
+            .expect("named by its layer")
+            .to_owned(),
     });
     let unused = Schedule {
         start: 0.0,
@@ -179,6 +190,7 @@ pub(super) fn run(case: &Numbers, losses: Vec<Loss>, settings: Settings) -> Run 
         },
         decomposition: Decomposition {
             sites: sites.collect(),
+            identity: identity.collect(),
             delta: settings.delta,
             tied: false,
         },

@@ -1,0 +1,67 @@
+//! The identity matrix, known when the program is built. It has no inputs, hence no gradient.
+
+use crate::builder::Builder;
+use crate::cpu::Frame;
+use crate::gradients::Gradients;
+use crate::op::{NodeView, Op, Result};
+use crate::value::{Type, Value};
+
+/// Ones on the diagonal, zeros elsewhere.
+#[derive(Debug, Clone, Copy)]
+pub struct Identity {
+    /// Rows and columns.
+    pub size: usize,
+}
+
+impl Builder {
+    /// The identity matrix, f32 `[size, size]`.
+    ///
+    /// # Errors
+    ///
+    /// Never.
+    pub fn identity(&mut self, size: usize) -> Result<Value> {
+        self.op1(Identity { size }, &[])
+    }
+}
+
+impl Op for Identity {
+    fn name(&self) -> &'static str {
+        "identity"
+    }
+
+    fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
+        Ok(vec![Type::f32(&[self.size, self.size])])
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        let matrix = frame.output(0).0;
+        matrix.fill(0.0);
+        matrix
+            .iter_mut()
+            .step_by(self.size + 1)
+            .for_each(|one| *one = 1.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::oracle::{Oracle, random};
+
+    #[test]
+    fn a_matrix_is_multiplied_to_itself() {
+        for size in [1, 3, 17] {
+            Oracle::new(&[random(&[5, size], 1)])
+                .ours(|b, v| {
+                    let identity = b.identity(size)?;
+                    b.matmul(v[0], identity)
+                })
+                .candle(|v| &v[0] * 1.0)
+                // Products with 1 and 0 are exact, and so are their sums.
+                .agree(0.0);
+        }
+    }
+}
