@@ -9,8 +9,10 @@ use crate::table::{Lean, Table};
 
 /// Values of a summary that have a column, where any run has them: what was found of a known solution, then how well the
 /// masked network still speaks.
-const COLUMNS: [(&str, &str); 9] = [
+const COLUMNS: [(&str, &str); 11] = [
     ("CI error", "ci_error"),
+    ("at 0.2", "ci_error_0p2"),
+    ("matched", "matched"),
     ("MMCS", "mmcs"),
     ("ML2R", "ml2r"),
     ("CE target", "eval/ce/target"),

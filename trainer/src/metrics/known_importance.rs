@@ -20,11 +20,7 @@ pub fn identity_error(importance: &[f32], features: usize, c: usize, tolerance: 
         features * c,
         "importances are [features, c]"
     );
-    let matched = if features.min(c) < GREEDY_FROM {
-        best_match(importance, features, c)
-    } else {
-        greedy_match(importance, features, c)
-    };
+    let matched = matches(importance, features, c);
     let mut errors = 0;
     for (feature, row) in importance.chunks(c.max(1)).enumerate() {
         for (component, &g) in row.iter().enumerate() {
@@ -37,6 +33,28 @@ pub fn identity_error(importance: &[f32], features: usize, c: usize, tolerance: 
         }
     }
     errors
+}
+
+/// Features that have a component of their own: matched as by [`identity_error`], with no error in the feature's row nor in
+/// the component's column.
+///
+/// - `importance`: row-major `[features, c]`
+pub fn matched_features(importance: &[f32], features: usize, c: usize, tolerance: f32) -> usize {
+    assert_eq!(
+        importance.len(),
+        features * c,
+        "importances are [features, c]"
+    );
+    let matched = matches(importance, features, c);
+    let own = matched.iter().enumerate().filter(|&(feature, &component)| {
+        let row = &importance[feature * c..][..c];
+        let column = importance.iter().skip(component).step_by(c);
+        let silent = |(at, g): (usize, &f32), but: usize| at == but || *g <= tolerance;
+        row[component] >= 1.0 - tolerance
+            && row.iter().enumerate().all(|other| silent(other, component))
+            && column.enumerate().all(|other| silent(other, feature))
+    });
+    own.count()
 }
 
 /// Entries that contradict "`k` components are in use, whatever for".
@@ -52,25 +70,43 @@ pub fn dense_error(
     k: usize,
     tolerance: f32,
 ) -> usize {
+    let columns = by_sum(importance, features, c);
+    let (used, unused) = columns.split_at(k.min(c));
+    let active = unused.iter().flatten().filter(|g| **g > tolerance);
+    used.len() - strong(used, tolerance) + active.count()
+}
+
+/// Of the `k` columns of largest sum, those with an entry of at least `1 - tolerance`.
+///
+/// - `importance`: row-major `[features, c]`
+pub fn columns_in_use(
+    importance: &[f32],
+    features: usize,
+    c: usize,
+    k: usize,
+    tolerance: f32,
+) -> usize {
+    let columns = by_sum(importance, features, c);
+    strong(&columns[..k.min(c)], tolerance)
+}
+
+fn strong(columns: &[Vec<f32>], tolerance: f32) -> usize {
+    let has_one = |column: &&Vec<f32>| column.iter().any(|g| *g >= 1.0 - tolerance);
+    columns.iter().filter(has_one).count()
+}
+
+/// The columns, of largest sum first.
+fn by_sum(importance: &[f32], features: usize, c: usize) -> Vec<Vec<f32>> {
     assert_eq!(
         importance.len(),
         features * c,
         "importances are [features, c]"
     );
-    let column = |component: usize| importance.iter().skip(component).step_by(c).copied();
-    let mut columns: Vec<(f64, usize)> = (0..c)
-        .map(|component| (column(component).map(f64::from).sum(), component))
-        .collect();
-    columns.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let (used, unused) = columns.split_at(k.min(c));
-    let idle = used
-        .iter()
-        .filter(|(_, component)| !column(*component).any(|g| g >= 1.0 - tolerance));
-    let active = unused
-        .iter()
-        .flat_map(|(_, component)| column(*component))
-        .filter(|g| *g > tolerance);
-    idle.count() + active.count()
+    let column = |at: usize| importance.iter().skip(at).step_by(c).copied().collect();
+    let mut columns: Vec<Vec<f32>> = (0..c).map(column).collect();
+    let sum = |column: &[f32]| column.iter().copied().map(f64::from).sum::<f64>();
+    columns.sort_by(|a, b| sum(b).total_cmp(&sum(a)));
+    columns
 }
 
 /// Do the components of a matrix point where its columns do, and how long are they? Mean max cosine similarity and mean
@@ -118,6 +154,15 @@ pub fn mmcs_ml2r(w_hf: &[f32], v_fc: &[f32], u_ch: &[f32], features: usize) -> (
         ratios += ratio;
     }
     (cosines / features as f64, ratios / features as f64)
+}
+
+/// The component of each of the first `min(features, c)` features.
+fn matches(importance: &[f32], features: usize, c: usize) -> Vec<usize> {
+    if features.min(c) < GREEDY_FROM {
+        best_match(importance, features, c)
+    } else {
+        greedy_match(importance, features, c)
+    }
 }
 
 /// The component of each of the first `min(features, c)` features, so that the sum of their importances is largest.
@@ -216,6 +261,18 @@ mod tests {
         assert_eq!(identity_error(&changed(0, 0.15), 3, 4, 0.2), 0);
     }
 
+    // Of the three features of PERFECT, in columns 2, 0 and 3. A weak match costs its feature; a second component costs the
+    // feature that it joins; a component that is active for two costs both.
+    #[test]
+    fn a_feature_is_matched_when_its_component_is_its_own() {
+        assert_eq!(matched_features(&PERFECT, 3, 4, 0.1), 3);
+        assert_eq!(matched_features(&changed(2, 0.85), 3, 4, 0.1), 2);
+        assert_eq!(matched_features(&changed(2, 0.85), 3, 4, 0.2), 3);
+        assert_eq!(matched_features(&changed(1, 0.3), 3, 4, 0.1), 2);
+        assert_eq!(matched_features(&changed(0, 0.3), 3, 4, 0.1), 1);
+        assert_eq!(matched_features(&[1., 0., 0., 1., 0., 0.], 3, 2, 0.1), 2);
+    }
+
     // Greedily the first feature takes 0.9 and leaves 0 to the second: 3 errors. Matched for the sum, 0.8 + 0.8: the
     // 0.9 and both 0.8.
     #[test]
@@ -262,6 +319,10 @@ mod tests {
         assert_eq!(dense_error(&importance, 2, 3, 3, 0.1), 1);
         assert_eq!(dense_error(&importance, 2, 3, 1, 0.1), 2);
         assert_eq!(dense_error(&[0.5, 0.5], 2, 1, 1, 0.1), 1);
+        assert_eq!(columns_in_use(&importance, 2, 3, 3, 0.1), 2);
+        assert_eq!(columns_in_use(&importance, 2, 3, 1, 0.1), 1);
+        assert_eq!(columns_in_use(&[0.85, 0.5], 2, 1, 9, 0.1), 0);
+        assert_eq!(columns_in_use(&[0.85, 0.5], 2, 1, 9, 0.2), 1);
     }
 
     // Column 0 is (3, 4), column 1 (0, 2). The first component is half of column 0, the second is column 1 itself or, with

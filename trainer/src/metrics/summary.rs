@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use spd_configs::{Data, Model};
+use spd_configs::{Data, KnownSolution, Model};
 use spd_engine::Store;
 use spd_tracker::{Kind, METRICS, Mark, Read, Reader};
 
 use super::bigram_cross_entropy;
-use super::toy::toy_values;
+use super::toy::{KnownSite, known_sites, values as known_values};
 use crate::data::Sources;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
@@ -29,6 +29,14 @@ const MASKS: [(&str, &str); 6] = [
     ("rounded", "rounded"),
     ("stochastic", "stochastic"),
     ("zero", "all ablated"),
+];
+
+/// The figures of a toy as a whole.
+const TOTALS: [(&str, &str); 4] = [
+    ("ci_error", "causal-importance errors, tolerance 0.1"),
+    ("ci_error_0p2", "causal-importance errors, tolerance 0.2"),
+    ("mmcs", "mean max cosine similarity (MMCS)"),
+    ("ml2r", "mean L2 ratio (ML2R)"),
 ];
 
 /// The text of `summary.json`.
@@ -51,11 +59,16 @@ pub(crate) fn write(
         values.insert("bigram_ce".into(), bigram);
         lines.push(("CE of a bigram model".into(), number(bigram)));
     }
-    for (name, value) in toy_values(task, store)? {
-        lines.push((name.replace('_', " "), number(value)));
+    tables.push(sites_table(task, &first, &last));
+    let known = known_sites(task, store)?;
+    if known.iter().any(KnownSite::says_something) {
+        tables.push(known_table(&known));
+    }
+    for (name, value) in known_values(&known) {
+        let total = TOTALS.iter().find(|(total, _)| *total == name);
+        lines.extend(total.map(|(_, label)| ((*label).to_owned(), number(value))));
         values.insert(name, value);
     }
-    tables.push(sites_table(task, &first, &last));
     if let Some(faithfulness) = last.get("eval/faithfulness") {
         lines.push((
             "faithfulness (mean squared weight delta)".into(),
@@ -77,22 +90,29 @@ pub(crate) fn write(
         .collect();
     let title = format!("{}: {} steps, seed {}", run.name, run.train.steps, run.seed);
     let mut summary = json!({"title": title, "tables": tables, "lines": lines, "values": values});
-    if let Some(found) = solved(&values) {
-        summary["solved"] = json!({"found": found, "means": SOLVED});
+    if let Some((found, means)) = solved(&values, &run.target.model) {
+        summary["solved"] = json!({"found": found, "means": means});
     }
     Ok(serde_json::to_string_pretty(&summary).context("the summary")? + "\n")
 }
 
-/// What it means that a known solution was found; see [`solved`].
-const SOLVED: &str = "CI error 0, MMCS at least 0.999, ML2R within 0.03 of 1";
-
-/// Whether the known solution was found, where one is known; numbers that a target does not have count as right.
-fn solved(values: &BTreeMap<String, f64>) -> Option<bool> {
-    let right = |name: &str, is: fn(f64) -> bool| values.get(name).is_none_or(|&value| is(value));
-    values.contains_key("ci_error").then(|| {
-        right("ci_error", |errors| errors < 0.5)
-            && right("mmcs", |mmcs| mmcs >= 0.999)
-            && right("ml2r", |ml2r| (ml2r - 1.0).abs() <= 0.03)
+/// Whether the known solution was found, where one is known, and what that means; numbers that a run does not have count as
+/// right.
+fn solved(values: &BTreeMap<String, f64>, model: &Model) -> Option<(bool, &'static str)> {
+    let right =
+        |name: &str, is: &dyn Fn(f64) -> bool| values.get(name).is_none_or(|&value| is(value));
+    values.contains_key("ci_error").then(|| match *model {
+        // Two features in a hundred may go without a component of their own.
+        Model::ResidMlp { n_features, .. } => (
+            right("matched", &|matched| matched >= 0.98 * n_features as f64),
+            "at least 98 % of the features matched in each layer",
+        ),
+        _ => (
+            right("ci_error", &|errors| errors < 0.5)
+                && right("mmcs", &|mmcs| mmcs >= 0.999)
+                && right("ml2r", &|ml2r| (ml2r - 1.0).abs() <= 0.03),
+            "CI error 0, MMCS at least 0.999, ML2R within 0.03 of 1",
+        ),
     })
 }
 
@@ -157,6 +177,42 @@ fn sites_table(
     ("active components a position (L0)".into(), columns, rows)
 }
 
+/// Each site of a toy against the solution that is known.
+fn known_table(sites: &[KnownSite]) -> Table {
+    let columns = [
+        "site", "solution", "errors", "at 0.2", "matched", "at 0.2", "MMCS", "ML2R",
+    ];
+    let rows = sites
+        .iter()
+        .filter(|site| site.says_something())
+        .map(|site| {
+            let mut row = vec![site.path.clone()];
+            match &site.importance {
+                Some(known) => {
+                    let (solution, of) = match known.solution {
+                        KnownSolution::Identity { n } => (format!("one of {n} each"), n),
+                        KnownSolution::Dense { k } => (format!("{k} in use"), k),
+                    };
+                    row.push(solution);
+                    row.extend(known.errors.map(|errors| errors.to_string()));
+                    row.extend(known.matched.map(|matched| format!("{matched} of {of}")));
+                }
+                None => row.extend(["-"; 5].map(str::to_owned)),
+            }
+            match site.directions {
+                Some(both) => row.extend(both.map(number)),
+                None => row.extend(["-"; 2].map(str::to_owned)),
+            }
+            row
+        });
+    let title = "known solutions, on rows with one feature of 0.75 (tolerance 0.1, then 0.2)";
+    (
+        title.into(),
+        columns.map(str::to_owned).to_vec(),
+        rows.collect(),
+    )
+}
+
 /// The evaluation of the starting values, before any training, from the spool; empty where it cannot be read.
 fn first_evaluation(run_dir: &Path) -> BTreeMap<String, f64> {
     let Ok(mut reader) = Reader::open(&run_dir.join(METRICS), &Mark::default()) else {
@@ -199,16 +255,42 @@ pub fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use spd_configs::Activation;
+
     use super::*;
 
     #[test]
     fn a_solution_is_found_when_all_that_is_known_is_right() {
-        let solved = |values: &[(&str, f64)]| {
+        let of = |model: &Model, values: &[(&str, f64)]| {
             let owned = values
                 .iter()
                 .map(|(name, value)| ((*name).to_owned(), *value));
-            solved(&owned.collect())
+            solved(&owned.collect(), model).map(|(found, _)| found)
         };
+        let resid = Model::ResidMlp {
+            n_features: 100,
+            d_embed: 1000,
+            d_mlp: 50,
+            n_layer: 1,
+            activation: Activation::Relu,
+            in_bias: false,
+            out_bias: false,
+        };
+        let features = |matched| {
+            of(
+                &resid,
+                &[("ci_error", 9.0), ("matched", matched), ("mmcs", 0.9)],
+            )
+        };
+        assert_eq!((features(98.0), features(97.0)), (Some(true), Some(false)));
+        assert_eq!(of(&resid, &[("matched", 100.0)]), None);
+        let tms = Model::Tms {
+            n_features: 5,
+            n_hidden: 2,
+            n_hidden_layers: 0,
+            zero_bias: true,
+        };
+        let solved = |values: &[(&str, f64)]| of(&tms, values);
         assert_eq!(solved(&[("mmcs", 1.0)]), None);
         assert_eq!(solved(&[("ci_error", 0.0)]), Some(true));
         let all = [("ci_error", 0.0), ("mmcs", 0.999), ("ml2r", 0.971)];

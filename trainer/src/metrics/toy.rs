@@ -5,70 +5,178 @@ use std::sync::Arc;
 use spd_configs::{KnownSolution, Model, pattern_matches};
 use spd_engine::{Builder, Executor, Store};
 
-use super::known_importance::{dense_error, identity_error, mmcs_ml2r};
+use super::known_importance::{
+    columns_in_use, dense_error, identity_error, matched_features, mmcs_ml2r,
+};
 use crate::decomposition::{BatchShape, Decomposition, Draws};
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
+use crate::sites::Site;
+use crate::target_models::{InputKind, input_kind};
 
 /// Magnitude of the single feature in each probing row.
 const PROBE: f32 = 0.75;
-/// Distance from 0 and 1 that still counts as right.
-const TOLERANCE: f32 = 0.1;
 
-/// Known-solution errors, MMCS and ML2R of a toy; nothing for other targets.
-///
-/// `ci_error` is the reference's target-solution error at tolerance 0.1: importances above it where there should be none,
-/// and missing where there should be one, on rows with one feature of 0.75 each.
-pub(crate) fn toy_values(
+/// Distances from 0 and 1 that still count as right, and what a value at each of them is called after.
+const TOLERANCES: [(f32, &str); 2] = [(0.1, ""), (0.2, "_0p2")];
+
+/// One site against what is known of it.
+pub(crate) struct KnownSite {
+    /// Module path.
+    pub(crate) path: String,
+    /// Importances against the known solution, if the run file has one for the site.
+    pub(crate) importance: Option<Against>,
+    /// MMCS and ML2R of its components, where each feature has a column of its own in the weight.
+    pub(crate) directions: Option<[f64; 2]>,
+}
+
+impl KnownSite {
+    /// Whether there is any figure.
+    pub(crate) fn says_something(&self) -> bool {
+        self.importance.is_some() || self.directions.is_some()
+    }
+}
+
+/// Importances against a known solution, on rows with one feature of 0.75 each.
+pub(crate) struct Against {
+    /// The solution.
+    pub(crate) solution: KnownSolution,
+    /// The reference's "target CI error" at each tolerance.
+    pub(crate) errors: [usize; 2],
+    /// Features with a component of their own, or columns in use, at each tolerance.
+    pub(crate) matched: [usize; 2],
+}
+
+/// What is known of each site of a toy; empty for other targets.
+pub(crate) fn known_sites(
     task: &DecompositionTask,
     store: &mut Store,
-) -> Result<Vec<(String, f64)>, Fault> {
+) -> Result<Vec<KnownSite>, Fault> {
     let decomposition = &task.decomposition;
-    let Model::Tms { n_features, .. } = decomposition.run.target.model else {
+    let InputKind::Features(features) = input_kind(&decomposition.run.target.model) else {
         return Ok(Vec::new());
     };
+    let importances = probe(decomposition, store, features, task)?;
+    let sites = decomposition.sites.iter().zip(&importances);
+    let known = sites.map(|(site, importance)| KnownSite {
+        path: site.path().to_owned(),
+        importance: against(decomposition, site, importance, features),
+        directions: directions(&decomposition.run.target.model, store, site, features),
+    });
+    Ok(known.collect())
+}
+
+/// The figures by name: `ci_error`, `ci_error/<site>` and `matched/<site>`, the same at tolerance 0.2 as `ci_error_0p2` and
+/// so on; `matched` is the least of the sites that should have a component a feature. `mmcs` and `ml2r` are means over the
+/// sites that have them, `mmcs/<site>`, `ml2r/<site>`.
+pub(crate) fn values(sites: &[KnownSite]) -> Vec<(String, f64)> {
     let mut values = Vec::new();
-    let importances = probe(decomposition, store, n_features, task)?;
-    let mut total = 0;
-    for (site, importance) in decomposition.sites.iter().zip(&importances) {
-        let known = decomposition.run.eval.known.iter();
-        let Some(known) = known
-            .clone()
-            .find(|known| pattern_matches(&known.pattern, site.path()))
-        else {
-            continue;
-        };
-        let error = match known.solution {
-            KnownSolution::Identity { .. } => {
-                identity_error(importance, n_features, site.components, TOLERANCE)
-            }
-            KnownSolution::Dense { k } => {
-                dense_error(importance, n_features, site.components, k, TOLERANCE)
-            }
-        };
-        total += error;
-        values.push((format!("ci_error/{}", site.path()), error as f64));
-    }
-    if !values.is_empty() {
-        values.insert(0, ("ci_error".into(), total as f64));
-    }
-    if let Some(site) = decomposition
-        .sites
+    let known: Vec<(&str, &Against)> = sites
         .iter()
-        .find(|site| site.path() == "linear1")
-    {
-        let get = |name: &str| store.slot(name).map(|slot| store.get(slot));
-        let parts = (
-            get("target_model.linear1.weight"),
-            get(&site.v_name()),
-            get(&site.u_name()),
-        );
-        if let (Some(w), Some(v), Some(u)) = parts {
-            let (mmcs, ml2r) = mmcs_ml2r(w, v, u, n_features);
-            values.extend([("mmcs".to_owned(), mmcs), ("ml2r".to_owned(), ml2r)]);
+        .filter_map(|site| Some((&*site.path, site.importance.as_ref()?)))
+        .collect();
+    for (at, (_, suffix)) in TOLERANCES.iter().enumerate() {
+        let total: usize = known.iter().map(|(_, known)| known.errors[at]).sum();
+        if !known.is_empty() {
+            values.push((format!("ci_error{suffix}"), total as f64));
+        }
+        let of_features = known
+            .iter()
+            .filter(|(_, known)| matches!(known.solution, KnownSolution::Identity { .. }));
+        if let Some(least) = of_features.map(|(_, known)| known.matched[at]).min() {
+            values.push((format!("matched{suffix}"), least as f64));
+        }
+        for (path, known) in &known {
+            values.push((format!("ci_error{suffix}/{path}"), known.errors[at] as f64));
+            values.push((format!("matched{suffix}/{path}"), known.matched[at] as f64));
         }
     }
-    Ok(values)
+    let directions: Vec<(&str, [f64; 2])> = sites
+        .iter()
+        .filter_map(|site| Some((&*site.path, site.directions?)))
+        .collect();
+    for (at, name) in ["mmcs", "ml2r"].into_iter().enumerate() {
+        let total: f64 = directions.iter().map(|(_, both)| both[at]).sum();
+        if !directions.is_empty() {
+            values.push((name.to_owned(), total / directions.len() as f64));
+        }
+        for (path, both) in &directions {
+            values.push((format!("{name}/{path}"), both[at]));
+        }
+    }
+    values
+}
+
+fn against(
+    decomposition: &Decomposition,
+    site: &Site,
+    importance: &[f32],
+    features: usize,
+) -> Option<Against> {
+    let mut known = decomposition.run.eval.known.iter();
+    let known = known.find(|known| pattern_matches(&known.pattern, site.path()))?;
+    let c = site.components;
+    let [errors, matched] = match known.solution {
+        KnownSolution::Identity { .. } => [identity_error, matched_features]
+            .map(|count| TOLERANCES.map(|(within, _)| count(importance, features, c, within))),
+        KnownSolution::Dense { k } => [dense_error, columns_in_use]
+            .map(|count| TOLERANCES.map(|(within, _)| count(importance, features, c, k, within))),
+    };
+    Some(Against {
+        solution: known.solution,
+        errors,
+        matched,
+    })
+}
+
+/// MMCS and ML2R of a site whose input is the features, or the stream that they are embedded in: the columns of `W`, or
+/// those of `W W_E^T`, which is what the layer makes of each feature, and the contributions `V` or `W_E V` of the components
+/// to them.
+fn directions(model: &Model, store: &Store, site: &Site, features: usize) -> Option<[f64; 2]> {
+    let get = |name: &str| Some(store.get(store.slot(name)?));
+    let weight = get(&format!("target_model.{}.weight", site.path()))?;
+    let (v, u) = (get(&site.v_name())?, get(&site.u_name())?);
+    let (mmcs, ml2r) = match model {
+        Model::Tms { .. } if site.path() == "linear1" => mmcs_ml2r(weight, v, u, features),
+        Model::ResidMlp { .. } if site.path().ends_with(".mlp_in") => {
+            let d = site.linear.d_in;
+            let embedding_fd = get("target_model.W_E")?;
+            let weight_fm = product(embedding_fd, &transposed(weight, d), d);
+            let v_fc = product(embedding_fd, v, d);
+            mmcs_ml2r(
+                &transposed(&weight_fm, site.linear.d_out),
+                &v_fc,
+                u,
+                features,
+            )
+        }
+        _ => return None,
+    };
+    Some([mmcs, ml2r])
+}
+
+/// The product of two row-major matrices; `inner` is the length of a row of the first.
+fn product(left: &[f32], right: &[f32], inner: usize) -> Vec<f32> {
+    let columns = right.len() / inner;
+    let row = |row: &[f32]| {
+        let mut sums = vec![0.0; columns];
+        for (&x, right) in row.iter().zip(right.chunks(columns)) {
+            let x = f64::from(x);
+            let terms = sums.iter_mut().zip(right);
+            terms.for_each(|(sum, &y)| *sum += x * f64::from(y));
+        }
+        sums
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
+    left.chunks(inner)
+        .flat_map(row)
+        .map(|sum| sum as f32)
+        .collect()
+}
+
+fn transposed(matrix: &[f32], columns: usize) -> Vec<f32> {
+    let column = |at: usize| matrix.iter().skip(at).step_by(columns).copied();
+    (0..columns).flat_map(column).collect()
 }
 
 /// Importances of each site, f32 `[features, c]`, on rows with one feature each.
