@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use spd_configs::{Faults, Run, Term};
+use spd_configs::{Faults, ImportanceKind, KnownSolution, Run, Shape, Term};
 
 use crate::load;
 
@@ -19,7 +19,7 @@ fn shipped() -> Vec<(PathBuf, String)> {
         .map(|path| (path.clone(), fs::read_to_string(path).expect("text")))
         .collect();
     files.sort();
-    assert!(files.len() >= 3);
+    assert!(files.len() >= 7);
     files
 }
 
@@ -51,32 +51,143 @@ fn each_has_a_row_in_the_readme() {
     }
 }
 
-// Section 2.5 of the reference's description.
+/// What the reference says of a toy: its row in the table of experiments.
+struct Toy {
+    name: &'static str,
+    /// Pattern and components.
+    sites: &'static [(&'static str, usize)],
+    importance: (ImportanceKind, usize),
+    /// Coefficient and exponent of the penalty.
+    minimality: (f64, f64),
+    /// Rows, steps and learning rate, with its shape.
+    train: (usize, u64, f64, Shape),
+    /// Rows and steps of the target's own training, and its shape.
+    target: (usize, u64, Shape),
+    /// Known importances: features of the identity ones, columns of the dense one.
+    known: (usize, Option<usize>),
+}
+
+const TMS: (&str, &str, &str) = ("linear1", "linear2", "hidden_layers.0");
+const RESID: (&str, &str) = ("layers.*.mlp_in", "layers.*.mlp_out");
+
+// Section 2.5 of the reference's description; all have one stochastic term over all sites and one a site, both of weight 1,
+// and 200 updates of the warm-up.
+const TOYS: [Toy; 6] = [
+    Toy {
+        name: "tms_5-2",
+        sites: &[(TMS.0, 20), (TMS.1, 20)],
+        importance: (ImportanceKind::Mlp, 16),
+        minimality: (3e-3, 1.0),
+        train: (4096, 10_000, 1e-3, Shape::Cosine),
+        target: (1024, 10_000, Shape::Constant),
+        known: (5, None),
+    },
+    Toy {
+        name: "tms_5-2-id",
+        sites: &[(TMS.0, 20), (TMS.1, 20), (TMS.2, 20)],
+        importance: (ImportanceKind::Mlp, 16),
+        minimality: (3e-3, 1.0),
+        train: (4096, 10_000, 1e-3, Shape::Cosine),
+        target: (1024, 10_000, Shape::Constant),
+        known: (5, Some(2)),
+    },
+    Toy {
+        name: "tms_40-10",
+        sites: &[(TMS.0, 200), (TMS.1, 200)],
+        importance: (ImportanceKind::Mlp, 16),
+        minimality: (1e-4, 2.0),
+        train: (4096, 10_000, 1e-3, Shape::Cosine),
+        target: (8192, 10_000, Shape::Constant),
+        known: (40, None),
+    },
+    Toy {
+        name: "tms_40-10-id",
+        sites: &[(TMS.0, 200), (TMS.1, 200), (TMS.2, 200)],
+        importance: (ImportanceKind::Mlp, 16),
+        minimality: (1e-4, 2.0),
+        train: (4096, 20_000, 1e-3, Shape::Cosine),
+        target: (8192, 10_000, Shape::Constant),
+        known: (40, Some(10)),
+    },
+    Toy {
+        name: "resid_mlp1",
+        sites: &[(RESID.0, 100), (RESID.1, 100)],
+        importance: (ImportanceKind::Mlp, 16),
+        minimality: (1e-5, 2.0),
+        train: (2048, 20_000, 2e-3, Shape::Constant),
+        target: (2048, 1000, Shape::Cosine),
+        known: (100, Some(50)),
+    },
+    Toy {
+        name: "resid_mlp3",
+        sites: &[(RESID.0, 500), (RESID.1, 500)],
+        importance: (ImportanceKind::Mlp, 128),
+        minimality: (1e-5, 2.0),
+        train: (2048, 50_000, 1e-3, Shape::Constant),
+        target: (2048, 10_000, Shape::Cosine),
+        known: (102, Some(17)),
+    },
+];
+
 #[test]
 fn the_toys_have_the_numbers_of_the_reference() {
-    for (name, sites) in [("tms_5-2", 2), ("tms_5-2-id", 3)] {
+    for toy in TOYS {
+        let name = toy.name;
         let path = format!("{}/{name}.toml", env!("CARGO_MANIFEST_DIR"));
         let run = Run::load(path.as_ref(), &[]).unwrap();
-        assert_eq!(run.decomposition.sites.len(), sites);
-        assert!(run.decomposition.tied);
-        assert_eq!((run.train.steps, run.train.batch_size), (10_000, 4096));
-        let losses: Vec<_> = run
+        let sites = run.decomposition.sites.iter();
+        let sites: Vec<_> = sites
+            .map(|site| (site.pattern.as_str(), site.components))
+            .collect();
+        assert_eq!(sites, toy.sites, "{name}");
+        assert_eq!(run.decomposition.tied, name.starts_with("tms"), "{name}");
+        let (kind, hidden) = toy.importance;
+        assert_eq!(
+            (run.importance.kind, run.importance.hidden),
+            (kind, vec![hidden])
+        );
+        let lr = run.train.lr;
+        let train = (run.train.batch_size, run.train.steps, lr.start, lr.shape);
+        assert_eq!(train, toy.train, "{name}");
+        let warmup = run.train.faithfulness_warmup;
+        assert_eq!(
+            (warmup.steps, warmup.lr, warmup.weight_decay),
+            (200, 0.01, 0.1)
+        );
+        let target = run.target.train.unwrap();
+        let target = (target.batch_size, target.steps, target.lr.shape);
+        assert_eq!(target, toy.target, "{name}");
+        let (coeff, exponent) = toy.minimality;
+        let mut losses: Vec<_> = run
             .losses
             .iter()
             .map(|loss| (loss.term.name(), loss.coeff))
             .collect();
+        losses.sort_by_key(|(term, _)| *term);
         assert_eq!(
             losses,
             [
-                ("importance_minimality", 3e-3),
+                ("importance_minimality", coeff),
                 ("stochastic_recon", 1.0),
                 ("stochastic_recon_layerwise", 1.0)
             ]
         );
-        assert!(matches!(
-            run.losses[0].term,
-            Term::ImportanceMinimality { p: 1.0, .. }
-        ));
+        let Term::ImportanceMinimality { p, p_final, .. } = run.losses[0].term else {
+            panic!("{name}: {:?}", run.losses[0])
+        };
+        assert_eq!((p, p_final), (exponent, None), "{name}");
+        let (n, columns) = toy.known;
+        let known = run.eval.known.iter().map(|known| known.solution);
+        let (identity, dense): (Vec<_>, Vec<_>) =
+            known.partition(|solution| matches!(solution, KnownSolution::Identity { .. }));
+        assert!(
+            identity
+                .iter()
+                .all(|solution| *solution == KnownSolution::Identity { n })
+        );
+        assert!(!identity.is_empty(), "{name}");
+        let columns = columns.map(|k| KnownSolution::Dense { k });
+        assert_eq!(dense, Vec::from_iter(columns), "{name}");
     }
 }
 

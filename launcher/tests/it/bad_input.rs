@@ -112,6 +112,13 @@ fn patterns_and_components() {
     let house = House::new();
     refused(
         &house,
+        "resid_mlp1.toml",
+        &["decomposition.identity=[{pattern=\"layers.1.*\", C=2}]"],
+        "[decomposition] identity: pattern `layers.1.*` matches no layer of the target; its layers are layers.0.mlp_in, \
+         layers.0.mlp_out",
+    );
+    refused(
+        &house,
         "tms_5-2.toml",
         &[
             "decomposition.sites=[{pattern=\"layer9\", C=2}]",

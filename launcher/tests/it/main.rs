@@ -10,3 +10,4 @@ mod resume;
 mod signals;
 mod sweep;
 mod target;
+mod toys;

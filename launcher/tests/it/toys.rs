@@ -1,0 +1,68 @@
+//! A toy from its run file to its summary: trained, taken apart, and held against the solution that is known.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::house::{House, launch};
+
+const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
+
+/// resid_mlp1 at a tenth of its width, with an identity matrix before `mlp_in`.
+const SMALL: [&str; 12] = [
+    "target.n_features=10",
+    "target.d_embed=100",
+    "target.d_mlp=5",
+    "target.train.steps=40",
+    "data.synced_inputs=[[0, 1], [2, 3]]",
+    "decomposition.sites=[{ pattern = 'layers.*', C = 12 }]",
+    "decomposition.identity=[{ pattern = '*.mlp_in', C = 9 }]",
+    "train.steps=30",
+    "train.batch_size=64",
+    "eval.batches=2",
+    "eval.batch_size=64",
+    "eval.known=[{ pattern = '*.mlp_in', identity = 10 }, { pattern = '*.mlp_out', dense = 5 }]",
+];
+
+#[test]
+fn a_residual_mlp_is_held_against_what_is_known_of_it() {
+    let house = House::new();
+    let config = Path::new(CONFIGS).join("resid_mlp1.toml");
+    let mut arguments = vec![config.to_str().unwrap(), "--out", "out", "--threads", "1"];
+    for set in SMALL {
+        arguments.extend(["--set", set]);
+    }
+    let mut command = house.launcher(&arguments);
+    command.env("SPD_CACHE", house.path().join("cache"));
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+
+    let summary = fs::read(house.path().join("out/summary.json")).unwrap();
+    let summary: Value = serde_json::from_slice(&summary).unwrap();
+    let value = |name: &str| {
+        let value = summary["values"][name].as_f64();
+        value.unwrap_or_else(|| panic!("no {name} in {summary}"))
+    };
+    let (mlp_in, mlp_out) = ("layers.0.mlp_in", "layers.0.mlp_out");
+    for suffix in ["", "_0p2"] {
+        let of = |path: &str| value(&format!("ci_error{suffix}/{path}"));
+        let total = value(&format!("ci_error{suffix}"));
+        assert!((total - of(mlp_in) - of(mlp_out)).abs() < 0.5);
+        assert!((0.0..=10.0).contains(&value(&format!("matched{suffix}/{mlp_in}"))));
+        assert!((0.0..=5.0).contains(&value(&format!("matched{suffix}/{mlp_out}"))));
+    }
+    assert!((0.0..=1.0).contains(&value("mmcs")) && value("ml2r") > 0.0);
+    assert!(value("eval/l0/layers.0.mlp_in.pre_identity") <= 9.0);
+    let row = |start: &str| {
+        let mut lines = ended.stdout.lines();
+        lines.any(|line| line.trim_start().starts_with(start))
+    };
+    assert!(row("layers.0.mlp_in   one of 10 each"), "{}", ended.stdout);
+    assert!(row("layers.0.mlp_out  5 in use"), "{}", ended.stdout);
+    let unknown = summary["values"].get("ci_error/layers.0.mlp_in.pre_identity");
+    assert!(
+        unknown.is_none(),
+        "a site without a known solution has no error"
+    );
+}
