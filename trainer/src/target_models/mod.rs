@@ -144,7 +144,7 @@ pub fn forward(
 /// # Errors
 ///
 /// Never: every shape fits.
-pub(crate) fn feature_labels(model: &Model, b: &mut Builder, x_bf: Value) -> Result<Value> {
+pub fn feature_labels(model: &Model, b: &mut Builder, x_bf: Value) -> Result<Value> {
     match model {
         Model::ResidMlp { .. } => resid_mlp::labels(model, b, x_bf),
         // A TMS is asked for |x|; its features are not negative.

@@ -1,8 +1,8 @@
 //! Against the reference: the same numbers in, the same numbers out.
 //!
 //! Another program (PyTorch) wrote down its parameters, batches, random draws and results; ours is fed the first three
-//! and must arrive at the fourth. The files lie in `$SPD_SHARED/golden`, or else in `shared/golden` beside the workspace;
-//! without them these tests say so and pass. Sizes are read from the files, so other numbers of the same form will do.
+//! and must arrive at the fourth. The files lie in `$SPD_SHARED/golden` and `$SPD_SHARED/targets`, or else in `shared/` beside the
+//! workspace; without them these tests say so and pass. Sizes are read from the files, so other numbers of the same form will do.
 
 mod ce_kl;
 mod compare;
@@ -13,4 +13,5 @@ mod scalars;
 mod target_file;
 mod terms;
 mod tied;
+mod trained_targets;
 mod trajectory;

@@ -31,7 +31,7 @@ impl Numbers {
         reason = "a test that checked nothing should say so"
     )]
     pub(super) fn open(name: &str) -> Option<Self> {
-        let file = |kind: &str| folder().join(format!("{name}.{kind}"));
+        let file = |kind: &str| shared("golden").join(format!("{name}.{kind}"));
         let Ok(text) = std::fs::read(file("json")) else {
             println!(
                 "golden {name}: no {}, nothing is compared",
@@ -99,10 +99,13 @@ impl Tensor {
     }
 }
 
-fn folder() -> PathBuf {
+/// Where what is shared lies: `golden`, `targets`.
+pub(super) fn shared(folder: &str) -> PathBuf {
     match std::env::var_os("SPD_SHARED") {
-        Some(shared) => Path::new(&shared).join("golden"),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/golden"),
+        Some(shared) => Path::new(&shared).join(folder),
+        None => Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../shared")
+            .join(folder),
     }
 }
 
