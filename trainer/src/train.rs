@@ -276,7 +276,8 @@ impl Saver<'_> {
 pub(crate) struct Progress {
     spool: Spool,
     shown: Instant,
-    step: u64,
+    /// Finished steps when it was last shown; none before the first time, as a run may have begun earlier.
+    step: Option<u64>,
 }
 
 impl Progress {
@@ -286,7 +287,7 @@ impl Progress {
         Ok(Self {
             spool,
             shown: Instant::now(),
-            step: 0,
+            step: None,
         })
     }
 
@@ -296,8 +297,9 @@ impl Progress {
         if !now && elapsed < 0.5 {
             return;
         }
-        let rate = if step > self.step && elapsed > 0.0 {
-            (step - self.step) as f64 / elapsed
+        let made = self.step.map_or(0, |shown| step.saturating_sub(shown));
+        let rate = if elapsed > 0.0 {
+            made as f64 / elapsed
         } else {
             0.0
         };
@@ -308,7 +310,7 @@ impl Progress {
             .with("time", unix_time());
         self.append(&row);
         self.shown = Instant::now();
-        self.step = step;
+        self.step = Some(step);
     }
 
     /// Says what happened.
@@ -330,4 +332,34 @@ fn unix_time() -> f64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0.0, |time| time.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn steps_of_an_earlier_start_are_no_speed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut progress = Progress::at(dir.path()).unwrap();
+        for step in [3600, 3605] {
+            sleep(Duration::from_millis(2));
+            progress.show(("train", 10_000), step, true);
+        }
+        drop(progress);
+        let text = fs::read_to_string(dir.path().join("system.jsonl")).unwrap();
+        let speed = |line: &str| {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            row["steps_per_s"].as_f64().unwrap()
+        };
+        let speeds: Vec<f64> = text.lines().map(speed).collect();
+        assert!(
+            speeds[0] == 0.0 && speeds[1] > 0.0 && speeds[1] <= 2500.0,
+            "{text}"
+        );
+    }
 }
