@@ -145,7 +145,7 @@ impl Gradients<'_> {
     }
 
     /// Emits an op whose output `k` contributes to the gradient of `targets[k]`, in place where there are
-    /// contributions already. Nothing is emitted when none is wanted.
+    /// contributions already. Nothing is emitted when none is wanted. A value may be a target more than once.
     ///
     /// # Errors
     ///
@@ -159,19 +159,21 @@ impl Gradients<'_> {
         if !targets.iter().flatten().any(|&target| self.wants(target)) {
             return Ok(());
         }
-        let before = |target: &Option<Value>| target.and_then(|target| self.of(target));
+        // One output can take over what is there; others of the same target are added to it.
+        let is_first = |k: usize| !targets[..k].contains(&targets[k]);
+        let before = |k: usize| targets[k].filter(|_| is_first(k)).and_then(|t| self.of(t));
         let into: Vec<Option<Value>> = if op.accumulates() {
-            targets.iter().map(before).collect()
+            (0..targets.len()).map(before).collect()
         } else {
             Vec::new()
         };
         let in_place = !into.is_empty();
         let outputs = self.builder.node(Arc::new(op), inputs, into)?;
-        for (&target, &output) in targets.iter().zip(&outputs) {
+        for (k, (&target, &output)) in targets.iter().zip(&outputs).enumerate() {
             let Some(target) = target.filter(|&target| self.wants(target)) else {
                 continue;
             };
-            if in_place {
+            if in_place && is_first(k) {
                 self.of.insert(target, output);
             } else {
                 self.pass(target, output)?;

@@ -75,7 +75,7 @@ impl Step {
         value
     }
 
-    /// Embedding, layer norm, attention, GELU and ReLU: f32 `[b, t, d]`.
+    /// Embedding, norms, both forms of attention, GELU, ReLU and SwiGLU: f32 `[b, t, d]`.
     fn residual(&mut self, tokens: Value) -> Result<Value> {
         let (wte, wpe) = (
             self.parameter("wte", &[V, D]),
@@ -83,13 +83,19 @@ impl Step {
         );
         let (scale, shift) = (self.parameter("scale", &[D]), self.parameter("shift", &[D]));
         let w_qkv = self.parameter("w_qkv", &[D, 3 * D]);
-        let x = self.b.embed(tokens, wte, wpe)?;
+        let x = self.b.embed(tokens, wte, Some(wpe))?;
         let normed = self.b.layer_norm(x, scale, shift, 1e-5)?;
         let qkv = self.b.linear_io(normed, w_qkv, None)?;
-        let attended = self.b.attention(qkv, 2, true)?;
+        let attended = self.b.fused_attention(qkv, 2, true)?;
         let x = self.b.add(x, attended)?;
         let x = self.b.gelu(x, GeluKind::Tanh)?;
-        self.b.relu(x)
+        let x = self.b.relu(x)?;
+        let w_kv = self.parameter("w_kv", &[D, D / 2]);
+        let q = self.b.rms_norm(x, scale, 1e-6)?;
+        let kv = self.b.linear_io(q, w_kv, None)?;
+        let table = self.b.rotary_table(T, D / 4, 1e4)?;
+        let turned = self.b.attention([q, kv, kv], (4, 2), true, Some(table))?;
+        self.b.swiglu(turned, x)
     }
 
     fn mlp(&mut self) -> ComponentMlpWeights {
@@ -173,6 +179,7 @@ impl Step {
             (1.0, self.b.cross_entropy(logits, labels)?),
             (0.5, self.b.mse(y, output)?),
             (1e-3, self.b.sum_squares(head_dv)?),
+            (1e-3, self.b.mean(logits)?),
             (1e-2, penalty),
         ];
         self.b.weighted_sum(&terms)
@@ -272,12 +279,16 @@ fn a_replay_allocates_nothing() {
         "log_sum_exp",
         "masked",
         "matmul",
+        "mean",
         "mse",
         "parallel_linear",
         "relu",
+        "rms_norm",
+        "rotary_table",
         "site_output",
         "sum_rows",
         "sum_squares",
+        "swiglu",
         "transpose",
         "uniform_rows",
         "uniform_subsets",

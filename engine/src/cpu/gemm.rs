@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::pool::{Parts, PerChunk, Pool, Rows, chunks};
+use super::tile::Tile;
 
 /// A matrix in memory: its values, and whether it is stored transposed.
 #[derive(Debug, Clone, Copy)]
@@ -216,22 +217,19 @@ impl<'a> Strided<'a> {
     }
 }
 
-/// `out = [out +] alpha a b` on the thread of the caller, where row `i` of `out` starts at `out[i * stride]`.
+/// `out = [out +] alpha a b` on the thread of the caller, in the first rows and columns of `out`.
 pub(crate) fn block(
     shape: Shape,
     alpha: f32,
     (a, b): (Strided<'_>, Strided<'_>),
-    (out, stride, add): (&mut [f32], usize, bool),
+    (mut out, add): (Tile<'_>, bool),
 ) {
     let Shape { m, n, k } = shape;
     assert!(m > 0 && n > 0 && k > 0, "{shape:?}");
     assert!(a.holds(m, k) && b.holds(k, n), "{shape:?}");
-    assert!(
-        n <= stride && (m - 1) * stride + n <= out.len(),
-        "{shape:?}, stride {stride}"
-    );
-    // SAFETY: all three matrices lie inside their slices, and the rows of `out` do not overlap.
-    unsafe { multiply(shape, alpha, (a, b), (out.as_mut_ptr(), stride, add)) };
+    let (start, stride) = out.place(m, n);
+    // SAFETY: the factors lie inside their slices, and the product inside its tile.
+    unsafe { multiply(shape, alpha, (a, b), (start, stride, add)) };
 }
 
 /// # Safety
@@ -351,9 +349,11 @@ pub(crate) mod tests {
         let shape = Shape { m: 2, n: 2, k: 2 };
         let operands = (Strided::rows(&a[1..], 3), Strided::rows(&b, 2).t());
         let mut out = [1.0; 8];
-        block(shape, 1.0, operands, (&mut out[1..], 4, false));
+        let tile = Tile::of(&mut out[1..], 2, 4);
+        block(shape, 1.0, operands, (tile, false));
         assert_eq!(out.to_vec(), [1.0, 5.0, 11.0, 1.0, 1.0, 11.0, 25.0, 1.0]);
-        block(shape, -1.0, operands, (&mut out[1..], 4, true));
+        let tile = Tile::of(&mut out[1..], 2, 4);
+        block(shape, -1.0, operands, (tile, true));
         assert_eq!(out.to_vec(), [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
     }
 
@@ -365,8 +365,16 @@ pub(crate) mod tests {
             Shape { m: 2, n: 2, k: 2 },
             1.0,
             operands,
-            (&mut [0.0; 4], 2, false),
+            (Tile::whole(&mut [0.0; 4], 2), false),
         );
+    }
+
+    #[test]
+    #[should_panic(expected = "[2, 2] of [2, 1]")]
+    fn a_product_beyond_its_tile_panics() {
+        let operands = (Strided::rows(&[1.0; 4], 2), Strided::rows(&[1.0; 4], 2));
+        let shape = Shape { m: 2, n: 2, k: 2 };
+        block(shape, 1.0, operands, (Tile::of(&mut [0.0; 4], 1, 2), false));
     }
 
     #[test]

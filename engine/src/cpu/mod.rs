@@ -10,6 +10,7 @@ pub(crate) mod lanes;
 pub(crate) mod math;
 pub(crate) mod pool;
 pub(crate) mod reduce;
+pub(crate) mod tile;
 
 pub use arena::Arena;
 pub use executor::{Executor, OpProfile, StepParameters};

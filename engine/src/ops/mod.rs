@@ -20,14 +20,18 @@ mod layer_norm;
 mod log_sum_exp;
 mod masked;
 mod matmul;
+mod mean;
 mod mse;
 #[cfg(test)]
 pub(crate) mod oracle;
 mod parallel_linear;
 mod relu;
+mod rms_norm;
+mod rotary_table;
 mod site_output;
 mod sum_rows;
 mod sum_squares;
+mod swiglu;
 mod transpose;
 mod weighted_sum;
 
@@ -51,12 +55,16 @@ pub use layer_norm::LayerNorm;
 pub use log_sum_exp::LogSumExp;
 pub use masked::{Draw, Mask, MaskValues, Masked};
 pub use matmul::MatMul;
+pub use mean::Mean;
 pub use mse::Mse;
 pub use parallel_linear::ParallelLinear;
 pub use relu::Relu;
+pub use rms_norm::RmsNorm;
+pub use rotary_table::RotaryTable;
 pub use site_output::{SiteInputs, SiteOutput};
 pub use sum_rows::SumRows;
 pub use sum_squares::SumSquares;
+pub use swiglu::SwiGlu;
 pub use transpose::Transpose;
 pub use weighted_sum::WeightedSum;
 

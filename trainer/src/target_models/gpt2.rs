@@ -133,12 +133,13 @@ pub(super) fn forward(
         let bias = weights[&format!("{name}.bias")];
         b.layer_norm(x_btd, weight, bias, EPS)
     };
-    let mut x_btd = b.embed(tokens_bt, wte_vd, weights["transformer.wpe.weight"])?;
+    let wpe_td = weights["transformer.wpe.weight"];
+    let mut x_btd = b.embed(tokens_bt, wte_vd, Some(wpe_td))?;
     for layer in 0..s.n_layer {
         let block = format!("transformer.h.{layer}");
         let normed_btd = norm(b, format!("{block}.ln_1"), x_btd)?;
         let qkv_btd = pass.linear(b, &format!("{block}.attn.c_attn"), normed_btd)?;
-        let mixed_btd = b.attention(qkv_btd, s.n_head, true)?;
+        let mixed_btd = b.fused_attention(qkv_btd, s.n_head, true)?;
         let attn_btd = pass.linear(b, &format!("{block}.attn.c_proj"), mixed_btd)?;
         x_btd = b.add(x_btd, attn_btd)?;
         let normed_btd = norm(b, format!("{block}.ln_2"), x_btd)?;

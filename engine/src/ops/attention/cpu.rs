@@ -1,12 +1,14 @@
 use std::ops::Range;
 
-use super::{Attention, BLOCK, backward_chunk, forward_chunk};
+use super::{Attention, BLOCK, Sizes, chunk};
 use crate::cpu::gemm::{Shape, Strided, block};
 use crate::cpu::math::{dot, exp, ln, vectorised};
 use crate::cpu::reduce::{max, sum_over};
+use crate::cpu::tile::{Tile, Tiles};
 use crate::cpu::{Frame, PerChunk, Rows};
+use crate::ops::rotary_table::{turn, turn_back};
 
-/// One of queries, keys or values of one batch row and head: `[t, size]`, rows `stride` apart.
+/// Columns of one head at all positions of a batch row: rows `stride` apart.
 #[derive(Clone, Copy)]
 struct Head<'a> {
     values: &'a [f32],
@@ -16,6 +18,131 @@ struct Head<'a> {
 impl<'a> Head<'a> {
     fn from(self, position: usize) -> Strided<'a> {
         Strided::rows(&self.values[position * self.stride..], self.stride)
+    }
+
+    fn row(self, position: usize, size: usize) -> &'a [f32] {
+        &self.values[position * self.stride..][..size]
+    }
+}
+
+/// Where the columns of each batch row and head lie in an operand.
+#[derive(Clone, Copy)]
+struct Operand<'a> {
+    values: &'a [f32],
+    first: usize,
+    stride: usize,
+}
+
+/// What both kernels read, and how it is shaped.
+#[derive(Clone, Copy)]
+struct Problem<'a> {
+    op: &'a Attention,
+    sizes: Sizes,
+    q: Operand<'a>,
+    k: Operand<'a>,
+    v: Operand<'a>,
+    rotary: Option<&'a [f32]>,
+}
+
+impl<'a> Problem<'a> {
+    fn new(op: &'a Attention, frame: &Frame<'a>) -> Self {
+        let sizes = op.sizes(&[frame.ty(0)]);
+        let operand = |index: usize, first: usize| Operand {
+            values: frame.input(index),
+            first,
+            stride: frame.ty(index).columns(),
+        };
+        let d = op.heads * sizes.size;
+        let [q, k, v] = if op.fused {
+            [0, d, 2 * d].map(|first| operand(0, first))
+        } else {
+            [0, 1, 2].map(|index| operand(index, 0))
+        };
+        Self {
+            op,
+            sizes,
+            q,
+            k,
+            v,
+            rotary: op.rotary.then(|| frame.input(op.operands())),
+        }
+    }
+
+    /// The queries of a block, `[rows, size]`: turned into scratch, or where they are.
+    fn queries<'s>(
+        &self,
+        head: Head<'s>,
+        rows: Range<usize>,
+        scratch: &'s mut [f32],
+    ) -> Strided<'s> {
+        match self.rotary {
+            None => head.from(rows.start),
+            Some(table) => self.turned(table, head, rows, scratch),
+        }
+    }
+
+    fn turned<'s>(
+        &self,
+        table: &[f32],
+        head: Head<'_>,
+        rows: Range<usize>,
+        scratch: &'s mut [f32],
+    ) -> Strided<'s> {
+        let size = self.sizes.size;
+        vectorised(
+            #[inline(always)]
+            || {
+                for (position, out) in rows.zip(scratch.chunks_exact_mut(size)) {
+                    turn(
+                        &table[position * size..][..size],
+                        head.row(position, size),
+                        out,
+                    );
+                }
+            },
+        );
+        Strided::rows(scratch, size)
+    }
+
+    /// `out = [out +] x` turned back, where `x` is `[rows, size]`.
+    fn add_turned_back(&self, first: usize, x: &[f32], out: &mut Tile<'_>, add: bool) {
+        let size = self.sizes.size;
+        let table = &self.rotary.expect("there is a rotation")[first * size..];
+        vectorised(
+            #[inline(always)]
+            || {
+                let rows = x.chunks_exact(size).zip(table.chunks_exact(size));
+                for (row, (x, table)) in rows.enumerate() {
+                    turn_back(table, x, out.row(row), add);
+                }
+            },
+        );
+    }
+}
+
+/// One key head in one batch row.
+struct Unit {
+    sizes: Sizes,
+    batch_row: usize,
+    kv_head: usize,
+}
+
+impl Unit {
+    fn new(problem: &Problem<'_>, number: usize) -> Self {
+        Self {
+            sizes: problem.sizes,
+            batch_row: number / problem.op.kv_heads,
+            kv_head: number % problem.op.kv_heads,
+        }
+    }
+
+    fn head<'a>(&self, of: Operand<'a>, head: usize) -> Head<'a> {
+        let row = self.batch_row * self.sizes.positions;
+        let start = row * of.stride + of.first + head * self.sizes.size;
+        Head {
+            values: &of.values[start..],
+            stride: of.stride,
+        }
     }
 }
 
@@ -28,13 +155,17 @@ struct Block {
 }
 
 impl Block {
-    fn new(op: &Attention, rows: Range<usize>, positions: usize, size: usize) -> Self {
-        let keys = if op.causal { rows.end } else { positions };
+    fn new(problem: &Problem<'_>, start: usize) -> Self {
+        let Sizes {
+            positions, size, ..
+        } = problem.sizes;
+        let rows = start..positions.min(start + BLOCK);
+        let causal = problem.op.causal;
         Self {
+            keys: if causal { rows.end } else { positions },
             rows,
-            keys,
             size,
-            causal: op.causal,
+            causal,
         }
     }
 
@@ -58,11 +189,16 @@ impl Block {
             n: self.keys,
             k: self.size,
         };
-        block(shape, scale, (q, k.t()), (out, self.keys, false));
+        block(
+            shape,
+            scale,
+            (q, k.t()),
+            (Tile::whole(out, self.keys), false),
+        );
     }
 
     /// Sums of something of each key by weights `[rows, keys]`.
-    fn by_query(&self, weights: &[f32], k: Strided<'_>, out: (&mut [f32], usize, bool)) {
+    fn by_query(&self, weights: &[f32], k: Strided<'_>, out: (Tile<'_>, bool)) {
         let shape = Shape {
             m: self.rows.len(),
             n: self.size,
@@ -72,66 +208,88 @@ impl Block {
     }
 
     /// Adds to each key the sum of something of each query by weights `[rows, keys]`.
-    fn add_by_key(&self, weights: &[f32], q: Strided<'_>, out: (&mut [f32], usize)) {
+    fn add_by_key(&self, weights: &[f32], q: Strided<'_>, out: Tile<'_>) {
         let shape = Shape {
             m: self.keys,
             n: self.size,
             k: self.rows.len(),
         };
         let weights = Strided::rows(weights, self.keys).t();
-        block(shape, 1.0, (weights, q), (out.0, out.1, true));
+        block(shape, 1.0, (weights, q), (out, true));
     }
 }
 
 pub(super) fn run(op: &Attention, frame: &mut Frame<'_>) {
-    let (out, _) = frame.output(0);
+    let (y, _) = frame.output(0);
     let (lse, _) = frame.output(1);
     let scratch = frame.scratch();
-    let qkv = frame.input(0);
-    let dims = &frame.ty(0).dims;
-    let (positions, d) = (dims[1], dims[2] / 3);
-    let size = d / op.heads;
-    let rows = dims[0] * positions;
+    let problem = Problem::new(op, frame);
+    let Sizes {
+        positions,
+        size,
+        group,
+        ..
+    } = problem.sizes;
+    let units = problem.sizes.units(op);
+    let window = (0, group * size);
+    let [y] = Tiles::cut(y, (positions, op.heads * size), op.kv_heads, [window]);
     let parts = (
-        Rows(out, d),
-        Rows(lse, op.heads),
-        PerChunk(scratch, BLOCK * positions),
+        y,
+        Rows(lse, group * positions),
+        PerChunk(scratch, problem.sizes.scratch(op)[0]),
     );
-    frame
-        .pool
-        .run(rows, forward_chunk(rows), parts, |range, parts| {
-            let (out, lse, scratch) = parts;
-            let mut start = range.start;
-            // Blocks end where their batch row does.
-            while start < range.end {
-                let first = start - start % positions;
-                let end = range.end.min(start + BLOCK).min(first + positions);
-                let block = Block::new(op, start - first..end - first, positions, size);
-                let probabilities = &mut scratch.0[..block.rows.len() * block.keys];
-                let at = start - range.start;
-                for head in 0..op.heads {
-                    let part = |index: usize| Head {
-                        values: &qkv[first * 3 * d + index * d + head * size..],
-                        stride: 3 * d,
-                    };
-                    let q = part(0).from(block.rows.start);
-                    block.scores(block.scale(), q, part(1).from(0), probabilities);
-                    let lse = &mut lse.0[at * op.heads + head..];
-                    softmax(&block, probabilities, lse, op.heads);
-                    let out = (&mut out.0[at * d + head * size..], d, false);
-                    block.by_query(probabilities, part(2).from(0), out);
-                }
-                start = end;
+    frame.pool.run(
+        units,
+        chunk(units),
+        parts,
+        |range, (mut y, lse, scratch)| {
+            for (unit, lse) in range.zip(lse.0.chunks_exact_mut(group * positions)) {
+                forward(&problem, unit, y.tile(unit), (lse, scratch.0));
             }
-        });
+        },
+    );
 }
 
-/// Scores to probabilities, in place; `lse` of row `i` goes to `lse[i * stride]`.
-fn softmax(block: &Block, scores: &mut [f32], lse: &mut [f32], stride: usize) {
+/// All query heads of one key head in one batch row.
+fn forward(
+    problem: &Problem<'_>,
+    unit: usize,
+    mut y: Tile<'_>,
+    (lse, scratch): (&mut [f32], &mut [f32]),
+) {
+    let Sizes {
+        positions,
+        size,
+        group,
+        ..
+    } = problem.sizes;
+    let unit = Unit::new(problem, unit);
+    let (scores, scratch) = scratch.split_at_mut(BLOCK * positions);
+    let (queries, keys) = scratch.split_at_mut(scratch.len() / (BLOCK + positions) * BLOCK);
+    let keys = problem.queries(unit.head(problem.k, unit.kv_head), 0..positions, keys);
+    let values = unit.head(problem.v, unit.kv_head).from(0);
+    for (index, lse) in lse.chunks_exact_mut(positions).enumerate() {
+        let q = unit.head(problem.q, unit.kv_head * group + index);
+        for start in (0..positions).step_by(BLOCK) {
+            let block = Block::new(problem, start);
+            let rows = block.rows.clone();
+            let probabilities = &mut scores[..rows.len() * block.keys];
+            let queries = problem.queries(q, rows.clone(), queries);
+            block.scores(block.scale(), queries, keys, probabilities);
+            softmax(&block, probabilities, &mut lse[rows.clone()]);
+            let out = y.part(rows, index * size..(index + 1) * size);
+            block.by_query(probabilities, values, (out, false));
+        }
+    }
+}
+
+/// Scores to probabilities, in place, and the log-sum-exp of each row.
+fn softmax(block: &Block, scores: &mut [f32], lse: &mut [f32]) {
     vectorised(
         #[inline(always)]
         || {
-            for (row, scores) in scores.chunks_exact_mut(block.keys).enumerate() {
+            let rows = scores.chunks_exact_mut(block.keys).zip(lse);
+            for (row, (scores, lse)) in rows.enumerate() {
                 let (seen, unseen) = scores.split_at_mut(block.seen(row));
                 let largest = max(seen);
                 for score in seen.iter_mut() {
@@ -142,90 +300,141 @@ fn softmax(block: &Block, scores: &mut [f32], lse: &mut [f32], stride: usize) {
                     *p /= total;
                 }
                 unseen.fill(0.0);
-                lse[row * stride] = largest + ln(total);
+                *lse = largest + ln(total);
             }
         },
     );
 }
 
+/// The gradient of one unit's queries, keys and values: where it goes, and whether it is added to what is there.
+struct Out<'a> {
+    q: (Tile<'a>, bool),
+    k: (Tile<'a>, bool),
+    v: (Tile<'a>, bool),
+}
+
 pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
-    let (out, add) = frame.output(0);
     let scratch = frame.scratch();
-    let (qkv, y) = (frame.input(0), frame.input(1));
-    let (lse, g) = (frame.input(2), frame.input(3));
-    let dims = &frame.ty(0).dims;
-    let (batch, positions, d) = (dims[0], dims[1], dims[2] / 3);
-    let parts = (
-        Rows(out, positions * 3 * d),
-        PerChunk(scratch, 2 * BLOCK * positions),
+    let problem = Problem::new(op, frame);
+    let first = op.operands() + usize::from(op.rotary);
+    let [y, lse, g] = [0, 1, 2].map(|index| frame.input(first + index));
+    let Sizes {
+        positions,
+        size,
+        group,
+        ..
+    } = problem.sizes;
+    let (wide, narrow) = (group * size, size);
+    let (tiles, adds) = if op.fused {
+        let (out, add) = frame.output(0);
+        let d = op.heads * size;
+        let windows = [(0, wide), (d, narrow), (2 * d, narrow)];
+        let tiles = Tiles::cut(out, (positions, 3 * d), op.kv_heads, windows);
+        (tiles, [add; 3])
+    } else {
+        let outputs = [0, 1, 2].map(|index| frame.output(index));
+        let adds = [outputs[0].1, outputs[1].1, outputs[2].1];
+        let columns = [wide, narrow, narrow].into_iter();
+        let mut tiles = outputs.into_iter().zip(columns).map(|((out, _), columns)| {
+            let stride = op.kv_heads * columns;
+            let [tiles] = Tiles::cut(out, (positions, stride), op.kv_heads, [(0, columns)]);
+            tiles
+        });
+        let mut next = || tiles.next().expect("three outputs");
+        ([next(), next(), next()], adds)
+    };
+    let units = problem.sizes.units(op);
+    let [q, k, v] = tiles;
+    let parts = ((q, k), (v, PerChunk(scratch, problem.sizes.scratch(op)[1])));
+    frame.pool.run(
+        units,
+        chunk(units),
+        parts,
+        |range, ((mut q, mut k), (mut v, scratch))| {
+            for unit in range {
+                let out = Out {
+                    q: (q.tile(unit), adds[0]),
+                    k: (k.tile(unit), adds[1]),
+                    v: (v.tile(unit), adds[2]),
+                };
+                backward(&problem, unit, [y, lse, g], out, scratch.0);
+            }
+        },
     );
-    frame
-        .pool
-        .run(batch, backward_chunk(batch), parts, |range, parts| {
-            let (out, scratch) = parts;
-            if !add {
-                out.0.fill(0.0);
-            }
-            let each = out.0.chunks_exact_mut(positions * 3 * d);
-            for (b, out) in range.zip(each) {
-                for head in 0..op.heads {
-                    let row = BatchRow {
-                        op,
-                        positions,
-                        d,
-                        qkv: &qkv[b * positions * 3 * d..],
-                        y: &y[b * positions * d..],
-                        lse: &lse[b * positions * op.heads..],
-                        g: &g[b * positions * d..],
-                    };
-                    row.gradient(head, out, scratch.0);
-                }
-            }
-        });
 }
 
-/// What the gradient of one batch row is computed from.
-struct BatchRow<'a> {
-    op: &'a Attention,
-    positions: usize,
-    d: usize,
-    qkv: &'a [f32],
-    y: &'a [f32],
-    lse: &'a [f32],
-    g: &'a [f32],
-}
-
-impl BatchRow<'_> {
-    /// Adds the gradients of one head's queries, keys and values to `out`, `[t, 3 d]`.
-    fn gradient(&self, head: usize, out: &mut [f32], scratch: &mut [f32]) {
-        let (d, heads) = (self.d, self.op.heads);
-        let size = d / heads;
-        let column = |part: usize| part * d + head * size;
-        let [q, k, v] = [0, 1, 2].map(|part| Head {
-            values: &self.qkv[column(part)..],
-            stride: 3 * d,
-        });
-        let [y, g] = [self.y, self.g].map(|values| Head {
-            values: &values[head * size..],
-            stride: d,
-        });
-        let (probabilities, slopes) = scratch.split_at_mut(BLOCK * self.positions);
-        for start in (0..self.positions).step_by(BLOCK) {
-            let end = self.positions.min(start + BLOCK);
-            let block = Block::new(self.op, start..end, self.positions, size);
-            let probabilities = &mut probabilities[..block.rows.len() * block.keys];
-            let slopes = &mut slopes[..block.rows.len() * block.keys];
-            let (q, y, g) = (q.from(start), y.from(start), g.from(start));
-            block.scores(block.scale(), q, k.from(0), probabilities);
-            block.scores(1.0, g, v.from(0), slopes);
-            let lse = &self.lse[start * heads + head..];
-            softmax_gradient(&block, (probabilities, slopes), (lse, heads), (y, g));
-            let stride = 3 * d;
-            let q_out = &mut out[start * stride + column(0)..];
-            block.by_query(slopes, k.from(0), (q_out, stride, true));
-            block.add_by_key(slopes, q, (&mut out[column(1)..], stride));
-            block.add_by_key(probabilities, g, (&mut out[column(2)..], stride));
+fn backward(
+    problem: &Problem<'_>,
+    unit: usize,
+    [y, lse, g]: [&[f32]; 3],
+    out: Out<'_>,
+    scratch: &mut [f32],
+) {
+    let Sizes {
+        positions,
+        size,
+        group,
+        ..
+    } = problem.sizes;
+    let unit = Unit::new(problem, unit);
+    let (scores, scratch) = scratch.split_at_mut(2 * BLOCK * positions);
+    let (probabilities, slopes) = scores.split_at_mut(BLOCK * positions);
+    // Turned queries and keys, and the gradients of both; nothing without a rotation.
+    let columns = scratch.len() / (BLOCK + positions) / 2;
+    let (queries, scratch) = scratch.split_at_mut(BLOCK * columns);
+    let (queries_out, scratch) = scratch.split_at_mut(BLOCK * columns);
+    let (keys, keys_out) = scratch.split_at_mut(positions * columns);
+    let output = |values| Operand {
+        values,
+        first: 0,
+        stride: problem.op.heads * size,
+    };
+    let keys = problem.queries(unit.head(problem.k, unit.kv_head), 0..positions, keys);
+    let values = unit.head(problem.v, unit.kv_head).from(0);
+    let Out {
+        q: (mut q_out, add_q),
+        k: (mut k_out, add_k),
+        v: (mut v_out, add_v),
+    } = out;
+    if !add_v {
+        v_out.fill(0.0);
+    }
+    if problem.rotary.is_some() {
+        keys_out.fill(0.0);
+    } else if !add_k {
+        k_out.fill(0.0);
+    }
+    for index in 0..group {
+        let number = unit.kv_head * group + index;
+        let [q, y, g] = [problem.q, output(y), output(g)].map(|of| unit.head(of, number));
+        let row = unit.batch_row * problem.op.heads + number;
+        let lse = &lse[row * positions..][..positions];
+        for start in (0..positions).step_by(BLOCK) {
+            let block = Block::new(problem, start);
+            let rows = block.rows.clone();
+            let probabilities = &mut probabilities[..rows.len() * block.keys];
+            let slopes = &mut slopes[..rows.len() * block.keys];
+            let queries = problem.queries(q, rows.clone(), queries);
+            let (y, g) = (y.from(start), g.from(start));
+            block.scores(block.scale(), queries, keys, probabilities);
+            block.scores(1.0, g, values, slopes);
+            softmax_gradient(&block, (probabilities, slopes), &lse[rows.clone()], (y, g));
+            let columns = index * size..(index + 1) * size;
+            let mut q_out = q_out.part(rows.clone(), columns);
+            if problem.rotary.is_some() {
+                let turned = &mut queries_out[..rows.len() * size];
+                block.by_query(slopes, keys, (Tile::whole(turned, size), false));
+                problem.add_turned_back(start, turned, &mut q_out, add_q);
+                block.add_by_key(slopes, queries, Tile::whole(keys_out, size));
+            } else {
+                block.by_query(slopes, keys, (q_out, add_q));
+                block.add_by_key(slopes, queries, k_out.part(0..positions, 0..size));
+            }
+            block.add_by_key(probabilities, g, v_out.part(0..positions, 0..size));
         }
+    }
+    if problem.rotary.is_some() {
+        problem.add_turned_back(0, keys_out, &mut k_out, add_k);
     }
 }
 
@@ -233,7 +442,7 @@ impl BatchRow<'_> {
 fn softmax_gradient(
     block: &Block,
     (scores, slopes): (&mut [f32], &mut [f32]),
-    (lse, stride): (&[f32], usize),
+    lse: &[f32],
     (y, g): (Strided<'_>, Strided<'_>),
 ) {
     let scale = block.scale();
@@ -243,11 +452,10 @@ fn softmax_gradient(
     vectorised(
         #[inline(always)]
         || {
-            for (row, (scores, slopes)) in rows.enumerate() {
+            for (row, ((scores, slopes), lse)) in rows.zip(lse).enumerate() {
                 let y = &y.values[row * y.row..][..block.size];
                 let g = &g.values[row * g.row..][..block.size];
                 let mean = dot(y, g);
-                let lse = lse[row * stride];
                 let (seen, unseen) = scores.split_at_mut(block.seen(row));
                 let (seen_slopes, unseen_slopes) = slopes.split_at_mut(block.seen(row));
                 for (p, slope) in seen.iter_mut().zip(seen_slopes) {

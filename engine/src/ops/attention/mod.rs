@@ -1,5 +1,9 @@
-//! `y = softmax(q k^T / sqrt(size)) v` for each head, `size = d / heads`; with `causal`, a query sees the keys up
-//! to its own position.
+//! `y = softmax(q k^T / sqrt(size)) v` for each head of `size` columns; with `causal`, a query sees the keys up to its own
+//! position.
+//!
+//! Heads may share keys and values (grouped queries: query head `h` reads key head `h / (heads / kv_heads)`), and
+//! `q` and `k` may be turned by their positions first ([`RotaryTable`](super::RotaryTable)). Neither is written down: shared heads are
+//! read where they are, and rotated ones live in scratch, one head at a time.
 //!
 //! For one head, with `s` the scaled scores, `p` the probabilities, `g` the gradient of `y`, and rows as queries:
 //!
@@ -8,6 +12,9 @@
 //!                                                                        k: ds^T q / sqrt(size)
 //! sum over keys of p dp = sum over columns of g y,   since y = p v and dp = g v^T
 //! ```
+//!
+//! Shared keys and values get the sum over their query heads. A rotation `R` is orthogonal, so what `R x` gets
+//! reaches `x` as `R^T`, a turn backwards.
 //!
 //! Both directions go through blocks of at most [`BLOCK`] queries, and beyond the diagonal's blocks nothing is
 //! computed: `[t, t]` exists nowhere. The log-sum-exp of each row of scores is kept, from which the gradient
@@ -27,51 +34,173 @@ const BLOCK: usize = 64;
 /// Every chunk has scratch of its own, so there are few.
 const MOST_CHUNKS: usize = 64;
 
-/// Self-attention from `q | k | v`, f32 `[b, t, 3 d]`, to f32 `[b, t, d]` and the log-sum-exps `[b, t, heads]`.
+/// Self-attention, to f32 `[b, t, heads size]` and the log-sum-exps `[b, heads, t]`.
+///
+/// From `q | k | v` in one, f32 `[b, t, 3 heads size]`, or from three: f32 `[b, t, heads size]`, and twice
+/// `[b, t, kv_heads size]`; then the rotary table, if `q` and `k` are turned.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention {
-    /// Number of heads, which lie side by side in each of `q`, `k` and `v`.
+    /// Number of query heads, which lie side by side.
     pub heads: usize,
+    /// Number of key and value heads; divides `heads`.
+    pub kv_heads: usize,
     /// Whether a query sees nothing after its own position.
     pub causal: bool,
+    fused: bool,
+    rotary: bool,
 }
 
-/// Gradient of [`Attention`], from `q | k | v`, `y`, the log-sum-exps and the gradient of `y`.
+/// Gradient of [`Attention`], from its operands, `y`, the log-sum-exps and the gradient of `y`.
 #[derive(Debug, Clone, Copy)]
 struct AttentionGrad(Attention);
 
 impl Builder {
-    /// Multi-head self-attention: f32 `[b, t, 3 d]`, whose columns are `q | k | v`, each split into heads, to
+    /// Multi-head self-attention: `q` f32 `[b, t, heads size]`, `k` and `v` f32 `[b, t, kv_heads size]` to f32
+    /// `[b, t, heads size]`. With `rotary`, f32 `[t, size]` from [`Builder::rotary_table`], `q` and `k` are turned first.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit, or `kv_heads` does not divide `heads`.
+    pub fn attention(
+        &mut self,
+        [q, k, v]: [Value; 3],
+        (heads, kv_heads): (usize, usize),
+        causal: bool,
+        rotary: Option<Value>,
+    ) -> Result<Value> {
+        let op = Attention {
+            heads,
+            kv_heads,
+            causal,
+            fused: false,
+            rotary: rotary.is_some(),
+        };
+        let operands: Vec<Value> = [q, k, v].into_iter().chain(rotary).collect();
+        self.op1(op, &operands)
+    }
+
+    /// The same from one matrix whose columns are `q | k | v`, each split into as many heads: f32 `[b, t, 3 d]` to
     /// f32 `[b, t, d]`.
     ///
     /// # Errors
     ///
     /// When `qkv` does not have such a shape, or `d` is no multiple of `heads`.
-    pub fn attention(&mut self, qkv: Value, heads: usize, causal: bool) -> Result<Value> {
-        self.op1(Attention { heads, causal }, &[qkv])
+    pub fn fused_attention(&mut self, qkv: Value, heads: usize, causal: bool) -> Result<Value> {
+        let op = Attention {
+            heads,
+            kv_heads: heads,
+            causal,
+            fused: true,
+            rotary: false,
+        };
+        self.op1(op, &[qkv])
     }
 }
 
-/// Rows (of all batch rows, one after the other) of a chunk of the forward kernel.
-fn forward_chunk(rows: usize) -> usize {
-    rows.div_ceil(MOST_CHUNKS).next_multiple_of(BLOCK)
+/// Sizes of one attention.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    positions: usize,
+    /// Columns of a head.
+    size: usize,
+    /// Query heads of a key head.
+    group: usize,
 }
 
-/// Batch rows of a chunk of the gradient: a key gets something from many blocks of queries.
-fn backward_chunk(batch: usize) -> usize {
-    batch.div_ceil(MOST_CHUNKS)
+impl Sizes {
+    /// Batch rows times key heads: what is computed by itself.
+    fn units(&self, op: &Attention) -> usize {
+        self.batch * op.kv_heads
+    }
+
+    /// f32s of scratch of a chunk of the forward kernel, and of the gradient.
+    fn scratch(&self, op: &Attention) -> [usize; 2] {
+        let scores = BLOCK * self.positions;
+        let turned = if op.rotary {
+            (BLOCK + self.positions) * self.size
+        } else {
+            0
+        };
+        [scores + turned, 2 * (scores + turned)]
+    }
+}
+
+/// Units of a chunk.
+fn chunk(units: usize) -> usize {
+    units.div_ceil(MOST_CHUNKS)
 }
 
 impl Attention {
+    /// Operands before `y`, the log-sum-exps and the gradient.
+    fn operands(&self) -> usize {
+        if self.fused { 1 } else { 3 }
+    }
+
+    fn sizes(&self, inputs: &[&Type]) -> Sizes {
+        let dims = &inputs[0].dims;
+        let columns = if self.fused { dims[2] / 3 } else { dims[2] };
+        Sizes {
+            batch: dims[0],
+            positions: dims[1],
+            size: columns / self.heads,
+            group: self.heads / self.kv_heads,
+        }
+    }
+
+    fn check(&self, inputs: &[&Type]) -> Result<()> {
+        let refuse = |promised: String| {
+            let found: Vec<String> = inputs.iter().map(ToString::to_string).collect();
+            let found = found.join(", ");
+            Err(BuildError::new(
+                "attention",
+                format!("needs {promised}, found {found}"),
+            ))
+        };
+        let Self {
+            heads, kv_heads, ..
+        } = *self;
+        if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return refuse(format!("{kv_heads} key heads to divide {heads} heads"));
+        }
+        let parts = if self.fused { 3 } else { 1 };
+        let [b, t, columns] = inputs[0].dims[..] else {
+            return refuse("[b, t, columns]".to_owned());
+        };
+        if columns == 0 || !columns.is_multiple_of(parts * heads) {
+            return refuse(if self.fused {
+                format!("f32 [b, t, 3 d] with d a multiple of {heads} heads")
+            } else {
+                format!("q f32 [b, t, d] with d a multiple of {heads} heads")
+            });
+        }
+        let size = columns / parts / heads;
+        let shared = Type::f32(&[b, t, kv_heads * size]);
+        if !self.fused && (*inputs[1] != shared || *inputs[2] != shared) {
+            return refuse(format!("k and v {shared}"));
+        }
+        if self.rotary && (size % 2 == 1 || inputs[self.operands()].dims != [t, size]) {
+            return refuse(format!(
+                "a rotary table [{t}, {size}] of an even number of columns"
+            ));
+        }
+        Ok(())
+    }
+
     /// Multiplications and additions of so many products of `[t, size]` by `[size, t]`.
-    fn work(self, products: usize, qkv: &Type) -> u64 {
-        let (rows, positions, d) = (qkv.rows(), qkv.dims[1], qkv.columns() / 3);
+    fn work(&self, products: usize, inputs: &[&Type]) -> u64 {
+        let Sizes {
+            batch,
+            positions,
+            size,
+            ..
+        } = self.sizes(inputs);
         let seen = if self.causal {
             positions.div_ceil(2)
         } else {
             positions
         };
-        2 * (products * rows * seen * d) as u64
+        2 * (products * batch * positions * seen * self.heads * size) as u64
     }
 }
 
@@ -81,32 +210,40 @@ impl Op for Attention {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        match inputs[0].dims[..] {
-            [b, t, columns] if self.heads > 0 && columns % (3 * self.heads) == 0 => Ok(vec![
-                Type::f32(&[b, t, columns / 3]),
-                Type::f32(&[b, t, self.heads]),
-            ]),
-            _ => Err(BuildError::new(
-                self.name(),
-                format!(
-                    "needs f32 [b, t, 3 d] with d a multiple of {} heads, found {}",
-                    self.heads, inputs[0]
-                ),
-            )),
-        }
+        self.check(inputs)?;
+        let Sizes {
+            batch,
+            positions,
+            size,
+            ..
+        } = self.sizes(inputs);
+        Ok(vec![
+            Type::f32(&[batch, positions, self.heads * size]),
+            Type::f32(&[batch, self.heads, positions]),
+        ])
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        let rows = inputs[0].rows();
-        4 * chunks(rows, forward_chunk(rows)) * BLOCK * inputs[0].dims[1]
+        let sizes = self.sizes(inputs);
+        let units = sizes.units(self);
+        4 * chunks(units, chunk(units)) * sizes.scratch(self)[0]
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let Some(g) = gradients.of(node.outputs[0]) else {
             return Ok(());
         };
-        let (qkv, y, lse) = (node.inputs[0], node.outputs[0], node.outputs[1]);
-        gradients.emit(AttentionGrad(*self), &[qkv, y, lse, g], &[Some(qkv)])
+        let inputs: Vec<Value> = node.inputs.iter().chain(node.outputs).copied().collect();
+        let targets: Vec<Option<Value>> = node.inputs[..self.operands()]
+            .iter()
+            .copied()
+            .map(Some)
+            .collect();
+        gradients.emit(
+            AttentionGrad(*self),
+            &[&inputs[..], &[g]].concat(),
+            &targets,
+        )
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
@@ -114,7 +251,7 @@ impl Op for Attention {
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
-        self.work(2, inputs[0])
+        self.work(2, inputs)
     }
 }
 
@@ -124,7 +261,8 @@ impl Op for AttentionGrad {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![inputs[0].clone()])
+        let operands = &inputs[..self.0.operands()];
+        Ok(operands.iter().map(|&ty| ty.clone()).collect())
     }
 
     fn accumulates(&self) -> bool {
@@ -132,8 +270,9 @@ impl Op for AttentionGrad {
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        let (batch, positions) = (inputs[0].dims[0], inputs[0].dims[1]);
-        4 * chunks(batch, backward_chunk(batch)) * 2 * BLOCK * positions
+        let sizes = self.0.sizes(inputs);
+        let units = sizes.units(&self.0);
+        4 * chunks(units, chunk(units)) * sizes.scratch(&self.0)[1]
     }
 
     fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
@@ -145,83 +284,9 @@ impl Op for AttentionGrad {
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
-        self.0.work(5, inputs[0])
+        self.0.work(5, inputs)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use candle_core::{D, Device, Tensor};
-
-    use crate::builder::Builder;
-    use crate::ops::oracle::{Oracle, random};
-    use crate::value::Type;
-
-    // Sums of up to 150 products of probabilities, and of 8 products in an exponent.
-    const TOLERANCE: f32 = 1e-5;
-
-    fn reference(qkv: &Tensor, heads: usize, causal: bool) -> candle_core::Result<Tensor> {
-        let (b, t, columns) = qkv.dims3()?;
-        let (d, size) = (columns / 3, columns / 3 / heads);
-        let part = |index: usize| {
-            let part = qkv.narrow(2, index * d, d)?;
-            part.reshape((b, t, heads, size))?
-                .transpose(1, 2)?
-                .contiguous()
-        };
-        let (q, k, v) = (part(0)?, part(1)?, part(2)?);
-        let scores = (q.matmul(&k.t()?.contiguous()?)? / (size as f64).sqrt())?;
-        let mask: Vec<f32> = (0..t * t)
-            .map(|i| if causal && i % t > i / t { -1e9 } else { 0.0 })
-            .collect();
-        let scores = scores.broadcast_add(&Tensor::from_vec(mask, (t, t), &Device::Cpu)?)?;
-        let powers = scores
-            .broadcast_sub(&scores.max_keepdim(D::Minus1)?.detach())?
-            .exp()?;
-        let p = powers.broadcast_div(&powers.sum_keepdim(D::Minus1)?)?;
-        p.matmul(&v)?.transpose(1, 2)?.reshape((b, t, d))
-    }
-
-    fn check(b: usize, t: usize, d: usize, heads: usize, causal: bool) {
-        Oracle::new(&[random(&[b, t, 3 * d], 1)])
-            .ours(|b, v| b.attention(v[0], heads, causal))
-            .candle(|v| reference(&v[0], heads, causal))
-            .agree(TOLERANCE);
-    }
-
-    #[test]
-    fn whole_and_broken_blocks_agree_with_candle() {
-        for t in [1, 2, 63, 64, 65, 150] {
-            check(2, t, 12, 3, true);
-            check(1, t, 8, 1, false);
-        }
-    }
-
-    // 80 batch rows of 70: chunks of 128 queries and of 2 batch rows, with borders inside batch rows.
-    #[test]
-    fn chunks_across_batch_rows_agree_with_candle() {
-        check(80, 70, 4, 2, true);
-    }
-
-    #[test]
-    fn a_second_use_adds_to_the_gradient() {
-        Oracle::new(&[random(&[2, 5, 12], 1)])
-            .ours(|b, v| {
-                let causal = b.attention(v[0], 2, true)?;
-                let full = b.attention(v[0], 2, false)?;
-                b.add(causal, full)
-            })
-            .candle(|v| reference(&v[0], 2, true)? + reference(&v[0], 2, false)?)
-            .agree(TOLERANCE);
-    }
-
-    #[test]
-    fn heads_that_do_not_divide_are_refused() {
-        let mut b = Builder::new();
-        let qkv = b.input("qkv", &Type::f32(&[2, 5, 12])).unwrap();
-        assert_eq!(
-            b.attention(qkv, 3, true).unwrap_err().to_string(),
-            "attention: needs f32 [b, t, 3 d] with d a multiple of 3 heads, found f32 [2, 5, 12]"
-        );
-    }
-}
+mod tests;

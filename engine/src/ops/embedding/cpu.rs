@@ -5,7 +5,8 @@ use crate::ops::grain_rows;
 
 pub(super) fn run(frame: &mut Frame<'_>) {
     let (out, _) = frame.output(0);
-    let (tokens, wte, wpe) = (frame.input_u32(0), frame.input(1), frame.input(2));
+    let (tokens, wte) = (frame.input_u32(0), frame.input(1));
+    let wpe = (frame.inputs() > 2).then(|| frame.input(2));
     let positions = frame.ty(0).columns();
     let (vocabulary, d) = (frame.ty(1).rows(), frame.ty(1).columns());
     let chunk = grain_rows(d);
@@ -21,10 +22,9 @@ pub(super) fn run(frame: &mut Frame<'_>) {
                             token < vocabulary,
                             "token {token} is not in the vocabulary of {vocabulary}"
                         );
-                        let position = row % positions;
-                        let vectors = wte[token * d..][..d].iter().zip(&wpe[position * d..][..d]);
-                        for (y, (token, position)) in y.iter_mut().zip(vectors) {
-                            *y = token + position;
+                        y.copy_from_slice(&wte[token * d..][..d]);
+                        if let Some(wpe) = wpe {
+                            add_to(y, &wpe[row % positions * d..][..d]);
                         }
                     }
                 },

@@ -1,4 +1,4 @@
-//! `y[b, t] = wte[token[b, t]] + wpe[t]`.
+//! `y[b, t] = wte[token[b, t]] + wpe[t]`, or without the second term, where positions enter elsewhere.
 //!
 //! Each vector of `wte` gets the sum of the gradients of the rows that hold its token, each of `wpe` that of the
 //! rows at its position; both sums run in the order of the rows, whatever the threads.
@@ -11,7 +11,7 @@ use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{DType, Type, Value};
 
-/// Token vectors plus position vectors.
+/// Token vectors, plus position vectors if there are any.
 #[derive(Debug, Clone, Copy)]
 pub struct Embed;
 
@@ -28,15 +28,16 @@ struct PositionGrad {
 }
 
 impl Builder {
-    /// Token vectors plus position vectors: u32 `[b, t]`, f32 `[v, d]` and `[context, d]` to f32 `[b, t, d]`.
-    /// The gradient flows to both tables.
+    /// Token vectors plus position vectors, if there are any: u32 `[b, t]`, f32 `[v, d]` and `[context, d]` to f32
+    /// `[b, t, d]`. The gradient flows to both tables.
     ///
     /// # Errors
     ///
     /// When the dimensions do not fit, or there are more positions than vectors. A token beyond `v` panics in
     /// the replay.
-    pub fn embed(&mut self, tokens: Value, wte: Value, wpe: Value) -> Result<Value> {
-        self.op1(Embed, &[tokens, wte, wpe])
+    pub fn embed(&mut self, tokens: Value, wte: Value, wpe: Option<Value>) -> Result<Value> {
+        let inputs: Vec<Value> = [tokens, wte].into_iter().chain(wpe).collect();
+        self.op1(Embed, &inputs)
     }
 }
 
@@ -46,19 +47,26 @@ impl Op for Embed {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        let (tokens, wte, wpe) = (inputs[0], inputs[1], inputs[2]);
-        match (&tokens.dims[..], &wte.dims[..], &wpe.dims[..]) {
-            (&[b, t], &[_, d], &[context, also_d])
-                if tokens.dtype == DType::U32 && d == also_d && t <= context =>
-            {
+        let (tokens, wte) = (inputs[0], inputs[1]);
+        let reaches = |t: usize, d: usize| {
+            inputs.get(2).is_none_or(
+                |wpe| matches!(wpe.dims[..], [context, also_d] if t <= context && d == also_d),
+            )
+        };
+        match (&tokens.dims[..], &wte.dims[..]) {
+            (&[b, t], &[_, d]) if tokens.dtype == DType::U32 && reaches(t, d) => {
                 Ok(vec![Type::f32(&[b, t, d])])
             }
-            _ => Err(BuildError::new(
-                self.name(),
-                format!(
-                    "needs tokens u32 [b, t] and tables [v, d] and [context >= t, d], found {tokens}, {wte} and {wpe}"
-                ),
-            )),
+            _ => {
+                let tables: Vec<String> = inputs[1..].iter().map(ToString::to_string).collect();
+                let tables = tables.join(" and ");
+                Err(BuildError::new(
+                    self.name(),
+                    format!(
+                        "needs tokens u32 [b, t] and tables [v, d] and [context >= t, d], found {tokens}, {tables}"
+                    ),
+                ))
+            }
         }
     }
 
@@ -66,11 +74,12 @@ impl Op for Embed {
         let Some(g) = gradients.of(node.outputs[0]) else {
             return Ok(());
         };
-        let [tokens, wte, wpe] = node.inputs[..] else {
-            unreachable!("the shape rule asks for three inputs");
-        };
+        let (tokens, wte) = (node.inputs[0], node.inputs[1]);
         let vocabulary = gradients.builder().ty(wte).rows();
         gradients.emit(TokenGrad { vocabulary }, &[tokens, g], &[Some(wte)])?;
+        let Some(&wpe) = node.inputs.get(2) else {
+            return Ok(());
+        };
         let context = gradients.builder().ty(wpe).rows();
         gradients.emit(PositionGrad { context }, &[g], &[Some(wpe)])
     }
@@ -152,10 +161,26 @@ mod tests {
             .tokens("tokens", &[2, 5], &TOKENS)
             .ours(|b, v| {
                 let tokens = b.input("tokens", &Type::u32(&[2, 5]))?;
-                b.embed(tokens, v[0], v[1])
+                b.embed(tokens, v[0], Some(v[1]))
             })
             .candle(reference)
             // Sums of four or fewer numbers.
+            .agree(1e-6);
+    }
+
+    #[test]
+    fn without_positions_a_token_is_its_vector() {
+        Oracle::new(&[random(&[67, 6], 1)])
+            .tokens("tokens", &[2, 5], &TOKENS)
+            .ours(|b, v| {
+                let tokens = b.input("tokens", &Type::u32(&[2, 5]))?;
+                b.embed(tokens, v[0], None)
+            })
+            .candle(|v| {
+                let tokens = Tensor::new(&TOKENS, &Device::Cpu)?;
+                v[0].index_select(&tokens, 0)?.reshape((2, 5, 6))
+            })
+            // As above.
             .agree(1e-6);
     }
 
@@ -165,9 +190,9 @@ mod tests {
             .tokens("tokens", &[2, 5], &TOKENS)
             .ours(|b, v| {
                 let tokens = b.input("tokens", &Type::u32(&[2, 5]))?;
-                let y = b.embed(tokens, v[0], v[1])?;
+                let y = b.embed(tokens, v[0], Some(v[1]))?;
                 let twice = b.add(v[0], v[0])?;
-                let other = b.embed(tokens, twice, v[1])?;
+                let other = b.embed(tokens, twice, Some(v[1]))?;
                 b.add(y, other)
             })
             .candle(|v| reference(v)? + reference(&[(&v[0] * 2.0)?, v[1].clone()])?)
@@ -182,7 +207,7 @@ mod tests {
         let wte = b.input("wte", &Type::f32(&[9, 6])).unwrap();
         let wpe = b.input("wpe", &Type::f32(&[4, 6])).unwrap();
         assert_eq!(
-            b.embed(tokens, wte, wpe).unwrap_err().to_string(),
+            b.embed(tokens, wte, Some(wpe)).unwrap_err().to_string(),
             "embed: needs tokens u32 [b, t] and tables [v, d] and [context >= t, d], found u32 [2, 5], f32 [9, 6] and f32 [4, 6]"
         );
     }

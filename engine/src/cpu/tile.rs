@@ -1,0 +1,210 @@
+//! Tiles of a matrix that several threads write: rows and columns of which each element has one writer.
+#![expect(
+    unsafe_code,
+    reason = "tiles side by side interleave in memory, where slices cannot tell them apart"
+)]
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::pool::Parts;
+
+/// Some rows and columns of a matrix, written by whoever holds them.
+pub(crate) struct Tile<'a> {
+    start: *mut f32,
+    rows: usize,
+    columns: usize,
+    stride: usize,
+    marker: PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> Tile<'a> {
+    /// A matrix that lies in memory whole.
+    pub(crate) fn whole(values: &'a mut [f32], columns: usize) -> Self {
+        Self::of(values, columns, columns)
+    }
+
+    /// The first columns of a matrix whose rows are `stride` apart.
+    pub(crate) fn of(values: &'a mut [f32], columns: usize, stride: usize) -> Self {
+        assert!(columns > 0 && columns <= stride, "{columns} of {stride}");
+        let missing = stride - columns;
+        Self {
+            start: values.as_mut_ptr(),
+            rows: (values.len() + missing) / stride,
+            columns,
+            stride,
+            marker: PhantomData,
+        }
+    }
+
+    /// Rows and columns of this tile.
+    pub(crate) fn part(&mut self, rows: Range<usize>, columns: Range<usize>) -> Tile<'_> {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "{rows:?}");
+        assert!(
+            columns.start <= columns.end && columns.end <= self.columns,
+            "{columns:?}"
+        );
+        Tile {
+            start: self
+                .start
+                .wrapping_add(rows.start * self.stride + columns.start),
+            rows: rows.len(),
+            columns: columns.len(),
+            stride: self.stride,
+            marker: PhantomData,
+        }
+    }
+
+    /// One row.
+    pub(crate) fn row(&mut self, row: usize) -> &mut [f32] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        // SAFETY: whoever made the tile vouches for its elements: they lie in live memory that is borrowed mutably for `'a`,
+        // and are in no other tile. `&mut self` lends them once.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride), self.columns) }
+    }
+
+    /// Sets every element.
+    pub(crate) fn fill(&mut self, value: f32) {
+        (0..self.rows).for_each(|row| self.row(row).fill(value));
+    }
+
+    /// Where it starts, and how far its rows are apart. Elements of `m` rows and `n` columns may be written.
+    pub(super) fn place(&mut self, m: usize, n: usize) -> (*mut f32, usize) {
+        assert!(
+            m <= self.rows && n <= self.columns,
+            "[{m}, {n}] of [{}, {}]",
+            self.rows,
+            self.columns
+        );
+        (self.start, self.stride)
+    }
+}
+
+/// The tiles of a batch of matrices `[batch, rows, stride]`, numbered: in each matrix, `across` tiles side by side.
+pub(crate) struct Tiles<'a> {
+    start: *mut f32,
+    rows: usize,
+    columns: usize,
+    stride: usize,
+    across: usize,
+    numbers: Range<usize>,
+    marker: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: a range of tiles is held by one thread at a time, and tiles of different numbers share no element.
+unsafe impl Send for Tiles<'_> {}
+
+impl<'a> Tiles<'a> {
+    /// Cuts `values`, f32 `[batch, rows, stride]`, into one set of tiles for each window `(first column, columns of a tile)`.
+    ///
+    /// # Panics
+    ///
+    /// When windows, of `across` tiles each, overlap or reach beyond the stride.
+    pub(crate) fn cut<const N: usize>(
+        values: &'a mut [f32],
+        (rows, stride): (usize, usize),
+        across: usize,
+        windows: [(usize, usize); N],
+    ) -> [Self; N] {
+        let mut taken = 0;
+        for (first, columns) in windows {
+            assert!(first >= taken, "windows {windows:?} of {across} overlap");
+            taken = first + across * columns;
+        }
+        assert!(
+            taken <= stride && values.len().is_multiple_of(rows * stride),
+            "windows {windows:?} of {across} in [.., {rows}, {stride}]"
+        );
+        let start = values.as_mut_ptr();
+        let count = values.len() / (rows * stride) * across;
+        windows.map(|(first, columns)| Self {
+            start: start.wrapping_add(first),
+            rows,
+            columns,
+            stride,
+            across,
+            numbers: 0..count,
+            marker: PhantomData,
+        })
+    }
+
+    /// The tile of a number, which must be one of the chunk's.
+    pub(crate) fn tile(&mut self, number: usize) -> Tile<'_> {
+        assert!(self.numbers.contains(&number), "{number}");
+        let (matrix, column) = (number / self.across, number % self.across);
+        let offset = matrix * self.rows * self.stride + column * self.columns;
+        Tile {
+            start: self.start.wrapping_add(offset),
+            rows: self.rows,
+            columns: self.columns,
+            stride: self.stride,
+            marker: PhantomData,
+        }
+    }
+}
+
+impl Parts for Tiles<'_> {
+    fn split(self, _chunks: usize, rows: usize) -> (Self, Self) {
+        let middle = self.numbers.start + rows;
+        let (left, right) = (self.numbers.start..middle, middle..self.numbers.end);
+        let right = Self {
+            numbers: right,
+            ..self
+        };
+        let left = Self {
+            numbers: left,
+            ..right
+        };
+        (left, right)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Pool;
+
+    #[test]
+    fn each_element_is_in_one_tile() {
+        // Two matrices of 3 rows and 7 columns: tiles of 2 and 1 columns, two of each, and a column that is in none.
+        let mut values = vec![0.0; 2 * 3 * 7];
+        let [wide, narrow] = Tiles::cut(&mut values, (3, 7), 2, [(0, 2), (5, 1)]);
+        let pool = Pool::new(2);
+        pool.enter(|| {
+            pool.run(4, 1, (wide, narrow), |numbers, (mut wide, mut narrow)| {
+                for number in numbers {
+                    wide.tile(number).fill(1.0 + number as f32);
+                    for row in 0..3 {
+                        narrow.tile(number).row(row)[0] -= 1.0 + number as f32;
+                    }
+                }
+            });
+        });
+        let row = |a: f32, b: f32| [a, a, b, b, 0.0, -a, -b];
+        let expected = [[row(1.0, 2.0); 3], [row(3.0, 4.0); 3]];
+        assert_eq!(values, expected.concat().concat());
+    }
+
+    #[test]
+    fn a_part_of_a_tile_is_a_tile() {
+        let mut values = vec![0.0; 11];
+        let mut tile = Tile::of(&mut values, 3, 4);
+        tile.part(1..3, 1..3).row(1).copy_from_slice(&[1.0, 2.0]);
+        assert_eq!(
+            values,
+            [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0]
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "windows [(0, 3), (5, 1)] of 2 overlap")]
+    fn windows_that_overlap_are_refused() {
+        Tiles::cut(&mut [0.0; 10], (1, 10), 2, [(0, 3), (5, 1)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "row 2 of 2")]
+    fn a_row_beyond_the_tile_panics() {
+        Tile::whole(&mut [0.0; 6], 3).row(2);
+    }
+}
