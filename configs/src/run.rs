@@ -106,6 +106,65 @@ pub enum Model {
         /// Width of the MLP.
         d_mlp: usize,
     },
+    /// The reference's small GPT-2: the same network with separate `q_proj`, `k_proj` and `v_proj`, and PyTorch's linear
+    /// layers.
+    Gpt2Simple {
+        /// Vocabulary size.
+        vocab: usize,
+        /// Largest number of positions.
+        n_ctx: usize,
+        /// Width of the residual stream.
+        d_model: usize,
+        /// Blocks.
+        n_layer: usize,
+        /// Attention heads; divides `d_model`.
+        n_head: usize,
+        /// Width of the MLP.
+        d_mlp: usize,
+    },
+    /// The reference's small Llama: RMSNorm, rotary positions, shared key heads, a SwiGLU MLP, a tied head, no bias anywhere.
+    LlamaSimple(Llama),
+    /// The same with a plain MLP: one matrix up, a tanh GELU, one matrix down.
+    LlamaSimpleMlp(Llama),
+}
+
+/// Sizes of a Llama.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Llama {
+    /// Vocabulary size.
+    pub vocab: usize,
+    /// Largest number of positions.
+    pub n_ctx: usize,
+    /// Width of the residual stream.
+    pub d_model: usize,
+    /// Blocks.
+    pub n_layer: usize,
+    /// Query heads; divides `d_model` into heads of an even width.
+    pub n_head: usize,
+    /// Key and value heads; divides `n_head`.
+    pub n_kv_head: usize,
+    /// Width of the MLP.
+    pub d_mlp: usize,
+}
+
+impl Model {
+    /// Vocabulary size of a language model; `None` for a toy.
+    pub fn vocab(&self) -> Option<usize> {
+        match *self {
+            Self::Gpt2 { vocab, .. } | Self::Gpt2Simple { vocab, .. } => Some(vocab),
+            Self::LlamaSimple(llama) | Self::LlamaSimpleMlp(llama) => Some(llama.vocab),
+            Self::Tms { .. } | Self::ResidMlp { .. } => None,
+        }
+    }
+
+    /// Largest number of positions of a language model; `None` for a toy.
+    pub fn n_ctx(&self) -> Option<usize> {
+        match *self {
+            Self::Gpt2 { n_ctx, .. } | Self::Gpt2Simple { n_ctx, .. } => Some(n_ctx),
+            Self::LlamaSimple(llama) | Self::LlamaSimpleMlp(llama) => Some(llama.n_ctx),
+            Self::Tms { .. } | Self::ResidMlp { .. } => None,
+        }
+    }
 }
 
 /// Nonlinearity of a [`Model::ResidMlp`].

@@ -3,7 +3,7 @@
 use crate::{
     kinds::{Clip, Flag, Location, Number, OneOf, Size, Whole},
     reader::Table,
-    run::{Activation, Model, Target, TargetTrain},
+    run::{Activation, Llama, Model, Target, TargetTrain},
     schedule,
 };
 
@@ -12,6 +12,9 @@ pub(crate) enum Architecture {
     Tms,
     ResidMlp,
     Gpt2,
+    Gpt2Simple,
+    LlamaSimple,
+    LlamaSimpleMlp,
 }
 
 impl Architecture {
@@ -24,7 +27,7 @@ impl Architecture {
     pub(crate) fn is_toy(self) -> bool {
         match self {
             Self::Tms | Self::ResidMlp => true,
-            Self::Gpt2 => false,
+            Self::Gpt2 | Self::Gpt2Simple | Self::LlamaSimple | Self::LlamaSimpleMlp => false,
         }
     }
 }
@@ -42,6 +45,9 @@ const ARCHITECTURES: OneOf<Architecture> = OneOf(&[
     ("tms", Architecture::Tms),
     ("resid_mlp", Architecture::ResidMlp),
     ("gpt2", Architecture::Gpt2),
+    ("gpt2_simple", Architecture::Gpt2Simple),
+    ("llama_simple", Architecture::LlamaSimple),
+    ("llama_simple_mlp", Architecture::LlamaSimpleMlp),
 ]);
 
 const ACTIVATIONS: OneOf<Activation> =
@@ -53,7 +59,16 @@ pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
     let model = match architecture {
         Architecture::Tms => read_tms(table, facts),
         Architecture::ResidMlp => read_resid_mlp(table, facts),
-        Architecture::Gpt2 => read_gpt2(table, facts),
+        Architecture::Gpt2 => read_gpt2(table, facts, false),
+        Architecture::Gpt2Simple => read_gpt2(table, facts, true),
+        Architecture::LlamaSimple => {
+            // The three matrices of its MLP hold as much as two of width 4 d_model.
+            read_llama(table, facts, |d_model| d_model.saturating_mul(8) / 3)
+                .map(Model::LlamaSimple)
+        }
+        Architecture::LlamaSimpleMlp => {
+            read_llama(table, facts, |d_model| d_model.saturating_mul(4)).map(Model::LlamaSimpleMlp)
+        }
     };
     let weights = table.maybe("weights", Location);
     let train = table.maybe_table("train", |train| read_train(train, architecture));
@@ -108,7 +123,7 @@ fn read_resid_mlp(table: &mut Table<'_>, facts: &mut Facts) -> Option<Model> {
     })
 }
 
-fn read_gpt2(table: &mut Table<'_>, facts: &mut Facts) -> Option<Model> {
+fn read_gpt2(table: &mut Table<'_>, facts: &mut Facts, simple: bool) -> Option<Model> {
     let vocab = table.need("vocab", Size::at_least(1));
     let n_ctx = table.need("n_ctx", Size::at_least(1));
     facts.n_ctx = n_ctx;
@@ -123,17 +138,73 @@ fn read_gpt2(table: &mut Table<'_>, facts: &mut Facts) -> Option<Model> {
         let message = format!("expected a divisor of d_model = {d_model}, found {n_head}");
         table.refuse::<()>("n_head", message);
     }
-    Some(Model::Gpt2 {
+    let (vocab, n_ctx, d_model) = (vocab?, n_ctx?, d_model?);
+    let (n_layer, n_head, d_mlp) = (n_layer?, n_head?, d_mlp?);
+    Some(if simple {
+        Model::Gpt2Simple {
+            vocab,
+            n_ctx,
+            d_model,
+            n_layer,
+            n_head,
+            d_mlp,
+        }
+    } else {
+        Model::Gpt2 {
+            vocab,
+            n_ctx,
+            d_model,
+            n_layer,
+            n_head,
+            d_mlp,
+        }
+    })
+}
+
+fn read_llama(
+    table: &mut Table<'_>,
+    facts: &mut Facts,
+    natural_width: impl Fn(usize) -> usize,
+) -> Option<Llama> {
+    let vocab = table.need("vocab", Size::at_least(1));
+    let n_ctx = table.need("n_ctx", Size::at_least(1));
+    facts.n_ctx = n_ctx;
+    let d_model = table.need("d_model", Size::at_least(1));
+    let n_layer = table.need("n_layer", Size::at_least(1));
+    let n_head = table.need("n_head", Size::at_least(1));
+    let n_kv_head = table.or("n_kv_head", Size::at_least(1), n_head.unwrap_or(1));
+    let width = d_model.map_or(1, |d_model| natural_width(d_model).clamp(1, Size::MOST));
+    let d_mlp = table.or("d_mlp", Size::at_least(1), width);
+    if let (Some(d_model), Some(n_head)) = (d_model, n_head) {
+        if d_model % n_head != 0 {
+            let message = format!("expected a divisor of d_model = {d_model}, found {n_head}");
+            table.refuse::<()>("n_head", message);
+        } else if d_model / n_head % 2 != 0 {
+            let message = format!(
+                "expected heads of an even width, whose columns rotary positions turn in pairs, found d_model / n_head = {}",
+                d_model / n_head
+            );
+            table.refuse::<()>("n_head", message);
+        }
+    }
+    if let (Some(n_head), Some(n_kv_head)) = (n_head, n_kv_head)
+        && n_head % n_kv_head != 0
+    {
+        let message = format!("expected a divisor of n_head = {n_head}, found {n_kv_head}");
+        table.refuse::<()>("n_kv_head", message);
+    }
+    Some(Llama {
         vocab: vocab?,
         n_ctx: n_ctx?,
         d_model: d_model?,
         n_layer: n_layer?,
         n_head: n_head?,
+        n_kv_head: n_kv_head?,
         d_mlp: d_mlp?,
     })
 }
 
-/// Defaults are those of the reference: PyTorch's AdamW for a toy, the GPT-2 recipe for GPT-2.
+/// Defaults are those of the reference: PyTorch's AdamW for a toy, its one recipe for language models.
 fn read_train(table: &mut Table<'_>, architecture: Architecture) -> Option<TargetTrain> {
     let (beta2, weight_decay, decay_vectors, clip) = if architecture.is_toy() {
         (0.999, 0.01, true, None)

@@ -32,7 +32,7 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
             eval: source,
         });
     }
-    match (&run.data, &run.target.model) {
+    match (&run.data, run.target.model.vocab()) {
         (
             Data::Tokens {
                 train,
@@ -40,9 +40,9 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
                 seq_len,
                 make,
             },
-            Model::Gpt2 { vocab, .. },
+            Some(vocab),
         ) => {
-            let vocab = u32::try_from(*vocab).map_err(|_| {
+            let vocab = u32::try_from(vocab).map_err(|_| {
                 Fault::BadInput(format!("[target] vocab: {vocab} tokens are too many"))
             })?;
             let open = |dir: &Path| -> Result<Source, Fault> {

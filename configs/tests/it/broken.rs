@@ -1,6 +1,6 @@
 //! Broken run files, and the exact words each is refused with.
 
-use crate::{GPT2, RESID_MLP, TMS, load};
+use crate::{GPT2, LLAMA, RESID_MLP, TMS, load};
 
 /// What is done to a good file, and what is said of it.
 struct Case {
@@ -29,6 +29,18 @@ const fn tiny(
 ) -> Case {
     Case {
         file: GPT2,
+        edits,
+        overrides: &[],
+        faults,
+    }
+}
+
+const fn llama(
+    edits: &'static [(&'static str, &'static str)],
+    faults: &'static [&'static str],
+) -> Case {
+    Case {
+        file: LLAMA,
         edits,
         overrides: &[],
         faults,
@@ -112,12 +124,14 @@ const KEYS: &[Case] = &[
     ),
     toy(
         &[("kind = \"tms\"\n", "")],
-        &[r#"run.toml:2:1: missing key `kind` in [target]; expected "tms", "resid_mlp" or "gpt2""#],
+        &[
+            r#"run.toml:2:1: missing key `kind` in [target]; expected "tms", "resid_mlp", "gpt2", "gpt2_simple", "llama_simple" or "llama_simple_mlp""#,
+        ],
     ),
     toy(
         &[("kind = \"tms\"", "kind = \"lstm\"")],
         &[
-            r#"run.toml:3:1: [target] kind: expected "tms", "resid_mlp" or "gpt2", found the string "lstm""#,
+            r#"run.toml:3:1: [target] kind: expected "tms", "resid_mlp", "gpt2", "gpt2_simple", "llama_simple" or "llama_simple_mlp", found the string "lstm""#,
         ],
     ),
     tiny(
@@ -295,6 +309,45 @@ const VALUES: &[Case] = &[
 ];
 
 const CROSS: &[Case] = &[
+    llama(
+        &[("n_head = 4", "n_head = 3")],
+        &[
+            "run.toml:8:1: [target] n_head: expected a divisor of d_model = 64, found 3",
+            "run.toml:9:1: [target] n_kv_head: expected a divisor of n_head = 3, found 2",
+        ],
+    ),
+    llama(
+        &[("n_head = 4", "n_head = 64")],
+        &[
+            "run.toml:8:1: [target] n_head: expected heads of an even width, whose columns rotary positions turn in pairs, found d_model / n_head = 1",
+        ],
+    ),
+    llama(
+        &[("n_kv_head = 2", "n_kv_head = 3\nn_kv_heads = 1")],
+        &[
+            "run.toml:9:1: [target] n_kv_head: expected a divisor of n_head = 4, found 3",
+            "run.toml:10:1: unknown key `n_kv_heads` in [target]; did you mean `n_kv_head`?",
+        ],
+    ),
+    llama(
+        &[
+            ("seq_len = 128", "seq_len = 129"),
+            ("C = 256 }]", "C = 256 }]\ntied = true"),
+        ],
+        &[
+            "run.toml:15:1: [data] seq_len: expected at most the target's 128 positions (n_ctx), found 129",
+            "run.toml:18:1: [decomposition] tied: expected false for a llama_simple target, found true",
+        ],
+    ),
+    llama(
+        &[(
+            "kind = \"tokens\"\ntrain = \"data/train\"\neval = \"data/val\"\nseq_len = 128",
+            "kind = \"sparse_features\"\nprobability = 1",
+        )],
+        &[
+            r#"run.toml:12:1: [data] kind: expected "tokens" for a llama_simple target, found "sparse_features""#,
+        ],
+    ),
     tiny(
         &[("n_head = 4", "n_head = 3")],
         &["run.toml:8:1: [target] n_head: expected a divisor of d_model = 64, found 3"],

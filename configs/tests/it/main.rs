@@ -92,6 +92,36 @@ batch_size = 8
 lr = 1e-3
 "#;
 
+/// A Llama whose weights are there.
+const LLAMA: &str = r#"name = "tiny"
+[target]
+kind = "llama_simple"
+vocab = 256
+n_ctx = 128
+d_model = 64
+n_layer = 2
+n_head = 4
+n_kv_head = 2
+weights = "llama.safetensors"
+[data]
+kind = "tokens"
+train = "data/train"
+eval = "data/val"
+seq_len = 128
+[decomposition]
+sites = [{ pattern = "h.*.mlp.up_proj", C = 256 }]
+[importance]
+kind = "shared_mlp"
+hidden = [128]
+[[loss]]
+kind = "stochastic_recon"
+coeff = 1.0
+[train]
+steps = 300
+batch_size = 8
+lr = 1e-3
+"#;
+
 /// Loads `text` as the file `run.toml`, with overrides.
 fn load(text: &[u8], overrides: &[&str]) -> Result<Run, String> {
     let mut file = tempfile::NamedTempFile::new().expect("a temporary file");

@@ -1,8 +1,8 @@
 //! A resolved run is a run file: it loads to the same run, and two of them can be compared.
 
-use spd_configs::{Activation, Active, Data, Model, Run, Term, pre_identity};
+use spd_configs::{Activation, Active, Data, Llama, Model, Run, Term, pre_identity};
 
-use crate::{GPT2, RESID_MLP, TMS, load};
+use crate::{GPT2, LLAMA, RESID_MLP, TMS, load};
 
 fn assert_written_and_read_again(run: &Run) {
     let text = run.to_toml();
@@ -20,6 +20,40 @@ fn a_toy_is_filled_in_with_the_defaults_of_a_toy() {
 fn a_language_model_is_filled_in_with_the_defaults_of_gpt2() {
     let run = load(GPT2.as_bytes(), &[]).unwrap();
     assert_eq!(run.to_toml(), include_str!("tiny.resolved.toml"));
+    assert_written_and_read_again(&run);
+}
+
+#[test]
+fn the_mlp_of_a_llama_is_as_large_as_one_of_four_widths() {
+    let llama = |n_kv_head, d_mlp| Llama {
+        vocab: 256,
+        n_ctx: 128,
+        d_model: 64,
+        n_layer: 2,
+        n_head: 4,
+        n_kv_head,
+        d_mlp,
+    };
+    let gated = load(LLAMA.as_bytes(), &[]).unwrap();
+    assert_eq!(gated.target.model, Model::LlamaSimple(llama(2, 170)));
+    let plain = LLAMA
+        .replace("llama_simple", "llama_simple_mlp")
+        .replace("n_kv_head = 2\n", "");
+    let plain = load(plain.as_bytes(), &[]).unwrap();
+    assert_eq!(plain.target.model, Model::LlamaSimpleMlp(llama(4, 256)));
+    for run in [gated, plain] {
+        assert_written_and_read_again(&run);
+    }
+}
+
+#[test]
+fn the_references_gpt2_is_read_as_the_other() {
+    let given = ["target.kind=gpt2_simple"];
+    let run = load(GPT2.as_bytes(), &given).unwrap();
+    let Model::Gpt2Simple { d_mlp, n_head, .. } = run.target.model else {
+        panic!("{:?}", run.target.model)
+    };
+    assert_eq!((d_mlp, n_head), (256, 4));
     assert_written_and_read_again(&run);
 }
 

@@ -170,7 +170,7 @@ fn start_of(model: &Model, tensor: &TargetTensor) -> Start {
             (true, _) => Start::Zeros,
             (false, _) => tensor.start,
         },
-        Model::Gpt2 { .. } => {
+        _ => {
             let is_bias_of_layer = name.ends_with(".bias") && !name.contains(".ln_");
             if is_bias_of_layer || name == "transformer.wpe.weight" {
                 Start::Normal(0.01)

@@ -53,8 +53,8 @@ pub(crate) fn write(
     let mut values = last.clone();
     let mut tables = vec![masks_table(&first, &last)];
     let mut lines: Vec<(String, String)> = Vec::new();
-    if let (Data::Tokens { .. }, Model::Gpt2 { vocab, .. }) = (&run.data, &run.target.model)
-        && let Some(bigram) = bigram_cross_entropy(&sources.train, &sources.eval, *vocab)?
+    if let (Data::Tokens { .. }, Some(vocab)) = (&run.data, run.target.model.vocab())
+        && let Some(bigram) = bigram_cross_entropy(&sources.train, &sources.eval, vocab)?
     {
         values.insert("bigram_ce".into(), bigram);
         lines.push(("CE of a bigram model".into(), number(bigram)));

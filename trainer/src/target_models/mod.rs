@@ -2,6 +2,7 @@
 //! where sites are hooked in, when the program is built.
 
 mod gpt2;
+mod llama;
 mod resid_mlp;
 mod tms;
 mod weights;
@@ -97,7 +98,8 @@ pub fn linears(model: &Model) -> Vec<Linear> {
     match model {
         Model::Tms { .. } => tms::linears(model),
         Model::ResidMlp { .. } => resid_mlp::linears(model),
-        Model::Gpt2 { .. } => gpt2::linears(model),
+        Model::Gpt2 { .. } | Model::Gpt2Simple { .. } => gpt2::linears(model),
+        Model::LlamaSimple(_) | Model::LlamaSimpleMlp(_) => llama::linears(model),
     }
 }
 
@@ -106,7 +108,8 @@ pub fn tensors(model: &Model) -> Vec<TargetTensor> {
     match model {
         Model::Tms { .. } => tms::tensors(model),
         Model::ResidMlp { .. } => resid_mlp::tensors(model),
-        Model::Gpt2 { .. } => gpt2::tensors(model),
+        Model::Gpt2 { .. } | Model::Gpt2Simple { .. } => gpt2::tensors(model),
+        Model::LlamaSimple(_) | Model::LlamaSimpleMlp(_) => llama::tensors(model),
     }
 }
 
@@ -116,7 +119,7 @@ pub fn input_kind(model: &Model) -> InputKind {
         Model::Tms { n_features, .. } | Model::ResidMlp { n_features, .. } => {
             InputKind::Features(n_features)
         }
-        Model::Gpt2 { .. } => InputKind::Tokens,
+        _ => InputKind::Tokens,
     }
 }
 
@@ -135,7 +138,12 @@ pub fn forward(
     match model {
         Model::Tms { .. } => tms::forward(model, b, pass, input),
         Model::ResidMlp { .. } => resid_mlp::forward(model, b, weights, pass, input),
-        Model::Gpt2 { .. } => gpt2::forward(model, b, weights, pass, input),
+        Model::Gpt2 { .. } | Model::Gpt2Simple { .. } => {
+            gpt2::forward(model, b, weights, pass, input)
+        }
+        Model::LlamaSimple(_) | Model::LlamaSimpleMlp(_) => {
+            llama::forward(model, b, weights, pass, input)
+        }
     }
 }
 
@@ -152,7 +160,7 @@ pub fn feature_labels(model: &Model, b: &mut Builder, x_bf: Value) -> Result<Val
     }
 }
 
-/// One line for people: `tms 5-2`, `gpt2 3 layers, d_model 128, ...`.
+/// One line for people: `gpt2, 3 layers of width 128, ...`.
 pub fn describe(model: &Model) -> String {
     match *model {
         Model::Tms {
@@ -180,15 +188,7 @@ pub fn describe(model: &Model) -> String {
                 "resid_mlp, {n_layer} {layers} of {d_mlp} neurons, {n_features} features in {d_embed} dimensions"
             )
         }
-        Model::Gpt2 {
-            vocab,
-            n_ctx,
-            d_model,
-            n_layer,
-            n_head,
-            d_mlp,
-        } => format!(
-            "gpt2, {n_layer} layers of width {d_model}, {n_head} heads, mlp {d_mlp}, {vocab} tokens, {n_ctx} positions"
-        ),
+        Model::Gpt2 { .. } | Model::Gpt2Simple { .. } => gpt2::describe(model),
+        Model::LlamaSimple(_) | Model::LlamaSimpleMlp(_) => llama::describe(model),
     }
 }

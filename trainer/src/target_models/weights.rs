@@ -62,6 +62,9 @@ pub fn read_tensors(path: &Path) -> Result<Tensors, Fault> {
     Ok(all)
 }
 
+/// How the names of token embeddings end.
+const WTE: &str = "wte.weight";
+
 /// The tensors of `model` from a file, in the model's names and order.
 ///
 /// A file of a toy holds nothing else: with a layer or a bias more it would be another network.
@@ -126,12 +129,12 @@ pub fn load(path: &Path, model: &Model) -> Result<Weights, Fault> {
             "{shown}: `{name}` is no tensor of the target; are the layers and biases of [target] those of the file?"
         )));
     }
-    if let Model::Gpt2 { .. } = model
-        && let Some((_, head)) = found.get("lm_head.weight")
-        && *head != all[0].2
+    if let Some((_, head)) = found.get("lm_head.weight")
+        && let Some((embedding, _, values)) = all.iter().find(|(name, ..)| name.ends_with(WTE))
+        && head != values
     {
         return Err(Fault::BadInput(format!(
-            "{shown}: `lm_head.weight` differs from `transformer.wte.weight`; only tied heads are supported"
+            "{shown}: `lm_head.weight` differs from `{embedding}`; only tied heads are supported"
         )));
     }
     Ok(all)

@@ -15,7 +15,27 @@ const MASKS: [&str; 6] = ["ci", "unmasked", "stoch", "random", "rounded", "zero"
 
 #[test]
 fn golden_gpt2_ce_kl() {
-    let Some(case) = Numbers::open("gpt2") else {
+    check("gpt2");
+}
+
+#[test]
+fn golden_gpt2_simple_ce_kl() {
+    check("gpt2_simple");
+}
+
+#[test]
+fn golden_llama_simple_ce_kl() {
+    check("llama_simple");
+}
+
+#[test]
+fn golden_llama_simple_mlp_ce_kl() {
+    check("llama_simple_mlp");
+}
+
+#[expect(clippy::print_stdout, reason = "the report of a test")]
+fn check(name: &str) {
+    let Some(case) = Numbers::open(name) else {
         return;
     };
     let all = case.info.as_object().expect("metadata");
@@ -64,8 +84,8 @@ fn golden_gpt2_ce_kl() {
     executor.run(&mut replica.store);
 
     // As for the transformer's single steps. Differences of cross-entropies are as exact as these, not as themselves.
-    let mut comparison = Comparison::new("gpt2 ce_kl", 1e-4);
-    comparison.group("gpt2 ce_kl");
+    let mut comparison = Comparison::new(&format!("{name} ce_kl"), 1e-4);
+    comparison.group("ce_kl");
     let ours = |name: String| f64::from(executor.scalar_output(&name, &replica.store));
     let clean = ours("ce_target".into());
     let zero = ours("ce_zero".into());

@@ -56,6 +56,21 @@ fn golden_gpt2() {
     check("gpt2", TRANSFORMER);
 }
 
+#[test]
+fn golden_gpt2_simple() {
+    check("gpt2_simple", TRANSFORMER);
+}
+
+#[test]
+fn golden_llama_simple() {
+    check("llama_simple", TRANSFORMER);
+}
+
+#[test]
+fn golden_llama_simple_mlp() {
+    check("llama_simple_mlp", TRANSFORMER);
+}
+
 #[expect(clippy::print_stdout, reason = "the report of a test")]
 fn check(name: &str, tolerance: f64) {
     let Some(case) = Numbers::open(name) else {

@@ -1,4 +1,4 @@
-//! A GPT-2 checkpoint that another program wrote, read from disk.
+//! Checkpoints of targets that another program wrote, read from disk.
 
 use std::io::Write as _;
 
@@ -13,21 +13,30 @@ use super::terms::{self, Settings};
 
 #[test]
 fn golden_gpt2_checkpoint_gives_the_recorded_logits() {
-    logits("gpt2 checkpoint", |name| Some(name.to_owned()));
+    logits("gpt2", "checkpoint", |name| Some(name.to_owned()));
 }
 
 // As `GPT2Model.save_pretrained` writes it: no prefix, no head.
 #[test]
 fn golden_gpt2_checkpoint_of_the_bare_model_gives_the_recorded_logits() {
-    logits("gpt2 bare checkpoint", |name| {
+    logits("gpt2", "bare checkpoint", |name| {
         name.strip_prefix("transformer.").map(str::to_owned)
     });
 }
 
+// These hold `lm_head.weight`, which must be the embedding once more.
+#[test]
+fn golden_checkpoints_of_the_references_own_models_give_the_recorded_logits() {
+    for case in ["gpt2_simple", "llama_simple", "llama_simple_mlp"] {
+        logits(case, "checkpoint", |name| Some(name.to_owned()));
+    }
+}
+
 /// Writes the tensors that `name` names to a file, loads it and compares the logits.
 #[expect(clippy::print_stdout, reason = "the report of a test")]
-fn logits(what: &str, name: impl Fn(&str) -> Option<String>) {
-    let Some(case) = Numbers::open("gpt2") else {
+fn logits(case: &str, what: &str, name: impl Fn(&str) -> Option<String>) {
+    let what = format!("{case} {what}");
+    let Some(case) = Numbers::open(case) else {
         return;
     };
     let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = case
@@ -72,7 +81,7 @@ fn logits(what: &str, name: impl Fn(&str) -> Option<String>) {
     executor.run(&mut replica.store);
 
     // As for the transformer's single steps.
-    let mut comparison = Comparison::new(what, 1e-4);
+    let mut comparison = Comparison::new(&what, 1e-4);
     comparison.group("logits");
     let ours = executor.output("logits", &replica.store);
     comparison.tensor("out.target", ours, &case.get("out.target").values);

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use serde_json::Value as Json;
 use spd_configs::{
     Activation, Active, Checkpoint, Data, Decomposition, Eval, FaithfulnessWarmup, Importance,
-    ImportanceKind, Log, Loss, Model, OutputLoss, Precision, Routing, Run, Sampling, Schedule,
-    Shape, Sigmoid, SitePattern, Target, Term, Train,
+    ImportanceKind, Llama, Log, Loss, Model, OutputLoss, Precision, Routing, Run, Sampling,
+    Schedule, Shape, Sigmoid, SitePattern, Target, Term, Train,
 };
 
 use super::numbers::Numbers;
@@ -71,6 +71,30 @@ fn model(config: &Json) -> Model {
         };
     }
     let d_model = size(config, "n_embd");
+    let llama = || Llama {
+        vocab: size(config, "vocab_size"),
+        n_ctx: size(config, "n_ctx"),
+        d_model,
+        n_layer: size(config, "n_layer"),
+        n_head: size(config, "n_head"),
+        n_kv_head: size(config, "n_key_value_heads"),
+        d_mlp: size(config, "n_intermediate"),
+    };
+    match config["model_type"].as_str() {
+        Some("LlamaSimple") => return Model::LlamaSimple(llama()),
+        Some("LlamaSimpleMLP") => return Model::LlamaSimpleMlp(llama()),
+        Some("GPT2Simple") => {
+            return Model::Gpt2Simple {
+                vocab: size(config, "vocab_size"),
+                n_ctx: size(config, "block_size"),
+                d_model,
+                n_layer: size(config, "n_layer"),
+                n_head: size(config, "n_head"),
+                d_mlp: 4 * d_model,
+            };
+        }
+        _ => {}
+    }
     Model::Gpt2 {
         vocab: size(config, "vocab_size"),
         n_ctx: size(config, "n_positions"),

@@ -51,6 +51,21 @@ fn golden_gpt2_trajectory() {
     check("gpt2", ROUNDING);
 }
 
+#[test]
+fn golden_gpt2_simple_trajectory() {
+    check("gpt2_simple", ROUNDING);
+}
+
+#[test]
+fn golden_llama_simple_trajectory() {
+    check("llama_simple", ROUNDING);
+}
+
+#[test]
+fn golden_llama_simple_mlp_trajectory() {
+    check("llama_simple_mlp", ROUNDING);
+}
+
 #[expect(clippy::print_stdout, reason = "the report of a test")]
 fn check(name: &str, tolerance: f64) {
     let (Some(case), Some(numbers)) = (Numbers::open(name), Numbers::open(&format!("{name}.traj")))
