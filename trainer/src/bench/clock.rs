@@ -16,24 +16,40 @@ pub(super) struct Clock {
     sorted_ms: Vec<f64>,
 }
 
-/// Makes warm-up steps, timed steps, and as many steps back to back. `step` gets the number of the batch, which starts
-/// anew at 0 for each of the three.
-pub(super) fn measure(mut step: impl FnMut(usize), settings: &Settings) -> Clock {
+/// What is timed.
+pub(super) trait Timed {
+    /// What a step finds ready: made while the clock stands still.
+    fn prepare(&mut self, batch: usize);
+
+    /// One step on the batch of a number.
+    fn step(&mut self, batch: usize);
+}
+
+/// Makes warm-up steps, timed steps, and as many steps back to back, which all find the same ready. Batches are numbered
+/// from 0 in each of the three.
+pub(super) fn measure(timed: &mut impl Timed, settings: &Settings) -> Clock {
     let start = Instant::now();
-    step(0);
-    let first_s = start.elapsed().as_secs_f64();
-    (1..settings.warmup).for_each(&mut step);
+    let mut first_s = 0.0;
+    for index in 0..settings.warmup.max(1) {
+        timed.prepare(index);
+        timed.step(index);
+        if index == 0 {
+            first_s = start.elapsed().as_secs_f64();
+        }
+    }
     let warmup_s = start.elapsed().as_secs_f64();
     let mut sorted_ms: Vec<f64> = (0..settings.steps)
         .map(|index| {
+            timed.prepare(index);
             let start = Instant::now();
-            step(index);
+            timed.step(index);
             ms(start)
         })
         .collect();
     sorted_ms.sort_by(f64::total_cmp);
+    timed.prepare(0);
     let start = Instant::now();
-    (0..settings.steps).for_each(&mut step);
+    (0..settings.steps).for_each(|index| timed.step(index));
     let pipelined_ms = ms(start) / settings.steps as f64;
     Clock {
         first_s,
@@ -94,14 +110,28 @@ mod tests {
 
     #[test]
     fn batches_start_anew_and_one_warm_up_step_is_always_made() {
-        let mut seen = Vec::new();
+        struct Seen(Vec<(char, usize)>);
+
+        impl Timed for Seen {
+            fn prepare(&mut self, batch: usize) {
+                self.0.push(('p', batch));
+            }
+
+            fn step(&mut self, batch: usize) {
+                self.0.push(('s', batch));
+            }
+        }
+
+        let mut seen = Seen(Vec::new());
         let settings = Settings {
             steps: 2,
             warmup: 0,
             threads: 1,
             phases: false,
         };
-        measure(|index| seen.push(index), &settings);
-        assert_eq!(seen, [0, 0, 1, 0, 1]);
+        measure(&mut seen, &settings);
+        let one_by_one = [('p', 0), ('s', 0), ('p', 0), ('s', 0), ('p', 1), ('s', 1)];
+        let back_to_back = [('p', 0), ('s', 0), ('s', 1)];
+        assert_eq!(seen.0, [&one_by_one[..], &back_to_back].concat());
     }
 }

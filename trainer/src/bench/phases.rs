@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 use spd_engine::{Builder, Executor, OpProfile};
 
 use super::ceilings::Ceilings;
+use super::clock::Timed;
 use super::clock::{ms, quantile};
 use super::workload::Workload;
+use super::{Step, given_masks};
 use crate::decomposition::Draws;
 use crate::fault::Fault;
 
@@ -108,8 +110,9 @@ pub(super) fn measure(
         site.components,
     ];
     let ceilings = Ceilings::measure(workload.pool(), shape, memory)?;
-    let parts_ms = parts(workload, steps)?;
+    let stages = stages(workload, steps)?;
     workload.program.start_profile();
+    workload.prepare(0);
     let start = Instant::now();
     (0..steps).for_each(|index| workload.step(index));
     let step_ms = ms(start) / steps as f64;
@@ -120,7 +123,7 @@ pub(super) fn measure(
         let named = kinds.iter().filter(|row| names.contains(&row.name));
         named.map(|row| row.ms).sum::<f64>()
     };
-    let parts = split(median_ms, parts_ms, (of(&UPDATE), of(&[L0])));
+    let parts = split(median_ms, &stages, (of(&UPDATE), of(&[L0])));
     single.sort_by(|a, b| b.ms.total_cmp(&a.ms));
     single.truncate(SINGLE);
     Ok(Phases {
@@ -163,17 +166,24 @@ fn kinds(rows: &[OpRow]) -> Vec<OpRow> {
     kinds
 }
 
-/// Median times of programs that end after the clean pass, after the importances, and after the losses.
-fn parts(workload: &mut Workload, steps: usize) -> Result<[f64; 3], Fault> {
-    let mut programs = [
-        part(workload, End::CleanPass)?,
-        part(workload, End::Importances)?,
-        part(workload, End::Losses)?,
-    ];
-    let mut times = [const { Vec::new() }; 3];
-    // In turn, so that whatever else the machine does falls on all three; the first round is a warm-up.
+/// The stages of the step before its backward pass, each with the median time of a program that ends with it.
+fn stages(workload: &mut Workload, steps: usize) -> Result<Vec<(&'static str, f64)>, Fault> {
+    let ends: &[(&str, End)] = match workload.kind {
+        Step::Training => &[
+            ("clean pass", End::CleanPass),
+            ("importances", End::Importances),
+            ("masked passes and losses", End::Losses),
+        ],
+        Step::GivenMasks { .. } => &[("masked pass", End::GivenMasks)],
+    };
+    let mut programs = Vec::new();
+    for &(name, end) in ends {
+        programs.push((name, part(workload, end)?, Vec::new()));
+    }
+    // In turn, so that whatever else the machine does falls on all; the first round is a warm-up.
     for index in 0..=steps {
-        for (program, times) in programs.iter_mut().zip(&mut times) {
+        for (_, program, times) in &mut programs {
+            workload.draw(program);
             let start = Instant::now();
             workload.prepare_part(index, program);
             program.run(&mut workload.store);
@@ -182,15 +192,20 @@ fn parts(workload: &mut Workload, steps: usize) -> Result<[f64; 3], Fault> {
             }
         }
     }
-    Ok(times.map(|mut times| {
+    let median = |mut times: Vec<f64>| {
         times.sort_by(f64::total_cmp);
         quantile(&times, 0.5)
-    }))
+    };
+    let stages = programs.into_iter();
+    Ok(stages
+        .map(|(name, _, times)| (name, median(times)))
+        .collect())
 }
 
 /// What a part of the step ends with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 enum End {
+    GivenMasks,
     CleanPass,
     Importances,
     Losses,
@@ -199,6 +214,11 @@ enum End {
 fn part(workload: &Workload, end: End) -> Result<Executor, Fault> {
     let (decomposition, store) = (&workload.decomposition, &workload.store);
     let mut b = Builder::new();
+    if end == End::GivenMasks {
+        let loss = given_masks::forward(decomposition, &mut b, store, workload.shape())?;
+        b.output("loss", loss);
+        return Ok(Executor::new(&b, Arc::clone(workload.pool())));
+    }
     let front = decomposition.front(&mut b, store, workload.shape(), &Draws::Counters)?;
     b.output("clean", front.output);
     if end >= End::Importances {
@@ -215,20 +235,24 @@ fn part(workload: &Workload, end: End) -> Result<Executor, Fault> {
     Ok(Executor::new(&b, Arc::clone(workload.pool())))
 }
 
-/// What each part adds to those before it. Where noise is larger than a part, the part is negative, and says so.
+/// What each stage adds to those before it. Where noise is larger than a part, the part is negative, and says so.
 fn split(
     step_ms: f64,
-    [clean, importances, losses]: [f64; 3],
+    stages: &[(&'static str, f64)],
     (update, l0): (f64, f64),
 ) -> Vec<(&'static str, f64)> {
-    vec![
-        ("clean pass", clean),
-        ("importances", importances - clean),
-        ("masked passes and losses", losses - importances),
-        ("backward", step_ms - losses - update - l0),
+    let mut before = 0.0;
+    let mut parts = Vec::with_capacity(stages.len() + 3);
+    for &(name, ms) in stages {
+        parts.push((name, ms - before));
+        before = ms;
+    }
+    parts.extend([
+        ("backward", step_ms - before - update - l0),
         ("update", update),
         ("l0", l0),
-    ]
+    ]);
+    parts
 }
 
 #[cfg(test)]
@@ -238,26 +262,28 @@ mod tests {
 
     #[test]
     fn every_op_is_in_one_kind_and_parts_add_up() {
-        let preset = preset("tiny-tms", &Overrides::default()).unwrap();
-        let mut workload = Workload::new(&preset, 1).unwrap();
-        let phases = measure(&mut workload, 2, 5.0).unwrap();
-        let total = phases.total();
-        assert_eq!(total.calls, workload.program.plan().ops());
-        assert!(total.ms > 0.0 && total.ms <= phases.step_ms);
-        assert!(
-            phases
-                .kinds
-                .iter()
-                .any(|row| row.name == "matmul" && row.flops > 0)
-        );
-        let sum: f64 = phases.parts.iter().map(|(_, ms)| ms).sum();
-        assert!((sum - 5.0).abs() < 1e-9);
-        assert!(
-            phases
-                .parts
-                .iter()
-                .any(|&(name, ms)| name == "update" && ms > 0.0)
-        );
+        for name in ["tiny-tms", "tiny-seed"] {
+            let preset = preset(name, &Overrides::default()).unwrap();
+            let mut workload = Workload::new(&preset, 1).unwrap();
+            let phases = measure(&mut workload, 2, 5.0).unwrap();
+            let total = phases.total();
+            assert_eq!(total.calls, workload.program.plan().ops());
+            assert!(total.ms > 0.0 && total.ms <= phases.step_ms);
+            assert!(
+                phases
+                    .kinds
+                    .iter()
+                    .any(|row| row.name == "matmul" && row.flops > 0)
+            );
+            let sum: f64 = phases.parts.iter().map(|(_, ms)| ms).sum();
+            assert!((sum - 5.0).abs() < 1e-9);
+            assert!(
+                phases
+                    .parts
+                    .iter()
+                    .any(|&(name, ms)| name == "update" && ms > 0.0)
+            );
+        }
     }
 
     #[test]

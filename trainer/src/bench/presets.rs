@@ -1,53 +1,45 @@
-//! The workloads by name: what a run file would say, without data or a trained target.
+//! The workloads by name, and what may be asked for in place of their own settings.
 //!
 //! Names, sizes and settings are those of the peers' `workloads.py`. A step is timed half-way through training.
 
-use std::path::PathBuf;
+use spd_configs::{Data, Run};
 
-use spd_configs::{
-    Activation, Active, Checkpoint, Data, Decomposition, Eval, FaithfulnessWarmup, Importance,
-    ImportanceKind, Log, Loss, Model, OutputLoss, Precision, Routing, Run, Sampling, Schedule,
-    Shape, Sigmoid, SitePattern, Target, Term, Train,
-};
-
+use super::runs::run;
 use crate::fault::Fault;
 
 /// What this build can time.
-const KNOWN: [&str; 6] = [
+const KNOWN: [&str; 15] = [
     "tms_5-2",
     "tms_40-10",
     "resid_mlp1",
+    "seed-16x128",
+    "seed-32x256",
+    "seed-64x256",
+    "seed-128x256",
+    "full-ss-llama",
+    "full-ss-llama-32x512",
+    "full-ss-llama-64x512",
     "full-gpt2-h1",
     "tiny-tms",
+    "tiny-seed",
+    "tiny-ss-llama",
     "tiny-gpt2-h1",
 ];
 
 /// What the peers can and this build cannot: targets, importance functions or losses are missing.
-const NOT_YET: [&str; 20] = [
-    "seed-16x128",
+const NOT_YET: [&str; 11] = [
     "seed-16x128-bf16",
-    "seed-32x256",
     "seed-32x256-bf16",
-    "seed-64x256",
     "seed-64x256-bf16",
-    "seed-128x256",
     "seed-128x256-bf16",
-    "full-ss-llama",
-    "full-ss-llama-32x512",
-    "full-ss-llama-64x512",
     "full-pile-4l",
     "resid_mlp2",
-    "tiny-seed",
     "tiny-seed-bf16",
-    "tiny-ss-llama",
     "tiny-pile-4l",
     "tiny-pile-broadcast",
     "tiny-pgd",
     "tiny-resid",
 ];
-
-/// Steps of the run whose middle is timed.
-const STEPS: u64 = 10_000;
 
 /// A workload: its name, with what was asked for in place of the preset's own, and its run.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,6 +48,20 @@ pub struct Preset {
     pub name: String,
     /// The run; its data are never opened.
     pub run: Run,
+    /// What of it is timed.
+    pub step: Step,
+}
+
+/// What is timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The step of the run.
+    Training,
+    /// A masked pass with given masks, the mean of its logits, backward, and the components' update.
+    GivenMasks {
+        /// Tokens are drawn from the first so many.
+        tokens: usize,
+    },
 }
 
 /// What is asked for in place of a preset's own.
@@ -102,7 +108,7 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
     if NOT_YET.contains(&name) {
         return refuse(format!("not yet in this build; {}", known()));
     }
-    let Some(mut run) = run(name) else {
+    let Some((mut run, step)) = run(name) else {
         return refuse(format!(
             "no such workload; {}; not yet in this build: {}",
             known(),
@@ -117,7 +123,7 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
             if overrides.batch.is_some() || overrides.seq.is_some() {
                 name = format!("{name}@{rows}x{seq_len}");
             }
-            if let Model::Gpt2 { n_ctx, .. } = run.target.model
+            if let Some(n_ctx) = run.target.model.n_ctx()
                 && *seq_len > n_ctx
             {
                 return refuse(format!(
@@ -133,206 +139,8 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
     Ok(Preset {
         name: format!("{name}@fp32"),
         run,
+        step,
     })
-}
-
-fn run(name: &str) -> Option<Run> {
-    let gpt2 = |vocab, n_ctx, d_model, (n_layer, n_head)| Model::Gpt2 {
-        vocab,
-        n_ctx,
-        d_model,
-        n_layer,
-        n_head,
-        d_mlp: 4 * d_model,
-    };
-    let run = match name {
-        "tms_5-2" => tms(name, (5, 2), 4096, (20, 16), (3e-3, 1.0)),
-        "tms_40-10" => tms(name, (40, 10), 4096, (200, 16), (1e-4, 2.0)),
-        "tiny-tms" => tms(name, (5, 2), 64, (8, 4), (3e-3, 1.0)),
-        "resid_mlp1" => resid_mlp1(name),
-        "full-gpt2-h1" => {
-            let model = gpt2(50_257, 1024, 768, (12, 12));
-            gpt2_h1(name, model, (2, 1024), (768, 12))
-        }
-        "tiny-gpt2-h1" => gpt2_h1(name, gpt2(50, 16, 16, (2, 2)), (2, 16), (12, 5)),
-        _ => return None,
-    };
-    Some(run)
-}
-
-/// A toy model of superposition, taken apart with tied components.
-fn tms(
-    name: &str,
-    (n_features, n_hidden): (usize, usize),
-    rows: usize,
-    (components, hidden): (usize, usize),
-    (coeff, p): (f64, f64),
-) -> Run {
-    let model = Model::Tms {
-        n_features,
-        n_hidden,
-        n_hidden_layers: 0,
-        zero_bias: true,
-    };
-    let losses = vec![
-        minimality(coeff, p, None),
-        stochastic(1.0, Routing::All),
-        stochastic(1.0, Routing::Layerwise),
-    ];
-    let mut run = base(name, model, sparse(0.05, 0.0), (rows, 1e-3), losses);
-    run.decomposition.sites = ["linear1", "linear2"]
-        .map(|path| SitePattern {
-            pattern: path.to_owned(),
-            components,
-        })
-        .to_vec();
-    run.decomposition.tied = true;
-    run.importance.kind = ImportanceKind::Mlp;
-    run.importance.hidden = vec![hidden];
-    run.train.output_loss = OutputLoss::Mse;
-    run
-}
-
-/// A residual MLP of one layer.
-fn resid_mlp1(name: &str) -> Run {
-    let model = Model::ResidMlp {
-        n_features: 100,
-        d_embed: 1000,
-        d_mlp: 50,
-        n_layer: 1,
-        activation: Activation::Relu,
-        in_bias: false,
-        out_bias: false,
-    };
-    let losses = vec![
-        minimality(1e-5, 2.0, None),
-        stochastic(1.0, Routing::Layerwise),
-        stochastic(1.0, Routing::All),
-    ];
-    let mut run = base(name, model, sparse(0.01, -1.0), (2048, 2e-3), losses);
-    run.decomposition.sites = ["layers.*.mlp_in", "layers.*.mlp_out"]
-        .map(|pattern| SitePattern {
-            pattern: pattern.to_owned(),
-            components: 100,
-        })
-        .to_vec();
-    run.importance.kind = ImportanceKind::Mlp;
-    run.importance.hidden = vec![16];
-    run.train.output_loss = OutputLoss::Mse;
-    run
-}
-
-/// Features on with a probability, uniform between `low` and 1.
-fn sparse(probability: f64, low: f64) -> Data {
-    Data::SparseFeatures {
-        active: Active::ByChance {
-            probability,
-            synced_inputs: Vec::new(),
-        },
-        low,
-        high: 1.0,
-    }
-}
-
-/// One matrix of a GPT-2, layerwise.
-fn gpt2_h1(
-    name: &str,
-    model: Model,
-    (rows, seq_len): (usize, usize),
-    (components, hidden): (usize, usize),
-) -> Run {
-    let data = Data::Tokens {
-        train: PathBuf::new(),
-        eval: PathBuf::new(),
-        seq_len,
-        make: None,
-    };
-    let losses = vec![
-        minimality(3e-4, 2.0, Some(0.3)),
-        stochastic(2.0, Routing::Layerwise),
-    ];
-    let mut run = base(name, model, data, (rows, 3e-4), losses);
-    run.decomposition.sites = vec![SitePattern {
-        pattern: "transformer.h.1.attn.c_attn".to_owned(),
-        components,
-    }];
-    run.importance.hidden = vec![hidden];
-    run
-}
-
-fn minimality(coeff: f64, p: f64, p_final: Option<f64>) -> Loss {
-    let term = Term::ImportanceMinimality {
-        p,
-        p_final,
-        anneal_start: 0.0,
-        anneal_end: 1.0,
-        beta: 0.0,
-    };
-    Loss { coeff, term }
-}
-
-fn stochastic(coeff: f64, routing: Routing) -> Loss {
-    let term = Term::StochasticRecon { routing };
-    Loss { coeff, term }
-}
-
-fn base(name: &str, model: Model, data: Data, (rows, lr): (usize, f64), losses: Vec<Loss>) -> Run {
-    Run {
-        name: name.to_owned(),
-        seed: 0,
-        precision: Precision::F32,
-        target: Target {
-            model,
-            weights: None,
-            train: None,
-        },
-        data,
-        decomposition: Decomposition {
-            sites: Vec::new(),
-            identity: Vec::new(),
-            delta: true,
-            tied: false,
-        },
-        importance: Importance {
-            kind: ImportanceKind::VectorMlp,
-            hidden: Vec::new(),
-            sigmoid: Sigmoid::LeakyHard,
-            sampling: Sampling::Continuous,
-        },
-        losses,
-        train: Train {
-            steps: STEPS,
-            batch_size: rows,
-            mask_samples: 1,
-            output_loss: OutputLoss::Kl,
-            lr: Schedule {
-                start: lr,
-                shape: Shape::Constant,
-                warmup: 0.0,
-                final_fraction: 1.0,
-            },
-            clip_components: None,
-            clip_importance: None,
-            faithfulness_warmup: FaithfulnessWarmup {
-                steps: 0,
-                lr: 0.0,
-                weight_decay: 0.0,
-            },
-        },
-        eval: Eval {
-            every: 0,
-            batches: 1,
-            batch_size: rows,
-            alive_threshold: 0.0,
-            rounding_threshold: 0.0,
-            known: Vec::new(),
-        },
-        checkpoint: Checkpoint {
-            every: STEPS,
-            keep: 1,
-        },
-        log: Log { every: STEPS },
-    }
 }
 
 #[cfg(test)]
@@ -340,7 +148,8 @@ mod tests {
     use spd_engine::Store;
 
     use super::*;
-    use crate::decomposition::Decomposition;
+    use crate::bench::workload::decomposition;
+    use crate::parameters::Group;
 
     fn named(name: &str, batch: Option<usize>, seq: Option<usize>) -> String {
         let overrides = Overrides {
@@ -359,27 +168,36 @@ mod tests {
     }
 
     // Counts by hand, tied components once. TMS 5-2: 20 (5 + 2), and per site 20 (16 + 16 + 16 + 1).
-    // TMS 40-10: 200 (40 + 10), and 2 * 200 * 49. Residual MLP: 2 * 100 (1000 + 50), and 2 * 100 * 49. GPT-2: 768 (768 + 2304), and 768 (768 * 12 + 12 + 12 + 1).
+    // TMS 40-10: 200 (40 + 10), and 2 * 200 * 49. Residual MLP: 2 * 100 (1000 + 50), and 2 * 100 * 49. Llama: a block's
+    // seven matrices have 2303 rows and columns, so 4 * 1200 * 2303; each has (d_in + 1) 1000 + 1001 * 1200 in its
+    // importance function, d_in being 128 and once 341; the tiny one: 2 * 12 * 440 and 2 (6 * 1092 + 1284). GPT-2:
+    // 768 (768 + 2304), and 768 (768 * 12 + 12 + 12 + 1).
     #[test]
     fn every_known_name_has_sites_and_parameters() {
         let counts = [
             (140, 1960),
             (10_000, 19_600),
             (210_000, 9800),
+            (11_054_400, 0),
+            (11_054_400, 0),
+            (11_054_400, 0),
+            (11_054_400, 0),
+            (11_054_400, 38_097_600),
+            (11_054_400, 38_097_600),
+            (11_054_400, 38_097_600),
             (2_359_296, 7_097_088),
             (56, 208),
+            (10_560, 0),
+            (10_560, 15_672),
             (768, 1092),
         ];
         for (name, expected) in KNOWN.iter().zip(counts) {
             // Slots of zeros are not touched, so GPT-2 costs no time.
             let mut store = Store::new();
-            let run = preset(name, &Overrides::default()).unwrap().run;
-            let decomposition = Decomposition::new(&run, &mut store).unwrap();
+            let preset = preset(name, &Overrides::default()).unwrap();
+            let decomposition = decomposition(&preset, &mut store).unwrap();
             let of = |group| decomposition.parameters.of(&[group]).len(&store);
-            let found = (
-                of(crate::parameters::Group::Components),
-                of(crate::parameters::Group::Importance),
-            );
+            let found = (of(Group::Components), of(Group::Importance));
             assert_eq!(found, expected, "{name}");
         }
     }
@@ -393,15 +211,19 @@ mod tests {
         assert_eq!(gpt2(None, None), "full-gpt2-h1@fp32");
         assert_eq!(gpt2(Some(1), Some(256)), "full-gpt2-h1@1x256@fp32");
         assert_eq!(gpt2(None, Some(256)), "full-gpt2-h1@2x256@fp32");
+        let seed = named("seed-16x128", Some(2), None);
+        assert_eq!(seed, "seed-16x128@2x128@fp32");
     }
 
     #[test]
     fn what_cannot_be_timed_is_refused_in_one_line() {
         let default = Overrides::default();
-        let known = "known: tms_5-2, tms_40-10, resid_mlp1, full-gpt2-h1, tiny-tms, tiny-gpt2-h1";
+        let known = "known: tms_5-2, tms_40-10, resid_mlp1, seed-16x128, seed-32x256, seed-64x256, seed-128x256, \
+                     full-ss-llama, full-ss-llama-32x512, full-ss-llama-64x512, full-gpt2-h1, tiny-tms, tiny-seed, \
+                     tiny-ss-llama, tiny-gpt2-h1";
         assert_eq!(
-            refused("full-ss-llama", &default),
-            format!("bench full-ss-llama: not yet in this build; {known}")
+            refused("full-pile-4l", &default),
+            format!("bench full-pile-4l: not yet in this build; {known}")
         );
         let unknown = refused("tmz", &default);
         assert!(

@@ -7,7 +7,8 @@ use spd_dataloader::{Batch, Source};
 use spd_draws::{Purpose, Stream};
 use spd_engine::{Executor, Pool, Store};
 
-use super::Preset;
+use super::clock::Timed;
+use super::{Preset, Step, given_masks};
 use crate::data::{features, fill, training_feed};
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::fault::Fault;
@@ -18,7 +19,7 @@ use crate::target_models::{Start, TargetTensor, tensors};
 /// Batches that are made beforehand and taken in turn.
 const BATCHES: usize = 8;
 
-const BETA2: f64 = 0.999;
+pub(super) const BETA2: f64 = 0.999;
 
 /// Keeps the target's draws apart from those of components.
 const TARGET_SEED: u64 = 0x0074_6172_6765_7400;
@@ -28,6 +29,7 @@ pub(super) struct Workload {
     pub(super) decomposition: Decomposition,
     pub(super) store: Store,
     pub(super) program: Executor,
+    pub(super) kind: Step,
     batches: Vec<Batch>,
     steps: u32,
 }
@@ -36,11 +38,15 @@ impl Workload {
     pub(super) fn new(preset: &Preset, threads: usize) -> Result<Self, Fault> {
         let run = &preset.run;
         let mut store = Store::new();
-        let decomposition = Decomposition::new(run, &mut store)?;
+        let decomposition = decomposition(preset, &mut store)?;
         start_target(&run.target.model, &mut store);
         decomposition.initialise(&mut store);
         store.zeros(HALT, &[2]);
-        let builder = decomposition.step_program(&store)?;
+        let shape = decomposition.shape(run.train.batch_size);
+        let builder = match preset.step {
+            Step::Training => decomposition.step_program(&store)?,
+            Step::GivenMasks { .. } => given_masks::program(&decomposition, &store, shape)?,
+        };
         let mut program = Executor::new(&builder, Arc::new(Pool::new(threads)));
         program.parameters.seed = run.seed;
         let batches = batches(preset)?;
@@ -48,6 +54,7 @@ impl Workload {
             decomposition,
             store,
             program,
+            kind: preset.step,
             batches,
             steps: 0,
         })
@@ -62,18 +69,11 @@ impl Workload {
         self.decomposition.shape(run.train.batch_size)
     }
 
-    /// One update, on the batch of this number. Numbers beyond the last begin anew.
-    pub(super) fn step(&mut self, index: usize) {
-        self.prepare(index);
-        self.program.run(&mut self.store);
-    }
-
-    /// What a step does before its replay.
-    pub(super) fn prepare(&mut self, index: usize) {
-        fill(&mut self.program, &self.batches[index % BATCHES]);
-        self.program.parameters.step = self.steps;
-        self.steps += 1;
-        set_scalars(&self.decomposition, self.steps, &mut self.program);
+    /// Masks for a program that is a part of the step, where the step is given its masks.
+    pub(super) fn draw(&self, part: &mut Executor) {
+        if let Step::GivenMasks { .. } = self.kind {
+            given_masks::draw(&self.decomposition, self.steps, part);
+        }
     }
 
     /// A batch and scalars for a program that is a part of the step.
@@ -102,6 +102,32 @@ impl Workload {
             })
             .collect()
     }
+}
+
+impl Timed for Workload {
+    fn prepare(&mut self, _batch: usize) {
+        if let Step::GivenMasks { .. } = self.kind {
+            given_masks::draw(&self.decomposition, self.steps, &mut self.program);
+        }
+    }
+
+    /// One update, on the batch of this number. Numbers beyond the last begin anew.
+    fn step(&mut self, batch: usize) {
+        fill(&mut self.program, &self.batches[batch % BATCHES]);
+        self.program.parameters.step = self.steps;
+        self.steps += 1;
+        set_scalars(&self.decomposition, self.steps, &mut self.program);
+        self.program.run(&mut self.store);
+    }
+}
+
+/// The decomposition of a preset. A step that is given its masks has no importance functions.
+pub(super) fn decomposition(preset: &Preset, store: &mut Store) -> Result<Decomposition, Fault> {
+    let mut decomposition = Decomposition::new(&preset.run, store)?;
+    if let Step::GivenMasks { .. } = preset.step {
+        decomposition.parameters = decomposition.parameters.of(&[Group::Components]);
+    }
+    Ok(decomposition)
 }
 
 fn set_scalars(decomposition: &Decomposition, update: u32, program: &mut Executor) {
@@ -171,8 +197,8 @@ fn start_of(model: &Model, tensor: &TargetTensor) -> Start {
             (false, _) => tensor.start,
         },
         _ => {
-            let is_bias_of_layer = name.ends_with(".bias") && !name.contains(".ln_");
-            if is_bias_of_layer || name == "transformer.wpe.weight" {
+            let is_bias_of_layer = name.ends_with(".bias") && !name.contains("ln_");
+            if is_bias_of_layer || name.ends_with("wpe.weight") {
                 Start::Normal(0.01)
             } else {
                 tensor.start
@@ -193,8 +219,12 @@ fn batches(preset: &Preset) -> Result<Vec<Batch>, Fault> {
         }
         return Ok(batches);
     }
-    match (&run.data, &run.target.model) {
-        (Data::Tokens { seq_len, .. }, Model::Gpt2 { vocab, .. }) => {
+    match (&run.data, run.target.model.vocab()) {
+        (Data::Tokens { seq_len, .. }, Some(vocab)) => {
+            let below = match preset.step {
+                Step::Training => vocab,
+                Step::GivenMasks { tokens } => tokens,
+            };
             let stream = Stream::new(Purpose::Features, 0, 0);
             let mut draws = vec![0.0; rows * (seq_len + 1)];
             for (number, batch) in (0u32..).zip(&mut batches) {
@@ -205,7 +235,7 @@ fn batches(preset: &Preset) -> Result<Vec<Batch>, Fault> {
                     clippy::cast_sign_loss,
                     reason = "below the vocabulary"
                 )]
-                let token = |&draw: &f32| (f64::from(draw) * *vocab as f64) as u32;
+                let token = |&draw: &f32| (f64::from(draw) * below as f64) as u32;
                 batch.tokens = draws.iter().map(token).collect();
             }
         }
@@ -236,15 +266,32 @@ mod tests {
 
     #[test]
     fn tokens_are_of_the_vocabulary_and_batches_differ() {
-        let preset = preset("tiny-gpt2-h1", &Overrides::default()).unwrap();
-        let batches = Workload::new(&preset, 1).unwrap().batches;
-        assert!(batches.iter().all(|batch| batch.tokens.len() == 2 * 17));
-        assert!(
-            batches
-                .iter()
-                .flat_map(|batch| &batch.tokens)
-                .all(|&token| token < 50)
-        );
-        assert_ne!(batches[0].tokens, batches[1].tokens);
+        for (name, rows, below) in [("tiny-gpt2-h1", 2, 50), ("tiny-seed", 4, 40)] {
+            let preset = preset(name, &Overrides::default()).unwrap();
+            let batches = Workload::new(&preset, 1).unwrap().batches;
+            assert!(batches.iter().all(|batch| batch.tokens.len() == rows * 17));
+            let tokens = || batches.iter().flat_map(|batch| &batch.tokens);
+            assert!(tokens().all(|&token| token < below), "{name}");
+            assert!(tokens().any(|&token| token > below / 2), "{name}");
+            assert_ne!(batches[0].tokens, batches[1].tokens);
+        }
+    }
+
+    #[test]
+    fn given_masks_are_uniform_and_change_with_the_step() {
+        let preset = preset("tiny-seed", &Overrides::default()).unwrap();
+        let mut workload = Workload::new(&preset, 1).unwrap();
+        let masks = |workload: &mut Workload| {
+            workload.prepare(0);
+            workload.program.input("mask.h.1.mlp.up_proj").to_vec()
+        };
+        let first = masks(&mut workload);
+        assert_eq!((first.len(), &first), (4 * 16 * 12, &masks(&mut workload)));
+        workload.step(0);
+        assert_ne!(masks(&mut workload), first);
+        let mean = first.iter().sum::<f32>() / 768.0;
+        // Five standard errors of 768 uniform numbers.
+        assert!((mean - 0.5).abs() < 0.053, "{mean}");
+        assert!(first.iter().all(|mask| (0.0..1.0).contains(mask)));
     }
 }
