@@ -55,6 +55,14 @@ fn read_sparse_features(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
             format!("expected low below high, found {low} and {high}"),
         );
     }
+    if let (Some(Architecture::Tms), true, Some(low)) =
+        (target.architecture, target.trained_here, low)
+        && low < 0.0
+    {
+        let message =
+            format!("expected at least 0 for a tms target that learns to give |x|, found {low}");
+        table.refuse::<()>("low", message);
+    }
     Some(Data::SparseFeatures {
         active: active?,
         low: low?,

@@ -39,6 +39,8 @@ pub(crate) struct Facts {
     pub(crate) architecture: Option<Architecture>,
     pub(crate) n_ctx: Option<usize>,
     pub(crate) n_features: Option<usize>,
+    /// Whether the target is to be trained, and its data are its lessons.
+    pub(crate) trained_here: bool,
 }
 
 const ARCHITECTURES: OneOf<Architecture> = OneOf(&[
@@ -70,6 +72,7 @@ pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
             read_llama(table, facts, |d_model| d_model.saturating_mul(4)).map(Model::LlamaSimpleMlp)
         }
     };
+    facts.trained_here = table.has("train");
     let weights = table.maybe("weights", Location);
     let train = table.maybe_table("train", |train| read_train(train, architecture));
     match (table.has("weights"), table.has("train")) {

@@ -396,6 +396,18 @@ const CROSS: &[Case] = &[
         &["run.toml:11:1: [data] high: expected low below high, found 1 and 0.5"],
     ),
     toy(
+        &[
+            (
+                "weights = \"toy.safetensors\"",
+                "train = { steps = 1, batch_size = 1, lr = 0 }",
+            ),
+            ("probability = 0.05", "probability = 0.05\nlow = -1"),
+        ],
+        &[
+            "run.toml:10:1: [data] low: expected at least 0 for a tms target that learns to give |x|, found -1",
+        ],
+    ),
+    toy(
         &[("probability = 0.05", "probability = 0.05\nlow = 1")],
         &["run.toml:10:1: [data] low: expected low below high, found 1 and 1"],
     ),

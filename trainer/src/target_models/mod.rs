@@ -155,7 +155,7 @@ pub fn forward(
 pub fn feature_labels(model: &Model, b: &mut Builder, x_bf: Value) -> Result<Value> {
     match model {
         Model::ResidMlp { .. } => resid_mlp::labels(model, b, x_bf),
-        // A TMS is asked for |x|; its features are not negative.
+        // A TMS is asked for |x|, and a run file whose features are negative is refused.
         _ => Ok(x_bf),
     }
 }
