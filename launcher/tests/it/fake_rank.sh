@@ -4,7 +4,7 @@ dir=$3
 printf '%s\n' "$$" > "$dir/pid"
 phase() { printf '{"step":%s,"kind":"system","note":"%s","steps":9,"steps_per_s":3.0}\n' "$2" "$1" >> "$dir/system.jsonl"; }
 alive() { while :; do phase train 1; sleep 0.02; done; }
-solve() { printf '{"title":"one","values":{"ci_error":%s,"mmcs":1.0,"ml2r":0.99,"eval/l0/a":0.5,"eval/l0/b":0.25,"seconds":7.4},"solved":{"found":%s,"means":"CI error 0"}}' "$1" "$2" > "$dir/summary.json"; }
+solve() { printf '{"title":"one","values":{"ci_error":%s,"mmcs":0.99998,"ml2r":0.99,"eval/l0/a":0.5,"eval/l0/b":0.25,"seconds":7.4},"solved":{"found":%s,"means":"CI error 0"}}' "$1" "$2" > "$dir/summary.json"; }
 finish() { printf '{"title":"tiny run","lines":[["steps",9]]}' > "$dir/summary.json"; }
 
 case "$FAKE_RANK" in

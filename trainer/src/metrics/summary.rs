@@ -243,10 +243,10 @@ fn target_place(run: &spd_configs::Run) -> String {
     }
 }
 
-/// A number as people read it: four decimals, or an exponent where those would hide it.
+/// A number as people read it: a count as it is, others with four decimals, or an exponent where those would hide it.
 pub fn number(value: f64) -> String {
     match value.abs() {
-        0.0 => "0".into(),
+        size if value.fract() == 0.0 && size < 1e9 => format!("{value:.0}"),
         size if size < 1e-3 => format!("{value:.3e}"),
         size if size < 100.0 => format!("{value:.4}"),
         _ => format!("{value:.1}"),
@@ -304,7 +304,10 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        let numbers = [0.0, 1.234_56e-4, -0.123_456, 12.345_67, 1234.56].map(number);
-        assert_eq!(numbers, ["0", "1.235e-4", "-0.1235", "12.3457", "1234.6"]);
+        let numbers = [0.0, 8.0, 1.234_56e-4, -0.123_456, 12.345_67, 1234.56].map(number);
+        assert_eq!(
+            numbers,
+            ["0", "8", "1.235e-4", "-0.1235", "12.3457", "1234.6"]
+        );
     }
 }
