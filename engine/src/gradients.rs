@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::builder::{Builder, Home};
 use crate::op::{BuildError, Op, Result};
-use crate::ops::{Add, Constant};
+use crate::ops::Add;
 use crate::value::Value;
 
 /// The state of one reverse pass.
@@ -32,7 +32,7 @@ impl Builder {
             return Err(BuildError::new("gradients", reason));
         }
         let before = std::mem::replace(&mut self.eager, true);
-        let one = self.op1(Constant { value: 1.0 }, &[])?;
+        let one = self.constant(1.0, &[])?;
         self.eager = before;
         self.gradients_from(loss, one, wrt)
     }
@@ -48,13 +48,15 @@ impl Builder {
         for value in wrt {
             wanted[value.index()] = true;
         }
-        for node in &self.nodes {
-            if node
-                .inputs
-                .iter()
-                .chain(node.into.iter().flatten())
-                .any(|v| wanted[v.index()])
-            {
+        // Nothing before the first of them depends on any: an adversary's hundredth step looks at itself alone.
+        let first = wrt.iter().map(|value| match self.homes[value.index()] {
+            Home::Node(node) => node,
+            Home::Persistent(_) | Home::Input => 0,
+        });
+        let first = first.min().unwrap_or(self.nodes.len());
+        for node in &self.nodes[first..] {
+            let mut operands = node.inputs.iter().chain(node.into.iter().flatten());
+            if !node.op.is_constant() && operands.any(|v| wanted[v.index()]) {
                 for output in &node.outputs {
                     wanted[output.index()] = true;
                 }
@@ -71,7 +73,7 @@ impl Builder {
             of,
             wanted,
         };
-        for index in (0..=last).rev() {
+        for index in (first..=last).rev() {
             gradients.visit(index)?;
         }
         let of = gradients.of;
@@ -82,7 +84,7 @@ impl Builder {
 
 impl Gradients<'_> {
     fn visit(&mut self, index: usize) -> Result<()> {
-        let node = self.builder.nodes[index].clone();
+        let node = &self.builder.nodes[index];
         let reached = node
             .outputs
             .iter()
@@ -95,6 +97,7 @@ impl Gradients<'_> {
         {
             return Ok(());
         }
+        let node = node.clone();
         for (&output, into) in node.outputs.iter().zip(&node.into) {
             if let Some(into) = *into
                 && let Some(gradient) = self.of(output)

@@ -57,6 +57,11 @@ pub trait Op: Debug + Send + Sync {
         0
     }
 
+    /// Whether its results count as constants, whatever they are computed from: no gradient passes through.
+    fn is_constant(&self) -> bool {
+        false
+    }
+
     /// Which inputs, all persistent, the kernel writes to. Such an op runs after all others.
     fn writes(&self, _inputs: usize) -> Range<usize> {
         0..0

@@ -148,7 +148,8 @@ impl Step {
             delta: Some(delta),
             route: Some(route),
         };
-        let h = self.b.masked(acts, &masked)?;
+        let attacked = self.ascent(acts, &masked)?;
+        let h = self.b.masked(attacked, &masked)?;
         let joined = SiteInputs {
             clean: Some(clean),
             bias: Some(bias),
@@ -156,6 +157,33 @@ impl Step {
             route: Some(route),
         };
         Ok([self.b.site_output(h, u_co, &joined)?, penalty])
+    }
+
+    /// The activations that an adversary leaves after a step, its sources shared and at half of the positions.
+    fn ascent(&mut self, acts: Value, masked: &MaskValues) -> Result<Value> {
+        let stream = Stream::new(Purpose::Source, 1, 0);
+        let (source, delta) = (
+            self.b.uniform_row(stream, C)?,
+            self.b.uniform_row(stream, 1)?,
+        );
+        let route = Stream::new(Purpose::Routing, 1, 0);
+        let mut with = MaskValues {
+            mask: Mask::Between(Draw::Given),
+            given: Some(source),
+            delta: Some(delta),
+            route: Some(self.b.bernoulli(route, B * T, 0.5)?),
+            ..*masked
+        };
+        let before = self.b.masked(acts, &with)?;
+        let loss = self.b.sum_squares(before)?;
+        let gradients = self.b.gradients(loss, &[source, delta])?;
+        let mut up = |source, gradient: Option<Value>| {
+            let gradient = gradient.expect("the loss depends on it");
+            self.b.ascend(source, gradient, 0.1)
+        };
+        with.given = Some(up(source, gradients[0])?);
+        with.delta = Some(up(delta, gradients[1])?);
+        self.b.masked(acts, &with)
     }
 
     fn loss(&mut self) -> Result<Value> {
@@ -264,7 +292,9 @@ fn a_replay_allocates_nothing() {
         "active_counts",
         "adamw",
         "add",
+        "ascend",
         "attention",
+        "bernoulli",
         "component_mlp",
         "constant",
         "cross_entropy",
@@ -290,7 +320,7 @@ fn a_replay_allocates_nothing() {
         "sum_squares",
         "swiglu",
         "transpose",
-        "uniform_rows",
+        "uniform",
         "uniform_subsets",
         "weighted_sum",
     ];

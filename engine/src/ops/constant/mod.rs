@@ -1,15 +1,30 @@
-//! A scalar that is known when the program is built. It has no inputs, hence no gradient.
+//! Numbers that are known when the program is built, all the same. It has no inputs, hence no gradient.
 
+use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::gradients::Gradients;
 use crate::op::{NodeView, Op, Result};
-use crate::value::Type;
+use crate::value::{Type, Value};
 
-/// A scalar.
-#[derive(Debug, Clone, Copy)]
+/// A tensor, by default a scalar, whose elements are all the same.
+#[derive(Debug, Clone, Default)]
 pub struct Constant {
-    /// Its value.
+    /// Each element.
     pub value: f32,
+    /// Shape.
+    pub dims: Vec<usize>,
+}
+
+impl Builder {
+    /// f32 `dims`, every element `value`.
+    ///
+    /// # Errors
+    ///
+    /// Never: it has no inputs.
+    pub fn constant(&mut self, value: f32, dims: &[usize]) -> Result<Value> {
+        let dims = dims.to_vec();
+        self.op1(Constant { value, dims }, &[])
+    }
 }
 
 impl Op for Constant {
@@ -18,7 +33,7 @@ impl Op for Constant {
     }
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![Type::scalar()])
+        Ok(vec![Type::f32(&self.dims)])
     }
 
     fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
@@ -26,6 +41,6 @@ impl Op for Constant {
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
-        frame.output(0).0[0] = self.value;
+        frame.output(0).0.fill(self.value);
     }
 }

@@ -1,17 +1,55 @@
-use super::{UniformRows, UniformSubsets};
-use crate::cpu::{Frame, Rows};
-use crate::ops::GRAIN;
+use spd_draws::uniform_lanes;
 
-pub(super) fn uniform_rows(op: &UniformRows, frame: &mut Frame<'_>) {
+use super::{Bernoulli, Uniform, UniformSubsets};
+use crate::cpu::lanes::{BLOCK, store};
+use crate::cpu::math::vectorised;
+use crate::cpu::{Frame, Rows};
+use crate::ops::{GRAIN, grain_rows};
+
+pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
+    let (out, _) = frame.output(0);
+    let p = frame.parameters;
+    let first_row = if op.shared { 0 } else { p.first_row };
+    let (stream, columns) = (op.stream, op.columns);
+    let rows = out.len() / columns;
+    let parts = Rows(out, columns);
+    frame
+        .pool
+        .run(rows, grain_rows(columns), parts, |range, out| {
+            let rows = range.map(|row| first_row + row_number(row));
+            if columns == 1 {
+                for (row, value) in rows.zip(out.0) {
+                    *value = stream.uniform(p.seed, p.step, row, 0);
+                }
+                return;
+            }
+            vectorised(
+                #[inline(always)]
+                || {
+                    let mut draws = [0.0; BLOCK];
+                    for (row, out) in rows.zip(out.0.chunks_exact_mut(columns)) {
+                        for start in (0..columns).step_by(BLOCK) {
+                            let first_block = row_number(start / 4);
+                            let word = stream.word();
+                            uniform_lanes(p.seed, first_block, row, word, p.step, &mut draws);
+                            store(&draws, false, &mut out[start..]);
+                        }
+                    }
+                },
+            );
+        });
+}
+
+pub(super) fn bernoulli(op: &Bernoulli, frame: &mut Frame<'_>) {
     let (out, _) = frame.output(0);
     let p = frame.parameters;
     frame
         .pool
         .run(out.len(), GRAIN, Rows(out, 1), |range, out| {
             for (row, value) in range.zip(out.0) {
-                *value = op
-                    .stream
-                    .uniform(p.seed, p.step, p.first_row + row_number(row), 0);
+                let row = p.first_row + row_number(row);
+                let draw = op.stream.uniform(p.seed, p.step, row, 0);
+                *value = if draw < op.probability { 1.0 } else { 0.0 };
             }
         });
 }

@@ -1,5 +1,5 @@
-//! Random vectors over rows: delta masks and routes. They have no inputs, hence no gradient; a draw is a function of
-//! the step and of the row's number in the whole batch.
+//! Random numbers over rows: delta masks, routes, the sources that an adversary starts from. They have no inputs, hence
+//! no gradient; a draw is a function of the step and of the row's number in the whole batch.
 
 mod cpu;
 
@@ -13,13 +13,28 @@ use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
-/// One uniform draw in `[0, 1)` a row, f32 `[rows]`.
+/// Uniform draws in `[0, 1)`, row by row.
+#[derive(Debug, Clone)]
+pub struct Uniform {
+    /// What the draws are for.
+    pub stream: Stream,
+    /// Shape of the result.
+    pub dims: Vec<usize>,
+    /// Draws of a row.
+    pub columns: usize,
+    /// Whether the one row is row 0 of the whole batch, for all who compute a part of it.
+    pub shared: bool,
+}
+
+/// At each row 1 with a probability, else 0: f32 `[rows]`, from column 0 of the row's draws.
 #[derive(Debug, Clone, Copy)]
-pub struct UniformRows {
+pub struct Bernoulli {
     /// What the draws are for.
     pub stream: Stream,
     /// Number of rows.
     pub rows: usize,
+    /// Chance of a 1; a draw is a multiple of 2^-24, and so, in effect, is this, rounded up.
+    pub probability: f32,
 }
 
 /// At each row a uniformly random subset, of uniformly random size 1..=sites, of the sites: for each site f32
@@ -44,7 +59,57 @@ impl Builder {
     ///
     /// Never: it has no inputs.
     pub fn uniform_rows(&mut self, stream: Stream, rows: usize) -> Result<Value> {
-        self.op1(UniformRows { stream, rows }, &[])
+        let op = Uniform {
+            stream,
+            dims: vec![rows],
+            columns: 1,
+            shared: false,
+        };
+        self.op1(op, &[])
+    }
+
+    /// Uniform draws in `[0, 1)`, f32 `dims`: a draw a column, and all dimensions but the last count rows.
+    ///
+    /// # Errors
+    ///
+    /// When there are no columns.
+    pub fn uniform(&mut self, stream: Stream, dims: &[usize]) -> Result<Value> {
+        let op = Uniform {
+            stream,
+            dims: dims.to_vec(),
+            columns: dims.last().copied().unwrap_or(1),
+            shared: false,
+        };
+        self.op1(op, &[])
+    }
+
+    /// One row of uniform draws in `[0, 1)`, f32 `[columns]`, the same for every part of a batch.
+    ///
+    /// # Errors
+    ///
+    /// When there are no columns.
+    pub fn uniform_row(&mut self, stream: Stream, columns: usize) -> Result<Value> {
+        let op = Uniform {
+            stream,
+            dims: vec![columns],
+            columns,
+            shared: true,
+        };
+        self.op1(op, &[])
+    }
+
+    /// 1 with `probability` and else 0 at each row, f32 `[rows]`.
+    ///
+    /// # Errors
+    ///
+    /// Never: it has no inputs.
+    pub fn bernoulli(&mut self, stream: Stream, rows: usize, probability: f32) -> Result<Value> {
+        let op = Bernoulli {
+            stream,
+            rows,
+            probability,
+        };
+        self.op1(op, &[])
     }
 
     /// For each site f32 `[rows]` of zeros and ones: see [`UniformSubsets`].
@@ -69,9 +134,30 @@ impl Builder {
     }
 }
 
-impl Op for UniformRows {
+impl Op for Uniform {
     fn name(&self) -> &'static str {
-        "uniform_rows"
+        "uniform"
+    }
+
+    fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
+        if self.columns == 0 {
+            return Err(BuildError::new(self.name(), "there are no columns to draw"));
+        }
+        Ok(vec![Type::f32(&self.dims)])
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::uniform(self, frame);
+    }
+}
+
+impl Op for Bernoulli {
+    fn name(&self) -> &'static str {
+        "bernoulli"
     }
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -83,7 +169,7 @@ impl Op for UniformRows {
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
-        cpu::uniform_rows(self, frame);
+        cpu::bernoulli(self, frame);
     }
 }
 
@@ -121,7 +207,7 @@ mod tests {
 
     use spd_draws::{Purpose, Stream};
 
-    use crate::{Builder, Executor, Pool, Store};
+    use crate::{Builder, Executor, Pool, Store, Value};
 
     fn routes(rows: usize, sites: usize, first_row: u32) -> Vec<Vec<f32>> {
         let mut b = Builder::new();
@@ -174,20 +260,64 @@ mod tests {
         }
     }
 
-    #[test]
-    fn uniform_rows_are_the_stream_at_column_zero() {
-        let stream = Stream::new(Purpose::Delta, 2, 3);
+    const STREAM: Stream = Stream::new(Purpose::Delta, 2, 3);
+
+    /// A draw of the part of a batch that starts at row 7, at step 6 of seed 5.
+    fn drawn(draw: impl Fn(&mut Builder) -> Value) -> Vec<f32> {
         let mut b = Builder::new();
-        let delta = b.uniform_rows(stream, 9).unwrap();
-        b.output("delta", delta);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        let value = draw(&mut b);
+        b.output("drawn", value);
+        let mut executor = Executor::new(&b, Arc::new(Pool::new(2)));
         executor.parameters.seed = 5;
         executor.parameters.step = 6;
         executor.parameters.first_row = 7;
         let mut store = Store::new();
         executor.run(&mut store);
-        for (row, value) in (7u32..).zip(executor.output("delta", &store)) {
-            assert_eq!(value.to_bits(), stream.uniform(5, 6, row, 0).to_bits());
+        executor.output("drawn", &store).to_vec()
+    }
+
+    fn assert_same(ours: &[f32], expected: impl Iterator<Item = f32>) {
+        let expected: Vec<u32> = expected.map(f32::to_bits).collect();
+        let ours: Vec<u32> = ours.iter().map(|value| value.to_bits()).collect();
+        assert_eq!(ours, expected);
+    }
+
+    #[test]
+    fn uniform_rows_are_the_stream_at_column_zero() {
+        let rows = drawn(|b| b.uniform_rows(STREAM, 9).unwrap());
+        assert_same(&rows, (7..16).map(|row| STREAM.uniform(5, 6, row, 0)));
+    }
+
+    // 33 columns: a whole block of the generator and the beginning of another. 2 * 3 rows.
+    #[test]
+    fn uniform_draws_are_the_stream_at_their_row_and_column() {
+        let draws = drawn(|b| b.uniform(STREAM, &[2, 3, 33]).unwrap());
+        let places = (7..13).flat_map(|row| (0..33).map(move |column| (row, column)));
+        assert_same(
+            &draws,
+            places.map(|(row, column)| STREAM.uniform(5, 6, row, column)),
+        );
+    }
+
+    #[test]
+    fn a_shared_row_is_row_zero_wherever_it_is_drawn() {
+        let row = drawn(|b| b.uniform_row(STREAM, 40).unwrap());
+        assert_same(&row, (0..40).map(|column| STREAM.uniform(5, 6, 0, column)));
+    }
+
+    #[test]
+    fn bernoulli_is_one_where_a_draw_is_below_the_probability() {
+        for probability in [0.0, 0.3, 1.0] {
+            let ones = drawn(|b| b.bernoulli(STREAM, 9, probability).unwrap());
+            let draws = (7..16).map(|row| STREAM.uniform(5, 6, row, 0));
+            assert_same(
+                &ones,
+                draws.map(|draw| f32::from(u8::from(draw < probability))),
+            );
         }
+        // 20,000 rows: five standard errors are 0.016.
+        let ones = drawn(|b| b.bernoulli(STREAM, 20_000, 0.3).unwrap());
+        let share = ones.iter().sum::<f32>() / 20_000.0;
+        assert!((share - 0.3).abs() < 0.016, "{share}");
     }
 }

@@ -3,16 +3,20 @@
 //! The mask `m` is made where it is used, from the importance `g` and a source, and never stored:
 //!
 //! ```text
-//! source     m                    dh/da   dh/dg
-//! importance g                    M       a route
-//! between    g + (1 - g) r        M       a route (1 - r)      r uniform, a coin, or given
-//! drawn      r                    M       -
-//! rounded    1 where g > t        M       -
-//! ones       1                    M       -
+//! source     m                    dh/da   dh/dg             dh/dr
+//! importance g                    M       a route           -
+//! between    g + (1 - g) r        M       a route (1 - r)   a route (1 - g)     r uniform, a coin, or given
+//! drawn      r                    M       -                 a route
+//! rounded    1 where g > t        M       -                 -
+//! ones       1                    M       -                 -
 //! ```
 //!
-//! The gradient draws `r` again from its counter. Subtracting `delta` and weighing with `route` is half of the masked
-//! site; the other half, with its derivation, is [`SiteOutput`](super::SiteOutput).
+//! and `dh/d delta = -a route` for all of them, summed over the columns. The gradient draws `r` again from its counter;
+//! where `r` is given, by an adversary, it has a gradient too. A given row of `r`, or a single `delta`, holds for all
+//! positions, and its gradient is the sum over them: chunk by chunk, in an order that depends on shapes alone.
+//!
+//! Subtracting `delta` and weighing with `route` is half of the masked site; the other half, with its derivation, is
+//! [`SiteOutput`](super::SiteOutput).
 
 mod cpu;
 
@@ -20,8 +24,10 @@ use spd_draws::Stream;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cpu::pool::chunks;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
+use crate::ops::grain_rows;
 use crate::value::{Type, Value};
 
 /// Where the numbers between 0 and 1 come from.
@@ -57,9 +63,9 @@ pub struct MaskValues {
     pub mask: Mask,
     /// Importances, f32 `[.., c]`; needed unless the mask does not look at them.
     pub importance: Option<Value>,
-    /// Given draws, f32 `[.., c]`.
+    /// Given draws, f32 `[.., c]`, or `[c]`: one row for all positions.
     pub given: Option<Value>,
-    /// Delta masks, f32 `[rows]`; `None` is 0.
+    /// Delta masks, f32 `[rows]`, or `[1]`: one for all positions; `None` is 0.
     pub delta: Option<Value>,
     /// Routes, f32 `[rows]` of zeros and ones; `None` is 1.
     pub route: Option<Value>,
@@ -73,9 +79,21 @@ pub struct Masked {
     route: bool,
 }
 
-/// Gradients of [`Masked`] with respect to `a` and, where the mask depends on it, the importance.
+/// Gradients of [`Masked`] with respect to those of its operands that someone waits for, in the order of [`Wants`].
 #[derive(Debug, Clone, Copy)]
-struct MaskedGrad(Masked);
+struct MaskedGrad {
+    of: Masked,
+    wants: Wants,
+}
+
+/// Whose gradients are wanted.
+#[derive(Debug, Clone, Copy)]
+struct Wants {
+    a: bool,
+    importance: bool,
+    given: bool,
+    delta: bool,
+}
 
 impl Mask {
     /// Whether the mask looks at the importances.
@@ -93,7 +111,7 @@ impl Mask {
 }
 
 impl Builder {
-    /// `a * route (m - delta)`, f32 `[.., c]`; the gradient flows to `a` and to the importance.
+    /// `a * route (m - delta)`, f32 `[.., c]`; the gradient flows to `a`, the importance, given draws and the delta.
     ///
     /// # Errors
     ///
@@ -152,12 +170,13 @@ impl Masked {
     fn check(&self, inputs: &[&Type], first: usize) -> Result<()> {
         let operands = self.operands(first);
         let a = inputs[operands.a];
-        let same = |index: Option<usize>| index.is_none_or(|index| inputs[index] == a);
-        let rows = |index: Option<usize>| index.is_none_or(|index| inputs[index].len() == a.rows());
-        if same(operands.importance)
-            && same(operands.given)
-            && rows(operands.delta)
-            && rows(operands.route)
+        let fits = |index: Option<usize>, fits: &dyn Fn(&Type) -> bool| {
+            index.is_none_or(|index| fits(inputs[index]))
+        };
+        if fits(operands.importance, &|g| g == a)
+            && fits(operands.given, &|r| r == a || r.dims == [a.columns()])
+            && fits(operands.delta, &|d| d.len() == a.rows() || d.dims == [1])
+            && fits(operands.route, &|route| route.len() == a.rows())
         {
             return Ok(());
         }
@@ -166,6 +185,45 @@ impl Masked {
             "masked",
             format!("{} do not fit {self:?}", found.join(", ")),
         ))
+    }
+}
+
+/// Which gradients are sums over positions.
+#[derive(Debug, Clone, Copy)]
+struct Sums {
+    given: bool,
+    delta: bool,
+}
+
+impl Sums {
+    /// Partial sums of a chunk.
+    fn columns(self, c: usize) -> usize {
+        usize::from(self.given) * c + usize::from(self.delta)
+    }
+}
+
+impl MaskedGrad {
+    /// Where those operands stand whose gradients are wanted.
+    fn wanted(&self) -> impl Iterator<Item = usize> + use<> {
+        let (at, wants) = (self.of.operands(1), self.wants);
+        [
+            wants.a.then_some(at.a),
+            wants.importance.then_some(at.importance).flatten(),
+            wants.given.then_some(at.given).flatten(),
+            wants.delta.then_some(at.delta).flatten(),
+        ]
+        .into_iter()
+        .flatten()
+    }
+
+    fn sums<'t>(&self, ty: impl Fn(usize) -> &'t Type, rows: usize) -> Sums {
+        let at = self.of.operands(1);
+        let row = |index: Option<usize>| index.is_some_and(|index| ty(index).dims.len() == 1);
+        let one = |index: Option<usize>| index.is_some_and(|index| ty(index).len() < rows);
+        Sums {
+            given: self.wants.given && rows > 1 && row(at.given),
+            delta: self.wants.delta && one(at.delta),
+        }
     }
 }
 
@@ -184,24 +242,29 @@ impl Op for Masked {
             return Ok(());
         };
         let operands = self.operands(0);
-        if let Some(given) = operands.given
-            && gradients.wants(node.inputs[given])
-        {
-            return Err(BuildError::new(self.name(), "given draws have no gradient"));
-        }
         let importance = operands.importance.filter(|_| self.mask.has_gradient());
+        let wanted = |operand: Option<usize>| {
+            let value = operand.map(|index| node.inputs[index]);
+            value.filter(|&value| gradients.wants(value))
+        };
         let targets = [
-            Some(node.inputs[0]),
-            importance.map(|index| node.inputs[index]),
+            wanted(Some(operands.a)),
+            wanted(importance),
+            wanted(operands.given),
+            wanted(operands.delta),
         ];
+        let [a, importance, given, delta] = targets.map(|target| target.is_some());
+        let wants = Wants {
+            a,
+            importance,
+            given,
+            delta,
+        };
         let inputs: Vec<Value> = std::iter::once(gradient)
             .chain(node.inputs.iter().copied())
             .collect();
-        gradients.emit(
-            MaskedGrad(*self),
-            &inputs,
-            &targets[..if importance.is_some() { 2 } else { 1 }],
-        )
+        let targets: Vec<Option<Value>> = targets.into_iter().filter(Option::is_some).collect();
+        gradients.emit(MaskedGrad { of: *self, wants }, &inputs, &targets)
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
@@ -215,9 +278,14 @@ impl Op for MaskedGrad {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        self.0.check(inputs, 1)?;
-        let results = if self.0.mask.has_gradient() { 2 } else { 1 };
-        Ok(vec![inputs[0].clone(); results])
+        self.of.check(inputs, 1)?;
+        Ok(self.wanted().map(|index| inputs[index].clone()).collect())
+    }
+
+    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
+        let (rows, columns) = (inputs[0].rows(), inputs[0].columns());
+        let sums = self.sums(|index| inputs[index], rows);
+        4 * chunks(rows, grain_rows(columns)) * sums.columns(columns)
     }
 
     fn accumulates(&self) -> bool {
@@ -229,7 +297,7 @@ impl Op for MaskedGrad {
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
-        cpu::backward(&self.0, frame);
+        cpu::backward(self, frame);
     }
 }
 
@@ -276,14 +344,19 @@ mod tests {
 
     #[test]
     fn every_mask_agrees_with_candle() {
-        for mask in [
+        let masks = [
             Mask::Importance,
             Mask::Between(Draw::Uniform(STREAM)),
             Mask::Between(Draw::Coin(STREAM)),
-        ] {
-            Oracle::new(&samples())
-                .constant(2)
-                .constant(3)
+        ];
+        // With the delta's gradient and without: two kernels.
+        for (mask, delta) in masks
+            .into_iter()
+            .flat_map(|mask| [(mask, true), (mask, false)])
+        {
+            let oracle = Oracle::new(&samples()).constant(3);
+            let oracle = if delta { oracle } else { oracle.constant(2) };
+            oracle
                 .ours(|b, v| {
                     let with = MaskValues {
                         mask,
@@ -367,6 +440,114 @@ mod tests {
                     &v[0] * m.broadcast_sub(&v[2].unsqueeze(1)?)?
                 })
                 .agree(TOLERANCE);
+        }
+    }
+
+    /// The loss of an adversary: draws that are given, at each of `rows` positions or one row of them, and a delta.
+    fn agree_for_an_adversary(rows: usize, dims: [&[usize]; 2], mask: Mask, tolerance: f32) {
+        let route = Sample {
+            dims: vec![rows],
+            values: (0..rows).map(|row| f32::from(row % 3 != 1)).collect(),
+        };
+        let point = [
+            random(&[rows, C], 1),
+            random(&[rows, C], 2),
+            random(dims[0], 3),
+            random(dims[1], 4),
+            route,
+        ];
+        let oracle = Oracle::new(&point).constant(4);
+        let oracle = match mask {
+            Mask::Drawn(_) => oracle.constant(1),
+            _ => oracle,
+        };
+        let ours = |b: &mut Builder, v: &[Value]| {
+            let with = MaskValues {
+                mask,
+                importance: Some(v[1]),
+                given: Some(v[2]),
+                delta: Some(v[3]),
+                route: Some(v[4]),
+            };
+            b.masked(v[0], &with)
+        };
+        oracle
+            .ours(ours)
+            .candle(|v| {
+                let m = match mask {
+                    Mask::Drawn(_) => v[2].broadcast_as((rows, C))?,
+                    _ => (&v[1] + (1.0 - &v[1])?.broadcast_mul(&v[2])?)?,
+                };
+                let m = m.broadcast_sub(&v[3].unsqueeze(1)?)?;
+                &v[0] * m.broadcast_mul(&v[4].unsqueeze(1)?)?
+            })
+            .agree(tolerance);
+    }
+
+    #[test]
+    fn an_adversarys_gradients_agree_with_candle() {
+        for mask in [Mask::Between(Draw::Given), Mask::Drawn(Draw::Given)] {
+            agree_for_an_adversary(ROWS, [&[ROWS, C], &[ROWS]], mask, TOLERANCE);
+            agree_for_an_adversary(ROWS, [&[C], &[1]], mask, TOLERANCE);
+            agree_for_an_adversary(1, [&[C], &[1]], mask, TOLERANCE);
+        }
+    }
+
+    // More than one chunk of 442 rows, each with sums of its own. 1000 products of normal numbers, a row of the
+    // result some 30 in size and the delta's 37 times as many terms.
+    #[test]
+    fn a_shared_source_gets_the_sum_over_all_positions() {
+        agree_for_an_adversary(1000, [&[C], &[1]], Mask::Between(Draw::Given), 1e-5);
+        agree_for_an_adversary(1000, [&[C], &[1000]], Mask::Between(Draw::Given), 1e-5);
+        agree_for_an_adversary(1000, [&[1000, C], &[1]], Mask::Between(Draw::Given), 1e-5);
+    }
+
+    /// The ops that the gradient of one masked site adds, asked for some of `a`, importance, draws and delta.
+    fn gradient_ops(wrt: &[usize]) -> Vec<String> {
+        let mut b = Builder::new();
+        let ty = Type::f32(&[ROWS, C]);
+        let v = [
+            ("a", &ty),
+            ("g", &ty),
+            ("r", &ty),
+            ("d", &Type::f32(&[ROWS])),
+        ]
+        .map(|(name, ty)| b.input(name, ty).unwrap());
+        let with = MaskValues {
+            mask: Mask::Between(Draw::Given),
+            importance: Some(v[1]),
+            given: Some(v[2]),
+            delta: Some(v[3]),
+            route: None,
+        };
+        let h = b.masked(v[0], &with).unwrap();
+        let loss = b.sum_squares(h).unwrap();
+        let before = b.nodes.len();
+        let wrt: Vec<Value> = wrt.iter().map(|&index| v[index]).collect();
+        let gradients = b.gradients(loss, &wrt).unwrap();
+        assert!(gradients.iter().all(Option::is_some));
+        let added = b.nodes[before..].iter().skip(2);
+        added
+            .map(|node| format!("{} {}", node.op.name(), node.outputs.len()))
+            .collect()
+    }
+
+    #[test]
+    fn no_gradient_is_made_that_nobody_waits_for() {
+        for (wrt, outputs) in [
+            (&[2][..], 1),
+            (&[2, 3], 2),
+            (&[3], 1),
+            (&[0, 2, 3], 3),
+            (&[1], 1),
+            (&[0, 1], 2),
+            (&[0, 1, 2, 3], 4),
+        ] {
+            assert_eq!(
+                gradient_ops(wrt),
+                [format!("masked_grad {outputs}")],
+                "{wrt:?}"
+            );
         }
     }
 }

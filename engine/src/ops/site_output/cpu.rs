@@ -1,8 +1,10 @@
 use super::SiteOutput;
 use crate::cpu::gemm::{Matrix, Shape, product};
 use crate::cpu::math::vectorised;
-use crate::cpu::{Frame, Rows};
+use crate::cpu::reduce::sum_over;
+use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::grain_rows;
+use crate::ops::sum_rows::cpu::add_partials;
 
 pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
     let (y, _) = frame.output(0);
@@ -77,10 +79,83 @@ pub(super) fn clean_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
     );
 }
 
+/// `r (c - b) . G` at each position, or summed over all.
+pub(super) fn delta_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
+    let (out, add) = frame.output(0);
+    let partials = frame.scratch();
+    let [bias, _, route] = op
+        .after(2)
+        .map(|index| index.map(|index| frame.input(index)));
+    let (rows, n) = (frame.ty(0).rows(), frame.ty(0).columns());
+    let outputs = Outputs {
+        gradient: frame.input(0),
+        clean: frame.input(1),
+        bias,
+        route,
+        n,
+    };
+    if out.len() < rows {
+        let parts = PerChunk(&mut *partials, 1);
+        frame
+            .pool
+            .run(rows, grain_rows(n), parts, |range, partial| {
+                partial.0[0] = vectorised(
+                    #[inline(always)]
+                    || range.map(|row| outputs.dot(row)).sum(),
+                );
+            });
+        add_partials(out, add, partials);
+        return;
+    }
+    frame
+        .pool
+        .run(rows, grain_rows(n), Rows(out, 1), |range, out| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (row, out) in range.zip(out.0) {
+                        let dot = outputs.dot(row);
+                        *out = if add { *out + dot } else { dot };
+                    }
+                },
+            );
+        });
+}
+
+struct Outputs<'a> {
+    gradient: &'a [f32],
+    clean: &'a [f32],
+    bias: Option<&'a [f32]>,
+    route: Option<&'a [f32]>,
+    n: usize,
+}
+
+impl Outputs<'_> {
+    /// `r (c - b) . G` of a row.
+    #[inline(always)]
+    fn dot(&self, row: usize) -> f32 {
+        let columns = row * self.n..(row + 1) * self.n;
+        let (g, clean) = (&self.gradient[columns.clone()], &self.clean[columns]);
+        let dot = match self.bias {
+            Some(bias) => sum_over(
+                [g, clean, bias],
+                #[inline(always)]
+                |[g, c, b]| g * (c - b),
+            ),
+            None => sum_over(
+                [g, clean],
+                #[inline(always)]
+                |[g, c]| g * c,
+            ),
+        };
+        self.route.map_or(1.0, |route| route[row]) * dot
+    }
+}
+
 /// `s = r d + (1 - r)`: the share of the clean output at a row.
 #[inline(always)]
 fn share(delta: Option<&[f32]>, route: Option<&[f32]>, row: usize) -> f32 {
-    let d = delta.map_or(0.0, |delta| delta[row]);
+    let d = delta.map_or(0.0, |delta| delta[row.min(delta.len() - 1)]);
     let r = route.map_or(1.0, |route| route[row]);
     r * d + (1.0 - r)
 }

@@ -13,17 +13,22 @@
 //! ```text
 //! y = h U + s c + (1 - s) b          without delta and routes: y = h U + b, and no clean output is needed
 //!
-//! gradients:  h: G U^T      U: h^T G      c: s G
+//! gradients:  h: G U^T      U: h^T G      c: s G      d: r (c - b) . G
 //! ```
+//!
+//! Of the gradient of `d`, which only an adversary asks for, this is one half; the other, `-r a . (G U^T)`, is that of
+//! [`Masked`](super::Masked). Their sum is `r (x D^T) . G`, the difference of two numbers that are nearly equal when the
+//! components add up to the weights: it is as exact as one product of `W` and `x`, not as itself.
 
 mod cpu;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::gemm::Shape;
+use crate::cpu::pool::chunks;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
-use crate::ops::MatMul;
+use crate::ops::{MatMul, grain_rows};
 use crate::value::{Type, Value};
 
 /// What joins the components at a site's output.
@@ -33,7 +38,7 @@ pub struct SiteInputs {
     pub clean: Option<Value>,
     /// Bias, f32 `[o]`.
     pub bias: Option<Value>,
-    /// Delta masks, f32 `[rows]`; `None` is 0.
+    /// Delta masks, f32 `[rows]`, or `[1]`: one for all positions; `None` is 0.
     pub delta: Option<Value>,
     /// Routes, f32 `[rows]`; `None` is 1.
     pub route: Option<Value>,
@@ -51,9 +56,13 @@ pub struct SiteOutput {
 #[derive(Debug, Clone, Copy)]
 struct CleanGrad(SiteOutput);
 
+/// `r (c - b) . G`: what the gradient of the delta mask gets from the clean output.
+#[derive(Debug, Clone, Copy)]
+struct DeltaGrad(SiteOutput);
+
 impl Builder {
-    /// Output of a masked site: `h` f32 `[.., c]`, `u` f32 `[c, o]` to f32 `[.., o]`. The gradient flows to `h`, `u` and
-    /// the clean output.
+    /// Output of a masked site: `h` f32 `[.., c]`, `u` f32 `[c, o]` to f32 `[.., o]`. The gradient flows to `h`, `u`, the
+    /// clean output and the delta.
     ///
     /// # Errors
     ///
@@ -101,10 +110,11 @@ impl Op for SiteOutput {
         let (h, u, clean) = (inputs[0], inputs[1], inputs[2]);
         let [bias, delta, route] = self.after(3);
         let rows = |index: Option<usize>| index.is_none_or(|index| inputs[index].len() == h.rows());
+        let one = |index: Option<usize>| index.is_some_and(|index| inputs[index].dims == [1]);
         let fits = u.dims == [h.columns(), clean.columns()]
             && clean.rows() == h.rows()
             && bias.is_none_or(|bias| inputs[bias].dims == [clean.columns()]);
-        if fits && rows(delta) && rows(route) {
+        if fits && (rows(delta) || one(delta)) && rows(route) {
             return Ok(vec![clean.clone()]);
         }
         let found: Vec<String> = inputs.iter().map(ToString::to_string).collect();
@@ -130,14 +140,11 @@ impl Op for SiteOutput {
         };
         gradients.emit(product(false, true), &[g, u], &[Some(h)])?;
         gradients.emit(product(true, false), &[h, g], &[Some(u)])?;
-        let [_, delta, route] = self.after(3);
-        let mut inputs = vec![g];
-        inputs.extend(
-            delta
-                .into_iter()
-                .chain(route)
-                .map(|index| node.inputs[index]),
-        );
+        let [bias, delta, route] = self.after(3).map(|index| index.map(|at| node.inputs[at]));
+        let operands = [g, clean].into_iter().chain(bias).chain(delta).chain(route);
+        let operands: Vec<Value> = operands.collect();
+        gradients.emit(DeltaGrad(*self), &operands, &[delta])?;
+        let inputs: Vec<Value> = [g].into_iter().chain(delta).chain(route).collect();
         gradients.emit(
             CleanGrad(Self {
                 bias: false,
@@ -188,6 +195,38 @@ impl Op for CleanGrad {
     }
 }
 
+impl Op for DeltaGrad {
+    fn name(&self) -> &'static str {
+        "site_output_delta_grad"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        let [_, delta, _] = self.0.after(2);
+        let delta = delta.ok_or_else(|| BuildError::new(self.name(), "there is no delta"))?;
+        Ok(vec![inputs[delta].clone()])
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
+        4 * chunks(inputs[0].rows(), grain_rows(inputs[0].columns()))
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::delta_grad(&self.0, frame);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        3 * inputs[0].len() as u64
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,22 +244,32 @@ mod tests {
             dims: vec![rows],
             values: vec![1.0, 0.0, 1.0, 0.0],
         };
-        let point = [
-            random(&[rows, d_in], 1),
-            random(&[d_in, c], 2),
-            random(&[c, d_out], 3),
-            random(&[d_out, d_in], 4),
-            random(&[d_out], 5),
-            random(&[rows, c], 6),
-            random(&[rows], 7),
-            route,
-        ];
-        for (delta, routed) in [(true, true), (true, false), (false, true)] {
-            Oracle::new(&point)
+        let deltas = [&[rows][..], &[1]];
+        let point = |delta: &[usize]| {
+            [
+                random(&[rows, d_in], 1),
+                random(&[d_in, c], 2),
+                random(&[c, d_out], 3),
+                random(&[d_out, d_in], 4),
+                random(&[d_out], 5),
+                random(&[rows, c], 6),
+                random(delta, 7),
+                route.clone(),
+            ]
+        };
+        for (dims, delta, routed) in [
+            (deltas[0], true, true),
+            (deltas[0], true, false),
+            (deltas[1], true, true),
+            (deltas[1], true, false),
+            (deltas[0], false, true),
+        ] {
+            let oracle = Oracle::new(&point(dims))
                 .constant(3)
                 .constant(4)
-                .constant(6)
-                .constant(7)
+                .constant(7);
+            let oracle = if delta { oracle } else { oracle.constant(6) };
+            oracle
                 .ours(|b, v| {
                     let (delta, route) = (delta.then_some(v[6]), routed.then_some(v[7]));
                     let clean = b.linear_oi(v[0], v[3], Some(v[4]))?;

@@ -1,0 +1,27 @@
+use super::Ascend;
+use crate::cpu::math::{clamp, vectorised};
+use crate::cpu::{Frame, Rows};
+use crate::ops::GRAIN;
+
+pub(super) fn run(op: &Ascend, frame: &mut Frame<'_>) {
+    let (out, _) = frame.output(0);
+    let (source, gradient) = (frame.input(0), frame.input(1));
+    let step = op.step_size;
+    frame
+        .pool
+        .run(out.len(), GRAIN, Rows(out, 1), |range, out| {
+            let pairs = source[range.clone()].iter().zip(&gradient[range]);
+            vectorised(
+                #[inline(always)]
+                || {
+                    for (out, (&r, &g)) in out.0.iter_mut().zip(pairs) {
+                        let up = if g > 0.0 { step } else { 0.0 };
+                        let down = if g < 0.0 { step } else { 0.0 };
+                        // 0, or the NaN that the gradient is.
+                        let nothing = if g.is_nan() { g } else { 0.0 };
+                        *out = clamp(r + (up - down) + nothing, 0.0, 1.0);
+                    }
+                },
+            );
+        });
+}
