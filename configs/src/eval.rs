@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::{
     decomposition::surely_meant,
     kinds::{Number, Size, Text, Whole},
+    losses::{self, SAMPLES},
     pattern::is_literal,
     reader::Table,
     run::{Decomposition, Eval, KnownImportance, KnownSolution, Train},
@@ -25,6 +26,19 @@ pub(crate) fn read(
     let alive_threshold = table.or("alive_threshold", Number::FRACTION, 0.0);
     let rounding_threshold = table.or("rounding_threshold", Number::FRACTION, 0.0);
     let known = table.rows_or_none("known", |known| read_known(known, target, decomposition));
+    let mut seen = Vec::new();
+    let losses = table.rows_or_none("loss", |loss| losses::read_measure(loss, &mut seen));
+    if let (Some(losses), Some(train)) = (&losses, train)
+        && losses.len() * train.mask_samples > SAMPLES
+    {
+        let message = format!(
+            "expected at most {} with mask_samples = {}, found {}",
+            SAMPLES / train.mask_samples,
+            train.mask_samples,
+            losses.len()
+        );
+        table.refuse::<()>("loss", message);
+    }
     if let (Some(architecture), Some([_, ..])) = (target.architecture, known.as_deref())
         && !architecture.is_toy()
     {
@@ -40,6 +54,7 @@ pub(crate) fn read(
         alive_threshold: alive_threshold?,
         rounding_threshold: rounding_threshold?,
         known: known?,
+        losses: losses?,
     })
 }
 

@@ -63,9 +63,10 @@ impl Kind for Whole {
     }
 }
 
-/// The length of something in memory, from `least` to [`Size::MOST`].
+/// The length of something in memory, from `least` to `most`.
 pub(crate) struct Size {
     least: usize,
+    most: usize,
 }
 
 impl Size {
@@ -73,7 +74,18 @@ impl Size {
     pub(crate) const MOST: usize = u32::MAX as usize;
 
     pub(crate) const fn at_least(least: usize) -> Self {
-        Self { least }
+        Self::between(least, Self::MOST)
+    }
+
+    pub(crate) const fn between(least: usize, most: usize) -> Self {
+        Self { least, most }
+    }
+
+    fn whole(&self) -> Whole {
+        Whole {
+            least: self.least as u64,
+            most: self.most as u64,
+        }
     }
 }
 
@@ -81,11 +93,11 @@ impl Kind for Size {
     type Value = usize;
 
     fn expected(&self) -> String {
-        Whole::at_least(self.least as u64).expected()
+        self.whole().expected()
     }
 
     fn read(&self, value: &DeValue<'_>) -> Result<usize, String> {
-        let number = Whole::at_least(self.least as u64).read(value)?;
+        let number = self.whole().read(value)?;
         usize::try_from(number).map_err(|_| self.expected())
     }
 }

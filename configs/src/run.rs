@@ -384,15 +384,58 @@ pub enum Term {
         /// Which sites go through components, and where.
         routing: Routing,
     },
+    /// Masks drawn between importance and 1, everywhere; what goes into each site is compared, not what comes out of
+    /// the network.
+    StochasticHiddenActsRecon,
+    /// Masks between importance and 1 that an adversary chooses.
+    PgdRecon(Pgd),
+}
+
+/// An adversary: projected gradient ascent by signs, on sources in `[0, 1]` that say where between importance and 1 each
+/// mask lies. It starts anew in each step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pgd {
+    /// Which sites go through components, and where; layerwise, each site has an adversary of its own.
+    pub routing: Routing,
+    /// Where the sources start.
+    pub init: PgdInit,
+    /// Steps of the ascent.
+    pub steps: usize,
+    /// How far a source moves in a step, in `(0, 1]`.
+    pub step_size: f64,
+    /// Who shares a source.
+    pub scope: PgdScope,
+}
+
+/// Where the sources of an adversary start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PgdInit {
+    /// Uniform in `[0, 1)`.
+    Random,
+    /// 1: nothing is ablated.
+    Ones,
+    /// 0: everything but the importances is.
+    Zeroes,
+}
+
+/// Who shares a source of an adversary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PgdScope {
+    /// Nobody: each position has its own.
+    UniquePerDatapoint,
+    /// All positions of the batch. The more there are, the weaker the adversary.
+    SharedAcrossBatch,
 }
 
 /// Which sites go through components at which position.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Routing {
     /// All of them, everywhere.
     All,
     /// At each position a uniformly random subset of uniformly random size.
     UniformK,
+    /// At each position each of them with this probability.
+    Probability(f64),
     /// One site at a time, all in turn.
     Layerwise,
 }
@@ -456,6 +499,19 @@ pub struct Eval {
     pub rounding_threshold: f64,
     /// Known solutions to compare importances with.
     pub known: Vec<KnownImportance>,
+    /// Reconstruction terms that are measured beside the usual masks.
+    #[serde(rename = "loss")]
+    pub losses: Vec<Measure>,
+}
+
+/// A term that is measured on held-out batches.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(into = "crate::losses::Row")]
+pub struct Measure {
+    /// Its name in metrics, `eval/loss/<name>`.
+    pub name: String,
+    /// What is measured.
+    pub term: Term,
 }
 
 /// What the importances of a site should look like on single-feature inputs.

@@ -2,8 +2,9 @@
 
 use crate::{
     kinds::{Clip, Number, OneOf, Size, Whole},
+    losses::SAMPLES,
     reader::Table,
-    run::{FaithfulnessWarmup, Loss, OutputLoss, Term, Train},
+    run::{FaithfulnessWarmup, Loss, OutputLoss, Train},
     schedule,
     target::Facts,
 };
@@ -37,13 +38,18 @@ pub(crate) fn read(
         );
         table.refuse::<()>("output_loss", message);
     }
-    if let (Some(samples @ 2..), Some(losses)) = (mask_samples, losses)
-        && !losses
-            .iter()
-            .any(|loss| matches!(loss.term, Term::StochasticRecon { .. }))
-    {
-        let message = format!("expected 1 without a stochastic_recon loss, found {samples}");
-        table.refuse::<()>("mask_samples", message);
+    if let (Some(samples @ 2..), Some(losses)) = (mask_samples, losses) {
+        let most = SAMPLES / losses.len();
+        if !losses.iter().any(|loss| loss.term.is_stochastic()) {
+            let message = format!("expected 1 without a stochastic loss, found {samples}");
+            table.refuse::<()>("mask_samples", message);
+        } else if samples > most {
+            let message = format!(
+                "expected at most {most} for {} losses, found {samples}",
+                losses.len()
+            );
+            table.refuse::<()>("mask_samples", message);
+        }
     }
     Some(Train {
         steps: steps?,

@@ -10,7 +10,7 @@ use spd_engine::{Builder, Executor, Pool, Store, Type, Value};
 use crate::data::{Sources, eval_feed, training_feed};
 use crate::decomposition::{Decomposition, Draws, Front, Masking, SampleId, mask_values};
 use crate::fault::Fault;
-use crate::losses::divergence;
+use crate::losses::{USUAL_MASKS, divergence};
 use crate::parameters::{BETA1, Group, HALT, Update};
 use crate::schedule::{exponent, learning_rate};
 use crate::task::{Measured, Task, evaluate_batches};
@@ -140,8 +140,8 @@ impl Decomposition {
         Ok(b)
     }
 
-    /// Divergence from the target, and for tokens the cross-entropy, of the target itself and under every kind of mask; L0
-    /// of each site. All means over a batch.
+    /// Divergence from the target, and for tokens the cross-entropy, of the target itself and under every kind of mask; the
+    /// terms that are only measured; L0 of each site. All means over a batch.
     ///
     /// # Errors
     ///
@@ -181,9 +181,8 @@ impl Decomposition {
             ("stochastic", Masking::Stochastic),
             ("zero", Masking::Zeros),
         ];
-        // Training numbers its samples from 0.
         let sample = SampleId {
-            number: u8::MAX,
+            number: USUAL_MASKS,
             name: "eval".into(),
         };
         for (name, masking) in kinds {
@@ -200,8 +199,11 @@ impl Decomposition {
                     mask_values(&mut b, &front, (index, site), how, draws, None)?,
                 ));
             }
-            let output = self.masked_output(&mut b, &front, &masked)?;
-            measure(&mut b, name, output)?;
+            let pass = self.masked_pass(&mut b, &front, &masked)?;
+            measure(&mut b, name, pass.output)?;
+        }
+        for (name, value) in self.measures(&mut b, &front, Draws::Counters)? {
+            b.output(format!("eval/loss/{name}"), value);
         }
         self.active(&mut b, &front, "eval/")?;
         let faithfulness = self.faithfulness(&mut b, store)?;

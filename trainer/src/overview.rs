@@ -126,7 +126,7 @@ fn rows(run: &Run, threads: usize) -> Result<Vec<(String, String)>, Fault> {
     let losses: Vec<String> = run
         .losses
         .iter()
-        .map(|loss| format!("{} {}", loss.coeff, loss.term.name()))
+        .map(|loss| format!("{} {}", loss.coeff, loss.term))
         .collect();
     let kind = serde_json::to_value(run.importance.kind).ok();
     let kind = kind

@@ -462,9 +462,7 @@ const CROSS: &[Case] = &[
     ),
     tiny(
         &[("[train]\n", "[train]\nmask_samples = 4\n")],
-        &[
-            "run.toml:28:1: [train] mask_samples: expected 1 without a stochastic_recon loss, found 4",
-        ],
+        &["run.toml:28:1: [train] mask_samples: expected 1 without a stochastic loss, found 4"],
     ),
     tiny(
         &[(
@@ -623,7 +621,7 @@ const SEVERAL: &[Case] = &[
             "run.toml:9:1: [data] probability: expected a number in (0, 1], found 2",
             "run.toml:11:33: [decomposition.sites.0] C: expected a whole number of at least 1, found 0",
             "run.toml:11:44: unknown key `typo` in [decomposition.sites.1]; known keys: `pattern`, `C`",
-            r#"run.toml:16:1: [loss.0] kind: expected "faithfulness", "importance_minimality", "unmasked_recon", "ci_masked_recon", "ci_masked_recon_subset", "ci_masked_recon_layerwise", "stochastic_recon", "stochastic_recon_subset" or "stochastic_recon_layerwise", found the string "stochastic""#,
+            r#"run.toml:16:1: [loss.0] kind: expected "faithfulness", "importance_minimality", "unmasked_recon", "ci_masked_recon", "ci_masked_recon_subset", "ci_masked_recon_layerwise", "stochastic_recon", "stochastic_recon_subset", "stochastic_recon_layerwise", "stochastic_hidden_acts_recon", "pgd_recon", "pgd_recon_subset" or "pgd_recon_layerwise", found the string "stochastic""#,
             "run.toml:19:1: unknown key `stepz` in [train]; did you mean `steps`?",
             r#"run.toml:22:1: [train] output_loss: expected "mse" for a tms target, whose outputs are no logits, found "kl""#,
         ],
@@ -731,6 +729,101 @@ const OVERRIDES: &[Case] = &[
     ),
 ];
 
+const TERMS: &[Case] = &[
+    toy_with(
+        &["loss.0={ kind = 'pgd_recon', coeff = 1 }"],
+        &[
+            "--set loss.0: missing key `steps` in [loss.0]; expected a whole number of at least 1",
+            "--set loss.0: missing key `step_size` in [loss.0]; expected a number in (0, 1]",
+            r#"--set loss.0: missing key `scope` in [loss.0]; expected "unique_per_datapoint" or "shared_across_batch""#,
+        ],
+    ),
+    toy_with(
+        &[
+            "loss.0={ kind = 'pgd_recon', coeff = 1, steps = 0, step_size = 2, scope = 'all', init = 'zeros' }",
+        ],
+        &[
+            r#"--set loss.0: [loss.0] init: expected "random", "ones" or "zeroes", found the string "zeros""#,
+            "--set loss.0: [loss.0] steps: expected a whole number of at least 1, found 0",
+            "--set loss.0: [loss.0] step_size: expected a number in (0, 1], found 2",
+            r#"--set loss.0: [loss.0] scope: expected "unique_per_datapoint" or "shared_across_batch", found the string "all""#,
+        ],
+    ),
+    toy_with(
+        &[
+            "loss.0={ kind = 'pgd_recon', coeff = 1, steps = 1001, step_size = 0, scope = 'shared_across_batch' }",
+        ],
+        &[
+            "--set loss.0: [loss.0] steps: expected a whole number of at most 1000, found 1001",
+            "--set loss.0: [loss.0] step_size: expected a number in (0, 1], found 0",
+        ],
+    ),
+    toy_with(
+        &["loss.0={ kind = 'stochastic_recon_subset', coeff = 1, probability = 0 }"],
+        &["--set loss.0: [loss.0] probability: expected a number in (0, 1], found 0"],
+    ),
+    toy_with(
+        &["loss.0={ kind = 'stochastic_recon', coeff = 1, probability = 0.5 }"],
+        &["--set loss.0: unknown key `probability` in [loss.0]; known keys: `kind`, `coeff`"],
+    ),
+    toy_with(
+        &["loss.0={ kind = 'stochastic_hidden_acts_recon', coeff = 1, layer = 0 }"],
+        &["--set loss.0: unknown key `layer` in [loss.0]; known keys: `kind`, `coeff`"],
+    ),
+    toy_with(
+        &["train.mask_samples=128"],
+        &["--set train.mask_samples: expected at most 127 for 1 losses, found 128"],
+    ),
+    toy_with(
+        &[
+            "train.mask_samples=64",
+            "loss=[{ kind = 'stochastic_recon', coeff = 1 }, { kind = 'faithfulness', coeff = 1 }]",
+        ],
+        &["--set train.mask_samples: expected at most 63 for 2 losses, found 64"],
+    ),
+    toy_with(
+        &["eval.loss=[{ kind = 'faithfulness' }]"],
+        &[
+            r#"--set eval.loss: [eval.loss.0] kind: expected "unmasked_recon", "ci_masked_recon", "ci_masked_recon_subset", "ci_masked_recon_layerwise", "stochastic_recon", "stochastic_recon_subset", "stochastic_recon_layerwise", "stochastic_hidden_acts_recon", "pgd_recon", "pgd_recon_subset" or "pgd_recon_layerwise", found the string "faithfulness""#,
+        ],
+    ),
+    toy_with(
+        &["eval.loss=[{ kind = 'unmasked_recon', coeff = 1 }]"],
+        &["--set eval.loss: unknown key `coeff` in [eval.loss.0]; known keys: `kind`, `name`"],
+    ),
+    toy_with(
+        &["eval.loss=[{ kind = 'unmasked_recon', name = 'a b' }]"],
+        &[
+            r#"--set eval.loss: [eval.loss.0] name: expected a string of letters, digits, `.`, `_` and `-` that starts with a letter or a digit, found the string "a b""#,
+        ],
+    ),
+    toy_with(
+        &["eval.loss=[{ kind = 'unmasked_recon' }, { kind = 'unmasked_recon' }]"],
+        &[
+            r#"--set eval.loss: [eval.loss.1] kind: found "unmasked_recon" twice; tell them apart by `name`"#,
+        ],
+    ),
+    toy_with(
+        &[
+            "eval.loss=[{ kind = 'unmasked_recon', name = 'a' }, { kind = 'ci_masked_recon', name = 'a' }]",
+        ],
+        &[r#"--set eval.loss: [eval.loss.1] name: found "a" twice; tell them apart by `name`"#],
+    ),
+    toy_with(
+        &[
+            "train.mask_samples=100",
+            "eval.loss=[{ kind = 'unmasked_recon' }, { kind = 'ci_masked_recon' }]",
+        ],
+        &["--set eval.loss: expected at most 1 with mask_samples = 100, found 2"],
+    ),
+    toy(
+        &[("[train]", "[[eval.loss]]\nname = \"a\"\n[train]")],
+        &[
+            r#"run.toml:18:1: missing key `kind` in [eval.loss.0]; expected "unmasked_recon", "ci_masked_recon", "ci_masked_recon_subset", "ci_masked_recon_layerwise", "stochastic_recon", "stochastic_recon_subset", "stochastic_recon_layerwise", "stochastic_hidden_acts_recon", "pgd_recon", "pgd_recon_subset" or "pgd_recon_layerwise""#,
+        ],
+    ),
+];
+
 fn said(case: &Case) -> Vec<String> {
     let mut text = case.file.to_owned();
     for (old, new) in case.edits {
@@ -768,6 +861,11 @@ fn a_wrong_value_is_named_with_what_was_expected() {
 #[test]
 fn values_that_do_not_go_together_are_refused() {
     assert_said(CROSS);
+}
+
+#[test]
+fn a_term_is_refused_by_the_key_that_is_wrong() {
+    assert_said(TERMS);
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! A resolved run is a run file: it loads to the same run, and two of them can be compared.
 
-use spd_configs::{Activation, Active, Data, Llama, Model, Run, Term, pre_identity};
+use spd_configs::{
+    Activation, Active, Data, Llama, Model, Pgd, PgdInit, PgdScope, Routing, Run, Term,
+    pre_identity,
+};
 
 use crate::{GPT2, LLAMA, RESID_MLP, TMS, load};
 
@@ -183,7 +186,20 @@ fn every_word_is_written_as_it_is_read() {
                 "stochastic_recon",
                 "stochastic_recon_subset",
                 "stochastic_recon_layerwise",
+                "stochastic_hidden_acts_recon",
             ],
+        ),
+        (
+            "loss=[{ kind = 'WORD', coeff = 1, steps = 1, step_size = 1, scope = 'shared_across_batch' }]",
+            &["pgd_recon", "pgd_recon_subset", "pgd_recon_layerwise"],
+        ),
+        (
+            "loss=[{ kind = 'pgd_recon', coeff = 1, steps = 1, step_size = 1, scope = 'WORD' }]",
+            &["unique_per_datapoint", "shared_across_batch"],
+        ),
+        (
+            "eval.loss=[{ kind = 'pgd_recon', steps = 1, step_size = 1, scope = 'shared_across_batch', init = 'WORD' }]",
+            &["random", "ones", "zeroes"],
         ),
     ] {
         for word in words {
@@ -245,6 +261,7 @@ fn what_may_be_left_out_is_written_when_it_is_there() {
             "eval.known=[{ pattern = 'linear*', identity = 5 }, { pattern = 'linear1', dense = 2 }]",
             "decomposition.tied=false",
             "loss.0={ kind = 'importance_minimality', coeff = 1, p = 2, p_final = 0.3, beta = 0.5 }",
+            "eval.loss=[{ kind = 'pgd_recon', steps = 20, step_size = 0.1, scope = 'shared_across_batch' }, { kind = 'stochastic_recon_subset', name = 'half', probability = 0.5 }]",
         ],
     )
     .unwrap();
@@ -252,6 +269,26 @@ fn what_may_be_left_out_is_written_when_it_is_there() {
     assert_eq!(run.train.clip_components, Some(0.01));
     assert_eq!(run.eval.known.len(), 2);
     assert!(!run.decomposition.tied);
+    let pgd = Pgd {
+        routing: Routing::All,
+        init: PgdInit::Random,
+        steps: 20,
+        step_size: 0.1,
+        scope: PgdScope::SharedAcrossBatch,
+    };
+    let half = Term::StochasticRecon {
+        routing: Routing::Probability(0.5),
+    };
+    let measured: Vec<_> = run
+        .eval
+        .losses
+        .iter()
+        .map(|m| (&*m.name, &m.term))
+        .collect();
+    assert_eq!(
+        measured,
+        [("pgd_recon", &Term::PgdRecon(pgd)), ("half", &half)]
+    );
     let Term::ImportanceMinimality {
         p,
         p_final,
@@ -265,6 +302,30 @@ fn what_may_be_left_out_is_written_when_it_is_there() {
     assert_eq!(
         (p, p_final, anneal_start, anneal_end, beta),
         (2.0, Some(0.3), 0.0, 1.0, 0.5)
+    );
+}
+
+#[test]
+fn a_term_says_what_tells_it_from_others() {
+    let said = |loss: &str| {
+        let loss = format!("loss=[{{ coeff = 1, {loss} }}]");
+        load(TMS.as_bytes(), &[&loss]).unwrap().losses[0]
+            .term
+            .to_string()
+    };
+    assert_eq!(said("kind = 'stochastic_recon'"), "stochastic_recon");
+    assert_eq!(
+        said("kind = 'stochastic_recon_subset', probability = 0.5"),
+        "stochastic_recon_subset (probability 0.5)"
+    );
+    assert_eq!(
+        said("kind = 'pgd_recon', steps = 20, step_size = 0.1, scope = 'shared_across_batch'"),
+        "pgd_recon (20 steps of 0.1, shared_across_batch)"
+    );
+    let pgd = "kind = 'pgd_recon_subset', steps = 1, step_size = 1, scope = 'unique_per_datapoint'";
+    assert_eq!(
+        said(&format!("{pgd}, init = 'ones', probability = 0.25")),
+        "pgd_recon_subset (1 step of 1, unique_per_datapoint, from ones, probability 0.25)"
     );
 }
 

@@ -32,8 +32,8 @@ pub(super) fn forward(
         };
         masked.push((index, masks));
     }
-    let logits = decomposition.masked_output(b, &front, &masked)?;
-    b.mean(logits)
+    let pass = decomposition.masked_pass(b, &front, &masked)?;
+    b.mean(pass.output)
 }
 
 /// The whole step. Decay is that of PyTorch's AdamW, for all components.

@@ -268,6 +268,7 @@ fn base(name: &str, model: Model, data: Data, (rows, lr): (usize, f64), losses: 
             alive_threshold: 0.0,
             rounding_threshold: 0.0,
             known: Vec::new(),
+            losses: Vec::new(),
         },
         checkpoint: Checkpoint {
             every: STEPS,

@@ -1,6 +1,6 @@
 //! Masks of a pass, and where their random numbers come from.
 
-use spd_configs::Sampling;
+use spd_configs::{Pgd, PgdInit, PgdScope, Routing, Sampling};
 use spd_draws::{Purpose, Stream};
 use spd_engine::ops::{Draw, LogitNoise, Mask, MaskValues};
 use spd_engine::{Builder, Result, Type, Value};
@@ -13,7 +13,7 @@ use crate::sites::Site;
 pub struct SampleId {
     /// Number that keys the draws; no two samples of a run share one.
     pub number: u8,
-    /// Name of recorded draws: `<term>.m<k>`.
+    /// Name of recorded draws: `<term>.m<k>`; `<term>.p<k>` for the `k`-th adversary of a term.
     pub name: String,
 }
 
@@ -23,8 +23,17 @@ pub enum Draws {
     /// Counters: a function of (seed, purpose, step, site, row, component).
     Counters,
     /// Inputs of the program, named `src.<sample>.<site>`, `dmask.<sample>.<site>`, `route.<sample>.<site>` and
-    /// `noise.<site>`: recorded numbers, to replay another implementation.
+    /// `noise.<site>`: recorded numbers, to replay another implementation. Of an adversary they are where it starts.
     Inputs,
+}
+
+/// An adversary's source at one site: where between importance and one its masks lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdversarialSource {
+    /// Of the components, f32 `[.., c]`, or `[c]` when all positions share it.
+    pub components: Value,
+    /// Of the delta, f32 `[rows]` or `[1]`; `None` where the delta takes no part.
+    pub delta: Option<Value>,
 }
 
 /// What the masks of a pass are made from.
@@ -90,31 +99,81 @@ impl Draws {
         }
     }
 
-    /// At each position a uniformly random subset of the sites.
+    /// Which positions go through the components of each site, f32 `[rows]`; `None` for all of them.
     pub(crate) fn routes(
         self,
         b: &mut Builder,
         front: &Front,
         sample: &SampleId,
-        sites: &[Site],
-    ) -> Result<Vec<Value>> {
+        (sites, routing): (&[Site], Routing),
+    ) -> Result<Vec<Option<Value>>> {
         let rows = front.shape.examples();
-        match self {
-            Self::Counters => b.uniform_subsets(
-                Stream::new(Purpose::Routing, sample.number, 0),
-                rows,
-                sites.len(),
-            ),
-            Self::Inputs => sites
+        let number = sample.number;
+        let routes: Vec<Value> = match (routing, self) {
+            (Routing::All | Routing::Layerwise, _) => return Ok(vec![None; sites.len()]),
+            (Routing::UniformK, Self::Counters) => {
+                let stream = Stream::new(Purpose::Routing, number, 0);
+                b.uniform_subsets(stream, rows, sites.len())?
+            }
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "a probability is rounded to f32"
+            )]
+            (Routing::Probability(probability), Self::Counters) => (0..sites.len())
+                .map(|index| {
+                    let stream = Stream::new(Purpose::Routing, number, site_number(index));
+                    b.bernoulli(stream, rows, probability as f32)
+                })
+                .collect::<Result<_>>()?,
+            (Routing::UniformK | Routing::Probability(_), Self::Inputs) => sites
                 .iter()
                 .map(|site| {
-                    b.input(
-                        &format!("route.{}.{}", sample.name, site.path()),
-                        &Type::f32(&[rows]),
-                    )
+                    let name = format!("route.{}.{}", sample.name, site.path());
+                    b.input(&name, &Type::f32(&[rows]))
                 })
-                .collect(),
-        }
+                .collect::<Result<_>>()?,
+        };
+        Ok(routes.into_iter().map(Some).collect())
+    }
+
+    /// Where an adversary starts at a site. Recorded sources are inputs, however they were made.
+    pub(crate) fn adversary(
+        self,
+        b: &mut Builder,
+        front: &Front,
+        pgd: &Pgd,
+        sample: &SampleId,
+        (index, site, delta): (usize, &Site, bool),
+    ) -> Result<AdversarialSource> {
+        let shared = pgd.scope == PgdScope::SharedAcrossBatch;
+        let (dims, delta_dims) = if shared {
+            (vec![site.components], vec![1])
+        } else {
+            let importance = b.ty(front.sites[index].importance);
+            (importance.dims.clone(), vec![front.shape.examples()])
+        };
+        let mut start = |purpose, kind: &str, dims: &[usize]| {
+            let stream = Stream::new(purpose, sample.number, site_number(index));
+            match (self, pgd.init) {
+                (Self::Inputs, _) => {
+                    let name = format!("{kind}.{}.{}", sample.name, site.path());
+                    b.input(&name, &Type::f32(dims))
+                }
+                (Self::Counters, PgdInit::Ones) => b.constant(1.0, dims),
+                (Self::Counters, PgdInit::Zeroes) => b.constant(0.0, dims),
+                (Self::Counters, PgdInit::Random) => match (shared, purpose) {
+                    (true, _) => b.uniform_row(stream, dims[0]),
+                    (false, Purpose::Delta) => b.uniform_rows(stream, dims[0]),
+                    (false, _) => b.uniform(stream, dims),
+                },
+            }
+        };
+        Ok(AdversarialSource {
+            components: start(Purpose::Source, "src", &dims)?,
+            delta: delta
+                .then(|| start(Purpose::Delta, "dmask", &delta_dims))
+                .transpose()?,
+        })
     }
 
     fn source(

@@ -14,12 +14,12 @@ mod masks;
 use std::collections::BTreeMap;
 
 use spd_configs::{ImportanceKind, Run};
-use spd_engine::ops::{Gates, ImportanceGates, LogitNoise};
+use spd_engine::ops::{Gates, ImportanceGates, LogitNoise, MaskValues};
 use spd_engine::{Builder, Result, Slot, Store, Type, Value};
 
 pub use components::SiteValues;
 pub(crate) use masks::mask_values;
-pub use masks::{Draws, Masking, SampleId};
+pub use masks::{AdversarialSource, Draws, Masking, SampleId};
 
 use crate::fault::Fault;
 use crate::parameters::{Group, Parameters};
@@ -88,13 +88,22 @@ pub struct SiteFront {
     pub power_sums: Value,
 }
 
+/// What a masked pass computes.
+#[derive(Debug, Clone)]
+pub struct MaskedPass {
+    /// Output of the model, as that of the frozen one.
+    pub output: Value,
+    /// Input of each site, f32 `[.., d_in]`.
+    pub inputs: Vec<Value>,
+}
+
 impl Decomposition {
     /// Resolves the sites of a run and makes room in the store: frozen weights, components, importance functions, all
     /// zeros.
     ///
     /// # Errors
     ///
-    /// When a pattern does not fit the target.
+    /// When a pattern does not fit the target, or a loss does not fit the sites.
     pub fn new(run: &Run, store: &mut Store) -> std::result::Result<Self, Fault> {
         let sites = resolve(&run.decomposition, &run.target.model)?;
         let target = tensors(&run.target.model)
@@ -120,13 +129,15 @@ impl Decomposition {
                 .filter(|l| l.orientation == Orientation::Identity)
                 .cloned(),
         );
-        Ok(Self {
+        let decomposition = Self {
             run: run.clone(),
             sites,
             parameters,
             layers,
             target,
-        })
+        };
+        decomposition.check_losses(store)?;
+        Ok(decomposition)
     }
 
     /// Puts the target's weights into the store.
@@ -277,17 +288,17 @@ impl Decomposition {
         Ok(b.persistent(store, *slot))
     }
 
-    /// A masked pass over the sites in `masked` (index and masks): the model's output.
+    /// A masked pass over the sites in `masked` (index and masks).
     ///
     /// # Errors
     ///
     /// When shapes do not fit.
-    pub fn masked_output(
+    pub fn masked_pass(
         &self,
         b: &mut Builder,
         front: &Front,
-        masked: &[(usize, spd_engine::ops::MaskValues)],
-    ) -> Result<Value> {
+        masked: &[(usize, MaskValues)],
+    ) -> Result<MaskedPass> {
         let sites = masked
             .iter()
             .map(|&(index, masks)| {
@@ -297,13 +308,13 @@ impl Decomposition {
             })
             .collect();
         let mut pass = Pass::masked(&self.layers, &front.weights, sites);
-        forward(
-            &self.run.target.model,
-            b,
-            &front.weights,
-            &mut pass,
-            front.input,
-        )
+        let model = &self.run.target.model;
+        let output = forward(model, b, &front.weights, &mut pass, front.input)?;
+        let inputs = pass.inputs;
+        Ok(MaskedPass {
+            output,
+            inputs: self.sites.iter().map(|site| inputs[site.path()]).collect(),
+        })
     }
 
     /// Number of values of each site's components and importance function.

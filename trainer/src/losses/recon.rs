@@ -13,7 +13,10 @@
 use spd_configs::{OutputLoss, Routing, Term};
 use spd_engine::{Builder, Result, Value};
 
-use crate::decomposition::{Decomposition, Draws, Front, Masking, SampleId, mask_values};
+use super::{TermDraws, mean};
+use crate::decomposition::{
+    Decomposition, Draws, Front, MaskedPass, Masking, SampleId, mask_values,
+};
 
 /// Divergence between the target's output and another, a scalar: the mean over positions of `KL(target || other)`, or the
 /// mean over elements of the squared error. The gradient flows to the other.
@@ -36,79 +39,67 @@ impl Decomposition {
         &self,
         b: &mut Builder,
         front: &Front,
-        (index, term): (usize, &Term),
-        draws: Draws,
+        term: &Term,
+        draws: TermDraws,
     ) -> Result<Value> {
         let (masking, routing) = match *term {
             Term::UnmaskedRecon => (Masking::Ones, Routing::All),
             Term::CiMaskedRecon { routing } => (Masking::Importance, routing),
             Term::StochasticRecon { routing } => (Masking::Stochastic, routing),
-            Term::Faithfulness | Term::ImportanceMinimality { .. } => {
-                unreachable!("a reconstruction term")
-            }
+            _ => unreachable!("a reconstruction of outputs"),
         };
         let samples = if masking == Masking::Stochastic {
             self.run.train.mask_samples
         } else {
             1
         };
-        let mut passes = Vec::new();
+        let mut distances = Vec::new();
         for k in 0..samples {
-            let number =
-                u8::try_from(index * samples + k).expect("a run has fewer than 200 mask samples");
-            let sample = SampleId {
-                number,
-                name: format!("{}.m{k}", term.name()),
-            };
-            self.sample(b, front, (masking, routing), (draws, &sample), &mut passes)?;
+            let sample = draws.mask_sample(term, k);
+            for pass in self.passes(b, front, (masking, routing), (draws.from, &sample))? {
+                distances.push(self.output_distance(b, front, pass.output)?);
+            }
         }
-        let weight = 1.0 / passes.len() as f64;
-        let terms: Vec<(f64, Value)> = passes.into_iter().map(|pass| (weight, pass)).collect();
-        b.weighted_sum(&terms)
+        mean(b, &distances)
+    }
+
+    /// Divergence of an output from the target's.
+    pub(super) fn output_distance(
+        &self,
+        b: &mut Builder,
+        front: &Front,
+        output: Value,
+    ) -> Result<Value> {
+        divergence(b, self.run.train.output_loss, front.output, output)
     }
 
     /// The passes of one mask sample: one over all sites, or one a site.
-    fn sample(
+    pub(super) fn passes(
         &self,
         b: &mut Builder,
         front: &Front,
         (masking, routing): (Masking, Routing),
         (draws, sample): (Draws, &SampleId),
-        passes: &mut Vec<Value>,
-    ) -> Result<()> {
-        let routes = match routing {
-            Routing::UniformK => draws
-                .routes(b, front, sample, &self.sites)?
-                .into_iter()
-                .map(Some)
-                .collect(),
-            Routing::All | Routing::Layerwise => vec![None; self.sites.len()],
-        };
+    ) -> Result<Vec<MaskedPass>> {
+        let routes = draws.routes(b, front, sample, (&self.sites, routing))?;
+        let how = (
+            masking,
+            self.run.importance.sampling,
+            self.run.decomposition.delta,
+        );
         let mut masked = Vec::with_capacity(self.sites.len());
         for (index, site) in self.sites.iter().enumerate() {
-            let how = (
-                masking,
-                self.run.importance.sampling,
-                self.run.decomposition.delta,
-            );
-            masked.push((
-                index,
-                mask_values(b, front, (index, site), how, (draws, sample), routes[index])?,
-            ));
+            let site = (index, site);
+            let values = mask_values(b, front, site, how, (draws, sample), routes[index])?;
+            masked.push((index, values));
         }
-        let groups: Vec<&[_]> = match routing {
-            Routing::Layerwise => masked.chunks(1).collect(),
-            Routing::All | Routing::UniformK => vec![&masked[..]],
+        let together = match routing {
+            Routing::Layerwise => 1,
+            Routing::All | Routing::UniformK | Routing::Probability(_) => masked.len(),
         };
-        for group in groups {
-            let output = self.masked_output(b, front, group)?;
-            passes.push(divergence(
-                b,
-                self.run.train.output_loss,
-                front.output,
-                output,
-            )?);
-        }
-        Ok(())
+        let groups = masked.chunks(together);
+        groups
+            .map(|group| self.masked_pass(b, front, group))
+            .collect()
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use spd_configs::{Data, KnownSolution, Model};
+use spd_configs::{Data, KnownSolution, Measure, Model};
 use spd_engine::Store;
 use spd_tracker::{Kind, METRICS, Mark, Read, Reader};
 
@@ -52,6 +52,9 @@ pub(crate) fn write(
     let first = first_evaluation(run_dir);
     let mut values = last.clone();
     let mut tables = vec![masks_table(&first, &last)];
+    if !run.eval.losses.is_empty() {
+        tables.push(terms_table(&run.eval.losses, &first, &last));
+    }
     let mut lines: Vec<(String, String)> = Vec::new();
     if let (Data::Tokens { .. }, Some(vocab)) = (&run.data, run.target.model.vocab())
         && let Some(bigram) = bigram_cross_entropy(&sources.train, &sources.eval, vocab)?
@@ -145,6 +148,33 @@ fn masks_table(first: &BTreeMap<String, f64>, last: &BTreeMap<String, f64>) -> T
         })
         .collect();
     ("held-out rows, means".into(), columns, rows)
+}
+
+/// The terms that are only measured, at the first evaluation and at the last.
+fn terms_table(
+    measures: &[Measure],
+    first: &BTreeMap<String, f64>,
+    last: &BTreeMap<String, f64>,
+) -> Table {
+    let columns = ["term", "at start", "at end"].map(str::to_owned).to_vec();
+    let rows = measures.iter().map(|Measure { name, term }| {
+        let label = if name == term.name() {
+            term.to_string()
+        } else {
+            format!("{name}: {term}")
+        };
+        let key = format!("eval/loss/{name}");
+        let value = |values: &BTreeMap<String, f64>| {
+            let value = values.get(&key).copied();
+            value.map_or("-".into(), number)
+        };
+        vec![label, value(first), value(last)]
+    });
+    (
+        "held-out rows, reconstruction".into(),
+        columns,
+        rows.collect(),
+    )
 }
 
 fn sites_table(

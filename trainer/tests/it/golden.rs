@@ -4,6 +4,7 @@
 //! and must arrive at the fourth. The files lie in `$SPD_SHARED/golden` and `$SPD_SHARED/targets`, or else in `shared/` beside the
 //! workspace; without them these tests say so and pass. Sizes are read from the files, so other numbers of the same form will do.
 
+mod ascent;
 mod ce_kl;
 mod compare;
 mod numbers;

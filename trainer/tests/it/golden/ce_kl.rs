@@ -69,8 +69,8 @@ fn check(name: &str) {
                 )
             })
             .collect();
-        let output = replica.decomposition.masked_output(&mut b, &front, &masked);
-        let output = output.expect("shapes fit");
+        let pass = replica.decomposition.masked_pass(&mut b, &front, &masked);
+        let output = pass.expect("shapes fit").output;
         let kl = divergence(&mut b, run.train.output_loss, front.output, output);
         let ce = b.cross_entropy(output, labels);
         b.output(format!("kl_{kind}"), kl.expect("shapes fit"));

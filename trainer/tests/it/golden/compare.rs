@@ -40,12 +40,22 @@ impl Comparison {
 
     /// A tensor with a bound of its own.
     pub(super) fn within(&mut self, tolerance: f64, what: &str, ours: &[f32], theirs: &[f64]) {
+        let worst = self.worst(what, ours, theirs);
+        self.add(tolerance, what, worst, largest(theirs));
+    }
+
+    /// A tensor that is a difference of numbers of a larger scale.
+    pub(super) fn at_scale(&mut self, scale: f64, what: &str, ours: &[f32], theirs: &[f64]) {
+        let worst = self.worst(what, ours, theirs);
+        self.add(self.tolerance, what, worst, scale);
+    }
+
+    /// The largest difference; NaN if there is one.
+    fn worst(&mut self, what: &str, ours: &[f32], theirs: &[f64]) -> f64 {
         if ours.len() != theirs.len() {
             let lengths = format!("{} elements, theirs has {}", ours.len(), theirs.len());
             self.faults.push(format!("{what}: {lengths}"));
-            return;
         }
-        let scale = theirs.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
         // `f64::max` would drop a NaN.
         let mut worst = 0.0;
         for (&ours, theirs) in ours.iter().zip(theirs) {
@@ -54,7 +64,33 @@ impl Comparison {
                 worst = difference;
             }
         }
-        self.add(tolerance, what, worst, scale);
+        worst
+    }
+
+    /// Up to which magnitude an element of a tensor of this scale may be nothing but rounding.
+    pub(super) fn rounding_at(&self, scale: f64) -> f64 {
+        self.tolerance * scale.max(FLOOR / self.tolerance)
+    }
+
+    /// A tensor that must be the same to the last bit, except where `excused`. Gives the number of elements that differ.
+    pub(super) fn exact(
+        &mut self,
+        what: &str,
+        ours: &[f32],
+        theirs: &[f32],
+        excused: impl Fn(usize) -> bool,
+    ) -> usize {
+        assert_eq!(ours.len(), theirs.len(), "{what}");
+        let differs = |&at: &usize| ours[at].to_bits() != theirs[at].to_bits();
+        let different: Vec<usize> = (0..ours.len()).filter(differs).collect();
+        if let Some(&at) = different.iter().find(|&&at| !excused(at)) {
+            let (ours, theirs) = (ours[at], theirs[at]);
+            self.faults.push(format!(
+                "{what}, element {at}: ours {ours}, theirs {theirs}"
+            ));
+        }
+        self.groups.last_mut().expect("a group is open").1 += 1;
+        different.len()
     }
 
     fn add(&mut self, tolerance: f64, what: &str, difference: f64, scale: f64) {
@@ -103,4 +139,9 @@ impl Comparison {
         );
         format!("{head}\n{report}")
     }
+}
+
+/// The largest magnitude of a tensor.
+pub(super) fn largest(values: &[f64]) -> f64 {
+    values.iter().fold(0.0, |most: f64, x| most.max(x.abs()))
 }

@@ -4,22 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
-use spd_configs::{Loss, Routing, Sampling, Term};
+use spd_configs::{Loss, Pgd, Routing, Sampling, Term};
 use spd_engine::ops::{Gates, ImportanceGates, LogitNoise, MatMul};
 use spd_engine::{Builder, Executor, Pool, Slot, Store, Type};
 use spd_trainer::decomposition::Draws;
-use spd_trainer::losses::divergence;
 use spd_trainer::target_models::Orientation;
 
+use super::ascent::climbs_like_theirs;
 use super::compare::Comparison;
 use super::numbers::Numbers;
 use super::replica::{Replica, routes, set_exponent};
-use super::terms::{self, Settings, list, number, routing, size, text, texts};
-
-/// How an adversary's last pass is masked.
-const EVERYWHERE: Term = Term::StochasticRecon {
-    routing: Routing::All,
-};
+use super::terms::{self, Settings, list, number, size, texts};
 
 /// f32 against f32 with sums in another order: a few roundings of 6e-8 each. Twenty layers deep, behind softmaxes and
 /// layer norms, they add up to more.
@@ -78,23 +73,36 @@ fn check(name: &str, tolerance: f64) {
     };
     let mut comparison = Comparison::new(name, tolerance);
     clean(&case, &mut comparison);
-    let mut missing = Vec::new();
     let all = case.info["terms"].as_object().expect("settings by term");
+    let mut missing = Vec::new();
     for (name, said) in all {
-        let Some(part) = Part::new(name, 1.0, &said["cfg"]) else {
+        let Some(term) = terms::term(&said["cfg"]) else {
             missing.push(name.as_str());
             continue;
         };
-        if let Kind::Ours(term) = &part.kind {
-            routes_are_those_recorded(&case, name, term);
-        }
-        comparison.group(name);
+        routes_are_those_recorded(&case, name, &term);
+        let settings = settings(said);
+        let climbs = climbs_like_theirs(&case, name, &term, settings, &mut comparison);
+        let part = Part::new(name, 1.0, term);
         let fraction = number(said, "frac");
-        Step::new(&case, &[part], settings(said), fraction).compare(&case, name, &mut comparison);
+        for &adversary in adversaries(&part, climbs) {
+            comparison.group(adversary.label(name));
+            let step = Step::new(
+                &case,
+                std::slice::from_ref(&part),
+                settings,
+                fraction,
+                adversary,
+            );
+            step.compare(&case, name, &mut comparison);
+        }
     }
     total(&case, &mut comparison);
     println!("{}", comparison.finish());
-    println!("golden {name}: no such loss here: {}", missing.join(", "));
+    assert_eq!(
+        missing, [""; 0],
+        "golden {name} has losses that are not here"
+    );
 }
 
 fn settings(said: &Json) -> Settings {
@@ -217,7 +225,7 @@ fn upper(case: &Numbers, comparison: &mut Comparison) {
 fn routes_are_those_recorded(case: &Numbers, name: &str, term: &Term) {
     for (index, path) in drawn_for(&case.info, term).iter().enumerate() {
         if let Some(recorded) = case.find(&format!("route.{name}.m0.{path}")) {
-            let ours = routes(case, &format!("{name}.m0"), index);
+            let ours = routes(case, &format!("{name}.m0"), term.routing(), (index, path));
             assert_eq!(ours, recorded.f32(), "route of {path} in {name}");
         }
     }
@@ -237,13 +245,20 @@ fn total(case: &Numbers, comparison: &mut Comparison) {
         let name = part[0].as_str().expect("a name");
         let coeff = part[1].as_f64().expect("a coefficient");
         let said = &case.info["terms"][name]["cfg"];
-        Part::new(name, coeff, said).expect("a loss that is here")
+        Part::new(name, coeff, terms::term(said).expect("a loss that is here"))
     });
     let parts: Vec<Part> = said.collect();
-    let first = &case.info["terms"][&parts[0].name];
+    let first = settings(&case.info["terms"][&parts[0].name]);
     let fraction = number(&case.info, "total_frac_of_training");
-    comparison.group("total");
-    Step::new(case, &parts, settings(first), fraction).compare(case, "total", comparison);
+    let mut climbs = true;
+    for Part { name, term, .. } in &parts {
+        climbs &= climbs_like_theirs(case, name, term, first, comparison);
+    }
+    let adversary = parts.iter().find(|part| part.is_adversary());
+    for &adversary in adversaries(adversary.unwrap_or(&parts[0]), climbs) {
+        comparison.group(adversary.label("total"));
+        Step::new(case, &parts, first, fraction, adversary).compare(case, "total", comparison);
+    }
 }
 
 /// What our program makes of some losses.
@@ -257,42 +272,68 @@ struct Step {
 }
 
 /// A term by its recorded name.
-#[derive(Clone)]
 struct Part {
     name: String,
     coeff: f64,
-    kind: Kind,
-}
-
-#[derive(Clone)]
-enum Kind {
-    /// A loss of ours.
-    Ours(Term),
-    /// An adversary over all sites. We have none, but its last pass is a masked pass whose sources are recorded.
-    Adversary,
+    term: Term,
 }
 
 impl Part {
-    fn new(name: &str, coeff: f64, said: &Json) -> Option<Self> {
-        let adversary = text(said, "classname") == "PGDReconLoss";
-        let kind = match terms::term(said) {
-            Some(term) => Kind::Ours(term),
-            None if adversary => Kind::Adversary,
-            None => return None,
-        };
+    fn new(name: &str, coeff: f64, term: Term) -> Self {
         let name = name.to_owned();
-        Some(Self { name, coeff, kind })
+        Self { name, coeff, term }
+    }
+
+    fn is_adversary(&self) -> bool {
+        matches!(self.term, Term::PgdRecon(_))
+    }
+}
+
+/// Where an adversary's last pass has its sources from.
+#[derive(Clone, Copy, PartialEq)]
+enum Adversary {
+    /// Recorded: it is where theirs ended.
+    Ended,
+    /// Its own ascent, from where theirs began.
+    Climbing,
+}
+
+/// With their last sources, always; with our own ascent where no sign of theirs is a matter of rounding.
+fn adversaries(part: &Part, climbs: bool) -> &'static [Adversary] {
+    if part.is_adversary() && climbs {
+        &[Adversary::Ended, Adversary::Climbing]
+    } else {
+        &[Adversary::Ended]
+    }
+}
+
+impl Adversary {
+    fn label(self, name: &str) -> String {
+        match self {
+            Self::Ended => name.to_owned(),
+            Self::Climbing => format!("{name}, climbing"),
+        }
+    }
+
+    fn of(self, term: &Term) -> Term {
+        match *term {
+            Term::PgdRecon(pgd) if self == Self::Ended => Term::PgdRecon(Pgd { steps: 0, ..pgd }),
+            _ => term.clone(),
+        }
     }
 }
 
 impl Step {
-    fn new(case: &Numbers, parts: &[Part], settings: Settings, fraction: f64) -> Self {
-        let losses = parts.iter().filter_map(|part| match &part.kind {
-            Kind::Ours(term) => Some(Loss {
-                coeff: part.coeff,
-                term: term.clone(),
-            }),
-            Kind::Adversary => None,
+    fn new(
+        case: &Numbers,
+        parts: &[Part],
+        settings: Settings,
+        fraction: f64,
+        adversary: Adversary,
+    ) -> Self {
+        let losses = parts.iter().map(|part| Loss {
+            coeff: part.coeff,
+            term: adversary.of(&part.term),
         });
         let run = terms::run(case, losses.collect(), settings);
         let mut replica = Replica::new(&run, case, "");
@@ -302,39 +343,35 @@ impl Step {
             .decomposition
             .losses(&mut b, &replica.store, &front, Draws::Inputs)
             .expect("shapes fit");
-        let mut weighted: Vec<_> = scalars
+        let weighted: Vec<_> = scalars
             .iter()
             .map(|loss| (loss.coeff, loss.value))
             .collect();
+        let total = b.weighted_sum(&weighted).expect("scalars");
+        b.output("loss", total);
         let order = pass_order(&case.info);
         let mut passes = Vec::new();
-        for Part { name, coeff, kind } in parts {
+        for Part { name, term, .. } in parts {
+            let is_layerwise = term.routing() == Some(Routing::Layerwise);
+            if matches!(term, Term::PgdRecon(_)) && (is_layerwise || adversary != Adversary::Ended)
+            {
+                // Not recorded; or made from sources that are no inputs.
+                continue;
+            }
             let mut outputs = Vec::new();
-            match kind {
-                Kind::Ours(term) => {
-                    for sample in replica.samples(term, name, 0) {
-                        outputs.extend(replica.passes(&mut b, &front, term, &sample.name));
-                    }
-                    if routing(term) == Some(Routing::Layerwise) {
-                        let samples = outputs.chunks(order.len());
-                        let ordered = samples.flat_map(|of_site| order.iter().map(|&i| of_site[i]));
-                        outputs = ordered.collect();
-                    }
-                }
-                Kind::Adversary => {
-                    outputs = replica.passes(&mut b, &front, &EVERYWHERE, name);
-                    let kind = run.train.output_loss;
-                    let loss = divergence(&mut b, kind, front.output, outputs[0]);
-                    weighted.push((*coeff, loss.expect("shapes fit")));
-                }
+            for sample in replica.samples(term, name, 0) {
+                outputs.extend(replica.passes(&mut b, &front, term, &sample.name));
+            }
+            if is_layerwise {
+                let samples = outputs.chunks(order.len());
+                let ordered = samples.flat_map(|of_site| order.iter().map(|&i| of_site[i]));
+                outputs = ordered.collect();
             }
             for (index, output) in outputs.into_iter().enumerate() {
                 passes.push(format!("out.{name}.f{index}"));
                 b.output(format!("out.{name}.f{index}"), output);
             }
         }
-        let total = b.weighted_sum(&weighted).expect("scalars");
-        b.output("loss", total);
         let slots = replica.slots();
         let values: Vec<_> = slots
             .iter()
@@ -347,16 +384,20 @@ impl Step {
             }
         }
         let mut executor = replica.executor(&b, batch);
-        for Part { name, kind, .. } in parts {
-            match kind {
-                Kind::Ours(term) => {
-                    for sample in replica.samples(term, name, 0) {
-                        replica.feed_draws(&mut executor, case, &sample, |path| {
-                            case.get(&format!("route.{}.{path}", sample.recorded)).f32()
-                        });
-                    }
+        for Part { name, term, .. } in parts {
+            for (k, sample) in replica.samples(term, name, 0).iter().enumerate() {
+                let route = |path: &str| case.get(&format!("route.{name}.m{k}.{path}")).f32();
+                if let Term::PgdRecon(_) = term {
+                    let source = |path: &str| match adversary {
+                        Adversary::Ended => format!("pgd.{}.final.{path}", sample.recorded),
+                        Adversary::Climbing => format!("rng.{}.init.{path}", sample.recorded),
+                    };
+                    let source = |path: &str| case.get(&source(path)).f32();
+                    replica.feed_sources(&mut executor, &sample.name, source);
+                    replica.feed_routes(&mut executor, &sample.name, route);
+                } else {
+                    replica.feed_draws(&mut executor, case, sample, route);
                 }
-                Kind::Adversary => replica.feed_adversary(&mut executor, case, name),
             }
         }
         set_exponent(&mut executor, &run.losses, fraction);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use spd_configs::{Loss, Routing, Run, Sampling, Term};
+use spd_configs::{Loss, PgdScope, Routing, Run, Sampling, Term};
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Executor, Pool, Slot, Store, Type, Value};
 use spd_trainer::decomposition::{BatchShape, Decomposition, Draws, Front};
@@ -10,7 +10,6 @@ use spd_trainer::schedule::exponent;
 use spd_trainer::target_models::{InputKind, input_kind, tensors};
 
 use super::numbers::{Numbers, Tensor};
-use super::terms::routing;
 
 pub(super) struct Replica {
     pub(super) store: Store,
@@ -102,17 +101,24 @@ impl Replica {
         (b, front)
     }
 
-    /// The mask samples of a term, in order; their draws are recorded as `<recorded>.m<first>` and on.
+    /// The mask samples of a term, in order; their draws are recorded as `<recorded>.m<first>` and on. Of an adversary its
+    /// sources, recorded as `<recorded>.p<first>` and on.
     pub(super) fn samples(&self, term: &Term, recorded: &str, first: usize) -> Vec<Sample> {
-        let count = match term {
-            Term::StochasticRecon { .. } => self.decomposition.run.train.mask_samples,
-            Term::UnmaskedRecon | Term::CiMaskedRecon { .. } => 1,
-            Term::Faithfulness | Term::ImportanceMinimality { .. } => 0,
+        let (letter, count) = match term {
+            Term::StochasticRecon { .. } | Term::StochasticHiddenActsRecon => {
+                ("m", self.decomposition.run.train.mask_samples)
+            }
+            Term::UnmaskedRecon | Term::CiMaskedRecon { .. } => ("m", 1),
+            Term::PgdRecon(pgd) if pgd.routing == Routing::Layerwise => {
+                ("p", self.decomposition.sites.len())
+            }
+            Term::PgdRecon(_) => ("p", 1),
+            Term::Faithfulness | Term::ImportanceMinimality { .. } => ("m", 0),
         };
         (0..count)
             .map(|k| Sample {
-                name: format!("{}.m{k}", term.name()),
-                recorded: format!("{recorded}.m{}", first + k),
+                name: format!("{}.{letter}{k}", term.name()),
+                recorded: format!("{recorded}.{letter}{}", first + k),
             })
             .collect()
     }
@@ -145,25 +151,33 @@ impl Replica {
             };
             match term {
                 Term::CiMaskedRecon { .. } => values.mask = Mask::Importance,
-                Term::StochasticRecon { .. } => {
+                Term::StochasticRecon { .. }
+                | Term::StochasticHiddenActsRecon
+                | Term::PgdRecon(_) => {
+                    let (source, delta) = match term {
+                        Term::PgdRecon(pgd) if pgd.scope == PgdScope::SharedAcrossBatch => {
+                            (Type::f32(&[site.components]), Type::f32(&[1]))
+                        }
+                        _ => (like_importance, rows.clone()),
+                    };
                     values.mask = Mask::Between(Draw::Given);
-                    values.given = Some(input("src", &like_importance));
+                    values.given = Some(input("src", &source));
                     if run.decomposition.delta {
-                        values.delta = Some(input("dmask", &rows));
+                        values.delta = Some(input("dmask", &delta));
                     }
                 }
                 _ => {}
             }
-            if routing(term) == Some(Routing::UniformK) {
+            if let Some(Routing::UniformK | Routing::Probability(_)) = term.routing() {
                 values.route = Some(input("route", &rows));
             }
             masked.push((index, values));
         }
-        let layerwise = routing(term) == Some(Routing::Layerwise);
+        let layerwise = term.routing() == Some(Routing::Layerwise);
         masked
             .chunks(if layerwise { 1 } else { masked.len() })
-            .map(|group| self.decomposition.masked_output(b, front, group))
-            .map(|output| output.expect("shapes fit"))
+            .map(|group| self.decomposition.masked_pass(b, front, group))
+            .map(|pass| pass.expect("shapes fit").output)
             .collect()
     }
 
@@ -204,28 +218,51 @@ impl Replica {
                     executor.input(&ours).copy_from_slice(&theirs.f32());
                 }
             }
-            let ours = format!("route.{name}.{path}");
+        }
+        self.feed_routes(executor, name, routes);
+    }
+
+    /// Gives a sample its routes, where its sites are routed.
+    pub(super) fn feed_routes(
+        &self,
+        executor: &mut Executor,
+        name: &str,
+        routes: impl Fn(&str) -> Vec<f32>,
+    ) {
+        for site in &self.decomposition.sites {
+            let ours = format!("route.{name}.{}", site.path());
             if executor.has_input(&ours) {
-                executor.input(&ours).copy_from_slice(&routes(path));
+                executor.input(&ours).copy_from_slice(&routes(site.path()));
             }
         }
     }
 
-    /// Gives a sample the sources that a recorded adversary ended with: `c` columns, and one for the delta; a row for all
-    /// positions or one for each.
-    pub(super) fn feed_adversary(&self, executor: &mut Executor, numbers: &Numbers, name: &str) {
+    /// Gives an adversary, called `<term>.p<k>`, its sources: `c` columns, and one for the delta; a row for all positions or
+    /// one for each.
+    pub(super) fn feed_sources(
+        &self,
+        executor: &mut Executor,
+        name: &str,
+        sources: impl Fn(&str) -> Vec<f32>,
+    ) {
         for site in &self.decomposition.sites {
             let (path, c) = (site.path(), site.components);
-            let last = numbers.get(&format!("pgd.{name}.p0.final.{path}"));
-            let values = last.f32();
-            let rows = values.chunks(*last.dims.last().expect("a matrix"));
-            let source = executor.input(&format!("src.{name}.{path}"));
-            for (to, from) in source.chunks_mut(c).zip(rows.clone().cycle()) {
+            let [ours, delta] = ["src", "dmask"].map(|kind| format!("{kind}.{name}.{path}"));
+            if !executor.has_input(&ours) {
+                continue;
+            }
+            let recorded = sources(path);
+            let has_delta = executor.has_input(&delta);
+            let rows = recorded.chunks_exact(c + usize::from(has_delta));
+            let source = executor.input(&ours);
+            assert_eq!(source.len(), rows.len() * c, "{ours}");
+            for (to, from) in source.chunks_exact_mut(c).zip(rows.clone()) {
                 to.copy_from_slice(&from[..c]);
             }
-            let delta = format!("dmask.{name}.{path}");
-            if executor.has_input(&delta) {
-                for (to, from) in executor.input(&delta).iter_mut().zip(rows.cycle()) {
+            if has_delta {
+                let last = executor.input(&delta);
+                assert_eq!(last.len(), rows.len(), "{delta}");
+                for (to, from) in last.iter_mut().zip(rows) {
                     *to = from[c];
                 }
             }
@@ -271,15 +308,26 @@ pub(super) fn rounded(value: f64) -> f32 {
     value as f32
 }
 
-/// Which positions are routed through the components of the `site`-th of the sites that were drawn for: where its noise is
-/// among the `route_k` smallest.
-pub(super) fn routes(numbers: &Numbers, recorded: &str, site: usize) -> Vec<f32> {
+/// Which positions are routed through the components of a site, the `index`-th of those that were drawn for: where its
+/// noise is among the `route_k` smallest, or below the probability.
+pub(super) fn routes(
+    numbers: &Numbers,
+    recorded: &str,
+    routing: Option<Routing>,
+    (index, path): (usize, &str),
+) -> Vec<f32> {
+    let ones = |routed: bool| f32::from(u8::from(routed));
+    if let Some(Routing::Probability(probability)) = routing {
+        let noise = numbers.get(&format!("rng.{recorded}.route_noise.{path}"));
+        let noise = noise.values.iter();
+        return noise.map(|&noise| ones(noise < probability)).collect();
+    }
     let counts = &numbers.get(&format!("rng.{recorded}.route_k")).values;
     let noise = numbers.get(&format!("rng.{recorded}.route_noise"));
     let sites: Vec<&[f64]> = noise.values.chunks(counts.len()).collect();
     let route = |(row, count): (usize, &f64)| {
-        let smaller = sites.iter().filter(|noise| noise[row] < sites[site][row]);
-        f32::from(u8::from((smaller.count() as f64) < *count))
+        let smaller = sites.iter().filter(|noise| noise[row] < sites[index][row]);
+        ones((smaller.count() as f64) < *count)
     };
     counts.iter().enumerate().map(route).collect()
 }

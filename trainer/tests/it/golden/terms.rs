@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use serde_json::Value as Json;
 use spd_configs::{
     Activation, Active, Checkpoint, Data, Decomposition, Eval, FaithfulnessWarmup, Importance,
-    ImportanceKind, Llama, Log, Loss, Model, OutputLoss, Precision, Routing, Run, Sampling,
-    Schedule, Shape, Sigmoid, SitePattern, Target, Term, Train,
+    ImportanceKind, Llama, Log, Loss, Model, OutputLoss, Pgd, PgdInit, PgdScope, Precision,
+    Routing, Run, Sampling, Schedule, Shape, Sigmoid, SitePattern, Target, Term, Train,
 };
 
 use super::numbers::Numbers;
@@ -118,12 +118,17 @@ pub(super) fn sampling(of: &Json) -> Sampling {
 
 /// The term of a loss configuration; `None` when we have no such loss.
 pub(super) fn term(config: &Json) -> Option<Term> {
-    let class = text(config, "classname");
-    let uniform_k = match config.get("routing") {
-        Some(routing) => text(routing, "type") == "uniform_k_subset",
-        None => true,
+    let subset = || match config.get("routing") {
+        Some(routing) if text(routing, "type") == "static_probability" => {
+            Routing::Probability(number(routing, "p"))
+        }
+        Some(routing) => {
+            assert_eq!(routing["type"], "uniform_k_subset");
+            Routing::UniformK
+        }
+        None => Routing::UniformK,
     };
-    Some(match class {
+    Some(match text(config, "classname") {
         "FaithfulnessLoss" => Term::Faithfulness,
         "ImportanceMinimalityLoss" => Term::ImportanceMinimality {
             p: number(config, "pnorm"),
@@ -135,10 +140,14 @@ pub(super) fn term(config: &Json) -> Option<Term> {
         "UnmaskedReconLoss" => Term::UnmaskedRecon,
         "CIMaskedReconLoss" => ci(Routing::All),
         "CIMaskedReconLayerwiseLoss" => ci(Routing::Layerwise),
-        "CIMaskedReconSubsetLoss" if uniform_k => ci(Routing::UniformK),
+        "CIMaskedReconSubsetLoss" => ci(subset()),
         "StochasticReconLoss" => stochastic(Routing::All),
         "StochasticReconLayerwiseLoss" => stochastic(Routing::Layerwise),
-        "StochasticReconSubsetLoss" if uniform_k => stochastic(Routing::UniformK),
+        "StochasticReconSubsetLoss" => stochastic(subset()),
+        "StochasticHiddenActsReconLoss" => Term::StochasticHiddenActsRecon,
+        "PGDReconLoss" => pgd(config, Routing::All),
+        "PGDReconLayerwiseLoss" => pgd(config, Routing::Layerwise),
+        "PGDReconSubsetLoss" => pgd(config, subset()),
         _ => return None,
     })
 }
@@ -151,12 +160,23 @@ fn stochastic(routing: Routing) -> Term {
     Term::StochasticRecon { routing }
 }
 
-pub(super) fn routing(term: &Term) -> Option<Routing> {
-    match *term {
-        Term::CiMaskedRecon { routing } | Term::StochasticRecon { routing } => Some(routing),
-        Term::UnmaskedRecon => Some(Routing::All),
-        Term::Faithfulness | Term::ImportanceMinimality { .. } => None,
-    }
+fn pgd(config: &Json, routing: Routing) -> Term {
+    Term::PgdRecon(Pgd {
+        routing,
+        init: match text(config, "init") {
+            "random" => PgdInit::Random,
+            "ones" => PgdInit::Ones,
+            "zeroes" => PgdInit::Zeroes,
+            other => panic!("unknown start `{other}`"),
+        },
+        steps: size(config, "n_steps"),
+        step_size: number(config, "step_size"),
+        scope: match text(config, "mask_scope") {
+            "unique_per_datapoint" => PgdScope::UniquePerDatapoint,
+            "shared_across_batch" => PgdScope::SharedAcrossBatch,
+            other => panic!("unknown scope `{other}`"),
+        },
+    })
 }
 
 pub(super) fn schedule(config: &Json) -> Schedule {
@@ -259,6 +279,7 @@ pub(super) fn run(case: &Numbers, losses: Vec<Loss>, settings: Settings) -> Run 
             alive_threshold: 0.0,
             rounding_threshold: 0.0,
             known: Vec::new(),
+            losses: Vec::new(),
         },
         checkpoint: Checkpoint { every: 1, keep: 1 },
         log: Log { every: 1 },

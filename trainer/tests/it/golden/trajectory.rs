@@ -11,7 +11,7 @@ use super::compare::Comparison;
 use super::numbers::Numbers;
 use super::one_step::drawn_for;
 use super::replica::{Replica, rounded, routes, set_exponent};
-use super::terms::{self, Settings, list, number, routing, size, text};
+use super::terms::{self, Settings, list, number, size, text};
 
 const BETA2: f64 = 0.999;
 
@@ -88,14 +88,13 @@ fn check(name: &str, tolerance: f64) {
     println!("{}", training.comparison.finish());
 }
 
-/// The run of a trajectory; `None` when one of its losses is not here.
+/// The run of a trajectory; `None` when one of its losses is not here, or is an adversary, whose starts it does not have.
 pub(super) fn run(case: &Numbers, numbers: &Numbers) -> Option<Run> {
     let config = &numbers.info["config"];
     let losses = list(config, "loss_metric_configs").iter().map(|loss| {
-        Some(Loss {
-            coeff: number(loss, "coeff"),
-            term: terms::term(loss)?,
-        })
+        let term = terms::term(loss)?;
+        let coeff = number(loss, "coeff");
+        (!matches!(term, Term::PgdRecon(_))).then_some(Loss { coeff, term })
     });
     let settings = Settings {
         delta: config["use_delta_component"] == true,
@@ -112,16 +111,17 @@ pub(super) fn feed(replica: &Replica, numbers: &Numbers, executor: &mut Executor
     // Terms that draw anything are numbered on in the order of the losses.
     let mut first = 0;
     for Loss { term, .. } in &replica.decomposition.run.losses {
-        let draws = matches!(term, Term::StochasticRecon { .. })
-            || routing(term) == Some(Routing::UniformK);
-        if !draws {
+        let routing = term.routing();
+        let is_routed = matches!(routing, Some(Routing::UniformK | Routing::Probability(_)));
+        if !term.is_stochastic() && !is_routed {
             continue;
         }
         let drawn_for = drawn_for(&numbers.info, term);
         for sample in replica.samples(term, &format!("s{step}"), first) {
             replica.feed_draws(executor, numbers, &sample, |path| {
                 let index = drawn_for.iter().position(|known| known == path);
-                routes(numbers, &sample.recorded, index.expect("a site"))
+                let site = (index.expect("a site"), path);
+                routes(numbers, &sample.recorded, routing, site)
             });
             first += 1;
         }

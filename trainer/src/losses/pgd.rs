@@ -1,0 +1,384 @@
+//! What is the worst that ablation can do? `pgd_recon`: the reconstruction loss under masks that an adversary chose.
+//!
+//! Masks lie where a source `r` in `[0, 1]` says, `m = g + (1 - g) r`, and the delta has a source of its own, which is its
+//! mask. In each step of training, and in each batch of an evaluation, the adversary starts anew and climbs:
+//!
+//! ```text
+//! r <- clamp(r + step_size * sign(dL/dr), 0, 1)        sign(0) = 0
+//! ```
+//!
+//! `steps` times, with routes that are drawn once. The loss is that of one more pass, with the last source as a constant:
+//! its gradient goes to importances, `V` and `U`. Layerwise, each site has an adversary and passes of its own, and the loss
+//! is their mean.
+//!
+//! All of it is written out in the step's program. A step of the ascent asks for the gradients of its sources alone, so it
+//! computes none of a weight or an importance, and what lies before the first masked site is the clean pass.
+//!
+//! **Numerics.** Only signs count, so an element whose gradient is smaller than the rounding of the sum it comes from may go
+//! either way, and another order of additions may send it the other way: by `2 step_size`. In exchange nothing else of the
+//! gradient matters, and all others arrive at the same bits. The gradient of a delta's source, `r (x D^T) . G`, is a
+//! difference that loses digits as the components come to add up to the weights; by then the delta matters as little.
+
+use spd_configs::{Pgd, Routing};
+use spd_engine::ops::{Draw, Mask, MaskValues};
+use spd_engine::{Builder, Result, Value};
+
+use super::mean;
+use crate::decomposition::{AdversarialSource, Decomposition, Draws, Front, SampleId};
+
+/// A site that an adversary masks.
+#[derive(Debug, Clone, Copy)]
+pub struct AttackedSite {
+    /// Number of the site.
+    pub index: usize,
+    /// Where it goes through components, f32 `[rows]`; `None` for everywhere.
+    pub route: Option<Value>,
+    /// Where its masks lie.
+    pub source: AdversarialSource,
+}
+
+/// Gradients of a source, of its type; `None` where the loss does not depend on it.
+#[derive(Debug, Clone, Copy)]
+pub struct SourceGradient {
+    /// Of the components.
+    pub components: Option<Value>,
+    /// Of the delta.
+    pub delta: Option<Value>,
+}
+
+/// What an adversary did.
+#[derive(Debug, Clone)]
+pub struct Ascent {
+    /// Its sites, with the sources it ended at.
+    pub sites: Vec<AttackedSite>,
+    /// The gradients of each step, by site.
+    pub gradients: Vec<Vec<SourceGradient>>,
+}
+
+impl Decomposition {
+    pub(super) fn pgd_recon(
+        &self,
+        b: &mut Builder,
+        front: &Front,
+        pgd: &Pgd,
+        draws: (Draws, &SampleId),
+    ) -> Result<Value> {
+        let ascents = self.ascents(b, front, pgd, draws)?;
+        let losses: Vec<Value> = ascents
+            .iter()
+            .map(|ascent| self.attacked(b, front, &ascent.sites))
+            .collect::<Result<_>>()?;
+        mean(b, &losses)
+    }
+
+    /// The ascents of a term: one over all sites, or one a site. The `k`-th starts from the draws of the sample's number,
+    /// or from inputs called `<sample>.p<k>`.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    pub fn ascents(
+        &self,
+        b: &mut Builder,
+        front: &Front,
+        pgd: &Pgd,
+        (draws, sample): (Draws, &SampleId),
+    ) -> Result<Vec<Ascent>> {
+        let named = |k: usize| SampleId {
+            number: sample.number,
+            name: format!("{}.p{k}", sample.name),
+        };
+        let routes = draws.routes(b, front, &named(0), (&self.sites, pgd.routing))?;
+        let sites: Vec<usize> = (0..self.sites.len()).collect();
+        let together = match pgd.routing {
+            Routing::Layerwise => 1,
+            Routing::All | Routing::UniformK | Routing::Probability(_) => sites.len(),
+        };
+        let adversaries = sites.chunks(together).enumerate();
+        adversaries
+            .map(|(k, sites)| {
+                let sample = named(k);
+                let start = sites.iter().map(|&index| {
+                    let site = (index, &self.sites[index], self.run.decomposition.delta);
+                    Ok(AttackedSite {
+                        index,
+                        route: routes[index],
+                        source: draws.adversary(b, front, pgd, &sample, site)?,
+                    })
+                });
+                let start = start.collect::<Result<Vec<_>>>()?;
+                self.ascend(b, front, pgd, start)
+            })
+            .collect()
+    }
+
+    fn ascend(
+        &self,
+        b: &mut Builder,
+        front: &Front,
+        pgd: &Pgd,
+        mut sites: Vec<AttackedSite>,
+    ) -> Result<Ascent> {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a step size is rounded to f32"
+        )]
+        let step_size = pgd.step_size as f32;
+        let mut gradients = Vec::with_capacity(pgd.steps);
+        for _ in 0..pgd.steps {
+            let loss = self.attacked(b, front, &sites)?;
+            let sources = sites.iter().map(|site| site.source);
+            let wanted: Vec<Value> = sources
+                .flat_map(|source| [Some(source.components), source.delta])
+                .flatten()
+                .collect();
+            let mut found = b.gradients(loss, &wanted)?.into_iter();
+            let mut step = Vec::with_capacity(sites.len());
+            for AttackedSite { source, .. } in &mut sites {
+                let mut up = |source: &mut Value| -> Result<Option<Value>> {
+                    let gradient = found.next().flatten();
+                    if let Some(gradient) = gradient {
+                        *source = b.ascend(*source, gradient, step_size)?;
+                    }
+                    Ok(gradient)
+                };
+                let components = up(&mut source.components)?;
+                let delta = source.delta.as_mut().map(up).transpose()?.flatten();
+                step.push(SourceGradient { components, delta });
+            }
+            gradients.push(step);
+        }
+        Ok(Ascent { sites, gradients })
+    }
+
+    /// The loss of a pass through the sites as they are masked, and all others as they are.
+    fn attacked(&self, b: &mut Builder, front: &Front, sites: &[AttackedSite]) -> Result<Value> {
+        let masked: Vec<(usize, MaskValues)> = sites
+            .iter()
+            .map(|site| {
+                let values = MaskValues {
+                    mask: Mask::Between(Draw::Given),
+                    importance: Some(front.sites[site.index].importance),
+                    given: Some(site.source.components),
+                    delta: site.source.delta,
+                    route: site.route,
+                };
+                (site.index, values)
+            })
+            .collect();
+        let pass = self.masked_pass(b, front, &masked)?;
+        self.output_distance(b, front, pass.output)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use spd_configs::{Loss, PgdInit, PgdScope, Term};
+    use spd_engine::{Executor, Pool, Store};
+
+    use super::*;
+    use crate::bench::{Overrides, preset};
+    use crate::parameters::{self, HALT};
+    use crate::target_models::Start;
+
+    const PGD: Pgd = Pgd {
+        routing: Routing::All,
+        init: PgdInit::Random,
+        steps: 1,
+        step_size: 0.1,
+        scope: PgdScope::SharedAcrossBatch,
+    };
+
+    /// A toy with two sites that share nothing, trained on one adversary.
+    fn toy(pgd: Pgd) -> (Decomposition, Store) {
+        let mut run = preset("tiny-tms", &Overrides::default()).unwrap().run;
+        run.decomposition.tied = false;
+        run.losses = vec![Loss {
+            coeff: 1.0,
+            term: Term::PgdRecon(pgd),
+        }];
+        let mut store = Store::new();
+        let decomposition = Decomposition::new(&run, &mut store).unwrap();
+        for (number, name) in [(0, "linear1"), (1, "linear2")] {
+            let slot = store.slot(&format!("target_model.{name}.weight")).unwrap();
+            parameters::start(&mut store, slot, 7, number, Start::Normal(1.0));
+        }
+        decomposition.initialise(&mut store);
+        store.zeros(HALT, &[2]);
+        (decomposition, store)
+    }
+
+    /// Ops of a program, by name.
+    fn ops(b: &Builder) -> BTreeMap<&'static str, usize> {
+        let mut executor = Executor::new(b, Arc::new(Pool::new(1)));
+        executor.start_profile();
+        let mut ops = BTreeMap::new();
+        for op in executor.profile() {
+            *ops.entry(op.name).or_default() += 1;
+        }
+        ops
+    }
+
+    /// The ops that one more step of the ascent adds to the loss, and to the step that trains on it.
+    fn ops_of_a_step(pgd: Pgd) -> [BTreeMap<&'static str, usize>; 2] {
+        let programs = |steps| {
+            let (decomposition, store) = toy(Pgd { steps, ..pgd });
+            let mut b = Builder::new();
+            let shape = decomposition.shape(16);
+            let front = decomposition.front(&mut b, &store, shape, &Draws::Counters);
+            let front = front.unwrap();
+            let losses = decomposition.losses(&mut b, &store, &front, Draws::Counters);
+            b.output("loss", losses.unwrap()[0].value);
+            [ops(&b), ops(&decomposition.step_program(&store).unwrap())]
+        };
+        let (three, two) = (programs(3), programs(2));
+        [0, 1].map(|which| {
+            let (three, two) = (&three[which], &two[which]);
+            let added = |(name, count): (&&'static str, &usize)| {
+                (*name, count - two.get(name).copied().unwrap_or(0))
+            };
+            let added = three.iter().map(added).filter(|&(_, count)| count > 0);
+            added.collect()
+        })
+    }
+
+    // By hand. Forward: both masks and outputs; of the products, linear1's x V and x W are the clean pass, which leaves
+    // x V and x W of linear2. Backward: through linear2 to h and, by its x V and x W, to linear1's output; through linear1
+    // to h. None of a weight or an importance function. Then both sources, and both of the delta.
+    #[test]
+    fn a_step_of_the_ascent_makes_the_gradient_of_its_sources_alone() {
+        let expected = [
+            ("ascend", 4),
+            ("masked", 2),
+            ("masked_grad", 2),
+            ("matmul", 2 + 4),
+            ("mse_grad", 1),
+            ("relu", 1),
+            ("relu_grad", 1),
+            ("site_output", 2),
+            ("site_output_clean_grad", 1),
+            ("site_output_delta_grad", 2),
+        ];
+        for scope in [PgdScope::SharedAcrossBatch, PgdScope::UniquePerDatapoint] {
+            for found in ops_of_a_step(Pgd { scope, ..PGD }) {
+                assert_eq!(found, BTreeMap::from(expected));
+            }
+        }
+    }
+
+    // linear1's adversary: x W of linear2, its gradient, and that of h. linear2's: that of h; all else is the clean pass.
+    #[test]
+    fn layerwise_adversaries_share_all_that_is_clean() {
+        let routing = Routing::Layerwise;
+        let expected = [
+            ("ascend", 4),
+            ("masked", 2),
+            ("masked_grad", 2),
+            ("matmul", 3 + 1),
+            ("mse_grad", 2),
+            ("relu", 2),
+            ("relu_grad", 2),
+            ("site_output", 2),
+            ("site_output_delta_grad", 2),
+        ];
+        for found in ops_of_a_step(Pgd { routing, ..PGD }) {
+            assert_eq!(found, BTreeMap::from(expected));
+        }
+    }
+
+    // A route is drawn once for all steps.
+    #[test]
+    fn a_step_draws_nothing() {
+        for routing in [Routing::UniformK, Routing::Probability(0.5)] {
+            for found in ops_of_a_step(Pgd { routing, ..PGD }) {
+                assert_eq!(found["ascend"], 4);
+                let drawn = ["uniform", "uniform_subsets", "bernoulli", "constant"];
+                assert!(
+                    drawn.iter().all(|name| !found.contains_key(name)),
+                    "{found:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn all_that_is_trained_has_a_gradient() {
+        let (decomposition, store) = toy(PGD);
+        let mut b = Builder::new();
+        let shape = decomposition.shape(16);
+        let front = decomposition.front(&mut b, &store, shape, &Draws::Counters);
+        let losses = decomposition.losses(&mut b, &store, &front.unwrap(), Draws::Counters);
+        let loss = losses.unwrap()[0].value;
+        let all = decomposition.parameters.iter();
+        let all: Vec<Value> = all.map(|p| b.persistent(&store, p.slot)).collect();
+        let gradients = b.gradients(loss, &all).unwrap();
+        assert_eq!(gradients.len(), 2 * (2 + 4));
+        assert!(gradients.iter().all(Option::is_some));
+    }
+
+    /// The loss on a batch of the same numbers.
+    fn loss(pgd: Pgd, threads: usize) -> f32 {
+        let (decomposition, mut store) = toy(pgd);
+        let mut b = Builder::new();
+        let shape = decomposition.shape(64);
+        let front = decomposition.front(&mut b, &store, shape, &Draws::Counters);
+        let losses = decomposition.losses(&mut b, &store, &front.unwrap(), Draws::Counters);
+        b.output("loss", losses.unwrap()[0].value);
+        let mut executor = Executor::new(&b, Arc::new(Pool::new(threads)));
+        let stream = spd_draws::Stream::new(spd_draws::Purpose::Features, 0, 0);
+        stream.fill_uniform(0, 0, 0, executor.input("input"));
+        executor.run(&mut store);
+        executor.scalar_output("loss", &store)
+    }
+
+    #[test]
+    fn more_steps_find_something_worse() {
+        for routing in [Routing::All, Routing::Layerwise, Routing::Probability(0.5)] {
+            for scope in [PgdScope::SharedAcrossBatch, PgdScope::UniquePerDatapoint] {
+                let [start, some, more] = [0, 2, 20].map(|steps| {
+                    let pgd = Pgd {
+                        routing,
+                        steps,
+                        scope,
+                        ..PGD
+                    };
+                    loss(pgd, 1)
+                });
+                let losses = format!("{routing:?}, {scope:?}: {start} {some} {more}");
+                assert!(start < some && some < more, "{losses}");
+            }
+        }
+    }
+
+    // With r = 1 every mask is 1 and so is the delta: no component is ablated, and none of the weight. With r = 0 the
+    // masks are the importances, without delta.
+    #[test]
+    fn ones_ablate_nothing_and_zeroes_everything() {
+        let [ones, zeroes] = [PgdInit::Ones, PgdInit::Zeroes].map(|init| {
+            let pgd = Pgd {
+                init,
+                steps: 0,
+                ..PGD
+            };
+            loss(pgd, 1)
+        });
+        // Squares of roundings of numbers of order one.
+        assert!(ones < 1e-12, "{ones}");
+        assert!(zeroes > 1e-3, "{zeroes}");
+    }
+
+    #[test]
+    fn threads_do_not_change_a_bit() {
+        for scope in [PgdScope::SharedAcrossBatch, PgdScope::UniquePerDatapoint] {
+            let pgd = Pgd {
+                scope,
+                steps: 5,
+                ..PGD
+            };
+            assert_eq!(loss(pgd, 1).to_bits(), loss(pgd, 2).to_bits());
+        }
+    }
+}
