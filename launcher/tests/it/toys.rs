@@ -66,3 +66,56 @@ fn a_residual_mlp_is_held_against_what_is_known_of_it() {
         "a site without a known solution has no error"
     );
 }
+
+/// Every kind of reconstruction that draws or climbs, to be trained on and to be measured.
+const TERMS: [&str; 7] = [
+    "target.train.steps=20",
+    "train.steps=20",
+    "train.batch_size=32",
+    "train.faithfulness_warmup.steps=5",
+    "eval.batches=2",
+    "loss=[{ kind = 'stochastic_recon_subset', coeff = 1, probability = 0.5 }, \
+     { kind = 'stochastic_hidden_acts_recon', coeff = 1 }, \
+     { kind = 'pgd_recon', coeff = 1, steps = 2, step_size = 0.5, scope = 'unique_per_datapoint' }, \
+     { kind = 'pgd_recon_layerwise', coeff = 1, steps = 1, step_size = 1, scope = 'shared_across_batch' }, \
+     { kind = 'pgd_recon_subset', coeff = 1, steps = 1, step_size = 1, scope = 'shared_across_batch' }]",
+    "eval.loss=[{ kind = 'pgd_recon', steps = 20, step_size = 0.1, scope = 'shared_across_batch' }, \
+     { kind = 'stochastic_hidden_acts_recon', name = 'inside' }]",
+];
+
+#[test]
+fn terms_are_trained_on_and_measured() {
+    let house = House::new();
+    let config = Path::new(CONFIGS).join("tms_5-2.toml");
+    let mut arguments = vec![config.to_str().unwrap(), "--out", "out", "--threads", "1"];
+    for set in TERMS {
+        arguments.extend(["--set", set]);
+    }
+    let mut command = house.launcher(&arguments);
+    command.env("SPD_CACHE", house.path().join("cache"));
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let rows = fs::read_to_string(house.path().join("out/metrics.jsonl")).unwrap();
+    for name in [
+        "loss/stochastic_recon_subset",
+        "loss/stochastic_hidden_acts_recon",
+        "loss/pgd_recon",
+        "loss/pgd_recon_layerwise",
+        "loss/pgd_recon_subset",
+        "start/loss/pgd_recon",
+        "eval/loss/pgd_recon",
+        "eval/loss/inside",
+    ] {
+        assert!(
+            rows.contains(&format!("\"{name}\":")),
+            "{name} is not in\n{rows}"
+        );
+    }
+    let labels = [
+        "pgd_recon (20 steps of 0.1, shared_across_batch)",
+        "inside: stochastic_hidden_acts_recon",
+    ];
+    for label in labels {
+        assert!(ended.stdout.contains(label), "{}", ended.stdout);
+    }
+}
