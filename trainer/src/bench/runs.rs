@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use spd_configs::{
     Activation, Active, Checkpoint, Data, Decomposition, Eval, FaithfulnessWarmup, Importance,
-    ImportanceKind, Llama, Log, Loss, Model, OutputLoss, Precision, Routing, Run, Sampling,
-    Schedule, Shape, Sigmoid, SitePattern, Target, Term, Train,
+    ImportanceKind, Llama, Log, Loss, Model, OutputLoss, Pgd, PgdInit, PgdScope, Precision,
+    Routing, Run, Sampling, Schedule, Shape, Sigmoid, SitePattern, Target, Term, Train,
 };
 
 use super::Step;
@@ -48,7 +48,32 @@ pub(super) fn run(name: &str) -> Option<(Run, Step)> {
         "tiny-ss-llama" => ss_llama(name, tiny, (4, 16), (12, 24)),
         "tms_5-2" => tms(name, (5, 2), 4096, (20, 16), (3e-3, 1.0)),
         "tms_40-10" => tms(name, (40, 10), 4096, (200, 16), (1e-4, 2.0)),
-        "resid_mlp1" => resid_mlp1(name),
+        "resid_mlp1" => {
+            let losses = vec![
+                minimality(1e-5, 2.0, None),
+                stochastic(1.0, Routing::Layerwise),
+                stochastic(1.0, Routing::All),
+            ];
+            let mut run = resid_mlp(name, (100, 1000, 50, 1), (2048, 2e-3), (100, 16), losses);
+            run.importance.kind = ImportanceKind::Mlp;
+            run
+        }
+        "resid_mlp2" => {
+            let losses = adversarial((1e-4, None), 2.0, (1, 1.0), 0.0);
+            resid_mlp(name, (100, 1000, 25, 2), (2048, 3e-4), (400, 256), losses)
+        }
+        "tiny-resid" => {
+            let losses = adversarial((1e-4, None), 2.0, (1, 1.0), 0.0);
+            let mut run = resid_mlp(name, (10, 20, 5, 2), (64, 3e-4), (12, 8), losses);
+            run.data = sparse(0.1, -1.0);
+            run
+        }
+        "tiny-pgd" => {
+            let mut run = ss_llama(name, tiny, (4, 16), (12, 24));
+            run.losses = adversarial((1e-3, Some(0.3)), 0.5, (4, 0.5), 1e6);
+            run.train.clip_components = Some(0.01);
+            run
+        }
         "tiny-tms" => tms(name, (5, 2), 64, (8, 4), (3e-3, 1.0)),
         "full-gpt2-h1" => {
             let model = gpt2(50_257, 1024, 768, (12, 12));
@@ -93,31 +118,32 @@ fn tms(
     run
 }
 
-/// A residual MLP of one layer.
-fn resid_mlp1(name: &str) -> Run {
+/// A residual MLP, its importance functions one MLP a site.
+fn resid_mlp(
+    name: &str,
+    (n_features, d_embed, d_mlp, n_layer): (usize, usize, usize, usize),
+    (rows, lr): (usize, f64),
+    (components, hidden): (usize, usize),
+    losses: Vec<Loss>,
+) -> Run {
     let model = Model::ResidMlp {
-        n_features: 100,
-        d_embed: 1000,
-        d_mlp: 50,
-        n_layer: 1,
+        n_features,
+        d_embed,
+        d_mlp,
+        n_layer,
         activation: Activation::Relu,
         in_bias: false,
         out_bias: false,
     };
-    let losses = vec![
-        minimality(1e-5, 2.0, None),
-        stochastic(1.0, Routing::Layerwise),
-        stochastic(1.0, Routing::All),
-    ];
-    let mut run = base(name, model, sparse(0.01, -1.0), (2048, 2e-3), losses);
+    let mut run = base(name, model, sparse(0.01, -1.0), (rows, lr), losses);
     run.decomposition.sites = ["layers.*.mlp_in", "layers.*.mlp_out"]
         .map(|pattern| SitePattern {
             pattern: pattern.to_owned(),
-            components: 100,
+            components,
         })
         .to_vec();
-    run.importance.kind = ImportanceKind::Mlp;
-    run.importance.hidden = vec![16];
+    run.importance.kind = ImportanceKind::SharedMlp;
+    run.importance.hidden = vec![hidden];
     run.train.output_loss = OutputLoss::Mse;
     run
 }
@@ -211,6 +237,34 @@ fn minimality(coeff: f64, p: f64, p_final: Option<f64>) -> Loss {
         beta: 0.0,
     };
     Loss { coeff, term }
+}
+
+/// Subsets of the sites, masked by chance and by an adversary whose source all positions share.
+fn adversarial(
+    (minimality_coeff, p_final): (f64, Option<f64>),
+    coeff: f64,
+    (steps, step_size): (usize, f64),
+    faithfulness_coeff: f64,
+) -> Vec<Loss> {
+    let adversary = Pgd {
+        routing: Routing::UniformK,
+        init: PgdInit::Random,
+        steps,
+        step_size,
+        scope: PgdScope::SharedAcrossBatch,
+    };
+    vec![
+        minimality(minimality_coeff, 2.0, p_final),
+        stochastic(coeff, Routing::UniformK),
+        Loss {
+            coeff,
+            term: Term::PgdRecon(adversary),
+        },
+        Loss {
+            coeff: faithfulness_coeff,
+            term: Term::Faithfulness,
+        },
+    ]
 }
 
 fn stochastic(coeff: f64, routing: Routing) -> Loss {

@@ -96,6 +96,8 @@ impl Workload {
                 let value = f64::from(self.program.scalar_output(name, &self.store));
                 let theirs = match term {
                     "importance_minimality" => "imp_min".to_owned(),
+                    "faithfulness" => "faith".to_owned(),
+                    term if term.starts_with("pgd_recon") => "pgd".to_owned(),
                     term => term.replace("stochastic_recon", "stoch"),
                 };
                 (theirs, value)
