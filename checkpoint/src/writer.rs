@@ -82,17 +82,19 @@ type Outcome = Result<PathBuf, CheckpointError>;
 /// A thread that writes snapshots, so that the step does not wait for a disk.
 ///
 /// ```text
-/// submit -> [1 waiting] -> thread: write, read back, delete the oldest -> outcomes -> poll, finish
+/// submit: fill -> thread: write, read back, delete the oldest -> outcomes -> poll, settle
 ///    ^                        |
-///    +-- buffers <- [2] ------+
+///    +------- snapshot -------+
 /// ```
 ///
-/// One snapshot is being written and one may wait; a third makes [`Writer::submit`] wait. With
-/// [`Writer::buffers`], three snapshots go round and no step allocates. Dropping a writer waits for what
-/// was submitted.
+/// One snapshot goes round, so a run holds one copy of its state and no step allocates. [`Writer::submit`] waits for the one
+/// before it, which is waiting only where the disk takes longer than the steps between two checkpoints. Dropping a writer
+/// waits for what was submitted.
 #[derive(Debug)]
 pub struct Writer {
-    waiting: Option<Sender<Snapshot>>,
+    /// The snapshot, while it is not with the thread.
+    spare: Option<Snapshot>,
+    jobs: Option<Sender<Snapshot>>,
     written: Receiver<Snapshot>,
     outcomes: Receiver<Outcome>,
     thread: Option<JoinHandle<()>>,
@@ -102,13 +104,19 @@ impl Writer {
     /// Starts the thread. It writes to `root`, which is made if it is not there, and after each write
     /// deletes all but the newest `keep` as [`prune`] does.
     ///
+    /// - `spare`: a snapshot whose memory the first one may take: the one that the run resumed from
+    ///
     /// # Errors
     ///
     /// When the root cannot be made, or no thread can be had.
-    pub fn spawn(root: &Path, keep: NonZeroUsize) -> Result<Self, CheckpointError> {
+    pub fn spawn(
+        root: &Path,
+        keep: NonZeroUsize,
+        spare: Option<Snapshot>,
+    ) -> Result<Self, CheckpointError> {
         atomic::make_dir(root)?;
         let to = root.to_path_buf();
-        Self::start(move |snapshot, outcomes| {
+        let writer = Self::start(move |snapshot, outcomes| {
             let written = write(&to, snapshot);
             let go_on = written.is_ok();
             // Nobody listens when the writer was dropped; the work is done all the same.
@@ -116,48 +124,63 @@ impl Writer {
             if go_on && let Err(error) = prune(&to, keep) {
                 let _ = outcomes.send(Err(error));
             }
-        })
-        .map_err(|found| CheckpointError::io(root, "start the thread that writes to it", found))
+        });
+        let mut writer = writer.map_err(|found| {
+            CheckpointError::io(root, "start the thread that writes to it", found)
+        })?;
+        if spare.is_some() {
+            writer.spare = spare;
+        }
+        Ok(writer)
     }
 
     fn start(
         mut save: impl FnMut(&Snapshot, &Sender<Outcome>) + Send + 'static,
     ) -> std::io::Result<Self> {
-        let (waiting, jobs) = bounded::<Snapshot>(1);
-        let (recycle, written) = bounded(2);
+        let (jobs, to_do) = bounded::<Snapshot>(1);
+        let (done, written) = bounded(1);
         let (report, outcomes) = unbounded();
         let thread = thread::Builder::new()
             .name("checkpoint".into())
             .spawn(move || {
-                for snapshot in jobs {
+                for snapshot in to_do {
                     save(&snapshot, &report);
-                    // A caller that never asks for its buffers does not make them pile up.
-                    let _ = recycle.try_send(snapshot);
+                    let _ = done.send(snapshot);
                 }
             })?;
         Ok(Self {
-            waiting: Some(waiting),
+            spare: Some(Snapshot::default()),
+            jobs: Some(jobs),
             written,
             outcomes,
             thread: Some(thread),
         })
     }
 
-    /// Hands a snapshot over. Returns at once unless one is being written and another already waits; then
-    /// it blocks until the first is done.
-    pub fn submit(&self, snapshot: Snapshot) {
-        let waiting = self
-            .waiting
-            .as_ref()
-            .expect("open until the writer is dropped");
-        waiting
-            .send(snapshot)
-            .expect("the thread ends after its channel does");
+    /// Fills the snapshot, which holds what it held before, and has it written. Waits for the one before.
+    pub fn submit(&mut self, fill: impl FnOnce(&mut Snapshot)) {
+        self.settle();
+        let mut snapshot = self.spare.take().unwrap_or_default();
+        fill(&mut snapshot);
+        if let Some(jobs) = &self.jobs {
+            jobs.send(snapshot)
+                .expect("the thread ends after its channel does");
+        }
     }
 
-    /// A snapshot that has been written, for its buffers to be filled again; none when all are in use.
-    pub fn buffers(&self) -> Option<Snapshot> {
-        self.written.try_recv().ok()
+    /// Waits until what was submitted is written; [`Writer::poll`] then tells what came of it.
+    ///
+    /// # Panics
+    ///
+    /// When the thread has.
+    pub fn settle(&mut self) {
+        if self.spare.is_some() {
+            return;
+        }
+        match self.written.recv() {
+            Ok(snapshot) => self.spare = Some(snapshot),
+            Err(_) => self.end(),
+        }
     }
 
     /// What has come of a snapshot since the last call, oldest first; none when there is no news.
@@ -169,15 +192,8 @@ impl Writer {
         self.outcomes.try_recv().ok()
     }
 
-    /// Waits until all that was submitted is written, and returns what [`Writer::poll`] has not.
-    #[must_use = "the last checkpoint may have failed"]
-    pub fn finish(mut self) -> Vec<Result<PathBuf, CheckpointError>> {
-        self.wait();
-        self.outcomes.try_iter().collect()
-    }
-
-    fn wait(&mut self) {
-        self.waiting = None;
+    fn end(&mut self) {
+        self.jobs = None;
         if let Some(thread) = self.thread.take()
             && let Err(panic) = thread.join()
             && !thread::panicking()
@@ -189,7 +205,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.wait();
+        self.end();
     }
 }
 
@@ -273,14 +289,14 @@ mod tests {
     fn a_failed_write_is_reported_and_the_next_one_works() {
         let root = tempfile::tempdir().unwrap();
         let to = root.path().to_path_buf();
-        let writer = Writer::start(move |snapshot, outcomes| {
+        let mut writer = Writer::start(move |snapshot, outcomes| {
             let stop = if snapshot.step == 2 { 4 } else { usize::MAX };
             let (written, _) = fault::at(stop, Then::Fail, || write(&to, snapshot));
             outcomes.send(written).unwrap();
         })
         .unwrap();
-        (1..=3).for_each(|step| writer.submit(snapshot(step)));
-        let outcomes = writer.finish();
+        (1..=3).for_each(|step| writer.submit(|to| *to = snapshot(step)));
+        let outcomes = outcomes(&mut writer);
 
         assert_eq!(outcomes[0].as_ref().unwrap(), &step_path(root.path(), 1));
         let error = outcomes[1].as_ref().unwrap_err().to_string();
@@ -293,18 +309,23 @@ mod tests {
         );
     }
 
+    fn outcomes(writer: &mut Writer) -> Vec<Outcome> {
+        writer.settle();
+        std::iter::from_fn(|| writer.poll()).collect()
+    }
+
     #[test]
-    fn the_newest_are_kept_and_the_buffers_come_back() {
+    fn the_newest_are_kept_and_one_snapshot_goes_round() {
         let root = tempfile::tempdir().unwrap();
-        let writer = Writer::spawn(root.path(), NonZeroUsize::new(2).unwrap()).unwrap();
-        assert_eq!(writer.buffers(), None);
-        (1..=5).for_each(|step| writer.submit(snapshot(step)));
-        let mut recycled = None;
-        while recycled.is_none() {
-            recycled = writer.buffers();
+        let keep = NonZeroUsize::new(2).unwrap();
+        let mut writer = Writer::spawn(root.path(), keep, Some(snapshot(0))).unwrap();
+        for step in 1..=5 {
+            writer.submit(|to| {
+                assert_eq!(*to, snapshot(step - 1));
+                *to = snapshot(step);
+            });
         }
-        assert_eq!(recycled, Some(snapshot(1)));
-        let outcomes = writer.finish();
+        let outcomes = outcomes(&mut writer);
         assert!(
             outcomes.len() == 5 && outcomes.iter().all(Result::is_ok),
             "{outcomes:?}"
@@ -314,16 +335,16 @@ mod tests {
     }
 
     #[test]
-    fn one_is_written_one_waits_and_the_third_blocks() {
+    fn the_second_waits_for_the_first() {
         let (go, gate) = bounded::<()>(0);
-        let writer = Writer::start(move |_, _| gate.recv().unwrap_or(())).unwrap();
+        let mut writer = Writer::start(move |_, _| gate.recv().unwrap_or(())).unwrap();
         let submitted = Arc::new(Mutex::new(0));
         thread::scope(|scope| {
             // Dropped with this closure: a failed assertion opens the gate.
             let go = go;
             scope.spawn(|| {
-                for step in 1..=3 {
-                    writer.submit(snapshot(step));
+                for step in 1..=2 {
+                    writer.submit(|to| *to = snapshot(step));
                     *submitted.lock().unwrap() = step;
                 }
             });
@@ -332,15 +353,13 @@ mod tests {
                     thread::yield_now();
                 }
             };
-            wait_for(2);
+            wait_for(1);
             thread::sleep(Duration::from_millis(50));
-            assert_eq!(*submitted.lock().unwrap(), 2, "the third did not wait");
+            assert_eq!(*submitted.lock().unwrap(), 1, "the second did not wait");
             go.send(()).unwrap();
-            wait_for(3);
-            go.send(()).unwrap();
+            wait_for(2);
             go.send(()).unwrap();
         });
-        assert!(writer.finish().is_empty());
     }
 
     #[test]
@@ -348,7 +367,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         atomic::write_file(&file, b"").unwrap();
-        let error = Writer::spawn(&file, NonZeroUsize::MIN)
+        let error = Writer::spawn(&file, NonZeroUsize::MIN, None)
             .unwrap_err()
             .to_string();
         assert!(

@@ -83,12 +83,12 @@ fn saves_until_it_is_killed() {
         .unwrap()
         .snapshot
         .map_or(0, |snapshot| snapshot.step);
-    let writer = Writer::spawn(&root, NonZeroUsize::new(2).unwrap()).unwrap();
+    let mut writer = Writer::spawn(&root, NonZeroUsize::new(2).unwrap(), None).unwrap();
     let mut reported = step;
     println!("\nhas begun");
     loop {
         step += 1;
-        writer.submit(sample(step));
+        writer.submit(|to| *to = sample(step));
         while let Some(outcome) = writer.poll() {
             outcome.unwrap();
             reported += 1;
