@@ -32,6 +32,8 @@ pub(crate) struct Node {
     pub(crate) outputs: Vec<Value>,
     /// Part of a gradient: runs in the order of emission, and forward ops run when it needs them.
     pub(crate) eager: bool,
+    /// What its time counts as.
+    pub(crate) part: &'static str,
 }
 
 /// A program under construction.
@@ -46,12 +48,22 @@ pub struct Builder {
     persistent: BTreeMap<Slot, Value>,
     known: BTreeMap<(String, Vec<Value>), Vec<Value>>,
     pub(crate) eager: bool,
+    part: &'static str,
 }
+
+/// What the time of gradient ops counts as, whatever they are gradients of.
+pub const BACKWARD: &str = "backward";
 
 impl Builder {
     /// An empty program.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Names the part of the program that the ops to come are of, for [`Executor::part_times`](crate::Executor::part_times).
+    /// Gradients are [`BACKWARD`]. An op that is there already stays where it was first asked for.
+    pub fn part(&mut self, name: &'static str) {
+        self.part = name;
     }
 
     /// Type of a value.
@@ -161,6 +173,7 @@ impl Builder {
             into,
             outputs: outputs.clone(),
             eager: self.eager,
+            part: if self.eager { BACKWARD } else { self.part },
         });
         Ok(outputs)
     }

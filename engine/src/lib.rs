@@ -26,7 +26,7 @@ mod schedule;
 mod store;
 mod value;
 
-pub use builder::{Builder, StepScalar};
+pub use builder::{BACKWARD, Builder, StepScalar};
 pub use cpu::{Arena, Executor, Frame, OpProfile, Pool, StepParameters};
 pub use gradients::Gradients;
 pub use op::{BuildError, NodeView, Op, Result};

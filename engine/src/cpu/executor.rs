@@ -57,6 +57,7 @@ struct PreparedOp {
     copies: Vec<(View, usize)>,
     stored_copies: Vec<(crate::store::Slot, usize)>,
     scratch: View,
+    part: &'static str,
     flops: u64,
     bytes: u64,
 }
@@ -300,6 +301,26 @@ impl Executor {
         self.profile = Some(vec![Duration::ZERO; self.ops.len()]);
     }
 
+    /// Stops the clock of the ops, and returns what each [part](Builder::part) of the program took since
+    /// [`Executor::start_profile`], in the order in which they first ran.
+    pub fn part_times(&mut self) -> Vec<(&'static str, Duration)> {
+        let mut parts: Vec<(&'static str, Duration)> = Vec::new();
+        let times = self.profile.take().unwrap_or_default();
+        for (op, time) in self.ops.iter().zip(times) {
+            match parts.iter_mut().find(|(part, _)| *part == op.part) {
+                Some((_, sum)) => *sum += time,
+                None => parts.push((op.part, time)),
+            }
+        }
+        parts
+    }
+
+    /// Bytes that the host writes before a replay.
+    pub fn input_bytes(&self) -> usize {
+        // Both types of inputs have elements of four bytes.
+        self.inputs.iter().map(|(_, view)| 4 * view.len).sum()
+    }
+
     /// Time and work of each op since [`Executor::start_profile`].
     pub fn profile(&self) -> Vec<OpProfile> {
         let times = self.profile.clone().unwrap_or_default();
@@ -420,6 +441,7 @@ fn prepare(
         copies,
         stored_copies,
         scratch: view(planned.scratch, &scratch),
+        part: node.part,
         flops: node.op.flops(&types),
         bytes: bytes as u64,
     }
@@ -467,6 +489,33 @@ mod tests {
             program.scalar_output("y", &store).to_bits(),
             27f32.to_bits()
         );
+    }
+
+    #[test]
+    fn every_op_counts_for_one_part() {
+        let (mut b, mut store) = (Builder::new(), Store::new());
+        let slot = store.zeros("w", &[100, 100]);
+        let w = b.persistent(&store, slot);
+        b.part("forward");
+        let y = b.matmul(w, w).unwrap();
+        let loss = b.sum_squares(y).unwrap();
+        b.part("after");
+        assert_eq!(b.matmul(w, w).unwrap(), y);
+        let gradient = b.gradients(loss, &[w]).unwrap()[0].unwrap();
+        let norm = b.gradient_norm(&[gradient]).unwrap();
+        b.output("loss", loss);
+        b.output("norm", norm);
+        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        assert!(executor.part_times().is_empty());
+        executor.start_profile();
+        executor.run(&mut store);
+        let ops: Duration = executor.profile().iter().map(|op| op.time).sum();
+        let parts = executor.part_times();
+        let mut names: Vec<&str> = parts.iter().map(|(part, _)| *part).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["after", crate::BACKWARD, "forward"]);
+        assert_eq!(parts.iter().map(|(_, time)| *time).sum::<Duration>(), ops);
+        assert!(executor.part_times().is_empty(), "the clock was stopped");
     }
 
     #[test]
