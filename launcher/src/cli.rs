@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::memory;
+
 const EXAMPLES_AND_CODES: &str = "\
 Examples:
   spd-launch configs/tms_5-2.toml             run it, or go on with it, in runs/tms_5-2
@@ -68,6 +70,9 @@ pub(crate) struct RunArgs {
     /// CPU threads [default: all that this process may use]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) threads: Option<usize>,
+    /// Memory to count on [default: what the machine and its control groups have to give now]
+    #[arg(long, value_name = "SIZE", value_parser = memory::size)]
+    pub(crate) memory: Option<usize>,
     /// Value in place of the file's, like `train.steps=200`; may be given many times
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,

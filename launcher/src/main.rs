@@ -14,6 +14,7 @@
 mod bench;
 mod cli;
 mod exit;
+mod memory;
 mod output;
 mod plan;
 mod progress;

@@ -31,16 +31,19 @@ pub(crate) fn text(title: &str, directory: &str, overview: &Overview) -> String 
     text
 }
 
-/// Planned memory, as people say it.
+/// Planned memory, as people say it: all of it, and the parts that matter.
 pub(crate) fn memory(overview: &Overview) -> String {
-    let (state, arena) = (overview.state_bytes, overview.arena_bytes);
-    format!(
-        "{} (state {}, all programs {})",
-        bytes(state.saturating_add(arena)),
-        bytes(state),
-        bytes(arena)
-    )
+    let total = overview.memory.total();
+    let parts = overview.memory.parts.iter();
+    let parts: Vec<String> = parts
+        .filter(|(_, part)| part.saturating_mul(PARTS_SHOWN_FROM) >= total)
+        .map(|(what, part)| format!("{what} {}", bytes(*part)))
+        .collect();
+    format!("{} ({})", bytes(total), parts.join(", "))
 }
+
+/// A part of the memory is shown where it is at least one in so many.
+const PARTS_SHOWN_FROM: usize = 20;
 
 /// Bytes with a binary unit.
 pub(crate) fn bytes(count: usize) -> String {
@@ -121,6 +124,8 @@ fn starred(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use spd_trainer::Memory;
+
     use super::*;
 
     fn overview(sites: Vec<Site>) -> Overview {
@@ -131,7 +136,9 @@ mod tests {
             ],
             sites,
             state_bytes: 3 << 20,
-            arena_bytes: 1 << 20,
+            memory: Memory {
+                parts: vec![("state", 3 << 20), ("programs", 1 << 20), ("batches", 7)],
+            },
         }
     }
 
@@ -147,7 +154,7 @@ mod tests {
 tms_5-2
   target     tms 5-2
   precision  f32
-  memory     4.00 MiB (state 3.00 MiB, all programs 1.00 MiB)
+  memory     4.00 MiB (state 3.00 MiB, programs 1.00 MiB)
   directory  runs/tms_5-2 (new)
 
   site        d_in  d_out   C  parameters

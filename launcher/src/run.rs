@@ -15,7 +15,7 @@ use crate::restart::{self, Restarts};
 use crate::run_dir::{Found, RunDir};
 use crate::stop::Stop;
 use crate::supervise::{self, Patience};
-use crate::{plan, screen, summary, sweep};
+use crate::{memory, plan, screen, summary, sweep};
 
 /// Runs a run file to its end, from wherever an earlier launch left it.
 ///
@@ -60,6 +60,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     run_dir
         .check_room(checkpoint_bytes(&run, &overview, &found))
         .map_err(Fault::BadInput)?;
+    check_memory(asked, (&path, &asked.set), &run, &overview).map_err(Fault::BadInput)?;
     let destination = destination(&run_dir, &found).map_err(Fault::BadInput)?;
     screen::result(&plan::text(&run.name, &destination, &overview));
     if asked.dry_run {
@@ -75,6 +76,31 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         show_end(&run_dir).map_err(Fault::Failed)?;
     }
     Ok(exit)
+}
+
+/// Refuses a run that needs more memory than there is; returns how many such runs there is memory for, if that is known.
+///
+/// - `path`, `set`: where the run was read from
+///
+/// # Errors
+///
+/// One line, with what would help most.
+pub(crate) fn check_memory(
+    asked: &RunArgs,
+    (path, set): (&Path, &[String]),
+    run: &Run,
+    overview: &Overview,
+) -> Result<Option<usize>, String> {
+    let there = asked.memory.or_else(memory::available);
+    let need = overview.memory.total();
+    memory::check(run, need, there, |more| {
+        let set: Vec<String> = set.iter().chain(more).cloned().collect();
+        let run = Run::load(path, &set).ok()?;
+        let threads = cli::threads(asked.threads);
+        let overview = spd_trainer::overview(&run, threads).ok()?;
+        Some(overview.memory.total())
+    })?;
+    Ok(there.map(|there| there / need.max(1)))
 }
 
 /// What the checkpoints that are still to be written may take; one more than are kept, while it is written.

@@ -13,6 +13,7 @@ use crate::output::{Output, SHOWN, last_words};
 use crate::progress::{Display, Progress, Spool};
 use crate::ranks::{Process, Program};
 use crate::run_dir::RunDir;
+use crate::screen;
 use crate::stop::{self, Stop, Wish};
 
 /// Time between two looks at whether the rank lives and what the user wants.
@@ -86,7 +87,8 @@ pub(crate) fn attempt(
     }
     .until_end(stop)?;
     // Its last rows may have come after the last look.
-    spool.read();
+    let news = spool.read();
+    news.events.iter().for_each(|event| screen::note(event));
     let lines = output.last_lines();
     Ok(Report {
         pid: rank.pid(),

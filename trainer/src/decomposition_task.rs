@@ -4,16 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use spd_configs::{FaithfulnessWarmup, OutputLoss, Term};
-use spd_dataloader::{Feed, Source};
+use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Builder, Executor, Pool, Store, Type, Value};
 
+use crate::blame::first_not_finite;
 use crate::data::{Sources, eval_feed, training_feed};
 use crate::decomposition::{Decomposition, Draws, Front, Masking, SampleId, mask_values};
 use crate::fault::Fault;
+use crate::halt::{Blame, halted, refused};
 use crate::losses::{USUAL_MASKS, divergence};
+use crate::memory::Memory;
 use crate::parameters::{BETA1, Group, HALT, Update};
 use crate::schedule::{exponent, learning_rate};
-use crate::task::{Measured, Task, evaluate_batches};
+use crate::target_models::widest;
+use crate::task::{Measured, Task, evaluate_batches, in_arena_of, make_arena};
 
 const BETA2: f64 = 0.999;
 
@@ -27,7 +31,7 @@ pub(crate) struct DecompositionTask {
 }
 
 impl DecompositionTask {
-    /// Builds the programs.
+    /// Builds the programs; [`make_room`](Self::make_room) is to come before the first is run.
     pub(crate) fn new(
         decomposition: Decomposition,
         sources: Sources,
@@ -37,7 +41,7 @@ impl DecompositionTask {
         store.zeros(HALT, &[2]);
         let seed = decomposition.run.seed;
         let executor = |b: &Builder| {
-            let mut executor = Executor::new(b, Arc::clone(pool));
+            let mut executor = Executor::planned(b, Arc::clone(pool));
             executor.parameters.seed = seed;
             executor
         };
@@ -58,22 +62,54 @@ impl DecompositionTask {
         })
     }
 
+    /// The norm of the last step's gradient of each site's components and importance function: group, site, norm.
+    pub(crate) fn site_norms(&self, store: &Store) -> Vec<(Group, usize, f64)> {
+        let decomposition = &self.decomposition;
+        let mut all = Vec::new();
+        for (group, kind) in [
+            (Group::Components, "_components"),
+            (Group::Importance, "_ci_fns"),
+        ] {
+            let output = format!("norms/{}", group.name());
+            if !self.program.output_names().any(|name| name == output) {
+                continue;
+            }
+            let squares = self.program.output(&output, store);
+            let names: Vec<&str> = decomposition.parameters.names(store, group).collect();
+            for (index, site) in decomposition.sites.iter().enumerate() {
+                let own = format!("{kind}.{}.", site.dashed());
+                let of_site = names
+                    .iter()
+                    .zip(squares)
+                    .filter(|(name, _)| name.starts_with(&own));
+                let of_site: Vec<f64> = of_site.map(|(_, &square)| square.into()).collect();
+                // A tied site has no components of its own.
+                if !of_site.is_empty() {
+                    all.push((group, index, of_site.iter().sum::<f64>().sqrt()));
+                }
+            }
+        }
+        all
+    }
+
     /// The threads of its programs.
     pub(crate) fn pool(&self) -> &Arc<Pool> {
         self.program.pool()
     }
 
-    /// Bytes of all arenas.
-    pub(crate) fn arena_bytes(&self) -> usize {
-        [
-            Some(&self.program),
-            Some(&self.eval_program),
-            self.warmup.as_ref(),
-        ]
-        .into_iter()
-        .flatten()
-        .map(|executor| executor.plan().arena_bytes())
-        .sum()
+    /// Makes the arena that the programs share: no two of them run at the same time.
+    pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
+        let others = [&self.eval_program].into_iter();
+        make_arena(&mut self.program, others.chain(&self.warmup))
+    }
+
+    /// What it will hold at its fullest, beside the store.
+    pub(crate) fn memory(&self, store: &Store) -> Memory {
+        let programs = [&self.program, &self.eval_program];
+        let sites = self.decomposition.sites.iter();
+        let components = sites.map(|site| site.components).max().unwrap_or(0);
+        let widest = components.max(widest(&self.decomposition.run.target.model));
+        Memory::of_task(store, programs.into_iter().chain(&self.warmup), widest)
     }
 }
 
@@ -89,6 +125,7 @@ impl Decomposition {
         let mut b = Builder::new();
         let shape = self.shape(self.run.train.batch_size);
         let front = self.front(&mut b, store, shape, &Draws::Counters)?;
+        b.part("losses");
         let losses = self.losses(&mut b, store, &front, Draws::Counters)?;
         let total = b.weighted_sum(
             &losses
@@ -101,6 +138,7 @@ impl Decomposition {
         }
         b.output("loss/total", total);
         self.active(&mut b, &front, "")?;
+        b.part("update");
         let train = &self.run.train;
         self.parameters
             .update(&mut b, store, total, |group| Update {
@@ -127,6 +165,7 @@ impl Decomposition {
     ) -> spd_engine::Result<Builder> {
         let mut b = Builder::new();
         let loss = self.faithfulness(&mut b, store)?;
+        b.output(WARMUP_LOSS, loss);
         let decay = warmup.weight_decay;
         let update = Update {
             beta2: BETA2,
@@ -225,6 +264,24 @@ impl Decomposition {
     }
 }
 
+/// The loss of the warm-up, in its program and in messages.
+const WARMUP_LOSS: &str = "loss/faithfulness";
+
+/// One update on faithfulness alone, counted from 1.
+fn warm_up(program: &mut Executor, store: &mut Store, settings: &FaithfulnessWarmup, step: u64) {
+    let power = i32::try_from(step).unwrap_or(i32::MAX);
+    program.parameters.step = u32::try_from(step).unwrap_or(u32::MAX);
+    #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
+    for (name, value) in [
+        ("lr", settings.lr),
+        ("correction1", 1.0 - BETA1.powi(power)),
+        ("correction2", 1.0 - BETA2.powi(power)),
+    ] {
+        program.set_scalar(name, value as f32);
+    }
+    program.run(store);
+}
+
 impl Task for DecompositionTask {
     fn phase(&self) -> &'static str {
         "train"
@@ -284,23 +341,35 @@ impl Task for DecompositionTask {
         let Some(program) = &mut self.warmup else {
             return Ok(Some(before));
         };
-        for step in 1..=settings.steps {
-            if stop.load(Ordering::Relaxed) {
-                return Ok(None);
+        let parameters = &self.decomposition.parameters;
+        in_arena_of(&mut self.program, program, |program| {
+            for step in 1..=settings.steps {
+                if stop.load(Ordering::Relaxed) {
+                    return Ok(None);
+                }
+                warm_up(program, store, &settings, step);
             }
-            let power = i32::try_from(step).unwrap_or(i32::MAX);
-            #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
-            for (name, value) in [
-                ("lr", settings.lr),
-                ("correction1", 1.0 - BETA1.powi(power)),
-                ("correction2", 1.0 - BETA2.powi(power)),
-            ] {
-                program.set_scalar(name, value as f32);
+            if let Some(bad) = halted(store) {
+                warm_up(program, store, &settings, bad);
+                let loss = f64::from(program.scalar_output(WARMUP_LOSS, store));
+                let norms = program.output("norms/components", store);
+                let mut names = parameters.names(store, Group::Components).zip(norms);
+                let begins = names.find(|(_, norm)| !norm.is_finite());
+                let blame = Blame {
+                    what: begins.map(|(name, _)| format!("the gradient of `{name}`")),
+                    advice: "look at the weights of the target and at lr in [train.faithfulness_warmup]",
+                };
+                let place = format!("faithfulness warm-up, update {bad}");
+                let terms = vec![(WARMUP_LOSS.to_owned(), loss)];
+                return Err(refused(&place, &terms, &blame));
             }
-            program.run(store);
-        }
-        self.decomposition.parameters.forget(store);
-        Ok(Some(before))
+            parameters.forget(store);
+            Ok(Some(before))
+        })
+    }
+
+    fn blame(&mut self, store: &mut Store, batch: &Batch, step: u64) -> Result<Blame, Fault> {
+        first_not_finite(self, store, (batch, step))
     }
 
     fn observe(&self, store: &Store) -> Vec<(String, f64)> {
@@ -319,17 +388,19 @@ impl Task for DecompositionTask {
                 }
             }
         }
+        for (group, site, norm) in self.site_norms(store) {
+            let path = self.decomposition.sites[site].path();
+            seen.push((format!("grad_norm/{}/{path}", group.name()), norm));
+        }
         seen
     }
 
     fn evaluate(&mut self, store: &mut Store) -> Result<Vec<(String, f64)>, Fault> {
         let run = &self.decomposition.run;
         let feed = eval_feed(run.seed, run.eval.batch_size);
-        evaluate_batches(
-            &mut self.eval_program,
-            store,
-            (&self.sources.eval, &feed),
-            run.eval.batches,
-        )
+        let batches = run.eval.batches;
+        in_arena_of(&mut self.program, &mut self.eval_program, |program| {
+            evaluate_batches(program, store, (&self.sources.eval, &feed), batches)
+        })
     }
 }

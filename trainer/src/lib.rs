@@ -12,16 +12,20 @@
 //! width of the residual stream, `h` hidden unit. `g` is an importance, `r` a draw. A tensor's name ends in its letters.
 
 pub mod bench;
+mod blame;
 pub mod data;
 pub mod decomposition;
 mod decomposition_task;
 mod fault;
+mod halt;
 pub mod losses;
+mod memory;
 pub mod metrics;
 mod overview;
 pub mod parameters;
 pub mod pass;
 mod rank;
+mod saver;
 pub mod schedule;
 pub mod sites;
 mod state;
@@ -32,6 +36,7 @@ mod task;
 mod train;
 
 pub use fault::{Fault, Outcome};
+pub use memory::Memory;
 pub use overview::{Overview, overview};
 pub use rank::rank;
 pub use target::cache_dir;

@@ -10,6 +10,7 @@ use crate::data::{self, Sources};
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
+use crate::memory::Memory;
 use crate::target;
 use crate::target_models::{describe, load};
 use crate::target_task::TargetTask;
@@ -21,10 +22,10 @@ pub struct Overview {
     pub rows: Vec<(String, String)>,
     /// One row a site: path, d_in, d_out, C, parameters of its components and importance function.
     pub sites: Vec<(String, usize, usize, usize, usize)>,
-    /// Bytes of parameters, moments and targets.
+    /// Bytes of a checkpoint: parameters, moments, frozen weights.
     pub state_bytes: usize,
-    /// Bytes of the arenas of all programs.
-    pub arena_bytes: usize,
+    /// What a rank will hold in memory.
+    pub memory: Memory,
 }
 
 /// Checks a run against its target and data, builds its programs, and says what they need.
@@ -40,16 +41,19 @@ pub fn overview(run: &Run, threads: usize) -> Result<Overview, Fault> {
         load(path, &run.target.model)?;
     }
     let pool = Arc::new(Pool::new(threads));
-    let mut store = Store::new();
+    // Planned and not made: what would not fit is to be refused, not tried.
+    let mut store = Store::of_shapes();
     let decomposition = Decomposition::new(run, &mut store)?;
     let task = DecompositionTask::new(decomposition, sources.clone(), &mut store, &pool)?;
-    let (mut state_bytes, mut arena_bytes) = (store.bytes(), task.arena_bytes());
+    let mut memory = task.memory(&store);
     if let Some(settings) = &run.target.train {
-        let mut store = Store::new();
+        let mut store = Store::of_shapes();
         let task = TargetTask::new(run, settings, sources, &mut store, &pool)?;
         // The target's programs are gone when those of the decomposition are made.
-        state_bytes = state_bytes.max(store.bytes());
-        arena_bytes = arena_bytes.max(task.arena_bytes());
+        let training = task.memory(&store);
+        if training.total() > memory.total() {
+            memory = training;
+        }
     }
     let decomposition = &task.decomposition;
     let sites = (0..decomposition.sites.len())
@@ -69,8 +73,8 @@ pub fn overview(run: &Run, threads: usize) -> Result<Overview, Fault> {
     Ok(Overview {
         rows: rows(run, threads)?,
         sites,
-        state_bytes,
-        arena_bytes,
+        state_bytes: store.bytes(),
+        memory,
     })
 }
 

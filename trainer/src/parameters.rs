@@ -118,7 +118,8 @@ impl Parameters {
         }
     }
 
-    /// Appends the gradients of `loss`, the norms of each group, and the update of every tensor.
+    /// Appends the gradients of `loss`, the norms of each group, and the update of every tensor, which is refused where the
+    /// loss or a gradient is not finite.
     ///
     /// Outputs `norms/<group>`: sums of squares, one a tensor of the group, then their total. Step scalars: `lr`,
     /// `correction1`, `correction2`.
@@ -155,6 +156,7 @@ impl Parameters {
             }
         }
         let mut guards: Vec<Value> = norms.iter().map(|(_, norm)| *norm).collect();
+        guards.push(loss);
         if let Some(slot) = store.slot(HALT) {
             let halt = b.persistent(store, slot);
             b.halt(halt, &guards)?;

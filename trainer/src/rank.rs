@@ -15,7 +15,8 @@ use crate::data;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Outcome};
-use crate::metrics::summary;
+use crate::memory::Peak;
+use crate::metrics::summary::{self, Spent};
 use crate::target;
 use crate::train::{Place, train};
 
@@ -26,7 +27,7 @@ use crate::train::{Place, train};
 ///
 /// Bad input, or whatever else keeps the run from its end.
 pub fn rank(run_dir: &Path, threads: usize, stop: &AtomicBool) -> Result<Outcome, Fault> {
-    let started = Instant::now();
+    let (started, peak) = (Instant::now(), Peak::watch());
     let config = run_dir.join("config.toml");
     let text = std::fs::read_to_string(&config).with_context(|| format!("{}", config.display()))?;
     let run = Run::from_resolved(&text).map_err(|faults| Fault::BadInput(faults.to_string()))?;
@@ -35,13 +36,16 @@ pub fn rank(run_dir: &Path, threads: usize, stop: &AtomicBool) -> Result<Outcome
     let pool = Arc::new(Pool::new(threads));
     // The loop runs on a thread of the pool, so that no step has to wake one.
     pool.enter(|| {
-        let Some(weights) = target::weights(&run, run_dir, &sources, &pool, stop)? else {
+        let Some((weights, training)) = target::weights(&run, run_dir, &sources, &pool, stop)?
+        else {
             return Ok(Outcome::Stopped);
         };
         let mut store = Store::new();
         let decomposition = Decomposition::new(&run, &mut store)?;
         decomposition.set_target(&mut store, &weights);
+        drop(weights);
         let mut task = DecompositionTask::new(decomposition, sources.clone(), &mut store, &pool)?;
+        task.make_room()?;
         let place = Place {
             dir: run_dir,
             lock: &lock,
@@ -53,7 +57,14 @@ pub fn rank(run_dir: &Path, threads: usize, stop: &AtomicBool) -> Result<Outcome
         if train(&mut task, &mut store, &place, stop)? == Outcome::Stopped {
             return Ok(Outcome::Stopped);
         }
-        let summary = summary::write(&mut task, &mut store, &sources, run_dir, started.elapsed())?;
+        // The target's programs are gone when those of the decomposition are made.
+        let planned = task.memory(&store).total().max(training.total());
+        let spent = Spent {
+            time: started.elapsed(),
+            planned,
+            peak,
+        };
+        let summary = summary::write(&mut task, &mut store, &sources, run_dir, &spent)?;
         write_file(&run_dir.join("summary.json"), summary.as_bytes())?;
         Ok(Outcome::Done)
     })

@@ -16,6 +16,7 @@ use spd_tracker::{METRICS, Mark, Read, Reader};
 
 use crate::data::Sources;
 use crate::fault::{Fault, Outcome};
+use crate::memory::Memory;
 use crate::target_models::{Weights, describe, load};
 use crate::target_task::TargetTask;
 use crate::train::{Place, Progress, train};
@@ -77,16 +78,18 @@ pub(crate) fn origin(run: &Run) -> Result<String, Fault> {
     }
 }
 
-/// The weights of the run's target, trained first where they must be. `None` when `stop` came first.
+/// The weights of the run's target, trained first where they must be, and what that took in memory. `None` when `stop` came
+/// first.
 pub(crate) fn weights(
     run: &Run,
     run_dir: &Path,
     sources: &Sources,
     pool: &Arc<Pool>,
     stop: &AtomicBool,
-) -> Result<Option<Weights>, Fault> {
+) -> Result<Option<(Weights, Memory)>, Fault> {
+    let mut memory = Memory::default();
     if let Some(path) = &run.target.weights {
-        return load(path, &run.target.model).map(Some);
+        return Ok(Some((load(path, &run.target.model)?, memory)));
     }
     let dir = cached_dir(run)?;
     let file = dir.join(FILE);
@@ -114,12 +117,13 @@ pub(crate) fn weights(
                         "[target]: neither weights nor train".into(),
                     ));
                 };
-                train_target(run, settings, (run_dir, &dir, &lock), sources, pool, stop)?;
+                let place = (run_dir, &*dir, &lock);
+                memory = train_target(run, settings, place, sources, pool, stop)?;
             }
             Ok(_) => {}
         }
     }
-    load(&file, &run.target.model).map(Some)
+    Ok(Some((load(&file, &run.target.model)?, memory)))
 }
 
 /// Another run of the same target trains it just now.
@@ -178,9 +182,10 @@ fn train_target(
     sources: &Sources,
     pool: &Arc<Pool>,
     stop: &AtomicBool,
-) -> Result<Outcome, Fault> {
+) -> Result<Memory, Fault> {
     let mut store = Store::new();
     let mut task = TargetTask::new(run, settings, sources.clone(), &mut store, pool)?;
+    task.make_room()?;
     let place = Place {
         dir,
         lock,
@@ -195,8 +200,9 @@ fn train_target(
         config: "target",
         progress: Some(run_dir),
     };
+    let memory = task.memory(&store);
     if train(&mut task, &mut store, &place, stop)? == Outcome::Stopped {
-        return Ok(Outcome::Stopped);
+        return Ok(memory);
     }
     let weights = task.weights(&store);
     let bytes: Vec<(String, Vec<usize>, Vec<u8>)> = weights
@@ -219,5 +225,5 @@ fn train_target(
         .context("the trained target")?;
     let whole = safetensors::serialize(views, None).context("the trained target")?;
     write_file(&dir.join(FILE), &whole)?;
-    Ok(Outcome::Done)
+    Ok(memory)
 }

@@ -5,18 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use spd_configs::{Data, Run, TargetTrain};
-use spd_dataloader::{Feed, Source};
+use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Builder, Executor, Pool, Slot, Store, Type, Value};
 
 use crate::data::{Sources, eval_feed, training_feed};
 use crate::fault::Fault;
+use crate::halt::Blame;
+use crate::memory::Memory;
 use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
 use crate::schedule::learning_rate;
 use crate::target_models::{
-    InputKind, TargetTensor, Weights, feature_labels, forward, input_kind, linears, tensors,
+    InputKind, TargetTensor, Weights, feature_labels, forward, input_kind, linears, tensors, widest,
 };
-use crate::task::{Measured, Task, evaluate_batches};
+use crate::task::{Measured, Task, evaluate_batches, in_arena_of, make_arena};
 
 /// A target in training.
 pub(crate) struct TargetTask {
@@ -29,10 +31,12 @@ pub(crate) struct TargetTask {
     eval_program: Executor,
     sources: Sources,
     eval_rows: usize,
+    widest: usize,
 }
 
 impl TargetTask {
-    /// Builds the programs; the store gets the target's tensors.
+    /// Builds the programs; the store gets the target's tensors. [`make_room`](Self::make_room) is to come before the first
+    /// is run.
     pub(crate) fn new(
         run: &Run,
         train: &TargetTrain,
@@ -65,11 +69,11 @@ impl TargetTask {
         let loss = own_loss(&mut b, store, run, &tensors, train.batch_size)?;
         b.output("loss/target", loss);
         parameters.update(&mut b, store, loss, |_| update)?;
-        let program = Executor::new(&b, Arc::clone(pool));
+        let program = Executor::planned(&b, Arc::clone(pool));
         let mut b = Builder::new();
         let loss = own_loss(&mut b, store, run, &tensors, run.eval.batch_size)?;
         b.output("eval/loss", loss);
-        let mut eval_program = Executor::new(&b, Arc::clone(pool));
+        let mut eval_program = Executor::planned(&b, Arc::clone(pool));
         eval_program.parameters.seed = train.seed;
         Ok(Self {
             train: train.clone(),
@@ -81,6 +85,7 @@ impl TargetTask {
             eval_program,
             sources,
             eval_rows: run.eval.batch_size,
+            widest: widest(&run.target.model),
         })
     }
 
@@ -106,9 +111,14 @@ impl TargetTask {
             .collect()
     }
 
-    /// Bytes of the larger arena.
-    pub(crate) fn arena_bytes(&self) -> usize {
-        self.program.plan().arena_bytes() + self.eval_program.plan().arena_bytes()
+    /// Makes the arena that the programs share.
+    pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
+        make_arena(&mut self.program, [&self.eval_program])
+    }
+
+    /// What it will hold at its fullest, beside the store.
+    pub(crate) fn memory(&self, store: &Store) -> Memory {
+        Memory::of_task(store, [&self.program, &self.eval_program], self.widest)
     }
 }
 
@@ -212,14 +222,22 @@ impl Task for TargetTask {
         ]
     }
 
+    fn blame(&mut self, store: &mut Store, _batch: &Batch, _step: u64) -> Result<Blame, Fault> {
+        let norms = self.program.output("norms/target", store);
+        let mut names = self.parameters.names(store, Group::Target).zip(norms);
+        let bad = names.find(|(_, norm)| !norm.is_finite());
+        Ok(Blame {
+            what: bad.map(|(name, _)| format!("the gradient of `{name}` of the target")),
+            advice: "try a smaller learning rate, or clip, in [target.train]",
+        })
+    }
+
     fn evaluate(&mut self, store: &mut Store) -> Result<Vec<(String, f64)>, Fault> {
         let feed = eval_feed(self.train.seed, self.eval_rows);
-        evaluate_batches(
-            &mut self.eval_program,
-            store,
-            (&self.sources.eval, &feed),
-            self.eval_batches,
-        )
+        let batches = self.eval_batches;
+        in_arena_of(&mut self.program, &mut self.eval_program, |program| {
+            evaluate_batches(program, store, (&self.sources.eval, &feed), batches)
+        })
     }
 }
 
@@ -265,6 +283,7 @@ lr = 1e-3
         let sources = crate::data::open(&run).unwrap();
         let (mut store, pool) = (Store::new(), Arc::new(Pool::new(1)));
         let mut task = TargetTask::new(&run, settings, sources, &mut store, &pool).unwrap();
+        task.make_room().unwrap();
         task.begin(&mut store, &AtomicBool::new(false)).unwrap();
         let before = task.weights(&store);
         let (source, feed) = task.source();

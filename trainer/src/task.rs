@@ -2,10 +2,12 @@
 
 use std::sync::atomic::AtomicBool;
 
+use anyhow::Context;
 use spd_dataloader::{Batch, Feed, Source};
-use spd_engine::{Executor, Store};
+use spd_engine::{Arena, Executor, Store};
 
 use crate::fault::Fault;
+use crate::halt::Blame;
 
 /// Named numbers.
 pub(crate) type Measured = Vec<(String, f64)>;
@@ -40,8 +42,51 @@ pub(crate) trait Task {
     /// What a training row says of the last replay.
     fn observe(&self, store: &Store) -> Measured;
 
+    /// Where a step that was refused begins not to be finite. The program has just been run on that step and its batch, and
+    /// is not run any more.
+    fn blame(&mut self, store: &mut Store, batch: &Batch, step: u64) -> Result<Blame, Fault>;
+
     /// Measures on held-out batches.
     fn evaluate(&mut self, store: &mut Store) -> Result<Measured, Fault>;
+}
+
+/// Runs `work` on a program in the arena of another, which has it back afterwards.
+pub(crate) fn in_arena_of<R>(
+    owner: &mut Executor,
+    program: &mut Executor,
+    work: impl FnOnce(&mut Executor) -> R,
+) -> R {
+    if let Some(arena) = owner.detach() {
+        program.attach(arena);
+    }
+    let result = work(program);
+    if let Some(arena) = program.detach() {
+        owner.attach(arena);
+    }
+    result
+}
+
+/// Gives a program an arena that does for `others` too.
+///
+/// # Errors
+///
+/// When the operating system has no such stretch of memory to give.
+pub(crate) fn make_arena<'a>(
+    program: &mut Executor,
+    others: impl IntoIterator<Item = &'a Executor>,
+) -> Result<(), Fault> {
+    let bytes = arena_bytes(others).max(program.plan().arena_bytes());
+    let arena = Arena::new(bytes).with_context(|| format!("{bytes} bytes for the programs"))?;
+    program.attach(arena);
+    Ok(())
+}
+
+/// Bytes of an arena in which any one of the programs can run.
+pub(crate) fn arena_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) -> usize {
+    let sizes = programs
+        .into_iter()
+        .map(|program| program.plan().arena_bytes());
+    sizes.max().unwrap_or(0)
 }
 
 /// Runs `executor` on held-out batches and gives the mean of every scalar output, in the program's order.

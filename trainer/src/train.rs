@@ -1,13 +1,11 @@
 //! The loop: resume, step, log, evaluate, save. No arithmetic.
 
-use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use serde_json::json;
-use spd_checkpoint::{Lock, Writer, newest};
+use spd_checkpoint::{Lock, newest};
 use spd_configs::{Checkpoint, Log};
 use spd_dataloader::{Batch, Loader};
 use spd_engine::Store;
@@ -15,12 +13,14 @@ use spd_tracker::{Kind, Mark, Row, Spool};
 
 use crate::data;
 use crate::fault::{Fault, Outcome};
-use crate::parameters::{BETA1, HALT};
+use crate::halt;
+use crate::parameters::BETA1;
+use crate::saver::Saver;
 use crate::state;
 use crate::task::Task;
 
 /// Batches that wait to be used.
-const PREFETCHED: usize = 4;
+pub(crate) const PREFETCHED: usize = 4;
 
 /// Where a task is trained, and how often it is written down.
 pub(crate) struct Place<'a> {
@@ -51,8 +51,10 @@ pub(crate) fn train(
     let resumed = found
         .snapshot
         .as_ref()
-        .map(|snapshot| state::restore(snapshot, store, place.config));
-    let (mut step, mark) = resumed.transpose()?.unwrap_or((0, Mark::default()));
+        .map(|snapshot| state::restore(snapshot, store, place.config))
+        .transpose()?;
+    let is_new = resumed.is_none();
+    let (mut step, mark) = resumed.unwrap_or((0, Mark::default()));
     let mut spool = Spool::roll_back(place.dir, &mark).context("the metrics of the run")?;
     let mut progress = Progress::at(place.progress.unwrap_or(place.dir))?;
     for (path, reason) in &found.set_aside {
@@ -61,42 +63,34 @@ pub(crate) fn train(
             format!("checkpoint set aside as {}: {reason}", path.display()),
         );
     }
-    match &found.snapshot {
-        Some(_) => progress.event(
+    if is_new {
+        progress.show((task.phase(), task.steps()), 0, true);
+        let Some(start) = task.begin(store, stop)? else {
+            return Ok(Outcome::Stopped);
+        };
+        if !start.is_empty() {
+            let start = start
+                .into_iter()
+                .map(|(name, value)| (name.replace("eval/", "start/"), value));
+            spool.append(&start.fold(Row::new(0, Kind::Eval), |row, (name, value)| {
+                row.with(name, value)
+            }));
+        }
+    } else {
+        progress.event(
             step,
             format!("continued from the checkpoint of step {step}"),
-        ),
-        None => {
-            progress.show((task.phase(), task.steps()), 0, true);
-            let Some(start) = task.begin(store, stop)? else {
-                return Ok(Outcome::Stopped);
-            };
-            if !start.is_empty() {
-                let start = start
-                    .into_iter()
-                    .map(|(name, value)| (name.replace("eval/", "start/"), value));
-                spool.append(&start.fold(Row::new(0, Kind::Eval), |row, (name, value)| {
-                    row.with(name, value)
-                }));
-            }
-        }
+        );
     }
-    let keep = NonZeroUsize::new(place.checkpoint.keep).unwrap_or(NonZeroUsize::MIN);
-    let writer = Writer::spawn(&root, keep)?;
-    let mut saver = Saver {
-        writer,
-        place,
-        saved: found.snapshot.is_some().then_some(step),
-    };
+    let mut saver = Saver::new(&root, place, found.snapshot)?;
     let (source, feed) = task.source();
     let rows = feed.rows as u64;
     let mut loader = Loader::spawn(source, feed, step * rows, PREFETCHED)?;
     let steps = task.steps();
     while step < steps {
-        saver.poll()?;
+        saver.poll(&mut progress);
         if stop.load(Ordering::Relaxed) {
-            saver.save(task, store, &mut spool, step)?;
-            saver.finish()?;
+            saver.finish((task, store), &mut spool, step, &mut progress)?;
             progress.event(
                 step,
                 "stopped on request; the same command continues".into(),
@@ -107,11 +101,21 @@ pub(crate) fn train(
         if step == 0 || every(step, task.eval_every()) {
             evaluate(task, store, &mut spool, step)?;
         }
+        let is_logged = every(step, place.log.every);
+        let clock = Instant::now();
         let batch = loader.next()?;
+        let waited = clock.elapsed();
+        if is_logged {
+            task.program().start_profile();
+        }
         run_step(task, store, &batch, step);
+        if is_logged {
+            let parts = task.program().part_times();
+            progress.times(step, waited, clock.elapsed(), &parts);
+        }
         loader.recycle(batch);
-        if every(step, place.log.every) {
-            check(task, store, step)?;
+        if is_logged {
+            halt::check(task, store, step)?;
             let mut row = Row::new(step, Kind::Train);
             for (name, value) in task
                 .observe(store)
@@ -125,13 +129,13 @@ pub(crate) fn train(
         }
         step += 1;
         if every(step, place.checkpoint.every) {
-            saver.save(task, store, &mut spool, step)?;
+            saver.save((task, store), &mut spool, step, &mut progress)?;
         }
     }
-    saver.save(task, store, &mut spool, step)?;
+    saver.save((task, store), &mut spool, step, &mut progress)?;
     evaluate(task, store, &mut spool, step)?;
     spool.sync();
-    saver.finish()?;
+    saver.finish((task, store), &mut spool, step, &mut progress)?;
     progress.show((task.phase(), steps), step, true);
     Ok(Outcome::Done)
 }
@@ -147,7 +151,7 @@ fn named(scalars: Vec<(&'static str, f64)>) -> impl Iterator<Item = (String, f64
 }
 
 /// One replay on a batch.
-fn run_step(task: &mut dyn Task, store: &mut Store, batch: &Batch, step: u64) {
+pub(crate) fn run_step(task: &mut dyn Task, store: &mut Store, batch: &Batch, step: u64) {
     let scalars = task.scalars(step);
     let power = i32::try_from(step + 1).unwrap_or(i32::MAX);
     let corrections = [
@@ -177,99 +181,6 @@ fn evaluate(
     spool.append(&row);
     spool.flush();
     Ok(())
-}
-
-/// Stops when a step since the last look had a gradient that is not finite. No update has happened since, so the
-/// step is run again to name what was wrong.
-fn check(task: &mut dyn Task, store: &mut Store, step: u64) -> Result<(), Fault> {
-    let halted = store
-        .slot(HALT)
-        .map(|slot| store.get(slot))
-        .is_some_and(|halt| !halt[1].is_finite());
-    if !halted {
-        return Ok(());
-    }
-    let told = store.slot(HALT).map_or(0.0, |slot| store.get(slot)[0]);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a step"
-    )]
-    let bad = (told as u64).min(step);
-    let (source, feed) = task.source();
-    let mut batch = Batch::default();
-    source.fill(&feed, bad * feed.rows as u64, &mut batch)?;
-    run_step(task, store, &batch, bad);
-    let observed = task.observe(store);
-    let wrong: Vec<String> = observed
-        .iter()
-        .filter(|(_, value)| !value.is_finite())
-        .map(|(name, value)| format!("{name} is {value}"))
-        .collect();
-    let wrong = if wrong.is_empty() {
-        "no term is, when run again".to_owned()
-    } else {
-        wrong.join(", ")
-    };
-    Err(Fault::Failed(anyhow::anyhow!(
-        "step {bad}: a gradient is not finite: {wrong}; nothing was updated since, and the last checkpoint is untouched; \
-         try a smaller learning rate, or [train] clip_components and clip_importance"
-    )))
-}
-
-/// Hands states to the writer's thread.
-struct Saver<'a> {
-    writer: Writer,
-    place: &'a Place<'a>,
-    saved: Option<u64>,
-}
-
-impl Saver<'_> {
-    /// Does nothing for a step that is saved already.
-    fn save(
-        &mut self,
-        task: &mut dyn Task,
-        store: &mut Store,
-        spool: &mut Spool,
-        step: u64,
-    ) -> Result<(), Fault> {
-        if self.saved == Some(step) {
-            return Ok(());
-        }
-        check(task, store, step)?;
-        let mut snapshot = self.writer.buffers().unwrap_or_default();
-        state::fill(&mut snapshot, store, step);
-        snapshot.meta = [
-            ("config".to_owned(), json!(self.place.config)),
-            ("phase".to_owned(), json!(task.phase())),
-            (
-                "position".to_owned(),
-                json!(step * task.source().1.rows as u64),
-            ),
-            (
-                "metrics".to_owned(),
-                serde_json::to_value(spool.mark()).context("the mark of the metrics")?,
-            ),
-        ]
-        .into();
-        self.writer.submit(snapshot);
-        self.saved = Some(step);
-        Ok(())
-    }
-
-    fn poll(&self) -> Result<(), Fault> {
-        while let Some(result) = self.writer.poll() {
-            result?;
-        }
-        Ok(())
-    }
-
-    fn finish(self) -> Result<(), Fault> {
-        for result in self.writer.finish() {
-            result?;
-        }
-        Ok(())
-    }
 }
 
 /// Tells the launcher how far the run is, at most once a second.
@@ -320,6 +231,22 @@ impl Progress {
                 .with_note(note)
                 .with("time", unix_time()),
         );
+    }
+
+    /// Says where the time of a step went, in milliseconds: the wait for its batch, the parts of its program, all of it.
+    fn times(
+        &mut self,
+        step: u64,
+        waited: Duration,
+        all: Duration,
+        parts: &[(&'static str, Duration)],
+    ) {
+        let ms = |time: &Duration| 1e3 * time.as_secs_f64();
+        let mut row = Row::new(step, Kind::System).with("time_ms/data_wait", ms(&waited));
+        for (part, time) in parts {
+            row = row.with(format!("time_ms/{part}"), ms(time));
+        }
+        self.append(&row.with("time_ms/step", ms(&all)));
     }
 
     fn append(&mut self, row: &Row) {

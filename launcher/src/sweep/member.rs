@@ -158,12 +158,12 @@ impl Member {
         self.launch = None;
     }
 
-    /// Whether it ended just now; its state and results are then known. Returns how long it ran.
+    /// Whether it ended just now; its state and results are then known. Returns how long it ran, and what else happened.
     ///
     /// # Errors
     ///
     /// When the operating system cannot say, or a finished run has no readable summary.
-    pub(crate) fn ended(&mut self) -> Result<Option<Duration>> {
+    pub(crate) fn ended(&mut self) -> Result<Option<(Duration, Vec<String>)>> {
         let Some(launch) = &mut self.launch else {
             return Ok(None);
         };
@@ -173,6 +173,7 @@ impl Member {
             return Ok(None);
         };
         let ran = launch.started.elapsed();
+        let events = launch.spool.read().events;
         let lines = self.launch.take().map(|launch| launch.output.last_lines());
         self.state = match status.code() {
             Some(0) => State::Done,
@@ -182,7 +183,7 @@ impl Member {
         if self.state == State::Done {
             self.read_results()?;
         }
-        Ok(Some(ran))
+        Ok(Some((ran, events)))
     }
 
     /// Reads the summary of a finished run.

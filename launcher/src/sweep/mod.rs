@@ -29,7 +29,7 @@ use self::board::Board;
 use self::member::{Member, State};
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
-use crate::run::{checkpoint_bytes, create};
+use crate::run::{check_memory, checkpoint_bytes, create};
 use crate::run_dir::{Found, RunDir};
 use crate::stop::{self, Stop, Wish};
 use crate::{plan, screen};
@@ -71,14 +71,25 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     let found = find(asked, &members).map_err(bad)?;
     let cores = cli::threads(asked.threads);
     let jobs = asked.jobs.unwrap_or(cores).min(members.len()).min(cores);
-    let sweep = Sweep {
+    let mut sweep = Sweep {
         asked,
         name,
         root,
         jobs,
         threads: (cores / jobs).max(1),
     };
-    let overview = sweep.check(&members, &found)?;
+    let (overview, largest) = sweep.check(&members, &found)?;
+    let set = overrides(&asked.set, &largest.values);
+    let room = check_memory(asked, (&path, &set), &largest.run, &overview);
+    let room = room.map_err(Fault::BadInput)?;
+    if let Some(room) = room.filter(|room| *room < sweep.jobs) {
+        screen::note(&format!(
+            "{room} at a time in place of {}: there is memory for no more",
+            sweep.jobs
+        ));
+        sweep.jobs = room;
+    }
+    let overview = sweep.described(overview, &members, &found);
     screen::result(&plan::text(
         &format!("{}: {} runs", sweep.name, members.len()),
         &format!(
@@ -124,9 +135,7 @@ fn load(path: &Path, set: &[String], axes: &[Axis]) -> Result<(String, Runs), Ve
     let (mut runs, mut lines, mut known) = (Runs::new(), Vec::new(), BTreeSet::new());
     let mut name = None;
     for values in combinations(axes) {
-        let overrides = values.iter().map(|(key, value)| format!("{key}={value}"));
-        let overrides: Vec<String> = set.iter().cloned().chain(overrides).collect();
-        match Run::load(path, &overrides) {
+        match Run::load(path, &overrides(set, &values)) {
             Ok(run) => {
                 name.get_or_insert_with(|| run.name.clone());
                 runs.push((values, run));
@@ -164,6 +173,11 @@ fn load(path: &Path, set: &[String], axes: &[Axis]) -> Result<(String, Runs), Ve
     }
 }
 
+fn overrides(set: &[String], values: &Combination) -> Vec<String> {
+    let values = values.iter().map(|(key, value)| format!("{key}={value}"));
+    set.iter().cloned().chain(values).collect()
+}
+
 /// What stands at the place of each member.
 fn find(asked: &RunArgs, members: &[Member]) -> Result<Vec<Found>, Vec<String>> {
     let (mut all, mut lines) = (Vec::new(), Vec::new());
@@ -186,9 +200,13 @@ fn find(asked: &RunArgs, members: &[Member]) -> Result<Vec<Found>, Vec<String>> 
 }
 
 impl Sweep<'_> {
-    /// Everything that would keep a member from starting; returns what is to be said of all of them.
-    fn check(&self, members: &[Member], found: &[Found]) -> Result<Overview, Fault> {
-        let mut known: Vec<(Run, Overview)> = Vec::new();
+    /// Everything that would keep a member from starting; returns the one that needs the most memory.
+    fn check<'m>(
+        &self,
+        members: &'m [Member],
+        found: &[Found],
+    ) -> Result<(Overview, &'m Member), Fault> {
+        let mut known: Vec<(Run, Overview, &Member)> = Vec::new();
         let mut bytes = 0_u64;
         for (member, found) in members.iter().zip(found) {
             // A seed changes no shape and no file.
@@ -196,11 +214,11 @@ impl Sweep<'_> {
                 seed: 0,
                 ..member.run.clone()
             };
-            let overview = match known.iter().find(|(run, _)| *run == alike) {
-                Some((_, overview)) => overview,
+            let overview = match known.iter().find(|(run, ..)| *run == alike) {
+                Some((_, overview, _)) => overview,
                 None => {
                     let overview = spd_trainer::overview(&member.run, self.threads)?;
-                    known.push((alike, overview));
+                    known.push((alike, overview, member));
                     &known.last().expect("pushed just now").1
                 }
             };
@@ -211,19 +229,13 @@ impl Sweep<'_> {
         self.root.check_room(bytes).map_err(Fault::BadInput)?;
         let largest = known
             .into_iter()
-            .map(|(_, overview)| overview)
-            .max_by_key(|overview| overview.state_bytes + overview.arena_bytes);
-        let mut overview = largest.unwrap_or_default();
-        for (label, value) in &mut overview.rows {
-            if label == "run" {
-                *value = self.described(members, found);
-            }
-        }
-        Ok(overview)
+            .max_by_key(|(_, overview, _)| overview.memory.total());
+        let (_, overview, member) = largest.expect("a sweep has a run");
+        Ok((overview, member))
     }
 
-    /// What is run and how, in a line.
-    fn described(&self, members: &[Member], found: &[Found]) -> String {
+    /// The overview of one member as one of all of them.
+    fn described(&self, overview: Overview, members: &[Member], found: &[Found]) -> Overview {
         let keys: Vec<&str> = members
             .first()
             .map(|member| member.values.iter().map(|(key, _)| key.as_str()).collect())
@@ -240,7 +252,7 @@ impl Sweep<'_> {
             0 => String::new(),
             finished => format!(", {finished} of them finished before"),
         };
-        format!(
+        let line = format!(
             "{} of {}, {}{done}; {} at a time, {} thread{} each",
             members.len(),
             keys.join(" and "),
@@ -248,7 +260,14 @@ impl Sweep<'_> {
             self.jobs,
             self.threads,
             if self.threads == 1 { "" } else { "s" }
-        )
+        );
+        let mut overview = overview;
+        for (label, value) in &mut overview.rows {
+            if label == "run" {
+                value.clone_from(&line);
+            }
+        }
+        overview
     }
 
     /// Starts members as others end, until all have or the user wants to leave.
@@ -280,7 +299,10 @@ impl Sweep<'_> {
                 None => {}
             }
             for index in 0..members.len() {
-                if let Some(ran) = members[index].ended()? {
+                if let Some((ran, events)) = members[index].ended()? {
+                    let name = &members[index].name;
+                    let events = events.iter().map(|event| format!("{name}  {event}"));
+                    events.for_each(|event| board.note(&event));
                     board.note(&said_at_end(&members[index], ran));
                     self.write(members)?;
                 }

@@ -36,8 +36,11 @@ sweep|sweep_well)
     echo "threads $5" > "$dir/threads"
     phase train 4
     : > "$dir/../running-$$"
-    sleep 0.6
-    ls "$dir/.." | grep -c '^running-' > "$dir/beside"
+    beside() { ls "$dir/.." | grep -c '^running-'; }
+    # The first one waits for those that should run beside it.
+    case "$dir" in *seed=0) for _ in $(seq 400); do [ "$(beside)" -ge "${FAKE_BESIDE:-1}" ] && break; sleep 0.05; done ;; esac
+    beside > "$dir/beside"
+    sleep 0.3
     rm "$dir/../running-$$"
     case "$FAKE_RANK $dir" in
     "sweep "*seed=2) echo "error: loss is NaN at step 5" >&2; exit 1 ;;

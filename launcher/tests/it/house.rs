@@ -75,6 +75,17 @@ impl House {
         self.launch_at("runs/s", behaviour, arguments)
     }
 
+    /// The launcher with a run file of ours and a real rank; what it trains is kept in this house.
+    pub(crate) fn real(&self, config: &str, out: &str, set: &[&str]) -> Command {
+        let config = format!("{}/../configs/{config}", env!("CARGO_MANIFEST_DIR"));
+        let mut command = self.launcher(&[&config, "--out", out]);
+        for set in set {
+            command.args(["--set", set]);
+        }
+        command.env("SPD_CACHE", self.path().join("cache"));
+        command
+    }
+
     /// Process id of the fake rank, once it is up and listens.
     pub(crate) fn rank_pid(&self) -> u32 {
         self.rank_pid_of("runs/x")

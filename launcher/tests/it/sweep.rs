@@ -88,7 +88,9 @@ fn threads_are_shared_out_among_the_runs_of_a_time() {
         (&["--threads", "9"], "threads 3", 3),
     ] {
         let house = House::new();
-        let ended = launch(house.sweep("sweep_well", &[&["--seeds", "0..3"], arguments].concat()));
+        let mut command = house.sweep("sweep_well", &[&["--seeds", "0..3"], arguments].concat());
+        command.env("FAKE_BESIDE", beside.to_string());
+        let ended = launch(command);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         for seed in 0..3 {
             assert_eq!(read(&house, &format!("seed={seed}/threads")), threads);

@@ -197,8 +197,10 @@ impl Decomposition {
             .iter()
             .map(|(name, slot)| (name.clone(), b.persistent(store, *slot)))
             .collect();
+        b.part("clean");
         let mut pass = Pass::clean(&self.layers, &weights);
         let output = forward(&self.run.target.model, b, &weights, &mut pass, input)?;
+        b.part("importance");
         let inputs = pass.inputs;
         let mut sites = Vec::with_capacity(self.sites.len());
         for (index, site) in self.sites.iter().enumerate() {

@@ -18,6 +18,7 @@ use super::toy::{KnownSite, known_sites, values as known_values};
 use crate::data::Sources;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
+use crate::memory::Peak;
 use crate::target;
 use crate::task::Task;
 
@@ -39,13 +40,23 @@ const TOTALS: [(&str, &str); 4] = [
     ("ml2r", "mean L2 ratio (ML2R)"),
 ];
 
+/// What a start of a run took.
+pub(crate) struct Spent {
+    /// Time.
+    pub(crate) time: Duration,
+    /// Bytes that were planned for, at its fullest.
+    pub(crate) planned: usize,
+    /// Bytes that were held, at its fullest.
+    pub(crate) peak: Peak,
+}
+
 /// The text of `summary.json`.
 pub(crate) fn write(
     task: &mut DecompositionTask,
     store: &mut Store,
     sources: &Sources,
     run_dir: &Path,
-    elapsed: Duration,
+    spent: &Spent,
 ) -> Result<String, Fault> {
     let run = task.decomposition.run.clone();
     let last: BTreeMap<String, f64> = task.evaluate(store)?.into_iter().collect();
@@ -78,9 +89,18 @@ pub(crate) fn write(
             number(*faithfulness),
         ));
     }
-    let seconds = elapsed.as_secs_f64();
+    let seconds = spent.time.as_secs_f64();
     values.insert("seconds".into(), seconds);
     lines.push(("time of this start".into(), format!("{seconds:.1} s")));
+    values.insert("memory/planned_bytes".into(), spent.planned as f64);
+    if let Some(most) = spent.peak.most() {
+        values.insert("memory/most_bytes".into(), most as f64);
+        let (most, planned) = (mebibytes(most), mebibytes(spent.planned));
+        lines.push((
+            "memory".into(),
+            format!("{most} MiB at most, {planned} MiB planned"),
+        ));
+    }
     lines.push(("target".into(), target_place(&run)));
     lines.push(("run directory".into(), run_dir.display().to_string()));
     let tables: Vec<Value> = tables
@@ -117,6 +137,10 @@ fn solved(values: &BTreeMap<String, f64>, model: &Model) -> Option<(bool, &'stat
             "CI error 0, MMCS at least 0.999, ML2R within 0.03 of 1",
         ),
     })
+}
+
+fn mebibytes(bytes: usize) -> String {
+    format!("{:.2}", bytes as f64 / f64::from(1 << 20))
 }
 
 type Table = (String, Vec<String>, Vec<Vec<String>>);

@@ -1,0 +1,266 @@
+//! Does a run fit into memory? Asked before it starts, so that no machine has to be driven into swap or the killer to learn it.
+
+use std::fs;
+use std::path::Path;
+
+use spd_configs::Run;
+
+use crate::plan::bytes;
+
+/// Where the kernel says how much there is.
+const MEMINFO: &str = "/proc/meminfo";
+const CGROUP: &str = "/proc/self/cgroup";
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// Bytes that this process may still take: what the machine has to give, or less where a control group says so. Nothing
+/// where the kernel does not tell.
+pub(crate) fn available() -> Option<usize> {
+    let machine = fs::read_to_string(MEMINFO).ok();
+    let machine = machine.and_then(|text| kilobytes(&text, "MemAvailable:"));
+    let group = fs::read_to_string(CGROUP).ok();
+    let group = group.and_then(|text| left_in_group(Path::new(CGROUPS), &text));
+    machine.into_iter().chain(group).min()
+}
+
+fn kilobytes(text: &str, label: &str) -> Option<usize> {
+    let line = text.lines().find_map(|line| line.strip_prefix(label))?;
+    let count: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    count.checked_mul(1024)
+}
+
+/// The least that any group above this process leaves: its limit less what it uses, page cache that it could do without
+/// not counted.
+fn left_in_group(root: &Path, groups: &str) -> Option<usize> {
+    let unified = groups.lines().find_map(|line| line.strip_prefix("0::/"));
+    let legacy = groups.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(":/")?;
+        controllers
+            .split(',')
+            .any(|c| c == "memory")
+            .then_some(path)
+    });
+    let (path, root, files) = match (legacy, unified) {
+        (Some(path), _) => (path, root.join("memory"), &LEGACY),
+        (None, Some(path)) => (path, root.to_owned(), &UNIFIED),
+        (None, None) => return None,
+    };
+    let own = root.join(path);
+    own.ancestors()
+        .take_while(|group| group.starts_with(&root))
+        .filter_map(|group| left(group, files))
+        .min()
+}
+
+/// Names of limit, use, and reclaimable page cache.
+type Files = (&'static str, &'static str, &'static str);
+
+const UNIFIED: Files = ("memory.max", "memory.current", "inactive_file ");
+const LEGACY: Files = (
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "total_inactive_file ",
+);
+
+fn left(group: &Path, (limit, used, reclaimable): &Files) -> Option<usize> {
+    let read = |name: &str| fs::read_to_string(group.join(name)).ok();
+    let number = |name: &str| read(name)?.trim().parse::<usize>().ok();
+    let cache = read("memory.stat").and_then(|text| {
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix(reclaimable))?;
+        line.trim().parse::<usize>().ok()
+    });
+    // "max" is no number: no limit.
+    let used = number(used)?.saturating_sub(cache.unwrap_or(0));
+    Some(number(limit)?.saturating_sub(used))
+}
+
+/// A size as people type it: `1500000`, `512MiB`, `4GiB`, `4G`.
+///
+/// # Errors
+///
+/// What was expected.
+pub(crate) fn size(text: &str) -> Result<usize, String> {
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().trim_end_matches("iB").trim_end_matches('B') {
+        "" => Some(0),
+        "k" | "K" => Some(10),
+        "M" => Some(20),
+        "G" => Some(30),
+        "T" => Some(40),
+        _ => None,
+    };
+    let size = shift.and_then(|shift| number.parse::<usize>().ok()?.checked_mul(1 << shift));
+    size.ok_or_else(|| "a size like 4GiB or 512MiB is wanted".to_owned())
+}
+
+/// Refuses a run that needs more than there is, and says what would help.
+///
+/// - `need`: what the run plans to hold
+/// - `there`: what there is, if it is known
+/// - `try_with`: what the run would need with further `--set`s; nothing where those are refused
+///
+/// # Errors
+///
+/// One line.
+pub(crate) fn check(
+    run: &Run,
+    need: usize,
+    there: Option<usize>,
+    try_with: impl Fn(&[String]) -> Option<usize>,
+) -> Result<(), String> {
+    let Some(there) = there.filter(|there| need > *there) else {
+        return Ok(());
+    };
+    let tried = savings(run)
+        .into_iter()
+        .filter_map(|set| Some((try_with(&set)?, set)));
+    let best = tried
+        .min_by_key(|(bytes, _)| *bytes)
+        .filter(|(less, _)| *less < need);
+    let advice = match best {
+        None => "no single setting brings that down".to_owned(),
+        Some((less, set)) => {
+            let set: Vec<String> = set.iter().map(|set| format!("--set {set}")).collect();
+            let enough = if less <= there {
+                ""
+            } else {
+                ", which is still too much"
+            };
+            format!(
+                "{} brings it down most, to {}{enough}",
+                set.join(" "),
+                bytes(less)
+            )
+        }
+    };
+    Err(format!(
+        "the run needs {} of memory, and {} are available; {advice}",
+        bytes(need),
+        bytes(there)
+    ))
+}
+
+/// Settings that memory grows with, each halved; a setting may be several keys.
+fn savings(run: &Run) -> Vec<Vec<String>> {
+    let halved = |key: &str, value: usize| match value {
+        0 | 1 => Vec::new(),
+        value => vec![format!("{key}={}", value / 2)],
+    };
+    let mut all = vec![
+        halved("train.batch_size", run.train.batch_size),
+        halved("eval.batch_size", run.eval.batch_size),
+        halved("train.mask_samples", run.train.mask_samples),
+    ];
+    let components = run.decomposition.sites.iter().enumerate();
+    all.push(
+        components
+            .flat_map(|(row, site)| {
+                halved(&format!("decomposition.sites.{row}.C"), site.components)
+            })
+            .collect(),
+    );
+    if let Some(train) = &run.target.train {
+        all.push(halved("target.train.batch_size", train.batch_size));
+    }
+    if let spd_configs::Data::Tokens { seq_len, .. } = &run.data {
+        all.push(halved("data.seq_len", *seq_len));
+    }
+    all.retain(|set| !set.is_empty());
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_type_them() {
+        for (text, bytes) in [
+            ("17", 17),
+            ("3k", 3 << 10),
+            ("512MiB", 512 << 20),
+            ("4G", 4 << 30),
+            ("4 GiB", 4 << 30),
+            ("1TB", 1 << 40),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "GiB", "-1", "4.5GiB", "4GiBs", "99999999999999T"] {
+            assert_eq!(
+                size(text).unwrap_err(),
+                "a size like 4GiB or 512MiB is wanted",
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_machine_and_every_group_above_have_a_say() {
+        assert_eq!(
+            kilobytes(
+                "MemTotal: 9 kB\nMemAvailable:    2048 kB\n",
+                "MemAvailable:"
+            ),
+            Some(2 << 20)
+        );
+        let root = tempfile::tempdir().unwrap();
+        let write = |dir: &str, name: &str, text: &str| {
+            let dir = root.path().join(dir);
+            fs::create_dir_all(&dir).unwrap();
+            spd_checkpoint::atomic::write_file(&dir.join(name), text.as_bytes()).unwrap();
+        };
+        write("a/b", "memory.max", "max\n");
+        write("a/b", "memory.current", "500\n");
+        write("a", "memory.max", "1000\n");
+        write("a", "memory.current", "700\n");
+        write("a", "memory.stat", "anon 600\ninactive_file 50\n");
+        assert_eq!(left_in_group(root.path(), "0::/a/b\n"), Some(350));
+        assert_eq!(left_in_group(root.path(), "0::/\n"), None);
+        write("memory/c", "memory.limit_in_bytes", "900\n");
+        write("memory/c", "memory.usage_in_bytes", "100\n");
+        assert_eq!(
+            left_in_group(root.path(), "4:cpu,memory:/c\n0::/a\n"),
+            Some(800)
+        );
+    }
+
+    fn run() -> Run {
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/tms_5-2.toml");
+        Run::load(&config, &[]).unwrap()
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told_with_what_would_help_most() {
+        let needs = |set: &[String]| match set[0].as_str() {
+            "train.batch_size=2048" => Some(3 << 20),
+            "decomposition.sites.0.C=10" => {
+                assert_eq!(set[1], "decomposition.sites.1.C=10");
+                Some(5 << 20)
+            }
+            "eval.batch_size=2048" => Some(6 << 20),
+            "target.train.batch_size=512" => None,
+            other => panic!("{other}"),
+        };
+        let check = |there| check(&run(), 6 << 20, there, needs);
+        assert_eq!(check(None), Ok(()));
+        assert_eq!(check(Some(6 << 20)), Ok(()));
+        assert_eq!(
+            check(Some(4 << 20)).unwrap_err(),
+            "the run needs 6.00 MiB of memory, and 4.00 MiB are available; \
+             --set train.batch_size=2048 brings it down most, to 3.00 MiB"
+        );
+        assert_eq!(
+            check(Some(2 << 20)).unwrap_err(),
+            "the run needs 6.00 MiB of memory, and 2.00 MiB are available; \
+             --set train.batch_size=2048 brings it down most, to 3.00 MiB, which is still too much"
+        );
+        assert_eq!(
+            super::check(&run(), 6 << 20, Some(1), |_| None).unwrap_err(),
+            "the run needs 6.00 MiB of memory, and 1 B are available; no single setting brings that down"
+        );
+    }
+}

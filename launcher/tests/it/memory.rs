@@ -1,0 +1,132 @@
+//! Memory: planned, measured, and refused where there is not enough.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
+
+use std::fs;
+use std::path::Path;
+
+use crate::house::{House, launch};
+
+/// Every size as it is shipped, and few steps.
+const SHORT: [&str; 6] = [
+    "train.steps=3",
+    "train.faithfulness_warmup.steps=2",
+    "target.train.steps=3",
+    "eval.batches=1",
+    "checkpoint.every=1",
+    "log.every=1",
+];
+
+/// Largest part of the plan by which the measured memory may differ from it.
+const TOLERANCE: f64 = 0.1;
+
+#[test]
+fn shipped_runs_take_the_memory_that_is_planned() {
+    let house = House::new();
+    fs::write(
+        house.path().join("text.txt"),
+        "some text to be read byte by byte, over and over\n".repeat(400),
+    )
+    .unwrap();
+    let text = [
+        "tokenize",
+        "text.txt",
+        "--tokenizer",
+        "bytes",
+        "--out",
+        "data/shakespeare",
+    ];
+    assert_eq!(launch(house.launcher(&text)).code, Some(0));
+    let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+    let mut shipped: Vec<String> = fs::read_dir(configs)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.ends_with(".toml") && name != "Cargo.toml")
+        .collect();
+    shipped.sort();
+    let mut told = Vec::new();
+    let mut wrong = false;
+    for config in &shipped {
+        for threads in ["1", "2"] {
+            let out = format!("runs/{config}-{threads}");
+            let mut command = house.real(config, &out, &SHORT);
+            command.args(["--threads", threads]);
+            let ended = launch(command);
+            assert_eq!(ended.code, Some(0), "{config}: {}", ended.stderr);
+            let summary = fs::read(house.path().join(&out).join("summary.json")).unwrap();
+            let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
+            let bytes = |name: &str| summary["values"][name].as_f64().unwrap();
+            let (planned, most) = (bytes("memory/planned_bytes"), bytes("memory/most_bytes"));
+            wrong |= (most / planned - 1.0).abs() > TOLERANCE;
+            told.push(format!(
+                "{config}, {threads} threads: {:.2} MiB planned, {:.2} measured ({:+.1} %)",
+                planned / f64::from(1 << 20),
+                most / f64::from(1 << 20),
+                100.0 * (most / planned - 1.0)
+            ));
+        }
+    }
+    println!("{}", told.join("\n"));
+    assert!(!wrong, "{}", told.join("\n"));
+}
+
+#[test]
+fn a_run_that_does_not_fit_is_refused_with_what_would_help() {
+    let house = House::new();
+    for arguments in [&[][..], &["--dry-run"], &["--seeds", "0..2"]] {
+        let mut command = house.real("tms_5-2.toml", "runs/x", &["train.batch_size=65536"]);
+        command
+            .args(["--threads", "1", "--memory", "10MiB"])
+            .args(arguments);
+        let ended = launch(command);
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(
+            ended.stderr.starts_with("error: the run needs ")
+                && ended
+                    .stderr
+                    .contains(" of memory, and 10.00 MiB are available; --set ")
+                && ended.stderr.contains(" brings it down most, to ")
+                && ended.stderr.lines().count() == 1,
+            "{}",
+            ended.stderr
+        );
+        assert!(house.names().is_empty(), "nothing is created");
+    }
+}
+
+#[test]
+fn runs_that_do_not_fit_together_run_one_after_the_other() {
+    let house = House::new();
+    let arguments = ["--seeds", "0..2", "--threads", "2", "--memory", "8MiB"];
+    let mut command = house.real("tms_5-2.toml", "runs/x", &[]);
+    command.args(arguments).arg("--dry-run");
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended
+            .stderr
+            .starts_with("1 at a time in place of 2: there is memory for no more\n"),
+        "{}",
+        ended.stderr
+    );
+    assert!(
+        ended.stdout.contains("; 1 at a time, 1 thread each"),
+        "{}",
+        ended.stdout
+    );
+}
+
+#[test]
+fn a_size_that_is_none_is_refused() {
+    let ended = launch(House::new().run("done", &["--memory", "lots"]));
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended
+            .stderr
+            .contains("a size like 4GiB or 512MiB is wanted"),
+        "{}",
+        ended.stderr
+    );
+}

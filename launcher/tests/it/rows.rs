@@ -1,0 +1,88 @@
+//! What a run writes down about its steps.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::house::{House, launch};
+
+const SHORT: [&str; 7] = [
+    "train.steps=12",
+    "train.batch_size=64",
+    "train.faithfulness_warmup.steps=2",
+    "target.train.steps=5",
+    "eval.batches=1",
+    "eval.batch_size=64",
+    "log.every=5",
+];
+
+/// The rows of a spool file that have a value of this name.
+fn rows(house: &House, file: &str, name: &str) -> Vec<Value> {
+    let text = fs::read_to_string(house.path().join("runs/x").join(file)).unwrap();
+    let rows = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    rows.filter(|row: &Value| row.get(name).is_some()).collect()
+}
+
+#[test]
+fn gradient_norms_are_told_by_site() {
+    let house = House::new();
+    let ended = launch(house.real("tms_5-2.toml", "runs/x", &SHORT));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for group in ["components", "importance"] {
+        let total = format!("grad_norm/{group}");
+        let found = rows(&house, "metrics.jsonl", &total);
+        let steps: Vec<u64> = found
+            .iter()
+            .map(|row| row["step"].as_u64().unwrap())
+            .collect();
+        assert_eq!(steps, [0, 5, 10]);
+        for row in &found {
+            let norm = |name: &str| row[name].as_f64().unwrap();
+            // The components of linear2 are those of linear1.
+            let sites: &[&str] = match group {
+                "components" => &["linear1"],
+                _ => &["linear1", "linear2"],
+            };
+            let squares: f64 = sites
+                .iter()
+                .map(|site| norm(&format!("{total}/{site}")).powi(2))
+                .sum();
+            // The squares are added up in f32.
+            assert!((squares.sqrt() / norm(&total) - 1.0).abs() < 1e-6, "{row}");
+        }
+    }
+}
+
+#[test]
+fn the_time_of_a_logged_step_is_told_by_part() {
+    let house = House::new();
+    let ended = launch(house.real("tms_5-2.toml", "runs/x", &SHORT));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let found = rows(&house, "system.jsonl", "time_ms/step");
+    // Those of the target, then those of the decomposition.
+    let found: Vec<&Value> = found
+        .iter()
+        .filter(|row| row.get("time_ms/losses").is_some())
+        .collect();
+    assert_eq!(found.len(), 3);
+    for row in found {
+        let ms = |part: &str| row[format!("time_ms/{part}")].as_f64().unwrap();
+        let parts = [
+            "data_wait",
+            "clean",
+            "importance",
+            "losses",
+            "backward",
+            "update",
+        ];
+        assert!(parts.iter().all(|part| ms(part) >= 0.0), "{row}");
+        assert!(
+            ["losses", "backward", "update"]
+                .iter()
+                .all(|part| ms(part) > 0.0),
+            "{row}"
+        );
+        let sum: f64 = parts.iter().map(|part| ms(part)).sum();
+        assert!(sum <= ms("step"), "{row}");
+    }
+}

@@ -1,0 +1,255 @@
+//! What goes wrong on the way: numbers that are not finite, disks that are full.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use spd_checkpoint::newest;
+
+use crate::house::{House, end, launch, names, start};
+
+const SHORT: [&str; 8] = [
+    "train.steps=40",
+    "train.batch_size=64",
+    "train.faithfulness_warmup.steps=2",
+    "target.train.steps=20",
+    "target.train.batch_size=64",
+    "eval.batches=1",
+    "eval.batch_size=64",
+    "log.every=1",
+];
+
+/// A short run with further `set`s: its first error, less the number of the process.
+fn error(house: &House, config: &str, set: &[&str]) -> String {
+    let mut command = house.real(config, "runs/x", &[&SHORT, set].concat());
+    command.args(["--threads", "1"]);
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let error = ended.error().split_once(") ").unwrap().1;
+    error.to_owned()
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_before_the_update() {
+    let house = House::new();
+    let found = error(
+        &house,
+        "tms_5-2.toml",
+        &["train.lr=1e30", "checkpoint.every=1"],
+    );
+    assert_eq!(
+        found,
+        "failed before its first step (decomposing): step 1: loss/importance_minimality is NaN, \
+         loss/stochastic_recon is NaN, loss/stochastic_recon_layerwise is NaN; the first that is not finite: the \
+         importances of site `linear1`; nothing was updated since, and the last checkpoint is untouched; try a smaller \
+         learning rate, or clip_components and clip_importance in [train]"
+    );
+    let saved = newest(&house.run_dir().join("checkpoints")).unwrap();
+    let saved = saved.snapshot.unwrap();
+    assert_eq!(saved.step, 1);
+    let finite = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap()).is_finite();
+    assert!(
+        saved
+            .tensors
+            .iter()
+            .all(|tensor| tensor.bytes.chunks(4).all(finite))
+    );
+    // What stopped it stands in its way again, at the same step.
+    let again = error(
+        &house,
+        "tms_5-2.toml",
+        &["train.lr=1e30", "checkpoint.every=1"],
+    );
+    assert_eq!(
+        again.split_once(": "),
+        found
+            .split_once(": ")
+            .map(|(_, why)| ("failed before its first step", why))
+    );
+}
+
+#[test]
+fn a_target_that_cannot_be_trained_says_so() {
+    let found = error(&House::new(), "tms_5-2.toml", &["target.train.lr=1e30"]);
+    assert_eq!(
+        found,
+        "failed before its first step (training target): step 1: loss/total is NaN, grad_norm/target is NaN; the first \
+         that is not finite: the gradient of `linear1.weight` of the target; nothing was updated since, and the last \
+         checkpoint is untouched; try a smaller learning rate, or clip, in [target.train]"
+    );
+}
+
+/// tms_5-2 with weights of this size from a file.
+fn with_weights(house: &House, size: f32) -> String {
+    let tensors: [(&str, &[usize], usize); 3] = [
+        ("linear1.weight", &[2, 5], 10),
+        ("linear2.weight", &[5, 2], 10),
+        ("linear2.bias", &[5], 5),
+    ];
+    let bytes = tensors.map(|(_, _, len)| size.to_le_bytes().repeat(len));
+    let views = tensors.iter().zip(&bytes).map(|((name, dims, _), bytes)| {
+        (
+            *name,
+            TensorView::new(Dtype::F32, dims.to_vec(), bytes).unwrap(),
+        )
+    });
+    fs::write(
+        house.path().join("w.safetensors"),
+        safetensors::serialize(views, None).unwrap(),
+    )
+    .unwrap();
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/tms_5-2.toml");
+    let text = fs::read_to_string(text).unwrap();
+    let (before, rest) = text.split_once("[target.train]").unwrap();
+    let (_, after) = rest.split_once("[data]").unwrap();
+    let path = house.path().join("run.toml");
+    fs::write(
+        &path,
+        format!("{before}weights = \"w.safetensors\"\n[data]{after}"),
+    )
+    .unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn weights_that_overflow_are_named_where_they_do() {
+    for (size, warmup, expected) in [
+        (
+            1e30,
+            "train.faithfulness_warmup.steps=2",
+            "faithfulness warm-up, update 1: loss/faithfulness is inf; the first that is not finite: the gradient of \
+             `_components.linear1.V`; nothing was updated since, and the last checkpoint is untouched; look at the weights of \
+             the target and at lr in [train.faithfulness_warmup]",
+        ),
+        (
+            1e30,
+            "train.faithfulness_warmup.steps=0",
+            "step 0: loss/stochastic_recon is NaN, loss/stochastic_recon_layerwise is NaN; the first that is not finite: the \
+             output of the target itself; nothing was updated since, and the last checkpoint is untouched; look at the \
+             weights of the target and at the data",
+        ),
+        (
+            3e38,
+            "train.faithfulness_warmup.steps=0",
+            "step 0: loss/importance_minimality is NaN, loss/stochastic_recon is NaN, loss/stochastic_recon_layerwise is \
+             NaN; the first that is not finite: what the target feeds to site `linear2`; nothing was updated since, and the \
+             last checkpoint is untouched; look at the weights of the target and at the data",
+        ),
+    ] {
+        let house = House::new();
+        let config = with_weights(&house, size);
+        let mut command = house.launcher(&[&config, "--out", "runs/x"]);
+        for set in SHORT
+            .iter()
+            .filter(|set| !set.starts_with("target.") && !set.contains("warmup"))
+        {
+            command.args(["--set", set]);
+        }
+        command.args(["--set", warmup]);
+        let ended = launch(command);
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        let found = ended.error().split_once("(decomposing): ").unwrap().1;
+        assert_eq!(found, expected);
+        assert!(names(&house.run_dir().join("checkpoints")).is_empty());
+    }
+}
+
+/// The launcher under a limit on the size of files, which looks to it like a full disk.
+fn limited(command: &Command, blocks: u32) -> Command {
+    let mut limited = Command::new("sh");
+    limited
+        .args([
+            "-c",
+            &format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\""),
+            "sh",
+        ])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .current_dir(command.get_current_dir().unwrap());
+    for (key, value) in command.get_envs() {
+        limited.env(key, value.unwrap());
+    }
+    limited
+}
+
+#[test]
+fn a_disk_that_stays_full_fails_the_run_at_its_end() {
+    let house = House::new();
+    let set = [
+        "checkpoint.every=10",
+        "log.every=20",
+        "train.faithfulness_warmup.steps=2",
+    ];
+    let set = [&SHORT[..7], &set].concat();
+    let command = || {
+        let mut command = house.real("tms_5-2.toml", "runs/x", &set);
+        command.args(["--threads", "1"]);
+        command
+    };
+    // 16 KiB hold the target and the rows, and not the 25 KiB of a state.
+    let ended = launch(limited(&command(), 32));
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    for step in [10, 20, 30, 40] {
+        let warning = format!("step {step}: the checkpoint of step {step} was not written: ");
+        let count = ended
+            .stderr
+            .lines()
+            .filter(|line| line.starts_with(&warning))
+            .count();
+        // The last one is tried twice.
+        assert_eq!(count, if step == 40 { 2 } else { 1 }, "{}", ended.stderr);
+    }
+    let error = ended.error();
+    assert!(
+        error.contains("the state after step 40 is not saved: ")
+            && error.ends_with("; the same command goes on from the beginning"),
+        "{error}"
+    );
+    assert!(names(&house.run_dir().join("checkpoints")).is_empty());
+
+    let ended = launch(command());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let straight = house.real("tms_5-2.toml", "runs/straight", &set);
+    assert_eq!(launch(straight).code, Some(0));
+    let tensors = |run: &str| {
+        let newest = format!("runs/{run}/checkpoints/step-00000040/tensors.safetensors");
+        fs::read(house.path().join(newest)).unwrap()
+    };
+    assert!(tensors("x") == tensors("straight"));
+}
+
+#[test]
+fn a_write_that_fails_once_is_made_up_for() {
+    let house = House::new();
+    let set = ["train.steps=4000", "checkpoint.every=1000", "log.every=500"];
+    let launcher = start(house.real("tms_5-2.toml", "runs/x", &[&SHORT[1..7], &set].concat()));
+    let checkpoints = house.run_dir().join("checkpoints");
+    let started = Instant::now();
+    while fs::metadata(checkpoints.join("step-00001000")).is_err() {
+        assert!(
+            started.elapsed() < Duration::from_secs(60),
+            "no checkpoint came"
+        );
+        thread::sleep(Duration::from_millis(1));
+    }
+    // A file that has the name of one to come.
+    fs::write(checkpoints.join("step-00003000"), "no directory").unwrap();
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended
+            .stderr
+            .contains("step 3000: the checkpoint of step 3000 was not written: "),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(newest(&checkpoints).unwrap().snapshot.unwrap().step, 4000);
+}

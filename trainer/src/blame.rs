@@ -1,0 +1,113 @@
+//! Where does a step begin not to be finite? The clean pass first, then each site in the order of the model, then gradients.
+
+use std::sync::Arc;
+
+use spd_dataloader::Batch;
+use spd_engine::{Builder, Executor, Store};
+
+use crate::data;
+use crate::decomposition::Draws;
+use crate::decomposition_task::DecompositionTask;
+use crate::fault::Fault;
+use crate::halt::{Blame, LOOK_AT_TARGET, TRAIN_MORE_GENTLY};
+use crate::parameters::Group;
+use crate::target_models::linears;
+use crate::task::Task;
+
+/// The first thing of a step that is not finite. The step has just been run, and is not run again afterwards: its arena is
+/// given up.
+pub(crate) fn first_not_finite(
+    task: &mut DecompositionTask,
+    store: &mut Store,
+    (batch, step): (&Batch, u64),
+) -> Result<Blame, Fault> {
+    let gradients = task.site_norms(store);
+    let scalars = task.scalars(step);
+    let pool = Arc::clone(task.pool());
+    drop(task.program().detach());
+
+    let decomposition = &task.decomposition;
+    let run = &decomposition.run;
+    let mut b = Builder::new();
+    let shape = decomposition.shape(run.train.batch_size);
+    let front = decomposition.front(&mut b, store, shape, &Draws::Counters)?;
+    b.output("output", front.output);
+    for (site, values) in decomposition.sites.iter().zip(&front.sites) {
+        b.output(format!("input {}", site.path()), values.input);
+        b.output(format!("logits {}", site.path()), values.logits);
+    }
+    let mut program = Executor::new(&b, pool);
+    program.parameters.seed = run.seed;
+    program.parameters.step = u32::try_from(step).unwrap_or(u32::MAX);
+    #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
+    for (name, value) in scalars {
+        program.set_scalar(name, value as f32);
+    }
+    data::fill(&mut program, batch);
+    program.run(store);
+
+    let layers = linears(&run.target.model);
+    let place = |path: &str| layers.iter().position(|layer| layer.path == path);
+    let mut sites: Vec<usize> = (0..decomposition.sites.len()).collect();
+    sites.sort_by_key(|&index| place(decomposition.sites[index].path()));
+    let path = |index: usize| decomposition.sites[index].path();
+    let computed = |name: &str| is_finite(program.output(name, store));
+    let stored = |name: &str| {
+        store
+            .slot(name)
+            .is_none_or(|slot| is_finite(store.get(slot)))
+    };
+
+    let target = |what: String| Blame {
+        what: Some(what),
+        advice: LOOK_AT_TARGET,
+    };
+    let ours = |what: Option<String>| Blame {
+        what,
+        advice: TRAIN_MORE_GENTLY,
+    };
+    for &index in &sites {
+        if !computed(&format!("input {}", path(index))) {
+            let what = format!("what the target feeds to site `{}`", path(index));
+            return Ok(target(what));
+        }
+    }
+    if !computed("output") {
+        return Ok(target("the output of the target itself".into()));
+    }
+    for &index in &sites {
+        let site = &decomposition.sites[index];
+        if !stored(&site.v_name()) || !stored(&site.u_name()) {
+            return Ok(ours(Some(format!(
+                "the components of site `{}`",
+                site.path()
+            ))));
+        }
+        if !computed(&format!("logits {}", site.path())) {
+            return Ok(ours(Some(format!(
+                "the importances of site `{}`",
+                site.path()
+            ))));
+        }
+    }
+    for &index in &sites {
+        let of_site = gradients.iter().filter(|(_, site, _)| *site == index);
+        for (group, _, norm) in of_site {
+            if !norm.is_finite() {
+                let whose = match group {
+                    Group::Importance => "the importance function",
+                    _ => "the components",
+                };
+                return Ok(ours(Some(format!(
+                    "the gradient of {whose} of site `{}`",
+                    path(index)
+                ))));
+            }
+        }
+    }
+    Ok(ours(None))
+}
+
+fn is_finite(values: &[f32]) -> bool {
+    values.iter().all(|value| value.is_finite())
+}

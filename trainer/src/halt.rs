@@ -1,0 +1,103 @@
+//! Why a step was refused: the step again, and what in it is not finite.
+//!
+//! The [`Halt`](spd_engine::ops::Halt) op keeps parameters and moments as they were before the first step whose losses or
+//! gradients are not finite, so that step can be run again, and followed from its batch to its gradients.
+
+use anyhow::anyhow;
+use spd_dataloader::Batch;
+use spd_engine::Store;
+
+use crate::fault::Fault;
+use crate::parameters::HALT;
+use crate::task::{Measured, Task};
+use crate::train::run_step;
+
+/// Where a step begins not to be finite, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Blame {
+    /// In words, if it can be found.
+    pub(crate) what: Option<String>,
+    /// In words.
+    pub(crate) advice: &'static str,
+}
+
+/// What to do where the decomposition ran away.
+pub(crate) const TRAIN_MORE_GENTLY: &str =
+    "try a smaller learning rate, or clip_components and clip_importance in [train]";
+
+/// What to do where the decomposition had no part in it.
+pub(crate) const LOOK_AT_TARGET: &str = "look at the weights of the target and at the data";
+
+/// The step that was refused, if one was.
+pub(crate) fn halted(store: &Store) -> Option<u64> {
+    let halt = store.get(store.slot(HALT)?);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a step"
+    )]
+    (!halt[1].is_finite()).then_some(halt[0] as u64)
+}
+
+/// Stops when a step since the last look was refused.
+///
+/// # Errors
+///
+/// One line that names the step, the terms that are not finite, and where that begins.
+pub(crate) fn check(task: &mut dyn Task, store: &mut Store, step: u64) -> Result<(), Fault> {
+    let Some(bad) = halted(store) else {
+        return Ok(());
+    };
+    let bad = bad.min(step);
+    let (source, feed) = task.source();
+    let mut batch = Batch::default();
+    source.fill(&feed, bad * feed.rows as u64, &mut batch)?;
+    run_step(task, store, &batch, bad);
+    let terms = task.observe(store);
+    let blame = match batch.features.iter().position(|value| !value.is_finite()) {
+        Some(at) => {
+            let features = batch.features.len() / batch.rows.max(1);
+            let what = format!(
+                "feature {} of row {} of its batch",
+                at % features,
+                at / features
+            );
+            Blame {
+                what: Some(what),
+                advice: LOOK_AT_TARGET,
+            }
+        }
+        None => task.blame(store, &batch, bad)?,
+    };
+    Err(refused(&format!("step {bad}"), &terms, &blame))
+}
+
+/// The line about a refused update.
+///
+/// - `place`: which one
+/// - `terms`: what it measured
+pub(crate) fn refused(place: &str, terms: &Measured, blame: &Blame) -> Fault {
+    let wrong = |of: fn(&str) -> bool| -> Vec<String> {
+        terms
+            .iter()
+            .filter(|(name, value)| of(name) && !value.is_finite())
+            .map(|(name, value)| format!("{name} is {value}"))
+            .collect()
+    };
+    // Each term by its name; the total, and the norms of whole groups, where no term is to blame.
+    let mut said = wrong(|name| name.starts_with("loss/") && name != "loss/total");
+    if said.is_empty() {
+        said = wrong(|name| name.matches('/').count() == 1);
+    }
+    let wrong = match &said[..] {
+        [] => "it is finite when run again".to_owned(),
+        said => said.join(", "),
+    };
+    let begins = blame.what.as_ref().map_or(String::new(), |what| {
+        format!("; the first that is not finite: {what}")
+    });
+    Fault::Failed(anyhow!(
+        "{place}: {wrong}{begins}; nothing was updated since, and the last checkpoint is untouched; {}",
+        blame.advice
+    ))
+}

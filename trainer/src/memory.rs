@@ -1,0 +1,147 @@
+//! How much memory a run takes: planned before it starts, measured when it ends.
+//!
+//! Both count what this process has to itself and holds only because of the run: not the program's own code nor the pages of
+//! a mapped dataset, which the kernel takes back whenever it wants, nor what every process holds from its start.
+
+use std::fs;
+
+use spd_engine::{Executor, Store};
+
+use crate::task::arena_bytes;
+use crate::train::PREFETCHED;
+
+/// Rows of a matrix that the gemm crate packs at a time, on each thread, for each of its columns.
+const PACKED_ROWS: usize = 512;
+/// It packs no more than fits into the last cache.
+const MOST_PACKED: usize = 32 << 20;
+/// Measured on the shipped runs: the stack that a thread comes to use, and its part of the allocator.
+const THREAD: usize = 128 << 10;
+/// Measured likewise: ops with their settings and places, names, rows that wait to be written.
+const DESCRIPTIONS: usize = 256 << 10;
+
+/// What a rank will hold at its fullest, in bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// What for, and how much.
+    pub parts: Vec<(&'static str, usize)>,
+}
+
+impl Memory {
+    /// What a task holds whose programs share an arena.
+    ///
+    /// - `widest`: columns of its widest matrix
+    pub(crate) fn of_task<'a>(
+        store: &Store,
+        programs: impl IntoIterator<Item = &'a Executor> + Clone,
+        widest: usize,
+    ) -> Self {
+        let largest = store.slots().map(|slot| store.ty(slot).bytes()).max();
+        let batch = programs
+            .clone()
+            .into_iter()
+            .map(Executor::input_bytes)
+            .max();
+        // Those that wait, the one in use, the one being filled, and one of an evaluation.
+        let batches = PREFETCHED + 3;
+        let threads = programs
+            .clone()
+            .into_iter()
+            .map(|p| p.pool().threads())
+            .max();
+        let packed = (PACKED_ROWS * widest * size_of::<f32>()).min(MOST_PACKED);
+        Self {
+            parts: vec![
+                ("state", store.bytes()),
+                ("programs", arena_bytes(programs)),
+                // The copy that is being written, and a tensor read back to be compared.
+                ("checkpoint", store.bytes() + largest.unwrap_or(0)),
+                ("batches", batches * batch.unwrap_or(0)),
+                ("threads", threads.unwrap_or(1) * (THREAD + packed)),
+                ("descriptions", DESCRIPTIONS),
+            ],
+        }
+    }
+
+    /// All of it.
+    pub fn total(&self) -> usize {
+        self.parts.iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+/// The memory of this process from some point on.
+#[derive(Debug)]
+pub(crate) struct Peak {
+    before: usize,
+}
+
+impl Peak {
+    /// Starts here.
+    pub(crate) fn watch() -> Self {
+        let before = Resident::now().map_or(0, |now| now.anonymous);
+        Self { before }
+    }
+
+    /// The most that was held beyond what was held at the beginning, in bytes; nothing where the kernel does not tell.
+    pub(crate) fn most(&self) -> Option<usize> {
+        let now = Resident::now()?;
+        // The kernel remembers the peak of all pages together. Those of files only become more.
+        Some(
+            now.peak
+                .saturating_sub(now.of_files)
+                .saturating_sub(self.before),
+        )
+    }
+}
+
+/// Bytes of this process that lie in memory, as the kernel counts them.
+struct Resident {
+    anonymous: usize,
+    of_files: usize,
+    peak: usize,
+}
+
+impl Resident {
+    fn now() -> Option<Self> {
+        Self::read(&fs::read_to_string("/proc/self/status").ok()?)
+    }
+
+    fn read(status: &str) -> Option<Self> {
+        let bytes = |label: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(label))?;
+            let count: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+            count.checked_mul(1024)
+        };
+        Some(Self {
+            anonymous: bytes("RssAnon:")?,
+            of_files: bytes("RssFile:")?,
+            peak: bytes("VmHWM:")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_numbers_are_read() {
+        let status = "Name:\tspd\nVmHWM:\t    900 kB\nRssAnon:\t     500 kB\nRssFile:\t 300 kB\n";
+        let found = Resident::read(status).unwrap();
+        assert_eq!(
+            (found.anonymous, found.of_files, found.peak),
+            (500 << 10, 300 << 10, 900 << 10)
+        );
+        assert!(Resident::read("VmHWM: 1 pages").is_none());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_is_held_and_given_back_is_the_most() {
+        let peak = Peak::watch();
+        let before = peak.most().unwrap();
+        drop(std::hint::black_box(vec![1u8; 256 << 20]));
+        let most = peak.most().unwrap();
+        // Other tests give memory back meanwhile.
+        assert!(most >= (192 << 20) && most > before, "{before} {most}");
+    }
+}
