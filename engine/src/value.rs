@@ -45,6 +45,9 @@ pub struct Type {
 }
 
 impl Type {
+    /// Elements of the largest tensor: 256 TiB of f32.
+    pub const MOST: usize = 1 << 46;
+
     /// An f32 tensor.
     pub fn f32(dims: &[usize]) -> Self {
         Self {
@@ -66,9 +69,17 @@ impl Type {
         Self::f32(&[])
     }
 
-    /// Number of elements.
+    /// Number of elements; [`Type::MOST`] where there are more, so that plans of what no machine holds add up to what no
+    /// machine has.
     pub fn len(&self) -> usize {
-        self.dims.iter().product()
+        // Zeros first: nothing times too much is nothing.
+        if self.dims.contains(&0) {
+            return 0;
+        }
+        let dims = self.dims.iter();
+        dims.fold(1, |len: usize, &dim| {
+            len.saturating_mul(dim).min(Self::MOST)
+        })
     }
 
     /// Whether there is no element.

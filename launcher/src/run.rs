@@ -57,10 +57,10 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     }
     let threads = cli::threads(asked.threads);
     let overview = spd_trainer::overview(&run, threads)?;
+    check_memory(asked, (&path, &asked.set), &run, &overview).map_err(Fault::BadInput)?;
     run_dir
         .check_room(checkpoint_bytes(&run, &overview, &found))
         .map_err(Fault::BadInput)?;
-    check_memory(asked, (&path, &asked.set), &run, &overview).map_err(Fault::BadInput)?;
     let destination = destination(&run_dir, &found).map_err(Fault::BadInput)?;
     screen::result(&plan::text(&run.name, &destination, &overview));
     if asked.dry_run {

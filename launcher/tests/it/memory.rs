@@ -7,13 +7,13 @@
 use std::fs;
 use std::path::Path;
 
-use crate::house::{House, launch};
+use crate::house::{House, end, launch, start};
 
-/// Every size as it is shipped, and few steps.
+/// Every size as it is shipped, and one of everything.
 const SHORT: [&str; 6] = [
-    "train.steps=3",
-    "train.faithfulness_warmup.steps=2",
-    "target.train.steps=3",
+    "train.steps=1",
+    "train.faithfulness_warmup.steps=1",
+    "target.train.steps=1",
     "eval.batches=1",
     "checkpoint.every=1",
     "log.every=1",
@@ -53,7 +53,8 @@ fn shipped_runs_take_the_memory_that_is_planned() {
             let out = format!("runs/{config}-{threads}");
             let mut command = house.real(config, &out, &SHORT);
             command.args(["--threads", threads]);
-            let ended = launch(command);
+            // The largest take their time.
+            let ended = end(start(command));
             assert_eq!(ended.code, Some(0), "{config}: {}", ended.stderr);
             let summary = fs::read(house.path().join(&out).join("summary.json")).unwrap();
             let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
@@ -94,6 +95,31 @@ fn a_run_that_does_not_fit_is_refused_with_what_would_help() {
         );
         assert!(house.names().is_empty(), "nothing is created");
     }
+}
+
+#[test]
+fn a_size_that_no_machine_has_is_refused_without_being_tried() {
+    let house = House::new();
+    let set = [
+        "train.batch_size=4000000000",
+        "decomposition.sites.0.C=4000000000",
+    ];
+    let ended = launch(house.real("tms_5-2.toml", "runs/x", &set));
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(
+        ended.stderr.starts_with("error: the run needs ") && ended.stderr.lines().count() == 1,
+        "{}",
+        ended.stderr
+    );
+    let ended = launch(house.real("tms_5-2.toml", "runs/x", &["train.batch_size=4300000000"]));
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (
+            Some(2),
+            "error: --set train.batch_size: expected a whole number of at most 4294967295, found 4300000000\n"
+        )
+    );
+    assert!(house.names().is_empty(), "nothing is created");
 }
 
 #[test]
