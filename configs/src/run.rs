@@ -493,6 +493,8 @@ pub struct Eval {
     pub batches: u64,
     /// Rows per batch.
     pub batch_size: usize,
+    /// Steps between figures; 0 draws them at the end only.
+    pub figures_every: u64,
     /// A component counts as active above this importance.
     pub alive_threshold: f64,
     /// Rounded masks are 1 above this importance.

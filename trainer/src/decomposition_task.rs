@@ -1,5 +1,6 @@
 //! Training a decomposition: the step program, the faithfulness warm-up, the evaluation.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,6 +12,7 @@ use crate::blame::first_not_finite;
 use crate::data::{Sources, eval_feed, training_feed};
 use crate::decomposition::{Decomposition, Draws, Front, Masking, SampleId, mask_values};
 use crate::fault::Fault;
+use crate::figures;
 use crate::halt::{Blame, halted, refused};
 use crate::losses::{USUAL_MASKS, divergence};
 use crate::memory::Memory;
@@ -27,6 +29,8 @@ pub(crate) struct DecompositionTask {
     program: Executor,
     eval_program: Executor,
     warmup: Option<Executor>,
+    /// The importances behind the figures.
+    figures: Executor,
     sources: Sources,
 }
 
@@ -47,6 +51,7 @@ impl DecompositionTask {
         };
         let program = executor(&decomposition.step_program(store)?);
         let eval_program = executor(&decomposition.eval_program(store)?);
+        let figures = executor(&figures::program(&decomposition, store)?);
         let warmup = decomposition.run.train.faithfulness_warmup;
         let warmup = if warmup.steps > 0 {
             Some(executor(&decomposition.warmup_program(store, &warmup)?))
@@ -58,8 +63,19 @@ impl DecompositionTask {
             program,
             eval_program,
             warmup,
+            figures,
             sources,
         })
+    }
+
+    /// Held-out rows.
+    pub(crate) fn held_out(&self) -> &Source {
+        &self.sources.eval
+    }
+
+    /// The program that has the arena, and the one behind the figures.
+    pub(crate) fn for_figures(&mut self) -> (&mut Executor, &mut Executor) {
+        (&mut self.program, &mut self.figures)
     }
 
     /// The norm of the last step's gradient of each site's components and importance function: group, site, norm.
@@ -99,13 +115,13 @@ impl DecompositionTask {
 
     /// Makes the arena that the programs share: no two of them run at the same time.
     pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
-        let others = [&self.eval_program].into_iter();
+        let others = [&self.eval_program, &self.figures].into_iter();
         make_arena(&mut self.program, others.chain(&self.warmup))
     }
 
     /// What it will hold at its fullest, beside the store.
     pub(crate) fn memory(&self, store: &Store) -> Memory {
-        let programs = [&self.program, &self.eval_program];
+        let programs = [&self.program, &self.eval_program, &self.figures];
         let sites = self.decomposition.sites.iter();
         let components = sites.map(|site| site.components).max().unwrap_or(0);
         let widest = components.max(widest(&self.decomposition.run.target.model));
@@ -393,6 +409,14 @@ impl Task for DecompositionTask {
             seen.push((format!("grad_norm/{}/{path}", group.name()), norm));
         }
         seen
+    }
+
+    fn figures_every(&self) -> u64 {
+        self.decomposition.run.eval.figures_every
+    }
+
+    fn draw(&mut self, store: &mut Store, dir: &Path, step: u64) -> Result<(), Fault> {
+        figures::write(self, store, dir, step)
     }
 
     fn evaluate(&mut self, store: &mut Store) -> Result<Vec<(String, f64)>, Fault> {

@@ -17,6 +17,7 @@ pub mod data;
 pub mod decomposition;
 mod decomposition_task;
 mod fault;
+mod figures;
 mod halt;
 pub mod losses;
 mod memory;

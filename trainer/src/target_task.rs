@@ -9,6 +9,7 @@ use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Builder, Executor, Pool, Slot, Store, Type, Value};
 
 use crate::data::{Sources, eval_feed, training_feed};
+use crate::decomposition::transposed;
 use crate::fault::Fault;
 use crate::halt::Blame;
 use crate::memory::Memory;
@@ -120,12 +121,6 @@ impl TargetTask {
     pub(crate) fn memory(&self, store: &Store) -> Memory {
         Memory::of_task(store, [&self.program, &self.eval_program], self.widest)
     }
-}
-
-fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    (0..columns)
-        .flat_map(|column| (0..rows).map(move |row| values[row * columns + column]))
-        .collect()
 }
 
 /// A target's own loss on a batch: the mean squared distance from its labels for features, next-token cross-entropy for

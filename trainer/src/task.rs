@@ -1,5 +1,6 @@
 //! What the loop trains: a target, or a decomposition. Both are a program, its parameters and an evaluation.
 
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
@@ -45,6 +46,16 @@ pub(crate) trait Task {
     /// Where a step that was refused begins not to be finite. The program has just been run on that step and its batch, and
     /// is not run any more.
     fn blame(&mut self, store: &mut Store, batch: &Batch, step: u64) -> Result<Blame, Fault>;
+
+    /// Steps between figures; 0 for the end only.
+    fn figures_every(&self) -> u64 {
+        0
+    }
+
+    /// Draws the figures of this step into the run directory, if there are any.
+    fn draw(&mut self, _store: &mut Store, _dir: &Path, _step: u64) -> Result<(), Fault> {
+        Ok(())
+    }
 
     /// Measures on held-out batches.
     fn evaluate(&mut self, store: &mut Store) -> Result<Measured, Fault>;

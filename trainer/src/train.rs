@@ -101,6 +101,9 @@ pub(crate) fn train(
         if step == 0 || every(step, task.eval_every()) {
             evaluate(task, store, &mut spool, step)?;
         }
+        if step > 0 && every(step, task.figures_every()) {
+            draw((task, store), place.dir, step, &mut progress);
+        }
         let is_logged = every(step, place.log.every);
         let clock = Instant::now();
         let batch = loader.next()?;
@@ -134,6 +137,7 @@ pub(crate) fn train(
     }
     saver.save((task, store), &mut spool, step, &mut progress)?;
     evaluate(task, store, &mut spool, step)?;
+    draw((task, store), place.dir, step, &mut progress);
     spool.sync();
     saver.finish((task, store), &mut spool, step, &mut progress)?;
     progress.show((task.phase(), steps), step, true);
@@ -181,6 +185,21 @@ fn evaluate(
     spool.append(&row);
     spool.flush();
     Ok(())
+}
+
+/// Figures are worth a warning, not a run.
+fn draw(
+    (task, store): (&mut dyn Task, &mut Store),
+    dir: &Path,
+    step: u64,
+    progress: &mut Progress,
+) {
+    if let Err(fault) = task.draw(store, dir, step) {
+        progress.event(
+            step,
+            format!("the figures of step {step} were not drawn: {fault}"),
+        );
+    }
 }
 
 /// Tells the launcher how far the run is, at most once a second.

@@ -4,6 +4,7 @@
 mod bad_input;
 mod bench;
 mod ends;
+mod figures;
 mod house;
 mod memory;
 mod refusals;

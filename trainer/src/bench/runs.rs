@@ -319,6 +319,7 @@ fn base(name: &str, model: Model, data: Data, (rows, lr): (usize, f64), losses: 
             every: 0,
             batches: 1,
             batch_size: rows,
+            figures_every: 0,
             alive_threshold: 0.0,
             rounding_threshold: 0.0,
             known: Vec::new(),

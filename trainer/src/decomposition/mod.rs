@@ -272,6 +272,23 @@ impl Decomposition {
         }
     }
 
+    /// Values of `V` `[d_in, c]` and `U` `[c, d_out]` of a site, row by row.
+    pub(crate) fn component_values(&self, store: &Store, index: usize) -> (Vec<f32>, Vec<f32>) {
+        let get = |name: &str| store.get(store.slot(name).expect("made by `new`"));
+        match components::tied_to(&self.run, &self.sites, index) {
+            None => {
+                let site = &self.sites[index];
+                (get(&site.v_name()).to_vec(), get(&site.u_name()).to_vec())
+            }
+            Some(partner) => {
+                let partner = &self.sites[partner];
+                let (c, d_out) = (partner.components, partner.linear.d_out);
+                let (v, u) = (get(&partner.v_name()), get(&partner.u_name()));
+                (transposed(u, c, d_out), transposed(v, v.len() / c, c))
+            }
+        }
+    }
+
     /// The frozen matrix of a site, as it is oriented.
     ///
     /// # Errors
@@ -333,4 +350,11 @@ impl Decomposition {
             .sum();
         (len(&site.v_name()) + len(&site.u_name()), of_importance)
     }
+}
+
+/// A matrix of `rows` rows, row by row, transposed.
+pub(crate) fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    (0..columns)
+        .flat_map(|column| (0..rows).map(move |row| values[row * columns + column]))
+        .collect()
 }

@@ -103,10 +103,7 @@ fn by_sum(importance: &[f32], features: usize, c: usize) -> Vec<Vec<f32>> {
         "importances are [features, c]"
     );
     let column = |at: usize| importance.iter().skip(at).step_by(c).copied().collect();
-    let mut columns: Vec<Vec<f32>> = (0..c).map(column).collect();
-    let sum = |column: &[f32]| column.iter().copied().map(f64::from).sum::<f64>();
-    columns.sort_by(|a, b| sum(b).total_cmp(&sum(a)));
-    columns
+    sum_order(importance, c).into_iter().map(column).collect()
 }
 
 /// Do the components of a matrix point where its columns do, and how long are they? Mean max cosine similarity and mean
@@ -154,6 +151,32 @@ pub fn mmcs_ml2r(w_hf: &[f32], v_fc: &[f32], u_ch: &[f32], features: usize) -> (
         ratios += ratio;
     }
     (cosines / features as f64, ratios / features as f64)
+}
+
+/// All components, in the order in which they are shown beside features: the one matched with each feature first, as for
+/// [`identity_error`], then the others by their sums.
+pub fn identity_order(importance: &[f32], features: usize, c: usize) -> Vec<usize> {
+    let mut order = matches(importance, features, c);
+    let mut matched = vec![false; c];
+    for &component in &order {
+        matched[component] = true;
+    }
+    let others = sum_order(importance, c).into_iter();
+    order.extend(others.filter(|&other| !matched[other]));
+    order
+}
+
+/// All components, those of largest sum first, as for [`dense_error`].
+pub fn sum_order(importance: &[f32], c: usize) -> Vec<usize> {
+    let mut sums = vec![0.0; c];
+    for row in importance.chunks(c.max(1)) {
+        for (sum, &g) in sums.iter_mut().zip(row) {
+            *sum += f64::from(g);
+        }
+    }
+    let mut order: Vec<usize> = (0..c).collect();
+    order.sort_by(|&a, &b| sums[b].total_cmp(&sums[a]).then(a.cmp(&b)));
+    order
 }
 
 /// The component of each of the first `min(features, c)` features.
@@ -309,6 +332,14 @@ mod tests {
     #[test]
     fn fewer_components_than_features_leave_the_last_features_unmatched() {
         assert_eq!(identity_error(&[1., 0., 0., 1., 1., 0.], 3, 2, 0.1), 1);
+    }
+
+    // Features 0, 1, 2 have components 2, 0, 3; component 1 is left over. By sums: 0 and 2 and 3 have 1, 1 has none.
+    #[test]
+    fn components_are_shown_beside_their_features() {
+        assert_eq!(identity_order(&PERFECT, 3, 4), [2, 0, 3, 1]);
+        assert_eq!(sum_order(&PERFECT, 4), [0, 2, 3, 1]);
+        assert_eq!(identity_order(&[0.5, 1.0], 2, 1), [0]);
     }
 
     // Columns sum to 1.5, 1.0 and 0.5. Two in use: the third's 0.5 is an error; and one of 1.0 that no entry makes alone.

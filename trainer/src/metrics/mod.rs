@@ -3,7 +3,7 @@
 mod bigram;
 pub mod known_importance;
 pub(crate) mod summary;
-mod toy;
+pub(crate) mod toy;
 
 pub use bigram::bigram_cross_entropy;
 pub use summary::number;

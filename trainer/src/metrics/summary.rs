@@ -18,6 +18,7 @@ use super::toy::{KnownSite, known_sites, values as known_values};
 use crate::data::Sources;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
+use crate::figures;
 use crate::memory::Peak;
 use crate::target;
 use crate::task::Task;
@@ -102,6 +103,8 @@ pub(crate) fn write(
         ));
     }
     lines.push(("target".into(), target_place(&run)));
+    let figures = figures::directory(run_dir, run.train.steps);
+    lines.push(("figures".into(), figures.display().to_string()));
     lines.push(("run directory".into(), run_dir.display().to_string()));
     let tables: Vec<Value> = tables
         .into_iter()

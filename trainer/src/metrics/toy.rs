@@ -56,11 +56,11 @@ pub(crate) fn known_sites(
     let InputKind::Features(features) = input_kind(&decomposition.run.target.model) else {
         return Ok(Vec::new());
     };
-    let importances = probe(decomposition, store, features, task)?;
-    let sites = decomposition.sites.iter().zip(&importances);
-    let known = sites.map(|(site, importance)| KnownSite {
+    let answers = probe(task, store)?.unwrap_or_default();
+    let sites = decomposition.sites.iter().zip(&answers);
+    let known = sites.map(|(site, answer)| KnownSite {
         path: site.path().to_owned(),
-        importance: against(decomposition, site, importance, features),
+        importance: against(decomposition, site, &answer.importance, features),
         directions: directions(&decomposition.run.target.model, store, site, features),
     });
     Ok(known.collect())
@@ -179,13 +179,23 @@ fn transposed(matrix: &[f32], columns: usize) -> Vec<f32> {
     (0..columns).flat_map(column).collect()
 }
 
-/// Importances of each site, f32 `[features, c]`, on rows with one feature each.
-fn probe(
-    decomposition: &Decomposition,
-    store: &mut Store,
-    features: usize,
+/// What a site answers to rows with one feature each.
+pub(crate) struct Answer {
+    /// Importances for masks, f32 `[features, c]`.
+    pub(crate) importance: Vec<f32>,
+    /// Logits before the gate, f32 `[features, c]`.
+    pub(crate) logits: Vec<f32>,
+}
+
+/// What each site of a toy answers; nothing for other targets.
+pub(crate) fn probe(
     task: &DecompositionTask,
-) -> Result<Vec<Vec<f32>>, Fault> {
+    store: &mut Store,
+) -> Result<Option<Vec<Answer>>, Fault> {
+    let decomposition = &task.decomposition;
+    let InputKind::Features(features) = input_kind(&decomposition.run.target.model) else {
+        return Ok(None);
+    };
     let mut b = Builder::new();
     let shape = BatchShape {
         rows: features,
@@ -193,7 +203,8 @@ fn probe(
     };
     let front = decomposition.front(&mut b, store, shape, &Draws::Counters)?;
     for (site, values) in decomposition.sites.iter().zip(&front.sites) {
-        b.output(site.path(), values.importance);
+        b.output(format!("importance {}", site.path()), values.importance);
+        b.output(format!("logits {}", site.path()), values.logits);
     }
     let mut executor = Executor::new(&b, Arc::clone(task.pool()));
     let input = executor.input("input");
@@ -202,9 +213,12 @@ fn probe(
         values[row] = PROBE;
     }
     executor.run(store);
-    Ok(decomposition
-        .sites
-        .iter()
-        .map(|site| executor.output(site.path(), store).to_vec())
-        .collect())
+    let answer = |site: &Site| {
+        let output = |what: &str| executor.output(&format!("{what} {}", site.path()), store);
+        Answer {
+            importance: output("importance").to_vec(),
+            logits: output("logits").to_vec(),
+        }
+    };
+    Ok(Some(decomposition.sites.iter().map(answer).collect()))
 }

@@ -276,6 +276,7 @@ pub(super) fn run(case: &Numbers, losses: Vec<Loss>, settings: Settings) -> Run 
             every: 0,
             batches: 1,
             batch_size: 1,
+            figures_every: 0,
             alive_threshold: 0.0,
             rounding_threshold: 0.0,
             known: Vec::new(),

@@ -1,0 +1,222 @@
+//! The figures that a run leaves, and the numbers beside them.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::house::{House, launch, names};
+
+const SHORT: [&str; 6] = [
+    "train.steps=12",
+    "train.batch_size=64",
+    "train.faithfulness_warmup.steps=2",
+    "target.train.steps=20",
+    "eval.batches=2",
+    "eval.batch_size=64",
+];
+
+const OF_ALL: [&str; 3] = [
+    "activation_density",
+    "importance_histograms",
+    "mean_importance",
+];
+const OF_TOYS: [&str; 3] = [
+    "causal_importances",
+    "causal_importances_upper_leaky",
+    "uv_matrices",
+];
+
+fn figures(house: &House, step: u64) -> PathBuf {
+    house.run_dir().join(format!("figures/step-{step:08}"))
+}
+
+fn data(house: &House, figure: &str) -> Vec<Value> {
+    let text = fs::read(figures(house, 12).join(format!("{figure}.json"))).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+fn rows(matrix: &Value) -> Vec<Vec<f64>> {
+    serde_json::from_value(matrix["rows"].clone()).unwrap()
+}
+
+#[test]
+fn a_toy_is_drawn_at_its_end_and_whenever_it_is_asked_for() {
+    let house = House::new();
+    let set = [&SHORT[..], &["eval.figures_every=5"]].concat();
+    let ended = launch(house.real("tms_5-2-id.toml", "runs/x", &set));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stdout.contains("runs/x/figures/step-00000012\n"),
+        "{}",
+        ended.stdout
+    );
+    assert_eq!(
+        names(&house.run_dir().join("figures")),
+        ["step-00000005", "step-00000010", "step-00000012"]
+    );
+    let mut expected: Vec<String> = OF_ALL
+        .iter()
+        .chain(&OF_TOYS)
+        .flat_map(|name| [format!("{name}.json"), format!("{name}.svg")])
+        .collect();
+    expected.sort();
+    assert_eq!(names(&figures(&house, 12)), expected);
+    for name in expected.iter().filter(|name| name.ends_with(".svg")) {
+        let svg = fs::read_to_string(figures(&house, 12).join(name)).unwrap();
+        assert!(
+            svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"),
+            "{name}"
+        );
+        for text in [
+            "tms_5-2-id, step 12",
+            "linear1",
+            "linear2",
+            "hidden_layers.0",
+        ] {
+            assert!(svg.contains(text), "{name} says nothing of {text}");
+        }
+    }
+}
+
+#[test]
+fn the_numbers_are_those_of_the_run() {
+    let house = House::new();
+    let ended = launch(house.real("tms_5-2-id.toml", "runs/x", &SHORT));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let summary = fs::read(house.run_dir().join("summary.json")).unwrap();
+    let summary: Value = serde_json::from_slice(&summary).unwrap();
+
+    let lower = data(&house, "causal_importances");
+    let upper = data(&house, "causal_importances_upper_leaky");
+    let components = data(&house, "uv_matrices");
+    assert_eq!((lower.len(), upper.len(), components.len()), (3, 3, 6));
+    let mut order: Vec<u64> = serde_json::from_value(lower[0]["order"].clone()).unwrap();
+    order.sort_unstable();
+    assert_eq!(order, (0..20).collect::<Vec<u64>>());
+    for (lower, upper) in lower.iter().zip(&upper) {
+        for (lower, upper) in rows(lower)
+            .iter()
+            .flatten()
+            .zip(rows(upper).iter().flatten())
+        {
+            assert!(
+                (0.0..=1.0).contains(lower) && upper >= lower && (*upper < 1.0) == (*lower < 1.0)
+            );
+        }
+    }
+    assert_eq!((rows(&lower[0]).len(), rows(&lower[0])[0].len()), (5, 20));
+    // linear2 shares the components of linear1, transposed; components are columns.
+    let of = |name: &str| {
+        let matrix = components
+            .iter()
+            .find(|matrix| matrix["site"] == name)
+            .unwrap();
+        let order: Vec<usize> = serde_json::from_value(matrix["order"].clone()).unwrap();
+        (rows(matrix), order)
+    };
+    let ((v1, order1), (u2, order2)) = (of("linear1 V"), of("linear2 U"));
+    assert_eq!(
+        (v1.len(), v1[0].len(), u2.len(), u2[0].len()),
+        (5, 20, 5, 20)
+    );
+    for (column, component) in order2.iter().enumerate() {
+        let other = order1.iter().position(|other| other == component).unwrap();
+        for feature in 0..5 {
+            assert_eq!(u2[feature][column].to_bits(), v1[feature][other].to_bits());
+        }
+    }
+
+    // Means over two batches of 64 rows; L0 counts what is above 0.1, so no more than ten times the sum of the means.
+    for site in data(&house, "mean_importance") {
+        let means: Vec<f64> = serde_json::from_value(site["means"].clone()).unwrap();
+        assert!(
+            means.len() == 20 && means.is_sorted_by(|a, b| a >= b),
+            "{means:?}"
+        );
+        let path = site["site"].as_str().unwrap();
+        let l0 = summary["values"][format!("eval/l0/{path}")]
+            .as_f64()
+            .unwrap();
+        assert!(
+            l0 <= 10.0 * means.iter().sum::<f64>() + 1e-9,
+            "{path}: {l0} {means:?}"
+        );
+    }
+    let count = |histogram: &Value| -> u64 {
+        let counts: Vec<u64> = serde_json::from_value(histogram["counts"].clone()).unwrap();
+        counts.iter().sum()
+    };
+    assert!(
+        data(&house, "importance_histograms")
+            .iter()
+            .all(|h| count(h) == 2 * 64 * 20)
+    );
+    assert!(
+        data(&house, "activation_density")
+            .iter()
+            .all(|h| count(h) == 20)
+    );
+}
+
+#[test]
+fn a_language_model_has_the_figures_that_need_no_features() {
+    let house = House::new();
+    let text = "some text to be read byte by byte, over and over\n".repeat(400);
+    fs::write(house.path().join("text.txt"), text).unwrap();
+    let tokenize = [
+        "tokenize",
+        "text.txt",
+        "--tokenizer",
+        "bytes",
+        "--out",
+        "data/shakespeare",
+    ];
+    assert_eq!(launch(house.launcher(&tokenize)).code, Some(0));
+    let set = [
+        "train.steps=2",
+        "train.batch_size=2",
+        "train.faithfulness_warmup.steps=1",
+        "target.n_layer=1",
+        "target.d_model=32",
+        "target.d_mlp=64",
+        "target.train.steps=2",
+        "data.seq_len=16",
+        "eval.batches=2",
+    ];
+    let ended = launch(house.real("shakespeare.toml", "runs/x", &set));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let names = names(&figures(&house, 2));
+    assert_eq!(names.len(), 6);
+    assert!(
+        OF_ALL
+            .iter()
+            .all(|name| names.contains(&format!("{name}.svg"))),
+        "{names:?}"
+    );
+}
+
+#[test]
+fn figures_that_cannot_be_written_end_no_run() {
+    let house = House::new();
+    let mut first = house.real("tms_5-2.toml", "runs/x", &SHORT);
+    let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/fake_rank.sh");
+    first
+        .args(["--rank-program", fake])
+        .env("FAKE_RANK", "fail");
+    assert_eq!(launch(first).code, Some(1));
+    fs::write(house.run_dir().join("figures"), "in the way").unwrap();
+    let ended = launch(house.real("tms_5-2.toml", "runs/x", &SHORT));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains(
+            "step 12: the figures of step 12 were not drawn: runs/x/figures/step-00000012: "
+        ),
+        "{}",
+        ended.stderr
+    );
+}

@@ -1,0 +1,435 @@
+//! What a figure is made of: heat maps, histograms and sorted values, side by side in one SVG.
+
+use anyhow::anyhow;
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{Ranged, ValueFormatter};
+use plotters::prelude::*;
+
+use super::data::{Histogram, Matrix};
+use crate::fault::Fault;
+
+/// Width and height of a panel, in pixels.
+const PANEL: (u32, u32) = (420, 300);
+/// Height of the title.
+const TITLE: u32 = 36;
+/// Width of the scale of colours beside a heat map.
+const SCALE: i32 = 64;
+/// Smallest mean that a log scale reaches down to.
+const FLOOR: f64 = 1e-6;
+
+const FONT: &str = "sans-serif";
+const INK: RGBColor = RGBColor(31, 88, 150);
+
+type Area<'s> = DrawingArea<SVGBackend<'s>, Shift>;
+type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+
+/// One plot.
+pub(super) enum Panel {
+    Heat(Axes, Heat),
+    Steps(Axes, Steps),
+    Trace(Axes, Trace),
+}
+
+/// Title, what the axes are, and whether the vertical one is logarithmic.
+pub(super) struct Axes {
+    title: String,
+    x: &'static str,
+    y: &'static str,
+    log: bool,
+}
+
+/// A matrix in colours, row 0 on top.
+pub(super) struct Heat {
+    cells: Vec<Vec<f32>>,
+    /// Rows and columns of the matrix that a cell stands for.
+    each: [usize; 2],
+    low: f32,
+    high: f32,
+}
+
+/// A histogram.
+pub(super) struct Steps {
+    low: f64,
+    high: f64,
+    counts: Vec<u64>,
+}
+
+/// Values in the order to be shown.
+pub(super) struct Trace {
+    pub(super) values: Vec<f64>,
+}
+
+impl Axes {
+    pub(super) fn new(title: &str, x: &'static str, y: &'static str) -> Self {
+        Self {
+            title: title.to_owned(),
+            x,
+            y,
+            log: false,
+        }
+    }
+
+    /// With a logarithmic vertical axis.
+    pub(super) fn log(self) -> Self {
+        Self { log: true, ..self }
+    }
+}
+
+impl Heat {
+    /// White is 0, and the largest value is darkest.
+    pub(super) fn from_zero(matrix: &Matrix) -> Self {
+        let heat = Self::new(matrix);
+        let high = heat.largest().max(1.0);
+        Self { high, ..heat }
+    }
+
+    /// White is 0, red is above and blue below.
+    pub(super) fn around_zero(matrix: &Matrix) -> Self {
+        let heat = Self::new(matrix);
+        let high = heat.largest().max(f32::MIN_POSITIVE);
+        Self {
+            low: -high,
+            high,
+            ..heat
+        }
+    }
+
+    fn new(matrix: &Matrix) -> Self {
+        Self {
+            cells: matrix.rows.clone(),
+            each: matrix.each,
+            low: 0.0,
+            high: 1.0,
+        }
+    }
+
+    fn largest(&self) -> f32 {
+        let values = self.cells.iter().flatten();
+        values.fold(0.0, |largest, value| value.abs().max(largest))
+    }
+
+    fn colour(&self, value: f32) -> RGBColor {
+        const WHITE: [f32; 3] = [255.0, 255.0, 255.0];
+        const BLUE: [[f32; 3]; 3] = [WHITE, [107.0, 174.0, 214.0], [8.0, 48.0, 107.0]];
+        const RED: [[f32; 3]; 3] = [WHITE, [244.0, 128.0, 96.0], [153.0, 10.0, 32.0]];
+        let part = (value / self.high).clamp(-1.0, 1.0);
+        let stops = if self.low < 0.0 && part > 0.0 {
+            RED
+        } else {
+            BLUE
+        };
+        let place = 2.0 * part.abs();
+        let (from, to, part) = if place < 1.0 {
+            (stops[0], stops[1], place)
+        } else {
+            (stops[1], stops[2], place - 1.0)
+        };
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "between 0 and 255"
+        )]
+        let mix = |index: usize| (from[index] + part * (to[index] - from[index])).round() as u8;
+        RGBColor(mix(0), mix(1), mix(2))
+    }
+
+    fn draw(&self, area: &Area<'_>, axes: &Axes) -> Drawn {
+        let (width, height) = area.dim_in_pixel();
+        let (plot, scale) = area.split_horizontally(width.cast_signed() - SCALE);
+        let rows = (self.cells.len() * self.each[0]) as f64;
+        let columns = (self.cells.first().map_or(0, Vec::len) * self.each[1]) as f64;
+        // The middle of a row or column is its number.
+        let (x, y) = (-0.5..columns - 0.5, rows - 0.5..-0.5);
+        let mut chart = titled(&plot, axes).build_cartesian_2d(x, y)?;
+        mesh(&mut chart, axes, (&whole, &whole))?;
+        let cells = self.cells.iter().enumerate().flat_map(|(row, cells)| {
+            cells
+                .iter()
+                .enumerate()
+                .filter_map(move |(column, &value)| {
+                    let colour = self.colour(value);
+                    // The ground is white.
+                    (colour != WHITE).then(|| {
+                        let x = (column * self.each[1]) as f64 - 0.5;
+                        let y = (row * self.each[0]) as f64 - 0.5;
+                        let (right, below) = (x + self.each[1] as f64, y + self.each[0] as f64);
+                        Rectangle::new([(x, y), (right, below)], colour.filled())
+                    })
+                })
+        });
+        chart.draw_series(cells)?;
+        let corners = [(-0.5, -0.5), (columns - 0.5, rows - 0.5)];
+        let frame = Rectangle::new(corners, BLACK.stroke_width(1));
+        chart.draw_series([frame])?;
+        self.draw_scale(&scale, height.cast_signed())
+    }
+
+    fn draw_scale(&self, area: &Area<'_>, height: i32) -> Drawn {
+        const STEPS: i32 = 48;
+        let (top, bottom) = (34, height - 46);
+        let at = |step: i32| top + (bottom - top) * step / STEPS;
+        for step in 0..STEPS {
+            let part = 1.0 - (step as f32 + 0.5) / STEPS as f32;
+            let value = self.low + part * (self.high - self.low);
+            let corners = [(2, at(step)), (16, at(step + 1))];
+            area.draw(&Rectangle::new(corners, self.colour(value).filled()))?;
+        }
+        area.draw(&Rectangle::new(
+            [(2, top), (16, bottom)],
+            BLACK.stroke_width(1),
+        ))?;
+        let middle = (self.low + self.high) / 2.0;
+        for (value, y) in [
+            (self.high, top),
+            (middle, (top + bottom) / 2),
+            (self.low, bottom),
+        ] {
+            let text = short(f64::from(value));
+            area.draw(&Text::new(text, (20, y - 6), (FONT, 11)))?;
+        }
+        Ok(())
+    }
+}
+
+impl Steps {
+    pub(super) fn of(histogram: &Histogram) -> Self {
+        Self {
+            low: histogram.low,
+            high: histogram.high,
+            counts: histogram.counts.clone(),
+        }
+    }
+
+    fn draw(&self, area: &Area<'_>, axes: &Axes) -> Drawn {
+        let most = self.counts.iter().copied().max().unwrap_or(0).max(1) as f64;
+        let width = (self.high - self.low) / self.counts.len() as f64;
+        let ground = if axes.log { 0.5 } else { 0.0 };
+        let bars = || {
+            let bars = self
+                .counts
+                .iter()
+                .enumerate()
+                .filter(|(_, count)| **count > 0);
+            bars.map(|(bin, &count)| {
+                let x = self.low + bin as f64 * width;
+                Rectangle::new([(x, ground), (x + width, count as f64)], INK.filled())
+            })
+        };
+        let mut builder = titled(area, axes);
+        if axes.log {
+            let y = (ground..most * 2.0).log_scale();
+            let mut chart = builder.build_cartesian_2d(self.low..self.high, y)?;
+            mesh(
+                &mut chart,
+                axes,
+                (&|x: &f64| short(*x), &|y: &f64| short(*y)),
+            )?;
+            chart.draw_series(bars())?;
+        } else {
+            let mut chart = builder.build_cartesian_2d(self.low..self.high, 0.0..most * 1.05)?;
+            mesh(
+                &mut chart,
+                axes,
+                (&|x: &f64| short(*x), &|y: &f64| short(*y)),
+            )?;
+            chart.draw_series(bars())?;
+        }
+        Ok(())
+    }
+}
+
+impl Trace {
+    fn draw(&self, area: &Area<'_>, axes: &Axes) -> Drawn {
+        let most = self.values.iter().copied().fold(FLOOR, f64::max);
+        let least = self.values.iter().copied().fold(most, f64::min).max(FLOOR);
+        let last = self.values.len() as f64;
+        let points = || {
+            let values = self.values.iter().enumerate();
+            values.map(|(rank, &value)| {
+                (
+                    rank as f64 + 0.5,
+                    value.max(if axes.log { FLOOR } else { 0.0 }),
+                )
+            })
+        };
+        let dots = || points().map(|point| Circle::new(point, 2, INK.filled()));
+        let mut builder = titled(area, axes);
+        if axes.log {
+            // From one power of ten to another, so that both ends have a tick.
+            let decade = |value: f64, round: fn(f64) -> f64| 10_f64.powf(round(value.log10()));
+            let (low, high) = (decade(least, f64::floor), decade(most, f64::ceil));
+            let y = (low..high.max(10.0 * low)).log_scale();
+            let mut chart = builder.build_cartesian_2d(0.0..last, y)?;
+            mesh(&mut chart, axes, (&whole, &|y: &f64| short(*y)))?;
+            chart.draw_series(LineSeries::new(points(), INK))?;
+            chart.draw_series(dots())?;
+        } else {
+            let mut chart = builder.build_cartesian_2d(0.0..last, 0.0..most * 1.05)?;
+            mesh(&mut chart, axes, (&whole, &|y: &f64| short(*y)))?;
+            chart.draw_series(LineSeries::new(points(), INK))?;
+            chart.draw_series(dots())?;
+        }
+        Ok(())
+    }
+}
+
+/// The panels under a title, `columns` beside each other, as the text of an SVG file.
+pub(super) fn grid(title: &str, panels: &[Panel], columns: usize) -> Result<String, Fault> {
+    let columns = columns.min(panels.len()).max(1);
+    let rows = panels.len().div_ceil(columns).max(1);
+    let pixels = |count: usize, each: u32| {
+        u32::try_from(count)
+            .unwrap_or(u32::MAX)
+            .saturating_mul(each)
+    };
+    let size = (
+        pixels(columns, PANEL.0),
+        pixels(rows, PANEL.1).saturating_add(TITLE),
+    );
+    let mut svg = String::new();
+    let drawn = || -> Drawn {
+        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        root.fill(&WHITE)?;
+        let (head, body) = root.split_vertically(TITLE.cast_signed());
+        head.draw(&Text::new(title, (14, 11), (FONT, 17)))?;
+        for (area, panel) in body.split_evenly((rows, columns)).iter().zip(panels) {
+            match panel {
+                Panel::Heat(axes, heat) => heat.draw(area, axes),
+                Panel::Steps(axes, steps) => steps.draw(area, axes),
+                Panel::Trace(axes, trace) => trace.draw(area, axes),
+            }?;
+        }
+        root.present()
+    };
+    let mut drawn = drawn;
+    drawn().map_err(|error| Fault::Failed(anyhow!("a figure cannot be drawn: {error}")))?;
+    Ok(svg)
+}
+
+fn titled<'a, 'b>(area: &'a Area<'b>, axes: &Axes) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
+    let mut builder = ChartBuilder::on(area);
+    builder
+        .caption(&axes.title, (FONT, 14))
+        .margin(8)
+        .x_label_area_size(36)
+        .y_label_area_size(56);
+    builder
+}
+
+/// What stands at the ticks of both axes.
+type Labels<'l> = (&'l dyn Fn(&f64) -> String, &'l dyn Fn(&f64) -> String);
+
+/// Frame, ticks and labels; no lines across.
+fn mesh<'s, X, Y>(
+    chart: &mut ChartContext<'_, SVGBackend<'s>, Cartesian2d<X, Y>>,
+    axes: &Axes,
+    (x, y): Labels<'_>,
+) -> Drawn
+where
+    X: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    chart
+        .configure_mesh()
+        .disable_mesh()
+        .x_desc(axes.x)
+        .y_desc(axes.y)
+        .x_labels(8)
+        .y_labels(7)
+        .label_style((FONT, 11))
+        .axis_desc_style((FONT, 12))
+        .x_label_formatter(&x)
+        .y_label_formatter(&y)
+        .draw()
+}
+
+/// The number of a row or column, which lies at whole numbers alone.
+fn whole(place: &f64) -> String {
+    if place.fract() == 0.0 {
+        format!("{place:.0}")
+    } else {
+        String::new()
+    }
+}
+
+/// A number in few letters.
+fn short(value: f64) -> String {
+    match value.abs() {
+        size if size < 1e-12 => "0".to_owned(),
+        size if !(1e-2..1e4).contains(&size) => format!("{value:.0e}"),
+        size if size < 1.0 => format!("{value:.2}"),
+        size if size < 10.0 && value.fract() != 0.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matrix(row: &[f32]) -> Matrix {
+        Matrix {
+            site: "a".into(),
+            order: (0..row.len()).collect(),
+            each: [1, 1],
+            rows: vec![row.to_vec()],
+        }
+    }
+
+    #[test]
+    fn colours_go_from_white_to_both_ends() {
+        let heat = Heat::around_zero(&matrix(&[1.0, -1.0]));
+        assert_eq!(heat.colour(0.0), WHITE);
+        assert_eq!(heat.colour(1.0), RGBColor(153, 10, 32));
+        assert_eq!(heat.colour(-1.0), RGBColor(8, 48, 107));
+        assert_eq!(
+            Heat::from_zero(&matrix(&[0.5])).colour(1.0),
+            RGBColor(8, 48, 107)
+        );
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let texts = [0.0, 0.5, 1.0, 2.5, 130.0, 20_000.0, 1e-4].map(short);
+        assert_eq!(texts, ["0", "0.50", "1", "2.5", "130", "2e4", "1e-4"]);
+        assert_eq!((whole(&3.0), whole(&2.5)), ("3".to_owned(), String::new()));
+    }
+
+    #[test]
+    fn every_panel_is_drawn_and_foreign_text_is_escaped() {
+        let trace = |log: bool| {
+            let axes = Axes::new("a <b> & c", "x", "y");
+            let axes = if log { axes.log() } else { axes };
+            Panel::Trace(
+                axes,
+                Trace {
+                    values: vec![1.0, 0.5, 0.0],
+                },
+            )
+        };
+        let steps = Steps {
+            low: 0.0,
+            high: 1.0,
+            counts: vec![0, 3],
+        };
+        let panels = [
+            trace(false),
+            trace(true),
+            Panel::Steps(Axes::new("s", "x", "y").log(), steps),
+            Panel::Heat(
+                Axes::new("h", "x", "y"),
+                Heat::from_zero(&matrix(&[0.0, 1.0])),
+            ),
+        ];
+        let svg = grid("all of them", &panels, 3).unwrap();
+        assert!(
+            svg.contains("width=\"1260\" height=\"636\""),
+            "{}",
+            &svg[..200]
+        );
+        assert!(svg.contains("a &lt;b&gt; &amp; c") && svg.contains("all of them"));
+        assert!(svg.trim_end().ends_with("</svg>"));
+        // No panels, no figure, and no panic.
+        assert!(grid("none", &[], 3).is_ok());
+    }
+}
