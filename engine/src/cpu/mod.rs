@@ -5,6 +5,7 @@ mod allocations;
 mod arena;
 mod executor;
 mod frame;
+pub(crate) mod gelu;
 pub(crate) mod gemm;
 pub(crate) mod lanes;
 pub(crate) mod math;

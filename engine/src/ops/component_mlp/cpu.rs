@@ -1,146 +1,283 @@
-use crate::cpu::math::{gelu, normal, vectorised};
+//! Components lie across the lanes. The activations are read as one long row: after [`Tiling::rows`] rows its lanes stand for the
+//! same components again, whatever their number, so no lane is ever idle, nothing is gathered, and a sum over rows is
+//! one vector. A hidden unit's weights stay in registers while a block of rows goes through it.
+
+use pulp::{Simd, WithSimd};
+
+use super::tiling::{LANES, Lanes, Tiling, VECTORS};
+use crate::cpu::gelu::{self, Scaled};
+use crate::cpu::math::on_vectors;
+use crate::cpu::reduce::add_chunks;
 use crate::cpu::{Frame, PerChunk, Rows};
-use crate::ops::sum_rows::cpu::add_partials;
 
-/// Rows that go through a hidden unit at once, and rows of a chunk.
-pub(super) const BLOCK: usize = 256;
+/// Rows whose instructions are interleaved.
+const ROWS: usize = 2;
 
-/// Lanes of the sums over rows.
-const LANES: usize = 16;
+/// A column of vectors: a block of rows of one group. Aligned, so that no vector lies across two cache lines.
+#[repr(align(64))]
+struct Block([Lanes; VECTORS]);
 
-type Column = [f32; BLOCK];
+impl Block {
+    fn zeros() -> Self {
+        Self([[0.0; LANES]; VECTORS])
+    }
+
+    /// Pairs of rows, each row as the vectors of this processor.
+    #[inline(always)]
+    fn rows<S: Simd>(&self) -> std::slice::ChunksExact<'_, S::f32s> {
+        S::as_simd_f32s(self.0.as_flattened())
+            .0
+            .chunks_exact(ROWS * per_row::<S>())
+    }
+
+    #[inline(always)]
+    fn rows_mut<S: Simd>(&mut self) -> std::slice::ChunksExactMut<'_, S::f32s> {
+        S::as_mut_simd_f32s(self.0.as_flattened_mut())
+            .0
+            .chunks_exact_mut(ROWS * per_row::<S>())
+    }
+}
+
+/// Vectors of this processor in [`Lanes`].
+#[inline(always)]
+fn per_row<S: Simd>() -> usize {
+    LANES / S::F32_LANES
+}
+
+/// The vector in place `at` of a group.
+#[inline(always)]
+fn vector<S: Simd>(lanes: &Lanes, at: usize) -> S::f32s {
+    S::as_simd_f32s(lanes).0[at]
+}
 
 pub(super) fn forward(frame: &mut Frame<'_>) {
     let (z, _) = frame.output(0);
     let [a, w1, b1, w2, b2] = [0, 1, 2, 3, 4].map(|index| frame.input(index));
-    let (rows, c, h) = (
-        frame.ty(0).rows(),
-        frame.ty(0).columns(),
-        frame.ty(1).columns(),
-    );
-    frame.pool.run(rows, BLOCK, Rows(z, c), |range, z| {
-        vectorised(
-            #[inline(always)]
-            || {
-                let a = &a[range.start * c..range.end * c];
-                for component in 0..c {
-                    let mut x = [0.0; BLOCK];
-                    gather(a, c, component, &mut x);
-                    let mut total = [b2[component]; BLOCK];
-                    for unit in component * h..(component + 1) * h {
-                        let (w1, b1, w2) = (w1[unit], b1[unit], w2[unit]);
-                        for (total, x) in total.iter_mut().zip(&x) {
-                            *total = w2.mul_add(gelu(w1.mul_add(*x, b1)), *total);
-                        }
-                    }
-                    for (row, total) in z.0.chunks_exact_mut(c).zip(&total) {
-                        row[component] = *total;
-                    }
-                }
-            },
-        );
-    });
+    let (rows, c) = (frame.ty(0).rows(), frame.ty(0).columns());
+    let tiling = Tiling::new(c, frame.ty(1).columns());
+    let weights = frame.scratch();
+    let unit = |u| {
+        [
+            gelu::ARGUMENT * w1[u],
+            gelu::ARGUMENT * b1[u],
+            gelu::VALUE * w2[u],
+        ]
+    };
+    tiling.lay_out(weights, unit, |c| b2[c]);
+    let weights = weights.as_chunks::<LANES>().0;
+    frame
+        .pool
+        .run(rows, tiling.block_rows(), Rows(z, c), |range, z| {
+            on_vectors(Forward {
+                tiling,
+                a: &a[range.start * c..range.end * c],
+                weights,
+                z: z.0,
+            });
+        });
+}
+
+/// A block of rows through all networks.
+struct Forward<'a> {
+    tiling: Tiling,
+    a: &'a [f32],
+    weights: &'a [Lanes],
+    z: &'a mut [f32],
+}
+
+impl WithSimd for Forward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            tiling,
+            a,
+            weights,
+            z,
+        } = self;
+        let (mut x, mut total) = (Block::zeros(), Block::zeros());
+        for (group, weights) in weights.chunks_exact(tiling.vectors()).enumerate() {
+            let (units, bias) = weights.as_chunks::<3>();
+            let count = tiling.load(a, group, &mut x.0);
+            total.0 = [bias[0]; VECTORS];
+            for unit in units {
+                pass(simd, unit, (&x, count), &mut total);
+            }
+            tiling.store(&total.0, group, false, z);
+        }
+    }
+}
+
+/// Adds the output of a hidden unit.
+#[inline(always)]
+fn pass<S: Simd>(simd: S, weights: &[Lanes; 3], (x, count): (&Block, usize), total: &mut Block) {
+    for at in 0..per_row::<S>() {
+        let [w1, b1, w2] = [0, 1, 2].map(|index| vector::<S>(&weights[index], at));
+        let rows = x.rows::<S>().zip(total.rows_mut::<S>());
+        for (x, total) in rows.take(count.div_ceil(ROWS)) {
+            let places: [usize; ROWS] = [at, at + per_row::<S>()];
+            let mut p = [w1; ROWS];
+            for (p, place) in p.iter_mut().zip(places) {
+                *p = simd.mul_add_f32s(w1, x[place], b1);
+            }
+            for (value, place) in Scaled(simd).values(p).into_iter().zip(places) {
+                total[place] = simd.mul_add_f32s(w2, value, total[place]);
+            }
+        }
+    }
 }
 
 pub(super) fn backward(frame: &mut Frame<'_>) {
     let [gradient, a, w1, b1, w2] = [0, 1, 2, 3, 4].map(|index| frame.input(index));
-    let (rows, c, h) = (
-        frame.ty(1).rows(),
-        frame.ty(1).columns(),
-        frame.ty(2).columns(),
-    );
+    let (rows, c) = (frame.ty(1).rows(), frame.ty(1).columns());
+    let tiling = Tiling::new(c, frame.ty(2).columns());
     let (ga, add) = frame.output(0);
-    // Per chunk the gradients of w1, b1 and w2 [c, h] each, then of b2 [c].
-    let width = c * (3 * h + 1);
-    let partials = frame.scratch();
-    let parts = (Rows(ga, c), PerChunk(&mut *partials, width));
-    frame.pool.run(rows, BLOCK, parts, |range, (ga, partial)| {
-        vectorised(
-            #[inline(always)]
-            || {
-                let (gw1, rest) = partial.0.split_at_mut(c * h);
-                let (gb1, rest) = rest.split_at_mut(c * h);
-                let (gw2, gb2) = rest.split_at_mut(c * h);
-                let (a, gradient) = (
-                    &a[range.start * c..range.end * c],
-                    &gradient[range.start * c..range.end * c],
-                );
-                for component in 0..c {
-                    let (mut x, mut g) = ([0.0; BLOCK], [0.0; BLOCK]);
-                    gather(a, c, component, &mut x);
-                    gather(gradient, c, component, &mut g);
-                    let mut total = [0.0; BLOCK];
-                    for unit in component * h..(component + 1) * h {
-                        let weights = [w1[unit], b1[unit], w2[unit]];
-                        [gw1[unit], gb1[unit], gw2[unit]] =
-                            hidden_unit(&x, &g, weights, &mut total);
-                    }
-                    gb2[component] = column_sum(&g);
-                    for (row, total) in ga.0.chunks_exact_mut(c).zip(&total) {
-                        row[component] = if add { row[component] + total } else { *total };
-                    }
-                }
-            },
-        );
+    // The weights first, then the sums of all chunks; behind them the sums of each.
+    let (shared, partials) = frame.scratch().split_at_mut(tiling.len());
+    let unit = |u| {
+        [
+            gelu::ARGUMENT * w1[u],
+            gelu::ARGUMENT * b1[u],
+            gelu::SLOPE * w1[u] * w2[u],
+        ]
+    };
+    tiling.lay_out(shared, unit, |_| 0.0);
+    let weights = shared.as_chunks::<LANES>().0;
+    let parts = (Rows(ga, c), PerChunk(&mut *partials, tiling.len()));
+    frame.pool.run(
+        rows,
+        tiling.chunk_rows(rows),
+        parts,
+        |range, (ga, partial)| {
+            let at = range.start * c..range.end * c;
+            on_vectors(Backward {
+                tiling,
+                a: &a[at.clone()],
+                gradient: &gradient[at],
+                weights,
+                ga: (ga.0, add),
+                sums: partial.0.as_chunks_mut::<LANES>().0,
+            });
+        },
+    );
+    add_chunks(frame.pool, (&mut *shared, false), partials);
+    let [of_w1, of_b1, of_w2, of_b2] = [1, 2, 3, 4].map(|index| {
+        let (out, add) = frame.output(index);
+        if !add {
+            out.fill(0.0);
+        }
+        out
     });
-    // The chunks lie one after another; each weight's part of a chunk is summed over the chunks in order.
-    let partials = &*partials;
-    for (index, (start, len)) in [
-        (0, c * h),
-        (c * h, c * h),
-        (2 * c * h, c * h),
-        (3 * c * h, c),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let (out, mut add) = frame.output(index + 1);
-        for chunk in partials.chunks_exact(width) {
-            add_partials(out, add, &chunk[start..start + len]);
-            add = true;
+    tiling.collect(
+        shared,
+        |unit, [gw1, gb1, gw2]| {
+            of_w1[unit] += gelu::SLOPE * w2[unit] * gw1;
+            of_b1[unit] += gelu::SLOPE * w2[unit] * gb1;
+            of_w2[unit] += gelu::VALUE * gw2;
+        },
+        |component, sum| of_b2[component] += sum,
+    );
+}
+
+/// A chunk of rows: the gradients of its activations, and its share of those of the weights.
+struct Backward<'a> {
+    tiling: Tiling,
+    a: &'a [f32],
+    gradient: &'a [f32],
+    weights: &'a [Lanes],
+    ga: (&'a mut [f32], bool),
+    sums: &'a mut [Lanes],
+}
+
+impl WithSimd for Backward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self {
+            tiling,
+            a,
+            gradient,
+            weights,
+            ga: (ga, add),
+            sums,
+        } = self;
+        sums.fill([0.0; LANES]);
+        let [mut x, mut g, mut gx, mut total] = [(); 4].map(|()| Block::zeros());
+        let block = tiling.block_rows() * tiling.columns();
+        let blocks = a
+            .chunks(block)
+            .zip(gradient.chunks(block))
+            .zip(ga.chunks_mut(block));
+        for ((a, gradient), ga) in blocks {
+            let groups = weights
+                .chunks_exact(tiling.vectors())
+                .zip(sums.chunks_exact_mut(tiling.vectors()));
+            for (group, (weights, sums)) in groups.enumerate() {
+                let (sums, of_bias) = sums.as_chunks_mut::<3>();
+                let count = tiling.load(a, group, &mut x.0);
+                tiling.load(gradient, group, &mut g.0);
+                total.0 = [[0.0; LANES]; VECTORS];
+                multiply(&g, &x, &mut gx, &mut of_bias[0]);
+                for (unit, sums) in weights.as_chunks::<3>().0.iter().zip(sums) {
+                    pass_back(simd, unit, ([&x, &g, &gx], count), &mut total, sums);
+                }
+                for (total, g) in total.0.iter_mut().zip(&g.0) {
+                    total.iter_mut().zip(g).for_each(|(total, g)| *total *= g);
+                }
+                tiling.store(&total.0, group, add, ga);
+            }
         }
     }
 }
 
-/// One hidden unit over a block: adds to the gradient of the activations, returns those of its weights.
+/// `gx = g x`, and adds the sum of `g`.
 #[inline(always)]
-fn hidden_unit(x: &Column, g: &Column, [w1, b1, w2]: [f32; 3], total: &mut Column) -> [f32; 3] {
-    let (mut gw1, mut gb1, mut gw2) = ([0f32; LANES], [0f32; LANES], [0f32; LANES]);
-    for start in (0..BLOCK).step_by(LANES) {
+fn multiply(g: &Block, x: &Block, gx: &mut Block, sum: &mut Lanes) {
+    for ((gx, g), x) in gx.0.iter_mut().zip(&g.0).zip(&x.0) {
         for lane in 0..LANES {
-            let (x, g) = (x[start + lane], g[start + lane]);
-            let p = w1.mul_add(x, b1);
-            let (phi, density) = normal(p);
-            let t = g * w2 * p.mul_add(density, phi);
-            total[start + lane] = t.mul_add(w1, total[start + lane]);
-            gw1[lane] = t.mul_add(x, gw1[lane]);
-            gb1[lane] += t;
-            gw2[lane] = g.mul_add(p * phi, gw2[lane]);
+            gx[lane] = g[lane] * x[lane];
+            sum[lane] += g[lane];
         }
     }
-    [lane_sum(gw1), lane_sum(gb1), lane_sum(gw2)]
 }
 
-/// One column of a block of rows; rows past the end stay zero, and contribute nothing.
+/// A hidden unit with weights `w1`, `b1` and `w1 w2`: adds its share of the slope of the network, and the sums over rows of
+/// `gx gelu'(p)`, `g gelu'(p)` and `g gelu(p)`.
 #[inline(always)]
-fn gather(rows: &[f32], c: usize, component: usize, column: &mut Column) {
-    for (row, value) in rows.chunks_exact(c).zip(column) {
-        *value = row[component];
-    }
-}
-
-#[inline(always)]
-fn column_sum(column: &Column) -> f32 {
-    let mut lanes = [0f32; LANES];
-    for start in (0..BLOCK).step_by(LANES) {
-        for lane in 0..LANES {
-            lanes[lane] += column[start + lane];
+fn pass_back<S: Simd>(
+    simd: S,
+    weights: &[Lanes; 3],
+    ([x, g, gx], count): ([&Block; 3], usize),
+    total: &mut Block,
+    sums: &mut [Lanes; 3],
+) {
+    for at in 0..per_row::<S>() {
+        let [w1, b1, w1w2] = [0, 1, 2].map(|index| vector::<S>(&weights[index], at));
+        let [mut of_w1, mut of_b1, mut of_w2] =
+            [0, 1, 2].map(|index| vector::<S>(&sums[index], at));
+        let rows = x
+            .rows::<S>()
+            .zip(g.rows::<S>())
+            .zip(gx.rows::<S>())
+            .zip(total.rows_mut::<S>());
+        for (((x, g), gx), total) in rows.take(count.div_ceil(ROWS)) {
+            let places: [usize; ROWS] = [at, at + per_row::<S>()];
+            let mut p = [w1; ROWS];
+            for (p, place) in p.iter_mut().zip(places) {
+                *p = simd.mul_add_f32s(w1, x[place], b1);
+            }
+            let (values, slopes) = Scaled(simd).values_and_slopes(p);
+            for (row, place) in places.into_iter().enumerate() {
+                total[place] = simd.mul_add_f32s(w1w2, slopes[row], total[place]);
+                of_w1 = simd.mul_add_f32s(gx[place], slopes[row], of_w1);
+                of_b1 = simd.mul_add_f32s(g[place], slopes[row], of_b1);
+                of_w2 = simd.mul_add_f32s(g[place], values[row], of_w2);
+            }
+        }
+        for (sum, of) in sums.iter_mut().zip([of_w1, of_b1, of_w2]) {
+            S::as_mut_simd_f32s(sum).0[at] = of;
         }
     }
-    lane_sum(lanes)
-}
-
-#[inline(always)]
-fn lane_sum(lanes: [f32; LANES]) -> f32 {
-    lanes.iter().sum()
 }

@@ -10,12 +10,13 @@
 //! a: sum_h t_ch W1_ch     W1: t_ch a_c     b1: t_ch     W2: G_c gelu(p_ch)     b2: G_c
 //! ```
 //!
-//! The hidden layer, `h` times as large as the activations, is never stored: the backward pass computes it again, and
-//! `gelu` and its slope share one exponential. Rows lie across the lanes, so the weights of a hidden unit are in
-//! registers while a block of rows goes through it.
+//! The hidden layer, `h` times as large as the activations, is never stored: the backward pass computes it again, `gelu` and
+//! its slope in one go.
 
 mod cpu;
+mod tiling;
 
+use self::tiling::Tiling;
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
@@ -77,6 +78,10 @@ impl Op for ComponentMlp {
         }
     }
 
+    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
+        4 * Tiling::new(inputs[0].columns(), inputs[1].columns()).len()
+    }
+
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let Some(gradient) = gradients.of(node.outputs[0]) else {
             return Ok(());
@@ -116,8 +121,9 @@ impl Op for ComponentMlpGrad {
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        let (c, h) = (inputs[1].columns(), inputs[2].columns());
-        4 * chunks(inputs[1].rows(), cpu::BLOCK) * c * (3 * h + 1)
+        let tiling = Tiling::new(inputs[1].columns(), inputs[2].columns());
+        let rows = inputs[1].rows();
+        4 * (1 + chunks(rows, tiling.chunk_rows(rows))) * tiling.len()
     }
 
     fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
@@ -140,7 +146,14 @@ mod tests {
 
     #[test]
     fn networks_agree_with_candle() {
-        for (rows, c, h) in [(3, 2, 5), (300, 3, 4), (513, 1, 1)] {
+        for (rows, c, h) in [
+            (3, 2, 5),
+            (300, 3, 4),
+            (1100, 1, 1),
+            (70, 20, 2),
+            (65, 48, 3),
+            (2100, 16, 1),
+        ] {
             let point = [
                 random(&[rows, c], 1),
                 random(&[c, 1, h], 2),

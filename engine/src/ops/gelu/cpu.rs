@@ -1,5 +1,6 @@
 use super::GeluKind;
-use crate::cpu::math::{gelu, gelu_slope, gelu_tanh, gelu_tanh_slope, vectorised};
+use crate::cpu::gelu::{gelu, gelu_slope};
+use crate::cpu::math::{gelu_tanh, gelu_tanh_slope, vectorised};
 use crate::cpu::{Frame, Rows};
 use crate::ops::GRAIN;
 

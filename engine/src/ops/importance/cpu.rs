@@ -3,10 +3,10 @@ use spd_draws::uniform_lanes;
 use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise};
 use crate::cpu::lanes::{BLOCK, Block, load, map, store};
 use crate::cpu::math::{clamp, logistic, pow, vectorised};
+use crate::cpu::reduce::add_chunks;
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::draws::row_number;
 use crate::ops::grain_rows;
-use crate::ops::sum_rows::cpu::add_partials;
 
 /// Slope of the leaky sides.
 const ALPHA: f32 = 0.01;
@@ -50,7 +50,7 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
                 },
             );
         });
-    add_partials(sums, false, partials);
+    add_chunks(frame.pool, (sums, false), partials);
 }
 
 /// `(upper(z) + eps)^p`. The exponents 1 and 2 need no logarithm.

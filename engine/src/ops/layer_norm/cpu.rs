@@ -1,9 +1,8 @@
 use super::LayerNorm;
 use crate::cpu::math::vectorised;
-use crate::cpu::reduce::sum_over;
+use crate::cpu::reduce::{add_chunks, sum_over};
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::grain_rows;
-use crate::ops::sum_rows::cpu::add_partials;
 
 pub(super) fn run(op: &LayerNorm, frame: &mut Frame<'_>) {
     let (y, _) = frame.output(0);
@@ -104,6 +103,6 @@ pub(super) fn run_parameter_gradient(frame: &mut Frame<'_>) {
                 },
             );
         });
-    add_partials(gw, add_w, weights);
-    add_partials(gb, add_b, biases);
+    add_chunks(frame.pool, (gw, add_w), weights);
+    add_chunks(frame.pool, (gb, add_b), biases);
 }

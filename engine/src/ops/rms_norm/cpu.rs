@@ -1,9 +1,8 @@
 use super::RmsNorm;
 use crate::cpu::math::vectorised;
-use crate::cpu::reduce::sum_over;
+use crate::cpu::reduce::{add_chunks, sum_over};
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::grain_rows;
-use crate::ops::sum_rows::cpu::add_partials;
 
 pub(super) fn run(op: &RmsNorm, frame: &mut Frame<'_>) {
     let (y, _) = frame.output(0);
@@ -91,5 +90,5 @@ pub(super) fn run_weight_gradient(frame: &mut Frame<'_>) {
                 },
             );
         });
-    add_partials(out, add, partials);
+    add_chunks(frame.pool, (out, add), partials);
 }

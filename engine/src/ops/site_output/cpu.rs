@@ -1,10 +1,9 @@
 use super::SiteOutput;
 use crate::cpu::gemm::{Matrix, Shape, product};
 use crate::cpu::math::vectorised;
-use crate::cpu::reduce::sum_over;
+use crate::cpu::reduce::{add_chunks, sum_over};
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::grain_rows;
-use crate::ops::sum_rows::cpu::add_partials;
 
 pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
     let (y, _) = frame.output(0);
@@ -104,7 +103,7 @@ pub(super) fn delta_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
                     || range.map(|row| outputs.dot(row)).sum(),
                 );
             });
-        add_partials(out, add, partials);
+        add_chunks(frame.pool, (out, add), partials);
         return;
     }
     frame

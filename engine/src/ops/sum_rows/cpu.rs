@@ -1,4 +1,5 @@
 use crate::cpu::math::vectorised;
+use crate::cpu::reduce::{add_chunks, add_to};
 use crate::cpu::{Frame, PerChunk};
 use crate::ops::grain_rows;
 
@@ -21,27 +22,5 @@ pub(super) fn run(frame: &mut Frame<'_>) {
                 },
             );
         });
-    add_partials(out, add, partials);
-}
-
-/// Adds the partial results of all chunks, in order.
-pub(crate) fn add_partials(out: &mut [f32], add: bool, partials: &[f32]) {
-    if !add {
-        out.fill(0.0);
-    }
-    vectorised(
-        #[inline(always)]
-        || {
-            partials
-                .chunks_exact(out.len())
-                .for_each(|partial| add_to(out, partial))
-        },
-    );
-}
-
-#[inline(always)]
-fn add_to(total: &mut [f32], row: &[f32]) {
-    for (total, x) in total.iter_mut().zip(row) {
-        *total += x;
-    }
+    add_chunks(frame.pool, (out, add), partials);
 }

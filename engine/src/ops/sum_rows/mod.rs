@@ -1,7 +1,7 @@
 //! `y_o = sum over rows of x`: the gradient of a bias. Linear, so each row of `x` would get the gradient of `y`;
 //! nobody asks for it, and the op has no gradient.
 
-pub(crate) mod cpu;
+mod cpu;
 
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
