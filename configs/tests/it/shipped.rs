@@ -2,7 +2,9 @@
 
 use std::{fs, path::PathBuf};
 
-use spd_configs::{Faults, ImportanceKind, KnownSolution, Run, Shape, Term};
+use spd_configs::{
+    Faults, ImportanceKind, KnownSolution, Pgd, PgdInit, PgdScope, Routing, Run, Shape, Term,
+};
 
 use crate::load;
 
@@ -19,7 +21,7 @@ fn shipped() -> Vec<(PathBuf, String)> {
         .map(|path| (path.clone(), fs::read_to_string(path).expect("text")))
         .collect();
     files.sort();
-    assert!(files.len() >= 7);
+    assert!(files.len() >= 8);
     files
 }
 
@@ -59,6 +61,10 @@ struct Toy {
     importance: (ImportanceKind, usize),
     /// Coefficient and exponent of the penalty.
     minimality: (f64, f64),
+    /// The other terms.
+    losses: [(&'static str, f64); 2],
+    /// Weight decay of the warm-up.
+    decay: f64,
     /// Rows, steps and learning rate, with its shape.
     train: (usize, u64, f64, Shape),
     /// Rows and steps of the target's own training, and its shape.
@@ -70,14 +76,20 @@ struct Toy {
 const TMS: (&str, &str, &str) = ("linear1", "linear2", "hidden_layers.0");
 const RESID: (&str, &str) = ("layers.*.mlp_in", "layers.*.mlp_out");
 
-// Section 2.5 of the reference's description; all have one stochastic term over all sites and one a site, both of weight 1,
-// and 200 updates of the warm-up.
-const TOYS: [Toy; 6] = [
+const TOGETHER: [(&str, f64); 2] = [
+    ("stochastic_recon", 1.0),
+    ("stochastic_recon_layerwise", 1.0),
+];
+
+// Section 2.5 of the reference's description; all have 200 updates of the warm-up.
+const TOYS: [Toy; 7] = [
     Toy {
         name: "tms_5-2",
         sites: &[(TMS.0, 20), (TMS.1, 20)],
         importance: (ImportanceKind::Mlp, 16),
         minimality: (3e-3, 1.0),
+        losses: TOGETHER,
+        decay: 0.1,
         train: (4096, 10_000, 1e-3, Shape::Cosine),
         target: (1024, 10_000, Shape::Constant),
         known: (5, None),
@@ -87,6 +99,8 @@ const TOYS: [Toy; 6] = [
         sites: &[(TMS.0, 20), (TMS.1, 20), (TMS.2, 20)],
         importance: (ImportanceKind::Mlp, 16),
         minimality: (3e-3, 1.0),
+        losses: TOGETHER,
+        decay: 0.1,
         train: (4096, 10_000, 1e-3, Shape::Cosine),
         target: (1024, 10_000, Shape::Constant),
         known: (5, Some(2)),
@@ -96,6 +110,8 @@ const TOYS: [Toy; 6] = [
         sites: &[(TMS.0, 200), (TMS.1, 200)],
         importance: (ImportanceKind::Mlp, 16),
         minimality: (1e-4, 2.0),
+        losses: TOGETHER,
+        decay: 0.1,
         train: (4096, 10_000, 1e-3, Shape::Cosine),
         target: (8192, 10_000, Shape::Constant),
         known: (40, None),
@@ -105,6 +121,8 @@ const TOYS: [Toy; 6] = [
         sites: &[(TMS.0, 200), (TMS.1, 200), (TMS.2, 200)],
         importance: (ImportanceKind::Mlp, 16),
         minimality: (1e-4, 2.0),
+        losses: TOGETHER,
+        decay: 0.1,
         train: (4096, 20_000, 1e-3, Shape::Cosine),
         target: (8192, 10_000, Shape::Constant),
         known: (40, Some(10)),
@@ -114,15 +132,30 @@ const TOYS: [Toy; 6] = [
         sites: &[(RESID.0, 100), (RESID.1, 100)],
         importance: (ImportanceKind::Mlp, 16),
         minimality: (1e-5, 2.0),
+        losses: [TOGETHER[1], TOGETHER[0]],
+        decay: 0.1,
         train: (2048, 20_000, 2e-3, Shape::Constant),
         target: (2048, 1000, Shape::Cosine),
         known: (100, Some(50)),
+    },
+    Toy {
+        name: "resid_mlp2",
+        sites: &[(RESID.0, 400), (RESID.1, 400)],
+        importance: (ImportanceKind::SharedMlp, 256),
+        minimality: (1e-4, 2.0),
+        losses: [("stochastic_recon_subset", 2.0), ("pgd_recon_subset", 2.0)],
+        decay: 0.0,
+        train: (2048, 25_000, 3e-4, Shape::Constant),
+        target: (2048, 1000, Shape::Cosine),
+        known: (100, Some(25)),
     },
     Toy {
         name: "resid_mlp3",
         sites: &[(RESID.0, 500), (RESID.1, 500)],
         importance: (ImportanceKind::Mlp, 128),
         minimality: (1e-5, 2.0),
+        losses: [TOGETHER[1], TOGETHER[0]],
+        decay: 0.1,
         train: (2048, 50_000, 1e-3, Shape::Constant),
         target: (2048, 10_000, Shape::Cosine),
         known: (102, Some(17)),
@@ -150,28 +183,20 @@ fn the_toys_have_the_numbers_of_the_reference() {
         let train = (run.train.batch_size, run.train.steps, lr.start, lr.shape);
         assert_eq!(train, toy.train, "{name}");
         let warmup = run.train.faithfulness_warmup;
-        assert_eq!(
-            (warmup.steps, warmup.lr, warmup.weight_decay),
-            (200, 0.01, 0.1)
-        );
+        let warmup = (warmup.steps, warmup.lr, warmup.weight_decay);
+        assert_eq!(warmup, (200, 0.01, toy.decay), "{name}");
         let target = run.target.train.unwrap();
         let target = (target.batch_size, target.steps, target.lr.shape);
         assert_eq!(target, toy.target, "{name}");
         let (coeff, exponent) = toy.minimality;
-        let mut losses: Vec<_> = run
+        let losses: Vec<_> = run
             .losses
             .iter()
             .map(|loss| (loss.term.name(), loss.coeff))
             .collect();
-        losses.sort_by_key(|(term, _)| *term);
-        assert_eq!(
-            losses,
-            [
-                ("importance_minimality", coeff),
-                ("stochastic_recon", 1.0),
-                ("stochastic_recon_layerwise", 1.0)
-            ]
-        );
+        let [one, other] = toy.losses;
+        let expected = [("importance_minimality", coeff), one, other];
+        assert_eq!(losses, expected, "{name}");
         let Term::ImportanceMinimality { p, p_final, .. } = run.losses[0].term else {
             panic!("{name}: {:?}", run.losses[0])
         };
@@ -189,6 +214,30 @@ fn the_toys_have_the_numbers_of_the_reference() {
         let columns = columns.map(|k| KnownSolution::Dense { k });
         assert_eq!(dense, Vec::from_iter(columns), "{name}");
     }
+}
+
+// The same section: (random, 1 step of 1, shared) in training, 20 steps of 0.1 to watch.
+#[test]
+fn the_adversaries_of_resid_mlp2_are_those_of_the_reference() {
+    let path = format!("{}/resid_mlp2.toml", env!("CARGO_MANIFEST_DIR"));
+    let run = Run::load(path.as_ref(), &[]).unwrap();
+    let pgd = |routing, steps, step_size| {
+        Term::PgdRecon(Pgd {
+            routing,
+            init: PgdInit::Random,
+            steps,
+            step_size,
+            scope: PgdScope::SharedAcrossBatch,
+        })
+    };
+    assert_eq!(run.losses[2].term, pgd(Routing::UniformK, 1, 1.0));
+    let watched: Vec<_> = run
+        .eval
+        .losses
+        .iter()
+        .map(|measure| &measure.term)
+        .collect();
+    assert_eq!(watched, [&pgd(Routing::All, 20, 0.1)]);
 }
 
 /// A fault is a line that starts with its place.
