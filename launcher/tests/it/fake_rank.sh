@@ -37,8 +37,12 @@ sweep|sweep_well)
     phase train 4
     : > "$dir/../running-$$"
     beside() { ls "$dir/.." | grep -c '^running-'; }
-    # The first one waits for those that should run beside it.
-    case "$dir" in *seed=0) for _ in $(seq 400); do [ "$(beside)" -ge "${FAKE_BESIDE:-1}" ] && break; sleep 0.05; done ;; esac
+    # The first one waits for those that should run beside it, and they wait until it has seen them.
+    case "$dir" in
+    *seed=0) met() { [ "$(beside)" -ge "${FAKE_BESIDE:-1}" ]; } ;;
+    *) met() { [ "${FAKE_BESIDE:-1}" = 1 ] || [ -e "$dir/../seed=0/beside" ]; } ;;
+    esac
+    for _ in $(seq 400); do met && break; sleep 0.05; done
     beside > "$dir/beside"
     sleep 0.3
     rm "$dir/../running-$$"
