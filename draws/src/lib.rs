@@ -15,7 +15,7 @@
 
 mod philox;
 
-pub use philox::{LANES, block, uniform, uniform_lanes};
+pub use philox::{MULTIPLIERS, ROUNDS, block, keys, uniform};
 
 /// What a draw is used for. Two purposes never share a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -150,15 +150,18 @@ fn gates(pool: &Arc<Pool>, rows: usize, c: usize, gates: Gates, noise: LogitNois
         gates,
         noise,
         exponent: Some(bench.builder.step_scalar("p")),
+        alive: 0.0,
     };
-    let (g, sums) = bench.builder.importance_gates(op, z, None)?;
+    let found = bench.builder.importance_gates(op, z, None)?;
     let penalty = ImportanceMinimality {
         rows,
         beta: 0.0,
         ranks: 1,
     };
-    let penalty = bench.builder.importance_minimality(penalty, sums)?;
-    let squares = bench.builder.sum_squares(g)?;
+    let penalty = bench
+        .builder
+        .importance_minimality(penalty, found.power_sums)?;
+    let squares = bench.builder.sum_squares(found.importance)?;
     let loss = bench
         .builder
         .weighted_sum(&[(1.0, penalty), (1.0, squares)])?;

@@ -153,7 +153,7 @@ impl Decomposition {
             b.output(format!("loss/{}", loss.name), loss.value);
         }
         b.output("loss/total", total);
-        self.active(&mut b, &front, "")?;
+        self.active(&mut b, &front, "");
         b.part("update");
         let train = &self.run.train;
         self.parameters
@@ -260,23 +260,16 @@ impl Decomposition {
         for (name, value) in self.measures(&mut b, &front, Draws::Counters)? {
             b.output(format!("eval/loss/{name}"), value);
         }
-        self.active(&mut b, &front, "eval/")?;
+        self.active(&mut b, &front, "eval/");
         let faithfulness = self.faithfulness(&mut b, store)?;
         b.output("eval/faithfulness", faithfulness);
         Ok(b)
     }
 
-    fn active(&self, b: &mut Builder, front: &Front, prefix: &str) -> spd_engine::Result<()> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a threshold is rounded to f32"
-        )]
-        let threshold = self.run.eval.alive_threshold as f32;
+    fn active(&self, b: &mut Builder, front: &Front, prefix: &str) {
         for (site, values) in self.sites.iter().zip(&front.sites) {
-            let active = b.active_counts(values.importance, threshold)?;
-            b.output(format!("{prefix}l0/{}", site.path()), active);
+            b.output(format!("{prefix}l0/{}", site.path()), values.active);
         }
-        Ok(())
     }
 }
 

@@ -125,16 +125,19 @@ impl Step {
             gates: Gates::LeakyHard,
             noise: LogitNoise::Drawn(Stream::new(Purpose::LogitNoise, 0, 0)),
             exponent: Some(self.b.step_scalar("p")),
+            alive: 0.0,
         };
-        let (importance, sums) = self.b.importance_gates(gates, logits, None)?;
+        let importances = self.b.importance_gates(gates, logits, None)?;
+        let importance = importances.importance;
         let penalty = ImportanceMinimality {
             rows: B * T,
             beta: 0.5,
             ranks: 1,
         };
-        let penalty = self.b.importance_minimality(penalty, sums)?;
-        let counts = self.b.active_counts(importance, 0.0)?;
-        self.b.output("counts", counts);
+        let penalty = self
+            .b
+            .importance_minimality(penalty, importances.power_sums)?;
+        self.b.output("active", importances.active);
         let delta = self
             .b
             .uniform_rows(Stream::new(Purpose::Delta, 0, 0), B * T)?;
@@ -289,7 +292,6 @@ fn a_replay_allocates_nothing() {
     names.retain(|name| !name.contains("grad") || *name == "gradient_norm");
     // Every op that there is: a new one belongs into this program.
     let all = [
-        "active_counts",
         "adamw",
         "add",
         "ascend",

@@ -7,11 +7,11 @@ mod executor;
 mod frame;
 pub(crate) mod gelu;
 pub(crate) mod gemm;
-pub(crate) mod lanes;
 pub(crate) mod math;
 pub(crate) mod pool;
 pub(crate) mod reduce;
 pub(crate) mod tile;
+pub(crate) mod uniform;
 
 pub use arena::Arena;
 pub use executor::{Executor, OpProfile, StepParameters};

@@ -26,14 +26,6 @@ pub(crate) struct Rows<'a, T = f32>(pub(crate) &'a mut [T], pub(crate) usize);
 /// A place of so many elements for each chunk.
 pub(crate) struct PerChunk<'a>(pub(crate) &'a mut [f32], pub(crate) usize);
 
-impl<T> Rows<'_, T> {
-    /// A row, counted from the first of the chunk, from a column on.
-    #[inline(always)]
-    pub(crate) fn rest(&mut self, row: usize, start: usize) -> &mut [T] {
-        &mut self.0[row * self.1 + start..(row + 1) * self.1]
-    }
-}
-
 impl<T: Send> Parts for Rows<'_, T> {
     fn split(self, _chunks: usize, rows: usize) -> (Self, Self) {
         let (left, right) = self.0.split_at_mut(rows * self.1);

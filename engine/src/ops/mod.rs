@@ -1,6 +1,5 @@
 //! The operations, one folder each: shape rule, gradient rule and derivation in `mod.rs`, CPU kernel in `cpu.rs`.
 
-mod active_counts;
 mod adamw;
 mod add;
 mod ascend;
@@ -36,7 +35,6 @@ mod swiglu;
 mod transpose;
 mod weighted_sum;
 
-pub use active_counts::ActiveCounts;
 pub use adamw::{AdamW, AdamWOperands};
 pub use add::Add;
 pub use ascend::Ascend;
@@ -50,7 +48,7 @@ pub use gelu::{Gelu, GeluKind};
 pub use gradient_norm::GradientNorm;
 pub use halt::Halt;
 pub use identity::Identity;
-pub use importance::{Gates, ImportanceGates, LogitNoise};
+pub use importance::{Gates, ImportanceGates, Importances, LogitNoise};
 pub use importance_minimality::ImportanceMinimality;
 pub use kl_divergence::KlDivergence;
 pub use layer_norm::LayerNorm;

@@ -58,7 +58,6 @@ const SINGLE: usize = 12;
 
 /// Ops that end a step, by name: the update and what it needs.
 const UPDATE: [&str; 3] = ["adamw", "gradient_norm", "halt"];
-const L0: &str = "active_counts";
 
 impl Phases {
     /// All ops.
@@ -123,7 +122,7 @@ pub(super) fn measure(
         let named = kinds.iter().filter(|row| names.contains(&row.name));
         named.map(|row| row.ms).sum::<f64>()
     };
-    let parts = split(median_ms, &stages, (of(&UPDATE), of(&[L0])));
+    let parts = split(median_ms, &stages, of(&UPDATE));
     single.sort_by(|a, b| b.ms.total_cmp(&a.ms));
     single.truncate(SINGLE);
     Ok(Phases {
@@ -236,22 +235,14 @@ fn part(workload: &Workload, end: End) -> Result<Executor, Fault> {
 }
 
 /// What each stage adds to those before it. Where noise is larger than a part, the part is negative, and says so.
-fn split(
-    step_ms: f64,
-    stages: &[(&'static str, f64)],
-    (update, l0): (f64, f64),
-) -> Vec<(&'static str, f64)> {
+fn split(step_ms: f64, stages: &[(&'static str, f64)], update: f64) -> Vec<(&'static str, f64)> {
     let mut before = 0.0;
-    let mut parts = Vec::with_capacity(stages.len() + 3);
+    let mut parts = Vec::with_capacity(stages.len() + 2);
     for &(name, ms) in stages {
         parts.push((name, ms - before));
         before = ms;
     }
-    parts.extend([
-        ("backward", step_ms - before - update - l0),
-        ("update", update),
-        ("l0", l0),
-    ]);
+    parts.extend([("backward", step_ms - before - update), ("update", update)]);
     parts
 }
 

@@ -14,7 +14,7 @@ mod masks;
 use std::collections::BTreeMap;
 
 use spd_configs::{ImportanceKind, Run};
-use spd_engine::ops::{Gates, ImportanceGates, LogitNoise, MaskValues};
+use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValues};
 use spd_engine::{Builder, Result, Slot, Store, Type, Value};
 
 pub use components::SiteValues;
@@ -86,6 +86,8 @@ pub struct SiteFront {
     pub importance: Value,
     /// Power sums of the sparsity penalty, f32 `[c]`.
     pub power_sums: Value,
+    /// Components that are active at a position, on average; a scalar.
+    pub active: Value,
 }
 
 /// What a masked pass computes.
@@ -214,13 +216,18 @@ impl Decomposition {
             let (noise, given) =
                 draws.logit_noise(b, self.run.importance.sampling, index, site, logits)?;
             let gates = self.gates(b, noise);
-            let (importance, power_sums) = b.importance_gates(gates, logits, given)?;
+            let Importances {
+                importance,
+                power_sums,
+                active,
+            } = b.importance_gates(gates, logits, given)?;
             sites.push(SiteFront {
                 values,
                 input,
                 logits,
                 importance,
                 power_sums,
+                active,
             });
         }
         Ok(Front {
@@ -247,10 +254,16 @@ impl Decomposition {
             .iter()
             .any(|loss| matches!(loss.term, Term::ImportanceMinimality { .. }));
         let exponent = penalised.then(|| b.step_scalar("p"));
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a threshold is rounded to f32"
+        )]
+        let alive = self.run.eval.alive_threshold as f32;
         ImportanceGates {
             gates,
             noise,
             exponent,
+            alive,
         }
     }
 

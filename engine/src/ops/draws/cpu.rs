@@ -1,39 +1,27 @@
-use spd_draws::uniform_lanes;
-
 use super::{Bernoulli, Uniform, UniformSubsets};
-use crate::cpu::lanes::{BLOCK, store};
 use crate::cpu::math::vectorised;
+use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, Rows};
 use crate::ops::{GRAIN, grain_rows};
 
 pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
     let (out, _) = frame.output(0);
-    let p = frame.parameters;
-    let first_row = if op.shared { 0 } else { p.first_row };
-    let (stream, columns) = (op.stream, op.columns);
+    let columns = op.columns;
+    let draws = Uniforms::new(op.stream, frame.parameters, columns);
+    let draws = if op.shared { draws.shared() } else { draws };
     let rows = out.len() / columns;
-    let parts = Rows(out, columns);
+    // A draw costs as much as an element of a matrix four times over.
+    let grain = grain_rows(4 * columns);
     frame
         .pool
-        .run(rows, grain_rows(columns), parts, |range, out| {
-            let rows = range.map(|row| first_row + row_number(row));
-            if columns == 1 {
-                for (row, value) in rows.zip(out.0) {
-                    *value = stream.uniform(p.seed, p.step, row, 0);
-                }
-                return;
-            }
+        .run(rows, grain, Rows(out, columns), |range, out| {
             vectorised(
                 #[inline(always)]
                 || {
-                    let mut draws = [0.0; BLOCK];
-                    for (row, out) in rows.zip(out.0.chunks_exact_mut(columns)) {
-                        for start in (0..columns).step_by(BLOCK) {
-                            let first_block = row_number(start / 4);
-                            let word = stream.word();
-                            uniform_lanes(p.seed, first_block, row, word, p.step, &mut draws);
-                            store(&draws, false, &mut out[start..]);
-                        }
+                    if columns == 1 {
+                        draws.first_of_rows(range.start, out.0);
+                    } else {
+                        draws.fill(range.start * columns, out.0);
                     }
                 },
             );
@@ -42,14 +30,13 @@ pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
 
 pub(super) fn bernoulli(op: &Bernoulli, frame: &mut Frame<'_>) {
     let (out, _) = frame.output(0);
-    let p = frame.parameters;
+    let draws = Uniforms::new(op.stream, frame.parameters, 1);
     frame
         .pool
-        .run(out.len(), GRAIN, Rows(out, 1), |range, out| {
-            for (row, value) in range.zip(out.0) {
-                let row = p.first_row + row_number(row);
-                let draw = op.stream.uniform(p.seed, p.step, row, 0);
-                *value = if draw < op.probability { 1.0 } else { 0.0 };
+        .run(out.len(), GRAIN / 4, Rows(out, 1), |range, out| {
+            draws.first_of_rows(range.start, out.0);
+            for value in out.0 {
+                *value = if *value < op.probability { 1.0 } else { 0.0 };
             }
         });
 }
@@ -91,6 +78,6 @@ pub(super) fn uniform_subsets(op: &UniformSubsets, frame: &mut Frame<'_>) {
     }
 }
 
-pub(crate) fn row_number(row: usize) -> u32 {
+fn row_number(row: usize) -> u32 {
     u32::try_from(row).expect("a batch has fewer than 2^32 rows")
 }

@@ -3,8 +3,6 @@
 
 mod cpu;
 
-pub(crate) use cpu::row_number;
-
 use spd_draws::Stream;
 
 use crate::builder::Builder;

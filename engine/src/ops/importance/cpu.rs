@@ -1,11 +1,13 @@
-use spd_draws::uniform_lanes;
+//! Elements are read in tiles of whole rows (or of parts of a long one) that fit in the nearest cache, column 0 first wherever
+//! rows are shorter than a tile.
+
+use std::ops::Range;
 
 use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise};
-use crate::cpu::lanes::{BLOCK, Block, load, map, store};
-use crate::cpu::math::{clamp, logistic, pow, vectorised};
-use crate::cpu::reduce::add_chunks;
+use crate::cpu::math::{clamp, logistic, pow, sum, vectorised};
+use crate::cpu::reduce::{add_chunks, add_to};
+use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, PerChunk, Rows};
-use crate::ops::draws::row_number;
 use crate::ops::grain_rows;
 
 /// Slope of the leaky sides.
@@ -15,35 +17,72 @@ const EPS: f32 = 1e-12;
 /// Steepness of the smooth hard sigmoid.
 const BETA: f32 = 10.0;
 
+/// Elements of a tile, at most.
+const TILE: usize = 1024;
+
+type Tile = [f32; TILE];
+
+/// The tiles of some rows of `c` elements.
+#[inline(always)]
+fn tiles(rows: &Range<usize>, c: usize) -> impl Iterator<Item = Range<usize>> {
+    // A long row ends with a shorter tile.
+    let (unit, tile) = if c <= TILE {
+        (rows.len() * c, TILE / c * c)
+    } else {
+        (c, TILE)
+    };
+    (rows.start * c..rows.end * c)
+        .step_by(unit)
+        .flat_map(move |start| {
+            (start..start + unit)
+                .step_by(tile)
+                .map(move |from| from..(from + tile).min(start + unit))
+        })
+}
+
 pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
     let (g, _) = frame.output(0);
     let (sums, _) = frame.output(1);
+    let (active, _) = frame.output(2);
     let partials = frame.scratch();
     let noise = Noise::new(op, frame);
     let z = frame.input(0);
     let c = frame.ty(0).columns();
+    let rows = z.len() / c;
     let p = op.exponent.map(|scalar| frame.scalar(scalar));
-    let parts = (Rows(g, c), PerChunk(&mut *partials, c));
+    // Of each chunk the sums, and how many are active.
+    let (partials, counts) = partials.split_at_mut(chunks(rows, c) * c);
+    let parts = (
+        Rows(g, c),
+        PerChunk(&mut *partials, c),
+        PerChunk(&mut *counts, 1),
+    );
     frame
         .pool
-        .run(z.len() / c, grain_rows(c), parts, |range, (g, sums)| {
+        .run(rows, grain_rows(c), parts, |range, (g, sums, count)| {
             vectorised(
                 #[inline(always)]
                 || {
                     sums.0.fill(0.0);
-                    for (row, g) in range.zip(g.0.chunks_exact_mut(c)) {
-                        for start in (0..c).step_by(BLOCK) {
-                            let z = load(&z[row * c + start..(row + 1) * c]);
-                            let noisy = noise.add(row, start, &z);
-                            let importance = each(
-                                op.gates,
-                                [&noisy],
-                                #[inline(always)]
-                                |gates, [z]| lower(gates, z),
-                            );
-                            store(&importance, false, &mut g[start..]);
-                            if let Some(p) = p {
-                                store(&powers(op.gates, p, &z), true, &mut sums.0[start..]);
+                    count.0[0] = 0.0;
+                    let [mut noisy, mut powers] = [[0.0; TILE]; 2];
+                    for tile in tiles(&range, c) {
+                        let (start, z) = (tile.start, &z[tile.clone()]);
+                        let g = &mut g.0[tile.start - range.start * c..tile.end - range.start * c];
+                        let noisy = noise.add(start, z, &mut noisy);
+                        apply(op.gates, g, noisy, lower);
+                        // At most 2^14 elements a chunk, so the count is exact.
+                        count.0[0] += sum(
+                            g.len(),
+                            #[inline(always)]
+                            |index| if g[index] > op.alive { 1.0 } else { 0.0 },
+                        );
+                        if let Some(p) = p {
+                            let powers = &mut powers[..z.len()];
+                            apply(op.gates, powers, z, raised);
+                            power(powers, p);
+                            for row in powers.chunks(c) {
+                                add_to(&mut sums.0[start % c..], row);
                             }
                         }
                     }
@@ -51,38 +90,32 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
             );
         });
     add_chunks(frame.pool, (sums, false), partials);
+    active[0] = mean_count(counts, rows);
 }
 
-/// `(upper(z) + eps)^p`. The exponents 1 and 2 need no logarithm.
-#[inline(always)]
-fn powers(gates: Gates, p: f32, z: &Block) -> Block {
-    let x = each(
-        gates,
-        [z],
-        #[inline(always)]
-        |gates, [z]| penalised(gates, z).0,
-    );
-    power(&x, p)
+/// Chunks of [`forward`].
+pub(super) fn chunks(rows: usize, c: usize) -> usize {
+    crate::cpu::pool::chunks(rows, grain_rows(c))
 }
 
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a mean in f64, rounded once"
+)]
+fn mean_count(counts: &[f32], rows: usize) -> f32 {
+    let total: f64 = counts.iter().map(|&count| f64::from(count)).sum();
+    (total / rows as f64) as f32
+}
+
+/// `x^p`. The exponents 0, 1 and 2 need no logarithm.
 #[inline(always)]
-fn power(x: &Block, p: f32) -> Block {
+fn power(x: &mut [f32], p: f32) {
     if p.to_bits() == 0f32.to_bits() {
-        [1.0; BLOCK]
-    } else if p.to_bits() == 1f32.to_bits() {
-        *x
+        x.fill(1.0);
     } else if p.to_bits() == 2f32.to_bits() {
-        map(
-            [x],
-            #[inline(always)]
-            |[x]| x * x,
-        )
-    } else {
-        map(
-            [x],
-            #[inline(always)]
-            |[x]| pow(x, p),
-        )
+        x.iter_mut().for_each(|x| *x *= *x);
+    } else if p.to_bits() != 1f32.to_bits() {
+        x.iter_mut().for_each(|x| *x = pow(*x, p));
     }
 }
 
@@ -107,28 +140,36 @@ pub(super) fn backward(op: &ImportanceGatesGrad, frame: &mut Frame<'_>) {
             vectorised(
                 #[inline(always)]
                 || {
-                    for (row, dz) in range.zip(dz.0.chunks_exact_mut(c)) {
-                        for start in (0..c).step_by(BLOCK) {
-                            let at = row * c + start..(row + 1) * c;
-                            let z = load(&z[at.clone()]);
-                            let mut add = add;
-                            if let Some(of_importance) = of_importance {
-                                let gradient = load(&of_importance[at]);
-                                let noisy = noise.add(row, start, &z);
-                                let scale = noise.slope();
-                                let term = each(
-                                    gates,
-                                    [&noisy, &gradient],
-                                    #[inline(always)]
-                                    |gates, [z, gradient]| scale * lower_grad(gates, z, gradient),
-                                );
-                                store(&term, add, &mut dz[start..]);
-                                add = true;
-                            }
-                            if let Some(of_sums) = of_sums {
-                                let term = power_slopes(gates, p, &z, &load(&of_sums[start..]));
-                                store(&term, add, &mut dz[start..]);
-                            }
+                    let [mut noisy, mut powers, mut columns] = [[0.0; TILE]; 3];
+                    if let Some(of_sums) = of_sums
+                        && c <= TILE
+                    {
+                        columns
+                            .chunks_mut(c)
+                            .for_each(|row| row.copy_from_slice(&of_sums[..row.len()]));
+                    }
+                    for tile in tiles(&range, c) {
+                        let (start, z) = (tile.start, &z[tile.clone()]);
+                        let dz =
+                            &mut dz.0[tile.start - range.start * c..tile.end - range.start * c];
+                        if !add {
+                            dz.fill(0.0);
+                        }
+                        if let Some(of_importance) = of_importance {
+                            let gradient = &of_importance[tile];
+                            let noisy = noise.add(start, z, &mut noisy);
+                            add_lower(gates, dz, (noisy, gradient), noise.slope());
+                        }
+                        if let Some(of_sums) = of_sums {
+                            let powers = &mut powers[..z.len()];
+                            apply(gates, powers, z, raised);
+                            power(powers, p - 1.0);
+                            let gradient = if c <= TILE {
+                                &columns
+                            } else {
+                                &of_sums[start % c..]
+                            };
+                            add_power_slopes(gates, dz, (z, powers, gradient), p);
                         }
                     }
                 },
@@ -136,92 +177,99 @@ pub(super) fn backward(op: &ImportanceGatesGrad, frame: &mut Frame<'_>) {
         });
 }
 
-/// `gradient p (upper(z) + eps)^(p - 1) upper'(z)`.
+/// Adds `scale` times the gradient through the lower sigmoid.
 #[inline(always)]
-fn power_slopes(gates: Gates, p: f32, z: &Block, gradient: &Block) -> Block {
-    let x = each(
+fn add_lower(gates: Gates, dz: &mut [f32], (z, gradient): (&[f32], &[f32]), scale: f32) {
+    known(
         gates,
-        [z],
         #[inline(always)]
-        |gates, [z]| penalised(gates, z).0,
-    );
-    let slope = each(
-        gates,
-        [z],
-        #[inline(always)]
-        |gates, [z]| penalised(gates, z).1,
-    );
-    map(
-        [gradient, &power(&x, p - 1.0), &slope],
-        #[inline(always)]
-        |[gradient, power, slope]| gradient * (p * power) * slope,
-    )
-}
-
-/// `of` at each column, with the gates known where it is compiled: a loop that had to ask for them at each
-/// element would not become vector instructions.
-#[inline(always)]
-fn each<const N: usize>(
-    gates: Gates,
-    blocks: [&Block; N],
-    of: impl Fn(Gates, [f32; N]) -> f32,
-) -> Block {
-    macro_rules! known {
-        ($($gates:ident)*) => {
-            match gates {
-                $(Gates::$gates => map(
-                    blocks,
-                    #[inline(always)]
-                    |columns| of(Gates::$gates, columns),
-                ),)*
+        |gates| {
+            for ((dz, z), gradient) in dz.iter_mut().zip(z).zip(gradient) {
+                *dz += scale * lower_grad(gates, *z, *gradient);
             }
-        };
-    }
-    known!(LeakyHard Hard UpperLeakyHard Normal SwishHard)
+        },
+    );
 }
 
-/// The noise of a block of logits.
+/// Adds `gradient p (upper(z) + eps)^(p - 1) upper'(z)`, the power being given.
+#[inline(always)]
+fn add_power_slopes(
+    gates: Gates,
+    dz: &mut [f32],
+    (z, powers, gradient): (&[f32], &[f32], &[f32]),
+    p: f32,
+) {
+    known(
+        gates,
+        #[inline(always)]
+        |gates| {
+            for (((dz, z), power), gradient) in dz.iter_mut().zip(z).zip(powers).zip(gradient) {
+                *dz += gradient * (p * power) * penalised(gates, *z).1;
+            }
+        },
+    );
+}
+
+/// `of` at each element.
+#[inline(always)]
+fn apply(gates: Gates, out: &mut [f32], z: &[f32], of: impl Fn(Gates, f32) -> f32) {
+    known(
+        gates,
+        #[inline(always)]
+        |gates| {
+            for (out, z) in out.iter_mut().zip(z) {
+                *out = of(gates, *z);
+            }
+        },
+    );
+}
+
+/// Calls `work` with the gates known where it is compiled: a loop that had to ask for them at each element would not
+/// become vector instructions.
+#[inline(always)]
+fn known(gates: Gates, work: impl FnOnce(Gates)) {
+    match gates {
+        Gates::LeakyHard => work(Gates::LeakyHard),
+        Gates::Hard => work(Gates::Hard),
+        Gates::UpperLeakyHard => work(Gates::UpperLeakyHard),
+        Gates::Normal => work(Gates::Normal),
+        Gates::SwishHard => work(Gates::SwishHard),
+    }
+}
+
+/// The noise of the logits.
 struct Noise<'a> {
     given: Option<&'a [f32]>,
-    drawn: Option<u32>,
-    c: usize,
-    seed: u64,
-    step: u32,
-    first_row: u32,
+    drawn: Option<Uniforms>,
 }
 
 impl<'a> Noise<'a> {
     fn new(op: &ImportanceGates, frame: &Frame<'a>) -> Self {
+        let columns = frame.ty(0).columns();
         Self {
             given: (op.noise == LogitNoise::Given).then(|| frame.input(1)),
             drawn: match op.noise {
-                LogitNoise::Drawn(stream) => Some(stream.word()),
+                LogitNoise::Drawn(stream) => Some(Uniforms::new(stream, frame.parameters, columns)),
                 _ => None,
             },
-            c: frame.ty(0).columns(),
-            seed: frame.parameters.seed,
-            step: frame.parameters.step,
-            first_row: frame.parameters.first_row,
         }
     }
 
-    /// `1.05 z - 0.05 u`, or `z` where there is no noise.
+    /// `1.05 z - 0.05 u` for the elements from `start` on, or `z` where there is no noise.
     #[inline(always)]
-    fn add(&self, row: usize, start: usize, z: &Block) -> Block {
-        let mut u = [0.0; BLOCK];
-        if let Some(word) = self.drawn {
-            let (first_block, row) = (row_number(start / 4), self.first_row + row_number(row));
-            uniform_lanes(self.seed, first_block, row, word, self.step, &mut u);
+    fn add<'z>(&self, start: usize, z: &'z [f32], tile: &'z mut Tile) -> &'z [f32] {
+        let tile = &mut tile[..z.len()];
+        if let Some(drawn) = &self.drawn {
+            drawn.fill(start, tile);
         } else if let Some(given) = self.given {
-            u = load(&given[row * self.c + start..(row + 1) * self.c]);
+            tile.copy_from_slice(&given[start..start + z.len()]);
         } else {
-            return *z;
+            return z;
         }
-        map(
-            [z, &u],
-            #[inline(always)]
-            |[z, u]| 1.05f32.mul_add(z, -0.05 * u),
-        )
+        for (u, z) in tile.iter_mut().zip(z) {
+            *u = 1.05f32.mul_add(*z, -0.05 * *u);
+        }
+        tile
     }
 
     /// Slope of the noisy logit with respect to the logit.
@@ -259,7 +307,13 @@ fn lower_grad(gates: Gates, z: f32, gradient: f32) -> f32 {
     }
 }
 
-/// What the penalty raises to a power. The smooth sigmoid dips below zero by 0.003, where a power has no value: it
+/// What the penalty raises to a power.
+#[inline(always)]
+fn raised(gates: Gates, z: f32) -> f32 {
+    penalised(gates, z).0
+}
+
+/// What the penalty raises to a power, and its slope. The smooth sigmoid dips below zero by 0.003, where a power has no value: it
 /// counts as zero there, with slope zero.
 #[inline(always)]
 fn penalised(gates: Gates, z: f32) -> (f32, f32) {

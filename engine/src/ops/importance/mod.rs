@@ -1,10 +1,11 @@
-//! From importance logits `z` to importances `g`, and the power sums of the sparsity penalty in the same pass.
+//! From importance logits `z` to importances `g`, and in the same pass the power sums of the sparsity penalty and L0.
 //!
 //! Two sigmoids look at the logits: the lower one gives the masks, the upper one the penalty.
 //!
 //! ```text
 //! g   = lower(z')      z' = z, or 1.05 z - 0.05 u with u uniform (binomial sampling)
 //! s_c = sum over rows of (upper(z) + eps)^p          eps = 1e-12, p a step scalar
+//! l0  = mean over rows of #{c: g_c > alive}          no gradient
 //! ```
 //!
 //! | [`Gates`]          | lower          | upper           |
@@ -34,10 +35,8 @@ use spd_draws::Stream;
 
 use crate::builder::{Builder, StepScalar};
 use crate::cpu::Frame;
-use crate::cpu::pool::chunks;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
-use crate::ops::grain_rows;
 use crate::value::{Type, Value};
 
 /// The pair of sigmoids.
@@ -66,7 +65,7 @@ pub enum LogitNoise {
     Given,
 }
 
-/// Importances and power sums.
+/// Importances, power sums and L0.
 #[derive(Debug, Clone, Copy)]
 pub struct ImportanceGates {
     /// The pair of sigmoids.
@@ -75,6 +74,19 @@ pub struct ImportanceGates {
     pub noise: LogitNoise,
     /// Exponent of the penalty; `None` sums nothing.
     pub exponent: Option<StepScalar>,
+    /// What the importance of an active component exceeds.
+    pub alive: f32,
+}
+
+/// What [`ImportanceGates`] makes of logits.
+#[derive(Debug, Clone, Copy)]
+pub struct Importances {
+    /// Importances, f32 `[.., c]`.
+    pub importance: Value,
+    /// Power sums of the penalty, f32 `[c]`; zeros without an exponent.
+    pub power_sums: Value,
+    /// L0: the number of active components of a row, on average; a scalar without a gradient.
+    pub active: Value,
 }
 
 /// Gradient of [`ImportanceGates`] with respect to `z`. Inputs: `z`, the given noise, then the gradients that there are.
@@ -86,8 +98,7 @@ struct ImportanceGatesGrad {
 }
 
 impl Builder {
-    /// Importances f32 `[.., c]` and power sums f32 `[c]` (zeros without an exponent) from logits f32 `[.., c]`; the gradient
-    /// flows to the logits.
+    /// Importances from logits f32 `[.., c]`; the gradient flows to the logits.
     ///
     /// # Errors
     ///
@@ -97,11 +108,15 @@ impl Builder {
         op: ImportanceGates,
         logits: Value,
         noise: Option<Value>,
-    ) -> Result<(Value, Value)> {
+    ) -> Result<Importances> {
         let mut inputs = vec![logits];
         inputs.extend(noise.filter(|_| op.noise == LogitNoise::Given));
         let outputs = self.op(op, &inputs)?;
-        Ok((outputs[0], outputs[1]))
+        Ok(Importances {
+            importance: outputs[0],
+            power_sums: outputs[1],
+            active: outputs[2],
+        })
     }
 }
 
@@ -128,12 +143,13 @@ impl Op for ImportanceGates {
             );
             return Err(BuildError::new(self.name(), reason));
         }
-        Ok(vec![inputs[0].clone(), Type::f32(&[inputs[0].columns()])])
+        let columns = Type::f32(&[inputs[0].columns()]);
+        Ok(vec![inputs[0].clone(), columns, Type::scalar()])
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let (rows, c) = (inputs[0].rows(), inputs[0].columns());
-        4 * chunks(rows, grain_rows(c)) * c
+        4 * cpu::chunks(rows, c) * (c + 1)
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -210,7 +226,8 @@ mod tests {
         let mut b = Builder::new();
         let value = b.persistent(&store, slot);
         let op = op(&mut b);
-        let (g, s) = b.importance_gates(op, value, None).unwrap();
+        let found = b.importance_gates(op, value, None).unwrap();
+        let (g, s) = (found.importance, found.power_sums);
         let gg_value = b.input("gg", &Type::f32(&z.dims)).unwrap();
         let gs_value = b.input("gs", &Type::f32(&z.dims[1..])).unwrap();
         let grad = ImportanceGatesGrad {
@@ -235,6 +252,7 @@ mod tests {
             gates,
             noise: LogitNoise::None,
             exponent: Some(b.step_scalar("p")),
+            alive: 0.0,
         }
     }
 
@@ -353,21 +371,18 @@ mod tests {
             gates: Gates::LeakyHard,
             noise: LogitNoise::Given,
             exponent,
+            alive: 0.5,
         };
-        let (g, s) = b.importance_gates(noisy, value, Some(u)).unwrap();
-        let (_, plain) = b
-            .importance_gates(
-                ImportanceGates {
-                    noise: LogitNoise::None,
-                    ..noisy
-                },
-                value,
-                None,
-            )
-            .unwrap();
-        for (name, value) in [("g", g), ("s", s), ("plain", plain)] {
-            b.output(name, value);
-        }
+        let quiet = ImportanceGates {
+            noise: LogitNoise::None,
+            ..noisy
+        };
+        let moved = b.importance_gates(noisy, value, Some(u)).unwrap();
+        let plain = b.importance_gates(quiet, value, None).unwrap();
+        b.output("g", moved.importance);
+        b.output("s", moved.power_sums);
+        b.output("plain", plain.power_sums);
+        b.output("active", moved.active);
         let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
         executor.set_scalar("p", 1.0);
         executor.input("u").fill(0.5);
@@ -378,9 +393,40 @@ mod tests {
             .map(|z| (1.05 * z - 0.025).clamp(0.0, 1.0))
             .collect();
         close("importances", executor.output("g", &store), &expected, 1e-6);
+        let active = expected.iter().filter(|g| **g > 0.5).count();
+        // Of 6 rows.
+        close(
+            "active",
+            executor.output("active", &store),
+            &[active as f32 / 6.0],
+            1e-6,
+        );
         assert_eq!(
             executor.output("s", &store),
             executor.output("plain", &store)
         );
+    }
+
+    // By hand: a row longer than a tile, then rows that share one.
+    #[test]
+    fn sums_and_counts_see_every_element_once() {
+        for (rows, c) in [(3, 2500), (700, 3)] {
+            let mut store = Store::new();
+            let values = (0..rows * c).map(|i| if i % c == 1 { 0.5 } else { -1.0 });
+            let slot = store.add("z", &[rows, c], values.collect());
+            let mut b = Builder::new();
+            let value = b.persistent(&store, slot);
+            let op = gates(Gates::LeakyHard)(&mut b);
+            let found = b.importance_gates(op, value, None).unwrap();
+            b.output("sums", found.power_sums);
+            b.output("active", found.active);
+            let mut executor = Executor::new(&b, Arc::new(Pool::new(2)));
+            executor.set_scalar("p", 2.0);
+            executor.run(&mut store);
+            let mut expected = vec![0.0; c];
+            expected[1] = 0.25 * rows as f32;
+            close("sums", executor.output("sums", &store), &expected, 1e-6);
+            assert_eq!(executor.output("active", &store), [1.0]);
+        }
     }
 }

@@ -1,11 +1,47 @@
-use spd_draws::{Stream, uniform_lanes};
+//! Elements are read as one long row, in tiles that fit in the nearest cache: first the tile's draws, then what is made of
+//! them, so that short rows and long ones cost the same.
 
 use super::{Draw, Mask, Masked, MaskedGrad, Operands, Sums, Wants};
-use crate::cpu::lanes::{BLOCK, Block, load, map, store};
 use crate::cpu::math::{sum, vectorised};
+use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, PerChunk, Rows};
-use crate::ops::draws::row_number;
 use crate::ops::grain_rows;
+
+/// Elements of a tile.
+const TILE: usize = 1024;
+
+type Tile = [f32; TILE];
+
+/// Calls `work` with the kind of mask known where it is compiled: a loop that had to ask for it at each element would not
+/// become vector instructions.
+#[inline(always)]
+fn known(mask: Mask, work: impl FnOnce(Mask)) {
+    match mask {
+        Mask::Importance => work(Mask::Importance),
+        Mask::Between(_) => work(Mask::Between(Draw::Given)),
+        Mask::Drawn(_) => work(Mask::Drawn(Draw::Given)),
+        Mask::Rounded(threshold) => work(Mask::Rounded(threshold)),
+        Mask::Ones => work(Mask::Ones),
+    }
+}
+
+/// The mask of an element from its importance and draw.
+#[inline(always)]
+fn of(mask: Mask, g: f32, r: f32) -> f32 {
+    match mask {
+        Mask::Importance => g,
+        Mask::Between(_) => g + (1.0 - g) * r,
+        Mask::Drawn(_) => r,
+        Mask::Rounded(threshold) => {
+            if g > threshold {
+                1.0
+            } else {
+                0.0
+            }
+        }
+        Mask::Ones => 1.0,
+    }
+}
 
 pub(super) fn forward(op: &Masked, frame: &mut Frame<'_>) {
     let (h, _) = frame.output(0);
@@ -17,14 +53,10 @@ pub(super) fn forward(op: &Masked, frame: &mut Frame<'_>) {
             vectorised(
                 #[inline(always)]
                 || {
-                    for (row, h) in range.zip(h.0.chunks_exact_mut(c)) {
-                        let weights = site.row(row);
-                        for start in (0..c).step_by(BLOCK) {
-                            let block = site.block(row, start);
-                            let a = load(site.columns(site.a, row, start));
-                            let m = site.mask(&block, weights);
-                            store(&times(&a, &m), false, &mut h[start..]);
-                        }
+                    let mut tiles = Tiles::new();
+                    for (index, h) in h.0.chunks_mut(TILE).enumerate() {
+                        let at = site.load(range.start * c + index * TILE, h.len(), &mut tiles);
+                        at.masked(site.mask, site.a, (h, false));
                     }
                 },
             );
@@ -57,14 +89,11 @@ fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
                 vectorised(
                     #[inline(always)]
                     || {
-                        for (row, ga) in range.zip(ga.0.chunks_exact_mut(c)) {
-                            let weights = site.row(row);
-                            for start in (0..c).step_by(BLOCK) {
-                                let block = site.block(row, start);
-                                let gh = load(site.columns(gradient, row, start));
-                                let m = site.mask(&block, weights);
-                                store(&times(&gh, &m), add_a, &mut ga[start..]);
-                            }
+                        let mut tiles = Tiles::new();
+                        for (index, ga) in ga.0.chunks_mut(TILE).enumerate() {
+                            let start = range.start * c + index * TILE;
+                            let at = site.load(start, ga.len(), &mut tiles);
+                            at.masked(site.mask, gradient, (ga, add_a));
                         }
                     },
                 );
@@ -78,18 +107,13 @@ fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
             vectorised(
                 #[inline(always)]
                 || {
-                    let rows = ga.0.chunks_exact_mut(c).zip(gg.0.chunks_exact_mut(c));
-                    for (row, (ga, gg)) in range.zip(rows) {
-                        let weights = site.row(row);
-                        for start in (0..c).step_by(BLOCK) {
-                            let block = site.block(row, start);
-                            let gh = load(site.columns(gradient, row, start));
-                            let m = site.mask(&block, weights);
-                            store(&times(&gh, &m), add_a, &mut ga[start..]);
-                            let a = load(site.columns(site.a, row, start));
-                            let slope = site.slope(&block, weights);
-                            store(&times(&times(&gh, &a), &slope), add_g, &mut gg[start..]);
-                        }
+                    let mut tiles = Tiles::new();
+                    let pairs = ga.0.chunks_mut(TILE).zip(gg.0.chunks_mut(TILE));
+                    for (index, (ga, gg)) in pairs.enumerate() {
+                        let start = range.start * c + index * TILE;
+                        let at = site.load(start, ga.len(), &mut tiles);
+                        at.masked(site.mask, gradient, (ga, add_a));
+                        at.slopes(site.mask, (gradient, site.a), (gg, add_g));
                     }
                 },
             );
@@ -97,10 +121,11 @@ fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
 }
 
 /// Any of the gradients: in an adversary's steps of the draws and the delta, and of the activation behind the first site.
+/// Tiles end with their row, of which the delta's gradient is the sum.
 fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
     let gradient = frame.input(0);
     let site = Site::new(&op.of, op.of.operands(1), frame);
-    let c = site.c;
+    let (c, mask) = (site.c, site.mask);
     let rows = gradient.len() / c;
     let sums = op.sums(|index| frame.ty(index), rows);
     let wants = op.wants;
@@ -128,34 +153,30 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
         vectorised(
             #[inline(always)]
             || {
-                for (at, row) in range.enumerate() {
-                    let weights = site.row(row);
-                    let mut dots = [0.0; BLOCK];
-                    for start in (0..c).step_by(BLOCK) {
-                        let block = site.block(row, start);
-                        let gh = load(site.columns(gradient, row, start));
+                let mut tiles = Tiles::new();
+                for (index, row) in range.enumerate() {
+                    let mut total = 0.0;
+                    for column in (0..c).step_by(TILE) {
+                        let len = TILE.min(c - column);
+                        let at = site.load(row * c + column, len, &mut tiles);
+                        let own = index * c + column..index * c + column + len;
                         if let Some(out) = &mut a {
-                            let m = site.mask(&block, weights);
-                            store(&times(&gh, &m), adds[0], out.rest(at, start));
+                            at.masked(mask, gradient, (&mut out.0[own.clone()], adds[0]));
                         }
-                        let gm = times(&gh, &load(site.columns(site.a, row, start)));
+                        let of = (gradient, site.a);
                         if let Some(out) = &mut importance {
-                            let slope = site.slope(&block, weights);
-                            store(&times(&gm, &slope), adds[1], out.rest(at, start));
+                            at.slopes(mask, of, (&mut out.0[own.clone()], adds[1]));
                         }
                         if let Some(out) = &mut given {
-                            let slope = site.source_slope(&block, weights);
-                            store(&times(&gm, &slope), adds[2], out.rest(at, start));
+                            at.source_slopes(mask, of, (&mut out.0[own], adds[2]));
                         } else if sums.given {
-                            let slope = site.source_slope(&block, weights);
-                            store(&times(&gm, &slope), true, &mut given_sum[start..]);
+                            at.source_slopes(mask, of, (&mut given_sum[column..][..len], true));
                         }
-                        store(&gm, true, &mut dots);
+                        total -= at.route[0] * at.dot(of);
                     }
-                    let (route, _) = weights;
-                    let total = -route * sum(BLOCK, |lane| dots[lane]);
                     if let Some(out) = &mut delta {
-                        out.0[at] = if adds[3] { out.0[at] + total } else { total };
+                        let before = if adds[3] { out.0[index] } else { 0.0 };
+                        out.0[index] = before + total;
                     } else if sums.delta {
                         delta_sum[0] += total;
                     }
@@ -192,24 +213,6 @@ fn add_sums(to: Option<Gradient<'_>>, partials: &[f32], (first, sums): (usize, S
     }
 }
 
-#[inline(always)]
-fn times(a: &Block, b: &Block) -> Block {
-    map(
-        [a, b],
-        #[inline(always)]
-        |[a, b]| a * b,
-    )
-}
-
-/// Route and delta of a row.
-type Weights = (f32, f32);
-
-/// Importances and draws of a block of columns; zeros where the mask does not need them.
-struct Sources {
-    g: Block,
-    r: Block,
-}
-
 /// The operands of a masked site as slices, and its draws.
 struct Site<'a> {
     mask: Mask,
@@ -217,20 +220,46 @@ struct Site<'a> {
     a: &'a [f32],
     importance: Option<&'a [f32]>,
     given: Option<&'a [f32]>,
-    /// The last row of `given`: of a single row, the first.
-    last_given: usize,
+    /// A given row that holds for all positions.
+    given_row: Option<&'a [f32]>,
     delta: Option<&'a [f32]>,
     route: Option<&'a [f32]>,
-    stream: Option<(Stream, bool)>,
-    seed: u64,
-    step: u32,
-    first_row: u32,
+    drawn: Option<(Uniforms, bool)>,
+}
+
+/// What a tile is made from beside the tensors.
+struct Tiles {
+    /// Draws, or what is given in their place for all rows; zeros where there are none.
+    r: Tile,
+    /// The delta mask of each element's row; zeros where there are none.
+    delta: Tile,
+    /// The route of each element's row; ones where there are none.
+    route: Tile,
+    /// In place of importances that the mask does not look at.
+    zeros: Tile,
+}
+
+impl Tiles {
+    #[inline(always)]
+    fn new() -> Self {
+        Self {
+            r: [0.0; TILE],
+            delta: [0.0; TILE],
+            route: [1.0; TILE],
+            zeros: [0.0; TILE],
+        }
+    }
 }
 
 impl<'a> Site<'a> {
     fn new(op: &Masked, at: Operands, frame: &Frame<'a>) -> Self {
         let input = |index: Option<usize>| index.map(|index| frame.input(index));
-        let stream = match op.mask {
+        let c = frame.ty(at.a).columns();
+        let (given_row, given) = match input(at.given) {
+            Some(row) if row.len() == c => (Some(row), None),
+            given => (None, given),
+        };
+        let drawn = match op.mask {
             Mask::Between(draw) | Mask::Drawn(draw) => match draw {
                 Draw::Uniform(stream) => Some((stream, false)),
                 Draw::Coin(stream) => Some((stream, true)),
@@ -238,114 +267,166 @@ impl<'a> Site<'a> {
             },
             _ => None,
         };
-        let c = frame.ty(at.a).columns();
-        let given = input(at.given);
         Self {
             mask: op.mask,
             c,
             a: frame.input(at.a),
             importance: input(at.importance),
             given,
-            last_given: given.map_or(0, |given| given.len() / c - 1),
+            given_row,
             delta: input(at.delta),
             route: input(at.route),
-            stream,
-            seed: frame.parameters.seed,
-            step: frame.parameters.step,
-            first_row: frame.parameters.first_row,
+            drawn: drawn.map(|(stream, coin)| (Uniforms::new(stream, frame.parameters, c), coin)),
         }
     }
 
+    /// Elements `start..start + len`.
     #[inline(always)]
-    fn row(&self, row: usize) -> Weights {
-        (
-            self.route.map_or(1.0, |route| route[row]),
-            self.delta
-                .map_or(0.0, |delta| delta[row.min(delta.len() - 1)]),
-        )
-    }
-
-    /// The rest of a row.
-    #[inline(always)]
-    fn columns<'s>(&self, tensor: &'s [f32], row: usize, start: usize) -> &'s [f32] {
-        &tensor[row * self.c + start..(row + 1) * self.c]
-    }
-
-    #[inline(always)]
-    fn block(&self, row: usize, start: usize) -> Sources {
-        let of = |tensor: Option<&[f32]>, row: usize| match tensor {
-            Some(tensor) => load(self.columns(tensor, row, start)),
-            None => [0.0; BLOCK],
-        };
-        let g = of(self.importance, row);
-        let mut r = of(self.given, row.min(self.last_given));
-        if let Some((stream, coin)) = self.stream {
-            let (first_block, row) = (row_number(start / 4), self.first_row + row_number(row));
-            uniform_lanes(
-                self.seed,
-                first_block,
-                row,
-                stream.word(),
-                self.step,
-                &mut r,
-            );
-            if coin {
-                for r in &mut r {
+    fn load<'t>(&'t self, start: usize, len: usize, tiles: &'t mut Tiles) -> At<'t> {
+        let Tiles {
+            r,
+            delta,
+            route,
+            zeros,
+        } = tiles;
+        if let Some((uniforms, coin)) = &self.drawn {
+            uniforms.fill(start, &mut r[..len]);
+            if *coin {
+                for r in &mut r[..len] {
                     *r = if *r < 0.5 { 0.0 } else { 1.0 };
                 }
             }
         }
-        Sources { g, r }
+        if let Some(row) = self.given_row {
+            repeat(row, start, &mut r[..len]);
+        }
+        for (rows, tile) in [(self.delta, &mut *delta), (self.route, &mut *route)] {
+            if let Some(rows) = rows {
+                self.spread(rows, start, &mut tile[..len]);
+            }
+        }
+        let of = |tensor: &'t [f32]| &tensor[start..start + len];
+        At {
+            start,
+            g: self.importance.map_or(&zeros[..len], of),
+            r: self.given.map_or(&r[..len], of),
+            delta: &delta[..len],
+            route: &route[..len],
+        }
     }
 
-    /// `route (m - delta)`.
+    /// What each element's row has; a single number holds for all rows.
     #[inline(always)]
-    fn mask(&self, Sources { g, r }: &Sources, (route, delta): Weights) -> Block {
-        let m = match self.mask {
-            Mask::Importance => *g,
-            Mask::Between(_) => map(
-                [g, r],
-                #[inline(always)]
-                |[g, r]| g + (1.0 - g) * r,
-            ),
-            Mask::Drawn(_) => *r,
-            Mask::Rounded(threshold) => map(
-                [g],
-                #[inline(always)]
-                |[g]| if g > threshold { 1.0 } else { 0.0 },
-            ),
-            Mask::Ones => [1.0; BLOCK],
-        };
-        map(
-            [&m],
+    fn spread(&self, rows: &[f32], start: usize, out: &mut [f32]) {
+        let mut row = start / self.c;
+        let (mut from, mut to) = (0, (row + 1) * self.c - start);
+        while from < out.len() {
+            let end = to.min(out.len());
+            out[from..end].fill(rows[row.min(rows.len() - 1)]);
+            (row, from, to) = (row + 1, end, to + self.c);
+        }
+    }
+}
+
+/// A row again and again, from element `start` of that on.
+#[inline(always)]
+fn repeat(row: &[f32], start: usize, out: &mut [f32]) {
+    let (mut from, mut column) = (0, start % row.len());
+    while from < out.len() {
+        let len = (row.len() - column).min(out.len() - from);
+        out[from..from + len].copy_from_slice(&row[column..column + len]);
+        (from, column) = (from + len, 0);
+    }
+}
+
+/// A tile of a site.
+struct At<'t> {
+    start: usize,
+    g: &'t [f32],
+    r: &'t [f32],
+    delta: &'t [f32],
+    route: &'t [f32],
+}
+
+impl At<'_> {
+    /// `out = [out +] x route (m - delta)`.
+    #[inline(always)]
+    fn masked(&self, mask: Mask, x: &[f32], (out, add): (&mut [f32], bool)) {
+        let x = &x[self.start..self.start + out.len()];
+        let of_rows = self.delta.iter().zip(self.route);
+        let elements = x.iter().zip(self.g).zip(self.r).zip(of_rows);
+        known(
+            mask,
             #[inline(always)]
-            |[m]| route * (m - delta),
+            |mask| {
+                if add {
+                    for (out, (((x, g), r), (delta, route))) in out.iter_mut().zip(elements) {
+                        *out += x * (route * (of(mask, *g, *r) - delta));
+                    }
+                } else {
+                    for (out, (((x, g), r), (delta, route))) in out.iter_mut().zip(elements) {
+                        *out = x * (route * (of(mask, *g, *r) - delta));
+                    }
+                }
+            },
+        );
+    }
+
+    /// `out = [out +] gradient a route dm / dg`.
+    #[inline(always)]
+    fn slopes(&self, mask: Mask, of: (&[f32], &[f32]), out: (&mut [f32], bool)) {
+        // 1 - r of a mask between importance and 1, and 1 of the importance itself.
+        let share = if let Mask::Between(_) = mask {
+            1.0
+        } else {
+            0.0
+        };
+        self.scaled(of, (self.r, share), out);
+    }
+
+    /// `out = [out +] gradient a route dm / dr`.
+    #[inline(always)]
+    fn source_slopes(&self, mask: Mask, of: (&[f32], &[f32]), out: (&mut [f32], bool)) {
+        // 1 - g of a mask between importance and 1, and 1 of the draw itself.
+        let share = if let Mask::Between(_) = mask {
+            1.0
+        } else {
+            0.0
+        };
+        self.scaled(of, (self.g, share), out);
+    }
+
+    /// `out = [out +] gradient a route (1 - share t)`.
+    #[inline(always)]
+    fn scaled(
+        &self,
+        (x, a): (&[f32], &[f32]),
+        (t, share): (&[f32], f32),
+        (out, add): (&mut [f32], bool),
+    ) {
+        let range = self.start..self.start + out.len();
+        let elements = x[range.clone()].iter().zip(&a[range]);
+        let elements = elements.zip(t).zip(self.route);
+        if add {
+            for (out, (((x, a), t), route)) in out.iter_mut().zip(elements) {
+                *out += x * a * (route * (1.0 - share * t));
+            }
+        } else {
+            for (out, (((x, a), t), route)) in out.iter_mut().zip(elements) {
+                *out = x * a * (route * (1.0 - share * t));
+            }
+        }
+    }
+
+    /// The sum of `gradient a`.
+    #[inline(always)]
+    fn dot(&self, (x, a): (&[f32], &[f32])) -> f32 {
+        let range = self.start..self.start + self.g.len();
+        let (x, a) = (&x[range.clone()], &a[range]);
+        sum(
+            x.len(),
+            #[inline(always)]
+            |i| x[i] * a[i],
         )
-    }
-
-    /// `route dm / dg`.
-    #[inline(always)]
-    fn slope(&self, sources: &Sources, (route, _): Weights) -> Block {
-        match self.mask {
-            Mask::Between(_) => map(
-                [&sources.r],
-                #[inline(always)]
-                |[r]| route * (1.0 - r),
-            ),
-            _ => [route; BLOCK],
-        }
-    }
-
-    /// `route dm / dr`.
-    #[inline(always)]
-    fn source_slope(&self, sources: &Sources, (route, _): Weights) -> Block {
-        match self.mask {
-            Mask::Between(_) => map(
-                [&sources.g],
-                #[inline(always)]
-                |[g]| route * (1.0 - g),
-            ),
-            _ => [route; BLOCK],
-        }
     }
 }

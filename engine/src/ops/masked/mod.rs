@@ -309,7 +309,8 @@ mod tests {
     use super::*;
     use crate::ops::oracle::{Oracle, Sample, random};
 
-    const ROWS: usize = 5;
+    /// More than a tile of elements, and not a whole number of tiles.
+    const ROWS: usize = 61;
     const C: usize = 37;
     const STREAM: Stream = Stream::new(Purpose::Source, 1, 2);
 
@@ -329,7 +330,9 @@ mod tests {
     fn samples() -> Vec<Sample> {
         let route = Sample {
             dims: vec![ROWS],
-            values: vec![1.0, 0.0, 1.0, 1.0, 0.0],
+            values: (0..ROWS)
+                .map(|row| [1.0, 0.0, 1.0, 1.0, 0.0][row % 5])
+                .collect(),
         };
         vec![
             random(&[ROWS, C], 1),

@@ -141,12 +141,11 @@ fn clean(case: &Numbers, comparison: &mut Comparison) {
             let acts = b
                 .matmul(values.input, values.values.v_ic)
                 .expect("shapes fit");
-            let active = b.active_counts(values.importance, 0.0).expect("shapes fit");
             b.output(format!("act.{path}"), values.input);
             b.output(format!("cact.{path}"), acts);
             b.output(format!("ci.pre.{path}"), values.logits);
             b.output(format!("ci.lower.{path}"), values.importance);
-            b.output(format!("l0.{path}"), active);
+            b.output(format!("l0.{path}"), values.active);
             let weight = replica
                 .decomposition
                 .site_weight(&mut b, &replica.store, site)
@@ -203,9 +202,10 @@ fn upper(case: &Numbers, comparison: &mut Comparison) {
             gates: Gates::LeakyHard,
             noise: LogitNoise::None,
             exponent: Some(b.step_scalar("p")),
+            alive: 0.0,
         };
-        let (_, sums) = b.importance_gates(op, input, None).expect("shapes fit");
-        b.output("upper", sums);
+        let found = b.importance_gates(op, input, None).expect("shapes fit");
+        b.output("upper", found.power_sums);
         let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
         executor.input("logits").copy_from_slice(&logits);
         executor.set_scalar("p", 1.0);

@@ -102,7 +102,9 @@ pub(super) fn run(case: &Numbers, numbers: &Numbers) -> Option<Run> {
         mask_samples: size(config, "n_mask_samples"),
     };
     let losses: Option<Vec<Loss>> = losses.collect();
-    Some(terms::run(case, losses?, settings))
+    let mut run = terms::run(case, losses?, settings);
+    run.eval.alive_threshold = number(config, "ci_alive_threshold");
+    Some(run)
 }
 
 /// Gives a program the batch and the draws of a step.
@@ -247,13 +249,8 @@ impl Training<'_> {
         for (class, loss) in classes.iter().zip(&losses) {
             b.output(format!("loss/{class}"), loss.value);
         }
-        let threshold = rounded(number(config, "ci_alive_threshold"));
         for (site, values) in decomposition.sites.iter().zip(&front.sites) {
-            let active = b.active_counts(values.importance, threshold);
-            b.output(
-                format!("l0/{}", site.path()),
-                active.expect("any values do"),
-            );
+            b.output(format!("l0/{}", site.path()), values.active);
         }
         decomposition
             .parameters
