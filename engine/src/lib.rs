@@ -6,6 +6,7 @@
 //!
 //! - A [`Builder`] collects [ops]; the same op on the same values is one value, so passes that share a
 //!   prefix share its work without any code that says so.
+//! - A wide value that is made of narrow ones and only read through matrices is not made.
 //! - [`Builder::gradients`] appends reverse mode, once, for the values asked for and nothing else.
 //! - A [`Plan`] orders the ops and places every intermediate in one arena by its lifetime. Peak memory is known
 //!   before the first step, and a replay allocates nothing.
@@ -14,6 +15,7 @@
 //!
 //! The engine knows nothing of SPD: it has masks and sites because they are worth fusing, not what they are for.
 
+mod association;
 mod builder;
 mod cpu;
 mod gradients;
@@ -26,6 +28,7 @@ mod schedule;
 mod store;
 mod value;
 
+pub use association::{Made, Right};
 pub use builder::{BACKWARD, Builder, StepScalar};
 pub use cpu::{Arena, Executor, Frame, OpProfile, Pool, StepParameters};
 pub use gradients::Gradients;

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::ops::Range;
 
+use crate::association::Made;
 use crate::cpu::Frame;
 use crate::gradients::Gradients;
 use crate::value::{Type, Value};
@@ -65,6 +66,11 @@ pub trait Op: Debug + Send + Sync {
     /// Which inputs, all persistent, the kernel writes to. Such an op runs after all others.
     fn writes(&self, _inputs: usize) -> Range<usize> {
         0..0
+    }
+
+    /// How its result is made, if it is linear in values that may be narrower: products then need not wait for it.
+    fn made(&self, _inputs: &[Value]) -> Option<Made> {
+        None
     }
 
     /// Emits the ops of the gradient: reads `gradients.of(node.outputs[k])`, and contributes to those of

@@ -2,6 +2,7 @@
 
 mod cpu;
 
+use crate::association::Made;
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::gradients::Gradients;
@@ -43,6 +44,10 @@ impl Op for Add {
 
     fn accumulates(&self) -> bool {
         true
+    }
+
+    fn made(&self, inputs: &[Value]) -> Option<Made> {
+        Some(Made::Sum(inputs.to_vec()))
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {

@@ -12,6 +12,7 @@
 mod cpu;
 
 use super::SumRows;
+use crate::association::{Made, Right};
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::gemm::Shape;
@@ -37,14 +38,11 @@ impl Builder {
     ///
     /// When the inner dimensions differ.
     pub fn matmul(&mut self, a: Value, b: Value) -> Result<Value> {
-        self.op1(
-            MatMul {
-                a_transposed: false,
-                b_transposed: false,
-                alpha: 1.0,
-            },
-            &[a, b],
-        )
+        let right = Right {
+            w: b,
+            transposed: false,
+        };
+        self.product(a, right, None)
     }
 
     /// `x W^T + bias` with a weight in PyTorch's layout: f32 `[.., i]`, `[o, i]` and `[o]` to `[.., o]`.
@@ -53,7 +51,11 @@ impl Builder {
     ///
     /// When the dimensions do not fit.
     pub fn linear_oi(&mut self, x: Value, w_oi: Value, bias: Option<Value>) -> Result<Value> {
-        self.linear(x, w_oi, bias, true)
+        let right = Right {
+            w: w_oi,
+            transposed: true,
+        };
+        self.product(x, right, bias)
     }
 
     /// `x W + bias`: f32 `[.., i]`, `[i, o]` and `[o]` to `[.., o]`.
@@ -62,25 +64,11 @@ impl Builder {
     ///
     /// When the dimensions do not fit.
     pub fn linear_io(&mut self, x: Value, w_io: Value, bias: Option<Value>) -> Result<Value> {
-        self.linear(x, w_io, bias, false)
-    }
-
-    fn linear(
-        &mut self,
-        x: Value,
-        w: Value,
-        bias: Option<Value>,
-        b_transposed: bool,
-    ) -> Result<Value> {
-        let op = MatMul {
-            a_transposed: false,
-            b_transposed,
-            alpha: 1.0,
+        let right = Right {
+            w: w_io,
+            transposed: false,
         };
-        match bias {
-            Some(bias) => self.op1(op, &[x, w, bias]),
-            None => self.op1(op, &[x, w]),
-        }
+        self.product(x, right, bias)
     }
 
     /// `into + alpha op(a) op(b)`; `into` keeps its value for whoever else reads it.
@@ -152,6 +140,18 @@ impl Op for MatMul {
 
     fn accumulates(&self) -> bool {
         true
+    }
+
+    fn made(&self, inputs: &[Value]) -> Option<Made> {
+        let plain = !self.a_transposed && self.alpha.to_bits() == 1f32.to_bits();
+        plain.then(|| Made::Product {
+            a: inputs[0],
+            right: Right {
+                w: inputs[1],
+                transposed: self.b_transposed,
+            },
+            bias: inputs.get(2).copied(),
+        })
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {

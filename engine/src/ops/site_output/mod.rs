@@ -13,7 +13,7 @@
 //! ```text
 //! y = h U + s c + (1 - s) b          without delta and routes: y = h U + b, and no clean output is needed
 //!
-//! gradients:  h: G U^T      U: h^T G      c: s G      d: r (c - b) . G
+//! gradients:  h: G U^T      U: h^T G      c: s G      b: sum over rows of (1 - s) G      d: r (c - b) . G
 //! ```
 //!
 //! Of the gradient of `d`, which only an adversary asks for, this is one half; the other, `-r a . (G U^T)`, is that of
@@ -22,6 +22,7 @@
 
 mod cpu;
 
+use crate::association::Made;
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::gemm::Shape;
@@ -56,13 +57,17 @@ pub struct SiteOutput {
 #[derive(Debug, Clone, Copy)]
 struct CleanGrad(SiteOutput);
 
+/// `sum over rows of (1 - s) G`: the gradient of the bias.
+#[derive(Debug, Clone, Copy)]
+struct BiasGrad(SiteOutput);
+
 /// `r (c - b) . G`: what the gradient of the delta mask gets from the clean output.
 #[derive(Debug, Clone, Copy)]
 struct DeltaGrad(SiteOutput);
 
 impl Builder {
     /// Output of a masked site: `h` f32 `[.., c]`, `u` f32 `[c, o]` to f32 `[.., o]`. The gradient flows to `h`, `u`, the
-    /// clean output and the delta.
+    /// clean output, the bias and the delta.
     ///
     /// # Errors
     ///
@@ -89,6 +94,17 @@ impl Builder {
 }
 
 impl SiteOutput {
+    /// What joins the components, among the op's inputs.
+    fn joined(&self, inputs: &[Value]) -> SiteInputs {
+        let [bias, delta, route] = self.after(3).map(|index| index.map(|at| inputs[at]));
+        SiteInputs {
+            clean: Some(inputs[2]),
+            bias,
+            delta,
+            route,
+        }
+    }
+
     /// Inputs that stand after `h, u, clean`: bias, delta, route.
     fn after(&self, first: usize) -> [Option<usize>; 3] {
         let mut next = first;
@@ -124,6 +140,14 @@ impl Op for SiteOutput {
         ))
     }
 
+    fn made(&self, inputs: &[Value]) -> Option<Made> {
+        Some(Made::Site {
+            h: inputs[0],
+            u: inputs[1],
+            with: self.joined(inputs),
+        })
+    }
+
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         4 * shape(inputs).scratch()
     }
@@ -140,19 +164,19 @@ impl Op for SiteOutput {
         };
         gradients.emit(product(false, true), &[g, u], &[Some(h)])?;
         gradients.emit(product(true, false), &[h, g], &[Some(u)])?;
-        let [bias, delta, route] = self.after(3).map(|index| index.map(|at| node.inputs[at]));
+        let SiteInputs {
+            bias, delta, route, ..
+        } = self.joined(node.inputs);
         let operands = [g, clean].into_iter().chain(bias).chain(delta).chain(route);
         let operands: Vec<Value> = operands.collect();
         gradients.emit(DeltaGrad(*self), &operands, &[delta])?;
         let inputs: Vec<Value> = [g].into_iter().chain(delta).chain(route).collect();
-        gradients.emit(
-            CleanGrad(Self {
-                bias: false,
-                ..*self
-            }),
-            &inputs,
-            &[Some(clean)],
-        )
+        let shares = Self {
+            bias: false,
+            ..*self
+        };
+        gradients.emit(BiasGrad(shares), &inputs, &[bias])?;
+        gradients.emit(CleanGrad(shares), &inputs, &[Some(clean)])
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
@@ -192,6 +216,37 @@ impl Op for CleanGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::clean_grad(&self.0, frame);
+    }
+}
+
+impl Op for BiasGrad {
+    fn name(&self) -> &'static str {
+        "site_output_bias_grad"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        Ok(vec![Type::f32(&[inputs[0].columns()])])
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
+        let (rows, columns) = (inputs[0].rows(), inputs[0].columns());
+        4 * chunks(rows, grain_rows(columns)) * columns
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::bias_grad(&self.0, frame);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        2 * inputs[0].len() as u64
     }
 }
 
@@ -264,10 +319,7 @@ mod tests {
             (deltas[1], true, false),
             (deltas[0], false, true),
         ] {
-            let oracle = Oracle::new(&point(dims))
-                .constant(3)
-                .constant(4)
-                .constant(7);
+            let oracle = Oracle::new(&point(dims)).constant(3).constant(7);
             let oracle = if delta { oracle } else { oracle.constant(6) };
             oracle
                 .ours(|b, v| {
