@@ -10,6 +10,7 @@ pub(crate) mod gemm;
 pub(crate) mod math;
 pub(crate) mod pool;
 pub(crate) mod reduce;
+pub(crate) mod sparse;
 pub(crate) mod tile;
 pub(crate) mod uniform;
 

@@ -49,7 +49,7 @@ pub struct OpRow {
     /// Bytes read and written, each operand once.
     pub bytes: u64,
     /// The least time by the roofline, op by op. Too low for ops whose operations are not multiplications and additions;
-    /// too high for those whose operands lie in a nearer cache, or that read a few rows of a large table.
+    /// too high for those whose operands lie in a nearer cache or are mostly zeros, or that read a few rows of a large table.
     pub floor_ms: f64,
 }
 

@@ -1,6 +1,6 @@
 use super::MatMul;
 use crate::cpu::gemm::{Matrix, product};
-use crate::cpu::{Frame, Rows};
+use crate::cpu::{Frame, Rows, sparse};
 use crate::ops::grain_rows;
 
 pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
@@ -36,5 +36,7 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
             transposed: op.b_transposed,
         },
     );
-    product(frame.pool, shape, op.alpha, operands, (out, add), scratch);
+    if !sparse::product(frame.pool, shape, op.alpha, operands, (&mut *out, add)) {
+        product(frame.pool, shape, op.alpha, operands, (out, add), scratch);
+    }
 }

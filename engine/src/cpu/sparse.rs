@@ -1,0 +1,213 @@
+//! Products with a factor that is mostly zeros: data of which few features are on, an activation that rarely fires.
+//!
+//! Only what is not zero is multiplied. The factor says itself, whenever it is there, whether that pays: it is looked through
+//! until it has shown too many numbers, which in a full one is soon. A zero counts as one whatever it meets, infinities
+//! included, as in the sparse matrices of other libraries.
+
+use super::gemm::{Matrix, Shape};
+use super::math::vectorised;
+use super::pool::{Pool, Rows};
+use crate::ops::grain_rows;
+
+/// One of so many elements of the factor may differ from zero.
+const RARITY: usize = 16;
+/// Fewer columns of the other factor are not worth a look, nor is a factor of fewer elements.
+const FEWEST_COLUMNS: usize = 32;
+const FEWEST_ELEMENTS: usize = 1 << 12;
+/// Chunks of a transposed factor, each of which looks through all of its rows.
+const CHUNKS: usize = 8;
+/// Elements that are looked at together.
+const BLOCK: usize = 16;
+
+/// `out = [out +] alpha a b`, where `a` is mostly zeros and `b` is stored `[k, n]`; else does nothing and says so.
+pub(crate) fn product(
+    pool: &Pool,
+    shape: Shape,
+    alpha: f32,
+    (a, b): (Matrix<'_>, Matrix<'_>),
+    (out, add): (&mut [f32], bool),
+) -> bool {
+    let Shape { m, n, k } = shape;
+    if b.transposed
+        || n < FEWEST_COLUMNS
+        || a.values.len() < FEWEST_ELEMENTS
+        || !vectorised(
+            #[inline(always)]
+            || is_sparse(a.values),
+        )
+    {
+        return false;
+    }
+    let product = Product {
+        a: a.values,
+        b: b.values,
+        alpha,
+        n,
+    };
+    let chunk = if a.transposed {
+        m.div_ceil(CHUNKS).max(BLOCK)
+    } else {
+        grain_rows(n)
+    };
+    pool.run(m, chunk, Rows(out, n), |rows, out| {
+        vectorised(
+            #[inline(always)]
+            || {
+                if !add {
+                    out.0.fill(0.0);
+                }
+                if a.transposed {
+                    // Row `i` of `a` `[k, m]` holds what row `i` of `b` is worth to each row of the result.
+                    for (i, a) in product.a.chunks_exact(m).enumerate() {
+                        each(
+                            &a[rows.clone()],
+                            #[inline(always)]
+                            |row, a| product.add(a, i, &mut out.0[row * n..][..n]),
+                        );
+                    }
+                } else {
+                    let a = product.a[rows.start * k..rows.end * k].chunks_exact(k);
+                    for (a, out) in a.zip(out.0.chunks_exact_mut(n)) {
+                        each(
+                            a,
+                            #[inline(always)]
+                            |i, a| product.add(a, i, out),
+                        );
+                    }
+                }
+            },
+        );
+    });
+    true
+}
+
+struct Product<'a> {
+    a: &'a [f32],
+    b: &'a [f32],
+    alpha: f32,
+    n: usize,
+}
+
+impl Product<'_> {
+    /// Adds row `i` of `b`, `alpha a` times.
+    #[inline(always)]
+    fn add(&self, a: f32, i: usize, out: &mut [f32]) {
+        let a = self.alpha * a;
+        for (out, b) in out.iter_mut().zip(&self.b[i * self.n..][..self.n]) {
+            *out = a.mul_add(*b, *out);
+        }
+    }
+}
+
+/// Whether at most one element of [`RARITY`] differs from zero.
+#[inline(always)]
+fn is_sparse(values: &[f32]) -> bool {
+    let most = values.len() / RARITY;
+    let mut found = 0;
+    for block in values.chunks(BLOCK * BLOCK) {
+        found += block.iter().map(|x| u32::from(*x != 0.0)).sum::<u32>() as usize;
+        if found > most {
+            return false;
+        }
+    }
+    true
+}
+
+/// Calls `work` with the place and value of every element that differs from zero, in order.
+#[inline(always)]
+fn each(values: &[f32], mut work: impl FnMut(usize, f32)) {
+    for (block, values) in values.chunks(BLOCK).enumerate() {
+        // Without its sign a zero has no bits.
+        let bits = values.iter().fold(0, |bits, x| bits | (x.to_bits() << 1));
+        if bits != 0 {
+            for (at, &value) in values.iter().enumerate() {
+                if value != 0.0 {
+                    work(block * BLOCK + at, value);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whole numbers between -2 and 2, of which one in `rarity` is not zero.
+    fn numbers(len: usize, rarity: usize) -> Vec<f32> {
+        let value = |i: usize| match (i * 7919) % rarity {
+            0 => [1.0, -2.0, 2.0, -1.0][i % 4],
+            _ => 0.0,
+        };
+        (0..len).map(value).collect()
+    }
+
+    /// Whether it was done; whole numbers, so any order of sums gives the same bits.
+    fn check(shape: Shape, rarity: usize, transposed: bool, add: bool) -> bool {
+        let Shape { m, n, k } = shape;
+        let (a, b) = (numbers(m * k, rarity), numbers(k * n, 2));
+        let at = |i: usize, j: usize| {
+            if transposed {
+                a[j * m + i]
+            } else {
+                a[i * k + j]
+            }
+        };
+        let before = if add { 1.0 } else { 0.0 };
+        let expected: Vec<f32> = (0..m * n)
+            .map(|i| before + 2.0 * (0..k).map(|l| at(i / n, l) * b[l * n + i % n]).sum::<f32>())
+            .collect();
+        let done = [1, 2, 3].map(|threads| {
+            let pool = Pool::new(threads);
+            let mut out = vec![1.0; m * n];
+            let plain = |values, transposed| Matrix { values, transposed };
+            let operands = (plain(&a, transposed), plain(&b, false));
+            let done = pool.enter(|| product(&pool, shape, 2.0, operands, (&mut out, add)));
+            let untouched = out.iter().all(|x| x.to_bits() == 1f32.to_bits());
+            assert!(if done { out == expected } else { untouched }, "{shape:?}");
+            done
+        });
+        assert!(done.iter().all(|&other| other == done[0]));
+        done[0]
+    }
+
+    #[test]
+    fn what_is_not_zero_is_multiplied() {
+        for (m, n, k) in [
+            (1000, 70, 33),
+            (33, 70, 1000),
+            (64, 2000, 64),
+            (100, 400, 300),
+        ] {
+            for (transposed, add) in [(false, false), (false, true), (true, false), (true, true)] {
+                assert!(check(Shape { m, n, k }, 17, transposed, add));
+            }
+        }
+    }
+
+    #[test]
+    fn full_and_small_factors_are_left_to_others() {
+        let shape = Shape {
+            m: 100,
+            n: 40,
+            k: 100,
+        };
+        assert!(!check(shape, 15, false, true));
+        assert!(!check(shape, 3, true, false));
+        assert!(!check(Shape { n: 31, ..shape }, 17, false, true));
+        assert!(!check(Shape { m: 10, ..shape }, 17, true, true));
+    }
+
+    #[test]
+    fn no_number_is_taken_for_a_zero() {
+        let mut values = vec![0.0; 100];
+        values[3] = -0.0;
+        for (place, value) in [(15, f32::NAN), (16, 1e-45), (99, f32::NEG_INFINITY)] {
+            values[place] = value;
+        }
+        let mut found = Vec::new();
+        each(&values, |place, value| found.push((place, value.to_bits())));
+        let expected = [15, 16, 99].map(|place: usize| (place, values[place].to_bits()));
+        assert_eq!(found, expected);
+    }
+}
