@@ -1,5 +1,5 @@
 //! `y = sum_i w_i x_i` over scalars, with weights known when the program is built: a total loss, or a mean of several
-//! terms. The gradient of `x_i` is `w_i G`.
+//! terms. The gradient of `x_i` is `w_i G`; none is made where `w_i` is 0.
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
@@ -49,6 +49,7 @@ impl Op for WeightedSum {
         node.inputs
             .iter()
             .zip(&self.weights)
+            .filter(|(_, weight)| **weight != 0.0)
             .try_for_each(|(&input, &weight)| {
                 gradients.emit(
                     Self {
@@ -84,7 +85,10 @@ impl Op for WeightedSum {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use crate::ops::oracle::{Oracle, random};
+    use crate::{Builder, Executor, Pool, Store, Type};
 
     #[test]
     fn value_and_gradients_agree_with_candle() {
@@ -93,5 +97,23 @@ mod tests {
             .candle(|v| (&v[0] * 0.8)? - (&v[1] * 2.0)?)
             // Two products and a sum.
             .agree(1e-6);
+    }
+
+    #[test]
+    fn what_weighs_nothing_counts_and_gets_no_gradient() {
+        let mut b = Builder::new();
+        let [x, y] = ["x", "y"].map(|name| b.input(name, &Type::scalar()).unwrap());
+        let sum = b.weighted_sum(&[(0.0, x), (2.0, y)]).unwrap();
+        let gradients = b.gradients(sum, &[x, y]).unwrap();
+        assert!(gradients[0].is_none() && gradients[1].is_some());
+        b.output("sum", sum);
+        let (mut executor, mut store) = (Executor::new(&b, Arc::new(Pool::new(1))), Store::new());
+        for (x, expected) in [(5.0, 6.0), (f32::NAN, f32::NAN)] {
+            executor.input("x")[0] = x;
+            executor.input("y")[0] = 3.0;
+            executor.run(&mut store);
+            let found = executor.scalar_output("sum", &store);
+            assert!(found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()));
+        }
     }
 }
