@@ -18,6 +18,7 @@
 mod association;
 mod builder;
 mod cpu;
+pub mod cuda;
 mod gradients;
 mod op;
 pub mod ops;

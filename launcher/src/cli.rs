@@ -16,6 +16,7 @@ Examples:
   spd-launch tms_5-2 --sweep train.lr=1e-3,2e-3 --seeds 0..5
   spd-launch tokenize stories.txt --tokenizer bytes --out data/stories
   spd-launch bench tms_5-2 --phases
+  spd-launch doctor                           what there is for GPUs, and what is missing
 
 A run is continued by the command that started it. SIGINT (Ctrl-C), SIGTERM and SIGUSR1 make it save
 and leave; a second Ctrl-C or SIGTERM kills it at once. All of that holds for several runs at once too:
@@ -54,6 +55,8 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     /// Time training steps
     Bench(BenchArgs),
+    /// Say what this machine has for runs on GPUs, and what is missing for what
+    Doctor,
     /// One rank, as the launcher, srun or torchrun starts it
     #[command(hide = true)]
     Rank(RankArgs),
@@ -91,7 +94,7 @@ pub(crate) struct RunArgs {
     /// Start over: an old run directory is moved to DIR.old-N first
     #[arg(long)]
     pub(crate) fresh: bool,
-    /// GPUs to use; this build has the CPU executor only
+    /// GPUs to use; not offered before one has been measured (`spd-launch doctor` says what is there)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) gpus: usize,
     /// Seconds a rank has to save and leave when it is asked to

@@ -8,11 +8,13 @@
 //!                       -> progress     its rows: to the screen
 //!                       -> stop         signals: save and leave, or leave now
 //!          -> summary                   what the rank wrote at the end, printed
+//!     -> doctor                          what there is for runs on GPUs
 //!     -> sweep                          several runs, each this program again, and one table
 //! ```
 
 mod bench;
 mod cli;
+mod doctor;
 mod exit;
 mod memory;
 mod output;
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
     let ended = match (cli.command, cli.run) {
         (Some(Command::Tokenize(asked)), _) => tokenize::tokenize(&asked),
         (Some(Command::Bench(asked)), _) => bench::bench(&asked),
+        (Some(Command::Doctor), _) => Ok(doctor::doctor()),
         (Some(Command::Rank(asked)), _) => rank::rank(&asked),
         (None, Some(asked)) => run::run(&asked),
         (None, None) => Err(Fault::BadInput(

@@ -26,8 +26,10 @@ use crate::{memory, plan, screen, summary, sweep};
 pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     if asked.gpus > 0 {
         return Err(Fault::BadInput(format!(
-            "--gpus {}: the CUDA executor is not in this build; leave it out to run on the CPU",
-            asked.gpus
+            "--gpus {}: runs on GPUs are not offered before one has been measured; on this machine: {}; leave \
+             it out to run on the CPU",
+            asked.gpus,
+            spd_trainer::cuda::lacks(asked.gpus).unwrap_or_else(|| "nothing is missing".to_owned())
         )));
     }
     if asked.seeds.is_some() || !asked.sweep.is_empty() {

@@ -36,6 +36,8 @@ mod target_task;
 mod task;
 mod train;
 
+pub use spd_engine::cuda::libraries as cuda;
+
 pub use fault::{Fault, Outcome};
 pub use memory::Memory;
 pub use overview::{Overview, overview};

@@ -59,14 +59,44 @@ fn every_fault_of_a_run_file_is_one_line() {
 }
 
 #[test]
-fn gpus_are_not_in_this_build() {
+fn gpus_are_refused_with_what_this_machine_lacks() {
     let house = House::new();
     let ended = launch(house.run("done", &["--gpus", "2"]));
     assert_eq!(ended.code, Some(2));
-    assert_eq!(
-        ended.stderr,
-        "error: --gpus 2: the CUDA executor is not in this build; leave it out to run on the CPU\n"
-    );
+    let doctor = launch(house.launcher(&["doctor"])).stdout;
+    let names = ["libcuda.so.1", "libnccl.so.2"];
+    let missing = names.map(|name| {
+        let mut lines = doctor.lines();
+        lines.any(|line| line.contains(name) && line.contains("not found  needed"))
+    });
+    let promised = "error: --gpus 2: runs on GPUs are not offered before one has been measured; on this machine: ";
+    let end = "; leave it out to run on the CPU\n";
+    assert!(ended.stderr.starts_with(promised) && ended.stderr.ends_with(end));
+    let told = names.map(|name| ended.stderr.contains(name));
+    assert_eq!(told, missing, "{}\n{doctor}", ended.stderr);
+    assert!(house.names().is_empty());
+}
+
+#[test]
+fn the_doctor_says_what_was_found_and_what_for_and_is_content() {
+    let house = House::new();
+    let ended = launch(house.launcher(&["doctor"]));
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    for name in [
+        "libcuda.so.1",
+        "libnvrtc.so.13",
+        "libcublasLt.so.13",
+        "libnccl.so.2",
+    ] {
+        let line = ended.stdout.lines().find(|line| line.contains(name));
+        let line = line.unwrap_or_else(|| panic!("{name} is not in\n{}", ended.stdout));
+        // Either a version and a path, or what to do.
+        assert!(line.contains('/') || line.contains("not found"), "{line}");
+        assert!(
+            !line.contains("not found") || line.contains("needed for "),
+            "{line}"
+        );
+    }
     assert!(house.names().is_empty());
 }
 

@@ -1,0 +1,404 @@
+//! CUDA's libraries, looked for where users have them: nothing of CUDA is linked, and a machine without it runs the same
+//! program.
+//!
+//! In this order: the directories in `SPD_CUDA_LIBRARIES`, what the loader knows, the CUDA toolkit (`CUDA_HOME`,
+//! `CUDA_PATH`, `/usr/local/cuda`), and the `nvidia` packages of the Python environment (`VIRTUAL_ENV`, `CONDA_PREFIX`,
+//! the `python3` on the `PATH`), which is where PyTorch keeps them.
+#![expect(
+    unsafe_code,
+    reason = "libraries are opened, and asked for their versions, by name"
+)]
+
+use std::env;
+use std::ffi::{OsStr, c_int};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use libloading::os::unix::{Library as Handle, RTLD_LAZY, RTLD_LOCAL};
+
+/// Where to look before anywhere else: directories with libraries, or with `nvidia` packages, separated by colons.
+pub const DIRECTORIES: &str = "SPD_CUDA_LIBRARIES";
+
+/// What a program on a GPU calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Library {
+    /// The driver's own.
+    Driver,
+    /// The compiler of our kernels.
+    Nvrtc,
+    /// Matrix products.
+    CublasLt,
+    /// Sums over ranks.
+    Nccl,
+}
+
+impl Library {
+    /// All of them, the most needed first.
+    pub const ALL: [Self; 4] = [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Nccl];
+
+    /// File names, the preferred one first.
+    pub const fn files(self) -> &'static [&'static str] {
+        match self {
+            Self::Driver => &["libcuda.so.1"],
+            Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12"],
+            Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12"],
+            Self::Nccl => &["libnccl.so.2"],
+        }
+    }
+
+    /// What does not go without it.
+    pub const fn needed_for(self) -> &'static str {
+        match self {
+            Self::Driver => "any work on a GPU",
+            Self::Nvrtc => "compiling the kernels",
+            Self::CublasLt => "matrix products",
+            Self::Nccl => "more than one GPU",
+        }
+    }
+
+    /// Where to get it.
+    pub const fn remedy(self) -> &'static str {
+        match self {
+            Self::Driver => "install NVIDIA's driver, 580 or newer",
+            Self::Nvrtc => "pip install nvidia-cuda-nvrtc",
+            Self::CublasLt => "pip install nvidia-cublas",
+            Self::Nccl => "pip install nvidia-nccl-cu13",
+        }
+    }
+
+    /// Opens it once and keeps it open, so that whoever asks for it by its file name later gets this one.
+    pub fn found(self) -> Option<&'static Found> {
+        static FOUND: [OnceLock<Option<Found>>; 4] = [const { OnceLock::new() }; 4];
+        let found = &FOUND[self as usize];
+        found.get_or_init(|| find(self, &Places::here())).as_ref()
+    }
+}
+
+/// A library that could be opened.
+#[derive(Debug)]
+pub struct Found {
+    /// Its file.
+    pub path: PathBuf,
+    /// What it says of itself; `None` when it says nothing.
+    pub version: Option<String>,
+    handle: Handle,
+}
+
+/// Where libraries may lie.
+#[derive(Debug, Default)]
+struct Places {
+    /// Before the loader's.
+    first: Vec<PathBuf>,
+    /// After it.
+    then: Vec<PathBuf>,
+}
+
+impl Places {
+    fn here() -> Self {
+        let paths = |name: &str| -> Vec<PathBuf> {
+            env::var_os(name).map_or(Vec::new(), |value| env::split_paths(&value).collect())
+        };
+        let mut places = Self::default();
+        for directory in paths(DIRECTORIES) {
+            places.first.extend(packages(&directory));
+            places.first.push(directory);
+        }
+        let mut toolkits = [paths("CUDA_HOME"), paths("CUDA_PATH")].concat();
+        toolkits.push("/usr/local/cuda".into());
+        for toolkit in toolkits {
+            let libraries = ["lib64", "lib", "targets/x86_64-linux/lib"];
+            places.then.extend(libraries.map(|lib| toolkit.join(lib)));
+        }
+        let mut pythons = [paths("VIRTUAL_ENV"), paths("CONDA_PREFIX")].concat();
+        pythons.extend(python(&paths("PATH")));
+        for python in pythons {
+            places.then.extend(of_python(&python));
+        }
+        places
+            .then
+            .extend(["/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"].map(PathBuf::from));
+        places
+    }
+}
+
+/// Prefix of the first `python3` on the path: the environment that is active, whoever made it so.
+fn python(path: &[PathBuf]) -> Option<PathBuf> {
+    let directory = path
+        .iter()
+        .find(|directory| directory.join("python3").is_file())?;
+    directory.parent().map(Path::to_path_buf)
+}
+
+/// Directories of libraries below the prefix of a Python environment.
+fn of_python(prefix: &Path) -> Vec<PathBuf> {
+    let lib = prefix.join("lib");
+    let mut directories = vec![lib.clone()];
+    for version in entries(&lib) {
+        if version.file_name().is_some_and(|name| {
+            name.to_str()
+                .is_some_and(|name| name.starts_with("python3"))
+        }) {
+            let sites = ["site-packages", "dist-packages"].map(|site| version.join(site));
+            directories.extend(sites.iter().flat_map(|site| packages(site)));
+        }
+    }
+    directories
+}
+
+/// `nvidia/*/lib` below a directory of Python packages.
+fn packages(site: &Path) -> Vec<PathBuf> {
+    let packages = entries(&site.join("nvidia"));
+    packages
+        .into_iter()
+        .map(|package| package.join("lib"))
+        .collect()
+}
+
+/// What lies in a directory, in order of names; nothing where there is none.
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut entries: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    entries.sort();
+    entries
+}
+
+fn find(library: Library, places: &Places) -> Option<Found> {
+    let files = || library.files().iter();
+    let in_all = |directories: &[PathBuf]| -> Vec<PathBuf> {
+        files()
+            .flat_map(|file| directories.iter().map(move |at| at.join(file)))
+            .filter(|path| path.is_file())
+            .collect()
+    };
+    let candidates = in_all(&places.first)
+        .into_iter()
+        .chain(files().map(PathBuf::from))
+        .chain(in_all(&places.then));
+    for path in candidates {
+        // SAFETY: these are NVIDIA's libraries, whose initialisers may run at any time; they stay open.
+        let Ok(handle) = (unsafe { Handle::open(Some(&path), RTLD_LAZY | RTLD_LOCAL) }) else {
+            continue;
+        };
+        let version = version(library, &handle);
+        let path = if path.is_absolute() {
+            path
+        } else {
+            loaded(path.as_os_str()).unwrap_or(path)
+        };
+        return Some(Found {
+            path,
+            version,
+            handle,
+        });
+    }
+    None
+}
+
+/// Path of a library that the loader found.
+fn loaded(file: &OsStr) -> Option<PathBuf> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let mut paths = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]));
+    let file = file.to_str()?;
+    // The name of the file may go on behind that of the library: `libcuda.so.580.82.07` for `libcuda.so.1`.
+    let stem = &file[..file.find(".so").map_or(file.len(), |at| at + 3)];
+    let path = paths.find(|path| {
+        let name = Path::new(path).file_name().and_then(OsStr::to_str);
+        name.is_some_and(|name| name == stem || name.starts_with(&format!("{stem}.")))
+    })?;
+    Some(PathBuf::from(path))
+}
+
+fn version(library: Library, handle: &Handle) -> Option<String> {
+    /// An answer in one number.
+    type One = unsafe extern "C" fn(*mut c_int) -> c_int;
+    type Two = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+    type Size = unsafe extern "C" fn() -> usize;
+    let one = |name: &[u8]| {
+        let mut answer = 0;
+        // SAFETY: the functions asked for below have this signature in every version of their library.
+        let status = unsafe { handle.get::<One>(name).ok()?(&raw mut answer) };
+        (status == 0).then_some(answer)
+    };
+    match library {
+        Library::Driver => {
+            one(b"cuDriverGetVersion").map(|v| format!("{}.{}", v / 1000, v % 1000 / 10))
+        }
+        Library::Nvrtc => {
+            let (mut major, mut minor) = (0, 0);
+            // SAFETY: `nvrtcResult nvrtcVersion(int *, int *)`.
+            let status =
+                unsafe { handle.get::<Two>(b"nvrtcVersion").ok()?(&raw mut major, &raw mut minor) };
+            (status == 0).then(|| format!("{major}.{minor}"))
+        }
+        Library::CublasLt => {
+            // SAFETY: `size_t cublasLtGetVersion(void)`.
+            let v = unsafe { handle.get::<Size>(b"cublasLtGetVersion").ok()?() };
+            Some(format!("{}.{}.{}", v / 10_000, v % 10_000 / 100, v % 100))
+        }
+        Library::Nccl => one(b"ncclGetVersion")
+            .map(|v| format!("{}.{}.{}", v / 10_000, v % 10_000 / 100, v % 100)),
+    }
+}
+
+/// A GPU of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// As the driver calls it.
+    pub name: String,
+    /// Its memory.
+    pub bytes: usize,
+    /// Compute capability, major and minor.
+    pub capability: (c_int, c_int),
+}
+
+/// The GPUs of this machine.
+///
+/// # Errors
+///
+/// When there is no driver, or it refuses: one line that says why.
+pub fn gpus() -> Result<Vec<Gpu>, String> {
+    let driver = Library::Driver
+        .found()
+        .ok_or_else(|| format!("{} was not found", Library::Driver.files()[0]))?;
+    list(&driver.handle).map_err(|(call, code)| match code {
+        100 => "the driver finds no GPU".to_owned(),
+        803 | 804 => {
+            format!("the driver and its library do not fit together ({call}: error {code})")
+        }
+        _ => format!("the driver refuses ({call}: error {code})"),
+    })
+}
+
+/// Asks the driver, without cudarc, which panics where a function is missing.
+fn list(driver: &Handle) -> Result<Vec<Gpu>, (&'static str, c_int)> {
+    const MISSING: c_int = 500;
+    const MAJOR: c_int = 75;
+    const MINOR: c_int = 76;
+    macro_rules! call {
+        ($name:literal, ($($argument:expr => $type:ty),*)) => {{
+            // SAFETY: the signatures are those of the driver API since CUDA 3.2; buffers outlive the call.
+            let status = unsafe {
+                let function = driver
+                    .get::<unsafe extern "C" fn($($type),*) -> c_int>($name.as_bytes())
+                    .map_err(|_| ($name, MISSING))?;
+                function($($argument),*)
+            };
+            if status != 0 {
+                return Err(($name, status));
+            }
+        }};
+    }
+    call!("cuInit", (0 => u32));
+    let mut count = 0;
+    call!("cuDeviceGetCount", (&raw mut count => *mut c_int));
+    let mut gpus = Vec::new();
+    for ordinal in 0..count {
+        let (mut device, mut bytes, mut major, mut minor) = (0, 0, 0, 0);
+        let mut name = [0u8; 128];
+        call!("cuDeviceGet", (&raw mut device => *mut c_int, ordinal => c_int));
+        call!("cuDeviceGetName", (name.as_mut_ptr() => *mut u8, 127 => c_int, device => c_int));
+        call!("cuDeviceTotalMem_v2", (&raw mut bytes => *mut usize, device => c_int));
+        call!("cuDeviceGetAttribute", (&raw mut major => *mut c_int, MAJOR => c_int, device => c_int));
+        call!("cuDeviceGetAttribute", (&raw mut minor => *mut c_int, MINOR => c_int, device => c_int));
+        let end = name
+            .iter()
+            .position(|&byte| byte == 0)
+            .unwrap_or(name.len());
+        gpus.push(Gpu {
+            name: String::from_utf8_lossy(&name[..end]).into_owned(),
+            bytes,
+            capability: (major, minor),
+        });
+    }
+    Ok(gpus)
+}
+
+/// What this machine lacks for a run on `gpus` GPUs, in one line; `None` where nothing is missing.
+pub fn lacks(gpus: usize) -> Option<String> {
+    let needed = Library::ALL
+        .into_iter()
+        .filter(|&library| library != Library::Nccl || gpus > 1);
+    let missing: Vec<&str> = needed
+        .filter(|library| library.found().is_none())
+        .map(|library| library.files()[0])
+        .collect();
+    if !missing.is_empty() {
+        return Some(format!("{} not found", missing.join(", ")));
+    }
+    match self::gpus() {
+        Err(reason) => Some(reason),
+        Ok(found) if found.len() < gpus => Some(format!("{} of {gpus} GPUs", found.len())),
+        Ok(_) => None,
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "files of a test alone")]
+mod tests {
+    use super::*;
+
+    /// A library that answers `nvrtcVersion`, made where it is asked for; `None` without a C compiler.
+    fn library(path: &Path, version: (u32, u32)) -> Option<()> {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let source = path.with_extension("c");
+        let (major, minor) = version;
+        let text =
+            format!("int nvrtcVersion(int *a, int *b) {{ *a = {major}; *b = {minor}; return 0; }}");
+        fs::write(&source, text).unwrap();
+        let made = std::process::Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .args([path, &source])
+            .status();
+        made.ok()?.success().then_some(())
+    }
+
+    #[test]
+    fn packages_of_a_python_environment_are_searched_after_what_is_named() {
+        let root = env::temp_dir().join(format!("spd-libraries-{}", std::process::id()));
+        let package = root.join("env/lib/python3.12/site-packages/nvidia/cu13/lib");
+        let named = root.join("named");
+        let in_package = package.join("libnvrtc.so.13");
+        // An older one is taken where there is no newer one.
+        let made = library(&in_package, (13, 0))
+            .and_then(|()| library(&named.join("libnvrtc.so.12"), (12, 9)));
+        if made.is_none() {
+            println!("no C compiler: not tested");
+            return;
+        }
+        let mut places = Places {
+            first: Vec::new(),
+            then: of_python(&root.join("env")),
+        };
+        let found = find(Library::Nvrtc, &places);
+        // Unless the loader knows one.
+        let found = found.expect("it is in the package");
+        if found.path.starts_with(&root) {
+            assert_eq!(
+                (found.path, found.version),
+                (in_package, Some("13.0".into()))
+            );
+        }
+        places.first.push(named.clone());
+        let found = find(Library::Nvrtc, &places).unwrap();
+        let expected = (named.join("libnvrtc.so.12"), Some("12.9".into()));
+        assert_eq!((found.path, found.version), expected);
+        fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_passed_over() {
+        let root = env::temp_dir().join(format!("spd-no-library-{}", std::process::id()));
+        fs::create_dir_all(&root).unwrap();
+        fs::write(root.join("libnccl.so.2"), "not a library").unwrap();
+        let places = Places {
+            first: vec![root.clone()],
+            then: Vec::new(),
+        };
+        let found = find(Library::Nccl, &places);
+        assert!(found.is_none_or(|found| !found.path.starts_with(&root)));
+        fs::remove_dir_all(&root).unwrap();
+    }
+}

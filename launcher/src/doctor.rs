@@ -1,0 +1,52 @@
+//! `spd-launch doctor`: what this machine has for runs on GPUs, and what is missing for what.
+
+use spd_trainer::cuda::{self, DIRECTORIES, Library};
+
+use crate::exit::Exit;
+use crate::screen;
+use crate::table::Table;
+
+/// Says what was found. Nothing that is missing is a failure: runs on the CPU need none of it.
+pub(crate) fn doctor() -> Exit {
+    screen::result(&text());
+    Exit::Done
+}
+
+fn text() -> String {
+    let mut table = Table::new(&[]);
+    for library in Library::ALL {
+        let name = library.files()[0];
+        match library.found() {
+            Some(found) => {
+                let version = found.version.as_deref().unwrap_or("no version");
+                let path = found.path.to_string_lossy();
+                table.row([name, version, &screen::plain(&path)]);
+            }
+            None => table.row([
+                name,
+                "not found",
+                &format!("needed for {}; {}", library.needed_for(), library.remedy()),
+            ]),
+        }
+    }
+    let gpus = match cuda::gpus() {
+        Ok(gpus) => gpus,
+        Err(reason) => {
+            table.row(["GPUs", "none", &reason]);
+            Vec::new()
+        }
+    };
+    for (ordinal, gpu) in gpus.iter().enumerate() {
+        let (major, minor) = gpu.capability;
+        table.row([
+            format!("GPU {ordinal}"),
+            format!("sm_{major}{minor}"),
+            format!("{}, {} MiB", screen::plain(&gpu.name), gpu.bytes >> 20),
+        ]);
+    }
+    format!(
+        "{}Searched: the directories in {DIRECTORIES}, the loader's, the CUDA toolkit, the Python environment.\n\
+         Runs go to the CPU: GPU runs are not offered before one has been measured.\n",
+        table.text()
+    )
+}
