@@ -8,8 +8,9 @@ use super::runs::run;
 use crate::fault::Fault;
 
 /// What this build can time.
-const KNOWN: [&str; 18] = [
+const KNOWN: [&str; 19] = [
     "tms_5-2",
+    "tms_5-2-id",
     "tms_40-10",
     "resid_mlp1",
     "resid_mlp2",
@@ -167,8 +168,8 @@ mod tests {
         }
     }
 
-    // Counts by hand, tied components once. TMS 5-2: 20 (5 + 2), and per site 20 (16 + 16 + 16 + 1).
-    // TMS 40-10: 200 (40 + 10), and 2 * 200 * 49. Residual MLP: 2 * 100 (1000 + 50), and 2 * 100 * 49; of two layers
+    // Counts by hand, tied components once. TMS 5-2: 20 (5 + 2), and per site 20 (16 + 16 + 16 + 1); with a hidden layer
+    // 20 (2 + 2) more, and three sites. TMS 40-10: 200 (40 + 10), and 2 * 200 * 49. Residual MLP: 2 * 100 (1000 + 50), and 2 * 100 * 49; of two layers
     // 4 * 400 (1000 + 25), and 2 (1001 * 256 + 26 * 256 + 2 * 257 * 400); tiny 4 * 12 * 25, and
     // 2 (21 * 8 + 6 * 8 + 2 * 9 * 12). Llama: a block's seven matrices have 2303 rows and columns, so 4 * 1200 * 2303;
     // each has (d_in + 1) 1000 + 1001 * 1200 in its importance function, d_in being 128 and once 341; the tiny ones:
@@ -177,6 +178,7 @@ mod tests {
     fn every_known_name_has_sites_and_parameters() {
         let counts = [
             (140, 1960),
+            (220, 2940),
             (10_000, 19_600),
             (210_000, 9800),
             (1_640_000, 937_024),
@@ -222,9 +224,9 @@ mod tests {
     #[test]
     fn what_cannot_be_timed_is_refused_in_one_line() {
         let default = Overrides::default();
-        let known = "known: tms_5-2, tms_40-10, resid_mlp1, resid_mlp2, seed-16x128, seed-32x256, seed-64x256, \
-                     seed-128x256, full-ss-llama, full-ss-llama-32x512, full-ss-llama-64x512, full-gpt2-h1, \
-                     tiny-tms, tiny-resid, tiny-seed, tiny-ss-llama, tiny-pgd, tiny-gpt2-h1";
+        let known = "known: tms_5-2, tms_5-2-id, tms_40-10, resid_mlp1, resid_mlp2, seed-16x128, seed-32x256, \
+                     seed-64x256, seed-128x256, full-ss-llama, full-ss-llama-32x512, full-ss-llama-64x512, \
+                     full-gpt2-h1, tiny-tms, tiny-resid, tiny-seed, tiny-ss-llama, tiny-pgd, tiny-gpt2-h1";
         assert_eq!(
             refused("full-pile-4l", &default),
             format!("bench full-pile-4l: not yet in this build; {known}")

@@ -46,8 +46,9 @@ pub(super) fn run(name: &str) -> Option<(Run, Step)> {
         "full-ss-llama" | "full-ss-llama-32x512" => ss_llama(name, small, (32, 512), (1200, 1000)),
         "full-ss-llama-64x512" => ss_llama(name, small, (64, 512), (1200, 1000)),
         "tiny-ss-llama" => ss_llama(name, tiny, (4, 16), (12, 24)),
-        "tms_5-2" => tms(name, (5, 2), 4096, (20, 16), (3e-3, 1.0)),
-        "tms_40-10" => tms(name, (40, 10), 4096, (200, 16), (1e-4, 2.0)),
+        "tms_5-2" => tms(name, (5, 2, 0), 4096, (20, 16), (3e-3, 1.0)),
+        "tms_5-2-id" => tms(name, (5, 2, 1), 4096, (20, 16), (3e-3, 1.0)),
+        "tms_40-10" => tms(name, (40, 10, 0), 4096, (200, 16), (1e-4, 2.0)),
         "resid_mlp1" => {
             let losses = vec![
                 minimality(1e-5, 2.0, None),
@@ -74,7 +75,7 @@ pub(super) fn run(name: &str) -> Option<(Run, Step)> {
             run.train.clip_components = Some(0.01);
             run
         }
-        "tiny-tms" => tms(name, (5, 2), 64, (8, 4), (3e-3, 1.0)),
+        "tiny-tms" => tms(name, (5, 2, 0), 64, (8, 4), (3e-3, 1.0)),
         "full-gpt2-h1" => {
             let model = gpt2(50_257, 1024, 768, (12, 12));
             gpt2_h1(name, model, (2, 1024), (768, 12))
@@ -88,7 +89,7 @@ pub(super) fn run(name: &str) -> Option<(Run, Step)> {
 /// A toy model of superposition, taken apart with tied components.
 fn tms(
     name: &str,
-    (n_features, n_hidden): (usize, usize),
+    (n_features, n_hidden, n_hidden_layers): (usize, usize, usize),
     rows: usize,
     (components, hidden): (usize, usize),
     (coeff, p): (f64, f64),
@@ -96,7 +97,7 @@ fn tms(
     let model = Model::Tms {
         n_features,
         n_hidden,
-        n_hidden_layers: 0,
+        n_hidden_layers,
         zero_bias: true,
     };
     let losses = vec![
@@ -105,12 +106,16 @@ fn tms(
         stochastic(1.0, Routing::Layerwise),
     ];
     let mut run = base(name, model, sparse(0.05, 0.0), (rows, 1e-3), losses);
+    let hidden_layers = (0..n_hidden_layers).map(|layer| format!("hidden_layers.{layer}"));
     run.decomposition.sites = ["linear1", "linear2"]
-        .map(|path| SitePattern {
-            pattern: path.to_owned(),
+        .map(str::to_owned)
+        .into_iter()
+        .chain(hidden_layers)
+        .map(|pattern| SitePattern {
+            pattern,
             components,
         })
-        .to_vec();
+        .collect();
     run.decomposition.tied = true;
     run.importance.kind = ImportanceKind::Mlp;
     run.importance.hidden = vec![hidden];
