@@ -33,7 +33,7 @@ pub use association::{Made, Right};
 pub use builder::{BACKWARD, Builder, StepScalar};
 pub use cpu::{Arena, Executor, Frame, OpProfile, Pool, StepParameters};
 pub use gradients::Gradients;
-pub use op::{BuildError, NodeView, Op, Result};
+pub use op::{BuildError, Dear, NodeView, Op, Result};
 pub use plan::Plan;
 pub use store::{Slot, Store};
 pub use value::{DType, Type, Value};

@@ -88,6 +88,22 @@ pub trait Op: Debug + Send + Sync {
     fn flops(&self, _inputs: &[&Type]) -> u64 {
         0
     }
+
+    /// What one run computes that costs many of those.
+    fn dear(&self, _inputs: &[&Type]) -> Dear {
+        Dear::default()
+    }
+}
+
+/// Numbers that cost more than a multiplication and an addition, and weigh in a roofline for themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Dear {
+    /// Values of GELU.
+    pub gelus: u64,
+    /// Slopes of GELU, with or without the value.
+    pub gelu_slopes: u64,
+    /// Random numbers.
+    pub draws: u64,
 }
 
 /// An op in its place in a program.

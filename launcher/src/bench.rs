@@ -78,13 +78,16 @@ fn text(name: &str, threads: usize, phases: &Phases) -> String {
     let head = format!(
         "\n{name}, {threads} threads: {:.3} ms a step when profiled\n\
          ceilings: gemm {:.1} GFLOP/s large and square, {:.1} at [{m}, {k}] [{k}, {n}]; \
-         copy {:.1} GB/s large, {:.1} over {:.1} MiB\n",
+         copy {:.1} GB/s large, {:.1} over {:.1} MiB; GELU {:.3} ns, its slope {:.3} ns; a draw {:.3} ns\n",
         phases.step_ms,
         ceilings.gemm / 1e9,
         ceilings.site_gemm / 1e9,
         ceilings.copy / 1e9,
         ceilings.near_copy / 1e9,
         ceilings.near_bytes as f64 / f64::from(1 << 20),
+        1e9 / ceilings.gelus,
+        1e9 / ceilings.gelu_slopes,
+        1e9 / ceilings.draws,
     );
     let mut parts = Table::new(&[Lean::Left, Lean::Right, Lean::Right]);
     parts.row(["part of the step", "ms/step", "share"]);

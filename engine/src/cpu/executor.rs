@@ -12,7 +12,7 @@ use super::arena::Arena;
 use super::frame::{Frame, View};
 use super::pool::Pool;
 use crate::builder::{Builder, StepScalar};
-use crate::op::Op;
+use crate::op::{Dear, Op};
 use crate::plan::{Place, Plan};
 use crate::store::Store;
 use crate::value::{DType, Type, Value};
@@ -59,6 +59,7 @@ struct PreparedOp {
     scratch: View,
     part: &'static str,
     flops: u64,
+    dear: Dear,
     bytes: u64,
 }
 
@@ -73,6 +74,8 @@ pub struct OpProfile {
     pub time: Duration,
     /// Multiplications and additions in one replay.
     pub flops: u64,
+    /// What else weighs in one replay.
+    pub dear: Dear,
     /// Bytes read and written in one replay, each operand once.
     pub bytes: u64,
 }
@@ -332,6 +335,7 @@ impl Executor {
                 shapes: format!("{:?}", op.op),
                 time,
                 flops: op.flops,
+                dear: op.dear,
                 bytes: op.bytes,
             })
             .collect()
@@ -443,6 +447,7 @@ fn prepare(
         scratch: view(planned.scratch, &scratch),
         part: node.part,
         flops: node.op.flops(&types),
+        dear: node.op.dear(&types),
         bytes: bytes as u64,
     }
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rayon::prelude::*;
-use spd_engine::{Builder, Executor, Pool, Store, Type};
+use spd_draws::{Purpose, Stream};
+use spd_engine::ops::GeluKind;
+use spd_engine::{Builder, Executor, OpProfile, Pool, Store, Type};
 
 use crate::fault::Fault;
 
@@ -22,6 +24,9 @@ pub(super) const SQUARE: usize = 1024;
 
 /// Bytes of the large copy, beyond every cache.
 const LARGE: usize = 1 << 28;
+
+/// Elements of which GELUs are measured: near enough that memory does not weigh.
+const NEAR: usize = 1 << 16;
 
 /// Highest rates of this machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,6 +43,12 @@ pub struct Ceilings {
     pub near_bytes: usize,
     /// Bytes per second, read and written, of that copy: what caches make of it.
     pub near_copy: f64,
+    /// Values of GELU per second.
+    pub gelus: f64,
+    /// Slopes of GELU per second.
+    pub gelu_slopes: f64,
+    /// Random numbers per second.
+    pub draws: f64,
 }
 
 impl Ceilings {
@@ -47,6 +58,7 @@ impl Ceilings {
         site_shape: [usize; 3],
         workload_bytes: usize,
     ) -> Result<Self, Fault> {
+        let [gelus, gelu_slopes, draws] = dear(pool)?;
         let near_bytes = workload_bytes.clamp(1 << 20, LARGE);
         Ok(Self {
             gemm: gemm(pool, [SQUARE; 3])?,
@@ -55,14 +67,26 @@ impl Ceilings {
             copy: copy(pool.threads(), LARGE),
             near_bytes,
             near_copy: copy(pool.threads(), near_bytes),
+            gelus,
+            gelu_slopes,
+            draws,
         })
     }
 
-    /// Seconds that so much work must take at least.
-    pub(super) fn floor_s(&self, flops: u64, bytes: u64) -> f64 {
-        let arithmetic = self.gemm.max(self.site_gemm);
-        let bandwidth = self.copy.max(self.near_copy);
-        (flops as f64 / arithmetic).max(bytes as f64 / bandwidth)
+    /// Seconds that the work of an op must take at least: all that is computed, one after the other, or all that is read
+    /// and written, whichever takes longer.
+    pub(super) fn floor_s(&self, op: &OpProfile) -> f64 {
+        let arithmetic = [
+            (op.flops, self.gemm.max(self.site_gemm)),
+            (op.dear.gelus, self.gelus),
+            (op.dear.gelu_slopes, self.gelu_slopes),
+            (op.dear.draws, self.draws),
+        ];
+        let arithmetic: f64 = arithmetic
+            .iter()
+            .map(|&(count, rate)| count as f64 / rate)
+            .sum();
+        arithmetic.max(op.bytes as f64 / self.copy.max(self.near_copy))
     }
 }
 
@@ -77,6 +101,35 @@ fn gemm(pool: &Arc<Pool>, [m, k, n]: [usize; 3]) -> Result<f64, Fault> {
     program.input("w").fill(1.0);
     let mut store = Store::new();
     Ok((2 * m * k * n) as f64 / fastest_s(|| program.run(&mut store)))
+}
+
+/// GELUs, their slopes and random numbers per second.
+fn dear(pool: &Arc<Pool>) -> Result<[f64; 3], Fault> {
+    let mut b = Builder::new();
+    let x = b.input("x", &Type::f32(&[NEAR / 1024, 1024]))?;
+    let y = b.gelu(x, GeluKind::Exact)?;
+    let loss = b.sum_squares(y)?;
+    if let Some(slopes) = b.gradients(loss, &[x])?[0] {
+        b.output("slopes", slopes);
+    }
+    let draws = b.uniform(Stream::new(Purpose::Source, 0, 0), &[NEAR / 1024, 1024])?;
+    b.output("draws", draws);
+    let mut program = Executor::new(&b, Arc::clone(pool));
+    program.input("x").fill(0.5);
+    let mut store = Store::new();
+    let mut best_s = ["gelu", "gelu_grad", "uniform"].map(|name| (name, f64::INFINITY));
+    for _ in 0..10 * ROUNDS {
+        program.start_profile();
+        program.run(&mut store);
+        for op in program.profile() {
+            for (name, best_s) in &mut best_s {
+                if op.name == *name {
+                    *best_s = best_s.min(op.time.as_secs_f64());
+                }
+            }
+        }
+    }
+    Ok(best_s.map(|(_, best_s)| NEAR as f64 / best_s))
 }
 
 fn copy(threads: usize, bytes: usize) -> f64 {
@@ -120,6 +173,10 @@ fn fastest_s(mut work: impl FnMut()) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use spd_engine::Dear;
+
     use super::*;
 
     #[test]
@@ -131,9 +188,40 @@ mod tests {
             copy: 10.0,
             near_bytes: 1,
             near_copy: 20.0,
+            gelus: 4.0,
+            gelu_slopes: 2.0,
+            draws: 8.0,
         };
-        // By hand: 300 / 100 against 40 / 20, then 100 / 100 against 40 / 20.
-        assert!((ceilings.floor_s(300, 40) - 3.0).abs() < 1e-12);
-        assert!((ceilings.floor_s(100, 40) - 2.0).abs() < 1e-12);
+        let floor = |flops, bytes, dear| {
+            ceilings.floor_s(&OpProfile {
+                name: "op",
+                shapes: String::new(),
+                time: Duration::ZERO,
+                flops,
+                dear,
+                bytes,
+            })
+        };
+        // By hand: 300 / 100 against 40 / 20, then 100 / 100 against 40 / 20, then 1 + 4 / 4 + 4 / 2 + 4 / 8.
+        let none = Dear::default();
+        let dear = Dear {
+            gelus: 4,
+            gelu_slopes: 4,
+            draws: 4,
+        };
+        for (found, expected) in [
+            (floor(300, 40, none), 3.0),
+            (floor(100, 40, none), 2.0),
+            (floor(100, 40, dear), 4.5),
+        ] {
+            assert!((found - expected).abs() < 1e-12, "{found}");
+        }
+    }
+
+    #[test]
+    fn the_dear_have_rates() {
+        let pool = Arc::new(Pool::new(1));
+        let rates = pool.enter(|| dear(&pool)).unwrap();
+        assert!(rates.iter().all(|rate| rate.is_finite() && *rate > 1e6));
     }
 }

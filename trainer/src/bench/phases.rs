@@ -48,7 +48,7 @@ pub struct OpRow {
     pub flops: u64,
     /// Bytes read and written, each operand once.
     pub bytes: u64,
-    /// The least time by the roofline, op by op. Too low for ops whose operations are not multiplications and additions;
+    /// The least time by the roofline, op by op, GELUs and draws included. Too low for ops with other functions than those;
     /// too high for those whose operands lie in a nearer cache or are mostly zeros, or that read a few rows of a large table.
     pub floor_ms: f64,
 }
@@ -143,7 +143,7 @@ fn row(op: &OpProfile, steps: usize, ceilings: &Ceilings) -> OpRow {
         ms: ms(op.time),
         flops: op.flops,
         bytes: op.bytes,
-        floor_ms: 1e3 * ceilings.floor_s(op.flops, op.bytes),
+        floor_ms: 1e3 * ceilings.floor_s(op),
     }
 }
 

@@ -21,7 +21,7 @@ use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Dear, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// The networks of all components of a site.
@@ -98,8 +98,14 @@ impl Op for ComponentMlp {
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
-        // A GELU counts as one operation: the line of a roofline that matters here is its measured time.
-        5 * (inputs[0].len() * inputs[1].columns()) as u64
+        4 * (inputs[0].len() * inputs[1].columns()) as u64
+    }
+
+    fn dear(&self, inputs: &[&Type]) -> Dear {
+        Dear {
+            gelus: (inputs[0].len() * inputs[1].columns()) as u64,
+            ..Dear::default()
+        }
     }
 }
 
@@ -136,6 +142,13 @@ impl Op for ComponentMlpGrad {
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
         11 * (inputs[1].len() * inputs[2].columns()) as u64
+    }
+
+    fn dear(&self, inputs: &[&Type]) -> Dear {
+        Dear {
+            gelu_slopes: (inputs[1].len() * inputs[2].columns()) as u64,
+            ..Dear::default()
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use spd_draws::Stream;
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Dear, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// Uniform draws in `[0, 1)`, row by row.
@@ -151,6 +151,10 @@ impl Op for Uniform {
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::uniform(self, frame);
     }
+
+    fn dear(&self, _inputs: &[&Type]) -> Dear {
+        drawn(self.dims.iter().product())
+    }
 }
 
 impl Op for Bernoulli {
@@ -168,6 +172,10 @@ impl Op for Bernoulli {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::bernoulli(self, frame);
+    }
+
+    fn dear(&self, _inputs: &[&Type]) -> Dear {
+        drawn(self.rows)
     }
 }
 
@@ -196,6 +204,18 @@ impl Op for UniformSubsets {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::uniform_subsets(self, frame);
+    }
+
+    fn dear(&self, _inputs: &[&Type]) -> Dear {
+        drawn(self.rows * (1 + 2 * self.sites))
+    }
+}
+
+/// The weight of so many draws.
+pub(crate) fn drawn(count: usize) -> Dear {
+    Dear {
+        draws: count as u64,
+        ..Dear::default()
     }
 }
 

@@ -12,7 +12,7 @@ mod cpu;
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Dear, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// Which of the two functions.
@@ -68,6 +68,13 @@ impl Op for Gelu {
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run(self.kind, frame);
     }
+
+    fn dear(&self, inputs: &[&Type]) -> Dear {
+        Dear {
+            gelus: inputs[0].len() as u64,
+            ..Dear::default()
+        }
+    }
 }
 
 impl Op for GeluGrad {
@@ -89,6 +96,13 @@ impl Op for GeluGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_gradient(self.kind, frame);
+    }
+
+    fn dear(&self, inputs: &[&Type]) -> Dear {
+        Dear {
+            gelu_slopes: inputs[0].len() as u64,
+            ..Dear::default()
+        }
     }
 }
 

@@ -36,7 +36,8 @@ use spd_draws::Stream;
 use crate::builder::{Builder, StepScalar};
 use crate::cpu::Frame;
 use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Dear, NodeView, Op, Result};
+use crate::ops::draws::drawn;
 use crate::value::{Type, Value};
 
 /// The pair of sigmoids.
@@ -176,6 +177,13 @@ impl Op for ImportanceGates {
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
         4 * inputs[0].len() as u64
+    }
+
+    fn dear(&self, inputs: &[&Type]) -> Dear {
+        match self.noise {
+            LogitNoise::Drawn(_) => drawn(inputs[0].len()),
+            LogitNoise::None | LogitNoise::Given => Dear::default(),
+        }
     }
 }
 

@@ -26,7 +26,8 @@ use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Dear, NodeView, Op, Result};
+use crate::ops::draws::drawn;
 use crate::ops::grain_rows;
 use crate::value::{Type, Value};
 
@@ -167,6 +168,14 @@ impl Masked {
         }
     }
 
+    fn drawn(&self, a: &Type) -> Dear {
+        match self.mask {
+            Mask::Between(Draw::Given) | Mask::Drawn(Draw::Given) => Dear::default(),
+            Mask::Between(_) | Mask::Drawn(_) => drawn(a.len()),
+            Mask::Importance | Mask::Rounded(_) | Mask::Ones => Dear::default(),
+        }
+    }
+
     fn check(&self, inputs: &[&Type], first: usize) -> Result<()> {
         let operands = self.operands(first);
         let a = inputs[operands.a];
@@ -270,6 +279,10 @@ impl Op for Masked {
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::forward(self, frame);
     }
+
+    fn dear(&self, inputs: &[&Type]) -> Dear {
+        self.drawn(inputs[0])
+    }
 }
 
 impl Op for MaskedGrad {
@@ -298,6 +311,10 @@ impl Op for MaskedGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::backward(self, frame);
+    }
+
+    fn dear(&self, inputs: &[&Type]) -> Dear {
+        self.of.drawn(inputs[0])
     }
 }
 
