@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use spd_trainer::Fault;
-use spd_trainer::bench::{OpRow, Overrides, Phases, Preset, Settings, preset, time};
+use spd_trainer::bench::{OpRow, Overrides, Phases, Preset, Report, Settings, preset, time};
 
 use crate::cli::{self, BenchArgs};
 use crate::exit::Exit;
@@ -27,32 +27,95 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
         batch: asked.batch,
         seq: asked.seq,
         precision: asked.precision.as_deref(),
+        ..Overrides::default()
     };
-    let presets: Vec<Preset> = asked
+    let presets: Vec<Vec<(Option<usize>, Preset)>> = asked
         .names
         .iter()
-        .map(|name| preset(name, &overrides))
-        .collect::<Result<_, _>>()?;
+        .map(|name| match &asked.vary {
+            None => Ok(vec![(None, preset(name, &overrides)?)]),
+            Some(vary) => vary
+                .of(overrides)
+                .map(|(value, overrides)| Ok((Some(value), preset(name, &overrides)?)))
+                .collect(),
+        })
+        .collect::<Result<_, Fault>>()?;
     let mut out = asked.out.as_deref().map(open).transpose()?;
     let settings = Settings {
         steps: asked.steps.unwrap_or(STEPS),
         warmup: asked.warmup.unwrap_or(WARMUP),
         threads: cli::threads(asked.threads),
-        phases: asked.phases,
+        phases: asked.phases || asked.vary.is_some(),
     };
-    for preset in &presets {
-        let report = time(preset, &settings)?;
-        let line = format!("{}\n", report.line);
-        screen::result(&line);
-        if let Some((path, file)) = &mut out {
-            file.write_all(line.as_bytes())
-                .with_context(|| format!("{}", path.display()))?;
+    for (name, presets) in asked.names.iter().zip(&presets) {
+        let mut growth = Vec::new();
+        for (value, preset) in presets {
+            let report = time(preset, &settings)?;
+            let line = format!("{}\n", report.line);
+            screen::result(&line);
+            if let Some((path, file)) = &mut out {
+                file.write_all(line.as_bytes())
+                    .with_context(|| format!("{}", path.display()))?;
+            }
+            match (&report.phases, value) {
+                (Some(phases), Some(value)) => growth.push(Cost::new(*value, &report, phases)),
+                (Some(phases), None) => {
+                    screen::note(&text(&preset.name, settings.threads, phases));
+                }
+                (None, _) => {}
+            }
         }
-        if let Some(phases) = &report.phases {
-            screen::note(&text(&preset.name, settings.threads, phases));
+        if let Some(vary) = &asked.vary {
+            screen::note(&growth_text(name, settings.threads, vary.key(), &growth));
         }
     }
     Ok(Exit::Done)
+}
+
+/// What a step costs at one value of what is varied.
+struct Cost {
+    value: usize,
+    ms: f64,
+    gflop: f64,
+    floor_ms: f64,
+}
+
+impl Cost {
+    fn new(value: usize, report: &Report, phases: &Phases) -> Self {
+        let total = phases.total();
+        Self {
+            value,
+            ms: report.median_ms,
+            gflop: total.flops as f64 / 1e9,
+            floor_ms: total.floor_ms,
+        }
+    }
+}
+
+/// How the step grows beside its arithmetic: each as a multiple of its first row.
+fn growth_text(name: &str, threads: usize, key: &str, costs: &[Cost]) -> String {
+    let mut table = Table::new(&[Lean::Right; 8]);
+    table.row([
+        key, "times", "ms/step", "times", "GFLOP", "times", "floor ms", "times",
+    ]);
+    for cost in costs {
+        let first = &costs[0];
+        let times = |now: f64, first: f64| format!("{:.2}", now / first);
+        table.row([
+            cost.value.to_string(),
+            times(cost.value as f64, first.value as f64),
+            format!("{:.3}", cost.ms),
+            times(cost.ms, first.ms),
+            format!("{:.3}", cost.gflop),
+            times(cost.gflop, first.gflop),
+            format!("{:.3}", cost.floor_ms),
+            times(cost.floor_ms, first.floor_ms),
+        ]);
+    }
+    format!(
+        "\n{name}, {threads} threads: a step as {key} grows\n{}",
+        table.text()
+    )
 }
 
 /// A file that lines are added to; opened first, so that no time is spent on numbers that cannot be written.
@@ -166,5 +229,35 @@ mod tests {
         assert_eq!(cells(&op, 4.0), expected);
         let silent = OpRow { flops: 0, ..op };
         assert_eq!(cells(&silent, 4.0)[4], "");
+    }
+
+    // By hand: multiples of the first row.
+    #[test]
+    fn growth_is_told_from_the_first_row() {
+        let cost = |value, ms, gflop, floor_ms| Cost {
+            value,
+            ms,
+            gflop,
+            floor_ms,
+        };
+        let costs = [cost(50, 2.0, 0.5, 1.0), cost(200, 7.0, 2.0, 4.0)];
+        let text = growth_text("toy", 2, "C", &costs);
+        let rows: Vec<Vec<&str>> = text
+            .lines()
+            .skip(3)
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        assert_eq!(
+            rows[..2],
+            [
+                [
+                    "50", "1.00", "2.000", "1.00", "0.500", "1.00", "1.000", "1.00"
+                ],
+                [
+                    "200", "4.00", "7.000", "3.50", "2.000", "4.00", "4.000", "4.00"
+                ],
+            ]
+        );
+        assert!(text.starts_with("\ntoy, 2 threads: a step as C grows\n"));
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::memory;
+use crate::vary::Vary;
 
 const EXAMPLES_AND_CODES: &str = "\
 Examples:
@@ -165,6 +166,9 @@ pub(crate) struct BenchArgs {
     /// Tokens per row in place of the workload's
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) seq: Option<usize>,
+    /// Time the step at each of several values of C, batch, seq, sites or samples, and print how it grows
+    #[arg(long, value_name = "KEY=A,B,C", conflicts_with = "phases", value_parser = Vary::parse)]
+    pub(crate) vary: Option<Vary>,
     /// Arithmetic: fp32
     #[arg(long, value_name = "P")]
     pub(crate) precision: Option<String>,

@@ -32,6 +32,7 @@ mod supervise;
 mod sweep;
 mod table;
 mod tokenize;
+mod vary;
 mod world;
 
 use std::process::ExitCode;

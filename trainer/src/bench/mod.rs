@@ -51,6 +51,8 @@ pub struct Settings {
 pub struct Report {
     /// The JSON line, without its newline.
     pub line: String,
+    /// The step in the middle of those that were timed.
+    pub median_ms: f64,
     /// Where the time goes, if that was asked for.
     pub phases: Option<Phases>,
 }
@@ -77,6 +79,7 @@ pub fn time(preset: &Preset, settings: &Settings) -> Result<Report, Fault> {
             .transpose()?;
         Ok(Report {
             line: Value::Object(line).to_string(),
+            median_ms: clock.median(),
             phases,
         })
     })

@@ -2,10 +2,11 @@
 //!
 //! Names, sizes and settings are those of the peers' `workloads.py`. A step is timed half-way through training.
 
-use spd_configs::{Data, Run};
+use spd_configs::{Data, Run, SitePattern};
 
 use super::runs::run;
 use crate::fault::Fault;
+use crate::sites::resolve;
 
 /// What this build can time.
 const KNOWN: [&str; 19] = [
@@ -72,6 +73,12 @@ pub struct Overrides<'a> {
     pub batch: Option<usize>,
     /// Tokens a row; of no effect where there are none.
     pub seq: Option<usize>,
+    /// Components of each site.
+    pub components: Option<usize>,
+    /// So many of the sites, the first ones.
+    pub sites: Option<usize>,
+    /// Masks that are drawn for a loss.
+    pub samples: Option<usize>,
     /// Arithmetic: `fp32`, also written `f32`.
     pub precision: Option<&'a str>,
 }
@@ -135,6 +142,33 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
         Data::SparseFeatures { .. } if overrides.batch.is_some() => name = format!("{name}@{rows}"),
         Data::SparseFeatures { .. } => {}
     }
+    if let Some(samples) = overrides.samples {
+        run.train.mask_samples = samples;
+        name = format!("{name}@samples={samples}");
+    }
+    if let Some(components) = overrides.components {
+        for site in &mut run.decomposition.sites {
+            site.components = components;
+        }
+        name = format!("{name}@C={components}");
+    }
+    if let Some(sites) = overrides.sites {
+        let all = resolve(&run.decomposition, &run.target.model)?;
+        if sites > all.len() {
+            return refuse(format!(
+                "{sites} sites are asked for, the workload has {}",
+                all.len()
+            ));
+        }
+        let first = all.into_iter().take(sites);
+        run.decomposition.sites = first
+            .map(|site| SitePattern {
+                pattern: site.linear.path,
+                components: site.components,
+            })
+            .collect();
+        name = format!("{name}@sites={sites}");
+    }
     run.train.batch_size = rows;
     run.eval.batch_size = rows;
     Ok(Preset {
@@ -156,7 +190,7 @@ mod tests {
         let overrides = Overrides {
             batch,
             seq,
-            precision: None,
+            ..Overrides::default()
         };
         preset(name, &overrides).unwrap().name
     }
@@ -219,6 +253,39 @@ mod tests {
         assert_eq!(gpt2(None, Some(256)), "full-gpt2-h1@2x256@fp32");
         let seed = named("seed-16x128", Some(2), None);
         assert_eq!(seed, "seed-16x128@2x128@fp32");
+    }
+
+    #[test]
+    fn what_is_varied_is_all_that_changes() {
+        let overrides = Overrides {
+            components: Some(5),
+            sites: Some(3),
+            samples: Some(2),
+            ..Overrides::default()
+        };
+        let varied = preset("tiny-ss-llama", &overrides).unwrap();
+        assert_eq!(varied.name, "tiny-ss-llama@samples=2@C=5@sites=3@fp32");
+        let usual = preset("tiny-ss-llama", &Overrides::default()).unwrap();
+        let mut store = Store::new();
+        let all = decomposition(&usual, &mut store).unwrap().sites;
+        let some = decomposition(&varied, &mut Store::new()).unwrap().sites;
+        assert_eq!(some.len(), 3);
+        for (some, all) in some.iter().zip(&all) {
+            assert_eq!(
+                (&some.linear.path, some.components),
+                (&all.linear.path, 5),
+                "the first sites"
+            );
+        }
+        assert_eq!(varied.run.train.mask_samples, 2);
+        let many = Overrides {
+            sites: Some(99),
+            ..Overrides::default()
+        };
+        assert_eq!(
+            refused("tiny-ss-llama", &many),
+            "bench tiny-ss-llama: 99 sites are asked for, the workload has 14"
+        );
     }
 
     #[test]

@@ -1,0 +1,115 @@
+//! `--vary C=50,100,200`: what of a workload takes several values, one after the other.
+
+use spd_trainer::bench::Overrides;
+
+/// A size of a workload, and its values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Vary {
+    size: Size,
+    values: Vec<usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Size {
+    Components,
+    Batch,
+    Seq,
+    Sites,
+    Samples,
+}
+
+const SIZES: [(&str, Size); 5] = [
+    ("C", Size::Components),
+    ("batch", Size::Batch),
+    ("seq", Size::Seq),
+    ("sites", Size::Sites),
+    ("samples", Size::Samples),
+];
+
+impl Vary {
+    /// `KEY=A,B,C`.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let known = SIZES.map(|(key, _)| key).join(", ");
+        let (key, values) = text
+            .split_once('=')
+            .ok_or_else(|| format!("KEY=A,B,C is wanted, as in C=50,100,200; keys: {known}"))?;
+        let (_, size) = SIZES
+            .into_iter()
+            .find(|(name, _)| *name == key)
+            .ok_or_else(|| format!("no size `{key}`; there are {known}"))?;
+        let values = values
+            .split(',')
+            .map(|value| match value.trim().parse() {
+                Ok(0) | Err(_) => Err(format!("`{value}`: a whole number from 1 on is wanted")),
+                Ok(value) => Ok(value),
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self { size, values })
+    }
+
+    /// What is varied, as it was said.
+    pub(crate) fn key(&self) -> &'static str {
+        SIZES
+            .into_iter()
+            .find(|(_, size)| *size == self.size)
+            .map_or("", |(key, _)| key)
+    }
+
+    /// Each value, with what is asked for when it is taken.
+    pub(crate) fn of<'a>(
+        &self,
+        overrides: Overrides<'a>,
+    ) -> impl Iterator<Item = (usize, Overrides<'a>)> {
+        self.values.iter().map(move |&value| {
+            let mut varied = overrides;
+            let size = match self.size {
+                Size::Components => &mut varied.components,
+                Size::Batch => &mut varied.batch,
+                Size::Seq => &mut varied.seq,
+                Size::Sites => &mut varied.sites,
+                Size::Samples => &mut varied.samples,
+            };
+            *size = Some(value);
+            (value, varied)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_takes_the_place_of_what_was_asked_for() {
+        let vary = Vary::parse("batch=64,128").unwrap();
+        assert_eq!(vary.key(), "batch");
+        let asked = Overrides {
+            batch: Some(1),
+            seq: Some(9),
+            ..Overrides::default()
+        };
+        let found: Vec<_> = vary.of(asked).collect();
+        let expected = [64, 128].map(|value| {
+            let overrides = Overrides {
+                batch: Some(value),
+                ..asked
+            };
+            (value, overrides)
+        });
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_cannot_be_varied_is_refused() {
+        let refused = |text| Vary::parse(text).unwrap_err();
+        assert_eq!(
+            refused("C"),
+            "KEY=A,B,C is wanted, as in C=50,100,200; keys: C, batch, seq, sites, samples"
+        );
+        assert_eq!(
+            refused("c=1"),
+            "no size `c`; there are C, batch, seq, sites, samples"
+        );
+        assert_eq!(refused("C=1,0"), "`0`: a whole number from 1 on is wanted");
+    }
+}
