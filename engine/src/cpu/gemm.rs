@@ -1,9 +1,13 @@
-//! Matrix products through the `gemm` crate, cut into blocks that depend on shapes alone.
+//! Matrix products through the `gemm` crate, or as [`thin`](super::thin) ones, cut into blocks that depend on shapes
+//! alone.
 #![expect(unsafe_code, reason = "the gemm crate takes pointers and strides")]
 
 use std::ops::Range;
 
+use super::math::on_vectors;
 use super::pool::{Parts, PerChunk, Pool, Rows, chunks};
+use super::reduce::add_chunks;
+use super::thin::{self, LayOut, Narrow};
 use super::tile::Tile;
 
 /// A matrix in memory: its values, and whether it is stored transposed.
@@ -21,24 +25,40 @@ pub(crate) struct Shape {
     pub(crate) k: usize,
 }
 
-/// How a product is cut: rows of the result, columns of the result, or its sums.
+/// How a product is cut: rows of the result, columns of the result, or its sums; thin ones by rows or sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
     Rows(usize),
     Columns(usize),
     Sums(usize),
+    Narrow(usize),
+    ThinSums(usize),
 }
 
 /// Multiplications that are worth a chunk of their own: some 30 microseconds.
 const CHUNK_WORK: usize = 1 << 20;
 const MOST_CHUNKS: usize = 32;
 
+/// Elements of a matrix that stays in a near cache while a long one passes by.
+const SMALL: usize = 1 << 14;
+
+/// Rows of a chunk of a thin product: a matrix of which some stays in the nearest cache.
+const THIN_ROWS: usize = 192;
+
 impl Shape {
-    fn cut(self) -> Cut {
+    /// `transposed` says how each operand is stored.
+    fn cut(self, transposed: [bool; 2]) -> Cut {
         let Self { m, n, k } = self;
+        match transposed {
+            [false, _] if k * n <= SMALL && m >= 64 => return Cut::Narrow(THIN_ROWS),
+            [true, false] if m.min(n) <= 8 && m * n <= SMALL && k >= 8 * m.max(n) => {
+                return Cut::ThinSums(k.div_ceil(MOST_CHUNKS).max(THIN_ROWS));
+            }
+            _ => {}
+        }
         let wanted = (m * n * k / CHUNK_WORK).clamp(1, MOST_CHUNKS);
         // Sums of long columns into a small result (weight gradients of toys): partial results are cheap.
-        if wanted > 1 && m * n <= 1 << 14 && k >= 8 * m.max(n) {
+        if wanted > 1 && m * n <= SMALL && k >= 8 * m.max(n) {
             return Cut::Sums(k.div_ceil(wanted).next_multiple_of(64));
         }
         // Each chunk packs the other operand once more, so chunks stay thick.
@@ -50,10 +70,12 @@ impl Shape {
     }
 
     /// f32s of scratch that [`product`] needs.
-    pub(crate) fn scratch(self) -> usize {
-        match self.cut() {
-            Cut::Sums(each) => chunks(self.k, each) * self.m * self.n,
-            _ => 0,
+    pub(crate) fn scratch(self, transposed: [bool; 2]) -> usize {
+        let Self { m, n, k } = self;
+        match self.cut(transposed) {
+            Cut::Sums(each) | Cut::ThinSums(each) => chunks(k, each) * m * n,
+            Cut::Narrow(_) => thin::panels_len(k, n),
+            Cut::Rows(_) | Cut::Columns(_) => 0,
         }
     }
 }
@@ -74,7 +96,7 @@ pub(crate) fn product(
         "{shape:?}"
     );
     let product = Product { shape, alpha, a, b };
-    match shape.cut() {
+    match shape.cut([a.transposed, b.transposed]) {
         Cut::Rows(each) => pool.run(m, each, Rows(out, n), |rows, out| {
             product.block(rows, 0..n, 0..k, out.0, add);
         }),
@@ -93,15 +115,42 @@ pub(crate) fn product(
             pool.run(k, each, partials, |range, out| {
                 product.block(0..m, 0..n, range, out.0, false);
             });
-            for (chunk, partial) in scratch[..chunks(k, each) * m * n].chunks(m * n).enumerate() {
-                if chunk == 0 && !add {
-                    out.copy_from_slice(partial);
-                } else {
-                    for (total, part) in out.iter_mut().zip(partial) {
-                        *total += part;
-                    }
-                }
-            }
+            add_chunks(pool, (out, add), &scratch[..chunks(k, each) * m * n]);
+        }
+        Cut::Narrow(each) => {
+            let panels = &mut *scratch;
+            on_vectors(LayOut {
+                b: b.values,
+                transposed: b.transposed,
+                k,
+                n,
+                panels: &mut *panels,
+            });
+            pool.run(m, each, Rows(out, n), |rows, out| {
+                on_vectors(Narrow {
+                    a: &a.values[rows.start * k..rows.end * k],
+                    panels,
+                    k,
+                    n,
+                    alpha,
+                    out: out.0,
+                    add,
+                });
+            });
+        }
+        Cut::ThinSums(each) => {
+            let partials = PerChunk(&mut scratch[..chunks(k, each) * m * n], m * n);
+            pool.run(k, each, partials, |rows, out| {
+                on_vectors(thin::Sums {
+                    a: &a.values[rows.start * m..rows.end * m],
+                    b: &b.values[rows.start * n..rows.end * n],
+                    m,
+                    n,
+                    alpha,
+                    out: out.0,
+                });
+            });
+            add_chunks(pool, (out, add), &scratch[..chunks(k, each) * m * n]);
         }
     }
 }
@@ -322,7 +371,7 @@ pub(crate) mod tests {
         for threads in [1, 3] {
             let pool = Pool::new(threads);
             let mut out = vec![1.0; m * n];
-            let mut scratch = vec![f32::NAN; shape.scratch()];
+            let mut scratch = vec![f32::NAN; shape.scratch([a_transposed, b_transposed])];
             let operands = (
                 Matrix {
                     values: &a,
@@ -381,9 +430,12 @@ pub(crate) mod tests {
     fn every_cut_gives_the_product() {
         let shapes = [
             (3, 4, 5),
-            (1000, 70, 40),
+            (1000, 700, 40),
             (40, 1000, 70),
             (12, 20, 9000),
+            (1000, 70, 40),
+            (250, 19, 3),
+            (5, 28, 700),
             (1, 7, 3),
             (7, 1, 300),
         ];
@@ -392,32 +444,11 @@ pub(crate) mod tests {
                 check(Shape { m, n, k }, a, b);
             }
         }
-        assert!(matches!(
-            Shape {
-                m: 1000,
-                n: 70,
-                k: 40
-            }
-            .cut(),
-            Cut::Rows(_)
-        ));
-        assert!(matches!(
-            Shape {
-                m: 40,
-                n: 1000,
-                k: 70
-            }
-            .cut(),
-            Cut::Columns(_)
-        ));
-        assert!(matches!(
-            Shape {
-                m: 12,
-                n: 20,
-                k: 9000
-            }
-            .cut(),
-            Cut::Sums(_)
-        ));
+        let cut = |m, n, k, transposed| Shape { m, n, k }.cut(transposed);
+        assert!(matches!(cut(1000, 700, 40, [false, false]), Cut::Rows(_)));
+        assert!(matches!(cut(40, 1000, 70, [false, false]), Cut::Columns(_)));
+        assert!(matches!(cut(12, 20, 9000, [true, true]), Cut::Sums(_)));
+        assert!(matches!(cut(1000, 70, 40, [false, true]), Cut::Narrow(_)));
+        assert!(matches!(cut(5, 28, 700, [true, false]), Cut::ThinSums(_)));
     }
 }

@@ -11,6 +11,7 @@ pub(crate) mod math;
 pub(crate) mod pool;
 pub(crate) mod reduce;
 pub(crate) mod sparse;
+mod thin;
 pub(crate) mod tile;
 pub(crate) mod uniform;
 

@@ -155,7 +155,8 @@ impl Op for MatMul {
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * self.shape(inputs[0], inputs[1]).scratch()
+        let stored = [self.a_transposed, self.b_transposed];
+        4 * self.shape(inputs[0], inputs[1]).scratch(stored)
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {

@@ -149,7 +149,7 @@ impl Op for SiteOutput {
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * shape(inputs).scratch()
+        4 * shape(inputs).scratch([false; 2])
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {

@@ -1,0 +1,387 @@
+//! Products of a long matrix with a small one, and the small product of two long ones: the shapes of toys, for which packing
+//! both operands costs more than multiplying them.
+//!
+//! ```text
+//! narrow   out[i, j] = sum_l a[i, l] b[l, j]      a row by row, b small, laid out once in panels of a few columns
+//! sums     out[i, j] = sum_l a[l, i] b[l, j]      both row by row, out small and kept in registers
+//! ```
+//!
+//! A tile of the result, [`ROWS`] numbers by two vectors, stays in registers through its whole sum, which is made in order:
+//! a result does not depend on what lies around it.
+
+use pulp::{Simd, WithSimd};
+
+/// Rows of a tile.
+const ROWS: usize = 6;
+
+/// Vectors of a row of a tile.
+const VECTORS: usize = 2;
+
+/// The longest vector there is.
+const MOST_LANES: usize = 16;
+
+/// f32s that hold the panels of `b`.
+pub(super) fn panels_len(k: usize, n: usize) -> usize {
+    k * (n + MOST_LANES)
+}
+
+/// Columns from `start` on that make a panel, as vectors.
+#[inline(always)]
+fn panel_vectors<S: Simd>(n: usize, start: usize) -> usize {
+    (n - start).div_ceil(S::F32_LANES).min(VECTORS)
+}
+
+/// Lays out `b`, `[k, n]` or stored transposed, so that a panel's rows follow each other; columns past the end are zeros.
+pub(super) struct LayOut<'a> {
+    pub(super) b: &'a [f32],
+    pub(super) transposed: bool,
+    pub(super) k: usize,
+    pub(super) n: usize,
+    pub(super) panels: &'a mut [f32],
+}
+
+impl WithSimd for LayOut<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _simd: S) {
+        let Self {
+            b,
+            transposed,
+            k,
+            n,
+            panels,
+        } = self;
+        let (mut start, mut rest) = (0, panels);
+        while start < n {
+            let width = panel_vectors::<S>(n, start) * S::F32_LANES;
+            let (panel, after) = rest.split_at_mut(k * width);
+            for (l, row) in panel.chunks_exact_mut(width).enumerate() {
+                for (j, to) in (start..).zip(row) {
+                    *to = match (j < n, transposed) {
+                        (false, _) => 0.0,
+                        (true, false) => b[l * n + j],
+                        (true, true) => b[j * k + l],
+                    };
+                }
+            }
+            (start, rest) = (start + width, after);
+        }
+    }
+}
+
+/// `out = [out +] alpha a b` for some rows of `a` and `out`.
+pub(super) struct Narrow<'a> {
+    pub(super) a: &'a [f32],
+    pub(super) panels: &'a [f32],
+    pub(super) k: usize,
+    pub(super) n: usize,
+    pub(super) alpha: f32,
+    pub(super) out: &'a mut [f32],
+    pub(super) add: bool,
+}
+
+impl WithSimd for Narrow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let rows = self.out.len() / self.n;
+        let whole = rows - rows % ROWS;
+        for row in (0..whole).step_by(ROWS) {
+            self.rows::<S, ROWS>(simd, row);
+        }
+        for row in whole..rows {
+            self.rows::<S, 1>(simd, row);
+        }
+    }
+}
+
+impl Narrow<'_> {
+    /// `R` rows, panel by panel.
+    #[inline(always)]
+    fn rows<S: Simd, const R: usize>(&mut self, simd: S, row: usize) {
+        let (k, n) = (self.k, self.n);
+        let mut a = [&[][..]; R];
+        for (index, a) in a.iter_mut().enumerate() {
+            *a = &self.a[(row + index) * k..][..k];
+        }
+        let (mut start, mut panels) = (0, self.panels);
+        while start < n {
+            let vectors = panel_vectors::<S>(n, start);
+            let width = vectors * S::F32_LANES;
+            let (panel, rest) = panels.split_at(k * width);
+            if vectors == VECTORS {
+                let tile = tile::<S, R, VECTORS>(simd, a, panel);
+                self.write(simd, row, start, tile);
+            } else {
+                let tile = tile::<S, R, 1>(simd, a, panel);
+                self.write(simd, row, start, tile);
+            }
+            (start, panels) = (start + width, rest);
+        }
+    }
+
+    #[inline(always)]
+    fn write<S: Simd, const R: usize, const V: usize>(
+        &mut self,
+        simd: S,
+        row: usize,
+        start: usize,
+        tile: [[S::f32s; V]; R],
+    ) {
+        let end = (start + V * S::F32_LANES).min(self.n);
+        for (index, values) in tile.into_iter().enumerate() {
+            let at = (row + index) * self.n;
+            let out = &mut self.out[at + start..at + end];
+            write(simd, out, values, self.alpha, self.add);
+        }
+    }
+}
+
+/// Rows of `a` times a panel.
+#[inline(always)]
+fn tile<S: Simd, const R: usize, const V: usize>(
+    simd: S,
+    a: [&[f32]; R],
+    panel: &[f32],
+) -> [[S::f32s; V]; R] {
+    let mut tile = [[simd.splat_f32s(0.0); V]; R];
+    let (panel, _) = S::as_simd_f32s(panel);
+    for (l, b) in (0..a[0].len()).zip(panel.as_chunks::<V>().0) {
+        for (row, a) in tile.iter_mut().zip(a) {
+            let a = simd.splat_f32s(a[l]);
+            for (total, b) in row.iter_mut().zip(b) {
+                *total = simd.mul_add_e_f32s(a, *b, *total);
+            }
+        }
+    }
+    tile
+}
+
+/// `out = [out +] alpha values`, as far as `out` reaches.
+#[inline(always)]
+fn write<S: Simd, const V: usize>(
+    simd: S,
+    out: &mut [f32],
+    mut values: [S::f32s; V],
+    alpha: f32,
+    add: bool,
+) {
+    for value in &mut values {
+        *value = simd.mul_f32s(simd.splat_f32s(alpha), *value);
+    }
+    if out.len() == V * S::F32_LANES {
+        for (out, value) in S::as_mut_simd_f32s(out).0.iter_mut().zip(values) {
+            *out = if add {
+                simd.add_f32s(*out, value)
+            } else {
+                value
+            };
+        }
+        return;
+    }
+    let mut row = [0.0; VECTORS * MOST_LANES];
+    for (to, value) in S::as_mut_simd_f32s(&mut row).0.iter_mut().zip(values) {
+        *to = value;
+    }
+    let (mut out, mut row) = (out, &row[..]);
+    while out.len() >= 8 {
+        (out, row) = begin::<8>(out, row, add);
+    }
+    if out.len() >= 4 {
+        (out, row) = begin::<4>(out, row, add);
+    }
+    if out.len() >= 2 {
+        (out, row) = begin::<2>(out, row, add);
+    }
+    if !out.is_empty() {
+        begin::<1>(out, row, add);
+    }
+}
+
+/// Writes the first `N` numbers, by instructions that are known where this is compiled; returns the others.
+#[inline(always)]
+fn begin<'o, 'r, const N: usize>(
+    out: &'o mut [f32],
+    row: &'r [f32],
+    add: bool,
+) -> (&'o mut [f32], &'r [f32]) {
+    let (to, out) = out.split_first_chunk_mut::<N>().expect("so many are left");
+    let (from, row) = row.split_first_chunk::<N>().expect("a row is longer");
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = if add { *to + from } else { *from };
+    }
+    (out, row)
+}
+
+/// `out = alpha a^T b` over some rows of `a` `[rows, m]` and `b` `[rows, n]`.
+pub(super) struct Sums<'a> {
+    pub(super) a: &'a [f32],
+    pub(super) b: &'a [f32],
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) alpha: f32,
+    pub(super) out: &'a mut [f32],
+}
+
+impl WithSimd for Sums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        // The wider operand lies along the lanes. Its last tile may begin inside the one before, whose sums it makes again.
+        let wide = self.m.max(self.n);
+        let mut start = 0;
+        while start < wide {
+            let left = wide - start;
+            if left >= VECTORS * S::F32_LANES {
+                self.columns::<S, VECTORS>(simd, start);
+                start += VECTORS * S::F32_LANES;
+            } else {
+                let from = start.min(wide.saturating_sub(S::F32_LANES));
+                self.columns::<S, 1>(simd, from);
+                start = from + S::F32_LANES;
+            }
+        }
+    }
+}
+
+impl Sums<'_> {
+    /// The columns of the wider operand from `start` on, with all of the narrower.
+    #[inline(always)]
+    fn columns<S: Simd, const V: usize>(&mut self, simd: S, start: usize) {
+        let narrow = self.m.min(self.n);
+        let mut from = 0;
+        while from < narrow {
+            let left = narrow - from;
+            from += match left {
+                ROWS.. => self.tile::<S, ROWS, V>(simd, start, from),
+                4.. => self.tile::<S, 4, V>(simd, start, from),
+                2.. => self.tile::<S, 2, V>(simd, start, from),
+                _ => self.tile::<S, 1, V>(simd, start, from),
+            };
+        }
+    }
+
+    /// `R` columns of the narrower operand; returns `R`.
+    #[inline(always)]
+    fn tile<S: Simd, const R: usize, const V: usize>(
+        &mut self,
+        simd: S,
+        start: usize,
+        from: usize,
+    ) -> usize {
+        let swapped = self.m > self.n;
+        let ((wide, narrow), (w, c)) = if swapped {
+            ((self.a, self.b), (self.m, self.n))
+        } else {
+            ((self.b, self.a), (self.n, self.m))
+        };
+        let end = (start + V * S::F32_LANES).min(w);
+        let mut tile = [[simd.splat_f32s(0.0); V]; R];
+        for (wide, narrow) in wide.chunks_exact(w).zip(narrow.chunks_exact(c)) {
+            let factors: &[f32; R] = narrow[from..].first_chunk().expect("R columns are left");
+            let mut vectors = [simd.splat_f32s(0.0); V];
+            match S::as_simd_f32s(&wide[start..end]).0.first_chunk::<V>() {
+                Some(whole) => vectors = *whole,
+                // A row shorter than a vector.
+                None => vectors[0] = simd.partial_load_f32s(&wide[start..end]),
+            }
+            for (row, factor) in tile.iter_mut().zip(factors) {
+                let factor = simd.splat_f32s(*factor);
+                for (total, vector) in row.iter_mut().zip(vectors) {
+                    *total = simd.mul_add_e_f32s(factor, vector, *total);
+                }
+            }
+        }
+        let mut values = [0.0; VECTORS * MOST_LANES];
+        for (index, row) in tile.into_iter().enumerate() {
+            let values = &mut values[..end - start];
+            write(simd, values, row, self.alpha, false);
+            for (j, value) in (start..end).zip(values) {
+                let at = if swapped {
+                    j * self.n + from + index
+                } else {
+                    (from + index) * self.n + j
+                };
+                self.out[at] = *value;
+            }
+        }
+        R
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pulp::{Scalar, Scalar128b, Scalar256b, Scalar512b};
+
+    use super::*;
+
+    /// Small whole numbers: every product and sum is exact.
+    fn numbers(len: usize, times: usize) -> Vec<f32> {
+        (0..len).map(|i| ((i * times) % 7) as f32 - 3.0).collect()
+    }
+
+    fn narrow<S: Simd>(simd: S, [m, n, k]: [usize; 3], (a, b): (&[f32], &[f32])) -> Vec<f32> {
+        let mut panels = vec![f32::NAN; panels_len(k, n)];
+        let mut out = vec![1.0; m * n];
+        let lay_out = LayOut {
+            b,
+            transposed: true,
+            k,
+            n,
+            panels: &mut panels,
+        };
+        lay_out.with_simd(simd);
+        let product = Narrow {
+            a,
+            panels: &panels,
+            k,
+            n,
+            alpha: 2.0,
+            out: &mut out,
+            add: true,
+        };
+        product.with_simd(simd);
+        out
+    }
+
+    fn sums<S: Simd>(simd: S, [m, n]: [usize; 2], (a, b): (&[f32], &[f32])) -> Vec<f32> {
+        let mut out = vec![f32::NAN; m * n];
+        let product = Sums {
+            a,
+            b,
+            m,
+            n,
+            alpha: 2.0,
+            out: &mut out,
+        };
+        product.with_simd(simd);
+        out
+    }
+
+    #[test]
+    fn vectors_of_any_width_make_the_product() {
+        for [m, n, k] in [[13, 3, 5], [7, 20, 2], [6, 70, 9], [20, 45, 8], [45, 3, 8]] {
+            let (a, b) = (numbers(m * k, 3), numbers(n * k, 5));
+            // Both stored [.., k].
+            let sum = |i: usize, j: usize| (0..k).map(|l| a[i * k + l] * b[j * k + l]).sum::<f32>();
+            let expected: Vec<f32> = (0..m * n)
+                .map(|at| 1.0 + 2.0 * sum(at / n, at % n))
+                .collect();
+            let operands = (&a[..], &b[..]);
+            assert_eq!(narrow(Scalar, [m, n, k], operands), expected);
+            assert_eq!(narrow(Scalar128b, [m, n, k], operands), expected);
+            assert_eq!(narrow(Scalar256b, [m, n, k], operands), expected);
+            assert_eq!(narrow(Scalar512b, [m, n, k], operands), expected);
+            // Both stored [k, ..].
+            let sum = |i: usize, j: usize| (0..k).map(|l| a[l * m + i] * b[l * n + j]).sum::<f32>();
+            let expected: Vec<f32> = (0..m * n).map(|at| 2.0 * sum(at / n, at % n)).collect();
+            assert_eq!(sums(Scalar, [m, n], operands), expected);
+            assert_eq!(sums(Scalar128b, [m, n], operands), expected);
+            assert_eq!(sums(Scalar256b, [m, n], operands), expected);
+            assert_eq!(sums(Scalar512b, [m, n], operands), expected);
+        }
+    }
+}
