@@ -13,6 +13,9 @@
 //! - What changes from step to step sits in [`StepParameters`]; random numbers are functions of their
 //!   place (`spd_draws`), so a program holds no state. What stays from step to step sits in a [`Store`].
 //!
+//! - On a GPU the same program is a list of launches and products ([`cuda`]): every op says what computes it there. Its kernels are
+//!   proven on an emulated device; no GPU has run them yet.
+//!
 //! The engine knows nothing of SPD: it has masks and sites because they are worth fusing, not what they are for.
 
 mod association;

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use crate::association::Made;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::value::{Type, Value};
 
@@ -35,7 +36,8 @@ pub type Result<T> = std::result::Result<T, BuildError>;
 /// must show every setting.
 ///
 /// An op is coarse: whatever would cross memory once more is part of it. Its folder `ops/<op>/` holds the shape
-/// rule and gradient rule (`mod.rs`) and the CPU kernel (`cpu.rs`).
+/// rule and gradient rule (`mod.rs`), the CPU kernel (`cpu.rs`), and the CUDA kernels with their launches (`kernel.cu`,
+/// `cuda.rs`).
 pub trait Op: Debug + Send + Sync {
     /// Name in errors, profiles and traces.
     fn name(&self) -> &'static str;
@@ -83,6 +85,9 @@ pub trait Op: Debug + Send + Sync {
 
     /// Computes on the CPU.
     fn run(&self, frame: &mut Frame<'_>);
+
+    /// Says what computes it on a CUDA device.
+    fn cuda(&self, to: &mut Lowering<'_>);
 
     /// Multiplications and additions of one run, for rooflines.
     fn flops(&self, _inputs: &[&Type]) -> u64 {

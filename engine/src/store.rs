@@ -98,6 +98,16 @@ impl Store {
         &mut self.tensors[slot.0 as usize].2
     }
 
+    /// The same tensors, once more.
+    #[cfg(any(test, feature = "shadow"))]
+    pub(crate) fn copy(&self) -> Self {
+        Self {
+            tensors: self.tensors.clone(),
+            by_name: self.by_name.clone(),
+            only_shapes: self.only_shapes,
+        }
+    }
+
     /// Bytes of all tensors.
     pub fn bytes(&self) -> usize {
         self.tensors.iter().map(|(_, ty, _)| ty.bytes()).sum()

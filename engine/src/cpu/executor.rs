@@ -44,6 +44,8 @@ pub struct Executor {
     scalars: Vec<String>,
     profile: Option<Vec<Duration>>,
     pool: Arc<Pool>,
+    #[cfg(feature = "shadow")]
+    shadow: crate::cuda::shadow::Shadow,
 }
 
 struct PreparedOp {
@@ -144,6 +146,8 @@ impl Executor {
             scalars,
             profile: None,
             pool,
+            #[cfg(feature = "shadow")]
+            shadow: crate::cuda::shadow::Shadow::new(builder),
         }
     }
 
@@ -227,6 +231,14 @@ impl Executor {
         unsafe { std::slice::from_raw_parts_mut(view.start.cast::<u32>(), view.len) }
     }
 
+    /// An input as words, whatever they stand for.
+    #[cfg(test)]
+    pub(crate) fn input_words(&mut self, name: &str) -> &mut [u32] {
+        let view = self.input_view(name);
+        // SAFETY: as for `input`; both types of inputs have elements of four bytes.
+        unsafe { std::slice::from_raw_parts_mut(view.start.cast::<u32>(), view.len) }
+    }
+
     fn input_view(&self, name: &str) -> View {
         self.arena();
         let found = self.inputs.iter().find(|(known, _)| known == name);
@@ -279,6 +291,15 @@ impl Executor {
     /// When it has no arena.
     pub fn run(&mut self, store: &mut Store) {
         self.arena();
+        #[cfg(feature = "shadow")]
+        let found = self.replay_on_shadow(store);
+        self.replay(store);
+        #[cfg(feature = "shadow")]
+        self.compare_with_shadow(found, store);
+    }
+
+    /// The replay of a program whose arena is there.
+    fn replay(&mut self, store: &mut Store) {
         let Self {
             ops,
             parameters,
@@ -297,6 +318,28 @@ impl Executor {
                 }
             }
         });
+    }
+
+    #[cfg(feature = "shadow")]
+    fn replay_on_shadow(&mut self, store: &Store) -> Option<crate::cuda::shadow::Found> {
+        if !self.shadow.follows() {
+            return None;
+        }
+        let inputs = self.inputs.iter().map(|(name, view)| {
+            // SAFETY: as for `input`; both types of inputs have elements of four bytes.
+            let words = unsafe { std::slice::from_raw_parts(view.start.cast::<u32>(), view.len) };
+            (name.as_str(), words)
+        });
+        self.shadow.run(inputs, &self.parameters, store)
+    }
+
+    #[cfg(feature = "shadow")]
+    fn compare_with_shadow(&self, found: Option<crate::cuda::shadow::Found>, store: &Store) {
+        let outputs = self.output_names().map(|name| self.output(name, store));
+        let tensors = store.slots().map(|slot| store.get(slot));
+        if let Some(found) = found {
+            crate::cuda::shadow::compare(&found, outputs.chain(tensors));
+        }
     }
 
     /// Starts (or restarts) the clock of every op.

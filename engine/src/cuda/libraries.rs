@@ -186,6 +186,7 @@ fn find(library: Library, places: &Places) -> Option<Found> {
         } else {
             loaded(path.as_os_str()).unwrap_or(path)
         };
+        open_neighbours(library, &path);
         return Some(Found {
             path,
             version,
@@ -193,6 +194,22 @@ fn find(library: Library, places: &Places) -> Option<Found> {
         });
     }
     None
+}
+
+/// Opens what a library opens by name when it is used, and would not find beside itself.
+fn open_neighbours(library: Library, path: &Path) {
+    let (Library::Nvrtc, Some(directory)) = (library, path.parent()) else {
+        return;
+    };
+    for neighbour in entries(directory) {
+        let name = neighbour.file_name().and_then(OsStr::to_str);
+        if name.is_some_and(|name| name.starts_with("libnvrtc-builtins.so.")) {
+            // SAFETY: as for the library itself.
+            if let Ok(handle) = unsafe { Handle::open(Some(&neighbour), RTLD_LAZY | RTLD_LOCAL) } {
+                std::mem::forget(handle);
+            }
+        }
+    }
 }
 
 /// Path of a library that the loader found.

@@ -1,4 +1,5 @@
-//! The operations, one folder each: shape rule, gradient rule and derivation in `mod.rs`, CPU kernel in `cpu.rs`.
+//! The operations, one folder each: shape rule, gradient rule and derivation in `mod.rs`, CPU kernel in `cpu.rs`,
+//! CUDA kernels in `kernel.cu` and their launches in `cuda.rs`.
 
 mod adamw;
 mod add;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor, Var};
 
 use crate::builder::Builder;
-use crate::cpu::{Executor, Pool};
+use crate::cpu::{Executor, Pool, StepParameters};
+use crate::cuda::tests::replay;
 use crate::op::Result;
 use crate::store::Store;
 use crate::value::{Type, Value};
@@ -35,6 +36,9 @@ pub(crate) struct Oracle {
     ours: Vec<Vec<f32>>,
     upstream: Sample,
     candle: Vec<Vec<f32>>,
+    /// Ours on the emulated device, where there is one.
+    device: Option<Vec<Vec<f32>>>,
+    on_device: bool,
 }
 
 impl Oracle {
@@ -47,6 +51,8 @@ impl Oracle {
             ours: Vec::new(),
             upstream: random(&[0], 0),
             candle: Vec::new(),
+            device: None,
+            on_device: true,
         }
     }
 
@@ -57,10 +63,26 @@ impl Oracle {
         self
     }
 
+    /// Leaves the emulated device out.
+    pub(crate) fn on_cpu_alone(mut self) -> Self {
+        self.on_device = false;
+        self
+    }
+
     /// Asks for no gradient of the sample `index`.
     pub(crate) fn constant(mut self, index: usize) -> Self {
         self.constant.push(index);
         self
+    }
+
+    /// What the host writes, as words.
+    fn inputs(&self) -> Vec<(&str, Vec<u32>)> {
+        let upstream = self.upstream.values.iter().map(|x| x.to_bits()).collect();
+        let tokens = self.tokens.iter();
+        let tokens = tokens.map(|(name, _, ids)| (name.as_str(), ids.clone()));
+        std::iter::once(("upstream", upstream))
+            .chain(tokens)
+            .collect()
     }
 
     /// The expression in ops: an f32 value from the samples.
@@ -95,6 +117,12 @@ impl Oracle {
                     format!("gradient {index}"),
                     gradient.expect("the value depends on it"),
                 );
+            }
+            if threads == 1 && self.on_device {
+                let outputs = 1 + gradients.len();
+                let found = replay(&b, &store, &self.inputs(), &StepParameters::default());
+                let found = found.map(|found| found.into_iter().take(outputs));
+                self.device = found.map(|found| found.map(|(_, values)| values).collect());
             }
             let mut executor = Executor::new(&b, Arc::new(Pool::new(threads)));
             executor
@@ -165,6 +193,16 @@ impl Oracle {
             close(
                 &format!("tensor {index} (0 is the value)"),
                 ours,
+                candle,
+                tolerance,
+            );
+        }
+        // The kernels of the device are other code, and are held to the same bound.
+        for (index, (device, candle)) in self.device.iter().flatten().zip(&self.candle).enumerate()
+        {
+            close(
+                &format!("tensor {index} on the device"),
+                device,
                 candle,
                 tolerance,
             );

@@ -15,11 +15,13 @@
 //! is written: a bad step leaves parameters and moments as they were, whoever notices it, and whenever.
 
 mod cpu;
+mod cuda;
 
 use std::ops::Range;
 
 use crate::builder::{Builder, StepScalar};
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -99,6 +101,10 @@ impl Op for AdamW {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run(self, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -1,10 +1,12 @@
 //! `y = sum of inputs`, element by element; every input gets the gradient of `y`.
 
 mod cpu;
+mod cuda;
 
 use crate::association::Made;
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -61,6 +63,10 @@ impl Op for Add {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

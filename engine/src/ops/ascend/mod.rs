@@ -7,9 +7,11 @@
 //! whatever `G` was computed from.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -55,6 +57,10 @@ impl Op for Ascend {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run(self, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -21,10 +21,12 @@
 //! computes the probabilities again: `p = e^(s - lse)`.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -250,6 +252,10 @@ impl Op for Attention {
         cpu::run(self, frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, to);
+    }
+
     fn flops(&self, inputs: &[&Type]) -> u64 {
         self.work(2, inputs)
     }
@@ -281,6 +287,10 @@ impl Op for AttentionGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_gradient(&self.0, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(&self.0, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

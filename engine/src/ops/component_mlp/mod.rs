@@ -14,12 +14,14 @@
 //! its slope in one go.
 
 mod cpu;
+mod cuda;
 mod tiling;
 
 use self::tiling::Tiling;
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, Dear, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -97,6 +99,10 @@ impl Op for ComponentMlp {
         cpu::forward(frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
+    }
+
     fn flops(&self, inputs: &[&Type]) -> u64 {
         4 * (inputs[0].len() * inputs[1].columns()) as u64
     }
@@ -138,6 +144,10 @@ impl Op for ComponentMlpGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::backward(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

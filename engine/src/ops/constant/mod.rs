@@ -1,7 +1,10 @@
 //! Numbers that are known when the program is built, all the same. It has no inputs, hence no gradient.
 
+mod cuda;
+
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -42,5 +45,9 @@ impl Op for Constant {
 
     fn run(&self, frame: &mut Frame<'_>) {
         frame.output(0).0.fill(self.value);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self.value, to);
     }
 }

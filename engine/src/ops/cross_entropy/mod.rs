@@ -5,9 +5,11 @@
 //! each row is kept for it.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{DType, Type, Value};
@@ -72,6 +74,10 @@ impl Op for CrossEntropy {
         cpu::run(frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
+    }
+
     fn flops(&self, inputs: &[&Type]) -> u64 {
         // Some 20 for an exponential.
         20 * inputs[0].len() as u64
@@ -97,6 +103,10 @@ impl Op for CrossEntropyGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_gradient(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

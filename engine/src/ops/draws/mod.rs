@@ -2,11 +2,13 @@
 //! no gradient; a draw is a function of the step and of the row's number in the whole batch.
 
 mod cpu;
+mod cuda;
 
 use spd_draws::Stream;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, Dear, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -152,6 +154,10 @@ impl Op for Uniform {
         cpu::uniform(self, frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::uniform(self, to);
+    }
+
     fn dear(&self, _inputs: &[&Type]) -> Dear {
         drawn(self.dims.iter().product())
     }
@@ -172,6 +178,10 @@ impl Op for Bernoulli {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::bernoulli(self, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::bernoulli(self, to);
     }
 
     fn dear(&self, _inputs: &[&Type]) -> Dear {
@@ -204,6 +214,10 @@ impl Op for UniformSubsets {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::uniform_subsets(self, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::uniform_subsets(self, to);
     }
 
     fn dear(&self, _inputs: &[&Type]) -> Dear {

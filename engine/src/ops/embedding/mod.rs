@@ -4,9 +4,11 @@
 //! rows at its position; both sums run in the order of the rows, whatever the threads.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{DType, Type, Value};
@@ -87,6 +89,10 @@ impl Op for Embed {
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run(frame);
     }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
+    }
 }
 
 /// Tokens whose vectors make a chunk: every chunk reads all tokens, so there are few.
@@ -114,6 +120,10 @@ impl Op for TokenGrad {
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_token_gradient(self.vocabulary, frame);
     }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::token_gradient(self.vocabulary, to);
+    }
 }
 
 impl Op for PositionGrad {
@@ -135,6 +145,10 @@ impl Op for PositionGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_position_gradient(self.context, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::position_gradient(self.context, to);
     }
 }
 

@@ -8,9 +8,11 @@
 //! `x` gets `y'` times the gradient of `y`, from `x` alone: `y` need not be kept.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, Dear, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -69,6 +71,10 @@ impl Op for Gelu {
         cpu::run(self.kind, frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self.kind, to);
+    }
+
     fn dear(&self, inputs: &[&Type]) -> Dear {
         Dear {
             gelus: inputs[0].len() as u64,
@@ -96,6 +102,10 @@ impl Op for GeluGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_gradient(self.kind, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(self.kind, to);
     }
 
     fn dear(&self, inputs: &[&Type]) -> Dear {

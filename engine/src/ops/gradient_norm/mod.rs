@@ -3,9 +3,12 @@
 //! The update reads the total to clip, and to see that every gradient is finite: one NaN or infinity anywhere makes the
 //! total so.
 
+mod cuda;
+
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::ops::GRAIN;
@@ -65,6 +68,10 @@ impl Op for GradientNorm {
             sum += f64::from(*square);
         }
         *total = sum as f32;
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -5,10 +5,13 @@
 //! [`AdamW`](super::AdamW) that has it among its guards refuses, and whoever looks next finds parameters and moments as
 //! they were before that step, which can then be run again to see what went wrong.
 
+mod cuda;
+
 use std::ops::Range;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -69,6 +72,10 @@ impl Op for Halt {
             halt[0] = frame.parameters.step as f32;
             halt[1] = f32::INFINITY;
         }
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
     }
 }
 

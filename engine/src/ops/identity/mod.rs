@@ -1,7 +1,10 @@
 //! The identity matrix, known when the program is built. It has no inputs, hence no gradient.
 
+mod cuda;
+
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -44,6 +47,10 @@ impl Op for Identity {
             .iter_mut()
             .step_by(self.size + 1)
             .for_each(|one| *one = 1.0);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self.size, to);
     }
 }
 

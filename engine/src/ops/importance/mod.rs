@@ -30,11 +30,13 @@
 //! is `0.01 z` below zero instead.
 
 mod cpu;
+mod cuda;
 
 use spd_draws::Stream;
 
 use crate::builder::{Builder, StepScalar};
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, Dear, NodeView, Op, Result};
 use crate::ops::draws::drawn;
@@ -175,6 +177,10 @@ impl Op for ImportanceGates {
         cpu::forward(self, frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, to);
+    }
+
     fn flops(&self, inputs: &[&Type]) -> u64 {
         4 * inputs[0].len() as u64
     }
@@ -206,6 +212,10 @@ impl Op for ImportanceGatesGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::backward(self, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(self, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

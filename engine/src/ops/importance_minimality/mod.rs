@@ -8,8 +8,11 @@
 //! summed over components, a mean over rows, not divided by sites. `s_c w` estimates the sum over all ranks. The formula and
 //! its normalisation are those of the reference implementation.
 
+mod cuda;
+
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -84,6 +87,10 @@ impl Op for ImportanceMinimality {
         let total: f64 = frame.input(0).iter().map(|&sum| self.term(sum).0).sum();
         frame.output(0).0[0] = total as f32;
     }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, to);
+    }
 }
 
 impl Op for ImportanceMinimalityGrad {
@@ -114,6 +121,10 @@ impl Op for ImportanceMinimalityGrad {
             let term = (upstream * self.0.term(sum).1) as f32;
             *out = if add { *out + term } else { term };
         }
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(&self.0, to);
     }
 }
 

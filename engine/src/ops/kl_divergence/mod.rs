@@ -5,9 +5,11 @@
 //! `y` over the number of rows. The log-sum-exp of each row is kept for it. The target gets no gradient.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -80,6 +82,10 @@ impl Op for KlDivergence {
         cpu::run(frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
+    }
+
     fn flops(&self, inputs: &[&Type]) -> u64 {
         // Two exponentials of some 20.
         45 * inputs[2].len() as u64
@@ -105,6 +111,10 @@ impl Op for KlDivergenceGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_gradient(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -11,10 +11,12 @@
 //! model does not run.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::ops::grain_rows;
@@ -81,6 +83,10 @@ impl Op for LayerNorm {
         cpu::run(self, frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, to);
+    }
+
     fn flops(&self, inputs: &[&Type]) -> u64 {
         7 * inputs[0].len() as u64
     }
@@ -105,6 +111,10 @@ impl Op for LayerNormGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_gradient(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
@@ -137,6 +147,10 @@ impl Op for LayerNormParameterGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_parameter_gradient(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::parameter_gradient(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

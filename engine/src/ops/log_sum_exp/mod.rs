@@ -2,9 +2,11 @@
 //! no gradient: targets are constants.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -45,6 +47,10 @@ impl Op for LogSumExp {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

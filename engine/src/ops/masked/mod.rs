@@ -19,12 +19,14 @@
 //! [`SiteOutput`](super::SiteOutput).
 
 mod cpu;
+mod cuda;
 
 use spd_draws::Stream;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, Dear, NodeView, Op, Result};
 use crate::ops::draws::drawn;
@@ -280,6 +282,10 @@ impl Op for Masked {
         cpu::forward(self, frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, to);
+    }
+
     fn dear(&self, inputs: &[&Type]) -> Dear {
         self.drawn(inputs[0])
     }
@@ -311,6 +317,10 @@ impl Op for MaskedGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::backward(self, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(self, to);
     }
 
     fn dear(&self, inputs: &[&Type]) -> Dear {

@@ -10,12 +10,14 @@
 //! ```
 
 mod cpu;
+mod cuda;
 
 use super::SumRows;
 use crate::association::{Made, Right};
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::gemm::Shape;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -193,6 +195,10 @@ impl Op for MatMul {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run(self, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -1,10 +1,12 @@
 //! `y = mean of x`, a scalar; each of the `n` elements gets `G / n`.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::ops::GRAIN;
@@ -61,6 +63,10 @@ impl Op for Mean {
         cpu::run(frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
+    }
+
     fn flops(&self, inputs: &[&Type]) -> u64 {
         inputs[0].len() as u64
     }
@@ -85,6 +91,10 @@ impl Op for MeanGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_gradient(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(to);
     }
 }
 

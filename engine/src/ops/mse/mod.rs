@@ -1,10 +1,12 @@
 //! `y = mean (p - t)^2`; `p` gets `2 (p - t) / len` times the gradient of `y`. The target gets none.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::ops::GRAIN;
@@ -63,6 +65,10 @@ impl Op for Mse {
         cpu::run(frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
+    }
+
     fn flops(&self, inputs: &[&Type]) -> u64 {
         3 * inputs[0].len() as u64
     }
@@ -87,6 +93,10 @@ impl Op for MseGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_gradient(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -3,9 +3,11 @@
 //! With `G` the gradient of `y`: `x: sum_o G_co W_cio`, `W: sum over rows of x_ci G_co`, `b: sum over rows of G_co`.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::ops::SumRows;
@@ -88,6 +90,10 @@ impl Op for ParallelLinear {
         cpu::forward(frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
+    }
+
     fn flops(&self, inputs: &[&Type]) -> u64 {
         2 * (inputs[0].rows() * inputs[1].len()) as u64
     }
@@ -116,6 +122,10 @@ impl Op for InputGrad {
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::input_grad(frame);
     }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::input_gradient(to);
+    }
 }
 
 impl Op for WeightGrad {
@@ -137,6 +147,10 @@ impl Op for WeightGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::weight_grad(frame, self.dims);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::weight_gradient(self.dims, to);
     }
 }
 

@@ -1,9 +1,11 @@
 //! `y = max(x, 0)`; `x` gets the gradient of `y` where `y > 0`, and nothing at 0, as in PyTorch.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -46,6 +48,10 @@ impl Op for Relu {
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run(frame);
     }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
+    }
 }
 
 impl Op for ReluGrad {
@@ -67,6 +73,10 @@ impl Op for ReluGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_gradient(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(to);
     }
 }
 

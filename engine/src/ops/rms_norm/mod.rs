@@ -10,10 +10,12 @@
 //! Zhang and Sennrich, "Root mean square layer normalization", 2019.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::ops::grain_rows;
@@ -73,6 +75,10 @@ impl Op for RmsNorm {
         cpu::run(self, frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, to);
+    }
+
     fn flops(&self, inputs: &[&Type]) -> u64 {
         4 * inputs[0].len() as u64
     }
@@ -97,6 +103,10 @@ impl Op for RmsNormGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_gradient(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
@@ -128,6 +138,10 @@ impl Op for RmsNormWeightGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_weight_gradient(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::weight_gradient(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -12,11 +12,13 @@
 //! ([`Attention`](super::Attention)) turns vectors as it loads them, and they are never written turned.
 
 mod cpu;
+mod cuda;
 
 pub(crate) use cpu::{turn, turn_back};
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -68,6 +70,10 @@ impl Op for RotaryTable {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run(self, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, to);
     }
 }
 

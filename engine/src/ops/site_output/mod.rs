@@ -21,12 +21,14 @@
 //! components add up to the weights: it is as exact as one product of `W` and `x`, not as itself.
 
 mod cpu;
+mod cuda;
 
 use crate::association::Made;
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::gemm::Shape;
 use crate::cpu::pool::chunks;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::ops::{MatMul, grain_rows};
@@ -183,6 +185,10 @@ impl Op for SiteOutput {
         cpu::forward(self, frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, to);
+    }
+
     fn flops(&self, inputs: &[&Type]) -> u64 {
         let Shape { m, n, k } = shape(inputs);
         2 * (m * n * k) as u64
@@ -217,6 +223,10 @@ impl Op for CleanGrad {
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::clean_grad(&self.0, frame);
     }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::clean_gradient(&self.0, to);
+    }
 }
 
 impl Op for BiasGrad {
@@ -243,6 +253,10 @@ impl Op for BiasGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::bias_grad(&self.0, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::bias_gradient(&self.0, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
@@ -275,6 +289,10 @@ impl Op for DeltaGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::delta_grad(&self.0, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::delta_gradient(&self.0, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -2,9 +2,11 @@
 //! nobody asks for it, and the op has no gradient.
 
 mod cpu;
+mod cuda;
 
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::ops::grain_rows;
@@ -47,6 +49,10 @@ impl Op for SumRows {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

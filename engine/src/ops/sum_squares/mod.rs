@@ -1,10 +1,12 @@
 //! `y = sum of x^2`, a scalar; the gradient of `x` is `2 G x`.
 
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::ops::GRAIN;
@@ -57,6 +59,10 @@ impl Op for SumSquares {
         cpu::forward(frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
+    }
+
     fn flops(&self, inputs: &[&Type]) -> u64 {
         2 * inputs[0].len() as u64
     }
@@ -81,6 +87,10 @@ impl Op for SumSquaresGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::backward(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -10,9 +10,11 @@
 //! transformer", 2020.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -61,6 +63,10 @@ impl Op for SwiGlu {
         cpu::run(frame);
     }
 
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(to);
+    }
+
     fn flops(&self, inputs: &[&Type]) -> u64 {
         // Some 20 for an exponential.
         23 * inputs[0].len() as u64
@@ -86,6 +92,10 @@ impl Op for SwiGluGrad {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_gradient(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::gradient(to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -1,9 +1,11 @@
 //! `y[b, a, ..] = x[a, b, ..]`. The gradient is exchanged back.
 
 mod cpu;
+mod cuda;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -94,6 +96,10 @@ impl Op for Transpose {
 
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run(self.from, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self.from, to);
     }
 }
 

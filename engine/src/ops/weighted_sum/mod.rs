@@ -1,8 +1,11 @@
 //! `y = sum_i w_i x_i` over scalars, with weights known when the program is built: a total loss, or a mean of several
 //! terms. The gradient of `x_i` is `w_i G`; none is made where `w_i` is 0.
 
+mod cuda;
+
 use crate::builder::Builder;
 use crate::cpu::Frame;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
@@ -80,6 +83,10 @@ impl Op for WeightedSum {
         } else {
             sum as f32
         };
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(&self.weights, to);
     }
 }
 

@@ -1,0 +1,136 @@
+//! Kernels compiled by NVRTC for one architecture, once for each source: what was compiled is kept on disk under the hash of
+//! everything it depends on.
+#![expect(unsafe_code, reason = "NVRTC is a C library")]
+
+use std::ffi::{CStr, CString, c_char};
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use cudarc::nvrtc::{result, sys};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::Fault;
+use super::libraries::Library;
+
+/// Beside the architecture. Every template is made for its constants, which leaves some of its lines without a purpose (128).
+const OPTIONS: [&str; 3] = ["--std=c++17", "--diag-suppress=128", "--ptxas-options=-v"];
+
+/// What became of a source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Compiled {
+    /// Machine code.
+    pub(crate) cubin: Vec<u8>,
+    /// What the compiler says of registers and memory; empty when it was not asked this time.
+    pub(crate) log: String,
+}
+
+/// Machine code of `source` for an architecture like `sm_90`, from the directory `cache` if it is there, and left there if
+/// not.
+///
+/// # Errors
+///
+/// When there is no NVRTC, or it refuses. A cache that cannot be read or written is done without.
+pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<Compiled, Fault> {
+    let nvrtc = Library::Nvrtc.found().ok_or_else(|| {
+        Fault::new(format!(
+            "{} was not found: {}",
+            Library::Nvrtc.files()[0],
+            Library::Nvrtc.remedy()
+        ))
+    })?;
+    let version = nvrtc.version.as_deref().unwrap_or_default();
+    let key = [arch, version, &OPTIONS.join(" "), source].join("\n");
+    let path = cache.map(|cache| cache.join(format!("{:032x}.cubin", xxh3_128(key.as_bytes()))));
+    if let Some(cubin) = path.as_deref().and_then(kept) {
+        return Ok(Compiled {
+            cubin,
+            log: String::new(),
+        });
+    }
+    let compiled = ask(source, arch)?;
+    if let Some(path) = path {
+        // Without it, the next start compiles again.
+        let _ = keep(&path, &compiled.cubin);
+    }
+    Ok(compiled)
+}
+
+/// Machine code that was kept whole: behind its hash.
+fn kept(path: &Path) -> Option<Vec<u8>> {
+    let bytes = fs::read(path).ok()?;
+    let (hash, cubin) = bytes.split_first_chunk::<16>()?;
+    (xxh3_128(cubin).to_le_bytes() == *hash).then(|| cubin.to_vec())
+}
+
+/// Under a name of its own first: nobody finds half a file.
+fn keep(path: &PathBuf, cubin: &[u8]) -> std::io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(directory)?;
+    let own = path.with_extension(format!("{}.tmp", std::process::id()));
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&own)?;
+    file.write_all(&xxh3_128(cubin).to_le_bytes())?;
+    file.write_all(cubin)?;
+    file.sync_all()?;
+    fs::rename(&own, path)
+}
+
+fn ask(source: &str, arch: &str) -> Result<Compiled, Fault> {
+    /// One compilation at a time, so that messages stay apart.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let failed = |what: &str, error: result::NvrtcError| {
+        Fault::new(format!("NVRTC cannot {what} for {arch}: {error:?}"))
+    };
+    let text = CString::new(source).expect("sources have no zero bytes");
+    let program = result::create_program(&text, Some(c"program.cu"))
+        .map_err(|error| failed("start", error))?;
+    let mut options = vec![format!("--gpu-architecture={arch}")];
+    options.extend(OPTIONS.map(str::to_owned));
+    // SAFETY: `program` was created above and lives until `destroy_program`.
+    unsafe {
+        let outcome = result::compile_program(program, &options);
+        let log = result::get_program_log(program).unwrap_or_default();
+        let log = message(&log);
+        let compiled = match outcome {
+            Ok(()) => machine_code(program).map_err(|error| failed("give machine code", error)),
+            Err(error) => {
+                let first: Vec<&str> = log.lines().filter(|line| line.contains("error")).collect();
+                let first = first.first().copied().unwrap_or_default();
+                Err(Fault::new(format!(
+                    "NVRTC cannot compile the kernels for {arch}: {error:?}: {first}"
+                )))
+            }
+        };
+        let _ = result::destroy_program(program);
+        compiled.map(|cubin| Compiled { cubin, log })
+    }
+}
+
+/// # Safety
+///
+/// The program must have been compiled, and not destroyed.
+unsafe fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcError> {
+    let mut bytes = 0;
+    // SAFETY: the caller's promise; the buffer is as long as NVRTC says.
+    unsafe {
+        sys::nvrtcGetCUBINSize(program, &raw mut bytes).result()?;
+        let mut cubin = vec![0u8; bytes];
+        sys::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast::<c_char>()).result()?;
+        Ok(cubin)
+    }
+}
+
+fn message(log: &[c_char]) -> String {
+    let bytes: Vec<u8> = log.iter().map(|byte| byte.cast_unsigned()).collect();
+    CStr::from_bytes_until_nul(&bytes)
+        .map(|text| text.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}

@@ -1,0 +1,267 @@
+//! Matrix products by cublasLt, each kind of them planned once. Unmeasured: no GPU has run it.
+#![expect(unsafe_code, reason = "cublasLt is a C library")]
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+
+use cudarc::cublaslt::{result, sys};
+use cudarc::driver::sys::CUstream;
+
+use super::Fault;
+use super::product::{Key, Layout, Product};
+
+/// Room for what an algorithm keeps aside; what NVIDIA advises for Hopper.
+pub(super) const WORKSPACE: usize = 32 << 20;
+
+/// The library, and the plans made so far.
+#[derive(Debug)]
+pub(super) struct CublasLt {
+    handle: sys::cublasLtHandle_t,
+    plans: BTreeMap<Key, Plan>,
+}
+
+/// How one kind of product is computed. What it points to lives as long as the library: plans are few.
+#[derive(Debug)]
+struct Plan {
+    description: sys::cublasLtMatmulDesc_t,
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// Device addresses of a product.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Addresses {
+    pub(super) a: u64,
+    pub(super) b: u64,
+    pub(super) out: u64,
+    pub(super) bias: Option<u64>,
+    pub(super) workspace: u64,
+}
+
+fn failed(what: &str, error: result::CublasError) -> Fault {
+    Fault::new(format!("cublasLt cannot {what}: {error:?}"))
+}
+
+impl CublasLt {
+    /// For the current context.
+    pub(super) fn new() -> Result<Self, Fault> {
+        let handle = result::create_handle().map_err(|error| failed("start", error))?;
+        Ok(Self {
+            handle,
+            plans: BTreeMap::new(),
+        })
+    }
+
+    /// Puts a product on a stream.
+    pub(super) fn multiply(
+        &mut self,
+        product: &Product,
+        at: Addresses,
+        stream: CUstream,
+    ) -> Result<(), Fault> {
+        let first = |address: u64, first: usize| address + 4 * first as u64;
+        let (a, b) = (first(at.a, product.a.first), first(at.b, product.b.first));
+        let out = first(at.out, product.out.first);
+        let all = a | b | out | at.bias.unwrap_or(0);
+        let alignment = 1 << all.trailing_zeros().min(4);
+        let key = product.key(alignment);
+        let handle = self.handle;
+        let plan = match self.plans.entry(key) {
+            std::collections::btree_map::Entry::Occupied(plan) => plan.into_mut(),
+            std::collections::btree_map::Entry::Vacant(place) => {
+                // SAFETY: `handle` lives as long as `self`.
+                place.insert(unsafe { plan(handle, &key) }.map_err(|error| {
+                    failed(
+                        &format!("plan {}x{}x{}", product.m, product.n, product.k),
+                        error,
+                    )
+                })?)
+            }
+        };
+        let beta = if product.add { 1f32 } else { 0.0 };
+        // SAFETY: addresses are operands of a program in their places; descriptions live as long as `self`, and the ones
+        // that hold a pointer are read during the call.
+        unsafe {
+            if let Some(bias) = &at.bias {
+                set(
+                    plan.description,
+                    sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                    bias,
+                )
+                .map_err(|error| failed("take a bias", error))?;
+            }
+            // cublasLt's first factor is our second one.
+            result::matmul(
+                handle,
+                plan.description,
+                (&raw const product.alpha).cast(),
+                (&raw const beta).cast(),
+                pointer(b),
+                plan.layouts[0],
+                pointer(a),
+                plan.layouts[1],
+                pointer(out),
+                plan.layouts[2],
+                pointer(out).cast_mut(),
+                plan.layouts[2],
+                &raw const plan.algorithm,
+                pointer(at.workspace).cast_mut(),
+                WORKSPACE,
+                stream.cast(),
+            )
+            .map_err(|error| failed("multiply", error))
+        }
+    }
+}
+
+fn pointer(address: u64) -> *const c_void {
+    std::ptr::without_provenance(usize::try_from(address).expect("addresses have 64 bits"))
+}
+
+/// # Safety
+///
+/// `handle` must be open.
+unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result::CublasError> {
+    use sys::cublasLtMatmulDescAttributes_t as Attribute;
+    let float = sys::cudaDataType::CUDA_R_32F;
+    // No TF32: f32 programs are computed in f32.
+    let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+    let description = result::create_matmul_desc(compute, float)?;
+    let operation = |transposed: bool| i32::from(transposed);
+    let layouts = [key.a.0, key.b.0, key.c];
+    let mut made = [std::ptr::null_mut(); 3];
+    // SAFETY: everything that is set was created just before.
+    unsafe {
+        set(
+            description,
+            Attribute::CUBLASLT_MATMUL_DESC_TRANSA,
+            &operation(key.a.1),
+        )?;
+        set(
+            description,
+            Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
+            &operation(key.b.1),
+        )?;
+        if key.bias {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+            set(
+                description,
+                Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
+                &epilogue,
+            )?;
+        }
+        for (made, layout) in made.iter_mut().zip(layouts) {
+            *made = matrix_layout(layout, key.batch)?;
+        }
+        let preference = result::create_matmul_pref()?;
+        set_preference(
+            preference,
+            sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+            &WORKSPACE,
+        )?;
+        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+        let alignment = u32::try_from(key.alignment).expect("at most 16");
+        for attribute in [
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            set_preference(preference, attribute, &alignment)?;
+        }
+        let [a, b, c] = made;
+        let best = result::get_matmul_algo_heuristic(handle, description, a, b, c, c, preference)?;
+        result::destroy_matmul_pref(preference)?;
+        Ok(Plan {
+            description,
+            layouts: made,
+            algorithm: best.algo,
+        })
+    }
+}
+
+/// # Safety
+///
+/// None beyond cublasLt's: the layout is created here.
+unsafe fn matrix_layout(
+    layout: Layout,
+    batch: usize,
+) -> Result<sys::cublasLtMatrixLayout_t, result::CublasError> {
+    use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
+    let (rows, columns) = (layout.rows as u64, layout.columns as u64);
+    let pitch = i64::try_from(layout.pitch).expect("a row of a matrix");
+    let made = result::create_matrix_layout(sys::cudaDataType::CUDA_R_32F, rows, columns, pitch)?;
+    if batch > 1 {
+        let count = i32::try_from(batch).expect("a batch of products");
+        let step = i64::try_from(layout.step).expect("a matrix");
+        // SAFETY: `made` was created above; sizes are those of the values.
+        unsafe {
+            result::set_matrix_layout_attribute(
+                made,
+                Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                (&raw const count).cast(),
+                size_of_val(&count),
+            )?;
+            result::set_matrix_layout_attribute(
+                made,
+                Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                (&raw const step).cast(),
+                size_of_val(&step),
+            )?;
+        }
+    }
+    Ok(made)
+}
+
+/// # Safety
+///
+/// `description` must live, and `T` be what the attribute is.
+unsafe fn set<T>(
+    description: sys::cublasLtMatmulDesc_t,
+    attribute: sys::cublasLtMatmulDescAttributes_t,
+    value: &T,
+) -> Result<(), result::CublasError> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        result::set_matmul_desc_attribute(
+            description,
+            attribute,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>(),
+        )
+    }
+}
+
+/// # Safety
+///
+/// As for [`set`].
+unsafe fn set_preference<T>(
+    preference: sys::cublasLtMatmulPreference_t,
+    attribute: sys::cublasLtMatmulPreferenceAttributes_t,
+    value: &T,
+) -> Result<(), result::CublasError> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        result::set_matmul_pref_attribute(
+            preference,
+            attribute,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>(),
+        )
+    }
+}
+
+impl Drop for CublasLt {
+    fn drop(&mut self) {
+        // SAFETY: all of it was created by this library and is used by nobody else.
+        unsafe {
+            for plan in self.plans.values() {
+                for layout in plan.layouts {
+                    let _ = result::destroy_matrix_layout(layout);
+                }
+                let _ = result::destroy_matmul_desc(plan.description);
+            }
+            let _ = result::destroy_handle(self.handle);
+        }
+    }
+}

@@ -1,0 +1,336 @@
+// The words of a CUDA kernel on a processor: the same source, thread by thread.
+//
+// Each thread of a block is a fiber, and blocks run one after the other. A fiber runs until it is done or waits: for its
+// block at a barrier, for its warp at a shuffle. Every access to memory is checked against the operand it is made
+// through, shared memory starts as NaNs, and the order in which threads and blocks run can be turned round: a kernel whose
+// result changes then has a race.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+#define EMULATED
+#define DEVICE static inline
+#define DEVICE_MEMBER inline
+#define __launch_bounds__(threads)
+
+namespace emulator {
+
+struct Index {
+    unsigned x, y, z;
+};
+
+enum State { READY, AT_WARP, AT_BLOCK, DONE };
+
+struct Fiber {
+    void *stack_pointer;
+    State state;
+    // What a shuffle gives to the others; two places, used in turn, so that a fast thread cannot overwrite what a slow
+    // one has not read.
+    double given[2];
+    int turn;
+};
+
+const unsigned MOST_THREADS = 1024;
+const size_t STACK = 128 << 10;
+
+struct SharedArray {
+    const void *site;
+    char *start;
+    size_t bytes;
+};
+
+struct Block {
+    Fiber fibers[MOST_THREADS];
+    void *scheduler;
+    char *stacks;
+    Fiber *now;
+    std::vector<SharedArray> shared;
+    size_t shared_bytes, most_shared_bytes;
+    char message[256];
+    bool failed;
+    void (*body)(void *);
+    void *argument;
+};
+
+static Block block;
+static Index thread_index, block_index, block_size, grid_size;
+
+extern "C" void emulator_switch(void **from, void *to);
+
+__asm__(R"(
+.text
+.globl emulator_switch
+.hidden emulator_switch
+emulator_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+
+static void wait(State state) {
+    Index mine = thread_index;
+    block.now->state = state;
+    emulator_switch(&block.now->stack_pointer, block.scheduler);
+    thread_index = mine;
+}
+
+[[noreturn]] static void fail(const char *what, unsigned long long at, unsigned long long of) {
+    if (!block.failed) {
+        block.failed = true;
+        snprintf(block.message, sizeof block.message, "%s: %llu of %llu (block %u %u, thread %u)", what, at, of,
+                 block_index.x, block_index.y, thread_index.x);
+    }
+    wait(DONE);
+    abort();
+}
+
+static void enter() {
+    block.body(block.argument);
+    wait(DONE);
+    abort();
+}
+
+static void prepare(Fiber &fiber, char *stack) {
+    void **top = (void **)(stack + STACK);
+    // As if `enter` had been called: the stack is 8 past a multiple of 16 there.
+    *--top = nullptr;
+    *--top = (void *)enter;
+    for (int saved = 0; saved < 6; ++saved) {
+        *--top = nullptr;
+    }
+    fiber.stack_pointer = top;
+    fiber.state = READY;
+    fiber.turn = 0;
+}
+
+// Runs the threads of one block to their end.
+static void run_block(unsigned threads, bool backwards) {
+    block.shared.clear();
+    block.shared_bytes = 0;
+    for (unsigned thread = 0; thread < threads; ++thread) {
+        prepare(block.fibers[thread], block.stacks + thread * STACK);
+    }
+    unsigned done = 0;
+    while (done < threads && !block.failed) {
+        bool moved = false;
+        for (unsigned turn = 0; turn < threads && !block.failed; ++turn) {
+            unsigned thread = backwards ? threads - 1 - turn : turn;
+            Fiber &fiber = block.fibers[thread];
+            if (fiber.state == READY) {
+                moved = true;
+                thread_index = {thread, 0, 0};
+                block.now = &fiber;
+                emulator_switch(&block.scheduler, fiber.stack_pointer);
+                done += fiber.state == DONE;
+            }
+        }
+        for (unsigned first = 0; first < threads; first += 32) {
+            bool all = true;
+            for (unsigned lane = 0; lane < 32 && first + lane < threads; ++lane) {
+                all = all && block.fibers[first + lane].state == AT_WARP;
+            }
+            for (unsigned lane = 0; all && lane < 32 && first + lane < threads; ++lane) {
+                block.fibers[first + lane].state = READY;
+                moved = true;
+            }
+        }
+        if (!moved && !block.failed) {
+            bool all = true;
+            for (unsigned thread = 0; thread < threads; ++thread) {
+                all = all && block.fibers[thread].state == AT_BLOCK;
+            }
+            if (!all) {
+                // Some threads are gone or wait for something else: on a device, this hangs.
+                block.failed = true;
+                snprintf(block.message, sizeof block.message, "threads wait for each other in block %u %u",
+                         block_index.x, block_index.y);
+            }
+            for (unsigned thread = 0; thread < threads; ++thread) {
+                block.fibers[thread].state = READY;
+            }
+        }
+    }
+    for (SharedArray &array : block.shared) {
+        free(array.start);
+    }
+}
+
+// Memory of one operand; every access is checked.
+template <class T> struct Checked {
+    T *start;
+    unsigned long long len;
+
+    T &operator[](long long at) const {
+        if (at < 0 || (unsigned long long)at >= len) {
+            fail("element", (unsigned long long)at, len);
+        }
+        return start[at];
+    }
+
+    operator Checked<const T>() const { return {start, len}; }
+};
+
+// The array of a `SHARED` line, the same for all threads of a block.
+template <class T> Checked<T> shared(const void *site, size_t len) {
+    for (SharedArray &array : block.shared) {
+        if (array.site == site) {
+            return {(T *)array.start, len};
+        }
+    }
+    size_t bytes = len * sizeof(T);
+    char *start = (char *)malloc(bytes);
+    memset(start, 0xff, bytes);
+    block.shared.push_back({site, start, bytes});
+    block.shared_bytes += bytes;
+    block.most_shared_bytes = block.shared_bytes > block.most_shared_bytes ? block.shared_bytes : block.most_shared_bytes;
+    return {(T *)start, len};
+}
+
+// A vector of 16 bytes starts at a multiple of them.
+template <class T> void must_be_aligned(const T &first) {
+    if ((uintptr_t)&first % 16 != 0) {
+        fail("a vector starts behind a multiple of 16", (uintptr_t)&first % 16, 16);
+    }
+}
+
+// What the thread `lane` of the warp gives. Every thread of the warp has to come.
+template <class T> T from_lane(T mine, unsigned lane) {
+    Fiber &fiber = *block.now;
+    int turn = fiber.turn;
+    fiber.turn ^= 1;
+    memcpy(&fiber.given[turn], &mine, sizeof mine);
+    wait(AT_WARP);
+    T theirs;
+    memcpy(&theirs, &block.fibers[thread_index.x / 32 * 32 + lane].given[turn], sizeof theirs);
+    return theirs;
+}
+
+} // namespace emulator
+
+template <class T> using In = emulator::Checked<const T>;
+template <class T> using Out = emulator::Checked<T>;
+template <class T> using Shared = emulator::Checked<T>;
+
+static inline Shared<float> part_of(Shared<float> memory, int first) {
+    if (first < 0 || (unsigned long long)first > memory.len) {
+        emulator::fail("part of shared memory", (unsigned long long)first, memory.len);
+    }
+    return {memory.start + first, memory.len - first};
+}
+
+#define SHARED(type, name, len) \
+    static const char name##_site = 0; \
+    Shared<type> name = emulator::shared<type>(&name##_site, len)
+
+#define LAUNCHED(name, len) SHARED(float, name, len)
+
+#define threadIdx emulator::thread_index
+#define blockIdx emulator::block_index
+#define blockDim emulator::block_size
+#define gridDim emulator::grid_size
+
+static inline void __syncthreads() { emulator::wait(emulator::AT_BLOCK); }
+
+template <class T> T __shfl_xor_sync(unsigned, T x, unsigned lanes) {
+    return emulator::from_lane(x, (threadIdx.x % 32) ^ lanes);
+}
+
+template <class T> T __shfl_sync(unsigned, T x, unsigned lane) { return emulator::from_lane(x, lane); }
+
+static inline int __syncthreads_or(int mine) {
+    // One array for all calls: nobody gets to the next call before all have read.
+    SHARED(int, any, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        any[0] = 0;
+    }
+    __syncthreads();
+    if (mine) {
+        any[0] = 1;
+    }
+    __syncthreads();
+    int all = any[0];
+    __syncthreads();
+    return all;
+}
+
+static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
+
+template <class To, class From> static inline To bits_as(From from) {
+    static_assert(sizeof(To) == sizeof(From), "as many bits");
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+static inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
+static inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
+static inline double __longlong_as_double(long long bits) { return bits_as<double>(bits); }
+
+// Operands as the host passes them: where they start, and their length in elements.
+struct Span {
+    void *start;
+    unsigned long long len;
+};
+
+template <class T> T from_span(Span span) { return {(decltype(T::start))span.start, span.len}; }
+
+template <class... Parameters, size_t... AT>
+static void call(void (*kernel)(Parameters...), const Span *spans, std::index_sequence<AT...>) {
+    kernel(from_span<Parameters>(spans[AT])...);
+}
+
+template <class... Parameters>
+static const char *launch(void (*kernel)(Parameters...), const Span *spans, unsigned blocks_x, unsigned blocks_y,
+                          unsigned threads, int backwards, unsigned long long *shared_bytes) {
+    using namespace emulator;
+    struct Argument {
+        void (*kernel)(Parameters...);
+        const Span *spans;
+    } argument = {kernel, spans};
+    block.body = [](void *given) {
+        Argument &argument = *(Argument *)given;
+        call(argument.kernel, argument.spans, std::index_sequence_for<Parameters...>());
+    };
+    block.argument = &argument;
+    block.failed = false;
+    block.most_shared_bytes = 0;
+    if (!block.stacks) {
+        block.stacks = (char *)malloc(MOST_THREADS * STACK);
+    }
+    block_size = {threads, 1, 1};
+    grid_size = {blocks_x, blocks_y, 1};
+    unsigned long long blocks = (unsigned long long)blocks_x * blocks_y;
+    for (unsigned long long turn = 0; turn < blocks && !block.failed; ++turn) {
+        unsigned long long number = backwards ? blocks - 1 - turn : turn;
+        block_index = {(unsigned)(number % blocks_x), (unsigned)(number / blocks_x), 0};
+        run_block(threads, backwards);
+    }
+    *shared_bytes = block.most_shared_bytes;
+    return block.failed ? block.message : nullptr;
+}
+
+#define KERNEL(name, threads, parameters, ...)                                                                        \
+    static void name##_body parameters { __VA_ARGS__; }                                                               \
+    extern "C" const char *name(const Span *spans, unsigned blocks_x, unsigned blocks_y, int backwards,               \
+                                unsigned long long *shared_bytes) {                                                   \
+        return launch(name##_body, spans, blocks_x, blocks_y, threads, backwards, shared_bytes);                      \
+    }

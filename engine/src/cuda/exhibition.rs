@@ -1,0 +1,385 @@
+//! One program in which every op, every kind of mask and every gradient occurs: for tests of what must hold for all kernels.
+
+use spd_draws::{Purpose, Stream};
+
+use crate::builder::Builder;
+use crate::op::Result;
+use crate::ops::oracle::random;
+use crate::ops::{
+    AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, GeluKind, ImportanceGates,
+    ImportanceMinimality, LogitNoise, Mask, MaskValues, SiteInputs,
+};
+use crate::store::Store;
+use crate::value::{Type, Value};
+
+/// How large things are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) batch: usize,
+    pub(crate) positions: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    /// Columns of a head.
+    pub(crate) size: usize,
+    pub(crate) components: usize,
+    pub(crate) hidden: usize,
+    pub(crate) vocabulary: usize,
+}
+
+/// The program, what is kept from step to step, and what the host writes.
+pub(crate) struct Exhibition {
+    pub(crate) b: Builder,
+    pub(crate) store: Store,
+    pub(crate) inputs: Vec<(&'static str, Vec<u32>)>,
+    sizes: Sizes,
+    leaves: Vec<Value>,
+    terms: Vec<(f64, Value)>,
+    values: bool,
+}
+
+impl Exhibition {
+    /// Without `values` it has shapes alone.
+    pub(crate) fn new(sizes: Sizes, values: bool) -> Self {
+        let store = if values {
+            Store::new()
+        } else {
+            Store::of_shapes()
+        };
+        let mut exhibition = Self {
+            b: Builder::new(),
+            store,
+            inputs: Vec::new(),
+            sizes,
+            leaves: Vec::new(),
+            terms: Vec::new(),
+            values,
+        };
+        exhibition.build().unwrap();
+        exhibition
+    }
+
+    /// Tensors of the store whose gradients are wanted.
+    fn leaf(&mut self, dims: &[usize]) -> Value {
+        let (name, seed) = (
+            format!("leaf {}", self.leaves.len()),
+            self.leaves.len() as u64,
+        );
+        let leaf = self.kept(&name, dims, seed, |x| 0.3 * x);
+        self.leaves.push(leaf);
+        leaf
+    }
+
+    fn kept(&mut self, name: &str, dims: &[usize], seed: u64, of: impl Fn(f32) -> f32) -> Value {
+        let slot = if self.values {
+            let values = random(dims, seed).values.into_iter().map(of).collect();
+            self.store.add(name, dims, values)
+        } else {
+            self.store.zeros(name, dims)
+        };
+        self.b.persistent(&self.store, slot)
+    }
+
+    /// What the host writes: normal numbers.
+    fn given(&mut self, name: &'static str, dims: &[usize]) -> Value {
+        if self.values {
+            let values = random(dims, 1000 + self.inputs.len() as u64).values;
+            let words = values.iter().map(|x| x.to_bits()).collect();
+            self.inputs.push((name, words));
+        }
+        self.b.input(name, &Type::f32(dims)).unwrap()
+    }
+
+    fn ids(&mut self, name: &'static str, dims: &[usize], ids: impl Fn(usize) -> usize) -> Value {
+        if self.values {
+            let words = (0..dims.iter().product()).map(|i| u32::try_from(ids(i)).unwrap());
+            self.inputs.push((name, words.collect()));
+        }
+        self.b.input(name, &Type::u32(dims)).unwrap()
+    }
+
+    /// Lets the loss depend on a value.
+    fn count(&mut self, value: Value) -> Result<()> {
+        let squares = self.b.sum_squares(value)?;
+        let weight = 1.0 / self.b.ty(value).len() as f64;
+        self.terms.push((weight, squares));
+        Ok(())
+    }
+
+    fn build(&mut self) -> Result<()> {
+        let Sizes {
+            batch, positions, ..
+        } = self.sizes;
+        let x = self.model()?;
+        self.components(x)?;
+        self.plain(x)?;
+        self.draws(batch * positions)?;
+        self.losses(x)?;
+        self.update()
+    }
+
+    /// Embeddings, norms, attentions, activations: f32 `[b, t, d]`.
+    fn model(&mut self) -> Result<Value> {
+        let Sizes {
+            batch,
+            positions,
+            heads,
+            kv_heads,
+            size,
+            vocabulary,
+            ..
+        } = self.sizes;
+        let (d, kv) = (heads * size, kv_heads * size);
+        let tokens = self.ids("tokens", &[batch, positions], |i| i * i % vocabulary);
+        let (wte, wpe) = (self.leaf(&[vocabulary, d]), self.leaf(&[positions + 1, d]));
+        let x = self.b.embed(tokens, wte, Some(wpe))?;
+        let (weight, bias) = (self.leaf(&[d]), self.leaf(&[d]));
+        let normal = self.b.layer_norm(x, weight, bias, 1e-5)?;
+        let (w, bias) = (self.leaf(&[3 * d, d]), self.leaf(&[3 * d]));
+        let qkv = self.b.linear_oi(normal, w, Some(bias))?;
+        let attended = self.b.fused_attention(qkv, heads, true)?;
+        let x = self.b.add(x, attended)?;
+        let weight = self.leaf(&[d]);
+        let normal = self.b.rms_norm(x, weight, 1e-5)?;
+        let weights = [self.leaf(&[d, d]), self.leaf(&[d, kv]), self.leaf(&[d, kv])];
+        let [q, k, v] = weights.map(|w| self.b.linear_io(normal, w, None).unwrap());
+        let table = self.b.rotary_table(positions, size, 1e4)?;
+        let heads = (heads, kv_heads);
+        let causal = self.b.attention([q, k, v], heads, true, Some(table))?;
+        let all = self.b.attention([q, k, v], heads, false, None)?;
+        let x = self.b.add(causal, all)?;
+        let (w_gate, w_up) = (self.leaf(&[d, 2 * d]), self.leaf(&[d, 2 * d]));
+        let (gate, up) = (self.b.matmul(x, w_gate)?, self.b.matmul(x, w_up)?);
+        let through = self.b.swiglu(gate, up)?;
+        let positive = self.b.relu(up)?;
+        let exact = self.b.gelu(gate, GeluKind::Exact)?;
+        let tanh = self.b.gelu(up, GeluKind::Tanh)?;
+        let hidden = [positive, exact, tanh].into_iter();
+        let hidden = hidden.fold(through, |sum, term| self.b.add(sum, term).unwrap());
+        let w = self.leaf(&[2 * d, d]);
+        let out = self.b.matmul(hidden, w)?;
+        self.b.add(x, out)
+    }
+
+    /// Masks of every kind, and sites with whatever joins them.
+    fn components(&mut self, x: Value) -> Result<()> {
+        let Sizes {
+            batch,
+            positions,
+            heads,
+            size,
+            components: c,
+            hidden,
+            ..
+        } = self.sizes;
+        let (d, rows) = (heads * size, batch * positions);
+        let (v, u) = (self.leaf(&[d, c]), self.leaf(&[c, d]));
+        let a = self.b.matmul(x, v)?;
+        let with = ComponentMlpWeights {
+            w1: self.leaf(&[c, 1, hidden]),
+            b1: self.leaf(&[c, hidden]),
+            w2: self.leaf(&[c, hidden, 1]),
+            b2: self.leaf(&[c, 1]),
+        };
+        let z = self.b.component_mlp(a, &with)?;
+        let exponent = Some(self.b.step_scalar("p"));
+        let stream = |site| Stream::new(Purpose::LogitNoise, 0, site);
+        let noise = self.given("noise", &[batch, positions, c]);
+        let mut importances = Vec::new();
+        for (gates, noise_kind, exponent) in [
+            (Gates::LeakyHard, LogitNoise::None, exponent),
+            (Gates::Hard, LogitNoise::Drawn(stream(1)), exponent),
+            (Gates::UpperLeakyHard, LogitNoise::Given, exponent),
+            (Gates::Normal, LogitNoise::None, exponent),
+            (Gates::SwishHard, LogitNoise::None, None),
+        ] {
+            let op = ImportanceGates {
+                gates,
+                noise: noise_kind,
+                exponent,
+                alive: 0.1,
+            };
+            let found = self.b.importance_gates(op, z, Some(noise))?;
+            if exponent.is_some() {
+                let op = ImportanceMinimality {
+                    rows,
+                    beta: 0.5,
+                    ranks: 2,
+                };
+                let penalty = self.b.importance_minimality(op, found.power_sums)?;
+                self.terms.push((0.1, penalty));
+            }
+            self.b.output(format!("active {gates:?}"), found.active);
+            importances.push(found.importance);
+        }
+        let w = self.leaf(&[d, d]);
+        let bias = self.leaf(&[d]);
+        let clean = self.b.linear_io(x, w, Some(bias))?;
+        let (each, row) = (self.leaf(&[batch, positions, c]), self.leaf(&[c]));
+        let (deltas, delta) = (self.leaf(&[rows]), self.leaf(&[1]));
+        let stream = Stream::new(Purpose::Source, 1, 2);
+        let route = self
+            .b
+            .bernoulli(Stream::new(Purpose::Routing, 0, 0), rows, 0.6)?;
+        for (index, (mask, given, delta, route)) in [
+            (Mask::Importance, None, None, None),
+            (
+                Mask::Between(Draw::Uniform(stream)),
+                None,
+                Some(deltas),
+                Some(route),
+            ),
+            (Mask::Between(Draw::Coin(stream)), None, Some(delta), None),
+            (
+                Mask::Between(Draw::Given),
+                Some(each),
+                Some(deltas),
+                Some(route),
+            ),
+            (
+                Mask::Between(Draw::Given),
+                Some(row),
+                Some(delta),
+                Some(route),
+            ),
+            (Mask::Drawn(Draw::Given), Some(row), None, None),
+            (Mask::Drawn(Draw::Uniform(stream)), None, None, Some(route)),
+            (Mask::Rounded(0.2), None, Some(deltas), None),
+            (Mask::Ones, None, Some(delta), Some(route)),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let importance = Some(importances[index % importances.len()]);
+            let values = MaskValues {
+                mask,
+                importance,
+                given,
+                delta,
+                route,
+            };
+            let h = self.b.masked(a, &values)?;
+            let with = SiteInputs {
+                clean: Some(clean),
+                bias: (index % 2 == 0).then_some(bias),
+                delta,
+                route,
+            };
+            let y = self.b.site_output(h, u, &with)?;
+            self.count(y)?;
+        }
+        Ok(())
+    }
+
+    /// What is left.
+    fn plain(&mut self, x: Value) -> Result<()> {
+        let Sizes {
+            components: c,
+            heads,
+            size,
+            ..
+        } = self.sizes;
+        let d = heads * size;
+        let mean = self.b.mean(x)?;
+        self.terms.push((0.5, mean));
+        let (w, bias) = (self.leaf(&[heads, size, 3]), self.leaf(&[heads, 3]));
+        let each = self.b.parallel_linear(x, w, bias)?;
+        self.count(each)?;
+        let turned = self.b.second_first(x)?;
+        self.count(turned)?;
+        let matrix = self.leaf(&[d, c]);
+        let transposed = self.b.transpose(matrix)?;
+        self.count(transposed)?;
+        let one = self.b.identity(d)?;
+        let ones = self.b.constant(1.0, &[d, d])?;
+        let sum = self.b.add(one, ones)?;
+        let product = self.b.matmul(sum, matrix)?;
+        self.count(product)
+    }
+
+    fn draws(&mut self, rows: usize) -> Result<()> {
+        let c = self.sizes.components;
+        let stream = |site| Stream::new(Purpose::Delta, 2, site);
+        let source = self.b.uniform(stream(1), &[rows, c])?;
+        let row = self.b.uniform_row(stream(2), c)?;
+        let each = self.b.uniform_rows(stream(3), rows)?;
+        let subsets = self.b.uniform_subsets(stream(4), rows, 5)?;
+        let up = self.given("up", &[rows, c]);
+        let next = self.b.ascend(source, up, 0.1)?;
+        for (name, value) in [("row", row), ("each", each), ("next", next)] {
+            self.b.output(name, value);
+        }
+        for (site, subset) in subsets.into_iter().enumerate() {
+            self.b.output(format!("subset {site}"), subset);
+        }
+        Ok(())
+    }
+
+    fn losses(&mut self, x: Value) -> Result<()> {
+        let Sizes {
+            batch,
+            positions,
+            heads,
+            size,
+            vocabulary,
+            ..
+        } = self.sizes;
+        let d = heads * size;
+        let w = self.leaf(&[vocabulary, d]);
+        let logits = self.b.linear_oi(x, w, None)?;
+        let labels = self.ids("labels", &[batch, positions], |i| {
+            if i % 5 == 3 {
+                u32::MAX as usize
+            } else {
+                i % vocabulary
+            }
+        });
+        let target = self.given("target", &[batch, positions, vocabulary]);
+        let lse = self.b.log_sum_exp(target)?;
+        let divergence = self.b.kl_divergence(target, lse, logits)?;
+        let entropy = self.b.cross_entropy(logits, labels)?;
+        let goal = self.given("goal", &[batch, positions, d]);
+        let error = self.b.mse(x, goal)?;
+        self.terms
+            .extend([(1.0, divergence), (0.7, entropy), (0.3, error)]);
+        Ok(())
+    }
+
+    /// The loss, its gradients, and an update of everything.
+    fn update(&mut self) -> Result<()> {
+        let loss = self.b.weighted_sum(&self.terms)?;
+        self.b.output("loss", loss);
+        let leaves = self.leaves.clone();
+        let gradients = self.b.gradients(loss, &leaves)?;
+        let gradients: Vec<Value> = gradients.into_iter().map(Option::unwrap).collect();
+        let group = self.b.gradient_norm(&gradients)?;
+        let other = self.b.gradient_norm(&gradients[..2])?;
+        let halt = self.kept("halt", &[2], 0, |_| 0.0);
+        self.b.halt(halt, &[group, other])?;
+        for (index, (&parameter, &gradient)) in leaves.iter().zip(&gradients).enumerate() {
+            let dims = self.b.ty(parameter).dims.clone();
+            let seed = 500 + index as u64;
+            let first = self.kept(&format!("first {index}"), &dims, seed, |x| 0.1 * x);
+            let second = self.kept(&format!("second {index}"), &dims, seed, |x| 0.1 + x * x);
+            let op = AdamW {
+                lr: self.b.step_scalar("lr"),
+                correction1: self.b.step_scalar("correction1"),
+                correction2: self.b.step_scalar("correction2"),
+                beta1: 0.9,
+                beta2: 0.999,
+                eps: 1e-8,
+                decay: 0.01,
+                clip: (index % 2 == 0).then_some(0.5),
+            };
+            let on = AdamWOperands {
+                parameter,
+                first,
+                second,
+                gradient,
+                group,
+            };
+            self.b.adamw(op, &on, &[other])?;
+            self.b.output(format!("gradient {index}"), gradient);
+        }
+        Ok(())
+    }
+}

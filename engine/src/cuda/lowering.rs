@@ -1,0 +1,379 @@
+//! What an op is on the device: launches of kernels and matrix products, on operands that have no addresses yet.
+//!
+//! An op says so once, when the program is built; shapes and settings become constants of the kernels' source. What is left to a
+//! replay is addresses, so a program on the device is a list without a decision in it, and can be captured.
+
+use std::fmt::Write;
+
+use super::product::{Matrix, Product};
+use crate::builder::StepScalar;
+use crate::value::{DType, Type};
+
+/// Kernels of an op, in CUDA C++.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Source {
+    /// Name of the op's folder.
+    pub(crate) name: &'static str,
+    pub(crate) text: &'static str,
+}
+
+/// Kernels that several ops launch; part of every program.
+pub(crate) const SHARED: Source = Source {
+    name: "prelude",
+    text: "",
+};
+
+/// Threads of a block, unless a kernel says otherwise.
+pub(crate) const THREADS: usize = 256;
+/// Elements of a partial sum, as in `prelude.cuh`.
+const PART: usize = 4096;
+/// Partial sums over rows, at most.
+const MOST_STRETCHES: usize = 128;
+
+/// Where an operand lies, seen from its op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum At {
+    Input(usize),
+    Output(usize),
+    /// Bytes from the start of the op's scratch.
+    Scratch(usize),
+    /// The numbers of the step.
+    Parameters,
+}
+
+/// An operand of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Operand {
+    pub(crate) at: At,
+    pub(crate) dtype: DType,
+    /// In elements.
+    pub(crate) len: usize,
+    pub(crate) written: bool,
+}
+
+impl Operand {
+    /// The same, to be written to.
+    pub(crate) fn out(self) -> Self {
+        Self {
+            written: true,
+            ..self
+        }
+    }
+}
+
+/// One launch.
+#[derive(Debug, Clone)]
+pub(crate) struct Launch {
+    pub(crate) source: Source,
+    /// The call of the kernel's function, with its constants; operand `i` is `a<i>`.
+    pub(crate) call: String,
+    pub(crate) operands: Vec<Operand>,
+    pub(crate) blocks: [usize; 2],
+    pub(crate) threads: usize,
+    /// Bytes of shared memory beside what the kernel declares.
+    pub(crate) shared: usize,
+}
+
+/// What is done on the device, in order.
+#[derive(Debug, Clone)]
+pub(crate) enum Command {
+    Launch(Launch),
+    Product(Product),
+}
+
+/// An argument of a kernel's function.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Argument {
+    Operand(Operand),
+    /// One element of an operand, by value.
+    Element(Operand, usize),
+    F32(f32),
+    F64(f64),
+    Int(usize),
+    /// A scalar operand and its weight.
+    Term(Operand, f64),
+}
+
+impl From<Operand> for Argument {
+    fn from(operand: Operand) -> Self {
+        Self::Operand(operand)
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(value: f32) -> Self {
+        Self::F32(value)
+    }
+}
+
+impl From<f64> for Argument {
+    fn from(value: f64) -> Self {
+        Self::F64(value)
+    }
+}
+
+/// Where a constant of a kernel comes from: numbers, and yes or no.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Constant(i64);
+
+macro_rules! constants {
+    ($($from:ty)*) => {
+        $(impl From<$from> for Constant {
+            fn from(value: $from) -> Self {
+                Self(i64::try_from(value).expect("a size of a kernel"))
+            }
+        })*
+    };
+}
+constants!(usize i32 u32 bool);
+
+/// One op on its way to the device.
+pub struct Lowering<'a> {
+    types: &'a [&'a Type],
+    outputs: &'a [Type],
+    adds: &'a [bool],
+    scratch: usize,
+    commands: Vec<Command>,
+}
+
+impl<'a> Lowering<'a> {
+    /// An op of these operands; `adds` says of each result whether it is added to what is there.
+    pub(crate) fn new(types: &'a [&'a Type], outputs: &'a [Type], adds: &'a [bool]) -> Self {
+        Self {
+            types,
+            outputs,
+            adds,
+            scratch: 0,
+            commands: Vec::new(),
+        }
+    }
+
+    /// What it does, and the bytes of scratch it needs.
+    pub(crate) fn finish(self) -> (Vec<Command>, usize) {
+        (self.commands, self.scratch)
+    }
+
+    /// Number of inputs.
+    pub(crate) fn inputs(&self) -> usize {
+        self.types.len()
+    }
+
+    /// Type of an input.
+    pub(crate) fn ty(&self, index: usize) -> &'a Type {
+        self.types[index]
+    }
+
+    /// Type of a result.
+    pub(crate) fn output_ty(&self, index: usize) -> &'a Type {
+        &self.outputs[index]
+    }
+
+    /// An input.
+    pub(crate) fn input(&self, index: usize) -> Operand {
+        operand(At::Input(index), self.types[index])
+    }
+
+    /// A result.
+    pub(crate) fn output(&self, index: usize) -> Operand {
+        operand(At::Output(index), &self.outputs[index]).out()
+    }
+
+    /// Whether a result is added to what is there.
+    pub(crate) fn adds(&self, index: usize) -> bool {
+        self.adds.get(index).copied().unwrap_or(false)
+    }
+
+    /// The numbers of the step, behind those that every program has: see `philox` and `scalar` of the prelude.
+    pub(crate) fn parameters(&self) -> Operand {
+        Operand {
+            at: At::Parameters,
+            dtype: DType::U32,
+            len: usize::MAX,
+            written: false,
+        }
+    }
+
+    /// f32s of scratch.
+    pub(crate) fn scratch(&mut self, len: usize) -> Operand {
+        let at = At::Scratch(self.scratch);
+        self.scratch += (4 * len).next_multiple_of(crate::plan::ALIGN);
+        Operand {
+            at,
+            dtype: DType::F32,
+            len,
+            written: false,
+        }
+    }
+
+    /// Starts a launch of a function of a source, with its constants.
+    pub(crate) fn kernel(
+        &mut self,
+        source: Source,
+        function: &str,
+        constants: &[Constant],
+    ) -> Pending<'_, 'a> {
+        let constants: Vec<String> = constants.iter().map(|c| c.0.to_string()).collect();
+        let call = if constants.is_empty() {
+            function.to_owned()
+        } else {
+            format!("{function}<{}>", constants.join(", "))
+        };
+        Pending {
+            lowering: self,
+            launch: Launch {
+                source,
+                call,
+                operands: Vec::new(),
+                blocks: [1, 1],
+                threads: THREADS,
+                shared: 0,
+            },
+        }
+    }
+
+    /// A matrix product.
+    pub(crate) fn product(&mut self, product: Product) {
+        if product.m > 0 && product.n > 0 {
+            self.commands.push(Command::Product(product));
+        }
+    }
+
+    /// A matrix as an operand has it: rows of `columns` elements.
+    pub(crate) fn matrix(operand: Operand, columns: usize, transposed: bool) -> Matrix {
+        Matrix {
+            operand,
+            first: 0,
+            pitch: columns,
+            transposed,
+            step: 0,
+        }
+    }
+
+    /// `y = [y +] factor * sum of parts`, in f64.
+    pub(crate) fn sum_parts(&mut self, parts: Operand, to: (Operand, bool), factor: f64) {
+        let constants = [parts.len.into(), to.1.into()];
+        self.kernel(SHARED, "sum_parts", &constants).launch(&[
+            parts.into(),
+            to.0.into(),
+            factor.into(),
+        ]);
+    }
+
+    /// Adds up partial sums of stretches of rows: columns `first` and on, of `stride` in all, to a result.
+    pub(crate) fn add_stretches(
+        &mut self,
+        parts: Operand,
+        (first, stride): (usize, usize),
+        (to, add): (Operand, bool),
+    ) {
+        let stretches = parts.len / stride.max(1);
+        let constants = [to.len, stretches, first, stride].map(Constant::from);
+        self.kernel(
+            SHARED,
+            "add_stretches",
+            &[&constants[..], &[add.into()]].concat(),
+        )
+        .threads_over(to.len)
+        .launch(&[parts.into(), to.into()]);
+    }
+}
+
+fn operand(at: At, ty: &Type) -> Operand {
+    Operand {
+        at,
+        dtype: ty.dtype,
+        len: ty.len(),
+        written: false,
+    }
+}
+
+/// Parts that sums over a tensor are made of.
+pub(crate) fn parts(len: usize) -> usize {
+    len.div_ceil(PART)
+}
+
+/// Rows of a stretch, and the number of stretches.
+pub(crate) fn stretches(rows: usize, columns: usize) -> (usize, usize) {
+    // Enough blocks of 32 columns for every processor of a large device, and rows enough to be worth a partial sum.
+    let wanted = (512 / columns.div_ceil(32).max(1)).clamp(1, MOST_STRETCHES);
+    let stretch = rows.div_ceil(wanted).max(32).next_multiple_of(8);
+    (stretch, rows.div_ceil(stretch).max(1))
+}
+
+/// Threads that share a row.
+pub(crate) fn row_threads(columns: usize) -> usize {
+    columns.div_ceil(4).next_power_of_two().clamp(32, 512)
+}
+
+/// A launch that waits for its arguments.
+pub(crate) struct Pending<'l, 'a> {
+    lowering: &'l mut Lowering<'a>,
+    launch: Launch,
+}
+
+impl Pending<'_, '_> {
+    /// Blocks in both directions.
+    pub(crate) fn blocks(mut self, x: usize, y: usize) -> Self {
+        self.launch.blocks = [x, y];
+        self
+    }
+
+    /// Threads of a block.
+    pub(crate) fn threads(mut self, threads: usize) -> Self {
+        self.launch.threads = threads;
+        self
+    }
+
+    /// A thread for each of `count`.
+    pub(crate) fn threads_over(self, count: usize) -> Self {
+        self.blocks(count.div_ceil(THREADS), 1)
+    }
+
+    /// A thread for each four columns of each row.
+    pub(crate) fn fours(self, rows: usize, columns: usize) -> Self {
+        self.threads_over(rows * columns.div_ceil(4))
+    }
+
+    /// f32s of shared memory beside what the kernel declares.
+    pub(crate) fn shared(mut self, len: usize) -> Self {
+        self.launch.shared = 4 * len;
+        self
+    }
+
+    /// Launches it.
+    pub(crate) fn launch(self, arguments: &[Argument]) {
+        let Self {
+            lowering,
+            mut launch,
+        } = self;
+        let mut place = |operand: Operand| -> usize {
+            launch.operands.push(operand);
+            launch.operands.len() - 1
+        };
+        let mut call = String::new();
+        for (index, argument) in arguments.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            let text = match *argument {
+                Argument::Operand(operand) => format!("a{}", place(operand)),
+                Argument::Element(operand, at) => format!("a{}[{at}]", place(operand)),
+                Argument::F32(value) => format!("f32({:#x}u)", value.to_bits()),
+                Argument::F64(value) => format!("f64({:#x}ull)", value.to_bits()),
+                Argument::Int(value) => value.to_string(),
+                Argument::Term(operand, weight) => {
+                    let weight = weight.to_bits();
+                    format!("Term{{a{}, f64({weight:#x}ull)}}", place(operand))
+                }
+            };
+            write!(call, "{separator}{text}").expect("strings grow");
+        }
+        write!(launch.call, "({call})").expect("strings grow");
+        if launch.blocks.iter().all(|&blocks| blocks > 0) {
+            lowering.commands.push(Command::Launch(launch));
+        }
+    }
+}
+
+/// Index of a step scalar among the parameters.
+pub(crate) fn scalar(scalar: StepScalar) -> Constant {
+    Constant::from(scalar.0)
+}

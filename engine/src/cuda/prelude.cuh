@@ -1,0 +1,326 @@
+// What every kernel starts from: pointers, groups of four columns, sums, draws, and elementary functions.
+//
+// NVRTC compiles this without a single header; a C++ compiler does behind `emulator.h`, which gives the words below a
+// meaning on a processor. Nothing here depends on the device: no atomics, and every sum has one order.
+
+#ifndef EMULATED
+template <class T> using In = const T *__restrict__;
+template <class T> using Out = T *__restrict__;
+template <class T> using Shared = T *;
+#define DEVICE static __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
+#define SHARED(type, name, len) __shared__ type name[len]
+// All that the launch gives.
+#define LAUNCHED(name, len) extern __shared__ float name[]
+DEVICE Shared<float> part_of(Shared<float> memory, int first) { return memory + first; }
+#define KERNEL(name, threads, parameters, ...) \
+    extern "C" __global__ void __launch_bounds__(threads) name parameters { __VA_ARGS__; }
+#endif
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+DEVICE float f32(u32 bits) { return __uint_as_float(bits); }
+const u32 INFINITE = 0x7f800000u;
+DEVICE double f64(u64 bits) { return __longlong_as_double((i64)bits); }
+
+// ---- The numbers of a step: seed (low, high), step, first row, then the step scalars.
+
+DEVICE float scalar(In<u32> parameters, int index) { return f32(parameters[4 + index]); }
+
+// ---- Elements by fours: a thread has four columns of a row.
+
+struct Four {
+    float v[4];
+};
+
+DEVICE Four fill(float value) { return Four{{value, value, value, value}}; }
+
+template <class F> DEVICE Four map(F of) { return Four{{of(0), of(1), of(2), of(3)}}; }
+
+#ifndef EMULATED
+DEVICE Four load_aligned(In<float> x, i64 at) {
+    float4 four = *reinterpret_cast<const float4 *>(x + at);
+    return Four{{four.x, four.y, four.z, four.w}};
+}
+
+DEVICE void store_aligned(Out<float> y, i64 at, Four four) {
+    *reinterpret_cast<float4 *>(y + at) = make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
+}
+#else
+DEVICE Four load_aligned(In<float> x, i64 at) {
+    emulator::must_be_aligned(x[at]);
+    return map([&](int k) { return x[at + k]; });
+}
+
+DEVICE void store_aligned(Out<float> y, i64 at, Four four) {
+    emulator::must_be_aligned(y[at]);
+    for (int k = 0; k < 4; ++k) {
+        y[at + k] = four.v[k];
+    }
+}
+#endif
+
+// Four columns of a row; zeros beyond its end.
+template <i64 COLUMNS> DEVICE Four load(In<float> x, i64 row, i64 column) {
+    i64 at = row * COLUMNS + column;
+    if (COLUMNS % 4 == 0) {
+        return load_aligned(x, at);
+    }
+    return map([&](int k) { return column + k < COLUMNS ? x[at + k] : 0.0f; });
+}
+
+template <i64 COLUMNS> DEVICE void store(Out<float> y, i64 row, i64 column, Four four) {
+    i64 at = row * COLUMNS + column;
+    if (COLUMNS % 4 == 0) {
+        store_aligned(y, at, four);
+        return;
+    }
+    for (int k = 0; k < 4; ++k) {
+        if (column + k < COLUMNS) {
+            y[at + k] = four.v[k];
+        }
+    }
+}
+
+// y = [y +] four.
+template <i64 COLUMNS, bool ADD> DEVICE void give(Out<float> y, i64 row, i64 column, Four four) {
+    if (ADD) {
+        Four before = load<COLUMNS>(y, row, column);
+        four = map([&](int k) { return before.v[k] + four.v[k]; });
+    }
+    store<COLUMNS>(y, row, column, four);
+}
+
+template <bool ADD> DEVICE void give(Out<float> y, i64 at, float value) { y[at] = ADD ? y[at] + value : value; }
+
+// `body(row, column)` for the four columns of this thread, if there are any.
+template <i64 ROWS, i64 COLUMNS, class F> DEVICE void each_four(F body) {
+    const i64 groups = (COLUMNS + 3) / 4;
+    if (ROWS * groups < (1ll << 31)) {
+        // Division by a constant of 32 bits is a multiplication.
+        u32 index = blockIdx.x * blockDim.x + threadIdx.x;
+        if (index < (u32)(ROWS * groups)) {
+            body((i64)(index / (u32)groups), (i64)(index % (u32)groups * 4));
+        }
+        return;
+    }
+    i64 index = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (index < ROWS * groups) {
+        body(index / groups, index % groups * 4);
+    }
+}
+
+// ---- Sums and maxima over the threads of a block; every thread gets the same bits.
+
+DEVICE float larger(float a, float b) { return b > a ? b : a; }
+
+template <class T> DEVICE T warp_sum(T x) {
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+        x += __shfl_xor_sync(0xffffffffu, x, lanes);
+    }
+    return x;
+}
+
+DEVICE float warp_max(float x) {
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+        x = larger(x, __shfl_xor_sync(0xffffffffu, x, lanes));
+    }
+    return x;
+}
+
+template <int THREADS, class T> DEVICE T block_sum(T x) {
+    x = warp_sum(x);
+    if (THREADS == 32) {
+        return x;
+    }
+    SHARED(T, parts, 32);
+    int lane = threadIdx.x % 32;
+    if (lane == 0) {
+        parts[threadIdx.x / 32] = x;
+    }
+    __syncthreads();
+    x = warp_sum(lane < THREADS / 32 ? parts[lane] : (T)0);
+    // Nobody overwrites a part before all have read it.
+    __syncthreads();
+    return x;
+}
+
+template <int THREADS> DEVICE float block_max(float x) {
+    x = warp_max(x);
+    if (THREADS == 32) {
+        return x;
+    }
+    SHARED(float, parts, 32);
+    int lane = threadIdx.x % 32;
+    if (lane == 0) {
+        parts[threadIdx.x / 32] = x;
+    }
+    __syncthreads();
+    x = warp_max(lane < THREADS / 32 ? parts[lane] : parts[0]);
+    __syncthreads();
+    return x;
+}
+
+// Sum of `term(column)` over the columns of a row, by the threads of a block.
+template <int THREADS, i64 COLUMNS, class F> DEVICE float row_sum(F term) {
+    float sum = 0.0f;
+    for (i64 column = threadIdx.x; column < COLUMNS; column += THREADS) {
+        sum += term(column);
+    }
+    return block_sum<THREADS>(sum);
+}
+
+// Log-sum-exp of a row, in one pass over it: each thread keeps the largest it has seen, and rescales its sum.
+template <int THREADS, i64 COLUMNS, class F> DEVICE float row_log_sum_exp(F logit) {
+    const float least = -f32(INFINITE);
+    float largest = least, sum = 0.0f;
+    for (i64 column = threadIdx.x; column < COLUMNS; column += THREADS) {
+        float x = logit(column);
+        if (x > largest) {
+            sum *= expf(largest - x);
+            largest = x;
+        }
+        // Also a NaN, which the sum keeps.
+        sum += x == least ? 0.0f : expf(x - largest);
+    }
+    float all = block_max<THREADS>(largest);
+    sum = block_sum<THREADS>(largest == least && sum == 0.0f ? 0.0f : sum * expf(largest - all));
+    return all + logf(sum);
+}
+
+// ---- Sums over a whole tensor: a part a block, then all parts in f64.
+
+const int PART = 4096;
+
+template <int THREADS, i64 LEN, class F> DEVICE void part_sum(Out<float> parts, F term) {
+    float sum = 0.0f;
+    i64 end = ((i64)blockIdx.x + 1) * PART;
+    for (i64 at = (i64)blockIdx.x * PART + threadIdx.x; at < end && at < LEN; at += THREADS) {
+        sum += term(at);
+    }
+    sum = block_sum<THREADS>(sum);
+    if (threadIdx.x == 0) {
+        parts[blockIdx.x] = sum;
+    }
+}
+
+template <int THREADS, i64 PARTS> DEVICE double all_parts(In<float> parts) {
+    double sum = 0.0;
+    for (i64 at = threadIdx.x; at < PARTS; at += THREADS) {
+        sum += (double)parts[at];
+    }
+    return block_sum<THREADS>(sum);
+}
+
+// y = [y +] factor * sum of the parts.
+template <i64 PARTS, bool ADD> DEVICE void sum_parts(In<float> parts, Out<float> y, double factor) {
+    double sum = all_parts<256, PARTS>(parts) * factor;
+    if (threadIdx.x == 0) {
+        give<ADD>(y, 0, (float)sum);
+    }
+}
+
+// ---- Sums over rows: blocks of 32 columns by 8 rows take a stretch of rows each; then all stretches are added in order.
+
+// `term(row, column)` summed over a stretch of rows, for the 32 columns of this block. parts: [stretches, COLUMNS].
+template <i64 ROWS, i64 COLUMNS, i64 STRETCH, class F> DEVICE void column_parts(Out<float> parts, F term) {
+    SHARED(float, sums, 8 * 33);
+    int lane = threadIdx.x % 32, line = threadIdx.x / 32;
+    i64 column = (i64)blockIdx.x * 32 + lane;
+    float sum = 0.0f;
+    i64 end = ((i64)blockIdx.y + 1) * STRETCH;
+    for (i64 row = (i64)blockIdx.y * STRETCH + line; row < end && row < ROWS; row += 8) {
+        if (column < COLUMNS) {
+            sum += term(row, column);
+        }
+    }
+    sums[line * 33 + lane] = sum;
+    __syncthreads();
+    if (line == 0 && column < COLUMNS) {
+        float total = 0.0f;
+        for (int other = 0; other < 8; ++other) {
+            total += sums[other * 33 + lane];
+        }
+        parts[(i64)blockIdx.y * COLUMNS + column] = total;
+    }
+    // A second call has the sums to itself.
+    __syncthreads();
+}
+
+// y = [y +] sum over the stretches of columns FIRST and on, of STRIDE in all.
+template <i64 COLUMNS, i64 STRETCHES, i64 FIRST, i64 STRIDE, bool ADD>
+DEVICE void add_stretches(In<float> parts, Out<float> y) {
+    i64 column = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (column < COLUMNS) {
+        float total = 0.0f;
+        for (i64 stretch = 0; stretch < STRETCHES; ++stretch) {
+            total += parts[stretch * STRIDE + FIRST + column];
+        }
+        give<ADD>(y, column, total);
+    }
+}
+
+// ---- Draws: Philox 4x32-10, the numbers of `spd_draws`.
+
+struct Words {
+    u32 v[4];
+};
+
+DEVICE Words philox(In<u32> parameters, u32 block, u32 row, u32 what) {
+    u32 key0 = parameters[0], key1 = parameters[1];
+    u32 x0 = block, x1 = row, x2 = what, x3 = parameters[2];
+    for (int round = 0; round < 10; ++round) {
+        u32 high0 = __umulhi(0xD2511F53u, x0), low0 = 0xD2511F53u * x0;
+        u32 high1 = __umulhi(0xCD9E8D57u, x2), low1 = 0xCD9E8D57u * x2;
+        x0 = high1 ^ x1 ^ key0;
+        x1 = low1;
+        x2 = high0 ^ x3 ^ key1;
+        x3 = low0;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    return Words{{x0, x1, x2, x3}};
+}
+
+DEVICE float uniform(u32 word) { return (float)(int)(word >> 8) * (1.0f / 16777216.0f); }
+
+// Draws of four columns of a row of this program.
+DEVICE Four uniforms(In<u32> parameters, i64 row, i64 column, u32 what) {
+    Words words = philox(parameters, (u32)(column / 4), parameters[3] + (u32)row, what);
+    return map([&](int k) { return uniform(words.v[k]); });
+}
+
+DEVICE float uniform_at(In<u32> parameters, i64 row, u32 column, u32 what) {
+    Words words = philox(parameters, column / 4, parameters[3] + (u32)row, what);
+    return uniform(words.v[column % 4]);
+}
+
+// ---- Elementary functions.
+
+DEVICE bool is_finite(float x) { return (__float_as_uint(x) & INFINITE) != INFINITE; }
+
+// Keeps NaN.
+DEVICE float clamp(float x, float low, float high) {
+    x = x < low ? low : x;
+    return x > high ? high : x;
+}
+
+DEVICE float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// x Phi(x), and its slope Phi(x) + x phi(x).
+DEVICE float normal_below(float x) { return 0.5f * erfcf(-0.70710678118654752f * x); }
+
+DEVICE float gelu(float x) { return x * normal_below(x); }
+
+DEVICE float gelu_slope(float x) { return normal_below(x) + x * (0.39894228040143268f * expf(-0.5f * x * x)); }
+
+// GPT-2's: x logistic(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+DEVICE float gelu_tanh(float x) { return x * logistic(1.5957691216057308f * x * (1.0f + 0.044715f * x * x)); }
+
+DEVICE float gelu_tanh_slope(float x) {
+    float cubic = 0.044715f * x * x;
+    float s = logistic(1.5957691216057308f * x * (1.0f + cubic));
+    return s + x * s * (1.0f - s) * 1.5957691216057308f * (1.0f + 3.0f * cubic);
+}

@@ -1,0 +1,255 @@
+//! A program on its way to a device: one source with all of its kernels, and a list of launches, products and copies whose operands
+//! have places.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::lowering::{At, Command, Launch, Lowering, Operand, Source};
+use super::product::Product;
+use crate::builder::{Builder, Node};
+use crate::plan::{Place, Plan};
+use crate::store::Slot;
+use crate::value::{DType, Type, Value};
+
+/// What every kernel starts from.
+const PRELUDE: &str = include_str!("prelude.cuh");
+
+/// Numbers of the step before its scalars: seed (low, high), step, first row.
+pub(crate) const FIXED_PARAMETERS: usize = 4;
+
+/// Where an operand lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// Bytes from the start of the arena.
+    Arena(usize),
+    Store(Slot),
+    Parameters,
+}
+
+/// An operand in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Placed {
+    pub(crate) memory: Memory,
+    pub(crate) dtype: DType,
+    /// In elements.
+    pub(crate) len: usize,
+    pub(crate) written: bool,
+}
+
+/// What a replay does, in order.
+#[derive(Debug, Clone)]
+pub(crate) enum Step {
+    Launch {
+        kernel: usize,
+        blocks: [usize; 2],
+        operands: Vec<Placed>,
+    },
+    Product(Box<PlacedProduct>),
+    Copy {
+        from: Placed,
+        to: Placed,
+    },
+}
+
+/// A product in its place.
+#[derive(Debug, Clone)]
+pub(crate) struct PlacedProduct {
+    pub(crate) product: Product,
+    pub(crate) a: Placed,
+    pub(crate) b: Placed,
+    pub(crate) out: Placed,
+    pub(crate) bias: Option<Placed>,
+}
+
+/// A kernel of a program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Kernel {
+    pub(crate) name: String,
+    pub(crate) threads: usize,
+    /// Bytes of shared memory that the launch gives.
+    pub(crate) shared: usize,
+    /// The call that it makes, to be told by.
+    pub(crate) call: String,
+}
+
+/// A whole program.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) plan: Plan,
+    /// CUDA C++ of all kernels.
+    pub(crate) source: String,
+    pub(crate) kernels: Vec<Kernel>,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) inputs: BTreeMap<String, Placed>,
+    pub(crate) outputs: Vec<(String, Placed)>,
+    pub(crate) scalars: Vec<String>,
+}
+
+/// One op as it is lowered.
+struct Lowered {
+    commands: Vec<Command>,
+    scratch: usize,
+}
+
+impl Program {
+    /// Lowers, orders and places a program.
+    pub(crate) fn new(builder: &Builder) -> Self {
+        let mut lowered: BTreeMap<*const Node, Lowered> = BTreeMap::new();
+        for node in &builder.nodes {
+            lowered.insert(std::ptr::from_ref(node), lower(builder, node));
+        }
+        let of = |node: &Node| &lowered[&std::ptr::from_ref(node)];
+        let plan = Plan::with_scratch(builder, |node| of(node).scratch);
+        let mut writer = Writer::default();
+        let mut steps = Vec::new();
+        for planned in &plan.nodes {
+            let node = &builder.nodes[planned.node];
+            let input = |index: usize| match planned.inputs[index] {
+                Place::Arena(offset) => Memory::Arena(offset),
+                Place::Store(slot) => Memory::Store(slot),
+            };
+            let placed = |operand: Operand| Placed {
+                memory: match operand.at {
+                    At::Input(index) => input(index),
+                    At::Output(index) => Memory::Arena(planned.outputs[index]),
+                    At::Scratch(first) => Memory::Arena(planned.scratch + first),
+                    At::Parameters => Memory::Parameters,
+                },
+                dtype: operand.dtype,
+                len: if operand.at == At::Parameters {
+                    FIXED_PARAMETERS + builder.scalars.len()
+                } else {
+                    operand.len
+                },
+                written: operand.written,
+            };
+            for &(from, output) in &planned.copies {
+                let ty = builder.ty(node.outputs[output]);
+                let to = Place::Arena(planned.outputs[output]);
+                let [from, to] = [from, to].map(|place| value(place, ty));
+                steps.push(Step::Copy {
+                    from,
+                    to: Placed {
+                        written: true,
+                        ..to
+                    },
+                });
+            }
+            for command in &of(node).commands {
+                steps.push(match command {
+                    Command::Launch(launch) => Step::Launch {
+                        kernel: writer.kernel(launch),
+                        blocks: launch.blocks,
+                        operands: launch.operands.iter().map(|&o| placed(o)).collect(),
+                    },
+                    Command::Product(product) => Step::Product(Box::new(PlacedProduct {
+                        product: *product,
+                        a: placed(product.a.operand),
+                        b: placed(product.b.operand),
+                        out: placed(product.out.operand),
+                        bias: product.bias.map(&placed),
+                    })),
+                });
+            }
+        }
+        let at = |v: Value| plan.places[v.index()].map(|place| value(place, builder.ty(v)));
+        let inputs = builder.inputs.iter();
+        let inputs = inputs.filter_map(|(name, &v)| Some((name.clone(), at(v)?)));
+        let outputs = builder.outputs.iter();
+        let outputs =
+            outputs.map(|(name, v)| (name.clone(), at(*v).expect("an output is computed")));
+        Self {
+            inputs: inputs.collect(),
+            outputs: outputs.collect(),
+            scalars: builder.scalars.clone(),
+            source: writer.source(),
+            kernels: writer.kernels,
+            steps,
+            plan,
+        }
+    }
+}
+
+fn value(place: Place, ty: &Type) -> Placed {
+    Placed {
+        memory: match place {
+            Place::Arena(offset) => Memory::Arena(offset),
+            Place::Store(slot) => Memory::Store(slot),
+        },
+        dtype: ty.dtype,
+        len: ty.len(),
+        written: false,
+    }
+}
+
+fn lower(builder: &Builder, node: &Node) -> Lowered {
+    let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
+    let outputs = node
+        .outputs
+        .iter()
+        .map(|&output| builder.ty(output).clone());
+    let outputs: Vec<Type> = outputs.collect();
+    let adds: Vec<bool> = node.into.iter().map(Option::is_some).collect();
+    let mut lowering = Lowering::new(&types, &outputs, &adds);
+    node.op.cuda(&mut lowering);
+    let (commands, scratch) = lowering.finish();
+    Lowered { commands, scratch }
+}
+
+/// Collects the kernels of a program: the same call of the same operands is one kernel.
+#[derive(Debug, Default)]
+struct Writer {
+    sources: Vec<Source>,
+    kernels: Vec<Kernel>,
+    definitions: BTreeMap<String, usize>,
+    text: String,
+}
+
+impl Writer {
+    fn kernel(&mut self, launch: &Launch) -> usize {
+        let parameters: Vec<String> = launch
+            .operands
+            .iter()
+            .enumerate()
+            .map(|(index, operand)| parameter(index, operand))
+            .collect();
+        let parameters = parameters.join(", ");
+        let definition = format!("{}, ({parameters}), {}", launch.threads, launch.call);
+        let key = format!("{definition} {}", launch.shared);
+        if let Some(&known) = self.definitions.get(&key) {
+            return known;
+        }
+        if !self.sources.contains(&launch.source) {
+            self.sources.push(launch.source);
+        }
+        let index = self.kernels.len();
+        let name = format!("kernel_{index}");
+        writeln!(self.text, "KERNEL({name}, {definition})").expect("strings grow");
+        self.kernels.push(Kernel {
+            name,
+            threads: launch.threads,
+            shared: launch.shared,
+            call: launch.call.clone(),
+        });
+        self.definitions.insert(key, index);
+        index
+    }
+
+    fn source(&self) -> String {
+        let mut text = PRELUDE.to_owned();
+        for source in &self.sources {
+            write!(text, "\n// ---- {}\n\n{}", source.name, source.text).expect("strings grow");
+        }
+        text + "\n" + &self.text
+    }
+}
+
+fn parameter(index: usize, operand: &Operand) -> String {
+    let element = match operand.dtype {
+        DType::F32 => "float",
+        DType::U32 => "u32",
+        DType::Bf16 => "bf16",
+    };
+    let pointer = if operand.written { "Out" } else { "In" };
+    format!("{pointer}<{element}> a{index}")
+}

@@ -1,0 +1,93 @@
+//! The first replays of every program, repeated on the emulated device and compared: a build of the feature `shadow` runs whatever
+//! programs its tests make, losses, adversaries and updates of whole models, on both.
+
+use super::emulator::Emulator;
+use super::program::Program;
+use crate::builder::Builder;
+use crate::cpu::StepParameters;
+use crate::store::Store;
+
+/// Replays of a program that are repeated: the second one finds the arena as the first left it.
+const REPLAYS: usize = 2;
+
+/// Difference that other orders of sums make, of the largest element of a tensor.
+const TOLERANCE: f32 = 1e-4;
+
+/// Elements in a hundred that may differ by more: where an update or an adversary takes the sign of a gradient that is as small
+/// as its rounding.
+const EXCEPTIONS: usize = 1;
+
+/// A program on the emulated device, beside the same program on the CPU.
+pub(crate) struct Shadow {
+    /// Until it is first replayed.
+    program: Option<Program>,
+    device: Option<Emulator>,
+    replays: usize,
+}
+
+/// What the device made of a replay: outputs, then tensors of the store.
+pub(crate) type Found = Vec<(String, Vec<f32>)>;
+
+impl Shadow {
+    /// Of a program.
+    pub(crate) fn new(builder: &Builder) -> Self {
+        Self {
+            program: Some(Program::new(builder)),
+            device: None,
+            replays: 0,
+        }
+    }
+
+    /// Whether the next replay is repeated.
+    pub(crate) fn follows(&self) -> bool {
+        self.replays < REPLAYS
+    }
+
+    /// Runs the program on the device as the CPU is about to; nothing where there is no g++.
+    pub(crate) fn run<'a>(
+        &mut self,
+        inputs: impl Iterator<Item = (&'a str, &'a [u32])>,
+        parameters: &StepParameters,
+        store: &Store,
+    ) -> Option<Found> {
+        self.replays += 1;
+        if let Some(program) = self.program.take() {
+            self.device = Emulator::new(program);
+        }
+        let device = self.device.as_mut()?;
+        device.set_parameters(parameters);
+        for (name, words) in inputs {
+            device.write(name, words);
+        }
+        let mut store = store.copy();
+        device.run(&mut store);
+        let mut found = device.outputs(&mut store);
+        let tensors = store.slots();
+        found.extend(tensors.map(|slot| (store.name(slot).to_owned(), store.get(slot).to_vec())));
+        Some(found)
+    }
+}
+
+/// # Panics
+///
+/// When the device found something else than the CPU.
+pub(crate) fn compare<'a>(found: &Found, expected: impl Iterator<Item = &'a [f32]>) {
+    for ((name, found), expected) in found.iter().zip(expected) {
+        assert_eq!(found.len(), expected.len(), "{name}");
+        let finite = expected.iter().filter(|x| x.is_finite());
+        let scale = finite.fold(1e-6f32, |most, x| most.max(x.abs()));
+        let differ = |(a, b): (&f32, &f32)| {
+            let same = a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+            let near = (a - b).abs() <= TOLERANCE * scale;
+            !same && !near
+        };
+        let pairs = || found.iter().zip(expected).enumerate();
+        let wrong = pairs().filter(|(_, pair)| differ(*pair)).count();
+        let first = pairs().find(|(_, pair)| differ(*pair));
+        assert!(
+            100 * wrong <= EXCEPTIONS * found.len(),
+            "{name} on the device: {wrong} of {} elements differ, the first is {first:?}, the largest {scale}",
+            found.len()
+        );
+    }
+}

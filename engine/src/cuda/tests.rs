@@ -1,0 +1,301 @@
+//! Programs on the emulated device against the CPU executor.
+
+use std::sync::Arc;
+
+use super::compiler::compile;
+use super::emulator::Emulator;
+use super::exhibition::{Exhibition, Sizes};
+use super::libraries::Library;
+use super::program::Program;
+use crate::builder::Builder;
+use crate::cpu::{Executor, Pool, StepParameters};
+use crate::ops::oracle::close;
+use crate::store::Store;
+
+/// What a program reads from the host: words by name.
+pub(crate) type Inputs<'a> = &'a [(&'a str, Vec<u32>)];
+
+/// Outputs and tensors of the store after a replay on the emulated device, by name; every order of threads gives the same
+/// bits. `None` where there is no g++.
+pub(crate) fn replay(
+    b: &Builder,
+    store: &Store,
+    inputs: Inputs<'_>,
+    parameters: &StepParameters,
+) -> Option<Vec<(String, Vec<f32>)>> {
+    let mut device = Emulator::new(Program::new(b))?;
+    device.set_parameters(parameters);
+    let mut replay = |backwards: bool| {
+        device.backwards = backwards;
+        for (name, words) in inputs {
+            if device.has_input(name) {
+                device.write(name, words);
+            }
+        }
+        let mut store = store.copy();
+        device.run(&mut store);
+        let mut found = device.outputs(&mut store);
+        found.extend(
+            store
+                .slots()
+                .map(|slot| (store.name(slot).to_owned(), store.get(slot).to_vec())),
+        );
+        found
+    };
+    let (forwards, backwards) = (replay(false), replay(true));
+    for ((name, forwards), (_, backwards)) in forwards.iter().zip(&backwards) {
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert!(
+            bits(forwards) == bits(backwards),
+            "{name} depends on the order of threads"
+        );
+    }
+    // What every device since 2017 gives to a block that asks for it.
+    assert!(
+        device.shared <= 96 << 10,
+        "{} bytes of shared memory",
+        device.shared
+    );
+    Some(forwards)
+}
+
+/// Runs a program on both, and compares all outputs and all tensors of the store.
+pub(crate) fn agree(
+    b: &Builder,
+    store: &Store,
+    inputs: Inputs<'_>,
+    parameters: &StepParameters,
+    tolerance: f32,
+) {
+    let Some(device) = replay(b, store, inputs, parameters) else {
+        return;
+    };
+    let mut executor = Executor::new(b, Arc::new(Pool::new(1)));
+    executor.parameters = parameters.clone();
+    for (name, words) in inputs {
+        if executor.has_input(name) {
+            executor.input_words(name).copy_from_slice(words);
+        }
+    }
+    let mut store = store.copy();
+    executor.run(&mut store);
+    let outputs = executor
+        .output_names()
+        .map(|name| executor.output(name, &store));
+    let tensors = store.slots().map(|slot| store.get(slot));
+    for ((name, found), expected) in device.iter().zip(outputs.chain(tensors)) {
+        close(&format!("{name} on the device"), found, expected, tolerance);
+    }
+}
+
+/// A tensor's rows are whole vectors of four.
+const EVEN: Sizes = Sizes {
+    batch: 2,
+    positions: 36,
+    heads: 4,
+    kv_heads: 2,
+    size: 4,
+    components: 40,
+    hidden: 12,
+    vocabulary: 52,
+};
+
+/// Nothing divides anything.
+const RAGGED: Sizes = Sizes {
+    batch: 3,
+    positions: 35,
+    heads: 3,
+    kv_heads: 1,
+    size: 6,
+    components: 37,
+    hidden: 9,
+    vocabulary: 33,
+};
+
+/// A transformer of GPT-2's shape, and more components than columns.
+const LARGE: Sizes = Sizes {
+    batch: 64,
+    positions: 512,
+    heads: 12,
+    kv_heads: 4,
+    size: 64,
+    components: 1024,
+    hidden: 16,
+    vocabulary: 50_257,
+};
+
+fn numbers(exhibition: &Exhibition) -> StepParameters {
+    let names = exhibition.b.scalars.iter();
+    let scalars = names.map(|name| match name.as_str() {
+        "p" => 0.7,
+        "lr" => 0.01,
+        _ => 0.2,
+    });
+    StepParameters {
+        seed: 0x0123_4567_89ab_cdef,
+        step: 7,
+        first_row: 1000,
+        scalars: scalars.collect(),
+    }
+}
+
+// Sums of up to 72 rows and 52 columns of numbers below 10, in other orders and through other elementary functions, some 20
+// ops deep.
+const TOLERANCE: f32 = 3e-5;
+
+#[test]
+fn every_op_computes_on_the_device_what_it_does_on_the_cpu() {
+    for sizes in [EVEN, RAGGED] {
+        let exhibition = Exhibition::new(sizes, true);
+        let numbers = numbers(&exhibition);
+        let Exhibition {
+            b, store, inputs, ..
+        } = &exhibition;
+        agree(b, store, inputs, &numbers, TOLERANCE);
+    }
+}
+
+/// What ptxas says of one kernel.
+#[derive(Debug)]
+struct Use {
+    kernel: String,
+    registers: usize,
+    stack: usize,
+    spills: usize,
+    shared: usize,
+}
+
+/// The number before a word.
+fn before(line: &str, what: &str) -> usize {
+    let number = line.find(what).map(|at| line[..at].trim_end());
+    let number = number.and_then(|line| line.rsplit(|c: char| !c.is_ascii_digit()).next());
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+fn uses(log: &str) -> Vec<Use> {
+    let mut uses: Vec<Use> = Vec::new();
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+            uses.push(Use {
+                kernel,
+                registers: 0,
+                stack: 0,
+                spills: 0,
+                shared: 0,
+            });
+        } else if let Some(last) = uses.last_mut() {
+            if line.contains("bytes stack frame") {
+                last.stack = before(line, "bytes stack frame");
+                last.spills = before(line, "bytes spill stores");
+            }
+            if let Some((_, used)) = line.split_once(": Used ") {
+                last.registers = before(used, "registers");
+                last.shared = before(used, "bytes smem");
+            }
+        }
+    }
+    uses
+}
+
+#[test]
+fn every_kernel_compiles_within_its_budget() {
+    if Library::Nvrtc.found().is_none() {
+        println!("no NVRTC: the CUDA kernels were not compiled for a GPU");
+        return;
+    }
+    let program = Program::new(&Exhibition::new(LARGE, false).b);
+    for arch in ["sm_80", "sm_90", "sm_90a"] {
+        let compiled = compile(&program.source, arch, None).unwrap();
+        assert!(compiled.cubin.starts_with(b"\x7fELF"), "{arch}");
+        let uses = uses(&compiled.log);
+        assert_eq!(
+            uses.len(),
+            program.kernels.len(),
+            "{arch}\n{}",
+            compiled.log
+        );
+        for used in uses {
+            let kernel = program.kernels.iter().find(|k| k.name == used.kernel);
+            let kernel = kernel.expect("a kernel of the program");
+            // Two blocks of 256 threads have 128 registers a thread, of which all but the widest take half. What is spilled is what
+            // ptxas moves out of a loop; the stack is that of the trigonometry of large angles. Two blocks of 100 KiB of
+            // shared memory fit on a processor.
+            let what = format!("{arch} {}: {used:?}", kernel.call);
+            assert!(used.registers * kernel.threads <= 96 * 256, "{what}");
+            assert!(used.spills <= 16 && used.stack <= 64, "{what}");
+            assert!(used.shared + kernel.shared <= 100 << 10, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_program_compiled_before_is_not_compiled_again() {
+    if Library::Nvrtc.found().is_none() {
+        println!("no NVRTC: its cache was not tested");
+        return;
+    }
+    let cache = std::env::temp_dir().join(format!("spd-cubins-{}", std::process::id()));
+    let source = "extern \"C\" __global__ void nothing() {}";
+    let first = compile(source, "sm_90", Some(&cache)).unwrap();
+    // Nothing was compiled where nothing is said.
+    let second = compile(source, "sm_90", Some(&cache)).unwrap();
+    assert!(!first.log.is_empty() && second.log.is_empty());
+    assert_eq!(first.cubin, second.cubin);
+    let other = compile(source, "sm_80", Some(&cache)).unwrap();
+    assert!(!other.log.is_empty() && other.cubin != first.cubin);
+    // A damaged file counts as none.
+    for file in std::fs::read_dir(&cache).unwrap() {
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(file.unwrap().path());
+        file.unwrap().set_len(100).unwrap();
+    }
+    let third = compile(source, "sm_90", Some(&cache)).unwrap();
+    assert!(!third.log.is_empty() && third.cubin.len() == first.cubin.len());
+    std::fs::remove_dir_all(&cache).unwrap();
+}
+
+#[test]
+fn a_source_that_is_wrong_is_named_in_one_line() {
+    if Library::Nvrtc.found().is_none() {
+        println!("no NVRTC: its errors were not tested");
+        return;
+    }
+    let error = compile("__global__ void f() { x = 1; }", "sm_90", None).unwrap_err();
+    let line = error.to_string();
+    assert!(
+        line.starts_with("NVRTC cannot compile the kernels for sm_90: "),
+        "{line}"
+    );
+    assert!(
+        line.contains("\"x\" is undefined") && line.lines().count() == 1,
+        "{line}"
+    );
+}
+
+/// Functions of all sources that a program can launch: those that give nothing back and are no part of another.
+#[test]
+fn every_kernel_is_exhibited() {
+    let program = Program::new(&Exhibition::new(EVEN, false).b);
+    let launched: Vec<&str> = program
+        .kernels
+        .iter()
+        .filter_map(|kernel| kernel.call.split(['<', '(']).next())
+        .collect();
+    // Parts of attention that its kernels call.
+    let parts = ["load_tile", "store_tile", "score_slopes"];
+    let ops = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ops");
+    let mut sources = 0;
+    for op in std::fs::read_dir(ops).unwrap() {
+        let Ok(text) = std::fs::read_to_string(op.unwrap().path().join("kernel.cu")) else {
+            continue;
+        };
+        sources += 1;
+        for function in text.split("DEVICE void ").skip(1) {
+            let name = function.split('(').next().unwrap_or_default();
+            assert!(launched.contains(&name) || parts.contains(&name), "{name}");
+        }
+    }
+    assert!(sources > 25, "{sources}");
+}

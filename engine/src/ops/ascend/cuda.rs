@@ -1,0 +1,19 @@
+use super::Ascend;
+use crate::cuda::lowering::{Lowering, Source};
+
+const KERNELS: Source = Source {
+    name: "ascend",
+    text: include_str!("kernel.cu"),
+};
+
+pub(super) fn value(op: &Ascend, to: &mut Lowering<'_>) {
+    let (source, gradient, next) = (to.input(0), to.input(1), to.output(0));
+    to.kernel(KERNELS, "ascend", &[next.len.into()])
+        .fours(1, next.len)
+        .launch(&[
+            source.into(),
+            gradient.into(),
+            next.into(),
+            op.step_size.into(),
+        ]);
+}

@@ -1,0 +1,293 @@
+// Tiles of 32 queries and 32 keys. A warp has every eighth query and, of scores, a key a lane; of vectors, every 32nd column
+// a lane. Tiles lie in shared memory, rows padded by one; scores and their slopes are never larger than a tile.
+
+const int TILE = 32;
+
+template <i64 POSITIONS, int HEADS, int KV_HEADS, int SIZE, bool CAUSAL, bool ROTARY, i64 Q_STRIDE, i64 K_STRIDE, i64 K_FIRST,
+          i64 V_FIRST>
+struct Heads {
+    static const i64 positions = POSITIONS, q_stride = Q_STRIDE, k_stride = K_STRIDE, k_first = K_FIRST, v_first = V_FIRST;
+    static const int heads = HEADS, kv_heads = KV_HEADS, size = SIZE, group = HEADS / KV_HEADS;
+    static const int pitch = SIZE + 1, columns = (SIZE + 31) / 32;
+    static const i64 tiles = (POSITIONS + TILE - 1) / TILE;
+    static const bool causal = CAUSAL, rotary = ROTARY;
+
+    // Where a query, or what has its shape without its neighbours, and a key of a batch row begin.
+    DEVICE_MEMBER static i64 query(i64 b, int head, i64 t) { return (b * POSITIONS + t) * Q_STRIDE + head * SIZE; }
+    DEVICE_MEMBER static i64 key(i64 b, int head, i64 t) { return (b * POSITIONS + t) * K_STRIDE + head * SIZE; }
+    DEVICE_MEMBER static i64 output(i64 b, int head, i64 t) { return (b * POSITIONS + t) * (HEADS * SIZE) + head * SIZE; }
+};
+
+DEVICE float attention_scale(int size) { return 1.0f / sqrtf((float)size); }
+
+// A tile of rows `first + stride row`, those beyond the last position zeros; with TURN, turned by their positions.
+template <class H, bool TURN>
+DEVICE void load_tile(Shared<float> tile, In<float> x, In<float> table, i64 first, i64 stride, i64 position) {
+    const int half = H::size / 2;
+    for (int at = threadIdx.x; at < TILE * H::size; at += 256) {
+        int row = at / H::size, column = at % H::size;
+        float value = 0.0f;
+        if (position + row < H::positions) {
+            i64 from = first + row * stride;
+            value = x[from + column];
+            if (TURN) {
+                int pair = column % half;
+                float other = column < half ? -x[from + column + half] : x[from + column - half];
+                i64 angle = (position + row) * H::size + pair;
+                value = value * table[angle] + other * table[angle + half];
+            }
+        }
+        tile[row * H::pitch + column] = value;
+    }
+}
+
+// y = [y +] a tile, with TURN turned back.
+template <class H, bool TURN, bool ADD>
+DEVICE void store_tile(Shared<float> tile, Out<float> y, In<float> table, i64 first, i64 stride, i64 position) {
+    const int half = H::size / 2;
+    for (int at = threadIdx.x; at < TILE * H::size; at += 256) {
+        int row = at / H::size, column = at % H::size;
+        if (position + row < H::positions) {
+            float value = tile[row * H::pitch + column];
+            if (TURN) {
+                int pair = column % half;
+                float other = tile[row * H::pitch + (column < half ? column + half : column - half)];
+                i64 angle = (position + row) * H::size + pair;
+                value = value * table[angle] + (column < half ? other : -other) * table[angle + half];
+            }
+            give<ADD>(y, first + row * stride + column, value);
+        }
+    }
+}
+
+template <class H> DEVICE float tile_dot(Shared<float> a, int row, Shared<float> b, int other) {
+    float sum = 0.0f;
+    for (int column = 0; column < H::size; ++column) {
+        sum = fmaf(a[row * H::pitch + column], b[other * H::pitch + column], sum);
+    }
+    return sum;
+}
+
+template <class H> DEVICE bool sees(i64 query, i64 key) {
+    return key < H::positions && query < H::positions && (!H::causal || key <= query);
+}
+
+// One tile of queries of one head.
+template <class H>
+DEVICE void attention(In<float> q, In<float> k, In<float> v, In<float> table, Out<float> y, Out<float> lse) {
+    LAUNCHED(memory, 2 * TILE * H::pitch + TILE * 33);
+    Shared<float> queries = memory, keys = part_of(memory, TILE * H::pitch);
+    Shared<float> weights = part_of(memory, 2 * TILE * H::pitch);
+    int lane = threadIdx.x % 32, line = threadIdx.x / 32;
+    i64 tile = blockIdx.x % H::tiles, unit = blockIdx.x / H::tiles;
+    i64 b = unit / H::heads, position = tile * TILE;
+    int head = (int)(unit % H::heads), kv = head / H::group;
+    load_tile<H, H::rotary>(queries, q, table, H::query(b, head, position), H::q_stride, position);
+    float largest[4], total[4], sum[4][H::columns];
+    for (int i = 0; i < 4; ++i) {
+        largest[i] = -f32(INFINITE);
+        total[i] = 0.0f;
+        for (int c = 0; c < H::columns; ++c) {
+            sum[i][c] = 0.0f;
+        }
+    }
+    i64 end = H::causal ? tile + 1 : H::tiles;
+    for (i64 other = 0; other < end; ++other) {
+        i64 first = other * TILE;
+        __syncthreads();
+        load_tile<H, H::rotary>(keys, k, table, H::k_first + H::key(b, kv, first), H::k_stride, first);
+        __syncthreads();
+        for (int i = 0; i < 4; ++i) {
+            int row = line + 8 * i;
+            bool seen = sees<H>(position + row, first + lane);
+            float score = attention_scale(H::size) * tile_dot<H>(queries, row, keys, lane);
+            float most = larger(largest[i], warp_max(seen ? score : -f32(INFINITE)));
+            // A row without keys, beyond the last position, stays as it is.
+            float rescale = most == largest[i] ? 1.0f : expf(largest[i] - most);
+            float p = seen ? expf(score - most) : 0.0f;
+            total[i] = total[i] * rescale + warp_sum(p);
+            largest[i] = most;
+            weights[row * 33 + lane] = p;
+            for (int c = 0; c < H::columns; ++c) {
+                sum[i][c] *= rescale;
+            }
+        }
+        __syncthreads();
+        load_tile<H, false>(keys, v, table, H::v_first + H::key(b, kv, first), H::k_stride, first);
+        __syncthreads();
+        for (int at = 0; at < TILE; ++at) {
+            for (int c = 0; c < H::columns; ++c) {
+                int column = lane + 32 * c;
+                float value = column < H::size ? keys[at * H::pitch + column] : 0.0f;
+                for (int i = 0; i < 4; ++i) {
+                    sum[i][c] = fmaf(weights[(line + 8 * i) * 33 + at], value, sum[i][c]);
+                }
+            }
+        }
+    }
+    for (int i = 0; i < 4; ++i) {
+        i64 t = position + line + 8 * i;
+        if (t >= H::positions) {
+            continue;
+        }
+        for (int c = 0; c < H::columns; ++c) {
+            if (lane + 32 * c < H::size) {
+                y[H::output(b, head, t) + lane + 32 * c] = sum[i][c] / total[i];
+            }
+        }
+        if (lane == 0) {
+            lse[unit * H::positions + t] = largest[i] + logf(total[i]);
+        }
+    }
+}
+
+// g . y of each position and head: [b, heads, t].
+template <class H, i64 UNITS> DEVICE void attention_dots(In<float> y, In<float> g, Out<float> dots) {
+    i64 index = (i64)blockIdx.x * 8 + threadIdx.x / 32;
+    if (index >= UNITS * H::positions) {
+        return;
+    }
+    i64 unit = index / H::positions, t = index % H::positions;
+    i64 first = H::output(unit / H::heads, (int)(unit % H::heads), t);
+    float sum = 0.0f;
+    for (int column = threadIdx.x % 32; column < H::size; column += 32) {
+        sum = fmaf(g[first + column], y[first + column], sum);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) {
+        dots[index] = sum;
+    }
+}
+
+// Probabilities and the slopes of the scaled scores, of a tile of queries and one of keys; the probabilities only where
+// they are asked for.
+template <class H, bool BOTH>
+DEVICE void score_slopes(Shared<float> queries, Shared<float> gradients, Shared<float> keys, Shared<float> values,
+                         In<float> lse, In<float> dots, i64 unit, i64 position, i64 first, Shared<float> probabilities,
+                         Shared<float> slopes) {
+    int lane = threadIdx.x % 32, line = threadIdx.x / 32;
+    for (int i = 0; i < 4; ++i) {
+        int row = line + 8 * i;
+        float p = 0.0f, slope = 0.0f;
+        if (sees<H>(position + row, first + lane)) {
+            i64 at = unit * H::positions + position + row;
+            p = expf(attention_scale(H::size) * tile_dot<H>(queries, row, keys, lane) - lse[at]);
+            slope = p * (tile_dot<H>(gradients, row, values, lane) - dots[at]) * attention_scale(H::size);
+        }
+        if (BOTH) {
+            probabilities[row * 33 + lane] = p;
+        }
+        slopes[row * 33 + lane] = slope;
+    }
+}
+
+// Of one tile of keys and their values: all queries of all heads that read them.
+template <class H, bool ADD_K, bool ADD_V>
+DEVICE void attention_grad_kv(In<float> q, In<float> k, In<float> v, In<float> table, In<float> lse, In<float> g,
+                              In<float> dots, Out<float> of_k, Out<float> of_v) {
+    const int tile_len = TILE * H::pitch;
+    LAUNCHED(memory, 4 * tile_len + 2 * TILE * 33);
+    Shared<float> keys = memory, values = part_of(memory, tile_len);
+    Shared<float> queries = part_of(memory, 2 * tile_len), gradients = part_of(memory, 3 * tile_len);
+    Shared<float> probabilities = part_of(memory, 4 * tile_len);
+    Shared<float> slopes = part_of(memory, 4 * tile_len + TILE * 33);
+    int lane = threadIdx.x % 32, line = threadIdx.x / 32;
+    i64 tile = blockIdx.x % H::tiles, b = blockIdx.x / H::tiles / H::kv_heads, first = tile * TILE;
+    int kv = (int)(blockIdx.x / H::tiles % H::kv_heads);
+    i64 at_key = H::key(b, kv, first);
+    load_tile<H, H::rotary>(keys, k, table, H::k_first + at_key, H::k_stride, first);
+    load_tile<H, false>(values, v, table, H::v_first + at_key, H::k_stride, first);
+    float sum_k[4][H::columns], sum_v[4][H::columns];
+    for (int j = 0; j < 4; ++j) {
+        for (int c = 0; c < H::columns; ++c) {
+            sum_k[j][c] = sum_v[j][c] = 0.0f;
+        }
+    }
+    for (int index = 0; index < H::group; ++index) {
+        int head = kv * H::group + index;
+        for (i64 other = H::causal ? tile : 0; other < H::tiles; ++other) {
+            i64 position = other * TILE;
+            __syncthreads();
+            load_tile<H, H::rotary>(queries, q, table, H::query(b, head, position), H::q_stride, position);
+            load_tile<H, false>(gradients, g, table, H::output(b, head, position), H::heads * H::size, position);
+            __syncthreads();
+            score_slopes<H, true>(queries, gradients, keys, values, lse, dots, b * H::heads + head, position, first,
+                                  probabilities, slopes);
+            __syncthreads();
+            for (int at = 0; at < TILE; ++at) {
+                for (int c = 0; c < H::columns; ++c) {
+                    int column = lane + 32 * c;
+                    float up = column < H::size ? gradients[at * H::pitch + column] : 0.0f;
+                    float query = column < H::size ? queries[at * H::pitch + column] : 0.0f;
+                    for (int j = 0; j < 4; ++j) {
+                        sum_v[j][c] = fmaf(probabilities[at * 33 + line + 8 * j], up, sum_v[j][c]);
+                        sum_k[j][c] = fmaf(slopes[at * 33 + line + 8 * j], query, sum_k[j][c]);
+                    }
+                }
+            }
+        }
+    }
+    __syncthreads();
+    for (int j = 0; j < 4; ++j) {
+        for (int c = 0; c < H::columns; ++c) {
+            if (lane + 32 * c < H::size) {
+                keys[(line + 8 * j) * H::pitch + lane + 32 * c] = sum_k[j][c];
+                values[(line + 8 * j) * H::pitch + lane + 32 * c] = sum_v[j][c];
+            }
+        }
+    }
+    __syncthreads();
+    store_tile<H, H::rotary, ADD_K>(keys, of_k, table, H::k_first + at_key, H::k_stride, first);
+    store_tile<H, false, ADD_V>(values, of_v, table, H::v_first + at_key, H::k_stride, first);
+}
+
+// Of one tile of queries of one head.
+template <class H, bool ADD>
+DEVICE void attention_grad_q(In<float> q, In<float> k, In<float> v, In<float> table, In<float> lse, In<float> g,
+                             In<float> dots, Out<float> of_q) {
+    const int tile_len = TILE * H::pitch;
+    LAUNCHED(memory, 4 * tile_len + TILE * 33);
+    Shared<float> keys = memory, values = part_of(memory, tile_len);
+    Shared<float> queries = part_of(memory, 2 * tile_len), gradients = part_of(memory, 3 * tile_len);
+    Shared<float> slopes = part_of(memory, 4 * tile_len);
+    int lane = threadIdx.x % 32, line = threadIdx.x / 32;
+    i64 tile = blockIdx.x % H::tiles, unit = blockIdx.x / H::tiles, b = unit / H::heads, position = tile * TILE;
+    int head = (int)(unit % H::heads), kv = head / H::group;
+    load_tile<H, H::rotary>(queries, q, table, H::query(b, head, position), H::q_stride, position);
+    load_tile<H, false>(gradients, g, table, H::output(b, head, position), H::heads * H::size, position);
+    float sum[4][H::columns];
+    for (int i = 0; i < 4; ++i) {
+        for (int c = 0; c < H::columns; ++c) {
+            sum[i][c] = 0.0f;
+        }
+    }
+    i64 end = H::causal ? tile + 1 : H::tiles;
+    for (i64 other = 0; other < end; ++other) {
+        i64 first = other * TILE;
+        __syncthreads();
+        load_tile<H, H::rotary>(keys, k, table, H::k_first + H::key(b, kv, first), H::k_stride, first);
+        load_tile<H, false>(values, v, table, H::v_first + H::key(b, kv, first), H::k_stride, first);
+        __syncthreads();
+        score_slopes<H, false>(queries, gradients, keys, values, lse, dots, unit, position, first, slopes, slopes);
+        __syncthreads();
+        for (int at = 0; at < TILE; ++at) {
+            for (int c = 0; c < H::columns; ++c) {
+                int column = lane + 32 * c;
+                float key = column < H::size ? keys[at * H::pitch + column] : 0.0f;
+                for (int i = 0; i < 4; ++i) {
+                    sum[i][c] = fmaf(slopes[(line + 8 * i) * 33 + at], key, sum[i][c]);
+                }
+            }
+        }
+    }
+    __syncthreads();
+    for (int i = 0; i < 4; ++i) {
+        for (int c = 0; c < H::columns; ++c) {
+            if (lane + 32 * c < H::size) {
+                queries[(line + 8 * i) * H::pitch + lane + 32 * c] = sum[i][c];
+            }
+        }
+    }
+    __syncthreads();
+    store_tile<H, H::rotary, ADD>(queries, of_q, table, H::query(b, head, position), H::q_stride, position);
+}

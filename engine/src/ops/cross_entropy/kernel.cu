@@ -1,0 +1,53 @@
+const u32 IGNORED = 0xffffffffu;
+
+// A block a row. A label beyond the columns makes NaN, which the guard of the update finds.
+template <int THREADS, i64 COLUMNS>
+DEVICE void cross_entropy(In<float> logits, In<u32> labels, Out<float> lse, Out<float> losses) {
+    i64 row = blockIdx.x, first = row * COLUMNS;
+    float all = row_log_sum_exp<THREADS, COLUMNS>([&](i64 column) { return logits[first + column]; });
+    if (threadIdx.x == 0) {
+        u32 label = labels[row];
+        lse[row] = all;
+        losses[row] = label == IGNORED ? 0.0f : label < COLUMNS ? all - logits[first + label] : f32(0x7fc00000u);
+    }
+}
+
+// Rows that count, at least 1.
+template <i64 ROWS> DEVICE double counted(In<u32> labels) {
+    int count = 0;
+    for (i64 row = threadIdx.x; row < ROWS; row += 256) {
+        count += labels[row] != IGNORED;
+    }
+    count = block_sum<256>(count);
+    return count > 1 ? (double)count : 1.0;
+}
+
+// The mean loss, and 1 / rows for the gradient.
+template <i64 ROWS> DEVICE void cross_entropy_mean(In<float> losses, In<u32> labels, Out<float> y) {
+    double count = counted<ROWS>(labels);
+    double sum = all_parts<256, ROWS>(losses);
+    if (threadIdx.x == 0) {
+        y[0] = (float)(sum / count);
+    }
+}
+
+template <i64 ROWS> DEVICE void cross_entropy_scale(In<u32> labels, In<float> g, Out<float> scale) {
+    double count = counted<ROWS>(labels);
+    if (threadIdx.x == 0) {
+        scale[0] = g[0] / (float)count;
+    }
+}
+
+template <i64 ROWS, i64 COLUMNS, bool ADD>
+DEVICE void cross_entropy_grad(In<float> logits, In<u32> labels, In<float> lse, In<float> scale, Out<float> out) {
+    float by = scale[0];
+    each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
+        Four x = load<COLUMNS>(logits, row, column);
+        u32 label = labels[row];
+        float all = lse[row];
+        give<COLUMNS, ADD>(out, row, column, map([&](int k) {
+            float q = expf(x.v[k] - all) - (column + k == label ? 1.0f : 0.0f);
+            return label == IGNORED ? 0.0f : by * q;
+        }));
+    });
+}

@@ -1,0 +1,38 @@
+use super::{Bernoulli, Uniform, UniformSubsets};
+use crate::cuda::lowering::{Argument, Lowering, Source};
+
+const KERNELS: Source = Source {
+    name: "draws",
+    text: include_str!("kernel.cu"),
+};
+
+pub(super) fn uniform(op: &Uniform, to: &mut Lowering<'_>) {
+    let (parameters, y) = (to.parameters(), to.output(0));
+    let (rows, columns) = (y.len / op.columns, op.columns);
+    let constants = [
+        rows.into(),
+        columns.into(),
+        op.stream.word().into(),
+        op.shared.into(),
+    ];
+    to.kernel(KERNELS, "uniform_rows", &constants)
+        .fours(rows, columns)
+        .launch(&[parameters.into(), y.into()]);
+}
+
+pub(super) fn bernoulli(op: &Bernoulli, to: &mut Lowering<'_>) {
+    let (parameters, y) = (to.parameters(), to.output(0));
+    let constants = [op.rows.into(), op.stream.word().into()];
+    to.kernel(KERNELS, "bernoulli", &constants)
+        .threads_over(op.rows)
+        .launch(&[parameters.into(), y.into(), op.probability.into()]);
+}
+
+pub(super) fn uniform_subsets(op: &UniformSubsets, to: &mut Lowering<'_>) {
+    let mut arguments: Vec<Argument> = vec![to.parameters().into()];
+    arguments.extend((0..op.sites).map(|site| Argument::from(to.output(site))));
+    let constants = [op.rows.into(), op.sites.into(), op.stream.word().into()];
+    to.kernel(KERNELS, "uniform_subsets", &constants)
+        .threads_over(op.rows)
+        .launch(&arguments);
+}

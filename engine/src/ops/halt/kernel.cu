@@ -1,0 +1,15 @@
+// One thread remembers the first step at which a total, the last number of each of the norms, is not finite.
+template <class... Norms> DEVICE void halt(In<u32> parameters, Out<float> memory, Norms... norms) {
+    if (threadIdx.x > 0) {
+        return;
+    }
+    bool all = true;
+    const float totals[] = {norms...};
+    for (float total : totals) {
+        all = all && is_finite(total);
+    }
+    if (is_finite(memory[1]) && !all) {
+        memory[0] = (float)parameters[2];
+        memory[1] = f32(INFINITE);
+    }
+}

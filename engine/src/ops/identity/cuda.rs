@@ -1,0 +1,13 @@
+use crate::cuda::lowering::{Lowering, Source};
+
+const KERNELS: Source = Source {
+    name: "identity",
+    text: include_str!("kernel.cu"),
+};
+
+pub(super) fn value(size: usize, to: &mut Lowering<'_>) {
+    let y = to.output(0);
+    to.kernel(KERNELS, "identity", &[size.into()])
+        .fours(size, size)
+        .launch(&[y.into()]);
+}

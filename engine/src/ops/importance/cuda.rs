@@ -1,0 +1,74 @@
+use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise};
+use crate::cuda::lowering::{Argument, Constant, Lowering, Source, scalar, stretches};
+
+const KERNELS: Source = Source {
+    name: "importance",
+    text: include_str!("kernel.cu"),
+};
+
+/// The pair of sigmoids, the noise, its word, and the exponent's index, as the kernels number them.
+fn numbers(op: &ImportanceGates) -> [Constant; 4] {
+    let gates = match op.gates {
+        Gates::LeakyHard => 0,
+        Gates::Hard => 1,
+        Gates::UpperLeakyHard => 2,
+        Gates::Normal => 3,
+        Gates::SwishHard => 4,
+    };
+    let (noise, word) = match op.noise {
+        LogitNoise::None => (0, 0),
+        LogitNoise::Drawn(stream) => (1, stream.word()),
+        LogitNoise::Given => (2, 0),
+    };
+    let exponent = op.exponent.map_or(Constant::from(-1), scalar);
+    [gates.into(), noise.into(), word.into(), exponent]
+}
+
+pub(super) fn value(op: &ImportanceGates, to: &mut Lowering<'_>) {
+    let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
+    let z = to.input(0);
+    let given = to.input(op.inputs() - 1);
+    let (stretch, count) = stretches(rows, columns.div_ceil(4));
+    let parts = to.scratch(count * columns);
+    let counts = to.scratch(count * columns.div_ceil(128));
+    let sizes = [rows, columns, stretch].map(Constant::from);
+    let constants = [&sizes[..], &numbers(op)[..]].concat();
+    let g = to.output(0);
+    let operands = [to.parameters(), z, given, g, parts.out(), counts.out()];
+    let arguments = [&operands.map(Argument::from)[..], &[op.alive.into()]].concat();
+    to.kernel(KERNELS, "importance_gates", &constants)
+        .blocks(columns.div_ceil(128), count)
+        .launch(&arguments);
+    let (sums, active) = (to.output(1), to.output(2));
+    to.add_stretches(parts, (0, columns), (sums, false));
+    to.sum_parts(counts, (active, false), 1.0 / rows as f64);
+}
+
+pub(super) fn gradient(op: &ImportanceGatesGrad, to: &mut Lowering<'_>) {
+    let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
+    let first = op.forward.inputs();
+    let z = to.input(0);
+    let given = to.input(first - 1);
+    // `z` in the place of what is not there.
+    let of_importance = if op.of_importance { to.input(first) } else { z };
+    let of_sums = if op.of_sums {
+        to.input(first + usize::from(op.of_importance))
+    } else {
+        z
+    };
+    let sizes = [rows, columns].map(Constant::from);
+    let wants = [op.of_importance, op.of_sums, to.adds(0)].map(Constant::from);
+    let operands = [
+        to.parameters(),
+        z,
+        given,
+        of_importance,
+        of_sums,
+        to.output(0),
+    ];
+    let arguments = operands.map(Argument::from);
+    let constants = [&sizes[..], &numbers(&op.forward)[..], &wants[..]].concat();
+    to.kernel(KERNELS, "importance_gates_grad", &constants)
+        .fours(rows, columns)
+        .launch(&arguments);
+}

@@ -1,0 +1,129 @@
+// The pair of sigmoids; the numbers of `cuda.rs`.
+enum { GATES_LEAKY_HARD, GATES_HARD, GATES_UPPER_LEAKY_HARD, GATES_NORMAL, GATES_SWISH_HARD };
+enum { NOISE_NONE, NOISE_DRAWN, NOISE_GIVEN };
+
+template <int GATES> DEVICE float upper(float z) {
+    if (GATES == GATES_NORMAL) {
+        return logistic(z);
+    }
+    if (GATES == GATES_SWISH_HARD) {
+        return 1.0f - z + z * logistic(10.0f * z) + (z - 1.0f) * logistic(10.0f * (1.0f - z));
+    }
+    float inside = clamp(z, 0.0f, 1.0f);
+    return GATES != GATES_HARD && z > 1.0f ? 1.0f + 0.01f * (z - 1.0f) : inside;
+}
+
+template <int GATES> DEVICE float upper_slope(float z) {
+    if (GATES == GATES_NORMAL) {
+        float y = logistic(z);
+        return y * (1.0f - y);
+    }
+    if (GATES == GATES_SWISH_HARD) {
+        float rise = logistic(10.0f * z), fall = logistic(10.0f * (1.0f - z));
+        return rise + 10.0f * z * rise * (1.0f - rise) + fall - 10.0f * (z - 1.0f) * fall * (1.0f - fall) - 1.0f;
+    }
+    float outside = GATES != GATES_HARD && z > 1.0f ? 0.01f : 0.0f;
+    return z >= 0.0f && z <= 1.0f ? 1.0f : outside;
+}
+
+template <int GATES> DEVICE float lower(float z) {
+    return GATES == GATES_LEAKY_HARD ? clamp(z, 0.0f, 1.0f) : upper<GATES>(z);
+}
+
+// The lower leaky sigmoid lets a dead component be pushed up only.
+template <int GATES> DEVICE float lower_grad(float z, float gradient) {
+    if (GATES != GATES_LEAKY_HARD) {
+        return gradient * upper_slope<GATES>(z);
+    }
+    if (z <= 0.0f) {
+        return gradient < 0.0f ? 0.01f * gradient : 0.0f;
+    }
+    return z <= 1.0f ? gradient : 0.0f;
+}
+
+// What the penalty raises to a power, and its slope: the smooth sigmoid counts as zero where it dips below.
+template <int GATES> DEVICE float penalised(float z) {
+    float y = upper<GATES>(z);
+    return y < 0.0f ? 1e-12f : y + 1e-12f;
+}
+
+template <int GATES> DEVICE float penalised_slope(float z) {
+    return upper<GATES>(z) < 0.0f ? 0.0f : upper_slope<GATES>(z);
+}
+
+// The exponents 0, 1 and 2 need no logarithm.
+DEVICE float power(float x, float p) { return p == 0.0f ? 1.0f : p == 1.0f ? x : p == 2.0f ? x * x : powf(x, p); }
+
+template <i64 COLUMNS, int NOISE, u32 WHAT>
+DEVICE Four noisy(In<u32> parameters, In<float> given, i64 row, i64 column, Four z) {
+    if (NOISE == NOISE_NONE) {
+        return z;
+    }
+    Four u = NOISE == NOISE_DRAWN ? uniforms(parameters, row, column, WHAT) : load<COLUMNS>(given, row, column);
+    return map([&](int k) { return fmaf(1.05f, z.v[k], -0.05f * u.v[k]); });
+}
+
+// Importances, and in the same pass the power sums of a stretch of rows and the number of active components: a thread has four columns of every eighth row.
+template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int GATES, int NOISE, u32 WHAT, int EXPONENT>
+DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, Out<float> g, Out<float> parts, Out<float> counts,
+                             float alive) {
+    SHARED(float, sums, 8 * 132);
+    int lane = threadIdx.x % 32, line = threadIdx.x / 32;
+    i64 column = ((i64)blockIdx.x * 32 + lane) * 4;
+    float p = EXPONENT < 0 ? 1.0f : scalar(parameters, EXPONENT);
+    Four sum = fill(0.0f);
+    // Of a thread, exact.
+    float active = 0.0f;
+    i64 end = ((i64)blockIdx.y + 1) * STRETCH;
+    for (i64 row = (i64)blockIdx.y * STRETCH + line; row < end && row < ROWS && column < COLUMNS; row += 8) {
+        Four logit = load<COLUMNS>(z, row, column);
+        Four with = noisy<COLUMNS, NOISE, WHAT>(parameters, given, row, column, logit);
+        Four importance = map([&](int k) { return lower<GATES>(with.v[k]); });
+        store<COLUMNS>(g, row, column, importance);
+        for (int k = 0; k < 4; ++k) {
+            active += column + k < COLUMNS && importance.v[k] > alive ? 1.0f : 0.0f;
+        }
+        if (EXPONENT >= 0) {
+            sum = map([&](int k) { return sum.v[k] + power(penalised<GATES>(logit.v[k]), p); });
+        }
+    }
+    for (int k = 0; k < 4; ++k) {
+        sums[line * 132 + lane * 4 + k] = sum.v[k];
+    }
+    __syncthreads();
+    i64 mine = (i64)blockIdx.x * 128 + threadIdx.x;
+    if (threadIdx.x < 128 && mine < COLUMNS) {
+        float total = 0.0f;
+        for (int other = 0; other < 8; ++other) {
+            total += sums[other * 132 + threadIdx.x];
+        }
+        parts[(i64)blockIdx.y * COLUMNS + mine] = total;
+    }
+    active = block_sum<256>(active);
+    if (threadIdx.x == 0) {
+        counts[(i64)blockIdx.y * gridDim.x + blockIdx.x] = active;
+    }
+}
+
+template <i64 ROWS, i64 COLUMNS, int GATES, int NOISE, u32 WHAT, int EXPONENT, bool OF_G, bool OF_SUMS, bool ADD>
+DEVICE void importance_gates_grad(In<u32> parameters, In<float> z, In<float> given, In<float> of_g, In<float> of_sums,
+                                  Out<float> dz) {
+    float p = EXPONENT < 0 ? 1.0f : scalar(parameters, EXPONENT);
+    each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
+        Four logit = load<COLUMNS>(z, row, column), total = fill(0.0f);
+        if (OF_G) {
+            Four up = load<COLUMNS>(of_g, row, column);
+            Four with = noisy<COLUMNS, NOISE, WHAT>(parameters, given, row, column, logit);
+            const float scale = NOISE == NOISE_NONE ? 1.0f : 1.05f;
+            total = map([&](int k) { return scale * lower_grad<GATES>(with.v[k], up.v[k]); });
+        }
+        if (OF_SUMS) {
+            Four up = load<COLUMNS>(of_sums, 0, column);
+            total = map([&](int k) {
+                float x = penalised<GATES>(logit.v[k]);
+                return total.v[k] + up.v[k] * (p * power(x, p - 1.0f)) * penalised_slope<GATES>(logit.v[k]);
+            });
+        }
+        give<COLUMNS, ADD>(dz, row, column, total);
+    });
+}

@@ -1,0 +1,27 @@
+use super::ImportanceMinimality;
+use crate::cuda::lowering::{Argument, Lowering, Source};
+
+const KERNELS: Source = Source {
+    name: "importance_minimality",
+    text: include_str!("kernel.cu"),
+};
+
+fn settings(op: &ImportanceMinimality) -> [Argument; 3] {
+    [op.rows as f64, f64::from(op.beta), op.ranks as f64].map(Argument::from)
+}
+
+pub(super) fn value(op: &ImportanceMinimality, to: &mut Lowering<'_>) {
+    let (sums, y) = (to.input(0), to.output(0));
+    let arguments = [&[sums.into(), y.into()], &settings(op)[..]].concat();
+    to.kernel(KERNELS, "importance_minimality", &[sums.len.into()])
+        .launch(&arguments);
+}
+
+pub(super) fn gradient(op: &ImportanceMinimality, to: &mut Lowering<'_>) {
+    let (g, sums, out) = (to.input(0), to.input(1), to.output(0));
+    let arguments = [&[g.into(), sums.into(), out.into()], &settings(op)[..]].concat();
+    let constants = [sums.len.into(), to.adds(0).into()];
+    to.kernel(KERNELS, "importance_minimality_grad", &constants)
+        .threads_over(sums.len)
+        .launch(&arguments);
+}

@@ -1,0 +1,29 @@
+// A block a row: the log-sum-exp of the logits, then the divergence; the second reading of the row finds it in a cache.
+template <int THREADS, i64 COLUMNS>
+DEVICE void kl_divergence(In<float> target, In<float> target_lse, In<float> logits, Out<float> lse, Out<float> losses) {
+    i64 row = blockIdx.x, first = row * COLUMNS;
+    float all = row_log_sum_exp<THREADS, COLUMNS>([&](i64 column) { return logits[first + column]; });
+    float of_target = target_lse[row];
+    // Close logits are subtracted from each other first: that is exact.
+    float shift = of_target - all;
+    float loss = row_sum<THREADS, COLUMNS>([&](i64 column) {
+        float t = target[first + column];
+        return expf(t - of_target) * (t - logits[first + column] - shift);
+    });
+    if (threadIdx.x == 0) {
+        lse[row] = all;
+        losses[row] = loss;
+    }
+}
+
+template <i64 ROWS, i64 COLUMNS, bool ADD>
+DEVICE void kl_divergence_grad(In<float> target, In<float> target_lse, In<float> logits, In<float> lse, In<float> g,
+                               Out<float> out) {
+    float scale = g[0] / (float)ROWS;
+    each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
+        Four t = load<COLUMNS>(target, row, column), x = load<COLUMNS>(logits, row, column);
+        float of_target = target_lse[row], all = lse[row];
+        give<COLUMNS, ADD>(out, row, column,
+                           map([&](int k) { return scale * (expf(x.v[k] - all) - expf(t.v[k] - of_target)); }));
+    });
+}

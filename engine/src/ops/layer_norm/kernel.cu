@@ -1,0 +1,41 @@
+// A block a row: mean, then variance around it, then the row.
+template <int THREADS, i64 COLUMNS>
+DEVICE void layer_norm(In<float> x, In<float> weight, In<float> bias, Out<float> y, Out<float> stats, float eps) {
+    i64 row = blockIdx.x, first = row * COLUMNS;
+    float mean = row_sum<THREADS, COLUMNS>([&](i64 column) { return x[first + column]; }) / (float)COLUMNS;
+    float variance = row_sum<THREADS, COLUMNS>([&](i64 column) {
+        float from_mean = x[first + column] - mean;
+        return from_mean * from_mean;
+    }) / (float)COLUMNS;
+    float rstd = 1.0f / sqrtf(variance + eps);
+    if (threadIdx.x == 0) {
+        stats[2 * row] = mean;
+        stats[2 * row + 1] = rstd;
+    }
+    for (i64 column = threadIdx.x; column < COLUMNS; column += THREADS) {
+        y[first + column] = fmaf((x[first + column] - mean) * rstd, weight[column], bias[column]);
+    }
+}
+
+template <int THREADS, i64 COLUMNS, bool ADD>
+DEVICE void layer_norm_grad(In<float> x, In<float> weight, In<float> stats, In<float> g, Out<float> out) {
+    i64 row = blockIdx.x, first = row * COLUMNS;
+    float mean = stats[2 * row], rstd = stats[2 * row + 1];
+    float shift = row_sum<THREADS, COLUMNS>([&](i64 column) { return g[first + column] * weight[column]; });
+    float slope = row_sum<THREADS, COLUMNS>(
+        [&](i64 column) { return g[first + column] * weight[column] * ((x[first + column] - mean) * rstd); });
+    shift /= (float)COLUMNS;
+    slope /= (float)COLUMNS;
+    for (i64 column = threadIdx.x; column < COLUMNS; column += THREADS) {
+        float normal = (x[first + column] - mean) * rstd;
+        give<ADD>(out, first + column, rstd * (g[first + column] * weight[column] - shift - normal * slope));
+    }
+}
+
+template <i64 ROWS, i64 COLUMNS, i64 STRETCH>
+DEVICE void layer_norm_parameter_parts(In<float> x, In<float> stats, In<float> g, Out<float> of_weight, Out<float> of_bias) {
+    column_parts<ROWS, COLUMNS, STRETCH>(of_weight, [&](i64 row, i64 column) {
+        return g[row * COLUMNS + column] * ((x[row * COLUMNS + column] - stats[2 * row]) * stats[2 * row + 1]);
+    });
+    column_parts<ROWS, COLUMNS, STRETCH>(of_bias, [&](i64 row, i64 column) { return g[row * COLUMNS + column]; });
+}

@@ -1,0 +1,178 @@
+use super::{Draw, Mask, Masked, MaskedGrad};
+use crate::cuda::lowering::{
+    Argument, Constant, Lowering, Operand, Source, row_threads, stretches,
+};
+
+const KERNELS: Source = Source {
+    name: "masked",
+    text: include_str!("kernel.cu"),
+};
+
+/// The settings of a mask as the kernels number them.
+fn numbers(op: &Masked) -> [Constant; 3] {
+    let draw = |draw: Draw| match draw {
+        Draw::Uniform(stream) => (1, stream.word()),
+        Draw::Coin(stream) => (2, stream.word()),
+        Draw::Given => (3, 0),
+    };
+    let (mask, (draw, word)) = match op.mask {
+        Mask::Importance => (0, (0, 0)),
+        Mask::Between(from) => (1, draw(from)),
+        Mask::Drawn(from) => (2, draw(from)),
+        Mask::Rounded(_) => (3, (0, 0)),
+        Mask::Ones => (4, (0, 0)),
+    };
+    [mask.into(), draw.into(), word.into()]
+}
+
+fn threshold(op: &Masked) -> f32 {
+    match op.mask {
+        Mask::Rounded(threshold) => threshold,
+        _ => 0.0,
+    }
+}
+
+/// The operands of a masked site, `a` in the place of those that are not there, and its constants.
+struct Site {
+    rows: usize,
+    columns: usize,
+    a: Operand,
+    importance: Operand,
+    given: Operand,
+    delta: Operand,
+    route: Operand,
+    constants: Vec<Constant>,
+}
+
+impl Site {
+    fn new(op: &Masked, first: usize, to: &Lowering<'_>) -> Self {
+        let at = op.operands(first);
+        let a = to.input(at.a);
+        let input = |index: Option<usize>| index.map_or(a, |index| to.input(index));
+        let (rows, columns) = (to.ty(at.a).rows(), to.ty(at.a).columns());
+        let given_rows = at
+            .given
+            .map_or(0, |index| to.ty(index).len() / columns.max(1));
+        let deltas = at.delta.map_or(0, |index| to.ty(index).len());
+        let sizes = [rows, columns].map(Constant::from);
+        let rest = [given_rows.into(), deltas.into(), op.route.into()];
+        Self {
+            rows,
+            columns,
+            a,
+            importance: input(at.importance),
+            given: input(at.given),
+            delta: input(at.delta),
+            route: input(at.route),
+            constants: [&sizes[..], &numbers(op)[..], &rest[..]].concat(),
+        }
+    }
+
+    fn operands(&self) -> [Operand; 5] {
+        [self.a, self.importance, self.given, self.delta, self.route]
+    }
+}
+
+pub(super) fn value(op: &Masked, to: &mut Lowering<'_>) {
+    let site = Site::new(op, 0, to);
+    let mut arguments: Vec<Argument> = vec![to.parameters().into()];
+    arguments.extend(site.operands().map(Argument::from));
+    arguments.push(to.output(0).into());
+    arguments.push(threshold(op).into());
+    to.kernel(KERNELS, "masked", &site.constants)
+        .fours(site.rows, site.columns)
+        .launch(&arguments);
+}
+
+/// A gradient that is made or added to.
+type Gradient = Option<(Operand, bool)>;
+
+pub(super) fn gradient(op: &MaskedGrad, to: &mut Lowering<'_>) {
+    let site = Site::new(&op.of, 1, to);
+    let gh = to.input(0);
+    let wants = op.wants;
+    let mut outputs = 0..;
+    let [a, importance, given, delta] =
+        [wants.a, wants.importance, wants.given, wants.delta].map(|wanted| -> Gradient {
+            let index = wanted.then(|| outputs.next()).flatten()?;
+            Some((to.output(index), to.adds(index)))
+        });
+    let sums = op.sums(|index| to.ty(index), site.rows);
+    let each_given = given.filter(|_| !sums.given);
+    let each = [a, importance, each_given];
+    // Where nothing is wanted, any result will do: it is not touched.
+    if let Some((any, _)) = each.into_iter().flatten().next() {
+        let want = |gradient: Gradient| gradient.map_or(0, |(_, add)| if add { 2 } else { 1 });
+        let mut constants = site.constants.clone();
+        constants.extend(each.map(|gradient| Constant::from(want(gradient))));
+        let mut arguments: Vec<Argument> = vec![to.parameters().into(), gh.into()];
+        arguments.extend(site.operands().map(Argument::from));
+        arguments.extend(each.map(|gradient| Argument::from(gradient.map_or(any, |g| g.0))));
+        arguments.push(threshold(&op.of).into());
+        to.kernel(KERNELS, "masked_grad", &constants)
+            .fours(site.rows, site.columns)
+            .launch(&arguments);
+    }
+    if let Some(given) = given.filter(|_| sums.given) {
+        source_sums(op, &site, gh, given, to);
+    }
+    if let Some(delta) = delta {
+        delta_grad(op, &site, gh, (delta, sums.delta), to);
+    }
+}
+
+fn source_sums(
+    op: &MaskedGrad,
+    site: &Site,
+    gh: Operand,
+    given: (Operand, bool),
+    to: &mut Lowering<'_>,
+) {
+    let (stretch, count) = stretches(site.rows, site.columns);
+    let parts = to.scratch(count * site.columns);
+    let between = matches!(op.of.mask, Mask::Between(_));
+    let constants = [
+        site.rows.into(),
+        site.columns.into(),
+        stretch.into(),
+        between.into(),
+        op.of.route.into(),
+    ];
+    let arguments = [gh, site.a, site.importance, site.route, parts.out()];
+    to.kernel(KERNELS, "masked_source_sums", &constants)
+        .blocks(site.columns.div_ceil(32), count)
+        .launch(&arguments.map(Into::into));
+    to.add_stretches(parts, (0, site.columns), given);
+}
+
+fn delta_grad(
+    op: &MaskedGrad,
+    site: &Site,
+    gh: Operand,
+    ((delta, add), summed): ((Operand, bool), bool),
+    to: &mut Lowering<'_>,
+) {
+    let (out, into) = if summed {
+        (to.scratch(site.rows).out(), false)
+    } else {
+        (delta, add)
+    };
+    let threads = row_threads(site.columns);
+    let constants = [
+        threads.into(),
+        site.columns.into(),
+        into.into(),
+        op.of.route.into(),
+    ];
+    to.kernel(KERNELS, "masked_delta_grad", &constants)
+        .blocks(site.rows, 1)
+        .threads(threads)
+        .launch(&[gh, site.a, site.route, out].map(Into::into));
+    if summed {
+        let parts = Operand {
+            written: false,
+            ..out
+        };
+        to.sum_parts(parts, (delta, add), 1.0);
+    }
+}

@@ -1,0 +1,85 @@
+use crate::cuda::lowering::{Lowering, Operand, Source};
+use crate::cuda::product::{Matrix, Product};
+
+const KERNELS: Source = Source {
+    name: "parallel_linear",
+    text: include_str!("kernel.cu"),
+};
+
+/// Columns of one component after those of another, in rows of `pitch`.
+fn columns(operand: Operand, pitch: usize, each: usize, transposed: bool) -> Matrix {
+    Matrix {
+        operand,
+        first: 0,
+        pitch,
+        transposed,
+        step: each,
+    }
+}
+
+/// A weight a component, f32 `[c, i, o]`.
+fn weights(operand: Operand, i: usize, o: usize, transposed: bool) -> Matrix {
+    columns(operand, o, i * o, transposed)
+}
+
+fn dims(weight: &[usize]) -> [usize; 3] {
+    weight.try_into().expect("a weight has 3 dimensions")
+}
+
+pub(super) fn value(to: &mut Lowering<'_>) {
+    let rows = to.ty(0).rows();
+    let [c, i, o] = dims(&to.ty(1).dims);
+    let [x, w, bias] = [0, 1, 2].map(|index| to.input(index));
+    let y = to.output(0);
+    let constants = [rows.into(), (c * o).into()];
+    to.kernel(KERNELS, "rows_of_bias", &constants)
+        .fours(rows, c * o)
+        .launch(&[bias.into(), y.into()]);
+    to.product(Product {
+        m: rows,
+        n: o,
+        k: i,
+        alpha: 1.0,
+        a: columns(x, c * i, i, false),
+        b: weights(w, i, o, false),
+        out: columns(y, c * o, o, false),
+        add: true,
+        bias: None,
+        batch: c,
+    });
+}
+
+pub(super) fn input_gradient(to: &mut Lowering<'_>) {
+    let rows = to.ty(0).rows();
+    let [c, i, o] = dims(&to.ty(1).dims);
+    let (g, w, out) = (to.input(0), to.input(1), to.output(0));
+    to.product(Product {
+        m: rows,
+        n: i,
+        k: o,
+        alpha: 1.0,
+        a: columns(g, c * o, o, false),
+        b: weights(w, i, o, true),
+        out: columns(out, c * i, i, false),
+        add: to.adds(0),
+        bias: None,
+        batch: c,
+    });
+}
+
+pub(super) fn weight_gradient([c, i, o]: [usize; 3], to: &mut Lowering<'_>) {
+    let rows = to.ty(0).rows();
+    let (g, x, out) = (to.input(0), to.input(1), to.output(0));
+    to.product(Product {
+        m: i,
+        n: o,
+        k: rows,
+        alpha: 1.0,
+        a: columns(x, c * i, i, true),
+        b: columns(g, c * o, o, false),
+        out: weights(out, i, o, false),
+        add: to.adds(0),
+        bias: None,
+        batch: c,
+    });
+}

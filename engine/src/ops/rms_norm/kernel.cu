@@ -1,0 +1,31 @@
+template <int THREADS, i64 COLUMNS>
+DEVICE void rms_norm(In<float> x, In<float> weight, Out<float> y, Out<float> factors, float eps) {
+    i64 row = blockIdx.x, first = row * COLUMNS;
+    float square = row_sum<THREADS, COLUMNS>([&](i64 column) { return x[first + column] * x[first + column]; });
+    float factor = 1.0f / sqrtf(square / (float)COLUMNS + eps);
+    if (threadIdx.x == 0) {
+        factors[row] = factor;
+    }
+    for (i64 column = threadIdx.x; column < COLUMNS; column += THREADS) {
+        y[first + column] = x[first + column] * factor * weight[column];
+    }
+}
+
+template <int THREADS, i64 COLUMNS, bool ADD>
+DEVICE void rms_norm_grad(In<float> x, In<float> weight, In<float> factors, In<float> g, Out<float> out) {
+    i64 row = blockIdx.x, first = row * COLUMNS;
+    float factor = factors[row];
+    float slope = row_sum<THREADS, COLUMNS>(
+        [&](i64 column) { return g[first + column] * weight[column] * x[first + column]; });
+    slope *= factor * factor / (float)COLUMNS;
+    for (i64 column = threadIdx.x; column < COLUMNS; column += THREADS) {
+        give<ADD>(out, first + column, factor * (g[first + column] * weight[column] - x[first + column] * slope));
+    }
+}
+
+template <i64 ROWS, i64 COLUMNS, i64 STRETCH>
+DEVICE void rms_norm_weight_parts(In<float> x, In<float> factors, In<float> g, Out<float> parts) {
+    column_parts<ROWS, COLUMNS, STRETCH>(parts, [&](i64 row, i64 column) {
+        return g[row * COLUMNS + column] * (x[row * COLUMNS + column] * factors[row]);
+    });
+}

@@ -1,0 +1,11 @@
+template <i64 LEN> DEVICE void sum_squares_parts(In<float> x, Out<float> parts) {
+    part_sum<256, LEN>(parts, [&](i64 at) { return x[at] * x[at]; });
+}
+
+template <i64 LEN, bool ADD> DEVICE void sum_squares_grad(In<float> g, In<float> x, Out<float> out) {
+    float factor = 2.0f * g[0];
+    each_four<1, LEN>([&](i64 row, i64 column) {
+        Four a = load<LEN>(x, row, column);
+        give<LEN, ADD>(out, row, column, map([&](int k) { return a.v[k] * factor; }));
+    });
+}
