@@ -173,26 +173,30 @@ static void run_block(unsigned threads, bool backwards) {
     }
 }
 
-// Memory of one operand; every access is checked.
+// Memory of one operand; every access is checked and counted.
 template <class T> struct Checked {
     T *start;
     unsigned long long len;
+    unsigned long long *accesses;
 
     T &operator[](long long at) const {
+        ++*accesses;
         if (at < 0 || (unsigned long long)at >= len) {
             fail("element", (unsigned long long)at, len);
         }
         return start[at];
     }
 
-    operator Checked<const T>() const { return {start, len}; }
+    operator Checked<const T>() const { return {start, len, accesses}; }
 };
+
+static unsigned long long shared_accesses;
 
 // The array of a `SHARED` line, the same for all threads of a block.
 template <class T> Checked<T> shared(const void *site, size_t len) {
     for (SharedArray &array : block.shared) {
         if (array.site == site) {
-            return {(T *)array.start, len};
+            return {(T *)array.start, len, &shared_accesses};
         }
     }
     size_t bytes = len * sizeof(T);
@@ -201,13 +205,13 @@ template <class T> Checked<T> shared(const void *site, size_t len) {
     block.shared.push_back({site, start, bytes});
     block.shared_bytes += bytes;
     block.most_shared_bytes = block.shared_bytes > block.most_shared_bytes ? block.shared_bytes : block.most_shared_bytes;
-    return {(T *)start, len};
+    return {(T *)start, len, &shared_accesses};
 }
 
 // A vector of 16 bytes starts at a multiple of them.
-template <class T> void must_be_aligned(const T &first) {
-    if ((uintptr_t)&first % 16 != 0) {
-        fail("a vector starts behind a multiple of 16", (uintptr_t)&first % 16, 16);
+template <class T> void must_be_aligned(const T *first) {
+    if ((uintptr_t)first % 16 != 0) {
+        fail("a vector starts behind a multiple of 16", (uintptr_t)first % 16, 16);
     }
 }
 
@@ -233,7 +237,7 @@ static inline Shared<float> part_of(Shared<float> memory, int first) {
     if (first < 0 || (unsigned long long)first > memory.len) {
         emulator::fail("part of shared memory", (unsigned long long)first, memory.len);
     }
-    return {memory.start + first, memory.len - first};
+    return {memory.start + first, memory.len - first, memory.accesses};
 }
 
 #define SHARED(type, name, len) \
@@ -289,9 +293,11 @@ static inline double __longlong_as_double(long long bits) { return bits_as<doubl
 struct Span {
     void *start;
     unsigned long long len;
+    // Added to: elements read or written, each as often as it is.
+    unsigned long long *accesses;
 };
 
-template <class T> T from_span(Span span) { return {(decltype(T::start))span.start, span.len}; }
+template <class T> T from_span(Span span) { return {(decltype(T::start))span.start, span.len, span.accesses}; }
 
 template <class... Parameters, size_t... AT>
 static void call(void (*kernel)(Parameters...), const Span *spans, std::index_sequence<AT...>) {

@@ -28,9 +28,29 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 struct Span {
     start: *mut c_void,
     len: u64,
+    accesses: *mut u64,
 }
 
 type Run = unsafe extern "C" fn(*const Span, u32, u32, c_int, *mut u64) -> *const c_char;
+
+/// What one launch reads and writes, in elements.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    /// Function of the kernel.
+    pub(crate) function: String,
+    pub(crate) operands: Vec<Operand>,
+}
+
+/// What a launch does with an operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Operand {
+    /// Elements.
+    pub(crate) len: u64,
+    /// Whether it may be written to.
+    pub(crate) written: bool,
+    /// How often any of its elements was read or written.
+    pub(crate) accesses: u64,
+}
 
 /// A program with its arena.
 pub(crate) struct Emulator {
@@ -43,6 +63,10 @@ pub(crate) struct Emulator {
     pub(crate) backwards: bool,
     /// Bytes of shared memory of the largest block so far.
     pub(crate) shared: u64,
+    /// Of each launch so far.
+    pub(crate) traffic: Vec<Traffic>,
+    /// What no launch counts.
+    other_accesses: u64,
 }
 
 /// Compiled once for each source, whoever asks.
@@ -97,6 +121,8 @@ impl Emulator {
             arena,
             backwards: false,
             shared: 0,
+            traffic: Vec::new(),
+            other_accesses: 0,
         })
     }
 
@@ -167,6 +193,7 @@ impl Emulator {
         Span {
             start,
             len: placed.len as u64,
+            accesses: &raw mut self.other_accesses,
         }
     }
 
@@ -214,8 +241,9 @@ impl Emulator {
                     blocks,
                     operands,
                 } => {
+                    let written: Vec<bool> = operands.iter().map(|o| o.written).collect();
                     let spans: Vec<Span> = operands.into_iter().map(&mut span).collect();
-                    self.launch(kernel, blocks, &spans);
+                    self.launch(kernel, blocks, &spans, written);
                 }
                 Step::Product(placed) => {
                     let [a, b, out] = [placed.a, placed.b, placed.out].map(&mut span);
@@ -231,12 +259,29 @@ impl Emulator {
         }
     }
 
-    fn launch(&mut self, kernel: usize, blocks: [usize; 2], spans: &[Span]) {
+    fn launch(&mut self, kernel: usize, blocks: [usize; 2], spans: &[Span], written: Vec<bool>) {
         let kernel = &self.program.kernels[kernel];
         assert!(kernel.threads <= 1024 && kernel.threads.is_multiple_of(32));
+        let mut accesses = vec![0; spans.len()];
+        let spans: Vec<Span> = spans
+            .iter()
+            .zip(&mut accesses)
+            .map(|(span, accesses)| Span { accesses, ..*span })
+            .collect();
         let launched = self
             .kernels
-            .launch(&kernel.name, blocks, spans, self.backwards);
+            .launch(&kernel.name, blocks, &spans, self.backwards);
+        let function = kernel.call.split(['<', '(']).next().unwrap_or_default();
+        let of = spans.iter().zip(written).map(|(span, written)| Operand {
+            len: span.len,
+            written,
+            // SAFETY: it points into `accesses`, which nobody else has now.
+            accesses: unsafe { *span.accesses },
+        });
+        self.traffic.push(Traffic {
+            function: function.to_owned(),
+            operands: of.collect(),
+        });
         match launched {
             Ok(shared) => self.shared = self.shared.max(shared),
             Err(message) => panic!("{}: {message}", kernel.call),
@@ -361,10 +406,11 @@ mod tests {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         Some([false, true].map(|backwards| {
-            let mut y = vec![[0f32; 4]; 32];
+            let (mut y, mut accesses) = (vec![[0f32; 4]; 32], 0);
             let span = Span {
                 start: y.as_mut_ptr().cast(),
                 len: 128,
+                accesses: &raw mut accesses,
             };
             kernels.launch("kernel", [2, 1], &[span], backwards)?;
             Ok(y.as_flattened().to_vec())

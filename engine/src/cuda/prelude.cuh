@@ -50,12 +50,12 @@ DEVICE void store_aligned(Out<float> y, i64 at, Four four) {
 }
 #else
 DEVICE Four load_aligned(In<float> x, i64 at) {
-    emulator::must_be_aligned(x[at]);
+    emulator::must_be_aligned(x.start + at);
     return map([&](int k) { return x[at + k]; });
 }
 
 DEVICE void store_aligned(Out<float> y, i64 at, Four four) {
-    emulator::must_be_aligned(y[at]);
+    emulator::must_be_aligned(y.start + at);
     for (int k = 0; k < 4; ++k) {
         y[at + k] = four.v[k];
     }

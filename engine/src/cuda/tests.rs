@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::compiler::compile;
-use super::emulator::Emulator;
+use super::emulator::{Emulator, Operand};
 use super::exhibition::{Exhibition, Sizes};
 use super::libraries::Library;
 use super::program::Program;
@@ -298,4 +298,75 @@ fn every_kernel_is_exhibited() {
         }
     }
     assert!(sources > 25, "{sources}");
+}
+
+/// Rows of the table in the module's doc: kernel, and how often it reads an element.
+fn readings(sizes: Sizes) -> Vec<(&'static str, u64)> {
+    let rows = include_str!("mod.rs").lines();
+    let rows = rows.filter_map(|line| line.strip_prefix("//! | `"));
+    rows.map(|row| {
+        let mut cells = row.split('|').map(str::trim);
+        let kernel = cells.next().unwrap().trim_end_matches('`');
+        let readings = match cells.next().unwrap() {
+            "hidden / 8" => sizes.hidden.div_ceil(8) as u64,
+            number => number.parse().unwrap(),
+        };
+        (kernel, readings)
+    })
+    .collect()
+}
+
+#[test]
+fn what_crosses_memory_is_what_the_table_says() {
+    let exhibition = Exhibition::new(EVEN, true);
+    let Some(mut device) = Emulator::new(Program::new(&exhibition.b)) else {
+        return;
+    };
+    device.set_parameters(&numbers(&exhibition));
+    for (name, words) in &exhibition.inputs {
+        device.write(name, words);
+    }
+    device.run(&mut exhibition.store.copy());
+    let table = readings(EVEN);
+    assert!(table.len() > 5, "{table:?}");
+    let mut most = vec![0.0f64; table.len()];
+    let mut more = Vec::new();
+    for launch in &device.traffic {
+        let name = launch.function.as_str();
+        if name.starts_with("attention") {
+            continue;
+        }
+        let largest = launch.operands.iter().map(|operand| operand.len).max();
+        let row = table.iter().position(|&(kernel, _)| kernel == name);
+        let allowed = row.map_or(1, |row| table[row].1);
+        for operand in &launch.operands {
+            let Operand { len, accesses, .. } = *operand;
+            // Small operands stay in caches.
+            if 2 * len < largest.unwrap_or(0) || len <= 256 {
+                continue;
+            }
+            // A result that is added to is read and written.
+            let allowed = if operand.written {
+                2 * allowed
+            } else {
+                allowed
+            };
+            // Of a table, a row is read for each row of the result.
+            let len = largest.unwrap_or(len);
+            // Cross-entropy reads the logit of the label once more.
+            if accesses > len * allowed + len / 50 {
+                more.push(launch);
+            }
+            if let Some(row) = row {
+                most[row] = most[row].max(accesses as f64 / len as f64);
+            }
+        }
+    }
+    assert!(more.is_empty(), "{more:#?}");
+    for ((kernel, allowed), most) in table.into_iter().zip(most) {
+        assert!(
+            most > allowed as f64 - 0.5,
+            "{kernel} reads an element {most} times"
+        );
+    }
 }

@@ -1,7 +1,10 @@
 template <int THREADS, i64 COLUMNS>
 DEVICE void rms_norm(In<float> x, In<float> weight, Out<float> y, Out<float> factors, float eps) {
     i64 row = blockIdx.x, first = row * COLUMNS;
-    float square = row_sum<THREADS, COLUMNS>([&](i64 column) { return x[first + column] * x[first + column]; });
+    float square = row_sum<THREADS, COLUMNS>([&](i64 column) {
+        float a = x[first + column];
+        return a * a;
+    });
     float factor = 1.0f / sqrtf(square / (float)COLUMNS + eps);
     if (threadIdx.x == 0) {
         factors[row] = factor;

@@ -1,5 +1,8 @@
 template <i64 LEN> DEVICE void sum_squares_parts(In<float> x, Out<float> parts) {
-    part_sum<256, LEN>(parts, [&](i64 at) { return x[at] * x[at]; });
+    part_sum<256, LEN>(parts, [&](i64 at) {
+        float a = x[at];
+        return a * a;
+    });
 }
 
 template <i64 LEN, bool ADD> DEVICE void sum_squares_grad(In<float> g, In<float> x, Out<float> out) {
