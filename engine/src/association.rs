@@ -61,12 +61,17 @@ pub enum Made {
 impl Builder {
     /// `x W + bias`, in the order that costs less.
     pub(crate) fn product(&mut self, x: Value, right: Right, bias: Option<Value>) -> Result<Value> {
-        let (k, n) = self.sides(right);
-        if k == self.ty(x).columns() && self.goes_through(x, n) {
+        if self.reads_through(x, right) {
             self.through(x, right, bias)
         } else {
             self.multiply(x, right, bias)
         }
+    }
+
+    /// Whether `x W` is written without `x`.
+    pub(crate) fn reads_through(&self, x: Value, right: Right) -> bool {
+        let (k, n) = self.sides(right);
+        k == self.ty(x).columns() && self.goes_through(x, n)
     }
 
     fn multiply(&mut self, x: Value, right: Right, bias: Option<Value>) -> Result<Value> {
@@ -296,7 +301,11 @@ mod tests {
                     delta: delta.then_some(v[9]),
                     route: routed.then_some(v[10]),
                 };
-                let site = b.site_output(v[2], v[3], &with)?;
+                let h = match with.route {
+                    Some(route) => b.pack_rows(v[2], route)?,
+                    None => v[2],
+                };
+                let site = b.site_output(h, v[3], &with)?;
                 let stream = b.add(embedded, site)?;
                 let y = b.linear_io(stream, v[6], Some(v[7]))?;
                 assert!(!makes(b, y, &[40, 30]));
@@ -307,10 +316,11 @@ mod tests {
                 let clean = v[4].matmul(&v[5].t()?)?;
                 let none = v[9].zeros_like()?;
                 let d = if delta { v[9].clone() } else { none };
-                let scale = if routed {
-                    (v[10].mul(&d)? + (1.0 - &v[10])?)?
+                let (mixed, scale) = if routed {
+                    let scale = (v[10].mul(&d)? + (1.0 - &v[10])?)?;
+                    (mixed.broadcast_mul(&v[10].unsqueeze(1)?)?, scale)
                 } else {
-                    d
+                    (mixed, d)
                 };
                 let mut site = if delta || routed {
                     (mixed + clean.broadcast_mul(&scale.unsqueeze(1)?)?)?

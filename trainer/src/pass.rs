@@ -103,7 +103,10 @@ impl<'a> Pass<'a> {
 
     fn site(&self, b: &mut Builder, layer: &Linear, site: &MaskedSite, x: Value) -> Result<Value> {
         let MaskValues { delta, route, .. } = site.masks;
-        let acts_btc = b.matmul(x, site.v_ic)?;
+        let acts_btc = match route {
+            Some(route) => b.routed_matmul(x, site.v_ic, route)?,
+            None => b.matmul(x, site.v_ic)?,
+        };
         let h_btc = b.masked(acts_btc, &site.masks)?;
         let mixes = delta.is_some() || route.is_some();
         let clean = if mixes {

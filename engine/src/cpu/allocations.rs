@@ -151,42 +151,59 @@ impl Step {
             delta: Some(delta),
             route: Some(route),
         };
-        let attacked = self.ascent(acts, &masked)?;
-        let h = self.b.masked(attacked, &masked)?;
         let joined = SiteInputs {
             clean: Some(clean),
             bias: Some(bias),
             delta: Some(delta),
             route: Some(route),
         };
-        Ok([self.b.site_output(h, u_co, &joined)?, penalty])
+        let attacked = self.ascent((x, v_ic, u_co), &masked, &joined)?;
+        let packed = self.b.routed_matmul(x, v_ic, route)?;
+        let h = self.b.masked(packed, &masked)?;
+        let y = self.b.site_output(h, u_co, &joined)?;
+        Ok([self.b.add(y, attacked)?, penalty])
     }
 
-    /// The activations that an adversary leaves after a step, its sources shared and at half of the positions.
-    fn ascent(&mut self, acts: Value, masked: &MaskValues) -> Result<Value> {
+    /// The output that an adversary leaves after a step, its sources shared and at half of the positions.
+    fn ascent(
+        &mut self,
+        (x, v_ic, u_co): (Value, Value, Value),
+        masked: &MaskValues,
+        joined: &SiteInputs,
+    ) -> Result<Value> {
         let stream = Stream::new(Purpose::Source, 1, 0);
         let (source, delta) = (
             self.b.uniform_row(stream, C)?,
             self.b.uniform_row(stream, 1)?,
         );
         let route = Stream::new(Purpose::Routing, 1, 0);
-        let mut with = MaskValues {
-            mask: Mask::Between(Draw::Given),
-            given: Some(source),
-            delta: Some(delta),
-            route: Some(self.b.bernoulli(route, B * T, 0.5)?),
-            ..*masked
+        let route = self.b.bernoulli(route, B * T, 0.5)?;
+        let acts = self.b.routed_matmul(x, v_ic, route)?;
+        let attacked = |b: &mut Builder, source, delta| {
+            let with = MaskValues {
+                mask: Mask::Between(Draw::Given),
+                given: Some(source),
+                delta: Some(delta),
+                route: Some(route),
+                ..*masked
+            };
+            let h = b.masked(acts, &with)?;
+            let with = SiteInputs {
+                delta: Some(delta),
+                route: Some(route),
+                ..*joined
+            };
+            b.site_output(h, u_co, &with)
         };
-        let before = self.b.masked(acts, &with)?;
+        let before = attacked(&mut self.b, source, delta)?;
         let loss = self.b.sum_squares(before)?;
         let gradients = self.b.gradients(loss, &[source, delta])?;
         let mut up = |source, gradient: Option<Value>| {
             let gradient = gradient.expect("the loss depends on it");
             self.b.ascend(source, gradient, 0.1)
         };
-        with.given = Some(up(source, gradients[0])?);
-        with.delta = Some(up(delta, gradients[1])?);
-        self.b.masked(acts, &with)
+        let (source, delta) = (up(source, gradients[0])?, up(delta, gradients[1])?);
+        attacked(&mut self.b, source, delta)
     }
 
     fn loss(&mut self) -> Result<Value> {
@@ -317,6 +334,7 @@ fn a_replay_allocates_nothing() {
         "relu",
         "rms_norm",
         "rotary_table",
+        "routed_matmul",
         "site_output",
         "sum_rows",
         "sum_squares",

@@ -25,11 +25,11 @@ pub(crate) struct Shape {
     pub(crate) k: usize,
 }
 
-/// How a product is cut: rows of the result, columns of the result, or its sums; thin ones by rows or sums.
+/// How a product is cut: into tiles of the result, of so many rows and columns, or into sums, so many a chunk; thin ones by
+/// rows or sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
-    Rows(usize),
-    Columns(usize),
+    Tiles(usize, usize),
     Sums(usize),
     Narrow(usize),
     ThinSums(usize),
@@ -38,6 +38,11 @@ enum Cut {
 /// Multiplications that are worth a chunk of their own: some 30 microseconds.
 const CHUNK_WORK: usize = 1 << 20;
 const MOST_CHUNKS: usize = 32;
+/// Rows and least columns of a tile whose rows are packed, as those of a factor that is stored transposed are.
+const PACKED_ROWS: usize = 128;
+const PACKED_COLUMNS: usize = 160;
+/// How often the longer side of a small result goes into long sums.
+const LONG: usize = 8;
 
 /// Elements of a matrix that stays in a near cache while a long one passes by.
 const SMALL: usize = 1 << 14;
@@ -51,21 +56,27 @@ impl Shape {
         let Self { m, n, k } = self;
         match transposed {
             [false, _] if k * n <= SMALL && m >= 64 => return Cut::Narrow(THIN_ROWS),
-            [true, false] if m.min(n) <= 8 && m * n <= SMALL && k >= 8 * m.max(n) => {
+            [true, false] if m.min(n) <= 8 && m * n <= SMALL && k >= LONG * m.max(n) => {
                 return Cut::ThinSums(k.div_ceil(MOST_CHUNKS).max(THIN_ROWS));
             }
             _ => {}
         }
-        let wanted = (m * n * k / CHUNK_WORK).clamp(1, MOST_CHUNKS);
+        let wanted = chunks_worth(m * n * k);
         // Sums of long columns into a small result (weight gradients of toys): partial results are cheap.
-        if wanted > 1 && m * n <= SMALL && k >= 8 * m.max(n) {
+        if wanted > 1 && m * n <= SMALL && k >= LONG * m.max(n) {
             return Cut::Sums(k.div_ceil(wanted).next_multiple_of(64));
         }
-        // Each chunk packs the other operand once more, so chunks stay thick.
-        if m >= n {
-            Cut::Rows(m.div_ceil(wanted).max(64).next_multiple_of(16))
+        let part = |all: usize, parts: usize, least: usize| {
+            all.div_ceil(parts).max(least).next_multiple_of(16)
+        };
+        if transposed[0] {
+            let rows = part(m, m.div_ceil(PACKED_ROWS), 1);
+            let across = wanted.div_ceil(m.div_ceil(rows));
+            Cut::Tiles(rows, part(n, across, PACKED_COLUMNS))
+        } else if m >= n {
+            Cut::Tiles(part(m, wanted, 64), n)
         } else {
-            Cut::Columns(n.div_ceil(wanted).max(64).next_multiple_of(16))
+            Cut::Tiles(m, part(n, wanted, 64))
         }
     }
 
@@ -75,9 +86,33 @@ impl Shape {
         match self.cut(transposed) {
             Cut::Sums(each) | Cut::ThinSums(each) => chunks(k, each) * m * n,
             Cut::Narrow(_) => thin::panels_len(k, n),
-            Cut::Rows(_) | Cut::Columns(_) => 0,
+            Cut::Tiles(..) => 0,
         }
     }
+
+    /// f32s of scratch that [`product`] needs at most, for this shape and those of fewer rows or shorter sums.
+    pub(crate) fn most_scratch(self, transposed: [bool; 2]) -> usize {
+        let Self { m, n, k } = self;
+        let result = (m * n).min(SMALL);
+        let partials = match transposed {
+            _ if k < LONG * n => 0,
+            [true, false] => chunks(k, THIN_ROWS)
+                .min(MOST_CHUNKS)
+                .max(chunks_worth(result * k)),
+            _ => chunks_worth(result * k),
+        };
+        let panels = if k * n <= SMALL {
+            thin::panels_len(k, n)
+        } else {
+            0
+        };
+        panels.max(partials * result)
+    }
+}
+
+/// Chunks that so many multiplications are worth.
+fn chunks_worth(work: usize) -> usize {
+    (work / CHUNK_WORK).clamp(1, MOST_CHUNKS)
 }
 
 /// `out = [out +] alpha a b`, with `out` f32 `[m, n]`.
@@ -97,17 +132,22 @@ pub(crate) fn product(
     );
     let product = Product { shape, alpha, a, b };
     match shape.cut([a.transposed, b.transposed]) {
-        Cut::Rows(each) => pool.run(m, each, Rows(out, n), |rows, out| {
-            product.block(rows, 0..n, 0..k, out.0, add);
-        }),
-        Cut::Columns(each) => {
-            let columns = Columns {
+        Cut::Tiles(rows, columns) => {
+            let tiles = Interleaved {
                 start: out.as_mut_ptr(),
                 len: out.len(),
             };
-            pool.run(n, each, columns, |range, out| {
-                // SAFETY: each chunk writes its own columns of `out`, whole and in bounds.
-                unsafe { product.write(0..m, range, 0..k, out.start, add) };
+            let across = chunks(n, columns);
+            let part = |number: usize, each: usize, all: usize| {
+                number * each..all.min((number + 1) * each)
+            };
+            pool.run(chunks(m, rows) * across, 1, tiles, |numbers, out| {
+                for number in numbers {
+                    let rows = part(number / across, rows, m);
+                    let columns = part(number % across, columns, n);
+                    // SAFETY: each chunk writes its own tile of `out`, whole and in bounds.
+                    unsafe { product.write(rows, columns, 0..k, out.start, add) };
+                }
             });
         }
         Cut::Sums(each) => {
@@ -155,17 +195,17 @@ pub(crate) fn product(
     }
 }
 
-/// A matrix written by columns: chunks share its rows but not its elements.
+/// A matrix written by tiles: chunks share its rows but not its elements.
 #[derive(Clone, Copy)]
-struct Columns {
+struct Interleaved {
     start: *mut f32,
     len: usize,
 }
 
-// SAFETY: a chunk writes only its own columns, inside the matrix of `len` elements.
-unsafe impl Send for Columns {}
+// SAFETY: a chunk writes only its own tile, inside the matrix of `len` elements.
+unsafe impl Send for Interleaved {}
 
-impl Parts for Columns {
+impl Parts for Interleaved {
     fn split(self, _chunks: usize, _rows: usize) -> (Self, Self) {
         debug_assert!(self.len > 0);
         (self, self)
@@ -445,10 +485,36 @@ pub(crate) mod tests {
             }
         }
         let cut = |m, n, k, transposed| Shape { m, n, k }.cut(transposed);
-        assert!(matches!(cut(1000, 700, 40, [false, false]), Cut::Rows(_)));
-        assert!(matches!(cut(40, 1000, 70, [false, false]), Cut::Columns(_)));
-        assert!(matches!(cut(12, 20, 9000, [true, true]), Cut::Sums(_)));
+        assert_eq!(cut(1000, 700, 40, [false, false]), Cut::Tiles(64, 700));
+        assert_eq!(cut(40, 1000, 70, [false, false]), Cut::Tiles(40, 512));
+        assert_eq!(cut(1000, 700, 40, [true, false]), Cut::Tiles(128, 176));
+        assert_eq!(cut(12, 20, 9000, [true, true]), Cut::Sums(4544));
         assert!(matches!(cut(1000, 70, 40, [false, true]), Cut::Narrow(_)));
         assert!(matches!(cut(5, 28, 700, [true, false]), Cut::ThinSums(_)));
+    }
+
+    // Whatever the number of rows or sums turns out to be.
+    #[test]
+    fn scratch_is_enough_for_fewer_rows_and_shorter_sums() {
+        let shapes = [
+            (256, 64, 4000),
+            (256, 128, 1200),
+            (90, 90, 9000),
+            (300, 9, 100),
+            (5, 28, 700),
+        ];
+        let layouts = [[false, false], [false, true], [true, false], [true, true]];
+        for ((m, n, k), stored) in shapes.into_iter().flat_map(|s| layouts.map(|l| (s, l))) {
+            let most = Shape { m, n, k }.most_scratch(stored);
+            for part in 1..=m.max(k) {
+                let (rows, sums) = (part.min(m), part.min(k));
+                for shape in [Shape { m: rows, n, k }, Shape { m, n, k: sums }] {
+                    assert!(
+                        shape.scratch(stored) <= most,
+                        "{shape:?} of {m} {n} {k} {stored:?}"
+                    );
+                }
+            }
+        }
     }
 }

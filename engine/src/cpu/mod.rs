@@ -8,6 +8,7 @@ mod frame;
 pub(crate) mod gelu;
 pub(crate) mod gemm;
 pub(crate) mod math;
+pub(crate) mod packed;
 pub(crate) mod pool;
 pub(crate) mod reduce;
 pub(crate) mod sparse;

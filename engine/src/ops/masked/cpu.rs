@@ -1,8 +1,11 @@
 //! Elements are read as one long row, in tiles that fit in the nearest cache: first the tile's draws, then what is made of
-//! them, so that short rows and long ones cost the same.
+//! them, so that short rows and long ones cost the same. Where rows are packed, tiles end with their row.
+
+use std::ops::Range;
 
 use super::{Draw, Mask, Masked, MaskedGrad, Operands, Sums, Wants};
 use crate::cpu::math::{sum, vectorised};
+use crate::cpu::packed::{Packed, among, clear_others, routed};
 use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::grain_rows;
@@ -45,18 +48,25 @@ fn of(mask: Mask, g: f32, r: f32) -> f32 {
 
 pub(super) fn forward(op: &Masked, frame: &mut Frame<'_>) {
     let (h, _) = frame.output(0);
-    let site = Site::new(op, op.operands(0), frame);
-    let c = site.c;
+    let scratch = frame.scratch();
+    let site = Site::new(op, op.operands(0), frame, scratch);
+    to_activation(&site, site.a, (h, false), frame);
+}
+
+/// `out = [out +] x M`.
+fn to_activation(site: &Site<'_>, x: &[f32], (out, add): (&mut [f32], bool), frame: &Frame<'_>) {
+    let parts = Packed::new(out, site.c, site.routed);
     frame
         .pool
-        .run(h.len() / c, grain_rows(c), Rows(h, c), |range, h| {
+        .run(site.rows, grain_rows(site.c), parts, |range, mut out| {
             vectorised(
                 #[inline(always)]
                 || {
                     let mut tiles = Tiles::new();
-                    for (index, h) in h.0.chunks_mut(TILE).enumerate() {
-                        let at = site.load(range.start * c + index * TILE, h.len(), &mut tiles);
-                        at.masked(site.mask, site.a, (h, false));
+                    for piece in site.pieces(range) {
+                        let at = site.load(&piece, &mut tiles);
+                        let out = out.part(piece.own, piece.len);
+                        at.masked(site.mask, piece.packed(x), (out, add));
                     }
                 },
             );
@@ -78,42 +88,31 @@ pub(super) fn backward(op: &MaskedGrad, frame: &mut Frame<'_>) {
 /// The gradients of a loss that is trained on: of the activation and, where the mask depends on it, of the importance.
 fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
     let gradient = frame.input(0);
-    let site = Site::new(op, op.operands(1), frame);
+    let scratch = frame.scratch();
+    let site = Site::new(op, op.operands(1), frame, scratch);
     let (ga, add_a) = frame.output(0);
-    let c = site.c;
-    let rows = ga.len() / c;
     if !importance {
-        return frame
-            .pool
-            .run(rows, grain_rows(c), Rows(ga, c), |range, ga| {
-                vectorised(
-                    #[inline(always)]
-                    || {
-                        let mut tiles = Tiles::new();
-                        for (index, ga) in ga.0.chunks_mut(TILE).enumerate() {
-                            let start = range.start * c + index * TILE;
-                            let at = site.load(start, ga.len(), &mut tiles);
-                            at.masked(site.mask, gradient, (ga, add_a));
-                        }
-                    },
-                );
-            });
+        return to_activation(&site, gradient, (ga, add_a), frame);
     }
+    let c = site.c;
     let (gg, add_g) = frame.output(1);
-    let parts = (Rows(ga, c), Rows(gg, c));
+    let parts = (Packed::new(ga, c, site.routed), Rows(gg, c));
     frame
         .pool
-        .run(rows, grain_rows(c), parts, |range, (ga, gg)| {
+        .run(site.rows, grain_rows(c), parts, |range, (mut ga, gg)| {
+            site.clear_others(&range, gg.0, add_g);
+            let first = range.start * c;
             vectorised(
                 #[inline(always)]
                 || {
                     let mut tiles = Tiles::new();
-                    let pairs = ga.0.chunks_mut(TILE).zip(gg.0.chunks_mut(TILE));
-                    for (index, (ga, gg)) in pairs.enumerate() {
-                        let start = range.start * c + index * TILE;
-                        let at = site.load(start, ga.len(), &mut tiles);
-                        at.masked(site.mask, gradient, (ga, add_a));
-                        at.slopes(site.mask, (gradient, site.a), (gg, add_g));
+                    for piece in site.pieces(range) {
+                        let at = site.load(&piece, &mut tiles);
+                        let (x, a) = (piece.packed(gradient), piece.packed(site.a));
+                        let ga = ga.part(piece.own, piece.len);
+                        at.masked(site.mask, x, (ga, add_a));
+                        let gg = &mut gg.0[piece.all - first..][..piece.len];
+                        at.slopes(site.mask, (x, a), (gg, add_g));
                     }
                 },
             );
@@ -124,10 +123,11 @@ fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
 /// Tiles end with their row, of which the delta's gradient is the sum.
 fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
     let gradient = frame.input(0);
-    let site = Site::new(&op.of, op.of.operands(1), frame);
+    let scratch = frame.scratch();
+    let sums = op.sums(|index| frame.ty(index), frame.ty(0).rows());
+    let (partials, room) = scratch.split_at_mut(op.partials(|index| frame.ty(index)));
+    let site = Site::new(&op.of, op.of.operands(1), frame, room);
     let (c, mask) = (site.c, site.mask);
-    let rows = gradient.len() / c;
-    let sums = op.sums(|index| frame.ty(index), rows);
     let wants = op.wants;
     let mut outputs = 0..;
     let [a, importance, given, delta] =
@@ -136,54 +136,78 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
             let (values, add) = frame.output(index);
             Some(Gradient { values, add })
         });
-    let partials = frame.scratch();
     let (mut given, mut delta) = (given, delta);
     let given_sum = if sums.given { given.take() } else { None };
     let delta_sum = if sums.delta { delta.take() } else { None };
     let adds = [&a, &importance, &given, &delta].map(|of| of.as_ref().is_some_and(|of| of.add));
     let parts = (
-        (rows_of(a, c), rows_of(importance, c)),
+        (
+            a.map(|a| Packed::new(a.values, c, site.routed)),
+            rows_of(importance, c),
+        ),
         (rows_of(given, c), rows_of(delta, 1)),
         PerChunk(&mut *partials, sums.columns(c)),
     );
-    frame.pool.run(rows, grain_rows(c), parts, |range, parts| {
-        let ((mut a, mut importance), (mut given, mut delta), partial) = parts;
-        partial.0.fill(0.0);
-        let (given_sum, delta_sum) = partial.0.split_at_mut(if sums.given { c } else { 0 });
-        vectorised(
-            #[inline(always)]
-            || {
-                let mut tiles = Tiles::new();
-                for (index, row) in range.enumerate() {
-                    let mut total = 0.0;
-                    for column in (0..c).step_by(TILE) {
-                        let len = TILE.min(c - column);
-                        let at = site.load(row * c + column, len, &mut tiles);
-                        let own = index * c + column..index * c + column + len;
-                        if let Some(out) = &mut a {
-                            at.masked(mask, gradient, (&mut out.0[own.clone()], adds[0]));
-                        }
-                        let of = (gradient, site.a);
-                        if let Some(out) = &mut importance {
-                            at.slopes(mask, of, (&mut out.0[own.clone()], adds[1]));
-                        }
-                        if let Some(out) = &mut given {
-                            at.source_slopes(mask, of, (&mut out.0[own], adds[2]));
-                        } else if sums.given {
-                            at.source_slopes(mask, of, (&mut given_sum[column..][..len], true));
-                        }
-                        total -= at.route[0] * at.dot(of);
-                    }
-                    if let Some(out) = &mut delta {
-                        let before = if adds[3] { out.0[index] } else { 0.0 };
-                        out.0[index] = before + total;
-                    } else if sums.delta {
-                        delta_sum[0] += total;
-                    }
+    frame
+        .pool
+        .run(site.rows, grain_rows(c), parts, |range, parts| {
+            let ((mut a, mut importance), (mut given, mut delta), partial) = parts;
+            partial.0.fill(0.0);
+            let (given_sum, delta_sum) = partial.0.split_at_mut(if sums.given { c } else { 0 });
+            for (out, add) in [(&mut importance, adds[1]), (&mut given, adds[2])] {
+                if let Some(out) = out {
+                    site.clear_others(&range, out.0, add);
                 }
-            },
-        );
-    });
+            }
+            if let (Some(delta), Some(routed)) = (&mut delta, site.routed.filter(|_| !adds[3])) {
+                clear_others(routed, &range, delta.0, 1);
+            }
+            let first = range.start;
+            vectorised(
+                #[inline(always)]
+                || {
+                    let mut tiles = Tiles::new();
+                    for (own, packed, row) in site.rows(range) {
+                        let mut total = 0.0;
+                        for column in (0..c).step_by(TILE) {
+                            let piece = Piece {
+                                own: own * c + column,
+                                packed: packed * c + column,
+                                all: row * c + column,
+                                len: TILE.min(c - column),
+                            };
+                            let at = site.load(&piece, &mut tiles);
+                            let of = (piece.packed(gradient), piece.packed(site.a));
+                            let full = piece.all - first * c..piece.all - first * c + piece.len;
+                            if let Some(out) = &mut a {
+                                let out = out.part(piece.own, piece.len);
+                                at.masked(mask, of.0, (out, adds[0]));
+                            }
+                            if let Some(out) = &mut importance {
+                                at.slopes(mask, of, (&mut out.0[full.clone()], adds[1]));
+                            }
+                            if let Some(out) = &mut given {
+                                at.source_slopes(mask, of, (&mut out.0[full], adds[2]));
+                            } else if sums.given {
+                                let out = &mut given_sum[column..][..piece.len];
+                                at.source_slopes(mask, of, (out, true));
+                            }
+                            total -= sum(
+                                piece.len,
+                                #[inline(always)]
+                                |i| of.0[i] * of.1[i],
+                            );
+                        }
+                        if let Some(out) = &mut delta {
+                            let out = &mut out.0[row - first];
+                            *out = if adds[3] { *out + total } else { total };
+                        } else if sums.delta {
+                            delta_sum[0] += total;
+                        }
+                    }
+                },
+            );
+        });
     add_sums(given_sum, partials, (0, sums), c);
     add_sums(delta_sum, partials, (usize::from(sums.given) * c, sums), c);
 }
@@ -216,6 +240,8 @@ fn add_sums(to: Option<Gradient<'_>>, partials: &[f32], (first, sums): (usize, S
 /// The operands of a masked site as slices, and its draws.
 struct Site<'a> {
     mask: Mask,
+    /// Number of all rows.
+    rows: usize,
     c: usize,
     a: &'a [f32],
     importance: Option<&'a [f32]>,
@@ -223,8 +249,24 @@ struct Site<'a> {
     /// A given row that holds for all positions.
     given_row: Option<&'a [f32]>,
     delta: Option<&'a [f32]>,
-    route: Option<&'a [f32]>,
+    routed: Option<&'a [u32]>,
     drawn: Option<(Uniforms, bool)>,
+}
+
+/// Elements next to each other: in this chunk's part of a packed matrix, in the whole of it, and in a matrix of all rows.
+#[derive(Clone, Copy)]
+struct Piece {
+    own: usize,
+    packed: usize,
+    all: usize,
+    len: usize,
+}
+
+impl Piece {
+    #[inline(always)]
+    fn packed<'t>(&self, tensor: &'t [f32]) -> &'t [f32] {
+        &tensor[self.packed..self.packed + self.len]
+    }
 }
 
 /// What a tile is made from beside the tensors.
@@ -233,8 +275,6 @@ struct Tiles {
     r: Tile,
     /// The delta mask of each element's row; zeros where there are none.
     delta: Tile,
-    /// The route of each element's row; ones where there are none.
-    route: Tile,
     /// In place of importances that the mask does not look at.
     zeros: Tile,
 }
@@ -245,14 +285,14 @@ impl Tiles {
         Self {
             r: [0.0; TILE],
             delta: [0.0; TILE],
-            route: [1.0; TILE],
             zeros: [0.0; TILE],
         }
     }
 }
 
 impl<'a> Site<'a> {
-    fn new(op: &Masked, at: Operands, frame: &Frame<'a>) -> Self {
+    /// `room` is for the numbers of the routed rows.
+    fn new(op: &Masked, at: Operands, frame: &Frame<'a>, room: &'a mut [f32]) -> Self {
         let input = |index: Option<usize>| index.map(|index| frame.input(index));
         let c = frame.ty(at.a).columns();
         let (given_row, given) = match input(at.given) {
@@ -269,26 +309,69 @@ impl<'a> Site<'a> {
         };
         Self {
             mask: op.mask,
+            rows: frame.ty(at.a).rows(),
             c,
             a: frame.input(at.a),
             importance: input(at.importance),
             given,
             given_row,
             delta: input(at.delta),
-            route: input(at.route),
+            routed: input(at.route).map(|route| routed(route, room)),
             drawn: drawn.map(|(stream, coin)| (Uniforms::new(stream, frame.parameters, c), coin)),
         }
     }
 
-    /// Elements `start..start + len`.
+    /// The rows of a chunk that take part: in the chunk's part of a packed matrix, in the whole of it, and among all rows.
     #[inline(always)]
-    fn load<'t>(&'t self, start: usize, len: usize, tiles: &'t mut Tiles) -> At<'t> {
-        let Tiles {
-            r,
-            delta,
-            route,
-            zeros,
-        } = tiles;
+    fn rows(&self, range: Range<usize>) -> impl Iterator<Item = (usize, usize, usize)> {
+        let packed = self
+            .routed
+            .map_or_else(|| range.clone(), |routed| among(routed, &range));
+        packed.enumerate().map(
+            #[inline(always)]
+            |(own, packed)| {
+                let row = self.routed.map_or(packed, |routed| routed[packed] as usize);
+                (own, packed, row)
+            },
+        )
+    }
+
+    /// A chunk in pieces no longer than a tile.
+    #[inline(always)]
+    fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = Piece> {
+        let c = self.c;
+        // Rows that follow each other are one long row.
+        let (rows, len) = match self.routed {
+            None => (range.start..range.start + 1, range.len() * c),
+            Some(_) => (range, c),
+        };
+        self.rows(rows).flat_map(
+            #[inline(always)]
+            move |(own, packed, row)| {
+                (0..len).step_by(TILE).map(
+                    #[inline(always)]
+                    move |at| Piece {
+                        own: own * c + at,
+                        packed: packed * c + at,
+                        all: row * c + at,
+                        len: TILE.min(len - at),
+                    },
+                )
+            },
+        )
+    }
+
+    /// Clears the rows of a gradient that take no part, unless it is added to.
+    fn clear_others(&self, range: &Range<usize>, part: &mut [f32], add: bool) {
+        if let Some(routed) = self.routed.filter(|_| !add) {
+            clear_others(routed, range, part, self.c);
+        }
+    }
+
+    #[inline(always)]
+    fn load<'t>(&'t self, piece: &Piece, tiles: &'t mut Tiles) -> At<'t> {
+        let Tiles { r, delta, zeros } = tiles;
+        let (start, len) = (piece.all, piece.len);
         if let Some((uniforms, coin)) = &self.drawn {
             uniforms.fill(start, &mut r[..len]);
             if *coin {
@@ -300,18 +383,14 @@ impl<'a> Site<'a> {
         if let Some(row) = self.given_row {
             repeat(row, start, &mut r[..len]);
         }
-        for (rows, tile) in [(self.delta, &mut *delta), (self.route, &mut *route)] {
-            if let Some(rows) = rows {
-                self.spread(rows, start, &mut tile[..len]);
-            }
+        if let Some(rows) = self.delta {
+            self.spread(rows, start, &mut delta[..len]);
         }
         let of = |tensor: &'t [f32]| &tensor[start..start + len];
         At {
-            start,
             g: self.importance.map_or(&zeros[..len], of),
             r: self.given.map_or(&r[..len], of),
             delta: &delta[..len],
-            route: &route[..len],
         }
     }
 
@@ -341,38 +420,34 @@ fn repeat(row: &[f32], start: usize, out: &mut [f32]) {
 
 /// A tile of a site.
 struct At<'t> {
-    start: usize,
     g: &'t [f32],
     r: &'t [f32],
     delta: &'t [f32],
-    route: &'t [f32],
 }
 
 impl At<'_> {
-    /// `out = [out +] x route (m - delta)`.
+    /// `out = [out +] x (m - delta)`.
     #[inline(always)]
     fn masked(&self, mask: Mask, x: &[f32], (out, add): (&mut [f32], bool)) {
-        let x = &x[self.start..self.start + out.len()];
-        let of_rows = self.delta.iter().zip(self.route);
-        let elements = x.iter().zip(self.g).zip(self.r).zip(of_rows);
+        let elements = x.iter().zip(self.g).zip(self.r).zip(self.delta);
         known(
             mask,
             #[inline(always)]
             |mask| {
                 if add {
-                    for (out, (((x, g), r), (delta, route))) in out.iter_mut().zip(elements) {
-                        *out += x * (route * (of(mask, *g, *r) - delta));
+                    for (out, (((x, g), r), delta)) in out.iter_mut().zip(elements) {
+                        *out += x * (of(mask, *g, *r) - delta);
                     }
                 } else {
-                    for (out, (((x, g), r), (delta, route))) in out.iter_mut().zip(elements) {
-                        *out = x * (route * (of(mask, *g, *r) - delta));
+                    for (out, (((x, g), r), delta)) in out.iter_mut().zip(elements) {
+                        *out = x * (of(mask, *g, *r) - delta);
                     }
                 }
             },
         );
     }
 
-    /// `out = [out +] gradient a route dm / dg`.
+    /// `out = [out +] gradient a dm / dg`.
     #[inline(always)]
     fn slopes(&self, mask: Mask, of: (&[f32], &[f32]), out: (&mut [f32], bool)) {
         // 1 - r of a mask between importance and 1, and 1 of the importance itself.
@@ -381,10 +456,10 @@ impl At<'_> {
         } else {
             0.0
         };
-        self.scaled(of, (self.r, share), out);
+        scaled(of, (self.r, share), out);
     }
 
-    /// `out = [out +] gradient a route dm / dr`.
+    /// `out = [out +] gradient a dm / dr`.
     #[inline(always)]
     fn source_slopes(&self, mask: Mask, of: (&[f32], &[f32]), out: (&mut [f32], bool)) {
         // 1 - g of a mask between importance and 1, and 1 of the draw itself.
@@ -393,40 +468,21 @@ impl At<'_> {
         } else {
             0.0
         };
-        self.scaled(of, (self.g, share), out);
+        scaled(of, (self.g, share), out);
     }
+}
 
-    /// `out = [out +] gradient a route (1 - share t)`.
-    #[inline(always)]
-    fn scaled(
-        &self,
-        (x, a): (&[f32], &[f32]),
-        (t, share): (&[f32], f32),
-        (out, add): (&mut [f32], bool),
-    ) {
-        let range = self.start..self.start + out.len();
-        let elements = x[range.clone()].iter().zip(&a[range]);
-        let elements = elements.zip(t).zip(self.route);
-        if add {
-            for (out, (((x, a), t), route)) in out.iter_mut().zip(elements) {
-                *out += x * a * (route * (1.0 - share * t));
-            }
-        } else {
-            for (out, (((x, a), t), route)) in out.iter_mut().zip(elements) {
-                *out = x * a * (route * (1.0 - share * t));
-            }
+/// `out = [out +] gradient a (1 - share t)`.
+#[inline(always)]
+fn scaled((x, a): (&[f32], &[f32]), (t, share): (&[f32], f32), (out, add): (&mut [f32], bool)) {
+    let elements = x.iter().zip(a).zip(t);
+    if add {
+        for (out, ((x, a), t)) in out.iter_mut().zip(elements) {
+            *out += x * a * (1.0 - share * t);
         }
-    }
-
-    /// The sum of `gradient a`.
-    #[inline(always)]
-    fn dot(&self, (x, a): (&[f32], &[f32])) -> f32 {
-        let range = self.start..self.start + self.g.len();
-        let (x, a) = (&x[range.clone()], &a[range]);
-        sum(
-            x.len(),
-            #[inline(always)]
-            |i| x[i] * a[i],
-        )
+    } else {
+        for (out, ((x, a), t)) in out.iter_mut().zip(elements) {
+            *out = x * a * (1.0 - share * t);
+        }
     }
 }

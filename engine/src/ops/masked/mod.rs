@@ -1,21 +1,25 @@
-//! Component activations times their masks: `h = a * M` with `M = route (m - delta)`.
+//! Component activations times their masks: `h = a * M` with `M = m - delta`.
 //!
 //! The mask `m` is made where it is used, from the importance `g` and a source, and never stored:
 //!
 //! ```text
-//! source     m                    dh/da   dh/dg             dh/dr
-//! importance g                    M       a route           -
-//! between    g + (1 - g) r        M       a route (1 - r)   a route (1 - g)     r uniform, a coin, or given
-//! drawn      r                    M       -                 a route
-//! rounded    1 where g > t        M       -                 -
-//! ones       1                    M       -                 -
+//! source     m                    dh/da   dh/dg       dh/dr
+//! importance g                    M       a           -
+//! between    g + (1 - g) r        M       a (1 - r)   a (1 - g)     r uniform, a coin, or given
+//! drawn      r                    M       -           a
+//! rounded    1 where g > t        M       -           -
+//! ones       1                    M       -           -
 //! ```
 //!
-//! and `dh/d delta = -a route` for all of them, summed over the columns. The gradient draws `r` again from its counter;
+//! and `dh/d delta = -a` for all of them, summed over the columns. The gradient draws `r` again from its counter;
 //! where `r` is given, by an adversary, it has a gradient too. A given row of `r`, or a single `delta`, holds for all
 //! positions, and its gradient is the sum over them: chunk by chunk, in an order that depends on shapes alone.
 //!
-//! Subtracting `delta` and weighing with `route` is half of the masked site; the other half, with its derivation, is
+//! Where positions are routed, `a`, `h` and their gradients are packed: they hold the routed rows alone, as
+//! [`RoutedMatMul`](super::RoutedMatMul) makes them. Importances, draws and deltas are those of all positions, and get no
+//! gradient from the others.
+//!
+//! Subtracting `delta` is half of the masked site; the other half, with its derivation, is
 //! [`SiteOutput`](super::SiteOutput).
 
 mod cpu;
@@ -74,7 +78,7 @@ pub struct MaskValues {
     pub route: Option<Value>,
 }
 
-/// `h = a * route (m - delta)`.
+/// `h = a * (m - delta)`, packed where there are routes.
 #[derive(Debug, Clone, Copy)]
 pub struct Masked {
     mask: Mask,
@@ -114,13 +118,14 @@ impl Mask {
 }
 
 impl Builder {
-    /// `a * route (m - delta)`, f32 `[.., c]`; the gradient flows to `a`, the importance, given draws and the delta.
+    /// `a * (m - delta)`, f32 `[.., c]`; the gradient flows to `a`, the importance, given draws and the delta. With routes `a` is
+    /// packed, as it comes from [`Builder::routed_matmul`], and so is the result.
     ///
     /// # Errors
     ///
     /// When a value that the mask needs is missing, or shapes differ.
     pub fn masked(&mut self, a: Value, with: &MaskValues) -> Result<Value> {
-        if with.mask == Mask::Ones && with.delta.is_none() && with.route.is_none() {
+        if with.mask == Mask::Ones && with.delta.is_none() {
             return Ok(a);
         }
         let mut inputs = vec![a];
@@ -171,11 +176,18 @@ impl Masked {
     }
 
     fn drawn(&self, a: &Type) -> Dear {
+        // Half of the rows, as in `RoutedMatMul`.
+        let len = if self.route { a.len() / 2 } else { a.len() };
         match self.mask {
             Mask::Between(Draw::Given) | Mask::Drawn(Draw::Given) => Dear::default(),
-            Mask::Between(_) | Mask::Drawn(_) => drawn(a.len()),
+            Mask::Between(_) | Mask::Drawn(_) => drawn(len),
             Mask::Importance | Mask::Rounded(_) | Mask::Ones => Dear::default(),
         }
+    }
+
+    /// Bytes of the list of routed rows.
+    fn list_bytes(&self, rows: usize) -> usize {
+        if self.route { 4 * rows } else { 0 }
     }
 
     fn check(&self, inputs: &[&Type], first: usize) -> Result<()> {
@@ -236,6 +248,13 @@ impl MaskedGrad {
             delta: self.wants.delta && one(at.delta),
         }
     }
+
+    /// f32s of partial sums.
+    fn partials<'t>(&self, ty: impl Fn(usize) -> &'t Type) -> usize {
+        let (rows, columns) = (ty(0).rows(), ty(0).columns());
+        let sums = self.sums(ty, rows);
+        chunks(rows, grain_rows(columns)) * sums.columns(columns)
+    }
 }
 
 impl Op for Masked {
@@ -246,6 +265,10 @@ impl Op for Masked {
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         self.check(inputs, 0)?;
         Ok(vec![inputs[0].clone()])
+    }
+
+    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
+        self.list_bytes(inputs[0].rows())
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -302,9 +325,7 @@ impl Op for MaskedGrad {
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        let (rows, columns) = (inputs[0].rows(), inputs[0].columns());
-        let sums = self.sums(|index| inputs[index], rows);
-        4 * chunks(rows, grain_rows(columns)) * sums.columns(columns)
+        4 * self.partials(|index| inputs[index]) + self.of.list_bytes(inputs[0].rows())
     }
 
     fn accumulates(&self) -> bool {
@@ -355,17 +376,10 @@ mod tests {
     }
 
     fn samples() -> Vec<Sample> {
-        let route = Sample {
-            dims: vec![ROWS],
-            values: (0..ROWS)
-                .map(|row| [1.0, 0.0, 1.0, 1.0, 0.0][row % 5])
-                .collect(),
-        };
         vec![
             random(&[ROWS, C], 1),
             random(&[ROWS, C], 2),
             random(&[ROWS], 3),
-            route,
         ]
     }
 
@@ -384,7 +398,7 @@ mod tests {
             .into_iter()
             .flat_map(|mask| [(mask, true), (mask, false)])
         {
-            let oracle = Oracle::new(&samples()).constant(3);
+            let oracle = Oracle::new(&samples());
             let oracle = if delta { oracle } else { oracle.constant(2) };
             oracle
                 .ours(|b, v| {
@@ -393,7 +407,7 @@ mod tests {
                         importance: Some(v[1]),
                         given: None,
                         delta: Some(v[2]),
-                        route: Some(v[3]),
+                        route: None,
                     };
                     b.masked(v[0], &with)
                 })
@@ -406,9 +420,7 @@ mod tests {
                         }
                         _ => unreachable!("not in the list"),
                     };
-                    let m = m.broadcast_sub(&v[2].unsqueeze(1)?)?;
-                    let m = m.broadcast_mul(&v[3].unsqueeze(1)?)?;
-                    &v[0] * m
+                    &v[0] * m.broadcast_sub(&v[2].unsqueeze(1)?)?
                 })
                 .agree(TOLERANCE);
         }
@@ -417,7 +429,6 @@ mod tests {
     #[test]
     fn given_draws_agree_with_candle() {
         let mut point = samples();
-        point.truncate(3);
         point[2] = random(&[ROWS, C], 9);
         Oracle::new(&point)
             .constant(2)
@@ -443,9 +454,7 @@ mod tests {
             Mask::Ones,
             Mask::Rounded(0.1),
         ] {
-            let mut point = samples();
-            point.truncate(3);
-            Oracle::new(&point)
+            Oracle::new(&samples())
                 .constant(1)
                 .constant(2)
                 .ours(|b, v| {
@@ -475,18 +484,13 @@ mod tests {
 
     /// The loss of an adversary: draws that are given, at each of `rows` positions or one row of them, and a delta.
     fn agree_for_an_adversary(rows: usize, dims: [&[usize]; 2], mask: Mask, tolerance: f32) {
-        let route = Sample {
-            dims: vec![rows],
-            values: (0..rows).map(|row| f32::from(row % 3 != 1)).collect(),
-        };
         let point = [
             random(&[rows, C], 1),
             random(&[rows, C], 2),
             random(dims[0], 3),
             random(dims[1], 4),
-            route,
         ];
-        let oracle = Oracle::new(&point).constant(4);
+        let oracle = Oracle::new(&point);
         let oracle = match mask {
             Mask::Drawn(_) => oracle.constant(1),
             _ => oracle,
@@ -497,7 +501,7 @@ mod tests {
                 importance: Some(v[1]),
                 given: Some(v[2]),
                 delta: Some(v[3]),
-                route: Some(v[4]),
+                route: None,
             };
             b.masked(v[0], &with)
         };
@@ -508,8 +512,7 @@ mod tests {
                     Mask::Drawn(_) => v[2].broadcast_as((rows, C))?,
                     _ => (&v[1] + (1.0 - &v[1])?.broadcast_mul(&v[2])?)?,
                 };
-                let m = m.broadcast_sub(&v[3].unsqueeze(1)?)?;
-                &v[0] * m.broadcast_mul(&v[4].unsqueeze(1)?)?
+                &v[0] * m.broadcast_sub(&v[3].unsqueeze(1)?)?
             })
             .agree(tolerance);
     }

@@ -1,9 +1,11 @@
 use super::SiteOutput;
 use crate::cpu::gemm::{Matrix, Shape, product};
 use crate::cpu::math::vectorised;
+use crate::cpu::packed::routed;
 use crate::cpu::reduce::{add_chunks, sum_over};
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::grain_rows;
+use crate::ops::routed_matmul::scatter;
 
 pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
     let (y, _) = frame.output(0);
@@ -38,17 +40,38 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
                 },
             );
         });
-    let operands = (
-        Matrix {
-            values: h,
+    let operands = |h| {
+        let [h, u] = [h, u].map(|values| Matrix {
+            values,
             transposed: false,
-        },
-        Matrix {
-            values: u,
-            transposed: false,
-        },
+        });
+        (h, u)
+    };
+    let scratch = frame.scratch();
+    let Some(route) = route else {
+        return product(frame.pool, shape, 1.0, operands(h), (y, true), scratch);
+    };
+    let (room, scratch) = scratch.split_at_mut(route.len());
+    let rows = routed(route, room);
+    if rows.is_empty() {
+        return;
+    }
+    let (packed, scratch) = scratch.split_at_mut(route.len() * n);
+    let packed = &mut packed[..rows.len() * n];
+    let shape = Shape {
+        m: rows.len(),
+        ..shape
+    };
+    let operands = operands(&h[..rows.len() * shape.k]);
+    product(
+        frame.pool,
+        shape,
+        1.0,
+        operands,
+        (&mut *packed, false),
+        scratch,
     );
-    product(frame.pool, shape, 1.0, operands, (y, true), frame.scratch());
+    scatter(frame.pool, (route.len(), rows), packed, (y, true), n);
 }
 
 pub(super) fn clean_grad(op: &SiteOutput, frame: &mut Frame<'_>) {

@@ -7,7 +7,8 @@
 //! y = (a * M) U + s x W^T + b        M = r (m - d)        s = r d + (1 - r)
 //! ```
 //!
-//! and `D` is never formed. The clean output `c = x W^T + b` is often there already (in a layerwise loss, or at the
+//! and `D` is never formed. Where `r` is 0 the components take no part, so `a` and `h` are those of the routed positions alone,
+//! packed, with `M = m - d`, and `h U` is added where they are. The clean output `c = x W^T + b` is often there already (in a layerwise loss, or at the
 //! first sites of any pass), so with `h = a * M` from [`Masked`](super::Masked) this op computes
 //!
 //! ```text
@@ -31,7 +32,7 @@ use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
-use crate::ops::{MatMul, grain_rows};
+use crate::ops::{MatMul, RoutedMatMul, grain_rows};
 use crate::value::{Type, Value};
 
 /// What joins the components at a site's output.
@@ -68,8 +69,8 @@ struct BiasGrad(SiteOutput);
 struct DeltaGrad(SiteOutput);
 
 impl Builder {
-    /// Output of a masked site: `h` f32 `[.., c]`, `u` f32 `[c, o]` to f32 `[.., o]`. The gradient flows to `h`, `u`, the
-    /// clean output, the bias and the delta.
+    /// Output of a masked site: `h` f32 `[.., c]`, packed where there are routes, and `u` f32 `[c, o]` to f32 `[.., o]`. The
+    /// gradient flows to `h`, `u`, the clean output, the bias and the delta.
     ///
     /// # Errors
     ///
@@ -151,7 +152,12 @@ impl Op for SiteOutput {
     }
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
-        4 * shape(inputs).scratch([false; 2])
+        let (shape, stored) = (shape(inputs), [false; 2]);
+        if self.route {
+            4 * (shape.m + shape.m * shape.n + shape.most_scratch(stored))
+        } else {
+            4 * shape.scratch(stored)
+        }
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
@@ -159,16 +165,21 @@ impl Op for SiteOutput {
             return Ok(());
         };
         let (h, u, clean) = (node.inputs[0], node.inputs[1], node.inputs[2]);
-        let product = |a_transposed, b_transposed| MatMul {
-            a_transposed,
-            b_transposed,
-            alpha: 1.0,
-        };
-        gradients.emit(product(false, true), &[g, u], &[Some(h)])?;
-        gradients.emit(product(true, false), &[h, g], &[Some(u)])?;
         let SiteInputs {
             bias, delta, route, ..
         } = self.joined(node.inputs);
+        if let Some(route) = route {
+            gradients.emit(RoutedMatMul::PACK_TRANSPOSED, &[g, u, route], &[Some(h)])?;
+            gradients.emit(RoutedMatMul::SUMS_OF_PACKED, &[h, g, route], &[Some(u)])?;
+        } else {
+            let product = |a_transposed, b_transposed| MatMul {
+                a_transposed,
+                b_transposed,
+                alpha: 1.0,
+            };
+            gradients.emit(product(false, true), &[g, u], &[Some(h)])?;
+            gradients.emit(product(true, false), &[h, g], &[Some(u)])?;
+        }
         let operands = [g, clean].into_iter().chain(bias).chain(delta).chain(route);
         let operands: Vec<Value> = operands.collect();
         gradients.emit(DeltaGrad(*self), &operands, &[delta])?;
@@ -191,7 +202,8 @@ impl Op for SiteOutput {
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
         let Shape { m, n, k } = shape(inputs);
-        2 * (m * n * k) as u64
+        // Of half of the rows, as in `RoutedMatMul`.
+        (if self.route { 1 } else { 2 }) * (m * n * k) as u64
     }
 }
 
@@ -343,7 +355,10 @@ mod tests {
                 .ours(|b, v| {
                     let (delta, route) = (delta.then_some(v[6]), routed.then_some(v[7]));
                     let clean = b.linear_oi(v[0], v[3], Some(v[4]))?;
-                    let a = b.matmul(v[0], v[1])?;
+                    let a = match route {
+                        Some(route) => b.routed_matmul(v[0], v[1], route)?,
+                        None => b.matmul(v[0], v[1])?,
+                    };
                     let masks = MaskValues {
                         mask: Mask::Importance,
                         importance: Some(v[5]),

@@ -1,0 +1,127 @@
+//! Rows that are routed, and matrices that hold those alone.
+//!
+//! A route is a number for each row, zero where the row takes no part. A packed matrix has as much room as one of all rows; the
+//! routed ones come first, in order, and what lies behind them means nothing.
+
+use std::ops::Range;
+
+use super::pool::Parts;
+
+/// Numbers of the rows whose route is not zero, in order, at the front of `room`.
+pub(crate) fn routed<'a>(route: &[f32], room: &'a mut [f32]) -> &'a [u32] {
+    let room: &mut [u32] = bytemuck::cast_slice_mut(&mut room[..route.len()]);
+    let mut count = 0;
+    for (row, route) in (0u32..).zip(route) {
+        room[count] = row;
+        count += usize::from(*route != 0.0);
+    }
+    &room[..count]
+}
+
+/// Where the routed rows among some of all rows stand in the list of them.
+pub(crate) fn among(routed: &[u32], rows: &Range<usize>) -> Range<usize> {
+    let before = |border: usize| routed.partition_point(|&row| (row as usize) < border);
+    before(rows.start)..before(rows.end)
+}
+
+/// Clears those of `rows` that are not routed in their part of a matrix.
+pub(crate) fn clear_others(routed: &[u32], rows: &Range<usize>, part: &mut [f32], columns: usize) {
+    let mut next = rows.start;
+    let ends = routed[among(routed, rows)].iter().map(|&row| row as usize);
+    for row in ends.chain([rows.end]) {
+        part[(next - rows.start) * columns..(row - rows.start) * columns].fill(0.0);
+        next = row + 1;
+    }
+}
+
+/// A packed matrix, cut where all rows are cut; one of all rows where there is no list of routed ones.
+pub(crate) struct Packed<'a> {
+    values: &'a mut [f32],
+    columns: usize,
+    routed: Option<&'a [u32]>,
+    /// Number of the first of all rows.
+    first: usize,
+}
+
+impl<'a> Packed<'a> {
+    pub(crate) fn new(values: &'a mut [f32], columns: usize, routed: Option<&'a [u32]>) -> Self {
+        Self {
+            values,
+            columns,
+            routed,
+            first: 0,
+        }
+    }
+
+    /// Elements of this part.
+    #[inline(always)]
+    pub(crate) fn part(&mut self, start: usize, len: usize) -> &mut [f32] {
+        &mut self.values[start..start + len]
+    }
+}
+
+impl Parts for Packed<'_> {
+    fn split(self, _chunks: usize, rows: usize) -> (Self, Self) {
+        let Self {
+            values,
+            columns,
+            routed,
+            first,
+        } = self;
+        let border = first + rows;
+        let held = routed.map_or(rows, |routed| among(routed, &(0..border)).end);
+        let (left, right) = values.split_at_mut(held * columns);
+        let lists = routed.map(|routed| routed.split_at(held));
+        let part = |values, routed, first| Self {
+            values,
+            columns,
+            routed,
+            first,
+        };
+        (
+            part(left, lists.map(|(left, _)| left), first),
+            part(right, lists.map(|(_, right)| right), border),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{Pool, Rows};
+
+    #[test]
+    fn routed_rows_are_packed_and_others_cleared_whatever_the_threads() {
+        for route in [
+            &[1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0][..],
+            &[0.0; 7],
+            &[1.0; 7],
+        ] {
+            let mut room = [f32::NAN; 9];
+            let rows = routed(route, &mut room);
+            let expected: Vec<u32> = (0u32..)
+                .zip(route)
+                .filter(|(_, route)| **route > 0.0)
+                .map(|(row, _)| row)
+                .collect();
+            assert_eq!(rows, expected);
+            for threads in [1, 3] {
+                let (mut packed, mut all) = (vec![-1.0; 14], vec![-1.0; 14]);
+                let parts = (Packed::new(&mut packed, 2, Some(rows)), Rows(&mut all, 2));
+                Pool::new(threads).run(7, 2, parts, |range, (mut packed, all)| {
+                    clear_others(rows, &range, all.0, 2);
+                    for (own, &row) in rows[among(rows, &range)].iter().enumerate() {
+                        packed.part(2 * own, 2).fill(row as f32);
+                    }
+                });
+                for (index, pair) in packed.chunks(2).enumerate() {
+                    let value = rows.get(index).map_or(-1.0, |&row| row as f32);
+                    assert_eq!(pair, [value; 2]);
+                }
+                for (pair, route) in all.chunks(2).zip(route) {
+                    assert_eq!(pair, if *route > 0.0 { [-1.0; 2] } else { [0.0; 2] });
+                }
+            }
+        }
+    }
+}

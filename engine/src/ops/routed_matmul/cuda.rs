@@ -1,0 +1,59 @@
+//! A captured graph knows no sizes but those it was captured with, so here a packed matrix has all rows, where they are, and
+//! those that are not routed are zero: of the narrow side they are made so before a product, and stay so.
+
+use super::{Kind, RoutedMatMul};
+use crate::cpu::gemm::Shape;
+use crate::cuda::lowering::{Lowering, Operand, Source};
+use crate::cuda::product::Product;
+
+const KERNELS: Source = Source {
+    name: "routed_matmul",
+    text: include_str!("kernel.cu"),
+};
+
+pub(super) fn value(op: RoutedMatMul, to: &mut Lowering<'_>) {
+    let types = [0, 1, 2].map(|index| to.ty(index));
+    let Shape { m, n, k } = op.shape(&types);
+    let [mut a, b, route] = [0, 1, 2].map(|index| to.input(index));
+    if let Kind::Pack { .. } = op.kind {
+        let routed = to.scratch(m * k);
+        scale((a, route), (m, k), (routed.out(), false), to);
+        a = routed;
+    }
+    let [a_transposed, b_transposed] = op.stored();
+    to.product(Product {
+        m,
+        n,
+        k,
+        alpha: 1.0,
+        a: Lowering::matrix(a, types[0].columns(), a_transposed),
+        b: Lowering::matrix(b, types[1].columns(), b_transposed),
+        out: Lowering::matrix(to.output(0), n, false),
+        add: to.adds(0),
+        bias: None,
+        batch: 1,
+    });
+}
+
+pub(super) fn pack_rows(to: &mut Lowering<'_>) {
+    let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
+    let operands = (to.input(0), to.input(1));
+    let out = (to.output(0), to.adds(0));
+    scale(operands, (rows, columns), out, to);
+}
+
+/// `out = [out +] route x`.
+fn scale(
+    (x, route): (Operand, Operand),
+    (rows, columns): (usize, usize),
+    (out, add): (Operand, bool),
+    to: &mut Lowering<'_>,
+) {
+    to.kernel(
+        KERNELS,
+        "routed_rows",
+        &[rows.into(), columns.into(), add.into()],
+    )
+    .fours(rows, columns)
+    .launch(&[x, route, out].map(Into::into));
+}
