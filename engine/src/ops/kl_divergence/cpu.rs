@@ -1,3 +1,4 @@
+use super::KlDivergenceGrad;
 use crate::cpu::math::{exp, vectorised};
 use crate::cpu::reduce::{log_sum_exp, mean, sum_over};
 use crate::cpu::{Frame, Rows};
@@ -35,12 +36,12 @@ pub(super) fn run(frame: &mut Frame<'_>) {
     out[0] = mean(losses, rows);
 }
 
-pub(super) fn run_gradient(frame: &mut Frame<'_>) {
+pub(super) fn run_gradient(op: KlDivergenceGrad, frame: &mut Frame<'_>) {
     let (out, add) = frame.output(0);
-    let (target, target_lse) = (frame.input(0), frame.input(1));
-    let (logits, lse) = (frame.input(2), frame.input(3));
-    let (rows, columns) = (frame.ty(2).rows(), frame.ty(2).columns());
-    let scale = frame.input(4)[0] / rows as f32;
+    let (target, target_lse, lse) = (frame.input(0), frame.input(1), frame.input(2));
+    let (rows, columns) = (frame.ty(0).rows(), frame.ty(0).columns());
+    let scale = frame.input(3)[0] / rows as f32;
+    let logits = (!op.in_place).then(|| frame.input(4));
     frame.pool.run(
         rows,
         grain_rows(columns),
@@ -51,13 +52,19 @@ pub(super) fn run_gradient(frame: &mut Frame<'_>) {
                 || {
                     for (row, out) in range.zip(out.0.chunks_exact_mut(columns)) {
                         let target = &target[row * columns..][..columns];
-                        let logits = &logits[row * columns..][..columns];
                         let (target_lse, lse) = (target_lse[row], lse[row]);
+                        let Some(logits) = logits else {
+                            for (x, t) in out.iter_mut().zip(target) {
+                                *x = scale * (exp(*x - lse) - exp(*t - target_lse));
+                            }
+                            continue;
+                        };
                         if !add {
                             out.fill(0.0);
                         }
+                        let logits = &logits[row * columns..][..columns];
                         for ((g, t), x) in out.iter_mut().zip(target).zip(logits) {
-                            *g += scale * (exp(x - lse) - exp(t - target_lse));
+                            *g += scale * (exp(*x - lse) - exp(*t - target_lse));
                         }
                     }
                 },

@@ -27,3 +27,15 @@ DEVICE void kl_divergence_grad(In<float> target, In<float> target_lse, In<float>
                            map([&](int k) { return scale * (expf(x.v[k] - all) - expf(t.v[k] - of_target)); }));
     });
 }
+
+// The logits are what `out` holds before.
+template <i64 ROWS, i64 COLUMNS>
+DEVICE void kl_divergence_grad_in_place(In<float> target, In<float> target_lse, In<float> lse, In<float> g, Out<float> out) {
+    float scale = g[0] / (float)ROWS;
+    each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
+        Four t = load<COLUMNS>(target, row, column), x = load<COLUMNS>(out, row, column);
+        float of_target = target_lse[row], all = lse[row];
+        store<COLUMNS>(out, row, column,
+                       map([&](int k) { return scale * (expf(x.v[k] - all) - expf(t.v[k] - of_target)); }));
+    });
+}
