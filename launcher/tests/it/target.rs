@@ -6,8 +6,11 @@ use std::process::Command;
 
 use crate::house::{House, end, start};
 
+/// Steps that take long enough for the wait to be seen, on a fast machine too.
+const STEPS: f64 = 20_000.0;
+
 const SMALL: [&str; 7] = [
-    "target.train.steps=3000",
+    "target.train.steps=20_000",
     "target.train.batch_size=2048",
     "train.steps=5",
     "train.batch_size=64",
@@ -57,7 +60,7 @@ fn a_target_is_trained_once_and_the_wait_shows_its_progress() {
     );
     let waiter = usize::from(trained[0]);
     let waits = rows(&dirs[waiter], "wait");
-    assert!(waits.iter().all(|row| row["steps"] == 3000.0));
+    assert!(waits.iter().all(|row| row["steps"] == STEPS));
     let steps: Vec<f64> = waits
         .iter()
         .map(|row| row["step"].as_f64().unwrap())
