@@ -4,10 +4,13 @@
 //! them, and from products of weights that are the same for all rows:
 //!
 //! ```text
-//! x = a B + b                       x W = a (B W) + b W
-//! x = p + q + ..                    x W = p W + q W + ..
-//! x = h U + s c + (1 - s) b         x W = h (U W) + s (c W) + (1 - s) (b W)        a masked site: s scales rows
+//! x = a B + b                                     x W = a (B W) + b W
+//! x = p + q + ..                                  x W = p W + q W + ..
+//! x = h U + s c + (1 - s) b,  c = a B + b         x W = h (U W) + (s a) (B W) + b W        a masked site: s weighs rows
 //! ```
+//!
+//! A site that is routed has packed rows of `h`, and one that is routed reads packed rows of `x`: a product of the two has the
+//! rows that both take part in.
 //!
 //! The builder writes `x W` in the right-hand form where every `a` and `h` is narrower than `x` and, `m` being their columns
 //! together, that takes fewer multiplications than `x` and then `x W`: `(rows + k) m n < rows k (m + n)`. Gradients are those
@@ -18,7 +21,7 @@
 
 use crate::builder::{Builder, Home};
 use crate::op::Result;
-use crate::ops::{Add, MatMul, SiteInputs};
+use crate::ops::{MatMul, RoutedMatMul, SiteInputs};
 use crate::value::Value;
 
 /// A sum of more parts is made: each read of it would take as many products.
@@ -58,87 +61,117 @@ pub enum Made {
     },
 }
 
+/// What a wide value is the sum of: products of narrow values, and rows that are the same at all positions.
+#[derive(Debug, Default)]
+struct Terms {
+    products: Vec<Term>,
+    biases: Vec<Value>,
+}
+
+/// `a B`, or `(s a) B`.
+#[derive(Debug, Clone, Copy)]
+struct Term {
+    a: Value,
+    /// The routes of the rows of `a`, if it is packed.
+    route: Option<Value>,
+    right: Right,
+    share: Option<SiteInputs>,
+}
+
 impl Builder {
     /// `x W + bias`, in the order that costs less.
     pub(crate) fn product(&mut self, x: Value, right: Right, bias: Option<Value>) -> Result<Value> {
-        if self.reads_through(x, right) {
-            self.through(x, right, bias)
-        } else {
-            self.multiply(x, right, bias)
+        match self.cheaper(x, right) {
+            Some(terms) => self.through(&terms, right, bias, None),
+            None => self.multiply(x, right, bias, None),
         }
     }
 
-    /// Whether `x W` is written without `x`.
-    pub(crate) fn reads_through(&self, x: Value, right: Right) -> bool {
-        let (k, n) = self.sides(right);
-        k == self.ty(x).columns() && self.goes_through(x, n)
+    /// `x W` at the routed positions, packed, in the order that costs less.
+    pub(crate) fn routed_product(&mut self, x: Value, w: Value, route: Value) -> Result<Value> {
+        let transposed = false;
+        let right = Right { w, transposed };
+        match self.cheaper(x, right) {
+            Some(terms) if terms.biases.is_empty() => {
+                self.through(&terms, right, None, Some(route))
+            }
+            // Nothing adds one row to packed ones.
+            Some(terms) => {
+                let y = self.through(&terms, right, None, None)?;
+                self.pack_rows(y, route)
+            }
+            None => self.routed((x, None), w, Some(route), None),
+        }
     }
 
-    fn multiply(&mut self, x: Value, right: Right, bias: Option<Value>) -> Result<Value> {
+    /// `into + x W + bias`.
+    fn multiply(
+        &mut self,
+        x: Value,
+        right: Right,
+        bias: Option<Value>,
+        into: Option<Value>,
+    ) -> Result<Value> {
         let op = MatMul {
             a_transposed: false,
             b_transposed: right.transposed,
             alpha: 1.0,
         };
         let inputs: Vec<Value> = [x, right.w].into_iter().chain(bias).collect();
-        self.op1(op, &inputs)
-    }
-
-    /// `x W + bias` without `x`.
-    fn through(&mut self, x: Value, right: Right, bias: Option<Value>) -> Result<Value> {
-        match self.made(x).expect("looked at before") {
-            Made::Product {
-                a,
-                right: b,
-                bias: inner,
-            } => {
-                let op = MatMul {
-                    a_transposed: b.transposed,
-                    b_transposed: right.transposed,
-                    alpha: 1.0,
-                };
-                let narrow = Right {
-                    w: self.op1(op, &[b.w, right.w])?,
-                    transposed: false,
-                };
-                let bias = self.bias_through(inner, right, bias)?;
-                self.product(a, narrow, bias)
-            }
-            Made::Sum(parts) => {
-                let mut bias = bias;
-                let products = parts
-                    .into_iter()
-                    .map(|part| self.through(part, right, bias.take()))
-                    .collect::<Result<Vec<_>>>()?;
-                self.op1(Add, &products)
-            }
-            Made::Site { h, u, with } => {
-                let clean = with
-                    .clean
-                    .map(|clean| self.through(clean, right, bias))
-                    .transpose()?;
-                let narrow = SiteInputs {
-                    clean,
-                    bias: self.bias_through(with.bias, right, bias)?,
-                    ..with
-                };
-                let u = self.multiply(u, right, None)?;
-                self.site_output(h, u, &narrow)
-            }
+        match into {
+            Some(into) => self.op_into(op, &inputs, into),
+            None => self.op1(op, &inputs),
         }
     }
 
-    /// `inner W + bias`.
-    fn bias_through(
+    /// `into + a W`, where rows of `a`, or of the result, or of both are packed.
+    fn routed(
         &mut self,
-        inner: Option<Value>,
-        right: Right,
-        bias: Option<Value>,
-    ) -> Result<Option<Value>> {
-        match inner {
-            Some(inner) => Ok(Some(self.multiply(inner, right, bias)?)),
-            None => Ok(bias),
+        (a, from): (Value, Option<Value>),
+        w: Value,
+        to: Option<Value>,
+        into: Option<Value>,
+    ) -> Result<Value> {
+        let op = RoutedMatMul::product(from.is_some(), to.is_some());
+        let inputs: Vec<Value> = [a, w].into_iter().chain(from).chain(to).collect();
+        match into {
+            Some(into) => self.op_into(op, &inputs, into),
+            None => self.op1(op, &inputs),
         }
+    }
+
+    /// The sum of the terms, times `W`, `+ bias`; at the routed positions alone where it goes `to` some.
+    fn through(
+        &mut self,
+        terms: &Terms,
+        right: Right,
+        mut bias: Option<Value>,
+        to: Option<Value>,
+    ) -> Result<Value> {
+        for &of_part in &terms.biases {
+            bias = Some(self.multiply(of_part, right, bias, None)?);
+        }
+        let mut sum = None;
+        for term in &terms.products {
+            let op = MatMul {
+                a_transposed: term.right.transposed,
+                b_transposed: right.transposed,
+                alpha: 1.0,
+            };
+            let w = self.op1(op, &[term.right.w, right.w])?;
+            let a = match &term.share {
+                Some(with) => self.share(term.a, with)?,
+                None => term.a,
+            };
+            sum = Some(if term.route.is_some() || to.is_some() {
+                self.routed((a, term.route), w, to, sum)?
+            } else {
+                // Beside each packed term there is one that is not: the bias finds its place.
+                let transposed = false;
+                self.multiply(a, Right { w, transposed }, bias.take(), sum)?
+            });
+        }
+        Ok(sum.expect("something was made of something"))
     }
 
     /// `k` and `n` of a factor.
@@ -151,40 +184,54 @@ impl Builder {
         }
     }
 
-    /// Whether `x W`, with `n` columns, takes fewer multiplications without `x`.
-    fn goes_through(&self, x: Value, n: usize) -> bool {
-        let Some(m) = self.middle(x) else {
-            return false;
-        };
-        let [rows, k, n, m] =
-            [self.ty(x).rows(), self.ty(x).columns(), n, m].map(|count| count as f64);
-        (rows + k) * m * n < rows * k * (m + n)
+    /// The terms of `x`, where `x W` takes fewer multiplications by them than by `x`.
+    fn cheaper(&self, x: Value, right: Right) -> Option<Terms> {
+        let (inner, n) = self.sides(right);
+        let terms = self.terms(x)?;
+        let columns = terms.products.iter().map(|term| self.ty(term.a).columns());
+        let (rows, k, m) = (self.ty(x).rows(), self.ty(x).columns(), columns.sum());
+        let fits = inner == k;
+        let [rows, k, n, m] = [rows, k, n, m].map(|count: usize| count as f64);
+        (fits && (rows + k) * m * n < rows * k * (m + n)).then_some(terms)
     }
 
-    /// Columns of all that `x` is made of; `None` where something is as wide as `x`.
-    fn middle(&self, x: Value) -> Option<usize> {
-        let (mut parts, mut columns) = (vec![x], 0);
+    /// The terms of `x`, in order; `None` where one of them is as wide as `x`.
+    fn terms(&self, x: Value) -> Option<Terms> {
+        let mut terms = Terms::default();
+        let mut parts = vec![x];
         let mut seen = 0..MOST_PARTS;
         while let Some(part) = parts.pop() {
             seen.next()?;
-            let narrow = match self.made(part)? {
-                Made::Sum(more) => {
-                    parts.extend(more);
-                    continue;
-                }
-                Made::Product { a, .. } => a,
-                Made::Site { h, with, .. } => {
-                    parts.extend(with.clean);
-                    h
-                }
+            let mut term = |a, route, right, share| {
+                terms.products.push(Term {
+                    a,
+                    route,
+                    right,
+                    share,
+                });
             };
-            let own = self.ty(narrow).columns();
-            columns += own;
-            if own >= self.ty(x).columns() {
-                return None;
+            match self.made(part)? {
+                Made::Sum(more) => parts.extend(more.into_iter().rev()),
+                Made::Product { a, right, bias } => {
+                    term(a, None, right, None);
+                    terms.biases.extend(bias);
+                }
+                Made::Site { h, u, with } => {
+                    let Made::Product { a, right, bias } = self.made(with.clean?)? else {
+                        return None;
+                    };
+                    if bias != with.bias {
+                        return None;
+                    }
+                    let transposed = false;
+                    term(h, with.route, Right { w: u, transposed }, None);
+                    term(a, None, right, Some(with));
+                    terms.biases.extend(bias);
+                }
             }
         }
-        Some(columns)
+        let narrow = |term: &Term| self.ty(term.a).columns() < self.ty(x).columns();
+        terms.products.iter().all(narrow).then_some(terms)
     }
 
     fn made(&self, x: Value) -> Option<Made> {
@@ -283,10 +330,8 @@ mod tests {
             random(&[40], 10),
             route,
         ];
-        let mut oracle = Oracle::new(&point).constant(10);
-        if !inner {
-            oracle = oracle.constant(8);
-        }
+        // The bias of a site is frozen.
+        let mut oracle = Oracle::new(&point).constant(8).constant(10);
         if !delta {
             oracle = oracle.constant(9);
         }
@@ -343,6 +388,64 @@ mod tests {
             agree_for_a_stream([true, false, inner]);
             agree_for_a_stream([false, true, inner]);
         }
+    }
+
+    // Rows that one site takes part in, the other, both, and none.
+    #[test]
+    fn a_routed_site_reads_what_a_routed_site_wrote() {
+        let routes = |every: usize| Sample {
+            dims: vec![40],
+            values: (0..40).map(|row| f32::from(row % every < 2)).collect(),
+        };
+        let point = [
+            random(&[40, 3], 1),
+            random(&[3, 30], 2),
+            random(&[40, 4], 3),
+            random(&[4, 30], 4),
+            random(&[40, 2], 5),
+            random(&[30, 2], 6),
+            random(&[30, 5], 7),
+            random(&[5, 3], 8),
+            random(&[40, 3], 9),
+            random(&[40], 10),
+            routes(3),
+            routes(5),
+        ];
+        Oracle::new(&point)
+            .constant(10)
+            .constant(11)
+            .ours(|b, v| {
+                let embedded = b.matmul(v[0], v[1])?;
+                let with = SiteInputs {
+                    clean: Some(b.linear_oi(v[4], v[5], None)?),
+                    bias: None,
+                    delta: Some(v[9]),
+                    route: Some(v[10]),
+                };
+                let h = b.pack_rows(v[2], v[10])?;
+                let site = b.site_output(h, v[3], &with)?;
+                let stream = b.add(embedded, site)?;
+                let a = b.routed_matmul(stream, v[6], v[11])?;
+                let with = SiteInputs {
+                    clean: Some(v[8]),
+                    route: Some(v[11]),
+                    ..SiteInputs::default()
+                };
+                let y = b.site_output(a, v[7], &with)?;
+                assert!(!makes(b, y, &[40, 30]));
+                Ok(y)
+            })
+            .candle(|v| {
+                let [r, other] = [v[10].unsqueeze(1)?, v[11].unsqueeze(1)?];
+                let scale = (r.mul(&v[9].unsqueeze(1)?)? + (1.0 - &r)?)?;
+                let clean = v[4].matmul(&v[5].t()?)?.broadcast_mul(&scale)?;
+                let site = (v[2].matmul(&v[3])?.broadcast_mul(&r)? + clean)?;
+                let stream = (v[0].matmul(&v[1])? + site)?;
+                let y = stream.matmul(&v[6])?.matmul(&v[7])?;
+                y.broadcast_mul(&other)? + v[8].broadcast_mul(&(1.0 - &other)?)?
+            })
+            // Sums of 5 sums of 30 products of sums of 4.
+            .agree(2e-5);
     }
 
     /// Whether `a B` `[rows, k]` is made on the way to `a B W`, 4 wide.

@@ -146,6 +146,29 @@ impl Builder {
         Ok(self.op(op, inputs)?[0])
     }
 
+    /// Adds an op whose result is added to `into`, which keeps its value for whoever else reads it; or finds the one that
+    /// computes the same already.
+    ///
+    /// # Errors
+    ///
+    /// When its inputs do not fit together, or `into` is of another type.
+    pub(crate) fn op_into(
+        &mut self,
+        op: impl Op + 'static,
+        inputs: &[Value],
+        into: Value,
+    ) -> Result<Value> {
+        let mut operands = inputs.to_vec();
+        operands.push(into);
+        let key = (format!("onto the last: {op:?}"), operands);
+        if let Some(outputs) = self.known.get(&key) {
+            return Ok(outputs[0]);
+        }
+        let outputs = self.node(Arc::new(op), inputs, vec![Some(into)])?;
+        self.known.insert(key, outputs.clone());
+        Ok(outputs[0])
+    }
+
     pub(crate) fn node(
         &mut self,
         op: Arc<dyn Op>,

@@ -336,6 +336,7 @@ fn a_replay_allocates_nothing() {
         "rotary_table",
         "routed_matmul",
         "site_output",
+        "site_share",
         "sum_rows",
         "sum_squares",
         "swiglu",

@@ -18,6 +18,24 @@ pub(crate) fn routed<'a>(route: &[f32], room: &'a mut [f32]) -> &'a [u32] {
     &room[..count]
 }
 
+/// Of two lists of routed rows, where in each of them those stand that are in both. `room` is as long as the list, or longer.
+pub(crate) fn common<'a>(
+    (first, first_room): (&[u32], &'a mut [f32]),
+    (second, second_room): (&[u32], &'a mut [f32]),
+) -> (&'a [u32], &'a [u32]) {
+    let in_first: &mut [u32] = bytemuck::cast_slice_mut(first_room);
+    let in_second: &mut [u32] = bytemuck::cast_slice_mut(second_room);
+    let (mut count, mut of_second) = (0, (0u32..).zip(second).peekable());
+    for (place, row) in (0u32..).zip(first) {
+        while of_second.next_if(|(_, other)| *other < row).is_some() {}
+        if let Some((other_place, _)) = of_second.next_if(|(_, other)| *other == row) {
+            (in_first[count], in_second[count]) = (place, other_place);
+            count += 1;
+        }
+    }
+    (&in_first[..count], &in_second[..count])
+}
+
 /// Where the routed rows among some of all rows stand in the list of them.
 pub(crate) fn among(routed: &[u32], rows: &Range<usize>) -> Range<usize> {
     let before = |border: usize| routed.partition_point(|&row| (row as usize) < border);
@@ -89,6 +107,21 @@ impl Parts for Packed<'_> {
 mod tests {
     use super::*;
     use crate::cpu::{Pool, Rows};
+
+    // By hand.
+    #[test]
+    fn common_rows_are_found_in_both_lists() {
+        let check = |first: &[u32], second: &[u32], expected: (&[u32], &[u32])| {
+            let mut room = [[f32::NAN; 6]; 2];
+            let [one, other] = &mut room;
+            assert_eq!(common((first, one), (second, other)), expected);
+        };
+        check(&[1, 3, 4, 9], &[0, 3, 9], (&[1, 3], &[1, 2]));
+        check(&[0, 3, 9], &[1, 3, 4, 9], (&[1, 2], &[1, 3]));
+        check(&[2, 5], &[2, 5], (&[0, 1], &[0, 1]));
+        check(&[2, 5], &[0, 3, 7], (&[], &[]));
+        check(&[], &[1], (&[], &[]));
+    }
 
     #[test]
     fn routed_rows_are_packed_and_others_cleared_whatever_the_threads() {

@@ -259,7 +259,7 @@ mod tests {
             ("relu", 1),
             ("relu_grad", 1),
             ("site_output", 2),
-            ("site_output_clean_grad", 1),
+            ("site_share", 1),
             ("site_output_delta_grad", 2),
         ];
         for scope in [PgdScope::SharedAcrossBatch, PgdScope::UniquePerDatapoint] {

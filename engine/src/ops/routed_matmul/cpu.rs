@@ -1,70 +1,121 @@
 use super::{Kind, RoutedMatMul};
 use crate::cpu::gemm::{Matrix, Shape, product};
-use crate::cpu::packed::{Packed, among, clear_others, routed};
-use crate::cpu::{Frame, Pool, Rows};
+use crate::cpu::packed::{Packed, among, clear_others, common, routed};
+use crate::cpu::{Frame, Pool, Rows, sparse};
 use crate::ops::grain_rows;
+
+/// Lists of rows that are made, each with room for all of them: those of either matrix, and where those that both have stand.
+pub(super) const LISTS: usize = 4;
 
 pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
     let (out, add) = frame.output(0);
-    let (a, b, route) = (frame.input(0), frame.input(1), frame.input(2));
-    let types = [0, 1, 2].map(|index| frame.ty(index));
-    let shape = op.shape(&types);
-    let (room, scratch) = frame.scratch().split_at_mut(route.len());
-    let rows = routed(route, room);
-    let copied = op.copied(shape);
-    let (copy, scratch) = scratch.split_at_mut(route.len() * copied);
-    let copy = &mut copy[..rows.len() * copied];
-    let all = (route.len(), rows);
+    let shape = op.shape(&[frame.ty(0), frame.ty(1)]);
+    let (rows, copied) = (op.rows(shape), op.copied(shape));
+    let (a, b) = (frame.input(0), frame.input(1));
+    let routes = match (op.first, op.second) {
+        (true, true) => [Some(frame.input(2)), Some(frame.input(3))],
+        (first, second) => [first, second].map(|packed| packed.then(|| frame.input(2))),
+    };
+    let (lists, scratch) = frame.scratch().split_at_mut(LISTS * rows);
+    let [first, second] = places(rows, routes, lists);
+    let (left, scratch) = scratch.split_at_mut(copied[0] * rows);
+    let (right, scratch) = scratch.split_at_mut(copied[1] * rows);
+    let pool = frame.pool;
     let plain = |values| Matrix {
         values,
         transposed: false,
     };
-    let turned = |values| Matrix {
-        values,
-        transposed: true,
-    };
+    let count = first.count;
     let Shape { m, n, k } = shape;
-    let pool = frame.pool;
     match op.kind {
-        Kind::Pack { transposed } => {
-            gather(pool, all, a, (&mut *copy, k));
-            let b = Matrix {
-                values: b,
-                transposed,
-            };
-            let shape = Shape {
-                m: rows.len(),
-                n,
-                k,
-            };
-            let out = &mut out[..rows.len() * n];
-            multiply(pool, shape, (plain(copy), b), (out, add), scratch);
+        Kind::Rows { transposed } => {
+            let factors = (
+                plain(first.side_by_side(pool, a, k, left)),
+                Matrix {
+                    values: b,
+                    transposed,
+                },
+            );
+            let shape = Shape { m: count, n, k };
+            match second.list {
+                None => multiply(pool, shape, factors, (&mut out[..count * n], add), scratch),
+                Some(list) => {
+                    let own = &mut right[..count * n];
+                    multiply(pool, shape, factors, (&mut *own, false), scratch);
+                    scatter(pool, (second.held, list), own, (out, add), n);
+                }
+            }
         }
-        Kind::Unpack => {
-            let shape = Shape {
-                m: rows.len(),
-                n,
-                k,
+        Kind::Sums => {
+            let a = Matrix {
+                values: first.side_by_side(pool, a, m, left),
+                transposed: true,
             };
-            let factors = (plain(&a[..rows.len() * k]), turned(b));
-            multiply(pool, shape, factors, (&mut *copy, false), scratch);
-            scatter(pool, all, copy, (out, add), n);
+            let b = plain(second.side_by_side(pool, b, n, right));
+            let shape = Shape { m, n, k: count };
+            multiply(pool, shape, (a, b), (out, add), scratch);
         }
-        Kind::Sums { left } => {
-            let (gathered, packed) = if left { (b, a) } else { (a, b) };
-            gather(pool, all, gathered, (&mut *copy, copied));
-            let packed = &packed[..rows.len() * if left { m } else { n }];
-            let (a, b) = if left {
-                (packed, &*copy)
-            } else {
-                (&*copy, packed)
-            };
-            let shape = Shape {
-                m,
-                n,
-                k: rows.len(),
-            };
-            multiply(pool, shape, (turned(a), plain(b)), (out, add), scratch);
+    }
+}
+
+/// Where the rows that are multiplied stand in one of the two matrices of rows.
+#[derive(Debug, Clone, Copy)]
+struct Places<'a> {
+    /// Rows that the matrix holds.
+    held: usize,
+    /// Rows that are multiplied.
+    count: usize,
+    /// Their places, in order; `None` where they are the first.
+    list: Option<&'a [u32]>,
+}
+
+impl<'a> Places<'a> {
+    /// The rows that are multiplied; a copy of them where they stand apart.
+    fn side_by_side<'v>(
+        &self,
+        pool: &Pool,
+        values: &'v [f32],
+        columns: usize,
+        copy: &'v mut [f32],
+    ) -> &'v [f32] {
+        let Some(list) = self.list else {
+            return &values[..self.count * columns];
+        };
+        let copy = &mut copy[..self.count * columns];
+        gather(pool, (self.held, list), values, (&mut *copy, columns));
+        copy
+    }
+}
+
+/// Those of two matrices of all rows, or of those that are routed. `room` holds [`LISTS`] lists of all rows.
+fn places<'a>(rows: usize, routes: [Option<&[f32]>; 2], room: &'a mut [f32]) -> [Places<'a>; 2] {
+    let (one, room) = room.split_at_mut(rows);
+    let (other, room) = room.split_at_mut(rows);
+    let whole = |held, count| Places {
+        held,
+        count,
+        list: None,
+    };
+    let apart = |held, list: &'a [u32]| Places {
+        held,
+        count: list.len(),
+        list: Some(list),
+    };
+    match routes {
+        [None, None] => [whole(rows, rows); 2],
+        [Some(route), None] => {
+            let list = routed(route, one);
+            [whole(list.len(), list.len()), apart(rows, list)]
+        }
+        [None, Some(route)] => {
+            let list = routed(route, one);
+            [apart(rows, list), whole(list.len(), list.len())]
+        }
+        [Some(first), Some(second)] => {
+            let (first, second) = (routed(first, one), routed(second, other));
+            let (in_first, in_second) = room.split_at_mut(rows);
+            let (in_first, in_second) = common((first, in_first), (second, in_second));
+            [apart(first.len(), in_first), apart(second.len(), in_second)]
         }
     }
 }
@@ -89,10 +140,12 @@ fn multiply(
     (out, add): (&mut [f32], bool),
     scratch: &mut [f32],
 ) {
-    if shape.m > 0 && shape.k > 0 {
+    if shape.m == 0 || shape.k == 0 {
+        if !add {
+            out.fill(0.0);
+        }
+    } else if !sparse::product(pool, shape, 1.0, factors, (&mut *out, add)) {
         product(pool, shape, 1.0, factors, (out, add), scratch);
-    } else if !add {
-        out.fill(0.0);
     }
 }
 

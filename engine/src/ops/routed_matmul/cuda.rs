@@ -1,5 +1,5 @@
 //! A captured graph knows no sizes but those it was captured with, so here a packed matrix has all rows, where they are, and
-//! those that are not routed are zero: of the narrow side they are made so before a product, and stay so.
+//! those that are not routed are zero: the rows of a left factor are made so before a product, and those of the result are.
 
 use super::{Kind, RoutedMatMul};
 use crate::cpu::gemm::Shape;
@@ -12,10 +12,11 @@ const KERNELS: Source = Source {
 };
 
 pub(super) fn value(op: RoutedMatMul, to: &mut Lowering<'_>) {
-    let types = [0, 1, 2].map(|index| to.ty(index));
+    let types = [0, 1].map(|index| to.ty(index));
     let Shape { m, n, k } = op.shape(&types);
-    let [mut a, b, route] = [0, 1, 2].map(|index| to.input(index));
-    if let Kind::Pack { .. } = op.kind {
+    let [mut a, b] = [0, 1].map(|index| to.input(index));
+    if let (Kind::Rows { .. }, true) = (op.kind, op.second) {
+        let route = to.input(to.inputs() - 1);
         let routed = to.scratch(m * k);
         scale((a, route), (m, k), (routed.out(), false), to);
         a = routed;

@@ -1,107 +1,117 @@
 //! Matrix products at the positions that are routed, and at no others.
 //!
 //! Of a matrix of all positions, a packed one holds the routed rows alone: they come first, in order, and what lies behind them
-//! means nothing. With `r_i` the number of the `i`-th routed row,
+//! means nothing. In a product `Y = A W` the rows of `A`, those of `Y`, or both are packed, each by its own routes, and the
+//! rows that both have are computed; others of `Y` are 0. With `G` the gradient of `Y`:
 //!
 //! ```text
-//! pack     H_i     = X_(r_i) W             X: unpack (G, W^T)      W: sums (X, G)
-//! unpack   Y_(r_i) = H_i W, else 0
-//! sums     W       = sum over i of A_i^T B_i, where one of A, B is packed and the other is of all positions
+//! A: G W^T, from the rows of Y to the rows of A      W: sum over the rows i that both have of A_i^T G_i
 //! ```
 //!
-//! and without a product `H_i = X_(r_i)`, for the few `X W` that are not made from `X` (see `association`).
+//! and without a product `A_(r_i)`, with `r_i` the number of the `i`-th routed row.
 //!
-//! What a packed matrix is, is known to the ops that make and read one: on a CUDA device it has all rows, and those that are not
-//! routed are zero. On average a subset of the sites routes half of the positions to each, so half of the work of a masked site is not done. The
-//! rows that are read or written where they lie are those of the narrow side, the layer's input and output: they are
-//! copied, which next to a product with as many columns as there are components costs nothing.
+//! On average a subset of the sites routes half of the positions to each, and a third of them to both of two, so that much of
+//! the work of masked sites is done. Rows are copied to where they stand side by side, which next to a product of many columns
+//! costs nothing.
+//!
+//! That is on the CPU. How many rows are routed is not known where a CUDA kernel is launched: there a packed matrix has every
+//! row in its place, zeros where it is not routed, and all are multiplied.
 
 mod cpu;
 mod cuda;
 
 pub(super) use cpu::scatter;
 
-use crate::association::Right;
 use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::gemm::Shape;
-use crate::cuda::lowering::Lowering;
+use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
-/// A product over routed rows: two factors and f32 `[rows]` of routes.
+/// A product over routed rows: two factors, and f32 `[rows]` of routes for each matrix of rows that is packed.
 #[derive(Debug, Clone, Copy)]
 pub struct RoutedMatMul {
     kind: Kind,
+    /// Whether the rows of the first matrix of rows are packed: those of `A`.
+    first: bool,
+    /// Whether those of the second are: of `Y`, or of `G`.
+    second: bool,
 }
 
-/// Which rows are packed.
+/// What is multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Those of the result.
-    Pack {
-        /// Whether the right factor is stored `[n, k]`.
+    /// `Y = A W`.
+    Rows {
+        /// Whether `W` is stored `[n, k]`.
         transposed: bool,
     },
-    /// Those of the left factor; the right one is stored `[n, k]`.
-    Unpack,
-    /// Those that are summed over, of one factor.
-    Sums {
-        /// Of the left one.
-        left: bool,
-    },
+    /// `W = A^T G`.
+    Sums,
 }
 
 impl RoutedMatMul {
     /// `X W^T`, packed, with `W` f32 `[n, k]`.
     pub(super) const PACK_TRANSPOSED: Self = Self {
-        kind: Kind::Pack { transposed: true },
+        kind: Kind::Rows { transposed: true },
+        first: false,
+        second: true,
     };
 
     /// `A^T B` with `A` packed.
     pub(super) const SUMS_OF_PACKED: Self = Self {
-        kind: Kind::Sums { left: true },
+        kind: Kind::Sums,
+        first: true,
+        second: false,
     };
+
+    /// `A W`, rows of `A` packed or not, and rows of the result.
+    pub(crate) fn product(first: bool, second: bool) -> Self {
+        let kind = Kind::Rows { transposed: false };
+        Self {
+            kind,
+            first,
+            second,
+        }
+    }
 
     /// Rows and columns of the result, and sums, when all rows are routed.
     fn shape(self, inputs: &[&Type]) -> Shape {
         let (a, b) = (inputs[0], inputs[1]);
+        let (m, n, k) = match self.kind {
+            Kind::Rows { transposed: false } => (a.rows(), b.columns(), b.rows()),
+            Kind::Rows { transposed: true } => (a.rows(), b.rows(), b.columns()),
+            Kind::Sums => (a.columns(), b.columns(), a.rows()),
+        };
+        Shape { m, n, k }
+    }
+
+    /// Rows of all positions.
+    fn rows(self, shape: Shape) -> usize {
         match self.kind {
-            Kind::Pack { transposed: false } => Shape {
-                m: a.rows(),
-                n: b.columns(),
-                k: b.rows(),
-            },
-            Kind::Pack { transposed: true } | Kind::Unpack => Shape {
-                m: a.rows(),
-                n: b.rows(),
-                k: b.columns(),
-            },
-            Kind::Sums { .. } => Shape {
-                m: a.columns(),
-                n: b.columns(),
-                k: a.rows(),
-            },
+            Kind::Rows { .. } => shape.m,
+            Kind::Sums => shape.k,
         }
     }
 
     /// Whether each factor is stored transposed.
     fn stored(self) -> [bool; 2] {
         match self.kind {
-            Kind::Pack { transposed } => [false, transposed],
-            Kind::Unpack => [false, true],
-            Kind::Sums { .. } => [true, false],
+            Kind::Rows { transposed } => [false, transposed],
+            Kind::Sums => [true, false],
         }
     }
 
-    /// Columns of the rows that are copied.
-    fn copied(self, shape: Shape) -> usize {
-        match self.kind {
-            Kind::Pack { .. } => shape.k,
-            Kind::Unpack | Kind::Sums { left: true } => shape.n,
-            Kind::Sums { left: false } => shape.m,
-        }
+    /// Columns of the first and second matrix of rows; 0 where the rows that are multiplied stand side by side already.
+    fn copied(self, shape: Shape) -> [usize; 2] {
+        let columns = match self.kind {
+            Kind::Rows { .. } => [shape.k, shape.n],
+            Kind::Sums => [shape.m, shape.n],
+        };
+        let apart = [!self.first || self.second, !self.second || self.first];
+        [0, 1].map(|which| if apart[which] { columns[which] } else { 0 })
     }
 }
 
@@ -114,16 +124,7 @@ impl Builder {
     ///
     /// When shapes do not fit.
     pub fn routed_matmul(&mut self, x: Value, w: Value, route: Value) -> Result<Value> {
-        let right = Right {
-            w,
-            transposed: false,
-        };
-        if self.reads_through(x, right) {
-            let y = self.product(x, right, None)?;
-            return self.pack_rows(y, route);
-        }
-        let kind = Kind::Pack { transposed: false };
-        self.op1(RoutedMatMul { kind }, &[x, w, route])
+        self.routed_product(x, w, route)
     }
 
     /// The routed rows of `x`, packed: f32 `[.., n]` and routes f32 `[rows]`, as for [`Builder::routed_matmul`].
@@ -187,18 +188,27 @@ impl Op for RoutedMatMul {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        let (a, b, route) = (inputs[0], inputs[1], inputs[2]);
-        let Shape { n, k, .. } = self.shape(inputs);
+        let (a, b, routes) = (inputs[0], inputs[1], &inputs[2..]);
+        let shape = self.shape(inputs);
+        let Shape { n, k, .. } = shape;
         let fits = match self.kind {
-            Kind::Pack { .. } | Kind::Unpack => a.columns() == k && b.dims.len() == 2,
-            Kind::Sums { .. } => b.rows() == k,
+            Kind::Rows { .. } => a.columns() == k && b.dims.len() == 2,
+            Kind::Sums => b.rows() == k,
         };
-        if !fits || route.len() != a.rows() || a.dims.is_empty() {
-            let reason = format!("{a}, {b} and routes {route} do not fit ({:?})", self.kind);
+        let rows = self.rows(shape);
+        let packed = usize::from(self.first) + usize::from(self.second);
+        if !fits
+            || a.dims.is_empty()
+            || routes.len() != packed
+            || routes.iter().any(|route| route.len() != rows)
+        {
+            let routes: Vec<String> = routes.iter().map(ToString::to_string).collect();
+            let routes = routes.join(", ");
+            let reason = format!("{a}, {b} and routes {routes} do not fit ({:?})", self.kind);
             return Err(BuildError::new(self.name(), reason));
         }
         let mut dims = match (self.kind, a.dims.split_last()) {
-            (Kind::Pack { .. } | Kind::Unpack, Some((_, rows))) => rows.to_vec(),
+            (Kind::Rows { .. }, Some((_, rows))) => rows.to_vec(),
             _ => vec![a.columns()],
         };
         dims.push(n);
@@ -211,21 +221,32 @@ impl Op for RoutedMatMul {
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let shape = self.shape(inputs);
-        let rows = inputs[2].len();
-        4 * (rows + rows * self.copied(shape) + shape.most_scratch(self.stored()))
+        let copied: usize = self.copied(shape).iter().sum();
+        let product = shape.most_scratch(self.stored());
+        4 * (self.rows(shape) * (cpu::LISTS + copied) + product)
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let Some(g) = gradients.of(node.outputs[0]) else {
             return Ok(());
         };
-        let (Kind::Pack { transposed: false }, [x, w, route]) = (self.kind, node.inputs) else {
+        let (Kind::Rows { transposed: false }, [a, w, routes @ ..]) = (self.kind, node.inputs)
+        else {
             return Err(BuildError::new(self.name(), "a gradient has no gradient"));
         };
-        let to = |kind| Self { kind };
-        gradients.emit(to(Kind::Unpack), &[g, *w, *route], &[Some(*x)])?;
-        let sums = to(Kind::Sums { left: false });
-        gradients.emit(sums, &[*x, g, *route], &[Some(*w)])
+        let of_a = Self {
+            kind: Kind::Rows { transposed: true },
+            first: self.second,
+            second: self.first,
+        };
+        let back = [g, *w].into_iter().chain(routes.iter().rev().copied());
+        gradients.emit(of_a, &back.collect::<Vec<_>>(), &[Some(*a)])?;
+        let of_w = Self {
+            kind: Kind::Sums,
+            ..*self
+        };
+        let both = [*a, g].into_iter().chain(routes.iter().copied());
+        gradients.emit(of_w, &both.collect::<Vec<_>>(), &[Some(*w)])
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
@@ -236,10 +257,11 @@ impl Op for RoutedMatMul {
         cuda::value(*self, to);
     }
 
-    /// Of half of the rows: the mean of subsets.
+    /// Of half of the rows, or of a third of them where both matrices are packed: the means of subsets of many sites.
     fn flops(&self, inputs: &[&Type]) -> u64 {
         let Shape { m, n, k } = self.shape(inputs);
-        (m * n * k) as u64
+        let all = 2 * (m * n * k) as u64;
+        all / if self.first && self.second { 3 } else { 2 }
     }
 }
 

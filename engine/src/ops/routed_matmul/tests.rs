@@ -177,7 +177,7 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(
         b.routed_matmul(x, w, route).map_err(|error| error.to_string()),
         Err(
-            "routed_matmul: f32 [4, 3], f32 [3, 6] and routes f32 [5] do not fit (Pack { transposed: false })"
+            "routed_matmul: f32 [4, 3], f32 [3, 6] and routes f32 [5] do not fit (Rows { transposed: false })"
                 .to_owned()
         )
     );
@@ -187,9 +187,16 @@ fn what_does_not_fit_is_refused() {
     );
 }
 
-// As wide as `[40, 30]` is, the input is not made: the product goes through it to what it is made of.
+// As wide as `[40, 30]` is, the input is not made: the product goes through it to what it is made of. Its bias is added to all
+// rows, of which the routed ones are packed afterwards.
 #[test]
-fn a_product_that_goes_through_its_input_is_packed_afterwards() {
+fn a_routed_product_goes_through_its_input() {
+    for bias in [false, true] {
+        goes_through(bias);
+    }
+}
+
+fn goes_through(bias: bool) {
     let route = Sample {
         dims: vec![40],
         values: (0..40).map(|row| f32::from(row % 3 == 1)).collect(),
@@ -201,15 +208,22 @@ fn a_product_that_goes_through_its_input_is_packed_afterwards() {
         random(&[5, 4], 4),
         random(&[40, 4], 5),
         route,
+        random(&[30], 6),
     ];
-    Oracle::new(&point)
-        .constant(5)
+    let oracle = Oracle::new(&point).constant(5);
+    let oracle = if bias { oracle } else { oracle.constant(6) };
+    oracle
         .ours(|b, v| {
-            let wide = b.matmul(v[0], v[1])?;
+            let wide = b.linear_io(v[0], v[1], bias.then_some(v[6]))?;
             let before = b.nodes.len();
             let a = b.routed_matmul(wide, v[2], v[5])?;
             let added = b.nodes[before..].iter().map(|node| node.op.name());
-            assert_eq!(added.collect::<Vec<_>>(), ["matmul", "matmul", "pack_rows"]);
+            let expected: &[&str] = if bias {
+                &["matmul", "matmul", "matmul", "pack_rows"]
+            } else {
+                &["matmul", "routed_matmul"]
+            };
+            assert_eq!(added.collect::<Vec<_>>(), expected);
             let with = SiteInputs {
                 clean: Some(v[4]),
                 route: Some(v[5]),
@@ -218,7 +232,11 @@ fn a_product_that_goes_through_its_input_is_packed_afterwards() {
             b.site_output(a, v[3], &with)
         })
         .candle(|v| {
-            let own = v[0].matmul(&v[1])?.matmul(&v[2])?.matmul(&v[3])?;
+            let mut wide = v[0].matmul(&v[1])?;
+            if bias {
+                wide = wide.broadcast_add(&v[6])?;
+            }
+            let own = wide.matmul(&v[2])?.matmul(&v[3])?;
             let route = v[5].unsqueeze(1)?;
             own.broadcast_mul(&route)? + v[4].broadcast_mul(&(1.0 - &route)?)?
         })

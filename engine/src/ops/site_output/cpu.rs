@@ -74,7 +74,7 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
     scatter(frame.pool, (route.len(), rows), packed, (y, true), n);
 }
 
-pub(super) fn clean_grad(op: &SiteOutput, frame: &mut Frame<'_>) {
+pub(super) fn share_of_rows(op: &SiteOutput, frame: &mut Frame<'_>) {
     let (out, add) = frame.output(0);
     let g = frame.input(0);
     let [_, delta, route] = op

@@ -46,7 +46,7 @@ pub(super) fn value(op: &SiteOutput, to: &mut Lowering<'_>) {
     });
 }
 
-pub(super) fn clean_gradient(op: &SiteOutput, to: &mut Lowering<'_>) {
+pub(super) fn share_of_rows(op: &SiteOutput, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let g = to.input(0);
     let ([_, delta, route], deltas) = after(op, 1, g, to);
@@ -58,7 +58,7 @@ pub(super) fn clean_gradient(op: &SiteOutput, to: &mut Lowering<'_>) {
         to.adds(0).into(),
     ];
     let out = to.output(0);
-    to.kernel(KERNELS, "site_output_clean_grad", &constants)
+    to.kernel(KERNELS, "site_share", &constants)
         .fours(rows, columns)
         .launch(&[g, delta, route, out].map(Into::into));
 }

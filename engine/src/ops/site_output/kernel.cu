@@ -21,7 +21,7 @@ DEVICE void site_output_start(In<float> clean, In<float> bias, In<float> delta, 
 }
 
 template <i64 ROWS, i64 COLUMNS, i64 DELTAS, bool ROUTE, bool ADD>
-DEVICE void site_output_clean_grad(In<float> g, In<float> delta, In<float> route, Out<float> out) {
+DEVICE void site_share(In<float> g, In<float> delta, In<float> route, Out<float> out) {
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         float s = share<DELTAS, ROUTE>(delta, route, row);
         Four up = load<COLUMNS>(g, row, column);

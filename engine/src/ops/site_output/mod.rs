@@ -8,8 +8,8 @@
 //! ```
 //!
 //! and `D` is never formed. Where `r` is 0 the components take no part, so `a` and `h` are those of the routed positions alone,
-//! packed, with `M = m - d`, and `h U` is added where they are. The clean output `c = x W^T + b` is often there already (in a layerwise loss, or at the
-//! first sites of any pass), so with `h = a * M` from [`Masked`](super::Masked) this op computes
+//! packed, with `M = m - d`, and `h U` is added where they are. The clean output `c = x W^T + b` is often there already (in a
+//! layerwise loss, or at the first sites of any pass), so with `h = a * M` from [`Masked`](super::Masked) this op computes
 //!
 //! ```text
 //! y = h U + s c + (1 - s) b          without delta and routes: y = h U + b, and no clean output is needed
@@ -56,15 +56,15 @@ pub struct SiteOutput {
     route: bool,
 }
 
-/// `s G`: the gradient of the clean output.
+/// `s x`: what is left of the clean path, and the gradient of the clean output.
 #[derive(Debug, Clone, Copy)]
-struct CleanGrad(SiteOutput);
+struct Share(SiteOutput);
 
 /// `sum over rows of (1 - s) G`: the gradient of the bias.
 #[derive(Debug, Clone, Copy)]
 struct BiasGrad(SiteOutput);
 
-/// `r (c - b) . G`: what the gradient of the delta mask gets from the clean output.
+/// `r (c - b) . G`: what the gradient of the delta mask gets from the clean path.
 #[derive(Debug, Clone, Copy)]
 struct DeltaGrad(SiteOutput);
 
@@ -93,6 +93,18 @@ impl Builder {
         inputs.extend(with.delta);
         inputs.extend(with.route);
         self.op1(op, &inputs)
+    }
+
+    /// `s x`, each row f32 `[.., k]` weighed with the share that the site leaves to its clean path: `W (s x)` is `s (W x)`. The
+    /// gradient flows to `x` and the delta.
+    pub(crate) fn share(&mut self, x: Value, with: &SiteInputs) -> Result<Value> {
+        let op = Share(SiteOutput {
+            bias: false,
+            delta: with.delta.is_some(),
+            route: with.route.is_some(),
+        });
+        let inputs = [x].into_iter().chain(with.delta).chain(with.route);
+        self.op1(op, &inputs.collect::<Vec<_>>())
     }
 }
 
@@ -189,7 +201,7 @@ impl Op for SiteOutput {
             ..*self
         };
         gradients.emit(BiasGrad(shares), &inputs, &[bias])?;
-        gradients.emit(CleanGrad(shares), &inputs, &[Some(clean)])
+        gradients.emit(Share(shares), &inputs, &[Some(clean)])
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
@@ -215,9 +227,9 @@ fn shape(inputs: &[&Type]) -> Shape {
     }
 }
 
-impl Op for CleanGrad {
+impl Op for Share {
     fn name(&self) -> &'static str {
-        "site_output_clean_grad"
+        "site_share"
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -228,16 +240,29 @@ impl Op for CleanGrad {
         true
     }
 
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let Some(g) = gradients.of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let (x, others) = (node.inputs[0], &node.inputs[1..]);
+        let [_, delta, _] = self.0.after(1);
+        let operands: Vec<Value> = [g].into_iter().chain(node.inputs.iter().copied()).collect();
+        let delta = delta.map(|at| node.inputs[at]);
+        gradients.emit(DeltaGrad(self.0), &operands, &[delta])?;
+        let inputs: Vec<Value> = [g].iter().chain(others).copied().collect();
+        gradients.emit(*self, &inputs, &[Some(x)])
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
-        cpu::clean_grad(&self.0, frame);
+        cpu::share_of_rows(&self.0, frame);
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::clean_gradient(&self.0, to);
+        cuda::share_of_rows(&self.0, to);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        inputs[0].len() as u64
     }
 }
 
