@@ -25,8 +25,8 @@ pub(crate) struct Shape {
     pub(crate) k: usize,
 }
 
-/// How a product is cut: into tiles of the result, of so many rows and columns, or into sums, so many a chunk; thin ones by
-/// rows or sums.
+/// How a product is cut: into tiles of the result, so many down and so many across, or into sums, so many a chunk; thin ones
+/// by rows or sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
     Tiles(usize, usize),
@@ -38,9 +38,18 @@ enum Cut {
 /// Multiplications that are worth a chunk of their own: some 30 microseconds.
 const CHUNK_WORK: usize = 1 << 20;
 const MOST_CHUNKS: usize = 32;
-/// Rows and least columns of a tile whose rows are packed, as those of a factor that is stored transposed are.
-const PACKED_ROWS: usize = 128;
-const PACKED_COLUMNS: usize = 160;
+/// Tiles that a product is cut into at least, where they are worth it: a power of two, as the number of threads mostly is.
+const TILES: usize = 8;
+/// Rows of a tile, at least and at most. The crate lays the columns of a tile out anew and passes its rows over them: 128 rows
+/// are a tenth slower than 256, on whatever shape.
+const TILE_ROWS: [usize; 2] = [256, 1024];
+/// Columns of a tile, at least and at most.
+const TILE_COLUMNS: [usize; 2] = [96, 512];
+/// The least where rows are laid out anew too, as those of a factor that is stored transposed are.
+const PACKED_COLUMNS: usize = 256;
+/// Rows and columns that the crate's inner loop computes at once; tiles end at multiples of them.
+const STEP_ROWS: usize = 8;
+const STEP_COLUMNS: usize = 24;
 /// How often the longer side of a small result goes into long sums.
 const LONG: usize = 8;
 
@@ -66,18 +75,20 @@ impl Shape {
         if wanted > 1 && m * n <= SMALL && k >= LONG * m.max(n) {
             return Cut::Sums(k.div_ceil(wanted).next_multiple_of(64));
         }
-        let part = |all: usize, parts: usize, least: usize| {
-            all.div_ceil(parts).max(least).next_multiple_of(16)
-        };
-        if transposed[0] {
-            let rows = part(m, m.div_ceil(PACKED_ROWS), 1);
-            let across = wanted.div_ceil(m.div_ceil(rows));
-            Cut::Tiles(rows, part(n, across, PACKED_COLUMNS))
-        } else if m >= n {
-            Cut::Tiles(part(m, wanted, 64), n)
+        let wanted = wanted.min(TILES);
+        let most = |all: usize, least: usize| 1 << (all / least).max(1).ilog2();
+        let least = if transposed[0] {
+            PACKED_COLUMNS
         } else {
-            Cut::Tiles(m, part(n, wanted, 64))
-        }
+            TILE_COLUMNS[0]
+        };
+        let down = m.div_ceil(TILE_ROWS[1]);
+        let across = wanted
+            .div_ceil(down)
+            .min(most(n, least))
+            .max(n.div_ceil(TILE_COLUMNS[1]));
+        let down = wanted.div_ceil(across).min(most(m, TILE_ROWS[0])).max(down);
+        Cut::Tiles(down, across)
     }
 
     /// f32s of scratch that [`product`] needs.
@@ -132,19 +143,18 @@ pub(crate) fn product(
     );
     let product = Product { shape, alpha, a, b };
     match shape.cut([a.transposed, b.transposed]) {
-        Cut::Tiles(rows, columns) => {
+        Cut::Tiles(down, across) => {
             let tiles = Interleaved {
                 start: out.as_mut_ptr(),
                 len: out.len(),
             };
-            let across = chunks(n, columns);
-            let part = |number: usize, each: usize, all: usize| {
-                number * each..all.min((number + 1) * each)
-            };
-            pool.run(chunks(m, rows) * across, 1, tiles, |numbers, out| {
+            pool.run(down * across, 1, tiles, |numbers, out| {
                 for number in numbers {
-                    let rows = part(number / across, rows, m);
-                    let columns = part(number % across, columns, n);
+                    let rows = part(number / across, down, m, STEP_ROWS);
+                    let columns = part(number % across, across, n, STEP_COLUMNS);
+                    if rows.is_empty() || columns.is_empty() {
+                        continue;
+                    }
                     // SAFETY: each chunk writes its own tile of `out`, whole and in bounds.
                     unsafe { product.write(rows, columns, 0..k, out.start, add) };
                 }
@@ -193,6 +203,13 @@ pub(crate) fn product(
             add_chunks(pool, (out, add), &scratch[..chunks(k, each) * m * n]);
         }
     }
+}
+
+/// One of `parts` parts of `all`, as equal as multiples of `step` can be.
+fn part(number: usize, parts: usize, all: usize, step: usize) -> Range<usize> {
+    let steps = all.div_ceil(step);
+    let end = |number: usize| all.min(number * steps / parts * step);
+    end(number)..end(number + 1)
 }
 
 /// A matrix written by tiles: chunks share its rows but not its elements.
@@ -485,12 +502,25 @@ pub(crate) mod tests {
             }
         }
         let cut = |m, n, k, transposed| Shape { m, n, k }.cut(transposed);
-        assert_eq!(cut(1000, 700, 40, [false, false]), Cut::Tiles(64, 700));
-        assert_eq!(cut(40, 1000, 70, [false, false]), Cut::Tiles(40, 512));
-        assert_eq!(cut(1000, 700, 40, [true, false]), Cut::Tiles(128, 176));
+        assert_eq!(cut(1000, 700, 40, [false, false]), Cut::Tiles(2, 4));
+        assert_eq!(cut(40, 1000, 70, [false, false]), Cut::Tiles(1, 2));
+        assert_eq!(cut(1000, 700, 40, [true, false]), Cut::Tiles(2, 2));
+        assert_eq!(cut(3000, 50_257, 64, [false, true]), Cut::Tiles(3, 99));
         assert_eq!(cut(12, 20, 9000, [true, true]), Cut::Sums(4544));
         assert!(matches!(cut(1000, 70, 40, [false, true]), Cut::Narrow(_)));
         assert!(matches!(cut(5, 28, 700, [true, false]), Cut::ThinSums(_)));
+    }
+
+    #[test]
+    fn parts_follow_each_other_and_are_equal_up_to_a_step() {
+        for (parts, all, step) in [(8, 1200, 24), (4, 50, 24), (3, 1, 8), (5, 1001, 8)] {
+            let ranges: Vec<_> = (0..parts).map(|i| part(i, parts, all, step)).collect();
+            assert_eq!((ranges[0].start, ranges[parts - 1].end), (0, all));
+            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+            let sizes = ranges[..parts - 1].iter().map(Range::len);
+            let (least, most) = (sizes.clone().min(), sizes.max());
+            assert!(most.unwrap() - least.unwrap() <= step, "{ranges:?}");
+        }
     }
 
     // Whatever the number of rows or sums turns out to be.
