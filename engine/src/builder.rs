@@ -212,8 +212,8 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::{Executor, Pool};
     use crate::ops::{Halt, MatMul};
-    use crate::{Executor, Pool};
 
     fn matrix() -> (Builder, Value) {
         let mut b = Builder::new();

@@ -191,7 +191,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{Executor, Pool, Store, Type};
+    use crate::cpu::{Executor, Pool};
+    use crate::{Store, Type};
 
     fn inputs<const N: usize>(b: &mut Builder) -> [Value; N] {
         std::array::from_fn(|index| b.input(&index.to_string(), &Type::f32(&[2, 2])).unwrap())

@@ -231,10 +231,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::Store;
+    use crate::cpu::{Executor, Pool};
     use crate::ops::MatMul;
     use crate::ops::oracle::{Oracle, Sample};
     use crate::random_programs::Recipe;
-    use crate::{Executor, Pool, Store};
 
     const SEEDS: Range<u64> = 0..100;
 

@@ -1,12 +1,26 @@
 //! What outlives a step: parameters, moments, frozen weights. Programs share it by [`Slot`].
+//!
+//! Where programs run on a device, tensors have a place there too, and each is newest where it was changed last. What the host
+//! changes is sent by the next replay that reads it; what the device changes is brought home when somebody asks
+//! ([`Store::fetch`]), and never unasked: to read a tensor that is newer on the device is a mistake.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use crate::cuda::mirror::Mirror;
+use crate::cuda::{self, Device};
 use crate::value::Type;
 
 /// A tensor of a [`Store`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(u32);
+
+impl Slot {
+    /// Its number.
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// Named f32 tensors that stay from step to step.
 #[derive(Debug, Default)]
@@ -15,6 +29,8 @@ pub struct Store {
     by_name: BTreeMap<String, Slot>,
     /// Tensors have no values.
     only_shapes: bool,
+    /// The tensors on a device, if programs of one have run.
+    mirror: Option<Mirror>,
 }
 
 impl Store {
@@ -80,31 +96,121 @@ impl Store {
 
     /// Name of a tensor.
     pub fn name(&self, slot: Slot) -> &str {
-        &self.tensors[slot.0 as usize].0
+        &self.tensors[slot.index()].0
     }
 
     /// Type of a tensor.
     pub fn ty(&self, slot: Slot) -> &Type {
-        &self.tensors[slot.0 as usize].1
+        &self.tensors[slot.index()].1
     }
 
     /// Values of a tensor.
+    ///
+    /// # Panics
+    ///
+    /// When a device has changed them, and they were not [fetched](Self::fetch) since.
     pub fn get(&self, slot: Slot) -> &[f32] {
-        &self.tensors[slot.0 as usize].2
+        self.expect_home(slot);
+        &self.tensors[slot.index()].2
     }
 
     /// Values of a tensor, to be changed.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::get`] does.
     pub fn get_mut(&mut self, slot: Slot) -> &mut [f32] {
-        &mut self.tensors[slot.0 as usize].2
+        self.expect_home(slot);
+        if let Some(mirror) = &mut self.mirror {
+            mirror.changed_at_home(slot);
+        }
+        &mut self.tensors[slot.index()].2
     }
 
-    /// The same tensors, once more.
+    /// Makes a tensor zeros, wherever its newest values are.
+    pub fn clear(&mut self, slot: Slot) {
+        if let Some(mirror) = &mut self.mirror {
+            mirror.changed_at_home(slot);
+        }
+        self.tensors[slot.index()].2.fill(0.0);
+    }
+
+    fn expect_home(&self, slot: Slot) {
+        let home = self.mirror.as_ref().is_none_or(|m| m.is_home(slot));
+        assert!(home, "`{}` is newer on the device", self.name(slot));
+    }
+
+    /// Waits for the device and brings home whatever it has changed; nothing where no device is.
+    ///
+    /// # Errors
+    ///
+    /// When a replay failed.
+    pub fn fetch(&mut self) -> cuda::Result<()> {
+        let Some(mirror) = &mut self.mirror else {
+            return Ok(());
+        };
+        let tensors = self.tensors.iter_mut();
+        let tensors = (0..)
+            .map(Slot)
+            .zip(tensors.map(|(_, _, values)| &mut **values));
+        mirror.fetch(tensors)
+    }
+
+    /// The same for one tensor.
+    ///
+    /// # Errors
+    ///
+    /// When a replay failed.
+    pub fn fetch_one(&mut self, slot: Slot) -> cuda::Result<()> {
+        let Some(mirror) = &mut self.mirror else {
+            return Ok(());
+        };
+        let values = &mut *self.tensors[slot.index()].2;
+        mirror.fetch(std::iter::once((slot, values)))
+    }
+
+    /// Sends to a device whatever of `slots` the host has changed, or that device has not seen.
+    pub(crate) fn send(&mut self, device: &Arc<Device>, slots: &[Slot]) -> cuda::Result<()> {
+        let tensors = self.tensors.len();
+        let there = |mirror: &Mirror| mirror.is_of(device, tensors);
+        if !self.mirror.as_ref().is_some_and(there) {
+            // Tensors were added since, or it is another device.
+            self.fetch()?;
+            self.mirror = None;
+            let sizes = self.tensors.iter().map(|(_, ty, _)| ty.bytes());
+            self.mirror = Some(Mirror::new(device, sizes)?);
+        }
+        let mirror = self.mirror.as_mut().expect("made above");
+        mirror.send(slots, |slot| &self.tensors[slot.index()].2)
+    }
+
+    /// The tensors on the device that they were last sent to.
+    pub(crate) fn mirror(&self) -> &Mirror {
+        self.mirror
+            .as_ref()
+            .expect("tensors are sent before a program reads them")
+    }
+
+    /// A program on the device changes tensors.
+    pub(crate) fn changed_on_device(&mut self, slots: &[Slot]) {
+        if let Some(mirror) = &mut self.mirror {
+            mirror.changed_on_device(slots);
+        }
+    }
+
+    /// Bytes that all tensors take on a device.
+    pub fn device_bytes(&self) -> usize {
+        cuda::mirror::bytes(self.tensors.iter().map(|(_, ty, _)| ty.bytes()))
+    }
+
+    /// The same tensors, once more, on the host alone.
     #[cfg(any(test, feature = "shadow"))]
     pub(crate) fn copy(&self) -> Self {
         Self {
             tensors: self.tensors.clone(),
             by_name: self.by_name.clone(),
             only_shapes: self.only_shapes,
+            mirror: None,
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::arena::Arena;
 use super::frame::{Frame, View};
 use super::pool::Pool;
-use crate::builder::{Builder, StepScalar};
+use crate::builder::{Builder, Node, StepScalar};
 use crate::op::{Dear, Op};
 use crate::plan::{Place, Plan};
 use crate::store::Store;
@@ -60,9 +60,7 @@ struct PreparedOp {
     stored_copies: Vec<(crate::store::Slot, usize)>,
     scratch: View,
     part: &'static str,
-    flops: u64,
-    dear: Dear,
-    bytes: u64,
+    work: OpProfile,
 }
 
 /// Time and work of one op, summed over the replays since profiling was switched on.
@@ -374,14 +372,27 @@ impl Executor {
             .iter()
             .zip(times)
             .map(|(op, time)| OpProfile {
-                name: op.op.name(),
-                shapes: format!("{:?}", op.op),
                 time,
-                flops: op.flops,
-                dear: op.dear,
-                bytes: op.bytes,
+                ..op.work.clone()
             })
             .collect()
+    }
+}
+
+impl OpProfile {
+    /// The work of an op, which has taken no time yet.
+    pub(crate) fn of(builder: &Builder, node: &Node) -> Self {
+        let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
+        let outputs = node.outputs.iter().map(|&output| builder.ty(output));
+        let bytes: usize = types.iter().copied().chain(outputs).map(Type::bytes).sum();
+        Self {
+            name: node.op.name(),
+            shapes: format!("{:?}", node.op),
+            time: Duration::ZERO,
+            flops: node.op.flops(&types),
+            dear: node.op.dear(&types),
+            bytes: bytes as u64,
+        }
     }
 }
 
@@ -476,8 +487,6 @@ fn prepare(
         }
     }
     let scratch = Type::f32(&[node.op.scratch_bytes(&types) / 4]);
-    let bytes = types.iter().map(|ty| ty.bytes()).sum::<usize>()
-        + output_types().map(Type::bytes).sum::<usize>();
     PreparedOp {
         op: Arc::clone(&node.op),
         types: types.iter().map(|&ty| ty.clone()).collect(),
@@ -489,9 +498,7 @@ fn prepare(
         stored_copies,
         scratch: view(planned.scratch, &scratch),
         part: node.part,
-        flops: node.op.flops(&types),
-        dear: node.op.dear(&types),
-        bytes: bytes as u64,
+        work: OpProfile::of(builder, node),
     }
 }
 

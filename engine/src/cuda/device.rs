@@ -1,88 +1,60 @@
-//! A GPU, what is kept on it, and programs that run on it. Unmeasured: no GPU has run it. What it is given to run is: see
-//! `tests`.
-//!
-//! A program's first replay is captured as one CUDA graph, and every later one launches it: a step without anything to log
-//! costs the host a copy of its inputs and one call, and waits for nothing. Inputs are written to pinned memory of which there are
-//! two, and copied on a stream of their own, so that the next step's are on the device before this one is done.
-#![expect(unsafe_code, reason = "addresses and graphs of a device")]
+//! A GPU that is open, what is held on it, and the way of tensors between it and the host.
+#![expect(unsafe_code, reason = "memory of a device and of copies")]
 
-use std::collections::BTreeMap;
-use std::ffi::c_void;
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{
-    CUdevice_attribute, CUfunction_attribute, CUgraphInstantiate_flags, CUstreamCaptureMode,
-};
-use cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaSlice, CudaStream, DevicePtr, DriverError,
-    result,
-};
-use cudarc::nvrtc::Ptx;
-
 use super::Fault;
-use super::compiler::compile;
-use super::cublaslt::{Addresses, CublasLt, WORKSPACE};
-use super::libraries;
-use super::program::{FIXED_PARAMETERS, Memory, Placed, Program, Step};
-use crate::builder::Builder;
-use crate::cpu::StepParameters;
-use crate::store::{Slot, Store};
-use crate::value::DType;
+use super::driver::{Driver, Stream, Transfer, Way};
+use super::gpu::Gpu;
 
-/// Tensors of a store start at multiples of this many bytes, like allocations of their own.
-const ALIGN: usize = 256;
-
-/// Shared memory that a block has without being asked.
-const SHARED: usize = 48 << 10;
-
-fn failed(what: &str) -> impl Fn(DriverError) -> Fault {
-    move |error| Fault::new(format!("the GPU cannot {what}: {error:?}"))
-}
+/// Bytes of each of the two pieces of pinned memory that tensors travel through.
+pub(super) const PIECE: usize = 4 << 20;
 
 /// A GPU that is open.
 pub struct Device {
-    context: Arc<CudaContext>,
-    /// Where programs run.
-    stream: Arc<CudaStream>,
-    /// Where inputs are copied.
-    copies: Arc<CudaStream>,
-    products: Mutex<CublasLt>,
-    workspace: CudaSlice<u8>,
-    arch: String,
-    cache: Option<PathBuf>,
+    driver: Arc<dyn Driver>,
+    /// Made when the first tensor travels.
+    ferry: Mutex<Option<Ferry>>,
+    waits: AtomicU64,
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").finish_non_exhaustive()
+    }
 }
 
 impl Device {
-    /// Opens a GPU. Compiled kernels are kept in the directory `cache`.
+    /// Opens the GPU of a number. Compiled kernels are kept in the directory `cache`.
     ///
     /// # Errors
     ///
     /// When a library or the GPU is missing, or does not work: one line.
-    pub fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Self, Fault> {
-        if let Some(lacks) = libraries::lacks(1) {
-            return Err(Fault::new(lacks));
+    pub fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Arc<Self>, Fault> {
+        #[cfg(feature = "emulated")]
+        if super::stands_in() {
+            return Ok(Self::emulated());
         }
-        let open = failed("be opened");
-        let context = CudaContext::new(ordinal).map_err(&open)?;
-        // SAFETY: nothing was allocated yet; streams are ordered by the events below.
-        unsafe { context.disable_event_tracking() };
-        let attribute = |which| context.attribute(which).map_err(failed("say what it is"));
-        let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let [stream, copies] = [context.new_stream(), context.new_stream()];
-        let (stream, copies) = (stream.map_err(&open)?, copies.map_err(&open)?);
-        let workspace = stream
-            .alloc_zeros(WORKSPACE)
-            .map_err(failed("give memory to matrix products"))?;
-        Ok(Self {
-            products: Mutex::new(CublasLt::new()?),
-            context,
-            stream,
-            copies,
-            workspace,
-            arch: format!("sm_{major}{minor}"),
-            cache,
+        Ok(Self::of(Arc::new(Gpu::open(ordinal, cache)?)))
+    }
+
+    /// A device made of this machine's processor, for tests; it takes g++.
+    #[cfg(feature = "emulated")]
+    pub fn emulated() -> Arc<Self> {
+        use super::emulated::{Emulated, Order};
+        // As late as can be: what is not waited for is not there.
+        Self::of(Emulated::new(Order::new(false, false)))
+    }
+
+    /// A device behind a driver.
+    pub(crate) fn of(driver: Arc<dyn Driver>) -> Arc<Self> {
+        Arc::new(Self {
+            driver,
+            ferry: Mutex::new(None),
+            waits: AtomicU64::new(0),
         })
     }
 
@@ -92,446 +64,316 @@ impl Device {
     ///
     /// When the driver refuses.
     pub fn memory(&self) -> Result<(usize, usize), Fault> {
-        self.context
-            .mem_get_info()
-            .map_err(failed("say how much memory it has"))
+        self.driver.memory()
     }
 
-    fn bytes(&self, bytes: usize, what: &str) -> Result<CudaSlice<u8>, Fault> {
-        self.stream
-            .alloc_zeros(bytes.max(1))
-            .map_err(failed(&format!("give {bytes} bytes for {what}")))
+    /// Times that the host has waited for what it had asked for. A replay adds none, the first of a program excepted.
+    pub fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
     }
 
-    fn address(&self, memory: &CudaSlice<u8>) -> u64 {
-        memory.device_ptr(&self.stream).0
-    }
-}
-
-/// All tensors of a [`Store`], on a GPU.
-pub struct DeviceStore {
-    memory: CudaSlice<u8>,
-    address: u64,
-    /// First byte of each tensor.
-    starts: BTreeMap<Slot, usize>,
-}
-
-impl DeviceStore {
-    /// Where each tensor starts, and the bytes of all.
-    fn layout(store: &Store) -> (BTreeMap<Slot, usize>, usize) {
-        let mut bytes = 0;
-        let starts = store.slots().map(|slot| {
-            let start = bytes;
-            bytes += store.ty(slot).bytes().next_multiple_of(ALIGN);
-            (slot, start)
-        });
-        (starts.collect(), bytes)
+    pub(super) fn driver(&self) -> &dyn Driver {
+        &*self.driver
     }
 
-    /// Copies a store to a GPU.
-    ///
-    /// # Errors
-    ///
-    /// When there is no room.
-    pub fn new(device: &Device, store: &Store) -> Result<Self, Fault> {
-        let (starts, bytes) = Self::layout(store);
-        let memory = device.bytes(bytes, "parameters")?;
-        let address = device.address(&memory);
-        let copied = Self {
-            memory,
+    /// Waits for an event, which is then one more time that the host has waited.
+    pub(super) fn wait(&self, event: &Event) -> Result<(), Fault> {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        self.driver.wait(event.handle)
+    }
+
+    /// Memory for `what`.
+    pub(super) fn allocate(&self, bytes: usize, what: &str) -> Result<Memory, Fault> {
+        let allocated = self.driver.allocate(bytes);
+        let address = allocated.map_err(|fault| Fault::new(format!("{fault}, for {what}")))?;
+        Ok(Memory {
+            driver: Arc::clone(&self.driver),
             address,
-            starts,
-        };
-        for (&slot, &start) in &copied.starts {
-            // SAFETY: the tensor lies inside `memory`; the copy is over before `store` can change.
-            unsafe {
-                let to = address + start as u64;
-                result::memcpy_htod_async(to, store.get(slot), device.stream.cu_stream())
-            }
-            .map_err(failed("take parameters"))?;
-        }
-        device
-            .stream
-            .synchronize()
-            .map_err(failed("take parameters"))?;
-        Ok(copied)
-    }
-
-    /// Copies everything back, once all that was asked of the GPU is done.
-    ///
-    /// # Errors
-    ///
-    /// When an earlier replay failed.
-    pub fn read(&self, device: &Device, store: &mut Store) -> Result<(), Fault> {
-        for (&slot, &start) in &self.starts {
-            // SAFETY: as in `new`; `store` is borrowed until the copies are done.
-            unsafe {
-                let from = self.address + start as u64;
-                result::memcpy_dtoh_async(store.get_mut(slot), from, device.stream.cu_stream())
-            }
-            .map_err(failed("give parameters back"))?;
-        }
-        device
-            .stream
-            .synchronize()
-            .map_err(failed("give parameters back"))
-    }
-
-    /// Bytes on the GPU.
-    pub fn bytes(&self) -> usize {
-        self.memory.len()
-    }
-}
-
-/// Pinned memory of the host, a place for it on the device, and how far the copy between them is.
-struct Staging {
-    host: *mut u32,
-    words: usize,
-    device: u64,
-    /// The copy to the device is over.
-    copied: CudaEvent,
-    /// The program has taken what was copied.
-    taken: CudaEvent,
-    used: bool,
-    // Keeps `device` alive.
-    _memory: CudaSlice<u8>,
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        let _ = self.copied.synchronize();
-        // SAFETY: pinned in `Executor::staging`, and no copy reads it any more.
-        let _ = unsafe { result::free_host(self.host.cast()) };
-    }
-}
-
-/// A program on a GPU.
-pub struct Executor {
-    device: Arc<Device>,
-    program: Program,
-    functions: Vec<CudaFunction>,
-    arena: CudaSlice<u8>,
-    parameters: CudaSlice<u8>,
-    /// The program as it was captured, and the address of the store that it works on.
-    graph: Option<(CudaGraph, u64)>,
-    /// Word of each input in a staging buffer, and of the parameters, which are last.
-    places: BTreeMap<String, usize>,
-    parameters_at: usize,
-    staging: [Staging; 2],
-    /// Which of the two the next replay reads.
-    next: usize,
-    waits: u64,
-    /// Numbers of the next replay.
-    pub numbers: StepParameters,
-}
-
-impl Executor {
-    /// Plans a program, compiles its kernels, and makes room for it.
-    ///
-    /// # Errors
-    ///
-    /// When a kernel cannot be compiled, or there is no room.
-    pub fn new(device: &Arc<Device>, builder: &Builder) -> Result<Self, Fault> {
-        let program = Program::new(builder);
-        let compiled = compile(&program.source, &device.arch, device.cache.as_deref())?;
-        let load = failed("load the kernels");
-        let module = device
-            .context
-            .load_module(Ptx::from_binary(compiled.cubin))
-            .map_err(&load)?;
-        let mut functions = Vec::with_capacity(program.kernels.len());
-        for kernel in &program.kernels {
-            let function = module.load_function(&kernel.name).map_err(&load)?;
-            if kernel.shared > SHARED {
-                let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                let bytes = i32::try_from(kernel.shared).expect("shared memory of a block");
-                function
-                    .set_attribute(most, bytes)
-                    .map_err(failed("give a block its shared memory"))?;
-            }
-            functions.push(function);
-        }
-        let mut words = 0;
-        let mut places = BTreeMap::new();
-        for (name, placed) in &program.inputs {
-            places.insert(name.clone(), words);
-            words += placed.len.next_multiple_of(ALIGN / 4);
-        }
-        let parameters_at = words;
-        words += FIXED_PARAMETERS + program.scalars.len();
-        let arena = device.bytes(program.plan.arena_bytes(), "the arena of a program")?;
-        let parameters = device.bytes(4 * (words - parameters_at), "parameters of a step")?;
-        let staging = [staging(device, words)?, staging(device, words)?];
-        let numbers = StepParameters {
-            scalars: vec![0.0; program.scalars.len()],
-            ..StepParameters::default()
-        };
-        Ok(Self {
-            device: Arc::clone(device),
-            program,
-            functions,
-            arena,
-            parameters,
-            graph: None,
-            places,
-            parameters_at,
-            staging,
-            next: 0,
-            waits: 0,
-            numbers,
+            bytes,
         })
     }
 
-    /// Sets a step scalar by name; a name that the program does not use is ignored.
-    pub fn set_scalar(&mut self, name: &str, value: f32) {
-        if let Some(index) = self.program.scalars.iter().position(|known| known == name) {
-            self.numbers.scalars[index] = value;
-        }
+    pub(super) fn pin(&self, words: usize) -> Result<Pinned, Fault> {
+        Ok(Pinned {
+            address: self.driver.pin(4 * words)?,
+            driver: Arc::clone(&self.driver),
+            words,
+        })
     }
 
-    /// Words of an input, to be filled before a replay: f32s as their bits. Every input is to be filled for every replay.
-    ///
-    /// # Errors
-    ///
-    /// When an earlier copy failed.
-    ///
-    /// # Panics
-    ///
-    /// When the program has no input of this name.
-    pub fn input(&mut self, name: &str) -> Result<&mut [u32], Fault> {
-        let first = self.places[name];
-        let len = self.program.inputs[name].len;
-        let staging = &mut self.staging[self.next];
-        if staging.used {
-            // The copy of two replays ago: over long since.
-            staging
-                .copied
-                .synchronize()
-                .map_err(failed("take inputs"))?;
-            staging.used = false;
-        }
-        assert!(first + len <= staging.words);
-        // SAFETY: pinned memory of `words` words that nothing reads between here and `run`.
-        Ok(unsafe { std::slice::from_raw_parts_mut(staging.host.add(first), len) })
+    pub(super) fn event(&self) -> Result<Event, Fault> {
+        Ok(Event {
+            handle: self.driver.event()?,
+            driver: Arc::clone(&self.driver),
+        })
     }
 
-    /// Replays the program; returns before it is done.
+    /// Copies values to addresses of the device, after all that programs were asked for and before all that they will be.
     ///
-    /// # Errors
+    /// # Safety
     ///
-    /// When the GPU refuses, or failed before.
-    pub fn run(&mut self, store: &mut DeviceStore) -> Result<(), Fault> {
-        self.copy_inputs().map_err(failed("take inputs"))?;
-        if self
-            .graph
-            .as_ref()
-            .is_none_or(|(_, of)| *of != store.address)
-        {
-            // Once without a graph: libraries load what they need, which a capture forbids.
-            self.enqueue(store)?;
-            let stream = &self.device.stream;
-            stream.synchronize().map_err(failed("run the program"))?;
-            self.waits += 1;
-            let capture = failed("capture the program");
-            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-            stream.begin_capture(mode).map_err(&capture)?;
-            let enqueued = self.enqueue(store);
-            let flags = CUgraphInstantiate_flags(0);
-            let graph = self.device.stream.end_capture(flags).map_err(&capture);
-            enqueued?;
-            self.graph = graph?.map(|graph| (graph, store.address));
-            return Ok(());
-        }
-        let (graph, _) = self.graph.as_ref().expect("captured before");
-        graph.launch().map_err(failed("run the program"))
-    }
-
-    /// Times that the host has waited for the GPU; a replay adds none but the first.
-    pub fn waits(&self) -> u64 {
-        self.waits
-    }
-
-    /// An output of the last replay, once it is done.
-    ///
-    /// # Errors
-    ///
-    /// When a replay failed.
-    ///
-    /// # Panics
-    ///
-    /// When the program has no output of this name.
-    pub fn output(&mut self, name: &str, store: &DeviceStore) -> Result<Vec<f32>, Fault> {
-        let found = self.program.outputs.iter().find(|(known, _)| known == name);
-        let (_, placed) = found.unwrap_or_else(|| panic!("the program has an output `{name}`"));
-        assert_eq!(placed.dtype, DType::F32);
-        let mut values = vec![0f32; placed.len];
-        let read = failed("give an output");
-        let stream = &self.device.stream;
-        // SAFETY: the output lies inside its memory; `values` is borrowed until the copy is done.
-        unsafe {
-            let from = self.address(placed, store);
-            result::memcpy_dtoh_async(&mut values, from, stream.cu_stream())
-        }
-        .map_err(&read)?;
-        stream.synchronize().map_err(&read)?;
-        self.waits += 1;
-        Ok(values)
-    }
-
-    /// Bytes of the arena.
-    pub fn arena_bytes(&self) -> usize {
-        self.program.plan.arena_bytes()
-    }
-
-    /// Copies inputs and parameters to the device on their own stream, and from there to where the program reads them.
-    fn copy_inputs(&mut self) -> Result<(), DriverError> {
-        let (device, staging) = (&self.device, &mut self.staging[self.next]);
-        let numbers = &self.numbers;
-        let seed = numbers.seed;
-        #[expect(clippy::cast_possible_truncation, reason = "the halves of the seed")]
-        let fixed = [
-            seed as u32,
-            (seed >> 32) as u32,
-            numbers.step,
-            numbers.first_row,
-        ];
-        let scalars = numbers.scalars.iter().map(|scalar| scalar.to_bits());
-        // SAFETY: the staging buffer is as long as the layout says, and free (`input`); copies are ordered by the events.
-        unsafe {
-            if staging.used {
-                staging.copied.synchronize()?;
-            }
-            let host = std::slice::from_raw_parts_mut(staging.host, staging.words);
-            let words = fixed.into_iter().chain(scalars);
-            host[self.parameters_at..]
-                .iter_mut()
-                .zip(words)
-                .for_each(|(to, word)| *to = word);
-            device.copies.wait(&staging.taken)?;
-            result::memcpy_htod_async(staging.device, host, device.copies.cu_stream())?;
-            staging.copied.record(&device.copies)?;
-            staging.used = true;
-            device.stream.wait(&staging.copied)?;
-            let from = |word: usize| staging.device + 4 * word as u64;
-            for (name, placed) in &self.program.inputs {
-                let Memory::Arena(offset) = placed.memory else {
-                    unreachable!("inputs lie in the arena");
+    /// At each address there is live memory for its values.
+    pub(super) unsafe fn upload(&self, sent: &[(u64, &[f32])]) -> Result<(), Fault> {
+        let mut ferry = self.ferry()?;
+        let ferry = ferry.as_mut().expect("made above");
+        for (number, load) in loads(sent.iter().map(|(_, values)| values.len())).enumerate() {
+            let piece = &mut ferry.pieces[number % 2];
+            // What it carried last has arrived; also when that was in another call.
+            self.wait_for(piece)?;
+            for part in &load {
+                let (to, values) = sent[part.tensor];
+                let values = &values[part.first..][..part.len];
+                piece.pinned.words()[part.at..][..part.len]
+                    .copy_from_slice(bytemuck::cast_slice(values));
+                let transfer = Transfer {
+                    way: Way::In,
+                    from: piece.pinned.address + 4 * part.at as u64,
+                    to: to + 4 * part.first as u64,
+                    bytes: 4 * part.len,
                 };
-                let to = device.address(&self.arena) + offset as u64;
-                let bytes = placed.len * placed.dtype.bytes();
-                let stream = device.stream.cu_stream();
-                result::memcpy_dtod_async(to, from(self.places[name]), bytes, stream)?;
+                // SAFETY: the caller's promise; the piece is left alone until its event has happened.
+                unsafe { self.driver.copy(Stream::Programs, transfer) }?;
             }
-            let to = device.address(&self.parameters);
-            let bytes = 4 * (FIXED_PARAMETERS + self.program.scalars.len());
-            let stream = device.stream.cu_stream();
-            result::memcpy_dtod_async(to, from(self.parameters_at), bytes, stream)?;
-            staging.taken.record(&device.stream)?;
-        }
-        self.next = 1 - self.next;
-        Ok(())
-    }
-
-    fn address(&self, placed: &Placed, store: &DeviceStore) -> u64 {
-        match placed.memory {
-            Memory::Arena(offset) => self.device.address(&self.arena) + offset as u64,
-            Memory::Store(slot) => store.address + store.starts[&slot] as u64,
-            Memory::Parameters => self.device.address(&self.parameters),
-        }
-    }
-
-    /// Puts every step of the program on the stream.
-    fn enqueue(&self, store: &DeviceStore) -> Result<(), Fault> {
-        let stream = self.device.stream.cu_stream();
-        for step in &self.program.steps {
-            match step {
-                Step::Copy { from, to } => {
-                    let bytes = to.len * to.dtype.bytes();
-                    let [from, to] = [from, to].map(|placed| self.address(placed, store));
-                    // SAFETY: the plan gives both places of this length.
-                    unsafe { result::memcpy_dtod_async(to, from, bytes, stream) }
-                        .map_err(failed("copy"))?;
-                }
-                Step::Launch {
-                    kernel,
-                    blocks,
-                    operands,
-                } => self.launch(*kernel, *blocks, operands, store)?,
-                Step::Product(placed) => {
-                    let at = Addresses {
-                        a: self.address(&placed.a, store),
-                        b: self.address(&placed.b, store),
-                        out: self.address(&placed.out, store),
-                        bias: placed.bias.as_ref().map(|bias| self.address(bias, store)),
-                        workspace: self.device.address(&self.device.workspace),
-                    };
-                    let products = &self.device.products;
-                    let mut products = products.lock().unwrap_or_else(PoisonError::into_inner);
-                    products.multiply(&placed.product, at, stream)?;
-                }
-            }
+            piece.leave()?;
         }
         Ok(())
     }
 
-    fn launch(
-        &self,
-        kernel: usize,
-        [x, y]: [usize; 2],
-        operands: &[Placed],
-        store: &DeviceStore,
-    ) -> Result<(), Fault> {
-        let mut addresses: Vec<u64> = operands
-            .iter()
-            .map(|placed| self.address(placed, store))
-            .collect();
-        let mut arguments: Vec<*mut c_void> = addresses
-            .iter_mut()
-            .map(|address| std::ptr::from_mut(address).cast())
-            .collect();
-        let description = &self.program.kernels[kernel];
-        let size = |count: usize| u32::try_from(count).expect("a grid of a device");
-        // SAFETY: every kernel takes one pointer an operand, in this order (`program::parameter`); operands lie in their
-        // places; accesses and grids are checked on the emulated device.
-        unsafe {
-            result::launch_kernel(
-                self.functions[kernel].cu_function(),
-                (size(x), size(y), 1),
-                (size(description.threads), 1, 1),
-                size(description.shared),
-                self.device.stream.cu_stream(),
-                &mut arguments,
-            )
+    /// Copies values from addresses of the device, as they are when all that programs were asked for is done.
+    ///
+    /// # Safety
+    ///
+    /// At each address there is live memory with its values.
+    pub(super) unsafe fn download(&self, wanted: &mut [(u64, &mut [f32])]) -> Result<(), Fault> {
+        let mut ferry = self.ferry()?;
+        let ferry = ferry.as_mut().expect("made above");
+        let lengths = wanted.iter().map(|(_, values)| values.len());
+        let loads: Vec<Vec<Part>> = loads(lengths).collect();
+        // A piece is emptied before it is filled again, and both at the end.
+        for number in 0..loads.len() + 2 {
+            let piece = &mut ferry.pieces[number % 2];
+            if piece.busy {
+                self.wait_for(piece)?;
+                let carried = number.checked_sub(2).map(|number| &loads[number]);
+                for part in carried.into_iter().flatten() {
+                    let values = &mut wanted[part.tensor].1[part.first..][..part.len];
+                    values.copy_from_slice(bytemuck::cast_slice(
+                        &piece.pinned.words()[part.at..][..part.len],
+                    ));
+                }
+            }
+            let Some(load) = loads.get(number) else {
+                continue;
+            };
+            for part in load {
+                let transfer = Transfer {
+                    way: Way::Out,
+                    from: wanted[part.tensor].0 + 4 * part.first as u64,
+                    to: piece.pinned.address + 4 * part.at as u64,
+                    bytes: 4 * part.len,
+                };
+                // SAFETY: as in `upload`.
+                unsafe { self.driver.copy(Stream::Programs, transfer) }?;
+            }
+            piece.leave()?;
         }
-        .map_err(failed(&description.call))
+        Ok(())
+    }
+
+    fn wait_for(&self, piece: &mut Piece) -> Result<(), Fault> {
+        if piece.busy {
+            self.wait(&piece.arrived)?;
+            piece.busy = false;
+        }
+        Ok(())
+    }
+
+    fn ferry(&self) -> Result<std::sync::MutexGuard<'_, Option<Ferry>>, Fault> {
+        let mut ferry = self.ferry.lock().unwrap_or_else(PoisonError::into_inner);
+        if ferry.is_none() {
+            let piece = || {
+                Ok(Piece {
+                    pinned: self.pin(PIECE / 4)?,
+                    arrived: self.event()?,
+                    busy: false,
+                })
+            };
+            *ferry = Some(Ferry {
+                pieces: [piece()?, piece()?],
+            });
+        }
+        Ok(ferry)
     }
 }
 
-impl Drop for Executor {
+impl Drop for Device {
     fn drop(&mut self) {
-        // Nothing may run in memory that is given back.
-        let _ = self.device.stream.synchronize();
+        let ferry = self.ferry.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for piece in ferry.iter().flat_map(|ferry| &ferry.pieces) {
+            // Pinned memory is given back when nothing reads it any more.
+            let _ = self.driver.wait(piece.arrived.handle);
+        }
     }
 }
 
-fn staging(device: &Device, words: usize) -> Result<Staging, Fault> {
-    let memory = device.bytes(4 * words, "inputs")?;
-    let event = || {
-        device
-            .context
-            .new_event(None)
-            .map_err(failed("make an event"))
-    };
-    let (copied, taken) = (event()?, event()?);
-    // SAFETY: freed by `Staging::drop`.
-    let host = unsafe { result::malloc_host(4 * words, 0) }.map_err(failed("pin memory"))?;
-    Ok(Staging {
-        host: host.cast(),
-        words,
-        device: device.address(&memory),
-        copied,
-        taken,
-        used: false,
-        _memory: memory,
-    })
+/// Two pieces of pinned memory: one travels while the host is busy with the other.
+struct Ferry {
+    pieces: [Piece; 2],
+}
+
+struct Piece {
+    pinned: Pinned,
+    arrived: Event,
+    /// Its copies may not be over.
+    busy: bool,
+}
+
+impl Piece {
+    fn leave(&mut self) -> Result<(), Fault> {
+        self.busy = true;
+        self.arrived.record(Stream::Programs)
+    }
+}
+
+/// A part of a tensor in a piece.
+struct Part {
+    tensor: usize,
+    /// Its first element.
+    first: usize,
+    len: usize,
+    /// Its place in the piece, in words.
+    at: usize,
+}
+
+/// Tensors of these lengths, cut into what fits into a piece.
+fn loads(lengths: impl Iterator<Item = usize>) -> impl Iterator<Item = Vec<Part>> {
+    let mut loads = Vec::new();
+    let (mut load, mut filled) = (Vec::new(), 0);
+    for (tensor, all) in lengths.enumerate() {
+        let mut first = 0;
+        while first < all {
+            let len = (all - first).min(PIECE / 4 - filled);
+            load.push(Part {
+                tensor,
+                first,
+                len,
+                at: filled,
+            });
+            (first, filled) = (first + len, filled + len);
+            if filled == PIECE / 4 {
+                loads.push(std::mem::take(&mut load));
+                filled = 0;
+            }
+        }
+    }
+    loads.extend((!load.is_empty()).then_some(load));
+    loads.into_iter()
+}
+
+/// Memory of a device.
+pub(crate) struct Memory {
+    driver: Arc<dyn Driver>,
+    pub(super) address: u64,
+    pub(super) bytes: usize,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `Device::allocate`; whoever used it held it.
+        unsafe { self.driver.free(self.address) };
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes of a device", self.bytes)
+    }
+}
+
+/// Pinned memory of the host.
+pub(super) struct Pinned {
+    driver: Arc<dyn Driver>,
+    pub(super) address: u64,
+    words: usize,
+}
+
+impl Pinned {
+    /// What lies there.
+    pub(super) fn words(&mut self) -> &mut [u32] {
+        let start = usize::try_from(self.address).expect("addresses have 64 bits");
+        let start = std::ptr::with_exposed_provenance_mut(start);
+        // SAFETY: pinned, of that length; any bits are words, and the driver leaves it alone but for copies that are waited for.
+        unsafe { std::slice::from_raw_parts_mut(start, self.words) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: pinned by `Device::pin`; its owner waits for its copies (`Inputs`, `Device`).
+        unsafe { self.driver.unpin(self.address) };
+    }
+}
+
+/// Something that happens on a stream.
+pub(super) struct Event {
+    driver: Arc<dyn Driver>,
+    pub(super) handle: u64,
+}
+
+impl Event {
+    /// It happens when all that the stream was given is done.
+    pub(super) fn record(&self, stream: Stream) -> Result<(), Fault> {
+        self.driver.record(self.handle, stream)
+    }
+
+    /// The stream goes on when it has happened.
+    pub(super) fn hold(&self, stream: Stream) -> Result<(), Fault> {
+        self.driver.follow(stream, self.handle)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        self.driver.forget(self.handle);
+    }
+}
+
+/// What a stream was given once, to be given again.
+pub(super) struct Graph {
+    driver: Arc<dyn Driver>,
+    handle: u64,
+}
+
+impl Graph {
+    /// Remembers what `given` puts on the stream of programs, which does not do it.
+    pub(super) fn capture(
+        device: &Device,
+        given: impl FnOnce() -> Result<(), Fault>,
+    ) -> Result<Self, Fault> {
+        device.driver.begin_capture()?;
+        let given = given();
+        // Whatever happened, the stream is to do again what it is told.
+        let graph = device.driver.end_capture().map(|handle| Self {
+            driver: Arc::clone(&device.driver),
+            handle,
+        });
+        given?;
+        graph
+    }
+
+    /// Puts it on the stream of programs.
+    ///
+    /// # Safety
+    ///
+    /// What held for all that is in it holds still.
+    pub(super) unsafe fn launch(&self) -> Result<(), Fault> {
+        // SAFETY: the caller's promise.
+        unsafe { self.driver.launch_graph(self.handle) }
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        self.driver.forget_graph(self.handle);
+    }
 }

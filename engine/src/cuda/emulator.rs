@@ -1,4 +1,4 @@
-//! A device made of this machine's processor: the kernels' own source, compiled by g++ behind `emulator.h`.
+//! Kernels on this machine's processor: their own source, compiled by g++ behind `emulator.h`; and products as cublasLt computes them.
 #![expect(unsafe_code, reason = "compiled kernels are opened and called by name")]
 #![expect(clippy::disallowed_methods, reason = "files of a test alone")]
 
@@ -12,9 +12,6 @@ use std::sync::Mutex;
 use libloading::Library;
 
 use super::product::{Key, Product};
-use super::program::{Memory, Placed, Program, Step};
-use crate::cpu::StepParameters;
-use crate::store::Store;
 use crate::value::DType;
 
 const HEADER: &str = include_str!("emulator.h");
@@ -25,10 +22,11 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// An operand as a kernel takes it.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Span {
-    start: *mut c_void,
-    len: u64,
-    accesses: *mut u64,
+pub(super) struct Span {
+    pub(super) start: *mut c_void,
+    /// In elements.
+    pub(super) len: u64,
+    pub(super) accesses: *mut u64,
 }
 
 type Run = unsafe extern "C" fn(*const Span, u32, u32, c_int, *mut u64) -> *const c_char;
@@ -52,21 +50,10 @@ pub(crate) struct Operand {
     pub(crate) accesses: u64,
 }
 
-/// A program with its arena.
-pub(crate) struct Emulator {
-    program: Program,
-    kernels: Kernels,
-    /// In vectors of 16 bytes, so that it is aligned to them.
-    arena: Vec<[u32; 4]>,
-    parameters: Vec<u32>,
-    /// Whether threads and blocks run from last to first.
-    pub(crate) backwards: bool,
-    /// Bytes of shared memory of the largest block so far.
-    pub(crate) shared: u64,
-    /// Of each launch so far.
-    pub(crate) traffic: Vec<Traffic>,
-    /// What no launch counts.
-    other_accesses: u64,
+/// Whether there is a g++; a line that says so where there is none.
+#[cfg(test)]
+pub(crate) fn is_there() -> bool {
+    compile("").is_some()
 }
 
 /// Compiled once for each source, whoever asks.
@@ -108,204 +95,26 @@ fn compile(source: &str) -> Option<Library> {
     Some(unsafe { Library::new(&path) }.expect("what was compiled can be opened"))
 }
 
-impl Emulator {
-    /// Compiles a program; `None`, and a line that says so, where there is no g++.
-    pub(crate) fn new(program: Program) -> Option<Self> {
-        let kernels = Kernels::new(&program.source)?;
-        // Whatever is read before it is written is NaN.
-        let arena = vec![[u32::MAX; 4]; program.plan.arena_bytes().div_ceil(16)];
-        Some(Self {
-            parameters: vec![0; super::program::FIXED_PARAMETERS + program.scalars.len()],
-            program,
-            kernels,
-            arena,
-            backwards: false,
-            shared: 0,
-            traffic: Vec::new(),
-            other_accesses: 0,
-        })
-    }
-
-    /// Sets the numbers of the next replays.
-    pub(crate) fn set_parameters(&mut self, parameters: &StepParameters) {
-        let seed = parameters.seed;
-        #[expect(clippy::cast_possible_truncation, reason = "the halves of the seed")]
-        let fixed = [
-            seed as u32,
-            (seed >> 32) as u32,
-            parameters.step,
-            parameters.first_row,
-        ];
-        let scalars = parameters.scalars.iter().map(|scalar| scalar.to_bits());
-        self.parameters = fixed.into_iter().chain(scalars).collect();
-    }
-
-    /// Whether the program reads an input.
-    #[cfg(test)]
-    pub(crate) fn has_input(&self, name: &str) -> bool {
-        self.program.inputs.contains_key(name)
-    }
-
-    /// Writes an input.
-    pub(crate) fn write(&mut self, name: &str, words: &[u32]) {
-        let placed = self.program.inputs[name];
-        assert_eq!(placed.len, words.len(), "{name}");
-        let Memory::Arena(offset) = placed.memory else {
-            unreachable!("inputs lie in the arena");
-        };
-        self.words()[offset / 4..][..words.len()].copy_from_slice(words);
-    }
-
-    /// The arena in words.
-    fn words(&mut self) -> &mut [u32] {
-        self.arena.as_flattened_mut()
-    }
-
-    /// Outputs of the last replay, in the order of the program.
-    pub(crate) fn outputs(&mut self, store: &mut Store) -> Vec<(String, Vec<f32>)> {
-        let outputs = self.program.outputs.clone();
-        let mut read = |placed: Placed| -> Vec<f32> {
-            let span = self.span(placed, store);
-            // SAFETY: spans lie inside the arena or a tensor of the store.
-            unsafe { std::slice::from_raw_parts(span.start.cast::<f32>(), placed.len) }.to_vec()
-        };
-        outputs
-            .into_iter()
-            .map(|(name, placed)| (name, read(placed)))
-            .collect()
-    }
-
-    fn span(&mut self, placed: Placed, store: &mut Store) -> Span {
-        let bytes = placed.len * placed.dtype.bytes();
-        let start: *mut c_void = match placed.memory {
-            Memory::Arena(offset) => {
-                assert!(offset + bytes <= 16 * self.arena.len(), "inside the arena");
-                self.words()[offset / 4..].as_mut_ptr().cast()
-            }
-            Memory::Store(slot) => {
-                assert_eq!(4 * store.get(slot).len(), bytes, "the whole tensor");
-                let values = store.get_mut(slot);
-                // The device aligns every tensor, the store does not: see `run`.
-                values.as_mut_ptr().cast()
-            }
-            Memory::Parameters => self.parameters.as_mut_ptr().cast(),
-        };
-        Span {
-            start,
-            len: placed.len as u64,
-            accesses: &raw mut self.other_accesses,
-        }
-    }
-
-    /// Replays the program; tensors of the store are copied to aligned memory and back.
-    pub(crate) fn run(&mut self, store: &mut Store) {
-        let _alone = ONE_AT_A_TIME
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let mut tensors: Vec<Vec<[f32; 4]>> = store
-            .slots()
-            .map(|slot| {
-                let values = store.get(slot);
-                let mut aligned = vec![[0.0; 4]; values.len().div_ceil(4)];
-                aligned.as_flattened_mut()[..values.len()].copy_from_slice(values);
-                aligned
-            })
-            .collect();
-        let slots: Vec<_> = store.slots().collect();
-        for step in self.program.steps.clone() {
-            let mut span = |placed: Placed| -> Span {
-                let mut span = self.span(placed, store);
-                if let Memory::Store(slot) = placed.memory {
-                    let index = slots
-                        .iter()
-                        .position(|&other| other == slot)
-                        .expect("a tensor of the store");
-                    span.start = tensors[index].as_mut_ptr().cast();
-                }
-                span
-            };
-            match step {
-                Step::Copy { from, to } => {
-                    let (from, to) = (span(from), span(to));
-                    // SAFETY: two tensors of one length in different places.
-                    unsafe {
-                        std::ptr::copy_nonoverlapping(
-                            from.start.cast::<u32>(),
-                            to.start.cast(),
-                            count(to),
-                        )
-                    };
-                }
-                Step::Launch {
-                    kernel,
-                    blocks,
-                    operands,
-                } => {
-                    let written: Vec<bool> = operands.iter().map(|o| o.written).collect();
-                    let spans: Vec<Span> = operands.into_iter().map(&mut span).collect();
-                    self.launch(kernel, blocks, &spans, written);
-                }
-                Step::Product(placed) => {
-                    let [a, b, out] = [placed.a, placed.b, placed.out].map(&mut span);
-                    let bias = placed.bias.map(&mut span);
-                    multiply(&placed.product, [a, b], out, bias);
-                }
-            }
-        }
-        for (slot, tensor) in slots.into_iter().zip(tensors) {
-            let values = store.get_mut(slot);
-            let len = values.len();
-            values.copy_from_slice(&tensor.as_flattened()[..len]);
-        }
-    }
-
-    fn launch(&mut self, kernel: usize, blocks: [usize; 2], spans: &[Span], written: Vec<bool>) {
-        let kernel = &self.program.kernels[kernel];
-        assert!(kernel.threads <= 1024 && kernel.threads.is_multiple_of(32));
-        let mut accesses = vec![0; spans.len()];
-        let spans: Vec<Span> = spans
-            .iter()
-            .zip(&mut accesses)
-            .map(|(span, accesses)| Span { accesses, ..*span })
-            .collect();
-        let launched = self
-            .kernels
-            .launch(&kernel.name, blocks, &spans, self.backwards);
-        let function = kernel.call.split(['<', '(']).next().unwrap_or_default();
-        let of = spans.iter().zip(written).map(|(span, written)| Operand {
-            len: span.len,
-            written,
-            // SAFETY: it points into `accesses`, which nobody else has now.
-            accesses: unsafe { *span.accesses },
-        });
-        self.traffic.push(Traffic {
-            function: function.to_owned(),
-            operands: of.collect(),
-        });
-        match launched {
-            Ok(shared) => self.shared = self.shared.max(shared),
-            Err(message) => panic!("{}: {message}", kernel.call),
-        }
-    }
-}
-
 /// Compiled kernels.
-struct Kernels(Library);
+pub(super) struct Kernels(Library);
 
 impl Kernels {
     /// `None`, and a line that says so, where there is no g++.
-    fn new(source: &str) -> Option<Self> {
+    pub(super) fn new(source: &str) -> Option<Self> {
         compile(source).map(Self)
     }
 
     /// Runs a grid; bytes of shared memory of its largest block, or what a thread did wrong.
-    fn launch(
+    pub(super) fn launch(
         &self,
         name: &str,
         blocks: [usize; 2],
         spans: &[Span],
         backwards: bool,
     ) -> Result<u64, String> {
+        let _alone = ONE_AT_A_TIME
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let [x, y] = blocks.map(|blocks| u32::try_from(blocks).expect("a grid of a device"));
         assert!(
             x <= i32::MAX.cast_unsigned() && y <= 65_535,
@@ -341,7 +150,12 @@ fn count(span: Span) -> usize {
 }
 
 /// As cublasLt computes it, from its description of it: column-major, f64 sums.
-fn multiply(product: &Product, [first, second]: [Span; 2], out: Span, bias: Option<Span>) {
+pub(super) fn multiply(
+    product: &Product,
+    [first, second]: [Span; 2],
+    out: Span,
+    bias: Option<Span>,
+) {
     let key: Key = product.key(16);
     let slice = |span: Span, matrix: usize| -> &mut [f32] {
         // SAFETY: spans lie inside the arena or a tensor; the result overlaps with no factor (`plan::tests`).
@@ -402,9 +216,6 @@ mod tests {
         let prelude = include_str!("prelude.cuh");
         let source = format!("{prelude}\nKERNEL(kernel, 64, (Out<float> y), {body})\n");
         let kernels = Kernels::new(&source)?;
-        let _alone = ONE_AT_A_TIME
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
         Some([false, true].map(|backwards| {
             let (mut y, mut accesses) = (vec![[0f32; 4]; 32], 0);
             let span = Span {

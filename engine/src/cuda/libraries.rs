@@ -10,7 +10,7 @@
 )]
 
 use std::env;
-use std::ffi::{OsStr, c_int};
+use std::ffi::{OsStr, c_int, c_void};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -289,37 +289,59 @@ pub fn gpus() -> Result<Vec<Gpu>, String> {
     })
 }
 
+/// No function of this name.
+const MISSING: c_int = 500;
+
 /// Asks the driver, without cudarc, which panics where a function is missing.
+macro_rules! call {
+    ($driver:expr, $name:literal, ($($argument:expr => $type:ty),*)) => {{
+        // SAFETY: the signatures are those of the driver API since CUDA 7; buffers outlive the call.
+        let status = unsafe {
+            let function = $driver
+                .get::<unsafe extern "C" fn($($type),*) -> c_int>($name.as_bytes())
+                .map_err(|_| ($name, MISSING))?;
+            function($($argument),*)
+        };
+        if status != 0 {
+            return Err(($name, status));
+        }
+    }};
+}
+
+/// Opens a GPU for the question alone.
+fn ask_free(driver: &Handle, ordinal: c_int) -> Result<usize, (&'static str, c_int)> {
+    call!(driver, "cuInit", (0 => u32));
+    let mut device = 0;
+    call!(driver, "cuDeviceGet", (&raw mut device => *mut c_int, ordinal => c_int));
+    let mut context = std::ptr::null_mut();
+    call!(driver, "cuDevicePrimaryCtxRetain", (&raw mut context => *mut *mut c_void, device => c_int));
+    let (mut free, mut all) = (0, 0);
+    let mut ask = || {
+        call!(driver, "cuCtxSetCurrent", (context => *mut c_void));
+        call!(driver, "cuMemGetInfo_v2", (&raw mut free => *mut usize, &raw mut all => *mut usize));
+        call!(driver, "cuCtxSetCurrent", (std::ptr::null_mut() => *mut c_void));
+        Ok(())
+    };
+    let asked = ask();
+    call!(driver, "cuDevicePrimaryCtxRelease_v2", (device => c_int));
+    asked.map(|()| free)
+}
+
 fn list(driver: &Handle) -> Result<Vec<Gpu>, (&'static str, c_int)> {
-    const MISSING: c_int = 500;
     const MAJOR: c_int = 75;
     const MINOR: c_int = 76;
-    macro_rules! call {
-        ($name:literal, ($($argument:expr => $type:ty),*)) => {{
-            // SAFETY: the signatures are those of the driver API since CUDA 3.2; buffers outlive the call.
-            let status = unsafe {
-                let function = driver
-                    .get::<unsafe extern "C" fn($($type),*) -> c_int>($name.as_bytes())
-                    .map_err(|_| ($name, MISSING))?;
-                function($($argument),*)
-            };
-            if status != 0 {
-                return Err(($name, status));
-            }
-        }};
-    }
-    call!("cuInit", (0 => u32));
+    call!(driver, "cuInit", (0 => u32));
     let mut count = 0;
-    call!("cuDeviceGetCount", (&raw mut count => *mut c_int));
+    call!(driver, "cuDeviceGetCount", (&raw mut count => *mut c_int));
     let mut gpus = Vec::new();
     for ordinal in 0..count {
         let (mut device, mut bytes, mut major, mut minor) = (0, 0, 0, 0);
         let mut name = [0u8; 128];
-        call!("cuDeviceGet", (&raw mut device => *mut c_int, ordinal => c_int));
-        call!("cuDeviceGetName", (name.as_mut_ptr() => *mut u8, 127 => c_int, device => c_int));
-        call!("cuDeviceTotalMem_v2", (&raw mut bytes => *mut usize, device => c_int));
-        call!("cuDeviceGetAttribute", (&raw mut major => *mut c_int, MAJOR => c_int, device => c_int));
-        call!("cuDeviceGetAttribute", (&raw mut minor => *mut c_int, MINOR => c_int, device => c_int));
+        call!(driver, "cuDeviceGet", (&raw mut device => *mut c_int, ordinal => c_int));
+        call!(driver, "cuDeviceGetName", (name.as_mut_ptr() => *mut u8, 127 => c_int, device => c_int));
+        call!(driver, "cuDeviceTotalMem_v2", (&raw mut bytes => *mut usize, device => c_int));
+        call!(driver, "cuDeviceGetAttribute", (&raw mut major => *mut c_int, MAJOR => c_int, device => c_int));
+        call!(driver, "cuDeviceGetAttribute", (&raw mut minor => *mut c_int, MINOR => c_int, device => c_int));
         let end = name
             .iter()
             .position(|&byte| byte == 0)
@@ -333,8 +355,27 @@ fn list(driver: &Handle) -> Result<Vec<Gpu>, (&'static str, c_int)> {
     Ok(gpus)
 }
 
+/// Bytes of memory that a GPU has free, to a program that has opened it.
+///
+/// # Errors
+///
+/// When the driver refuses: one line that says why.
+pub fn free_memory(ordinal: usize) -> Result<usize, String> {
+    if super::stands_in() {
+        return Ok(super::STAND_IN_BYTES);
+    }
+    let driver = Library::Driver.found();
+    let driver = driver.ok_or_else(|| format!("{} was not found", Library::Driver.files()[0]))?;
+    let ordinal = c_int::try_from(ordinal).map_err(|_| format!("GPU {ordinal}: no such number"))?;
+    ask_free(&driver.handle, ordinal)
+        .map_err(|(call, code)| format!("GPU {ordinal}: the driver refuses ({call}: error {code})"))
+}
+
 /// What this machine lacks for a run on `gpus` GPUs, in one line; `None` where nothing is missing.
 pub fn lacks(gpus: usize) -> Option<String> {
+    if super::stands_in() {
+        return None;
+    }
     let needed = Library::ALL
         .into_iter()
         .filter(|&library| library != Library::Nccl || gpus > 1);

@@ -1,7 +1,7 @@
 //! The CUDA side: the same program, as launches of kernels and matrix products.
 //!
 //! ```text
-//! Builder  ->  Op::cuda (launches, products)  ->  Program (places, one source)  ->  Device
+//! Builder  ->  Op::cuda (launches, products)  ->  Program (places, one source)  ->  Executor  ->  Device
 //! ```
 //!
 //! - Nothing of CUDA is linked: [`libraries`] are found when the program runs, and where there are none it says so.
@@ -27,25 +27,73 @@
 //!
 //! Attention reads keys and values once for each tile of 32 queries. Still to be saved: an update is a launch a tensor, and a norm
 //! reads what the addition before it wrote.
+//!
+//! # On a GPU
+//!
+//! What a replay asks of a GPU, and in which order, is decided over a `Driver` and tested on an emulated device that does everything as
+//! early or as late as CUDA allows. Op tests, the program of all ops and, in the trainer, the numbers of the
+//! reference run on a real one where `SPD_TEST_GPU` is its number. The test binaries need no source tree, only the libraries that
+//! `spd-launch doctor` looks for, and `$SPD_SHARED` for the reference:
+//!
+//! ```sh
+//! cargo test --release -p spd-engine -p spd-trainer --no-run          # says where the binaries are
+//! export SPD_TEST_GPU=0 SPD_SHARED=/where/golden/lies
+//! ./spd_engine-HASH --test-threads=1
+//! ./it-HASH golden --test-threads=1
+//! compute-sanitizer --error-exitcode 9 ./spd_engine-HASH --test-threads=1 ops:: every_op
+//! for tool in racecheck synccheck initcheck; do
+//!     compute-sanitizer --tool $tool --error-exitcode 9 ./spd_engine-HASH --test-threads=1 every_op
+//! done
+//! ```
 
 mod compiler;
 mod cublaslt;
 mod device;
-#[cfg(any(test, feature = "shadow"))]
+mod driver;
+#[cfg(any(test, feature = "emulated"))]
+mod emulated;
+#[cfg(any(test, feature = "emulated"))]
 mod emulator;
+mod executor;
 #[cfg(test)]
 mod exhibition;
+mod gpu;
+mod inputs;
 pub mod libraries;
 pub(crate) mod lowering;
+pub(crate) mod mirror;
 pub(crate) mod product;
 mod program;
+#[cfg(test)]
+mod replays;
 #[cfg(feature = "shadow")]
 pub(crate) mod shadow;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use device::{Device, DeviceStore, Executor};
+pub use device::Device;
+pub use executor::{Arena, Executor};
 pub use lowering::Lowering;
+
+/// Bytes on a device that matrix products keep aside.
+pub const MATRIX_PRODUCTS: usize = cublaslt::WORKSPACE;
+
+/// Bytes of the host's memory through which tensors travel.
+pub const PINNED: usize = 2 * device::PIECE;
+
+/// Set to have the emulated device stand in for a GPU, in a build of the feature `emulated`; for tests.
+pub const STAND_IN: &str = "SPD_EMULATED_GPU";
+
+/// Memory of the emulated device.
+const STAND_IN_BYTES: usize = 4 << 30;
+
+/// Whether the emulated device stands in for GPUs.
+fn stands_in() -> bool {
+    cfg!(feature = "emulated") && std::env::var_os(STAND_IN).is_some()
+}
+
+/// What a device made of it.
+pub type Result<T> = std::result::Result<T, Fault>;
 
 /// What went wrong with a GPU or its libraries, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -53,7 +101,7 @@ pub use lowering::Lowering;
 pub struct Fault(String);
 
 impl Fault {
-    fn new(line: impl Into<String>) -> Self {
+    pub(crate) fn new(line: impl Into<String>) -> Self {
         Self(line.into())
     }
 }

@@ -1,12 +1,14 @@
 //! A program on its way to a device: one source with all of its kernels, and a list of launches, products and copies whose operands
 //! have places.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::ops::Range;
 
 use super::lowering::{At, Command, Launch, Lowering, Operand, Source};
 use super::product::Product;
 use crate::builder::{Builder, Node};
+use crate::cpu::OpProfile;
 use crate::plan::{Place, Plan};
 use crate::store::Slot;
 use crate::value::{DType, Type, Value};
@@ -36,6 +38,24 @@ pub(crate) struct Placed {
     pub(crate) written: bool,
 }
 
+impl Placed {
+    /// The tensor of the store that it is.
+    pub(crate) fn slot(&self) -> Option<Slot> {
+        match self.memory {
+            Memory::Store(slot) => Some(slot),
+            Memory::Arena(_) | Memory::Parameters => None,
+        }
+    }
+
+    /// Bytes from the start of the arena, in which it lies.
+    pub(crate) fn offset(&self) -> usize {
+        match self.memory {
+            Memory::Arena(offset) => offset,
+            Memory::Store(_) | Memory::Parameters => unreachable!("it lies in the arena"),
+        }
+    }
+}
+
 /// What a replay does, in order.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
@@ -49,6 +69,20 @@ pub(crate) enum Step {
         from: Placed,
         to: Placed,
     },
+}
+
+impl Step {
+    /// All operands.
+    fn operands(&self) -> Vec<Placed> {
+        match self {
+            Self::Launch { operands, .. } => operands.clone(),
+            Self::Copy { from, to } => vec![*from, *to],
+            Self::Product(placed) => [placed.a, placed.b, placed.out]
+                .into_iter()
+                .chain(placed.bias)
+                .collect(),
+        }
+    }
 }
 
 /// A product in its place.
@@ -80,9 +114,20 @@ pub(crate) struct Program {
     pub(crate) source: String,
     pub(crate) kernels: Vec<Kernel>,
     pub(crate) steps: Vec<Step>,
+    pub(crate) ops: Vec<PlacedOp>,
     pub(crate) inputs: BTreeMap<String, Placed>,
     pub(crate) outputs: Vec<(String, Placed)>,
     pub(crate) scalars: Vec<String>,
+}
+
+/// An op of a program.
+#[derive(Debug)]
+pub(crate) struct PlacedOp {
+    /// Its work, and no time.
+    pub(crate) work: OpProfile,
+    pub(crate) part: &'static str,
+    /// Of [`Program::steps`].
+    pub(crate) steps: Range<usize>,
 }
 
 /// One op as it is lowered.
@@ -102,8 +147,10 @@ impl Program {
         let plan = Plan::with_scratch(builder, |node| of(node).scratch);
         let mut writer = Writer::default();
         let mut steps = Vec::new();
+        let mut ops = Vec::with_capacity(plan.nodes.len());
         for planned in &plan.nodes {
             let node = &builder.nodes[planned.node];
+            let first = steps.len();
             let input = |index: usize| match planned.inputs[index] {
                 Place::Arena(offset) => Memory::Arena(offset),
                 Place::Store(slot) => Memory::Store(slot),
@@ -151,6 +198,11 @@ impl Program {
                     })),
                 });
             }
+            ops.push(PlacedOp {
+                work: OpProfile::of(builder, node),
+                part: node.part,
+                steps: first..steps.len(),
+            });
         }
         let at = |v: Value| plan.places[v.index()].map(|place| value(place, builder.ty(v)));
         let inputs = builder.inputs.iter();
@@ -165,8 +217,23 @@ impl Program {
             source: writer.source(),
             kernels: writer.kernels,
             steps,
+            ops,
             plan,
         }
+    }
+
+    /// Tensors of the store that it reads or writes, and those that it writes.
+    pub(crate) fn slots(&self) -> (Vec<Slot>, Vec<Slot>) {
+        let operands: Vec<Placed> = self.steps.iter().flat_map(Step::operands).collect();
+        let outputs = self.outputs.iter().map(|(_, placed)| placed);
+        let uses: BTreeSet<Slot> = operands
+            .iter()
+            .chain(outputs)
+            .filter_map(Placed::slot)
+            .collect();
+        let written = operands.iter().filter(|placed| placed.written);
+        let writes: BTreeSet<Slot> = written.filter_map(Placed::slot).collect();
+        (uses.into_iter().collect(), writes.into_iter().collect())
     }
 }
 

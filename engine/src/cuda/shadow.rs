@@ -1,8 +1,8 @@
 //! The first replays of every program, repeated on the emulated device and compared: a build of the feature `shadow` runs whatever
 //! programs its tests make, losses, adversaries and updates of whole models, on both.
 
-use super::emulator::Emulator;
-use super::program::Program;
+use super::emulated::{Emulated, Order};
+use super::{Arena, Device, Executor, Result};
 use crate::builder::Builder;
 use crate::cpu::StepParameters;
 use crate::store::Store;
@@ -19,9 +19,8 @@ const EXCEPTIONS: usize = 1;
 
 /// A program on the emulated device, beside the same program on the CPU.
 pub(crate) struct Shadow {
-    /// Until it is first replayed.
-    program: Option<Program>,
-    device: Option<Emulator>,
+    executor: Executor,
+    is_attached: bool,
     replays: usize,
 }
 
@@ -32,8 +31,8 @@ impl Shadow {
     /// Of a program.
     pub(crate) fn new(builder: &Builder) -> Self {
         Self {
-            program: Some(Program::new(builder)),
-            device: None,
+            executor: Executor::planned(builder),
+            is_attached: false,
             replays: 0,
         }
     }
@@ -51,21 +50,35 @@ impl Shadow {
         store: &Store,
     ) -> Option<Found> {
         self.replays += 1;
-        if let Some(program) = self.program.take() {
-            self.device = Emulator::new(program);
-        }
-        let device = self.device.as_mut()?;
-        device.set_parameters(parameters);
-        for (name, words) in inputs {
-            device.write(name, words);
+        if !self.is_attached {
+            let device = Device::of(Emulated::new(Order::new(true, true)));
+            let arena = Arena::new(&device, self.executor.plan().arena_bytes()).ok()?;
+            self.executor.attach(arena).ok()?;
+            self.is_attached = true;
         }
         let mut store = store.copy();
-        device.run(&mut store);
-        let mut found = device.outputs(&mut store);
-        let tensors = store.slots();
-        found.extend(tensors.map(|slot| (store.name(slot).to_owned(), store.get(slot).to_vec())));
-        Some(found)
+        Some(replay(&mut self.executor, inputs, parameters, &mut store).expect("no device fails"))
     }
+}
+
+fn replay<'a>(
+    executor: &mut Executor,
+    inputs: impl Iterator<Item = (&'a str, &'a [u32])>,
+    parameters: &StepParameters,
+    store: &mut Store,
+) -> Result<Found> {
+    executor.parameters.clone_from(parameters);
+    for (name, words) in inputs {
+        executor.input_words(name).copy_from_slice(words);
+    }
+    executor.run(store)?;
+    executor.fetch(store)?;
+    store.fetch()?;
+    let outputs = executor.output_names();
+    let outputs = outputs.map(|name| (name.to_owned(), executor.output(name, store).to_vec()));
+    let tensors = store.slots();
+    let tensors = tensors.map(|slot| (store.name(slot).to_owned(), store.get(slot).to_vec()));
+    Ok(outputs.chain(tensors).collect())
 }
 
 /// # Panics

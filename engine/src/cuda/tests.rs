@@ -1,62 +1,167 @@
-//! Programs on the emulated device against the CPU executor.
+//! Programs on the emulated GPU, or on the one that `$SPD_TEST_GPU` names, against the CPU executor.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use super::compiler::compile;
-use super::emulator::{Emulator, Operand};
+use super::emulated::{Emulated, Order};
+use super::emulator::{Operand, is_there};
 use super::exhibition::{Exhibition, Sizes};
 use super::libraries::Library;
 use super::program::Program;
+use super::{Arena, Device, Fault};
 use crate::builder::Builder;
 use crate::cpu::{Executor, Pool, StepParameters};
+use crate::cuda;
 use crate::ops::oracle::close;
 use crate::store::Store;
 
 /// What a program reads from the host: words by name.
 pub(crate) type Inputs<'a> = &'a [(&'a str, Vec<u32>)];
 
-/// Outputs and tensors of the store after a replay on the emulated device, by name; every order of threads gives the same
-/// bits. `None` where there is no g++.
+/// An executor of a program on a device.
+pub(crate) fn on(device: &Arc<Device>, b: &Builder) -> cuda::Result<cuda::Executor> {
+    let mut executor = cuda::Executor::planned(b);
+    executor.attach(Arena::new(device, executor.plan().arena_bytes())?)?;
+    Ok(executor)
+}
+
+/// Sets what the next replay is given.
+fn fill(executor: &mut cuda::Executor, inputs: Inputs<'_>, parameters: &StepParameters) {
+    executor.parameters.clone_from(parameters);
+    for (name, words) in inputs {
+        if executor.has_input(name) {
+            executor.input_words(name).copy_from_slice(words);
+        }
+    }
+}
+
+/// Outputs, and tensors of the store, after the last replay.
+fn found(
+    executor: &mut cuda::Executor,
+    store: &mut Store,
+) -> cuda::Result<Vec<(String, Vec<f32>)>> {
+    executor.fetch(store)?;
+    store.fetch()?;
+    let outputs = executor.output_names();
+    let outputs = outputs.map(|name| (name.to_owned(), executor.output(name, store).to_vec()));
+    let tensors = store.slots();
+    let tensors = tensors.map(|slot| (store.name(slot).to_owned(), store.get(slot).to_vec()));
+    Ok(outputs.chain(tensors).collect())
+}
+
+/// The same after one more replay.
+pub(crate) fn replay_on(
+    executor: &mut cuda::Executor,
+    store: &mut Store,
+    inputs: Inputs<'_>,
+    parameters: &StepParameters,
+) -> cuda::Result<Vec<(String, Vec<f32>)>> {
+    fill(executor, inputs, parameters);
+    executor.run(store)?;
+    found(executor, store)
+}
+
+/// Asserts that two devices, or two replays, found the same bits.
+pub(crate) fn same_bits(what: &str, one: &[(String, Vec<f32>)], other: &[(String, Vec<f32>)]) {
+    assert_eq!(one.len(), other.len());
+    for ((name, one), (_, other)) in one.iter().zip(other) {
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert!(bits(one) == bits(other), "{name} {what}");
+    }
+}
+
+/// The GPU that these tests are to run on, by its number.
+const TEST_GPU: &str = "SPD_TEST_GPU";
+
+/// That GPU, if one is asked for; a test has its streams for itself.
+///
+/// # Panics
+///
+/// When it cannot be opened.
+fn gpu() -> Option<Arc<Device>> {
+    thread_local! {
+        static GPU: OnceCell<Arc<Device>> = const { OnceCell::new() };
+    }
+    let ordinal = std::env::var(TEST_GPU).ok()?;
+    let open = || {
+        let number = ordinal
+            .parse()
+            .map_err(|_| Fault::new("no number of a GPU"));
+        let device = number.and_then(|number| Device::open(number, None));
+        device.unwrap_or_else(|fault| panic!("{TEST_GPU}={ordinal}: {fault}"))
+    };
+    Some(GPU.with(|gpu| Arc::clone(gpu.get_or_init(open))))
+}
+
+/// What a program found, with the name of the device that ran it.
+pub(crate) type Found = (&'static str, Vec<(String, Vec<f32>)>);
+
+/// Outputs and tensors of the store after a replay: on the GPU that is asked for, or else on the emulated one. `None` where there
+/// is neither.
 pub(crate) fn replay(
     b: &Builder,
     store: &Store,
     inputs: Inputs<'_>,
     parameters: &StepParameters,
-) -> Option<Vec<(String, Vec<f32>)>> {
-    let mut device = Emulator::new(Program::new(b))?;
-    device.set_parameters(parameters);
+) -> Option<Found> {
+    match gpu() {
+        Some(gpu) => Some(("on the GPU", twice(&gpu, b, store, inputs, parameters))),
+        None if !is_there() => None,
+        None => Some((
+            "on the emulated GPU",
+            in_every_order(b, store, inputs, parameters),
+        )),
+    }
+}
+
+/// The first replay and the graph of the second find the same bits, and the graph is not waited for.
+fn twice(
+    device: &Arc<Device>,
+    b: &Builder,
+    store: &Store,
+    inputs: Inputs<'_>,
+    parameters: &StepParameters,
+) -> Vec<(String, Vec<f32>)> {
+    let mut executor = on(device, b).unwrap();
+    let mut state = store.copy();
+    let first = replay_on(&mut executor, &mut state, inputs, parameters).unwrap();
+    for slot in store.slots() {
+        state.get_mut(slot).copy_from_slice(store.get(slot));
+    }
+    // What is sent may wait for what was sent before; a replay does not.
+    state
+        .send(device, &store.slots().collect::<Vec<_>>())
+        .unwrap();
+    let waits = device.waits();
+    fill(&mut executor, inputs, parameters);
+    executor.run(&mut state).unwrap();
+    assert_eq!(device.waits(), waits, "a replay waits for nothing");
+    let second = found(&mut executor, &mut state).unwrap();
+    same_bits("changes from replay to replay", &first, &second);
+    first
+}
+
+/// Every order of threads gives the same bits.
+fn in_every_order(
+    b: &Builder,
+    store: &Store,
+    inputs: Inputs<'_>,
+    parameters: &StepParameters,
+) -> Vec<(String, Vec<f32>)> {
+    let emulated = Emulated::new(Order::new(true, true));
+    let device = Device::of(Arc::<Emulated>::clone(&emulated));
+    let mut executor = on(&device, b).expect("memory enough");
     let mut replay = |backwards: bool| {
-        device.backwards = backwards;
-        for (name, words) in inputs {
-            if device.has_input(name) {
-                device.write(name, words);
-            }
-        }
-        let mut store = store.copy();
-        device.run(&mut store);
-        let mut found = device.outputs(&mut store);
-        found.extend(
-            store
-                .slots()
-                .map(|slot| (store.name(slot).to_owned(), store.get(slot).to_vec())),
-        );
-        found
+        emulated.turn(backwards);
+        replay_on(&mut executor, &mut store.copy(), inputs, parameters).expect("no device fails")
     };
     let (forwards, backwards) = (replay(false), replay(true));
-    for ((name, forwards), (_, backwards)) in forwards.iter().zip(&backwards) {
-        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        assert!(
-            bits(forwards) == bits(backwards),
-            "{name} depends on the order of threads"
-        );
-    }
+    same_bits("depends on the order of threads", &forwards, &backwards);
     // What every device since 2017 gives to a block that asks for it.
-    assert!(
-        device.shared <= 96 << 10,
-        "{} bytes of shared memory",
-        device.shared
-    );
-    Some(forwards)
+    let shared = emulated.shared();
+    assert!(shared <= 96 << 10, "{shared} bytes of shared memory");
+    forwards
 }
 
 /// Runs a program on both, and compares all outputs and all tensors of the store.
@@ -67,7 +172,7 @@ pub(crate) fn agree(
     parameters: &StepParameters,
     tolerance: f32,
 ) {
-    let Some(device) = replay(b, store, inputs, parameters) else {
+    let Some((device, found)) = replay(b, store, inputs, parameters) else {
         return;
     };
     let mut executor = Executor::new(b, Arc::new(Pool::new(1)));
@@ -83,8 +188,8 @@ pub(crate) fn agree(
         .output_names()
         .map(|name| executor.output(name, &store));
     let tensors = store.slots().map(|slot| store.get(slot));
-    for ((name, found), expected) in device.iter().zip(outputs.chain(tensors)) {
-        close(&format!("{name} on the device"), found, expected, tolerance);
+    for ((name, found), expected) in found.iter().zip(outputs.chain(tensors)) {
+        close(&format!("{name} {device}"), found, expected, tolerance);
     }
 }
 
@@ -286,8 +391,12 @@ fn every_kernel_is_exhibited() {
     // Parts of attention that its kernels call.
     let parts = ["load_tile", "store_tile", "score_slopes"];
     let ops = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ops");
+    let Ok(ops) = std::fs::read_dir(ops) else {
+        println!("no {ops}: whether every kernel is exhibited was not tested");
+        return;
+    };
     let mut sources = 0;
-    for op in std::fs::read_dir(ops).unwrap() {
+    for op in ops {
         let Ok(text) = std::fs::read_to_string(op.unwrap().path().join("kernel.cu")) else {
             continue;
         };
@@ -319,19 +428,21 @@ fn readings(sizes: Sizes) -> Vec<(&'static str, u64)> {
 #[test]
 fn what_crosses_memory_is_what_the_table_says() {
     let exhibition = Exhibition::new(EVEN, true);
-    let Some(mut device) = Emulator::new(Program::new(&exhibition.b)) else {
+    if !is_there() {
         return;
-    };
-    device.set_parameters(&numbers(&exhibition));
-    for (name, words) in &exhibition.inputs {
-        device.write(name, words);
     }
-    device.run(&mut exhibition.store.copy());
+    let emulated = Emulated::new(Order::new(true, true));
+    let device = Device::of(Arc::<Emulated>::clone(&emulated));
+    let mut executor = on(&device, &exhibition.b).unwrap();
+    let mut store = exhibition.store.copy();
+    let numbers = numbers(&exhibition);
+    replay_on(&mut executor, &mut store, &exhibition.inputs, &numbers).unwrap();
+    let traffic = emulated.traffic();
     let table = readings(EVEN);
     assert!(table.len() > 5, "{table:?}");
     let mut most = vec![0.0f64; table.len()];
     let mut more = Vec::new();
-    for launch in &device.traffic {
+    for launch in &traffic {
         let name = launch.function.as_str();
         if name.starts_with("attention") {
             continue;

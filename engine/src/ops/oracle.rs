@@ -36,8 +36,8 @@ pub(crate) struct Oracle {
     ours: Vec<Vec<f32>>,
     upstream: Sample,
     candle: Vec<Vec<f32>>,
-    /// Ours on the emulated device, where there is one.
-    device: Option<Vec<Vec<f32>>>,
+    /// Ours on a device, where there is one, and its name.
+    device: Option<(&'static str, Vec<Vec<f32>>)>,
     on_device: bool,
 }
 
@@ -63,7 +63,7 @@ impl Oracle {
         self
     }
 
-    /// Leaves the emulated device out.
+    /// Leaves devices out.
     pub(crate) fn on_cpu_alone(mut self) -> Self {
         self.on_device = false;
         self
@@ -121,8 +121,10 @@ impl Oracle {
             if threads == 1 && self.on_device {
                 let outputs = 1 + gradients.len();
                 let found = replay(&b, &store, &self.inputs(), &StepParameters::default());
-                let found = found.map(|found| found.into_iter().take(outputs));
-                self.device = found.map(|found| found.map(|(_, values)| values).collect());
+                self.device = found.map(|(device, found)| {
+                    let found = found.into_iter().take(outputs);
+                    (device, found.map(|(_, values)| values).collect())
+                });
             }
             let mut executor = Executor::new(&b, Arc::new(Pool::new(threads)));
             executor
@@ -198,14 +200,15 @@ impl Oracle {
             );
         }
         // The kernels of the device are other code, and are held to the same bound.
-        for (index, (device, candle)) in self.device.iter().flatten().zip(&self.candle).enumerate()
-        {
-            close(
-                &format!("tensor {index} on the device"),
-                device,
-                candle,
-                tolerance,
-            );
+        if let Some((device, found)) = &self.device {
+            for (index, (found, candle)) in found.iter().zip(&self.candle).enumerate() {
+                close(
+                    &format!("tensor {index} {device}"),
+                    found,
+                    candle,
+                    tolerance,
+                );
+            }
         }
     }
 }

@@ -117,8 +117,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::cpu::{Executor, Pool};
     use crate::ops::oracle::{close, random};
-    use crate::{Executor, Pool, Store, Type};
+    use crate::{Store, Type};
 
     struct Bench {
         store: Store,

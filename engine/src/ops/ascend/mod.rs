@@ -72,7 +72,8 @@ impl Op for Ascend {
 mod tests {
     use std::sync::Arc;
 
-    use crate::{Builder, Executor, Pool, Store, Type};
+    use crate::cpu::{Executor, Pool};
+    use crate::{Builder, Store, Type};
 
     // By hand. The sums 0.25 + 0.5 and 0.75 - 0.5 are exact.
     #[test]

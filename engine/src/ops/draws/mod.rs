@@ -239,7 +239,8 @@ mod tests {
 
     use spd_draws::{Purpose, Stream};
 
-    use crate::{Builder, Executor, Pool, Store, Value};
+    use crate::cpu::{Executor, Pool};
+    use crate::{Builder, Store, Value};
 
     fn routes(rows: usize, sites: usize, first_row: u32) -> Vec<Vec<f32>> {
         let mut b = Builder::new();

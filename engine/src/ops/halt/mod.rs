@@ -83,7 +83,8 @@ impl Op for Halt {
 mod tests {
     use std::sync::Arc;
 
-    use crate::{Builder, Executor, Pool, Store, Type};
+    use crate::cpu::{Executor, Pool};
+    use crate::{Builder, Store, Type};
 
     #[test]
     fn the_first_bad_step_stays() {

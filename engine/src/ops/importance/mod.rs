@@ -228,8 +228,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::Store;
+    use crate::cpu::{Executor, Pool};
     use crate::ops::oracle::{Sample, close, random};
-    use crate::{Executor, Pool, Store};
 
     /// Importances, sums and `dz` at `z`, for gradients `gg` of the importances and `gs` of the sums.
     fn run(

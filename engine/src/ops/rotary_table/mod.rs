@@ -82,8 +82,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::Store;
+    use crate::cpu::{Executor, Pool};
     use crate::ops::oracle::{close, random};
-    use crate::{Executor, Pool, Store};
 
     fn table(positions: usize, size: usize, base: f32) -> Vec<f32> {
         let mut b = Builder::new();

@@ -94,8 +94,9 @@ impl Op for WeightedSum {
 mod tests {
     use std::sync::Arc;
 
+    use crate::cpu::{Executor, Pool};
     use crate::ops::oracle::{Oracle, random};
-    use crate::{Builder, Executor, Pool, Store, Type};
+    use crate::{Builder, Store, Type};
 
     #[test]
     fn value_and_gradients_agree_with_candle() {

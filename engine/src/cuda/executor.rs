@@ -1,0 +1,484 @@
+//! Replays a program on a device.
+//!
+//! A program's first replay is put on the stream launch by launch, then captured as one graph; every later one launches the graph: a
+//! step without anything to log costs the host a copy of its inputs and one call, and waits for nothing. A graph holds addresses: it is
+//! captured anew when the program is given another arena or another store.
+#![expect(unsafe_code, reason = "addresses and graphs of a device")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Fault;
+use super::device::{Device, Event, Graph, Memory};
+use super::driver::{Argument, Factors, Module, Stream, Transfer, Way};
+use super::inputs::{self, Inputs};
+use super::program::{self, FIXED_PARAMETERS, Placed, Program, Step};
+use crate::builder::{Builder, StepScalar};
+use crate::cpu::{OpProfile, StepParameters};
+use crate::plan::Plan;
+use crate::store::{Slot, Store};
+use crate::value::DType;
+
+/// The memory of a program's intermediates on a device. Programs that never run at the same time share one.
+#[derive(Debug)]
+pub struct Arena {
+    device: Arc<Device>,
+    memory: Memory,
+}
+
+impl Arena {
+    /// An arena of zeros.
+    ///
+    /// # Errors
+    ///
+    /// When the device has no such stretch of memory to give.
+    pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Self, Fault> {
+        Ok(Self {
+            memory: device.allocate(bytes, "the programs")?,
+            device: Arc::clone(device),
+        })
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes
+    }
+}
+
+/// A program for a device; in an arena, ready to be replayed.
+pub struct Executor {
+    program: Program,
+    /// Tensors of the store that it reads or writes.
+    uses: Vec<Slot>,
+    writes: Vec<Slot>,
+    loaded: Option<Loaded>,
+    arena: Option<Arena>,
+    graph: Option<(Graph, Ground)>,
+    /// Time of each op, while it is measured.
+    clock: Option<Vec<Duration>>,
+    /// Outputs that lie in the arena, as they were last fetched.
+    fetched: Vec<Vec<f32>>,
+    is_fetched: bool,
+    /// Numbers of the next replay.
+    pub parameters: StepParameters,
+}
+
+/// What a graph stands on: a store by its number, an arena by its address.
+type Ground = (u64, u64);
+
+/// A program on a device.
+struct Loaded {
+    device: Arc<Device>,
+    module: Module,
+    numbers: Memory,
+    inputs: Inputs,
+    done: Event,
+}
+
+impl Loaded {
+    fn new(device: &Arc<Device>, program: &Program) -> Result<Self, Fault> {
+        let numbers = 4 * (FIXED_PARAMETERS + program.scalars.len());
+        Ok(Self {
+            numbers: device.allocate(numbers, "the numbers of a step")?,
+            inputs: Inputs::new(device, program)?,
+            done: device.event()?,
+            module: device.driver().load(&program.source, &program.kernels)?,
+            device: Arc::clone(device),
+        })
+    }
+
+    /// Waits until all is done that programs were asked for.
+    fn wait(&self) -> Result<(), Fault> {
+        self.done.record(Stream::Programs)?;
+        self.device.wait(&self.done)
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        // Nothing may run in memory that is given back.
+        let _ = self.wait();
+        // SAFETY: its last replay is over, and its graph goes with it.
+        unsafe { self.device.driver().unload(self.module.handle) };
+    }
+}
+
+impl Executor {
+    /// Plans a program, which runs when it is given an [`Arena`]; until then no device is needed.
+    pub fn planned(builder: &Builder) -> Self {
+        let program = Program::new(builder);
+        let (uses, writes) = program.slots();
+        let fetched = program.outputs.iter().map(|(_, placed)| {
+            let len = if placed.slot().is_none() {
+                placed.len
+            } else {
+                0
+            };
+            vec![0.0; len]
+        });
+        Self {
+            fetched: fetched.collect(),
+            parameters: StepParameters {
+                scalars: vec![0.0; program.scalars.len()],
+                ..StepParameters::default()
+            },
+            uses,
+            writes,
+            program,
+            loaded: None,
+            arena: None,
+            graph: None,
+            clock: None,
+            is_fetched: false,
+        }
+    }
+
+    /// Takes an arena to run in, on whose device its kernels are compiled and loaded if they were not. What another program left
+    /// there is overwritten.
+    ///
+    /// # Errors
+    ///
+    /// When a kernel cannot be compiled, or there is no room for inputs.
+    ///
+    /// # Panics
+    ///
+    /// When the arena is smaller than the plan asks for.
+    pub fn attach(&mut self, arena: Arena) -> Result<(), Fault> {
+        assert!(
+            arena.bytes() >= self.plan().arena_bytes(),
+            "an arena of {} bytes for a program of {}",
+            arena.bytes(),
+            self.plan().arena_bytes()
+        );
+        let here = |loaded: &Loaded| Arc::ptr_eq(&loaded.device, &arena.device);
+        if !self.loaded.as_ref().is_some_and(here) {
+            (self.graph, self.loaded) = (None, None);
+            self.loaded = Some(Loaded::new(&arena.device, &self.program)?);
+        }
+        self.arena = Some(arena);
+        Ok(())
+    }
+
+    /// Gives the arena up for another program to run in; nothing where there is none.
+    pub fn detach(&mut self) -> Option<Arena> {
+        self.arena.take()
+    }
+
+    /// Order and places.
+    pub fn plan(&self) -> &Plan {
+        &self.program.plan
+    }
+
+    /// Bytes on the device beside the arena and the store.
+    pub fn own_bytes(&self) -> usize {
+        inputs::bytes(&self.program) + 4 * (FIXED_PARAMETERS + self.program.scalars.len())
+    }
+
+    /// Bytes that the host writes before a replay.
+    pub fn input_bytes(&self) -> usize {
+        // Both types of inputs have elements of four bytes.
+        let inputs = self.program.inputs.values();
+        inputs.map(|placed| 4 * placed.len).sum()
+    }
+
+    /// Sets a step scalar by name; a name that the program does not use is ignored.
+    pub fn set_scalar(&mut self, name: &str, value: f32) {
+        if let Some(index) = self.program.scalars.iter().position(|known| known == name) {
+            self.parameters.scalars[index] = value;
+        }
+    }
+
+    /// Value of a step scalar at the next replay.
+    pub fn scalar(&self, scalar: StepScalar) -> f32 {
+        self.parameters.scalars[scalar.0 as usize]
+    }
+
+    /// Whether the program reads an input of this name.
+    pub fn has_input(&self, name: &str) -> bool {
+        self.program.inputs.contains_key(name)
+    }
+
+    /// An f32 input, to be filled before a replay; it stays until it is filled again or another program has the arena.
+    ///
+    /// # Panics
+    ///
+    /// When the program has no f32 input of this name, or no arena.
+    pub fn input(&mut self, name: &str) -> &mut [f32] {
+        bytemuck::cast_slice_mut(self.words_of(name, DType::F32))
+    }
+
+    /// An input of token ids, to be filled before a replay; it stays as others do.
+    ///
+    /// # Panics
+    ///
+    /// When the program has no such input of this name, or no arena.
+    pub fn input_u32(&mut self, name: &str) -> &mut [u32] {
+        self.words_of(name, DType::U32)
+    }
+
+    /// An input as words, whatever they stand for.
+    #[cfg(any(test, feature = "shadow"))]
+    pub(crate) fn input_words(&mut self, name: &str) -> &mut [u32] {
+        self.words_of(name, self.program.inputs[name].dtype)
+    }
+
+    fn words_of(&mut self, name: &str, dtype: DType) -> &mut [u32] {
+        let placed = self.program.inputs.get(name);
+        let placed = placed.unwrap_or_else(|| panic!("the program has an input `{name}`"));
+        assert_eq!(placed.dtype, dtype, "the type of input `{name}`");
+        let loaded = self.loaded.as_mut().expect("a program runs in an arena");
+        loaded.inputs.words(name)
+    }
+
+    /// Names of the outputs, in the order of the program.
+    pub fn output_names(&self) -> impl Iterator<Item = &str> {
+        self.program.outputs.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// Asks for one replay, and returns before it is done. Tensors of the store that the host has changed are sent first.
+    ///
+    /// # Errors
+    ///
+    /// When the device refuses, or failed before.
+    ///
+    /// # Panics
+    ///
+    /// When it has no arena.
+    pub fn run(&mut self, store: &mut Store) -> Result<(), Fault> {
+        let (Some(loaded), Some(arena)) = (&mut self.loaded, &self.arena) else {
+            panic!("a program runs in an arena");
+        };
+        self.is_fetched = false;
+        store.send(&loaded.device, &self.uses)?;
+        let base = arena.memory.address;
+        let place = |name: &str| base + self.program.inputs[name].offset() as u64;
+        // SAFETY: numbers and inputs have their places.
+        unsafe {
+            let numbers_at = loaded.numbers.address;
+            loaded.inputs.send(&self.parameters, numbers_at, place)?;
+        }
+        store.changed_on_device(&self.writes);
+        let ground = (store.mirror().id(), base);
+        if let (Some((graph, of)), None) = (&self.graph, &self.clock)
+            && *of == ground
+        {
+            // SAFETY: arena and store are those that it was captured with, and kernels and numbers are held.
+            return unsafe { graph.launch() };
+        }
+        if self.clock.is_some() {
+            return self.run_timed(store);
+        }
+        self.graph = None;
+        self.put(store)?;
+        let loaded = self.loaded.as_ref().expect("looked at before");
+        // Libraries load what they need, which a capture forbids; and what is wrong with a program is told here.
+        loaded.wait()?;
+        let graph = Graph::capture(&loaded.device, || self.put(store))?;
+        self.graph = Some((graph, ground));
+        Ok(())
+    }
+
+    /// Waits for the last replay and leaves its outputs where they are.
+    ///
+    /// # Errors
+    ///
+    /// When a replay failed.
+    pub fn wait(&self) -> Result<(), Fault> {
+        self.loaded.as_ref().map_or(Ok(()), Loaded::wait)
+    }
+
+    /// Waits for the last replay and brings its outputs home.
+    ///
+    /// # Errors
+    ///
+    /// When a replay failed.
+    ///
+    /// # Panics
+    ///
+    /// When it has no arena.
+    pub fn fetch(&mut self, store: &mut Store) -> Result<(), Fault> {
+        if self.is_fetched {
+            return Ok(());
+        }
+        let (Some(loaded), Some(arena)) = (&self.loaded, &self.arena) else {
+            panic!("a program runs in an arena");
+        };
+        let outputs = self.program.outputs.iter();
+        for slot in outputs.clone().filter_map(|(_, placed)| placed.slot()) {
+            store.fetch_one(slot)?;
+        }
+        let in_arena = outputs.zip(&mut self.fetched);
+        let in_arena = in_arena.filter(|((_, placed), _)| placed.slot().is_none());
+        let mut wanted: Vec<(u64, &mut [f32])> = in_arena
+            .map(|((_, placed), values)| {
+                let address = arena.memory.address + placed.offset() as u64;
+                (address, &mut **values)
+            })
+            .collect();
+        if wanted.is_empty() {
+            loaded.wait()?;
+        } else {
+            // SAFETY: outputs lie in the arena.
+            unsafe { loaded.device.download(&mut wanted) }?;
+        }
+        self.is_fetched = true;
+        Ok(())
+    }
+
+    /// An output of the last replay, once it was [fetched](Self::fetch).
+    ///
+    /// # Panics
+    ///
+    /// When the program has no output of this name, or it was not fetched.
+    pub fn output<'s>(&'s self, name: &str, store: &'s Store) -> &'s [f32] {
+        assert!(
+            self.is_fetched,
+            "the outputs of a replay are fetched before they are read"
+        );
+        let found = self
+            .program
+            .outputs
+            .iter()
+            .position(|(known, _)| known == name);
+        let index = found.unwrap_or_else(|| panic!("the program has an output `{name}`"));
+        match self.program.outputs[index].1.slot() {
+            Some(slot) => store.get(slot),
+            None => &self.fetched[index],
+        }
+    }
+
+    /// Starts (or restarts) the clock of every op. While it runs, a replay is put op by op, and waited for.
+    pub fn start_profile(&mut self) {
+        self.clock = Some(vec![Duration::ZERO; self.program.ops.len()]);
+    }
+
+    /// Stops the clock of the ops, and returns what each part of the program took since [`Self::start_profile`], in the order
+    /// in which they first ran.
+    pub fn part_times(&mut self) -> Vec<(&'static str, Duration)> {
+        let mut parts: Vec<(&'static str, Duration)> = Vec::new();
+        for (op, time) in self
+            .program
+            .ops
+            .iter()
+            .zip(self.clock.take().unwrap_or_default())
+        {
+            match parts.iter_mut().find(|(part, _)| *part == op.part) {
+                Some((_, sum)) => *sum += time,
+                None => parts.push((op.part, time)),
+            }
+        }
+        parts
+    }
+
+    /// Time and work of each op since [`Self::start_profile`].
+    pub fn profile(&self) -> Vec<OpProfile> {
+        let times = self.clock.iter().flatten();
+        let ops = self.program.ops.iter().zip(times);
+        ops.map(|(op, &time)| OpProfile {
+            time,
+            ..op.work.clone()
+        })
+        .collect()
+    }
+
+    /// Puts the program on the stream with an event before each op, and reads off what each took.
+    fn run_timed(&mut self, store: &Store) -> Result<(), Fault> {
+        let loaded = self.loaded.as_ref().expect("a program that is loaded");
+        let mark = || {
+            let event = loaded.device.event()?;
+            event.record(Stream::Programs)?;
+            Ok(event)
+        };
+        let mut marks = Vec::with_capacity(self.program.ops.len() + 1);
+        marks.push(mark()?);
+        for op in &self.program.ops {
+            for step in &self.program.steps[op.steps.clone()] {
+                self.put_one(step, store)?;
+            }
+            marks.push(mark()?);
+        }
+        loaded.wait()?;
+        let times = self.clock.iter_mut().flatten();
+        for (time, ends) in times.zip(marks.windows(2)) {
+            let ms = loaded
+                .device
+                .driver()
+                .elapsed(ends[0].handle, ends[1].handle)?;
+            *time += Duration::from_secs_f32(ms / 1e3);
+        }
+        Ok(())
+    }
+
+    /// Puts every step of the program on the stream.
+    fn put(&self, store: &Store) -> Result<(), Fault> {
+        for step in &self.program.steps {
+            self.put_one(step, store)?;
+        }
+        Ok(())
+    }
+
+    fn put_one(&self, step: &Step, store: &Store) -> Result<(), Fault> {
+        let loaded = self.loaded.as_ref().expect("a program that is loaded");
+        let driver = loaded.device.driver();
+        let argument = |placed: &Placed| self.argument(placed, store);
+        // SAFETY: every operand lies in its place in the arena, the store or among the numbers, as long as it says.
+        unsafe {
+            match step {
+                Step::Copy { from, to } => driver.copy(
+                    Stream::Programs,
+                    Transfer {
+                        way: Way::Within,
+                        from: argument(from).address,
+                        to: argument(to).address,
+                        bytes: to.len * to.dtype.bytes(),
+                    },
+                ),
+                Step::Launch {
+                    kernel,
+                    blocks,
+                    operands,
+                } => {
+                    let arguments: Vec<Argument> = operands.iter().map(argument).collect();
+                    let function = loaded.module.functions[*kernel];
+                    let kernel = &self.program.kernels[*kernel];
+                    driver.launch(function, kernel, *blocks, &arguments)
+                }
+                Step::Product(placed) => driver.multiply(
+                    &placed.product,
+                    Factors {
+                        a: argument(&placed.a),
+                        b: argument(&placed.b),
+                        out: argument(&placed.out),
+                        bias: placed.bias.as_ref().map(argument),
+                    },
+                ),
+            }
+        }
+    }
+
+    fn argument(&self, placed: &Placed, store: &Store) -> Argument {
+        let (Some(loaded), Some(arena)) = (&self.loaded, &self.arena) else {
+            unreachable!("a program that is loaded");
+        };
+        Argument {
+            address: match placed.memory {
+                program::Memory::Arena(offset) => arena.memory.address + offset as u64,
+                program::Memory::Store(slot) => store.mirror().address(slot),
+                program::Memory::Parameters => loaded.numbers.address,
+            },
+            dtype: placed.dtype,
+            len: placed.len,
+            written: placed.written,
+        }
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        // The graph is forgotten when its last replay is over, and before its kernels are unloaded.
+        if let Some(loaded) = &self.loaded {
+            let _ = loaded.wait();
+        }
+        self.graph = None;
+    }
+}

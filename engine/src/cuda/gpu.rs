@@ -1,0 +1,325 @@
+//! CUDA's driver. Unmeasured: no GPU has run it.
+#![expect(unsafe_code, reason = "CUDA is a C library")]
+
+use std::ffi::{c_uint, c_void};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{
+    CUdevice_attribute, CUevent_flags, CUevent_wait_flags, CUfunction_attribute,
+    CUgraphInstantiate_flags, CUstreamCaptureMode,
+};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
+
+use super::Fault;
+use super::compiler::compile;
+use super::cublaslt::{Addresses, CublasLt, WORKSPACE};
+use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
+use super::libraries;
+use super::product::Product;
+use super::program::Kernel;
+
+/// Shared memory that a block has without being asked.
+const SHARED: usize = 48 << 10;
+
+fn failed(what: &str) -> impl Fn(DriverError) -> Fault {
+    move |error| Fault::new(format!("the GPU cannot {what}: {error:?}"))
+}
+
+/// A handle or an address of the host as a number.
+fn number<T>(pointer: *mut T) -> u64 {
+    pointer.expose_provenance() as u64
+}
+
+/// And back.
+fn pointer<T>(number: u64) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(number).expect("addresses have 64 bits"))
+}
+
+/// A GPU that is open.
+pub(super) struct Gpu {
+    context: Arc<CudaContext>,
+    programs: Arc<CudaStream>,
+    inputs: Arc<CudaStream>,
+    products: Mutex<CublasLt>,
+    workspace: u64,
+    arch: String,
+    cache: Option<PathBuf>,
+}
+
+// SAFETY: cublasLt's handles and descriptions belong to no thread; here one uses them at a time.
+unsafe impl Send for CublasLt {}
+
+impl Gpu {
+    /// Opens a GPU. Compiled kernels are kept in the directory `cache`.
+    pub(super) fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Self, Fault> {
+        if let Some(lacks) = libraries::lacks(ordinal + 1) {
+            return Err(Fault::new(lacks));
+        }
+        let open = failed("be opened");
+        let context = CudaContext::new(ordinal).map_err(&open)?;
+        // SAFETY: nothing was allocated yet; the executor orders its streams itself.
+        unsafe { context.disable_event_tracking() };
+        let attribute = |which| context.attribute(which).map_err(failed("say what it is"));
+        let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let [programs, inputs] = [context.new_stream(), context.new_stream()];
+        let (programs, inputs) = (programs.map_err(&open)?, inputs.map_err(&open)?);
+        // SAFETY: freed with `self`.
+        let workspace = unsafe { result::malloc_sync(WORKSPACE) }
+            .map_err(failed("give memory to matrix products"))?;
+        Ok(Self {
+            products: Mutex::new(CublasLt::new()?),
+            context,
+            programs,
+            inputs,
+            workspace,
+            arch: format!("sm_{major}{minor}"),
+            cache,
+        })
+    }
+
+    /// Any thread may ask; CUDA wants to be told which GPU it means.
+    fn bind(&self, what: &str) -> Result<(), Fault> {
+        self.context.bind_to_thread().map_err(failed(what))
+    }
+
+    fn stream(&self, stream: Stream) -> cudarc::driver::sys::CUstream {
+        match stream {
+            Stream::Programs => self.programs.cu_stream(),
+            Stream::Inputs => self.inputs.cu_stream(),
+        }
+    }
+}
+
+impl Driver for Gpu {
+    fn memory(&self) -> Result<(usize, usize), Fault> {
+        let what = "say how much memory it has";
+        self.bind(what)?;
+        result::mem_get_info().map_err(failed(what))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, Fault> {
+        let what = format!("give {bytes} bytes of memory");
+        self.bind(&what)?;
+        let stream = self.programs.cu_stream();
+        // SAFETY: what was just allocated is as long; zeros, so that nothing depends on who had it before, and they are there
+        // before any stream writes to it.
+        unsafe {
+            let address = result::malloc_sync(bytes.max(1)).map_err(failed(&what))?;
+            result::memset_d8_async(address, 0, bytes.max(1), stream).map_err(failed(&what))?;
+            result::stream::synchronize(stream).map_err(failed(&what))?;
+            Ok(address)
+        }
+    }
+
+    unsafe fn free(&self, address: u64) {
+        // A device that is lost has lost its memory too.
+        if self.bind("").is_ok() {
+            // SAFETY: the caller's promise; CUDA waits for whatever runs.
+            let _ = unsafe { result::free_sync(address) };
+        }
+    }
+
+    fn pin(&self, bytes: usize) -> Result<u64, Fault> {
+        let what = format!("pin {bytes} bytes of the host's memory");
+        self.bind(&what)?;
+        // SAFETY: given back by `unpin`.
+        let pinned = unsafe { result::malloc_host(bytes.max(1), 0) };
+        pinned.map(number).map_err(failed(&what))
+    }
+
+    unsafe fn unpin(&self, address: u64) {
+        if self.bind("").is_ok() {
+            // SAFETY: the caller's promise.
+            let _ = unsafe { result::free_host(pointer::<c_void>(address)) };
+        }
+    }
+
+    fn event(&self) -> Result<u64, Fault> {
+        self.bind("make an event")?;
+        let made = result::event::create(CUevent_flags::CU_EVENT_DEFAULT);
+        made.map(number).map_err(failed("make an event"))
+    }
+
+    fn forget(&self, event: u64) {
+        if self.bind("").is_ok() {
+            // SAFETY: an event of ours, which nobody asks for any more.
+            let _ = unsafe { result::event::destroy(pointer(event)) };
+        }
+    }
+
+    fn record(&self, event: u64, stream: Stream) -> Result<(), Fault> {
+        self.bind("record an event")?;
+        // SAFETY: an event and a stream of this context.
+        unsafe { result::event::record(pointer(event), self.stream(stream)) }
+            .map_err(failed("record an event"))
+    }
+
+    fn follow(&self, stream: Stream, event: u64) -> Result<(), Fault> {
+        self.bind("wait for an event")?;
+        let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: as for `record`.
+        unsafe { result::stream::wait_event(self.stream(stream), pointer(event), flags) }
+            .map_err(failed("wait for an event"))
+    }
+
+    fn wait(&self, event: u64) -> Result<(), Fault> {
+        self.bind("finish what it was given")?;
+        // SAFETY: an event of this context.
+        unsafe { result::event::synchronize(pointer(event)) }
+            .map_err(failed("finish what it was given"))
+    }
+
+    fn elapsed(&self, from: u64, to: u64) -> Result<f32, Fault> {
+        self.bind("say what time it is")?;
+        // SAFETY: events of this context.
+        unsafe { result::event::elapsed(pointer(from), pointer(to)) }
+            .map_err(failed("say what time it is"))
+    }
+
+    unsafe fn copy(&self, stream: Stream, transfer: Transfer) -> Result<(), Fault> {
+        let what = "copy";
+        self.bind(what)?;
+        let Transfer {
+            way,
+            from,
+            to,
+            bytes,
+        } = transfer;
+        let stream = self.stream(stream);
+        // SAFETY: the caller's promise, of both stretches.
+        unsafe {
+            match way {
+                Way::In => {
+                    let from = std::slice::from_raw_parts(pointer::<u8>(from), bytes);
+                    result::memcpy_htod_async(to, from, stream)
+                }
+                Way::Out => {
+                    let to = std::slice::from_raw_parts_mut(pointer::<u8>(to), bytes);
+                    result::memcpy_dtoh_async(to, from, stream)
+                }
+                Way::Within => result::memcpy_dtod_async(to, from, bytes, stream),
+            }
+        }
+        .map_err(failed(what))
+    }
+
+    fn load(&self, source: &str, kernels: &[Kernel]) -> Result<Module, Fault> {
+        let compiled = compile(source, &self.arch, self.cache.as_deref())?;
+        let load = failed("load the kernels");
+        self.bind("load the kernels")?;
+        // SAFETY: a whole cubin.
+        let module =
+            unsafe { result::module::load_data(compiled.cubin.as_ptr().cast()) }.map_err(&load)?;
+        let mut functions = Vec::with_capacity(kernels.len());
+        for kernel in kernels {
+            let name = std::ffi::CString::new(kernel.name.as_str()).expect("a name of ours");
+            // SAFETY: the module was just loaded.
+            let function = unsafe { result::module::get_function(module, name) }.map_err(&load)?;
+            if kernel.shared > SHARED {
+                let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                let bytes = i32::try_from(kernel.shared).expect("shared memory of a block");
+                // SAFETY: a function of the module.
+                unsafe { result::function::set_function_attribute(function, most, bytes) }
+                    .map_err(failed("give a block its shared memory"))?;
+            }
+            functions.push(number(function));
+        }
+        Ok(Module {
+            handle: number(module),
+            functions,
+        })
+    }
+
+    unsafe fn unload(&self, module: u64) {
+        if self.bind("").is_ok() {
+            // SAFETY: the caller's promise.
+            let _ = unsafe { result::module::unload(pointer(module)) };
+        }
+    }
+
+    unsafe fn launch(
+        &self,
+        function: u64,
+        kernel: &Kernel,
+        [x, y]: [usize; 2],
+        arguments: &[Argument],
+    ) -> Result<(), Fault> {
+        self.bind(&kernel.call)?;
+        let mut addresses: Vec<u64> = arguments.iter().map(|a| a.address).collect();
+        let mut arguments: Vec<*mut c_void> = addresses
+            .iter_mut()
+            .map(|address| std::ptr::from_mut(address).cast())
+            .collect();
+        let size = |count: usize| c_uint::try_from(count).expect("a grid of a device");
+        // SAFETY: every kernel takes one pointer an operand, in this order (`program::parameter`); the rest is the caller's
+        // promise.
+        unsafe {
+            result::launch_kernel(
+                pointer(function),
+                (size(x), size(y), 1),
+                (size(kernel.threads), 1, 1),
+                size(kernel.shared),
+                self.programs.cu_stream(),
+                &mut arguments,
+            )
+        }
+        .map_err(failed(&kernel.call))
+    }
+
+    unsafe fn multiply(&self, product: &Product, factors: Factors) -> Result<(), Fault> {
+        self.bind("multiply")?;
+        let at = Addresses {
+            a: factors.a.address,
+            b: factors.b.address,
+            out: factors.out.address,
+            bias: factors.bias.map(|bias| bias.address),
+            workspace: self.workspace,
+        };
+        let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        products.multiply(product, at, self.programs.cu_stream())
+    }
+
+    fn begin_capture(&self) -> Result<(), Fault> {
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.programs
+            .begin_capture(mode)
+            .map_err(failed("capture a program"))
+    }
+
+    fn end_capture(&self) -> Result<u64, Fault> {
+        let capture = failed("capture a program");
+        self.bind("capture a program")?;
+        // SAFETY: the stream is being captured; the graph is done with when it is instantiated.
+        unsafe {
+            let graph = result::stream::end_capture(self.programs.cu_stream()).map_err(&capture)?;
+            let made = result::graph::instantiate(graph, CUgraphInstantiate_flags(0));
+            let _ = result::graph::destroy(graph);
+            made.map(number).map_err(&capture)
+        }
+    }
+
+    unsafe fn launch_graph(&self, graph: u64) -> Result<(), Fault> {
+        self.bind("run a program")?;
+        // SAFETY: the caller's promise.
+        unsafe { result::graph::launch(pointer(graph), self.programs.cu_stream()) }
+            .map_err(failed("run a program"))
+    }
+
+    fn forget_graph(&self, graph: u64) {
+        if self.bind("").is_ok() {
+            // SAFETY: a graph of ours.
+            let _ = unsafe { result::graph::exec_destroy(pointer(graph)) };
+        }
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if self.bind("").is_ok() {
+            // SAFETY: allocated in `open`; no product runs any more.
+            let _ = unsafe { result::free_sync(self.workspace) };
+        }
+    }
+}

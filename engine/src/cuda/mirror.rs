@@ -1,0 +1,144 @@
+//! The tensors of a store, on a device, and which of the two places has their newest values.
+#![expect(unsafe_code, reason = "tensors are copied to their addresses")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Fault;
+use super::device::{Device, Memory};
+use crate::store::Slot;
+
+/// Tensors start at multiples of this many bytes, like allocations of their own.
+const ALIGN: usize = 256;
+
+/// Who has the newest values of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Newest {
+    Host,
+    Both,
+    Device,
+}
+
+/// Tensors on a device, by the number of their slot.
+#[derive(Debug)]
+pub(crate) struct Mirror {
+    device: Arc<Device>,
+    memory: Memory,
+    /// First byte of each.
+    starts: Vec<usize>,
+    newest: Vec<Newest>,
+    id: u64,
+}
+
+/// First byte of each tensor of these sizes in bytes, and the bytes of all.
+fn layout(sizes: impl Iterator<Item = usize>) -> (Vec<usize>, usize) {
+    let mut bytes = 0;
+    let starts = sizes.map(|size| {
+        let start = bytes;
+        bytes += size.next_multiple_of(ALIGN);
+        start
+    });
+    (starts.collect(), bytes)
+}
+
+/// Bytes that tensors of these sizes take on a device.
+pub(crate) fn bytes(sizes: impl Iterator<Item = usize>) -> usize {
+    layout(sizes).1
+}
+
+impl Mirror {
+    /// Room for tensors of these sizes in bytes; the host has their newest values.
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        sizes: impl Iterator<Item = usize>,
+    ) -> Result<Self, Fault> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (starts, bytes) = layout(sizes);
+        Ok(Self {
+            memory: device.allocate(bytes, "parameters and moments")?,
+            device: Arc::clone(device),
+            newest: vec![Newest::Host; starts.len()],
+            starts,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+        })
+    }
+
+    /// Whether it is of this device and as many tensors.
+    pub(crate) fn is_of(&self, device: &Arc<Device>, tensors: usize) -> bool {
+        Arc::ptr_eq(&self.device, device) && self.starts.len() == tensors
+    }
+
+    /// No other mirror ever has this number; addresses come back.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Where a tensor lies.
+    pub(crate) fn address(&self, slot: Slot) -> u64 {
+        self.memory.address + self.starts[slot.index()] as u64
+    }
+
+    /// Whether the host's values of a tensor are the newest; those of one that was added since are.
+    pub(crate) fn is_home(&self, slot: Slot) -> bool {
+        self.newest.get(slot.index()) != Some(&Newest::Device)
+    }
+
+    /// The host changes a tensor.
+    pub(crate) fn changed_at_home(&mut self, slot: Slot) {
+        if let Some(newest) = self.newest.get_mut(slot.index()) {
+            *newest = Newest::Host;
+        }
+    }
+
+    /// A program on the device changes tensors.
+    pub(crate) fn changed_on_device(&mut self, slots: &[Slot]) {
+        for slot in slots {
+            self.newest[slot.index()] = Newest::Device;
+        }
+    }
+
+    /// Copies to the device whatever of `slots` the host has changed.
+    pub(crate) fn send<'v>(
+        &mut self,
+        slots: &[Slot],
+        values: impl Fn(Slot) -> &'v [f32],
+    ) -> Result<(), Fault> {
+        let new = |slot: &&Slot| self.newest[slot.index()] == Newest::Host;
+        if !slots.iter().any(|slot| new(&slot)) {
+            return Ok(());
+        }
+        let sent: Vec<(u64, &[f32])> = slots
+            .iter()
+            .filter(new)
+            .map(|&slot| (self.address(slot), values(slot)))
+            .collect();
+        // SAFETY: each tensor has room for its values at its address.
+        unsafe { self.device.upload(&sent) }?;
+        for slot in slots {
+            if self.newest[slot.index()] == Newest::Host {
+                self.newest[slot.index()] = Newest::Both;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies to the host whatever of these tensors the device has changed.
+    pub(crate) fn fetch<'v>(
+        &mut self,
+        tensors: impl Iterator<Item = (Slot, &'v mut [f32])>,
+    ) -> Result<(), Fault> {
+        let changed = tensors.filter(|(slot, _)| !self.is_home(*slot));
+        let (slots, mut wanted): (Vec<Slot>, Vec<(u64, &mut [f32])>) = changed
+            .map(|(slot, values)| (slot, (self.address(slot), values)))
+            .unzip();
+        if slots.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: each tensor lies at its address.
+        unsafe { self.device.download(&mut wanted) }?;
+        for slot in slots {
+            self.newest[slot.index()] = Newest::Both;
+        }
+        Ok(())
+    }
+}
