@@ -12,11 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spd_draws::{Purpose, Stream};
+use spd_engine::cpu::Executor;
 use spd_engine::ops::{
     AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, ImportanceGates, ImportanceMinimality,
     LogitNoise, Mask, MaskValues, MatMul,
 };
-use spd_engine::{Builder, Executor, Pool, Result, Store, Value};
+use spd_engine::{Builder, Pool, Result, Store, Value};
 
 /// Replays whose median is taken.
 const REPLAYS: usize = 31;

@@ -13,15 +13,17 @@
 //! - What changes from step to step sits in [`StepParameters`]; random numbers are functions of their
 //!   place (`spd_draws`), so a program holds no state. What stays from step to step sits in a [`Store`].
 //!
-//! - On a GPU the same program is a list of launches and products ([`cuda`]): every op says what computes it there. Its kernels are
-//!   proven on an emulated device; no GPU has run them yet.
+//! - On a GPU the same program is a list of launches and products ([`cuda`]): every op says what computes it there. An [`Executor`] is
+//!   the one or the other, by the [`Processor`] it was planned for. Kernels and replays are proven on an emulated device; no GPU has
+//!   run them yet.
 //!
 //! The engine knows nothing of SPD: it has masks and sites because they are worth fusing, not what they are for.
 
 mod association;
 mod builder;
-mod cpu;
+pub mod cpu;
 pub mod cuda;
+mod front;
 mod gradients;
 mod op;
 pub mod ops;
@@ -34,7 +36,9 @@ mod value;
 
 pub use association::{Made, Right};
 pub use builder::{BACKWARD, Builder, StepScalar};
-pub use cpu::{Arena, Executor, Frame, OpProfile, Pool, StepParameters};
+pub use cpu::{Frame, OpProfile, Pool, StepParameters};
+pub use cuda::{Fault, MATRIX_PRODUCTS, PINNED};
+pub use front::{Arena, Executor, Processor};
 pub use gradients::Gradients;
 pub use op::{BuildError, Dear, NodeView, Op, Result};
 pub use plan::Plan;

@@ -10,6 +10,7 @@ use spd_trainer::bench::{OpRow, Overrides, Phases, Preset, Report, Settings, pre
 
 use crate::cli::{self, BenchArgs};
 use crate::exit::Exit;
+use crate::run::gpu;
 use crate::screen;
 use crate::table::{Lean, Table};
 
@@ -45,6 +46,7 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
         steps: asked.steps.unwrap_or(STEPS),
         warmup: asked.warmup.unwrap_or(WARMUP),
         threads: cli::threads(asked.threads),
+        gpu: gpu(asked.gpus)?,
         phases: asked.phases || asked.vary.is_some(),
     };
     for (name, presets) in asked.names.iter().zip(&presets) {

@@ -12,6 +12,7 @@ Examples:
   spd-launch configs/tms_5-2.toml             run it, or go on with it, in runs/tms_5-2
   spd-launch tms_5-2 --dry-run                say what it would do and need; create nothing
   spd-launch tms_5-2 --set seed=1 --out runs/seed1
+  spd-launch tms_5-2 --gpus 1                 on a GPU
   spd-launch tms_5-2 --fresh                  start over; the old directory is moved aside
   spd-launch tms_5-2 --seeds 0..20            20 runs over the cores there are, and one table
   spd-launch tms_5-2 --sweep train.lr=1e-3,2e-3 --seeds 0..5
@@ -95,7 +96,7 @@ pub(crate) struct RunArgs {
     /// Start over: an old run directory is moved to DIR.old-N first
     #[arg(long)]
     pub(crate) fresh: bool,
-    /// GPUs to use; not offered before one has been measured (`spd-launch doctor` says what is there)
+    /// GPUs to use: 0 or 1 (`spd-launch doctor` says what is there)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) gpus: usize,
     /// Seconds a rank has to save and leave when it is asked to
@@ -160,6 +161,9 @@ pub(crate) struct BenchArgs {
     /// CPU threads [default: all that this process may use]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) threads: Option<usize>,
+    /// GPUs to use: 0 or 1
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "vary")]
+    pub(crate) gpus: usize,
     /// Rows per step in place of the workload's
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) batch: Option<usize>,
@@ -189,6 +193,9 @@ pub(crate) struct RankArgs {
     /// CPU threads
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) threads: usize,
+    /// GPUs to use: 0 or 1
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) gpus: usize,
 }
 
 /// Threads that this process may use: cores, less what affinity and cgroups take away.

@@ -46,7 +46,11 @@ fn text() -> String {
     }
     format!(
         "{}Searched: the directories in {DIRECTORIES}, the loader's, the CUDA toolkit, the Python environment.\n\
-         Runs go to the CPU: GPU runs are not offered before one has been measured.\n",
-        table.text()
+         {}\n",
+        table.text(),
+        match cuda::lacks(1) {
+            None => "Runs go to the CPU, or with --gpus 1 to GPU 0.".to_owned(),
+            Some(lacks) => format!("Runs go to the CPU; --gpus 1 is refused here: {lacks}."),
+        }
     )
 }

@@ -1,7 +1,7 @@
 //! What a run will do and need, as the table printed before it starts.
 
 use indicatif::{HumanBytes, HumanCount};
-use spd_trainer::Overview;
+use spd_trainer::{Memory, Overview};
 
 use crate::screen::plain;
 use crate::table::{Lean, Table};
@@ -20,7 +20,10 @@ pub(crate) fn text(title: &str, directory: &str, overview: &Overview) -> String 
     for (label, value) in &overview.rows {
         facts.row([plain(label), plain(value)]);
     }
-    facts.row(["memory", &memory(overview)]);
+    facts.row(["memory", &memory(&overview.memory)]);
+    if let Some(gpu) = &overview.gpu_memory {
+        facts.row(["GPU memory", &memory(gpu)]);
+    }
     facts.row(["directory", directory]);
     let mut text = format!("{title}\n{}", facts.text());
     if !overview.sites.is_empty() {
@@ -32,9 +35,9 @@ pub(crate) fn text(title: &str, directory: &str, overview: &Overview) -> String 
 }
 
 /// Planned memory, as people say it: all of it, and the parts that matter.
-pub(crate) fn memory(overview: &Overview) -> String {
-    let total = overview.memory.total();
-    let parts = overview.memory.parts.iter();
+pub(crate) fn memory(memory: &Memory) -> String {
+    let total = memory.total();
+    let parts = memory.parts.iter();
     let parts: Vec<String> = parts
         .filter(|(_, part)| part.saturating_mul(PARTS_SHOWN_FROM) >= total)
         .map(|(what, part)| format!("{what} {}", bytes(*part)))
@@ -124,8 +127,6 @@ fn starred(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use spd_trainer::Memory;
-
     use super::*;
 
     fn overview(sites: Vec<Site>) -> Overview {
@@ -139,6 +140,7 @@ mod tests {
             memory: Memory {
                 parts: vec![("state", 3 << 20), ("programs", 1 << 20), ("batches", 7)],
             },
+            gpu_memory: None,
         }
     }
 

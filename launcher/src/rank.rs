@@ -4,6 +4,7 @@ use spd_trainer::{Fault, Outcome};
 
 use crate::cli::RankArgs;
 use crate::exit::Exit;
+use crate::run::gpu;
 use crate::stop;
 use crate::world::World;
 
@@ -24,7 +25,7 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
         )));
     }
     Ok(
-        match spd_trainer::rank(&asked.run_dir, asked.threads, &stop)? {
+        match spd_trainer::rank(&asked.run_dir, asked.threads, gpu(asked.gpus)?, &stop)? {
             Outcome::Done => Exit::Done,
             Outcome::Stopped => Exit::Stopped,
         },

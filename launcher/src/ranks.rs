@@ -18,6 +18,8 @@ pub(crate) struct Program {
     pub(crate) run_dir: PathBuf,
     /// CPU threads.
     pub(crate) threads: usize,
+    /// GPUs: none or one.
+    pub(crate) gpus: usize,
 }
 
 /// A started process of ours. Dropping it kills it.
@@ -37,6 +39,9 @@ impl Program {
             .arg("--run-dir")
             .arg(&self.run_dir)
             .args(["--threads", &self.threads.to_string()]);
+        if self.gpus > 0 {
+            command.args(["--gpus", &self.gpus.to_string()]);
+        }
         for key in world::KEYS {
             command.env_remove(key);
         }

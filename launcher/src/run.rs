@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use spd_configs::Run;
-use spd_trainer::{Fault, Overview};
+use spd_trainer::{Fault, Overview, cuda};
 
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
@@ -24,15 +24,13 @@ use crate::{memory, plan, screen, summary, sweep};
 /// Bad input, found before anything is created; failures of this machine on the way. What befalls a
 /// rank is printed here, and told by the exit alone.
 pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
-    if asked.gpus > 0 {
-        return Err(Fault::BadInput(format!(
-            "--gpus {}: runs on GPUs are not offered before one has been measured; on this machine: {}; leave \
-             it out to run on the CPU",
-            asked.gpus,
-            spd_trainer::cuda::lacks(asked.gpus).unwrap_or_else(|| "nothing is missing".to_owned())
-        )));
-    }
+    let on_gpu = gpu(asked.gpus)?.is_some();
     if asked.seeds.is_some() || !asked.sweep.is_empty() {
+        if on_gpu {
+            return Err(Fault::BadInput(
+                "--gpus 1: several runs go to the processor; run them one after the other, or leave it out".into(),
+            ));
+        }
         return sweep::sweep(asked);
     }
     if let Some(jobs) = asked.jobs {
@@ -58,8 +56,9 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         return finished(&run_dir);
     }
     let threads = cli::threads(asked.threads);
-    let overview = spd_trainer::overview(&run, threads)?;
+    let overview = spd_trainer::overview(&run, threads, on_gpu)?;
     check_memory(asked, (&path, &asked.set), &run, &overview).map_err(Fault::BadInput)?;
+    check_gpu_memory(asked, &path, &run, &overview).map_err(Fault::BadInput)?;
     run_dir
         .check_room(checkpoint_bytes(&run, &overview, &found))
         .map_err(Fault::BadInput)?;
@@ -99,10 +98,54 @@ pub(crate) fn check_memory(
         let set: Vec<String> = set.iter().chain(more).cloned().collect();
         let run = Run::load(path, &set).ok()?;
         let threads = cli::threads(asked.threads);
-        let overview = spd_trainer::overview(&run, threads).ok()?;
+        let overview = spd_trainer::overview(&run, threads, asked.gpus > 0).ok()?;
         Some(overview.memory.total())
     })?;
     Ok(there.map(|there| there / need.max(1)))
+}
+
+/// Refuses a run that needs more memory than its GPU has free.
+fn check_gpu_memory(
+    asked: &RunArgs,
+    path: &Path,
+    run: &Run,
+    overview: &Overview,
+) -> Result<(), String> {
+    let Some(need) = &overview.gpu_memory else {
+        return Ok(());
+    };
+    let there = cuda::free_memory(GPU)?;
+    let with = |more: &[String]| {
+        let set: Vec<String> = asked.set.iter().chain(more).cloned().collect();
+        let run = Run::load(path, &set).ok()?;
+        let overview = spd_trainer::overview(&run, cli::threads(asked.threads), true).ok()?;
+        overview.gpu_memory.map(|memory| memory.total())
+    };
+    memory::check(run, need.total(), Some(there), with)
+        .map_err(|line| line.replacen(" of memory", &format!(" of the memory of GPU {GPU}"), 1))
+}
+
+/// The GPU that a run on one uses.
+pub(crate) const GPU: usize = 0;
+
+/// The GPU that `--gpus` asks for, if it asks for one.
+///
+/// # Errors
+///
+/// One line, where there is none, or several are wanted.
+pub(crate) fn gpu(gpus: usize) -> Result<Option<usize>, Fault> {
+    match gpus {
+        0 => Ok(None),
+        1 => match cuda::lacks(1) {
+            None => Ok(Some(GPU)),
+            Some(lacks) => Err(Fault::BadInput(format!(
+                "--gpus 1: {lacks}; `spd-launch doctor` says what this machine has; leave it out to run on the CPU"
+            ))),
+        },
+        more => Err(Fault::BadInput(format!(
+            "--gpus {more}: runs on several GPUs are not offered yet; --gpus 1 runs on one"
+        ))),
+    }
 }
 
 /// What the checkpoints that are still to be written may take; one more than are kept, while it is written.
@@ -166,12 +209,13 @@ fn supervise(
         path,
         run_dir: run_dir.path().to_owned(),
         threads,
+        gpus: asked.gpus,
     };
     let patience = Patience {
         grace: Duration::from_secs(asked.grace),
         silence: (asked.hang_seconds > 0).then(|| Duration::from_secs(asked.hang_seconds)),
     };
-    let memory = plan::memory(overview);
+    let memory = plan::memory(&overview.memory);
     let mut stop = Stop::listen().context("signals cannot be listened to")?;
     let mut restarts = Restarts::new(asked.restarts);
     loop {

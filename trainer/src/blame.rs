@@ -1,7 +1,5 @@
 //! Where does a step begin not to be finite? The clean pass first, then each site in the order of the model, then gradients.
 
-use std::sync::Arc;
-
 use spd_dataloader::Batch;
 use spd_engine::{Builder, Executor, Store};
 
@@ -23,7 +21,7 @@ pub(crate) fn first_not_finite(
 ) -> Result<Blame, Fault> {
     let gradients = task.site_norms(store);
     let scalars = task.scalars(step);
-    let pool = Arc::clone(task.pool());
+    let processor = task.processor().clone();
     drop(task.program().detach());
 
     let decomposition = &task.decomposition;
@@ -36,15 +34,16 @@ pub(crate) fn first_not_finite(
         b.output(format!("input {}", site.path()), values.input);
         b.output(format!("logits {}", site.path()), values.logits);
     }
-    let mut program = Executor::new(&b, pool);
-    program.parameters.seed = run.seed;
-    program.parameters.step = u32::try_from(step).unwrap_or(u32::MAX);
+    let mut program = Executor::new(&b, &processor)?;
+    program.parameters().seed = run.seed;
+    program.parameters().step = u32::try_from(step).unwrap_or(u32::MAX);
     #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
     for (name, value) in scalars {
         program.set_scalar(name, value as f32);
     }
     data::fill(&mut program, batch);
-    program.run(store);
+    program.run_and_fetch(store)?;
+    store.fetch()?;
 
     let layers = linears(&run.target.model);
     let place = |path: &str| layers.iter().position(|layer| layer.path == path);

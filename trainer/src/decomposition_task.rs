@@ -1,12 +1,11 @@
 //! Training a decomposition: the step program, the faithfulness warm-up, the evaluation.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use spd_configs::{FaithfulnessWarmup, OutputLoss, Term};
 use spd_dataloader::{Batch, Feed, Source};
-use spd_engine::{Builder, Executor, Pool, Store, Type, Value};
+use spd_engine::{Builder, Executor, Processor, Store, Type, Value};
 
 use crate::blame::first_not_finite;
 use crate::data::{Sources, eval_feed, training_feed};
@@ -26,6 +25,7 @@ const BETA2: f64 = 0.999;
 /// A decomposition in training.
 pub(crate) struct DecompositionTask {
     pub(crate) decomposition: Decomposition,
+    processor: Processor,
     program: Executor,
     eval_program: Executor,
     warmup: Option<Executor>,
@@ -40,13 +40,13 @@ impl DecompositionTask {
         decomposition: Decomposition,
         sources: Sources,
         store: &mut Store,
-        pool: &Arc<Pool>,
+        processor: &Processor,
     ) -> Result<Self, Fault> {
         store.zeros(HALT, &[2]);
         let seed = decomposition.run.seed;
         let executor = |b: &Builder| {
-            let mut executor = Executor::planned(b, Arc::clone(pool));
-            executor.parameters.seed = seed;
+            let mut executor = Executor::planned(b, processor);
+            executor.parameters().seed = seed;
             executor
         };
         let program = executor(&decomposition.step_program(store)?);
@@ -60,6 +60,7 @@ impl DecompositionTask {
         };
         Ok(Self {
             decomposition,
+            processor: processor.clone(),
             program,
             eval_program,
             warmup,
@@ -108,24 +109,37 @@ impl DecompositionTask {
         all
     }
 
-    /// The threads of its programs.
-    pub(crate) fn pool(&self) -> &Arc<Pool> {
-        self.program.pool()
+    /// Where its programs run.
+    pub(crate) fn processor(&self) -> &Processor {
+        &self.processor
     }
 
     /// Makes the arena that the programs share: no two of them run at the same time.
     pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
         let others = [&self.eval_program, &self.figures].into_iter();
-        make_arena(&mut self.program, others.chain(&self.warmup))
+        make_arena(
+            &self.processor,
+            &mut self.program,
+            others.chain(&self.warmup),
+        )
     }
 
-    /// What it will hold at its fullest, beside the store.
-    pub(crate) fn memory(&self, store: &Store) -> Memory {
+    fn programs(&self) -> impl Iterator<Item = &Executor> + Clone {
         let programs = [&self.program, &self.eval_program, &self.figures];
+        programs.into_iter().chain(&self.warmup)
+    }
+
+    /// What it will hold at its fullest on a GPU, if it runs on one.
+    pub(crate) fn gpu_memory(&self, store: &Store) -> Option<Memory> {
+        Memory::on_gpu(&self.processor, store, self.programs())
+    }
+
+    /// What it will hold at its fullest on this machine.
+    pub(crate) fn memory(&self, store: &Store) -> Memory {
         let sites = self.decomposition.sites.iter();
         let components = sites.map(|site| site.components).max().unwrap_or(0);
         let widest = components.max(widest(&self.decomposition.run.target.model));
-        Memory::of_task(store, programs.into_iter().chain(&self.warmup), widest)
+        Memory::of_task(&self.processor, store, self.programs(), widest)
     }
 }
 
@@ -277,9 +291,14 @@ impl Decomposition {
 const WARMUP_LOSS: &str = "loss/faithfulness";
 
 /// One update on faithfulness alone, counted from 1.
-fn warm_up(program: &mut Executor, store: &mut Store, settings: &FaithfulnessWarmup, step: u64) {
+fn warm_up(
+    program: &mut Executor,
+    store: &mut Store,
+    settings: &FaithfulnessWarmup,
+    step: u64,
+) -> Result<(), Fault> {
     let power = i32::try_from(step).unwrap_or(i32::MAX);
-    program.parameters.step = u32::try_from(step).unwrap_or(u32::MAX);
+    program.parameters().step = u32::try_from(step).unwrap_or(u32::MAX);
     #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
     for (name, value) in [
         ("lr", settings.lr),
@@ -288,7 +307,7 @@ fn warm_up(program: &mut Executor, store: &mut Store, settings: &FaithfulnessWar
     ] {
         program.set_scalar(name, value as f32);
     }
-    program.run(store);
+    Ok(program.run(store)?)
 }
 
 impl Task for DecompositionTask {
@@ -356,10 +375,11 @@ impl Task for DecompositionTask {
                 if stop.load(Ordering::Relaxed) {
                     return Ok(None);
                 }
-                warm_up(program, store, &settings, step);
+                warm_up(program, store, &settings, step)?;
             }
-            if let Some(bad) = halted(store) {
-                warm_up(program, store, &settings, bad);
+            if let Some(bad) = halted(store)? {
+                warm_up(program, store, &settings, bad)?;
+                program.fetch(store)?;
                 let loss = f64::from(program.scalar_output(WARMUP_LOSS, store));
                 let norms = program.output("norms/components", store);
                 let mut names = parameters.names(store, Group::Components).zip(norms);

@@ -52,6 +52,12 @@ impl From<BuildError> for Fault {
     }
 }
 
+impl From<spd_engine::Fault> for Fault {
+    fn from(err: spd_engine::Fault) -> Self {
+        Self::Failed(err.into())
+    }
+}
+
 impl From<CheckpointError> for Fault {
     fn from(err: CheckpointError) -> Self {
         match err {

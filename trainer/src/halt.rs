@@ -29,14 +29,22 @@ pub(crate) const TRAIN_MORE_GENTLY: &str =
 pub(crate) const LOOK_AT_TARGET: &str = "look at the weights of the target and at the data";
 
 /// The step that was refused, if one was.
-pub(crate) fn halted(store: &Store) -> Option<u64> {
-    let halt = store.get(store.slot(HALT)?);
+///
+/// # Errors
+///
+/// When a replay failed.
+pub(crate) fn halted(store: &mut Store) -> Result<Option<u64>, Fault> {
+    let Some(slot) = store.slot(HALT) else {
+        return Ok(None);
+    };
+    store.fetch_one(slot)?;
+    let halt = store.get(slot);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "a step"
     )]
-    (!halt[1].is_finite()).then_some(halt[0] as u64)
+    Ok((!halt[1].is_finite()).then_some(halt[0] as u64))
 }
 
 /// Stops when a step since the last look was refused.
@@ -45,14 +53,15 @@ pub(crate) fn halted(store: &Store) -> Option<u64> {
 ///
 /// One line that names the step, the terms that are not finite, and where that begins.
 pub(crate) fn check(task: &mut dyn Task, store: &mut Store, step: u64) -> Result<(), Fault> {
-    let Some(bad) = halted(store) else {
+    let Some(bad) = halted(store)? else {
         return Ok(());
     };
     let bad = bad.min(step);
     let (source, feed) = task.source();
     let mut batch = Batch::default();
     source.fill(&feed, bad * feed.rows as u64, &mut batch)?;
-    run_step(task, store, &batch, bad);
+    run_step(task, store, &batch, bad)?;
+    task.program().fetch(store)?;
     let terms = task.observe(store);
     let blame = match batch.features.iter().position(|value| !value.is_finite()) {
         Some(at) => {

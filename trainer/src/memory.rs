@@ -5,7 +5,7 @@
 
 use std::fs;
 
-use spd_engine::{Executor, Store};
+use spd_engine::{Executor, MATRIX_PRODUCTS, PINNED, Processor, Store};
 
 use crate::task::arena_bytes;
 use crate::train::PREFETCHED;
@@ -27,10 +27,11 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// What a task holds whose programs share an arena.
+    /// What a task holds whose programs share an arena, on this machine.
     ///
     /// - `widest`: columns of its widest matrix
     pub(crate) fn of_task<'a>(
+        processor: &Processor,
         store: &Store,
         programs: impl IntoIterator<Item = &'a Executor> + Clone,
         widest: usize,
@@ -43,23 +44,43 @@ impl Memory {
             .max();
         // Those that wait, the one in use, the one being filled, and one of an evaluation.
         let batches = PREFETCHED + 3;
-        let threads = programs
-            .clone()
-            .into_iter()
-            .map(|p| p.pool().threads())
-            .max();
-        let packed = (PACKED_ROWS * widest * size_of::<f32>()).min(MOST_PACKED);
+        let inputs: usize = programs.clone().into_iter().map(Executor::own_bytes).sum();
+        let (arena, threads, packed) = match processor {
+            Processor::Cpu(pool) => {
+                let packed = (PACKED_ROWS * widest * size_of::<f32>()).min(MOST_PACKED);
+                (arena_bytes(programs), pool.threads(), packed)
+            }
+            // What is on its way to the GPU or from it.
+            Processor::Gpu(_) => (PINNED + inputs, 1, 0),
+        };
         Self {
             parts: vec![
                 ("state", store.bytes()),
-                ("programs", arena_bytes(programs)),
+                ("programs", arena),
                 // The copy that is being written, and a tensor read back to be compared.
                 ("checkpoint", store.bytes() + largest.unwrap_or(0)),
                 ("batches", batches * batch.unwrap_or(0)),
-                ("threads", threads.unwrap_or(1) * (THREAD + packed)),
+                ("threads", threads * (THREAD + packed)),
                 ("descriptions", DESCRIPTIONS),
             ],
         }
+    }
+
+    /// What a task holds whose programs share an arena, on a GPU; `None` where they run on the processor.
+    pub(crate) fn on_gpu<'a>(
+        processor: &Processor,
+        store: &Store,
+        programs: impl IntoIterator<Item = &'a Executor> + Clone,
+    ) -> Option<Self> {
+        let inputs = programs.clone().into_iter().map(Executor::own_bytes).sum();
+        matches!(processor, Processor::Gpu(_)).then(|| Self {
+            parts: vec![
+                ("state", store.device_bytes()),
+                ("programs", arena_bytes(programs)),
+                ("inputs", inputs),
+                ("matrix products", MATRIX_PRODUCTS),
+            ],
+        })
     }
 
     /// All of it.

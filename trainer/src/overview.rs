@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use spd_configs::{Active, Data, Precision, Run};
-use spd_engine::{Pool, Store};
+use spd_engine::{Pool, Processor, Store};
 
 use crate::data::{self, Sources};
 use crate::decomposition::Decomposition;
@@ -26,34 +26,47 @@ pub struct Overview {
     pub state_bytes: usize,
     /// What a rank will hold in memory.
     pub memory: Memory,
+    /// What it will hold on a GPU, if it runs on one.
+    pub gpu_memory: Option<Memory>,
 }
 
-/// Checks a run against its target and data, builds its programs, and says what they need.
+/// Checks a run against its target and data, builds its programs, and says what they need; on a GPU, if `on_gpu`.
 ///
 /// # Errors
 ///
 /// Whatever would keep the run from starting, as bad input.
-pub fn overview(run: &Run, threads: usize) -> Result<Overview, Fault> {
+pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fault> {
     check_precision(run)?;
     let sources = data::open(run)?;
     check_data(run, &sources)?;
     if let Some(path) = &run.target.weights {
         load(path, &run.target.model)?;
     }
-    let pool = Arc::new(Pool::new(threads));
+    let processor = if on_gpu {
+        Processor::Gpu(None)
+    } else {
+        Processor::Cpu(Arc::new(Pool::new(threads)))
+    };
     // Planned and not made: what would not fit is to be refused, not tried.
     let mut store = Store::of_shapes();
     let decomposition = Decomposition::new(run, &mut store)?;
-    let task = DecompositionTask::new(decomposition, sources.clone(), &mut store, &pool)?;
-    let mut memory = task.memory(&store);
+    let task = DecompositionTask::new(decomposition, sources.clone(), &mut store, &processor)?;
+    let larger = |one: Memory, other: Memory| {
+        if other.total() > one.total() {
+            other
+        } else {
+            one
+        }
+    };
+    let (mut memory, mut gpu_memory) = (task.memory(&store), task.gpu_memory(&store));
     if let Some(settings) = &run.target.train {
         let mut store = Store::of_shapes();
-        let task = TargetTask::new(run, settings, sources, &mut store, &pool)?;
+        let task = TargetTask::new(run, settings, sources, &mut store, &processor)?;
         // The target's programs are gone when those of the decomposition are made.
-        let training = task.memory(&store);
-        if training.total() > memory.total() {
-            memory = training;
-        }
+        memory = larger(memory, task.memory(&store));
+        gpu_memory = gpu_memory
+            .zip(task.gpu_memory(&store))
+            .map(|(one, other)| larger(one, other));
     }
     let decomposition = &task.decomposition;
     let sites = (0..decomposition.sites.len())
@@ -71,10 +84,11 @@ pub fn overview(run: &Run, threads: usize) -> Result<Overview, Fault> {
         })
         .collect();
     Ok(Overview {
-        rows: rows(run, threads)?,
+        rows: rows(run, threads, on_gpu)?,
         sites,
         state_bytes: store.bytes(),
         memory,
+        gpu_memory,
     })
 }
 
@@ -82,7 +96,7 @@ fn check_precision(run: &Run) -> Result<(), Fault> {
     match run.precision {
         Precision::F32 => Ok(()),
         Precision::Bf16 => Err(Fault::BadInput(
-            "precision: bf16 is for GPUs, and this build computes on the CPU; set precision = \"f32\"".into(),
+            "precision: this build computes in f32, on GPUs too; set precision = \"f32\"".into(),
         )),
     }
 }
@@ -97,7 +111,7 @@ fn check_data(run: &Run, sources: &Sources) -> Result<(), Fault> {
     Ok(())
 }
 
-fn rows(run: &Run, threads: usize) -> Result<Vec<(String, String)>, Fault> {
+fn rows(run: &Run, threads: usize, on_gpu: bool) -> Result<Vec<(String, String)>, Fault> {
     let row = |label: &str, value: String| (label.to_owned(), value);
     let data = match &run.data {
         Data::SparseFeatures { active, low, high } => {
@@ -153,10 +167,14 @@ fn rows(run: &Run, threads: usize) -> Result<Vec<(String, String)>, Fault> {
         row("precision", "f32".into()),
         row(
             "device",
-            format!(
-                "CPU, {threads} thread{}",
-                if threads == 1 { "" } else { "s" }
-            ),
+            if on_gpu {
+                "GPU 0".to_owned()
+            } else {
+                format!(
+                    "CPU, {threads} thread{}",
+                    if threads == 1 { "" } else { "s" }
+                )
+            },
         ),
     ])
 }

@@ -113,8 +113,8 @@ impl Parameters {
     /// Puts the moments back to zero.
     pub fn forget(&self, store: &mut Store) {
         for parameter in &self.0 {
-            store.get_mut(parameter.first).fill(0.0);
-            store.get_mut(parameter.second).fill(0.0);
+            store.clear(parameter.first);
+            store.clear(parameter.second);
         }
     }
 

@@ -9,7 +9,8 @@ use anyhow::Context;
 use spd_checkpoint::Lock;
 use spd_checkpoint::atomic::write_file;
 use spd_configs::Run;
-use spd_engine::{Pool, Store};
+use spd_engine::cuda::Device;
+use spd_engine::{Pool, Processor, Store};
 
 use crate::data;
 use crate::decomposition::Decomposition;
@@ -21,12 +22,18 @@ use crate::target;
 use crate::train::{Place, train};
 
 /// Runs one rank to its end in the prepared run directory (`config.toml` is there), from the newest good checkpoint if there
-/// is one. `stop` is polled between steps, in training and warm-up.
+/// is one. `stop` is polled between steps, in training and warm-up. Its programs run on the GPU of the number `gpu`, or on the
+/// processor where none is named.
 ///
 /// # Errors
 ///
 /// Bad input, or whatever else keeps the run from its end.
-pub fn rank(run_dir: &Path, threads: usize, stop: &AtomicBool) -> Result<Outcome, Fault> {
+pub fn rank(
+    run_dir: &Path,
+    threads: usize,
+    gpu: Option<usize>,
+    stop: &AtomicBool,
+) -> Result<Outcome, Fault> {
     let (started, peak) = (Instant::now(), Peak::watch());
     let config = run_dir.join("config.toml");
     let text = std::fs::read_to_string(&config).with_context(|| format!("{}", config.display()))?;
@@ -34,9 +41,10 @@ pub fn rank(run_dir: &Path, threads: usize, stop: &AtomicBool) -> Result<Outcome
     let lock = Lock::take(run_dir)?;
     let sources = data::open(&run)?;
     let pool = Arc::new(Pool::new(threads));
+    let processor = processor(gpu, &pool)?;
     // The loop runs on a thread of the pool, so that no step has to wake one.
     pool.enter(|| {
-        let Some((weights, training)) = target::weights(&run, run_dir, &sources, &pool, stop)?
+        let Some((weights, training)) = target::weights(&run, run_dir, &sources, &processor, stop)?
         else {
             return Ok(Outcome::Stopped);
         };
@@ -44,7 +52,8 @@ pub fn rank(run_dir: &Path, threads: usize, stop: &AtomicBool) -> Result<Outcome
         let decomposition = Decomposition::new(&run, &mut store)?;
         decomposition.set_target(&mut store, &weights);
         drop(weights);
-        let mut task = DecompositionTask::new(decomposition, sources.clone(), &mut store, &pool)?;
+        let mut task =
+            DecompositionTask::new(decomposition, sources.clone(), &mut store, &processor)?;
         task.make_room()?;
         let place = Place {
             dir: run_dir,
@@ -68,4 +77,13 @@ pub fn rank(run_dir: &Path, threads: usize, stop: &AtomicBool) -> Result<Outcome
         write_file(&run_dir.join("summary.json"), summary.as_bytes())?;
         Ok(Outcome::Done)
     })
+}
+
+/// Where programs run: on a GPU, whose compiled kernels are kept beside the trained targets, or on the threads of the pool.
+pub(crate) fn processor(gpu: Option<usize>, pool: &Arc<Pool>) -> Result<Processor, Fault> {
+    let Some(ordinal) = gpu else {
+        return Ok(Processor::Cpu(Arc::clone(pool)));
+    };
+    let device = Device::open(ordinal, Some(target::cache_dir().join("kernels")))?;
+    Ok(Processor::Gpu(Some(device)))
 }

@@ -59,6 +59,7 @@ impl<'a> Saver<'a> {
             return Ok(());
         }
         halt::check(task, store, step)?;
+        store.fetch()?;
         let meta = [
             ("config".to_owned(), json!(self.place.config)),
             ("phase".to_owned(), json!(task.phase())),

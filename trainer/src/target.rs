@@ -1,7 +1,6 @@
 //! The target's weights: from a file, from the cache of trained targets, or trained now into that cache.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use safetensors::tensor::TensorView;
 use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, Lock};
 use spd_configs::{Checkpoint, Data, Log, Run, TargetTrain};
-use spd_engine::{Pool, Store};
+use spd_engine::{Processor, Store};
 use spd_tracker::{METRICS, Mark, Read, Reader};
 
 use crate::data::Sources;
@@ -84,7 +83,7 @@ pub(crate) fn weights(
     run: &Run,
     run_dir: &Path,
     sources: &Sources,
-    pool: &Arc<Pool>,
+    processor: &Processor,
     stop: &AtomicBool,
 ) -> Result<Option<(Weights, Memory)>, Fault> {
     let mut memory = Memory::default();
@@ -118,7 +117,7 @@ pub(crate) fn weights(
                     ));
                 };
                 let place = (run_dir, &*dir, &lock);
-                memory = train_target(run, settings, place, sources, pool, stop)?;
+                memory = train_target(run, settings, place, sources, processor, stop)?;
             }
             Ok(_) => {}
         }
@@ -180,11 +179,11 @@ fn train_target(
     settings: &TargetTrain,
     (run_dir, dir, lock): (&Path, &Path, &Lock),
     sources: &Sources,
-    pool: &Arc<Pool>,
+    processor: &Processor,
     stop: &AtomicBool,
 ) -> Result<Memory, Fault> {
     let mut store = Store::new();
-    let mut task = TargetTask::new(run, settings, sources.clone(), &mut store, pool)?;
+    let mut task = TargetTask::new(run, settings, sources.clone(), &mut store, processor)?;
     task.make_room()?;
     let place = Place {
         dir,
@@ -204,6 +203,7 @@ fn train_target(
     if train(&mut task, &mut store, &place, stop)? == Outcome::Stopped {
         return Ok(memory);
     }
+    store.fetch()?;
     let weights = task.weights(&store);
     let bytes: Vec<(String, Vec<usize>, Vec<u8>)> = weights
         .into_iter()

@@ -1,12 +1,11 @@
 //! Training a target: its own loss, AdamW with decay on matrices, by the same loop as everything else.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use spd_configs::{Data, Run, TargetTrain};
 use spd_dataloader::{Batch, Feed, Source};
-use spd_engine::{Builder, Executor, Pool, Slot, Store, Type, Value};
+use spd_engine::{Builder, Executor, Processor, Slot, Store, Type, Value};
 
 use crate::data::{Sources, eval_feed, training_feed};
 use crate::decomposition::transposed;
@@ -28,6 +27,7 @@ pub(crate) struct TargetTask {
     eval_batches: u64,
     tensors: Vec<(TargetTensor, Slot)>,
     parameters: Parameters,
+    processor: Processor,
     program: Executor,
     eval_program: Executor,
     sources: Sources,
@@ -43,7 +43,7 @@ impl TargetTask {
         train: &TargetTrain,
         sources: Sources,
         store: &mut Store,
-        pool: &Arc<Pool>,
+        processor: &Processor,
     ) -> Result<Self, Fault> {
         let mut parameters = Parameters::default();
         let tensors: Vec<(TargetTensor, Slot)> = tensors(&run.target.model)
@@ -70,18 +70,19 @@ impl TargetTask {
         let loss = own_loss(&mut b, store, run, &tensors, train.batch_size)?;
         b.output("loss/target", loss);
         parameters.update(&mut b, store, loss, |_| update)?;
-        let program = Executor::planned(&b, Arc::clone(pool));
+        let program = Executor::planned(&b, processor);
         let mut b = Builder::new();
         let loss = own_loss(&mut b, store, run, &tensors, run.eval.batch_size)?;
         b.output("eval/loss", loss);
-        let mut eval_program = Executor::planned(&b, Arc::clone(pool));
-        eval_program.parameters.seed = train.seed;
+        let mut eval_program = Executor::planned(&b, processor);
+        eval_program.parameters().seed = train.seed;
         Ok(Self {
             train: train.clone(),
             eval_every: (train.steps / 10).max(1),
             eval_batches: run.eval.batches,
             tensors,
             parameters,
+            processor: processor.clone(),
             program,
             eval_program,
             sources,
@@ -114,12 +115,21 @@ impl TargetTask {
 
     /// Makes the arena that the programs share.
     pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
-        make_arena(&mut self.program, [&self.eval_program])
+        make_arena(&self.processor, &mut self.program, [&self.eval_program])
     }
 
-    /// What it will hold at its fullest, beside the store.
+    fn programs(&self) -> [&Executor; 2] {
+        [&self.program, &self.eval_program]
+    }
+
+    /// What it will hold at its fullest on a GPU, if it runs on one.
+    pub(crate) fn gpu_memory(&self, store: &Store) -> Option<Memory> {
+        Memory::on_gpu(&self.processor, store, self.programs())
+    }
+
+    /// What it will hold at its fullest on this machine.
     pub(crate) fn memory(&self, store: &Store) -> Memory {
-        Memory::of_task(store, [&self.program, &self.eval_program], self.widest)
+        Memory::of_task(&self.processor, store, self.programs(), self.widest)
     }
 }
 
@@ -238,7 +248,10 @@ impl Task for TargetTask {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use spd_dataloader::Batch;
+    use spd_engine::Pool;
 
     use super::*;
     use crate::parameters::BETA1;
@@ -276,8 +289,8 @@ lr = 1e-3
         let run = Run::from_resolved(RESID).unwrap();
         let settings = run.target.train.as_ref().unwrap();
         let sources = crate::data::open(&run).unwrap();
-        let (mut store, pool) = (Store::new(), Arc::new(Pool::new(1)));
-        let mut task = TargetTask::new(&run, settings, sources, &mut store, &pool).unwrap();
+        let (mut store, processor) = (Store::new(), Arc::new(Pool::new(1)).into());
+        let mut task = TargetTask::new(&run, settings, sources, &mut store, &processor).unwrap();
         task.make_room().unwrap();
         task.begin(&mut store, &AtomicBool::new(false)).unwrap();
         let before = task.weights(&store);
@@ -297,7 +310,7 @@ lr = 1e-3
             ] {
                 task.program.set_scalar(name, value as f32);
             }
-            task.program.run(&mut store);
+            task.program.run(&mut store).unwrap();
         }
         let loss = task.evaluate(&mut store).unwrap()[0].1;
         assert!(loss < 0.01, "{loss}");

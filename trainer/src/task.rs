@@ -3,9 +3,8 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::Context;
 use spd_dataloader::{Batch, Feed, Source};
-use spd_engine::{Arena, Executor, Store};
+use spd_engine::{Executor, Processor, Store};
 
 use crate::fault::Fault;
 use crate::halt::Blame;
@@ -40,7 +39,7 @@ pub(crate) trait Task {
     /// anything; `None` when `stop` came first.
     fn begin(&mut self, store: &mut Store, stop: &AtomicBool) -> Result<Option<Measured>, Fault>;
 
-    /// What a training row says of the last replay.
+    /// What a training row says of the last replay, which was fetched.
     fn observe(&self, store: &Store) -> Measured;
 
     /// Where a step that was refused begins not to be finite. The program has just been run on that step and its batch, and
@@ -62,17 +61,21 @@ pub(crate) trait Task {
 }
 
 /// Runs `work` on a program in the arena of another, which has it back afterwards.
+///
+/// # Errors
+///
+/// When a GPU refuses the program, or `work` fails.
 pub(crate) fn in_arena_of<R>(
     owner: &mut Executor,
     program: &mut Executor,
-    work: impl FnOnce(&mut Executor) -> R,
-) -> R {
+    work: impl FnOnce(&mut Executor) -> Result<R, Fault>,
+) -> Result<R, Fault> {
     if let Some(arena) = owner.detach() {
-        program.attach(arena);
+        program.attach(arena)?;
     }
     let result = work(program);
     if let Some(arena) = program.detach() {
-        owner.attach(arena);
+        owner.attach(arena)?;
     }
     result
 }
@@ -81,15 +84,14 @@ pub(crate) fn in_arena_of<R>(
 ///
 /// # Errors
 ///
-/// When the operating system has no such stretch of memory to give.
+/// When there is no such stretch of memory to give, or a GPU refuses the program.
 pub(crate) fn make_arena<'a>(
+    processor: &Processor,
     program: &mut Executor,
     others: impl IntoIterator<Item = &'a Executor>,
 ) -> Result<(), Fault> {
     let bytes = arena_bytes(others).max(program.plan().arena_bytes());
-    let arena = Arena::new(bytes).with_context(|| format!("{bytes} bytes for the programs"))?;
-    program.attach(arena);
-    Ok(())
+    Ok(program.attach(processor.arena(bytes)?)?)
 }
 
 /// Bytes of an arena in which any one of the programs can run.
@@ -113,8 +115,8 @@ pub(crate) fn evaluate_batches(
     for index in 0..batches {
         source.fill(feed, index * feed.rows as u64, &mut batch)?;
         crate::data::fill(executor, &batch);
-        executor.parameters.step = u32::try_from(index).unwrap_or(u32::MAX);
-        executor.run(store);
+        executor.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
+        executor.run_and_fetch(store)?;
         for (total, name) in totals.iter_mut().zip(&names) {
             *total += f64::from(executor.scalar_output(name, store));
         }

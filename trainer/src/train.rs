@@ -8,7 +8,7 @@ use anyhow::Context;
 use spd_checkpoint::{Lock, newest};
 use spd_configs::{Checkpoint, Log};
 use spd_dataloader::{Batch, Loader};
-use spd_engine::Store;
+use spd_engine::{Executor, Store};
 use spd_tracker::{Kind, Mark, Row, Spool};
 
 use crate::data;
@@ -108,11 +108,13 @@ pub(crate) fn train(
         let clock = Instant::now();
         let batch = loader.next()?;
         let waited = clock.elapsed();
-        if is_logged {
+        // On a GPU the clock of the ops would cost the step its graph.
+        if is_logged && matches!(task.program(), Executor::Cpu(_)) {
             task.program().start_profile();
         }
-        run_step(task, store, &batch, step);
+        run_step(task, store, &batch, step)?;
         if is_logged {
+            task.program().fetch(store)?;
             let parts = task.program().part_times();
             progress.times(step, waited, clock.elapsed(), &parts);
         }
@@ -155,7 +157,16 @@ fn named(scalars: Vec<(&'static str, f64)>) -> impl Iterator<Item = (String, f64
 }
 
 /// One replay on a batch.
-pub(crate) fn run_step(task: &mut dyn Task, store: &mut Store, batch: &Batch, step: u64) {
+///
+/// # Errors
+///
+/// When a GPU refuses, or failed before.
+pub(crate) fn run_step(
+    task: &mut dyn Task,
+    store: &mut Store,
+    batch: &Batch,
+    step: u64,
+) -> Result<(), Fault> {
     let scalars = task.scalars(step);
     let power = i32::try_from(step + 1).unwrap_or(i32::MAX);
     let corrections = [
@@ -164,12 +175,12 @@ pub(crate) fn run_step(task: &mut dyn Task, store: &mut Store, batch: &Batch, st
     ];
     let program = task.program();
     data::fill(program, batch);
-    program.parameters.step = u32::try_from(step).unwrap_or(u32::MAX);
+    program.parameters().step = u32::try_from(step).unwrap_or(u32::MAX);
     #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
     for (name, value) in scalars.into_iter().chain(corrections) {
         program.set_scalar(name, value as f32);
     }
-    program.run(store);
+    Ok(program.run(store)?)
 }
 
 fn evaluate(

@@ -217,7 +217,7 @@ impl Sweep<'_> {
             let overview = match known.iter().find(|(run, ..)| *run == alike) {
                 Some((_, overview, _)) => overview,
                 None => {
-                    let overview = spd_trainer::overview(&member.run, self.threads)?;
+                    let overview = spd_trainer::overview(&member.run, self.threads, false)?;
                     known.push((alike, overview, member));
                     &known.last().expect("pushed just now").1
                 }

@@ -5,6 +5,7 @@ mod bad_input;
 mod bench;
 mod ends;
 mod figures;
+mod gpu;
 mod house;
 mod memory;
 mod refusals;

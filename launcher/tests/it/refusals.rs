@@ -59,21 +59,25 @@ fn every_fault_of_a_run_file_is_one_line() {
 }
 
 #[test]
-fn gpus_are_refused_with_what_this_machine_lacks() {
+fn several_gpus_and_several_runs_on_one_are_refused() {
     let house = House::new();
     let ended = launch(house.run("done", &["--gpus", "2"]));
     assert_eq!(ended.code, Some(2));
-    let doctor = launch(house.launcher(&["doctor"])).stdout;
-    let names = ["libcuda.so.1", "libnccl.so.2"];
-    let missing = names.map(|name| {
-        let mut lines = doctor.lines();
-        lines.any(|line| line.contains(name) && line.contains("not found  needed"))
-    });
-    let promised = "error: --gpus 2: runs on GPUs are not offered before one has been measured; on this machine: ";
-    let end = "; leave it out to run on the CPU\n";
-    assert!(ended.stderr.starts_with(promised) && ended.stderr.ends_with(end));
-    let told = names.map(|name| ended.stderr.contains(name));
-    assert_eq!(told, missing, "{}\n{doctor}", ended.stderr);
+    assert_eq!(
+        ended.stderr,
+        "error: --gpus 2: runs on several GPUs are not offered yet; --gpus 1 runs on one\n"
+    );
+    let mut command = house.run("done", &["--gpus", "1", "--seeds", "0..2"]);
+    command.env("SPD_EMULATED_GPU", "1");
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended
+            .stderr
+            .starts_with("error: --gpus 1: several runs go to the processor"),
+        "{}",
+        ended.stderr
+    );
     assert!(house.names().is_empty());
 }
 

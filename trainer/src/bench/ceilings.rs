@@ -10,7 +10,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use spd_draws::{Purpose, Stream};
 use spd_engine::ops::GeluKind;
-use spd_engine::{Builder, Executor, OpProfile, Pool, Store, Type};
+use spd_engine::{Builder, Executor, OpProfile, Pool, Processor, Store, Type};
 
 use crate::fault::Fault;
 
@@ -53,12 +53,18 @@ pub struct Ceilings {
 
 impl Ceilings {
     /// Measures; to be called on a thread of the pool.
+    ///
+    /// - `sizes`: of what is measured where the processor is a GPU
     pub(super) fn measure(
+        processor: &Processor,
         pool: &Arc<Pool>,
-        site_shape: [usize; 3],
-        workload_bytes: usize,
+        (site_shape, workload_bytes): ([usize; 3], usize),
+        sizes: Sizes,
     ) -> Result<Self, Fault> {
-        let [gelus, gelu_slopes, draws] = dear(pool)?;
+        if let Processor::Gpu(_) = processor {
+            return Self::of_gpu(processor, (site_shape, workload_bytes), sizes);
+        }
+        let [gelus, gelu_slopes, draws] = dear(processor, NEAR, 10 * ROUNDS)?;
         let near_bytes = workload_bytes.clamp(1 << 20, LARGE);
         Ok(Self {
             gemm: gemm(pool, [SQUARE; 3])?,
@@ -67,6 +73,27 @@ impl Ceilings {
             copy: copy(pool.threads(), LARGE),
             near_bytes,
             near_copy: copy(pool.threads(), near_bytes),
+            gelus,
+            gelu_slopes,
+            draws,
+        })
+    }
+
+    /// The same on a GPU: times of single ops, by its own clock.
+    fn of_gpu(
+        processor: &Processor,
+        (site_shape, workload_bytes): ([usize; 3], usize),
+        sizes: Sizes,
+    ) -> Result<Self, Fault> {
+        let [gelus, gelu_slopes, draws] = dear(processor, sizes.near, sizes.rounds)?;
+        let near_bytes = workload_bytes.clamp(sizes.large / 256, sizes.large);
+        Ok(Self {
+            gemm: gemm_of_gpu(processor, [sizes.square; 3], sizes.rounds)?,
+            site_shape,
+            site_gemm: gemm_of_gpu(processor, site_shape, sizes.rounds)?,
+            copy: copy_of_gpu(processor, sizes.large, sizes.rounds)?,
+            near_bytes,
+            near_copy: copy_of_gpu(processor, near_bytes, sizes.rounds)?,
             gelus,
             gelu_slopes,
             draws,
@@ -96,31 +123,101 @@ fn gemm(pool: &Arc<Pool>, [m, k, n]: [usize; 3]) -> Result<f64, Fault> {
     let w = b.input("w", &Type::f32(&[k, n]))?;
     let product = b.matmul(a, w)?;
     b.output("product", product);
-    let mut program = Executor::new(&b, Arc::clone(pool));
+    let mut program = Executor::new(&b, &Arc::clone(pool).into())?;
     program.input("a").fill(1.0);
     program.input("w").fill(1.0);
     let mut store = Store::new();
-    Ok((2 * m * k * n) as f64 / fastest_s(|| program.run(&mut store)))
+    Ok((2 * m * k * n) as f64
+        / fastest_s(|| {
+            program
+                .run(&mut store)
+                .expect("the processor refuses nothing")
+        }))
 }
 
-/// GELUs, their slopes and random numbers per second.
-fn dear(pool: &Arc<Pool>) -> Result<[f64; 3], Fault> {
+/// How much is measured on a GPU.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    /// Side of the large square product.
+    square: usize,
+    /// Bytes of the large copy.
+    large: usize,
+    /// Elements of which GELUs are measured, in rows of 1024.
+    near: usize,
+    rounds: usize,
+}
+
+/// Enough to fill a GPU.
+pub(super) const GPU_SIZES: Sizes = Sizes {
+    square: 4096,
+    large: LARGE,
+    near: 1 << 22,
+    rounds: 20,
+};
+
+/// Seconds that the op of a name takes in the best of so many replays.
+fn fastest_op_s(
+    program: &mut Executor,
+    store: &mut Store,
+    name: &str,
+    rounds: usize,
+) -> Result<f64, Fault> {
+    let mut best_s = f64::INFINITY;
+    for _ in 0..rounds {
+        program.start_profile();
+        program.run(store)?;
+        for op in program.profile() {
+            if op.name == name {
+                best_s = best_s.min(op.time.as_secs_f64());
+            }
+        }
+    }
+    Ok(best_s)
+}
+
+fn gemm_of_gpu(processor: &Processor, [m, k, n]: [usize; 3], rounds: usize) -> Result<f64, Fault> {
+    let (mut b, mut store) = (Builder::new(), Store::new());
+    let [a, w] = [("a", [m, k]), ("w", [k, n])]
+        .map(|(name, dims)| store.add(name, &dims, vec![1.0; dims[0] * dims[1]]));
+    let [a, w] = [a, w].map(|slot| b.persistent(&store, slot));
+    let product = b.matmul(a, w)?;
+    b.output("product", product);
+    let mut program = Executor::new(&b, processor)?;
+    let s = fastest_op_s(&mut program, &mut store, "matmul", rounds)?;
+    Ok((2 * m * k * n) as f64 / s)
+}
+
+/// An op that reads what it writes as much of.
+fn copy_of_gpu(processor: &Processor, bytes: usize, rounds: usize) -> Result<f64, Fault> {
+    let (mut b, mut store) = (Builder::new(), Store::new());
+    let rows = (bytes / 2 / size_of::<f32>() / 1024).max(1);
+    let x = store.add("x", &[rows, 1024], vec![1.0; rows * 1024]);
+    let x = b.persistent(&store, x);
+    let y = b.relu(x)?;
+    b.output("y", y);
+    let mut program = Executor::new(&b, processor)?;
+    let s = fastest_op_s(&mut program, &mut store, "relu", rounds)?;
+    Ok((2 * rows * 1024 * size_of::<f32>()) as f64 / s)
+}
+
+/// GELUs, their slopes and random numbers per second, by the best of so many replays on `near` elements.
+fn dear(processor: &Processor, near: usize, rounds: usize) -> Result<[f64; 3], Fault> {
     let mut b = Builder::new();
-    let x = b.input("x", &Type::f32(&[NEAR / 1024, 1024]))?;
+    let x = b.input("x", &Type::f32(&[near / 1024, 1024]))?;
     let y = b.gelu(x, GeluKind::Exact)?;
     let loss = b.sum_squares(y)?;
     if let Some(slopes) = b.gradients(loss, &[x])?[0] {
         b.output("slopes", slopes);
     }
-    let draws = b.uniform(Stream::new(Purpose::Source, 0, 0), &[NEAR / 1024, 1024])?;
+    let draws = b.uniform(Stream::new(Purpose::Source, 0, 0), &[near / 1024, 1024])?;
     b.output("draws", draws);
-    let mut program = Executor::new(&b, Arc::clone(pool));
+    let mut program = Executor::new(&b, processor)?;
     program.input("x").fill(0.5);
     let mut store = Store::new();
     let mut best_s = ["gelu", "gelu_grad", "uniform"].map(|name| (name, f64::INFINITY));
-    for _ in 0..10 * ROUNDS {
+    for _ in 0..rounds {
         program.start_profile();
-        program.run(&mut store);
+        program.run(&mut store)?;
         for op in program.profile() {
             for (name, best_s) in &mut best_s {
                 if op.name == *name {
@@ -129,7 +226,7 @@ fn dear(pool: &Arc<Pool>) -> Result<[f64; 3], Fault> {
             }
         }
     }
-    Ok(best_s.map(|(_, best_s)| NEAR as f64 / best_s))
+    Ok(best_s.map(|(_, best_s)| near as f64 / best_s))
 }
 
 fn copy(threads: usize, bytes: usize) -> f64 {
@@ -221,7 +318,49 @@ mod tests {
     #[test]
     fn the_dear_have_rates() {
         let pool = Arc::new(Pool::new(1));
-        let rates = pool.enter(|| dear(&pool)).unwrap();
+        let rates = pool
+            .enter(|| dear(&Arc::clone(&pool).into(), NEAR, 250))
+            .unwrap();
         assert!(rates.iter().all(|rate| rate.is_finite() && *rate > 1e6));
+    }
+
+    #[test]
+    fn a_gpu_has_ceilings_by_its_own_clock() {
+        if std::process::Command::new("g++")
+            .arg("--version")
+            .output()
+            .is_err()
+        {
+            println!("no g++: the ceilings of a GPU were not tested");
+            return;
+        }
+        let device = spd_engine::cuda::Device::emulated();
+        let sizes = Sizes {
+            square: 16,
+            large: 1 << 13,
+            near: 1 << 10,
+            rounds: 2,
+        };
+        let measured = Ceilings::measure(
+            &Processor::Gpu(Some(device)),
+            &Arc::new(Pool::new(1)),
+            ([8, 5, 3], 1 << 12),
+            sizes,
+        );
+        let Ceilings {
+            gemm,
+            site_gemm,
+            copy,
+            near_bytes,
+            near_copy,
+            gelus,
+            gelu_slopes,
+            draws,
+            ..
+        } = measured.unwrap();
+        assert_eq!(near_bytes, 1 << 12);
+        for rate in [gemm, site_gemm, copy, near_copy, gelus, gelu_slopes, draws] {
+            assert!(rate.is_finite() && rate > 0.0, "{rate}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::Settings;
+use crate::fault::Fault;
 
 /// Times of the steps of one workload.
 #[derive(Debug, Clone)]
@@ -21,18 +22,22 @@ pub(super) trait Timed {
     /// What a step finds ready: made while the clock stands still.
     fn prepare(&mut self, batch: usize);
 
-    /// One step on the batch of a number.
-    fn step(&mut self, batch: usize);
+    /// One step on the batch of a number; a GPU may only have been asked for it.
+    fn step(&mut self, batch: usize) -> Result<(), Fault>;
+
+    /// Waits until all steps are made.
+    fn finish(&mut self) -> Result<(), Fault>;
 }
 
 /// Makes warm-up steps, timed steps, and as many steps back to back, which all find the same ready. Batches are numbered
 /// from 0 in each of the three.
-pub(super) fn measure(timed: &mut impl Timed, settings: &Settings) -> Clock {
+pub(super) fn measure(timed: &mut impl Timed, settings: &Settings) -> Result<Clock, Fault> {
     let start = Instant::now();
     let mut first_s = 0.0;
     for index in 0..settings.warmup.max(1) {
         timed.prepare(index);
-        timed.step(index);
+        timed.step(index)?;
+        timed.finish()?;
         if index == 0 {
             first_s = start.elapsed().as_secs_f64();
         }
@@ -42,21 +47,23 @@ pub(super) fn measure(timed: &mut impl Timed, settings: &Settings) -> Clock {
         .map(|index| {
             timed.prepare(index);
             let start = Instant::now();
-            timed.step(index);
-            ms(start)
+            timed.step(index)?;
+            timed.finish()?;
+            Ok(ms(start))
         })
-        .collect();
+        .collect::<Result<_, Fault>>()?;
     sorted_ms.sort_by(f64::total_cmp);
     timed.prepare(0);
     let start = Instant::now();
-    (0..settings.steps).for_each(|index| timed.step(index));
+    (0..settings.steps).try_for_each(|index| timed.step(index))?;
+    timed.finish()?;
     let pipelined_ms = ms(start) / settings.steps as f64;
-    Clock {
+    Ok(Clock {
         first_s,
         warmup_s,
         pipelined_ms,
         sorted_ms,
-    }
+    })
 }
 
 pub(super) fn ms(start: Instant) -> f64 {
@@ -117,8 +124,14 @@ mod tests {
                 self.0.push(('p', batch));
             }
 
-            fn step(&mut self, batch: usize) {
+            fn step(&mut self, batch: usize) -> Result<(), Fault> {
                 self.0.push(('s', batch));
+                Ok(())
+            }
+
+            fn finish(&mut self) -> Result<(), Fault> {
+                self.0.push(('f', 0));
+                Ok(())
             }
         }
 
@@ -127,11 +140,13 @@ mod tests {
             steps: 2,
             warmup: 0,
             threads: 1,
+            gpu: None,
             phases: false,
         };
-        measure(&mut seen, &settings);
-        let one_by_one = [('p', 0), ('s', 0), ('p', 0), ('s', 0), ('p', 1), ('s', 1)];
-        let back_to_back = [('p', 0), ('s', 0), ('s', 1)];
+        measure(&mut seen, &settings).unwrap();
+        let alone = |batch| [('p', batch), ('s', batch), ('f', 0)];
+        let one_by_one = [alone(0), alone(0), alone(1)].concat();
+        let back_to_back = [('p', 0), ('s', 0), ('s', 1), ('f', 0)];
         assert_eq!(seen.0, [&one_by_one[..], &back_to_back].concat());
     }
 }

@@ -20,9 +20,11 @@ mod workload;
 
 use std::fs;
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
+use spd_engine::Pool;
 
 pub use ceilings::Ceilings;
 pub use phases::{OpRow, Phases};
@@ -32,6 +34,7 @@ use self::clock::Clock;
 use self::workload::Workload;
 use crate::fault::Fault;
 use crate::parameters::Group;
+use crate::rank::processor;
 
 /// How a workload is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +45,8 @@ pub struct Settings {
     pub warmup: usize,
     /// CPU threads.
     pub threads: usize,
+    /// Number of the GPU, if the step is to run on one.
+    pub gpu: Option<usize>,
     /// Whether the parts of a step are timed too, in further steps.
     pub phases: bool,
 }
@@ -65,17 +70,19 @@ pub struct Report {
 pub fn time(preset: &Preset, settings: &Settings) -> Result<Report, Fault> {
     forget_peak_memory();
     let start = Instant::now();
-    let mut workload = Workload::new(preset, settings.threads)?;
+    let pool = Arc::new(Pool::new(settings.threads));
+    let processor = processor(settings.gpu, &pool)?;
+    let mut workload = Workload::new(preset, &processor)?;
     let build_s = start.elapsed().as_secs_f64();
-    let pool = workload.pool().clone();
     // As in training, the loop runs on a thread of the pool.
     pool.enter(|| {
-        let clock = clock::measure(&mut workload, settings);
+        let clock = clock::measure(&mut workload, settings)?;
+        workload.program.fetch(&mut workload.store)?;
         // Before the phases, which build further programs.
         let line = line(preset, &workload, settings, (&clock, build_s));
         let phases = settings
             .phases
-            .then(|| phases::measure(&mut workload, settings.steps, clock.median()))
+            .then(|| phases::measure(&mut workload, &pool, settings.steps, clock.median()))
             .transpose()?;
         Ok(Report {
             line: Value::Object(line).to_string(),
@@ -103,7 +110,14 @@ fn line(
         ("precision", json!("fp32")),
         ("batch", json!(shape.rows)),
         ("seq", json!(preset.seq())),
-        ("device", json!("cpu")),
+        (
+            "device",
+            json!(if settings.gpu.is_some() {
+                "cuda"
+            } else {
+                "cpu"
+            }),
+        ),
         ("threads", json!(settings.threads)),
         ("spd", json!(env!("CARGO_PKG_VERSION"))),
         (
@@ -125,6 +139,7 @@ fn line(
         ("median_ms", rounded(median, 4)),
         ("p10_ms", rounded(clock.quantile(0.1), 4)),
         ("p90_ms", rounded(clock.quantile(0.9), 4)),
+        ("p99_ms", rounded(clock.quantile(0.99), 4)),
         ("mean_ms", rounded(clock.mean(), 4)),
         ("min_ms", rounded(clock.quantile(0.0), 4)),
         ("pipelined_ms", rounded(pipelined, 4)),
@@ -189,6 +204,7 @@ mod tests {
             steps: 2,
             warmup: 1,
             threads: 2,
+            gpu: None,
             phases: false,
         };
         let expected = [
@@ -223,7 +239,7 @@ mod tests {
             let preset = preset(name, &Overrides::default()).unwrap();
             let line = time(&preset, &settings).unwrap().line;
             let line: Map<String, Value> = serde_json::from_str(&line).unwrap();
-            let ours = ["spd", "ops", "arena_mb", "build_s"];
+            let ours = ["spd", "ops", "arena_mb", "build_s", "p99_ms"];
             let mut fields: Vec<&str> = THEIRS.split_whitespace().chain(ours).collect();
             let mut found: Vec<&str> = line.keys().map(String::as_str).collect();
             fields.sort_unstable();

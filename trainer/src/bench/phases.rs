@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spd_engine::{Builder, Executor, OpProfile};
+use spd_engine::{Builder, Executor, OpProfile, Pool};
 
-use super::ceilings::Ceilings;
+use super::ceilings::{Ceilings, GPU_SIZES};
 use super::clock::Timed;
 use super::clock::{ms, quantile};
 use super::workload::Workload;
@@ -98,6 +98,7 @@ impl OpRow {
 /// Measures over `steps` further steps; to be called on a thread of the pool.
 pub(super) fn measure(
     workload: &mut Workload,
+    pool: &Arc<Pool>,
     steps: usize,
     median_ms: f64,
 ) -> Result<Phases, Fault> {
@@ -108,12 +109,12 @@ pub(super) fn measure(
         site.linear.d_in,
         site.components,
     ];
-    let ceilings = Ceilings::measure(workload.pool(), shape, memory)?;
+    let ceilings = Ceilings::measure(&workload.processor, pool, (shape, memory), GPU_SIZES)?;
     let stages = stages(workload, steps)?;
     workload.program.start_profile();
     workload.prepare(0);
     let start = Instant::now();
-    (0..steps).for_each(|index| workload.step(index));
+    (0..steps).try_for_each(|index| workload.step(index))?;
     let step_ms = ms(start) / steps as f64;
     let profile = workload.program.profile();
     let mut single: Vec<OpRow> = profile.iter().map(|op| row(op, steps, &ceilings)).collect();
@@ -185,7 +186,8 @@ fn stages(workload: &mut Workload, steps: usize) -> Result<Vec<(&'static str, f6
             workload.draw(program);
             let start = Instant::now();
             workload.prepare_part(index, program);
-            program.run(&mut workload.store);
+            program.run(&mut workload.store)?;
+            program.wait()?;
             if index > 0 {
                 times.push(ms(start));
             }
@@ -216,7 +218,7 @@ fn part(workload: &Workload, end: End) -> Result<Executor, Fault> {
     if end == End::GivenMasks {
         let loss = given_masks::forward(decomposition, &mut b, store, workload.shape())?;
         b.output("loss", loss);
-        return Ok(Executor::new(&b, Arc::clone(workload.pool())));
+        return Ok(Executor::new(&b, &workload.processor)?);
     }
     let front = decomposition.front(&mut b, store, workload.shape(), &Draws::Counters)?;
     b.output("clean", front.output);
@@ -231,7 +233,7 @@ fn part(workload: &Workload, end: End) -> Result<Executor, Fault> {
             b.output(loss.name, loss.value);
         }
     }
-    Ok(Executor::new(&b, Arc::clone(workload.pool())))
+    Ok(Executor::new(&b, &workload.processor)?)
 }
 
 /// What each stage adds to those before it. Where noise is larger than a part, the part is negative, and says so.
@@ -255,8 +257,9 @@ mod tests {
     fn every_op_is_in_one_kind_and_parts_add_up() {
         for name in ["tiny-tms", "tiny-seed"] {
             let preset = preset(name, &Overrides::default()).unwrap();
-            let mut workload = Workload::new(&preset, 1).unwrap();
-            let phases = measure(&mut workload, 2, 5.0).unwrap();
+            let pool = Arc::new(Pool::new(1));
+            let mut workload = Workload::new(&preset, &Arc::clone(&pool).into()).unwrap();
+            let phases = measure(&mut workload, &pool, 2, 5.0).unwrap();
             let total = phases.total();
             assert_eq!(total.calls, workload.program.plan().ops());
             assert!(total.ms > 0.0 && total.ms <= phases.step_ms);

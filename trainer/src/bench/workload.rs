@@ -1,11 +1,9 @@
 //! A preset made ready: random frozen weights, starting values, the step's program, and batches.
 
-use std::sync::Arc;
-
 use spd_configs::{Data, Model, Term};
 use spd_dataloader::{Batch, Source};
 use spd_draws::{Purpose, Stream};
-use spd_engine::{Executor, Pool, Store};
+use spd_engine::{Executor, Processor, Store};
 
 use super::clock::Timed;
 use super::{Preset, Step, given_masks};
@@ -28,6 +26,7 @@ const TARGET_SEED: u64 = 0x0074_6172_6765_7400;
 pub(super) struct Workload {
     pub(super) decomposition: Decomposition,
     pub(super) store: Store,
+    pub(super) processor: Processor,
     pub(super) program: Executor,
     pub(super) kind: Step,
     batches: Vec<Batch>,
@@ -35,7 +34,7 @@ pub(super) struct Workload {
 }
 
 impl Workload {
-    pub(super) fn new(preset: &Preset, threads: usize) -> Result<Self, Fault> {
+    pub(super) fn new(preset: &Preset, processor: &Processor) -> Result<Self, Fault> {
         let run = &preset.run;
         let mut store = Store::new();
         let decomposition = decomposition(preset, &mut store)?;
@@ -47,21 +46,18 @@ impl Workload {
             Step::Training => decomposition.step_program(&store)?,
             Step::GivenMasks { .. } => given_masks::program(&decomposition, &store, shape)?,
         };
-        let mut program = Executor::new(&builder, Arc::new(Pool::new(threads)));
-        program.parameters.seed = run.seed;
+        let mut program = Executor::new(&builder, processor)?;
+        program.parameters().seed = run.seed;
         let batches = batches(preset)?;
         Ok(Self {
             decomposition,
             store,
+            processor: processor.clone(),
             program,
             kind: preset.step,
             batches,
             steps: 0,
         })
-    }
-
-    pub(super) fn pool(&self) -> &Arc<Pool> {
-        self.program.pool()
     }
 
     pub(super) fn shape(&self) -> BatchShape {
@@ -114,12 +110,16 @@ impl Timed for Workload {
     }
 
     /// One update, on the batch of this number. Numbers beyond the last begin anew.
-    fn step(&mut self, batch: usize) {
+    fn step(&mut self, batch: usize) -> Result<(), Fault> {
         fill(&mut self.program, &self.batches[batch % BATCHES]);
-        self.program.parameters.step = self.steps;
+        self.program.parameters().step = self.steps;
         self.steps += 1;
         set_scalars(&self.decomposition, self.steps, &mut self.program);
-        self.program.run(&mut self.store);
+        Ok(self.program.run(&mut self.store)?)
+    }
+
+    fn finish(&mut self) -> Result<(), Fault> {
+        Ok(self.program.wait()?)
     }
 }
 
@@ -248,13 +248,21 @@ fn batches(preset: &Preset) -> Result<Vec<Batch>, Fault> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use spd_engine::Pool;
+
     use super::*;
     use crate::bench::{Overrides, preset};
+
+    fn alone() -> Processor {
+        Arc::new(Pool::new(1)).into()
+    }
 
     #[test]
     fn the_second_matrix_of_a_tms_is_the_first_transposed() {
         let preset = preset("tiny-tms", &Overrides::default()).unwrap();
-        let store = Workload::new(&preset, 1).unwrap().store;
+        let store = Workload::new(&preset, &alone()).unwrap().store;
         let of = |name: &str| store.get(store.slot(name).unwrap());
         let (w1_hf, w2_fh) = (
             of("target_model.linear1.weight"),
@@ -270,7 +278,7 @@ mod tests {
     fn tokens_are_of_the_vocabulary_and_batches_differ() {
         for (name, rows, below) in [("tiny-gpt2-h1", 2, 50), ("tiny-seed", 4, 40)] {
             let preset = preset(name, &Overrides::default()).unwrap();
-            let batches = Workload::new(&preset, 1).unwrap().batches;
+            let batches = Workload::new(&preset, &alone()).unwrap().batches;
             assert!(batches.iter().all(|batch| batch.tokens.len() == rows * 17));
             let tokens = || batches.iter().flat_map(|batch| &batch.tokens);
             assert!(tokens().all(|&token| token < below), "{name}");
@@ -282,14 +290,14 @@ mod tests {
     #[test]
     fn given_masks_are_uniform_and_change_with_the_step() {
         let preset = preset("tiny-seed", &Overrides::default()).unwrap();
-        let mut workload = Workload::new(&preset, 1).unwrap();
+        let mut workload = Workload::new(&preset, &alone()).unwrap();
         let masks = |workload: &mut Workload| {
             workload.prepare(0);
             workload.program.input("mask.h.1.mlp.up_proj").to_vec()
         };
         let first = masks(&mut workload);
         assert_eq!((first.len(), &first), (4 * 16 * 12, &masks(&mut workload)));
-        workload.step(0);
+        workload.step(0).unwrap();
         assert_ne!(masks(&mut workload), first);
         let mean = first.iter().sum::<f32>() / 768.0;
         // Five standard errors of 768 uniform numbers.

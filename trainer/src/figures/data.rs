@@ -125,6 +125,7 @@ pub(super) fn probe(task: &DecompositionTask, store: &mut Store) -> Result<Optio
     let Some(answers) = toy::probe(task, store)? else {
         return Ok(None);
     };
+    store.fetch()?;
     let leaks = decomposition.run.importance.sigmoid == Sigmoid::LeakyHard;
     let (mut lower, mut upper, mut components) = (Vec::new(), Vec::new(), Vec::new());
     for (index, (site, answer)) in decomposition.sites.iter().zip(&answers).enumerate() {
@@ -199,8 +200,8 @@ pub(super) fn distributions(
         for index in 0..run.eval.batches.min(BATCHES) {
             source.fill(&feed, index * feed.rows as u64, &mut batch)?;
             fill(program, &batch);
-            program.parameters.step = u32::try_from(index).unwrap_or(u32::MAX);
-            program.run(store);
+            program.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
+            program.run_and_fetch(store)?;
             for (site, path) in sites.iter_mut().zip(&paths) {
                 let importance = program.output(&format!("importance {path}"), store);
                 let logits = program.output(&format!("logits {path}"), store);
@@ -211,7 +212,7 @@ pub(super) fn distributions(
                 site.add(importance, logits, run.eval.alive_threshold as f32);
             }
         }
-        Ok::<(), Fault>(())
+        Ok(())
     })?;
     let mut all = Distributions {
         histograms: Vec::new(),

@@ -213,7 +213,7 @@ mod tests {
 
     /// Ops of a program, by name.
     fn ops(b: &Builder) -> BTreeMap<&'static str, usize> {
-        let mut executor = Executor::new(b, Arc::new(Pool::new(1)));
+        let mut executor = Executor::new(b, &Arc::new(Pool::new(1)).into()).unwrap();
         executor.start_profile();
         let mut ops = BTreeMap::new();
         for op in executor.profile() {
@@ -327,10 +327,10 @@ mod tests {
         let front = decomposition.front(&mut b, &store, shape, &Draws::Counters);
         let losses = decomposition.losses(&mut b, &store, &front.unwrap(), Draws::Counters);
         b.output("loss", losses.unwrap()[0].value);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(threads)));
+        let mut executor = Executor::new(&b, &Arc::new(Pool::new(threads)).into()).unwrap();
         let stream = spd_draws::Stream::new(spd_draws::Purpose::Features, 0, 0);
         stream.fill_uniform(0, 0, 0, executor.input("input"));
-        executor.run(&mut store);
+        executor.run(&mut store).unwrap();
         executor.scalar_output("loss", &store)
     }
 

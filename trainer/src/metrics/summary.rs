@@ -75,6 +75,7 @@ pub(crate) fn write(
         lines.push(("CE of a bigram model".into(), number(bigram)));
     }
     tables.push(sites_table(task, &first, &last));
+    store.fetch()?;
     let known = known_sites(task, store)?;
     if known.iter().any(KnownSite::says_something) {
         tables.push(known_table(&known));

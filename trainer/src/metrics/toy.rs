@@ -1,7 +1,5 @@
 //! What is known of a toy: how its importances and components should look.
 
-use std::sync::Arc;
-
 use spd_configs::{KnownSolution, Model, pattern_matches};
 use spd_engine::{Builder, Executor, Store};
 
@@ -206,13 +204,13 @@ pub(crate) fn probe(
         b.output(format!("importance {}", site.path()), values.importance);
         b.output(format!("logits {}", site.path()), values.logits);
     }
-    let mut executor = Executor::new(&b, Arc::clone(task.pool()));
+    let mut executor = Executor::new(&b, task.processor())?;
     let input = executor.input("input");
     input.fill(0.0);
     for (row, values) in input.chunks_mut(features).enumerate() {
         values[row] = PROBE;
     }
-    executor.run(store);
+    executor.run_and_fetch(store)?;
     let answer = |site: &Site| {
         let output = |what: &str| executor.output(&format!("{what} {}", site.path()), store);
         Answer {

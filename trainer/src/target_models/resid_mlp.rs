@@ -155,10 +155,12 @@ mod tests {
             let x = b.input("x", &Type::f32(&[1, 3])).unwrap();
             let labels = labels(&model, &mut b, x).unwrap();
             b.output("labels", labels);
-            let (mut executor, mut store) =
-                (Executor::new(&b, Arc::new(Pool::new(1))), Store::new());
+            let (mut executor, mut store) = (
+                Executor::new(&b, &Arc::new(Pool::new(1)).into()).unwrap(),
+                Store::new(),
+            );
             executor.input("x").copy_from_slice(&[-1.0, 0.0, 2.0]);
-            executor.run(&mut store);
+            executor.run(&mut store).unwrap();
             for (found, expected) in executor.output("labels", &store).iter().zip(expected) {
                 assert!((found - expected).abs() < 1e-5, "{activation:?}: {found}");
             }

@@ -16,3 +16,27 @@ mod terms;
 mod tied;
 mod trained_targets;
 mod trajectory;
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+
+use spd_engine::cuda::Device;
+use spd_engine::{Pool, Processor};
+
+/// Where the programs of these tests run: on the GPU whose number is `$SPD_TEST_GPU`, if that is set, or on so many threads. A test
+/// has a GPU's streams for itself.
+fn processor(threads: usize) -> Processor {
+    thread_local! {
+        static GPU: OnceCell<Arc<Device>> = const { OnceCell::new() };
+    }
+    let Ok(ordinal) = std::env::var("SPD_TEST_GPU") else {
+        return Arc::new(Pool::new(threads)).into();
+    };
+    let open = || {
+        let number = ordinal
+            .parse()
+            .expect("SPD_TEST_GPU is the number of a GPU");
+        Device::open(number, None).unwrap_or_else(|fault| panic!("SPD_TEST_GPU={ordinal}: {fault}"))
+    };
+    Processor::Gpu(Some(GPU.with(|gpu| Arc::clone(gpu.get_or_init(open)))))
+}

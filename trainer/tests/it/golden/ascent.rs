@@ -230,7 +230,9 @@ impl<'n> Climb<'n> {
             let route = |path: &str| self.case.get(&route(path)).f32();
             self.replica.feed_routes(program, &name, route);
         }
-        program.run(&mut self.replica.store);
+        program
+            .run_and_fetch(&mut self.replica.store)
+            .expect("a processor that works");
     }
 
     /// An output of the components and its companion of the delta, as they are recorded.

@@ -81,7 +81,9 @@ fn check(name: &str) {
         .input_u32("labels")
         .copy_from_slice(&next_tokens(batch));
     feed(&mut executor, &replica, &case);
-    executor.run(&mut replica.store);
+    executor
+        .run_and_fetch(&mut replica.store)
+        .expect("a processor that works");
 
     // As for the transformer's single steps. Differences of cross-entropies are as exact as these, not as themselves.
     let mut comparison = Comparison::new(&format!("{name} ce_kl"), 1e-4);

@@ -1,18 +1,18 @@
 //! One step: the clean pass, the importances, and each loss with its gradient.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use serde_json::Value as Json;
 use spd_configs::{Loss, Pgd, Routing, Sampling, Term};
 use spd_engine::ops::{Gates, ImportanceGates, LogitNoise, MatMul};
-use spd_engine::{Builder, Executor, Pool, Slot, Store, Type};
+use spd_engine::{Builder, Executor, Slot, Store, Type};
 use spd_trainer::decomposition::Draws;
 use spd_trainer::target_models::Orientation;
 
 use super::ascent::climbs_like_theirs;
 use super::compare::Comparison;
 use super::numbers::Numbers;
+use super::processor;
 use super::replica::{Replica, routes, set_exponent};
 use super::terms::{self, Settings, list, number, size, texts};
 
@@ -163,7 +163,9 @@ fn clean(case: &Numbers, comparison: &mut Comparison) {
         }
         let mut executor = replica.executor(&b, batch);
         replica.feed_noise(&mut executor, case);
-        executor.run(&mut replica.store);
+        executor
+            .run_and_fetch(&mut replica.store)
+            .expect("a processor that works");
         let kind = format!("{sampling:?}").to_lowercase();
         comparison.group(format!("clean, {kind}"));
         let names: Vec<String> = executor.output_names().map(str::to_owned).collect();
@@ -206,11 +208,13 @@ fn upper(case: &Numbers, comparison: &mut Comparison) {
         };
         let found = b.importance_gates(op, input, None).expect("shapes fit");
         b.output("upper", found.power_sums);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        let mut executor = Executor::new(&b, &processor(1)).expect("a processor that works");
         executor.input("logits").copy_from_slice(&logits);
         executor.set_scalar("p", 1.0);
         let mut store = Store::new();
-        executor.run(&mut store);
+        executor
+            .run_and_fetch(&mut store)
+            .expect("a processor that works");
         let key = format!("ci.upper.{site}");
         comparison.tensor(
             &key,
@@ -401,7 +405,9 @@ impl Step {
             }
         }
         set_exponent(&mut executor, &run.losses, fraction);
-        executor.run(&mut replica.store);
+        executor
+            .run_and_fetch(&mut replica.store)
+            .expect("a processor that works");
         let output = |name: &str| executor.output(name, &replica.store).to_vec();
         let known: Vec<&str> = executor.output_names().collect();
         let gradient = |&slot: &Slot| {

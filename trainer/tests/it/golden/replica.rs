@@ -1,15 +1,14 @@
 //! The decomposition of a case, its parameters taken from the file, and programs on it.
 
-use std::sync::Arc;
-
 use spd_configs::{Loss, PgdScope, Routing, Run, Sampling, Term};
 use spd_engine::ops::{Draw, Mask, MaskValues};
-use spd_engine::{Builder, Executor, Pool, Slot, Store, Type, Value};
+use spd_engine::{Builder, Executor, Slot, Store, Type, Value};
 use spd_trainer::decomposition::{BatchShape, Decomposition, Draws, Front};
 use spd_trainer::schedule::exponent;
 use spd_trainer::target_models::{InputKind, input_kind, tensors};
 
 use super::numbers::{Numbers, Tensor};
+use super::processor;
 
 pub(super) struct Replica {
     pub(super) store: Store,
@@ -187,7 +186,7 @@ impl Replica {
 
     /// Ready to be replayed on a batch.
     pub(super) fn executor(&self, b: &Builder, batch: &Tensor) -> Executor {
-        let mut executor = Executor::new(b, Arc::new(Pool::new(2)));
+        let mut executor = Executor::new(b, &processor(2)).expect("a processor that works");
         self.feed_batch(&mut executor, batch);
         executor
     }

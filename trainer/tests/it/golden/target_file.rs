@@ -78,7 +78,9 @@ fn logits(case: &str, what: &str, name: impl Fn(&str) -> Option<String>) {
     let (mut b, front) = replica.front(batch);
     b.output("logits", front.output);
     let mut executor = replica.executor(&b, batch);
-    executor.run(&mut replica.store);
+    executor
+        .run_and_fetch(&mut replica.store)
+        .expect("a processor that works");
 
     // As for the transformer's single steps.
     let mut comparison = Comparison::new(&what, 1e-4);

@@ -93,7 +93,9 @@ fn first_step(run: &Run, numbers: &Numbers) -> (f64, BTreeMap<String, Tensor>) {
     let mut executor = replica.executor(&b, batch);
     feed(&replica, numbers, &mut executor, 0);
     set_exponent(&mut executor, &run.losses, 0.0);
-    executor.run(&mut replica.store);
+    executor
+        .run_and_fetch(&mut replica.store)
+        .expect("a processor that works");
     let gradients = slots.iter().map(|&slot| {
         let name = replica.name(slot);
         let values = executor.output(&name, &replica.store);

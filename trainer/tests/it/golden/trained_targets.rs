@@ -1,17 +1,17 @@
 //! Toy targets that the reference trained: their files are read, and lose on our data what they lost on theirs.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use serde_json::Value as Json;
 use spd_configs::{Activation, Model};
 use spd_dataloader::{Batch, Features, Feed, Shard, Source};
-use spd_engine::{Builder, Executor, Pool, Store, Type};
+use spd_engine::{Builder, Executor, Store, Type};
 use spd_trainer::data::fill;
 use spd_trainer::pass::Pass;
 use spd_trainer::target_models::{feature_labels, forward, linears, load};
 
 use super::numbers::shared;
+use super::processor;
 use super::terms::{number, size};
 
 const ROWS: usize = 2048;
@@ -64,7 +64,7 @@ fn trained_toys_of_the_reference_lose_what_they_lost_there() {
         let labels = feature_labels(&model, &mut b, input).expect("shapes fit");
         let loss = b.mse(output, labels).expect("shapes fit");
         b.output("loss", loss);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(2)));
+        let mut executor = Executor::new(&b, &processor(2)).expect("a processor that works");
         let source = Features::new(features, probability, low, 1.0).map(Source::Features);
         let source = source.expect("a distribution");
         let feed = Feed {
@@ -78,7 +78,9 @@ fn trained_toys_of_the_reference_lose_what_they_lost_there() {
             let position = index * ROWS as u64;
             source.fill(&feed, position, &mut batch).expect("rows");
             fill(&mut executor, &batch);
-            executor.run(&mut store);
+            executor
+                .run_and_fetch(&mut store)
+                .expect("a processor that works");
             ours += f64::from(executor.scalar_output("loss", &store)) / batches as f64;
         }
         println!("{name}: loss {ours:.3e} on our data, {theirs:.3e} on theirs");

@@ -280,7 +280,10 @@ impl Training<'_> {
             .iter()
             .map(|&(first, _)| store.get(first).to_vec())
             .collect();
-        executor.run(store);
+        executor
+            .run_and_fetch(store)
+            .expect("a processor that works");
+        store.fetch().expect("a processor that works");
         for (&(first, second), before) in self.tied.iter().zip(before) {
             let (rows, columns) = (store.ty(first).rows(), store.ty(first).columns());
             let (ones, others) = (store.get(first).to_vec(), store.get(second).to_vec());

@@ -1,0 +1,234 @@
+//! Runs on a GPU: by an emulated one, which stands in where `SPD_EMULATED_GPU` is set, and what is said where there is none.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::house::{Ended, House, end, launch, start};
+
+/// A whole run, target, warm-up and evaluation included, that is over soon.
+const SHORT: [&str; 11] = [
+    "train.steps=9",
+    "train.batch_size=16",
+    "train.faithfulness_warmup.steps=3",
+    "target.train.steps=10",
+    "target.train.batch_size=16",
+    "checkpoint.every=3",
+    "log.every=2",
+    "eval.every=4",
+    "eval.batches=2",
+    "eval.batch_size=16",
+    "checkpoint.keep=5",
+];
+
+/// The run, on the emulated GPU or on the processor.
+fn run(house: &House, out: &str, on_gpu: bool) -> Command {
+    let mut command = house.real("tms_5-2.toml", out, &SHORT);
+    command
+        .args(["--threads", "1"])
+        .env("SPD_CACHE", house.path().join(format!("cache-of-{out}")));
+    if on_gpu {
+        command.args(["--gpus", "1"]).env("SPD_EMULATED_GPU", "1");
+    }
+    command
+}
+
+/// The emulated GPU takes g++.
+fn is_there() -> bool {
+    let there = Command::new("g++").arg("--version").output().is_ok();
+    if !there {
+        println!("no g++: runs on a GPU were not tested");
+    }
+    there
+}
+
+fn done(command: Command) -> Ended {
+    // Kernels are compiled on the way.
+    let ended = end(start(command));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    ended
+}
+
+/// Every number of the rows of a run, with its name.
+fn numbers(dir: &Path) -> Vec<(String, f64)> {
+    let text = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
+    let mut numbers = Vec::new();
+    for (line, row) in text.lines().enumerate() {
+        let row: Value = serde_json::from_str(row).unwrap();
+        collect(&format!("row {line}"), &row, &mut numbers);
+    }
+    numbers
+}
+
+fn collect(name: &str, value: &Value, to: &mut Vec<(String, f64)>) {
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                collect(&format!("{name} {key}"), value, to);
+            }
+        }
+        Value::Array(values) => {
+            values.iter().for_each(|value| collect(name, value, to));
+        }
+        value => to.extend(value.as_f64().map(|number| (name.to_owned(), number))),
+    }
+}
+
+fn checkpoints(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(dir.join("checkpoints")) else {
+        return Vec::new();
+    };
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let named = |path: &PathBuf| {
+        path.file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with("step-"))
+    };
+    let mut paths: Vec<PathBuf> = paths.filter(named).collect();
+    paths.sort();
+    paths
+}
+
+// Numbers of a GPU differ by the order of sums alone: 1e-7 of each, which nine updates make 1e-4 of.
+const TOLERANCE: f64 = 1e-3;
+
+#[test]
+fn a_run_on_a_gpu_is_the_run_on_the_processor() {
+    if !is_there() {
+        return;
+    }
+    let house = House::new();
+    let plan = done(run(&house, "gpu", true)).stdout;
+    assert!(
+        plan.contains("GPU 0\n") && plan.contains("GPU memory  "),
+        "{plan}"
+    );
+    done(run(&house, "cpu", false));
+    let [gpu, cpu] = ["gpu", "cpu"].map(|out| numbers(&house.path().join(out)));
+    assert!(cpu.len() > 100, "{}", cpu.len());
+    assert_eq!(gpu.len(), cpu.len());
+    for ((name, gpu), (other, cpu)) in gpu.iter().zip(&cpu) {
+        assert_eq!(name, other);
+        assert!(
+            (gpu - cpu).abs() <= TOLERANCE * cpu.abs().max(1e-2),
+            "{name}: {gpu}, {cpu}"
+        );
+    }
+    let values = |out: &str| -> Value {
+        let text = fs::read(house.path().join(out).join("summary.json")).unwrap();
+        serde_json::from_slice::<Value>(&text).unwrap()["values"].clone()
+    };
+    let [gpu, cpu] = ["gpu", "cpu"].map(values);
+    for name in ["eval/faithfulness", "eval/mse/ci_masked", "mmcs"] {
+        let [gpu, cpu] = [&gpu, &cpu].map(|values| values[name].as_f64().unwrap());
+        assert!(
+            (gpu - cpu).abs() <= TOLERANCE * cpu.abs(),
+            "{name}: {gpu}, {cpu}"
+        );
+    }
+}
+
+#[test]
+fn a_run_on_a_gpu_that_was_killed_ends_in_the_same_bits() {
+    if !is_there() {
+        return;
+    }
+    let house = House::new();
+    done(run(&house, "straight", true));
+    let dir = house.path().join("killed");
+    let mut launcher = start(run(&house, "killed", true));
+    let started = Instant::now();
+    while checkpoints(&dir).is_empty() {
+        assert!(
+            started.elapsed() < Duration::from_secs(300),
+            "no checkpoint came"
+        );
+        assert!(
+            launcher.try_wait().unwrap().is_none(),
+            "it lives until it is killed"
+        );
+        sleep(Duration::from_millis(1));
+    }
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    // The rank dies with its launcher, a moment later.
+    sleep(Duration::from_millis(200));
+    done(run(&house, "killed", true));
+    let straight = house.path().join("straight");
+    let rows = [&straight, &dir].map(|dir| fs::read(dir.join("metrics.jsonl")).unwrap());
+    assert!(rows[0] == rows[1], "the rows differ");
+    let newest = [&straight, &dir].map(|dir| checkpoints(dir).pop().unwrap());
+    assert_eq!(newest[0].file_name(), newest[1].file_name());
+    let tensors = newest.map(|path| fs::read(path.join("tensors.safetensors")).unwrap());
+    assert!(tensors[0] == tensors[1], "the states differ");
+}
+
+#[test]
+fn a_step_is_timed_on_a_gpu() {
+    if !is_there() {
+        return;
+    }
+    let house = House::new();
+    let bench = |gpus: &str| {
+        let args =
+            format!("bench tiny-tms --batch 8 --steps 2 --warmup 1 --threads 1 --gpus {gpus}");
+        let mut command = house.launcher(&args.split(' ').collect::<Vec<_>>());
+        command.env("SPD_EMULATED_GPU", "1");
+        serde_json::from_str::<Value>(&done(command).stdout).unwrap()
+    };
+    let [cpu, gpu] = ["0", "1"].map(bench);
+    assert_eq!(
+        (&cpu["device"], &gpu["device"]),
+        (&"cpu".into(), &"cuda".into())
+    );
+    let loss = |line: &Value| line["losses"]["total"].as_f64().unwrap();
+    let (cpu, gpu) = (loss(&cpu), loss(&gpu));
+    assert!((cpu - gpu).abs() <= TOLERANCE * cpu.abs(), "{cpu} {gpu}");
+}
+
+#[test]
+fn what_does_not_fit_on_a_gpu_is_refused_like_what_does_not_fit_in_memory() {
+    let house = House::new();
+    let mut command = house.launcher(&["tms_5-2", "--gpus", "1", "--memory", "1TiB"]);
+    command
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+        .args(["--set", "train.batch_size=4000000", "--dry-run"])
+        .env("SPD_EMULATED_GPU", "1");
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(2));
+    let line = ended.error();
+    assert!(line.starts_with("the run needs "), "{line}");
+    for part in [
+        " of the memory of GPU 0, and 4.00 GiB are available; ",
+        "--set train.batch_size=2000000 brings it down most",
+    ] {
+        assert!(line.contains(part), "{line}");
+    }
+}
+
+#[test]
+fn a_machine_without_gpus_refuses_them_by_what_it_lacks() {
+    let house = House::new();
+    let doctor = launch(house.launcher(&["doctor"])).stdout;
+    let Some((_, lacks)) = doctor.split_once("--gpus 1 is refused here: ") else {
+        assert!(doctor.contains("with --gpus 1 to GPU 0"), "{doctor}");
+        return;
+    };
+    let lacks = lacks.trim_end().trim_end_matches('.');
+    for arguments in [&["tms_5-2"][..], &["bench", "tiny-tms"]] {
+        let mut command = house.launcher(arguments);
+        command.args(["--gpus", "1"]);
+        let ended = launch(command);
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""));
+        let line = ended.error();
+        assert!(
+            line.starts_with("--gpus 1: ") && line.contains(lacks),
+            "{line}"
+        );
+        assert!(line.contains("`spd-launch doctor`"), "{line}");
+    }
+    assert!(house.names().is_empty());
+}
