@@ -38,14 +38,16 @@ enum Cut {
 /// Multiplications that are worth a chunk of their own: some 30 microseconds.
 const CHUNK_WORK: usize = 1 << 20;
 const MOST_CHUNKS: usize = 32;
-/// Tiles that a product is cut into at least, where they are worth it: a power of two, as the number of threads mostly is.
+/// Tiles that a product is cut into, where they are worth it: a power of two, as the number of threads mostly is.
 const TILES: usize = 8;
-/// Rows of a tile, at least and at most. The crate lays the columns of a tile out anew and passes its rows over them: 128 rows
+/// Tiles that are worth more than their size.
+const FEW_TILES: usize = 4;
+/// Rows of a tile, at best and at most. The crate lays the columns of a tile out anew and passes its rows over them: 128 rows
 /// are a tenth slower than 256, on whatever shape.
 const TILE_ROWS: [usize; 2] = [256, 1024];
-/// Columns of a tile, at least and at most.
+/// Columns of a tile, at best and at most.
 const TILE_COLUMNS: [usize; 2] = [96, 512];
-/// The least where rows are laid out anew too, as those of a factor that is stored transposed are.
+/// The best where rows are laid out anew too, as those of a factor that is stored transposed are.
 const PACKED_COLUMNS: usize = 256;
 /// Rows and columns that the crate's inner loop computes at once; tiles end at multiples of them.
 const STEP_ROWS: usize = 8;
@@ -76,18 +78,29 @@ impl Shape {
             return Cut::Sums(k.div_ceil(wanted).next_multiple_of(64));
         }
         let wanted = wanted.min(TILES);
-        let most = |all: usize, least: usize| 1 << (all / least).max(1).ilog2();
-        let least = if transposed[0] {
+        let best = if transposed[0] {
             PACKED_COLUMNS
         } else {
             TILE_COLUMNS[0]
         };
-        let down = m.div_ceil(TILE_ROWS[1]);
-        let across = wanted
-            .div_ceil(down)
-            .min(most(n, least))
-            .max(n.div_ceil(TILE_COLUMNS[1]));
-        let down = wanted.div_ceil(across).min(most(m, TILE_ROWS[0])).max(down);
+        let parts = |all: usize, most: usize| match all.div_ceil(most) {
+            few @ ..TILES => few.next_power_of_two(),
+            many => many,
+        };
+        let (mut down, mut across) = (parts(m, TILE_ROWS[1]), parts(n, TILE_COLUMNS[1]));
+        while down * across < wanted {
+            // Halves of tiles, against the best.
+            let (rows, columns) = (m * best / down, n * TILE_ROWS[0] / across);
+            let small = rows.max(columns) < 2 * TILE_ROWS[0] * best;
+            if small && down * across >= wanted.min(FEW_TILES) {
+                break;
+            }
+            *(if rows > columns {
+                &mut down
+            } else {
+                &mut across
+            }) *= 2;
+        }
         Cut::Tiles(down, across)
     }
 
@@ -505,7 +518,9 @@ pub(crate) mod tests {
         assert_eq!(cut(1000, 700, 40, [false, false]), Cut::Tiles(2, 4));
         assert_eq!(cut(40, 1000, 70, [false, false]), Cut::Tiles(1, 2));
         assert_eq!(cut(1000, 700, 40, [true, false]), Cut::Tiles(2, 2));
-        assert_eq!(cut(3000, 50_257, 64, [false, true]), Cut::Tiles(3, 99));
+        assert_eq!(cut(3000, 50_257, 64, [false, true]), Cut::Tiles(4, 99));
+        assert_eq!(cut(256, 1200, 1000, [false, false]), Cut::Tiles(1, 8));
+        assert_eq!(cut(400, 400, 2048, [true, false]), Cut::Tiles(2, 2));
         assert_eq!(cut(12, 20, 9000, [true, true]), Cut::Sums(4544));
         assert!(matches!(cut(1000, 70, 40, [false, true]), Cut::Narrow(_)));
         assert!(matches!(cut(5, 28, 700, [true, false]), Cut::ThinSums(_)));
