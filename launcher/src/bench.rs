@@ -137,7 +137,7 @@ const COLUMNS: [&str; 7] = [
 /// Letters of an op's settings that are shown.
 const SETTINGS: usize = 80;
 
-fn text(name: &str, threads: usize, phases: &Phases) -> String {
+pub(crate) fn text(name: &str, threads: usize, phases: &Phases) -> String {
     let ceilings = &phases.ceilings;
     let [m, k, n] = ceilings.site_shape;
     let head = format!(

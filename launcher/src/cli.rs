@@ -18,6 +18,7 @@ Examples:
   spd-launch tms_5-2 --sweep train.lr=1e-3,2e-3 --seeds 0..5
   spd-launch tokenize stories.txt --tokenizer bytes --out data/stories
   spd-launch bench tms_5-2 --phases
+  spd-launch profile tms_5-2 --trace step.json
   spd-launch doctor                           what there is for GPUs, and what is missing
 
 A run is continued by the command that started it. SIGINT (Ctrl-C), SIGTERM and SIGUSR1 make it save
@@ -57,6 +58,8 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     /// Time training steps
     Bench(BenchArgs),
+    /// Say where the time of a run's step goes
+    Profile(ProfileArgs),
     /// Say what this machine has for runs on GPUs, and what is missing for what
     Doctor,
     /// One rank, as the launcher, srun or torchrun starts it
@@ -182,6 +185,28 @@ pub(crate) struct BenchArgs {
     /// File that the JSON lines are appended to
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
+}
+
+/// `spd-launch profile`.
+#[derive(Debug, Args)]
+pub(crate) struct ProfileArgs {
+    /// Run file, or the name of one in `configs/`
+    pub(crate) config: String,
+    /// Steps that are profiled [default: 20]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) steps: Option<usize>,
+    /// CPU threads [default: all that this process may use]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) threads: Option<usize>,
+    /// GPUs to use: 0 or 1
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) gpus: usize,
+    /// Value in place of the file's, like `train.batch_size=64`; may be given many times
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// File that the ops are written to, for Perfetto or Chrome
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
 }
 
 /// `spd-launch rank`.

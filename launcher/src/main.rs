@@ -9,6 +9,7 @@
 //!                       -> stop         signals: save and leave, or leave now
 //!          -> summary                   what the rank wrote at the end, printed
 //!     -> doctor                          what there is for runs on GPUs
+//!     -> bench, profile                 how long a step takes, and where the time goes
 //!     -> sweep                          several runs, each this program again, and one table
 //! ```
 
@@ -19,6 +20,7 @@ mod exit;
 mod memory;
 mod output;
 mod plan;
+mod profile;
 mod progress;
 mod rank;
 mod ranks;
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
     let ended = match (cli.command, cli.run) {
         (Some(Command::Tokenize(asked)), _) => tokenize::tokenize(&asked),
         (Some(Command::Bench(asked)), _) => bench::bench(&asked),
+        (Some(Command::Profile(asked)), _) => profile::profile(&asked),
         (Some(Command::Doctor), _) => Ok(doctor::doctor()),
         (Some(Command::Rank(asked)), _) => rank::rank(&asked),
         (None, Some(asked)) => run::run(&asked),

@@ -40,6 +40,6 @@ pub use spd_engine::cuda::libraries as cuda;
 
 pub use fault::{Fault, Outcome};
 pub use memory::Memory;
-pub use overview::{Overview, overview};
+pub use overview::{Overview, check_precision, overview};
 pub use rank::rank;
 pub use target::cache_dir;

@@ -92,7 +92,12 @@ pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fau
     })
 }
 
-fn check_precision(run: &Run) -> Result<(), Fault> {
+/// Refuses arithmetic that this build has not.
+///
+/// # Errors
+///
+/// One line that names the setting.
+pub fn check_precision(run: &Run) -> Result<(), Fault> {
     match run.precision {
         Precision::F32 => Ok(()),
         Precision::Bf16 => Err(Fault::BadInput(

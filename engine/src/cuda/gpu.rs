@@ -19,9 +19,6 @@ use super::libraries;
 use super::product::Product;
 use super::program::Kernel;
 
-/// Shared memory that a block has without being asked.
-const SHARED: usize = 48 << 10;
-
 fn failed(what: &str) -> impl Fn(DriverError) -> Fault {
     move |error| Fault::new(format!("the GPU cannot {what}: {error:?}"))
 }
@@ -217,7 +214,8 @@ impl Driver for Gpu {
             let name = std::ffi::CString::new(kernel.name.as_str()).expect("a name of ours");
             // SAFETY: the module was just loaded.
             let function = unsafe { result::module::get_function(module, name) }.map_err(&load)?;
-            if kernel.shared > SHARED {
+            // What a kernel declares counts too, so what it is given is named even where it is little.
+            if kernel.shared > 0 {
                 let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 let bytes = i32::try_from(kernel.shared).expect("shared memory of a block");
                 // SAFETY: a function of the module.

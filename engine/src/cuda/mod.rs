@@ -36,7 +36,7 @@
 //! `spd-launch doctor` looks for, and `$SPD_SHARED` for the reference:
 //!
 //! ```sh
-//! cargo test --release -p spd-engine -p spd-trainer --no-run          # says where the binaries are
+//! cargo test --release -p spd-engine -p spd-trainer --no-run          # says where the binaries are; `strip` makes them small
 //! export SPD_TEST_GPU=0 SPD_SHARED=/where/golden/lies
 //! ./spd_engine-HASH --test-threads=1
 //! ./it-HASH golden --test-threads=1

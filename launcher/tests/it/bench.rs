@@ -51,6 +51,35 @@ fn phases_are_a_table_on_stderr() {
 }
 
 #[test]
+fn the_step_of_a_run_is_profiled() {
+    let house = House::new();
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/shakespeare.toml");
+    let args = "--steps 2 --threads 1 --trace step.json --set train.batch_size=1 --set data.seq_len=8 --set target.n_layer=1";
+    let args: Vec<&str> = ["profile", config]
+        .into_iter()
+        .chain(args.split(' '))
+        .collect();
+    let ended = launch(house.launcher(&args));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for part in [
+        "shakespeare, 1 threads",
+        "ceilings: gemm ",
+        "matmul",
+        "memory: ",
+    ] {
+        assert!(
+            ended.stdout.contains(part),
+            "{part} is not in\n{}",
+            ended.stdout
+        );
+    }
+    let trace = fs::read(house.path().join("step.json")).unwrap();
+    let trace: serde_json::Value = serde_json::from_slice(&trace).unwrap();
+    assert!(trace["traceEvents"].as_array().unwrap().len() > 50);
+    assert_eq!(house.names(), ["step.json"]);
+}
+
+#[test]
 fn an_unknown_workload_names_the_known_ones_and_times_nothing() {
     let house = House::new();
     let ended = launch(house.launcher(&["bench", "tiny-tms", "tmz", "--out", "bench.jsonl"]));

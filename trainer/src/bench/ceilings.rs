@@ -269,12 +269,34 @@ fn fastest_s(mut work: impl FnMut()) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::time::Duration;
 
     use spd_engine::Dear;
+    use spd_engine::cuda::Device;
 
     use super::*;
+
+    /// Over soon on an emulated GPU.
+    pub(in crate::bench) const SMALL: Sizes = Sizes {
+        square: 16,
+        large: 1 << 13,
+        near: 1 << 10,
+        rounds: 2,
+    };
+
+    /// A GPU made of this machine's processor; `None`, and a line that says so, where there is no g++.
+    pub(in crate::bench) fn emulated() -> Option<Arc<Device>> {
+        if std::process::Command::new("g++")
+            .arg("--version")
+            .output()
+            .is_err()
+        {
+            println!("no g++: timing on a GPU was not tested");
+            return None;
+        }
+        Some(Device::emulated())
+    }
 
     #[test]
     fn the_slower_of_arithmetic_and_memory_is_the_floor() {
@@ -326,26 +348,14 @@ mod tests {
 
     #[test]
     fn a_gpu_has_ceilings_by_its_own_clock() {
-        if std::process::Command::new("g++")
-            .arg("--version")
-            .output()
-            .is_err()
-        {
-            println!("no g++: the ceilings of a GPU were not tested");
+        let Some(device) = emulated() else {
             return;
-        }
-        let device = spd_engine::cuda::Device::emulated();
-        let sizes = Sizes {
-            square: 16,
-            large: 1 << 13,
-            near: 1 << 10,
-            rounds: 2,
         };
         let measured = Ceilings::measure(
             &Processor::Gpu(Some(device)),
             &Arc::new(Pool::new(1)),
             ([8, 5, 3], 1 << 12),
-            sizes,
+            SMALL,
         );
         let Ceilings {
             gemm,

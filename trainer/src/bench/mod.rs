@@ -24,12 +24,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
-use spd_engine::Pool;
+use spd_engine::{Pool, Processor};
 
 pub use ceilings::Ceilings;
 pub use phases::{OpRow, Phases};
 pub use presets::{Overrides, Preset, Step, known, preset};
 
+use self::ceilings::GPU_SIZES;
 use self::clock::Clock;
 use self::workload::Workload;
 use crate::fault::Fault;
@@ -60,6 +61,8 @@ pub struct Report {
     pub median_ms: f64,
     /// Where the time goes, if that was asked for.
     pub phases: Option<Phases>,
+    /// Bytes that the step was planned to hold where it runs, and those that were held; on the processor, of the whole process.
+    pub memory: (usize, Option<usize>),
 }
 
 /// Times the step of a preset.
@@ -72,6 +75,7 @@ pub fn time(preset: &Preset, settings: &Settings) -> Result<Report, Fault> {
     let start = Instant::now();
     let pool = Arc::new(Pool::new(settings.threads));
     let processor = processor(settings.gpu, &pool)?;
+    let before = free(&processor)?;
     let mut workload = Workload::new(preset, &processor)?;
     let build_s = start.elapsed().as_secs_f64();
     // As in training, the loop runs on a thread of the pool.
@@ -79,17 +83,32 @@ pub fn time(preset: &Preset, settings: &Settings) -> Result<Report, Fault> {
         let clock = clock::measure(&mut workload, settings)?;
         workload.program.fetch(&mut workload.store)?;
         // Before the phases, which build further programs.
+        let held = match (before, free(&processor)?) {
+            (Some(before), Some(after)) => Some(before.saturating_sub(after)),
+            _ => peak_memory().map(|kib| kib << 10),
+        };
+        let memory = (workload.planned_bytes(), held);
         let line = line(preset, &workload, settings, (&clock, build_s));
         let phases = settings
             .phases
-            .then(|| phases::measure(&mut workload, &pool, settings.steps, clock.median()))
+            .then(|| {
+                let (steps, median_ms) = (settings.steps, clock.median());
+                phases::measure(&mut workload, &pool, steps, median_ms, GPU_SIZES)
+            })
             .transpose()?;
         Ok(Report {
             line: Value::Object(line).to_string(),
             median_ms: clock.median(),
             phases,
+            memory,
         })
     })
+}
+
+/// Bytes that a GPU has free; nothing on the processor.
+fn free(processor: &Processor) -> Result<Option<usize>, Fault> {
+    let memory = processor.device().map(|device| device.memory());
+    Ok(memory.transpose()?.map(|(free, _)| free))
 }
 
 fn line(
@@ -174,10 +193,16 @@ fn host() -> String {
 
 /// The largest resident size since [`forget_peak_memory`]; null where the system does not say.
 fn peak_memory_mb() -> Value {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = peak.and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<f64>().ok());
-    kib.map_or(Value::Null, |kib| rounded(kib / 1024.0, 1))
+    peak_memory().map_or(Value::Null, |kib| rounded(kib as f64 / 1024.0, 1))
+}
+
+/// The same in KiB.
+fn peak_memory() -> Option<usize> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let peak = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    peak.trim().strip_suffix(" kB")?.parse().ok()
 }
 
 /// Workloads of one process follow each other, and a line must not report the peak of the one before. Where the system

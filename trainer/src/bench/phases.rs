@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
 use spd_engine::{Builder, Executor, OpProfile, Pool};
 
-use super::ceilings::{Ceilings, GPU_SIZES};
+use super::ceilings::{Ceilings, Sizes};
 use super::clock::Timed;
 use super::clock::{ms, quantile};
 use super::workload::Workload;
@@ -31,6 +32,8 @@ pub struct Phases {
     pub single: Vec<OpRow>,
     /// Parts of the step in order, in milliseconds; their sum is the median of the timed steps.
     pub parts: Vec<(&'static str, f64)>,
+    /// Every op in the order of the step, for a viewer of traces.
+    pub trace: String,
 }
 
 /// One line of a table: an op, or all of a kind, in one step.
@@ -96,11 +99,14 @@ impl OpRow {
 }
 
 /// Measures over `steps` further steps; to be called on a thread of the pool.
+///
+/// - `sizes`: of what is measured of a GPU
 pub(super) fn measure(
     workload: &mut Workload,
     pool: &Arc<Pool>,
     steps: usize,
     median_ms: f64,
+    sizes: Sizes,
 ) -> Result<Phases, Fault> {
     let memory = workload.program.plan().arena_bytes() + workload.store.bytes();
     let site = &workload.decomposition.sites[0];
@@ -109,7 +115,7 @@ pub(super) fn measure(
         site.linear.d_in,
         site.components,
     ];
-    let ceilings = Ceilings::measure(&workload.processor, pool, (shape, memory), GPU_SIZES)?;
+    let ceilings = Ceilings::measure(&workload.processor, pool, (shape, memory), sizes)?;
     let stages = stages(workload, steps)?;
     workload.program.start_profile();
     workload.prepare(0);
@@ -117,6 +123,7 @@ pub(super) fn measure(
     (0..steps).try_for_each(|index| workload.step(index))?;
     let step_ms = ms(start) / steps as f64;
     let profile = workload.program.profile();
+    let trace = trace(&profile, steps);
     let mut single: Vec<OpRow> = profile.iter().map(|op| row(op, steps, &ceilings)).collect();
     let kinds = kinds(&single);
     let of = |names: &[&str]| {
@@ -132,6 +139,7 @@ pub(super) fn measure(
         kinds,
         single,
         parts,
+        trace,
     })
 }
 
@@ -146,6 +154,29 @@ fn row(op: &OpProfile, steps: usize, ceilings: &Ceilings) -> OpRow {
         bytes: op.bytes,
         floor_ms: 1e3 * ceilings.floor_s(op),
     }
+}
+
+/// The ops of a mean step one after the other, as Chrome and Perfetto read them: microseconds.
+fn trace(profile: &[OpProfile], steps: usize) -> String {
+    let mut start_us = 0.0;
+    let events: Vec<Value> = profile
+        .iter()
+        .map(|op| {
+            let us = 1e6 * op.time.as_secs_f64() / steps as f64;
+            let event = json!({
+                "name": op.name,
+                "ph": "X",
+                "ts": start_us,
+                "dur": us,
+                "pid": 0,
+                "tid": 0,
+                "args": {"settings": settings(&op.shapes), "flops": op.flops, "bytes": op.bytes},
+            });
+            start_us += us;
+            event
+        })
+        .collect();
+    json!({"displayTimeUnit": "ms", "traceEvents": events}).to_string()
 }
 
 /// The settings in an op's debug form, without its name.
@@ -250,19 +281,31 @@ fn split(step_ms: f64, stages: &[(&'static str, f64)], update: f64) -> Vec<(&'st
 
 #[cfg(test)]
 mod tests {
+    use spd_engine::Processor;
+
+    use super::super::ceilings::tests::{SMALL, emulated};
     use super::*;
     use crate::bench::{Overrides, preset};
 
     #[test]
     fn every_op_is_in_one_kind_and_parts_add_up() {
-        for name in ["tiny-tms", "tiny-seed"] {
+        let pool = Arc::new(Pool::new(1));
+        let cpu = Processor::Cpu(Arc::clone(&pool));
+        let gpu = emulated().map(|device| ("tiny-tms", Processor::Gpu(Some(device))));
+        let all = [("tiny-tms", cpu.clone()), ("tiny-seed", cpu)];
+        for (name, processor) in all.into_iter().chain(gpu) {
             let preset = preset(name, &Overrides::default()).unwrap();
-            let pool = Arc::new(Pool::new(1));
-            let mut workload = Workload::new(&preset, &Arc::clone(&pool).into()).unwrap();
-            let phases = measure(&mut workload, &pool, 2, 5.0).unwrap();
+            let mut workload = Workload::new(&preset, &processor).unwrap();
+            let phases = measure(&mut workload, &pool, 2, 5.0, SMALL).unwrap();
             let total = phases.total();
             assert_eq!(total.calls, workload.program.plan().ops());
             assert!(total.ms > 0.0 && total.ms <= phases.step_ms);
+            let trace: Value = serde_json::from_str(&phases.trace).unwrap();
+            let events = trace["traceEvents"].as_array().unwrap();
+            assert_eq!(events.len(), total.calls);
+            let last = events.last().unwrap();
+            let end = last["ts"].as_f64().unwrap() + last["dur"].as_f64().unwrap();
+            assert!((end - 1e3 * total.ms).abs() < 1e-6 * end);
             assert!(
                 phases
                     .kinds

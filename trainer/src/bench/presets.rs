@@ -84,6 +84,15 @@ pub struct Overrides<'a> {
 }
 
 impl Preset {
+    /// The step of a run, on random weights and data of its shapes.
+    pub fn of(run: Run) -> Self {
+        Self {
+            name: run.name.clone(),
+            run,
+            step: Step::Training,
+        }
+    }
+
     /// Tokens a row, if rows are tokens.
     pub(super) fn seq(&self) -> Option<usize> {
         match self.run.data {

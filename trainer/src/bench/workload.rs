@@ -60,6 +60,15 @@ impl Workload {
         })
     }
 
+    /// Bytes that the step is planned to hold where it runs.
+    pub(super) fn planned_bytes(&self) -> usize {
+        let arena = self.program.plan().arena_bytes();
+        match &self.processor {
+            Processor::Cpu(_) => arena + self.store.bytes(),
+            Processor::Gpu(_) => arena + self.store.device_bytes() + self.program.own_bytes(),
+        }
+    }
+
     pub(super) fn shape(&self) -> BatchShape {
         let run = &self.decomposition.run;
         self.decomposition.shape(run.train.batch_size)
