@@ -1,9 +1,10 @@
 //! Building a program: ops in order, and one copy of what is computed twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::op::{BuildError, Op, Result};
+use crate::precision::Precision;
 use crate::store::{Slot, Store};
 use crate::value::{Type, Value};
 
@@ -45,6 +46,10 @@ pub struct Builder {
     pub(crate) inputs: BTreeMap<String, Value>,
     pub(crate) outputs: Vec<(String, Value)>,
     pub(crate) scalars: Vec<String>,
+    /// What a device is to store the values in.
+    pub(crate) precision: Precision,
+    /// Tensors of the store that no program writes.
+    pub(crate) frozen: BTreeSet<Slot>,
     persistent: BTreeMap<Slot, Value>,
     known: BTreeMap<(String, Vec<Value>), Vec<Value>>,
     pub(crate) eager: bool,
@@ -58,6 +63,15 @@ impl Builder {
     /// An empty program.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// An empty program of which a device is to store in a precision what it can. The CPU executor takes none but
+    /// [`Precision::F32`].
+    pub fn with_precision(precision: Precision) -> Self {
+        Self {
+            precision,
+            ..Self::default()
+        }
     }
 
     /// Names the part of the program that the ops to come are of, for [`Executor::part_times`](crate::Executor::part_times).
@@ -78,6 +92,9 @@ impl Builder {
         }
         let value = self.value(store.ty(slot).clone(), Home::Persistent(slot));
         self.persistent.insert(slot, value);
+        if store.is_frozen(slot) {
+            self.frozen.insert(slot);
+        }
         value
     }
 
@@ -177,6 +194,14 @@ impl Builder {
     ) -> Result<Vec<Value>> {
         let types: Vec<&Type> = inputs.iter().map(|&input| self.ty(input)).collect();
         let output_types = op.outputs(&types)?;
+        for &input in &inputs[op.writes(inputs.len())] {
+            if let Home::Persistent(slot) = self.homes[input.index()]
+                && self.frozen.contains(&slot)
+            {
+                let reason = format!("writes to {}, which is frozen", self.ty(input));
+                return Err(BuildError::new(op.name(), reason));
+            }
+        }
         for (target, ty) in into.iter().zip(&output_types) {
             if let Some(target) = *target
                 && self.ty(target) != ty
@@ -201,7 +226,31 @@ impl Builder {
         Ok(outputs)
     }
 
-    fn value(&mut self, ty: Type, home: Home) -> Value {
+    /// The same values, made by other nodes: what each output is made by follows from them.
+    pub(crate) fn with_nodes(&self, nodes: Vec<Node>) -> Self {
+        let mut to = Self {
+            types: self.types.clone(),
+            homes: self.homes.clone(),
+            nodes: Vec::with_capacity(nodes.len()),
+            inputs: self.inputs.clone(),
+            outputs: self.outputs.clone(),
+            scalars: self.scalars.clone(),
+            frozen: self.frozen.clone(),
+            ..Self::default()
+        };
+        nodes.into_iter().for_each(|node| to.append(node));
+        to
+    }
+
+    /// Adds a node whose outputs have values already.
+    pub(crate) fn append(&mut self, node: Node) {
+        for output in &node.outputs {
+            self.homes[output.index()] = Home::Node(self.nodes.len());
+        }
+        self.nodes.push(node);
+    }
+
+    pub(crate) fn value(&mut self, ty: Type, home: Home) -> Value {
         let value = Value(u32::try_from(self.types.len()).expect("a program has few values"));
         self.types.push(ty);
         self.homes.push(home);

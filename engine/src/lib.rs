@@ -15,7 +15,7 @@
 //!
 //! - On a GPU the same program is a list of launches and products ([`cuda`]): every op says what computes it there. An [`Executor`] is
 //!   the one or the other, by the [`Processor`] it was planned for. Kernels and replays are proven on an emulated device; no GPU has
-//!   run them yet.
+//!   run them yet. A program may be stored in bf16 there, as far as that is exact enough ([`Precision`]).
 //!
 //! The engine knows nothing of SPD: it has masks and sites because they are worth fusing, not what they are for.
 
@@ -28,6 +28,7 @@ mod gradients;
 mod op;
 pub mod ops;
 mod plan;
+mod precision;
 #[cfg(test)]
 mod random_programs;
 mod schedule;
@@ -42,5 +43,6 @@ pub use front::{Arena, Executor, Processor};
 pub use gradients::Gradients;
 pub use op::{BuildError, Dear, NodeView, Op, Result};
 pub use plan::Plan;
+pub use precision::Precision;
 pub use store::{Slot, Store};
 pub use value::{DType, Type, Value};

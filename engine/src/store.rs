@@ -4,7 +4,7 @@
 //! changes is sent by the next replay that reads it; what the device changes is brought home when somebody asks
 //! ([`Store::fetch`]), and never unasked: to read a tensor that is newer on the device is a mistake.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::cuda::mirror::Mirror;
@@ -27,6 +27,8 @@ impl Slot {
 pub struct Store {
     tensors: Vec<(String, Type, Vec<f32>)>,
     by_name: BTreeMap<String, Slot>,
+    /// Tensors that no program writes.
+    frozen: BTreeSet<Slot>,
     /// Tensors have no values.
     only_shapes: bool,
     /// The tensors on a device, if programs of one have run.
@@ -82,6 +84,17 @@ impl Store {
         let ty = Type::f32(dims);
         let len = if self.only_shapes { 0 } else { ty.len() };
         self.put(name.into(), ty, vec![0.0; len])
+    }
+
+    /// Says that no program writes a tensor: one that does is refused, and a device that computes in bf16 keeps a rounded
+    /// copy of it, made once.
+    pub fn freeze(&mut self, slot: Slot) {
+        self.frozen.insert(slot);
+    }
+
+    /// Whether no program writes a tensor.
+    pub fn is_frozen(&self, slot: Slot) -> bool {
+        self.frozen.contains(&slot)
     }
 
     /// The tensor of a name.
@@ -184,6 +197,12 @@ impl Store {
         mirror.send(slots, |slot| &self.tensors[slot.index()].2)
     }
 
+    /// Sends them in bf16 to the device that they were last sent to, as far as it has not seen them so.
+    pub(crate) fn send_rounded(&mut self, slots: &[Slot]) -> cuda::Result<()> {
+        let mirror = self.mirror.as_mut().expect("sent as they are before");
+        mirror.send_rounded(slots, |slot| &self.tensors[slot.index()].2)
+    }
+
     /// The tensors on the device that they were last sent to.
     pub(crate) fn mirror(&self) -> &Mirror {
         self.mirror
@@ -209,6 +228,7 @@ impl Store {
         Self {
             tensors: self.tensors.clone(),
             by_name: self.by_name.clone(),
+            frozen: self.frozen.clone(),
             only_shapes: self.only_shapes,
             mirror: None,
         }

@@ -14,6 +14,7 @@ use super::pool::Pool;
 use crate::builder::{Builder, Node, StepScalar};
 use crate::op::{Dear, Op};
 use crate::plan::{Place, Plan};
+use crate::precision::Precision;
 use crate::store::Store;
 use crate::value::{DType, Type, Value};
 
@@ -97,10 +98,11 @@ impl Executor {
     ///
     /// # Panics
     ///
-    /// When the program holds bf16 values, which the CPU does not compute.
+    /// When the program is of bf16 or holds such values, which the CPU does not compute.
     pub fn planned(builder: &Builder, pool: Arc<Pool>) -> Self {
         assert!(
-            builder.types.iter().all(|ty| ty.dtype != DType::Bf16),
+            builder.precision == Precision::F32
+                && builder.types.iter().all(|ty| ty.dtype != DType::Bf16),
             "the CPU executor computes f32 programs"
         );
         let plan = Plan::new(builder);

@@ -15,7 +15,7 @@ use super::Fault;
 use super::libraries::Library;
 
 /// Beside the architecture. Every template is made for its constants, which leaves some of its lines without a purpose (128).
-const OPTIONS: [&str; 3] = ["--std=c++17", "--diag-suppress=128", "--ptxas-options=-v"];
+const OPTIONS: [&str; 3] = ["--std=c++20", "--diag-suppress=128", "--ptxas-options=-v"];
 
 /// What became of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]

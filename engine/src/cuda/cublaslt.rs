@@ -8,7 +8,8 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::CUstream;
 
 use super::Fault;
-use super::product::{Key, Layout, Product};
+use super::product::{Key, Layout, Matrix, Product};
+use crate::value::DType;
 
 /// Room for what an algorithm keeps aside; what NVIDIA advises for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
@@ -59,9 +60,11 @@ impl CublasLt {
         at: Addresses,
         stream: CUstream,
     ) -> Result<(), Fault> {
-        let first = |address: u64, first: usize| address + 4 * first as u64;
-        let (a, b) = (first(at.a, product.a.first), first(at.b, product.b.first));
-        let out = first(at.out, product.out.first);
+        let first = |address: u64, matrix: &Matrix| {
+            address + (matrix.operand.dtype.bytes() * matrix.first) as u64
+        };
+        let (a, b) = (first(at.a, &product.a), first(at.b, &product.b));
+        let out = first(at.out, &product.out);
         let all = a | b | out | at.bias.unwrap_or(0);
         let alignment = 1 << all.trailing_zeros().min(4);
         let key = product.key(alignment);
@@ -124,11 +127,12 @@ fn pointer(address: u64) -> *const c_void {
 unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result::CublasError> {
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
     let float = sys::cudaDataType::CUDA_R_32F;
-    // No TF32: f32 programs are computed in f32.
+    // No TF32: f32 factors are multiplied in f32. Factors in bf16 are added up in f32 too.
     let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
     let description = result::create_matmul_desc(compute, float)?;
     let operation = |transposed: bool| i32::from(transposed);
-    let layouts = [key.a.0, key.b.0, key.c];
+    let [factors, result] = key.types;
+    let layouts = [(key.a.0, factors), (key.b.0, factors), (key.c, result)];
     let mut made = [std::ptr::null_mut(); 3];
     // SAFETY: everything that is set was created just before.
     unsafe {
@@ -160,6 +164,13 @@ unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result:
             &WORKSPACE,
         )?;
         use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+        // Parts of a sum are added up in f32 aside, not rounded into the result one after the other.
+        let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        set_preference(
+            preference,
+            Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+            &scheme,
+        )?;
         let alignment = u32::try_from(key.alignment).expect("at most 16");
         for attribute in [
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -180,17 +191,25 @@ unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result:
     }
 }
 
+fn data_type(dtype: DType) -> sys::cudaDataType {
+    match dtype {
+        DType::F32 => sys::cudaDataType::CUDA_R_32F,
+        DType::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+        DType::U32 => unreachable!("numbers of a product"),
+    }
+}
+
 /// # Safety
 ///
 /// None beyond cublasLt's: the layout is created here.
 unsafe fn matrix_layout(
-    layout: Layout,
+    (layout, dtype): (Layout, DType),
     batch: usize,
 ) -> Result<sys::cublasLtMatrixLayout_t, result::CublasError> {
     use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
     let (rows, columns) = (layout.rows as u64, layout.columns as u64);
     let pitch = i64::try_from(layout.pitch).expect("a row of a matrix");
-    let made = result::create_matrix_layout(sys::cudaDataType::CUDA_R_32F, rows, columns, pitch)?;
+    let made = result::create_matrix_layout(data_type(dtype), rows, columns, pitch)?;
     if batch > 1 {
         let count = i32::try_from(batch).expect("a batch of products");
         let step = i64::try_from(layout.step).expect("a matrix");

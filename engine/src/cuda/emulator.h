@@ -208,10 +208,10 @@ template <class T> Checked<T> shared(const void *site, size_t len) {
     return {(T *)start, len, &shared_accesses};
 }
 
-// A vector of 16 bytes starts at a multiple of them.
-template <class T> void must_be_aligned(const T *first) {
-    if ((uintptr_t)first % 16 != 0) {
-        fail("a vector starts behind a multiple of 16", (uintptr_t)first % 16, 16);
+// A vector starts at a multiple of its bytes.
+template <class T> void must_be_aligned(const T *first, size_t bytes) {
+    if ((uintptr_t)first % bytes != 0) {
+        fail("a vector starts behind a multiple of its bytes", (uintptr_t)first % bytes, bytes);
     }
 }
 

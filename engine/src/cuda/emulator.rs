@@ -9,9 +9,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
 
+use half::bf16;
 use libloading::Library;
 
-use super::product::{Key, Product};
+use super::product::{Key, Matrix, Product};
 use crate::value::DType;
 
 const HEADER: &str = include_str!("emulator.h");
@@ -76,7 +77,7 @@ fn compile(source: &str) -> Option<Library> {
             ["cpp", "made"].map(|ending| directory.join(format!("{own}.{ending}")));
         fs::write(&text, format!("{HEADER}\n{source}")).expect("room for a source");
         let compiler = Command::new("g++")
-            .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-o"])
+            .args(["-std=c++20", "-O1", "-shared", "-fPIC", "-w", "-o"])
             .args([&made, &text])
             .output();
         let Ok(output) = compiler else {
@@ -149,6 +150,55 @@ fn count(span: Span) -> usize {
     usize::try_from(span.len).expect("as many as there are in memory")
 }
 
+/// A matrix of a product, from its first element on.
+#[derive(Clone, Copy)]
+struct Numbers {
+    start: *mut c_void,
+    len: usize,
+    dtype: DType,
+}
+
+impl Numbers {
+    fn new(span: Span, matrix: &Matrix) -> Self {
+        let (len, dtype) = (count(span), matrix.operand.dtype);
+        assert!(matrix.first <= len, "a matrix starts inside its operand");
+        Self {
+            start: span.start.wrapping_byte_add(matrix.first * dtype.bytes()),
+            len: len - matrix.first,
+            dtype,
+        }
+    }
+
+    fn get(self, at: usize) -> f64 {
+        assert!(at < self.len, "an element of its operand");
+        // SAFETY: inside the span, of the operand's type.
+        unsafe {
+            match self.dtype {
+                DType::F32 => f64::from(*self.start.cast::<f32>().add(at)),
+                DType::Bf16 => bf16::from_bits(*self.start.cast::<u16>().add(at)).to_f64(),
+                DType::U32 => unreachable!("numbers of a product"),
+            }
+        }
+    }
+
+    /// Rounds as a device does: sums are f32 before they are anything else.
+    fn set(self, at: usize, value: f64) {
+        assert!(at < self.len, "an element of its operand");
+        #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
+        let value = value as f32;
+        // SAFETY: inside the span, of the operand's type; nobody else has it now.
+        unsafe {
+            match self.dtype {
+                DType::F32 => *self.start.cast::<f32>().add(at) = value,
+                DType::Bf16 => {
+                    *self.start.cast::<u16>().add(at) = bf16::from_f32(value).to_bits();
+                }
+                DType::U32 => unreachable!("numbers of a product"),
+            }
+        }
+    }
+}
+
 /// As cublasLt computes it, from its description of it: column-major, f64 sums.
 pub(super) fn multiply(
     product: &Product,
@@ -157,17 +207,20 @@ pub(super) fn multiply(
     bias: Option<Span>,
 ) {
     let key: Key = product.key(16);
-    let slice = |span: Span, matrix: usize| -> &mut [f32] {
-        // SAFETY: spans lie inside the arena or a tensor; the result overlaps with no factor (`plan::tests`).
-        unsafe { std::slice::from_raw_parts_mut(span.start.cast::<f32>(), count(span)) }
-            .get_mut(matrix..)
-            .expect("a matrix starts inside its operand")
-    };
     // cublasLt's A is our second factor.
-    let a = slice(second, product.b.first);
-    let b = slice(first, product.a.first);
-    let c = slice(out, product.out.first);
-    let bias = bias.map(|bias| slice(bias, 0));
+    let a = Numbers::new(second, &product.b);
+    let b = Numbers::new(first, &product.a);
+    let c = Numbers::new(out, &product.out);
+    // One type for both factors, and for what is added and the result: what cublasLt has.
+    assert_eq!((a.dtype, c.dtype), (b.dtype, key.types[1]));
+    let bias = bias.map(|bias| Numbers {
+        start: bias.start,
+        len: count(bias),
+        dtype: c.dtype,
+    });
+    if let Some(bias) = product.bias {
+        assert_eq!(bias.dtype, c.dtype);
+    }
     let at = |(layout, transposed): (super::product::Layout, bool),
               batch: usize,
               row: usize,
@@ -180,28 +233,21 @@ pub(super) fn multiply(
         assert!(row < layout.rows && column < layout.columns && layout.rows <= layout.pitch);
         batch * layout.step + column * layout.pitch + row
     };
-    assert_eq!(product.a.operand.dtype, DType::F32);
     for batch in 0..key.batch {
         for column in 0..key.c.columns {
             for row in 0..key.c.rows {
                 let sum: f64 = (0..product.k)
-                    .map(|k| {
-                        let (a, b) = (a[at(key.a, batch, row, k)], b[at(key.b, batch, k, column)]);
-                        f64::from(a) * f64::from(b)
-                    })
+                    .map(|k| a.get(at(key.a, batch, row, k)) * b.get(at(key.b, batch, k, column)))
                     .sum();
                 let place = at((key.c, false), batch, row, column);
                 let mut value = f64::from(product.alpha) * sum;
                 if key.add {
-                    value += f64::from(c[place]);
+                    value += c.get(place);
                 }
                 if let Some(bias) = &bias {
-                    value += f64::from(bias[row]);
+                    value += bias.get(row);
                 }
-                #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
-                {
-                    c[place] = value as f32;
-                }
+                c.set(place, value);
             }
         }
     }
@@ -261,7 +307,7 @@ mod tests {
     fn a_vector_between_two_places_is_found() {
         faults(
             "store_aligned(y, 2, fill(1.0f))",
-            "a vector starts behind a multiple of 16: 8 of 16",
+            "a vector starts behind a multiple of its bytes: 8 of 16",
         );
     }
 

@@ -51,6 +51,8 @@ pub struct Executor {
     /// Tensors of the store that it reads or writes.
     uses: Vec<Slot>,
     writes: Vec<Slot>,
+    /// Those that it reads in bf16.
+    rounded: Vec<Slot>,
     loaded: Option<Loaded>,
     arena: Option<Arena>,
     graph: Option<(Graph, Ground)>,
@@ -124,6 +126,7 @@ impl Executor {
             },
             uses,
             writes,
+            rounded: program.rounded(),
             program,
             loaded: None,
             arena: None,
@@ -250,6 +253,7 @@ impl Executor {
         };
         self.is_fetched = false;
         store.send(&loaded.device, &self.uses)?;
+        store.send_rounded(&self.rounded)?;
         let base = arena.memory.address;
         let place = |name: &str| base + self.program.inputs[name].offset() as u64;
         // SAFETY: numbers and inputs have their places.
@@ -463,6 +467,9 @@ impl Executor {
         Argument {
             address: match placed.memory {
                 program::Memory::Arena(offset) => arena.memory.address + offset as u64,
+                program::Memory::Store(slot) if placed.dtype == DType::Bf16 => {
+                    store.mirror().rounded(slot)
+                }
                 program::Memory::Store(slot) => store.mirror().address(slot),
                 program::Memory::Parameters => loaded.numbers.address,
             },

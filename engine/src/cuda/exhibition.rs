@@ -26,6 +26,42 @@ pub(crate) struct Sizes {
     pub(crate) vocabulary: usize,
 }
 
+/// A tensor's rows are whole vectors of four.
+pub(crate) const EVEN: Sizes = Sizes {
+    batch: 2,
+    positions: 36,
+    heads: 4,
+    kv_heads: 2,
+    size: 4,
+    components: 40,
+    hidden: 12,
+    vocabulary: 52,
+};
+
+/// Nothing divides anything.
+pub(crate) const RAGGED: Sizes = Sizes {
+    batch: 3,
+    positions: 35,
+    heads: 3,
+    kv_heads: 1,
+    size: 6,
+    components: 37,
+    hidden: 9,
+    vocabulary: 33,
+};
+
+/// A transformer of GPT-2's shape, and more components than columns.
+pub(crate) const LARGE: Sizes = Sizes {
+    batch: 64,
+    positions: 512,
+    heads: 12,
+    kv_heads: 4,
+    size: 64,
+    components: 1024,
+    hidden: 16,
+    vocabulary: 50_257,
+};
+
 /// The program, what is kept from step to step, and what the host writes.
 pub(crate) struct Exhibition {
     pub(crate) b: Builder,

@@ -92,6 +92,14 @@ pub(crate) enum Argument {
     Int(usize),
     /// A scalar operand and its weight.
     Term(Operand, f64),
+    /// In the place of f32s that are not there.
+    Nothing,
+}
+
+impl From<Option<Operand>> for Argument {
+    fn from(operand: Option<Operand>) -> Self {
+        operand.map_or(Self::Nothing, Self::Operand)
+    }
 }
 
 impl From<Operand> for Argument {
@@ -195,11 +203,16 @@ impl<'a> Lowering<'a> {
 
     /// f32s of scratch.
     pub(crate) fn scratch(&mut self, len: usize) -> Operand {
+        self.scratch_of(DType::F32, len)
+    }
+
+    /// Scratch of a type.
+    pub(crate) fn scratch_of(&mut self, dtype: DType, len: usize) -> Operand {
         let at = At::Scratch(self.scratch);
-        self.scratch += (4 * len).next_multiple_of(crate::plan::ALIGN);
+        self.scratch += (dtype.bytes() * len).next_multiple_of(crate::plan::ALIGN);
         Operand {
             at,
-            dtype: DType::F32,
+            dtype,
             len,
             written: false,
         }
@@ -359,6 +372,7 @@ impl Pending<'_, '_> {
                 Argument::F32(value) => format!("f32({:#x}u)", value.to_bits()),
                 Argument::F64(value) => format!("f64({:#x}ull)", value.to_bits()),
                 Argument::Int(value) => value.to_string(),
+                Argument::Nothing => "In<float>()".to_owned(),
                 Argument::Term(operand, weight) => {
                     let weight = weight.to_bits();
                     format!("Term{{a{}, f64({weight:#x}ull)}}", place(operand))

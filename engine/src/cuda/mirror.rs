@@ -1,8 +1,11 @@
 //! The tensors of a store, on a device, and which of the two places has their newest values.
 #![expect(unsafe_code, reason = "tensors are copied to their addresses")]
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use half::bf16;
 
 use super::Fault;
 use super::device::{Device, Memory};
@@ -27,6 +30,8 @@ pub(crate) struct Mirror {
     /// First byte of each.
     starts: Vec<usize>,
     newest: Vec<Newest>,
+    /// Frozen tensors that programs read in bf16, and whether they are as the host's.
+    rounded: BTreeMap<Slot, (Memory, bool)>,
     id: u64,
 }
 
@@ -59,6 +64,7 @@ impl Mirror {
             device: Arc::clone(device),
             newest: vec![Newest::Host; starts.len()],
             starts,
+            rounded: BTreeMap::new(),
             id: NEXT.fetch_add(1, Ordering::Relaxed),
         })
     }
@@ -87,6 +93,9 @@ impl Mirror {
     pub(crate) fn changed_at_home(&mut self, slot: Slot) {
         if let Some(newest) = self.newest.get_mut(slot.index()) {
             *newest = Newest::Host;
+        }
+        if let Some((_, is_newest)) = self.rounded.get_mut(&slot) {
+            *is_newest = false;
         }
     }
 
@@ -120,6 +129,40 @@ impl Mirror {
             }
         }
         Ok(())
+    }
+
+    /// Copies to the device, rounded to bf16, whatever of `slots`, which no program changes, the host has changed.
+    pub(crate) fn send_rounded<'v>(
+        &mut self,
+        slots: &[Slot],
+        values: impl Fn(Slot) -> &'v [f32],
+    ) -> Result<(), Fault> {
+        for &slot in slots {
+            if self.rounded.get(&slot).is_some_and(|(_, newest)| *newest) {
+                continue;
+            }
+            let bits = |x: &f32| u32::from(bf16::from_f32(*x).to_bits());
+            let pairs = values(slot).chunks(2);
+            let words = pairs.map(|pair| bits(&pair[0]) | pair.get(1).map_or(0, bits) << 16);
+            let words: Vec<u32> = words.collect();
+            if !self.rounded.contains_key(&slot) {
+                let memory = self.device.allocate(4 * words.len(), "frozen parameters")?;
+                self.rounded.insert(slot, (memory, false));
+            }
+            let (memory, is_newest) = self.rounded.get_mut(&slot).expect("made above");
+            // SAFETY: as many bytes were allocated when the tensor was first sent.
+            unsafe {
+                let words = bytemuck::cast_slice(&words);
+                self.device.upload(&[(memory.address, words)])?;
+            }
+            *is_newest = true;
+        }
+        Ok(())
+    }
+
+    /// Where a tensor lies in bf16.
+    pub(crate) fn rounded(&self, slot: Slot) -> u64 {
+        self.rounded[&slot].0.address
     }
 
     /// Copies to the host whatever of these tensors the device has changed.

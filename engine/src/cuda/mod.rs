@@ -1,11 +1,13 @@
 //! The CUDA side: the same program, as launches of kernels and matrix products.
 //!
 //! ```text
-//! Builder  ->  Op::cuda (launches, products)  ->  Program (places, one source)  ->  Executor  ->  Device
+//! Builder  ->  Precision (casts)  ->  Op::cuda (launches, products)  ->  Program (places, one source)  ->  Executor  ->  Device
 //! ```
 //!
 //! - Nothing of CUDA is linked: [`libraries`] are found when the program runs, and where there are none it says so.
 //! - An op says once what computes it ([`Lowering`]); shapes and settings are constants of its kernels' source.
+//! - What may be is stored in bf16, if the program is to be ([`Precision`](crate::Precision)): a kernel takes the types of its
+//!   operands as they come, and computes in f32.
 //! - Kernels need no header, no atomics, and sum in one order. Their tests run them on this machine's processor, thread by
 //!   thread, every access checked, beside the CPU kernels; what a device makes of them is unmeasured.
 //!
@@ -56,14 +58,14 @@ mod emulated;
 mod emulator;
 mod executor;
 #[cfg(test)]
-mod exhibition;
+pub(crate) mod exhibition;
 mod gpu;
 mod inputs;
 pub mod libraries;
 pub(crate) mod lowering;
 pub(crate) mod mirror;
 pub(crate) mod product;
-mod program;
+pub(crate) mod program;
 #[cfg(test)]
 mod replays;
 #[cfg(feature = "shadow")]

@@ -25,6 +25,54 @@ DEVICE float f32(u32 bits) { return __uint_as_float(bits); }
 const u32 INFINITE = 0x7f800000u;
 DEVICE double f64(u64 bits) { return __longlong_as_double((i64)bits); }
 
+// ---- Numbers of 16 bits: the upper half of a float, rounded to the nearest, to the even one of two. They are stored, and
+// nothing else: what is computed from them are floats.
+
+#ifndef EMULATED
+// The lower half of the word is `low`.
+DEVICE u32 two_bf16(float low, float high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+#else
+DEVICE u32 one_bf16(float x) {
+    u32 bits = __float_as_uint(x);
+    if (x != x) {
+        return bits >> 16 | 0x40u;
+    }
+    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+DEVICE u32 two_bf16(float low, float high) { return one_bf16(low) | one_bf16(high) << 16; }
+#endif
+
+struct bf16 {
+    unsigned short bits;
+
+    DEVICE_MEMBER operator float() const { return f32((u32)bits << 16); }
+    DEVICE_MEMBER bf16 &operator=(float x) {
+        bits = (unsigned short)two_bf16(x, 0.0f);
+        return *this;
+    }
+};
+
+// An operand that is f32 or bf16, read and written: `InFloats auto x`. `In<float>` is f32 in every program.
+template <class P> constexpr bool is_in = false;
+template <class P> constexpr bool is_out = false;
+#ifndef EMULATED
+template <> constexpr bool is_in<const float *> = true;
+template <> constexpr bool is_in<const bf16 *> = true;
+template <> constexpr bool is_out<float *> = true;
+template <> constexpr bool is_out<bf16 *> = true;
+#else
+template <> constexpr bool is_in<In<float>> = true;
+template <> constexpr bool is_in<In<bf16>> = true;
+template <> constexpr bool is_out<Out<float>> = true;
+template <> constexpr bool is_out<Out<bf16>> = true;
+#endif
+template <class P> concept InFloats = is_in<P>;
+template <class P> concept OutFloats = is_out<P>;
+
 // ---- The numbers of a step: seed (low, high), step, first row, then the step scalars.
 
 DEVICE float scalar(In<u32> parameters, int index) { return f32(parameters[4 + index]); }
@@ -45,33 +93,46 @@ DEVICE Four load_aligned(In<float> x, i64 at) {
     return Four{{four.x, four.y, four.z, four.w}};
 }
 
-DEVICE void store_aligned(Out<float> y, i64 at, Four four) {
-    *reinterpret_cast<float4 *>(y + at) = make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
-}
-#else
-DEVICE Four load_aligned(In<float> x, i64 at) {
-    emulator::must_be_aligned(x.start + at);
-    return map([&](int k) { return x[at + k]; });
+DEVICE Four load_aligned(In<bf16> x, i64 at) {
+    uint2 four = *reinterpret_cast<const uint2 *>(x + at);
+    const u32 high = 0xffff0000u;
+    return Four{{f32(four.x << 16), f32(four.x & high), f32(four.y << 16), f32(four.y & high)}};
 }
 
 DEVICE void store_aligned(Out<float> y, i64 at, Four four) {
-    emulator::must_be_aligned(y.start + at);
+    *reinterpret_cast<float4 *>(y + at) = make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
+}
+
+DEVICE void store_aligned(Out<bf16> y, i64 at, Four four) {
+    *reinterpret_cast<uint2 *>(y + at) = make_uint2(two_bf16(four.v[0], four.v[1]), two_bf16(four.v[2], four.v[3]));
+}
+#else
+template <class T> DEVICE Four load_vector(In<T> x, i64 at) {
+    emulator::must_be_aligned(x.start + at, 4 * sizeof(T));
+    return map([&](int k) { return (float)x[at + k]; });
+}
+
+DEVICE Four load_aligned(In<float> x, i64 at) { return load_vector(x, at); }
+DEVICE Four load_aligned(In<bf16> x, i64 at) { return load_vector(x, at); }
+
+DEVICE void store_aligned(OutFloats auto y, i64 at, Four four) {
+    emulator::must_be_aligned(y.start + at, 4 * sizeof(*y.start));
     for (int k = 0; k < 4; ++k) {
         y[at + k] = four.v[k];
     }
 }
 #endif
 
-// Four columns of a row; zeros beyond its end.
-template <i64 COLUMNS> DEVICE Four load(In<float> x, i64 row, i64 column) {
+// Four columns of a row; zeros beyond its end. What is written may be read.
+template <i64 COLUMNS> DEVICE Four load(auto x, i64 row, i64 column) {
     i64 at = row * COLUMNS + column;
     if (COLUMNS % 4 == 0) {
         return load_aligned(x, at);
     }
-    return map([&](int k) { return column + k < COLUMNS ? x[at + k] : 0.0f; });
+    return map([&](int k) { return column + k < COLUMNS ? (float)x[at + k] : 0.0f; });
 }
 
-template <i64 COLUMNS> DEVICE void store(Out<float> y, i64 row, i64 column, Four four) {
+template <i64 COLUMNS> DEVICE void store(OutFloats auto y, i64 row, i64 column, Four four) {
     i64 at = row * COLUMNS + column;
     if (COLUMNS % 4 == 0) {
         store_aligned(y, at, four);
@@ -85,7 +146,7 @@ template <i64 COLUMNS> DEVICE void store(Out<float> y, i64 row, i64 column, Four
 }
 
 // y = [y +] four.
-template <i64 COLUMNS, bool ADD> DEVICE void give(Out<float> y, i64 row, i64 column, Four four) {
+template <i64 COLUMNS, bool ADD> DEVICE void give(OutFloats auto y, i64 row, i64 column, Four four) {
     if (ADD) {
         Four before = load<COLUMNS>(y, row, column);
         four = map([&](int k) { return before.v[k] + four.v[k]; });
@@ -93,7 +154,7 @@ template <i64 COLUMNS, bool ADD> DEVICE void give(Out<float> y, i64 row, i64 col
     store<COLUMNS>(y, row, column, four);
 }
 
-template <bool ADD> DEVICE void give(Out<float> y, i64 at, float value) { y[at] = ADD ? y[at] + value : value; }
+template <bool ADD> DEVICE void give(OutFloats auto y, i64 at, float value) { y[at] = ADD ? y[at] + value : value; }
 
 // `body(row, column)` for the four columns of this thread, if there are any.
 template <i64 ROWS, i64 COLUMNS, class F> DEVICE void each_four(F body) {

@@ -2,8 +2,11 @@
 //!
 //! Our matrices are row-major, cublasLt's are column-major: what we call `Y = A B` it calls `Y^T = B^T A^T`, on the same
 //! memory. So its first factor is our second one, and a matrix that we store as it is is one that it reads as it is.
+//!
+//! Factors are both f32 or both bf16, and the result is either; sums are f32.
 
 use super::lowering::Operand;
+use crate::value::DType;
 
 /// A factor or the result, row-major.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +55,8 @@ pub(crate) struct Key {
     /// cublasLt's B, our first factor.
     pub(crate) b: (Layout, bool),
     pub(crate) c: Layout,
+    /// Of both factors, and of the result, what it is added to and the bias.
+    pub(crate) types: [DType; 2],
     pub(crate) bias: bool,
     /// Whether there is something to add to.
     pub(crate) add: bool,
@@ -82,6 +87,7 @@ impl Product {
             a: layout(&self.b, self.k, self.n),
             b: layout(&self.a, self.m, self.k),
             c: layout(&self.out, self.m, self.n).0,
+            types: [self.a.operand.dtype, self.out.operand.dtype],
             bias: self.bias.is_some(),
             add: self.add,
             batch: self.batch,
@@ -94,7 +100,6 @@ impl Product {
 mod tests {
     use super::*;
     use crate::cuda::lowering::At;
-    use crate::value::DType;
 
     fn matrix(pitch: usize, transposed: bool) -> Matrix {
         Matrix {

@@ -10,6 +10,7 @@ use super::product::Product;
 use crate::builder::{Builder, Node};
 use crate::cpu::OpProfile;
 use crate::plan::{Place, Plan};
+use crate::precision::{Precision, stored};
 use crate::store::Slot;
 use crate::value::{DType, Type, Value};
 
@@ -139,6 +140,14 @@ struct Lowered {
 impl Program {
     /// Lowers, orders and places a program.
     pub(crate) fn new(builder: &Builder) -> Self {
+        match builder.precision {
+            Precision::F32 => Self::of(builder),
+            Precision::Bf16 => Self::of(&stored(builder)),
+        }
+    }
+
+    /// A program as it is stored.
+    pub(crate) fn of(builder: &Builder) -> Self {
         let mut lowered: BTreeMap<*const Node, Lowered> = BTreeMap::new();
         for node in &builder.nodes {
             lowered.insert(std::ptr::from_ref(node), lower(builder, node));
@@ -234,6 +243,14 @@ impl Program {
         let written = operands.iter().filter(|placed| placed.written);
         let writes: BTreeSet<Slot> = written.filter_map(Placed::slot).collect();
         (uses.into_iter().collect(), writes.into_iter().collect())
+    }
+
+    /// Tensors of the store that it reads in bf16: frozen ones.
+    pub(crate) fn rounded(&self) -> Vec<Slot> {
+        let operands = self.steps.iter().flat_map(Step::operands);
+        let rounded = operands.filter(|placed| placed.dtype == DType::Bf16);
+        let slots: BTreeSet<Slot> = rounded.filter_map(|placed| placed.slot()).collect();
+        slots.into_iter().collect()
     }
 }
 

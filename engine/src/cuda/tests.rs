@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::compiler::compile;
 use super::emulated::{Emulated, Order};
 use super::emulator::{Operand, is_there};
-use super::exhibition::{Exhibition, Sizes};
+use super::exhibition::{EVEN, Exhibition, LARGE, RAGGED, Sizes};
 use super::libraries::Library;
 use super::program::Program;
 use super::{Arena, Device, Fault};
@@ -14,6 +14,7 @@ use crate::builder::Builder;
 use crate::cpu::{Executor, Pool, StepParameters};
 use crate::cuda;
 use crate::ops::oracle::close;
+use crate::precision::Precision;
 use crate::store::Store;
 
 /// What a program reads from the host: words by name.
@@ -193,43 +194,7 @@ pub(crate) fn agree(
     }
 }
 
-/// A tensor's rows are whole vectors of four.
-const EVEN: Sizes = Sizes {
-    batch: 2,
-    positions: 36,
-    heads: 4,
-    kv_heads: 2,
-    size: 4,
-    components: 40,
-    hidden: 12,
-    vocabulary: 52,
-};
-
-/// Nothing divides anything.
-const RAGGED: Sizes = Sizes {
-    batch: 3,
-    positions: 35,
-    heads: 3,
-    kv_heads: 1,
-    size: 6,
-    components: 37,
-    hidden: 9,
-    vocabulary: 33,
-};
-
-/// A transformer of GPT-2's shape, and more components than columns.
-const LARGE: Sizes = Sizes {
-    batch: 64,
-    positions: 512,
-    heads: 12,
-    kv_heads: 4,
-    size: 64,
-    components: 1024,
-    hidden: 16,
-    vocabulary: 50_257,
-};
-
-fn numbers(exhibition: &Exhibition) -> StepParameters {
+pub(crate) fn numbers(exhibition: &Exhibition) -> StepParameters {
     let names = exhibition.b.scalars.iter();
     let scalars = names.map(|name| match name.as_str() {
         "p" => 0.7,
@@ -309,8 +274,16 @@ fn every_kernel_compiles_within_its_budget() {
         println!("no NVRTC: the CUDA kernels were not compiled for a GPU");
         return;
     }
-    let program = Program::new(&Exhibition::new(LARGE, false).b);
-    for arch in ["sm_80", "sm_90", "sm_90a"] {
+    let programs = [Precision::F32, Precision::Bf16].map(|precision| {
+        let mut exhibition = Exhibition::new(LARGE, false);
+        exhibition.b.precision = precision;
+        Program::new(&exhibition.b)
+    });
+    let archs = ["sm_80", "sm_90", "sm_90a"];
+    for (arch, program) in archs
+        .iter()
+        .flat_map(|arch| programs.iter().map(move |program| (*arch, program)))
+    {
         let compiled = compile(&program.source, arch, None).unwrap();
         assert!(compiled.cubin.starts_with(b"\x7fELF"), "{arch}");
         let uses = uses(&compiled.log);
@@ -382,7 +355,9 @@ fn a_source_that_is_wrong_is_named_in_one_line() {
 /// Functions of all sources that a program can launch: those that give nothing back and are no part of another.
 #[test]
 fn every_kernel_is_exhibited() {
-    let program = Program::new(&Exhibition::new(EVEN, false).b);
+    let mut exhibition = Exhibition::new(EVEN, false);
+    exhibition.b.precision = Precision::Bf16;
+    let program = Program::new(&exhibition.b);
     let launched: Vec<&str> = program
         .kernels
         .iter()

@@ -8,6 +8,7 @@ use crate::builder::Builder;
 use crate::cpu::{Executor, Pool, StepParameters};
 use crate::cuda::tests::replay;
 use crate::op::Result;
+use crate::precision::rounded_wherever_possible;
 use crate::store::Store;
 use crate::value::{Type, Value};
 
@@ -28,6 +29,9 @@ pub(crate) fn random(dims: &[usize], seed: u64) -> Sample {
     }
 }
 
+/// A device's name, and the tensors that it found.
+type OnDevice = (&'static str, Vec<Vec<f32>>);
+
 /// An expression in both languages, at one point.
 pub(crate) struct Oracle {
     samples: Vec<Sample>,
@@ -36,9 +40,11 @@ pub(crate) struct Oracle {
     ours: Vec<Vec<f32>>,
     upstream: Sample,
     candle: Vec<Vec<f32>>,
-    /// Ours on a device, where there is one, and its name.
-    device: Option<(&'static str, Vec<Vec<f32>>)>,
+    /// Ours on a device, where there is one, and its name: in f32, and with all in bf16 that can be.
+    device: [Option<OnDevice>; 2],
     on_device: bool,
+    /// Times 2^-9 of the largest element that the second may be off by.
+    roundings: f32,
 }
 
 impl Oracle {
@@ -51,8 +57,9 @@ impl Oracle {
             ours: Vec::new(),
             upstream: random(&[0], 0),
             candle: Vec::new(),
-            device: None,
+            device: [None, None],
             on_device: true,
+            roundings: 4.0,
         }
     }
 
@@ -66,6 +73,13 @@ impl Oracle {
     /// Leaves devices out.
     pub(crate) fn on_cpu_alone(mut self) -> Self {
         self.on_device = false;
+        self
+    }
+
+    /// How many values are rounded to bf16 one after the other, where it is not the 4 of a single op and its gradient: each may
+    /// be off by 2^-9 of itself.
+    pub(crate) fn roundings(mut self, roundings: f32) -> Self {
+        self.roundings = roundings;
         self
     }
 
@@ -120,10 +134,12 @@ impl Oracle {
             }
             if threads == 1 && self.on_device {
                 let outputs = 1 + gradients.len();
-                let found = replay(&b, &store, &self.inputs(), &StepParameters::default());
-                self.device = found.map(|(device, found)| {
+                let rounded = rounded_wherever_possible(&b);
+                self.device = [&b, &rounded].map(|b| {
+                    let numbers = StepParameters::default();
+                    let (device, found) = replay(b, &store, &self.inputs(), &numbers)?;
                     let found = found.into_iter().take(outputs);
-                    (device, found.map(|(_, values)| values).collect())
+                    Some((device, found.map(|(_, values)| values).collect()))
                 });
             }
             let mut executor = Executor::new(&b, Arc::new(Pool::new(threads)));
@@ -200,14 +216,17 @@ impl Oracle {
             );
         }
         // The kernels of the device are other code, and are held to the same bound.
-        if let Some((device, found)) = &self.device {
+        let tolerances = [
+            ("f32", tolerance),
+            ("bf16", tolerance + self.roundings / 512.0),
+        ];
+        for (device, (precision, tolerance)) in self.device.iter().zip(tolerances) {
+            let Some((device, found)) = device else {
+                continue;
+            };
             for (index, (found, candle)) in found.iter().zip(&self.candle).enumerate() {
-                close(
-                    &format!("tensor {index} {device}"),
-                    found,
-                    candle,
-                    tolerance,
-                );
+                let what = format!("tensor {index} {device} in {precision}");
+                close(&what, found, candle, tolerance);
             }
         }
     }

@@ -112,6 +112,7 @@ impl Decomposition {
             .into_iter()
             .map(|tensor| {
                 let slot = store.zeros(format!("target_model.{}", tensor.name), &tensor.dims);
+                store.freeze(slot);
                 (tensor.name, slot)
             })
             .collect();

@@ -1,5 +1,5 @@
 // y = [y +] the sum of one or more.
-template <i64 LEN, bool ADD, class... Inputs> DEVICE void add(Out<float> y, Inputs... inputs) {
+template <i64 LEN, bool ADD, OutFloats Y, InFloats... Inputs> DEVICE void add(Y y, Inputs... inputs) {
     each_four<1, LEN>([&](i64 row, i64 column) {
         Four total = fill(0.0f);
         bool first = !ADD;

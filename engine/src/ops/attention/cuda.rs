@@ -1,5 +1,5 @@
 use super::Attention;
-use crate::cuda::lowering::{Lowering, Operand, Source};
+use crate::cuda::lowering::{Argument, Lowering, Source};
 
 const KERNELS: Source = Source {
     name: "attention",
@@ -9,7 +9,7 @@ const KERNELS: Source = Source {
 /// Queries and keys of a tile, as in `kernel.cu`.
 const TILE: usize = 32;
 
-/// The sizes as the kernels want them, and the operands: `q`, `k`, `v` and the rotary table, or `q` in its place.
+/// The sizes as the kernels want them, and the operands: `q`, `k`, `v` and the rotary table, if there is one.
 struct Problem {
     heads: String,
     units: usize,
@@ -18,7 +18,7 @@ struct Problem {
     positions: usize,
     /// f32s of a tile in shared memory.
     tile: usize,
-    operands: [Operand; 4],
+    operands: [Argument; 4],
 }
 
 impl Problem {
@@ -36,11 +36,7 @@ impl Problem {
         } else {
             (d, 0, 0)
         };
-        let table = if op.rotary {
-            to.input(op.operands())
-        } else {
-            q
-        };
+        let table = op.rotary.then(|| to.input(op.operands()));
         let numbers = [
             sizes.positions,
             op.heads,
@@ -61,7 +57,7 @@ impl Problem {
             tiles: sizes.positions.div_ceil(TILE),
             positions: sizes.positions,
             tile: TILE * (sizes.size + 1),
-            operands: [q, k, v, table],
+            operands: [q.into(), k.into(), v.into(), table.into()],
         }
     }
 
@@ -79,7 +75,7 @@ pub(super) fn value(op: &Attention, to: &mut Lowering<'_>) {
     to.kernel(KERNELS, &problem.function("attention", &[]), &[])
         .blocks(problem.tiles * problem.units, 1)
         .shared(2 * problem.tile + TILE * 33)
-        .launch(&[q, k, v, table, y, lse].map(Into::into));
+        .launch(&[q, k, v, table, y.into(), lse.into()]);
 }
 
 pub(super) fn gradient(op: &Attention, to: &mut Lowering<'_>) {
@@ -97,16 +93,17 @@ pub(super) fn gradient(op: &Attention, to: &mut Lowering<'_>) {
     )
     .blocks(rows.div_ceil(8), 1)
     .launch(&[y, g, dots.out()].map(Into::into));
+    let operands = [q, k, v, table, lse.into(), g.into(), dots.into()];
     let adds = [of_k, of_v].map(|index| usize::from(to.adds(index)));
     let out = [of_k, of_v].map(|index| to.output(index));
     to.kernel(KERNELS, &problem.function("attention_grad_kv", &adds), &[])
         .blocks(problem.tiles * problem.kv_units, 1)
         .shared(4 * problem.tile + 2 * TILE * 33)
-        .launch(&[q, k, v, table, lse, g, dots, out[0], out[1]].map(Into::into));
+        .launch(&[&operands[..], &[out[0].into(), out[1].into()]].concat());
     let add = usize::from(to.adds(of_q));
     let out = to.output(of_q);
     to.kernel(KERNELS, &problem.function("attention_grad_q", &[add]), &[])
         .blocks(problem.tiles * problem.units, 1)
         .shared(4 * problem.tile + TILE * 33)
-        .launch(&[q, k, v, table, lse, g, dots, out].map(Into::into));
+        .launch(&[&operands[..], &[out.into()]].concat());
 }

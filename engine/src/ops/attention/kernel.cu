@@ -22,7 +22,7 @@ DEVICE float attention_scale(int size) { return 1.0f / sqrtf((float)size); }
 
 // A tile of rows `first + stride row`, those beyond the last position zeros; with TURN, turned by their positions.
 template <class H, bool TURN>
-DEVICE void load_tile(Shared<float> tile, In<float> x, In<float> table, i64 first, i64 stride, i64 position) {
+DEVICE void load_tile(Shared<float> tile, InFloats auto x, In<float> table, i64 first, i64 stride, i64 position) {
     const int half = H::size / 2;
     for (int at = threadIdx.x; at < TILE * H::size; at += 256) {
         int row = at / H::size, column = at % H::size;
@@ -43,7 +43,7 @@ DEVICE void load_tile(Shared<float> tile, In<float> x, In<float> table, i64 firs
 
 // y = [y +] a tile, with TURN turned back.
 template <class H, bool TURN, bool ADD>
-DEVICE void store_tile(Shared<float> tile, Out<float> y, In<float> table, i64 first, i64 stride, i64 position) {
+DEVICE void store_tile(Shared<float> tile, OutFloats auto y, In<float> table, i64 first, i64 stride, i64 position) {
     const int half = H::size / 2;
     for (int at = threadIdx.x; at < TILE * H::size; at += 256) {
         int row = at / H::size, column = at % H::size;
@@ -74,7 +74,7 @@ template <class H> DEVICE bool sees(i64 query, i64 key) {
 
 // One tile of queries of one head.
 template <class H>
-DEVICE void attention(In<float> q, In<float> k, In<float> v, In<float> table, Out<float> y, Out<float> lse) {
+DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, OutFloats auto y, Out<float> lse) {
     LAUNCHED(memory, 2 * TILE * H::pitch + TILE * 33);
     Shared<float> queries = memory, keys = part_of(memory, TILE * H::pitch);
     Shared<float> weights = part_of(memory, 2 * TILE * H::pitch);
@@ -142,7 +142,7 @@ DEVICE void attention(In<float> q, In<float> k, In<float> v, In<float> table, Ou
 }
 
 // g . y of each position and head: [b, heads, t].
-template <class H, i64 UNITS> DEVICE void attention_dots(In<float> y, In<float> g, Out<float> dots) {
+template <class H, i64 UNITS> DEVICE void attention_dots(InFloats auto y, InFloats auto g, Out<float> dots) {
     i64 index = (i64)blockIdx.x * 8 + threadIdx.x / 32;
     if (index >= UNITS * H::positions) {
         return;
@@ -183,8 +183,8 @@ DEVICE void score_slopes(Shared<float> queries, Shared<float> gradients, Shared<
 
 // Of one tile of keys and their values: all queries of all heads that read them.
 template <class H, bool ADD_K, bool ADD_V>
-DEVICE void attention_grad_kv(In<float> q, In<float> k, In<float> v, In<float> table, In<float> lse, In<float> g,
-                              In<float> dots, Out<float> of_k, Out<float> of_v) {
+DEVICE void attention_grad_kv(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, In<float> lse, InFloats auto g,
+                              In<float> dots, OutFloats auto of_k, OutFloats auto of_v) {
     const int tile_len = TILE * H::pitch;
     LAUNCHED(memory, 4 * tile_len + 2 * TILE * 33);
     Shared<float> keys = memory, values = part_of(memory, tile_len);
@@ -243,8 +243,8 @@ DEVICE void attention_grad_kv(In<float> q, In<float> k, In<float> v, In<float> t
 
 // Of one tile of queries of one head.
 template <class H, bool ADD>
-DEVICE void attention_grad_q(In<float> q, In<float> k, In<float> v, In<float> table, In<float> lse, In<float> g,
-                             In<float> dots, Out<float> of_q) {
+DEVICE void attention_grad_q(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, In<float> lse, InFloats auto g,
+                             In<float> dots, OutFloats auto of_q) {
     const int tile_len = TILE * H::pitch;
     LAUNCHED(memory, 4 * tile_len + TILE * 33);
     Shared<float> keys = memory, values = part_of(memory, tile_len);

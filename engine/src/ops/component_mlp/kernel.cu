@@ -1,6 +1,6 @@
 // A warp's lanes are components; the hidden layer lives in registers. Weights of 32 components pass through shared memory.
 template <i64 ROWS, i64 COLUMNS, int HIDDEN>
-DEVICE void component_mlp(In<float> a, In<float> w1, In<float> b1, In<float> w2, In<float> b2, Out<float> z) {
+DEVICE void component_mlp(InFloats auto a, In<float> w1, In<float> b1, In<float> w2, In<float> b2, OutFloats auto z) {
     const int UNITS = HIDDEN < 32 ? HIDDEN : 32;
     SHARED(float, weights, 3 * UNITS * 33);
     int lane = threadIdx.x % 32, line = threadIdx.x / 32;
@@ -43,7 +43,7 @@ DEVICE void component_mlp(In<float> a, In<float> w1, In<float> b1, In<float> w2,
 // Eight hidden units at a time, over a stretch of rows: their sums stay in registers, and are added over the block's eight
 // lines of rows at the end. parts: [stretches, w1 | b1 | w2 | b2].
 template <i64 ROWS, i64 COLUMNS, int HIDDEN, i64 STRETCH, bool ADD>
-DEVICE void component_mlp_grad(In<float> g, In<float> a, In<float> w1, In<float> b1, In<float> w2, Out<float> of_a,
+DEVICE void component_mlp_grad(InFloats auto g, InFloats auto a, In<float> w1, In<float> b1, In<float> w2, OutFloats auto of_a,
                                Out<float> parts) {
     const int UNITS = 8;
     const i64 weights = COLUMNS * HIDDEN, stride = 3 * weights + COLUMNS;

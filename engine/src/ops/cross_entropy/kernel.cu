@@ -2,7 +2,7 @@ const u32 IGNORED = 0xffffffffu;
 
 // A block a row. A label beyond the columns makes NaN, which the guard of the update finds.
 template <int THREADS, i64 COLUMNS>
-DEVICE void cross_entropy(In<float> logits, In<u32> labels, Out<float> lse, Out<float> losses) {
+DEVICE void cross_entropy(InFloats auto logits, In<u32> labels, Out<float> lse, Out<float> losses) {
     i64 row = blockIdx.x, first = row * COLUMNS;
     float all = row_log_sum_exp<THREADS, COLUMNS>([&](i64 column) { return logits[first + column]; });
     if (threadIdx.x == 0) {
@@ -39,7 +39,7 @@ template <i64 ROWS> DEVICE void cross_entropy_scale(In<u32> labels, In<float> g,
 }
 
 template <i64 ROWS, i64 COLUMNS, bool ADD>
-DEVICE void cross_entropy_grad(In<float> logits, In<u32> labels, In<float> lse, In<float> scale, Out<float> out) {
+DEVICE void cross_entropy_grad(InFloats auto logits, In<u32> labels, In<float> lse, In<float> scale, OutFloats auto out) {
     float by = scale[0];
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         Four x = load<COLUMNS>(logits, row, column);

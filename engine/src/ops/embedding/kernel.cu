@@ -1,6 +1,6 @@
 // A token beyond the vocabulary makes NaN, which the guard of the update finds.
 template <i64 ROWS, i64 POSITIONS, i64 VOCABULARY, i64 COLUMNS, bool PLACED>
-DEVICE void embed(In<u32> tokens, In<float> wte, In<float> wpe, Out<float> y) {
+DEVICE void embed(In<u32> tokens, In<float> wte, In<float> wpe, OutFloats auto y) {
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         u32 token = tokens[row];
         Four value = token < VOCABULARY ? load<COLUMNS>(wte, token, column) : fill(f32(0x7fc00000u));
@@ -13,7 +13,7 @@ DEVICE void embed(In<u32> tokens, In<float> wte, In<float> wpe, Out<float> y) {
 }
 
 // A block a token: looks through all rows for it, 256 at a time, and adds theirs in order.
-template <i64 ROWS, i64 COLUMNS, bool ADD> DEVICE void embed_token_grad(In<u32> tokens, In<float> g, Out<float> out) {
+template <i64 ROWS, i64 COLUMNS, bool ADD> DEVICE void embed_token_grad(In<u32> tokens, InFloats auto g, Out<float> out) {
     SHARED(u32, found, 256);
     u32 token = blockIdx.x;
     for (i64 column = threadIdx.x; column < COLUMNS && !ADD; column += 256) {
@@ -37,7 +37,7 @@ template <i64 ROWS, i64 COLUMNS, bool ADD> DEVICE void embed_token_grad(In<u32> 
 
 // Positions beyond the rows' get nothing.
 template <i64 BATCH, i64 POSITIONS, i64 CONTEXT, i64 COLUMNS, bool ADD>
-DEVICE void embed_position_grad(In<float> g, Out<float> out) {
+DEVICE void embed_position_grad(InFloats auto g, Out<float> out) {
     each_four<CONTEXT, COLUMNS>([&](i64 position, i64 column) {
         Four sum = fill(0.0f);
         for (i64 b = 0; b < BATCH && position < POSITIONS; ++b) {

@@ -107,7 +107,7 @@ DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, O
 
 template <i64 ROWS, i64 COLUMNS, int GATES, int NOISE, u32 WHAT, int EXPONENT, bool OF_G, bool OF_SUMS, bool ADD>
 DEVICE void importance_gates_grad(In<u32> parameters, In<float> z, In<float> given, In<float> of_g, In<float> of_sums,
-                                  Out<float> dz) {
+                                  OutFloats auto dz) {
     float p = EXPONENT < 0 ? 1.0f : scalar(parameters, EXPONENT);
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         Four logit = load<COLUMNS>(z, row, column), total = fill(0.0f);

@@ -1,6 +1,6 @@
 // A block a row: the log-sum-exp of the logits, then the divergence; the second reading of the row finds it in a cache.
 template <int THREADS, i64 COLUMNS>
-DEVICE void kl_divergence(In<float> target, In<float> target_lse, In<float> logits, Out<float> lse, Out<float> losses) {
+DEVICE void kl_divergence(InFloats auto target, In<float> target_lse, InFloats auto logits, Out<float> lse, Out<float> losses) {
     i64 row = blockIdx.x, first = row * COLUMNS;
     float all = row_log_sum_exp<THREADS, COLUMNS>([&](i64 column) { return logits[first + column]; });
     float of_target = target_lse[row];
@@ -17,8 +17,8 @@ DEVICE void kl_divergence(In<float> target, In<float> target_lse, In<float> logi
 }
 
 template <i64 ROWS, i64 COLUMNS, bool ADD>
-DEVICE void kl_divergence_grad(In<float> target, In<float> target_lse, In<float> logits, In<float> lse, In<float> g,
-                               Out<float> out) {
+DEVICE void kl_divergence_grad(InFloats auto target, In<float> target_lse, InFloats auto logits, In<float> lse, In<float> g,
+                               OutFloats auto out) {
     float scale = g[0] / (float)ROWS;
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         Four t = load<COLUMNS>(target, row, column), x = load<COLUMNS>(logits, row, column);
@@ -30,7 +30,7 @@ DEVICE void kl_divergence_grad(In<float> target, In<float> target_lse, In<float>
 
 // The logits are what `out` holds before.
 template <i64 ROWS, i64 COLUMNS>
-DEVICE void kl_divergence_grad_in_place(In<float> target, In<float> target_lse, In<float> lse, In<float> g, Out<float> out) {
+DEVICE void kl_divergence_grad_in_place(InFloats auto target, In<float> target_lse, In<float> lse, In<float> g, OutFloats auto out) {
     float scale = g[0] / (float)ROWS;
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         Four t = load<COLUMNS>(target, row, column), x = load<COLUMNS>(out, row, column);

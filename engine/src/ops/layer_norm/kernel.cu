@@ -1,6 +1,6 @@
 // A block a row: mean, then variance around it, then the row.
 template <int THREADS, i64 COLUMNS>
-DEVICE void layer_norm(In<float> x, In<float> weight, In<float> bias, Out<float> y, Out<float> stats, float eps) {
+DEVICE void layer_norm(InFloats auto x, In<float> weight, In<float> bias, OutFloats auto y, Out<float> stats, float eps) {
     i64 row = blockIdx.x, first = row * COLUMNS;
     float mean = row_sum<THREADS, COLUMNS>([&](i64 column) { return x[first + column]; }) / (float)COLUMNS;
     float variance = row_sum<THREADS, COLUMNS>([&](i64 column) {
@@ -18,7 +18,7 @@ DEVICE void layer_norm(In<float> x, In<float> weight, In<float> bias, Out<float>
 }
 
 template <int THREADS, i64 COLUMNS, bool ADD>
-DEVICE void layer_norm_grad(In<float> x, In<float> weight, In<float> stats, In<float> g, Out<float> out) {
+DEVICE void layer_norm_grad(InFloats auto x, In<float> weight, In<float> stats, InFloats auto g, OutFloats auto out) {
     i64 row = blockIdx.x, first = row * COLUMNS;
     float mean = stats[2 * row], rstd = stats[2 * row + 1];
     float shift = row_sum<THREADS, COLUMNS>([&](i64 column) { return g[first + column] * weight[column]; });
@@ -33,7 +33,7 @@ DEVICE void layer_norm_grad(In<float> x, In<float> weight, In<float> stats, In<f
 }
 
 template <i64 ROWS, i64 COLUMNS, i64 STRETCH>
-DEVICE void layer_norm_parameter_parts(In<float> x, In<float> stats, In<float> g, Out<float> of_weight, Out<float> of_bias) {
+DEVICE void layer_norm_parameter_parts(InFloats auto x, In<float> stats, InFloats auto g, Out<float> of_weight, Out<float> of_bias) {
     column_parts<ROWS, COLUMNS, STRETCH>(of_weight, [&](i64 row, i64 column) {
         return g[row * COLUMNS + column] * ((x[row * COLUMNS + column] - stats[2 * row]) * stats[2 * row + 1]);
     });

@@ -32,15 +32,15 @@ fn threshold(op: &Masked) -> f32 {
     }
 }
 
-/// The operands of a masked site, `a` in the place of those that are not there, and its constants.
+/// The operands of a masked site and its constants.
 struct Site {
     rows: usize,
     columns: usize,
     a: Operand,
-    importance: Operand,
-    given: Operand,
-    delta: Operand,
-    route: Operand,
+    importance: Option<Operand>,
+    given: Option<Operand>,
+    delta: Option<Operand>,
+    route: Option<Operand>,
     constants: Vec<Constant>,
 }
 
@@ -48,7 +48,7 @@ impl Site {
     fn new(op: &Masked, first: usize, to: &Lowering<'_>) -> Self {
         let at = op.operands(first);
         let a = to.input(at.a);
-        let input = |index: Option<usize>| index.map_or(a, |index| to.input(index));
+        let input = |index: Option<usize>| index.map(|index| to.input(index));
         let (rows, columns) = (to.ty(at.a).rows(), to.ty(at.a).columns());
         let given_rows = at
             .given
@@ -68,15 +68,17 @@ impl Site {
         }
     }
 
-    fn operands(&self) -> [Operand; 5] {
-        [self.a, self.importance, self.given, self.delta, self.route]
+    fn arguments(&self) -> [Argument; 5] {
+        let rest = [self.importance, self.given, self.delta, self.route];
+        let [importance, given, delta, route] = rest.map(Argument::from);
+        [self.a.into(), importance, given, delta, route]
     }
 }
 
 pub(super) fn value(op: &Masked, to: &mut Lowering<'_>) {
     let site = Site::new(op, 0, to);
     let mut arguments: Vec<Argument> = vec![to.parameters().into()];
-    arguments.extend(site.operands().map(Argument::from));
+    arguments.extend(site.arguments());
     arguments.push(to.output(0).into());
     arguments.push(threshold(op).into());
     to.kernel(KERNELS, "masked", &site.constants)
@@ -106,7 +108,7 @@ pub(super) fn gradient(op: &MaskedGrad, to: &mut Lowering<'_>) {
         let mut constants = site.constants.clone();
         constants.extend(each.map(|gradient| Constant::from(want(gradient))));
         let mut arguments: Vec<Argument> = vec![to.parameters().into(), gh.into()];
-        arguments.extend(site.operands().map(Argument::from));
+        arguments.extend(site.arguments());
         arguments.extend(each.map(|gradient| Argument::from(gradient.map_or(any, |g| g.0))));
         arguments.push(threshold(&op.of).into());
         to.kernel(KERNELS, "masked_grad", &constants)
@@ -138,10 +140,16 @@ fn source_sums(
         between.into(),
         op.of.route.into(),
     ];
-    let arguments = [gh, site.a, site.importance, site.route, parts.out()];
+    let arguments: [Argument; 5] = [
+        gh.into(),
+        site.a.into(),
+        site.importance.into(),
+        site.route.into(),
+        parts.out().into(),
+    ];
     to.kernel(KERNELS, "masked_source_sums", &constants)
         .blocks(site.columns.div_ceil(32), count)
-        .launch(&arguments.map(Into::into));
+        .launch(&arguments);
     to.add_stretches(parts, (0, site.columns), given);
 }
 
@@ -167,7 +175,7 @@ fn delta_grad(
     to.kernel(KERNELS, "masked_delta_grad", &constants)
         .blocks(site.rows, 1)
         .threads(threads)
-        .launch(&[gh, site.a, site.route, out].map(Into::into));
+        .launch(&[gh.into(), site.a.into(), site.route.into(), out.into()]);
     if summed {
         let parts = Operand {
             written: false,

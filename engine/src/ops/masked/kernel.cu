@@ -62,8 +62,8 @@ struct Site {
 };
 
 template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, u32 WHAT, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE>
-DEVICE void masked(In<u32> parameters, In<float> a, In<float> importance, In<float> given, In<float> delta,
-                   In<float> route, Out<float> h, float threshold) {
+DEVICE void masked(In<u32> parameters, InFloats auto a, In<float> importance, In<float> given, In<float> delta,
+                   In<float> route, OutFloats auto h, float threshold) {
     Site<ROWS, COLUMNS, MASK, DRAW, WHAT, GIVEN_ROWS, DELTAS, ROUTE> site = {parameters, importance, given, delta, route};
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         Four x = load<COLUMNS>(a, row, column), m = site.mask(site.at(row, column), threshold);
@@ -74,8 +74,8 @@ DEVICE void masked(In<u32> parameters, In<float> a, In<float> importance, In<flo
 // Gradients of the activation, the importance and draws that are given at each position; what nobody wants is not there.
 template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, u32 WHAT, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE, int WANT_A,
           int WANT_G, int WANT_R>
-DEVICE void masked_grad(In<u32> parameters, In<float> gh, In<float> a, In<float> importance, In<float> given,
-                        In<float> delta, In<float> route, Out<float> of_a, Out<float> of_g, Out<float> of_r,
+DEVICE void masked_grad(In<u32> parameters, InFloats auto gh, InFloats auto a, In<float> importance, In<float> given,
+                        In<float> delta, In<float> route, OutFloats auto of_a, OutFloats auto of_g, OutFloats auto of_r,
                         float threshold) {
     Site<ROWS, COLUMNS, MASK, DRAW, WHAT, GIVEN_ROWS, DELTAS, ROUTE> site = {parameters, importance, given, delta, route};
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
@@ -102,7 +102,7 @@ DEVICE void masked_grad(In<u32> parameters, In<float> gh, In<float> a, In<float>
 
 // Of one row of draws: the sum over positions.
 template <i64 ROWS, i64 COLUMNS, i64 STRETCH, bool BETWEEN, bool ROUTE>
-DEVICE void masked_source_sums(In<float> gh, In<float> a, In<float> importance, In<float> route, Out<float> parts) {
+DEVICE void masked_source_sums(InFloats auto gh, InFloats auto a, In<float> importance, In<float> route, Out<float> parts) {
     column_parts<ROWS, COLUMNS, STRETCH>(parts, [&](i64 row, i64 column) {
         i64 at = row * COLUMNS + column;
         float slope = ROUTE ? route[row] : 1.0f;
@@ -115,7 +115,7 @@ DEVICE void masked_source_sums(In<float> gh, In<float> a, In<float> importance, 
 
 // Of the delta masks: -route gh . a of each position.
 template <int THREADS, i64 COLUMNS, bool ADD, bool ROUTE>
-DEVICE void masked_delta_grad(In<float> gh, In<float> a, In<float> route, Out<float> of_delta) {
+DEVICE void masked_delta_grad(InFloats auto gh, InFloats auto a, In<float> route, Out<float> of_delta) {
     i64 row = blockIdx.x;
     float dot = row_sum<THREADS, COLUMNS>([&](i64 column) { return gh[row * COLUMNS + column] * a[row * COLUMNS + column]; });
     if (threadIdx.x == 0) {

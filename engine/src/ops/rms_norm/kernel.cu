@@ -1,5 +1,5 @@
 template <int THREADS, i64 COLUMNS>
-DEVICE void rms_norm(In<float> x, In<float> weight, Out<float> y, Out<float> factors, float eps) {
+DEVICE void rms_norm(InFloats auto x, In<float> weight, OutFloats auto y, Out<float> factors, float eps) {
     i64 row = blockIdx.x, first = row * COLUMNS;
     float square = row_sum<THREADS, COLUMNS>([&](i64 column) {
         float a = x[first + column];
@@ -15,7 +15,7 @@ DEVICE void rms_norm(In<float> x, In<float> weight, Out<float> y, Out<float> fac
 }
 
 template <int THREADS, i64 COLUMNS, bool ADD>
-DEVICE void rms_norm_grad(In<float> x, In<float> weight, In<float> factors, In<float> g, Out<float> out) {
+DEVICE void rms_norm_grad(InFloats auto x, In<float> weight, In<float> factors, InFloats auto g, OutFloats auto out) {
     i64 row = blockIdx.x, first = row * COLUMNS;
     float factor = factors[row];
     float slope = row_sum<THREADS, COLUMNS>(
@@ -27,7 +27,7 @@ DEVICE void rms_norm_grad(In<float> x, In<float> weight, In<float> factors, In<f
 }
 
 template <i64 ROWS, i64 COLUMNS, i64 STRETCH>
-DEVICE void rms_norm_weight_parts(In<float> x, In<float> factors, In<float> g, Out<float> parts) {
+DEVICE void rms_norm_weight_parts(InFloats auto x, In<float> factors, InFloats auto g, Out<float> parts) {
     column_parts<ROWS, COLUMNS, STRETCH>(parts, [&](i64 row, i64 column) {
         return g[row * COLUMNS + column] * (x[row * COLUMNS + column] * factors[row]);
     });

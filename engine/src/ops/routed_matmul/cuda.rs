@@ -17,7 +17,7 @@ pub(super) fn value(op: RoutedMatMul, to: &mut Lowering<'_>) {
     let [mut a, b] = [0, 1].map(|index| to.input(index));
     if let (Kind::Rows { .. }, true) = (op.kind, op.second) {
         let route = to.input(to.inputs() - 1);
-        let routed = to.scratch(m * k);
+        let routed = to.scratch_of(a.dtype, m * k);
         scale((a, route), (m, k), (routed.out(), false), to);
         a = routed;
     }

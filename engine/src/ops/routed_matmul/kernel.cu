@@ -1,5 +1,5 @@
 // y = [y +] route x; a route is zero or one.
-template <i64 ROWS, i64 COLUMNS, bool ADD> DEVICE void routed_rows(In<float> x, In<float> route, Out<float> y) {
+template <i64 ROWS, i64 COLUMNS, bool ADD> DEVICE void routed_rows(InFloats auto x, In<float> route, OutFloats auto y) {
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         Four value = load<COLUMNS>(x, row, column);
         float r = route[row];

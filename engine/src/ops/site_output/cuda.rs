@@ -1,6 +1,6 @@
 use super::{SiteOutput, shape};
 use crate::cpu::gemm::Shape;
-use crate::cuda::lowering::{Constant, Lowering, Operand, Source, row_threads, stretches};
+use crate::cuda::lowering::{Argument, Constant, Lowering, Source, row_threads, stretches};
 use crate::cuda::product::Product;
 
 const KERNELS: Source = Source {
@@ -8,30 +8,25 @@ const KERNELS: Source = Source {
     text: include_str!("kernel.cu"),
 };
 
-/// Bias, delta and route, `other` in the place of those that are not there, and the number of deltas.
-fn after(
-    op: &SiteOutput,
-    first: usize,
-    other: Operand,
-    to: &Lowering<'_>,
-) -> ([Operand; 3], usize) {
+/// Bias, delta and route, and the number of deltas.
+fn after(op: &SiteOutput, first: usize, to: &Lowering<'_>) -> ([Argument; 3], usize) {
     let at = op.after(first);
     let deltas = at[1].map_or(0, |index| to.ty(index).len());
-    let operands = at.map(|index| index.map_or(other, |index| to.input(index)));
+    let operands = at.map(|index| Argument::from(index.map(|index| to.input(index))));
     (operands, deltas)
 }
 
 pub(super) fn value(op: &SiteOutput, to: &mut Lowering<'_>) {
     let Shape { m, n, k } = shape(&[to.ty(0), to.ty(1)]);
     let [h, u, clean] = [0, 1, 2].map(|index| to.input(index));
-    let ([bias, delta, route], deltas) = after(op, 3, clean, to);
+    let ([bias, delta, route], deltas) = after(op, 3, to);
     let y = to.output(0);
     let sizes = [m, n].map(Constant::from);
     let settings = [op.bias.into(), deltas.into(), op.route.into()];
     let constants = [&sizes[..], &settings[..]].concat();
     to.kernel(KERNELS, "site_output_start", &constants)
         .fours(m, n)
-        .launch(&[clean, bias, delta, route, y].map(Into::into));
+        .launch(&[clean.into(), bias, delta, route, y.into()]);
     to.product(Product {
         m,
         n,
@@ -49,7 +44,7 @@ pub(super) fn value(op: &SiteOutput, to: &mut Lowering<'_>) {
 pub(super) fn share_of_rows(op: &SiteOutput, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let g = to.input(0);
-    let ([_, delta, route], deltas) = after(op, 1, g, to);
+    let ([_, delta, route], deltas) = after(op, 1, to);
     let constants = [
         rows.into(),
         columns.into(),
@@ -60,13 +55,13 @@ pub(super) fn share_of_rows(op: &SiteOutput, to: &mut Lowering<'_>) {
     let out = to.output(0);
     to.kernel(KERNELS, "site_share", &constants)
         .fours(rows, columns)
-        .launch(&[g, delta, route, out].map(Into::into));
+        .launch(&[g.into(), delta, route, out.into()]);
 }
 
 pub(super) fn bias_gradient(op: &SiteOutput, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let g = to.input(0);
-    let ([_, delta, route], deltas) = after(op, 1, g, to);
+    let ([_, delta, route], deltas) = after(op, 1, to);
     let (stretch, count) = stretches(rows, columns);
     let parts = to.scratch(count * columns);
     let constants = [
@@ -78,7 +73,7 @@ pub(super) fn bias_gradient(op: &SiteOutput, to: &mut Lowering<'_>) {
     ];
     to.kernel(KERNELS, "site_output_bias_parts", &constants)
         .blocks(columns.div_ceil(32), count)
-        .launch(&[g, delta, route, parts.out()].map(Into::into));
+        .launch(&[g.into(), delta, route, parts.out().into()]);
     let out = (to.output(0), to.adds(0));
     to.add_stretches(parts, (0, columns), out);
 }
@@ -86,7 +81,7 @@ pub(super) fn bias_gradient(op: &SiteOutput, to: &mut Lowering<'_>) {
 pub(super) fn delta_gradient(op: &SiteOutput, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let (g, clean) = (to.input(0), to.input(1));
-    let ([bias, _, route], _) = after(op, 2, g, to);
+    let ([bias, _, route], _) = after(op, 2, to);
     let out = (to.output(0), to.adds(0));
     let summed = out.0.len < rows;
     let dots = if summed { to.scratch(rows) } else { out.0 };
@@ -101,7 +96,7 @@ pub(super) fn delta_gradient(op: &SiteOutput, to: &mut Lowering<'_>) {
     to.kernel(KERNELS, "site_output_delta_grad", &constants)
         .blocks(rows, 1)
         .threads(threads)
-        .launch(&[g, clean, bias, route, dots.out()].map(Into::into));
+        .launch(&[g.into(), clean.into(), bias, route, dots.out().into()]);
     if summed {
         to.sum_parts(dots, out, 1.0);
     }

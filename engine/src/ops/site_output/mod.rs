@@ -374,7 +374,10 @@ mod tests {
             (deltas[1], true, false),
             (deltas[0], false, true),
         ] {
-            let oracle = Oracle::new(&point(dims)).constant(3).constant(7);
+            // On the way back to x: x, V, x V, what is masked, U, W, G, U G, its mask, that V, its share of the clean output,
+            // and the sum.
+            let oracle = Oracle::new(&point(dims)).roundings(12.0);
+            let oracle = oracle.constant(3).constant(7);
             let oracle = if delta { oracle } else { oracle.constant(6) };
             oracle
                 .ours(|b, v| {

@@ -1,5 +1,5 @@
 // y = silu(a) b.
-template <i64 LEN> DEVICE void swiglu(In<float> gate, In<float> up, Out<float> y) {
+template <i64 LEN> DEVICE void swiglu(InFloats auto gate, InFloats auto up, OutFloats auto y) {
     each_four<1, LEN>([&](i64 row, i64 column) {
         Four a = load<LEN>(gate, row, column), b = load<LEN>(up, row, column);
         store<LEN>(y, row, column, map([&](int k) { return a.v[k] * logistic(a.v[k]) * b.v[k]; }));
@@ -8,7 +8,7 @@ template <i64 LEN> DEVICE void swiglu(In<float> gate, In<float> up, Out<float> y
 
 // Both gradients in one pass.
 template <i64 LEN, bool ADD_GATE, bool ADD_UP>
-DEVICE void swiglu_grad(In<float> gate, In<float> up, In<float> g, Out<float> of_gate, Out<float> of_up) {
+DEVICE void swiglu_grad(InFloats auto gate, InFloats auto up, InFloats auto g, OutFloats auto of_gate, OutFloats auto of_up) {
     each_four<1, LEN>([&](i64 row, i64 column) {
         Four a = load<LEN>(gate, row, column), b = load<LEN>(up, row, column), above = load<LEN>(g, row, column);
         Four s = map([&](int k) { return logistic(a.v[k]); });

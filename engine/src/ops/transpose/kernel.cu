@@ -1,5 +1,5 @@
 // A matrix, by tiles of 32 x 32 that are read and written along rows.
-template <i64 A, i64 B, bool ADD> DEVICE void transpose(In<float> x, Out<float> y) {
+template <i64 A, i64 B, bool ADD> DEVICE void transpose(InFloats auto x, OutFloats auto y) {
     SHARED(float, tile, 32 * 33);
     const i64 tiles = (B + 31) / 32;
     i64 a = (i64)blockIdx.x / tiles * 32, b = (i64)blockIdx.x % tiles * 32;
@@ -18,7 +18,7 @@ template <i64 A, i64 B, bool ADD> DEVICE void transpose(In<float> x, Out<float> 
 }
 
 // y[b, a, ..] = x[a, b, ..].
-template <i64 A, i64 B, i64 D, bool ADD> DEVICE void second_first(In<float> x, Out<float> y) {
+template <i64 A, i64 B, i64 D, bool ADD> DEVICE void second_first(InFloats auto x, OutFloats auto y) {
     each_four<A * B, D>([&](i64 row, i64 column) {
         i64 a = row % A, b = row / A;
         give<D, ADD>(y, row, column, load<D>(x, a * B + b, column));

@@ -1,0 +1,303 @@
+use std::collections::BTreeSet;
+
+use half::bf16;
+
+use super::*;
+use crate::cpu::StepParameters;
+use crate::cuda::exhibition::{EVEN, Exhibition, LARGE, RAGGED};
+use crate::cuda::program::Program;
+use crate::cuda::tests::{numbers, replay};
+use crate::ops::oracle::random;
+use crate::ops::{AdamW, AdamWOperands, MatMul};
+use crate::store::Store;
+
+/// Every bf16, what lies between it and the next, and what lies halfway.
+fn floats() -> Vec<u32> {
+    let around = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
+    let floats = (0..=u32::from(u16::MAX)).flat_map(|high| around.map(|low| high << 16 | low));
+    floats.collect()
+}
+
+#[test]
+fn a_device_rounds_as_the_host_does() {
+    let all = floats();
+    // By fours, and one by one.
+    for len in [all.len(), all.len() - 1] {
+        let mut b = Builder::new();
+        let x = b.input("x", &Type::f32(&[len])).unwrap();
+        let rounded = cast(&mut b, x, DType::Bf16, "");
+        let y = cast(&mut b, rounded, DType::F32, "");
+        b.output("y", y);
+        let inputs = [("x", all[..len].to_vec())];
+        let numbers = StepParameters::default();
+        let Some((_, found)) = replay(&b, &Store::new(), &inputs, &numbers) else {
+            return;
+        };
+        for (&bits, found) in all.iter().zip(&found[0].1) {
+            let expected = bf16::from_f32(f32::from_bits(bits)).to_f32();
+            let same = found.to_bits() == expected.to_bits();
+            assert!(same || found.is_nan() && expected.is_nan(), "{bits:#x}");
+        }
+    }
+}
+
+/// Ops by name, of which some first result is stored in bf16.
+fn rounded(b: &Builder) -> BTreeSet<&'static str> {
+    let first = |node: &Node| node.outputs.first().map(|&output| b.ty(output).dtype);
+    let nodes = b.nodes.iter();
+    let nodes = nodes.filter(|node| first(node) == Some(DType::Bf16));
+    nodes.map(|node| node.op.name()).collect()
+}
+
+#[test]
+fn activations_and_their_gradients_are_bf16_and_what_steers_is_f32() {
+    let b = stored(&Exhibition::new(EVEN, false).b);
+    let expected = [
+        "add",
+        "attention",
+        "attention_grad",
+        "cast",
+        "component_mlp_grad",
+        "cross_entropy_grad",
+        "embed",
+        "gelu",
+        "gelu_grad",
+        "importance_gates_grad",
+        "kl_divergence_grad",
+        "layer_norm",
+        "layer_norm_grad",
+        "masked",
+        "masked_grad",
+        "matmul",
+        "mean_grad",
+        "mse_grad",
+        "pack_rows",
+        "parallel_linear",
+        "parallel_linear_input_grad",
+        "relu",
+        "relu_grad",
+        "rms_norm",
+        "rms_norm_grad",
+        "routed_matmul",
+        "site_output",
+        "site_share",
+        "sum_squares_grad",
+        "swiglu",
+        "swiglu_grad",
+        "transpose",
+    ];
+    assert_eq!(rounded(&b).into_iter().collect::<Vec<_>>(), expected);
+    for node in &b.nodes {
+        let types = node.inputs.iter().map(|&input| b.ty(input).dtype);
+        let types: Vec<DType> = types.collect();
+        match node.op.name() {
+            "adamw" | "gradient_norm" | "halt" | "importance_gates" | "ascend" => {
+                let all = types.iter().all(|dtype| *dtype == DType::F32);
+                assert!(all, "{} reads {types:?}", node.op.name());
+            }
+            "matmul" | "routed_matmul" | "site_output" => assert_eq!(types[0], types[1]),
+            _ => {}
+        }
+        for (output, into) in node.outputs.iter().zip(&node.into) {
+            if let Some(into) = *into {
+                assert_eq!(b.ty(*output), b.ty(into), "{}", node.op.name());
+            }
+        }
+    }
+    for (name, output) in &b.outputs {
+        assert_eq!(b.ty(*output).dtype, DType::F32, "{name}");
+    }
+}
+
+const PRODUCT: MatMul = MatMul {
+    a_transposed: false,
+    b_transposed: false,
+    alpha: 1.0,
+};
+
+/// `x V U` and `x W`, for some rows, and the weight delta `V U - W`, with an update of `V` and `U`; `W` may be frozen.
+fn site(freeze: bool) -> (Builder, Store) {
+    let (mut b, mut store) = (Builder::new(), Store::new());
+    let mut kept = |name: &str, dims: &[usize], frozen: bool| {
+        let slot = store.add(name, dims, random(dims, 1).values);
+        if frozen {
+            store.freeze(slot);
+        }
+        b.persistent(&store, slot)
+    };
+    let (v, u, w) = (
+        kept("v", &[8, 12], false),
+        kept("u", &[12, 8], false),
+        kept("w", &[8, 8], freeze),
+    );
+    let moments = ["mv", "mu", "sv", "su"].map(|name| {
+        let dims = if name.ends_with('v') {
+            [8, 12]
+        } else {
+            [12, 8]
+        };
+        kept(name, &dims, false)
+    });
+    let x = b.input("x", &Type::f32(&[6, 8])).unwrap();
+    let a = b.matmul(x, v).unwrap();
+    let y = b.matmul(a, u).unwrap();
+    let clean = b.matmul(x, w).unwrap();
+    let error = b.mse(y, clean).unwrap();
+    let whole = b.op1(PRODUCT, &[v, u]).unwrap();
+    let faithfulness = b.mse(whole, w).unwrap();
+    let loss = b
+        .weighted_sum(&[(1.0, error), (1e3, faithfulness)])
+        .unwrap();
+    b.output("loss", loss);
+    let gradients = b.gradients(loss, &[v, u]).unwrap();
+    let gradients = gradients.into_iter().map(Option::unwrap);
+    let gradients: Vec<Value> = gradients.collect();
+    let group = b.gradient_norm(&gradients).unwrap();
+    for (index, parameter) in [v, u].into_iter().enumerate() {
+        let op = AdamW {
+            lr: b.step_scalar("lr"),
+            correction1: b.step_scalar("correction1"),
+            correction2: b.step_scalar("correction2"),
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            decay: 0.0,
+            clip: None,
+        };
+        let on = AdamWOperands {
+            parameter,
+            first: moments[index],
+            second: moments[2 + index],
+            gradient: gradients[index],
+            group,
+        };
+        b.adamw(op, &on, &[]).unwrap();
+    }
+    (b, store)
+}
+
+fn count(b: &Builder, name: &str) -> usize {
+    b.nodes.iter().filter(|node| node.op.name() == name).count()
+}
+
+#[test]
+fn a_weight_is_rounded_once_and_a_frozen_one_never() {
+    // The batch, V, U, and W; each is read more than once.
+    assert_eq!(count(&stored(&site(false).0), "cast"), 4);
+    let (b, _) = site(true);
+    let b = stored(&b);
+    assert_eq!(count(&b, "cast"), 3);
+    let frozen = b.frozen.first().copied().unwrap();
+    let homes = b.homes.iter().zip(&b.types);
+    let kept = homes.filter(|(home, _)| **home == Home::Persistent(frozen));
+    let kept: Vec<DType> = kept.map(|(_, ty)| ty.dtype).collect();
+    assert_eq!(kept, [DType::F32, DType::Bf16]);
+}
+
+#[test]
+fn what_is_made_of_weights_alone_is_f32() {
+    let (from, _) = site(true);
+    let b = stored(&from);
+    // V U and its gradients by the delta; the other products are of the batch.
+    let full = |node: &&Node| b.ty(node.inputs[0]).dtype == DType::F32;
+    let products = b.nodes.iter().filter(|node| node.op.name() == "matmul");
+    let (full, rounded): (Vec<&Node>, Vec<&Node>) = products.partition(full);
+    assert_eq!((full.len(), rounded.len()), (3, 6));
+    for node in full {
+        assert_eq!(b.ty(node.inputs[1]).dtype, DType::F32);
+        assert_eq!(b.ty(node.outputs[0]).dtype, DType::F32);
+    }
+    // Both kinds are added up in one gradient.
+    let added = rounded
+        .iter()
+        .filter(|node| node.into.iter().any(Option::is_some));
+    assert!(added.clone().count() == 2, "{}", added.count());
+}
+
+#[test]
+fn a_program_that_writes_to_a_frozen_tensor_is_refused() {
+    let (mut b, mut store) = (Builder::new(), Store::new());
+    let slot = store.zeros("halt", &[2]);
+    store.freeze(slot);
+    let halt = b.persistent(&store, slot);
+    let error = b.op(crate::ops::Halt, &[halt]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "halt: writes to f32 [2], which is frozen"
+    );
+}
+
+#[test]
+fn a_frozen_tensor_is_read_in_bf16_as_it_is_rounded() {
+    for freeze in [true, false] {
+        let (mut b, store) = site(freeze);
+        let x = random(&[6, 8], 2).values;
+        let inputs = [("x", x.iter().map(|x| x.to_bits()).collect())];
+        let numbers = StepParameters {
+            scalars: vec![0.1, 0.5, 0.5],
+            ..StepParameters::default()
+        };
+        let mut run = |precision| {
+            b.precision = precision;
+            replay(&b, &store, &inputs, &numbers)
+        };
+        let full = run(Precision::F32);
+        let (Some((_, full)), Some((_, rounded))) = (full, run(Precision::Bf16)) else {
+            return;
+        };
+        // The loss: squares of sums of products of three rounded numbers and three rounded results.
+        let (full, rounded) = (full[0].1[0], rounded[0].1[0]);
+        assert!(
+            (full - rounded).abs() < 12.0 / 512.0 * full,
+            "{full} {rounded}"
+        );
+        assert!(full.to_bits() != rounded.to_bits());
+    }
+}
+
+#[test]
+fn an_arena_of_bf16_is_smaller() {
+    let mut exhibition = Exhibition::new(LARGE, false);
+    let mut bytes = |precision| {
+        exhibition.b.precision = precision;
+        Program::new(&exhibition.b).plan.arena_bytes()
+    };
+    let (full, rounded) = (bytes(Precision::F32), bytes(Precision::Bf16));
+    // What the host writes stays as it is, among it a target's logits.
+    assert!(rounded * 10 < full * 7, "{rounded} of {full}");
+}
+
+/// `|found - expected| / |expected|`, in the 2-norm.
+fn distance(found: &[f32], expected: &[f32]) -> f64 {
+    let square = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>();
+    let differences = found.iter().zip(expected);
+    let off = square(&mut differences.map(|(a, b)| f64::from(*a) - f64::from(*b)));
+    (off / square(&mut expected.iter().map(|x| f64::from(*x))).max(1e-30)).sqrt()
+}
+
+#[test]
+fn every_op_computes_in_bf16_what_it_does_in_f32() {
+    for sizes in [EVEN, RAGGED] {
+        let mut exhibition = Exhibition::new(sizes, true);
+        let numbers = numbers(&exhibition);
+        let mut run = |precision| {
+            exhibition.b.precision = precision;
+            replay(
+                &exhibition.b,
+                &exhibition.store,
+                &exhibition.inputs,
+                &numbers,
+            )
+        };
+        let full = run(Precision::F32);
+        let (Some((_, full)), Some((_, rounded))) = (full, run(Precision::Bf16)) else {
+            return;
+        };
+        // Some forty roundings lie between an embedding and its gradient, each off by up to 2^-9 of its element, half of
+        // that on average, and by chance: 7 units, which norms and softmaxes amplify. Found: 16 at most.
+        for ((name, full), (_, rounded)) in full.iter().zip(&rounded) {
+            let off = distance(rounded, full);
+            assert!(off < 25.0 / 512.0, "{name} is off by {off:.1e}");
+        }
+    }
+}
