@@ -22,7 +22,7 @@ pub(crate) fn profile(asked: &ProfileArgs) -> Result<Exit, Fault> {
     let bad = |faults: spd_configs::Faults| Fault::BadInput(faults.to_string());
     let path = spd_configs::locate(&asked.config).map_err(bad)?;
     let run = Run::load(&path, &asked.set).map_err(bad)?;
-    spd_trainer::check_precision(&run)?;
+    spd_trainer::check_precision(&run, asked.gpus > 0)?;
     let name = run.name.clone();
     let settings = Settings {
         steps: asked.steps.unwrap_or(STEPS),

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use spd_configs::{FaithfulnessWarmup, OutputLoss, Term};
+use spd_configs::{FaithfulnessWarmup, OutputLoss, Precision, Term};
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Builder, Executor, Processor, Store, Type, Value};
 
@@ -144,7 +144,8 @@ impl DecompositionTask {
 }
 
 impl Decomposition {
-    /// The step: clean pass, importances, every loss forward and backward, clipping, update.
+    /// The step: clean pass, importances, every loss forward and backward, clipping, update. A GPU stores it in the precision of
+    /// the run; evaluations are in f32, as are the reference's.
     ///
     /// Outputs: `loss/<term>`, `loss/total`, `l0/<site>`, `norms/<group>`. Step scalars: `lr`, `p` and AdamW's corrections.
     ///
@@ -152,7 +153,10 @@ impl Decomposition {
     ///
     /// When shapes do not fit.
     pub fn step_program(&self, store: &Store) -> spd_engine::Result<Builder> {
-        let mut b = Builder::new();
+        let mut b = Builder::with_precision(match self.run.precision {
+            Precision::F32 => spd_engine::Precision::F32,
+            Precision::Bf16 => spd_engine::Precision::Bf16,
+        });
         let shape = self.shape(self.run.train.batch_size);
         let front = self.front(&mut b, store, shape, &Draws::Counters)?;
         b.part("losses");

@@ -36,7 +36,7 @@ pub struct Overview {
 ///
 /// Whatever would keep the run from starting, as bad input.
 pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fault> {
-    check_precision(run)?;
+    check_precision(run, on_gpu)?;
     let sources = data::open(run)?;
     check_data(run, &sources)?;
     if let Some(path) = &run.target.weights {
@@ -92,17 +92,25 @@ pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fau
     })
 }
 
-/// Refuses arithmetic that this build has not.
+/// Refuses a precision that the processor has not.
 ///
 /// # Errors
 ///
 /// One line that names the setting.
-pub fn check_precision(run: &Run) -> Result<(), Fault> {
-    match run.precision {
-        Precision::F32 => Ok(()),
-        Precision::Bf16 => Err(Fault::BadInput(
-            "precision: this build computes in f32, on GPUs too; set precision = \"f32\"".into(),
-        )),
+pub fn check_precision(run: &Run, on_gpu: bool) -> Result<(), Fault> {
+    if run.precision == Precision::Bf16 && !on_gpu {
+        return Err(Fault::BadInput(
+            "precision: bf16 is for GPUs, and this run computes on the CPU; start it with --gpus 1, or set precision = \"f32\""
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+fn precision_name(precision: Precision) -> &'static str {
+    match precision {
+        Precision::F32 => "f32",
+        Precision::Bf16 => "bf16 in what a step stores, f32 in what it keeps",
     }
 }
 
@@ -169,7 +177,7 @@ fn rows(run: &Run, threads: usize, on_gpu: bool) -> Result<Vec<(String, String)>
             "steps",
             format!("{} of {} rows", train.steps, train.batch_size),
         ),
-        row("precision", "f32".into()),
+        row("precision", precision_name(run.precision).into()),
         row(
             "device",
             if on_gpu {
@@ -182,4 +190,44 @@ fn rows(run: &Run, threads: usize, on_gpu: bool) -> Result<Vec<(String, String)>
             },
         ),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use spd_engine::Executor;
+
+    use super::*;
+    use crate::bench::{Overrides, preset};
+
+    fn run(precision: Precision) -> Run {
+        let preset = preset("tiny-gpt2-h1", &Overrides::default());
+        let mut run = preset.unwrap().run;
+        run.precision = precision;
+        run
+    }
+
+    #[test]
+    fn bf16_is_for_gpus() {
+        let found = overview(&run(Precision::Bf16), 1, false);
+        let Err(Fault::BadInput(line)) = found else {
+            panic!("a run in bf16 on the CPU");
+        };
+        assert_eq!(
+            line,
+            "precision: bf16 is for GPUs, and this run computes on the CPU; start it with --gpus 1, or set precision = \"f32\""
+        );
+    }
+
+    #[test]
+    fn a_step_in_bf16_takes_less_memory_of_a_gpu() {
+        let bytes = |precision| {
+            let mut store = Store::of_shapes();
+            let decomposition = Decomposition::new(&run(precision), &mut store).unwrap();
+            let step = decomposition.step_program(&store).unwrap();
+            let executor = Executor::planned(&step, &Processor::Gpu(None));
+            executor.plan().arena_bytes()
+        };
+        let (full, rounded) = (bytes(Precision::F32), bytes(Precision::Bf16));
+        assert!(10 * rounded < 9 * full, "{rounded} of {full}");
+    }
 }
