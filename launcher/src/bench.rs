@@ -62,7 +62,7 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
             match (&report.phases, value) {
                 (Some(phases), Some(value)) => growth.push(Cost::new(*value, &report, phases)),
                 (Some(phases), None) => {
-                    screen::note(&text(&preset.name, settings.threads, phases));
+                    screen::note(&text(&preset.name, &settings, phases));
                 }
                 (None, _) => {}
             }
@@ -137,11 +137,15 @@ const COLUMNS: [&str; 7] = [
 /// Letters of an op's settings that are shown.
 const SETTINGS: usize = 80;
 
-pub(crate) fn text(name: &str, threads: usize, phases: &Phases) -> String {
+pub(crate) fn text(name: &str, settings: &Settings, phases: &Phases) -> String {
     let ceilings = &phases.ceilings;
     let [m, k, n] = ceilings.site_shape;
+    let place = match settings.gpu {
+        Some(ordinal) => format!("GPU {ordinal}"),
+        None => format!("{} threads", settings.threads),
+    };
     let head = format!(
-        "\n{name}, {threads} threads: {:.3} ms a step when profiled\n\
+        "\n{name}, {place}: {:.3} ms a step when profiled\n\
          ceilings: gemm {:.1} GFLOP/s large and square, {:.1} at [{m}, {k}] [{k}, {n}]; \
          copy {:.1} GB/s large, {:.1} over {:.1} MiB; GELU {:.3} ns, its slope {:.3} ns; a draw {:.3} ns\n",
         phases.step_ms,

@@ -35,7 +35,7 @@ pub(crate) fn profile(asked: &ProfileArgs) -> Result<Exit, Fault> {
     let Some(phases) = &report.phases else {
         return Ok(Exit::Done);
     };
-    screen::result(&bench::text(&name, settings.threads, phases));
+    screen::result(&bench::text(&name, &settings, phases));
     let (planned, held) = report.memory;
     let held = held.map_or_else(|| "unknown".to_owned(), plan::bytes);
     screen::result(&format!(

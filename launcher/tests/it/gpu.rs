@@ -166,27 +166,47 @@ fn a_run_on_a_gpu_that_was_killed_ends_in_the_same_bits() {
     assert!(tensors[0] == tensors[1], "the states differ");
 }
 
+// Every kind of target, importance function, loss and adversary.
 #[test]
-fn a_step_is_timed_on_a_gpu() {
+fn steps_of_every_kind_are_timed_on_a_gpu_and_lose_what_they_lose_on_the_processor() {
     if !is_there() {
         return;
     }
     let house = House::new();
-    let bench = |gpus: &str| {
+    let names = "tiny-tms tiny-resid tiny-pgd tiny-seed tiny-gpt2-h1 tiny-ss-llama";
+    let bench = |gpus: &str| -> Vec<Value> {
         let args =
-            format!("bench tiny-tms --batch 8 --steps 2 --warmup 1 --threads 1 --gpus {gpus}");
+            format!("bench {names} --batch 2 --steps 2 --warmup 1 --threads 1 --gpus {gpus}");
         let mut command = house.launcher(&args.split(' ').collect::<Vec<_>>());
         command.env("SPD_EMULATED_GPU", "1");
-        serde_json::from_str::<Value>(&done(command).stdout).unwrap()
+        let lines = done(command).stdout;
+        lines
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     };
     let [cpu, gpu] = ["0", "1"].map(bench);
-    assert_eq!(
-        (&cpu["device"], &gpu["device"]),
-        (&"cpu".into(), &"cuda".into())
-    );
-    let loss = |line: &Value| line["losses"]["total"].as_f64().unwrap();
-    let (cpu, gpu) = (loss(&cpu), loss(&gpu));
-    assert!((cpu - gpu).abs() <= TOLERANCE * cpu.abs(), "{cpu} {gpu}");
+    assert_eq!((cpu.len(), gpu.len()), (6, 6));
+    for (cpu, gpu) in cpu.iter().zip(&gpu) {
+        let name = &cpu["workload"];
+        assert_eq!(
+            (&cpu["device"], &gpu["device"]),
+            (&"cpu".into(), &"cuda".into())
+        );
+        let losses = |line: &Value| {
+            let mut losses = Vec::new();
+            collect("", &line["losses"], &mut losses);
+            losses
+        };
+        let (cpu, gpu) = (losses(cpu), losses(gpu));
+        assert!(!cpu.is_empty() && cpu.len() == gpu.len(), "{name}");
+        for ((loss, cpu), (_, gpu)) in cpu.iter().zip(&gpu) {
+            assert!(
+                (cpu - gpu).abs() <= TOLERANCE * cpu.abs(),
+                "{name}{loss}: {cpu} {gpu}"
+            );
+        }
+    }
 }
 
 #[test]
