@@ -89,6 +89,12 @@ pub trait Op: Debug + Send + Sync {
     /// Says what computes it on a CUDA device.
     fn cuda(&self, to: &mut Lowering<'_>);
 
+    /// The same of a sum of two values, which come in the place of its first operand; the sum comes before its results. For
+    /// norms, which follow additions.
+    fn cuda_of_sum(&self, _to: &mut Lowering<'_>) {
+        unreachable!("{} has no kernel of a sum", self.name());
+    }
+
     /// Multiplications and additions of one run, for rooflines.
     fn flops(&self, _inputs: &[&Type]) -> u64 {
         0

@@ -326,6 +326,12 @@ impl Exhibition {
         let (w, bias) = (self.leaf(&[heads, size, 3]), self.leaf(&[heads, 3]));
         let each = self.b.parallel_linear(x, w, bias)?;
         self.count(each)?;
+        let (weight, bias) = (self.leaf(&[d]), self.leaf(&[d]));
+        let twice = self.b.add(x, x)?;
+        let normal = self.b.layer_norm(twice, weight, bias, 1e-5)?;
+        let again = self.b.rms_norm(normal, weight, 1e-5)?;
+        self.count(twice)?;
+        self.count(again)?;
         let turned = self.b.second_first(x)?;
         self.count(turned)?;
         let matrix = self.leaf(&[d, c]);

@@ -166,6 +166,11 @@ impl<'a> Lowering<'a> {
         self.types.len()
     }
 
+    /// Number of results.
+    pub(crate) fn outputs(&self) -> usize {
+        self.outputs.len()
+    }
+
     /// Type of an input.
     pub(crate) fn ty(&self, index: usize) -> &'a Type {
         self.types[index]

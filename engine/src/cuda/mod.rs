@@ -22,13 +22,14 @@
 //! | `layer_norm` | 3 | mean, variance around it, result |
 //! | `layer_norm_grad` | 3 | two means of the gradient, result |
 //! | `layer_norm_parameter_parts` | 2 | weight and bias one after the other |
+//! | `layer_norm_of_sum` | 2 | of the sum that it has written: variance around its mean, result |
 //! | `rms_norm` | 2 | mean square, result |
 //! | `rms_norm_grad` | 2 | a mean of the gradient, result |
 //! | `kl_divergence` | 2 | log-sum-exp of the logits, divergence |
 //! | `component_mlp_grad` | hidden / 8 | eight hidden units are in registers at a time |
 //!
-//! Attention reads keys and values once for each tile of 32 queries. Still to be saved: an update is a launch a tensor, and a norm
-//! reads what the addition before it wrote.
+//! Attention reads keys and values once for each tile of 32 queries, and the launch that takes the norm of a residual stream has
+//! added to it. Still to be saved: an update is a launch a tensor.
 //!
 //! # On a GPU
 //!
@@ -59,6 +60,7 @@ mod emulator;
 mod executor;
 #[cfg(test)]
 pub(crate) mod exhibition;
+mod fusion;
 mod gpu;
 mod inputs;
 pub mod libraries;

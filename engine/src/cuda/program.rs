@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::ops::Range;
 
+use super::fusion::fused;
 use super::lowering::{At, Command, Launch, Lowering, Operand, Source};
 use super::product::Product;
 use crate::builder::{Builder, Node};
@@ -148,6 +149,7 @@ impl Program {
 
     /// A program as it is stored.
     pub(crate) fn of(builder: &Builder) -> Self {
+        let builder = &fused(builder);
         let mut lowered: BTreeMap<*const Node, Lowered> = BTreeMap::new();
         for node in &builder.nodes {
             lowered.insert(std::ptr::from_ref(node), lower(builder, node));

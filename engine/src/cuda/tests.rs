@@ -363,8 +363,14 @@ fn every_kernel_is_exhibited() {
         .iter()
         .filter_map(|kernel| kernel.call.split(['<', '(']).next())
         .collect();
-    // Parts of attention that its kernels call.
-    let parts = ["load_tile", "store_tile", "score_slopes"];
+    // Parts of kernels.
+    let parts = [
+        "load_tile",
+        "store_tile",
+        "score_slopes",
+        "rms_norm_row",
+        "layer_norm_row",
+    ];
     let ops = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ops");
     let Ok(ops) = std::fs::read_dir(ops) else {
         println!("no {ops}: whether every kernel is exhibited was not tested");

@@ -1,27 +1,27 @@
 use super::LayerNorm;
-use crate::cuda::lowering::{Lowering, Source, row_threads, stretches};
+use crate::cuda::lowering::{Argument, Lowering, Source, row_threads, stretches};
 
 const KERNELS: Source = Source {
     name: "layer_norm",
     text: include_str!("kernel.cu"),
 };
 
-pub(super) fn value(op: &LayerNorm, to: &mut Lowering<'_>) {
+/// Of `x`, or of a sum, which is given too.
+pub(super) fn value(op: &LayerNorm, of_sum: bool, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
-    let [x, weight, bias] = [0, 1, 2].map(|index| to.input(index));
-    let (y, stats) = (to.output(0), to.output(1));
     let threads = row_threads(columns);
-    to.kernel(KERNELS, "layer_norm", &[threads.into(), columns.into()])
+    let kernel = if of_sum {
+        "layer_norm_of_sum"
+    } else {
+        "layer_norm"
+    };
+    let mut arguments: Vec<Argument> = (0..to.inputs()).map(|i| to.input(i).into()).collect();
+    arguments.extend((0..to.outputs()).map(|i| Argument::from(to.output(i))));
+    arguments.push(op.eps.into());
+    to.kernel(KERNELS, kernel, &[threads.into(), columns.into()])
         .blocks(rows, 1)
         .threads(threads)
-        .launch(&[
-            x.into(),
-            weight.into(),
-            bias.into(),
-            y.into(),
-            stats.into(),
-            op.eps.into(),
-        ]);
+        .launch(&arguments);
 }
 
 pub(super) fn gradient(to: &mut Lowering<'_>) {

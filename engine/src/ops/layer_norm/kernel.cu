@@ -1,8 +1,8 @@
-// A block a row: mean, then variance around it, then the row.
-template <int THREADS, i64 COLUMNS>
-DEVICE void layer_norm(InFloats auto x, In<float> weight, In<float> bias, OutFloats auto y, Out<float> stats, float eps) {
+// A block a row: mean, for which `entry(at)` gives each of its elements once, then variance around it, then the row.
+template <int THREADS, i64 COLUMNS, class F>
+DEVICE void layer_norm_row(F entry, auto x, In<float> weight, In<float> bias, OutFloats auto y, Out<float> stats, float eps) {
     i64 row = blockIdx.x, first = row * COLUMNS;
-    float mean = row_sum<THREADS, COLUMNS>([&](i64 column) { return x[first + column]; }) / (float)COLUMNS;
+    float mean = row_sum<THREADS, COLUMNS>([&](i64 column) { return entry(first + column); }) / (float)COLUMNS;
     float variance = row_sum<THREADS, COLUMNS>([&](i64 column) {
         float from_mean = x[first + column] - mean;
         return from_mean * from_mean;
@@ -15,6 +15,19 @@ DEVICE void layer_norm(InFloats auto x, In<float> weight, In<float> bias, OutFlo
     for (i64 column = threadIdx.x; column < COLUMNS; column += THREADS) {
         y[first + column] = fmaf((x[first + column] - mean) * rstd, weight[column], bias[column]);
     }
+}
+
+template <int THREADS, i64 COLUMNS>
+DEVICE void layer_norm(InFloats auto x, In<float> weight, In<float> bias, OutFloats auto y, Out<float> stats, float eps) {
+    auto entry = [&](i64 at) { return (float)x[at]; };
+    layer_norm_row<THREADS, COLUMNS>(entry, x, weight, bias, y, stats, eps);
+}
+
+template <int THREADS, i64 COLUMNS>
+DEVICE void layer_norm_of_sum(InFloats auto x, InFloats auto other, In<float> weight, In<float> bias, OutFloats auto sum,
+                              OutFloats auto y, Out<float> stats, float eps) {
+    auto entry = [&](i64 at) { return kept(sum, at, x[at] + other[at]); };
+    layer_norm_row<THREADS, COLUMNS>(entry, sum, weight, bias, y, stats, eps);
 }
 
 template <int THREADS, i64 COLUMNS, bool ADD>

@@ -1,8 +1,9 @@
-template <int THREADS, i64 COLUMNS>
-DEVICE void rms_norm(InFloats auto x, In<float> weight, OutFloats auto y, Out<float> factors, float eps) {
+// A block a row, after `entry(at)` has given each of its elements once.
+template <int THREADS, i64 COLUMNS, class F>
+DEVICE void rms_norm_row(F entry, auto x, In<float> weight, OutFloats auto y, Out<float> factors, float eps) {
     i64 row = blockIdx.x, first = row * COLUMNS;
     float square = row_sum<THREADS, COLUMNS>([&](i64 column) {
-        float a = x[first + column];
+        float a = entry(first + column);
         return a * a;
     });
     float factor = 1.0f / sqrtf(square / (float)COLUMNS + eps);
@@ -12,6 +13,19 @@ DEVICE void rms_norm(InFloats auto x, In<float> weight, OutFloats auto y, Out<fl
     for (i64 column = threadIdx.x; column < COLUMNS; column += THREADS) {
         y[first + column] = x[first + column] * factor * weight[column];
     }
+}
+
+template <int THREADS, i64 COLUMNS>
+DEVICE void rms_norm(InFloats auto x, In<float> weight, OutFloats auto y, Out<float> factors, float eps) {
+    auto entry = [&](i64 at) { return (float)x[at]; };
+    rms_norm_row<THREADS, COLUMNS>(entry, x, weight, y, factors, eps);
+}
+
+template <int THREADS, i64 COLUMNS>
+DEVICE void rms_norm_of_sum(InFloats auto x, InFloats auto other, In<float> weight, OutFloats auto sum, OutFloats auto y,
+                            Out<float> factors, float eps) {
+    auto entry = [&](i64 at) { return kept(sum, at, x[at] + other[at]); };
+    rms_norm_row<THREADS, COLUMNS>(entry, sum, weight, y, factors, eps);
 }
 
 template <int THREADS, i64 COLUMNS, bool ADD>

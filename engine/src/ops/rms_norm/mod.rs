@@ -76,7 +76,11 @@ impl Op for RmsNorm {
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, to);
+        cuda::value(self, false, to);
+    }
+
+    fn cuda_of_sum(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, true, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

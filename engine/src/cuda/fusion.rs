@@ -1,0 +1,175 @@
+//! Additions that a norm follows, as one launch: the sum is written, and not read again.
+//!
+//! A residual stream is read by a norm as soon as it has been added to. [`fused`] puts an op that gives both in the place of the
+//! addition; the norm itself says what computes it ([`Op::cuda_of_sum`]).
+
+use std::sync::Arc;
+
+use crate::builder::{Builder, Home, Node};
+use crate::cpu::Frame;
+use crate::cuda::Lowering;
+use crate::gradients::Gradients;
+use crate::op::{BuildError, NodeView, Op, Result};
+use crate::schedule;
+use crate::value::{Type, Value};
+
+/// An op of the sum of two values: they come in the place of its first operand, and their sum before its results.
+#[derive(Debug, Clone)]
+struct OfSum(Arc<dyn Op>);
+
+impl Op for OfSum {
+    fn name(&self) -> &'static str {
+        "of_sum"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        let mut types = vec![inputs[0].clone()];
+        types.extend(self.0.outputs(&inputs[1..])?);
+        Ok(types)
+    }
+
+    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        let reason = "comes into a program after its gradients";
+        Err(BuildError::new(self.name(), reason))
+    }
+
+    fn run(&self, _frame: &mut Frame<'_>) {
+        unreachable!("the CPU adds, and then does what follows");
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        self.0.cuda_of_sum(to);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        inputs[0].len() as u64 + self.0.flops(&inputs[1..])
+    }
+}
+
+/// Whether there are kernels for an op of a sum.
+fn has_kernels(op: &str) -> bool {
+    matches!(op, "layer_norm" | "rms_norm")
+}
+
+/// The program with every addition of two values, and the first norm of their sum, as one op; values keep their numbers.
+pub(super) fn fused(from: &Builder) -> Builder {
+    let mut runs = vec![false; from.nodes.len()];
+    for node in schedule::order(from) {
+        runs[node] = true;
+    }
+    // Of each addition the norm that it is done with.
+    let mut norm_of: Vec<Option<usize>> = vec![None; from.nodes.len()];
+    let mut taken = vec![false; from.nodes.len()];
+    for (index, node) in from.nodes.iter().enumerate() {
+        if !runs[index] || !has_kernels(node.op.name()) {
+            continue;
+        }
+        let Home::Node(sum) = from.homes[node.inputs[0].index()] else {
+            continue;
+        };
+        let known = |value: &Value| match from.homes[value.index()] {
+            Home::Node(earlier) => earlier < sum,
+            Home::Persistent(_) | Home::Input => true,
+        };
+        if is_sum_of_two(from, &from.nodes[sum])
+            && norm_of[sum].is_none()
+            && node.inputs[1..].iter().all(known)
+        {
+            norm_of[sum] = Some(index);
+            taken[index] = true;
+        }
+    }
+    let nodes = from.nodes.iter().enumerate();
+    let nodes = nodes.filter(|&(index, _)| !taken[index]);
+    let nodes = nodes.map(|(index, node)| match norm_of[index] {
+        Some(norm) => both(node, &from.nodes[norm]),
+        None => node.clone(),
+    });
+    from.with_nodes(nodes.collect())
+}
+
+/// Of two values of one shape, and of nothing that is there already.
+fn is_sum_of_two(from: &Builder, node: &Node) -> bool {
+    let added = node.into.iter().any(Option::is_some);
+    let dims = |value: &Value| &from.ty(*value).dims;
+    node.op.name() == "add"
+        && !added
+        && node.inputs.len() == 2
+        && node
+            .inputs
+            .iter()
+            .all(|input| dims(input) == dims(&node.outputs[0]))
+}
+
+fn both(sum: &Node, norm: &Node) -> Node {
+    Node {
+        op: Arc::new(OfSum(Arc::clone(&norm.op))),
+        inputs: [&sum.inputs[..], &norm.inputs[1..]].concat(),
+        outputs: [&sum.outputs[..], &norm.outputs[..]].concat(),
+        ..sum.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::exhibition::{EVEN, Exhibition};
+
+    fn names(b: &Builder) -> Vec<&'static str> {
+        b.nodes.iter().map(|node| node.op.name()).collect()
+    }
+
+    fn residual() -> (Builder, [Value; 4]) {
+        let mut b = Builder::new();
+        let mut input = |name: &str, dims: &[usize]| b.input(name, &Type::f32(dims)).unwrap();
+        let values = [
+            input("x", &[3, 8]),
+            input("y", &[3, 8]),
+            input("w", &[8]),
+            input("v", &[8]),
+        ];
+        (b, values)
+    }
+
+    #[test]
+    fn a_sum_is_added_up_with_the_first_norm_of_it() {
+        let (mut b, [x, y, w, v]) = residual();
+        let sum = b.add(x, y).unwrap();
+        for (name, weight) in [("first", w), ("second", v)] {
+            let normal = b.rms_norm(sum, weight, 1e-5).unwrap();
+            b.output(name, normal);
+        }
+        let fused = fused(&b);
+        assert_eq!(names(&fused), ["of_sum", "rms_norm"]);
+        let types: Vec<&Type> = fused.nodes[0].inputs.iter().map(|&v| b.ty(v)).collect();
+        let expected = fused.nodes[0].outputs.iter().map(|&v| b.ty(v).clone());
+        assert_eq!(fused.nodes[0].op.outputs(&types), Ok(expected.collect()));
+        assert_eq!(fused.homes[sum.index()], Home::Node(0));
+    }
+
+    #[test]
+    fn what_is_no_sum_of_two_or_is_not_read_stays() {
+        let (mut b, [x, y, w, _]) = residual();
+        // A weight that is made after the sum, a norm that nobody reads, a sum in place.
+        let sum = b.add(x, y).unwrap();
+        let later = b.add(w, w).unwrap();
+        let normal = b.rms_norm(sum, later, 1e-5).unwrap();
+        b.output("later", normal);
+        b.rms_norm(sum, w, 1e-5).unwrap();
+        let op: Arc<dyn Op> = Arc::new(crate::ops::Add);
+        let total = b.node(op, &[x], vec![Some(y)]).unwrap()[0];
+        let normal = b.rms_norm(total, w, 1e-6).unwrap();
+        b.output("in place", normal);
+        assert_eq!(names(&fused(&b)), names(&b));
+    }
+
+    #[test]
+    fn both_norms_are_exhibited() {
+        let b = fused(&Exhibition::new(EVEN, false).b);
+        let fused = b.nodes.iter().filter(|node| node.op.name() == "of_sum");
+        let norms: Vec<String> = fused.map(|node| format!("{:?}", node.op)).collect();
+        for norm in ["LayerNorm", "RmsNorm"] {
+            assert!(norms.iter().any(|found| found.contains(norm)), "{norms:?}");
+        }
+    }
+}
