@@ -104,8 +104,8 @@ impl Builder {
         }
     }
 
-    /// `into + x W + bias`.
-    fn multiply(
+    /// `into + x W + bias`, as it stands.
+    pub(crate) fn multiply(
         &mut self,
         x: Value,
         right: Right,
@@ -234,7 +234,8 @@ impl Builder {
         terms.products.iter().all(narrow).then_some(terms)
     }
 
-    fn made(&self, x: Value) -> Option<Made> {
+    /// How a value is made, if nothing was there before that it was added to.
+    pub(crate) fn made(&self, x: Value) -> Option<Made> {
         let Home::Node(node) = self.homes[x.index()] else {
             return None;
         };

@@ -250,6 +250,24 @@ impl Builder {
         self.nodes.push(node);
     }
 
+    /// Lets the op that makes `value` be `op`, on the same inputs: its results are those that there are, and one more, which is
+    /// returned.
+    pub(crate) fn widen(&mut self, value: Value, op: Arc<dyn Op>) -> Result<Value> {
+        let Home::Node(index) = self.homes[value.index()] else {
+            unreachable!("results have an op");
+        };
+        let node = &self.nodes[index];
+        let types: Vec<&Type> = node.inputs.iter().map(|&input| self.ty(input)).collect();
+        let mut types = op.outputs(&types)?;
+        let added = types.pop().expect("one more than there are");
+        let known = node.outputs.iter().map(|&output| self.ty(output));
+        assert!(types.iter().eq(known), "{op:?} makes what is there already");
+        let added = self.value(added, Home::Node(index));
+        self.nodes[index].op = op;
+        self.nodes[index].outputs.push(added);
+        Ok(added)
+    }
+
     pub(crate) fn value(&mut self, ty: Type, home: Home) -> Value {
         let value = Value(u32::try_from(self.types.len()).expect("a program has few values"));
         self.types.push(ty);

@@ -89,6 +89,9 @@ fn formats(op: &str) -> [&'static [Format]; 2] {
         "cross_entropy_grad" => [&[Either, Full], EITHER],
         "kl_divergence" => [&[Either, Full, Either], FULL],
         "kl_divergence_grad" => [&[Either, Full, Full, Full, Either], EITHER],
+        // A product and its divergence: target, log-sum-exp, factors, then labels or a bias.
+        "head_divergence" => [&[Either, Full, Factor], &[Full, Either]],
+        "head_divergence_grad" => [&[Full, Either], EITHER],
         _ => [FULL, FULL],
     }
 }
@@ -206,7 +209,8 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> boo
         let inputs = operands(node).map(|(value, format)| {
             let wanted = match format {
                 Full => false,
-                Factor => product,
+                // Labels are none, where they stand.
+                Factor => product && from.ty(value).dtype != DType::U32,
                 // A leaf; what a node gives is of the type it should be.
                 Either => {
                     let leaf = !matches!(from.homes[value.index()], Home::Node(_));

@@ -13,7 +13,7 @@ use crate::decomposition::{Decomposition, Draws, Front, Masking, SampleId, mask_
 use crate::fault::Fault;
 use crate::figures;
 use crate::halt::{Blame, halted, refused};
-use crate::losses::{USUAL_MASKS, divergence};
+use crate::losses::{USUAL_MASKS, divergence, divergence_and_cross_entropy};
 use crate::memory::Memory;
 use crate::parameters::{BETA1, Group, HALT, Update};
 use crate::schedule::{exponent, learning_rate};
@@ -230,15 +230,21 @@ impl Decomposition {
             None
         };
         let measure = |b: &mut Builder, name: &str, output: Value| -> spd_engine::Result<()> {
-            if let Some(labels) = labels {
+            let Some(labels) = labels else {
+                if output != front.output {
+                    let mse = divergence(b, OutputLoss::Mse, front.output, output)?;
+                    b.output(format!("eval/mse/{name}"), mse);
+                }
+                return Ok(());
+            };
+            if output == front.output {
                 let ce = b.cross_entropy(output, labels)?;
                 b.output(format!("eval/ce/{name}"), ce);
+                return Ok(());
             }
-            if output != front.output {
-                let distance = divergence(b, self.run.train.output_loss, front.output, output)?;
-                let kind = if is_tokens { "kl" } else { "mse" };
-                b.output(format!("eval/{kind}/{name}"), distance);
-            }
+            let [kl, ce] = divergence_and_cross_entropy(b, front.output, output, labels)?;
+            b.output(format!("eval/ce/{name}"), ce);
+            b.output(format!("eval/kl/{name}"), kl);
             Ok(())
         };
         measure(&mut b, "target", front.output)?;

@@ -222,7 +222,13 @@ impl Step {
         let output = self.b.input("output", &Type::f32(&[B, T, D]))?;
         let logits = self.b.matmul(y, head_dv)?;
         let target_lse = self.b.log_sum_exp(target)?;
+        let frozen = self.b.input("frozen head", &Type::f32(&[V, D]))?;
+        let through = self.b.linear_oi(y, frozen, None)?;
+        let with = [target, target_lse, through];
+        let through = self.b.kl_divergence_and_cross_entropy(with, labels)?;
+        self.b.output("entropy", through[1]);
         let terms = [
+            (1.0, through[0]),
             (1.0, self.b.kl_divergence(target, target_lse, logits)?),
             (1.0, self.b.cross_entropy(logits, labels)?),
             (0.5, self.b.mse(y, output)?),
@@ -321,6 +327,7 @@ fn a_replay_allocates_nothing() {
         "gelu",
         "gradient_norm",
         "halt",
+        "head_divergence",
         "importance_gates",
         "importance_minimality",
         "kl_divergence",

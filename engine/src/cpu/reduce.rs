@@ -35,6 +35,31 @@ pub(crate) fn sum_over<const N: usize>(rows: [&[f32]; N], term: impl Fn([f32; N]
     sum(LANES, |lane| lanes[lane])
 }
 
+/// Puts the first of `term(x_i, t_i)` in the place of each `x_i`, and returns the sum of the second.
+#[inline(always)]
+pub(crate) fn replace_and_sum(
+    x: &mut [f32],
+    t: &[f32],
+    term: impl Fn(f32, f32) -> (f32, f32),
+) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let (blocks, rest) = x.as_chunks_mut::<LANES>();
+    let (others, other_rest) = t.as_chunks::<LANES>();
+    for (block, other) in blocks.iter_mut().zip(others) {
+        for lane in 0..LANES {
+            let (x, y) = term(block[lane], other[lane]);
+            block[lane] = x;
+            lanes[lane] += y;
+        }
+    }
+    for (lane, (x, t)) in rest.iter_mut().zip(other_rest).enumerate() {
+        let (new, y) = term(*x, *t);
+        *x = new;
+        lanes[lane] += y;
+    }
+    sum(LANES, |lane| lanes[lane])
+}
+
 /// Largest element; negative infinity for an empty row. NaN is passed over.
 #[inline(always)]
 pub(crate) fn max(row: &[f32]) -> f32 {
@@ -117,6 +142,16 @@ mod tests {
             let expected = row.iter().fold(0.0, |total, x| total + 3.0 * x);
             let total = vectorised(|| sum_over([&row, &row], |[a, b]| 2.0 * a + b));
             assert_eq!(total.to_bits(), expected.to_bits(), "{len}");
+            let mut doubled = row.clone();
+            let total =
+                vectorised(|| replace_and_sum(&mut doubled, &row, |a, b| (a + b, 2.0 * a + b)));
+            assert_eq!(total.to_bits(), expected.to_bits(), "{len}");
+            assert!(
+                doubled
+                    .iter()
+                    .zip(&row)
+                    .all(|(a, b)| a.to_bits() == (2.0 * b).to_bits())
+            );
             let last = row.last().copied().unwrap_or(f32::NEG_INFINITY);
             assert_eq!(max(&row).to_bits(), last.to_bits(), "{len}");
         }

@@ -464,15 +464,16 @@ impl Executor {
         let (Some(loaded), Some(arena)) = (&self.loaded, &self.arena) else {
             unreachable!("a program that is loaded");
         };
+        let start = match placed.memory {
+            program::Memory::Arena(offset) => arena.memory.address + offset as u64,
+            program::Memory::Store(slot) if placed.dtype == DType::Bf16 => {
+                store.mirror().rounded(slot)
+            }
+            program::Memory::Store(slot) => store.mirror().address(slot),
+            program::Memory::Parameters => loaded.numbers.address,
+        };
         Argument {
-            address: match placed.memory {
-                program::Memory::Arena(offset) => arena.memory.address + offset as u64,
-                program::Memory::Store(slot) if placed.dtype == DType::Bf16 => {
-                    store.mirror().rounded(slot)
-                }
-                program::Memory::Store(slot) => store.mirror().address(slot),
-                program::Memory::Parameters => loaded.numbers.address,
-            },
+            address: start + placed.skipped() as u64,
             dtype: placed.dtype,
             len: placed.len,
             written: placed.written,

@@ -374,6 +374,8 @@ impl Exhibition {
         let d = heads * size;
         let w = self.leaf(&[vocabulary, d]);
         let logits = self.b.linear_oi(x, w, None)?;
+        // What is no product itself is there for all of its readers.
+        let logits = self.b.add(logits, logits)?;
         let labels = self.ids("labels", &[batch, positions], |i| {
             if i % 5 == 3 {
                 u32::MAX as usize
@@ -390,6 +392,18 @@ impl Exhibition {
         let lse = self.b.log_sum_exp(other)?;
         let last = self.b.kl_divergence(other, lse, logits)?;
         self.terms.push((0.5, last));
+        // Heads that do not learn: one with a bias and labels, one that two targets are compared through.
+        let bias = self.given("head bias", &[vocabulary]);
+        let head = self.kept("head", &[vocabulary, d], 600, |x| 0.3 * x);
+        let logits = self.b.linear_oi(x, head, Some(bias))?;
+        let labelled = self
+            .b
+            .kl_divergence_and_cross_entropy([other, lse, logits], labels)?;
+        self.b.output("entropy", labelled[1]);
+        let head = self.kept("other head", &[d, vocabulary], 601, |x| 0.3 * x);
+        let logits = self.b.linear_io(x, head, None)?;
+        let through = self.b.kl_divergence(other, lse, logits)?;
+        self.terms.extend([(0.3, labelled[0]), (0.2, through)]);
         let goal = self.given("goal", &[batch, positions, d]);
         let error = self.b.mse(x, goal)?;
         self.terms

@@ -46,12 +46,23 @@ pub(crate) enum At {
 pub(crate) struct Operand {
     pub(crate) at: At,
     pub(crate) dtype: DType,
-    /// In elements.
+    /// First element that is meant, and how many.
+    pub(crate) first: usize,
     pub(crate) len: usize,
     pub(crate) written: bool,
 }
 
 impl Operand {
+    /// `len` of its elements, from `first` on.
+    pub(crate) fn part(self, first: usize, len: usize) -> Self {
+        assert!(first + len <= self.len, "{first} + {len} of {}", self.len);
+        Self {
+            first: self.first + first,
+            len,
+            ..self
+        }
+    }
+
     /// The same, to be written to.
     pub(crate) fn out(self) -> Self {
         Self {
@@ -201,6 +212,7 @@ impl<'a> Lowering<'a> {
         Operand {
             at: At::Parameters,
             dtype: DType::U32,
+            first: 0,
             len: usize::MAX,
             written: false,
         }
@@ -218,6 +230,7 @@ impl<'a> Lowering<'a> {
         Operand {
             at,
             dtype,
+            first: 0,
             len,
             written: false,
         }
@@ -300,6 +313,7 @@ fn operand(at: At, ty: &Type) -> Operand {
     Operand {
         at,
         dtype: ty.dtype,
+        first: 0,
         len: ty.len(),
         written: false,
     }

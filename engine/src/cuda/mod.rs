@@ -26,6 +26,7 @@
 //! | `rms_norm` | 2 | mean square, result |
 //! | `rms_norm_grad` | 2 | a mean of the gradient, result |
 //! | `kl_divergence` | 2 | log-sum-exp of the logits, divergence |
+//! | `head_divergence` | 2 | log-sum-exp of a chunk's logits, divergence and its gradient in their place |
 //! | `component_mlp_grad` | hidden / 8 | eight hidden units are in registers at a time |
 //!
 //! Attention reads keys and values once for each tile of 32 queries, and the launch that takes the norm of a residual stream has

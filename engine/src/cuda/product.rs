@@ -106,6 +106,7 @@ mod tests {
             operand: Operand {
                 at: At::Input(0),
                 dtype: DType::F32,
+                first: 0,
                 len: 1,
                 written: false,
             },

@@ -35,12 +35,18 @@ pub(crate) enum Memory {
 pub(crate) struct Placed {
     pub(crate) memory: Memory,
     pub(crate) dtype: DType,
-    /// In elements.
+    /// First element, and how many there are.
+    pub(crate) first: usize,
     pub(crate) len: usize,
     pub(crate) written: bool,
 }
 
 impl Placed {
+    /// Bytes from where its memory starts to its first element.
+    pub(crate) fn skipped(&self) -> usize {
+        self.first * self.dtype.bytes()
+    }
+
     /// The tensor of the store that it is.
     pub(crate) fn slot(&self) -> Option<Slot> {
         match self.memory {
@@ -52,7 +58,7 @@ impl Placed {
     /// Bytes from the start of the arena, in which it lies.
     pub(crate) fn offset(&self) -> usize {
         match self.memory {
-            Memory::Arena(offset) => offset,
+            Memory::Arena(offset) => offset + self.skipped(),
             Memory::Store(_) | Memory::Parameters => unreachable!("it lies in the arena"),
         }
     }
@@ -174,6 +180,7 @@ impl Program {
                     At::Parameters => Memory::Parameters,
                 },
                 dtype: operand.dtype,
+                first: operand.first,
                 len: if operand.at == At::Parameters {
                     FIXED_PARAMETERS + builder.scalars.len()
                 } else {
@@ -263,6 +270,7 @@ fn value(place: Place, ty: &Type) -> Placed {
             Place::Store(slot) => Memory::Store(slot),
         },
         dtype: ty.dtype,
+        first: 0,
         len: ty.len(),
         written: false,
     }

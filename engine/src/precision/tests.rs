@@ -62,6 +62,7 @@ fn activations_and_their_gradients_are_bf16_and_what_steers_is_f32() {
         "embed",
         "gelu",
         "gelu_grad",
+        "head_divergence_grad",
         "importance_gates_grad",
         "kl_divergence_grad",
         "layer_norm",

@@ -10,7 +10,7 @@ use spd_configs::Term;
 use spd_engine::{Builder, Result, Store, Value};
 
 pub use pgd::{Ascent, AttackedSite, SourceGradient};
-pub use recon::divergence;
+pub use recon::{divergence, divergence_and_cross_entropy};
 
 use crate::decomposition::{Decomposition, Draws, Front, SampleId};
 

@@ -34,6 +34,22 @@ pub fn divergence(b: &mut Builder, kind: OutputLoss, target: Value, other: Value
     }
 }
 
+/// The divergence of tokens' logits as in [`divergence`], and their cross-entropy with labels u32 `[rows, positions]`, two
+/// scalars: logits that both are asked of are made once at most.
+///
+/// # Errors
+///
+/// When the shapes differ.
+pub fn divergence_and_cross_entropy(
+    b: &mut Builder,
+    target: Value,
+    other: Value,
+    labels: Value,
+) -> Result<[Value; 2]> {
+    let target_lse = b.log_sum_exp(target)?;
+    b.kl_divergence_and_cross_entropy([target, target_lse, other], labels)
+}
+
 impl Decomposition {
     pub(super) fn recon(
         &self,

@@ -67,7 +67,7 @@ pub(super) fn run_gradient(frame: &mut Frame<'_>) {
 }
 
 /// Number of rows in the mean; at least 1, so that nothing is divided by 0.
-fn counted(labels: &[u32]) -> usize {
+pub(in crate::ops) fn counted(labels: &[u32]) -> usize {
     labels
         .iter()
         .filter(|&&label| label != IGNORED)
@@ -75,7 +75,7 @@ fn counted(labels: &[u32]) -> usize {
         .max(1)
 }
 
-fn column(label: u32, columns: usize) -> usize {
+pub(in crate::ops) fn column(label: u32, columns: usize) -> usize {
     let label = label as usize;
     assert!(
         label < columns,

@@ -4,7 +4,7 @@
 //! `x` gets `Q - onehot(label)` times the gradient of `y` over the number of rows that count. The log-sum-exp of
 //! each row is kept for it.
 
-mod cpu;
+pub(super) mod cpu;
 mod cuda;
 
 use crate::builder::Builder;
@@ -15,7 +15,7 @@ use crate::op::{BuildError, NodeView, Op, Result};
 use crate::value::{DType, Type, Value};
 
 /// Label of a row that does not count.
-const IGNORED: u32 = u32::MAX;
+pub(super) const IGNORED: u32 = u32::MAX;
 
 /// Mean cross-entropy of rows of logits and labels, to a scalar and the log-sum-exp of each row.
 #[derive(Debug, Clone, Copy)]

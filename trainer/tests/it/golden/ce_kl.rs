@@ -4,7 +4,7 @@ use spd_configs::{Loss, Sampling, Term};
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Executor, Type};
 use spd_trainer::decomposition::Front;
-use spd_trainer::losses::divergence;
+use spd_trainer::losses::divergence_and_cross_entropy;
 
 use super::compare::Comparison;
 use super::numbers::{Numbers, Tensor};
@@ -71,10 +71,10 @@ fn check(name: &str) {
             .collect();
         let pass = replica.decomposition.masked_pass(&mut b, &front, &masked);
         let output = pass.expect("shapes fit").output;
-        let kl = divergence(&mut b, run.train.output_loss, front.output, output);
-        let ce = b.cross_entropy(output, labels);
-        b.output(format!("kl_{kind}"), kl.expect("shapes fit"));
-        b.output(format!("ce_{kind}"), ce.expect("shapes fit"));
+        let found = divergence_and_cross_entropy(&mut b, front.output, output, labels);
+        let [kl, ce] = found.expect("shapes fit");
+        b.output(format!("kl_{kind}"), kl);
+        b.output(format!("ce_{kind}"), ce);
     }
     let mut executor = replica.executor(&b, batch);
     executor

@@ -1,0 +1,103 @@
+//! Chunks are larger here than on the CPU: a product fills the device, and what one kernel leaves of its logits the next finds in
+//! the device's last cache. All chunks but the last have one size, and so one kernel. Unmeasured.
+
+use super::{HeadDivergence, Sizes};
+use crate::cuda::lowering::{Lowering, Operand, Source, row_threads};
+use crate::cuda::product::{Matrix, Product};
+
+const KERNELS: Source = Source {
+    name: "head_divergence",
+    text: include_str!("kernel.cu"),
+};
+
+/// Elements of a chunk's logits, and what its rows are a multiple of. In tests there are several chunks of few.
+const CHUNK: usize = if cfg!(test) { 1 << 12 } else { 1 << 23 };
+const LEAST: usize = if cfg!(test) { 32 } else { 128 };
+
+pub(super) fn value(op: HeadDivergence, to: &mut Lowering<'_>) {
+    let types = [0, 1, 2].map(|index| to.ty(index));
+    let Sizes {
+        rows,
+        d,
+        vocabulary,
+    } = HeadDivergence::sizes(&types);
+    let [target, target_lse, h, w] = [0, 1, 2, 3].map(|index| to.input(index));
+    let bias = op.bias().map(|index| to.input(index));
+    let chunk = (CHUNK / vocabulary)
+        .next_multiple_of(LEAST)
+        .min(rows)
+        .max(1);
+    let logits = to.scratch_of(w.dtype, chunk * vocabulary);
+    let [lse, losses] = [0, 1].map(|_| to.scratch(rows));
+    let labels = op.labels.then(|| (to.input(4), to.scratch(rows)));
+    let threads = row_threads(vocabulary);
+    let matrix = |operand: Operand, columns| Lowering::matrix(operand, columns, false);
+    let head = |transposed: bool| Matrix {
+        transposed,
+        ..matrix(w, if op.transposed { d } else { vocabulary })
+    };
+    for first in (0..rows).step_by(chunk) {
+        let count = chunk.min(rows - first);
+        let part =
+            |operand: Operand, columns: usize| operand.part(first * columns, count * columns);
+        let own = logits.part(0, count * vocabulary);
+        to.product(Product {
+            m: count,
+            n: vocabulary,
+            k: d,
+            alpha: 1.0,
+            a: matrix(part(h, d), d),
+            b: head(op.transposed),
+            out: matrix(own.out(), vocabulary),
+            add: false,
+            bias,
+            batch: 1,
+        });
+        if let Some((labels, found)) = labels {
+            to.kernel(KERNELS, "head_labels", &[count.into(), vocabulary.into()])
+                .threads_over(count)
+                .launch(&[own, part(labels, 1), part(found, 1).out()].map(Into::into));
+        }
+        let operands = [
+            part(target, vocabulary),
+            part(target_lse, 1),
+            own.out(),
+            part(lse, 1).out(),
+            part(losses, 1).out(),
+        ];
+        let constants = [threads.into(), vocabulary.into(), op.gradient.into()];
+        to.kernel(KERNELS, "head_divergence", &constants)
+            .blocks(count, 1)
+            .threads(threads)
+            .launch(&operands.map(Into::into));
+        if op.gradient {
+            let gradient = to.output(1 + usize::from(op.labels));
+            to.product(Product {
+                m: count,
+                n: d,
+                k: vocabulary,
+                alpha: 1.0 / rows as f32,
+                a: matrix(own, vocabulary),
+                b: head(!op.transposed),
+                out: matrix(part(gradient, d), d),
+                add: false,
+                bias: None,
+                batch: 1,
+            });
+        }
+    }
+    to.sum_parts(losses, (to.output(0), false), 1.0 / rows as f64);
+    if let Some((labels, found)) = labels {
+        let y = to.output(1);
+        to.kernel(KERNELS, "head_entropy", &[rows.into()])
+            .launch(&[lse, found, labels, y].map(Into::into));
+    }
+}
+
+pub(super) fn gradient(to: &mut Lowering<'_>) {
+    let (g, kept, out) = (to.input(0), to.input(1), to.output(0));
+    let constants = [out.len.into(), to.adds(0).into()];
+    to.kernel(KERNELS, "head_divergence_grad", &constants)
+        .fours(1, out.len)
+        .launch(&[g, kept, out].map(Into::into));
+}

@@ -1,0 +1,57 @@
+// A block a row of a chunk's logits: the log-sum-exp; then the losses, and where they are wanted `Q - P` over the logits. The
+// second reading finds the row in a cache.
+template <int THREADS, i64 COLUMNS, bool GRADIENT>
+DEVICE void head_divergence(InFloats auto target, In<float> target_lse, OutFloats auto logits, Out<float> lse, Out<float> losses) {
+    i64 row = blockIdx.x, first = row * COLUMNS;
+    float all = row_log_sum_exp<THREADS, COLUMNS>([&](i64 column) { return logits[first + column]; });
+    float of_target = target_lse[row];
+    // Close logits are subtracted from each other first: that is exact.
+    float shift = of_target - all;
+    float loss = row_sum<THREADS, COLUMNS>([&](i64 column) {
+        float t = target[first + column], x = logits[first + column];
+        float p = expf(t - of_target);
+        if (GRADIENT) {
+            logits[first + column] = expf(x - all) - p;
+        }
+        return p * (t - x - shift);
+    });
+    if (threadIdx.x == 0) {
+        lse[row] = all;
+        losses[row] = loss;
+    }
+}
+
+// A thread a row of a chunk, before its logits are replaced: what the cross-entropy takes from the log-sum-exp. A label beyond
+// the columns makes NaN, which the guard of the update finds.
+template <i64 ROWS, i64 COLUMNS> DEVICE void head_labels(InFloats auto logits, In<u32> labels, Out<float> found) {
+    i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row < ROWS) {
+        u32 label = labels[row];
+        found[row] = label == 0xffffffffu ? 0.0f : label < COLUMNS ? logits[row * COLUMNS + label] : f32(0x7fc00000u);
+    }
+}
+
+// The mean over rows that count of what the labels lack.
+template <i64 ROWS> DEVICE void head_entropy(In<float> lse, In<float> found, In<u32> labels, Out<float> y) {
+    double sum = 0.0;
+    int count = 0;
+    for (i64 row = threadIdx.x; row < ROWS; row += 256) {
+        if (labels[row] != 0xffffffffu) {
+            sum += (double)(lse[row] - found[row]);
+            ++count;
+        }
+    }
+    sum = block_sum<256>(sum);
+    count = block_sum<256>(count);
+    if (threadIdx.x == 0) {
+        y[0] = (float)(sum / (count > 1 ? (double)count : 1.0));
+    }
+}
+
+template <i64 LEN, bool ADD> DEVICE void head_divergence_grad(In<float> g, InFloats auto kept, OutFloats auto out) {
+    float by = g[0];
+    each_four<1, LEN>([&](i64 row, i64 column) {
+        Four x = load<LEN>(kept, row, column);
+        give<LEN, ADD>(out, row, column, map([&](int k) { return by * x.v[k]; }));
+    });
+}
