@@ -332,7 +332,8 @@ mod tests {
             route,
         ];
         // The bias of a site is frozen.
-        let mut oracle = Oracle::new(&point).constant(8).constant(10);
+        // A site that reads a site that reads a product: half a dozen roundings one after the other.
+        let mut oracle = Oracle::new(&point).roundings(12.0).constant(8).constant(10);
         if !delta {
             oracle = oracle.constant(9);
         }
@@ -413,6 +414,7 @@ mod tests {
             routes(5),
         ];
         Oracle::new(&point)
+            .roundings(12.0)
             .constant(10)
             .constant(11)
             .ours(|b, v| {
