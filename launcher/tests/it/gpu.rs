@@ -215,7 +215,8 @@ fn what_does_not_fit_on_a_gpu_is_refused_like_what_does_not_fit_in_memory() {
     let mut command = house.launcher(&["tms_5-2", "--gpus", "1", "--memory", "1TiB"]);
     command
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-        .args(["--set", "train.batch_size=4000000", "--dry-run"])
+        .args(["--set", "train.batch_size=4000000", "--dry-run", "--out"])
+        .arg(house.run_dir())
         .env("SPD_EMULATED_GPU", "1");
     let ended = launch(command);
     assert_eq!(ended.code, Some(2));
