@@ -431,8 +431,8 @@ mod tests {
     fn random_programs_agree_with_candle() {
         for seed in SEEDS {
             let recipe = Recipe::new(seed);
-            // Chains of some ten ops.
-            let oracle = Oracle::new(&recipe.leaves).roundings(16.0);
+            // Chains of some ten ops (seen: 5.3).
+            let oracle = Oracle::new(&recipe.leaves).roundings(8.0);
             // A program has a source of its own, which takes a second to compile.
             let oracle = if seed < 8 {
                 oracle

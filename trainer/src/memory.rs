@@ -114,6 +114,11 @@ impl Peak {
     }
 }
 
+/// The most bytes of this process that lay in memory, since the kernel began to count or was told to forget.
+pub(crate) fn peak() -> Option<usize> {
+    Resident::now().map(|resident| resident.peak)
+}
+
 /// Bytes of this process that lie in memory, as the kernel counts them.
 struct Resident {
     anonymous: usize,

@@ -22,7 +22,7 @@ const EXCEPTIONS: usize = 1;
 /// `|found - expected| / |expected|` of a tensor in bf16, in the 2-norm. A gradient of these small models has passed through some
 /// forty roundings, each off by up to 2^-9, half of it on average, and by chance: 7 units of 2^-9, which norms, softmaxes
 /// and differences of close numbers amplify. Held by outputs, losses, importances and divergences of the reference's small models;
-/// not yet by the gradients of their importance functions, which pass through gates with edges: off by 0.13 to 0.45.
+/// not yet by the gradients of their importance functions, which are off by 0.13 to 0.45. Why is not known.
 const ROUNDED: f64 = 64.0 / 512.0;
 
 /// What the device stores.

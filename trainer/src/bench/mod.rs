@@ -35,6 +35,7 @@ use self::ceilings::GPU_SIZES;
 use self::clock::Clock;
 use self::workload::Workload;
 use crate::fault::Fault;
+use crate::memory::peak;
 use crate::parameters::Group;
 use crate::rank::processor;
 
@@ -86,7 +87,7 @@ pub fn time(preset: &Preset, settings: &Settings) -> Result<Report, Fault> {
         // Before the phases, which build further programs.
         let held = match (before, free(&processor)?) {
             (Some(before), Some(after)) => Some(before.saturating_sub(after)),
-            _ => peak_memory().map(|kib| kib << 10),
+            _ => peak(),
         };
         let memory = (workload.planned_bytes(), held);
         let line = line(preset, &workload, settings, (&clock, build_s));
@@ -199,16 +200,9 @@ fn host() -> String {
 
 /// The largest resident size since [`forget_peak_memory`]; null where the system does not say.
 fn peak_memory_mb() -> Value {
-    peak_memory().map_or(Value::Null, |kib| rounded(kib as f64 / 1024.0, 1))
-}
-
-/// The same in KiB.
-fn peak_memory() -> Option<usize> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let peak = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))?;
-    peak.trim().strip_suffix(" kB")?.parse().ok()
+    peak().map_or(Value::Null, |bytes| {
+        rounded(bytes as f64 / f64::from(1 << 20), 1)
+    })
 }
 
 /// Workloads of one process follow each other, and a line must not report the peak of the one before. Where the system

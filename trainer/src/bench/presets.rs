@@ -31,7 +31,7 @@ const KNOWN: [&str; 19] = [
     "tiny-gpt2-h1",
 ];
 
-/// What the peers can and this build cannot: targets, importance functions or losses are missing.
+/// What the peers can and this build cannot: targets, importance functions, losses or bf16 are missing.
 const NOT_YET: [&str; 8] = [
     "seed-16x128-bf16",
     "seed-32x256-bf16",
@@ -118,9 +118,9 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
     match overrides.precision {
         None | Some("fp32" | "f32") => {}
         Some(other @ ("bf16" | "tf32")) => {
-            return refuse(format!("the CPU computes fp32, not {other}"));
+            return refuse(format!("steps are timed in fp32, not {other}"));
         }
-        Some(other) => return refuse(format!("no precision `{other}`; the CPU computes fp32")),
+        Some(other) => return refuse(format!("no precision `{other}`; steps are timed in fp32")),
     }
     if NOT_YET.contains(&name) {
         return refuse(format!("not yet in this build; {}", known()));
@@ -319,7 +319,7 @@ mod tests {
         };
         assert_eq!(
             refused("tms_5-2", &bf16),
-            "bench tms_5-2: the CPU computes fp32, not bf16"
+            "bench tms_5-2: steps are timed in fp32, not bf16"
         );
         let long = Overrides {
             seq: Some(17),
