@@ -117,7 +117,9 @@ impl Executor {
             Processor::Cpu(pool) => {
                 Self::Cpu(Box::new(cpu::Executor::planned(builder, Arc::clone(pool))))
             }
-            Processor::Gpu(_) => Self::Gpu(Box::new(cuda::Executor::planned(builder))),
+            Processor::Gpu(device) => {
+                Self::Gpu(Box::new(cuda::Executor::planned(builder, device.as_ref())))
+            }
         }
     }
 

@@ -7,6 +7,7 @@ use crate::association::Made;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::gradients::Gradients;
+use crate::ops::SitePart;
 use crate::value::{Type, Value};
 
 /// A program could not be built: shapes that do not fit, or an op without a gradient.
@@ -93,6 +94,11 @@ pub trait Op: Debug + Send + Sync {
     /// norms, which follow additions.
     fn cuda_of_sum(&self, _to: &mut Lowering<'_>) {
         unreachable!("{} has no kernel of a sum", self.name());
+    }
+
+    /// What it is of a masked site, if it may be: a device may compute all that a site is as one.
+    fn site_part(&self, _inputs: &[&Type]) -> Option<SitePart> {
+        None
     }
 
     /// Multiplications and additions of one run, for rooflines.

@@ -5,7 +5,7 @@
 use std::ffi::{CStr, CString, c_char};
 use std::fs;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 
 use cudarc::nvrtc::{result, sys};
@@ -57,15 +57,20 @@ pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<
     Ok(compiled)
 }
 
-/// Machine code that was kept whole: behind its hash.
-fn kept(path: &Path) -> Option<Vec<u8>> {
+/// What was kept whole: behind its hash.
+pub(super) fn kept(path: &Path) -> Option<Vec<u8>> {
     let bytes = fs::read(path).ok()?;
-    let (hash, cubin) = bytes.split_first_chunk::<16>()?;
-    (xxh3_128(cubin).to_le_bytes() == *hash).then(|| cubin.to_vec())
+    let (hash, kept) = bytes.split_first_chunk::<16>()?;
+    (xxh3_128(kept).to_le_bytes() == *hash).then(|| kept.to_vec())
+}
+
+/// Keeps bytes behind their hash.
+pub(super) fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    write_whole(path, &[&xxh3_128(bytes).to_le_bytes(), bytes])
 }
 
 /// Under a name of its own first: nobody finds half a file.
-fn keep(path: &PathBuf, cubin: &[u8]) -> std::io::Result<()> {
+pub(super) fn write_whole(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(directory)?;
     let own = path.with_extension(format!("{}.tmp", std::process::id()));
@@ -74,8 +79,9 @@ fn keep(path: &PathBuf, cubin: &[u8]) -> std::io::Result<()> {
         .create(true)
         .truncate(true)
         .open(&own)?;
-    file.write_all(&xxh3_128(cubin).to_le_bytes())?;
-    file.write_all(cubin)?;
+    for part in parts {
+        file.write_all(part)?;
+    }
     file.sync_all()?;
     fs::rename(&own, path)
 }

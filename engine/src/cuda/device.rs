@@ -7,8 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Fault;
+use super::choice::{self, Choices};
 use super::driver::{Driver, Stream, Transfer, Way};
 use super::gpu::Gpu;
+use super::sites::Found;
+use crate::builder::Builder;
 
 /// Bytes of each of the two pieces of pinned memory that tensors travel through.
 pub(super) const PIECE: usize = 4 << 20;
@@ -16,6 +19,7 @@ pub(super) const PIECE: usize = 4 << 20;
 /// A GPU that is open.
 pub struct Device {
     driver: Arc<dyn Driver>,
+    choices: Mutex<Choices>,
     /// Made when the first tensor travels.
     ferry: Mutex<Option<Ferry>>,
     waits: AtomicU64,
@@ -38,7 +42,8 @@ impl Device {
         if super::stands_in() {
             return Ok(Self::emulated());
         }
-        Ok(Self::of(Arc::new(Gpu::open(ordinal, cache)?)))
+        let gpu = Gpu::open(ordinal, cache.clone())?;
+        Ok(Self::with_cache(Arc::new(gpu), cache))
     }
 
     /// A device made of this machine's processor, for tests; it takes g++.
@@ -50,12 +55,43 @@ impl Device {
     }
 
     /// A device behind a driver.
+    #[cfg(any(test, feature = "emulated"))]
     pub(crate) fn of(driver: Arc<dyn Driver>) -> Arc<Self> {
+        Self::with_cache(driver, None)
+    }
+
+    /// A device behind a driver; what was measured on it is kept in a directory.
+    pub(crate) fn with_cache(driver: Arc<dyn Driver>, cache: Option<PathBuf>) -> Arc<Self> {
         Arc::new(Self {
             driver,
+            choices: Mutex::new(Choices::new(cache)),
             ferry: Mutex::new(None),
             waits: AtomicU64::new(0),
         })
+    }
+
+    /// Keeps to the decisions in a run's record, if there is one, and writes further ones there: how programs compute what there
+    /// are two ways for. A run that is resumed computes the same bits by it.
+    ///
+    /// # Errors
+    ///
+    /// When there is something else in its place.
+    pub fn keep_record(&self, record: PathBuf) -> Result<(), Fault> {
+        self.choices().keep(record)
+    }
+
+    /// Whether a site of a program is to be one op: where that takes less time, as measured once.
+    pub(super) fn chooses(self: &Arc<Self>, from: &Builder, site: &Found) -> Result<bool, Fault> {
+        if !self.driver.keeps_time() {
+            return Ok(false);
+        }
+        let kind = choice::kind(from, site, &self.driver.name()?);
+        let measure = || choice::faster(self, from, site);
+        self.choices().of(&kind, measure)
+    }
+
+    fn choices(&self) -> std::sync::MutexGuard<'_, Choices> {
+        self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes of its memory that are free, and all of them.

@@ -68,6 +68,15 @@ pub(crate) struct Module {
 
 /// A GPU, or what stands for one.
 pub(crate) trait Driver: Send + Sync {
+    /// What it is, and whatever else of this machine its times depend on.
+    fn name(&self) -> Result<String, Fault>;
+
+    /// Bytes of shared memory that a block may be given.
+    fn block_memory(&self) -> Result<usize, Fault>;
+
+    /// Whether times between events say what is fast on it.
+    fn keeps_time(&self) -> bool;
+
     /// Bytes of memory that are free, and all of them.
     fn memory(&self) -> Result<(usize, usize), Fault>;
 

@@ -30,10 +30,24 @@ enum State { READY, AT_WARP, AT_BLOCK, DONE };
 struct Fiber {
     void *stack_pointer;
     State state;
-    // What a shuffle gives to the others; two places, used in turn, so that a fast thread cannot overwrite what a slow
+    // What it shows to the others of its warp; two places, used in turn, so that a fast thread cannot overwrite what a slow
     // one has not read.
-    double given[2];
+    char given[2][32];
     int turn;
+};
+
+// A copy to shared memory that is on its way; from nowhere come zeros.
+struct Copy {
+    void *to;
+    const void *from;
+    size_t bytes;
+    unsigned group;
+};
+
+// What a thread has put on its way.
+struct Copies {
+    std::vector<Copy> pending;
+    unsigned group;
 };
 
 const unsigned MOST_THREADS = 1024;
@@ -47,13 +61,14 @@ struct SharedArray {
 
 struct Block {
     Fiber fibers[MOST_THREADS];
+    Copies copies[MOST_THREADS];
     void *scheduler;
     char *stacks;
     Fiber *now;
     std::vector<SharedArray> shared;
     size_t shared_bytes, most_shared_bytes;
     char message[256];
-    bool failed;
+    bool failed, backwards;
     void (*body)(void *);
     void *argument;
 };
@@ -102,8 +117,47 @@ static void wait(State state) {
     abort();
 }
 
+// The copies of this thread; those of a group arrive when they are waited for or, when threads run backwards, at once: as
+// late or as early as on any device.
+static Copies &copies() { return block.copies[thread_index.x]; }
+
+static void arrive(const Copy &copy) {
+    if (copy.from) {
+        memcpy(copy.to, copy.from, copy.bytes);
+    } else {
+        memset(copy.to, 0, copy.bytes);
+    }
+}
+
+static void copy_later(void *to, const void *from, size_t bytes) {
+    Copy copy = {to, from, bytes, copies().group};
+    if (block.backwards) {
+        arrive(copy);
+    } else {
+        copies().pending.push_back(copy);
+    }
+}
+
+static void close_group() { ++copies().group; }
+
+// Until no more than `left` of the closed groups are on their way.
+static void await_copies(unsigned left) {
+    std::vector<Copy> later;
+    for (const Copy &copy : copies().pending) {
+        if (copy.group + left < copies().group) {
+            arrive(copy);
+        } else {
+            later.push_back(copy);
+        }
+    }
+    copies().pending = later;
+}
+
 static void enter() {
     block.body(block.argument);
+    if (!copies().pending.empty()) {
+        fail("copies that nobody waits for", copies().pending.size(), 0);
+    }
     wait(DONE);
     abort();
 }
@@ -125,7 +179,9 @@ static void prepare(Fiber &fiber, char *stack) {
 static void run_block(unsigned threads, bool backwards) {
     block.shared.clear();
     block.shared_bytes = 0;
+    block.backwards = backwards;
     for (unsigned thread = 0; thread < threads; ++thread) {
+        block.copies[thread] = {};
         prepare(block.fibers[thread], block.stacks + thread * STACK);
     }
     unsigned done = 0;
@@ -215,16 +271,25 @@ template <class T> void must_be_aligned(const T *first, size_t bytes) {
     }
 }
 
-// What the thread `lane` of the warp gives. Every thread of the warp has to come.
-template <class T> T from_lane(T mine, unsigned lane) {
+// What every thread of the warp shows to the others. All have to come.
+template <class T> struct Shown {
+    int turn;
+
+    T of(unsigned lane) const {
+        T theirs;
+        memcpy(&theirs, block.fibers[thread_index.x / 32 * 32 + lane].given[turn], sizeof theirs);
+        return theirs;
+    }
+};
+
+template <class T> Shown<T> show(T mine) {
+    static_assert(sizeof(T) <= sizeof(Fiber::given[0]), "room for it");
     Fiber &fiber = *block.now;
     int turn = fiber.turn;
     fiber.turn ^= 1;
-    memcpy(&fiber.given[turn], &mine, sizeof mine);
+    memcpy(fiber.given[turn], &mine, sizeof mine);
     wait(AT_WARP);
-    T theirs;
-    memcpy(&theirs, &block.fibers[thread_index.x / 32 * 32 + lane].given[turn], sizeof theirs);
-    return theirs;
+    return {turn};
 }
 
 } // namespace emulator
@@ -254,10 +319,10 @@ static inline Shared<float> part_of(Shared<float> memory, int first) {
 static inline void __syncthreads() { emulator::wait(emulator::AT_BLOCK); }
 
 template <class T> T __shfl_xor_sync(unsigned, T x, unsigned lanes) {
-    return emulator::from_lane(x, (threadIdx.x % 32) ^ lanes);
+    return emulator::show(x).of((threadIdx.x % 32) ^ lanes);
 }
 
-template <class T> T __shfl_sync(unsigned, T x, unsigned lane) { return emulator::from_lane(x, lane); }
+template <class T> T __shfl_sync(unsigned, T x, unsigned lane) { return emulator::show(x).of(lane); }
 
 static inline int __syncthreads_or(int mine) {
     // One array for all calls: nobody gets to the next call before all have read.

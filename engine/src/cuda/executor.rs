@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::Fault;
 use super::device::{Device, Event, Graph, Memory};
-use super::driver::{Argument, Factors, Module, Stream, Transfer, Way};
+use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
 use super::inputs::{self, Inputs};
 use super::program::{self, FIXED_PARAMETERS, Placed, Program, Step};
 use crate::builder::{Builder, StepScalar};
@@ -48,6 +48,8 @@ impl Arena {
 /// A program for a device; in an arena, ready to be replayed.
 pub struct Executor {
     program: Program,
+    /// What went wrong when it was planned, to be told when it is to run.
+    refused: Option<Fault>,
     /// Tensors of the store that it reads or writes.
     uses: Vec<Slot>,
     writes: Vec<Slot>,
@@ -106,9 +108,24 @@ impl Drop for Loaded {
 }
 
 impl Executor {
-    /// Plans a program, which runs when it is given an [`Arena`]; until then no device is needed.
-    pub fn planned(builder: &Builder) -> Self {
-        let program = Program::new(builder);
+    /// Plans a program, which runs when it is given an [`Arena`]; until then no device is needed. Where there is one, what may be
+    /// computed in two ways is measured on it.
+    pub fn planned(builder: &Builder, device: Option<&Arc<Device>>) -> Self {
+        let mut refused = None;
+        let program = Program::new(builder, |from, site| {
+            let chosen = device.map_or(Ok(false), |device| device.chooses(from, site));
+            chosen.unwrap_or_else(|fault| {
+                refused.get_or_insert(fault);
+                false
+            })
+        });
+        let mut executor = Self::of(program);
+        executor.refused = refused;
+        executor
+    }
+
+    /// Of a program.
+    pub(crate) fn of(program: Program) -> Self {
         let (uses, writes) = program.slots();
         let fetched = program.outputs.iter().map(|(_, placed)| {
             let len = if placed.slot().is_none() {
@@ -128,6 +145,7 @@ impl Executor {
             writes,
             rounded: program.rounded(),
             program,
+            refused: None,
             loaded: None,
             arena: None,
             graph: None,
@@ -141,7 +159,7 @@ impl Executor {
     ///
     /// # Errors
     ///
-    /// When a kernel cannot be compiled, or there is no room for inputs.
+    /// When a kernel cannot be compiled, or there is no room for inputs, or what was to be measured for its plan was not.
     ///
     /// # Panics
     ///
@@ -153,6 +171,9 @@ impl Executor {
             arena.bytes(),
             self.plan().arena_bytes()
         );
+        if let Some(fault) = &self.refused {
+            return Err(fault.clone());
+        }
         let here = |loaded: &Loaded| Arc::ptr_eq(&loaded.device, &arena.device);
         if !self.loaded.as_ref().is_some_and(here) {
             (self.graph, self.loaded) = (None, None);
@@ -423,40 +444,16 @@ impl Executor {
 
     fn put_one(&self, step: &Step, store: &Store) -> Result<(), Fault> {
         let loaded = self.loaded.as_ref().expect("a program that is loaded");
-        let driver = loaded.device.driver();
         let argument = |placed: &Placed| self.argument(placed, store);
         // SAFETY: every operand lies in its place in the arena, the store or among the numbers, as long as it says.
         unsafe {
-            match step {
-                Step::Copy { from, to } => driver.copy(
-                    Stream::Programs,
-                    Transfer {
-                        way: Way::Within,
-                        from: argument(from).address,
-                        to: argument(to).address,
-                        bytes: to.len * to.dtype.bytes(),
-                    },
-                ),
-                Step::Launch {
-                    kernel,
-                    blocks,
-                    operands,
-                } => {
-                    let arguments: Vec<Argument> = operands.iter().map(argument).collect();
-                    let function = loaded.module.functions[*kernel];
-                    let kernel = &self.program.kernels[*kernel];
-                    driver.launch(function, kernel, *blocks, &arguments)
-                }
-                Step::Product(placed) => driver.multiply(
-                    &placed.product,
-                    Factors {
-                        a: argument(&placed.a),
-                        b: argument(&placed.b),
-                        out: argument(&placed.out),
-                        bias: placed.bias.as_ref().map(argument),
-                    },
-                ),
-            }
+            put(
+                loaded.device.driver(),
+                &self.program,
+                &loaded.module,
+                step,
+                &argument,
+            )
         }
     }
 
@@ -488,5 +485,52 @@ impl Drop for Executor {
             let _ = loaded.wait();
         }
         self.graph = None;
+    }
+}
+
+/// Puts a step of a program on the stream.
+///
+/// # Safety
+///
+/// `argument` gives live memory, as long as it is said to be.
+pub(super) unsafe fn put(
+    driver: &dyn Driver,
+    program: &Program,
+    module: &Module,
+    step: &Step,
+    argument: &dyn Fn(&Placed) -> Argument,
+) -> Result<(), Fault> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match step {
+            Step::Copy { from, to } => driver.copy(
+                Stream::Programs,
+                Transfer {
+                    way: Way::Within,
+                    from: argument(from).address,
+                    to: argument(to).address,
+                    bytes: to.len * to.dtype.bytes(),
+                },
+            ),
+            Step::Launch {
+                kernel,
+                blocks,
+                operands,
+            } => {
+                let arguments: Vec<Argument> = operands.iter().map(argument).collect();
+                let function = module.functions[*kernel];
+                let kernel = &program.kernels[*kernel];
+                driver.launch(function, kernel, *blocks, &arguments)
+            }
+            Step::Product(placed) => driver.multiply(
+                &placed.product,
+                Factors {
+                    a: argument(&placed.a),
+                    b: argument(&placed.b),
+                    out: argument(&placed.out),
+                    bias: placed.bias.as_ref().map(argument),
+                },
+            ),
+        }
     }
 }

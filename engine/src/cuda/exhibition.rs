@@ -150,6 +150,7 @@ impl Exhibition {
         self.plain(x)?;
         self.draws(batch * positions)?;
         self.losses(x)?;
+        self.sites(x)?;
         self.update()
     }
 
@@ -305,6 +306,45 @@ impl Exhibition {
                 bias: (index % 2 == 0).then_some(bias),
                 delta,
                 route,
+            };
+            let y = self.b.site_output(h, u, &with)?;
+            self.count(y)?;
+        }
+        Ok(())
+    }
+
+    /// Sites that share nothing: a device in bf16 may have each as one op.
+    fn sites(&mut self, x: Value) -> Result<()> {
+        let Sizes {
+            batch,
+            positions,
+            heads,
+            size,
+            components: c,
+            ..
+        } = self.sizes;
+        let (d, rows) = (heads * size, batch * positions);
+        let importance = self.leaf(&[batch, positions, c]);
+        let stream = |site| Stream::new(Purpose::Source, 2, site);
+        let route = self.b.bernoulli(stream(0), rows, 0.5)?;
+        for (site, route) in [(1, None), (2, Some(route))] {
+            let (v, u) = (self.leaf(&[d, c]), self.leaf(&[c, d]));
+            let values = MaskValues {
+                mask: Mask::Between(Draw::Uniform(stream(site))),
+                importance: Some(importance),
+                given: None,
+                delta: None,
+                route,
+            };
+            let a = match route {
+                Some(route) => self.b.routed_matmul(x, v, route)?,
+                None => self.b.matmul(x, v)?,
+            };
+            let h = self.b.masked(a, &values)?;
+            let with = SiteInputs {
+                clean: route.is_some().then_some(x),
+                route,
+                ..SiteInputs::default()
             };
             let y = self.b.site_output(h, u, &with)?;
             self.count(y)?;

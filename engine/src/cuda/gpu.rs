@@ -90,6 +90,25 @@ impl Gpu {
 }
 
 impl Driver for Gpu {
+    fn name(&self) -> Result<String, Fault> {
+        let name = self.context.name().map_err(failed("say what it is"))?;
+        let products = libraries::Library::CublasLt.found();
+        let products = products.and_then(|found| found.version.clone());
+        let products = products.unwrap_or_default();
+        Ok(format!("{name}, {}, cublasLt {products}", self.arch))
+    }
+
+    fn block_memory(&self) -> Result<usize, Fault> {
+        let which = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let bytes = self.context.attribute(which);
+        let bytes = bytes.map_err(failed("say what it is"))?;
+        Ok(usize::try_from(bytes).unwrap_or(0))
+    }
+
+    fn keeps_time(&self) -> bool {
+        true
+    }
+
     fn memory(&self) -> Result<(usize, usize), Fault> {
         let what = "say how much memory it has";
         self.bind(what)?;

@@ -1,11 +1,13 @@
 //! The CUDA side: the same program, as launches of kernels and matrix products.
 //!
 //! ```text
-//! Builder  ->  Precision (casts)  ->  Op::cuda (launches, products)  ->  Program (places, one source)  ->  Executor  ->  Device
+//! Builder  ->  Precision (casts)  ->  sites (chosen)  ->  Op::cuda (launches, products)  ->  Program (places, one source)  ->  Executor  ->  Device
 //! ```
 //!
 //! - Nothing of CUDA is linked: [`libraries`] are found when the program runs, and where there are none it says so.
 //! - An op says once what computes it ([`Lowering`]); shapes and settings are constants of its kernels' source.
+//! - Where a masked site and its gradients can be one op each, what lies between is never written; on a GPU that is chosen by
+//!   measurement, once for each shape, and a run keeps to it.
 //! - What may be is stored in bf16, if the program is to be ([`Precision`](crate::Precision)): a kernel takes the types of its
 //!   operands as they come, and computes in f32.
 //! - Kernels need no header, no atomics, and sum in one order. Their tests run them on this machine's processor, thread by
@@ -28,6 +30,8 @@
 //! | `kl_divergence` | 2 | log-sum-exp of the logits, divergence |
 //! | `head_divergence` | 2 | log-sum-exp of a chunk's logits, divergence and its gradient in their place |
 //! | `component_mlp_grad` | hidden / 8 | eight hidden units are in registers at a time |
+//! | `site_rows` | positions / 64 | of `V` and `U`: all of them pass each tile of 64 positions |
+//! | `site_sums` | components / 64 | of `x` and the gradient of `y`: all of them pass each tile of 64 components |
 //!
 //! Attention reads keys and values once for each tile of 32 queries, and the launch that takes the norm of a residual stream has
 //! added to it. Still to be saved: an update is a launch a tensor.
@@ -50,14 +54,17 @@
 //! done
 //! ```
 
-mod compiler;
+mod choice;
+#[cfg(test)]
+mod chosen;
+pub(crate) mod compiler;
 mod cublaslt;
 mod device;
 mod driver;
 #[cfg(any(test, feature = "emulated"))]
-mod emulated;
+pub(crate) mod emulated;
 #[cfg(any(test, feature = "emulated"))]
-mod emulator;
+pub(crate) mod emulator;
 mod executor;
 #[cfg(test)]
 pub(crate) mod exhibition;
@@ -73,6 +80,7 @@ pub(crate) mod program;
 mod replays;
 #[cfg(feature = "shadow")]
 pub(crate) mod shadow;
+mod sites;
 #[cfg(test)]
 pub(crate) mod tests;
 

@@ -10,8 +10,8 @@ template <class T> using Shared = T *;
 #define DEVICE static __device__ __forceinline__
 #define DEVICE_MEMBER __device__ __forceinline__
 #define SHARED(type, name, len) __shared__ type name[len]
-// All that the launch gives.
-#define LAUNCHED(name, len) extern __shared__ float name[]
+// All that the launch gives; it starts at a vector.
+#define LAUNCHED(name, len) extern __shared__ __align__(16) float name[]
 DEVICE Shared<float> part_of(Shared<float> memory, int first) { return memory + first; }
 #define KERNEL(name, threads, parameters, ...) \
     extern "C" __global__ void __launch_bounds__(threads) name parameters { __VA_ARGS__; }
@@ -322,7 +322,7 @@ template <i64 ROWS, i64 COLUMNS, i64 STRETCH, class F> DEVICE void column_parts(
 
 // y = [y +] sum over the stretches of columns FIRST and on, of STRIDE in all.
 template <i64 COLUMNS, i64 STRETCHES, i64 FIRST, i64 STRIDE, bool ADD>
-DEVICE void add_stretches(In<float> parts, Out<float> y) {
+DEVICE void add_stretches(In<float> parts, OutFloats auto y) {
     i64 column = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (column < COLUMNS) {
         float total = 0.0f;
@@ -366,6 +366,78 @@ DEVICE Four uniforms(In<u32> parameters, i64 row, i64 column, u32 what) {
 DEVICE float uniform_at(In<u32> parameters, i64 row, u32 column, u32 what) {
     Words words = philox(parameters, column / 4, parameters[3] + (u32)row, what);
     return uniform(words.v[column % 4]);
+}
+
+// ---- Masks of components, made where they are used.
+
+// How the mask is made, and where its draws come from; the numbers of `masked/cuda.rs`.
+enum { MASK_IMPORTANCE, MASK_BETWEEN, MASK_DRAWN, MASK_ROUNDED, MASK_ONES };
+enum { DRAW_NONE, DRAW_UNIFORM, DRAW_COIN, DRAW_GIVEN };
+
+// What a mask is made of, at four columns of a row.
+struct Sources {
+    Four g, r;
+    float route, delta;
+};
+
+// Operands that are not there have no rows.
+template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, u32 WHAT, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE>
+struct Site {
+    In<u32> parameters;
+    In<float> importance, given, delta, route;
+
+    DEVICE_MEMBER Sources at(i64 row, i64 column) const {
+        Sources s = {fill(0.0f), fill(0.0f), 1.0f, 0.0f};
+        if (MASK == MASK_IMPORTANCE || MASK == MASK_BETWEEN || MASK == MASK_ROUNDED) {
+            s.g = load<COLUMNS>(importance, row, column);
+        }
+        if (DRAW == DRAW_GIVEN) {
+            s.r = load<COLUMNS>(given, GIVEN_ROWS == 1 ? 0 : row, column);
+        }
+        if (DRAW == DRAW_UNIFORM || DRAW == DRAW_COIN) {
+            s.r = uniforms(parameters, row, column, WHAT);
+        }
+        if (DRAW == DRAW_COIN) {
+            s.r = map([&](int k) { return s.r.v[k] < 0.5f ? 0.0f : 1.0f; });
+        }
+        if (DELTAS > 0) {
+            s.delta = delta[DELTAS == 1 ? 0 : row];
+        }
+        if (ROUTE) {
+            s.route = route[row];
+        }
+        return s;
+    }
+
+    // route (m - delta).
+    DEVICE_MEMBER Four mask(const Sources &s, float threshold) const {
+        return map([&](int k) {
+            float g = s.g.v[k], r = s.r.v[k];
+            float m = MASK == MASK_IMPORTANCE ? g
+                      : MASK == MASK_BETWEEN  ? g + (1.0f - g) * r
+                      : MASK == MASK_DRAWN    ? r
+                      : MASK == MASK_ROUNDED  ? (g > threshold ? 1.0f : 0.0f)
+                                              : 1.0f;
+            return s.route * (m - s.delta);
+        });
+    }
+
+    // route dm / dg.
+    DEVICE_MEMBER float slope(const Sources &s, int k) const {
+        return MASK == MASK_BETWEEN ? s.route * (1.0f - s.r.v[k]) : s.route;
+    }
+
+    // route dm / dr.
+    DEVICE_MEMBER float source_slope(const Sources &s, int k) const {
+        return MASK == MASK_BETWEEN ? s.route * (1.0f - s.g.v[k]) : s.route;
+    }
+};
+
+// s = r d + (1 - r): the share of the clean output at a row. What is not there has no rows.
+template <i64 DELTAS, bool ROUTE> DEVICE float share(In<float> delta, In<float> route, i64 row) {
+    float d = DELTAS == 0 ? 0.0f : delta[DELTAS == 1 ? 0 : row];
+    float r = ROUTE ? route[row] : 1.0f;
+    return r * d + (1.0f - r);
 }
 
 // ---- Elementary functions.

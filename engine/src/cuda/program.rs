@@ -8,8 +8,10 @@ use std::ops::Range;
 use super::fusion::fused;
 use super::lowering::{At, Command, Launch, Lowering, Operand, Source};
 use super::product::Product;
+use super::sites::{self, Found};
 use crate::builder::{Builder, Node};
 use crate::cpu::OpProfile;
+use crate::ops::site::KERNELS;
 use crate::plan::{Place, Plan};
 use crate::precision::{Precision, stored};
 use crate::store::Slot;
@@ -17,6 +19,11 @@ use crate::value::{DType, Type, Value};
 
 /// What every kernel starts from.
 const PRELUDE: &str = include_str!("prelude.cuh");
+
+/// What the kernels of a site, and those in their place, are made of.
+pub(super) fn sources() -> String {
+    [PRELUDE, KERNELS.text].concat()
+}
 
 /// Numbers of the step before its scalars: seed (low, high), step, first row.
 pub(crate) const FIXED_PARAMETERS: usize = 4;
@@ -145,17 +152,23 @@ struct Lowered {
 }
 
 impl Program {
-    /// Lowers, orders and places a program.
-    pub(crate) fn new(builder: &Builder) -> Self {
+    /// Lowers, orders and places a program, with the sites as one op each that `chosen` says.
+    pub(crate) fn new(builder: &Builder, chosen: impl FnMut(&Builder, &Found) -> bool) -> Self {
         match builder.precision {
-            Precision::F32 => Self::of(builder),
-            Precision::Bf16 => Self::of(&stored(builder)),
+            Precision::F32 => Self::of(builder, chosen),
+            Precision::Bf16 => Self::of(&stored(builder), chosen),
         }
     }
 
     /// A program as it is stored.
-    pub(crate) fn of(builder: &Builder) -> Self {
-        let builder = &fused(builder);
+    pub(crate) fn of(builder: &Builder, mut chosen: impl FnMut(&Builder, &Found) -> bool) -> Self {
+        let with_sums = fused(builder);
+        let chosen = |site: &Found| chosen(&with_sums, site);
+        Self::laid_out(&sites::fused(&with_sums, chosen))
+    }
+
+    /// A program as it is, op by op.
+    pub(crate) fn laid_out(builder: &Builder) -> Self {
         let mut lowered: BTreeMap<*const Node, Lowered> = BTreeMap::new();
         for node in &builder.nodes {
             lowered.insert(std::ptr::from_ref(node), lower(builder, node));

@@ -49,7 +49,7 @@ impl Shadow {
         let mut copy = builder.with_nodes(builder.nodes.clone());
         copy.precision = precision();
         Self {
-            executor: Executor::planned(&copy),
+            executor: Executor::planned(&copy, None),
             is_attached: false,
             replays: 0,
         }

@@ -261,7 +261,7 @@ fn an_arena_of_bf16_is_smaller() {
     let mut exhibition = Exhibition::new(LARGE, false);
     let mut bytes = |precision| {
         exhibition.b.precision = precision;
-        Program::new(&exhibition.b).plan.arena_bytes()
+        Program::new(&exhibition.b, |_, _| false).plan.arena_bytes()
     };
     let (full, rounded) = (bytes(Precision::F32), bytes(Precision::Bf16));
     // What the host writes stays as it is, among it a target's logits.

@@ -32,45 +32,75 @@ fn threshold(op: &Masked) -> f32 {
     }
 }
 
+/// What a mask is made of, and its constants in the kernels: settings, then what there is.
+pub(in crate::ops) struct MaskOperands {
+    importance: Option<Operand>,
+    given: Option<Operand>,
+    delta: Option<Operand>,
+    route: Option<Operand>,
+    /// The op's first input behind them.
+    pub(in crate::ops) end: usize,
+    pub(in crate::ops) constants: Vec<Constant>,
+    pub(in crate::ops) threshold: f32,
+}
+
+impl MaskOperands {
+    /// Inputs behind the one at `first`, of a mask of so many columns.
+    pub(in crate::ops) fn new(
+        op: &Masked,
+        first: usize,
+        columns: usize,
+        to: &Lowering<'_>,
+    ) -> Self {
+        let at = op.operands(first);
+        let input = |index: Option<usize>| index.map(|index| to.input(index));
+        let given_rows = at
+            .given
+            .map_or(0, |index| to.ty(index).len() / columns.max(1));
+        let deltas = at.delta.map_or(0, |index| to.ty(index).len());
+        let rest = [given_rows.into(), deltas.into(), op.route.into()];
+        let all = [at.importance, at.given, at.delta, at.route];
+        Self {
+            importance: input(at.importance),
+            given: input(at.given),
+            delta: input(at.delta),
+            route: input(at.route),
+            end: first + 1 + all.into_iter().flatten().count(),
+            constants: [&numbers(op)[..], &rest[..]].concat(),
+            threshold: threshold(op),
+        }
+    }
+
+    pub(in crate::ops) fn arguments(&self) -> [Argument; 4] {
+        [self.importance, self.given, self.delta, self.route].map(Argument::from)
+    }
+}
+
 /// The operands of a masked site and its constants.
 struct Site {
     rows: usize,
     columns: usize,
     a: Operand,
-    importance: Option<Operand>,
-    given: Option<Operand>,
-    delta: Option<Operand>,
-    route: Option<Operand>,
+    mask: MaskOperands,
     constants: Vec<Constant>,
 }
 
 impl Site {
     fn new(op: &Masked, first: usize, to: &Lowering<'_>) -> Self {
-        let at = op.operands(first);
-        let a = to.input(at.a);
-        let input = |index: Option<usize>| index.map(|index| to.input(index));
-        let (rows, columns) = (to.ty(at.a).rows(), to.ty(at.a).columns());
-        let given_rows = at
-            .given
-            .map_or(0, |index| to.ty(index).len() / columns.max(1));
-        let deltas = at.delta.map_or(0, |index| to.ty(index).len());
+        let (rows, columns) = (to.ty(first).rows(), to.ty(first).columns());
+        let mask = MaskOperands::new(op, first, columns, to);
         let sizes = [rows, columns].map(Constant::from);
-        let rest = [given_rows.into(), deltas.into(), op.route.into()];
         Self {
             rows,
             columns,
-            a,
-            importance: input(at.importance),
-            given: input(at.given),
-            delta: input(at.delta),
-            route: input(at.route),
-            constants: [&sizes[..], &numbers(op)[..], &rest[..]].concat(),
+            a: to.input(first),
+            constants: [&sizes[..], &mask.constants[..]].concat(),
+            mask,
         }
     }
 
     fn arguments(&self) -> [Argument; 5] {
-        let rest = [self.importance, self.given, self.delta, self.route];
-        let [importance, given, delta, route] = rest.map(Argument::from);
+        let [importance, given, delta, route] = self.mask.arguments();
         [self.a.into(), importance, given, delta, route]
     }
 }
@@ -80,7 +110,7 @@ pub(super) fn value(op: &Masked, to: &mut Lowering<'_>) {
     let mut arguments: Vec<Argument> = vec![to.parameters().into()];
     arguments.extend(site.arguments());
     arguments.push(to.output(0).into());
-    arguments.push(threshold(op).into());
+    arguments.push(site.mask.threshold.into());
     to.kernel(KERNELS, "masked", &site.constants)
         .fours(site.rows, site.columns)
         .launch(&arguments);
@@ -110,7 +140,7 @@ pub(super) fn gradient(op: &MaskedGrad, to: &mut Lowering<'_>) {
         let mut arguments: Vec<Argument> = vec![to.parameters().into(), gh.into()];
         arguments.extend(site.arguments());
         arguments.extend(each.map(|gradient| Argument::from(gradient.map_or(any, |g| g.0))));
-        arguments.push(threshold(&op.of).into());
+        arguments.push(site.mask.threshold.into());
         to.kernel(KERNELS, "masked_grad", &constants)
             .fours(site.rows, site.columns)
             .launch(&arguments);
@@ -143,8 +173,8 @@ fn source_sums(
     let arguments: [Argument; 5] = [
         gh.into(),
         site.a.into(),
-        site.importance.into(),
-        site.route.into(),
+        site.mask.importance.into(),
+        site.mask.route.into(),
         parts.out().into(),
     ];
     to.kernel(KERNELS, "masked_source_sums", &constants)
@@ -175,7 +205,7 @@ fn delta_grad(
     to.kernel(KERNELS, "masked_delta_grad", &constants)
         .blocks(site.rows, 1)
         .threads(threads)
-        .launch(&[gh.into(), site.a.into(), site.route.into(), out.into()]);
+        .launch(&[gh.into(), site.a.into(), site.mask.route.into(), out.into()]);
     if summed {
         let parts = Operand {
             written: false,

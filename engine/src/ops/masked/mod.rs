@@ -25,6 +25,7 @@
 mod cpu;
 mod cuda;
 
+pub(in crate::ops) use cuda::MaskOperands;
 use spd_draws::Stream;
 
 use crate::builder::Builder;
@@ -34,7 +35,7 @@ use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, Dear, NodeView, Op, Result};
 use crate::ops::draws::drawn;
-use crate::ops::grain_rows;
+use crate::ops::{SitePart, grain_rows};
 use crate::value::{Type, Value};
 
 /// Where the numbers between 0 and 1 come from.
@@ -158,6 +159,33 @@ struct Operands {
 }
 
 impl Masked {
+    /// Whether there are routes, and its input of them.
+    pub(crate) fn route(&self) -> Option<usize> {
+        self.operands(0).route
+    }
+
+    /// Whether there are deltas.
+    pub(crate) fn delta(&self) -> bool {
+        self.delta
+    }
+
+    /// Its settings, whatever the stream of its draws.
+    pub(crate) fn kind(&self) -> String {
+        let named = |draw: Draw| match draw {
+            Draw::Uniform(_) => "uniform",
+            Draw::Coin(_) => "coin",
+            Draw::Given => "given",
+        };
+        let (mask, draw) = match self.mask {
+            Mask::Importance => ("importance", ""),
+            Mask::Between(draw) => ("between", named(draw)),
+            Mask::Drawn(draw) => ("drawn", named(draw)),
+            Mask::Rounded(_) => ("rounded", ""),
+            Mask::Ones => ("ones", ""),
+        };
+        format!("{mask} {draw} delta {} route {}", self.delta, self.route)
+    }
+
     fn operands(&self, first: usize) -> Operands {
         let mut next = first;
         let mut take = |present: bool| {
@@ -175,7 +203,8 @@ impl Masked {
         }
     }
 
-    fn drawn(&self, a: &Type) -> Dear {
+    /// Draws of the masks of activations.
+    pub(in crate::ops) fn drawn(&self, a: &Type) -> Dear {
         // Half of the rows, as in `RoutedMatMul`.
         let len = if self.route { a.len() / 2 } else { a.len() };
         match self.mask {
@@ -312,6 +341,10 @@ impl Op for Masked {
     fn dear(&self, inputs: &[&Type]) -> Dear {
         self.drawn(inputs[0])
     }
+
+    fn site_part(&self, _inputs: &[&Type]) -> Option<SitePart> {
+        Some(SitePart::Masked(*self))
+    }
 }
 
 impl Op for MaskedGrad {
@@ -346,6 +379,16 @@ impl Op for MaskedGrad {
 
     fn dear(&self, inputs: &[&Type]) -> Dear {
         self.of.drawn(inputs[0])
+    }
+
+    fn site_part(&self, inputs: &[&Type]) -> Option<SitePart> {
+        let Sums { given, delta } = self.sums(|index| inputs[index], inputs[0].rows());
+        let Wants { a, importance, .. } = self.wants;
+        let each = !given && !delta && !self.wants.delta;
+        each.then_some(SitePart::MaskedGrad(
+            self.of,
+            [a, importance, self.wants.given],
+        ))
     }
 }
 

@@ -12,7 +12,7 @@
 mod cpu;
 mod cuda;
 
-use super::SumRows;
+use super::{SitePart, SumRows};
 use crate::association::{Made, Right};
 use crate::builder::Builder;
 use crate::cpu::Frame;
@@ -199,6 +199,20 @@ impl Op for MatMul {
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         cuda::value(self, to);
+    }
+
+    fn site_part(&self, _inputs: &[&Type]) -> Option<SitePart> {
+        let transposed = self.b_transposed;
+        let rows = SitePart::Rows {
+            transposed,
+            routed: false,
+        };
+        let part = match (self.a_transposed, transposed) {
+            (false, _) => Some(rows),
+            (true, false) => Some(SitePart::Sums),
+            (true, true) => None,
+        };
+        part.filter(|_| self.alpha.to_bits() == 1f32.to_bits())
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

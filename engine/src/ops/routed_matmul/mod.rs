@@ -28,6 +28,7 @@ use crate::cpu::gemm::Shape;
 use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
+use crate::ops::SitePart;
 use crate::value::{Type, Value};
 
 /// A product over routed rows: two factors, and f32 `[rows]` of routes for each matrix of rows that is packed.
@@ -255,6 +256,17 @@ impl Op for RoutedMatMul {
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         cuda::value(*self, to);
+    }
+
+    fn site_part(&self, _inputs: &[&Type]) -> Option<SitePart> {
+        // Rows of one matrix are packed: rows of zeros on a device, which a mask makes of them too.
+        (self.first != self.second).then_some(match self.kind {
+            Kind::Rows { transposed } => SitePart::Rows {
+                transposed,
+                routed: self.second,
+            },
+            Kind::Sums => SitePart::Sums,
+        })
     }
 
     /// Of half of the rows, or of a third of them where both matrices are packed: the means of subsets of many sites.

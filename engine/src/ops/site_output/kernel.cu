@@ -1,10 +1,3 @@
-// s = r d + (1 - r): the share of the clean output at a row. What is not there has no rows.
-template <i64 DELTAS, bool ROUTE> DEVICE float share(In<float> delta, In<float> route, i64 row) {
-    float d = DELTAS == 0 ? 0.0f : delta[DELTAS == 1 ? 0 : row];
-    float r = ROUTE ? route[row] : 1.0f;
-    return r * d + (1.0f - r);
-}
-
 // s c + (1 - s) b: what the product is added to.
 template <i64 ROWS, i64 COLUMNS, bool BIAS, i64 DELTAS, bool ROUTE>
 DEVICE void site_output_start(InFloats auto clean, In<float> bias, In<float> delta, In<float> route, OutFloats auto y) {

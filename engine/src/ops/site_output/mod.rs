@@ -32,7 +32,7 @@ use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};
-use crate::ops::{MatMul, RoutedMatMul, grain_rows};
+use crate::ops::{MatMul, RoutedMatMul, SitePart, grain_rows};
 use crate::value::{Type, Value};
 
 /// What joins the components at a site's output.
@@ -110,7 +110,7 @@ impl Builder {
 
 impl SiteOutput {
     /// What joins the components, among the op's inputs.
-    fn joined(&self, inputs: &[Value]) -> SiteInputs {
+    pub(crate) fn joined(&self, inputs: &[Value]) -> SiteInputs {
         let [bias, delta, route] = self.after(3).map(|index| index.map(|at| inputs[at]));
         SiteInputs {
             clean: Some(inputs[2]),
@@ -210,6 +210,10 @@ impl Op for SiteOutput {
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         cuda::value(self, to);
+    }
+
+    fn site_part(&self, _inputs: &[&Type]) -> Option<SitePart> {
+        Some(SitePart::Output(*self))
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -1,0 +1,297 @@
+//! Which sites of a program are found, and how it is decided whether each is one op.
+#![expect(clippy::disallowed_methods, reason = "files of a test alone")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::emulated::{Emulated, Order};
+use super::emulator::is_there;
+use super::program::Program;
+use super::tests::{replay_on, same_bits};
+use super::{Arena, Device, Executor, sites};
+use crate::builder::{BACKWARD, Builder};
+use crate::ops::site::tests::{EVEN, Made, RAGGED, numbers, square};
+use crate::ops::{Mask, MaskValues, SiteInputs};
+use crate::precision::{rounded_wherever_possible, stored};
+use crate::store::Store;
+use crate::value::{Type, Value};
+
+fn names(b: &Builder) -> Vec<&'static str> {
+    let order = crate::schedule::order(b).into_iter();
+    order.map(|node| b.nodes[node].op.name()).collect()
+}
+
+fn count(names: &[&str], name: &str) -> usize {
+    names.iter().filter(|found| **found == name).count()
+}
+
+fn sites_of(b: &Builder) -> Vec<&'static str> {
+    let b = rounded_wherever_possible(b);
+    names(&sites::fused(&b, |_| true))
+}
+
+#[test]
+fn what_lies_between_is_gone() {
+    let made = EVEN.build(false);
+    let names = sites_of(&made.b);
+    for (name, times) in [
+        ("site", 2),
+        ("site_grad", 2),
+        ("site_sums", 4),
+        ("masked", 0),
+        ("masked_grad", 0),
+    ] {
+        assert_eq!(count(&names, name), times, "{name} of {names:?}");
+    }
+    // Of each site its activations, and those that are masked, were there for the way back.
+    let large = square(128);
+    let b = stored(&large.build(false).b);
+    let [one, several] = [true, false].map(|one| Program::of(&b, |_, _| one).plan.live_bytes());
+    assert!(
+        one + 2 * 2 * large.rows * large.c <= several,
+        "{one} {several}"
+    );
+}
+
+/// Something that is done to a program, with the activations of its site, those that are masked, and its deltas.
+type Also = dyn Fn(&mut Builder, [Value; 3]);
+
+/// A site, with what is done to its intermediates besides.
+fn beside(also: &Also) -> Vec<&'static str> {
+    let mut b = Builder::new();
+    let mut store = Store::of_shapes();
+    let mut leaf = |b: &mut Builder, name: &str, dims: &[usize]| {
+        let slot = store.zeros(name, dims);
+        b.persistent(&store, slot)
+    };
+    let x = leaf(&mut b, "x", &[64, 32]);
+    let (v, u) = (leaf(&mut b, "v", &[32, 96]), leaf(&mut b, "u", &[96, 32]));
+    let g = leaf(&mut b, "g", &[64, 96]);
+    let delta = leaf(&mut b, "delta", &[64]);
+    let a = b.matmul(x, v).unwrap();
+    let with = MaskValues {
+        mask: Mask::Importance,
+        importance: Some(g),
+        given: None,
+        delta: Some(delta),
+        route: None,
+    };
+    let h = b.masked(a, &with).unwrap();
+    let with = SiteInputs {
+        clean: Some(x),
+        delta: Some(delta),
+        ..SiteInputs::default()
+    };
+    let y = b.site_output(h, u, &with).unwrap();
+    b.output("y", y);
+    also(&mut b, [a, h, delta]);
+    sites_of(&b)
+}
+
+#[test]
+fn a_site_that_somebody_looks_into_stays_as_it_is() {
+    assert_eq!(count(&beside(&|_, _| {}), "site"), 1);
+    // The activations, or what is masked, are read elsewhere, or at the end.
+    let read: [&Also; 4] = [
+        &|b, [a, ..]| {
+            let other = b.relu(a).unwrap();
+            b.output("other", other);
+        },
+        &|b, [_, h, _]| {
+            let other = b.relu(h).unwrap();
+            b.output("other", other);
+        },
+        &|b, [a, ..]| b.output("a", a),
+        // The gradient of deltas is a sum over all components.
+        &|b, [.., delta]| {
+            let (_, y) = b.outputs[0].clone();
+            let loss = b.sum_squares(y).unwrap();
+            let gradient = b.gradients(loss, &[delta]).unwrap()[0].unwrap();
+            b.output("gradient", gradient);
+        },
+    ];
+    for also in read {
+        let names = beside(also);
+        assert_eq!(count(&names, "site"), 0, "{names:?}");
+    }
+}
+
+#[test]
+fn programs_in_f32_have_no_sites() {
+    let made = EVEN.build(false);
+    assert!(sites::sites(&made.b).is_empty());
+}
+
+#[test]
+fn an_op_of_a_site_says_what_it_makes() {
+    let b = stored(&EVEN.build(false).b);
+    let found = sites::sites(&b);
+    assert_eq!(found.len(), 2);
+    for (_, node) in found.iter().flat_map(|site| &site.fused) {
+        let types: Vec<&Type> = node.inputs.iter().map(|&value| b.ty(value)).collect();
+        let made = node.op.outputs(&types).unwrap();
+        let dims = node.outputs.iter().map(|&value| &b.ty(value).dims);
+        assert!(made.iter().map(|ty| &ty.dims).eq(dims), "{node:?}");
+        assert!(node.op.flops(&types) > 0);
+        let backward = node.part == BACKWARD;
+        assert_eq!(backward, node.op.name() != "site");
+    }
+}
+
+/// A device on which a site takes less time as one op, or more.
+fn paced(one: bool, cache: Option<&Path>) -> (Arc<Emulated>, Arc<Device>) {
+    let emulated = Emulated::new(Order::new(true, true));
+    emulated.set_pace(if one {
+        |function| {
+            if function.starts_with("site") {
+                1.0
+            } else {
+                5.0
+            }
+        }
+    } else {
+        |function| {
+            if function.starts_with("site") {
+                50.0
+            } else {
+                1.0
+            }
+        }
+    });
+    let driver = Arc::<Emulated>::clone(&emulated);
+    let device = Device::with_cache(driver, cache.map(Path::to_owned));
+    (emulated, device)
+}
+
+/// Whether a program has its sites as one op each, whatever was launched for that, and what it finds.
+fn planned(
+    made: &Made,
+    (emulated, device): &(Arc<Emulated>, Arc<Device>),
+) -> (bool, usize, Vec<(String, Vec<f32>)>) {
+    emulated.calls();
+    let mut executor = Executor::planned(&stored(&made.b), Some(device));
+    let measured = emulated.calls().len();
+    let arena = Arena::new(device, executor.plan().arena_bytes()).unwrap();
+    executor.attach(arena).unwrap();
+    emulated.traffic();
+    let mut store = made.store.copy();
+    let found = replay_on(&mut executor, &mut store, &made.inputs, &numbers()).unwrap();
+    let traffic = emulated.traffic();
+    let one = traffic.iter().any(|launch| launch.function == "site_rows");
+    assert_ne!(
+        one,
+        traffic.iter().any(|launch| launch.function == "masked")
+    );
+    (one, measured, found)
+}
+
+#[test]
+fn what_takes_less_time_is_chosen_and_is_measured_once() {
+    if !is_there() {
+        return;
+    }
+    let made = RAGGED.build(true);
+    for faster in [true, false] {
+        let cache = tempdir(&format!("choices-{faster}"));
+        let device = paced(faster, Some(&cache));
+        let (one, measured, found) = planned(&made, &device);
+        assert_eq!(one, faster);
+        assert!(measured > 0);
+        // On another day what this one has measured is found.
+        let again = paced(!faster, Some(&cache));
+        let (one, measured, other) = planned(&made, &again);
+        assert_eq!((one, measured), (faster, 0));
+        same_bits("on another day", &found, &other);
+        // Another shape is another kind, and a damaged file is none.
+        let (one, measured, _) = planned(&EVEN.build(true), &again);
+        assert!(one != faster && measured > 0);
+        for file in fs::read_dir(&cache).unwrap() {
+            fs::write(file.unwrap().path(), "site").unwrap();
+        }
+        let (one, measured, _) = planned(&made, &paced(!faster, Some(&cache)));
+        assert!(one != faster && measured > 0);
+        fs::remove_dir_all(&cache).unwrap();
+    }
+}
+
+#[test]
+fn where_there_is_no_room_to_measure_products_it_is_for_that_run_alone() {
+    if !is_there() {
+        return;
+    }
+    let made = RAGGED.build(true);
+    let place = tempdir("no-room");
+    let cache = place.join("cache");
+    let (full, device) = paced(true, Some(&cache));
+    device.keep_record(place.join("kernels.txt")).unwrap();
+    let bytes = device.memory().unwrap().0 - 1000;
+    let taken = Arena::new(&device, bytes).unwrap();
+    Executor::planned(&stored(&made.b), Some(&device));
+    drop(taken);
+    // Also when there is room again; a run that begins then measures.
+    let (one, ..) = planned(&made, &(full, device));
+    assert!(!one && !cache.exists());
+    let (one, ..) = planned(&made, &paced(true, Some(&cache)));
+    assert!(one);
+    fs::remove_dir_all(&place).unwrap();
+}
+
+#[test]
+fn a_run_goes_on_as_it_was_begun() {
+    if !is_there() {
+        return;
+    }
+    let made = RAGGED.build(true);
+    for begun in [true, false] {
+        let place = tempdir(&format!("record-{begun}"));
+        let record = place.join("kernels.txt");
+        let first = paced(begun, None);
+        first.1.keep_record(record.clone()).unwrap();
+        let (one, _, found) = planned(&made, &first);
+        assert_eq!(one, begun);
+        // On the day that it is resumed the other takes less time, and so says what was measured since.
+        let cache = place.join("cache");
+        let later = paced(!begun, Some(&cache));
+        assert_eq!(planned(&made, &later).0, !begun);
+        let resumed = paced(!begun, Some(&cache));
+        resumed.1.keep_record(record).unwrap();
+        let (one, measured, again) = planned(&made, &resumed);
+        assert_eq!((one, measured), (begun, 0));
+        same_bits("after it was resumed", &found, &again);
+        fs::remove_dir_all(&place).unwrap();
+    }
+}
+
+#[test]
+fn a_record_that_is_none_is_told_in_one_line() {
+    let place = tempdir("no-record");
+    let record = place.join("kernels.txt");
+    let title = "how this run computes its masked sites on a GPU; a resumed run goes on with it";
+    for (text, found) in [
+        ("", "another first line".to_owned()),
+        (&format!("{title}\nabc site\n"), "`abc site`".to_owned()),
+        (
+            &format!("{title}\n{} fast\n", "0".repeat(32)),
+            format!("`{} fast`", "0".repeat(32)),
+        ),
+    ] {
+        fs::write(&record, text).unwrap();
+        let (_, device) = paced(true, None);
+        let line = device.keep_record(record.clone()).unwrap_err().to_string();
+        assert_eq!(
+            line,
+            format!(
+                "{}: should say how the run computes its sites, found {found}; put it back as it was, or start over with --fresh",
+                record.display()
+            )
+        );
+    }
+    fs::remove_dir_all(&place).unwrap();
+}
+
+fn tempdir(name: &str) -> PathBuf {
+    let place = std::env::temp_dir().join(format!("spd-site-{name}-{}", std::process::id()));
+    fs::create_dir_all(&place).unwrap();
+    place
+}

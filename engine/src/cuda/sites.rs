@@ -1,0 +1,381 @@
+//! Masked sites, found in a program that computes in bf16, and made one op each where that is chosen.
+//!
+//! ```text
+//! x V  ->  masked  ->  times U                                                    is    Site
+//! G U^T  ->  gradient of the mask  ->  times V^T                                  is    SiteGrad
+//! masked^T G,  x^T (gradient of the masked)                                       are   SiteSums
+//! ```
+//!
+//! A site is one where nobody else reads what lies between: `x V` is there once for all passes that meet the same input, and stays
+//! where several do. All of a site, forward and back, is one choice: what is not written on the way there cannot be read on the way back.
+
+use std::sync::Arc;
+
+use crate::builder::{Builder, Home, Node};
+use crate::op::Op;
+use crate::ops::site::{Site, SiteGrad, SiteSums};
+use crate::ops::{Masked, SiteInputs, SitePart};
+use crate::schedule;
+use crate::value::{DType, Type, Value};
+
+/// A site in a program: the nodes that compute it, in order, and those that may take their places.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    /// Of the program.
+    pub(crate) products: Vec<usize>,
+    /// Each in the place of one of them.
+    pub(crate) fused: Vec<(usize, Node)>,
+}
+
+/// A program, and who reads what of it.
+struct Readers<'a> {
+    from: &'a Builder,
+    /// Of each value the nodes that run and read it.
+    of: Vec<Vec<usize>>,
+    /// Whether a value is read after the end, or added to.
+    kept: Vec<bool>,
+}
+
+impl<'a> Readers<'a> {
+    fn new(from: &'a Builder) -> Self {
+        let mut of = vec![Vec::new(); from.types.len()];
+        let mut kept = vec![false; from.types.len()];
+        let mut running = schedule::order(from);
+        running.sort_unstable();
+        for index in running {
+            let node = &from.nodes[index];
+            for input in &node.inputs {
+                of[input.index()].push(index);
+            }
+            for into in node.into.iter().flatten() {
+                kept[into.index()] = true;
+            }
+        }
+        for (_, output) in &from.outputs {
+            kept[output.index()] = true;
+        }
+        Self { from, of, kept }
+    }
+
+    fn part(&self, index: usize) -> Option<SitePart> {
+        let node = &self.from.nodes[index];
+        node.op.site_part(&types(self.from, &node.inputs))
+    }
+
+    /// The node that makes a value of nothing that was there before.
+    fn maker(&self, value: Value) -> Option<usize> {
+        let Home::Node(index) = self.from.homes[value.index()] else {
+            return None;
+        };
+        let whole = self.from.nodes[index].into.iter().all(Option::is_none);
+        whole.then_some(index)
+    }
+
+    /// Everyone who reads a value that is an intermediate.
+    fn all(&self, value: Value) -> Option<&[usize]> {
+        let bf16 = self.from.ty(value).dtype == DType::Bf16;
+        (bf16 && !self.kept[value.index()]).then(|| &*self.of[value.index()])
+    }
+}
+
+fn types<'a>(from: &'a Builder, values: &[Value]) -> Vec<&'a Type> {
+    values.iter().map(|&value| from.ty(value)).collect()
+}
+
+/// All sites of a program that there are kernels for.
+pub(crate) fn sites(from: &Builder) -> Vec<Found> {
+    let readers = Readers::new(from);
+    let running = readers.of.iter().flatten();
+    let mut running: Vec<usize> = running.copied().collect();
+    running.sort_unstable();
+    running.dedup();
+    let found = running.into_iter();
+    found.filter_map(|masked| site(&readers, masked)).collect()
+}
+
+/// The program with the sites that `chosen` says as one op each; values keep their numbers.
+pub(crate) fn fused(from: &Builder, mut chosen: impl FnMut(&Found) -> bool) -> Builder {
+    let mut places: Vec<Vec<Node>> = from.nodes.iter().map(|node| vec![node.clone()]).collect();
+    for site in sites(from).into_iter().filter(|site| chosen(site)) {
+        for index in site.products {
+            places[index].clear();
+        }
+        for (index, node) in site.fused {
+            places[index].push(node);
+        }
+    }
+    let mut to = from.with_nodes(places.into_iter().flatten().collect());
+    to.precision = from.precision;
+    to
+}
+
+/// The way there: indices of its product and the one behind the mask.
+#[derive(Debug, Clone, Copy)]
+struct Forward {
+    mask: Masked,
+    masked: usize,
+    output: usize,
+    x: Value,
+    v: Value,
+    u: Value,
+}
+
+/// The site around an op, if that is the mask of one.
+fn site(readers: &Readers<'_>, masked: usize) -> Option<Found> {
+    let from = readers.from;
+    let Some(SitePart::Masked(mask)) = readers.part(masked) else {
+        return None;
+    };
+    let node = &from.nodes[masked];
+    let (a, h) = (node.inputs[0], node.outputs[0]);
+    let product = readers.maker(a)?;
+    let (x, v) = product_of(readers, product, &mask, node)?;
+    let mut forward = None;
+    // Who reads the masked activations: the product behind them, and the gradient of its factor.
+    let mut of_u = None;
+    for &reader in readers.all(h)? {
+        let inputs = &from.nodes[reader].inputs;
+        match readers.part(reader)? {
+            SitePart::Rows {
+                transposed: false,
+                routed: false,
+            } if inputs[0] == h
+                && from.nodes[reader].op.name() == "matmul"
+                && forward.is_none() =>
+            {
+                forward = Some(reader);
+            }
+            SitePart::Output(_) if inputs[0] == h && forward.is_none() => forward = Some(reader),
+            SitePart::Sums if inputs[0] == h && inputs[1] != h && of_u.is_none() => {
+                of_u = Some(reader);
+            }
+            _ => return None,
+        }
+    }
+    let output = forward?;
+    let forward = Forward {
+        mask,
+        masked,
+        output,
+        x,
+        v,
+        u: from.nodes[output].inputs[1],
+    };
+    let is_bf16 = |value: Value| from.ty(value).dtype == DType::Bf16;
+    if ![x, v, forward.u].into_iter().all(is_bf16) {
+        return None;
+    }
+    let mut found = Found {
+        products: vec![product, masked, output],
+        fused: vec![(output, there(from, &forward)?)],
+    };
+    back(readers, &forward, of_u, &mut found)?;
+    found.products.sort_unstable();
+    Some(found)
+}
+
+/// The factors of the product before a mask, `x` and `V`.
+fn product_of(
+    readers: &Readers<'_>,
+    product: usize,
+    mask: &Masked,
+    masked: &Node,
+) -> Option<(Value, Value)> {
+    let node = &readers.from.nodes[product];
+    let Some(SitePart::Rows {
+        transposed: false,
+        routed,
+    }) = readers.part(product)
+    else {
+        return None;
+    };
+    let route = mask.route().map(|index| masked.inputs[index]);
+    // Neither a bias nor the route of another site.
+    let alone = if routed {
+        node.inputs.len() == 3 && Some(node.inputs[2]) == route
+    } else {
+        node.inputs.len() == 2 && route.is_none()
+    };
+    alone.then(|| (node.inputs[0], node.inputs[1]))
+}
+
+/// The op of the way there.
+fn there(from: &Builder, forward: &Forward) -> Option<Node> {
+    let &Forward { mask, x, v, u, .. } = forward;
+    let (masked, last) = (&from.nodes[forward.masked], &from.nodes[forward.output]);
+    let joined = match last.op.site_part(&types(from, &last.inputs))? {
+        SitePart::Output(output) => output.joined(&last.inputs),
+        _ => SiteInputs {
+            bias: last.inputs.get(2).copied(),
+            ..SiteInputs::default()
+        },
+    };
+    // Deltas and routes are those of the mask, or none.
+    let mut own = masked.inputs[1..].iter();
+    let shared = [joined.delta, joined.route].into_iter().flatten();
+    let mixes =
+        joined.delta.is_some() == mask.delta() && joined.route.is_some() == mask.route().is_some();
+    if joined.clean.is_some() && !mixes {
+        return None;
+    }
+    for value in shared {
+        own.find(|&&input| input == value)?;
+    }
+    if joined.clean.is_none() && mask.route().is_some() {
+        return None;
+    }
+    // A bias is a row of f32.
+    if joined
+        .bias
+        .is_some_and(|bias| from.ty(bias).dtype != DType::F32)
+    {
+        return None;
+    }
+    let op = Site {
+        mask,
+        clean: joined.clean.is_some(),
+        bias: joined.bias.is_some(),
+    };
+    let mut inputs = vec![x, v, u];
+    inputs.extend(&masked.inputs[1..]);
+    inputs.extend(joined.clean);
+    inputs.extend(joined.bias);
+    let fits = Site::fits(&types(from, &inputs));
+    fits.then(|| Node {
+        op: Arc::new(op),
+        inputs,
+        ..last.clone()
+    })
+}
+
+/// The way back, as much of it as there is. `None` where somebody else reads of it.
+fn back(
+    readers: &Readers<'_>,
+    forward: &Forward,
+    of_u: Option<usize>,
+    found: &mut Found,
+) -> Option<()> {
+    let from = readers.from;
+    let &Forward { mask, x, v, u, .. } = forward;
+    let masked = &from.nodes[forward.masked];
+    let (a, settings) = (masked.inputs[0], &masked.inputs[1..]);
+    let sums = |place: usize, [a, first, z]: [Value; 3], back: bool| {
+        let inputs: Vec<Value> = [a, first, z].iter().chain(settings).copied().collect();
+        let bf16 = inputs[..3]
+            .iter()
+            .all(|&value| from.ty(value).dtype == DType::Bf16);
+        let fits = bf16 && SiteSums::fits(&types(from, &inputs));
+        fits.then(|| {
+            let op: Arc<dyn Op> = Arc::new(SiteSums { mask, back });
+            let node = from.nodes[place].clone();
+            (place, Node { op, inputs, ..node })
+        })
+    };
+    let mut g = None;
+    if let Some(place) = of_u {
+        let of_y = from.nodes[place].inputs[1];
+        g = Some(of_y);
+        found.fused.push(sums(place, [x, v, of_y], false)?);
+        found.products.push(place);
+    }
+    let others: Vec<usize> = readers
+        .all(a)?
+        .iter()
+        .copied()
+        .filter(|&n| n != forward.masked)
+        .collect();
+    let [slope] = others[..] else {
+        return others.is_empty().then_some(());
+    };
+    let grad = &from.nodes[slope];
+    let Some(SitePart::MaskedGrad(of, wants)) = readers.part(slope) else {
+        return None;
+    };
+    let same = format!("{of:?}") == format!("{mask:?}") && grad.inputs[1..] == masked.inputs[..];
+    let gh = grad.inputs[0];
+    let before = readers.maker(gh)?;
+    let SitePart::Rows {
+        transposed: true,
+        routed,
+    } = readers.part(before)?
+    else {
+        return None;
+    };
+    let of_y = from.nodes[before].inputs[0];
+    let fits = same
+        && readers.all(gh)? == [slope]
+        && from.nodes[before].inputs[1] == u
+        && (!routed || mask.route().is_some())
+        && g.is_none_or(|g| g == of_y)
+        && from.ty(of_y).dtype == DType::Bf16;
+    if !fits {
+        return None;
+    }
+    found.products.extend([before, slope]);
+    // Who reads the gradient of the activations: those of x and V.
+    let ga = wants[0].then(|| grad.outputs[0]);
+    let (mut outputs, mut into) = (Vec::new(), Vec::new());
+    let mut last = slope;
+    let mut has_x = false;
+    if let Some(ga) = ga {
+        for &reader in readers.all(ga)? {
+            let node = &from.nodes[reader];
+            match readers.part(reader)? {
+                SitePart::Rows {
+                    transposed: true,
+                    routed: false,
+                } if node.inputs[..2] == [ga, v] && !has_x => {
+                    has_x = true;
+                    last = last.max(reader);
+                    outputs.extend(&node.outputs);
+                    into.push(node.into.first().copied().flatten());
+                }
+                SitePart::Sums if node.inputs[..2] == [x, ga] => {
+                    found.fused.push(sums(reader, [of_y, u, x], true)?);
+                }
+                _ => return None,
+            }
+            found.products.push(reader);
+        }
+        if grad.into.first().copied().flatten().is_some() {
+            return None;
+        }
+    }
+    let rest = usize::from(ga.is_some());
+    outputs.extend(&grad.outputs[rest..]);
+    into.extend((rest..grad.outputs.len()).map(|k| grad.into.get(k).copied().flatten()));
+    if outputs.is_empty() {
+        return Some(());
+    }
+    // It is made when the last of its parts was: nobody may have read the first by then.
+    let late = |value: &Value| {
+        readers.of[value.index()]
+            .iter()
+            .all(|&reader| reader > last)
+    };
+    let added_to = from.nodes[..=last].iter().flat_map(|node| &node.into);
+    let mut added_to = added_to.flatten();
+    if !outputs.iter().all(late) || added_to.any(|value| outputs.contains(value)) {
+        return None;
+    }
+    let op = SiteGrad {
+        mask,
+        wants: [has_x, wants[1], wants[2]],
+    };
+    let mut inputs = vec![of_y, u, v];
+    inputs.extend(settings);
+    inputs.push(x);
+    let fits = op.fits(&types(from, &inputs));
+    let node = from.nodes[last].clone();
+    found.fused.push((
+        last,
+        Node {
+            op: Arc::new(op),
+            inputs,
+            outputs,
+            into,
+            ..node
+        },
+    ));
+    fits.then_some(())
+}

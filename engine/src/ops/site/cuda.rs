@@ -1,0 +1,125 @@
+use super::tiling::{THREADS, Tiling};
+use super::{Site, SiteGrad, SiteSums, Sizes};
+use crate::cuda::lowering::{Argument, Constant, Lowering, Source};
+use crate::ops::masked::MaskOperands;
+
+pub(crate) const KERNELS: Source = Source {
+    name: "site",
+    text: concat!(
+        include_str!("../../cuda/tensor_cores.cuh"),
+        "\n",
+        include_str!("kernel.cu")
+    ),
+};
+
+/// Blocks that keep a large device busy.
+const BLOCKS: usize = 264;
+
+/// Sizes and tiles as the kernels take them.
+fn constants(sizes: Sizes, tile: Tiling, back: bool) -> Vec<Constant> {
+    let Sizes {
+        rows,
+        components,
+        k,
+        n,
+    } = sizes;
+    let sizes = [rows, components, k, n, tile.lines, tile.width];
+    let back = Constant::from(back);
+    sizes.into_iter().map(Into::into).chain([back]).collect()
+}
+
+/// What the ops of a site have first: three matrices, and what the mask is made of.
+fn inputs(to: &Lowering<'_>) -> [Argument; 3] {
+    [0, 1, 2].map(|index| to.input(index).into())
+}
+
+pub(super) fn site(op: &Site, to: &mut Lowering<'_>) {
+    let types = [0, 1, 2].map(|index| to.ty(index));
+    let sizes = Site::sizes(&types);
+    let tile = Tiling::of_rows(sizes.k, sizes.n, false).expect("a site that fits");
+    let mask = MaskOperands::new(&op.mask, 2, sizes.components, to);
+    let [x, v, u] = inputs(to);
+    let mut next = mask.end..;
+    let mut after =
+        |present: bool| present.then(|| to.input(next.next().expect("an endless range")));
+    let (clean, bias) = (after(op.clean), after(op.bias));
+    let want = if to.adds(0) { 2usize } else { 1 };
+    let y = to.output(0);
+    let constants = [
+        constants(sizes, tile, false),
+        mask.constants.clone(),
+        vec![op.clean.into(), op.bias.into(), want.into()],
+        vec![0usize.into(), 0usize.into()],
+    ]
+    .concat();
+    let mut arguments: Vec<Argument> = vec![to.parameters().into(), x, v, u, x];
+    arguments.extend(mask.arguments());
+    arguments.extend([clean, bias].map(Argument::from));
+    // Nothing is written to the other two.
+    arguments.extend([y, y, y].map(Argument::from));
+    arguments.push(mask.threshold.into());
+    to.kernel(KERNELS, "site_rows", &constants)
+        .blocks(sizes.rows.div_ceil(tile.lines), 1)
+        .threads(THREADS)
+        .shared(tile.rows_room(sizes.k, sizes.n, false))
+        .launch(&arguments);
+}
+
+pub(super) fn gradient(op: &SiteGrad, to: &mut Lowering<'_>) {
+    let types = [0, 1, 2].map(|index| to.ty(index));
+    let sizes = SiteGrad::sizes(&types);
+    let slopes = op.slopes();
+    let tile = Tiling::of_rows(sizes.k, sizes.n, slopes).expect("a site that fits");
+    let mask = MaskOperands::new(&op.mask, 2, sizes.components, to);
+    let [g, u, v] = inputs(to);
+    let x = to.input(mask.end);
+    let mut outputs = 0..;
+    let wanted = op.wants.map(|wanted| {
+        let index = wanted.then(|| outputs.next()).flatten()?;
+        Some((to.output(index), if to.adds(index) { 2usize } else { 1 }))
+    });
+    // Where nothing is wanted, any result will do: it is not touched.
+    let any = to.output(0);
+    let mut constants = constants(sizes, tile, true);
+    constants.extend(mask.constants.clone());
+    constants.extend([false, false].map(Constant::from));
+    constants.extend(wanted.map(|want| Constant::from(want.map_or(0, |(_, want)| want))));
+    let mut arguments: Vec<Argument> = vec![to.parameters().into(), g, u, v, x.into()];
+    arguments.extend(mask.arguments());
+    arguments.extend([Argument::Nothing, Argument::Nothing]);
+    arguments.extend(wanted.map(|want| Argument::from(want.map_or(any, |(out, _)| out))));
+    arguments.push(mask.threshold.into());
+    to.kernel(KERNELS, "site_rows", &constants)
+        .blocks(sizes.rows.div_ceil(tile.lines), 1)
+        .threads(THREADS)
+        .shared(tile.rows_room(sizes.k, sizes.n, slopes))
+        .launch(&arguments);
+}
+
+pub(super) fn sums(op: &SiteSums, to: &mut Lowering<'_>) {
+    let types = [0, 1, 2].map(|index| to.ty(index));
+    let sizes = SiteSums::sizes(&types);
+    let tile = Tiling::of_sums(sizes.k, sizes.n).expect("a site that fits");
+    let mask = MaskOperands::new(&op.mask, 2, sizes.components, to);
+    let [a, first, z] = inputs(to);
+    let across = sizes.components.div_ceil(tile.width);
+    let wanted = (BLOCKS / across).max(1);
+    let stretch = sizes.rows.div_ceil(wanted).next_multiple_of(tile.lines);
+    let count = sizes.rows.div_ceil(stretch);
+    let len = sizes.components * sizes.n;
+    let parts = to.scratch(count * len);
+    let mut constants = constants(sizes, tile, op.back);
+    constants.push(stretch.into());
+    constants.extend(mask.constants.clone());
+    let mut arguments: Vec<Argument> = vec![to.parameters().into(), a, first, z];
+    arguments.extend(mask.arguments());
+    arguments.push(parts.out().into());
+    arguments.push(mask.threshold.into());
+    to.kernel(KERNELS, "site_sums", &constants)
+        .blocks(across, count)
+        .threads(THREADS)
+        .shared(tile.sums_room(sizes.k, sizes.n))
+        .launch(&arguments);
+    let out = (to.output(0), to.adds(0));
+    to.add_stretches(parts, (0, len), out);
+}
