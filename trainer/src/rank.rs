@@ -42,6 +42,7 @@ pub fn rank(
     let sources = data::open(&run)?;
     let pool = Arc::new(Pool::new(threads));
     let processor = processor(gpu, &pool)?;
+    keep_record(&processor, run_dir)?;
     // The loop runs on a thread of the pool, so that no step has to wake one.
     pool.enter(|| {
         let Some((weights, training)) = target::weights(&run, run_dir, &sources, &processor, stop)?
@@ -79,6 +80,15 @@ pub fn rank(
     })
 }
 
+/// A run goes on with the kernels that it was begun with: a GPU's decisions are written down beside its checkpoints.
+fn keep_record(processor: &Processor, run_dir: &Path) -> Result<(), Fault> {
+    let Some(device) = processor.device() else {
+        return Ok(());
+    };
+    let kept = device.keep_record(run_dir.join("kernels.txt"));
+    kept.map_err(|fault| Fault::BadInput(fault.to_string()))
+}
+
 /// Where programs run: on a GPU, whose compiled kernels are kept beside the trained targets, or on the threads of the pool.
 pub(crate) fn processor(gpu: Option<usize>, pool: &Arc<Pool>) -> Result<Processor, Fault> {
     let Some(ordinal) = gpu else {
@@ -86,4 +96,34 @@ pub(crate) fn processor(gpu: Option<usize>, pool: &Arc<Pool>) -> Result<Processo
     };
     let device = Device::open(ordinal, Some(target::cache_dir().join("kernels")))?;
     Ok(Processor::Gpu(Some(device)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_kernels_that_is_none_is_the_users_to_mend() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = Arc::new(Pool::new(1));
+        let on = [
+            processor(None, &pool).unwrap(),
+            Processor::Gpu(Some(Device::emulated())),
+        ];
+        for processor in &on {
+            assert!(keep_record(processor, dir.path()).is_ok());
+        }
+        write_file(&dir.path().join("kernels.txt"), b"mine").unwrap();
+        assert!(keep_record(&on[0], dir.path()).is_ok());
+        let Err(Fault::BadInput(line)) = keep_record(&on[1], dir.path()) else {
+            panic!("a record of something else");
+        };
+        assert_eq!(
+            line,
+            format!(
+                "{}: should say how the run computes its sites, found another first line; put it back as it was, or start over with --fresh",
+                dir.path().join("kernels.txt").display()
+            )
+        );
+    }
 }
