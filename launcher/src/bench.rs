@@ -134,8 +134,8 @@ fn open(path: &Path) -> Result<(&Path, File), Fault> {
 const COLUMNS: [&str; 7] = [
     "calls", "ms/step", "share", "GFLOP/s", "GB/s", "floor ms", "floor/ms",
 ];
-/// Letters of an op's settings that are shown.
-const SETTINGS: usize = 80;
+/// Letters of an op's operands and settings that are shown.
+const SETTINGS: usize = 100;
 
 pub(crate) fn text(name: &str, settings: &Settings, phases: &Phases) -> String {
     let ceilings = &phases.ceilings;
@@ -178,7 +178,8 @@ pub(crate) fn text(name: &str, settings: &Settings, phases: &Phases) -> String {
     ]);
     let mut single = table("longest single ops");
     for op in &phases.single {
-        let settings: String = op.settings.chars().take(SETTINGS).collect();
+        let said = format!("{} {}", op.operands, op.settings);
+        let settings: String = said.chars().take(SETTINGS).collect();
         let cells = cells(op, phases.step_ms);
         single.row(cells.into_iter().chain([settings]));
     }

@@ -69,8 +69,10 @@ struct PreparedOp {
 pub struct OpProfile {
     /// Name of the op.
     pub name: &'static str,
-    /// Settings of the op, as it prints them.
-    pub shapes: String,
+    /// Its settings, as it prints them.
+    pub settings: String,
+    /// Shapes of its operands, in order: `[64, 32] x [32, 16]`.
+    pub operands: String,
     /// Time spent.
     pub time: Duration,
     /// Multiplications and additions in one replay.
@@ -387,15 +389,22 @@ impl OpProfile {
         let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
         let outputs = node.outputs.iter().map(|&output| builder.ty(output));
         let bytes: usize = types.iter().copied().chain(outputs).map(Type::bytes).sum();
+        let shapes: Vec<String> = types.iter().map(|ty| format!("{:?}", ty.dims)).collect();
         Self {
             name: node.op.name(),
-            shapes: format!("{:?}", node.op),
+            settings: settings(&format!("{:?}", node.op)).to_owned(),
+            operands: shapes.join(" x "),
             time: Duration::ZERO,
             flops: node.op.flops(&types),
             dear: node.op.dear(&types),
             bytes: bytes as u64,
         }
     }
+}
+
+/// What an op's debug form says beside its name.
+fn settings(debug: &str) -> &str {
+    debug.find([' ', '(']).map_or("", |at| debug[at..].trim())
 }
 
 impl PreparedOp {
@@ -585,5 +594,12 @@ mod tests {
     #[should_panic(expected = "an arena of 64 bytes for a program of ")]
     fn an_arena_must_be_large_enough() {
         square(1000, &Arc::new(Pool::new(1))).attach(Arena::new(64).unwrap());
+    }
+
+    #[test]
+    fn settings_are_what_stands_behind_the_name() {
+        assert_eq!(settings("MatMul { alpha: 1.0 }"), "{ alpha: 1.0 }");
+        assert_eq!(settings("Relu"), "");
+        assert_eq!(settings("Grad(Relu)"), "(Relu)");
     }
 }

@@ -314,7 +314,8 @@ pub(super) mod tests {
         let floor = |flops, bytes, dear| {
             ceilings.floor_s(&OpProfile {
                 name: "op",
-                shapes: String::new(),
+                settings: String::new(),
+                operands: String::new(),
                 time: Duration::ZERO,
                 flops,
                 dear,
