@@ -25,12 +25,14 @@ pub(crate) struct Shape {
     pub(crate) k: usize,
 }
 
-/// How a product is cut: into tiles of the result, so many down and so many across, or into sums, so many a chunk; thin ones
-/// by rows or sums.
+/// How a product is cut: into so many parts down, across and along the sums; thin ones by rows or sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
-    Tiles(usize, usize),
-    Sums(usize),
+    Blocks {
+        down: usize,
+        across: usize,
+        along: usize,
+    },
     Narrow(usize),
     ThinSums(usize),
 }
@@ -38,20 +40,22 @@ enum Cut {
 /// Multiplications that are worth a chunk of their own: some 30 microseconds.
 const CHUNK_WORK: usize = 1 << 20;
 const MOST_CHUNKS: usize = 32;
-/// Tiles that a product is cut into, where they are worth it: a power of two, as the number of threads mostly is.
-const TILES: usize = 8;
-/// Tiles that are worth more than their size.
-const FEW_TILES: usize = 4;
-/// Rows of a tile, at best and at most. The crate lays the columns of a tile out anew and passes its rows over them: 128 rows
-/// are a tenth slower than 256, on whatever shape.
-const TILE_ROWS: [usize; 2] = [256, 1024];
-/// Columns of a tile, at best and at most.
-const TILE_COLUMNS: [usize; 2] = [96, 512];
-/// The best where rows are laid out anew too, as those of a factor that is stored transposed are.
-const PACKED_COLUMNS: usize = 256;
-/// Rows and columns that the crate's inner loop computes at once; tiles end at multiples of them.
-const STEP_ROWS: usize = 8;
-const STEP_COLUMNS: usize = 24;
+/// Blocks that a product is cut into, where they are worth it: a power of two, as the number of threads mostly is.
+const BLOCKS: usize = 8;
+/// Blocks that are worth more than their size.
+const FEW_BLOCKS: usize = 4;
+/// Rows and columns of a block: more are halved, and at most so many. The crate lays the columns of a block out anew and passes
+/// its rows over them, six at a time: few rows pay for that with little work, and few columns have rows read often.
+const HALVED: [usize; 2] = [480, 240];
+const MOST: [usize; 2] = [1024, 1536];
+/// Terms of a sum that are halved, and elements of the largest result for it: each part has a result of its own.
+const HALVED_SUMS: usize = 400;
+const PARTIAL: usize = 1 << 18;
+/// Rows and columns that the crate's inner loop computes at once; blocks end at multiples of them. Two vectors: 16 columns
+/// with AVX2, 32 with AVX-512.
+const STEP_ROWS: usize = 6;
+const STEP_COLUMNS: usize = 32;
+const STEP_SUMS: usize = 64;
 /// How often the longer side of a small result goes into long sums.
 const LONG: usize = 8;
 
@@ -74,63 +78,79 @@ impl Shape {
         }
         let wanted = chunks_worth(m * n * k);
         // Sums of long columns into a small result (weight gradients of toys): partial results are cheap.
-        if wanted > 1 && m * n <= SMALL && k >= LONG * m.max(n) {
-            return Cut::Sums(k.div_ceil(wanted).next_multiple_of(64));
+        if m * n <= SMALL && k >= LONG * m.max(n) {
+            return Cut::Blocks {
+                down: 1,
+                across: 1,
+                along: wanted.min(k.div_ceil(STEP_SUMS)),
+            };
         }
-        let wanted = wanted.min(TILES);
-        let best = if transposed[0] {
-            PACKED_COLUMNS
-        } else {
-            TILE_COLUMNS[0]
-        };
+        let wanted = wanted.min(BLOCKS);
         let parts = |all: usize, most: usize| match all.div_ceil(most) {
-            few @ ..TILES => few.next_power_of_two(),
+            few @ ..BLOCKS => few.next_power_of_two(),
             many => many,
         };
-        let (mut down, mut across) = (parts(m, TILE_ROWS[1]), parts(n, TILE_COLUMNS[1]));
+        let (mut down, mut across, mut along) = (parts(m, MOST[0]), parts(n, MOST[1]), 1);
         while down * across < wanted {
-            // Halves of tiles, against the best.
-            let (rows, columns) = (m * best / down, n * TILE_ROWS[0] / across);
-            let small = rows.max(columns) < 2 * TILE_ROWS[0] * best;
-            if small && down * across >= wanted.min(FEW_TILES) {
+            if m / down >= HALVED[0] {
+                down *= 2;
+            } else if n / across >= HALVED[1] {
+                across *= 2;
+            } else {
                 break;
             }
-            *(if rows > columns {
+        }
+        let few = wanted.min(FEW_BLOCKS);
+        while down * across * along < few && m * n <= PARTIAL && k / along >= HALVED_SUMS {
+            along *= 2;
+        }
+        while down * across * along < few {
+            *(if m / down >= n / across {
                 &mut down
             } else {
                 &mut across
             }) *= 2;
         }
-        Cut::Tiles(down, across)
+        Cut::Blocks {
+            down,
+            across,
+            along,
+        }
     }
 
     /// f32s of scratch that [`product`] needs.
     pub(crate) fn scratch(self, transposed: [bool; 2]) -> usize {
         let Self { m, n, k } = self;
         match self.cut(transposed) {
-            Cut::Sums(each) | Cut::ThinSums(each) => chunks(k, each) * m * n,
+            Cut::Blocks { along: 1, .. } => 0,
+            Cut::Blocks { along, .. } => along * m * n,
+            Cut::ThinSums(each) => chunks(k, each) * m * n,
             Cut::Narrow(_) => thin::panels_len(k, n),
-            Cut::Tiles(..) => 0,
         }
     }
 
     /// f32s of scratch that [`product`] needs at most, for this shape and those of fewer rows or shorter sums.
     pub(crate) fn most_scratch(self, transposed: [bool; 2]) -> usize {
         let Self { m, n, k } = self;
-        let result = (m * n).min(SMALL);
+        let small = (m * n).min(SMALL);
         let partials = match transposed {
             _ if k < LONG * n => 0,
             [true, false] => chunks(k, THIN_ROWS)
                 .min(MOST_CHUNKS)
-                .max(chunks_worth(result * k)),
-            _ => chunks_worth(result * k),
+                .max(chunks_worth(small * k)),
+            _ => chunks_worth(small * k),
+        };
+        let few = if k >= HALVED_SUMS {
+            FEW_BLOCKS * (m * n).min(PARTIAL)
+        } else {
+            0
         };
         let panels = if k * n <= SMALL {
             thin::panels_len(k, n)
         } else {
             0
         };
-        panels.max(partials * result)
+        panels.max(partials * small).max(few)
     }
 }
 
@@ -156,29 +176,34 @@ pub(crate) fn product(
     );
     let product = Product { shape, alpha, a, b };
     match shape.cut([a.transposed, b.transposed]) {
-        Cut::Tiles(down, across) => {
-            let tiles = Interleaved {
-                start: out.as_mut_ptr(),
-                len: out.len(),
+        Cut::Blocks {
+            down,
+            across,
+            along,
+        } => {
+            let partials = &mut scratch[..if along > 1 { along * m * n } else { 0 }];
+            let whole = if along > 1 { &mut *partials } else { &mut *out };
+            let blocks = Interleaved {
+                start: whole.as_mut_ptr(),
+                len: whole.len(),
             };
-            pool.run(down * across, 1, tiles, |numbers, out| {
+            pool.run(down * across * along, 1, blocks, |numbers, whole| {
                 for number in numbers {
-                    let rows = part(number / across, down, m, STEP_ROWS);
-                    let columns = part(number % across, across, n, STEP_COLUMNS);
+                    let (tile, number) = (number / along, number % along);
+                    let rows = part(tile / across, down, m, STEP_ROWS);
+                    let columns = part(tile % across, across, n, STEP_COLUMNS);
+                    let sums = part(number, along, k, STEP_SUMS);
                     if rows.is_empty() || columns.is_empty() {
                         continue;
                     }
-                    // SAFETY: each chunk writes its own tile of `out`, whole and in bounds.
-                    unsafe { product.write(rows, columns, 0..k, out.start, add) };
+                    let start = whole.start.wrapping_add(number * m * n);
+                    // SAFETY: each chunk writes its own tile of its own result, whole and in bounds.
+                    unsafe { product.write(rows, columns, sums, start, add && along == 1) };
                 }
             });
-        }
-        Cut::Sums(each) => {
-            let partials = PerChunk(&mut scratch[..chunks(k, each) * m * n], m * n);
-            pool.run(k, each, partials, |range, out| {
-                product.block(0..m, 0..n, range, out.0, false);
-            });
-            add_chunks(pool, (out, add), &scratch[..chunks(k, each) * m * n]);
+            if along > 1 {
+                add_chunks(pool, (out, add), partials);
+            }
         }
         Cut::Narrow(each) => {
             let panels = &mut *scratch;
@@ -250,21 +275,6 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// A block of whole rows of the result.
-    fn block(
-        &self,
-        rows: Range<usize>,
-        columns: Range<usize>,
-        sums: Range<usize>,
-        out: &mut [f32],
-        add: bool,
-    ) {
-        assert_eq!(out.len(), rows.len() * self.shape.n);
-        let start = out.as_mut_ptr().wrapping_sub(rows.start * self.shape.n);
-        // SAFETY: `out` holds exactly these rows, so `start` plus any of their offsets lies in it.
-        unsafe { self.write(rows, columns, sums, start, add) };
-    }
-
     /// # Safety
     ///
     /// `out` plus `row * n + column` must be writable for every row and column of the block, and not be
@@ -501,6 +511,7 @@ pub(crate) mod tests {
         let shapes = [
             (3, 4, 5),
             (1000, 700, 40),
+            (300, 200, 900),
             (40, 1000, 70),
             (12, 20, 9000),
             (1000, 70, 40),
@@ -515,13 +526,24 @@ pub(crate) mod tests {
             }
         }
         let cut = |m, n, k, transposed| Shape { m, n, k }.cut(transposed);
-        assert_eq!(cut(1000, 700, 40, [false, false]), Cut::Tiles(2, 4));
-        assert_eq!(cut(40, 1000, 70, [false, false]), Cut::Tiles(1, 2));
-        assert_eq!(cut(1000, 700, 40, [true, false]), Cut::Tiles(2, 2));
-        assert_eq!(cut(3000, 50_257, 64, [false, true]), Cut::Tiles(4, 99));
-        assert_eq!(cut(256, 1200, 1000, [false, false]), Cut::Tiles(1, 8));
-        assert_eq!(cut(400, 400, 2048, [true, false]), Cut::Tiles(2, 2));
-        assert_eq!(cut(12, 20, 9000, [true, true]), Cut::Sums(4544));
+        let blocks = |m, n, k, transposed| match cut(m, n, k, transposed) {
+            Cut::Blocks {
+                down,
+                across,
+                along,
+            } => [down, across, along],
+            other => panic!("{other:?}"),
+        };
+        // By rows while there are many, then by columns, then by sums where the result is small.
+        assert_eq!(blocks(2048, 400, 256, [false, false]), [8, 1, 1]);
+        assert_eq!(blocks(1000, 1200, 256, [true, false]), [4, 2, 1]);
+        assert_eq!(blocks(256, 1200, 1000, [false, false]), [1, 8, 1]);
+        assert_eq!(blocks(400, 400, 2048, [true, false]), [1, 2, 2]);
+        assert_eq!(blocks(256, 128, 1200, [false, false]), [1, 1, 4]);
+        assert_eq!(blocks(3000, 50_257, 64, [false, true]), [4, 33, 1]);
+        assert_eq!(blocks(40, 1000, 70, [false, false]), [1, 2, 1]);
+        assert_eq!(blocks(128, 128, 300, [true, true]), [2, 2, 1]);
+        assert_eq!(blocks(12, 20, 9000, [true, true]), [1, 1, 2]);
         assert!(matches!(cut(1000, 70, 40, [false, true]), Cut::Narrow(_)));
         assert!(matches!(cut(5, 28, 700, [true, false]), Cut::ThinSums(_)));
     }
@@ -544,6 +566,7 @@ pub(crate) mod tests {
         let shapes = [
             (256, 64, 4000),
             (256, 128, 1200),
+            (700, 300, 500),
             (90, 90, 9000),
             (300, 9, 100),
             (5, 28, 700),
