@@ -35,14 +35,17 @@ pub(crate) fn clamp(x: f32, low: f32, high: f32) -> f32 {
     if x > high { high } else { x }
 }
 
+/// 1.5 * 2^23: added to a number, it leaves the nearest whole one in the low bits of the mantissa.
+const MAGIC: f32 = 12_582_912.0;
+/// The bits of sqrt(1/2): taken off, the mantissa wraps there instead of at 1.
+const SQRT_HALF: u32 = 0x3f35_04f3;
+
 /// `e^x`, relative error below 2e-7; 0 and infinity are approached, not reached: `x` is clamped to [-87, 88].
 ///
 /// Two's power of the nearest whole number of `ln 2`s, times a polynomial of degree 6 of the rest.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let x = clamp(x, -87.0, 88.0);
-    // Adding 1.5 * 2^23 leaves the whole number in the low bits of the mantissa.
-    const MAGIC: f32 = 12_582_912.0;
     let shifted = x.mul_add(std::f32::consts::LOG2_E, MAGIC);
     let whole = shifted - MAGIC;
     let r = whole.mul_add(-0.693_359_4, x);
@@ -65,10 +68,9 @@ pub(crate) fn exp(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn ln(x: f32) -> f32 {
     let bits = x.to_bits();
-    // The bits of sqrt(1/2), so that the mantissa wraps there instead of at 1.
-    let offset = bits.wrapping_sub(0x3f35_04f3);
+    let offset = bits.wrapping_sub(SQRT_HALF);
     let exponent = (offset.cast_signed() >> 23) as f32;
-    let m = f32::from_bits((offset & 0x007f_ffff).wrapping_add(0x3f35_04f3)) - 1.0;
+    let m = f32::from_bits((offset & 0x007f_ffff).wrapping_add(SQRT_HALF)) - 1.0;
     let square = m * m;
     let p = 7.037_683_6e-2_f32
         .mul_add(m, -1.151_461e-1)
@@ -85,10 +87,40 @@ pub(crate) fn ln(x: f32) -> f32 {
     if x < f32::INFINITY { y } else { x }
 }
 
-/// `x^p` for normal positive `x`: `e^(p ln x)`, relative error below `3e-7 (1 + |p ln x|)`.
+/// `x^p` for normal positive `x`, relative error below `3e-7 (1 + |p ln x|)`; 0 and infinity are approached, not reached.
+///
+/// `2^(p log2 x)`, all in powers of two, which are exact, and with polynomials in pairs of pairs: half as long a chain as that of
+/// `exp(p ln(x))`, and the chain is what it takes. The logarithm is the exponent, plus `t` times a polynomial of degree 8 of
+/// `t`, which is the mantissa brought to [sqrt(1/2), sqrt(2)) less 1; least largest relative error 2.6e-8. The power is a whole
+/// one, times 1 plus `r` times a polynomial of degree 5 of the rest `r` in [-1/2, 1/2]; 2e-9.
 #[inline(always)]
 pub(crate) fn pow(x: f32, p: f32) -> f32 {
-    exp(p * ln(x))
+    let offset = x.to_bits().wrapping_sub(SQRT_HALF);
+    let exponent = (offset.cast_signed() >> 23) as f32;
+    let t = f32::from_bits((offset & 0x007f_ffff).wrapping_add(SQRT_HALF)) - 1.0;
+    let square = t * t;
+    let low = (-3.607_036_8e-1_f32).mul_add(t, 4.809_106_3e-1).mul_add(
+        square,
+        (-7.213_473_3e-1_f32).mul_add(t, std::f32::consts::LOG2_E),
+    );
+    let high = 1.258_369e-1_f32
+        .mul_add(square, (-2.072_696_8e-1_f32).mul_add(t, 2.157_156_2e-1))
+        .mul_add(square, (-2.389_448_3e-1_f32).mul_add(t, 2.879_162_4e-1));
+    let log = high.mul_add(square * square, low).mul_add(t, exponent);
+    // NaN passes through; infinity would be a number.
+    let log = if x < f32::INFINITY { log } else { x };
+    let y = clamp(p * log, -126.0, 127.0);
+    let shifted = y + MAGIC;
+    let r = y - (shifted - MAGIC);
+    let square = r * r;
+    let rest = 1.535_336_2e-4_f32
+        .mul_add(r, 1.339_887_5e-3)
+        .mul_add(square, 9.618_437e-3_f32.mul_add(r, 5.550_332_4e-2))
+        .mul_add(
+            square,
+            2.402_264_8e-1_f32.mul_add(r, std::f32::consts::LN_2),
+        );
+    rest.mul_add(r, 1.0) * f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000))
 }
 
 /// `1 / (1 + e^-x)`, absolute error below 1.5e-7.
@@ -223,6 +255,8 @@ pub(crate) mod tests {
                 assert!(error < 3e-7, "{error} at {x}^{p}");
             }
         }
+        assert!(pow(f32::NAN, 0.5).is_nan() && pow(0.5, f32::NAN).is_nan());
+        assert!(pow(f32::INFINITY, 0.5) > 1e38 && pow(1e-30, 3.0) < 2e-38);
     }
 
     #[test]
