@@ -16,8 +16,9 @@ const PACKED_ROWS: usize = 512;
 const MOST_PACKED: usize = 32 << 20;
 /// Measured on the shipped runs: the stack that a thread comes to use, and its part of the allocator.
 const THREAD: usize = 128 << 10;
-/// Measured likewise: ops with their settings and places, names, rows that wait to be written.
-const DESCRIPTIONS: usize = 256 << 10;
+/// Measured likewise, over whole runs: ops with their settings and places, names, rows and figures that are being written, and
+/// what the allocator keeps of those before.
+const DESCRIPTIONS: usize = 768 << 10;
 
 /// What a rank will hold at its fullest, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
