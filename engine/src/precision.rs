@@ -248,7 +248,7 @@ fn round(to: &mut Builder, value: Value, part: &'static str) -> Value {
     }
 }
 
-fn cast(to: &mut Builder, value: Value, dtype: DType, part: &'static str) -> Value {
+pub(crate) fn cast(to: &mut Builder, value: Value, dtype: DType, part: &'static str) -> Value {
     let dims = to.ty(value).dims.clone();
     let cast = to.value(Type { dtype, dims }, Home::Node(to.nodes.len()));
     to.append(Node {

@@ -46,7 +46,7 @@ pub struct Executor {
     profile: Option<Vec<Duration>>,
     pool: Arc<Pool>,
     #[cfg(feature = "shadow")]
-    shadow: crate::cuda::shadow::Shadow,
+    shadow: Option<Box<crate::cuda::shadow::Shadow>>,
 }
 
 struct PreparedOp {
@@ -102,6 +102,15 @@ impl Executor {
     ///
     /// When the program is of bf16 or holds such values, which the CPU does not compute.
     pub fn planned(builder: &Builder, pool: Arc<Pool>) -> Self {
+        Self {
+            #[cfg(feature = "shadow")]
+            shadow: Some(Box::new(crate::cuda::shadow::Shadow::new(builder))),
+            ..Self::alone(builder, pool)
+        }
+    }
+
+    /// The same, and no device repeats its replays.
+    pub(crate) fn alone(builder: &Builder, pool: Arc<Pool>) -> Self {
         assert!(
             builder.precision == Precision::F32
                 && builder.types.iter().all(|ty| ty.dtype != DType::Bf16),
@@ -149,7 +158,7 @@ impl Executor {
             profile: None,
             pool,
             #[cfg(feature = "shadow")]
-            shadow: crate::cuda::shadow::Shadow::new(builder),
+            shadow: None,
         }
     }
 
@@ -234,7 +243,7 @@ impl Executor {
     }
 
     /// An input as words, whatever they stand for.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "shadow"))]
     pub(crate) fn input_words(&mut self, name: &str) -> &mut [u32] {
         let view = self.input_view(name);
         // SAFETY: as for `input`; both types of inputs have elements of four bytes.
@@ -324,15 +333,13 @@ impl Executor {
 
     #[cfg(feature = "shadow")]
     fn replay_on_shadow(&mut self, store: &Store) -> Option<crate::cuda::shadow::Found> {
-        if !self.shadow.follows() {
-            return None;
-        }
+        let shadow = self.shadow.as_mut().filter(|shadow| shadow.follows())?;
         let inputs = self.inputs.iter().map(|(name, view)| {
             // SAFETY: as for `input`; both types of inputs have elements of four bytes.
             let words = unsafe { std::slice::from_raw_parts(view.start.cast::<u32>(), view.len) };
             (name.as_str(), words)
         });
-        self.shadow.run(inputs, &self.parameters, store)
+        shadow.run(inputs, &self.parameters, store)
     }
 
     #[cfg(feature = "shadow")]

@@ -79,6 +79,8 @@ pub(crate) mod program;
 #[cfg(test)]
 mod replays;
 #[cfg(feature = "shadow")]
+mod roundings;
+#[cfg(feature = "shadow")]
 pub(crate) mod shadow;
 mod sites;
 #[cfg(test)]

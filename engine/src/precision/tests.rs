@@ -294,8 +294,8 @@ fn every_op_computes_in_bf16_what_it_does_in_f32() {
         let (Some((_, full)), Some((_, rounded))) = (full, run(Precision::Bf16)) else {
             return;
         };
-        // Some forty roundings lie between an embedding and its gradient, each off by up to 2^-9 of its element, half of
-        // that on average, and by chance: 7 units, which norms and softmaxes amplify. Found: 16 at most.
+        // Some forty roundings lie between an embedding and its gradient, each off by up to 2^-8 of its element, half of
+        // that in the mean square, and by chance: 7 units of 2^-9, which norms and softmaxes amplify. Found: 16 at most.
         for ((name, full), (_, rounded)) in full.iter().zip(&rounded) {
             let off = distance(rounded, full);
             assert!(off < 25.0 / 512.0, "{name} is off by {off:.1e}");

@@ -1,5 +1,5 @@
 //! The same numbers in bf16, rounded to the nearest, to the even one of two: what a product reads of a value that is kept in
-//! f32. `|round(x) - x| <= 2^-9 |x|`.
+//! f32. `|round(x) - x| <= 2^-8 |x|`.
 //!
 //! It comes into a program when a device is to store it in bf16 ([`crate::Precision`]), after gradients have been made: its own is
 //! that of the value itself.

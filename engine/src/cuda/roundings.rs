@@ -1,0 +1,342 @@
+//! A program of bf16, held op by op to the roundings that storing in bf16 makes, and no others.
+//!
+//! Every value that the device makes comes home ([`watched`]), and each op is repeated on the CPU from the operands that the device
+//! had ([`check`]): all that may differ is one rounding of the result. What holds for each op from what it found holds for the
+//! program, and a program as a whole cannot be held to anything near as close. One rounding that falls the other way changes others
+//! behind it; and an importance at an edge of its sigmoid, the slope of a small power near zero, or the sign that an adversary
+//! takes make of a last bit all of a gradient.
+//!
+//! Of the reference's small models (`golden`), with f32 as the measure:
+//!
+//! | off by, of itself | here | PyTorch under autocast |
+//! |---|---|---|
+//! | logits of importances, the worst site of a model | 0.0006 to 0.016 | 0.0013 to 0.026 |
+//! | gradients of components, half of a model's are below | 0.005 to 0.031 | 0.008 to 0.035 |
+//! | gradients of importance functions, half are below | 0.006 to 0.046 | 0.009 to 0.038 |
+//! | the same, the worst | 0.07 to 5.5 | 0.05 to 2.6 |
+//!
+//! A single rounding before the logits (of weights, an embedding, a norm) makes such a worst one, all that follow them together
+//! rarely; random numbers of the size of the roundings, in their place, do the same; and a residual stream in f32, as autocast has it,
+//! makes nothing better.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use half::bf16;
+
+use super::shadow::distance;
+use crate::builder::{Builder, Home, Node};
+use crate::cpu::{Arena, Executor, Pool, StepParameters};
+use crate::precision::cast;
+use crate::schedule;
+use crate::store::Store;
+use crate::value::{DType, Value};
+
+/// `|found - expected| / |expected|` in the 2-norm of a result in bf16: no element is rounded by more than half of its last bit, 2^-8 of
+/// it; found: 2^-9, and 2^-8.2 at most.
+const STORED: f64 = 1.0 / 256.0;
+
+/// The same of a result in f32: sums in another order. Found: 3e-7.
+const SUMMED: f64 = 1e-5;
+
+/// The same of a divergence: a sum of numbers that nearly cancel.
+const CANCELLED: f64 = 2e-3;
+
+/// What a value was on the device: f32s, or words.
+pub(super) type Known = BTreeMap<Value, Vec<f32>>;
+
+/// The program with every value that it makes among its outputs, in f32, behind those that it has; and the values.
+pub(super) fn watched(stored: &Builder) -> (Builder, Vec<Value>) {
+    let mut to = stored.with_nodes(stored.nodes.clone());
+    let nodes = schedule::order(stored);
+    let nodes = nodes.iter().map(|&node| &stored.nodes[node]);
+    let values: Vec<Value> = nodes.flat_map(|node| node.outputs.clone()).collect();
+    for &value in &values {
+        let wide = match to.ty(value).dtype {
+            DType::Bf16 => cast(&mut to, value, DType::F32, ""),
+            DType::F32 | DType::U32 => value,
+        };
+        to.output(format!("{value:?}"), wide);
+    }
+    (to, values)
+}
+
+/// Repeats each op of a program from the values that a device `made` of it and of what it was given; a line about the first op
+/// whose results it rounded more than once.
+pub(super) fn check(
+    stored: &Builder,
+    inputs: &[(&str, &[u32])],
+    made: Known,
+    parameters: &StepParameters,
+    store: &Store,
+) -> Result<(), String> {
+    let mut known = made;
+    for (value, home) in (0..).map(Value).zip(&stored.homes) {
+        let values = match home {
+            Home::Persistent(slot) => match stored.ty(value).dtype {
+                DType::Bf16 => rounded(store.get(*slot)),
+                DType::F32 | DType::U32 => store.get(*slot).to_vec(),
+            },
+            Home::Input => {
+                let name = stored.inputs.iter().find(|(_, input)| **input == value);
+                let given = name.and_then(|(name, _)| inputs.iter().find(|(n, _)| n == name));
+                let Some((_, words)) = given else { continue };
+                bytemuck::cast_slice(words).to_vec()
+            }
+            Home::Node(_) => continue,
+        };
+        known.insert(value, values);
+    }
+    let routes = routes(stored);
+    for node in &stored.nodes {
+        // What changes the store gives nothing; what nobody needs was not made.
+        let is_known = node
+            .outputs
+            .first()
+            .is_some_and(|output| known.contains_key(output));
+        if is_known {
+            check_one(stored, node, (&known, &routes), parameters)?;
+        }
+    }
+    Ok(())
+}
+
+fn rounded(values: &[f32]) -> Vec<f32> {
+    let values = values.iter();
+    values.map(|&x| bf16::from_f32(x).to_f32()).collect()
+}
+
+/// Of each value whose rows are packed on the CPU the routes by which they are.
+type Routes = BTreeMap<Value, Value>;
+
+/// A device has every routed row in its place and zeros elsewhere; the CPU has them first, and whatever behind them.
+fn routes(stored: &Builder) -> Routes {
+    let mut routes = Routes::new();
+    for node in &stored.nodes {
+        let of = |settings: &str| format!("{:?}", node.op).contains(settings);
+        let route = match node.op.name() {
+            "pack_rows" if of("back: false") => node.inputs.last().copied(),
+            "routed_matmul" if of("Rows {") && of("second: true") => node.inputs.last().copied(),
+            "masked_grad" if !of("Wants { a: true") => None,
+            "masked" | "masked_grad" | "cast" | "add" => routes.get(&node.inputs[0]).copied(),
+            _ => None,
+        };
+        if let (Some(route), Some(&first)) = (route, node.outputs.first()) {
+            routes.insert(first, route);
+        }
+    }
+    routes
+}
+
+/// Rows of a device as the CPU has them, or back.
+fn moved(values: &[f32], routes: &[f32], to_device: bool) -> Vec<f32> {
+    let columns = values.len() / routes.len();
+    let mut moved = vec![0.0; values.len()];
+    let routed = (0..routes.len()).filter(|&row| routes[row] != 0.0);
+    for (packed, row) in routed.enumerate() {
+        let (from, to) = if to_device {
+            (packed, row)
+        } else {
+            (row, packed)
+        };
+        let row = &values[from * columns..][..columns];
+        moved[to * columns..][..columns].copy_from_slice(row);
+    }
+    moved
+}
+
+fn check_one(
+    stored: &Builder,
+    node: &Node,
+    (known, routes): (&Known, &Routes),
+    parameters: &StepParameters,
+) -> Result<(), String> {
+    let results = match node.op.name() {
+        "cast" => vec![rounded(&known[&node.inputs[0]])],
+        "head_divergence" => head_divergence(stored, node, known),
+        _ => repeated(stored, node, (known, routes), parameters),
+    };
+    for (output, mut expected) in node.outputs.iter().zip(results) {
+        let is_repeated = node.op.name() != "cast";
+        if let Some(route) = routes.get(output).filter(|_| is_repeated) {
+            expected = moved(&expected, &known[route], true);
+        }
+        let off = distance(&known[output], &expected);
+        let bound = match (node.op.name(), stored.ty(*output).dtype) {
+            ("head_divergence", DType::F32) => CANCELLED,
+            (_, DType::Bf16) => STORED,
+            (_, DType::F32 | DType::U32) => SUMMED,
+        };
+        // NaN is off too.
+        if off.is_nan() || off > bound {
+            let (op, ty) = (&node.op, stored.ty(*output));
+            return Err(format!(
+                "{op:?} makes {ty} that is off by {off:.1e}, more than {bound:.1e}, of what the CPU makes of the same"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The product with its divergence as a device has it: logits are stored in between, then their gradient in their place. Where they
+/// are close to the target's, these two roundings are far more than one of the result.
+fn head_divergence(stored: &Builder, node: &Node, known: &Known) -> Vec<Vec<f32>> {
+    let of = |settings: &str| format!("{:?}", node.op).contains(settings);
+    let [target, target_lse, h, w] = [0, 1, 2, 3].map(|index| &*known[&node.inputs[index]]);
+    let labels = of("labels: true").then(|| &*known[&node.inputs[4]]);
+    let bias = of("bias: true").then(|| &*known[node.inputs.last().expect("a bias")]);
+    let is_bf16 = stored.ty(node.inputs[2]).dtype == DType::Bf16;
+    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
+    let stored_as = |x: f64| match is_bf16 {
+        true => bf16::from_f32(x as f32).to_f64(),
+        false => f64::from(x as f32),
+    };
+    let rows = target_lse.len();
+    let (d, columns) = (h.len() / rows, target.len() / rows);
+    let at = |k: usize, column: usize| match of("transposed: true") {
+        true => f64::from(w[column * d + k]),
+        false => f64::from(w[k * columns + column]),
+    };
+    let (mut loss, mut entropy, mut counted) = (0.0, 0.0, 0.0);
+    let mut gradient = Vec::with_capacity(h.len());
+    for row in 0..rows {
+        let h = &h[row * d..][..d];
+        let target = &target[row * columns..][..columns];
+        let logit = |column: usize| {
+            let sum: f64 = (0..d).map(|k| f64::from(h[k]) * at(k, column)).sum();
+            stored_as(sum + bias.map_or(0.0, |bias| f64::from(bias[column])))
+        };
+        let logits: Vec<f64> = (0..columns).map(logit).collect();
+        let most = logits
+            .iter()
+            .fold(f64::NEG_INFINITY, |most, &x| most.max(x));
+        let lse = most + logits.iter().map(|x| (x - most).exp()).sum::<f64>().ln();
+        let of_target = f64::from(target_lse[row]);
+        let mut slopes = Vec::with_capacity(columns);
+        for (&t, &x) in target.iter().zip(&logits) {
+            let t = f64::from(t);
+            let p = (t - of_target).exp();
+            loss += p * (t - x - (of_target - lse)) / rows as f64;
+            slopes.push(stored_as((x - lse).exp() - p));
+        }
+        if let Some(labels) = labels
+            && labels[row].to_bits() != u32::MAX
+        {
+            entropy += lse - logits[labels[row].to_bits() as usize];
+            counted += 1.0;
+        }
+        gradient.extend((0..d).map(|k| {
+            let sum: f64 = (0..columns)
+                .map(|column| slopes[column] * at(k, column))
+                .sum();
+            sum / rows as f64
+        }));
+    }
+    let entropy = labels.map(|_| vec![entropy / f64::max(counted, 1.0)]);
+    let gradient = of("gradient: true").then_some(gradient);
+    let results = [Some(vec![loss]), entropy, gradient].into_iter().flatten();
+    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
+    let results = results.map(|values| values.into_iter().map(|x| x as f32).collect());
+    results.collect()
+}
+
+/// The results of an op on the CPU, from operands as the device had them.
+fn repeated(
+    stored: &Builder,
+    node: &Node,
+    (known, routes): (&Known, &Routes),
+    parameters: &StepParameters,
+) -> Vec<Vec<f32>> {
+    let mut b = Builder::new();
+    b.scalars.clone_from(&stored.scalars);
+    let mut operand = |value: Value| {
+        let mut ty = stored.ty(value).clone();
+        if ty.dtype == DType::Bf16 {
+            ty.dtype = DType::F32;
+        }
+        let input = b.input(&format!("{value:?}"), &ty);
+        input.expect("a value has one type")
+    };
+    let inputs: Vec<Value> = node.inputs.iter().map(|&value| operand(value)).collect();
+    let into = node.into.iter().map(|into| into.map(&mut operand));
+    let into: Vec<Option<Value>> = into.collect();
+    let outputs = b.node(Arc::clone(&node.op), &inputs, into);
+    let outputs = outputs.expect("operands fit as they did").into_iter();
+    for (index, output) in outputs.enumerate() {
+        b.output(index.to_string(), output);
+    }
+    let mut executor = Executor::alone(&b, Arc::new(Pool::new(1)));
+    let arena = Arena::new(executor.plan().arena_bytes());
+    executor.attach(arena.expect("memory for one op"));
+    executor.parameters.clone_from(parameters);
+    for value in node.inputs.iter().chain(node.into.iter().flatten()) {
+        let words = executor.input_words(&format!("{value:?}"));
+        match routes.get(value) {
+            Some(route) => {
+                let packed = moved(&known[value], &known[route], false);
+                words.copy_from_slice(bytemuck::cast_slice(&packed));
+            }
+            None => words.copy_from_slice(bytemuck::cast_slice(&known[value])),
+        }
+    }
+    let mut store = Store::new();
+    executor.run(&mut store);
+    let output = |index: usize| executor.output(&index.to_string(), &store).to_vec();
+    (0..node.outputs.len()).map(output).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::exhibition::{EVEN, Exhibition, RAGGED};
+    use crate::cuda::tests::{numbers, replay};
+    use crate::precision::stored;
+
+    /// A number that has kept five bits of the eight that bf16 has.
+    fn coarse(x: f32) -> f32 {
+        let half = 1 << 18;
+        f32::from_bits((x.to_bits() + half) & !((1 << 19) - 1))
+    }
+
+    #[test]
+    fn every_op_rounds_once_and_three_bits_less_of_any_are_found() {
+        for sizes in [EVEN, RAGGED] {
+            let exhibition = Exhibition::new(sizes, true);
+            let stored = stored(&exhibition.b);
+            let (all, values) = watched(&stored);
+            let (store, inputs) = (&exhibition.store, &exhibition.inputs);
+            let parameters = numbers(&exhibition);
+            let Some((_, found)) = replay(&all, store, inputs, &parameters) else {
+                return;
+            };
+            let made = found[stored.outputs.len()..].iter();
+            let made: Known = values
+                .iter()
+                .copied()
+                .zip(made.map(|(_, x)| x.clone()))
+                .collect();
+            let inputs: Vec<(&str, &[u32])> =
+                inputs.iter().map(|(n, words)| (*n, &**words)).collect();
+            let check = |made: Known| check(&stored, &inputs, made, &parameters, store);
+            assert_eq!(check(made.clone()), Ok(()));
+            let mut tried = 0;
+            for node in &stored.nodes {
+                let results = node.outputs.iter();
+                let in_bf16 = results.filter(|&&v| stored.ty(v).dtype == DType::Bf16);
+                for output in in_bf16.filter(|output| made.contains_key(output)) {
+                    let mut worse = made.clone();
+                    let values = worse.entry(*output).or_default();
+                    values.iter_mut().for_each(|x| *x = coarse(*x));
+                    // Ones and zeros lose nothing.
+                    if *values == made[output] {
+                        continue;
+                    }
+                    let line = check(worse).expect_err(node.op.name());
+                    assert!(line.contains("that is off by"), "{line}");
+                    tried += 1;
+                }
+            }
+            assert!(tried > 100, "{tried}");
+        }
+    }
+}
