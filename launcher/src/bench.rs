@@ -226,6 +226,7 @@ mod tests {
         let op = OpRow {
             name: "matmul",
             settings: String::new(),
+            operands: String::new(),
             calls: 3,
             ms: 2.0,
             flops: 3_000_000,
