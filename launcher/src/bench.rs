@@ -41,6 +41,9 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
                 .collect(),
         })
         .collect::<Result<_, Fault>>()?;
+    for (_, preset) in presets.iter().flatten() {
+        preset.check_processor(asked.gpus > 0)?;
+    }
     let mut out = asked.out.as_deref().map(open).transpose()?;
     let settings = Settings {
         steps: asked.steps.unwrap_or(STEPS),

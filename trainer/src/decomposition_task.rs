@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use spd_configs::{FaithfulnessWarmup, OutputLoss, Precision, Term};
+use spd_configs::{FaithfulnessWarmup, OutputLoss, Term};
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Builder, Executor, Processor, Store, Type, Value};
 
@@ -153,10 +153,7 @@ impl Decomposition {
     ///
     /// When shapes do not fit.
     pub fn step_program(&self, store: &Store) -> spd_engine::Result<Builder> {
-        let mut b = Builder::with_precision(match self.run.precision {
-            Precision::F32 => spd_engine::Precision::F32,
-            Precision::Bf16 => spd_engine::Precision::Bf16,
-        });
+        let mut b = Builder::with_precision(self.precision());
         let shape = self.shape(self.run.train.batch_size);
         let front = self.front(&mut b, store, shape, &Draws::Counters)?;
         b.part("losses");

@@ -10,7 +10,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use spd_draws::{Purpose, Stream};
 use spd_engine::ops::GeluKind;
-use spd_engine::{Builder, Executor, OpProfile, Pool, Processor, Store, Type};
+use spd_engine::{Builder, Executor, OpProfile, Pool, Precision, Processor, Store, Type};
 
 use crate::fault::Fault;
 
@@ -31,7 +31,7 @@ const NEAR: usize = 1 << 16;
 /// Highest rates of this machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ceilings {
-    /// Multiplications and additions per second of a large square product with our kernel, f32.
+    /// Multiplications and additions per second of a large square product with our kernel, in the precision of the step.
     pub gemm: f64,
     /// Rows, sums and columns of `x V` at the workload's first site.
     pub site_shape: [usize; 3],
@@ -56,13 +56,14 @@ impl Ceilings {
     ///
     /// - `sizes`: of what is measured where the processor is a GPU
     pub(super) fn measure(
-        processor: &Processor,
+        (processor, precision): (&Processor, Precision),
         pool: &Arc<Pool>,
         (site_shape, workload_bytes): ([usize; 3], usize),
         sizes: Sizes,
     ) -> Result<Self, Fault> {
         if let Processor::Gpu(_) = processor {
-            return Self::of_gpu(processor, (site_shape, workload_bytes), sizes);
+            let of = (processor, precision);
+            return Self::of_gpu(of, (site_shape, workload_bytes), sizes);
         }
         let [gelus, gelu_slopes, draws] = dear(processor, NEAR, 10 * ROUNDS)?;
         let near_bytes = workload_bytes.clamp(1 << 20, LARGE);
@@ -81,16 +82,17 @@ impl Ceilings {
 
     /// The same on a GPU: times of single ops, by its own clock.
     fn of_gpu(
-        processor: &Processor,
+        (processor, precision): (&Processor, Precision),
         (site_shape, workload_bytes): ([usize; 3], usize),
         sizes: Sizes,
     ) -> Result<Self, Fault> {
         let [gelus, gelu_slopes, draws] = dear(processor, sizes.near, sizes.rounds)?;
         let near_bytes = workload_bytes.clamp(sizes.large / 256, sizes.large);
+        let gemm = |shape| gemm_of_gpu((processor, precision), shape, sizes.rounds);
         Ok(Self {
-            gemm: gemm_of_gpu(processor, [sizes.square; 3], sizes.rounds)?,
+            gemm: gemm([sizes.square; 3])?,
             site_shape,
-            site_gemm: gemm_of_gpu(processor, site_shape, sizes.rounds)?,
+            site_gemm: gemm(site_shape)?,
             copy: copy_of_gpu(processor, sizes.large, sizes.rounds)?,
             near_bytes,
             near_copy: copy_of_gpu(processor, near_bytes, sizes.rounds)?,
@@ -175,14 +177,22 @@ fn fastest_op_s(
     Ok(best_s)
 }
 
-fn gemm_of_gpu(processor: &Processor, [m, k, n]: [usize; 3], rounds: usize) -> Result<f64, Fault> {
-    let (mut b, mut store) = (Builder::new(), Store::new());
-    let [a, w] = [("a", [m, k]), ("w", [k, n])]
-        .map(|(name, dims)| store.add(name, &dims, vec![1.0; dims[0] * dims[1]]));
-    let [a, w] = [a, w].map(|slot| b.persistent(&store, slot));
+/// Of what depends on a batch and a frozen weight; a sum that reads the product lets it be stored as in a step.
+fn gemm_of_gpu(
+    (processor, precision): (&Processor, Precision),
+    [m, k, n]: [usize; 3],
+    rounds: usize,
+) -> Result<f64, Fault> {
+    let (mut b, mut store) = (Builder::with_precision(precision), Store::new());
+    let a = b.input("a", &Type::f32(&[m, k]))?;
+    let w = store.add("w", &[k, n], vec![1.0; k * n]);
+    store.freeze(w);
+    let w = b.persistent(&store, w);
     let product = b.matmul(a, w)?;
-    b.output("product", product);
+    let sum = b.sum_squares(product)?;
+    b.output("sum", sum);
     let mut program = Executor::new(&b, processor)?;
+    program.input("a").fill(1.0);
     let s = fastest_op_s(&mut program, &mut store, "matmul", rounds)?;
     Ok((2 * m * k * n) as f64 / s)
 }
@@ -352,26 +362,28 @@ pub(super) mod tests {
         let Some(device) = emulated() else {
             return;
         };
-        let measured = Ceilings::measure(
-            &Processor::Gpu(Some(device)),
-            &Arc::new(Pool::new(1)),
-            ([8, 5, 3], 1 << 12),
-            SMALL,
-        );
-        let Ceilings {
-            gemm,
-            site_gemm,
-            copy,
-            near_bytes,
-            near_copy,
-            gelus,
-            gelu_slopes,
-            draws,
-            ..
-        } = measured.unwrap();
-        assert_eq!(near_bytes, 1 << 12);
-        for rate in [gemm, site_gemm, copy, near_copy, gelus, gelu_slopes, draws] {
-            assert!(rate.is_finite() && rate > 0.0, "{rate}");
+        for precision in [Precision::F32, Precision::Bf16] {
+            let measured = Ceilings::measure(
+                (&Processor::Gpu(Some(Arc::clone(&device))), precision),
+                &Arc::new(Pool::new(1)),
+                ([8, 5, 3], 1 << 12),
+                SMALL,
+            );
+            let Ceilings {
+                gemm,
+                site_gemm,
+                copy,
+                near_bytes,
+                near_copy,
+                gelus,
+                gelu_slopes,
+                draws,
+                ..
+            } = measured.unwrap();
+            assert_eq!(near_bytes, 1 << 12);
+            for rate in [gemm, site_gemm, copy, near_copy, gelus, gelu_slopes, draws] {
+                assert!(rate.is_finite() && rate > 0.0, "{rate}");
+            }
         }
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn program(
     store: &Store,
     shape: BatchShape,
 ) -> Result<Builder> {
-    let mut b = Builder::new();
+    let mut b = Builder::with_precision(decomposition.precision());
     let loss = forward(decomposition, &mut b, store, shape)?;
     b.output("loss/total", loss);
     let components = decomposition.parameters.of(&[Group::Components]);

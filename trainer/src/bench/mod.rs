@@ -24,7 +24,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
-use spd_configs::Precision;
 use spd_engine::{Pool, Processor};
 
 pub use ceilings::Ceilings;
@@ -123,17 +122,12 @@ fn line(
     let losses = workload.losses();
     let positions = shape.examples() as f64;
     let (median, pipelined) = (clock.median(), clock.pipelined_ms);
-    // As the peers call them.
-    let precision = match preset.run.precision {
-        Precision::F32 => "fp32",
-        Precision::Bf16 => "bf16",
-    };
     let finite = losses.iter().all(|(_, value)| value.is_finite());
     let fields = [
         ("workload", json!(preset.name)),
         ("impl", json!("spd")),
         ("mode", json!("static")),
-        ("precision", json!(precision)),
+        ("precision", json!(presets::spelled(preset.run.precision))),
         ("batch", json!(shape.rows)),
         ("seq", json!(preset.seq())),
         (

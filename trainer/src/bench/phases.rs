@@ -118,7 +118,8 @@ pub(super) fn measure(
         site.linear.d_in,
         site.components,
     ];
-    let ceilings = Ceilings::measure(&workload.processor, pool, (shape, memory), sizes)?;
+    let of = (&workload.processor, workload.decomposition.precision());
+    let ceilings = Ceilings::measure(of, pool, (shape, memory), sizes)?;
     let stages = stages(workload, steps)?;
     workload.program.start_profile();
     workload.prepare(0);
@@ -244,7 +245,7 @@ enum End {
 
 fn part(workload: &Workload, end: End) -> Result<Executor, Fault> {
     let (decomposition, store) = (&workload.decomposition, &workload.store);
-    let mut b = Builder::new();
+    let mut b = Builder::with_precision(decomposition.precision());
     if end == End::GivenMasks {
         let loss = given_masks::forward(decomposition, &mut b, store, workload.shape())?;
         b.output("loss", loss);
@@ -290,7 +291,10 @@ mod tests {
     fn every_op_is_in_one_kind_and_parts_add_up() {
         let pool = Arc::new(Pool::new(1));
         let cpu = Processor::Cpu(Arc::clone(&pool));
-        let gpu = emulated().map(|device| ("tiny-tms", Processor::Gpu(Some(device))));
+        let gpu = emulated().into_iter().flat_map(|device| {
+            ["tiny-tms", "tiny-seed-bf16"]
+                .map(|name| (name, Processor::Gpu(Some(Arc::clone(&device)))))
+        });
         let all = [("tiny-tms", cpu.clone()), ("tiny-seed", cpu)];
         for (name, processor) in all.into_iter().chain(gpu) {
             let preset = preset(name, &Overrides::default()).unwrap();

@@ -2,14 +2,14 @@
 //!
 //! Names, sizes and settings are those of the peers' `workloads.py`. A step is timed half-way through training.
 
-use spd_configs::{Data, Run, SitePattern};
+use spd_configs::{Data, Precision, Run, SitePattern};
 
 use super::runs::run;
 use crate::fault::Fault;
 use crate::sites::resolve;
 
 /// What this build can time.
-const KNOWN: [&str; 19] = [
+const KNOWN: [&str; 24] = [
     "tms_5-2",
     "tms_5-2-id",
     "tms_40-10",
@@ -19,6 +19,10 @@ const KNOWN: [&str; 19] = [
     "seed-32x256",
     "seed-64x256",
     "seed-128x256",
+    "seed-16x128-bf16",
+    "seed-32x256-bf16",
+    "seed-64x256-bf16",
+    "seed-128x256-bf16",
     "full-ss-llama",
     "full-ss-llama-32x512",
     "full-ss-llama-64x512",
@@ -26,22 +30,17 @@ const KNOWN: [&str; 19] = [
     "tiny-tms",
     "tiny-resid",
     "tiny-seed",
+    "tiny-seed-bf16",
     "tiny-ss-llama",
     "tiny-pgd",
     "tiny-gpt2-h1",
 ];
 
-/// What the peers can and this build cannot: targets, importance functions, losses or bf16 are missing.
-const NOT_YET: [&str; 8] = [
-    "seed-16x128-bf16",
-    "seed-32x256-bf16",
-    "seed-64x256-bf16",
-    "seed-128x256-bf16",
-    "full-pile-4l",
-    "tiny-seed-bf16",
-    "tiny-pile-4l",
-    "tiny-pile-broadcast",
-];
+/// What the peers can and this build cannot: targets, importance functions or losses are missing.
+const NOT_YET: [&str; 3] = ["full-pile-4l", "tiny-pile-4l", "tiny-pile-broadcast"];
+
+/// Ends the name of a workload that is another one in bf16.
+const IN_BF16: &str = "-bf16";
 
 /// A workload: its name, with what was asked for in place of the preset's own, and its run.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,7 +78,7 @@ pub struct Overrides<'a> {
     pub sites: Option<usize>,
     /// Masks that are drawn for a loss.
     pub samples: Option<usize>,
-    /// Arithmetic: `fp32`, also written `f32`.
+    /// What a step is stored in: `fp32`, also written `f32`, or `bf16`.
     pub precision: Option<&'a str>,
 }
 
@@ -91,6 +90,21 @@ impl Preset {
             run,
             step: Step::Training,
         }
+    }
+
+    /// Refuses bf16 where the step is not timed on a GPU.
+    ///
+    /// # Errors
+    ///
+    /// In one line that says how to ask for it.
+    pub fn check_processor(&self, on_gpu: bool) -> Result<(), Fault> {
+        if self.run.precision == Precision::Bf16 && !on_gpu {
+            return Err(Fault::BadInput(format!(
+                "bench {}: bf16 is for GPUs, and this would be timed on the CPU; time it with --gpus 1, or with --precision fp32",
+                self.name
+            )));
+        }
+        Ok(())
     }
 
     /// Tokens a row, if rows are tokens.
@@ -107,30 +121,45 @@ pub fn known() -> String {
     format!("known: {}", KNOWN.join(", "))
 }
 
-/// A preset by name. The peers' presets of these names ask for bf16, so a name always ends in `@fp32` here, as it does there
-/// with `--precision fp32`.
+/// A preset by name, in fp32 unless the name says bf16 or another precision is asked for. The name of what is timed is the peers': it
+/// ends in the precision where that is not their preset's own, which is bf16 for all but `seed-*` without an ending (TF32).
 ///
 /// # Errors
 ///
 /// When there is no such preset, or it cannot be as asked.
 pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
     let refuse = |reason: String| Err(Fault::BadInput(format!("bench {name}: {reason}")));
-    match overrides.precision {
-        None | Some("fp32" | "f32") => {}
-        Some(other @ ("bf16" | "tf32")) => {
-            return refuse(format!("steps are timed in fp32, not {other}"));
+    let in_bf16 = name.strip_suffix(IN_BF16);
+    let precision = match overrides.precision {
+        None if in_bf16.is_some() => Precision::Bf16,
+        None | Some("fp32" | "f32") => Precision::F32,
+        Some("bf16") => Precision::Bf16,
+        Some("tf32") => {
+            return refuse("steps are timed in fp32 or bf16, not tf32".to_owned());
         }
-        Some(other) => return refuse(format!("no precision `{other}`; steps are timed in fp32")),
-    }
+        Some(other) => {
+            let reason = format!("no precision `{other}`; steps are timed in fp32 or bf16");
+            return refuse(reason);
+        }
+    };
     if NOT_YET.contains(&name) {
         return refuse(format!("not yet in this build; {}", known()));
     }
-    let Some((mut run, step)) = run(name) else {
+    let found = if KNOWN.contains(&name) {
+        run(in_bf16.unwrap_or(name))
+    } else {
+        None
+    };
+    let Some((mut run, step)) = found else {
         return refuse(format!(
             "no such workload; {}; not yet in this build: {}",
             known(),
             NOT_YET.join(", ")
         ));
+    };
+    let is_theirs = match step {
+        Step::GivenMasks { .. } if in_bf16.is_none() => false,
+        _ => precision == Precision::Bf16,
     };
     let mut name = name.to_owned();
     let rows = overrides.batch.unwrap_or(run.train.batch_size);
@@ -178,13 +207,21 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
             .collect();
         name = format!("{name}@sites={sites}");
     }
+    if !is_theirs {
+        name = format!("{name}@{}", spelled(precision));
+    }
     run.train.batch_size = rows;
     run.eval.batch_size = rows;
-    Ok(Preset {
-        name: format!("{name}@fp32"),
-        run,
-        step,
-    })
+    run.precision = precision;
+    Ok(Preset { name, run, step })
+}
+
+/// As the peers call it.
+pub(super) fn spelled(precision: Precision) -> &'static str {
+    match precision {
+        Precision::F32 => "fp32",
+        Precision::Bf16 => "bf16",
+    }
 }
 
 #[cfg(test)]
@@ -229,12 +266,17 @@ mod tests {
             (11_054_400, 0),
             (11_054_400, 0),
             (11_054_400, 0),
+            (11_054_400, 0),
+            (11_054_400, 0),
+            (11_054_400, 0),
+            (11_054_400, 0),
             (11_054_400, 38_097_600),
             (11_054_400, 38_097_600),
             (11_054_400, 38_097_600),
             (2_359_296, 7_097_088),
             (56, 208),
             (1200, 864),
+            (10_560, 0),
             (10_560, 0),
             (10_560, 15_672),
             (10_560, 15_672),
@@ -262,6 +304,41 @@ mod tests {
         assert_eq!(gpt2(None, Some(256)), "full-gpt2-h1@2x256@fp32");
         let seed = named("seed-16x128", Some(2), None);
         assert_eq!(seed, "seed-16x128@2x128@fp32");
+    }
+
+    // As `get` of the peers' workloads.py has them.
+    #[test]
+    fn a_precision_is_named_where_it_is_not_the_peers_own() {
+        let cases = [
+            ("tiny-seed", None, "tiny-seed@fp32"),
+            ("tiny-seed", Some("bf16"), "tiny-seed@bf16"),
+            ("tiny-seed-bf16", None, "tiny-seed-bf16"),
+            ("tiny-seed-bf16", Some("bf16"), "tiny-seed-bf16"),
+            ("tiny-seed-bf16", Some("fp32"), "tiny-seed-bf16@fp32"),
+            ("tiny-ss-llama", Some("f32"), "tiny-ss-llama@fp32"),
+            ("tiny-ss-llama", Some("bf16"), "tiny-ss-llama"),
+        ];
+        for (name, precision, expected) in cases {
+            let overrides = Overrides {
+                precision,
+                ..Overrides::default()
+            };
+            let found = preset(name, &overrides).unwrap();
+            assert_eq!(found.name, expected);
+            let in_bf16 = found.run.precision == Precision::Bf16;
+            assert_eq!(in_bf16, !expected.ends_with("fp32"), "{expected}");
+            assert!(found.check_processor(true).is_ok());
+            assert_eq!(found.check_processor(false).is_err(), in_bf16);
+        }
+        let batch = Overrides {
+            batch: Some(2),
+            precision: Some("bf16"),
+            ..Overrides::default()
+        };
+        assert_eq!(
+            preset("seed-16x128", &batch).unwrap().name,
+            "seed-16x128@2x128@bf16"
+        );
     }
 
     #[test]
@@ -301,8 +378,9 @@ mod tests {
     fn what_cannot_be_timed_is_refused_in_one_line() {
         let default = Overrides::default();
         let known = "known: tms_5-2, tms_5-2-id, tms_40-10, resid_mlp1, resid_mlp2, seed-16x128, seed-32x256, \
-                     seed-64x256, seed-128x256, full-ss-llama, full-ss-llama-32x512, full-ss-llama-64x512, \
-                     full-gpt2-h1, tiny-tms, tiny-resid, tiny-seed, tiny-ss-llama, tiny-pgd, tiny-gpt2-h1";
+                     seed-64x256, seed-128x256, seed-16x128-bf16, seed-32x256-bf16, seed-64x256-bf16, seed-128x256-bf16, \
+                     full-ss-llama, full-ss-llama-32x512, full-ss-llama-64x512, full-gpt2-h1, tiny-tms, tiny-resid, \
+                     tiny-seed, tiny-seed-bf16, tiny-ss-llama, tiny-pgd, tiny-gpt2-h1";
         assert_eq!(
             refused("full-pile-4l", &default),
             format!("bench full-pile-4l: not yet in this build; {known}")
@@ -313,14 +391,23 @@ mod tests {
                 && !unknown.contains('\n'),
             "{unknown}"
         );
-        let bf16 = Overrides {
-            precision: Some("bf16"),
-            ..default
-        };
-        assert_eq!(
-            refused("tms_5-2", &bf16),
-            "bench tms_5-2: steps are timed in fp32, not bf16"
+        // Nothing but what the peers have is also known in bf16 by name.
+        assert!(
+            refused("tms_5-2-bf16", &default).starts_with("bench tms_5-2-bf16: no such workload; ")
         );
+        for (precision, expected) in [
+            ("tf32", "steps are timed in fp32 or bf16, not tf32"),
+            ("fp8", "no precision `fp8`; steps are timed in fp32 or bf16"),
+        ] {
+            let asked = Overrides {
+                precision: Some(precision),
+                ..default
+            };
+            assert_eq!(
+                refused("tms_5-2", &asked),
+                format!("bench tms_5-2: {expected}")
+            );
+        }
         let long = Overrides {
             seq: Some(17),
             ..default

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use spd_configs::{ImportanceKind, Run};
 use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValues};
-use spd_engine::{Builder, Result, Slot, Store, Type, Value};
+use spd_engine::{Builder, Precision, Result, Slot, Store, Type, Value};
 
 pub use components::SiteValues;
 pub(crate) use masks::mask_values;
@@ -100,6 +100,14 @@ pub struct MaskedPass {
 }
 
 impl Decomposition {
+    /// What a GPU stores its programs in.
+    pub(crate) fn precision(&self) -> Precision {
+        match self.run.precision {
+            spd_configs::Precision::F32 => Precision::F32,
+            spd_configs::Precision::Bf16 => Precision::Bf16,
+        }
+    }
+
     /// Resolves the sites of a run and makes room in the store: frozen weights, components, importance functions, all
     /// zeros.
     ///
