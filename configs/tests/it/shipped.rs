@@ -117,7 +117,7 @@ const TOYS: [Toy; 7] = [
         known: (40, None),
     },
     Toy {
-        name: "tms_40-10-id",
+        name: "tms_40-10-id-reference",
         sites: &[(TMS.0, 200), (TMS.1, 200), (TMS.2, 200)],
         importance: (ImportanceKind::Mlp, 16),
         minimality: (1e-4, 2.0),
