@@ -2,8 +2,8 @@
 //
 // Each thread of a block is a fiber, and blocks run one after the other. A fiber runs until it is done or waits: for its
 // block at a barrier, for its warp at a shuffle. Every access to memory is checked against the operand it is made
-// through, shared memory starts as NaNs, and the order in which threads and blocks run can be turned round: a kernel whose
-// result changes then has a race.
+// through, shared memory starts as NaNs, a warp runs as far ahead of the others as barriers let it, and the order in which
+// threads, warps and blocks run can be turned round: a kernel whose result changes then has a race.
 
 #include <cmath>
 #include <cstdint>
@@ -175,7 +175,29 @@ static void prepare(Fiber &fiber, char *stack) {
     fiber.turn = 0;
 }
 
-// Runs the threads of one block to their end.
+// Runs each thread of a warp to where it waits, and lets the warp go on if that is for each other; false if nothing moved.
+static bool run_warp(unsigned first, unsigned lanes, bool backwards, unsigned &done) {
+    bool moved = false, all = true;
+    for (unsigned turn = 0; turn < lanes && !block.failed; ++turn) {
+        unsigned thread = first + (backwards ? lanes - 1 - turn : turn);
+        Fiber &fiber = block.fibers[thread];
+        if (fiber.state == READY) {
+            moved = true;
+            thread_index = {thread, 0, 0};
+            block.now = &fiber;
+            emulator_switch(&block.scheduler, fiber.stack_pointer);
+            done += fiber.state == DONE;
+        }
+        all = all && fiber.state == AT_WARP;
+    }
+    for (unsigned lane = 0; all && lane < lanes; ++lane) {
+        block.fibers[first + lane].state = READY;
+    }
+    return moved && !block.failed;
+}
+
+// Runs the threads of one block to their end. A warp runs as far as it may before the next one does, the first or the last
+// first: what it needs of the others, or they of it, is there only behind a barrier.
 static void run_block(unsigned threads, bool backwards) {
     block.shared.clear();
     block.shared_bytes = 0;
@@ -185,26 +207,13 @@ static void run_block(unsigned threads, bool backwards) {
         prepare(block.fibers[thread], block.stacks + thread * STACK);
     }
     unsigned done = 0;
+    const unsigned warps = (threads + 31) / 32;
     while (done < threads && !block.failed) {
         bool moved = false;
-        for (unsigned turn = 0; turn < threads && !block.failed; ++turn) {
-            unsigned thread = backwards ? threads - 1 - turn : turn;
-            Fiber &fiber = block.fibers[thread];
-            if (fiber.state == READY) {
-                moved = true;
-                thread_index = {thread, 0, 0};
-                block.now = &fiber;
-                emulator_switch(&block.scheduler, fiber.stack_pointer);
-                done += fiber.state == DONE;
-            }
-        }
-        for (unsigned first = 0; first < threads; first += 32) {
-            bool all = true;
-            for (unsigned lane = 0; lane < 32 && first + lane < threads; ++lane) {
-                all = all && block.fibers[first + lane].state == AT_WARP;
-            }
-            for (unsigned lane = 0; all && lane < 32 && first + lane < threads; ++lane) {
-                block.fibers[first + lane].state = READY;
+        for (unsigned turn = 0; turn < warps; ++turn) {
+            unsigned first = 32 * (backwards ? warps - 1 - turn : turn);
+            unsigned lanes = threads - first < 32 ? threads - first : 32;
+            while (run_warp(first, lanes, backwards, done)) {
                 moved = true;
             }
         }

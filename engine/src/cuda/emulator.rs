@@ -339,6 +339,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_warp_runs_ahead_of_the_others() {
+        // Shuffles wait for a warp, not for the block.
+        let race = "SHARED(float, sums, 2); int warp = threadIdx.x / 32; sums[warp] = warp_sum(1.0f); warp_sum(1.0f); \
+            y[blockIdx.x * blockDim.x + threadIdx.x] = sums[1 - warp]";
+        if let Some(found) = run(race) {
+            // The warp that comes first finds nothing of the other.
+            let missing = found.map(|found| found.unwrap().iter().map(|x| x.is_nan()).collect());
+            let [forwards, backwards]: [Vec<bool>; 2] = missing;
+            for (block, first) in [(&forwards, 0), (&backwards, 32)] {
+                let expected = (0..128).map(|at| (at % 64) / 32 * 32 == first);
+                assert!(expected.eq(block.iter().copied()), "{block:?}");
+            }
+        }
+    }
+
     /// The same with tensor cores, and the numbers from 0 to 127 in bf16 beside.
     fn run_copies(body: &str) -> Option<[Result<Vec<f32>, String>; 2]> {
         let prelude = include_str!("prelude.cuh");
