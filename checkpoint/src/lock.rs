@@ -1,8 +1,9 @@
 //! Who owns a run directory: the process that holds its lock file.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::{CheckpointError, atomic};
 
@@ -65,14 +66,24 @@ impl Lock {
     }
 }
 
+/// Who has the lock: its name, which it writes as soon as it has it.
 fn holder(file: &mut File) -> String {
-    let mut holder = String::new();
-    match file.take(200).read_to_string(&mut holder) {
-        Ok(_) if !holder.trim().is_empty() => holder.trim().to_owned(),
-        // It has the lock and has not yet written its name.
-        _ => "another process".to_owned(),
+    for _ in 0..LOOKS {
+        let mut holder = String::new();
+        let read = file
+            .rewind()
+            .and_then(|()| file.take(200).read_to_string(&mut holder));
+        if read.is_ok() && holder.ends_with('\n') {
+            return holder.trim().to_owned();
+        }
+        std::thread::sleep(LOOK_EVERY);
     }
+    "another process".to_owned()
 }
+
+/// How often, and how far apart, a name is looked for that is not there yet.
+const LOOKS: usize = 50;
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {
@@ -99,6 +110,22 @@ mod tests {
         );
         drop(lock);
         Lock::take(&run).unwrap();
+    }
+
+    #[test]
+    fn a_name_that_is_written_a_moment_later_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let options = OpenOptions::new().write(true).create_new(true).clone();
+        let mut held = options.open(&path).unwrap();
+        held.try_lock().unwrap();
+        std::thread::scope(|scope| {
+            let taken = scope.spawn(|| Lock::take(folder.path()));
+            std::thread::sleep(3 * LOOK_EVERY);
+            held.write_all(b"process 7 on a host\n").unwrap();
+            let error = taken.join().unwrap().unwrap_err().to_string();
+            assert!(error.contains("held by process 7 on a host;"), "{error}");
+        });
     }
 
     #[test]
