@@ -116,8 +116,8 @@ mod tests {
     fn a_name_that_is_written_a_moment_later_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
-        let options = OpenOptions::new().write(true).create_new(true).clone();
-        let mut held = options.open(&path).unwrap();
+        let mut options = OpenOptions::new();
+        let mut held = options.write(true).create_new(true).open(&path).unwrap();
         held.try_lock().unwrap();
         std::thread::scope(|scope| {
             let taken = scope.spawn(|| Lock::take(folder.path()));

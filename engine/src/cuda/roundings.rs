@@ -156,6 +156,7 @@ fn check_one(
         "head_divergence" => head_divergence(stored, node, known),
         _ => repeated(stored, node, (known, routes), parameters),
     };
+    assert_eq!(results.len(), node.outputs.len(), "{:?}", node.op);
     for (output, mut expected) in node.outputs.iter().zip(results) {
         let is_repeated = node.op.name() != "cast";
         if let Some(route) = routes.get(output).filter(|_| is_repeated) {

@@ -291,7 +291,7 @@ fn back(
     let Some(SitePart::MaskedGrad(of, wants)) = readers.part(slope) else {
         return None;
     };
-    let same = format!("{of:?}") == format!("{mask:?}") && grad.inputs[1..] == masked.inputs[..];
+    let same = of == mask && grad.inputs[1..] == masked.inputs[..];
     let gh = grad.inputs[0];
     let before = readers.maker(gh)?;
     let SitePart::Rows {

@@ -80,7 +80,7 @@ pub struct MaskValues {
 }
 
 /// `h = a * (m - delta)`, packed where there are routes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Masked {
     mask: Mask,
     delta: bool,
