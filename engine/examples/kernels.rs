@@ -202,9 +202,8 @@ fn adamw(pool: &Arc<Pool>, len: usize) -> Result<()> {
         first: bench.normal("m", &[len]),
         second: bench.normal("v", &[len]),
         gradient,
-        group,
     };
-    bench.builder.adamw(op, &on, &[])?;
+    bench.builder.adamw(op, &[on], group, &[])?;
     bench.report(&format!("[{len}]"), len, &["adamw", "gradient_norm"]);
     Ok(())
 }

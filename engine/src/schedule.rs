@@ -283,9 +283,8 @@ mod tests {
             first,
             second,
             gradient,
-            group,
         };
-        b.adamw(op, &on, &[]).unwrap();
+        b.adamw(op, &[on], group, &[]).unwrap();
         // Written down after the update, and still sees the parameter as it was before.
         let late = b.transpose(parameter).unwrap();
         b.output("late", late);

@@ -162,41 +162,45 @@ impl Parameters {
             b.halt(halt, &guards)?;
             guards.push(halt);
         }
-        for (p, gradient) in moved {
-            let group = norms
-                .iter()
-                .find(|(group, _)| *group == p.group)
-                .expect("has a gradient")
-                .1;
+        for &(group, norms) in &norms {
             let Update {
                 beta2,
                 decay,
                 decay_vectors,
                 clip,
-            } = settings(p.group);
-            let decays = p.rank > 1 || decay_vectors;
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "settings are rounded to f32"
-            )]
-            let op = AdamW {
-                lr: b.step_scalar("lr"),
-                correction1: b.step_scalar("correction1"),
-                correction2: b.step_scalar("correction2"),
-                beta1: BETA1 as f32,
-                beta2: beta2 as f32,
-                eps: 1e-8,
-                decay: if decays { decay as f32 } else { 0.0 },
-                clip: clip.map(|clip| clip as f32),
-            };
-            let operands = AdamWOperands {
-                parameter: b.persistent(store, p.slot),
-                first: b.persistent(store, p.first),
-                second: b.persistent(store, p.second),
-                gradient,
-                group,
-            };
-            b.adamw(op, &operands, &guards)?;
+            } = settings(group);
+            let of_group: Vec<&(&Parameter, Value)> =
+                moved.iter().filter(|(p, _)| p.group == group).collect();
+            for decays in [true, false] {
+                let some = of_group
+                    .iter()
+                    .filter(|(p, _)| (p.rank > 1 || decay_vectors) == decays);
+                let on = some.map(|(p, gradient)| AdamWOperands {
+                    parameter: b.persistent(store, p.slot),
+                    first: b.persistent(store, p.first),
+                    second: b.persistent(store, p.second),
+                    gradient: *gradient,
+                });
+                let on: Vec<AdamWOperands> = on.collect();
+                if on.is_empty() {
+                    continue;
+                }
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "settings are rounded to f32"
+                )]
+                let op = AdamW {
+                    lr: b.step_scalar("lr"),
+                    correction1: b.step_scalar("correction1"),
+                    correction2: b.step_scalar("correction2"),
+                    beta1: BETA1 as f32,
+                    beta2: beta2 as f32,
+                    eps: 1e-8,
+                    decay: if decays { decay as f32 } else { 0.0 },
+                    clip: clip.map(|clip| clip as f32),
+                };
+                b.adamw(op, &on, norms, &guards)?;
+            }
         }
         Ok(())
     }

@@ -264,22 +264,21 @@ impl Step {
             decay: 0.01,
             clip: Some(1.0),
         };
+        let mut on = Vec::new();
         for ((name, parameter), gradient) in parameters.into_iter().zip(gradients) {
             let dims = self.b.ty(parameter).dims.clone();
             let [first, second] = ["first", "second"].map(|moment| {
                 let slot = self.store.zeros(format!("{name} {moment}"), &dims);
                 self.b.persistent(&self.store, slot)
             });
-            let on = AdamWOperands {
+            on.push(AdamWOperands {
                 parameter,
                 first,
                 second,
                 gradient,
-                group,
-            };
-            self.b.adamw(op, &on, &[group, halt])?;
+            });
         }
-        Ok(())
+        self.b.adamw(op, &on, group, &[halt])
     }
 }
 

@@ -71,7 +71,7 @@ pub struct OpProfile {
     pub name: &'static str,
     /// Its settings, as it prints them.
     pub settings: String,
-    /// Shapes of its operands, in order: `[64, 32] x [32, 16]`.
+    /// Shapes of its first operands, in order: `[64, 32] x [32, 16]`.
     pub operands: String,
     /// Time spent.
     pub time: Duration,
@@ -395,8 +395,15 @@ impl OpProfile {
     pub(crate) fn of(builder: &Builder, node: &Node) -> Self {
         let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
         let outputs = node.outputs.iter().map(|&output| builder.ty(output));
-        let bytes: usize = types.iter().copied().chain(outputs).map(Type::bytes).sum();
-        let shapes: Vec<String> = types.iter().map(|ty| format!("{:?}", ty.dims)).collect();
+        // What is written in its place was read before.
+        let written = types[node.op.writes(types.len())].iter();
+        let all = types.iter().chain(written).copied().chain(outputs);
+        let bytes: usize = all.map(Type::bytes).sum();
+        let shown = types.iter().take(SHOWN);
+        let mut shapes: Vec<String> = shown.map(|ty| format!("{:?}", ty.dims)).collect();
+        if types.len() > SHOWN {
+            shapes.push(format!("{} more", types.len() - SHOWN));
+        }
         Self {
             name: node.op.name(),
             settings: settings(&format!("{:?}", node.op)).to_owned(),
@@ -408,6 +415,9 @@ impl OpProfile {
         }
     }
 }
+
+/// Operands whose shapes a profile says.
+const SHOWN: usize = 6;
 
 /// What an op's debug form says beside its name.
 fn settings(debug: &str) -> &str {

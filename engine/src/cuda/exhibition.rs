@@ -462,11 +462,21 @@ impl Exhibition {
         let other = self.b.gradient_norm(&gradients[..2])?;
         let halt = self.kept("halt", &[2], 0, |_| 0.0);
         self.b.halt(halt, &[group, other])?;
+        let mut on = [Vec::new(), Vec::new()];
         for (index, (&parameter, &gradient)) in leaves.iter().zip(&gradients).enumerate() {
             let dims = self.b.ty(parameter).dims.clone();
             let seed = 500 + index as u64;
             let first = self.kept(&format!("first {index}"), &dims, seed, |x| 0.1 * x);
             let second = self.kept(&format!("second {index}"), &dims, seed, |x| 0.1 + x * x);
+            on[index % 2].push(AdamWOperands {
+                parameter,
+                first,
+                second,
+                gradient,
+            });
+            self.b.output(format!("gradient {index}"), gradient);
+        }
+        for (on, clip) in on.iter().zip([Some(0.5), None]) {
             let op = AdamW {
                 lr: self.b.step_scalar("lr"),
                 correction1: self.b.step_scalar("correction1"),
@@ -475,17 +485,9 @@ impl Exhibition {
                 beta2: 0.999,
                 eps: 1e-8,
                 decay: 0.01,
-                clip: (index % 2 == 0).then_some(0.5),
+                clip,
             };
-            let on = AdamWOperands {
-                parameter,
-                first,
-                second,
-                gradient,
-                group,
-            };
-            self.b.adamw(op, &on, &[other])?;
-            self.b.output(format!("gradient {index}"), gradient);
+            self.b.adamw(op, on, group, &[other])?;
         }
         Ok(())
     }

@@ -27,6 +27,10 @@ pub(crate) const SHARED: Source = Source {
 pub(crate) const THREADS: usize = 256;
 /// Elements of a partial sum, as in `prelude.cuh`.
 const PART: usize = 4096;
+/// Elements that a block takes of one of many tensors, as in `prelude.cuh`.
+const SHARE: usize = 8192;
+/// Operands of a kernel: a device takes 4096 bytes of addresses.
+pub(crate) const MOST_OPERANDS: usize = 512;
 /// Partial sums over rows, at most.
 const MOST_STRETCHES: usize = 128;
 
@@ -93,7 +97,7 @@ pub(crate) enum Command {
 }
 
 /// An argument of a kernel's function.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) enum Argument {
     Operand(Operand),
     /// One element of an operand, by value.
@@ -101,10 +105,10 @@ pub(crate) enum Argument {
     F32(f32),
     F64(f64),
     Int(usize),
-    /// A scalar operand and its weight.
-    Term(Operand, f64),
     /// In the place of f32s that are not there.
     Nothing,
+    /// The members of a structure, or the elements of an array.
+    List(Vec<Argument>),
 }
 
 impl From<Option<Operand>> for Argument {
@@ -332,6 +336,30 @@ pub(crate) fn stretches(rows: usize, columns: usize) -> (usize, usize) {
     (stretch, rows.div_ceil(stretch).max(1))
 }
 
+/// Blocks that go through one of many tensors.
+pub(crate) fn shares(len: usize) -> usize {
+    len.div_ceil(SHARE)
+}
+
+/// Tensors that one launch goes through, each with the operands of its structure, all of one length: the blocks of the launch, and
+/// the array that its function takes.
+pub(crate) fn tensors(each: impl Iterator<Item = Vec<Operand>>) -> (usize, Argument) {
+    let mut blocks = 0;
+    let each = each.map(|operands| {
+        let len = operands.first().map_or(0, |operand| operand.len);
+        let first_block = blocks;
+        blocks += shares(len);
+        let operands = operands.into_iter().map(Argument::from);
+        Argument::List(
+            operands
+                .chain([Argument::Int(len), Argument::Int(first_block)])
+                .collect(),
+        )
+    });
+    let each = Argument::List(each.collect());
+    (blocks, each)
+}
+
 /// Threads that share a row.
 pub(crate) fn row_threads(columns: usize) -> usize {
     columns.div_ceil(4).next_power_of_two().clamp(32, 512)
@@ -378,32 +406,38 @@ impl Pending<'_, '_> {
             lowering,
             mut launch,
         } = self;
-        let mut place = |operand: Operand| -> usize {
-            launch.operands.push(operand);
-            launch.operands.len() - 1
-        };
-        let mut call = String::new();
-        for (index, argument) in arguments.iter().enumerate() {
-            let separator = if index == 0 { "" } else { ", " };
-            let text = match *argument {
-                Argument::Operand(operand) => format!("a{}", place(operand)),
-                Argument::Element(operand, at) => format!("a{}[{at}]", place(operand)),
-                Argument::F32(value) => format!("f32({:#x}u)", value.to_bits()),
-                Argument::F64(value) => format!("f64({:#x}ull)", value.to_bits()),
-                Argument::Int(value) => value.to_string(),
-                Argument::Nothing => "In<float>()".to_owned(),
-                Argument::Term(operand, weight) => {
-                    let weight = weight.to_bits();
-                    format!("Term{{a{}, f64({weight:#x}ull)}}", place(operand))
-                }
-            };
-            write!(call, "{separator}{text}").expect("strings grow");
-        }
+        let call = list(arguments, &mut launch.operands);
         write!(launch.call, "({call})").expect("strings grow");
+        assert!(launch.operands.len() <= MOST_OPERANDS, "{}", launch.call);
         if launch.blocks.iter().all(|&blocks| blocks > 0) {
             lowering.commands.push(Command::Launch(launch));
         }
     }
+}
+
+/// Arguments as they are written; operands get the next numbers.
+fn list(arguments: &[Argument], operands: &mut Vec<Operand>) -> String {
+    let mut text = String::new();
+    for (index, argument) in arguments.iter().enumerate() {
+        if index > 0 {
+            text += ", ";
+        }
+        if let Argument::Operand(operand) | Argument::Element(operand, _) = argument {
+            write!(text, "a{}", operands.len()).expect("strings grow");
+            operands.push(*operand);
+        }
+        let rest = match argument {
+            Argument::Operand(_) => String::new(),
+            Argument::Element(_, at) => format!("[{at}]"),
+            Argument::F32(value) => format!("f32({:#x}u)", value.to_bits()),
+            Argument::F64(value) => format!("f64({:#x}ull)", value.to_bits()),
+            Argument::Int(value) => value.to_string(),
+            Argument::Nothing => "In<float>()".to_owned(),
+            Argument::List(arguments) => format!("{{{}}}", list(arguments, operands)),
+        };
+        text += &rest;
+    }
+    text
 }
 
 /// Index of a step scalar among the parameters.

@@ -34,7 +34,7 @@
 //! | `site_sums` | components / 64 | of `x` and the gradient of `y`: all of them pass each tile of 64 components |
 //!
 //! Attention reads keys and values once for each tile of 32 queries, and the launch that takes the norm of a residual stream has
-//! added to it. Still to be saved: an update is a launch a tensor.
+//! added to it. An update is one launch for 127 tensors of a group that decay alike, and the norms of a group are two.
 //!
 //! # On a GPU
 //!

@@ -333,6 +333,54 @@ DEVICE void add_stretches(In<float> parts, OutFloats auto y) {
     }
 }
 
+// ---- One launch over many tensors: a block takes a share of one of them. The structure of a tensor has its operands, its length
+// and the number of its first block.
+
+const i64 SHARE = 8192;
+
+// Of COUNT tensors from FIRST on, the one that this block is of: the last that begins with it or before. All of them are
+// arguments of the kernel: a choice by constants keeps them there.
+template <int FIRST, int COUNT, class T, int TENSORS> DEVICE T tensor_of_block(const T (&tensors)[TENSORS]) {
+    if constexpr (COUNT == 1) {
+        return tensors[FIRST];
+    } else {
+        const int HALF = COUNT / 2;
+        if ((i64)blockIdx.x < tensors[FIRST + HALF].first_block) {
+            return tensor_of_block<FIRST, HALF>(tensors);
+        }
+        return tensor_of_block<FIRST + HALF, COUNT - HALF>(tensors);
+    }
+}
+
+// `body(tensor, at)` for each four elements of this block's share.
+template <class T, int TENSORS, class F> DEVICE void each_share(const T (&tensors)[TENSORS], F body) {
+    const T tensor = tensor_of_block<0, TENSORS>(tensors);
+    i64 start = ((i64)blockIdx.x - tensor.first_block) * SHARE;
+    for (i64 at = start + 4 * (i64)threadIdx.x; at < start + SHARE && at < tensor.len; at += 4 * 256) {
+        body(tensor, at);
+    }
+}
+
+// Four elements of a tensor; zeros beyond its end.
+DEVICE Four load_until(auto x, i64 at, i64 len) {
+    if (at + 4 <= len) {
+        return load_aligned(x, at);
+    }
+    return map([&](int k) { return at + k < len ? (float)x[at + k] : 0.0f; });
+}
+
+DEVICE void store_until(OutFloats auto y, i64 at, i64 len, Four four) {
+    if (at + 4 <= len) {
+        store_aligned(y, at, four);
+        return;
+    }
+    for (int k = 0; k < 4; ++k) {
+        if (at + k < len) {
+            y[at + k] = four.v[k];
+        }
+    }
+}
+
 // ---- Draws: Philox 4x32-10, the numbers of `spd_draws`.
 
 struct Words {

@@ -45,9 +45,8 @@ fn training() -> (Builder, Store) {
         first,
         second,
         gradient,
-        group,
     };
-    b.adamw(op, &operands, &[]).unwrap();
+    b.adamw(op, &[operands], group, &[]).unwrap();
     (b, store)
 }
 

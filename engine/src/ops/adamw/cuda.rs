@@ -1,28 +1,42 @@
-use super::AdamW;
-use crate::cuda::lowering::{Argument, Lowering, Source, scalar};
+use super::Update;
+use crate::cuda::lowering::{Argument, Lowering, MOST_OPERANDS, Source, scalar, tensors};
 
 const KERNELS: Source = Source {
     name: "adamw",
     text: include_str!("kernel.cu"),
 };
 
-pub(super) fn value(op: &AdamW, to: &mut Lowering<'_>) {
-    let [weight, first, second] = [0, 1, 2].map(|index| to.input(index).out());
-    let gradient = to.input(3);
-    let operands = [to.parameters(), weight, first, second, gradient];
-    let mut arguments: Vec<Argument> = operands.map(Argument::from).to_vec();
-    let settings = [op.beta1, op.beta2, op.eps, op.decay, op.clip.unwrap_or(0.0)];
-    arguments.extend(settings.map(Argument::from));
-    let norms = (4..to.inputs()).map(|index| to.input(index));
-    arguments.extend(norms.map(|norms| Argument::Element(norms, norms.len - 1)));
+pub(super) fn value(op: &Update, to: &mut Lowering<'_>) {
+    let (settings, all) = (&op.settings, op.tensors);
+    let norms = (4 * all..to.inputs()).map(|index| to.input(index));
+    let totals: Vec<Argument> = norms
+        .map(|norms| Argument::Element(norms, norms.len - 1))
+        .collect();
     let constants = [
-        gradient.len.into(),
-        op.clip.is_some().into(),
-        scalar(op.lr),
-        scalar(op.correction1),
-        scalar(op.correction2),
+        settings.clip.is_some().into(),
+        scalar(settings.lr),
+        scalar(settings.correction1),
+        scalar(settings.correction2),
     ];
-    to.kernel(KERNELS, "adamw", &constants)
-        .fours(1, gradient.len)
-        .launch(&arguments);
+    let numbers = [
+        settings.beta1,
+        settings.beta2,
+        settings.eps,
+        settings.decay,
+        settings.clip.unwrap_or(0.0),
+    ];
+    let each: Vec<usize> = (0..all).collect();
+    for some in each.chunks((MOST_OPERANDS - 1 - totals.len()) / 4) {
+        let some = some.iter().map(|&tensor| {
+            let [weight, first, second] = [0, 1, 2].map(|kind| to.input(kind * all + tensor).out());
+            vec![weight, first, second, to.input(3 * all + tensor)]
+        });
+        let (blocks, updated) = tensors(some);
+        let mut arguments: Vec<Argument> = vec![to.parameters().into()];
+        arguments.extend(numbers.map(Argument::from));
+        arguments.extend([Argument::List(totals.clone()), updated]);
+        to.kernel(KERNELS, "adamw", &constants)
+            .blocks(blocks, 1)
+            .launch(&arguments);
+    }
 }

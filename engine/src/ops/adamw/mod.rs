@@ -1,4 +1,4 @@
-//! AdamW on one tensor, with the clipping of its group and the guard against bad gradients built in.
+//! AdamW on the tensors of a group, with the clipping of the group and the guard against bad gradients built in.
 //!
 //! ```text
 //! f = min(1, clip / (|G| + 1e-6))          |G|: norm over the group; 1 without clipping
@@ -47,7 +47,7 @@ pub struct AdamW {
     pub clip: Option<f32>,
 }
 
-/// What an update works on. `parameter`, `first`, `second` are persistent and of one type with `gradient`.
+/// A tensor that is updated. `parameter`, `first`, `second` are persistent and of one type with `gradient`.
 #[derive(Debug, Clone, Copy)]
 pub struct AdamWOperands {
     /// The parameter.
@@ -58,41 +58,66 @@ pub struct AdamWOperands {
     pub second: Value,
     /// Its gradient.
     pub gradient: Value,
-    /// Norms of the group that is clipped together.
-    pub group: Value,
+}
+
+/// The update of some tensors: inputs are all parameters, all first moments, all second moments, all gradients, the norms of the
+/// group that is clipped together, and guards.
+#[derive(Debug)]
+struct Update {
+    settings: AdamW,
+    tensors: usize,
 }
 
 impl Builder {
-    /// Updates a parameter at the end of a replay, unless one of `guards` ends in a number that is not finite.
+    /// Updates tensors of a group, of whose gradients `norms` are, at the end of a replay, unless these or one of `guards` end in a
+    /// number that is not finite.
     ///
     /// # Errors
     ///
-    /// When the types differ.
-    pub fn adamw(&mut self, op: AdamW, on: &AdamWOperands, guards: &[Value]) -> Result<()> {
-        let mut inputs = vec![on.parameter, on.first, on.second, on.gradient, on.group];
+    /// When there are no tensors, or the types of one differ.
+    pub fn adamw(
+        &mut self,
+        settings: AdamW,
+        on: &[AdamWOperands],
+        norms: Value,
+        guards: &[Value],
+    ) -> Result<()> {
+        let of = [
+            |on: &AdamWOperands| on.parameter,
+            |on: &AdamWOperands| on.first,
+            |on: &AdamWOperands| on.second,
+            |on: &AdamWOperands| on.gradient,
+        ];
+        let mut inputs: Vec<Value> = of.iter().flat_map(|of| on.iter().map(of)).collect();
+        inputs.push(norms);
         inputs.extend_from_slice(guards);
-        self.op(op, &inputs).map(|_| ())
+        let tensors = on.len();
+        self.op(Update { settings, tensors }, &inputs).map(|_| ())
     }
 }
 
-impl Op for AdamW {
+impl Op for Update {
     fn name(&self) -> &'static str {
         "adamw"
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        if inputs[1..4].iter().any(|ty| *ty != inputs[0]) {
-            let found: Vec<String> = inputs[..4].iter().map(ToString::to_string).collect();
-            return Err(BuildError::new(
-                self.name(),
-                format!("{} differ", found.join(", ")),
-            ));
+        if self.tensors == 0 {
+            return Err(BuildError::new(self.name(), "there are no tensors"));
+        }
+        for tensor in 0..self.tensors {
+            let types: [&Type; 4] =
+                std::array::from_fn(|kind| inputs[kind * self.tensors + tensor]);
+            if types.iter().any(|ty| *ty != types[0]) {
+                let found = types.map(ToString::to_string).join(", ");
+                return Err(BuildError::new(self.name(), format!("{found} differ")));
+            }
         }
         Ok(Vec::new())
     }
 
     fn writes(&self, _inputs: usize) -> Range<usize> {
-        0..3
+        0..3 * self.tensors
     }
 
     fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
@@ -108,128 +133,10 @@ impl Op for AdamW {
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
-        12 * inputs[0].len() as u64
+        let parameters = inputs[..self.tensors].iter();
+        parameters.map(|ty| 12 * ty.len() as u64).sum()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::cpu::{Executor, Pool};
-    use crate::ops::oracle::{close, random};
-    use crate::{Store, Type};
-
-    struct Bench {
-        store: Store,
-        executor: Executor,
-    }
-
-    fn bench(clip: Option<f32>, decay: f32) -> Bench {
-        let mut store = Store::new();
-        let start = random(&[5, 7], 1);
-        let w = store.add("w", &start.dims, start.values);
-        let m = store.zeros("m", &[5, 7]);
-        let v = store.zeros("v", &[5, 7]);
-        let mut b = Builder::new();
-        let gradient = b.input("gradient", &Type::f32(&[5, 7])).unwrap();
-        let group = b.gradient_norm(&[gradient]).unwrap();
-        let op = AdamW {
-            lr: b.step_scalar("lr"),
-            correction1: b.step_scalar("correction1"),
-            correction2: b.step_scalar("correction2"),
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            decay,
-            clip,
-        };
-        let [parameter, first, second] = [w, m, v].map(|slot| b.persistent(&store, slot));
-        b.adamw(
-            op,
-            &AdamWOperands {
-                parameter,
-                first,
-                second,
-                gradient,
-                group,
-            },
-            &[group],
-        )
-        .unwrap();
-        let executor = Executor::new(&b, Arc::new(Pool::new(2)));
-        Bench { store, executor }
-    }
-
-    fn step(bench: &mut Bench, t: i32, gradient: &[f32]) {
-        bench.executor.set_scalar("lr", 0.1);
-        bench
-            .executor
-            .set_scalar("correction1", 1.0 - 0.9f32.powi(t));
-        bench
-            .executor
-            .set_scalar("correction2", 1.0 - 0.999f32.powi(t));
-        bench.executor.input("gradient").copy_from_slice(gradient);
-        bench.executor.run(&mut bench.store);
-    }
-
-    // The formula above, in f64.
-    #[test]
-    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
-    fn three_updates_follow_the_formula() {
-        for (clip, decay) in [(None, 0.0), (Some(0.5), 0.1), (Some(100.0), 0.0)] {
-            let mut bench = bench(clip, decay);
-            let mut w: Vec<f64> = random(&[5, 7], 1)
-                .values
-                .iter()
-                .map(|&w| f64::from(w))
-                .collect();
-            let (mut m, mut v) = (vec![0.0; 35], vec![0.0; 35]);
-            for t in 1..=3i32 {
-                let gradient = random(&[5, 7], 10 + u64::from(t.unsigned_abs())).values;
-                step(&mut bench, t, &gradient);
-                let norm = gradient
-                    .iter()
-                    .map(|&g| f64::from(g).powi(2))
-                    .sum::<f64>()
-                    .sqrt();
-                let factor = clip.map_or(1.0, |clip| (f64::from(clip) / (norm + 1e-6)).min(1.0));
-                for i in 0..35 {
-                    let g = factor * f64::from(gradient[i]);
-                    w[i] *= 1.0 - 0.1 * f64::from(decay);
-                    m[i] = 0.9 * m[i] + 0.1 * g;
-                    v[i] = 0.999 * v[i] + 0.001 * g * g;
-                    let (m, v) = (
-                        m[i] / (1.0 - 0.9f64.powi(t)),
-                        v[i] / (1.0 - 0.999f64.powi(t)),
-                    );
-                    w[i] -= 0.1 * m / (v.sqrt() + 1e-8);
-                }
-            }
-            let expected: Vec<f32> = w.iter().map(|&w| w as f32).collect();
-            let found = bench.store.get(bench.store.slot("w").unwrap());
-            // f32 moments and corrections: 1 - 0.999 in f32 is good to 3e-5 of itself.
-            close("weights", found, &expected, 2e-5);
-        }
-    }
-
-    #[test]
-    fn a_gradient_that_is_not_finite_changes_nothing() {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let mut bench = bench(None, 0.1);
-            step(&mut bench, 1, &random(&[5, 7], 3).values);
-            let before: Vec<Vec<f32>> = bench
-                .store
-                .slots()
-                .map(|slot| bench.store.get(slot).to_vec())
-                .collect();
-            let mut gradient = random(&[5, 7], 4).values;
-            gradient[17] = bad;
-            step(&mut bench, 2, &gradient);
-            for (slot, before) in bench.store.slots().zip(&before) {
-                assert_eq!(bench.store.get(slot), before);
-            }
-        }
-    }
-}
+mod tests;

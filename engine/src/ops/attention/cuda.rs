@@ -70,7 +70,7 @@ impl Problem {
 
 pub(super) fn value(op: &Attention, to: &mut Lowering<'_>) {
     let problem = Problem::new(op, to);
-    let [q, k, v, table] = problem.operands;
+    let [q, k, v, table] = problem.operands.clone();
     let (y, lse) = (to.output(0), to.output(1));
     to.kernel(KERNELS, &problem.function("attention", &[]), &[])
         .blocks(problem.tiles * problem.units, 1)
@@ -80,7 +80,7 @@ pub(super) fn value(op: &Attention, to: &mut Lowering<'_>) {
 
 pub(super) fn gradient(op: &Attention, to: &mut Lowering<'_>) {
     let problem = Problem::new(op, to);
-    let [q, k, v, table] = problem.operands;
+    let [q, k, v, table] = problem.operands.clone();
     let first = op.operands() + usize::from(op.rotary);
     let [y, lse, g] = [0, 1, 2].map(|index| to.input(first + index));
     let [of_q, of_k, of_v] = if op.fused { [0, 0, 0] } else { [0, 1, 2] };

@@ -1,5 +1,4 @@
-use crate::cuda::lowering::{Argument, Lowering, Source};
-use crate::ops::sum_squares::cuda::square_parts;
+use crate::cuda::lowering::{Constant, Lowering, MOST_OPERANDS, Operand, Source, shares, tensors};
 
 const KERNELS: Source = Source {
     name: "gradient_norm",
@@ -7,14 +6,25 @@ const KERNELS: Source = Source {
 };
 
 pub(super) fn value(to: &mut Lowering<'_>) {
-    let norms = to.output(0);
-    for index in 0..to.inputs() {
-        let gradient = to.input(index);
-        let parts = square_parts(gradient, to);
-        to.kernel(KERNELS, "gradient_square", &[parts.len.into()])
-            .launch(&[parts.into(), norms.into(), Argument::Int(index)]);
+    let gradients: Vec<Operand> = (0..to.inputs()).map(|index| to.input(index)).collect();
+    let mut ends = Vec::with_capacity(gradients.len());
+    let mut blocks = 0;
+    for gradient in &gradients {
+        blocks += shares(gradient.len);
+        ends.push(Constant::from(blocks));
     }
-    let count = to.inputs();
-    to.kernel(KERNELS, "gradient_total", &[count.into()])
-        .launch(&[norms.into()]);
+    let sums = to.scratch(blocks);
+    let mut first = 0;
+    for some in gradients.chunks(MOST_OPERANDS - 1) {
+        let (blocks, squared) = tensors(some.iter().map(|&gradient| vec![gradient]));
+        let sums = sums.part(first, blocks).out();
+        to.kernel(KERNELS, "gradient_squares", &[])
+            .blocks(blocks, 1)
+            .launch(&[sums.into(), squared]);
+        first += blocks;
+    }
+    let norms = to.output(0);
+    to.kernel(KERNELS, "gradient_sums", &ends)
+        .threads(1024)
+        .launch(&[sums.into(), norms.into()]);
 }

@@ -1,19 +1,45 @@
-// Sum of one gradient's parts, at its place.
-template <i64 PARTS> DEVICE void gradient_square(In<float> parts, Out<float> norms, int index) {
-    double sum = all_parts<256, PARTS>(parts);
+struct Squared {
+    In<float> gradient;
+    i64 len, first_block;
+};
+
+// Sum of squares of this block's share. sums: [blocks].
+template <int TENSORS> DEVICE void gradient_squares(Out<float> sums, const Squared (&tensors)[TENSORS]) {
+    float sum = 0.0f;
+    each_share(tensors, [&](const Squared &tensor, i64 at) {
+        Four g = load_until(tensor.gradient, at, tensor.len);
+        for (int k = 0; k < 4; ++k) {
+            sum += g.v[k] * g.v[k];
+        }
+    });
+    sum = block_sum<256>(sum);
     if (threadIdx.x == 0) {
-        norms[index] = (float)sum;
+        sums[blockIdx.x] = sum;
     }
 }
 
-// The total, behind the others.
-template <i64 COUNT> DEVICE void gradient_total(Out<float> norms) {
-    double sum = 0.0;
-    for (i64 at = threadIdx.x; at < COUNT; at += 256) {
-        sum += (double)norms[at];
+// The sum of each gradient, a warp for one after the other, and behind them the total; in f64. The shares of a gradient end
+// where its ENDS says.
+template <i64... ENDS> DEVICE void gradient_sums(In<float> sums, Out<float> norms) {
+    const int COUNT = sizeof...(ENDS);
+    static constexpr i64 ends[] = {ENDS...};
+    for (int of = threadIdx.x / 32; of < COUNT; of += 32) {
+        double sum = 0.0;
+        for (i64 at = (of == 0 ? 0 : ends[of - 1]) + threadIdx.x % 32; at < ends[of]; at += 32) {
+            sum += (double)sums[at];
+        }
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0) {
+            norms[of] = (float)sum;
+        }
     }
-    sum = block_sum<256>(sum);
+    __syncthreads();
+    double total = 0.0;
+    for (int of = threadIdx.x; of < COUNT; of += 1024) {
+        total += (double)norms[of];
+    }
+    total = block_sum<1024>(total);
     if (threadIdx.x == 0) {
-        norms[COUNT] = (float)sum;
+        norms[COUNT] = (float)total;
     }
 }

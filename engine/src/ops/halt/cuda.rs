@@ -6,10 +6,11 @@ const KERNELS: Source = Source {
 };
 
 pub(super) fn value(to: &mut Lowering<'_>) {
-    let mut arguments: Vec<Argument> = vec![to.parameters().into(), to.input(0).out().into()];
     let norms = (1..to.inputs()).map(|index| to.input(index));
-    arguments.extend(norms.map(|norms| Argument::Element(norms, norms.len - 1)));
+    let totals = norms.map(|norms| Argument::Element(norms, norms.len - 1));
+    let totals = Argument::List(totals.collect());
+    let (parameters, memory) = (to.parameters(), to.input(0).out());
     to.kernel(KERNELS, "halt", &[])
         .threads(32)
-        .launch(&arguments);
+        .launch(&[parameters.into(), memory.into(), totals]);
 }

@@ -1,10 +1,9 @@
 // One thread remembers the first step at which a total, the last number of each of the norms, is not finite.
-template <class... Norms> DEVICE void halt(In<u32> parameters, Out<float> memory, Norms... norms) {
+template <int TOTALS> DEVICE void halt(In<u32> parameters, Out<float> memory, const float (&totals)[TOTALS]) {
     if (threadIdx.x > 0) {
         return;
     }
     bool all = true;
-    const float totals[] = {norms...};
     for (float total : totals) {
         all = all && is_finite(total);
     }

@@ -52,7 +52,7 @@ pub(super) fn site(op: &Site, to: &mut Lowering<'_>) {
         vec![0usize.into(), 0usize.into()],
     ]
     .concat();
-    let mut arguments: Vec<Argument> = vec![to.parameters().into(), x, v, u, x];
+    let mut arguments: Vec<Argument> = vec![to.parameters().into(), x.clone(), v, u, x];
     arguments.extend(mask.arguments());
     arguments.extend([clean, bias].map(Argument::from));
     // Nothing is written to the other two.

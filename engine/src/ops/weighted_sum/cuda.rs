@@ -6,11 +6,11 @@ const KERNELS: Source = Source {
 };
 
 pub(super) fn value(weights: &[f64], to: &mut Lowering<'_>) {
-    let mut arguments: Vec<Argument> = vec![to.output(0).into()];
     let terms = weights.iter().enumerate();
-    arguments.extend(terms.map(|(index, &weight)| Argument::Term(to.input(index), weight)));
-    let constants = [to.adds(0).into(), weights.len().into()];
-    to.kernel(KERNELS, "weighted_sum", &constants)
+    let terms =
+        terms.map(|(index, &weight)| Argument::List(vec![to.input(index).into(), weight.into()]));
+    let arguments = [to.output(0).into(), Argument::List(terms.collect())];
+    to.kernel(KERNELS, "weighted_sum", &[to.adds(0).into()])
         .threads(32)
         .launch(&arguments);
 }
