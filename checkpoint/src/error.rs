@@ -1,5 +1,6 @@
 //! What can go wrong with a checkpoint, in words for the person who started the run.
 
+use std::error::Error;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
@@ -70,6 +71,13 @@ pub enum CheckpointError {
         name: String,
         /// What is wrong with it, and what would be right.
         fault: String,
+    },
+
+    /// Whoever was to fill the snapshot could not. Nothing was written.
+    #[error("what was to be written did not come: {found}")]
+    Source {
+        /// Why.
+        found: Box<dyn Error + Send + Sync>,
     },
 
     /// Another process owns the run directory.

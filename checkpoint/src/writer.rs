@@ -1,5 +1,6 @@
 //! Writing, here and now or on a thread of its own.
 
+use std::error::Error;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
@@ -79,22 +80,32 @@ fn file_entry(pieces: &[&[u8]]) -> FileEntry {
 /// What came of a snapshot: where it lies, or why it does not.
 type Outcome = Result<PathBuf, CheckpointError>;
 
+/// Fills a snapshot, if what it is filled with comes.
+type Fill = Box<dyn FnOnce(&mut Snapshot) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;
+
+/// A snapshot for the thread, with what it is to be filled with first if that is still to come.
+struct Job {
+    snapshot: Snapshot,
+    fill: Option<Fill>,
+}
+
 /// A thread that writes snapshots, so that the step does not wait for a disk.
 ///
 /// ```text
-/// submit: fill -> thread: write, read back, delete the oldest -> outcomes -> poll, settle
+/// submit: fill -> thread:       write, read back, delete the oldest -> outcomes -> poll, settle
+/// expect       -> thread: fill, write, read back, delete the oldest
 ///    ^                        |
 ///    +------- snapshot -------+
 /// ```
 ///
-/// One snapshot goes round, so a run holds one copy of its state and no step allocates. [`Writer::submit`] waits for the one
-/// before it, which is waiting only where the disk takes longer than the steps between two checkpoints. Dropping a writer
-/// waits for what was submitted.
+/// One snapshot goes round, so a run holds one copy of its state and no step allocates. [`Writer::submit`] and [`Writer::expect`]
+/// wait for the one before, which is waiting only where the disk takes longer than the steps between two checkpoints. Dropping a
+/// writer waits for what was submitted.
 #[derive(Debug)]
 pub struct Writer {
     /// The snapshot, while it is not with the thread.
     spare: Option<Snapshot>,
-    jobs: Option<Sender<Snapshot>>,
+    jobs: Option<Sender<Job>>,
     written: Receiver<Snapshot>,
     outcomes: Receiver<Outcome>,
     thread: Option<JoinHandle<()>>,
@@ -137,14 +148,19 @@ impl Writer {
     fn start(
         mut save: impl FnMut(&Snapshot, &Sender<Outcome>) + Send + 'static,
     ) -> std::io::Result<Self> {
-        let (jobs, to_do) = bounded::<Snapshot>(1);
+        let (jobs, to_do) = bounded::<Job>(1);
         let (done, written) = bounded(1);
         let (report, outcomes) = unbounded();
         let thread = thread::Builder::new()
             .name("checkpoint".into())
             .spawn(move || {
-                for snapshot in to_do {
-                    save(&snapshot, &report);
+                for Job { mut snapshot, fill } in to_do {
+                    match fill.map_or(Ok(()), |fill| fill(&mut snapshot)) {
+                        Ok(()) => save(&snapshot, &report),
+                        Err(found) => {
+                            let _ = report.send(Err(CheckpointError::Source { found }));
+                        }
+                    }
                     let _ = done.send(snapshot);
                 }
             })?;
@@ -162,8 +178,29 @@ impl Writer {
         self.settle();
         let mut snapshot = self.spare.take().unwrap_or_default();
         fill(&mut snapshot);
+        self.send(Job {
+            snapshot,
+            fill: None,
+        });
+    }
+
+    /// The same for what is still to come: the thread fills the snapshot, and waits for what it is filled with. Where that does
+    /// not come, nothing is written, and [`Writer::poll`] tells why.
+    pub fn expect(
+        &mut self,
+        fill: impl FnOnce(&mut Snapshot) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
+    ) {
+        self.settle();
+        let snapshot = self.spare.take().unwrap_or_default();
+        self.send(Job {
+            snapshot,
+            fill: Some(Box::new(fill)),
+        });
+    }
+
+    fn send(&self, job: Job) {
         if let Some(jobs) = &self.jobs {
-            jobs.send(snapshot)
+            jobs.send(job)
                 .expect("the thread ends after its channel does");
         }
     }
@@ -307,6 +344,52 @@ mod tests {
             atomic::names(root.path()).unwrap(),
             ["step-00000001", "step-00000003"]
         );
+    }
+
+    #[test]
+    fn what_is_still_to_come_is_filled_in_by_the_thread() {
+        let root = tempfile::tempdir().unwrap();
+        let keep = NonZeroUsize::new(9).unwrap();
+        let mut writer = Writer::spawn(root.path(), keep, Some(snapshot(1))).unwrap();
+        let (go, gate) = bounded::<()>(1);
+        writer.expect(move |to| {
+            gate.recv()?;
+            assert_eq!(thread::current().name(), Some("checkpoint"));
+            assert_eq!(*to, snapshot(1));
+            *to = snapshot(2);
+            Ok(())
+        });
+        // Whoever asked goes on meanwhile.
+        assert!(writer.poll().is_none());
+        go.send(()).unwrap();
+        writer.expect(|to| {
+            to.step = 3;
+            Err("the GPU is gone".into())
+        });
+        writer.submit(|to| *to = snapshot(4));
+        let outcomes = outcomes(&mut writer);
+
+        assert_eq!(outcomes[0].as_ref().unwrap(), &step_path(root.path(), 2));
+        assert_eq!(
+            outcomes[1].as_ref().unwrap_err().to_string(),
+            "what was to be written did not come: the GPU is gone"
+        );
+        assert_eq!(outcomes[2].as_ref().unwrap(), &step_path(root.path(), 4));
+        assert_eq!(steps(root.path()).unwrap(), [2, 4]);
+        assert_eq!(newest(root.path()).unwrap().snapshot, Some(snapshot(4)));
+    }
+
+    #[test]
+    fn a_writer_that_is_dropped_waits_for_what_is_still_to_come() {
+        let root = tempfile::tempdir().unwrap();
+        let mut writer = Writer::spawn(root.path(), NonZeroUsize::MIN, None).unwrap();
+        writer.expect(|to| {
+            thread::sleep(Duration::from_millis(20));
+            *to = snapshot(1);
+            Ok(())
+        });
+        drop(writer);
+        assert_eq!(steps(root.path()).unwrap(), [1]);
     }
 
     fn outcomes(writer: &mut Writer) -> Vec<Outcome> {
