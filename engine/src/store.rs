@@ -2,13 +2,15 @@
 //!
 //! Where programs run on a device, tensors have a place there too, and each is newest where it was changed last. What the host
 //! changes is sent by the next replay that reads it; what the device changes is brought home when somebody asks
-//! ([`Store::fetch`]), and never unasked: to read a tensor that is newer on the device is a mistake.
+//! ([`Store::fetch`]), and never unasked: to read a tensor that is newer on the device is a mistake. Who needs the values of a step
+//! later, as a checkpoint does, has them [staged](Store::stage), and programs go on meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::cuda::mirror::Mirror;
-use crate::cuda::{self, Device};
+use crate::cuda::staging::Values;
+use crate::cuda::{self, Device, Staged};
 use crate::value::Type;
 
 /// A tensor of a [`Store`].
@@ -22,10 +24,14 @@ impl Slot {
     }
 }
 
+/// Name, type and values of a tensor.
+pub type Named<'s> = (&'s str, &'s Type, &'s [f32]);
+
 /// Named f32 tensors that stay from step to step.
 #[derive(Debug, Default)]
 pub struct Store {
-    tensors: Vec<(String, Type, Vec<f32>)>,
+    /// Whoever has staged values that are at home shares them until they change.
+    tensors: Vec<(String, Type, Arc<Vec<f32>>)>,
     by_name: BTreeMap<String, Slot>,
     /// Tensors that no program writes.
     frozen: BTreeSet<Slot>,
@@ -71,7 +77,7 @@ impl Store {
             self.by_name.insert(name.clone(), slot).is_none(),
             "`{name}` is in the store once"
         );
-        self.tensors.push((name, ty, values));
+        self.tensors.push((name, ty, Arc::new(values)));
         slot
     }
 
@@ -137,7 +143,7 @@ impl Store {
         if let Some(mirror) = &mut self.mirror {
             mirror.changed_at_home(slot);
         }
-        &mut self.tensors[slot.index()].2
+        Arc::make_mut(&mut self.tensors[slot.index()].2).as_mut_slice()
     }
 
     /// Makes a tensor zeros, wherever its newest values are.
@@ -145,7 +151,7 @@ impl Store {
         if let Some(mirror) = &mut self.mirror {
             mirror.changed_at_home(slot);
         }
-        self.tensors[slot.index()].2.fill(0.0);
+        Arc::make_mut(&mut self.tensors[slot.index()].2).fill(0.0);
     }
 
     fn expect_home(&self, slot: Slot) {
@@ -163,9 +169,7 @@ impl Store {
             return Ok(());
         };
         let tensors = self.tensors.iter_mut();
-        let tensors = (0..)
-            .map(Slot)
-            .zip(tensors.map(|(_, _, values)| &mut **values));
+        let tensors = (0..).map(Slot).zip(tensors.map(|(_, _, values)| values));
         mirror.fetch(tensors)
     }
 
@@ -178,8 +182,47 @@ impl Store {
         let Some(mirror) = &mut self.mirror else {
             return Ok(());
         };
-        let values = &mut *self.tensors[slot.index()].2;
+        let values = &mut self.tensors[slot.index()].2;
         mirror.fetch(std::iter::once((slot, values)))
+    }
+
+    /// Asks for tensors as they are when all that programs were asked for is done, and returns before they have come; `None` where
+    /// no device is, and all is at home. Programs and the host may change them at once: what a device has to write waits there
+    /// until the values have left, and those at home are copied when the host changes them.
+    ///
+    /// They travel to pinned memory, which the first time asks for where nobody [made room](Self::make_room_to_stage).
+    ///
+    /// # Errors
+    ///
+    /// When there is no memory to pin, or the device refuses.
+    pub fn stage(&self, slots: &[Slot]) -> cuda::Result<Option<Staged>> {
+        let Some(mirror) = &self.mirror else {
+            return Ok(None);
+        };
+        let away = slots.iter().filter(|&&slot| !mirror.is_home(slot));
+        let load = mirror.stage(away.map(|&slot| (slot, self.ty(slot).len())))?;
+        let tensors = slots.iter().map(|&slot| {
+            let (name, ty, values) = &self.tensors[slot.index()];
+            let values = if mirror.is_home(slot) {
+                Values::Home(Arc::clone(values))
+            } else {
+                Values::Travels
+            };
+            (name.clone(), ty.clone(), values)
+        });
+        Ok(Some(Staged::new(tensors.collect(), load)))
+    }
+
+    /// Pins memory for all that [`Self::stage`] can be asked for ([`Self::staged_bytes`]), which takes a while; nothing where no device
+    /// is.
+    ///
+    /// # Errors
+    ///
+    /// When there is no memory to pin.
+    pub fn make_room_to_stage(&self) -> cuda::Result<()> {
+        let mirror = self.mirror.iter();
+        let mut made = mirror.map(|mirror| mirror.make_room(self.staged_bytes()));
+        made.next().unwrap_or(Ok(()))
     }
 
     /// Sends to a device whatever of `slots` the host has changed, or that device has not seen.
@@ -220,6 +263,12 @@ impl Store {
     /// Bytes that all tensors take on a device.
     pub fn device_bytes(&self) -> usize {
         cuda::mirror::bytes(self.tensors.iter().map(|(_, ty, _)| ty.bytes()))
+    }
+
+    /// Bytes of pinned memory through which tensors are [staged](Self::stage): a place for each that is not frozen.
+    pub fn staged_bytes(&self) -> usize {
+        let slots = self.slots().filter(|&slot| !self.is_frozen(slot));
+        cuda::mirror::bytes(slots.map(|slot| self.ty(slot).bytes()))
     }
 
     /// The same tensors, once more, on the host alone.

@@ -49,9 +49,17 @@ impl Device {
     /// A device made of this machine's processor, for tests; it takes g++.
     #[cfg(feature = "emulated")]
     pub fn emulated() -> Arc<Self> {
+        Self::emulated_that_pins(usize::MAX)
+    }
+
+    /// One that pins no more than so many bytes of the host's memory.
+    #[cfg(feature = "emulated")]
+    pub fn emulated_that_pins(bytes: usize) -> Arc<Self> {
         use super::emulated::{Emulated, Order};
         // As late as can be: what is not waited for is not there.
-        Self::of(Emulated::new(Order::new(false, false)))
+        let emulated = Emulated::new(Order::new(false, false));
+        emulated.pin_at_most(bytes);
+        Self::of(emulated)
     }
 
     /// A device behind a driver.
@@ -334,18 +342,38 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// What lies there.
+    /// Its length in words.
+    pub(super) fn len(&self) -> usize {
+        self.words
+    }
+
+    /// What lies there, to be changed.
     pub(super) fn words(&mut self) -> &mut [u32] {
-        let start = usize::try_from(self.address).expect("addresses have 64 bits");
-        let start = std::ptr::with_exposed_provenance_mut(start);
         // SAFETY: pinned, of that length; any bits are words, and the driver leaves it alone but for copies that are waited for.
-        unsafe { std::slice::from_raw_parts_mut(start, self.words) }
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.words) }
+    }
+
+    /// What lies there.
+    pub(super) fn read(&self) -> &[u32] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(self.start(), self.words) }
+    }
+
+    fn start(&self) -> *mut u32 {
+        let start = usize::try_from(self.address).expect("addresses have 64 bits");
+        std::ptr::with_exposed_provenance_mut(start)
+    }
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} pinned words", self.words)
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: pinned by `Device::pin`; its owner waits for its copies (`Inputs`, `Device`).
+        // SAFETY: pinned by `Device::pin`; its owner waits for its copies (`Inputs`, `Device`, `Load`).
         unsafe { self.driver.unpin(self.address) };
     }
 }
@@ -365,6 +393,22 @@ impl Event {
     /// The stream goes on when it has happened.
     pub(super) fn hold(&self, stream: Stream) -> Result<(), Fault> {
         self.driver.follow(stream, self.handle)
+    }
+
+    /// The stream of programs goes on when it has happened; a graph looks at each launch anew.
+    pub(super) fn hold_anew(&self) -> Result<(), Fault> {
+        self.driver.follow_anew(self.handle)
+    }
+
+    /// This thread goes on when it has happened. For threads beside that of the steps: [`Device::waits`] does not count it.
+    pub(super) fn wait(&self) -> Result<(), Fault> {
+        self.driver.wait(self.handle)
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "event {}", self.handle)
     }
 }
 

@@ -10,13 +10,15 @@ use super::product::Product;
 use super::program::Kernel;
 use crate::value::DType;
 
-/// What is put on one stream is done in order; the two run beside each other.
+/// What is put on one stream is done in order; streams run beside each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stream {
     /// Where programs run.
     Programs,
     /// Where inputs travel.
     Inputs,
+    /// Where tensors of the store leave.
+    Staging,
 }
 
 /// Between which memories a copy goes. The host's is always pinned.
@@ -111,6 +113,10 @@ pub(crate) trait Driver: Send + Sync {
 
     /// The stream goes on when the event has happened, as it was last recorded; at once if it never was.
     fn follow(&self, stream: Stream, event: u64) -> Result<(), Fault>;
+
+    /// The same for the stream of programs. In a graph it is asked anew at each launch: what counts is how the event was last
+    /// recorded when the graph is launched, not when it was captured.
+    fn follow_anew(&self, event: u64) -> Result<(), Fault>;
 
     /// The host goes on when the event has happened, as it was last recorded; at once if it never was.
     fn wait(&self, event: u64) -> Result<(), Fault>;

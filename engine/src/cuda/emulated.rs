@@ -12,6 +12,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 use std::time::Instant;
 
 use super::Fault;
@@ -25,22 +26,38 @@ use super::program::Kernel;
 pub(crate) struct Order {
     pub(crate) programs_at_once: bool,
     pub(crate) inputs_at_once: bool,
+    pub(crate) staging_at_once: bool,
 }
 
 impl Order {
     /// Every device does one of these, or something between.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 4] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::new(true, true),
         Self::new(true, false),
         Self::new(false, true),
         Self::new(false, false),
+        Self::new(true, true).staging(),
+        Self::new(true, false).staging(),
+        Self::new(false, true).staging(),
+        Self::new(false, false).staging(),
     ];
 
+    /// Tensors leave as late as can be.
     pub(crate) const fn new(programs_at_once: bool, inputs_at_once: bool) -> Self {
         Self {
             programs_at_once,
             inputs_at_once,
+            staging_at_once: false,
+        }
+    }
+
+    /// The same, and tensors leave at once.
+    #[cfg(test)]
+    pub(crate) const fn staging(self) -> Self {
+        Self {
+            staging_at_once: true,
+            ..self
         }
     }
 }
@@ -64,6 +81,8 @@ pub(crate) enum Call {
 pub(crate) enum Ignored {
     /// That a stream is to wait for an event.
     Follow(Stream),
+    /// That programs are to wait for one anew at each launch.
+    FollowAnew,
     /// That the host is to wait.
     Wait,
 }
@@ -80,9 +99,13 @@ struct State {
     /// Bytes of the device, and those that are given away.
     size: usize,
     used: usize,
+    /// Bytes of the host's memory that may be pinned.
+    pinnable: usize,
     events: BTreeMap<u64, Happening>,
-    queues: [VecDeque<Task>; 2],
-    captured: Option<Vec<Task>>,
+    /// By stream.
+    queues: [VecDeque<Task>; 3],
+    /// By the thread that asked for it.
+    captured: Option<(ThreadId, Vec<Task>)>,
     graphs: BTreeMap<u64, Arc<Vec<Task>>>,
     functions: BTreeMap<u64, Arc<Kernels>>,
     /// The next event, graph, module or function.
@@ -132,7 +155,8 @@ enum Task {
     Multiply(Box<(Product, Factors)>),
     Record(u64, u64),
     Follow(u64, u64),
-    Graph(Arc<Vec<Task>>),
+    /// Part of a graph: it says at each launch what is followed.
+    FollowAnew(u64),
 }
 
 impl Emulated {
@@ -149,8 +173,9 @@ impl Emulated {
                 memory: BTreeMap::new(),
                 size,
                 used: 0,
+                pinnable: usize::MAX,
                 events: BTreeMap::new(),
-                queues: [VecDeque::new(), VecDeque::new()],
+                queues: std::array::from_fn(|_| VecDeque::new()),
                 captured: None,
                 graphs: BTreeMap::new(),
                 functions: BTreeMap::new(),
@@ -166,6 +191,12 @@ impl Emulated {
                 now: 0.0,
             }),
         })
+    }
+
+    /// Has it pin no more than so many bytes in all.
+    #[cfg(feature = "emulated")]
+    pub(crate) fn pin_at_most(&self, bytes: usize) {
+        self.state().pinnable = bytes;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -210,8 +241,8 @@ impl Emulated {
 
     /// Has the device ignore something from now on.
     #[cfg(test)]
-    pub(crate) fn ignore(&self, ignored: Ignored) {
-        self.state().ignored = Some(ignored);
+    pub(crate) fn ignore(&self, ignored: impl Into<Option<Ignored>>) {
+        self.state().ignored = ignored.into();
     }
 
     /// Whether nothing is held: no memory, event, graph or kernel.
@@ -228,20 +259,27 @@ impl Emulated {
 impl State {
     /// The host asks for something.
     fn called(&mut self, call: Call) -> Result<(), Fault> {
+        self.goes_on()?;
         if let Some(calls) = &mut self.fails_in {
-            if *calls == 0 {
-                return Err(Fault::new("the GPU cannot go on: it was told to fail"));
-            }
             *calls -= 1;
         }
-        let captures = self.captured.is_some();
+        let captures = self.captured.as_ref().map(|(thread, _)| *thread);
         let forbidden = matches!(call, Call::Make | Call::Wait);
         assert!(
-            !(captures && forbidden),
+            !(forbidden && captures == Some(std::thread::current().id())),
             "{call:?} while a stream is captured"
         );
         self.calls.push(call);
         Ok(())
+    }
+
+    /// Refuses if it has failed; then what it was given is not done any more.
+    fn goes_on(&mut self) -> Result<(), Fault> {
+        if self.fails_in != Some(0) {
+            return Ok(());
+        }
+        self.queues.iter_mut().for_each(VecDeque::clear);
+        Err(Fault::new("the GPU cannot go on: it was told to fail"))
     }
 
     fn handle(&mut self) -> u64 {
@@ -296,7 +334,7 @@ impl State {
 
     /// Puts a task on a stream, and does what is done at once.
     fn put(&mut self, stream: Stream, task: Task) {
-        if let (Some(captured), Stream::Programs) = (&mut self.captured, stream) {
+        if let (Some((_, captured)), Stream::Programs) = (&mut self.captured, stream) {
             captured.push(task);
             return;
         }
@@ -304,13 +342,11 @@ impl State {
         let Order {
             programs_at_once,
             inputs_at_once,
+            staging_at_once,
         } = self.order;
-        // What one does may be what the other waits for.
-        for _ in 0..2 {
-            for (stream, at_once) in [(0, programs_at_once), (1, inputs_at_once)] {
-                while at_once && self.advance(stream) {}
-            }
-        }
+        let at_once = [programs_at_once, inputs_at_once, staging_at_once];
+        // What one does may be what another waits for.
+        while (0..3).any(|stream| at_once[stream] && self.advance(stream)) {}
     }
 
     /// Does the next task of a stream, if there is one and it may be done.
@@ -349,7 +385,7 @@ impl State {
     }
 
     fn finish(&mut self) {
-        for stream in [0, 1] {
+        for stream in 0..self.queues.len() {
             while !self.queues[stream].is_empty() {
                 self.force(stream);
             }
@@ -382,7 +418,7 @@ impl State {
                 }
             }
             Task::Follow(..) => {}
-            Task::Graph(tasks) => tasks.iter().for_each(|task| self.run(task)),
+            Task::FollowAnew(_) => unreachable!("a launch says what is followed"),
         }
     }
 
@@ -481,12 +517,31 @@ impl Driver for Emulated {
     fn pin(&self, bytes: usize) -> Result<u64, Fault> {
         let mut state = self.state();
         state.called(Call::Make)?;
+        let pinned = state.memory.values().filter(|block| block.pinned);
+        let pinned: usize = pinned.map(|block| block.bytes).sum();
+        if pinned.saturating_add(bytes) > state.pinnable {
+            return Err(Fault::new(format!(
+                "the GPU cannot pin {bytes} bytes of the host's memory"
+            )));
+        }
         Ok(state.allocate(bytes, true))
     }
 
     unsafe fn unpin(&self, address: u64) {
-        let block = self.state().memory.remove(&address);
-        assert!(block.expect("memory that is there").pinned);
+        let mut state = self.state();
+        #[cfg(test)]
+        if state.ignored == Some(Ignored::Wait) {
+            // What nobody waited for has been seen to be missing.
+            state.finish();
+        }
+        let block = state.memory.remove(&address).expect("memory that is there");
+        assert!(block.pinned);
+        let within = address..address + block.bytes as u64;
+        let uses = |task: &Task| matches!(task, Task::Copy(t) if within.contains(&t.from) || within.contains(&t.to));
+        assert!(
+            !state.queues.iter().flatten().any(uses),
+            "pinned memory that is still copied"
+        );
     }
 
     fn event(&self) -> Result<u64, Fault> {
@@ -501,10 +556,16 @@ impl Driver for Emulated {
         let mut state = self.state();
         state.finish();
         state.events.remove(&event).expect("an event that is there");
+        let mut tasks = state.graphs.values().flat_map(|graph| &**graph);
+        assert!(
+            !tasks.any(|task| matches!(task, Task::FollowAnew(known) if *known == event)),
+            "an event that a graph follows"
+        );
     }
 
     fn record(&self, event: u64, stream: Stream) -> Result<(), Fault> {
         let mut state = self.state();
+        state.goes_on()?;
         let happening = state.events.get_mut(&event).expect("an event");
         happening.recorded += 1;
         let turn = happening.recorded;
@@ -514,12 +575,28 @@ impl Driver for Emulated {
 
     fn follow(&self, stream: Stream, event: u64) -> Result<(), Fault> {
         let mut state = self.state();
+        state.goes_on()?;
         let turn = state.events[&event].recorded;
         #[cfg(test)]
         if state.ignored == Some(Ignored::Follow(stream)) {
             return Ok(());
         }
         state.put(stream, Task::Follow(event, turn));
+        Ok(())
+    }
+
+    fn follow_anew(&self, event: u64) -> Result<(), Fault> {
+        let mut state = self.state();
+        state.goes_on()?;
+        #[cfg(test)]
+        if state.ignored == Some(Ignored::FollowAnew) {
+            return Ok(());
+        }
+        let task = match state.captured {
+            Some(_) => Task::FollowAnew(event),
+            None => Task::Follow(event, state.events[&event].recorded),
+        };
+        state.put(Stream::Programs, task);
         Ok(())
     }
 
@@ -608,13 +685,13 @@ impl Driver for Emulated {
         let mut state = self.state();
         state.called(Call::Capture)?;
         assert!(state.captured.is_none(), "one capture at a time");
-        state.captured = Some(Vec::new());
+        state.captured = Some((std::thread::current().id(), Vec::new()));
         Ok(())
     }
 
     fn end_capture(&self) -> Result<u64, Fault> {
         let mut state = self.state();
-        let tasks = state.captured.take().expect("a capture that was begun");
+        let (_, tasks) = state.captured.take().expect("a capture that was begun");
         let graph = state.handle();
         state.graphs.insert(graph, Arc::new(tasks));
         Ok(graph)
@@ -624,7 +701,17 @@ impl Driver for Emulated {
         let mut state = self.state();
         state.called(Call::Graph)?;
         let tasks = Arc::clone(&state.graphs[&graph]);
-        state.put(Stream::Programs, Task::Graph(tasks));
+        for task in &*tasks {
+            #[cfg(test)]
+            if state.ignored == Some(Ignored::FollowAnew) && matches!(task, Task::FollowAnew(_)) {
+                continue;
+            }
+            let task = match task {
+                Task::FollowAnew(event) => Task::Follow(*event, state.events[event].recorded),
+                task => task.clone(),
+            };
+            state.put(Stream::Programs, task);
+        }
         Ok(())
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A program's first replay is put on the stream launch by launch, then captured as one graph; every later one launches the graph: a
 //! step without anything to log costs the host a copy of its inputs and one call, and waits for nothing. A graph holds addresses: it is
-//! captured anew when the program is given another arena or another store.
+//! captured anew when the program is given another arena or another store. Before its first write to the store it looks, at each
+//! launch, whether tensors are on their way out ([`staging`](super::staging)).
 #![expect(unsafe_code, reason = "addresses and graphs of a device")]
 
 use std::sync::Arc;
@@ -55,9 +56,11 @@ pub struct Executor {
     writes: Vec<Slot>,
     /// Those that it reads in bf16.
     rounded: Vec<Slot>,
+    /// The first step that writes to the store.
+    first_write: Option<usize>,
     loaded: Option<Loaded>,
     arena: Option<Arena>,
-    graph: Option<(Graph, Ground)>,
+    graph: Option<Captured>,
     /// Time of each op, while it is measured.
     clock: Option<Vec<Duration>>,
     /// Outputs that lie in the arena, as they were last fetched.
@@ -65,6 +68,14 @@ pub struct Executor {
     is_fetched: bool,
     /// Numbers of the next replay.
     pub parameters: StepParameters,
+}
+
+/// A program as a graph.
+struct Captured {
+    graph: Graph,
+    of: Ground,
+    /// What it looks at before it writes to the store.
+    _left: Arc<Event>,
 }
 
 /// What a graph stands on: a store by its number, an arena by its address.
@@ -144,6 +155,7 @@ impl Executor {
             uses,
             writes,
             rounded: program.rounded(),
+            first_write: program.first_write(),
             program,
             refused: None,
             loaded: None,
@@ -284,11 +296,11 @@ impl Executor {
         }
         store.changed_on_device(&self.writes);
         let ground = (store.mirror().id(), base);
-        if let (Some((graph, of)), None) = (&self.graph, &self.clock)
-            && *of == ground
+        if let (Some(captured), None) = (&self.graph, &self.clock)
+            && captured.of == ground
         {
             // SAFETY: arena and store are those that it was captured with, and kernels and numbers are held.
-            return unsafe { graph.launch() };
+            return unsafe { captured.graph.launch() };
         }
         if self.clock.is_some() {
             return self.run_timed(store);
@@ -299,7 +311,11 @@ impl Executor {
         // Libraries load what they need, which a capture forbids; and what is wrong with a program is told here.
         loaded.wait()?;
         let graph = Graph::capture(&loaded.device, || self.put(store))?;
-        self.graph = Some((graph, ground));
+        self.graph = Some(Captured {
+            graph,
+            of: ground,
+            _left: Arc::clone(store.mirror().staging().left()),
+        });
         Ok(())
     }
 
@@ -417,7 +433,7 @@ impl Executor {
         let mut marks = Vec::with_capacity(self.program.ops.len() + 1);
         marks.push(mark()?);
         for op in &self.program.ops {
-            for step in &self.program.steps[op.steps.clone()] {
+            for step in op.steps.clone() {
                 self.put_one(step, store)?;
             }
             marks.push(mark()?);
@@ -436,14 +452,18 @@ impl Executor {
 
     /// Puts every step of the program on the stream.
     fn put(&self, store: &Store) -> Result<(), Fault> {
-        for step in &self.program.steps {
+        for step in 0..self.program.steps.len() {
             self.put_one(step, store)?;
         }
         Ok(())
     }
 
-    fn put_one(&self, step: &Step, store: &Store) -> Result<(), Fault> {
+    /// Puts a step, by its number; before the first that writes to the store, what was staged has left.
+    fn put_one(&self, step: usize, store: &Store) -> Result<(), Fault> {
         let loaded = self.loaded.as_ref().expect("a program that is loaded");
+        if self.first_write == Some(step) {
+            store.mirror().staging().left().hold_anew()?;
+        }
         let argument = |placed: &Placed| self.argument(placed, store);
         // SAFETY: every operand lies in its place in the arena, the store or among the numbers, as long as it says.
         unsafe {
@@ -451,7 +471,7 @@ impl Executor {
                 loaded.device.driver(),
                 &self.program,
                 &loaded.module,
-                step,
+                &self.program.steps[step],
                 &argument,
             )
         }

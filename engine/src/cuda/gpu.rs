@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{
     CUdevice_attribute, CUevent_flags, CUevent_wait_flags, CUfunction_attribute,
-    CUgraphInstantiate_flags, CUstreamCaptureMode,
+    CUgraphInstantiate_flags, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 
@@ -38,6 +38,7 @@ pub(super) struct Gpu {
     context: Arc<CudaContext>,
     programs: Arc<CudaStream>,
     inputs: Arc<CudaStream>,
+    staging: Arc<CudaStream>,
     products: Mutex<CublasLt>,
     workspace: u64,
     arch: String,
@@ -60,8 +61,8 @@ impl Gpu {
         let attribute = |which| context.attribute(which).map_err(failed("say what it is"));
         let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let [programs, inputs] = [context.new_stream(), context.new_stream()];
-        let (programs, inputs) = (programs.map_err(&open)?, inputs.map_err(&open)?);
+        let stream = || context.new_stream().map_err(&open);
+        let (programs, inputs, staging) = (stream()?, stream()?, stream()?);
         // SAFETY: freed with `self`.
         let workspace = unsafe { result::malloc_sync(WORKSPACE) }
             .map_err(failed("give memory to matrix products"))?;
@@ -70,6 +71,7 @@ impl Gpu {
             context,
             programs,
             inputs,
+            staging,
             workspace,
             arch: format!("sm_{major}{minor}"),
             cache,
@@ -85,7 +87,15 @@ impl Gpu {
         match stream {
             Stream::Programs => self.programs.cu_stream(),
             Stream::Inputs => self.inputs.cu_stream(),
+            Stream::Staging => self.staging.cu_stream(),
         }
+    }
+
+    fn hold(&self, stream: Stream, event: u64, flags: CUevent_wait_flags) -> Result<(), Fault> {
+        self.bind("wait for an event")?;
+        // SAFETY: an event and a stream of this context.
+        unsafe { result::stream::wait_event(self.stream(stream), pointer(event), flags) }
+            .map_err(failed("wait for an event"))
     }
 }
 
@@ -173,11 +183,19 @@ impl Driver for Gpu {
     }
 
     fn follow(&self, stream: Stream, event: u64) -> Result<(), Fault> {
-        self.bind("wait for an event")?;
-        let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: as for `record`.
-        unsafe { result::stream::wait_event(self.stream(stream), pointer(event), flags) }
-            .map_err(failed("wait for an event"))
+        self.hold(stream, event, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
+    }
+
+    fn follow_anew(&self, event: u64) -> Result<(), Fault> {
+        // Only a capture takes the other flag. It makes a node of the wait, which looks at the event when the graph is launched.
+        let status = self.programs.capture_status();
+        let flags = match status.map_err(failed("wait for an event"))? {
+            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => {
+                CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT
+            }
+            _ => CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL,
+        };
+        self.hold(Stream::Programs, event, flags)
     }
 
     fn wait(&self, event: u64) -> Result<(), Fault> {

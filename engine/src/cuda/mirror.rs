@@ -9,10 +9,12 @@ use half::bf16;
 
 use super::Fault;
 use super::device::{Device, Memory};
+use super::driver::Stream;
+use super::staging::{Load, Staging};
 use crate::store::Slot;
 
 /// Tensors start at multiples of this many bytes, like allocations of their own.
-const ALIGN: usize = 256;
+pub(super) const ALIGN: usize = 256;
 
 /// Who has the newest values of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +34,7 @@ pub(crate) struct Mirror {
     newest: Vec<Newest>,
     /// Frozen tensors that programs read in bf16, and whether they are as the host's.
     rounded: BTreeMap<Slot, (Memory, bool)>,
+    staging: Staging,
     id: u64,
 }
 
@@ -65,6 +68,7 @@ impl Mirror {
             newest: vec![Newest::Host; starts.len()],
             starts,
             rounded: BTreeMap::new(),
+            staging: Staging::new(device)?,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
         })
     }
@@ -121,6 +125,7 @@ impl Mirror {
             .filter(new)
             .map(|&slot| (self.address(slot), values(slot)))
             .collect();
+        self.staging.left().hold(Stream::Programs)?;
         // SAFETY: each tensor has room for its values at its address.
         unsafe { self.device.upload(&sent) }?;
         for slot in slots {
@@ -165,14 +170,34 @@ impl Mirror {
         self.rounded[&slot].0.address
     }
 
+    /// The way out of the device, by which what it writes has to wait.
+    pub(crate) fn staging(&self) -> &Staging {
+        &self.staging
+    }
+
+    /// Has so many bytes of pinned memory ready for [`Self::stage`].
+    pub(crate) fn make_room(&self, bytes: usize) -> Result<(), Fault> {
+        self.staging.make_room(bytes)
+    }
+
+    /// Asks for tensors of these lengths as they are when all that programs were asked for is done.
+    pub(crate) fn stage(
+        &self,
+        tensors: impl Iterator<Item = (Slot, usize)>,
+    ) -> Result<Load, Fault> {
+        let stretches = tensors.map(|(slot, len)| (self.address(slot), len));
+        // SAFETY: each tensor lies at its address; programs and `send` write to it when it has left, and `Driver::free` waits.
+        unsafe { self.staging.load(&stretches.collect::<Vec<_>>()) }
+    }
+
     /// Copies to the host whatever of these tensors the device has changed.
     pub(crate) fn fetch<'v>(
         &mut self,
-        tensors: impl Iterator<Item = (Slot, &'v mut [f32])>,
+        tensors: impl Iterator<Item = (Slot, &'v mut Arc<Vec<f32>>)>,
     ) -> Result<(), Fault> {
         let changed = tensors.filter(|(slot, _)| !self.is_home(*slot));
         let (slots, mut wanted): (Vec<Slot>, Vec<(u64, &mut [f32])>) = changed
-            .map(|(slot, values)| (slot, (self.address(slot), values)))
+            .map(|(slot, values)| (slot, (self.address(slot), &mut **Arc::make_mut(values))))
             .unzip();
         if slots.is_empty() {
             return Ok(());

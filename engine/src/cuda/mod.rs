@@ -12,6 +12,8 @@
 //!   operands as they come, and computes in f32.
 //! - Kernels need no header, no atomics, and sum in one order. Their tests run them on this machine's processor, thread by
 //!   thread, every access checked, beside the CPU kernels; what a device makes of them is unmeasured.
+//! - Programs, their inputs and what is to be saved have a stream each: a step waits for no data, and only its updates for a state that
+//!   leaves ([`Store::stage`](crate::Store::stage)).
 //!
 //! # What crosses memory
 //!
@@ -84,16 +86,20 @@ mod roundings;
 pub(crate) mod shadow;
 mod sites;
 #[cfg(test)]
+mod staged;
+pub(crate) mod staging;
+#[cfg(test)]
 pub(crate) mod tests;
 
 pub use device::Device;
 pub use executor::{Arena, Executor};
 pub use lowering::Lowering;
+pub use staging::Staged;
 
 /// Bytes on a device that matrix products keep aside.
 pub const MATRIX_PRODUCTS: usize = cublaslt::WORKSPACE;
 
-/// Bytes of the host's memory through which tensors travel.
+/// Bytes of the host's memory through which tensors travel while the host waits.
 pub const PINNED: usize = 2 * device::PIECE;
 
 /// Set to have the emulated device stand in for a GPU, in a build of the feature `emulated`; for tests.

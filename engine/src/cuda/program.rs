@@ -267,6 +267,13 @@ impl Program {
         (uses.into_iter().collect(), writes.into_iter().collect())
     }
 
+    /// Number of the first step that writes to the store, if one does.
+    pub(crate) fn first_write(&self) -> Option<usize> {
+        let writes = |placed: &Placed| placed.written && placed.slot().is_some();
+        let mut steps = self.steps.iter();
+        steps.position(|step| step.operands().iter().any(writes))
+    }
+
     /// Tensors of the store that it reads in bf16: frozen ones.
     pub(crate) fn rounded(&self) -> Vec<Slot> {
         let operands = self.steps.iter().flat_map(Step::operands);

@@ -16,7 +16,7 @@ use crate::store::Store;
 use crate::value::Type;
 
 /// An update of `w` on the squares of `x w`, and what it starts from.
-fn training() -> (Builder, Store) {
+pub(super) fn training() -> (Builder, Store) {
     let (mut b, mut store) = (Builder::new(), Store::new());
     let start = random(&[6, 4], 1);
     let w = store.add("w", &start.dims, start.values);
@@ -66,7 +66,7 @@ fn step(number: u8) -> (StepParameters, Vec<u32>) {
     (parameters, x.into_iter().map(f32::to_bits).collect())
 }
 
-fn ask(executor: &mut Executor, store: &mut Store, number: u8) -> Result<()> {
+pub(super) fn ask(executor: &mut Executor, store: &mut Store, number: u8) -> Result<()> {
     let (parameters, x) = step(number);
     executor.parameters = parameters;
     executor.input_words("x").copy_from_slice(&x);
@@ -89,7 +89,7 @@ fn expected(steps: std::ops::Range<u8>) -> Vec<Vec<f32>> {
 }
 
 /// The same of an executor that has been asked for steps.
-fn found(executor: &mut Executor, store: &mut Store) -> Result<Vec<Vec<f32>>> {
+pub(super) fn found(executor: &mut Executor, store: &mut Store) -> Result<Vec<Vec<f32>>> {
     executor.fetch(store)?;
     store.fetch()?;
     let outputs = ["loss", "y"].map(|name| executor.output(name, store).to_vec());
@@ -106,7 +106,7 @@ fn near(found: &[Vec<f32>], expected: &[Vec<f32>]) {
     }
 }
 
-fn emulated(order: Order) -> (Arc<Emulated>, Arc<Device>) {
+pub(super) fn emulated(order: Order) -> (Arc<Emulated>, Arc<Device>) {
     let emulated = Emulated::new(order);
     let device = Device::of(Arc::<Emulated>::clone(&emulated));
     (emulated, device)

@@ -1,0 +1,349 @@
+//! Tensors on their way out of the emulated device: whose values they are, whatever it does first and whoever waits when.
+
+use std::sync::Arc;
+use std::thread;
+
+use super::driver::{Stream, Way};
+use super::emulated::{Call, Emulated, Ignored, Order};
+use super::emulator::is_there;
+use super::replays::{ask, emulated, training};
+use super::tests::on;
+use super::{Device, Executor, Result, Staged};
+use crate::store::{Slot, Store};
+
+/// Words of each tensor.
+type State = Vec<Vec<u32>>;
+
+fn slots(store: &Store) -> Vec<Slot> {
+    store.slots().collect()
+}
+
+fn words(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn brought_home(store: &mut Store) -> State {
+    store.fetch().unwrap();
+    let slots = slots(store).into_iter();
+    slots.map(|slot| words(store.get(slot))).collect()
+}
+
+fn stage(store: &Store) -> Staged {
+    let staged = store.stage(&slots(store)).unwrap();
+    staged.expect("a store that is on a device")
+}
+
+fn arrived(staged: &Staged) -> State {
+    let tensors = staged.arrived().unwrap().into_iter();
+    tensors.map(|(_, _, values)| words(values)).collect()
+}
+
+/// What each of so many steps leaves, asked for once the one before was over.
+fn states(steps: u8) -> Vec<State> {
+    let (_, device) = emulated(Order::new(true, true));
+    let (b, mut store) = training();
+    let mut executor = on(&device, &b).unwrap();
+    let mut state = |number| {
+        ask(&mut executor, &mut store, number).unwrap();
+        brought_home(&mut store)
+    };
+    (0..steps).map(&mut state).collect()
+}
+
+/// Asks for eight steps, and on the way for what the third and the sixth leave; whether that is what came, though nobody waited
+/// before two or three more were asked for, and whether all ends as it should.
+fn comes_out(order: Order, ignored: Option<Ignored>, expected: &[State]) -> bool {
+    let (emulated, device) = emulated(order);
+    let (b, mut store) = training();
+    let mut executor = on(&device, &b).unwrap();
+    ask(&mut executor, &mut store, 0).unwrap();
+    emulated.ignore(ignored);
+    let mut go = |steps: std::ops::Range<u8>, store: &mut Store| {
+        steps.for_each(|number| ask(&mut executor, store, number).unwrap());
+    };
+    go(1..3, &mut store);
+    let third = stage(&store);
+    go(3..6, &mut store);
+    let third = arrived(&third) == expected[2];
+    let sixth = stage(&store);
+    go(6..8, &mut store);
+    third & (arrived(&sixth) == expected[5]) & (brought_home(&mut store) == expected[7])
+}
+
+#[test]
+fn what_a_step_left_comes_home_whatever_is_asked_for_next() {
+    if !is_there() {
+        return;
+    }
+    let expected = states(8);
+    for order in Order::ALL {
+        assert!(comes_out(order, None, &expected), "{order:?}");
+    }
+}
+
+// The test above can fail: each wait is needed in one of the orders.
+#[test]
+fn a_wait_that_is_left_out_shows() {
+    if !is_there() {
+        return;
+    }
+    let expected = states(8);
+    for ignored in [
+        Ignored::FollowAnew,
+        Ignored::Follow(Stream::Staging),
+        Ignored::Wait,
+    ] {
+        let mut orders = Order::ALL.into_iter();
+        let wrong = orders.any(|order| !comes_out(order, Some(ignored), &expected));
+        assert!(wrong, "{ignored:?}");
+    }
+}
+
+// A first replay, and one whose ops are timed, are no graph.
+#[test]
+fn a_program_that_is_put_op_by_op_waits_too() {
+    if !is_there() {
+        return;
+    }
+    let expected = states(2);
+    for (order, ignored) in Order::ALL.into_iter().flat_map(|order| {
+        let ignored = [None, Some(Ignored::FollowAnew)];
+        ignored.map(|ignored| (order, ignored))
+    }) {
+        let staged_before = |next: &dyn Fn(&Arc<Device>, &mut Executor, &mut Store)| {
+            let (emulated, device) = emulated(order);
+            let (b, mut store) = training();
+            let mut executor = on(&device, &b).unwrap();
+            ask(&mut executor, &mut store, 0).unwrap();
+            emulated.ignore(ignored);
+            let staged = stage(&store);
+            next(&device, &mut executor, &mut store);
+            (arrived(&staged) == expected[0]) & (brought_home(&mut store) == expected[1])
+        };
+        let found = [
+            staged_before(&|device, _, store| {
+                ask(&mut on(device, &training().0).unwrap(), store, 1).unwrap();
+            }),
+            staged_before(&|_, executor, store| {
+                executor.start_profile();
+                ask(executor, store, 1).unwrap();
+            }),
+        ];
+        // Programs that run ahead of a copy are what there is to see.
+        let late = order == Order::new(true, order.inputs_at_once);
+        if ignored.is_none() || late {
+            assert_eq!(found, [ignored.is_none(); 2], "{order:?} {ignored:?}");
+        }
+    }
+}
+
+#[test]
+fn what_the_host_sends_comes_after_what_leaves() {
+    if !is_there() {
+        return;
+    }
+    let expected = states(1);
+    let comes_out = |order, ignored: Option<Ignored>| {
+        let (emulated, device) = emulated(order);
+        let (b, mut store) = training();
+        let mut executor = on(&device, &b).unwrap();
+        ask(&mut executor, &mut store, 0).unwrap();
+        emulated.ignore(ignored);
+        let staged = stage(&store);
+        for slot in slots(&store) {
+            store.clear(slot);
+        }
+        ask(&mut executor, &mut store, 1).unwrap();
+        arrived(&staged) == expected[0]
+    };
+    assert!(Order::ALL.iter().all(|&order| comes_out(order, None)));
+    let ignored = Some(Ignored::Follow(Stream::Programs));
+    assert!(Order::ALL.iter().any(|&order| !comes_out(order, ignored)));
+}
+
+#[test]
+fn the_host_waits_for_nothing_and_pins_once() {
+    if !is_there() {
+        return;
+    }
+    let (emulated, device) = emulated(Order::new(false, false));
+    let (b, mut store) = training();
+    let mut executor = on(&device, &b).unwrap();
+    let mut step = |number, store: &mut Store| {
+        emulated.calls();
+        ask(&mut executor, store, number).unwrap();
+        emulated.calls()
+    };
+    step(0, &mut store);
+    step(1, &mut store);
+    let calls = step(2, &mut store);
+    let waits = device.waits();
+    // All tensors lie side by side, and travel at once.
+    let leaves = Call::Copy(Stream::Staging, Way::Out);
+    let staged = stage(&store);
+    assert_eq!(emulated.calls(), [Call::Make, leaves]);
+    assert_eq!(step(3, &mut store), calls);
+    // Whoever takes them waits, and is not counted.
+    staged.arrived().unwrap();
+    drop(staged);
+    emulated.calls();
+    let again = stage(&store);
+    assert_eq!(emulated.calls(), [leaves]);
+    assert_eq!(step(4, &mut store), calls);
+    // Before the first is taken away there is no place for a second.
+    let third = stage(&store);
+    assert_eq!(emulated.calls(), [Call::Make, leaves]);
+    assert_eq!(device.waits(), waits);
+    let expected = states(5);
+    assert_eq!(
+        [arrived(&third), arrived(&again)],
+        [expected[4].clone(), expected[3].clone()]
+    );
+}
+
+#[test]
+fn room_that_was_made_is_enough() {
+    if !is_there() {
+        return;
+    }
+    let (emulated, device) = emulated(Order::new(false, false));
+    let (b, mut store) = training();
+    store.make_room_to_stage().unwrap();
+    let mut executor = on(&device, &b).unwrap();
+    ask(&mut executor, &mut store, 0).unwrap();
+    assert_eq!(store.staged_bytes(), 3 * 256);
+    emulated.calls();
+    store.make_room_to_stage().unwrap();
+    store.make_room_to_stage().unwrap();
+    let staged = stage(&store);
+    let leaves = Call::Copy(Stream::Staging, Way::Out);
+    assert_eq!(emulated.calls(), [Call::Make, leaves]);
+    assert!(arrived(&staged) == states(1)[0]);
+}
+
+#[test]
+fn another_thread_waits_while_this_one_captures() {
+    if !is_there() {
+        return;
+    }
+    let expected = states(9);
+    for order in Order::ALL {
+        let (_, device) = emulated(order);
+        let (b, mut store) = training();
+        let mut executor = on(&device, &b).unwrap();
+        ask(&mut executor, &mut store, 0).unwrap();
+        thread::scope(|scope| {
+            for number in 1..9 {
+                let staged = stage(&store);
+                let thread = scope.spawn(move || arrived(&staged));
+                let mut executor = on(&device, &b).unwrap();
+                ask(&mut executor, &mut store, number).unwrap();
+                let before = usize::from(number) - 1;
+                assert!(thread.join().unwrap() == expected[before], "{order:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn what_is_at_home_is_shared_until_it_changes() {
+    if !is_there() {
+        return;
+    }
+    let (_, device) = emulated(Order::new(false, false));
+    let (b, mut store) = training();
+    let apart = store.add("apart", &[2], vec![1.0, 2.0]);
+    store.freeze(apart);
+    assert!(store.stage(&[apart]).unwrap().is_none());
+    let mut executor = on(&device, &b).unwrap();
+    ask(&mut executor, &mut store, 0).unwrap();
+    let second = store.slot("m").unwrap();
+    let staged = store.stage(&[apart, second]).unwrap().unwrap();
+    let tensors = staged.arrived().unwrap();
+    let named: Vec<_> = tensors.iter().map(|(name, ty, _)| (*name, *ty)).collect();
+    assert_eq!(named, [("apart", store.ty(apart)), ("m", store.ty(second))]);
+    assert_eq!(tensors[0].2.as_ptr(), store.get(apart).as_ptr());
+    store.get_mut(apart)[0] = 3.0;
+    assert_eq!(
+        (tensors[0].2, store.get(apart)),
+        (&[1.0, 2.0][..], &[3.0, 2.0][..])
+    );
+    assert_eq!(words(tensors[1].2), states(1)[0][1]);
+}
+
+#[test]
+fn it_comes_whoever_goes_first_and_nothing_travels_to_memory_that_is_given_back() {
+    if !is_there() {
+        return;
+    }
+    let expected = states(2);
+    for order in Order::ALL {
+        for first in ["store", "executor", "both", "what travels", "nothing"] {
+            let (emulated, device) = emulated(order);
+            let (b, mut store) = training();
+            let mut executor = on(&device, &b).unwrap();
+            ask(&mut executor, &mut store, 0).unwrap();
+            ask(&mut executor, &mut store, 1).unwrap();
+            let staged = stage(&store);
+            let (mut store, mut executor) = (Some(store), Some(executor));
+            match first {
+                "store" => store = None,
+                "executor" => executor = None,
+                "both" => (store, executor) = (None, None),
+                "what travels" => {
+                    // The place of one is kept, that of the other is given back, and nobody has waited.
+                    let another = stage(store.as_ref().unwrap());
+                    drop((staged, another));
+                    drop((store, executor, device));
+                    assert!(emulated.is_empty(), "{order:?}");
+                    continue;
+                }
+                _ => {
+                    let (store, executor) = (store.as_mut().unwrap(), executor.as_mut().unwrap());
+                    store.zeros("more", &[100]);
+                    ask(executor, store, 2).unwrap();
+                }
+            }
+            assert!(arrived(&staged) == expected[1], "{order:?}, {first}");
+            drop((store, staged, executor, device));
+            assert!(emulated.is_empty(), "{order:?}, {first}");
+        }
+    }
+}
+
+#[test]
+fn a_device_that_fails_is_told_in_one_line_and_nothing_is_left_on_it() {
+    if !is_there() {
+        return;
+    }
+    let (b, store) = training();
+    let work = |device: &Arc<Device>| -> Result<()> {
+        let (mut executor, mut store) = (on(device, &b)?, store.copy());
+        ask(&mut executor, &mut store, 0)?;
+        for number in 1..3 {
+            let staged = store.stage(&slots(&store))?.expect("a device");
+            ask(&mut executor, &mut store, number)?;
+            staged.arrived()?;
+        }
+        Ok(())
+    };
+    for calls in 0.. {
+        let emulated = Emulated::new(Order::new(false, false));
+        let device = Device::of(Arc::<Emulated>::clone(&emulated));
+        emulated.fail_in(calls);
+        let worked = work(&device);
+        drop(device);
+        assert!(emulated.is_empty(), "after {calls} calls");
+        match worked {
+            Err(fault) => {
+                let line = fault.to_string();
+                assert_eq!(line.lines().count(), 1);
+                assert!(line.starts_with("the GPU cannot go on"), "{line}");
+            }
+            Ok(()) => {
+                assert!(calls > 30, "{calls}");
+                break;
+            }
+        }
+    }
+}
