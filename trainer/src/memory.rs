@@ -46,20 +46,20 @@ impl Memory {
         // Those that wait, the one in use, the one being filled, and one of an evaluation.
         let batches = PREFETCHED + 3;
         let inputs: usize = programs.clone().into_iter().map(Executor::own_bytes).sum();
-        let (arena, threads, packed) = match processor {
+        let (arena, threads, packed, staged) = match processor {
             Processor::Cpu(pool) => {
                 let packed = (PACKED_ROWS * widest * size_of::<f32>()).min(MOST_PACKED);
-                (arena_bytes(programs), pool.threads(), packed)
+                (arena_bytes(programs), pool.threads(), packed, 0)
             }
             // What is on its way to the GPU or from it.
-            Processor::Gpu(_) => (PINNED + inputs, 1, 0),
+            Processor::Gpu(_) => (PINNED + inputs, 1, 0, store.staged_bytes()),
         };
         Self {
             parts: vec![
                 ("state", store.bytes()),
                 ("programs", arena),
-                // The copy that is being written, and a tensor read back to be compared.
-                ("checkpoint", store.bytes() + largest.unwrap_or(0)),
+                // The copy that is being written, what it comes through from a GPU, and a tensor read back to be compared.
+                ("checkpoint", store.bytes() + staged + largest.unwrap_or(0)),
                 ("batches", batches * batch.unwrap_or(0)),
                 ("threads", threads * (THREAD + packed)),
                 ("descriptions", DESCRIPTIONS),

@@ -1,4 +1,6 @@
 //! When a state is saved, and what happens when it cannot be: a disk that is full for a while ends no run.
+//!
+//! On a GPU the state is [staged](Store::stage): the thread that writes it waits until it has come, and training goes on.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -25,6 +27,8 @@ pub(crate) struct Saver<'a> {
     written: Option<u64>,
     /// Why the last write failed.
     trouble: Option<String>,
+    /// There is memory for states to leave a GPU through, or it was asked for.
+    has_room: bool,
 }
 
 type State<'s> = (&'s mut dyn Task, &'s mut Store);
@@ -44,7 +48,18 @@ impl<'a> Saver<'a> {
             submitted: step,
             written: step,
             trouble: None,
+            has_room: false,
         })
+    }
+
+    /// Makes room for states to leave a GPU through, once: after the first step, which has waited for its kernels, so that no
+    /// later one waits for memory to be pinned.
+    pub(crate) fn make_room(&mut self, store: &Store) {
+        if !self.has_room {
+            self.has_room = true;
+            // Where there is none, whoever saves says so.
+            let _ = store.make_room_to_stage();
+        }
     }
 
     /// Has the state after `step` written; does nothing where that was done.
@@ -59,7 +74,6 @@ impl<'a> Saver<'a> {
             return Ok(());
         }
         halt::check(task, store, step)?;
-        store.fetch()?;
         let meta = [
             ("config".to_owned(), json!(self.place.config)),
             ("phase".to_owned(), json!(task.phase())),
@@ -75,10 +89,29 @@ impl<'a> Saver<'a> {
         // What came of the last one is known before the next one is on its way.
         self.writer.settle();
         self.poll(progress);
-        self.writer.submit(|snapshot| {
-            state::fill(snapshot, store, step);
-            snapshot.meta = meta.into();
+        let saved = state::saved(store);
+        let staged = store.stage(&saved).unwrap_or_else(|fault| {
+            let note = format!("training waits for the checkpoint of step {step}: {fault}");
+            progress.event(step, note);
+            None
         });
+        if let Some(staged) = staged {
+            self.writer.expect(move |snapshot| {
+                state::fill(snapshot, &staged.arrived()?, step);
+                snapshot.meta = meta.into();
+                Ok(())
+            });
+        } else {
+            // All is at home, or there was no memory for it to travel to.
+            store.fetch()?;
+            let tensors = saved.iter();
+            let tensors = tensors.map(|&slot| (store.name(slot), store.ty(slot), store.get(slot)));
+            let tensors: Vec<_> = tensors.collect();
+            self.writer.submit(|snapshot| {
+                state::fill(snapshot, &tensors, step);
+                snapshot.meta = meta.into();
+            });
+        }
         self.submitted = Some(step);
         Ok(())
     }
@@ -132,5 +165,182 @@ impl<'a> Saver<'a> {
         Err(Fault::Failed(anyhow!(
             "the state after step {step} is not saved: {trouble}; the same command goes on from {from}"
         )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::ops::Range;
+    use std::process::Command;
+    use std::sync::Arc;
+
+    use spd_checkpoint::{Lock, Tensor, load, step_path};
+    use spd_configs::{Checkpoint, Log};
+    use spd_dataloader::Batch;
+    use spd_engine::cuda::Device;
+    use spd_engine::{PINNED, Pool, Processor};
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::bench::{Overrides, preset};
+    use crate::data;
+    use crate::decomposition::Decomposition;
+    use crate::decomposition_task::DecompositionTask;
+    use crate::train::run_step;
+
+    /// A decomposition in training.
+    struct Training {
+        task: DecompositionTask,
+        store: Store,
+    }
+
+    impl Training {
+        fn on(processor: &Processor) -> Self {
+            let run = preset("tiny-tms", &Overrides::default()).unwrap().run;
+            let sources = data::open(&run).unwrap();
+            let mut store = Store::new();
+            let decomposition = Decomposition::new(&run, &mut store).unwrap();
+            let task = DecompositionTask::new(decomposition, sources, &mut store, processor);
+            let mut task = task.unwrap();
+            task.make_room().unwrap();
+            for slot in state::saved(&store) {
+                for (at, value) in (0u16..).zip(store.get_mut(slot)) {
+                    *value = f32::from(at % 7) / 10.0;
+                }
+            }
+            Self { task, store }
+        }
+
+        fn go(&mut self, steps: Range<u64>) {
+            let (source, feed) = self.task.source();
+            let mut batch = Batch::default();
+            for step in steps {
+                let first = step * feed.rows as u64;
+                source.fill(&feed, first, &mut batch).unwrap();
+                run_step(&mut self.task, &mut self.store, &batch, step).unwrap();
+            }
+        }
+
+        fn state(&mut self) -> State<'_> {
+            (&mut self.task, &mut self.store)
+        }
+    }
+
+    /// What so many steps leave.
+    fn state_after(steps: u64) -> Vec<Tensor> {
+        let mut training = Training::on(&gpu(&Device::emulated()));
+        training.go(0..steps);
+        let store = &mut training.store;
+        store.fetch().unwrap();
+        let mut snapshot = Snapshot::default();
+        let slots = state::saved(store).into_iter();
+        let tensors = slots.map(|slot| (store.name(slot), store.ty(slot), store.get(slot)));
+        state::fill(&mut snapshot, &tensors.collect::<Vec<_>>(), steps);
+        snapshot.tensors
+    }
+
+    fn gpu(device: &Arc<Device>) -> Processor {
+        Processor::Gpu(Some(Arc::clone(device)))
+    }
+
+    /// Does something with a saver; where it saved, and what it told.
+    fn saving(work: impl FnOnce(&mut Saver<'_>, &mut Spool, &mut Progress)) -> (TempDir, String) {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = Lock::take(dir.path()).unwrap();
+        let place = Place {
+            dir: dir.path(),
+            lock: &lock,
+            checkpoint: Checkpoint { every: 3, keep: 9 },
+            log: Log { every: 0 },
+            config: "",
+            progress: None,
+        };
+        let mut spool = Spool::create_or_open(dir.path()).unwrap();
+        let mut progress = Progress::at(dir.path()).unwrap();
+        let mut saver = Saver::new(dir.path(), &place, None).unwrap();
+        work(&mut saver, &mut spool, &mut progress);
+        let told = fs::read_to_string(dir.path().join("system.jsonl")).unwrap();
+        drop(saver);
+        drop(lock);
+        (dir, told)
+    }
+
+    /// Saves the third step and the sixth, asks for further ones before anybody waits, and compares; how often the host waited for
+    /// each of the two, and what was told.
+    fn saved_on(device: &Arc<Device>) -> ([u64; 2], String) {
+        let mut training = Training::on(&gpu(device));
+        let mut waits = [0; 2];
+        let (dir, told) = saving(|saver, spool, progress| {
+            waits = [3, 6].map(|step| {
+                training.go(step - 3..step);
+                saver.make_room(&training.store);
+                let before = device.waits();
+                let saved = saver.save(training.state(), spool, step, progress);
+                saved.unwrap();
+                device.waits() - before
+            });
+            training.go(6..8);
+            let finished = saver.finish(training.state(), spool, 8, progress);
+            finished.unwrap();
+        });
+        for step in [3, 6, 8] {
+            let found = load(&step_path(dir.path(), step)).unwrap();
+            let expected = state_after(step);
+            assert!(found.step == step && found.tensors == expected, "{step}");
+        }
+        (waits, told)
+    }
+
+    fn is_there() -> bool {
+        let there = Command::new("g++").arg("--version").output().is_ok();
+        if !there {
+            println!("no g++: saving from a GPU was not tested");
+        }
+        there
+    }
+
+    #[test]
+    fn a_state_leaves_a_gpu_while_training_goes_on() {
+        if !is_there() {
+            return;
+        }
+        let (waits, told) = saved_on(&Device::emulated());
+        // Whether a step was refused, and at first that what the device started from has arrived; no state is waited for.
+        assert_eq!(waits, [2, 1]);
+        assert_eq!(told, "");
+    }
+
+    #[test]
+    fn where_no_memory_can_be_pinned_training_waits_for_the_state() {
+        if !is_there() {
+            return;
+        }
+        let mut training = Training::on(&gpu(&Device::emulated()));
+        let others = PINNED + training.task.program().own_bytes();
+        let (waits, told) = saved_on(&Device::emulated_that_pins(others));
+        assert!(waits[0] > 2 && waits[1] > 1, "{waits:?}");
+        for step in [3, 6, 8] {
+            let line =
+                format!("training waits for the checkpoint of step {step}: the GPU cannot pin ");
+            assert!(told.contains(&line), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_state_that_does_not_come_is_a_warning_and_the_next_is_tried() {
+        let mut training = Training::on(&Processor::Cpu(Arc::new(Pool::new(1))));
+        let (dir, told) = saving(|saver, spool, progress| {
+            training.go(0..2);
+            saver.writer.expect(|_| Err("the GPU cannot copy".into()));
+            saver.submitted = Some(1);
+            let finished = saver.finish(training.state(), spool, 2, progress);
+            finished.unwrap();
+        });
+        let line = "the checkpoint of step 1 was not written: what was to be written did not come: \
+                    the GPU cannot copy; training goes on, and the next is tried";
+        assert!(told.contains(line) && told.lines().count() == 1, "{told}");
+        assert!(!step_path(dir.path(), 1).try_exists().unwrap());
+        assert_eq!(load(&step_path(dir.path(), 2)).unwrap().step, 2);
     }
 }

@@ -4,33 +4,35 @@
 
 use anyhow::Context;
 use spd_checkpoint::{Dtype, Snapshot, Tensor};
-use spd_engine::Store;
+use spd_engine::{Named, Slot, Store};
 use spd_tracker::Mark;
 
 use crate::fault::Fault;
 use crate::parameters::HALT;
 
-/// Copies the store into a snapshot, into its old buffers where it has them.
-pub(crate) fn fill(snapshot: &mut Snapshot, store: &Store, step: u64) {
+/// The tensors of a store that are saved.
+pub(crate) fn saved(store: &Store) -> Vec<Slot> {
+    let slots = store.slots();
+    slots.filter(|&slot| store.name(slot) != HALT).collect()
+}
+
+/// Copies tensors into a snapshot, into its old buffers where it has them.
+pub(crate) fn fill(snapshot: &mut Snapshot, tensors: &[Named<'_>], step: u64) {
     snapshot.step = step;
-    let slots: Vec<_> = store
-        .slots()
-        .filter(|&slot| store.name(slot) != HALT)
-        .collect();
-    snapshot.tensors.resize_with(slots.len(), || Tensor {
+    snapshot.tensors.resize_with(tensors.len(), || Tensor {
         name: String::new(),
         dtype: Dtype::F32,
         shape: Vec::new(),
         bytes: Vec::new(),
     });
-    for (tensor, slot) in snapshot.tensors.iter_mut().zip(slots) {
+    for (tensor, (name, ty, values)) in snapshot.tensors.iter_mut().zip(tensors) {
         tensor.name.clear();
-        tensor.name.push_str(store.name(slot));
-        tensor.shape.clone_from(&store.ty(slot).dims);
+        tensor.name.push_str(name);
+        tensor.shape.clone_from(&ty.dims);
         tensor.bytes.clear();
         tensor
             .bytes
-            .extend(store.get(slot).iter().flat_map(|value| value.to_le_bytes()));
+            .extend(values.iter().flat_map(|value| value.to_le_bytes()));
     }
 }
 
@@ -47,11 +49,7 @@ pub(crate) fn restore(
             snapshot.step
         )));
     }
-    for slot in store
-        .slots()
-        .filter(|&slot| store.name(slot) != HALT)
-        .collect::<Vec<_>>()
-    {
+    for slot in saved(store) {
         let name = store.name(slot).to_owned();
         let tensor = snapshot
             .tensors

@@ -113,6 +113,7 @@ pub(crate) fn train(
             task.program().start_profile();
         }
         run_step(task, store, &batch, step)?;
+        saver.make_room(store);
         if is_logged {
             task.program().fetch(store)?;
             let parts = task.program().part_times();
