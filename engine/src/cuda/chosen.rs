@@ -139,9 +139,12 @@ fn an_op_of_a_site_says_what_it_makes() {
     }
 }
 
+/// Of a device: enough to measure a small site on, and little to fill.
+const MEMORY: usize = 64 << 20;
+
 /// A device on which a site takes less time as one op, or more.
 fn paced(one: bool, cache: Option<&Path>) -> (Arc<Emulated>, Arc<Device>) {
-    let emulated = Emulated::new(Order::new(true, true));
+    let emulated = Emulated::of_size(Order::new(true, true), MEMORY);
     emulated.set_pace(if one {
         |function| {
             if function.starts_with("site") {

@@ -2,12 +2,13 @@
 #![expect(unsafe_code, reason = "compiled kernels are opened and called by name")]
 #![expect(clippy::disallowed_methods, reason = "files of a test alone")]
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
 use libloading::Library;
@@ -17,8 +18,10 @@ use crate::value::DType;
 
 const HEADER: &str = include_str!("emulator.h");
 
-/// Kernels of one library have one set of static variables.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Whoever runs kernels of a library has it for itself: they have one set of static variables, however often it is opened.
+type Turn = Arc<Mutex<()>>;
+
+static TURNS: Mutex<BTreeMap<PathBuf, Turn>> = Mutex::new(BTreeMap::new());
 
 /// An operand as a kernel takes it.
 #[repr(C)]
@@ -58,7 +61,7 @@ pub(crate) fn is_there() -> bool {
 }
 
 /// Compiled once for each source, whoever asks.
-fn compile(source: &str) -> Option<Library> {
+fn compile(source: &str) -> Option<(Library, Turn)> {
     let mut hasher = DefaultHasher::new();
     (HEADER, source).hash(&mut hasher);
     // Beside the tests, and gone with them.
@@ -93,16 +96,21 @@ fn compile(source: &str) -> Option<Library> {
         fs::remove_file(&text).expect("our own file");
     }
     // SAFETY: what was just compiled initialises nothing but constants.
-    Some(unsafe { Library::new(&path) }.expect("what was compiled can be opened"))
+    let library = unsafe { Library::new(&path) }.expect("what was compiled can be opened");
+    let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+    Some((library, Arc::clone(turns.entry(path).or_default())))
 }
 
 /// Compiled kernels.
-pub(super) struct Kernels(Library);
+pub(super) struct Kernels {
+    library: Library,
+    turn: Turn,
+}
 
 impl Kernels {
     /// `None`, and a line that says so, where there is no g++.
     pub(super) fn new(source: &str) -> Option<Self> {
-        compile(source).map(Self)
+        compile(source).map(|(library, turn)| Self { library, turn })
     }
 
     /// Runs a grid; bytes of shared memory of its largest block, or what a thread did wrong.
@@ -113,9 +121,7 @@ impl Kernels {
         spans: &[Span],
         backwards: bool,
     ) -> Result<u64, String> {
-        let _alone = ONE_AT_A_TIME
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _alone = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let [x, y] = blocks.map(|blocks| u32::try_from(blocks).expect("a grid of a device"));
         assert!(
             x <= i32::MAX.cast_unsigned() && y <= 65_535,
@@ -125,7 +131,7 @@ impl Kernels {
         // SAFETY: every `KERNEL` of the source has this signature; each access is checked against its span.
         let message = unsafe {
             let run = self
-                .0
+                .library
                 .get::<Run>(name.as_bytes())
                 .expect("a kernel of the source");
             run(
@@ -233,12 +239,18 @@ pub(super) fn multiply(
         assert!(row < layout.rows && column < layout.columns && layout.rows <= layout.pitch);
         batch * layout.step + column * layout.pitch + row
     };
+    let k = product.k;
     for batch in 0..key.batch {
+        // Rows of the first and columns of the second, each in one piece.
+        let rows = (0..key.c.rows).flat_map(|row| (0..k).map(move |k| (row, k)));
+        let rows = rows.map(|(row, k)| a.get(at(key.a, batch, row, k)));
+        let rows: Vec<f64> = rows.collect();
         for column in 0..key.c.columns {
+            let factors = (0..k).map(|k| b.get(at(key.b, batch, k, column)));
+            let factors: Vec<f64> = factors.collect();
             for row in 0..key.c.rows {
-                let sum: f64 = (0..product.k)
-                    .map(|k| a.get(at(key.a, batch, row, k)) * b.get(at(key.b, batch, k, column)))
-                    .sum();
+                let pairs = rows[row * k..][..k].iter().zip(&factors);
+                let sum: f64 = pairs.map(|(x, y)| x * y).sum();
                 let place = at((key.c, false), batch, row, column);
                 let mut value = f64::from(product.alpha) * sum;
                 if key.add {
