@@ -1,9 +1,10 @@
 //! The first replays of every program, repeated on the emulated device and compared: a build of the feature `shadow` runs whatever
 //! programs its tests make, losses, adversaries and updates of whole models, on both. With `SPD_SHADOW=bf16` in the environment
-//! the device stores in bf16 what can be, and each op is held to that ([`roundings`](super::roundings)).
+//! the device stores in bf16 what can be, and each op is held to that ([`roundings`](super::roundings)); with `SPD_SHADOW=sites` it
+//! also computes every site that it can as one op.
 
 use super::emulated::{Emulated, Order};
-use super::roundings::{check, watched};
+use super::roundings::{Held, check, watched};
 use super::{Arena, Device, Executor, Result};
 use crate::builder::Builder;
 use crate::cpu::StepParameters;
@@ -21,19 +22,20 @@ const TOLERANCE: f32 = 1e-4;
 /// as its rounding.
 const EXCEPTIONS: usize = 1;
 
-/// What the device stores.
-fn precision() -> Precision {
+/// What the device stores, and whether its sites are one op each.
+fn settings() -> (Precision, bool) {
     match std::env::var("SPD_SHADOW").as_deref() {
-        Ok("bf16") => Precision::Bf16,
-        _ => Precision::F32,
+        Ok("bf16") => (Precision::Bf16, false),
+        Ok("sites") => (Precision::Bf16, true),
+        _ => (Precision::F32, false),
     }
 }
 
 /// A program on the emulated device, beside the same program on the CPU.
 pub(crate) struct Shadow {
     program: Repeated,
-    /// In bf16, the program as it is stored, and the same with all that it makes.
-    watched: Option<(Builder, Repeated, Vec<Value>)>,
+    /// In bf16, what it is held to, and the same program with all that it makes.
+    watched: Option<(Held, Repeated, Vec<Value>)>,
     replays: usize,
 }
 
@@ -43,13 +45,13 @@ pub(crate) type Found = Vec<(String, Vec<f32>)>;
 impl Shadow {
     /// Of a program.
     pub(crate) fn new(builder: &Builder) -> Self {
-        let (program, watched) = match precision() {
-            Precision::F32 => (builder.with_nodes(builder.nodes.clone()), None),
-            Precision::Bf16 => {
-                let stored = stored(builder);
-                let (all, values) = watched(&stored);
-                let program = stored.with_nodes(stored.nodes.clone());
-                (program, Some((stored, Repeated::new(&all), values)))
+        let (program, watched) = match settings() {
+            (Precision::F32, _) => (builder.with_nodes(builder.nodes.clone()), None),
+            (Precision::Bf16, one) => {
+                let held = Held::new(stored(builder), one);
+                let (all, values) = watched(&held.run);
+                let program = held.run.with_nodes(held.run.nodes.clone());
+                (program, Some((held, Repeated::new(&all), values)))
             }
         };
         Self {
@@ -78,11 +80,11 @@ impl Shadow {
         self.replays += 1;
         let inputs: Vec<(&str, &[u32])> = inputs.collect();
         let found = self.program.run(&inputs, parameters, store)?;
-        let Some((stored, all, values)) = &mut self.watched else {
+        let Some((held, all, values)) = &mut self.watched else {
             return Some(found);
         };
         let all = all.run(&inputs, parameters, store)?;
-        let outputs = stored.outputs.len();
+        let outputs = held.run.outputs.len();
         let (made_of, tensors) = all[outputs..].split_at(values.len());
         for ((name, one), (_, other)) in found.iter().zip(all[..outputs].iter().chain(tensors)) {
             let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -90,7 +92,7 @@ impl Shadow {
         }
         let made = values.iter().copied();
         let made = made.zip(made_of.iter().map(|(_, found)| found.clone()));
-        let checked = check(stored, &inputs, made.collect(), parameters, store);
+        let checked = check(held, &inputs, made.collect(), parameters, store);
         checked.unwrap_or_else(|fault| panic!("{fault}"));
         None
     }
