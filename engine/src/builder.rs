@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::op::{BuildError, Op, Result};
 use crate::precision::Precision;
 use crate::store::{Slot, Store};
-use crate::value::{Type, Value};
+use crate::value::{DType, Type, Value};
 
 /// A scalar that changes from step to step without rebuilding the program: a learning rate, an exponent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,6 +50,8 @@ pub struct Builder {
     pub(crate) precision: Precision,
     /// Tensors of the store that no program writes.
     pub(crate) frozen: BTreeSet<Slot>,
+    /// Values that are means over all ranks.
+    pub(crate) agreed: BTreeSet<Value>,
     persistent: BTreeMap<Slot, Value>,
     known: BTreeMap<(String, Vec<Value>), Vec<Value>>,
     pub(crate) eager: bool,
@@ -134,6 +136,25 @@ impl Builder {
     /// Names a value that can be read after a replay.
     pub fn output(&mut self, name: impl Into<String>, value: Value) {
         self.outputs.push((name.into(), value));
+    }
+
+    /// Lets the ranks of a run agree on values, as gradients are agreed on: whoever reads one reads the mean over all ranks, which
+    /// replay the same program. On a GPU that is done on a stream of its own, as soon as they are made; the CPU executor takes no
+    /// such program.
+    ///
+    /// # Errors
+    ///
+    /// When a value is none of this program's results, or not in f32.
+    pub fn agree(&mut self, values: &[Value]) -> Result<()> {
+        for &value in values {
+            let made = matches!(self.homes[value.index()], Home::Node(_));
+            if !made || self.ty(value).dtype != DType::F32 {
+                let reason = format!("{} is no f32 result of an op", self.ty(value));
+                return Err(BuildError::new("agree", reason));
+            }
+        }
+        self.agreed.extend(values);
+        Ok(())
     }
 
     /// Adds an op, or finds the one that computes the same already.
@@ -236,6 +257,7 @@ impl Builder {
             outputs: self.outputs.clone(),
             scalars: self.scalars.clone(),
             frozen: self.frozen.clone(),
+            agreed: self.agreed.clone(),
             ..Self::default()
         };
         nodes.into_iter().for_each(|node| to.append(node));

@@ -116,6 +116,10 @@ impl Executor {
                 && builder.types.iter().all(|ty| ty.dtype != DType::Bf16),
             "the CPU executor computes f32 programs"
         );
+        assert!(
+            builder.agreed.is_empty(),
+            "the CPU executor knows of no other ranks"
+        );
         let plan = Plan::new(builder);
         let view = |offset: usize, ty: &Type| View {
             start: std::ptr::without_provenance_mut(offset),

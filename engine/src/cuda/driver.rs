@@ -19,6 +19,8 @@ pub(crate) enum Stream {
     Inputs,
     /// Where tensors of the store leave.
     Staging,
+    /// Where ranks agree.
+    Agreements,
 }
 
 /// Between which memories a copy goes. The host's is always pinned.
@@ -161,7 +163,14 @@ pub(crate) trait Driver: Send + Sync {
     /// Operands are as large as the product says, in live memory.
     unsafe fn multiply(&self, product: &Product, factors: Factors) -> Result<(), Fault>;
 
-    /// From here on the stream of programs does nothing, and remembers it.
+    /// Puts on the stream of agreements that numbers become their means over all ranks, which ask for the same in one order.
+    ///
+    /// # Safety
+    ///
+    /// They are f32s in live memory, which nothing else reads or writes meanwhile.
+    unsafe fn agree(&self, values: &[Argument]) -> Result<(), Fault>;
+
+    /// From here on the stream of programs, and what joins it, does nothing, and remembers it.
     fn begin_capture(&self) -> Result<(), Fault>;
 
     /// What was remembered, as a graph.

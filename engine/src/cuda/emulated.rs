@@ -26,7 +26,7 @@ use super::program::Kernel;
 pub(crate) struct Order {
     pub(crate) programs_at_once: bool,
     pub(crate) inputs_at_once: bool,
-    pub(crate) staging_at_once: bool,
+    pub(crate) others_at_once: bool,
 }
 
 impl Order {
@@ -37,26 +37,26 @@ impl Order {
         Self::new(true, false),
         Self::new(false, true),
         Self::new(false, false),
-        Self::new(true, true).staging(),
-        Self::new(true, false).staging(),
-        Self::new(false, true).staging(),
-        Self::new(false, false).staging(),
+        Self::new(true, true).others(),
+        Self::new(true, false).others(),
+        Self::new(false, true).others(),
+        Self::new(false, false).others(),
     ];
 
-    /// Tensors leave as late as can be.
+    /// The other streams do everything as late as can be.
     pub(crate) const fn new(programs_at_once: bool, inputs_at_once: bool) -> Self {
         Self {
             programs_at_once,
             inputs_at_once,
-            staging_at_once: false,
+            others_at_once: false,
         }
     }
 
-    /// The same, and tensors leave at once.
+    /// The same, and the other streams do at once what they can.
     #[cfg(test)]
-    pub(crate) const fn staging(self) -> Self {
+    pub(crate) const fn others(self) -> Self {
         Self {
-            staging_at_once: true,
+            others_at_once: true,
             ..self
         }
     }
@@ -71,6 +71,7 @@ pub(crate) enum Call {
     Wait,
     Copy(Stream, Way),
     Launch,
+    Agree,
     Capture,
     Graph,
 }
@@ -103,10 +104,10 @@ struct State {
     pinnable: usize,
     events: BTreeMap<u64, Happening>,
     /// By stream.
-    queues: [VecDeque<Task>; 3],
+    queues: [VecDeque<Task>; 4],
     /// By the thread that asked for it.
-    captured: Option<(ThreadId, Vec<Task>)>,
-    graphs: BTreeMap<u64, Arc<Vec<Task>>>,
+    captured: Option<(ThreadId, Captured)>,
+    graphs: BTreeMap<u64, Arc<Captured>>,
     functions: BTreeMap<u64, Arc<Kernels>>,
     /// The next event, graph, module or function.
     next: u64,
@@ -122,7 +123,13 @@ struct State {
     pace: Option<fn(&str) -> f32>,
     /// Milliseconds that all took so far.
     now: f32,
+    /// What another rank has where this one has a number, if there is another.
+    #[cfg(test)]
+    other_rank: Option<fn(f32) -> f32>,
 }
+
+/// What a graph puts on which stream.
+type Captured = Vec<(Stream, Task)>;
 
 /// 256 bytes, as aligned as a device's memory is.
 #[repr(align(256))]
@@ -153,9 +160,12 @@ enum Task {
         arguments: Vec<Argument>,
     },
     Multiply(Box<(Product, Factors)>),
+    Agree(Vec<Argument>),
     Record(u64, u64),
     Follow(u64, u64),
-    /// Part of a graph: it says at each launch what is followed.
+    /// Parts of a graph: each launch records anew, and says what is followed, in the graph or outside of it.
+    RecordWithin(u64),
+    FollowWithin(u64),
     FollowAnew(u64),
 }
 
@@ -189,6 +199,8 @@ impl Emulated {
                 traffic: Vec::new(),
                 pace: None,
                 now: 0.0,
+                #[cfg(test)]
+                other_rank: None,
             }),
         })
     }
@@ -239,6 +251,12 @@ impl Emulated {
         self.state().fails_in = Some(calls);
     }
 
+    /// Lets there be another rank, which has this where this one has a number.
+    #[cfg(test)]
+    pub(crate) fn set_other_rank(&self, other: fn(f32) -> f32) {
+        self.state().other_rank = Some(other);
+    }
+
     /// Has the device ignore something from now on.
     #[cfg(test)]
     pub(crate) fn ignore(&self, ignored: impl Into<Option<Ignored>>) {
@@ -280,6 +298,11 @@ impl State {
         }
         self.queues.iter_mut().for_each(VecDeque::clear);
         Err(Fault::new("the GPU cannot go on: it was told to fail"))
+    }
+
+    /// Whether what is put on a stream is remembered now, and not done.
+    fn captures(&self, stream: Stream) -> bool {
+        self.captured.is_some() && is_captured(stream)
     }
 
     fn handle(&mut self) -> u64 {
@@ -334,19 +357,24 @@ impl State {
 
     /// Puts a task on a stream, and does what is done at once.
     fn put(&mut self, stream: Stream, task: Task) {
-        if let (Some((_, captured)), Stream::Programs) = (&mut self.captured, stream) {
-            captured.push(task);
+        if let (true, Some((_, captured))) = (self.captures(stream), &mut self.captured) {
+            captured.push((stream, task));
             return;
         }
         self.queues[stream as usize].push_back(task);
         let Order {
             programs_at_once,
             inputs_at_once,
-            staging_at_once,
+            others_at_once,
         } = self.order;
-        let at_once = [programs_at_once, inputs_at_once, staging_at_once];
+        let at_once = [
+            programs_at_once,
+            inputs_at_once,
+            others_at_once,
+            others_at_once,
+        ];
         // What one does may be what another waits for.
-        while (0..3).any(|stream| at_once[stream] && self.advance(stream)) {}
+        while (0..4).any(|stream| at_once[stream] && self.advance(stream)) {}
     }
 
     /// Does the next task of a stream, if there is one and it may be done.
@@ -418,8 +446,27 @@ impl State {
                 }
             }
             Task::Follow(..) => {}
-            Task::FollowAnew(_) => unreachable!("a launch says what is followed"),
+            Task::Agree(values) => self.agree(values),
+            Task::RecordWithin(_) | Task::FollowWithin(_) | Task::FollowAnew(_) => {
+                unreachable!("a launch says what is recorded and followed")
+            }
         }
+    }
+
+    /// Numbers become their means over this rank and the other; alone, they are that.
+    fn agree(&mut self, values: &[Argument]) {
+        #[cfg(test)]
+        for argument in values {
+            let start = self.stretch(argument.address, 4 * argument.len, false);
+            // SAFETY: allocated, and f32s like all that is agreed on.
+            let numbers =
+                unsafe { std::slice::from_raw_parts_mut(start.cast::<f32>(), argument.len) };
+            if let Some(other) = self.other_rank {
+                numbers.iter_mut().for_each(|x| *x = (*x + other(*x)) / 2.0);
+            }
+        }
+        #[cfg(not(test))]
+        let _ = values;
     }
 
     fn took(&mut self, function: &str) {
@@ -474,6 +521,26 @@ impl State {
             });
         }
     }
+}
+
+/// Whether a capture remembers what is put on a stream: that of programs, and what it has join it.
+fn is_captured(stream: Stream) -> bool {
+    matches!(stream, Stream::Programs | Stream::Agreements)
+}
+
+/// Whether programs wait for all that is done beside them.
+fn is_joined(tasks: &Captured) -> bool {
+    let beside = |(stream, _): &(Stream, Task)| *stream != Stream::Programs;
+    let Some(last) = tasks.iter().rposition(beside) else {
+        return true;
+    };
+    let (_, Task::RecordWithin(event)) = tasks[last] else {
+        return false;
+    };
+    let follows = |(stream, task): &(Stream, Task)| {
+        *stream == Stream::Programs && matches!(task, Task::FollowWithin(e) if *e == event)
+    };
+    tasks[last..].iter().any(follows)
 }
 
 impl Driver for Emulated {
@@ -557,8 +624,14 @@ impl Driver for Emulated {
         state.finish();
         state.events.remove(&event).expect("an event that is there");
         let mut tasks = state.graphs.values().flat_map(|graph| &**graph);
+        let of_it = |task: &Task| match task {
+            Task::RecordWithin(known) | Task::FollowWithin(known) | Task::FollowAnew(known) => {
+                *known == event
+            }
+            _ => false,
+        };
         assert!(
-            !tasks.any(|task| matches!(task, Task::FollowAnew(known) if *known == event)),
+            !tasks.any(|(_, task)| of_it(task)),
             "an event that a graph follows"
         );
     }
@@ -566,6 +639,10 @@ impl Driver for Emulated {
     fn record(&self, event: u64, stream: Stream) -> Result<(), Fault> {
         let mut state = self.state();
         state.goes_on()?;
+        if state.captures(stream) {
+            state.put(stream, Task::RecordWithin(event));
+            return Ok(());
+        }
         let happening = state.events.get_mut(&event).expect("an event");
         happening.recorded += 1;
         let turn = happening.recorded;
@@ -576,6 +653,16 @@ impl Driver for Emulated {
     fn follow(&self, stream: Stream, event: u64) -> Result<(), Fault> {
         let mut state = self.state();
         state.goes_on()?;
+        if state.captures(stream) {
+            let mut tasks = state.captured.iter().flat_map(|(_, tasks)| tasks);
+            let within = |task: &Task| matches!(task, Task::RecordWithin(e) if *e == event);
+            assert!(
+                tasks.any(|(_, task)| within(task)),
+                "an event from outside of a graph"
+            );
+            state.put(stream, Task::FollowWithin(event));
+            return Ok(());
+        }
         let turn = state.events[&event].recorded;
         #[cfg(test)]
         if state.ignored == Some(Ignored::Follow(stream)) {
@@ -681,6 +768,13 @@ impl Driver for Emulated {
         Ok(())
     }
 
+    unsafe fn agree(&self, values: &[Argument]) -> Result<(), Fault> {
+        let mut state = self.state();
+        state.called(Call::Agree)?;
+        state.put(Stream::Agreements, Task::Agree(values.to_vec()));
+        Ok(())
+    }
+
     fn begin_capture(&self) -> Result<(), Fault> {
         let mut state = self.state();
         state.called(Call::Capture)?;
@@ -692,6 +786,10 @@ impl Driver for Emulated {
     fn end_capture(&self) -> Result<u64, Fault> {
         let mut state = self.state();
         let (_, tasks) = state.captured.take().expect("a capture that was begun");
+        assert!(
+            is_joined(&tasks),
+            "a graph that ends before all of it is done"
+        );
         let graph = state.handle();
         state.graphs.insert(graph, Arc::new(tasks));
         Ok(graph)
@@ -701,16 +799,25 @@ impl Driver for Emulated {
         let mut state = self.state();
         state.called(Call::Graph)?;
         let tasks = Arc::clone(&state.graphs[&graph]);
-        for task in &*tasks {
+        for (stream, task) in &*tasks {
             #[cfg(test)]
-            if state.ignored == Some(Ignored::FollowAnew) && matches!(task, Task::FollowAnew(_)) {
-                continue;
+            match (task, state.ignored) {
+                (Task::FollowAnew(_), Some(Ignored::FollowAnew)) => continue,
+                (Task::FollowWithin(_), Some(Ignored::Follow(of))) if of == *stream => continue,
+                _ => {}
             }
             let task = match task {
-                Task::FollowAnew(event) => Task::Follow(*event, state.events[event].recorded),
+                Task::RecordWithin(event) => {
+                    let happening = state.events.get_mut(event).expect("an event");
+                    happening.recorded += 1;
+                    Task::Record(*event, happening.recorded)
+                }
+                Task::FollowWithin(event) | Task::FollowAnew(event) => {
+                    Task::Follow(*event, state.events[event].recorded)
+                }
                 task => task.clone(),
             };
-            state.put(Stream::Programs, task);
+            state.put(*stream, task);
         }
         Ok(())
     }

@@ -88,12 +88,18 @@ struct Loaded {
     numbers: Memory,
     inputs: Inputs,
     done: Event,
+    /// Of each bucket that ranks agree on, that it is made, and that it is a mean.
+    meetings: Vec<[Event; 2]>,
 }
 
 impl Loaded {
     fn new(device: &Arc<Device>, program: &Program) -> Result<Self, Fault> {
         let numbers = 4 * (FIXED_PARAMETERS + program.scalars.len());
+        let meeting = |_| Ok([device.event()?, device.event()?]);
+        let meetings: Result<Vec<[Event; 2]>, Fault> =
+            program.buckets.iter().map(meeting).collect();
         Ok(Self {
+            meetings: meetings?,
             numbers: device.allocate(numbers, "the numbers of a step")?,
             inputs: Inputs::new(device, program)?,
             done: device.event()?,
@@ -438,6 +444,7 @@ impl Executor {
             }
             marks.push(mark()?);
         }
+        self.meet(self.program.steps.len(), store)?;
         loaded.wait()?;
         let times = self.clock.iter_mut().flatten();
         for (time, ends) in times.zip(marks.windows(2)) {
@@ -455,12 +462,32 @@ impl Executor {
         for step in 0..self.program.steps.len() {
             self.put_one(step, store)?;
         }
+        self.meet(self.program.steps.len(), store)
+    }
+
+    /// Before a step, by its number: gives away what ranks agree on and is made by then, and waits for what is read from there on.
+    fn meet(&self, step: usize, store: &Store) -> Result<(), Fault> {
+        let loaded = self.loaded.as_ref().expect("a program that is loaded");
+        let meetings = || self.program.buckets.iter().zip(&loaded.meetings);
+        for (bucket, [made, agreed]) in meetings().filter(|(bucket, _)| bucket.made == step) {
+            let values = bucket.values.iter();
+            let values: Vec<Argument> = values.map(|placed| self.argument(placed, store)).collect();
+            made.record(Stream::Programs)?;
+            made.hold(Stream::Agreements)?;
+            // SAFETY: values in their places, which no step reads or writes between these two (`agreements`).
+            unsafe { loaded.device.driver().agree(&values) }?;
+            agreed.record(Stream::Agreements)?;
+        }
+        for (_, [_, agreed]) in meetings().filter(|(bucket, _)| bucket.read == step) {
+            agreed.hold(Stream::Programs)?;
+        }
         Ok(())
     }
 
     /// Puts a step, by its number; before the first that writes to the store, what was staged has left.
     fn put_one(&self, step: usize, store: &Store) -> Result<(), Fault> {
         let loaded = self.loaded.as_ref().expect("a program that is loaded");
+        self.meet(step, store)?;
         if self.first_write == Some(step) {
             store.mirror().staging().left().hold_anew()?;
         }

@@ -39,6 +39,7 @@ pub(super) struct Gpu {
     programs: Arc<CudaStream>,
     inputs: Arc<CudaStream>,
     staging: Arc<CudaStream>,
+    agreements: Arc<CudaStream>,
     products: Mutex<CublasLt>,
     workspace: u64,
     arch: String,
@@ -62,7 +63,8 @@ impl Gpu {
         let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let stream = || context.new_stream().map_err(&open);
-        let (programs, inputs, staging) = (stream()?, stream()?, stream()?);
+        let (programs, inputs) = (stream()?, stream()?);
+        let (staging, agreements) = (stream()?, stream()?);
         // SAFETY: freed with `self`.
         let workspace = unsafe { result::malloc_sync(WORKSPACE) }
             .map_err(failed("give memory to matrix products"))?;
@@ -72,6 +74,7 @@ impl Gpu {
             programs,
             inputs,
             staging,
+            agreements,
             workspace,
             arch: format!("sm_{major}{minor}"),
             cache,
@@ -88,6 +91,7 @@ impl Gpu {
             Stream::Programs => self.programs.cu_stream(),
             Stream::Inputs => self.inputs.cu_stream(),
             Stream::Staging => self.staging.cu_stream(),
+            Stream::Agreements => self.agreements.cu_stream(),
         }
     }
 
@@ -314,6 +318,11 @@ impl Driver for Gpu {
         };
         let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         products.multiply(product, at, self.programs.cu_stream())
+    }
+
+    unsafe fn agree(&self, _values: &[Argument]) -> Result<(), Fault> {
+        // This rank is alone, and its values are the means; an all-reduce of NCCL on this stream is what belongs here.
+        Ok(())
     }
 
     fn begin_capture(&self) -> Result<(), Fault> {

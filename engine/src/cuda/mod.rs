@@ -8,6 +8,8 @@
 //! - An op says once what computes it ([`Lowering`]); shapes and settings are constants of its kernels' source.
 //! - Where a masked site and its gradients can be one op each, what lies between is never written; on a GPU that is chosen by
 //!   measurement, once for each shape, and a run keeps to it.
+//! - What ranks agree on travels on a stream of its own inside the graph, in buckets (`agreements`); what travels there between
+//!   GPUs, an all-reduce of NCCL, is not there yet, so a program of many ranks runs on the emulated device alone.
 //! - What may be is stored in bf16, if the program is to be ([`Precision`](crate::Precision)): a kernel takes the types of its
 //!   operands as they come, and computes in f32.
 //! - Kernels need no header, no atomics, and sum in one order. Their tests run them on this machine's processor, thread by
@@ -56,6 +58,7 @@
 //! done
 //! ```
 
+mod agreements;
 mod choice;
 #[cfg(test)]
 mod chosen;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::ops::Range;
 
+use super::agreements::{BUCKET, Bucket, buckets};
 use super::fusion::fused;
 use super::lowering::{At, Command, Launch, Lowering, Operand, Source};
 use super::product::Product;
@@ -130,6 +131,8 @@ pub(crate) struct Program {
     pub(crate) kernels: Vec<Kernel>,
     pub(crate) steps: Vec<Step>,
     pub(crate) ops: Vec<PlacedOp>,
+    /// What the ranks agree on.
+    pub(crate) buckets: Vec<Bucket>,
     pub(crate) inputs: BTreeMap<String, Placed>,
     pub(crate) outputs: Vec<(String, Placed)>,
     pub(crate) scalars: Vec<String>,
@@ -241,7 +244,9 @@ impl Program {
         let outputs = builder.outputs.iter();
         let outputs =
             outputs.map(|(name, v)| (name.clone(), at(*v).expect("an output is computed")));
+        let buckets = buckets(builder, (&plan, &ops), at, BUCKET);
         Self {
+            buckets,
             inputs: inputs.collect(),
             outputs: outputs.collect(),
             scalars: builder.scalars.clone(),
@@ -283,7 +288,7 @@ impl Program {
     }
 }
 
-fn value(place: Place, ty: &Type) -> Placed {
+pub(crate) fn value(place: Place, ty: &Type) -> Placed {
     Placed {
         memory: match place {
             Place::Arena(offset) => Memory::Arena(offset),
