@@ -1,4 +1,4 @@
-use crate::cuda::lowering::{Argument, Lowering, Source};
+use crate::cuda::lowering::{Argument, Lowering, MOST_OPERANDS, Source};
 
 const KERNELS: Source = Source {
     name: "weighted_sum",
@@ -9,8 +9,13 @@ pub(super) fn value(weights: &[f64], to: &mut Lowering<'_>) {
     let terms = weights.iter().enumerate();
     let terms =
         terms.map(|(index, &weight)| Argument::List(vec![to.input(index).into(), weight.into()]));
-    let arguments = [to.output(0).into(), Argument::List(terms.collect())];
-    to.kernel(KERNELS, "weighted_sum", &[to.adds(0).into()])
-        .threads(32)
-        .launch(&arguments);
+    let terms: Vec<Argument> = terms.collect();
+    let mut add = to.adds(0);
+    for some in terms.chunks(MOST_OPERANDS - 1) {
+        let arguments = [to.output(0).into(), Argument::List(some.to_vec())];
+        to.kernel(KERNELS, "weighted_sum", &[add.into()])
+            .threads(32)
+            .launch(&arguments);
+        add = true;
+    }
 }

@@ -22,7 +22,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// When a term is no scalar.
+    /// When there are no terms, or one is no scalar.
     pub fn weighted_sum(&mut self, terms: &[(f64, Value)]) -> Result<Value> {
         let weights = terms.iter().map(|term| term.0).collect();
         let values: Vec<Value> = terms.iter().map(|term| term.1).collect();
@@ -36,6 +36,9 @@ impl Op for WeightedSum {
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        if inputs.is_empty() {
+            return Err(BuildError::new(self.name(), "there are no terms"));
+        }
         match inputs.iter().find(|input| **input != &Type::scalar()) {
             Some(other) => Err(BuildError::new(
                 self.name(),
@@ -94,9 +97,10 @@ impl Op for WeightedSum {
 mod tests {
     use std::sync::Arc;
 
-    use crate::cpu::{Executor, Pool};
+    use crate::cpu::{Executor, Pool, StepParameters};
+    use crate::cuda::tests::agree;
     use crate::ops::oracle::{Oracle, random};
-    use crate::{Builder, Store, Type};
+    use crate::{Builder, Store, Type, Value};
 
     #[test]
     fn value_and_gradients_agree_with_candle() {
@@ -105,6 +109,23 @@ mod tests {
             .candle(|v| (&v[0] * 0.8)? - (&v[1] * 2.0)?)
             // Two products and a sum.
             .agree(1e-6);
+    }
+
+    #[test]
+    fn terms_are_as_many_as_there_are() {
+        let (mut b, mut store) = (Builder::new(), Store::new());
+        let error = b.weighted_sum(&[]).unwrap_err();
+        assert_eq!(error.to_string(), "weighted_sum: there are no terms");
+        // More than one launch takes.
+        let terms = (0u64..1100).map(|index| {
+            let slot = store.add(format!("x {index}"), &[], random(&[], index).values);
+            (1.0 + 0.01 * (index % 7) as f64, b.persistent(&store, slot))
+        });
+        let terms: Vec<(f64, Value)> = terms.collect();
+        let sum = b.weighted_sum(&terms).unwrap();
+        b.output("sum", sum);
+        // Two roundings on the way, of numbers that are no larger than the sum of all.
+        agree(&b, &store, &[], &StepParameters::default(), 1e-5);
     }
 
     #[test]
