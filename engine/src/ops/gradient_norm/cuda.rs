@@ -25,6 +25,6 @@ pub(super) fn value(to: &mut Lowering<'_>) {
     }
     let norms = to.output(0);
     to.kernel(KERNELS, "gradient_sums", &ends)
-        .threads(1024)
+        .threads(512)
         .launch(&[sums.into(), norms.into()]);
 }

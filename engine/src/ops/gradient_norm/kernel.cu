@@ -23,7 +23,7 @@ template <int TENSORS> DEVICE void gradient_squares(Out<float> sums, const Squar
 template <i64... ENDS> DEVICE void gradient_sums(In<float> sums, Out<float> norms) {
     const int COUNT = sizeof...(ENDS);
     static constexpr i64 ends[] = {ENDS...};
-    for (int of = threadIdx.x / 32; of < COUNT; of += 32) {
+    for (int of = threadIdx.x / 32; of < COUNT; of += 512 / 32) {
         double sum = 0.0;
         for (i64 at = (of == 0 ? 0 : ends[of - 1]) + threadIdx.x % 32; at < ends[of]; at += 32) {
             sum += (double)sums[at];
@@ -35,10 +35,10 @@ template <i64... ENDS> DEVICE void gradient_sums(In<float> sums, Out<float> norm
     }
     __syncthreads();
     double total = 0.0;
-    for (int of = threadIdx.x; of < COUNT; of += 1024) {
+    for (int of = threadIdx.x; of < COUNT; of += 512) {
         total += (double)norms[of];
     }
-    total = block_sum<1024>(total);
+    total = block_sum<512>(total);
     if (threadIdx.x == 0) {
         norms[COUNT] = (float)total;
     }
