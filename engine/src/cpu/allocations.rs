@@ -365,8 +365,11 @@ fn a_replay_allocates_nothing() {
         }
         // The first replays start the threads and what rayon keeps for each of them.
         (0..3).for_each(|_| executor.run(&mut store));
-        let found = allocations(&pool, || (0..5).for_each(|_| executor.run(&mut store)));
-        assert_eq!(found, 0, "{threads} threads");
+        // A thread that had no work so far, on a machine that is busy, makes its buffers when it gets some; what a replay takes is
+        // taken every time.
+        let mut times =
+            (0..8).map(|_| allocations(&pool, || (0..5).for_each(|_| executor.run(&mut store))));
+        assert!(times.any(|found| found == 0), "{threads} threads");
         assert!(executor.scalar_output("loss", &store).is_finite());
     }
 }
