@@ -188,14 +188,8 @@ fn adamw(pool: &Arc<Pool>, len: usize) -> Result<()> {
     let group = bench.builder.gradient_norm(&[gradient])?;
     let b = &mut bench.builder;
     let op = AdamW {
-        lr: b.step_scalar("lr"),
-        correction1: b.step_scalar("correction1"),
-        correction2: b.step_scalar("correction2"),
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        decay: 0.0,
         clip: Some(1.0),
+        ..AdamW::new(b)
     };
     let on = AdamWOperands {
         parameter: bench.normal("w", &[len]),

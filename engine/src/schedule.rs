@@ -267,17 +267,7 @@ mod tests {
         let loss = b.sum_squares(parameter).unwrap();
         let gradient = b.gradients(loss, &[parameter]).unwrap()[0].unwrap();
         let group = b.gradient_norm(&[gradient]).unwrap();
-        let scalar = b.step_scalar("any");
-        let op = AdamW {
-            lr: scalar,
-            correction1: scalar,
-            correction2: scalar,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            decay: 0.0,
-            clip: None,
-        };
+        let op = AdamW::new(&mut b);
         let on = AdamWOperands {
             parameter,
             first,

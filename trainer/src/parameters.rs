@@ -190,14 +190,11 @@ impl Parameters {
                     reason = "settings are rounded to f32"
                 )]
                 let op = AdamW {
-                    lr: b.step_scalar("lr"),
-                    correction1: b.step_scalar("correction1"),
-                    correction2: b.step_scalar("correction2"),
                     beta1: BETA1 as f32,
                     beta2: beta2 as f32,
-                    eps: 1e-8,
                     decay: if decays { decay as f32 } else { 0.0 },
                     clip: clip.map(|clip| clip as f32),
+                    ..AdamW::new(b)
                 };
                 b.adamw(op, &on, norms, &guards)?;
             }

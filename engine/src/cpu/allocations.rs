@@ -10,7 +10,7 @@ use spd_draws::{Purpose, Stream};
 
 use super::gemm::tests::INSIDE;
 use super::{Executor, Pool};
-use crate::builder::{Builder, StepScalar};
+use crate::builder::Builder;
 use crate::op::Result;
 use crate::ops::oracle::random;
 use crate::ops::{
@@ -252,17 +252,10 @@ impl Step {
         let halt = self.store.zeros("halt", &[2]);
         let halt = self.b.persistent(&self.store, halt);
         self.b.halt(halt, &[group])?;
-        let [lr, correction1, correction2]: [StepScalar; 3] =
-            ["lr", "correction1", "correction2"].map(|name| self.b.step_scalar(name));
         let op = AdamW {
-            lr,
-            correction1,
-            correction2,
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
             decay: 0.01,
             clip: Some(1.0),
+            ..AdamW::new(&mut self.b)
         };
         let mut on = Vec::new();
         for ((name, parameter), gradient) in parameters.into_iter().zip(gradients) {

@@ -478,14 +478,9 @@ impl Exhibition {
         }
         for (on, clip) in on.iter().zip([Some(0.5), None]) {
             let op = AdamW {
-                lr: self.b.step_scalar("lr"),
-                correction1: self.b.step_scalar("correction1"),
-                correction2: self.b.step_scalar("correction2"),
-                beta1: 0.9,
-                beta2: 0.999,
-                eps: 1e-8,
                 decay: 0.01,
                 clip,
+                ..AdamW::new(&mut self.b)
             };
             self.b.adamw(op, on, group, &[other])?;
         }

@@ -30,16 +30,7 @@ pub(super) fn training() -> (Builder, Store) {
     b.output("loss", loss);
     b.output("y", y);
     b.output("w", w);
-    let op = AdamW {
-        lr: b.step_scalar("lr"),
-        correction1: b.step_scalar("correction1"),
-        correction2: b.step_scalar("correction2"),
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        decay: 0.0,
-        clip: None,
-    };
+    let op = AdamW::new(&mut b);
     let operands = AdamWOperands {
         parameter: w,
         first,

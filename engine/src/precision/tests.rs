@@ -154,16 +154,7 @@ fn site(freeze: bool) -> (Builder, Store) {
     let gradients = gradients.into_iter().map(Option::unwrap);
     let gradients: Vec<Value> = gradients.collect();
     let group = b.gradient_norm(&gradients).unwrap();
-    let op = AdamW {
-        lr: b.step_scalar("lr"),
-        correction1: b.step_scalar("correction1"),
-        correction2: b.step_scalar("correction2"),
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        decay: 0.0,
-        clip: None,
-    };
+    let op = AdamW::new(&mut b);
     let on = [v, u].into_iter().enumerate();
     let on = on.map(|(index, parameter)| AdamWOperands {
         parameter,

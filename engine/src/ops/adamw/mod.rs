@@ -47,6 +47,22 @@ pub struct AdamW {
     pub clip: Option<f32>,
 }
 
+impl AdamW {
+    /// PyTorch's settings, without decay or clipping; step scalars `lr`, `correction1`, `correction2`.
+    pub fn new(b: &mut Builder) -> Self {
+        Self {
+            lr: b.step_scalar("lr"),
+            correction1: b.step_scalar("correction1"),
+            correction2: b.step_scalar("correction2"),
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            decay: 0.0,
+            clip: None,
+        }
+    }
+}
+
 /// A tensor that is updated. `parameter`, `first`, `second` are persistent and of one type with `gradient`.
 #[derive(Debug, Clone, Copy)]
 pub struct AdamWOperands {

@@ -23,14 +23,9 @@ fn bench(clip: Option<f32>, decay: f32) -> Bench {
     let gradient = b.input("gradient", &Type::f32(&[5, 7])).unwrap();
     let group = b.gradient_norm(&[gradient]).unwrap();
     let op = AdamW {
-        lr: b.step_scalar("lr"),
-        correction1: b.step_scalar("correction1"),
-        correction2: b.step_scalar("correction2"),
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
         decay,
         clip,
+        ..AdamW::new(&mut b)
     };
     let [parameter, first, second] = [w, m, v].map(|slot| b.persistent(&store, slot));
     b.adamw(
@@ -162,14 +157,9 @@ fn many() -> (Builder, Store) {
     let norms = b.gradient_norm(&gradients).unwrap();
     b.output("norms", norms);
     let op = AdamW {
-        lr: b.step_scalar("lr"),
-        correction1: b.step_scalar("correction1"),
-        correction2: b.step_scalar("correction2"),
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
         decay: 0.1,
         clip: Some(3.0),
+        ..AdamW::new(&mut b)
     };
     b.adamw(op, &on, norms, &[]).unwrap();
     (b, store)
@@ -199,17 +189,7 @@ fn tensors_of_an_update_are_of_one_type() {
     };
     let (of_two, of_three) = (value("two", 2), value("three", 3));
     let norms = b.gradient_norm(&[of_two]).unwrap();
-    let lr = b.step_scalar("lr");
-    let op = AdamW {
-        lr,
-        correction1: lr,
-        correction2: lr,
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        decay: 0.0,
-        clip: None,
-    };
+    let op = AdamW::new(&mut b);
     let whole = AdamWOperands {
         parameter: of_two,
         first: of_two,
