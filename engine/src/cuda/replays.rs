@@ -318,19 +318,8 @@ fn large_tensors_travel_whole() {
     }
 }
 
-#[test]
-fn a_device_that_fails_is_told_in_one_line_and_nothing_is_left_on_it() {
-    if !is_there() {
-        return;
-    }
-    let (b, store) = training();
-    let work = |device: &Arc<Device>| -> Result<()> {
-        let (mut executor, mut store) = (on(device, &b)?, store.copy());
-        for number in 0..3 {
-            ask(&mut executor, &mut store, number)?;
-        }
-        found(&mut executor, &mut store).map(|_| ())
-    };
+/// Asserts that a device that fails, after whatever number of calls, is told of in one line, and has nothing left on it.
+pub(super) fn told_in_one_line(work: impl Fn(&Arc<Device>) -> Result<()>) {
     for calls in 0.. {
         let (emulated, device) = emulated(Order::new(false, false));
         emulated.fail_in(calls);
@@ -349,6 +338,22 @@ fn a_device_that_fails_is_told_in_one_line_and_nothing_is_left_on_it() {
             }
         }
     }
+}
+
+#[test]
+fn a_device_that_fails_is_told_in_one_line_and_nothing_is_left_on_it() {
+    if !is_there() {
+        return;
+    }
+    let (b, store) = training();
+    let work = |device: &Arc<Device>| -> Result<()> {
+        let (mut executor, mut store) = (on(device, &b)?, store.copy());
+        for number in 0..3 {
+            ask(&mut executor, &mut store, number)?;
+        }
+        found(&mut executor, &mut store).map(|_| ())
+    };
+    told_in_one_line(work);
 }
 
 #[test]

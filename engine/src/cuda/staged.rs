@@ -6,7 +6,7 @@ use std::thread;
 use super::driver::{Stream, Way};
 use super::emulated::{Call, Emulated, Ignored, Order};
 use super::emulator::is_there;
-use super::replays::{ask, emulated, training};
+use super::replays::{ask, emulated, told_in_one_line, training};
 use super::tests::on;
 use super::{Device, Executor, Result, Staged};
 use crate::store::{Slot, Store};
@@ -50,13 +50,19 @@ fn states(steps: u8) -> Vec<State> {
     (0..steps).map(&mut state).collect()
 }
 
-/// Asks for eight steps, and on the way for what the third and the sixth leave; whether that is what came, though nobody waited
-/// before two or three more were asked for, and whether all ends as it should.
-fn comes_out(order: Order, ignored: Option<Ignored>, expected: &[State]) -> bool {
+/// A device on which the first step was asked for.
+fn started(order: Order) -> (Arc<Emulated>, Arc<Device>, Store, Executor) {
     let (emulated, device) = emulated(order);
     let (b, mut store) = training();
     let mut executor = on(&device, &b).unwrap();
     ask(&mut executor, &mut store, 0).unwrap();
+    (emulated, device, store, executor)
+}
+
+/// Asks for eight steps, and on the way for what the third and the sixth leave; whether that is what came, though nobody waited
+/// before two or three more were asked for, and whether all ends as it should.
+fn comes_out(order: Order, ignored: Option<Ignored>, expected: &[State]) -> bool {
+    let (emulated, _, mut store, mut executor) = started(order);
     emulated.ignore(ignored);
     let mut go = |steps: std::ops::Range<u8>, store: &mut Store| {
         steps.for_each(|number| ask(&mut executor, store, number).unwrap());
@@ -111,10 +117,7 @@ fn a_program_that_is_put_op_by_op_waits_too() {
         ignored.map(|ignored| (order, ignored))
     }) {
         let staged_before = |next: &dyn Fn(&Arc<Device>, &mut Executor, &mut Store)| {
-            let (emulated, device) = emulated(order);
-            let (b, mut store) = training();
-            let mut executor = on(&device, &b).unwrap();
-            ask(&mut executor, &mut store, 0).unwrap();
+            let (emulated, device, mut store, mut executor) = started(order);
             emulated.ignore(ignored);
             let staged = stage(&store);
             next(&device, &mut executor, &mut store);
@@ -144,10 +147,7 @@ fn what_the_host_sends_comes_after_what_leaves() {
     }
     let expected = states(1);
     let comes_out = |order, ignored: Option<Ignored>| {
-        let (emulated, device) = emulated(order);
-        let (b, mut store) = training();
-        let mut executor = on(&device, &b).unwrap();
-        ask(&mut executor, &mut store, 0).unwrap();
+        let (emulated, _, mut store, mut executor) = started(order);
         emulated.ignore(ignored);
         let staged = stage(&store);
         for slot in slots(&store) {
@@ -279,10 +279,7 @@ fn it_comes_whoever_goes_first_and_nothing_travels_to_memory_that_is_given_back(
     let expected = states(2);
     for order in Order::ALL {
         for first in ["store", "executor", "both", "what travels", "nothing"] {
-            let (emulated, device) = emulated(order);
-            let (b, mut store) = training();
-            let mut executor = on(&device, &b).unwrap();
-            ask(&mut executor, &mut store, 0).unwrap();
+            let (emulated, device, mut store, mut executor) = started(order);
             ask(&mut executor, &mut store, 1).unwrap();
             let staged = stage(&store);
             let (mut store, mut executor) = (Some(store), Some(executor));
@@ -327,23 +324,5 @@ fn a_device_that_fails_is_told_in_one_line_and_nothing_is_left_on_it() {
         }
         Ok(())
     };
-    for calls in 0.. {
-        let emulated = Emulated::new(Order::new(false, false));
-        let device = Device::of(Arc::<Emulated>::clone(&emulated));
-        emulated.fail_in(calls);
-        let worked = work(&device);
-        drop(device);
-        assert!(emulated.is_empty(), "after {calls} calls");
-        match worked {
-            Err(fault) => {
-                let line = fault.to_string();
-                assert_eq!(line.lines().count(), 1);
-                assert!(line.starts_with("the GPU cannot go on"), "{line}");
-            }
-            Ok(()) => {
-                assert!(calls > 30, "{calls}");
-                break;
-            }
-        }
-    }
+    told_in_one_line(work);
 }
