@@ -164,6 +164,14 @@ impl Executor {
         }
     }
 
+    /// Bytes that each thread of the processor holds at most beside arena and store: what it lays out anew for a product.
+    pub fn packed_bytes(&self) -> usize {
+        match self {
+            Self::Cpu(executor) => executor.packed_bytes(),
+            Self::Gpu(_) => 0,
+        }
+    }
+
     /// Bytes that the host writes before a replay.
     pub fn input_bytes(&self) -> usize {
         both!(self, executor => executor.input_bytes())

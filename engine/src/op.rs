@@ -61,6 +61,11 @@ pub trait Op: Debug + Send + Sync {
         0
     }
 
+    /// Bytes that each thread holds beside those while the kernel runs on the CPU: what it lays out anew for its part of a product.
+    fn packed_bytes(&self, _inputs: &[&Type]) -> usize {
+        0
+    }
+
     /// Whether its results count as constants, whatever they are computed from: no gradient passes through.
     fn is_constant(&self) -> bool {
         false

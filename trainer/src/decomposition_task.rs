@@ -17,7 +17,6 @@ use crate::losses::{USUAL_MASKS, divergence, divergence_and_cross_entropy};
 use crate::memory::Memory;
 use crate::parameters::{BETA1, Group, HALT, Update};
 use crate::schedule::{exponent, learning_rate};
-use crate::target_models::widest;
 use crate::task::{Measured, Task, evaluate_batches, in_arena_of, make_arena};
 
 const BETA2: f64 = 0.999;
@@ -136,10 +135,7 @@ impl DecompositionTask {
 
     /// What it will hold at its fullest on this machine.
     pub(crate) fn memory(&self, store: &Store) -> Memory {
-        let sites = self.decomposition.sites.iter();
-        let components = sites.map(|site| site.components).max().unwrap_or(0);
-        let widest = components.max(widest(&self.decomposition.run.target.model));
-        Memory::of_task(&self.processor, store, self.programs(), widest)
+        Memory::of_task(&self.processor, store, self.programs())
     }
 }
 

@@ -10,15 +10,11 @@ use spd_engine::{Executor, MATRIX_PRODUCTS, PINNED, Processor, Store};
 use crate::task::arena_bytes;
 use crate::train::PREFETCHED;
 
-/// Rows of a matrix that the gemm crate packs at a time, on each thread, for each of its columns.
-const PACKED_ROWS: usize = 512;
-/// It packs no more than fits into the last cache.
-const MOST_PACKED: usize = 32 << 20;
 /// Measured on the shipped runs: the stack that a thread comes to use, and its part of the allocator.
 const THREAD: usize = 128 << 10;
-/// Measured likewise, over whole runs: ops with their settings and places, names, rows and figures that are being written, and
-/// what the allocator keeps of those before.
-const DESCRIPTIONS: usize = 768 << 10;
+/// Measured likewise: ops with their settings and places, names, rows and figures that are being written, and what the allocator
+/// keeps of those before. A run of one step keeps 300 KiB less than a whole one; this is between them.
+const DESCRIPTIONS: usize = 576 << 10;
 
 /// What a rank will hold at its fullest, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -29,13 +25,10 @@ pub struct Memory {
 
 impl Memory {
     /// What a task holds whose programs share an arena, on this machine.
-    ///
-    /// - `widest`: columns of its widest matrix
     pub(crate) fn of_task<'a>(
         processor: &Processor,
         store: &Store,
         programs: impl IntoIterator<Item = &'a Executor> + Clone,
-        widest: usize,
     ) -> Self {
         let largest = store.slots().map(|slot| store.ty(slot).bytes()).max();
         let batch = programs
@@ -48,7 +41,8 @@ impl Memory {
         let inputs: usize = programs.clone().into_iter().map(Executor::own_bytes).sum();
         let (arena, threads, packed, staged) = match processor {
             Processor::Cpu(pool) => {
-                let packed = (PACKED_ROWS * widest * size_of::<f32>()).min(MOST_PACKED);
+                let packed = programs.clone().into_iter().map(Executor::packed_bytes);
+                let packed = packed.max().unwrap_or(0);
                 (arena_bytes(programs), pool.threads(), packed, 0)
             }
             // What is on its way to the GPU or from it.

@@ -16,7 +16,7 @@ use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
 use crate::schedule::learning_rate;
 use crate::target_models::{
-    InputKind, TargetTensor, Weights, feature_labels, forward, input_kind, linears, tensors, widest,
+    InputKind, TargetTensor, Weights, feature_labels, forward, input_kind, linears, tensors,
 };
 use crate::task::{Measured, Task, evaluate_batches, in_arena_of, make_arena};
 
@@ -32,7 +32,6 @@ pub(crate) struct TargetTask {
     eval_program: Executor,
     sources: Sources,
     eval_rows: usize,
-    widest: usize,
 }
 
 impl TargetTask {
@@ -87,7 +86,6 @@ impl TargetTask {
             eval_program,
             sources,
             eval_rows: run.eval.batch_size,
-            widest: widest(&run.target.model),
         })
     }
 
@@ -129,7 +127,7 @@ impl TargetTask {
 
     /// What it will hold at its fullest on this machine.
     pub(crate) fn memory(&self, store: &Store) -> Memory {
-        Memory::of_task(&self.processor, store, self.programs(), self.widest)
+        Memory::of_task(&self.processor, store, self.programs())
     }
 }
 

@@ -380,6 +380,12 @@ impl Executor {
         self.inputs.iter().map(|(_, view)| 4 * view.len).sum()
     }
 
+    /// Bytes that each thread holds at most beside the arena: what it lays out anew for a product.
+    pub fn packed_bytes(&self) -> usize {
+        let of_op = |op: &PreparedOp| op.op.packed_bytes(&op.types.iter().collect::<Vec<_>>());
+        self.ops.iter().map(of_op).max().unwrap_or(0)
+    }
+
     /// Time and work of each op since [`Executor::start_profile`].
     pub fn profile(&self) -> Vec<OpProfile> {
         let times = self.profile.clone().unwrap_or_default();

@@ -62,6 +62,10 @@ const LONG: usize = 8;
 /// Elements of a matrix that stays in a near cache while a long one passes by.
 const SMALL: usize = 1 << 14;
 
+/// Terms of a sum that the crate lays out anew at a time, and columns up to which it does so for those too.
+const PACKED_SUMS: usize = 512;
+const PACKED_COLUMNS: usize = 256;
+
 /// Rows of a chunk of a thin product: a matrix of which some stays in the nearest cache.
 const THIN_ROWS: usize = 192;
 
@@ -127,6 +131,31 @@ impl Shape {
             Cut::ThinSums(each) => chunks(k, each) * m * n,
             Cut::Narrow(_) => thin::panels_len(k, n),
         }
+    }
+
+    /// f32s that a thread lays out anew at a time for a block of this shape: its rows, and its columns where they are few.
+    pub(crate) fn packed_by_block(self) -> usize {
+        let columns = if self.n <= PACKED_COLUMNS { self.n } else { 0 };
+        self.k.min(PACKED_SUMS) * (self.m + columns)
+    }
+
+    /// f32s that a thread holds at most while it computes its part of [`product`], beside the scratch.
+    pub(crate) fn packed(self, transposed: [bool; 2]) -> usize {
+        let Self { m, n, k } = self;
+        let Cut::Blocks {
+            down,
+            across,
+            along,
+        } = self.cut(transposed)
+        else {
+            return 0;
+        };
+        let block = Self {
+            m: m.div_ceil(down),
+            n: n.div_ceil(across),
+            k: k.div_ceil(along),
+        };
+        block.packed_by_block()
     }
 
     /// f32s of scratch that [`product`] needs at most, for this shape and those of fewer rows or shorter sums.
@@ -546,6 +575,16 @@ pub(crate) mod tests {
         assert_eq!(blocks(12, 20, 9000, [true, true]), [1, 1, 2]);
         assert!(matches!(cut(1000, 70, 40, [false, true]), Cut::Narrow(_)));
         assert!(matches!(cut(5, 28, 700, [true, false]), Cut::ThinSums(_)));
+    }
+
+    // A row and a column of blocks of each kind, by hand.
+    #[test]
+    fn a_thread_lays_out_the_rows_of_its_block_and_few_columns() {
+        let packed = |m, n, k, transposed| Shape { m, n, k }.packed(transposed);
+        assert_eq!(packed(2048, 400, 256, [false, false]), 256 * 256);
+        assert_eq!(packed(256, 1200, 1000, [false, false]), 512 * (256 + 150));
+        assert_eq!(packed(400, 400, 2048, [true, false]), 512 * (400 + 200));
+        assert_eq!(packed(1000, 70, 40, [false, true]), 0);
     }
 
     #[test]

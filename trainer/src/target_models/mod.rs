@@ -113,12 +113,6 @@ pub fn tensors(model: &Model) -> Vec<TargetTensor> {
     }
 }
 
-/// Columns of the model's widest matrix.
-pub(crate) fn widest(model: &Model) -> usize {
-    let tensors = tensors(model).into_iter();
-    tensors.flat_map(|tensor| tensor.dims).max().unwrap_or(0)
-}
-
 /// What a batch is to a model.
 pub fn input_kind(model: &Model) -> InputKind {
     match *model {

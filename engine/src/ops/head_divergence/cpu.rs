@@ -37,6 +37,14 @@ pub(super) struct Cut {
     strips: usize,
 }
 
+/// f32s that a thread lays out anew for the logits of a strip and for what of the gradient comes from them.
+pub(super) fn packed(sizes: Sizes) -> usize {
+    let Sizes { d, vocabulary, .. } = sizes;
+    let (m, width) = (BLOCK, STRIP.min(vocabulary));
+    let of = |n, k| Shape { m, n, k }.packed_by_block();
+    of(width, d).max(of(d, width))
+}
+
 impl Cut {
     pub(super) fn of(sizes: Sizes) -> Self {
         let fitting = (CHUNK / sizes.vocabulary).max(1);

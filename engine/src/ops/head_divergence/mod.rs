@@ -212,6 +212,10 @@ impl Op for HeadDivergence {
         4 * cpu::Cut::of(Self::sizes(inputs)).scratch(*self)
     }
 
+    fn packed_bytes(&self, inputs: &[&Type]) -> usize {
+        4 * cpu::packed(Self::sizes(inputs))
+    }
+
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let on = self.operands(node.inputs);
         if gradients.wants(on.target) || gradients.wants(on.target_lse) {

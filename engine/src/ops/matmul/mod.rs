@@ -161,6 +161,11 @@ impl Op for MatMul {
         4 * self.shape(inputs[0], inputs[1]).scratch(stored)
     }
 
+    fn packed_bytes(&self, inputs: &[&Type]) -> usize {
+        let stored = [self.a_transposed, self.b_transposed];
+        4 * self.shape(inputs[0], inputs[1]).packed(stored)
+    }
+
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let Some(g) = gradients.of(node.outputs[0]) else {
             return Ok(());

@@ -227,6 +227,10 @@ impl Op for RoutedMatMul {
         4 * (self.rows(shape) * (cpu::LISTS + copied) + product)
     }
 
+    fn packed_bytes(&self, inputs: &[&Type]) -> usize {
+        4 * self.shape(inputs).packed(self.stored())
+    }
+
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let Some(g) = gradients.of(node.outputs[0]) else {
             return Ok(());

@@ -172,6 +172,10 @@ impl Op for SiteOutput {
         }
     }
 
+    fn packed_bytes(&self, inputs: &[&Type]) -> usize {
+        4 * shape(inputs).packed([false; 2])
+    }
+
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let Some(g) = gradients.of(node.outputs[0]) else {
             return Ok(());
