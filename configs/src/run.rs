@@ -43,7 +43,7 @@ pub struct Run {
 pub enum Precision {
     /// Everything in f32.
     F32,
-    /// GEMM operands and stored activations in bf16, the rest in f32.
+    /// GEMM operands in bf16, and on a GPU stored activations; the rest in f32.
     Bf16,
 }
 

@@ -67,8 +67,8 @@ impl Builder {
         Self::default()
     }
 
-    /// An empty program of which a device is to store in a precision what it can. The CPU executor takes none but
-    /// [`Precision::F32`].
+    /// An empty program of which a device is to store in a precision what it can, and to which a processor rounds the factors of
+    /// products.
     pub fn with_precision(precision: Precision) -> Self {
         Self {
             precision,
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the CPU executor computes f32 programs")]
+    #[should_panic(expected = "the CPU executor holds no bf16 values")]
     fn a_bf16_program_does_not_run_on_the_cpu() {
         let mut b = Builder::new();
         let ty = Type {

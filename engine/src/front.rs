@@ -111,7 +111,7 @@ impl Executor {
     ///
     /// # Panics
     ///
-    /// When the program holds bf16 values and is for the CPU, which does not compute them.
+    /// When the program holds bf16 values and is for the CPU, which stores everything in f32.
     pub fn planned(builder: &Builder, processor: &Processor) -> Self {
         match processor {
             Processor::Cpu(pool) => {

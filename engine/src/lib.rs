@@ -15,7 +15,8 @@
 //!
 //! - On a GPU the same program is a list of launches and products ([`cuda`]): every op says what computes it there. An [`Executor`] is
 //!   the one or the other, by the [`Processor`] it was planned for. Kernels and replays are proven on an emulated device; no GPU has
-//!   run them yet. A program may be stored in bf16 there, as far as that is exact enough ([`Precision`]).
+//!   run them yet. A program may be stored in bf16 there, as far as that is exact enough ([`Precision`]); on a processor with
+//!   instructions for it ([`has_bf16_products`]) the factors of its products are rounded to bf16.
 //!
 //! The engine knows nothing of SPD: it has masks and sites because they are worth fusing, not what they are for.
 
@@ -37,7 +38,7 @@ mod value;
 
 pub use association::{Made, Right};
 pub use builder::{BACKWARD, Builder, StepScalar};
-pub use cpu::{Frame, OpProfile, Pool, StepParameters};
+pub use cpu::{Frame, OpProfile, Pool, StepParameters, has_bf16_products};
 pub use cuda::{Fault, MATRIX_PRODUCTS, PINNED, Staged};
 pub use front::{Arena, Executor, Processor};
 pub use gradients::Gradients;

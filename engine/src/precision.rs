@@ -15,6 +15,10 @@
 //!
 //! Values that are added to each other in place are of one type, and what is added up to an f32 is f32.
 //!
+//! On a processor everything is stored in f32, and products that depend on the batch round their factors as they lay them out
+//! ([`precision_of_products`]): what would be saved of its memory traffic is the smaller part there, and every op but
+//! those products is as exact as in f32.
+//!
 //! [`Store::freeze`]: crate::Store::freeze
 
 use std::collections::BTreeMap;
@@ -24,13 +28,14 @@ use crate::builder::{Builder, Home, Node};
 use crate::ops::Cast;
 use crate::value::{DType, Type, Value};
 
-/// In what a device stores what can be rounded.
+/// In what a device stores what can be rounded, and a processor multiplies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// Everything in f32.
     #[default]
     F32,
-    /// Activations, their gradients, and the factors of products in bf16; everything else, and every sum, in f32.
+    /// Activations, their gradients, and the factors of products in bf16, on a processor the last alone; everything else, and
+    /// every sum, in f32.
     Bf16,
 }
 
@@ -124,6 +129,21 @@ fn of_batch(from: &Builder) -> Vec<bool> {
         }
     }
     depends
+}
+
+/// Of each node what its products round their factors to on a processor, which stores everything in f32.
+pub(crate) fn precision_of_products(from: &Builder) -> Vec<Precision> {
+    let depends = of_batch(from);
+    let of = |node: &Node| {
+        let mut factors = operands(node).filter(|&(_, format)| format == Factor);
+        let rounds = factors.any(|(value, _)| depends[value.index()]);
+        if rounds {
+            from.precision
+        } else {
+            Precision::F32
+        }
+    };
+    from.nodes.iter().map(of).collect()
 }
 
 /// Of each value whether it has to be stored as it is; `depends` says which may be rounded at all.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use spd_configs::{Active, Data, Precision, Run};
-use spd_engine::{Pool, Processor, Store};
+use spd_engine::{Pool, Processor, Store, has_bf16_products};
 
 use crate::data::{self, Sources};
 use crate::decomposition::Decomposition;
@@ -98,19 +98,20 @@ pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fau
 ///
 /// One line that names the setting.
 pub fn check_precision(run: &Run, on_gpu: bool) -> Result<(), Fault> {
-    if run.precision == Precision::Bf16 && !on_gpu {
-        return Err(Fault::BadInput(
-            "precision: bf16 is for GPUs, and this run computes on the CPU; start it with --gpus 1, or set precision = \"f32\""
-                .into(),
-        ));
+    if run.precision == Precision::F32 || on_gpu || has_bf16_products() {
+        return Ok(());
     }
-    Ok(())
+    Err(Fault::BadInput(
+        "precision: bf16 on a CPU is for processors with AVX512_BF16 or AMX, and this one has neither; start the run with --gpus 1, or set precision = \"f32\""
+            .into(),
+    ))
 }
 
-fn precision_name(precision: Precision) -> &'static str {
-    match precision {
-        Precision::F32 => "f32",
-        Precision::Bf16 => "bf16 in what a step stores, f32 in what it keeps",
+fn precision_name(precision: Precision, on_gpu: bool) -> &'static str {
+    match (precision, on_gpu) {
+        (Precision::F32, _) => "f32",
+        (Precision::Bf16, true) => "bf16 in what a step stores, f32 in what it keeps",
+        (Precision::Bf16, false) => "bf16 in what is multiplied, f32 in what is stored",
     }
 }
 
@@ -177,7 +178,7 @@ fn rows(run: &Run, threads: usize, on_gpu: bool) -> Result<Vec<(String, String)>
             "steps",
             format!("{} of {} rows", train.steps, train.batch_size),
         ),
-        row("precision", precision_name(run.precision).into()),
+        row("precision", precision_name(run.precision, on_gpu).into()),
         row(
             "device",
             if on_gpu {
@@ -207,14 +208,20 @@ mod tests {
     }
 
     #[test]
-    fn bf16_is_for_gpus() {
+    fn bf16_is_for_gpus_and_processors_that_multiply_it() {
         let found = overview(&run(Precision::Bf16), 1, false);
+        if has_bf16_products() {
+            let rows = found.unwrap().rows;
+            let expected = "bf16 in what is multiplied, f32 in what is stored";
+            assert!(rows.contains(&("precision".into(), expected.into())));
+            return;
+        }
         let Err(Fault::BadInput(line)) = found else {
-            panic!("a run in bf16 on the CPU");
+            panic!("a run in bf16 on a CPU that has no products of it");
         };
         assert_eq!(
             line,
-            "precision: bf16 is for GPUs, and this run computes on the CPU; start it with --gpus 1, or set precision = \"f32\""
+            "precision: bf16 on a CPU is for processors with AVX512_BF16 or AMX, and this one has neither; start the run with --gpus 1, or set precision = \"f32\""
         );
     }
 

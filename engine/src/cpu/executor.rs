@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::arena::Arena;
+use super::bf16::PANELS;
 use super::frame::{Frame, View};
 use super::pool::Pool;
 use crate::builder::{Builder, Node, StepScalar};
 use crate::op::{Dear, Op};
 use crate::plan::{Place, Plan};
-use crate::precision::Precision;
+use crate::precision::{Precision, precision_of_products};
 use crate::store::Store;
 use crate::value::{DType, Type, Value};
 
@@ -60,6 +61,7 @@ struct PreparedOp {
     copies: Vec<(View, usize)>,
     stored_copies: Vec<(crate::store::Slot, usize)>,
     scratch: View,
+    precision: Precision,
     part: &'static str,
     work: OpProfile,
 }
@@ -88,7 +90,7 @@ impl Executor {
     ///
     /// # Panics
     ///
-    /// When the program holds bf16 values, which the CPU does not compute, or there is no memory for the arena.
+    /// As [`Self::planned`] does, and when there is no memory for the arena.
     pub fn new(builder: &Builder, pool: Arc<Pool>) -> Self {
         let mut executor = Self::planned(builder, pool);
         let arena = Arena::new(executor.plan.arena_bytes()).expect("memory for the arena");
@@ -100,7 +102,7 @@ impl Executor {
     ///
     /// # Panics
     ///
-    /// When the program is of bf16 or holds such values, which the CPU does not compute.
+    /// When the program holds bf16 values: on the CPU, [`Precision::Bf16`] is what products round their factors to.
     pub fn planned(builder: &Builder, pool: Arc<Pool>) -> Self {
         Self {
             #[cfg(feature = "shadow")]
@@ -112,15 +114,14 @@ impl Executor {
     /// The same, and no device repeats its replays.
     pub(crate) fn alone(builder: &Builder, pool: Arc<Pool>) -> Self {
         assert!(
-            builder.precision == Precision::F32
-                && builder.types.iter().all(|ty| ty.dtype != DType::Bf16),
-            "the CPU executor computes f32 programs"
+            builder.types.iter().all(|ty| ty.dtype != DType::Bf16),
+            "the CPU executor holds no bf16 values"
         );
         assert!(
             builder.agreed.is_empty(),
             "the CPU executor knows of no other ranks"
         );
-        let plan = Plan::new(builder);
+        let (plan, products) = (Plan::new(builder), precision_of_products(builder));
         let view = |offset: usize, ty: &Type| View {
             start: std::ptr::without_provenance_mut(offset),
             len: ty.len(),
@@ -129,7 +130,7 @@ impl Executor {
         let ops = plan
             .nodes
             .iter()
-            .map(|planned| prepare(builder, planned, &view))
+            .map(|planned| prepare(builder, planned, products[planned.node], &view))
             .collect();
         let inputs = builder
             .inputs
@@ -382,7 +383,10 @@ impl Executor {
 
     /// Bytes that each thread holds at most beside the arena: what it lays out anew for a product.
     pub fn packed_bytes(&self) -> usize {
-        let of_op = |op: &PreparedOp| op.op.packed_bytes(&op.types.iter().collect::<Vec<_>>());
+        let of_op = |op: &PreparedOp| match op.precision {
+            Precision::F32 => op.op.packed_bytes(&op.types.iter().collect::<Vec<_>>()),
+            Precision::Bf16 => PANELS,
+        };
         self.ops.iter().map(of_op).max().unwrap_or(0)
     }
 
@@ -474,6 +478,7 @@ impl PreparedOp {
             outputs: &self.outputs,
             accumulate: &self.accumulate,
             scratch: self.scratch,
+            precision: self.precision,
             parameters,
             pool,
             marker: PhantomData,
@@ -485,6 +490,7 @@ impl PreparedOp {
 fn prepare(
     builder: &Builder,
     planned: &crate::plan::PlannedNode,
+    precision: Precision,
     view: &dyn Fn(usize, &Type) -> View,
 ) -> PreparedOp {
     let node = &builder.nodes[planned.node];
@@ -535,6 +541,7 @@ fn prepare(
         copies,
         stored_copies,
         scratch: view(planned.scratch, &scratch),
+        precision,
         part: node.part,
         work: OpProfile::of(builder, node),
     }

@@ -9,6 +9,7 @@ use std::marker::PhantomData;
 use super::executor::StepParameters;
 use super::pool::Pool;
 use crate::builder::StepScalar;
+use crate::precision::Precision;
 use crate::value::{DType, Type};
 
 /// Where an operand lies and how long it is.
@@ -33,6 +34,8 @@ pub struct Frame<'a> {
     /// Per output, whether it holds a value to add to.
     pub(crate) accumulate: &'a [bool],
     pub(crate) scratch: View,
+    /// What the factors of products are rounded to.
+    pub(crate) precision: Precision,
     /// Numbers of this step.
     pub parameters: &'a StepParameters,
     /// Threads.
@@ -59,6 +62,11 @@ impl<'a> Frame<'a> {
         // runs (`plan::tests::nothing_overlaps_while_it_lives`), aligned to 64 bytes, inside an arena or a
         // store that outlives the frame.
         unsafe { std::slice::from_raw_parts(view.start.cast::<f32>(), view.len) }
+    }
+
+    /// Threads for products, and what their factors are rounded to.
+    pub(crate) fn products(&self) -> (&'a Pool, Precision) {
+        (self.pool, self.precision)
     }
 
     /// An input of token ids.

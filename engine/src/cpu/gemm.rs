@@ -4,11 +4,13 @@
 
 use std::ops::Range;
 
+use super::bf16;
 use super::math::on_vectors;
 use super::pool::{Parts, PerChunk, Pool, Rows, chunks};
 use super::reduce::add_chunks;
 use super::thin::{self, LayOut, Narrow};
 use super::tile::Tile;
+use crate::precision::Precision;
 
 /// A matrix in memory: its values, and whether it is stored transposed.
 #[derive(Debug, Clone, Copy)]
@@ -188,9 +190,10 @@ fn chunks_worth(work: usize) -> usize {
     (work / CHUNK_WORK).clamp(1, MOST_CHUNKS)
 }
 
-/// `out = [out +] alpha a b`, with `out` f32 `[m, n]`.
+/// `out = [out +] alpha a b`, with `out` f32 `[m, n]`. In bf16 the factors are rounded where the product is cut into blocks; thin
+/// ones are bound by memory, and stay as exact as they are.
 pub(crate) fn product(
-    pool: &Pool,
+    (pool, precision): (&Pool, Precision),
     shape: Shape,
     alpha: f32,
     (a, b): (Matrix<'_>, Matrix<'_>),
@@ -203,7 +206,13 @@ pub(crate) fn product(
         (m * k, k * n, m * n),
         "{shape:?}"
     );
-    let product = Product { shape, alpha, a, b };
+    let product = Product {
+        precision,
+        shape,
+        alpha,
+        a,
+        b,
+    };
     match shape.cut([a.transposed, b.transposed]) {
         Cut::Blocks {
             down,
@@ -297,6 +306,7 @@ impl Parts for Interleaved {
 }
 
 struct Product<'a> {
+    precision: Precision,
     shape: Shape,
     alpha: f32,
     a: Matrix<'a>,
@@ -339,7 +349,7 @@ impl Product<'_> {
         let out = out.wrapping_add(rows.start * n + columns.start);
         // SAFETY: `product` checked that the operands have m*k and k*n elements, and the ranges lie inside
         // the shape; the caller vouches for `out`.
-        unsafe { multiply(shape, self.alpha, (a, b), (out, n, add)) };
+        unsafe { multiply(self.precision, shape, self.alpha, (a, b), (out, n, add)) };
     }
 }
 
@@ -377,6 +387,7 @@ impl<'a> Strided<'a> {
 
 /// `out = [out +] alpha a b` on the thread of the caller, in the first rows and columns of `out`.
 pub(crate) fn block(
+    precision: Precision,
     shape: Shape,
     alpha: f32,
     (a, b): (Strided<'_>, Strided<'_>),
@@ -387,7 +398,7 @@ pub(crate) fn block(
     assert!(a.holds(m, k) && b.holds(k, n), "{shape:?}");
     let (start, stride) = out.place(m, n);
     // SAFETY: the factors lie inside their slices, and the product inside its tile.
-    unsafe { multiply(shape, alpha, (a, b), (start, stride, add)) };
+    unsafe { multiply(precision, shape, alpha, (a, b), (start, stride, add)) };
 }
 
 /// # Safety
@@ -395,11 +406,17 @@ pub(crate) fn block(
 /// The operands must hold `m x k` and `k x n` elements, and `out` plus `row * stride + column` must be writable
 /// for all `m x n` elements, each in a place of its own that nobody else touches meanwhile.
 unsafe fn multiply(
-    Shape { m, n, k }: Shape,
+    precision: Precision,
+    shape: Shape,
     alpha: f32,
     (a, b): (Strided<'_>, Strided<'_>),
     (out, stride, add): (*mut f32, usize, bool),
 ) {
+    if precision == Precision::Bf16 {
+        // SAFETY: the caller's promise.
+        return unsafe { bf16::multiply(shape, alpha, (a, b), (out, stride, add)) };
+    }
+    let Shape { m, n, k } = shape;
     let signed = |stride: usize| isize::try_from(stride).expect("a matrix fits in memory");
     #[cfg(test)]
     let _inside = tests::Inside::enter();
@@ -491,7 +508,16 @@ pub(crate) mod tests {
                     transposed: b_transposed,
                 },
             );
-            pool.enter(|| product(&pool, shape, 2.0, operands, (&mut out, true), &mut scratch));
+            pool.enter(|| {
+                product(
+                    (&pool, Precision::F32),
+                    shape,
+                    2.0,
+                    operands,
+                    (&mut out, true),
+                    &mut scratch,
+                )
+            });
             assert!(
                 out == expected,
                 "{shape:?} {a_transposed} {b_transposed} {threads}"
@@ -508,10 +534,10 @@ pub(crate) mod tests {
         let operands = (Strided::rows(&a[1..], 3), Strided::rows(&b, 2).t());
         let mut out = [1.0; 8];
         let tile = Tile::of(&mut out[1..], 2, 4);
-        block(shape, 1.0, operands, (tile, false));
+        block(Precision::F32, shape, 1.0, operands, (tile, false));
         assert_eq!(out.to_vec(), [1.0, 5.0, 11.0, 1.0, 1.0, 11.0, 25.0, 1.0]);
         let tile = Tile::of(&mut out[1..], 2, 4);
-        block(shape, -1.0, operands, (tile, true));
+        block(Precision::F32, shape, -1.0, operands, (tile, true));
         assert_eq!(out.to_vec(), [1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
     }
 
@@ -520,6 +546,7 @@ pub(crate) mod tests {
     fn a_block_beyond_its_matrix_panics() {
         let operands = (Strided::rows(&[1.0; 4], 2), Strided::rows(&[1.0; 3], 2));
         block(
+            Precision::F32,
             Shape { m: 2, n: 2, k: 2 },
             1.0,
             operands,
@@ -532,7 +559,13 @@ pub(crate) mod tests {
     fn a_product_beyond_its_tile_panics() {
         let operands = (Strided::rows(&[1.0; 4], 2), Strided::rows(&[1.0; 4], 2));
         let shape = Shape { m: 2, n: 2, k: 2 };
-        block(shape, 1.0, operands, (Tile::of(&mut [0.0; 4], 1, 2), false));
+        block(
+            Precision::F32,
+            shape,
+            1.0,
+            operands,
+            (Tile::of(&mut [0.0; 4], 1, 2), false),
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod allocations;
 mod arena;
+pub(crate) mod bf16;
 mod executor;
 mod frame;
 pub(crate) mod gelu;
@@ -17,6 +18,7 @@ pub(crate) mod tile;
 pub(crate) mod uniform;
 
 pub use arena::Arena;
+pub use bf16::has_bf16_products;
 pub use executor::{Executor, OpProfile, StepParameters};
 pub use frame::Frame;
 pub use pool::Pool;

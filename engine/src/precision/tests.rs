@@ -205,6 +205,69 @@ fn what_is_made_of_weights_alone_is_f32() {
     assert!(added.clone().count() == 2, "{}", added.count());
 }
 
+// Products whose factors a device takes in bf16, by the program that it stores, are those that round them on a processor.
+#[test]
+fn a_processor_rounds_the_factors_that_a_device_does() {
+    let exhibition = Exhibition::new(EVEN, false).b;
+    for mut b in [site(false).0, site(true).0, exhibition] {
+        b.precision = Precision::Bf16;
+        let is_product = |node: &&Node| formats(node.op.name())[0].contains(&Factor);
+        let of_device = stored(&b);
+        let of_device = of_device.nodes.iter().filter(is_product).map(|node| {
+            let factor = operands(node).find(|&(_, format)| format == Factor);
+            let (factor, _) = factor.expect("a factor");
+            of_device.ty(factor).dtype == DType::Bf16
+        });
+        let all = b.nodes.iter().zip(precision_of_products(&b));
+        let of_processor = all.filter(|(node, _)| is_product(node));
+        let rounds = of_processor.map(|(_, precision)| precision == Precision::Bf16);
+        let rounds: Vec<bool> = rounds.collect();
+        assert_eq!(rounds, of_device.collect::<Vec<_>>());
+        assert!(rounds.contains(&true));
+        b.precision = Precision::F32;
+        assert!(!precision_of_products(&b).contains(&Precision::Bf16));
+    }
+}
+
+// What depends on the batch is the product of rounded factors, within `256 2^-24` of the sum of magnitudes, whoever adds it up;
+// what is made of weights alone does not change by a bit. Large enough not to be thin.
+#[test]
+fn a_processor_multiplies_what_is_rounded() {
+    const SIDE: usize = 256;
+    let values = |seed| random(&[SIDE, SIDE], seed).values;
+    let rounded = |values: Vec<f32>| values.into_iter().map(|x| bf16::from_f32(x).to_f32());
+    let run = |precision, x: Vec<f32>, w: Vec<f32>| {
+        let (mut b, mut store) = (Builder::with_precision(precision), Store::new());
+        let slot = store.add("w", &[SIDE, SIDE], w);
+        let w = b.persistent(&store, slot);
+        let x_value = b.input("x", &Type::f32(&[SIDE, SIDE])).unwrap();
+        let y = b.matmul(x_value, w).unwrap();
+        let of_weights = b.matmul(w, w).unwrap();
+        b.output("y", y);
+        b.output("of_weights", of_weights);
+        let mut executor = crate::cpu::Executor::alone(&b, Arc::new(crate::Pool::new(2)));
+        executor.attach(crate::cpu::Arena::new(executor.plan().arena_bytes()).unwrap());
+        executor.input("x").copy_from_slice(&x);
+        executor.run(&mut store);
+        ["y", "of_weights"].map(|name| executor.output(name, &store).to_vec())
+    };
+    let [found, of_weights] = run(Precision::Bf16, values(1), values(2));
+    let [full, alone] = run(Precision::F32, values(1), values(2));
+    let [expected, _] = run(
+        Precision::F32,
+        rounded(values(1)).collect(),
+        rounded(values(2)).collect(),
+    );
+    let sizes = |values: Vec<f32>| values.into_iter().map(f32::abs).collect::<Vec<_>>();
+    let [magnitudes, _] = run(Precision::F32, sizes(values(1)), sizes(values(2)));
+    for ((found, expected), size) in found.iter().zip(&expected).zip(&magnitudes) {
+        let tolerance = SIDE as f32 * 2f32.powi(-24) * 1.01 * size;
+        assert!((found - expected).abs() <= tolerance, "{found} {expected}");
+    }
+    assert!(found != full, "the factors are rounded");
+    assert_eq!(of_weights, alone);
+}
+
 #[test]
 fn a_program_that_writes_to_a_frozen_tensor_is_refused() {
     let (mut b, mut store) = (Builder::new(), Store::new());

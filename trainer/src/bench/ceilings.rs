@@ -68,9 +68,9 @@ impl Ceilings {
         let [gelus, gelu_slopes, draws] = dear(processor, NEAR, 10 * ROUNDS)?;
         let near_bytes = workload_bytes.clamp(1 << 20, LARGE);
         Ok(Self {
-            gemm: gemm(pool, [SQUARE; 3])?,
+            gemm: gemm((pool, precision), [SQUARE; 3])?,
             site_shape,
-            site_gemm: gemm(pool, site_shape)?,
+            site_gemm: gemm((pool, precision), site_shape)?,
             copy: copy(pool.threads(), LARGE),
             near_bytes,
             near_copy: copy(pool.threads(), near_bytes),
@@ -119,8 +119,8 @@ impl Ceilings {
     }
 }
 
-fn gemm(pool: &Arc<Pool>, [m, k, n]: [usize; 3]) -> Result<f64, Fault> {
-    let mut b = Builder::new();
+fn gemm((pool, precision): (&Arc<Pool>, Precision), [m, k, n]: [usize; 3]) -> Result<f64, Fault> {
+    let mut b = Builder::with_precision(precision);
     let a = b.input("a", &Type::f32(&[m, k]))?;
     let w = b.input("w", &Type::f32(&[k, n]))?;
     let product = b.matmul(a, w)?;

@@ -3,6 +3,7 @@
 //! Names, sizes and settings are those of the peers' `workloads.py`. A step is timed half-way through training.
 
 use spd_configs::{Data, Precision, Run, SitePattern};
+use spd_engine::has_bf16_products;
 
 use super::runs::run;
 use crate::fault::Fault;
@@ -92,19 +93,19 @@ impl Preset {
         }
     }
 
-    /// Refuses bf16 where the step is not timed on a GPU.
+    /// Refuses bf16 where the step is timed neither on a GPU nor on a processor that multiplies it.
     ///
     /// # Errors
     ///
     /// In one line that says how to ask for it.
     pub fn check_processor(&self, on_gpu: bool) -> Result<(), Fault> {
-        if self.run.precision == Precision::Bf16 && !on_gpu {
-            return Err(Fault::BadInput(format!(
-                "bench {}: bf16 is for GPUs, and this would be timed on the CPU; time it with --gpus 1, or with --precision fp32",
-                self.name
-            )));
+        if self.run.precision == Precision::F32 || on_gpu || has_bf16_products() {
+            return Ok(());
         }
-        Ok(())
+        Err(Fault::BadInput(format!(
+            "bench {}: bf16 on a CPU is for processors with AVX512_BF16 or AMX, and this one has neither; time it with --gpus 1, or with --precision fp32",
+            self.name
+        )))
     }
 
     /// Tokens a row, if rows are tokens.
@@ -328,7 +329,8 @@ mod tests {
             let in_bf16 = found.run.precision == Precision::Bf16;
             assert_eq!(in_bf16, !expected.ends_with("fp32"), "{expected}");
             assert!(found.check_processor(true).is_ok());
-            assert_eq!(found.check_processor(false).is_err(), in_bf16);
+            let refused = in_bf16 && !has_bf16_products();
+            assert_eq!(found.check_processor(false).is_err(), refused);
         }
         let batch = Overrides {
             batch: Some(2),

@@ -283,6 +283,35 @@ mod tests {
         assert!(w1_hf.iter().any(|&value| value != 0.0));
     }
 
+    // Rounding changes every factor by at most 2^-9 of it, and a loss of some dozen products in a row by a few per cent.
+    #[test]
+    fn a_step_in_bf16_on_a_processor_loses_about_what_it_loses_in_f32() {
+        for name in ["tiny-gpt2-h1", "tiny-ss-llama", "tiny-pgd", "tiny-seed"] {
+            let [rounded, full] = ["bf16", "fp32"].map(|precision| {
+                let overrides = Overrides {
+                    precision: Some(precision),
+                    ..Overrides::default()
+                };
+                let mut workload =
+                    Workload::new(&preset(name, &overrides).unwrap(), &alone()).unwrap();
+                for step in 0..2 {
+                    workload.prepare(step);
+                    workload.step(step).unwrap();
+                }
+                workload.losses()
+            });
+            let mut differ = false;
+            for ((path, rounded), (_, full)) in rounded.iter().zip(&full) {
+                assert!(
+                    (rounded - full).abs() <= 0.05 * full.abs(),
+                    "{name}, {path}: {rounded} {full}"
+                );
+                differ |= rounded.to_bits() != full.to_bits();
+            }
+            assert!(differ, "{name}: the factors are rounded");
+        }
+    }
+
     #[test]
     fn tokens_are_of_the_vocabulary_and_batches_differ() {
         for (name, rows, below) in [("tiny-gpt2-h1", 2, 50), ("tiny-seed", 4, 40)] {

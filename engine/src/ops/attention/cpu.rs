@@ -7,6 +7,7 @@ use crate::cpu::reduce::{max, sum_over};
 use crate::cpu::tile::{Tile, Tiles};
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::rotary_table::{turn, turn_back};
+use crate::precision::Precision;
 
 /// Columns of one head at all positions of a batch row: rows `stride` apart.
 #[derive(Clone, Copy)]
@@ -190,6 +191,7 @@ impl Block {
             k: self.size,
         };
         block(
+            Precision::F32,
             shape,
             scale,
             (q, k.t()),
@@ -204,7 +206,13 @@ impl Block {
             n: self.size,
             k: self.keys,
         };
-        block(shape, 1.0, (Strided::rows(weights, self.keys), k), out);
+        block(
+            Precision::F32,
+            shape,
+            1.0,
+            (Strided::rows(weights, self.keys), k),
+            out,
+        );
     }
 
     /// Adds to each key the sum of something of each query by weights `[rows, keys]`.
@@ -215,7 +223,7 @@ impl Block {
             k: self.rows.len(),
         };
         let weights = Strided::rows(weights, self.keys).t();
-        block(shape, 1.0, (weights, q), (out, true));
+        block(Precision::F32, shape, 1.0, (weights, q), (out, true));
     }
 }
 

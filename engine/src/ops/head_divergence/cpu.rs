@@ -14,6 +14,7 @@ use crate::cpu::{Frame, Rows};
 use crate::ops::cross_entropy::IGNORED;
 use crate::ops::cross_entropy::cpu::{column, counted};
 use crate::ops::{GRAIN, grain_rows};
+use crate::precision::Precision;
 
 /// Elements of a chunk's logits, if they are as many rows as a block.
 const CHUNK: usize = 1 << 18;
@@ -116,6 +117,7 @@ impl Cut {
 /// What is read.
 struct Head<'a> {
     op: HeadDivergence,
+    precision: Precision,
     cut: Cut,
     target: &'a [f32],
     target_lse: &'a [f32],
@@ -186,10 +188,16 @@ impl<'a> Head<'a> {
                     k: d,
                 };
                 let out = Tile::whole(turned, rows.len());
-                block(shape, 1.0, (w.t(), h.t()), (out, false));
+                block(self.precision, shape, 1.0, (w.t(), h.t()), (out, false));
                 turn(turned, (x, width));
             } else {
-                block(shape, 1.0, (h, w), (Tile::whole(x, width), false));
+                block(
+                    self.precision,
+                    shape,
+                    1.0,
+                    (h, w),
+                    (Tile::whole(x, width), false),
+                );
             }
             if let Some(bias) = self.bias {
                 for row in x.chunks_exact_mut(width) {
@@ -270,7 +278,7 @@ impl<'a> Head<'a> {
                 let factors = (Strided::rows(x, width), self.columns(&columns).t());
                 let out = Tile::whole(&mut gradient[..rows.len() * d], d);
                 let mean = 1.0 / self.cut.sizes.rows as f32;
-                block(shape, mean, factors, (out, index > 0));
+                block(self.precision, shape, mean, factors, (out, index > 0));
             }
         }
     }
@@ -419,6 +427,7 @@ pub(super) fn run(op: HeadDivergence, frame: &mut Frame<'_>) {
     let cut = Cut::of(sizes);
     let head = Head {
         op,
+        precision: frame.products().1,
         cut,
         target: frame.input(0),
         target_lse: frame.input(1),

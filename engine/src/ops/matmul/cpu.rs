@@ -37,6 +37,13 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
         },
     );
     if !sparse::product(frame.pool, shape, op.alpha, operands, (&mut *out, add)) {
-        product(frame.pool, shape, op.alpha, operands, (out, add), scratch);
+        product(
+            frame.products(),
+            shape,
+            op.alpha,
+            operands,
+            (out, add),
+            scratch,
+        );
     }
 }

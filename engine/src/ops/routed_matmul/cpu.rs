@@ -3,6 +3,7 @@ use crate::cpu::gemm::{Matrix, Shape, product};
 use crate::cpu::packed::{Packed, among, clear_others, common, routed};
 use crate::cpu::{Frame, Pool, Rows, sparse};
 use crate::ops::grain_rows;
+use crate::precision::Precision;
 
 /// Lists of rows that are made, each with room for all of them: those of either matrix, and where those that both have stand.
 pub(super) const LISTS: usize = 4;
@@ -20,7 +21,7 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
     let [first, second] = places(rows, routes, lists);
     let (left, scratch) = scratch.split_at_mut(copied[0] * rows);
     let (right, scratch) = scratch.split_at_mut(copied[1] * rows);
-    let pool = frame.pool;
+    let (pool, products) = (frame.pool, frame.products());
     let plain = |values| Matrix {
         values,
         transposed: false,
@@ -38,10 +39,16 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
             );
             let shape = Shape { m: count, n, k };
             match second.list {
-                None => multiply(pool, shape, factors, (&mut out[..count * n], add), scratch),
+                None => multiply(
+                    products,
+                    shape,
+                    factors,
+                    (&mut out[..count * n], add),
+                    scratch,
+                ),
                 Some(list) => {
                     let own = &mut right[..count * n];
-                    multiply(pool, shape, factors, (&mut *own, false), scratch);
+                    multiply(products, shape, factors, (&mut *own, false), scratch);
                     scatter(pool, (second.held, list), own, (out, add), n);
                 }
             }
@@ -53,7 +60,7 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
             };
             let b = plain(second.side_by_side(pool, b, n, right));
             let shape = Shape { m, n, k: count };
-            multiply(pool, shape, (a, b), (out, add), scratch);
+            multiply(products, shape, (a, b), (out, add), scratch);
         }
     }
 }
@@ -134,7 +141,7 @@ pub(super) fn pack_rows(back: bool, frame: &mut Frame<'_>) {
 
 /// As [`product`], where there may be no rows and no sums.
 fn multiply(
-    pool: &Pool,
+    products: (&Pool, Precision),
     shape: Shape,
     factors: (Matrix<'_>, Matrix<'_>),
     (out, add): (&mut [f32], bool),
@@ -144,8 +151,8 @@ fn multiply(
         if !add {
             out.fill(0.0);
         }
-    } else if !sparse::product(pool, shape, 1.0, factors, (&mut *out, add)) {
-        product(pool, shape, 1.0, factors, (out, add), scratch);
+    } else if !sparse::product(products.0, shape, 1.0, factors, (&mut *out, add)) {
+        product(products, shape, 1.0, factors, (out, add), scratch);
     }
 }
 

@@ -49,7 +49,14 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
     };
     let scratch = frame.scratch();
     let Some(route) = route else {
-        return product(frame.pool, shape, 1.0, operands(h), (y, true), scratch);
+        return product(
+            frame.products(),
+            shape,
+            1.0,
+            operands(h),
+            (y, true),
+            scratch,
+        );
     };
     let (room, scratch) = scratch.split_at_mut(route.len());
     let rows = routed(route, room);
@@ -64,7 +71,7 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
     };
     let operands = operands(&h[..rows.len() * shape.k]);
     product(
-        frame.pool,
+        frame.products(),
         shape,
         1.0,
         operands,

@@ -1,0 +1,309 @@
+//! Matrix products of factors that are rounded to bf16, summed in f32.
+//!
+//! ```text
+//! factors (f32)  ->  panels (bf16, laid out anew)  ->  sums of 32 rows by 32 columns (f32)  ->  out
+//! ```
+//!
+//! Both factors are laid out in tiles of 16 lines of 32 terms, two to a word, as AMX takes them; AVX512_BF16 and plain
+//! vectors read the same tiles. Rounding is part of laying out, so that no pass over a factor is made for it.
+//!
+//! A product of two bf16 numbers is exact in f32 (8 bits times 8 bits), so what differs among processors is how sums of at most
+//! `k` terms are rounded: each within `k 2^-24` of the sum of magnitudes. AMX and AVX512_BF16 also take numbers below 2^-126 for
+//! 0 (Intel, Architecture Instruction Set Extensions: TDPBF16PS, VDPBF16PS).
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod panels;
+
+use std::cell::RefCell;
+use std::sync::OnceLock;
+
+use super::gemm::{Shape, Strided};
+use super::math::vectorised;
+use panels::{Block, Order, Panel, SIDE};
+
+/// Terms of a sum that are laid out at a time, and columns: a panel of each factor stays in a near cache.
+const SUMS: usize = 512;
+const COLUMNS: usize = 512;
+
+/// Bytes that a thread holds for products: panels of both factors.
+pub(crate) const PANELS: usize = SUMS * (SIDE + COLUMNS) * size_of::<u16>();
+
+/// What multiplies pairs of bf16 and adds them to f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unit {
+    /// Vectors of f32: two products for each word.
+    Vectors,
+    /// `vdpbf16ps`.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// `tdpbf16ps`.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    Amx,
+}
+
+/// Whether this processor multiplies bf16 faster than f32: with AMX or AVX512_BF16.
+pub fn has_bf16_products() -> bool {
+    Unit::best() != Unit::Vectors
+}
+
+impl Unit {
+    /// The fastest that this processor has.
+    fn best() -> Self {
+        static BEST: OnceLock<Unit> = OnceLock::new();
+        *BEST.get_or_init(|| *Self::all().last().expect("vectors are everywhere"))
+    }
+
+    /// Those that this processor has, the fastest last.
+    fn all() -> Vec<Self> {
+        let mut all = vec![Self::Vectors];
+        #[cfg(target_arch = "x86_64")]
+        if avx512::is_there() {
+            all.push(Self::Avx512);
+        }
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if amx::is_there() {
+            all.push(Self::Amx);
+        }
+        all
+    }
+
+    /// Sums of products of as many terms as there are in the blocks: rows laid out by line, columns by term.
+    fn multiply(self, rows: &[Block], columns: &[Block], sums: &mut Sums) {
+        assert_eq!(rows.len(), columns.len(), "sums are of one length");
+        match self {
+            Self::Vectors => on_vectors(rows, columns, sums),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => avx512::multiply(rows, columns, sums),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::Amx => amx::multiply(rows, columns, sums),
+        }
+    }
+}
+
+/// Sums of [`SIDE`] rows by [`SIDE`] columns.
+#[repr(C, align(64))]
+struct Sums([[f32; SIDE]; SIDE]);
+
+/// Rows whose sums are held in vectors of f32 at a time.
+const ROWS: usize = 4;
+
+/// With vectors of f32: a word times a word is two products, of its lower and of its upper half.
+fn on_vectors(rows: &[Block], columns: &[Block], sums: &mut Sums) {
+    vectorised(
+        #[inline(always)]
+        || {
+            for (first, half) in (0..SIDE).step_by(ROWS).flat_map(|row| [(row, 0), (row, 1)]) {
+                let mut held = [[0.0; 16]; ROWS];
+                for (rows, columns) in rows.iter().zip(columns) {
+                    let rows = &rows.0[first / 16].0[first % 16..][..ROWS];
+                    for (pair, columns) in columns.0[half].0.iter().enumerate() {
+                        for (held, row) in held.iter_mut().zip(rows) {
+                            let [x, next_x] = terms(row[pair]);
+                            for (sum, &word) in held.iter_mut().zip(columns) {
+                                let [y, next_y] = terms(word);
+                                *sum = next_x.mul_add(next_y, x.mul_add(y, *sum));
+                            }
+                        }
+                    }
+                }
+                for (held, sums) in held.iter().zip(&mut sums.0[first..]) {
+                    sums[16 * half..][..16].copy_from_slice(held);
+                }
+            }
+        },
+    );
+}
+
+/// The two terms of a word.
+#[inline(always)]
+fn terms(word: u32) -> [f32; 2] {
+    [word << 16, word & 0xffff_0000].map(f32::from_bits)
+}
+
+thread_local! {
+    /// The panels of this thread: made once, and kept for the next product.
+    static ROOM: RefCell<[Panel; 2]> = RefCell::new([SIDE, COLUMNS].map(|lines| Panel::new(lines, SUMS)));
+}
+
+/// `out = [out +] alpha a b` on the thread of the caller, with both factors rounded to bf16.
+///
+/// # Safety
+///
+/// `out` plus `row * stride + column` must be writable for all `m x n` elements, each in a place of its own that nobody else
+/// touches meanwhile.
+///
+/// # Panics
+///
+/// When a factor is shorter than the shape says.
+#[expect(
+    unsafe_code,
+    reason = "results of several threads interleave in memory"
+)]
+pub(super) unsafe fn multiply(
+    shape: Shape,
+    alpha: f32,
+    factors: (Strided<'_>, Strided<'_>),
+    (out, stride, add): (*mut f32, usize, bool),
+) {
+    // SAFETY: the caller's promise.
+    unsafe { multiply_on(Unit::best(), shape, alpha, factors, (out, stride, add)) };
+}
+
+/// # Safety
+///
+/// As for [`multiply`].
+#[expect(unsafe_code, reason = "as for `multiply`")]
+unsafe fn multiply_on(
+    unit: Unit,
+    Shape { m, n, k }: Shape,
+    alpha: f32,
+    (a, b): (Strided<'_>, Strided<'_>),
+    (out, stride, add): (*mut f32, usize, bool),
+) {
+    ROOM.with_borrow_mut(|[rows, columns]| {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        let _tiles = (unit == Unit::Amx).then(amx::Tiles::configured);
+        let mut sums = Sums([[0.0; SIDE]; SIDE]);
+        for first_column in (0..n).step_by(COLUMNS) {
+            let of_panel = first_column..n.min(first_column + COLUMNS);
+            for first_term in (0..k).step_by(SUMS) {
+                let terms = first_term..k.min(first_term + SUMS);
+                let adds = add || first_term > 0;
+                // A column of `b` is a row of its transpose: both factors are lines of terms.
+                vectorised(
+                    #[inline(always)]
+                    || columns.fill(b.t(), of_panel.clone(), terms.clone(), Order::ByTerm),
+                );
+                for first_row in (0..m).step_by(SIDE) {
+                    let of_line = first_row..m.min(first_row + SIDE);
+                    vectorised(
+                        #[inline(always)]
+                        || rows.fill(a, of_line.clone(), terms.clone(), Order::ByLine),
+                    );
+                    for start in of_panel.clone().step_by(SIDE) {
+                        let of_sums = start..of_panel.end.min(start + SIDE);
+                        let columns = columns.strip((start - first_column) / SIDE);
+                        unit.multiply(rows.strip(0), columns, &mut sums);
+                        for (row, sums) in of_line.clone().zip(&sums.0) {
+                            let to = out.wrapping_add(row * stride + of_sums.start);
+                            // SAFETY: the caller's promise: these are elements of one row, inside the shape.
+                            let to = unsafe { std::slice::from_raw_parts_mut(to, of_sums.len()) };
+                            for (to, sum) in to.iter_mut().zip(sums) {
+                                *to = if adds { *to + alpha * sum } else { alpha * sum };
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+    use crate::ops::oracle::random;
+
+    // Every unit of this processor, every way a factor may lie, sizes around those of tiles, panels and strips. The sums are
+    // within `(k + 4) 2^-24` of the sum of magnitudes: `k` additions, two more products, and the addition to `out`.
+    #[test]
+    fn every_unit_adds_up_the_products_of_rounded_factors() {
+        let shapes = [
+            (1, 1, 1),
+            (3, 5, 7),
+            (16, 16, 32),
+            (32, 32, 64),
+            (33, 31, 65),
+            (40, 600, 70),
+            (64, 48, 1100),
+            (100, 96, 512),
+        ];
+        for (m, n, k) in shapes {
+            let [a, b] = [(m * k, 1), (k * n, 2)].map(|(len, seed)| random(&[len], seed).values);
+            for (a_turned, b_turned) in [(false, false), (true, false), (false, true), (true, true)]
+            {
+                let place = |turned: bool, rows: usize, columns: usize| {
+                    if turned { (1, rows) } else { (columns, 1) }
+                };
+                let of = |values, turned, rows, columns| {
+                    let (row, column) = place(turned, rows, columns);
+                    Strided {
+                        values,
+                        row,
+                        column,
+                    }
+                };
+                let (a, b) = (of(&a, a_turned, m, k), of(&b, b_turned, k, n));
+                let rounded = |matrix: Strided<'_>, row: usize, column: usize| {
+                    let value = matrix.values[row * matrix.row + column * matrix.column];
+                    f64::from(bf16::from_f32(value).to_f32())
+                };
+                let stride = n + 3;
+                for unit in Unit::all() {
+                    for add in [false, true] {
+                        let mut out = vec![0.5f32; m * stride];
+                        let to = (out.as_mut_ptr(), stride, add);
+                        // SAFETY: `m` rows of `stride` elements, of which `n` are written.
+                        #[expect(unsafe_code, reason = "as for `multiply`")]
+                        unsafe {
+                            multiply_on(unit, Shape { m, n, k }, -2.0, (a, b), to);
+                        }
+                        for (i, found) in out.into_iter().enumerate() {
+                            let (row, column) = (i / stride, i % stride);
+                            if column >= n {
+                                assert_eq!(found.to_bits(), 0.5f32.to_bits());
+                                continue;
+                            }
+                            let terms = (0..k).map(|l| rounded(a, row, l) * rounded(b, l, column));
+                            let (sum, size) =
+                                terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+                            let expected = -2.0 * sum + if add { 0.5 } else { 0.0 };
+                            let tolerance = (k as f64 + 4.0) * 2f64.powi(-24) * (2.0 * size + 0.5);
+                            assert!(
+                                (f64::from(found) - expected).abs() <= tolerance,
+                                "{unit:?} {m} {n} {k} {a_turned} {b_turned}: {found} for {expected}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+        println!("checked on {:?}", Unit::all());
+    }
+
+    #[test]
+    fn what_is_no_number_stays_none() {
+        for unit in Unit::all() {
+            for (x, expected) in [
+                (f32::NAN, f32::NAN),
+                (f32::INFINITY, f32::INFINITY),
+                (f32::MAX, f32::INFINITY),
+            ] {
+                let (mut a, b) = (vec![1.0; 40], vec![1.0; 40]);
+                a[33] = x;
+                let factors = (Strided::rows(&a, 40), Strided::rows(&b, 1));
+                let mut out = [0.0f32];
+                // SAFETY: one element is written.
+                #[expect(unsafe_code, reason = "as for `multiply`")]
+                unsafe {
+                    multiply_on(
+                        unit,
+                        Shape { m: 1, n: 1, k: 40 },
+                        1.0,
+                        factors,
+                        (out.as_mut_ptr(), 1, false),
+                    );
+                }
+                assert!(
+                    out[0].total_cmp(&expected).is_eq() || out[0].is_nan() && x.is_nan(),
+                    "{unit:?} {x}: {out:?}"
+                );
+            }
+        }
+    }
+}
