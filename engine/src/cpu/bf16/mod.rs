@@ -16,6 +16,7 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod panels;
+mod vectors;
 
 use std::cell::RefCell;
 use std::sync::OnceLock;
@@ -74,7 +75,7 @@ impl Unit {
     fn multiply(self, rows: &[Block], columns: &[Block], sums: &mut Sums) {
         assert_eq!(rows.len(), columns.len(), "sums are of one length");
         match self {
-            Self::Vectors => on_vectors(rows, columns, sums),
+            Self::Vectors => vectors::multiply(rows, columns, sums),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => avx512::multiply(rows, columns, sums),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -86,42 +87,6 @@ impl Unit {
 /// Sums of [`SIDE`] rows by [`SIDE`] columns.
 #[repr(C, align(64))]
 struct Sums([[f32; SIDE]; SIDE]);
-
-/// Rows whose sums are held in vectors of f32 at a time.
-const ROWS: usize = 4;
-
-/// With vectors of f32: a word times a word is two products, of its lower and of its upper half.
-fn on_vectors(rows: &[Block], columns: &[Block], sums: &mut Sums) {
-    vectorised(
-        #[inline(always)]
-        || {
-            for (first, half) in (0..SIDE).step_by(ROWS).flat_map(|row| [(row, 0), (row, 1)]) {
-                let mut held = [[0.0; 16]; ROWS];
-                for (rows, columns) in rows.iter().zip(columns) {
-                    let rows = &rows.0[first / 16].0[first % 16..][..ROWS];
-                    for (pair, columns) in columns.0[half].0.iter().enumerate() {
-                        for (held, row) in held.iter_mut().zip(rows) {
-                            let [x, next_x] = terms(row[pair]);
-                            for (sum, &word) in held.iter_mut().zip(columns) {
-                                let [y, next_y] = terms(word);
-                                *sum = next_x.mul_add(next_y, x.mul_add(y, *sum));
-                            }
-                        }
-                    }
-                }
-                for (held, sums) in held.iter().zip(&mut sums.0[first..]) {
-                    sums[16 * half..][..16].copy_from_slice(held);
-                }
-            }
-        },
-    );
-}
-
-/// The two terms of a word.
-#[inline(always)]
-fn terms(word: u32) -> [f32; 2] {
-    [word << 16, word & 0xffff_0000].map(f32::from_bits)
-}
 
 thread_local! {
     /// The panels of this thread: made once, and kept for the next product.
