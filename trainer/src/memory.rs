@@ -11,10 +11,10 @@ use crate::task::arena_bytes;
 use crate::train::PREFETCHED;
 
 /// Measured on the shipped runs: the stack that a thread comes to use, and its part of the allocator.
-const THREAD: usize = 128 << 10;
+const THREAD: usize = 256 << 10;
 /// Measured likewise: ops with their settings and places, names, rows and figures that are being written, and what the allocator
-/// keeps of those before. A run of one step keeps 300 KiB less than a whole one; this is between them.
-const DESCRIPTIONS: usize = 576 << 10;
+/// keeps of those before. A run of one step keeps half a MiB less than a whole one; this is between them.
+const DESCRIPTIONS: usize = 448 << 10;
 
 /// What a rank will hold at its fullest, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
