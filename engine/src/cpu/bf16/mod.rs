@@ -102,7 +102,7 @@ thread_local! {
 ///
 /// # Panics
 ///
-/// When a factor is shorter than the shape says.
+/// When a factor is shorter than the shape says, or there are no terms to add up.
 #[expect(
     unsafe_code,
     reason = "results of several threads interleave in memory"
@@ -128,6 +128,7 @@ unsafe fn multiply_on(
     (a, b): (Strided<'_>, Strided<'_>),
     (out, stride, add): (*mut f32, usize, bool),
 ) {
+    assert!(k > 0, "a product of no terms writes nothing");
     ROOM.with_borrow_mut(|[rows, columns]| {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         let _tiles = (unit == Unit::Amx).then(amx::Tiles::configured);
