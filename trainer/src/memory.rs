@@ -134,7 +134,8 @@ impl Resident {
         };
         Some(Self {
             anonymous: bytes("RssAnon:")?,
-            of_files: bytes("RssFile:")?,
+            // Files of a file system in memory, as a dataset in /dev/shm, are counted apart.
+            of_files: bytes("RssFile:")? + bytes("RssShmem:")?,
             peak: bytes("VmHWM:")?,
         })
     }
@@ -146,11 +147,11 @@ mod tests {
 
     #[test]
     fn the_kernels_numbers_are_read() {
-        let status = "Name:\tspd\nVmHWM:\t    900 kB\nRssAnon:\t     500 kB\nRssFile:\t 300 kB\n";
+        let status = "Name:\tspd\nVmHWM:\t    900 kB\nRssAnon:\t     500 kB\nRssFile:\t 300 kB\nRssShmem:\t 20 kB\n";
         let found = Resident::read(status).unwrap();
         assert_eq!(
             (found.anonymous, found.of_files, found.peak),
-            (500 << 10, 300 << 10, 900 << 10)
+            (500 << 10, 320 << 10, 900 << 10)
         );
         assert!(Resident::read("VmHWM: 1 pages").is_none());
     }
