@@ -176,7 +176,7 @@ pub(crate) struct BenchArgs {
     /// Time the step at each of several values of C, batch, seq, sites or samples, and print how it grows
     #[arg(long, value_name = "KEY=A,B,C", conflicts_with = "phases", value_parser = Vary::parse)]
     pub(crate) vary: Option<Vary>,
-    /// What a step is stored in: fp32 or, on a GPU, bf16 [default: as the name says, or else fp32]
+    /// What a step is computed in: fp32, or bf16 where there are instructions for it [default: as the name says, or else fp32]
     #[arg(long, value_name = "P")]
     pub(crate) precision: Option<String>,
     /// Time the parts of a step too, and print tables to stderr
