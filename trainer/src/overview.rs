@@ -98,13 +98,21 @@ pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fau
 ///
 /// One line that names the setting.
 pub fn check_precision(run: &Run, on_gpu: bool) -> Result<(), Fault> {
-    if run.precision == Precision::F32 || on_gpu || has_bf16_products() {
+    if is_had(run.precision, on_gpu) {
         return Ok(());
     }
-    Err(Fault::BadInput(
-        "precision: bf16 on a CPU is for processors with AVX512_BF16 or AMX, and this one has neither; start the run with --gpus 1, or set precision = \"f32\""
-            .into(),
-    ))
+    Err(Fault::BadInput(format!(
+        "precision: {NO_BF16}; start the run with --gpus 1, or set precision = \"f32\""
+    )))
+}
+
+/// Why a precision is refused.
+pub(crate) const NO_BF16: &str =
+    "bf16 on a CPU is for processors with AVX512_BF16 or AMX, and this one has neither";
+
+/// Whether there is a precision where a step is computed.
+pub(crate) fn is_had(precision: Precision, on_gpu: bool) -> bool {
+    precision == Precision::F32 || on_gpu || has_bf16_products()
 }
 
 fn precision_name(precision: Precision, on_gpu: bool) -> &'static str {

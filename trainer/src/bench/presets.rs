@@ -3,10 +3,10 @@
 //! Names, sizes and settings are those of the peers' `workloads.py`. A step is timed half-way through training.
 
 use spd_configs::{Data, Precision, Run, SitePattern};
-use spd_engine::has_bf16_products;
 
 use super::runs::run;
 use crate::fault::Fault;
+use crate::overview::{NO_BF16, is_had};
 use crate::sites::resolve;
 
 /// What this build can time.
@@ -99,11 +99,11 @@ impl Preset {
     ///
     /// In one line that says how to ask for it.
     pub fn check_processor(&self, on_gpu: bool) -> Result<(), Fault> {
-        if self.run.precision == Precision::F32 || on_gpu || has_bf16_products() {
+        if is_had(self.run.precision, on_gpu) {
             return Ok(());
         }
         Err(Fault::BadInput(format!(
-            "bench {}: bf16 on a CPU is for processors with AVX512_BF16 or AMX, and this one has neither; time it with --gpus 1, or with --precision fp32",
+            "bench {}: {NO_BF16}; time it with --gpus 1, or with --precision fp32",
             self.name
         )))
     }
@@ -227,7 +227,7 @@ pub(super) fn spelled(precision: Precision) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use spd_engine::Store;
+    use spd_engine::{Store, has_bf16_products};
 
     use super::*;
     use crate::bench::workload::decomposition;

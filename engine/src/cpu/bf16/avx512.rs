@@ -36,9 +36,7 @@ pub(super) fn multiply(rows: &[Block], columns: &[Block], sums: &mut Sums) {
 unsafe fn some_rows(first: usize, rows: &[Block], columns: &[Block], sums: &mut Sums) {
     let mut held = [[_mm512_setzero_ps(); 2]; ROWS];
     for (rows, columns) in rows.iter().zip(columns) {
-        let rows: &[[u32; 16]; ROWS] = (&rows.0[first / 16].0[first % 16..][..ROWS])
-            .try_into()
-            .expect("rows of one tile");
+        let rows = rows.rows::<ROWS>(first);
         for pair in 0..16 {
             let columns = [0, 1].map(|half| {
                 let words = &columns.0[half].0[pair];

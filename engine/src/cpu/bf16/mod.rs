@@ -9,7 +9,8 @@
 //!
 //! A product of two bf16 numbers is exact in f32 (8 bits times 8 bits), so what differs among processors is how sums of at most
 //! `k` terms are rounded: each within `k 2^-24` of the sum of magnitudes. AMX and AVX512_BF16 also take numbers below 2^-126 for
-//! 0 (Intel, Architecture Instruction Set Extensions: TDPBF16PS, VDPBF16PS).
+//! 0 (Intel, Architecture Instruction Set Extensions: TDPBF16PS, VDPBF16PS). Both are proven on an emulated processor; none that has
+//! them has run this yet, and how fast they are here is not known.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
@@ -88,6 +89,30 @@ impl Unit {
 #[repr(C, align(64))]
 struct Sums([[f32; SIDE]; SIDE]);
 
+impl Sums {
+    /// `out = [out +] alpha sums`, of the first rows and columns.
+    ///
+    /// # Safety
+    ///
+    /// `out` plus `row * stride + column` must be writable for all of them, and not be touched by anyone else meanwhile.
+    #[expect(unsafe_code, reason = "as for `multiply`")]
+    unsafe fn write(
+        &self,
+        [rows, columns]: [usize; 2],
+        alpha: f32,
+        (out, stride, add): (*mut f32, usize, bool),
+    ) {
+        for (row, sums) in self.0.iter().enumerate().take(rows) {
+            let out = out.wrapping_add(row * stride);
+            // SAFETY: the caller's promise.
+            let out = unsafe { std::slice::from_raw_parts_mut(out, columns) };
+            for (out, sum) in out.iter_mut().zip(sums) {
+                *out = if add { *out + alpha * sum } else { alpha * sum };
+            }
+        }
+    }
+}
+
 thread_local! {
     /// The panels of this thread: made once, and kept for the next product.
     static ROOM: RefCell<[Panel; 2]> = RefCell::new([SIDE, COLUMNS].map(|lines| Panel::new(lines, SUMS)));
@@ -153,14 +178,11 @@ unsafe fn multiply_on(
                         let of_sums = start..of_panel.end.min(start + SIDE);
                         let columns = columns.strip((start - first_column) / SIDE);
                         unit.multiply(rows.strip(0), columns, &mut sums);
-                        for (row, sums) in of_line.clone().zip(&sums.0) {
-                            let to = out.wrapping_add(row * stride + of_sums.start);
-                            // SAFETY: the caller's promise: these are elements of one row, inside the shape.
-                            let to = unsafe { std::slice::from_raw_parts_mut(to, of_sums.len()) };
-                            for (to, sum) in to.iter_mut().zip(sums) {
-                                *to = if adds { *to + alpha * sum } else { alpha * sum };
-                            }
-                        }
+                        let to = out.wrapping_add(first_row * stride + start);
+                        // SAFETY: the caller's promise: these rows and columns are inside the shape.
+                        unsafe {
+                            sums.write([of_line.len(), of_sums.len()], alpha, (to, stride, adds))
+                        };
                     }
                 }
             }

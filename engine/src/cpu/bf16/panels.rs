@@ -22,6 +22,15 @@ pub(super) struct Tile(pub(super) [[u32; 16]; 16]);
 #[repr(C)]
 pub(super) struct Block(pub(super) [Tile; 2]);
 
+impl Block {
+    /// Some rows of a tile, counted over both: as many lines, laid out by line.
+    #[inline(always)]
+    pub(super) fn rows<const N: usize>(&self, first: usize) -> &[[u32; 16]; N] {
+        let rows = self.0[first / 16].0[first % 16..].first_chunk();
+        rows.expect("rows of one tile")
+    }
+}
+
 /// What a row of a tile is. A word holds two terms of one line, the earlier one in its lower half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {

@@ -51,19 +51,15 @@ impl WithSimd for Multiply<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         for first in (0..SIDE).step_by(ROWS) {
-            let rows = |block: &'_ Block| -> [[u32; 16]; ROWS] {
-                let rows = &block.0[first / 16].0[first % 16..];
-                *rows.first_chunk().expect("rows of one tile")
-            };
             for (half, terms) in self.terms.iter().enumerate() {
                 for vector in 0..COLUMNS / S::F32_LANES {
                     let mut held = [simd.splat_f32s(0.0); ROWS];
                     for (block, terms) in self.rows.iter().zip(terms.chunks_exact(SIDE)) {
-                        let rows = rows(block);
+                        let rows = block.rows::<ROWS>(first);
                         for (pair, terms) in terms.as_chunks::<2>().0.iter().enumerate() {
                             let [y, next_y] =
                                 [0, 1].map(|term| S::as_simd_f32s(&terms[term]).0[vector]);
-                            for (held, row) in held.iter_mut().zip(&rows) {
+                            for (held, row) in held.iter_mut().zip(rows) {
                                 let (x, next_x) = of_word(row[pair]);
                                 *held = simd.mul_add_e_f32s(simd.splat_f32s(x), y, *held);
                                 *held = simd.mul_add_e_f32s(simd.splat_f32s(next_x), next_y, *held);
