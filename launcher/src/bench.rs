@@ -71,7 +71,7 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
             }
         }
         if let Some(vary) = &asked.vary {
-            screen::note(&growth_text(name, settings.threads, vary.key(), &growth));
+            screen::note(&growth_text(name, &place(&settings), vary.key(), &growth));
         }
     }
     Ok(Exit::Done)
@@ -98,7 +98,7 @@ impl Cost {
 }
 
 /// How the step grows beside its arithmetic: each as a multiple of its first row.
-fn growth_text(name: &str, threads: usize, key: &str, costs: &[Cost]) -> String {
+fn growth_text(name: &str, place: &str, key: &str, costs: &[Cost]) -> String {
     let mut table = Table::new(&[Lean::Right; 8]);
     table.row([
         key, "times", "ms/step", "times", "GFLOP", "times", "floor ms", "times",
@@ -117,10 +117,16 @@ fn growth_text(name: &str, threads: usize, key: &str, costs: &[Cost]) -> String 
             times(cost.floor_ms, first.floor_ms),
         ]);
     }
-    format!(
-        "\n{name}, {threads} threads: a step as {key} grows\n{}",
-        table.text()
-    )
+    format!("\n{name}, {place}: a step as {key} grows\n{}", table.text())
+}
+
+/// What a step was timed on.
+fn place(settings: &Settings) -> String {
+    match (settings.gpu, settings.threads) {
+        (Some(ordinal), _) => format!("GPU {ordinal}"),
+        (None, 1) => "1 thread".to_owned(),
+        (None, threads) => format!("{threads} threads"),
+    }
 }
 
 /// A file that lines are added to; opened first, so that no time is spent on numbers that cannot be written.
@@ -143,10 +149,7 @@ const SETTINGS: usize = 100;
 pub(crate) fn text(name: &str, settings: &Settings, phases: &Phases) -> String {
     let ceilings = &phases.ceilings;
     let [m, k, n] = ceilings.site_shape;
-    let place = match settings.gpu {
-        Some(ordinal) => format!("GPU {ordinal}"),
-        None => format!("{} threads", settings.threads),
-    };
+    let place = place(settings);
     let head = format!(
         "\n{name}, {place}: {:.3} ms a step when profiled\n\
          ceilings: gemm {:.1} GFLOP/s large and square, {:.1} at [{m}, {k}] [{k}, {n}]; \
@@ -242,6 +245,22 @@ mod tests {
         assert_eq!(cells(&silent, 4.0)[4], "");
     }
 
+    #[test]
+    fn a_gpu_is_named_and_one_thread_is_one() {
+        let on = |threads, gpu| {
+            place(&Settings {
+                steps: 1,
+                warmup: 1,
+                threads,
+                gpu,
+                phases: true,
+            })
+        };
+        assert_eq!(on(1, None), "1 thread");
+        assert_eq!(on(2, None), "2 threads");
+        assert_eq!(on(2, Some(0)), "GPU 0");
+    }
+
     // By hand: multiples of the first row.
     #[test]
     fn growth_is_told_from_the_first_row() {
@@ -252,7 +271,7 @@ mod tests {
             floor_ms,
         };
         let costs = [cost(50, 2.0, 0.5, 1.0), cost(200, 7.0, 2.0, 4.0)];
-        let text = growth_text("toy", 2, "C", &costs);
+        let text = growth_text("toy", "2 threads", "C", &costs);
         let rows: Vec<Vec<&str>> = text
             .lines()
             .skip(3)

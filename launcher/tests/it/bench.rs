@@ -35,7 +35,7 @@ fn phases_are_a_table_on_stderr() {
     let ended = launch(house.launcher(&args.split(' ').collect::<Vec<_>>()));
     assert_eq!((ended.code, ended.stdout.lines().count()), (Some(0), 1));
     for part in [
-        "tiny-tms@fp32, 1 threads",
+        "tiny-tms@fp32, 1 thread:",
         "ceilings: gemm ",
         "part of the step",
         "masked passes and losses",
@@ -62,7 +62,7 @@ fn the_step_of_a_run_is_profiled() {
     let ended = launch(house.launcher(&args));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     for part in [
-        "shakespeare, 1 threads",
+        "shakespeare, 1 thread:",
         "ceilings: gemm ",
         "matmul",
         "memory: ",
