@@ -4,6 +4,7 @@
 mod allocations;
 mod arena;
 pub(crate) mod bf16;
+mod cut;
 mod executor;
 mod frame;
 pub(crate) mod gelu;

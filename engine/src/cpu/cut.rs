@@ -1,0 +1,258 @@
+//! How a product is shared out among threads, by its shape alone, and the memory that this takes.
+
+use std::ops::Range;
+
+use super::gemm::Shape;
+use super::pool::chunks;
+use super::thin;
+
+/// How a product is cut: into so many parts down, across and along the sums; thin ones by their rows or along
+/// their sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cut {
+    Blocks {
+        down: usize,
+        across: usize,
+        along: usize,
+    },
+    /// Rows of a chunk.
+    Narrow(usize),
+    /// Terms of the sums of a chunk.
+    ThinSums(usize),
+}
+
+/// Multiplications that are worth a chunk of their own: some 30 microseconds.
+const CHUNK_WORK: usize = 1 << 20;
+const MOST_CHUNKS: usize = 32;
+/// Blocks that a product is cut into, where they are worth it: a power of two, as the number of threads mostly is.
+const BLOCKS: usize = 8;
+/// Blocks that are worth more than their size.
+const FEW_BLOCKS: usize = 4;
+/// Rows and columns of a block: more are halved, and at most so many. The crate lays the columns of a block out anew and passes
+/// its rows over them, six at a time: few rows pay for that with little work, and few columns have rows read often.
+const HALVED: [usize; 2] = [480, 240];
+const MOST: [usize; 2] = [1024, 1536];
+/// Terms of a sum that are halved, and elements of the largest result for it: each part has a result of its own.
+const HALVED_SUMS: usize = 400;
+const PARTIAL: usize = 1 << 18;
+/// Rows and columns that the crate's inner loop computes at once; blocks end at multiples of them. Two vectors: 16 columns
+/// with AVX2, 32 with AVX-512.
+pub(super) const STEP_ROWS: usize = 6;
+pub(super) const STEP_COLUMNS: usize = 32;
+pub(super) const STEP_SUMS: usize = 64;
+/// How often the longer side of a small result goes into long sums.
+const LONG: usize = 8;
+
+/// Elements of a matrix that stays in a near cache while a long one passes by.
+const SMALL: usize = 1 << 14;
+
+/// Terms of a sum that the crate lays out anew at a time, and columns up to which it does so for those too.
+const PACKED_SUMS: usize = 512;
+const PACKED_COLUMNS: usize = 256;
+
+/// Rows of a chunk of a thin product: a matrix of which some stays in the nearest cache.
+const THIN_ROWS: usize = 192;
+
+impl Shape {
+    /// `transposed` says how each operand is stored.
+    pub(super) fn cut(self, transposed: [bool; 2]) -> Cut {
+        let Self { m, n, k } = self;
+        match transposed {
+            [false, _] if k * n <= SMALL && m >= 64 => return Cut::Narrow(THIN_ROWS),
+            [true, false] if m.min(n) <= 8 && m * n <= SMALL && k >= LONG * m.max(n) => {
+                return Cut::ThinSums(k.div_ceil(MOST_CHUNKS).max(THIN_ROWS));
+            }
+            _ => {}
+        }
+        let wanted = chunks_worth(m * n * k);
+        // Sums of long columns into a small result (weight gradients of toys): partial results are cheap.
+        if m * n <= SMALL && k >= LONG * m.max(n) {
+            return Cut::Blocks {
+                down: 1,
+                across: 1,
+                along: wanted.min(k.div_ceil(STEP_SUMS)),
+            };
+        }
+        let wanted = wanted.min(BLOCKS);
+        let parts = |all: usize, most: usize| match all.div_ceil(most) {
+            few @ ..BLOCKS => few.next_power_of_two(),
+            many => many,
+        };
+        let (mut down, mut across, mut along) = (parts(m, MOST[0]), parts(n, MOST[1]), 1);
+        while down * across < wanted {
+            if m / down >= HALVED[0] {
+                down *= 2;
+            } else if n / across >= HALVED[1] {
+                across *= 2;
+            } else {
+                break;
+            }
+        }
+        let few = wanted.min(FEW_BLOCKS);
+        while down * across * along < few && m * n <= PARTIAL && k / along >= HALVED_SUMS {
+            along *= 2;
+        }
+        while down * across * along < few {
+            *(if m / down >= n / across {
+                &mut down
+            } else {
+                &mut across
+            }) *= 2;
+        }
+        Cut::Blocks {
+            down,
+            across,
+            along,
+        }
+    }
+
+    /// f32s of scratch that [`product`] needs.
+    pub(crate) fn scratch(self, transposed: [bool; 2]) -> usize {
+        let Self { m, n, k } = self;
+        match self.cut(transposed) {
+            Cut::Blocks { along: 1, .. } => 0,
+            Cut::Blocks { along, .. } => along * m * n,
+            Cut::ThinSums(each) => chunks(k, each) * m * n,
+            Cut::Narrow(_) => thin::panels_len(k, n),
+        }
+    }
+
+    /// f32s that a thread lays out anew at a time for a block of this shape: its rows, and its columns where they are few.
+    pub(crate) fn packed_by_block(self) -> usize {
+        let columns = if self.n <= PACKED_COLUMNS { self.n } else { 0 };
+        self.k.min(PACKED_SUMS) * (self.m + columns)
+    }
+
+    /// f32s that a thread holds at most while it computes its part of [`product`], beside the scratch.
+    pub(crate) fn packed(self, transposed: [bool; 2]) -> usize {
+        let Self { m, n, k } = self;
+        let Cut::Blocks {
+            down,
+            across,
+            along,
+        } = self.cut(transposed)
+        else {
+            return 0;
+        };
+        let block = Self {
+            m: m.div_ceil(down),
+            n: n.div_ceil(across),
+            k: k.div_ceil(along),
+        };
+        block.packed_by_block()
+    }
+
+    /// f32s of scratch that [`product`] needs at most, for this shape and those of fewer rows or shorter sums.
+    pub(crate) fn most_scratch(self, transposed: [bool; 2]) -> usize {
+        let Self { m, n, k } = self;
+        let small = (m * n).min(SMALL);
+        let partials = match transposed {
+            _ if k < LONG * n => 0,
+            [true, false] => chunks(k, THIN_ROWS)
+                .min(MOST_CHUNKS)
+                .max(chunks_worth(small * k)),
+            _ => chunks_worth(small * k),
+        };
+        let few = if k >= HALVED_SUMS {
+            FEW_BLOCKS * (m * n).min(PARTIAL)
+        } else {
+            0
+        };
+        let panels = if k * n <= SMALL {
+            thin::panels_len(k, n)
+        } else {
+            0
+        };
+        panels.max(partials * small).max(few)
+    }
+}
+
+/// Chunks that so many multiplications are worth.
+fn chunks_worth(work: usize) -> usize {
+    (work / CHUNK_WORK).clamp(1, MOST_CHUNKS)
+}
+
+/// One of `parts` parts of `all`, as equal as multiples of `step` can be.
+pub(super) fn part(number: usize, parts: usize, all: usize, step: usize) -> Range<usize> {
+    let steps = all.div_ceil(step);
+    let end = |number: usize| all.min(number * steps / parts * step);
+    end(number)..end(number + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // By rows while there are many, then by columns, then by sums where the result is small.
+    #[test]
+    fn products_are_cut_by_their_shapes() {
+        let cut = |m, n, k, transposed| Shape { m, n, k }.cut(transposed);
+        let blocks = |m, n, k, transposed| match cut(m, n, k, transposed) {
+            Cut::Blocks {
+                down,
+                across,
+                along,
+            } => [down, across, along],
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(blocks(2048, 400, 256, [false, false]), [8, 1, 1]);
+        assert_eq!(blocks(1000, 1200, 256, [true, false]), [4, 2, 1]);
+        assert_eq!(blocks(256, 1200, 1000, [false, false]), [1, 8, 1]);
+        assert_eq!(blocks(400, 400, 2048, [true, false]), [1, 2, 2]);
+        assert_eq!(blocks(256, 128, 1200, [false, false]), [1, 1, 4]);
+        assert_eq!(blocks(3000, 50_257, 64, [false, true]), [4, 33, 1]);
+        assert_eq!(blocks(40, 1000, 70, [false, false]), [1, 2, 1]);
+        assert_eq!(blocks(128, 128, 300, [true, true]), [2, 2, 1]);
+        assert_eq!(blocks(12, 20, 9000, [true, true]), [1, 1, 2]);
+        assert!(matches!(cut(1000, 70, 40, [false, true]), Cut::Narrow(_)));
+        assert!(matches!(cut(5, 28, 700, [true, false]), Cut::ThinSums(_)));
+    }
+
+    // A row and a column of blocks of each kind, by hand.
+    #[test]
+    fn a_thread_lays_out_the_rows_of_its_block_and_few_columns() {
+        let packed = |m, n, k, transposed| Shape { m, n, k }.packed(transposed);
+        assert_eq!(packed(2048, 400, 256, [false, false]), 256 * 256);
+        assert_eq!(packed(256, 1200, 1000, [false, false]), 512 * (256 + 150));
+        assert_eq!(packed(400, 400, 2048, [true, false]), 512 * (400 + 200));
+        assert_eq!(packed(1000, 70, 40, [false, true]), 0);
+    }
+
+    #[test]
+    fn parts_follow_each_other_and_are_equal_up_to_a_step() {
+        for (parts, all, step) in [(8, 1200, 24), (4, 50, 24), (3, 1, 8), (5, 1001, 8)] {
+            let ranges: Vec<_> = (0..parts).map(|i| part(i, parts, all, step)).collect();
+            assert_eq!((ranges[0].start, ranges[parts - 1].end), (0, all));
+            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+            let sizes = ranges[..parts - 1].iter().map(Range::len);
+            let (least, most) = (sizes.clone().min(), sizes.max());
+            assert!(most.unwrap() - least.unwrap() <= step, "{ranges:?}");
+        }
+    }
+
+    // Whatever the number of rows or sums turns out to be.
+    #[test]
+    fn scratch_is_enough_for_fewer_rows_and_shorter_sums() {
+        let shapes = [
+            (256, 64, 4000),
+            (256, 128, 1200),
+            (700, 300, 500),
+            (90, 90, 9000),
+            (300, 9, 100),
+            (5, 28, 700),
+        ];
+        let layouts = [[false, false], [false, true], [true, false], [true, true]];
+        for ((m, n, k), stored) in shapes.into_iter().flat_map(|s| layouts.map(|l| (s, l))) {
+            let most = Shape { m, n, k }.most_scratch(stored);
+            for part in 1..=m.max(k) {
+                let (rows, sums) = (part.min(m), part.min(k));
+                for shape in [Shape { m: rows, n, k }, Shape { m, n, k: sums }] {
+                    assert!(
+                        shape.scratch(stored) <= most,
+                        "{shape:?} of {m} {n} {k} {stored:?}"
+                    );
+                }
+            }
+        }
+    }
+}
