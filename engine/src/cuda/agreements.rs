@@ -86,8 +86,7 @@ mod tests {
     use super::*;
     use crate::cuda::Executor;
     use crate::cuda::driver::Stream;
-    use crate::cuda::emulated::{Call, Ignored, Order};
-    use crate::cuda::emulator::is_there;
+    use crate::cuda::emulated::{Call, Ignored, Order, is_there};
     use crate::cuda::program::{Program, value};
     use crate::cuda::replays::emulated;
     use crate::cuda::tests::same_bits;

@@ -5,8 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::emulated::{Emulated, Order};
-use super::emulator::is_there;
+use super::emulated::{Emulated, Order, is_there};
 use super::program::Program;
 use super::tests::{replay_on, same_bits};
 use super::{Arena, Device, Executor, sites};

@@ -68,8 +68,6 @@ mod device;
 mod driver;
 #[cfg(any(test, feature = "emulated"))]
 pub(crate) mod emulated;
-#[cfg(any(test, feature = "emulated"))]
-pub(crate) mod emulator;
 mod executor;
 #[cfg(test)]
 pub(crate) mod exhibition;

@@ -1,6 +1,6 @@
 // What every kernel starts from: pointers, groups of four columns, sums, draws, and elementary functions.
 //
-// NVRTC compiles this without a single header; a C++ compiler does behind `emulator.h`, which gives the words below a
+// NVRTC compiles this without a single header; a C++ compiler does behind `emulated/emulator.h`, which gives the words below a
 // meaning on a processor. Nothing here depends on the device: no atomics, and every sum has one order.
 
 #ifndef EMULATED

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::driver::{Stream, Way};
-use super::emulated::{Call, Emulated, Ignored, Order};
-use super::emulator::is_there;
+use super::emulated::{Call, Emulated, Ignored, Order, is_there};
 use super::tests::{on, replay_on, same_bits};
 use super::{Arena, Device, Executor};
 use crate::builder::Builder;

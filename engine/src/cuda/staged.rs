@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use super::driver::{Stream, Way};
-use super::emulated::{Call, Emulated, Ignored, Order};
-use super::emulator::is_there;
+use super::emulated::{Call, Emulated, Ignored, Order, is_there};
 use super::replays::{ask, emulated, told_in_one_line, training};
 use super::tests::on;
 use super::{Device, Executor, Result, Staged};

@@ -4,8 +4,7 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 
 use super::compiler::compile;
-use super::emulated::{Emulated, Order};
-use super::emulator::{Operand, is_there};
+use super::emulated::{Emulated, Operand, Order, is_there};
 use super::exhibition::{EVEN, Exhibition, LARGE, RAGGED, Sizes};
 use super::libraries::Library;
 use super::program::Program;

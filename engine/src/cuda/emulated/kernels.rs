@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use half::bf16;
 use libloading::Library;
 
-use super::product::{Key, Matrix, Product};
+use crate::cuda::product::{Key, Layout, Matrix, Product};
 use crate::value::DType;
 
 const HEADER: &str = include_str!("emulator.h");
@@ -256,10 +256,7 @@ pub(super) fn multiply(
     if let Some(bias) = product.bias {
         assert_eq!(bias.dtype, c.dtype);
     }
-    let at = |(layout, transposed): (super::product::Layout, bool),
-              batch: usize,
-              row: usize,
-              column: usize| {
+    let at = |(layout, transposed): (Layout, bool), batch: usize, row: usize, column: usize| {
         let (row, column) = if transposed {
             (column, row)
         } else {
@@ -300,7 +297,7 @@ mod tests {
 
     /// Runs `KERNEL(kernel, 64, (Out<float> y), body)` over two blocks and 128 numbers, from the first thread to the last and back.
     fn run(body: &str) -> Option<[Result<Vec<f32>, String>; 2]> {
-        let prelude = include_str!("prelude.cuh");
+        let prelude = include_str!("../prelude.cuh");
         let source = format!("{prelude}\nKERNEL(kernel, 64, (Out<float> y), {body})\n");
         let kernels = Kernels::new(&source)?;
         Some([false, true].map(|backwards| {
@@ -398,8 +395,8 @@ mod tests {
 
     /// The same with tensor cores, and the numbers from 0 to 127 in bf16 beside.
     fn run_copies(body: &str) -> Option<[Result<Vec<f32>, String>; 2]> {
-        let prelude = include_str!("prelude.cuh");
-        let cores = include_str!("tensor_cores.cuh");
+        let prelude = include_str!("../prelude.cuh");
+        let cores = include_str!("../tensor_cores.cuh");
         let parameters = "(Out<float> y, In<bf16> x)";
         let source = format!("{prelude}\n{cores}\nKERNEL(kernel, 32, {parameters}, {body})\n");
         let kernels = Kernels::new(&source)?;

@@ -1,0 +1,385 @@
+//! A device made of this machine's processor: streams, events, graphs and memory as CUDA has them, kernels as their own source.
+//!
+//! What CUDA promises is all that it does. Work waits in the queue of its stream; [`Order`] says whether it is done at once or as late as
+//! the host's waiting allows, so whoever forgets to wait for something finds the wrong values in one of the orders. Memory starts as
+//! NaNs, every access is checked against what is allocated, and what CUDA forbids (to allocate or to wait while a stream is captured, to
+//! copy from memory that is not pinned) is a panic.
+#![expect(
+    unsafe_code,
+    reason = "addresses of a device that is memory of the host"
+)]
+
+mod kernels;
+mod memory;
+mod streams;
+mod work;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kernels::Kernels;
+#[cfg(test)]
+pub(crate) use kernels::{Operand, Traffic, is_there};
+use memory::Memory;
+#[cfg(test)]
+pub(crate) use streams::Ignored;
+pub(crate) use streams::Order;
+use streams::{Item, Streams};
+use work::{Work, Worker};
+
+use super::Fault;
+use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
+use super::product::Product;
+use super::program::Kernel;
+
+/// What the host asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Call {
+    /// Memory of either kind, events, kernels.
+    Make,
+    /// The host waited for an event.
+    Wait,
+    Copy(Stream, Way),
+    Launch,
+    Agree,
+    Capture,
+    Graph,
+}
+
+/// The device.
+pub(crate) struct Emulated {
+    state: Mutex<State>,
+}
+
+struct State {
+    worker: Worker,
+    streams: Streams,
+    functions: BTreeMap<u64, Arc<Kernels>>,
+    /// The next event, graph, module or function.
+    next: u64,
+    calls: Vec<Call>,
+    /// Calls until one fails, if one is to.
+    fails_in: Option<usize>,
+}
+
+impl Emulated {
+    /// A device.
+    pub(crate) fn new(order: Order) -> Arc<Self> {
+        Self::of_size(order, super::STAND_IN_BYTES)
+    }
+
+    /// A device with so many bytes of memory.
+    pub(crate) fn of_size(order: Order, size: usize) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State {
+                worker: Worker::new(Memory::new(size)),
+                streams: Streams::new(order),
+                functions: BTreeMap::new(),
+                next: 1,
+                calls: Vec::new(),
+                fails_in: None,
+            }),
+        })
+    }
+
+    /// Has it pin no more than so many bytes in all.
+    #[cfg(feature = "emulated")]
+    pub(crate) fn pin_at_most(&self, bytes: usize) {
+        self.state().worker.memory.pin_at_most(bytes);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has blocks and threads run from last to first, or not.
+    #[cfg(test)]
+    pub(crate) fn turn(&self, backwards: bool) {
+        self.state().worker.backwards = backwards;
+    }
+
+    /// Bytes of shared memory of the largest block so far.
+    #[cfg(test)]
+    pub(crate) fn shared(&self) -> u64 {
+        self.state().worker.shared
+    }
+
+    /// Has the clock go as if kernels took so long.
+    #[cfg(test)]
+    pub(crate) fn set_pace(&self, pace: fn(&str) -> f32) {
+        self.state().worker.pace = Some(pace);
+    }
+
+    /// What each launch since the last call read and wrote.
+    #[cfg(test)]
+    pub(crate) fn traffic(&self) -> Vec<Traffic> {
+        std::mem::take(&mut self.state().worker.traffic)
+    }
+
+    /// What the host asked for since the last call.
+    #[cfg(test)]
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        std::mem::take(&mut self.state().calls)
+    }
+
+    /// Has every call after so many fail.
+    #[cfg(test)]
+    pub(crate) fn fail_in(&self, calls: usize) {
+        self.state().fails_in = Some(calls);
+    }
+
+    /// Lets there be another rank, which has this where this one has a number.
+    #[cfg(test)]
+    pub(crate) fn set_other_rank(&self, other: fn(f32) -> f32) {
+        self.state().worker.other_rank = Some(other);
+    }
+
+    /// Has the device ignore something from now on.
+    #[cfg(test)]
+    pub(crate) fn ignore(&self, ignored: impl Into<Option<Ignored>>) {
+        self.state().streams.ignored = ignored.into();
+    }
+
+    /// Whether nothing is held: no memory, event, graph or kernel.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        let state = self.state();
+        state.worker.memory.is_empty() && state.streams.is_empty() && state.functions.is_empty()
+    }
+}
+
+impl State {
+    /// The host asks for something.
+    fn called(&mut self, call: Call) -> Result<(), Fault> {
+        self.goes_on()?;
+        if let Some(calls) = &mut self.fails_in {
+            *calls -= 1;
+        }
+        let forbidden = matches!(call, Call::Make | Call::Wait);
+        assert!(
+            !(forbidden && self.streams.is_capturing_here()),
+            "{call:?} while a stream is captured"
+        );
+        self.calls.push(call);
+        Ok(())
+    }
+
+    /// Refuses if it has failed; then what it was given is not done any more.
+    fn goes_on(&mut self) -> Result<(), Fault> {
+        if self.fails_in != Some(0) {
+            return Ok(());
+        }
+        self.streams.clear();
+        Err(Fault::new("the GPU cannot go on: it was told to fail"))
+    }
+
+    fn handle(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn put(&mut self, stream: Stream, item: Item) {
+        self.streams.put(stream, item, &mut self.worker);
+    }
+
+    /// Does whatever it was given.
+    fn finish(&mut self) {
+        self.streams.finish(&mut self.worker);
+    }
+}
+
+impl Driver for Emulated {
+    fn name(&self) -> Result<String, Fault> {
+        Ok("the emulated GPU".to_owned())
+    }
+
+    fn block_memory(&self) -> Result<usize, Fault> {
+        Ok(227 << 10)
+    }
+
+    fn keeps_time(&self) -> bool {
+        self.state().worker.pace.is_some()
+    }
+
+    fn memory(&self) -> Result<(usize, usize), Fault> {
+        Ok(self.state().worker.memory.free_and_all())
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, Fault> {
+        let mut state = self.state();
+        state.called(Call::Make)?;
+        state.worker.memory.allocate(bytes)
+    }
+
+    unsafe fn free(&self, address: u64) {
+        let mut state = self.state();
+        state.finish();
+        state.worker.memory.free(address);
+    }
+
+    fn pin(&self, bytes: usize) -> Result<u64, Fault> {
+        let mut state = self.state();
+        state.called(Call::Make)?;
+        state.worker.memory.pin(bytes)
+    }
+
+    unsafe fn unpin(&self, address: u64) {
+        let mut state = self.state();
+        #[cfg(test)]
+        if state.streams.ignored == Some(Ignored::Wait) {
+            // What nobody waited for has been seen to be missing.
+            state.finish();
+        }
+        let within = state.worker.memory.unpin(address);
+        assert!(
+            !state.streams.copies(&within),
+            "pinned memory that is still copied"
+        );
+    }
+
+    fn event(&self) -> Result<u64, Fault> {
+        let mut state = self.state();
+        state.called(Call::Make)?;
+        let event = state.handle();
+        state.streams.add_event(event);
+        Ok(event)
+    }
+
+    fn forget(&self, event: u64) {
+        let mut state = self.state();
+        state.finish();
+        state.streams.forget_event(event);
+    }
+
+    fn record(&self, event: u64, stream: Stream) -> Result<(), Fault> {
+        let mut state = self.state();
+        state.goes_on()?;
+        state.put(stream, Item::Record(event));
+        Ok(())
+    }
+
+    fn follow(&self, stream: Stream, event: u64) -> Result<(), Fault> {
+        let mut state = self.state();
+        state.goes_on()?;
+        state.put(stream, Item::Follow(event));
+        Ok(())
+    }
+
+    fn follow_anew(&self, event: u64) -> Result<(), Fault> {
+        let mut state = self.state();
+        state.goes_on()?;
+        state.put(Stream::Programs, Item::FollowAnew(event));
+        Ok(())
+    }
+
+    fn wait(&self, event: u64) -> Result<(), Fault> {
+        let mut state = self.state();
+        state.called(Call::Wait)?;
+        let State {
+            streams, worker, ..
+        } = &mut *state;
+        streams.wait(event, worker);
+        Ok(())
+    }
+
+    fn elapsed(&self, from: u64, to: u64) -> Result<f32, Fault> {
+        let state = self.state();
+        let [from, to] = [from, to].map(|event| state.streams.moment(event));
+        Ok(state.worker.elapsed(from, to))
+    }
+
+    unsafe fn copy(&self, stream: Stream, transfer: Transfer) -> Result<(), Fault> {
+        let mut state = self.state();
+        state.called(Call::Copy(stream, transfer.way))?;
+        state.put(stream, Item::Do(Work::Copy(transfer)));
+        Ok(())
+    }
+
+    fn load(&self, source: &str, kernels: &[Kernel]) -> Result<Module, Fault> {
+        let compiled = Kernels::new(source);
+        let compiled = compiled.ok_or_else(|| Fault::new("g++ was not found"))?;
+        let compiled = Arc::new(compiled);
+        let mut state = self.state();
+        state.called(Call::Make)?;
+        let handle = state.handle();
+        state.functions.insert(handle, compiled);
+        Ok(Module {
+            handle,
+            functions: vec![handle; kernels.len()],
+        })
+    }
+
+    unsafe fn unload(&self, module: u64) {
+        let mut state = self.state();
+        state.finish();
+        state
+            .functions
+            .remove(&module)
+            .expect("kernels that are there");
+    }
+
+    unsafe fn launch(
+        &self,
+        function: u64,
+        kernel: &Kernel,
+        blocks: [usize; 2],
+        arguments: &[Argument],
+    ) -> Result<(), Fault> {
+        let mut state = self.state();
+        state.called(Call::Launch)?;
+        let work = Work::Launch {
+            kernels: Arc::clone(&state.functions[&function]),
+            kernel: kernel.clone(),
+            blocks,
+            arguments: arguments.to_vec(),
+        };
+        state.put(Stream::Programs, Item::Do(work));
+        Ok(())
+    }
+
+    unsafe fn multiply(&self, product: &Product, factors: Factors) -> Result<(), Fault> {
+        let mut state = self.state();
+        state.called(Call::Launch)?;
+        let work = Work::Multiply(Box::new((*product, factors)));
+        state.put(Stream::Programs, Item::Do(work));
+        Ok(())
+    }
+
+    unsafe fn agree(&self, values: &[Argument]) -> Result<(), Fault> {
+        let mut state = self.state();
+        state.called(Call::Agree)?;
+        let work = Work::Agree(values.to_vec());
+        state.put(Stream::Agreements, Item::Do(work));
+        Ok(())
+    }
+
+    fn begin_capture(&self) -> Result<(), Fault> {
+        let mut state = self.state();
+        state.called(Call::Capture)?;
+        state.streams.begin_capture();
+        Ok(())
+    }
+
+    fn end_capture(&self) -> Result<u64, Fault> {
+        let mut state = self.state();
+        let graph = state.handle();
+        state.streams.end_capture(graph);
+        Ok(graph)
+    }
+
+    unsafe fn launch_graph(&self, graph: u64) -> Result<(), Fault> {
+        let mut state = self.state();
+        state.called(Call::Graph)?;
+        let State {
+            streams, worker, ..
+        } = &mut *state;
+        streams.launch(graph, worker);
+        Ok(())
+    }
+
+    fn forget_graph(&self, graph: u64) {
+        let mut state = self.state();
+        state.finish();
+        state.streams.forget_graph(graph);
+    }
+}

@@ -1,0 +1,337 @@
+//! When a device does what it is given: queues of streams, events between them, and graphs that put many things on them at once.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use super::work::{Moment, Work, Worker};
+use crate::cuda::driver::Stream;
+
+/// Which streams do at once what they can; the others wait until somebody waits for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Order {
+    pub(crate) programs_at_once: bool,
+    pub(crate) inputs_at_once: bool,
+    pub(crate) others_at_once: bool,
+}
+
+impl Order {
+    /// Every device does one of these, or something between.
+    #[cfg(test)]
+    pub(crate) const ALL: [Self; 8] = [
+        Self::new(true, true),
+        Self::new(true, false),
+        Self::new(false, true),
+        Self::new(false, false),
+        Self::new(true, true).others(),
+        Self::new(true, false).others(),
+        Self::new(false, true).others(),
+        Self::new(false, false).others(),
+    ];
+
+    /// The other streams do everything as late as can be.
+    pub(crate) const fn new(programs_at_once: bool, inputs_at_once: bool) -> Self {
+        Self {
+            programs_at_once,
+            inputs_at_once,
+            others_at_once: false,
+        }
+    }
+
+    /// The same, and the other streams do at once what they can.
+    #[cfg(test)]
+    pub(crate) const fn others(self) -> Self {
+        Self {
+            others_at_once: true,
+            ..self
+        }
+    }
+
+    fn is_at_once(self, stream: usize) -> bool {
+        [
+            self.programs_at_once,
+            self.inputs_at_once,
+            self.others_at_once,
+            self.others_at_once,
+        ][stream]
+    }
+}
+
+/// What a device may be made to ignore, to see that it is needed.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ignored {
+    /// That a stream is to wait for an event.
+    Follow(Stream),
+    /// That programs are to wait for one anew at each launch.
+    FollowAnew,
+    /// That the host is to wait.
+    Wait,
+}
+
+/// What is put on a stream.
+#[derive(Clone)]
+pub(super) enum Item {
+    Do(Work),
+    /// An event happens.
+    Record(u64),
+    /// What comes later waits for an event; in a graph, for one of the graph.
+    Follow(u64),
+    /// The same for an event from outside of the graph.
+    FollowAnew(u64),
+}
+
+/// What a graph puts on which stream.
+type Graph = Vec<(Stream, Item)>;
+
+/// An item that waits for its turn.
+enum Task {
+    Do(Work),
+    /// An event happens, for the so many-th time.
+    Record(u64, u64),
+    /// Nothing more is done before an event has happened so often.
+    Follow(u64, u64),
+}
+
+/// An event: how often it was recorded, how often it has happened, and when it last did.
+#[derive(Default)]
+struct Happening {
+    recorded: u64,
+    happened: u64,
+    at: Option<Moment>,
+}
+
+pub(super) struct Streams {
+    order: Order,
+    /// By stream.
+    queues: [VecDeque<Task>; 4],
+    events: BTreeMap<u64, Happening>,
+    /// By the thread that asked for it.
+    captured: Option<(ThreadId, Graph)>,
+    graphs: BTreeMap<u64, Arc<Graph>>,
+    #[cfg(test)]
+    pub(super) ignored: Option<Ignored>,
+}
+
+impl Streams {
+    pub(super) fn new(order: Order) -> Self {
+        Self {
+            order,
+            queues: std::array::from_fn(|_| VecDeque::new()),
+            events: BTreeMap::new(),
+            captured: None,
+            graphs: BTreeMap::new(),
+            #[cfg(test)]
+            ignored: None,
+        }
+    }
+
+    /// Whether no event and no graph is held.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.graphs.is_empty()
+    }
+
+    /// Puts an item on a stream, and does what is done at once; while it is captured, remembers it.
+    pub(super) fn put(&mut self, stream: Stream, item: Item, worker: &mut Worker) {
+        match &mut self.captured {
+            Some((_, graph)) if is_captured(stream) => {
+                let of_graph = match item {
+                    Item::Follow(event) => graph.iter().any(|(_, item)| records(item, event)),
+                    _ => true,
+                };
+                assert!(of_graph, "an event from outside of a graph");
+                graph.push((stream, item));
+            }
+            _ => self.queue(stream, item, worker),
+        }
+    }
+
+    fn queue(&mut self, stream: Stream, item: Item, worker: &mut Worker) {
+        #[cfg(test)]
+        if self.ignores(stream, &item) {
+            return;
+        }
+        let task = match item {
+            Item::Do(work) => Task::Do(work),
+            Item::Record(event) => {
+                let happening = self.events.get_mut(&event).expect("an event");
+                happening.recorded += 1;
+                Task::Record(event, happening.recorded)
+            }
+            Item::Follow(event) | Item::FollowAnew(event) => {
+                Task::Follow(event, self.events[&event].recorded)
+            }
+        };
+        self.queues[stream as usize].push_back(task);
+        // What one does may be what another waits for.
+        while (0..self.queues.len())
+            .any(|stream| self.order.is_at_once(stream) && self.advance(stream, worker))
+        {}
+    }
+
+    #[cfg(test)]
+    fn ignores(&self, stream: Stream, item: &Item) -> bool {
+        match item {
+            Item::Follow(_) => self.ignored == Some(Ignored::Follow(stream)),
+            Item::FollowAnew(_) => self.ignored == Some(Ignored::FollowAnew),
+            Item::Do(_) | Item::Record(_) => false,
+        }
+    }
+
+    /// Does the next task of a stream, if there is one and it may be done.
+    fn advance(&mut self, stream: usize, worker: &mut Worker) -> bool {
+        if let Some(&Task::Follow(event, turn)) = self.queues[stream].front()
+            && !self.has_happened(event, turn)
+        {
+            return false;
+        }
+        let Some(task) = self.queues[stream].pop_front() else {
+            return false;
+        };
+        match task {
+            Task::Do(work) => worker.take_on(&work),
+            Task::Record(event, turn) => {
+                // Nobody waits for an event that is forgotten.
+                if let Some(happening) = self.events.get_mut(&event) {
+                    happening.happened = turn;
+                    happening.at = Some(worker.now());
+                }
+            }
+            Task::Follow(..) => {}
+        }
+        true
+    }
+
+    fn has_happened(&self, event: u64, turn: u64) -> bool {
+        self.events[&event].happened >= turn
+    }
+
+    /// Does whatever must be done for an event to happen as it was last recorded, and no more.
+    pub(super) fn wait(&mut self, event: u64, worker: &mut Worker) {
+        #[cfg(test)]
+        if self.ignored == Some(Ignored::Wait) {
+            return;
+        }
+        self.reach(event, self.events[&event].recorded, worker);
+    }
+
+    fn reach(&mut self, event: u64, turn: u64, worker: &mut Worker) {
+        while !self.has_happened(event, turn) {
+            let is_it =
+                |task: &Task| matches!(task, Task::Record(e, t) if (*e, *t) == (event, turn));
+            let stream = self.queues.iter().position(|queue| queue.iter().any(is_it));
+            self.force(stream.expect("an event that was recorded"), worker);
+        }
+    }
+
+    /// Does the next task of a stream, and first what that waits for.
+    fn force(&mut self, stream: usize, worker: &mut Worker) {
+        if let Some(&Task::Follow(event, turn)) = self.queues[stream].front() {
+            self.reach(event, turn, worker);
+        }
+        self.advance(stream, worker);
+    }
+
+    /// Does everything.
+    pub(super) fn finish(&mut self, worker: &mut Worker) {
+        for stream in 0..self.queues.len() {
+            while !self.queues[stream].is_empty() {
+                self.force(stream, worker);
+            }
+        }
+    }
+
+    /// Gives up whatever waits.
+    pub(super) fn clear(&mut self) {
+        self.queues.iter_mut().for_each(VecDeque::clear);
+    }
+
+    /// Whether a copy that is not done yet reads or writes there.
+    pub(super) fn copies(&self, within: &Range<u64>) -> bool {
+        let uses = |task: &Task| match task {
+            Task::Do(Work::Copy(copy)) => within.contains(&copy.from) || within.contains(&copy.to),
+            _ => false,
+        };
+        self.queues.iter().flatten().any(uses)
+    }
+
+    pub(super) fn add_event(&mut self, event: u64) {
+        self.events.insert(event, Happening::default());
+    }
+
+    pub(super) fn forget_event(&mut self, event: u64) {
+        self.events.remove(&event).expect("an event that is there");
+        let of_it = |item: &Item| match item {
+            Item::Record(known) | Item::Follow(known) | Item::FollowAnew(known) => *known == event,
+            Item::Do(_) => false,
+        };
+        let mut items = self.graphs.values().flat_map(|graph| &**graph);
+        assert!(
+            !items.any(|(_, item)| of_it(item)),
+            "an event that a graph follows"
+        );
+    }
+
+    /// When an event last happened.
+    pub(super) fn moment(&self, event: u64) -> Moment {
+        self.events[&event].at.expect("an event that has happened")
+    }
+
+    /// Whether this thread is the one that captures.
+    pub(super) fn is_capturing_here(&self) -> bool {
+        let here = std::thread::current().id();
+        self.captured
+            .as_ref()
+            .is_some_and(|(thread, _)| *thread == here)
+    }
+
+    pub(super) fn begin_capture(&mut self) {
+        assert!(self.captured.is_none(), "one capture at a time");
+        self.captured = Some((std::thread::current().id(), Graph::new()));
+    }
+
+    pub(super) fn end_capture(&mut self, graph: u64) {
+        let (_, items) = self.captured.take().expect("a capture that was begun");
+        assert!(
+            is_joined(&items),
+            "a graph that ends before all of it is done"
+        );
+        self.graphs.insert(graph, Arc::new(items));
+    }
+
+    pub(super) fn launch(&mut self, graph: u64, worker: &mut Worker) {
+        for (stream, item) in &*Arc::clone(&self.graphs[&graph]) {
+            self.put(*stream, item.clone(), worker);
+        }
+    }
+
+    pub(super) fn forget_graph(&mut self, graph: u64) {
+        self.graphs.remove(&graph).expect("a graph that is there");
+    }
+}
+
+/// Whether a capture remembers what is put on a stream: that of programs, and what it has join it.
+fn is_captured(stream: Stream) -> bool {
+    matches!(stream, Stream::Programs | Stream::Agreements)
+}
+
+fn records(item: &Item, event: u64) -> bool {
+    matches!(item, Item::Record(e) if *e == event)
+}
+
+/// Whether programs wait for all that is done beside them.
+fn is_joined(items: &Graph) -> bool {
+    let beside = |(stream, _): &(Stream, Item)| *stream != Stream::Programs;
+    let Some(last) = items.iter().rposition(beside) else {
+        return true;
+    };
+    let (_, Item::Record(event)) = items[last] else {
+        return false;
+    };
+    let follows = |(stream, item): &(Stream, Item)| {
+        *stream == Stream::Programs && matches!(item, Item::Follow(e) if *e == event)
+    };
+    items[last..].iter().any(follows)
+}

@@ -1,0 +1,177 @@
+//! What a device does, as opposed to when: copies, kernels, products, agreements, and what a clock says of them.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::kernels::{Kernels, Operand, Span, Traffic, multiply};
+use super::memory::Memory;
+use crate::cuda::driver::{Argument, Factors, Transfer, Way};
+use crate::cuda::product::Product;
+use crate::cuda::program::Kernel;
+
+#[derive(Clone)]
+pub(super) enum Work {
+    Copy(Transfer),
+    Launch {
+        kernels: Arc<Kernels>,
+        kernel: Kernel,
+        blocks: [usize; 2],
+        arguments: Vec<Argument>,
+    },
+    Multiply(Box<(Product, Factors)>),
+    Agree(Vec<Argument>),
+}
+
+/// Who does it, with what it has at hand.
+pub(super) struct Worker {
+    pub(super) memory: Memory,
+    /// Whether blocks and threads run from last to first.
+    pub(super) backwards: bool,
+    /// Bytes of shared memory of the largest block so far.
+    pub(super) shared: u64,
+    /// What launches read and wrote.
+    pub(super) traffic: Vec<Traffic>,
+    /// Milliseconds that a kernel takes by its function, and `product` by that name; real time where there is none.
+    pub(super) pace: Option<fn(&str) -> f32>,
+    /// Milliseconds that all took so far, by its pace.
+    paced: f32,
+    /// What another rank has where this one has a number, if there is another.
+    pub(super) other_rank: Option<fn(f32) -> f32>,
+}
+
+/// A time of day, by both clocks.
+#[derive(Clone, Copy)]
+pub(super) struct Moment {
+    real: Instant,
+    paced: f32,
+}
+
+impl Worker {
+    pub(super) fn new(memory: Memory) -> Self {
+        Self {
+            memory,
+            backwards: false,
+            shared: 0,
+            traffic: Vec::new(),
+            pace: None,
+            paced: 0.0,
+            other_rank: None,
+        }
+    }
+
+    pub(super) fn now(&self) -> Moment {
+        Moment {
+            real: Instant::now(),
+            paced: self.paced,
+        }
+    }
+
+    /// Milliseconds by the clock that counts.
+    pub(super) fn elapsed(&self, from: Moment, to: Moment) -> f32 {
+        match self.pace {
+            Some(_) => to.paced - from.paced,
+            None => 1e3 * to.real.duration_since(from.real).as_secs_f32(),
+        }
+    }
+
+    pub(super) fn take_on(&mut self, work: &Work) {
+        match work {
+            Work::Copy(transfer) => self.copy(transfer),
+            Work::Launch {
+                kernels,
+                kernel,
+                blocks,
+                arguments,
+            } => self.launch(kernels, kernel, *blocks, arguments),
+            Work::Multiply(multiplied) => self.multiply(&multiplied.0, &multiplied.1),
+            Work::Agree(values) => self.agree(values),
+        }
+    }
+
+    fn took(&mut self, function: &str) {
+        self.paced += self.pace.map_or(0.0, |pace| pace(function));
+    }
+
+    fn copy(&mut self, transfer: &Transfer) {
+        let Transfer {
+            way,
+            from,
+            to,
+            bytes,
+        } = *transfer;
+        let from = self.memory.stretch(from, bytes, way == Way::In);
+        let to = self.memory.stretch(to, bytes, way == Way::Out);
+        // SAFETY: both stretches are allocated.
+        unsafe { std::ptr::copy(from.cast::<u8>(), to.cast(), bytes) };
+    }
+
+    fn launch(
+        &mut self,
+        kernels: &Kernels,
+        kernel: &Kernel,
+        blocks: [usize; 2],
+        arguments: &[Argument],
+    ) {
+        assert!(kernel.threads <= 1024 && kernel.threads.is_multiple_of(32));
+        let mut accesses = vec![0; arguments.len()];
+        let counts = accesses.iter_mut();
+        let spans: Vec<Span> = arguments
+            .iter()
+            .zip(counts)
+            .map(|(argument, count)| self.span(argument, count))
+            .collect();
+        match kernels.launch(&kernel.name, blocks, &spans, self.backwards) {
+            Ok(shared) => self.shared = self.shared.max(shared),
+            Err(message) => panic!("{}: {message}", kernel.call),
+        }
+        let function = kernel.call.split(['<', '(']).next().unwrap_or_default();
+        self.took(function);
+        let operands = arguments.iter().zip(accesses);
+        let operands = operands.map(|(argument, accesses)| Operand {
+            len: argument.len as u64,
+            written: argument.written,
+            accesses,
+        });
+        // Whoever does not ask is not to be kept waiting for memory.
+        if cfg!(test) {
+            self.traffic.push(Traffic {
+                function: function.to_owned(),
+                operands: operands.collect(),
+            });
+        }
+    }
+
+    fn multiply(&mut self, product: &Product, factors: &Factors) {
+        let mut accesses = 0;
+        let mut span = |argument: &Argument| self.span(argument, &raw mut accesses);
+        let [a, b, out] = [&factors.a, &factors.b, &factors.out].map(&mut span);
+        let bias = factors.bias.as_ref().map(&mut span);
+        multiply(product, [a, b], out, bias);
+        self.took("product");
+    }
+
+    /// Numbers become their means over this rank and the other; alone, they are that.
+    fn agree(&mut self, values: &[Argument]) {
+        let Some(other) = self.other_rank else { return };
+        for argument in values {
+            let start = self
+                .memory
+                .stretch(argument.address, 4 * argument.len, false);
+            // SAFETY: allocated, and f32s like all that is agreed on.
+            let numbers =
+                unsafe { std::slice::from_raw_parts_mut(start.cast::<f32>(), argument.len) };
+            numbers.iter_mut().for_each(|x| *x = (*x + other(*x)) / 2.0);
+        }
+    }
+
+    fn span(&mut self, argument: &Argument, accesses: *mut u64) -> Span {
+        let bytes = argument.len * argument.dtype.bytes();
+        let start = self.memory.stretch(argument.address, bytes, false);
+        Span {
+            start: start.cast::<c_void>(),
+            len: argument.len as u64,
+            accesses,
+        }
+    }
+}
