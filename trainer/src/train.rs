@@ -98,12 +98,14 @@ pub(crate) fn train(
             return Ok(Outcome::Stopped);
         }
         progress.show((task.phase(), steps), step, step == 0);
+        let clock = Instant::now();
         if step == 0 || every(step, task.eval_every()) {
             evaluate(task, store, &mut spool, step)?;
         }
         if step > 0 && every(step, task.figures_every()) {
             draw((task, store), place.dir, step, &mut progress);
         }
+        progress.rest(clock.elapsed());
         let is_logged = every(step, place.log.every);
         let clock = Instant::now();
         let batch = loader.next()?;
@@ -138,11 +140,13 @@ pub(crate) fn train(
             saver.save((task, store), &mut spool, step, &mut progress)?;
         }
     }
+    let clock = Instant::now();
     saver.save((task, store), &mut spool, step, &mut progress)?;
     evaluate(task, store, &mut spool, step)?;
     draw((task, store), place.dir, step, &mut progress);
     spool.sync();
     saver.finish((task, store), &mut spool, step, &mut progress)?;
+    progress.rest(clock.elapsed());
     progress.show((task.phase(), steps), step, true);
     Ok(Outcome::Done)
 }
@@ -214,10 +218,12 @@ fn draw(
     }
 }
 
-/// Tells the launcher how far the run is, at most once a second.
+/// Tells the launcher how far the run is, at most twice a second.
 pub(crate) struct Progress {
     spool: Spool,
     shown: Instant,
+    /// Time since then that went into no step.
+    rested: Duration,
     /// Finished steps when it was last shown; none before the first time, as a run may have begun earlier.
     step: Option<u64>,
 }
@@ -229,30 +235,32 @@ impl Progress {
         Ok(Self {
             spool,
             shown: Instant::now(),
+            rested: Duration::ZERO,
             step: None,
         })
     }
 
     /// Says what is going on, the spool's word for it and its number of steps, after `step` of them.
     pub(crate) fn show(&mut self, (phase, steps): (&str, u64), step: u64, now: bool) {
-        let elapsed = self.shown.elapsed().as_secs_f64();
-        if !now && elapsed < 0.5 {
+        let elapsed = self.shown.elapsed();
+        if !now && elapsed < Duration::from_millis(500) {
             return;
         }
         let made = self.step.map_or(0, |shown| step.saturating_sub(shown));
-        let rate = if elapsed > 0.0 {
-            made as f64 / elapsed
-        } else {
-            0.0
-        };
         let row = Row::new(step, Kind::System)
             .with_note(phase)
             .with("steps", steps as f64)
-            .with("steps_per_s", rate)
+            .with("steps_per_s", speed(made, elapsed, self.rested))
             .with("time", unix_time());
         self.append(&row);
         self.shown = Instant::now();
+        self.rested = Duration::ZERO;
         self.step = Some(step);
+    }
+
+    /// Leaves time out of the speed of the steps: that of an evaluation, of figures, of the last save.
+    fn rest(&mut self, time: Duration) {
+        self.rested += time;
     }
 
     /// Says what happened.
@@ -283,6 +291,16 @@ impl Progress {
     fn append(&mut self, row: &Row) {
         self.spool.append(row);
         self.spool.flush();
+    }
+}
+
+/// Steps a second, of a time of which some was rest; 0 where all of it was.
+fn speed(steps: u64, elapsed: Duration, rested: Duration) -> f64 {
+    let seconds = elapsed.saturating_sub(rested).as_secs_f64();
+    if seconds > 0.0 {
+        steps as f64 / seconds
+    } else {
+        0.0
     }
 }
 
@@ -319,5 +337,13 @@ mod tests {
             speeds[0] == 0.0 && speeds[1] > 0.0 && speeds[1] <= 2500.0,
             "{text}"
         );
+    }
+
+    #[test]
+    fn time_beside_the_steps_does_not_slow_them() {
+        let seconds = Duration::from_secs_f64;
+        let speeds = [(5, 0.0), (5, 1.5), (5, 2.0), (0, 0.0)]
+            .map(|(steps, rested)| speed(steps, seconds(2.0), seconds(rested)));
+        assert_eq!(speeds.to_vec(), [2.5, 10.0, 0.0, 0.0]);
     }
 }
