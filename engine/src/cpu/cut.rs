@@ -106,7 +106,7 @@ impl Shape {
         }
     }
 
-    /// f32s of scratch that [`product`] needs.
+    /// f32s of scratch that [`product`](super::gemm::product) needs.
     pub(crate) fn scratch(self, transposed: [bool; 2]) -> usize {
         let Self { m, n, k } = self;
         match self.cut(transposed) {
@@ -123,7 +123,7 @@ impl Shape {
         self.k.min(PACKED_SUMS) * (self.m + columns)
     }
 
-    /// f32s that a thread holds at most while it computes its part of [`product`], beside the scratch.
+    /// f32s that a thread holds at most while it computes its part of [`product`](super::gemm::product), beside the scratch.
     pub(crate) fn packed(self, transposed: [bool; 2]) -> usize {
         let Self { m, n, k } = self;
         let Cut::Blocks {
@@ -142,7 +142,7 @@ impl Shape {
         block.packed_by_block()
     }
 
-    /// f32s of scratch that [`product`] needs at most, for this shape and those of fewer rows or shorter sums.
+    /// f32s of scratch that [`product`](super::gemm::product) needs at most, for this shape and those of fewer rows or shorter sums.
     pub(crate) fn most_scratch(self, transposed: [bool; 2]) -> usize {
         let Self { m, n, k } = self;
         let small = (m * n).min(SMALL);

@@ -9,67 +9,58 @@ mod values;
 
 use crate::{GPT2, LLAMA, RESID_MLP, TMS, load};
 
+type Texts = &'static [&'static str];
+/// Each text is replaced by the other.
+type Edits = &'static [(&'static str, &'static str)];
+
 /// What is done to a good file, and what is said of it.
 struct Case {
     file: &'static str,
-    /// Each text is replaced by the other.
-    edits: &'static [(&'static str, &'static str)],
-    overrides: &'static [&'static str],
-    faults: &'static [&'static str],
+    edits: Edits,
+    overrides: Texts,
+    faults: Texts,
 }
 
-fn toy(edits: &'static [(&'static str, &'static str)], faults: &'static [&'static str]) -> Case {
+fn edited(file: &'static str, edits: Edits, faults: Texts) -> Case {
     Case {
-        file: TMS,
+        file,
         edits,
         overrides: &[],
         faults,
     }
 }
 
-fn tiny(edits: &'static [(&'static str, &'static str)], faults: &'static [&'static str]) -> Case {
+fn overridden(file: &'static str, overrides: Texts, faults: Texts) -> Case {
     Case {
-        file: GPT2,
-        edits,
-        overrides: &[],
-        faults,
-    }
-}
-
-fn llama(edits: &'static [(&'static str, &'static str)], faults: &'static [&'static str]) -> Case {
-    Case {
-        file: LLAMA,
-        edits,
-        overrides: &[],
-        faults,
-    }
-}
-
-fn toy_with(overrides: &'static [&'static str], faults: &'static [&'static str]) -> Case {
-    Case {
-        file: TMS,
+        file,
         edits: &[],
         overrides,
         faults,
     }
 }
 
-fn tiny_with(overrides: &'static [&'static str], faults: &'static [&'static str]) -> Case {
-    Case {
-        file: GPT2,
-        edits: &[],
-        overrides,
-        faults,
-    }
+fn toy(edits: Edits, faults: Texts) -> Case {
+    edited(TMS, edits, faults)
 }
 
-fn resid(edits: &'static [(&'static str, &'static str)], faults: &'static [&'static str]) -> Case {
-    Case {
-        file: RESID_MLP,
-        edits,
-        overrides: &[],
-        faults,
-    }
+fn tiny(edits: Edits, faults: Texts) -> Case {
+    edited(GPT2, edits, faults)
+}
+
+fn llama(edits: Edits, faults: Texts) -> Case {
+    edited(LLAMA, edits, faults)
+}
+
+fn resid(edits: Edits, faults: Texts) -> Case {
+    edited(RESID_MLP, edits, faults)
+}
+
+fn toy_with(overrides: Texts, faults: Texts) -> Case {
+    overridden(TMS, overrides, faults)
+}
+
+fn tiny_with(overrides: Texts, faults: Texts) -> Case {
+    overridden(GPT2, overrides, faults)
 }
 
 fn said(case: &Case) -> Vec<String> {

@@ -10,6 +10,7 @@ use crate::cuda::driver::{Argument, Factors, Transfer, Way};
 use crate::cuda::product::Product;
 use crate::cuda::program::Kernel;
 
+/// What is done in one go.
 #[derive(Clone)]
 pub(super) enum Work {
     Copy(Transfer),
