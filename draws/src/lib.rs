@@ -31,10 +31,12 @@ pub enum Purpose {
     LogitNoise = 4,
     /// Generated features of a batch.
     Features = 5,
-    /// Initial values of parameters.
-    Init = 6,
+    /// Starting values of a target that is trained here; `site` is the number of the tensor.
+    TargetInit = 6,
     /// The order of samples.
     Order = 7,
+    /// Starting values of components and importance functions; `site` is the number of the tensor.
+    Init = 8,
 }
 
 /// A family of draws: everything but the step, the row and the column.

@@ -1,6 +1,6 @@
 //! What training moves: named tensors in the store, each with its two moments.
 
-use spd_draws::{Purpose, Stream};
+use spd_draws::Stream;
 use spd_engine::ops::{AdamW, AdamWOperands};
 use spd_engine::{Builder, Result, Slot, Store, Value};
 
@@ -211,10 +211,9 @@ impl Parameters {
     }
 }
 
-/// Fills a tensor with its starting values: draws keyed by the run's seed and the tensor's number in the store.
-pub fn start(store: &mut Store, slot: Slot, seed: u64, number: u16, start: Start) {
+/// Fills a tensor with its starting values: the draws of `stream` under `seed`, where there are any.
+pub fn start(store: &mut Store, slot: Slot, stream: Stream, seed: u64, start: Start) {
     let columns = store.ty(slot).columns();
-    let stream = Stream::new(Purpose::Init, 0, number);
     let values = store.get_mut(slot);
     match start {
         Start::Zeros => values.fill(0.0),

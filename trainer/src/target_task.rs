@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use spd_configs::{Data, Run, TargetTrain};
 use spd_dataloader::{Batch, Feed, Source};
+use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Executor, Processor, Slot, Store, Type, Value};
 
 use crate::data::{Sources, eval_feed, training_feed};
@@ -209,7 +210,8 @@ impl Task for TargetTask {
 
     fn begin(&mut self, store: &mut Store, _stop: &AtomicBool) -> Result<Option<Measured>, Fault> {
         for (number, (tensor, slot)) in (0u16..).zip(&self.tensors) {
-            parameters::start(store, *slot, self.train.seed, number, tensor.start);
+            let stream = Stream::new(Purpose::TargetInit, 0, number);
+            parameters::start(store, *slot, stream, self.train.seed, tensor.start);
         }
         self.parameters.forget(store);
         Ok(Some(Vec::new()))

@@ -178,7 +178,8 @@ fn start_target(model: &Model, store: &mut Store) {
     };
     for (number, tensor) in (0u16..).zip(&tensors) {
         let to = slot(store, &tensor.name);
-        parameters::start(store, to, TARGET_SEED, number, start_of(model, tensor));
+        let stream = Stream::new(Purpose::TargetInit, 0, number);
+        parameters::start(store, to, stream, TARGET_SEED, start_of(model, tensor));
     }
     for tensor in &tensors {
         if let Some(other) = &tensor.transpose_of {

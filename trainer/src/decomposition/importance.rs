@@ -14,7 +14,7 @@ use spd_configs::{Importance, ImportanceKind};
 use spd_engine::ops::{ComponentMlpWeights, GeluKind};
 use spd_engine::{Builder, Result, Store, Value};
 
-use super::components::number;
+use super::components::stream;
 use crate::parameters::{self, Group, Parameters};
 use crate::sites::Site;
 use crate::target_models::Start;
@@ -83,13 +83,8 @@ pub(super) fn start(
         let gain = if depth == last { 1.0 } else { 2f64.sqrt() };
         let weight = store.slot(&layer.weight.0).expect("made by `add`");
         let std = gain / (layer.d_in as f64).sqrt();
-        parameters::start(
-            store,
-            weight,
-            seed,
-            number(index, 2 + depth),
-            Start::Normal(std),
-        );
+        let stream = stream(index, 2 + depth);
+        parameters::start(store, weight, stream, seed, Start::Normal(std));
         let bias = store.slot(&layer.bias.0).expect("made by `add`");
         store.get_mut(bias).fill(0.0);
     }

@@ -177,6 +177,7 @@ mod tests {
     use std::sync::Arc;
 
     use spd_configs::{Loss, PgdInit, PgdScope, Term};
+    use spd_draws::{Purpose, Stream};
     use spd_engine::{Executor, Pool, Store};
 
     use super::*;
@@ -204,7 +205,8 @@ mod tests {
         let decomposition = Decomposition::new(&run, &mut store).unwrap();
         for (number, name) in [(0, "linear1"), (1, "linear2")] {
             let slot = store.slot(&format!("target_model.{name}.weight")).unwrap();
-            parameters::start(&mut store, slot, 7, number, Start::Normal(1.0));
+            let stream = Stream::new(Purpose::TargetInit, 0, number);
+            parameters::start(&mut store, slot, stream, 7, Start::Normal(1.0));
         }
         decomposition.initialise(&mut store);
         store.zeros(HALT, &[2]);
@@ -328,7 +330,7 @@ mod tests {
         let losses = decomposition.losses(&mut b, &store, &front.unwrap(), Draws::Counters);
         b.output("loss", losses.unwrap()[0].value);
         let mut executor = Executor::new(&b, &Arc::new(Pool::new(threads)).into()).unwrap();
-        let stream = spd_draws::Stream::new(spd_draws::Purpose::Features, 0, 0);
+        let stream = Stream::new(Purpose::Features, 0, 0);
         stream.fill_uniform(0, 0, 0, executor.input("input"));
         executor.run(&mut store).unwrap();
         executor.scalar_output("loss", &store)
