@@ -258,27 +258,38 @@ fn steps_are_timed_in_bf16_and_lose_about_what_they_lose_in_fp32() {
 }
 
 #[test]
-fn bf16_is_timed_only_where_it_is_multiplied() {
-    if spd_engine::has_bf16_products() {
-        println!("not tested: this processor multiplies bf16");
-        return;
-    }
+fn bf16_is_computed_only_where_it_is_multiplied() {
     let house = House::new();
-    for args in [
-        &["tiny-seed-bf16"][..],
-        &["tiny-tms", "--precision", "bf16"],
+    let lacks = "bf16 on a CPU is for processors with AVX512_BF16 or AMX, and this one has neither";
+    let bench = "time it with --gpus 1, or with --precision fp32";
+    let run = "start the run with --gpus 1, or set precision = \"f32\"";
+    for (arguments, refusal) in [
+        (
+            &["bench", "tiny-seed-bf16"][..],
+            format!("bench tiny-seed-bf16: {lacks}; {bench}"),
+        ),
+        (
+            &["bench", "tiny-tms", "--precision", "bf16"],
+            format!("bench tiny-tms: {lacks}; {bench}"),
+        ),
+        (
+            &["tms_5-2", "--set", "precision=bf16", "--dry-run"],
+            format!("precision: {lacks}; {run}"),
+        ),
     ] {
-        let mut command = house.launcher(&["bench"]);
-        command.args(args);
-        let ended = launch(command);
+        let answered = |answer: &str| {
+            let mut command = house.launcher(arguments);
+            command
+                .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+                .env("SPD_BF16_PRODUCTS", answer);
+            launch(command)
+        };
+        let ended = answered("off");
         assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""));
-        assert_eq!(
-            ended.error(),
-            format!(
-                "bench {}: bf16 on a CPU is for processors with AVX512_BF16 or AMX, and this one has neither; time it with --gpus 1, or with --precision fp32",
-                args[0]
-            )
-        );
+        assert_eq!(ended.error(), refusal);
+        let ended = answered("on");
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert!(ended.stdout.contains("bf16"), "{}", ended.stdout);
     }
 }
 
