@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use spd_configs::{FaithfulnessWarmup, OutputLoss, Term};
+use spd_configs::{Data, FaithfulnessWarmup, OutputLoss, Term};
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Builder, Executor, Processor, Store, Type, Value};
 
@@ -206,8 +206,13 @@ impl Decomposition {
         Ok(b)
     }
 
-    /// Divergence from the target, and for tokens the cross-entropy, of the target itself and under every kind of mask; the
-    /// terms that are only measured; L0 of each site. All means over a batch.
+    /// Divergence from the target under every kind of mask; the terms that are only measured; L0 of each site. All means over
+    /// a batch.
+    ///
+    /// Outputs for tokens: `eval/kl/<mask>`, nats a position, and `eval/ce/<mask>`, nats a label, the target's own as
+    /// `eval/ce/target`. A row of `seq_len` inputs has `seq_len` labels: the label of its last input is the token behind it.
+    /// The SPD reference has `seq_len - 1`, as it takes labels from among the inputs, so its cross-entropies are of one label
+    /// a row fewer. Outputs for features, and for tokens where `output_loss = "mse"`: `eval/mse/<mask>`.
     ///
     /// # Errors
     ///
@@ -216,18 +221,18 @@ impl Decomposition {
         let mut b = Builder::new();
         let shape = self.shape(self.run.eval.batch_size);
         let front = self.front(&mut b, store, shape, &Draws::Counters)?;
-        let is_tokens = self.run.train.output_loss == OutputLoss::Kl;
-        let labels = if is_tokens {
-            Some(b.input("labels", &Type::u32(&[shape.rows, shape.positions]))?)
-        } else {
-            None
+        let labels = match self.run.data {
+            Data::Tokens { .. } => {
+                Some(b.input("labels", &Type::u32(&[shape.rows, shape.positions]))?)
+            }
+            Data::SparseFeatures { .. } => None,
         };
         let measure = |b: &mut Builder, name: &str, output: Value| -> spd_engine::Result<()> {
+            if self.run.train.output_loss == OutputLoss::Mse && output != front.output {
+                let mse = divergence(b, OutputLoss::Mse, front.output, output)?;
+                b.output(format!("eval/mse/{name}"), mse);
+            }
             let Some(labels) = labels else {
-                if output != front.output {
-                    let mse = divergence(b, OutputLoss::Mse, front.output, output)?;
-                    b.output(format!("eval/mse/{name}"), mse);
-                }
                 return Ok(());
             };
             if output == front.output {

@@ -106,7 +106,7 @@ pub(crate) fn train(
             draw((task, store), place.dir, step, &mut progress);
         }
         progress.rest(clock.elapsed());
-        let is_logged = every(step, place.log.every);
+        let is_logged = every(step, place.log.every) || step + 1 == steps;
         let clock = Instant::now();
         let batch = loader.next()?;
         let waited = clock.elapsed();

@@ -147,7 +147,6 @@ impl Decomposition {
             layers,
             target,
         };
-        decomposition.check_losses(store)?;
         Ok(decomposition)
     }
 
