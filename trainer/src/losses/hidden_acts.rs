@@ -82,8 +82,7 @@ mod tests {
         decomposition.step_program(&store).unwrap();
         let program = decomposition.eval_program(&store).unwrap();
         let processor = Processor::Cpu(Arc::new(Pool::new(1)));
-        let mut executor = Executor::planned(&program, &processor);
-        crate::task::make_arena(&processor, &mut executor, []).unwrap();
+        let mut executor = Executor::new(&program, &processor).unwrap();
         executor.run_and_fetch(&mut store).unwrap();
         executor.scalar_output("eval/loss/hidden", &store)
     }
