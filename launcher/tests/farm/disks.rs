@@ -1,0 +1,270 @@
+//! Full and read-only disks, small limits and odd environments: what a run cannot do it says, and it goes on where it can.
+//!
+//! Disks are mounted in a namespace of their own (`unshare`), which is gone with the launch. Where that is not permitted those
+//! cases are counted as skipped.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::process::Command;
+
+use crate::field::{Case, Field};
+use crate::launch::{Ended, LIMIT, scripted};
+use crate::random::Random;
+use crate::runs::{RUN, Straight, TEXT, TOY, tree};
+
+const FIELD: Field = Field {
+    name: "disks",
+    cases: 110,
+    columns: &["skipped", "done", "failed", "refused", "bit-equal"],
+};
+
+/// What surrounds a launch: a script that ends in it, and variables.
+struct Around {
+    script: String,
+    set: Vec<(&'static str, OsString)>,
+    unset: Vec<&'static str>,
+}
+
+impl Around {
+    fn script(script: impl Into<String>) -> Self {
+        Self {
+            script: script.into(),
+            set: vec![],
+            unset: vec![],
+        }
+    }
+
+    fn variable(name: &'static str, value: impl AsRef<OsStr>) -> Self {
+        Self {
+            set: vec![(name, value.as_ref().to_owned())],
+            ..Self::script(PLAIN)
+        }
+    }
+}
+
+const PLAIN: &str = "exec \"$@\"";
+
+type Surround = fn(&mut Random) -> Around;
+
+const PLACES: [(&str, Surround); 11] = [
+    ("full disk: runs", |random| full("runs", random.below(1200))),
+    ("full disk: cache", |random| full("cache", random.below(60))),
+    ("read-only: runs", |_| read_only("runs")),
+    ("read-only: cache", |_| read_only("cache")),
+    ("read-only: all", |_| read_only(".")),
+    ("longest file", |random| {
+        // Blocks of 512 bytes; beyond them a write fails as on a full disk.
+        let blocks = random.below(80);
+        Around::script(format!("trap '' XFSZ; ulimit -f {blocks}; {PLAIN}"))
+    }),
+    ("open files", |random| {
+        Around::script(format!("ulimit -n {}; {PLAIN}", 4 + random.below(24)))
+    }),
+    ("addresses", |random| {
+        Around::script(format!(
+            "ulimit -v {}; {PLAIN}",
+            16_000 + random.below(30_000)
+        ))
+    }),
+    ("streams", |random| {
+        let closed = [
+            "<&-",
+            ">&-",
+            "2>&-",
+            ">&- 2>&-",
+            "<&- >&- 2>&-",
+            ">/dev/full",
+            "2>/dev/full",
+            ">/dev/full 2>&1",
+        ];
+        Around::script(format!("{PLAIN} {}", random.one(&closed)))
+    }),
+    ("place", |random| {
+        let places = [
+            // The directory that it is started in is gone.
+            "mkdir gone && cd gone && rmdir ../gone && ",
+            "umask 777; ",
+            "umask 000; ",
+            "ulimit -s 256; ",
+            "ulimit -c 0; ",
+            "nice ",
+        ];
+        let place = random.one(&places);
+        Around::script(if *place == "nice " {
+            "exec nice \"$@\"".to_owned()
+        } else {
+            format!("{place}{PLAIN}")
+        })
+    }),
+    ("variables", variables),
+];
+
+#[test]
+#[ignore = "minutes; run with --ignored"]
+fn runs_fare_as_well_as_their_surroundings_let_them() {
+    let straight = Straight::of_each(&[TOY, TEXT]);
+    let may_mount = may_mount();
+    FIELD.run(|case| {
+        let (name, surround) = PLACES[case.number as usize % PLACES.len()];
+        case.kind(name);
+        let around = surround(&mut case.random);
+        if around.script.contains("mount") && !may_mount {
+            case.count("skipped");
+            return Ok(());
+        }
+        let straight = &straight[usize::from(case.random.one_in(3))];
+        let cached = case.random.one_in(2) && !name.ends_with("cache");
+        straight.furnish(case.dir(), cached);
+        for name in ["runs", "cache"] {
+            fs::create_dir_all(case.dir().join(name)).unwrap();
+        }
+        surrounded(case, straight, &around)
+    });
+}
+
+fn may_mount() -> bool {
+    let mut command = Command::new("unshare");
+    command.args(["-rm", "sh", "-c", "mount -t tmpfs none /mnt"]);
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+/// A disk of some KiB at a place; what was written to it is kept there, so that the run can go on.
+fn full(place: &str, kib: usize) -> Around {
+    let kib = 4 + kib;
+    in_namespace(&format!(
+        "mkdir -p full kept && mount -t tmpfs -o size={kib}k none full && mount --bind full {place} || exit 99; \
+         \"$@\"; code=$?; cp -a full/. kept/; umount {place}; cp -a kept/. {place}/; exit $code"
+    ))
+}
+
+fn read_only(place: &str) -> Around {
+    in_namespace(&format!(
+        "mount --bind {place} {place} && mount -o remount,bind,ro {place} || exit 99; cd \"$PWD\"; {PLAIN}"
+    ))
+}
+
+fn in_namespace(script: &str) -> Around {
+    let quoted = script.replace('\'', "'\\''");
+    Around::script(format!("exec unshare -rm sh -c '{quoted}' mount \"$@\""))
+}
+
+fn variables(random: &mut Random) -> Around {
+    let odd: [&[u8]; 7] = [
+        b"",
+        b"0",
+        b"text.txt",
+        b"a/relative/place",
+        b"\xff\xfe",
+        b"\x1b[2J",
+        &[b'x'; 5000],
+    ];
+    let value = odd[random.below(odd.len())];
+    let value = OsStr::from_bytes(value);
+    match random.below(12) {
+        0..=2 => Around::variable("SPD_CACHE", value),
+        3 => Around {
+            unset: vec!["SPD_CACHE", "HOME", "XDG_CACHE_HOME"],
+            ..Around::script(PLAIN)
+        },
+        4 => Around {
+            unset: vec!["SPD_CACHE", "XDG_CACHE_HOME"],
+            ..Around::variable("HOME", value)
+        },
+        5 => Around {
+            unset: vec!["SPD_CACHE"],
+            ..Around::variable("XDG_CACHE_HOME", value)
+        },
+        6 => Around::variable("TMPDIR", "/nowhere"),
+        7 => Around {
+            set: ["LANG", "LC_ALL", "TERM"]
+                .map(|name| (name, value.to_owned()))
+                .to_vec(),
+            ..Around::script(PLAIN)
+        },
+        8 => Around {
+            set: ["COLUMNS", "LINES"]
+                .map(|name| (name, value.to_owned()))
+                .to_vec(),
+            ..Around::script(PLAIN)
+        },
+        9 => Around::variable("RAYON_NUM_THREADS", value),
+        10 => Around {
+            unset: vec!["PATH"],
+            ..Around::script(PLAIN)
+        },
+        _ => Around::variable("RUST_BACKTRACE", "full"),
+    }
+}
+
+fn surrounded(case: &mut Case, straight: &Straight, around: &Around) -> Result<(), String> {
+    let dir = case.dir().to_owned();
+    let before = tree(&dir);
+    let command = |arguments: &[&str]| {
+        let mut command = straight.small.complete(scripted(&dir, &around.script));
+        command.args(arguments);
+        for (name, value) in &around.set {
+            command.env(name, value);
+        }
+        for name in &around.unset {
+            command.env_remove(name);
+        }
+        command
+    };
+    let mut ends = vec![];
+    for arguments in [&["--dry-run"][..], &[]] {
+        let running = case.start(command(arguments));
+        let ended = case.end(running, LIMIT)?;
+        if ended.status.code() == Some(127) {
+            // It could not be loaded: nothing of ours has run.
+            case.count("skipped");
+            return Ok(());
+        }
+        ended.one_of(&[0, 1, 2])?;
+        ends.push(ended);
+    }
+    let [dry, ended] = &ends[..] else {
+        unreachable!("there were two launches")
+    };
+    let code = ended.code()?;
+    match code {
+        0 => case.count("done"),
+        1 => case.count("failed"),
+        _ => case.count("refused"),
+    }
+    said(ended, around)?;
+    // What a launcher refuses it has not begun, and a dry run has refused it too.
+    if code == 2 && dry.code()? == 0 {
+        return Err("the dry run finds nothing wrong where the run is refused".to_owned());
+    }
+    let left: Vec<_> = tree(&dir)
+        .into_iter()
+        .filter(|path| {
+            !before.contains(path)
+                && !path.starts_with(dir.join("kept"))
+                && !path.starts_with(dir.join("full"))
+        })
+        .collect();
+    if code == 2 && !left.is_empty() {
+        return Err(format!("is refused, and leaves {left:?}"));
+    }
+    case.launch(straight.small.command(&dir), &[0])?;
+    if dir.join(RUN).is_dir() {
+        straight.compare(&dir)?;
+    }
+    case.count("bit-equal");
+    Ok(())
+}
+
+/// Whether a run that did not come to its end says why, where it can be heard.
+fn said(ended: &Ended, around: &Around) -> Result<(), String> {
+    let heard = !around.script.contains("2>");
+    let done = ended.code()? == 0;
+    if !done && heard && !around.script.contains("/dev/full 2>&1") {
+        let error = ended.error()?;
+        if around.script.contains("ulimit -v") && error.contains("is the disk there") {
+            return Err(format!("blames the disk for addresses: {error}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! SIGKILL to the launcher, its rank or both, at any moment and again and again: the run ends in the bits of a straight one.
+
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::field::{Case, Field};
+use crate::launch::{LIMIT, children, wait_until_gone};
+use crate::runs::{Straight, TEXT, TOY, send};
+
+const FIELD: Field = Field {
+    name: "kills",
+    cases: 24,
+    columns: &[
+        "launcher killed",
+        "rank killed",
+        "both killed",
+        "started again",
+        "bit-equal",
+    ],
+};
+
+/// Kills of one run, at most.
+const KILLS: u32 = 8;
+
+#[test]
+#[ignore = "minutes; run with --ignored"]
+fn killed_runs_end_in_the_bits_of_straight_ones() {
+    let straight = Straight::of_each(&[TOY, TEXT]);
+    FIELD.run(|case| {
+        let straight = &straight[case.number as usize % straight.len()];
+        let cached = case.random.one_in(2);
+        case.kind(format!(
+            "{}, target {}",
+            straight.small.config,
+            if cached {
+                "trained before"
+            } else {
+                "trained too"
+            }
+        ));
+        straight.furnish(case.dir(), cached);
+        killed(case, straight)
+    });
+}
+
+fn killed(case: &mut Case, straight: &Straight) -> Result<(), String> {
+    for _ in 0..KILLS {
+        let again = case.random.one_in(3);
+        let mut command = straight.small.command(case.dir());
+        if again {
+            command.args(["--restarts", "3"]);
+        }
+        let mut running = case.start(command);
+        // Short enough that several lives fit into a run.
+        thread::sleep(straight.took.mul_f64(0.7 * case.random.part()));
+        let launcher = running.child.id();
+        let ranks = children(launcher);
+        let victim = case.random.below(3);
+        if victim > 0 {
+            ranks.iter().for_each(|&rank| send(rank, Signal::KILL));
+        }
+        if victim != 1 {
+            send(launcher, Signal::KILL);
+            running.child.wait().unwrap();
+            ranks.into_iter().for_each(wait_until_gone);
+            // One that was being started when its launcher died is no child of it that can be seen.
+            thread::sleep(Duration::from_millis(20));
+            case.count(if victim == 0 {
+                "launcher killed"
+            } else {
+                "both killed"
+            });
+            continue;
+        }
+        let ended = case.end(running, LIMIT)?;
+        match (ended.code()?, ranks.is_empty()) {
+            (0, false) if ended.stderr.contains("started again") => {
+                case.count("rank killed");
+                case.count("started again");
+            }
+            (0, _) => break,
+            (1, false) => {
+                case.count("rank killed");
+                let error = ended.error()?;
+                if !error.contains("SIGKILL") {
+                    return Err(format!(
+                        "the error does not say what killed the rank: {error}"
+                    ));
+                }
+            }
+            (code, _) => return Err(format!("leaves with code {code} when its rank is killed")),
+        }
+    }
+    case.launch(straight.small.command(case.dir()), &[0])?;
+    straight.compare(case.dir())?;
+    case.count("bit-equal");
+    Ok(())
+}

@@ -1,0 +1,261 @@
+//! Launches with a time limit, and what holds for each of them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::field::Case;
+
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_spd-launch");
+
+/// Longest life of a launch: the small runs take a second, alone on the machine.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+/// Lines of a stream that a report of a fault shows.
+const SHOWN: usize = 12;
+
+/// A launch that is under way.
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    command: String,
+    streams: [Option<JoinHandle<Vec<u8>>>; 2],
+}
+
+/// What a launch ended with.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) stderr: String,
+}
+
+/// The launcher in a directory; trained targets are kept in `cache` there.
+pub(crate) fn launcher(dir: &Path) -> Command {
+    in_place(Command::new(BINARY), dir)
+}
+
+/// The launcher as `"$@"` of a script.
+pub(crate) fn scripted(dir: &Path, script: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh", BINARY]);
+    in_place(command, dir)
+}
+
+/// The launcher with 6 GB of addresses, so that no file makes it take the machine's memory.
+pub(crate) fn guarded(dir: &Path) -> Command {
+    scripted(dir, "ulimit -v 6000000; exec \"$@\"")
+}
+
+fn in_place(mut command: Command, dir: &Path) -> Command {
+    command
+        .current_dir(dir)
+        .env("SPD_CACHE", dir.join("cache"))
+        .stdin(Stdio::null());
+    command
+}
+
+impl Case {
+    /// Starts a launch whose streams are read to their ends.
+    pub(crate) fn start(&mut self, mut command: Command) -> Running {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        self.start_unread(command)
+    }
+
+    /// Starts a launch that writes wherever the command says.
+    pub(crate) fn start_unread(&mut self, mut command: Command) -> Running {
+        let mut child = command.spawn().unwrap();
+        let streams = [
+            child.stdout.take().map(read_to_end),
+            child.stderr.take().map(read_to_end),
+        ];
+        Running {
+            child,
+            command: format!("{command:?}"),
+            streams,
+        }
+    }
+
+    /// Waits for a launch that has `limit` from now on.
+    ///
+    /// # Errors
+    ///
+    /// It lives on, panics, or prints what could steer a terminal.
+    pub(crate) fn end(&mut self, mut running: Running, limit: Duration) -> Result<Ended, String> {
+        let Some(status) = wait(&mut running.child, limit) else {
+            let children = children(running.child.id());
+            running.child.kill().unwrap();
+            running.child.wait().unwrap();
+            children.into_iter().for_each(wait_until_gone);
+            let [_, stderr] = texts(running.streams);
+            self.launches
+                .push(told(&running.command, "killed by the farm", "", &stderr));
+            return Err(format!("hangs: lives on after {} s", limit.as_secs()));
+        };
+        let [stdout, stderr] = texts(running.streams);
+        self.launches.push(told(
+            &running.command,
+            &status.to_string(),
+            &stdout,
+            &stderr,
+        ));
+        for text in [&stdout, &stderr] {
+            if text.contains("panicked") {
+                return Err("panics".to_owned());
+            }
+            if let Some(control) = text.chars().find(|&c| c.is_control() && c != '\n') {
+                return Err(format!("prints the control character {control:?}"));
+            }
+        }
+        Ok(Ended { status, stderr })
+    }
+
+    /// Starts a launch and waits for it.
+    ///
+    /// # Errors
+    ///
+    /// As above, and when it leaves with another code than `codes`.
+    pub(crate) fn launch(&mut self, command: Command, codes: &[i32]) -> Result<Ended, String> {
+        let running = self.start(command);
+        let ended = self.end(running, LIMIT)?;
+        ended.one_of(codes)?;
+        Ok(ended)
+    }
+}
+
+impl Ended {
+    /// The exit code, which `--help` has to list.
+    ///
+    /// # Errors
+    ///
+    /// Another code, or none: a signal ended it.
+    pub(crate) fn code(&self) -> Result<i32, String> {
+        match self.status.code() {
+            Some(code) if documented().contains(&code) => Ok(code),
+            Some(code) => Err(format!("leaves with code {code}, which --help has not")),
+            None => Err(format!("ends by a signal: {}", self.status)),
+        }
+    }
+
+    /// The exit code, where it is one of `codes`.
+    pub(crate) fn one_of(&self, codes: &[i32]) -> Result<i32, String> {
+        let code = self.code()?;
+        if codes.contains(&code) {
+            return Ok(code);
+        }
+        Err(format!(
+            "leaves with code {code}, expected one of {codes:?}"
+        ))
+    }
+
+    /// The first line that tells of an error.
+    ///
+    /// # Errors
+    ///
+    /// There is none, or it is no text.
+    pub(crate) fn error(&self) -> Result<&str, String> {
+        let mut lines = self.stderr.lines();
+        match lines.find_map(|line| line.strip_prefix("error: ")) {
+            Some(line) if !line.trim().is_empty() => Ok(line),
+            _ => Err("no line begins with `error: `".to_owned()),
+        }
+    }
+}
+
+/// The codes that `--help` lists.
+fn documented() -> &'static BTreeSet<i32> {
+    static CODES: OnceLock<BTreeSet<i32>> = OnceLock::new();
+    CODES.get_or_init(|| {
+        let help = Command::new(BINARY).arg("--help").output().unwrap();
+        let help = String::from_utf8(help.stdout).unwrap();
+        let (_, list) = help.split_once("Exit codes:").unwrap();
+        let codes = list.lines().flat_map(|line| {
+            let words = line
+                .trim()
+                .split([',', ' '])
+                .filter(|word| !word.is_empty());
+            words.map_while(|word| word.parse().ok())
+        });
+        let codes: BTreeSet<i32> = codes.collect();
+        assert!(codes.contains(&0) && codes.contains(&2), "{codes:?}");
+        codes
+    })
+}
+
+fn read_to_end(mut stream: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = vec![];
+        stream.read_to_end(&mut bytes).unwrap();
+        bytes
+    })
+}
+
+/// A stream that is not UTF-8 becomes one with a control character, which is a fault.
+fn texts(streams: [Option<JoinHandle<Vec<u8>>>; 2]) -> [String; 2] {
+    streams.map(|stream| {
+        let bytes = stream.map_or(vec![], |stream| stream.join().unwrap());
+        String::from_utf8(bytes)
+            .unwrap_or_else(|error| format!("\0{}", String::from_utf8_lossy(error.as_bytes())))
+    })
+}
+
+fn told(command: &str, end: &str, stdout: &str, stderr: &str) -> String {
+    let mut text = format!("  $ {command}\n  {end}\n");
+    for (stream, name) in [(stdout, "stdout"), (stderr, "stderr")] {
+        let lines: Vec<&str> = stream.lines().collect();
+        for line in &lines[lines.len().saturating_sub(SHOWN)..] {
+            let line: String = line.chars().take(400).collect();
+            text.push_str(&format!("  {name}| {}\n", line.escape_debug()));
+        }
+    }
+    text
+}
+
+/// The end of a child, if it comes within `limit`.
+pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Some(status);
+        }
+        if started.elapsed() > limit {
+            return None;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The processes that a process started and that live.
+pub(crate) fn children(parent: u32) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let children = processes.filter_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let (state, its_parent) = state(pid)?;
+        (its_parent == parent && state != 'Z').then_some(pid)
+    });
+    children.collect()
+}
+
+/// Waits for a process that nobody here can wait for.
+pub(crate) fn wait_until_gone(pid: u32) {
+    let started = Instant::now();
+    while state(pid).is_some_and(|(state, _)| state != 'Z') {
+        assert!(
+            started.elapsed() < Duration::from_secs(5),
+            "process {pid} outlives its launcher"
+        );
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// State and parent of a process.
+fn state(pid: u32) -> Option<(char, u32)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let mut words = rest.split(' ');
+    let state = words.next()?.chars().next()?;
+    Some((state, words.next()?.parse().ok()?))
+}

@@ -1,0 +1,32 @@
+//! The farm: broken files, odd command lines, kills, signals, damage and full disks, at random from a seed.
+//!
+//! ```sh
+//! cargo test --release -p spd-launch --test farm -- --ignored --nocapture
+//! ```
+//!
+//! Each file is a field and ends with a table of what came of its cases. Nothing may be lost, panic, hang, change in silence,
+//! or leave with a code that `spd-launch --help` does not list.
+//!
+//! | variable | |
+//! |---|---|
+//! | `SPD_FARM_SEED` | another seed, other cases |
+//! | `SPD_FARM_SCALE` | factor on the number of cases; 1 takes some minutes on two cores |
+//! | `SPD_FARM_CASE` | one case alone, by its number; what depends on the moment of a signal may then end otherwise |
+#![cfg(test)]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
+
+mod command_lines;
+mod damages;
+mod data_files;
+mod disks;
+mod field;
+mod kills;
+mod launch;
+mod random;
+mod run_files;
+mod runs;
+mod signals;
+mod spoil;
