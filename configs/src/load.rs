@@ -71,7 +71,13 @@ impl Run {
                     error.message().replace(char::is_control, " ")
                 ),
             };
-            return Err(source.faults(errors.into_iter().map(note).collect()));
+            let mut notes: Vec<Note> = errors.into_iter().map(note).collect();
+            notes.sort_by_key(|note| note.offset);
+            // What stands behind a fault in its line is often misread for it alone.
+            let line =
+                |offset| line_and_column(&source.text[..source.text.floor_char_boundary(offset)]).0;
+            notes.dedup_by_key(|note| line(note.offset));
+            return Err(source.faults(notes));
         }
         let (file, mut notes) = overrides::apply(source, file.into_inner());
         match read_file(&file, read) {
@@ -133,4 +139,18 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
         checkpoint: checkpoint?,
         log: log?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_not_toml_is_said_once() {
+        let faults = Run::from_resolved("name = 'x\nseed = 0\nprecision = = 2 3\n").unwrap_err();
+        let lines: Vec<String> = faults.to_string().lines().map(str::to_owned).collect();
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines[0].starts_with("resolved run:1:"), "{lines:?}");
+        assert!(lines[1].starts_with("resolved run:3:"), "{lines:?}");
+    }
 }
