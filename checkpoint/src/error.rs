@@ -33,7 +33,7 @@ pub enum CheckpointError {
     },
 
     /// Any other answer of the operating system.
-    #[error("{}: cannot {doing}: {found}; is the disk there and in order?", path.display())]
+    #[error("{}: cannot {doing}: {found}; {}", path.display(), advice(found))]
     Io {
         /// What was to be read or changed.
         path: PathBuf,
@@ -114,12 +114,27 @@ impl CheckpointError {
     }
 }
 
+/// What to look at after an answer of the operating system.
+fn advice(found: &io::Error) -> &'static str {
+    match found.kind() {
+        ErrorKind::OutOfMemory => "is there memory left, and may this process take it (ulimit -v)?",
+        // What a system says that can start no further thread.
+        ErrorKind::WouldBlock => {
+            "is there memory and room for another thread (ulimit -v, ulimit -u)?"
+        }
+        ErrorKind::InvalidInput | ErrorKind::IsADirectory => "move it away",
+        _ => "is the disk there and in order?",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     // Error numbers of Linux.
     const EIO: i32 = 5;
+    const EAGAIN: i32 = 11;
+    const ENOMEM: i32 = 12;
     const EACCES: i32 = 13;
     const ENOSPC: i32 = 28;
     const EROFS: i32 = 30;
@@ -149,6 +164,20 @@ mod tests {
             text(EROFS),
             "runs/a/step-00000007: cannot write: Read-only file system (os error 30); \
              allow it to this user or point --out elsewhere"
+        );
+    }
+
+    #[test]
+    fn a_lack_of_memory_is_not_put_down_to_the_disk() {
+        assert_eq!(
+            text(ENOMEM),
+            "runs/a/step-00000007: cannot write: Cannot allocate memory (os error 12); \
+             is there memory left, and may this process take it (ulimit -v)?"
+        );
+        assert_eq!(
+            text(EAGAIN),
+            "runs/a/step-00000007: cannot write: Resource temporarily unavailable (os error 11); \
+             is there memory and room for another thread (ulimit -v, ulimit -u)?"
         );
     }
 

@@ -1,7 +1,7 @@
 //! Who owns a run directory: the process that holds its lock file.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, Write};
+use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -27,13 +27,9 @@ impl Lock {
         atomic::make_dir(dir)?;
         let path = dir.join("lock");
         let refused = |found| CheckpointError::io(&path, "lock", found);
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(refused)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let mut file = spd_files::open_with(&mut options, &path).map_err(refused)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -52,6 +48,29 @@ impl Lock {
             .and_then(|()| file.write_all(text.as_bytes()))
             .map_err(refused)?;
         Ok(Self { _file: file })
+    }
+
+    /// Whether the lock of `dir` could be taken, as far as others go. Nothing is made or written.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::take`].
+    pub fn look(dir: &Path) -> Result<(), CheckpointError> {
+        let path = dir.join("lock");
+        let refused = |found| CheckpointError::io(&path, "lock", found);
+        let mut file = match spd_files::open(&path) {
+            Ok(file) => file,
+            Err(found) if found.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(found) => return Err(refused(found)),
+        };
+        match file.try_lock_shared() {
+            Ok(()) => Ok(()),
+            Err(TryLockError::WouldBlock) => {
+                let holder = holder(&mut file);
+                Err(CheckpointError::Held { path, holder })
+            }
+            Err(TryLockError::Error(found)) => Err(refused(found)),
+        }
     }
 
     /// Removes what earlier processes began under `root` and never finished, and says what that was.
@@ -95,6 +114,7 @@ mod tests {
         let run = folder.path().join("run");
         let lock = Lock::take(&run).unwrap();
         let error = Lock::take(&run).unwrap_err().to_string();
+        assert_eq!(Lock::look(&run).unwrap_err().to_string(), error);
         let host = rustix::system::uname()
             .nodename()
             .to_string_lossy()
@@ -109,7 +129,11 @@ mod tests {
             )
         );
         drop(lock);
+        Lock::look(&run).unwrap();
         Lock::take(&run).unwrap();
+        let none = folder.path().join("none");
+        Lock::look(&none).unwrap();
+        assert!(!none.try_exists().unwrap());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One checkpoint directory, read and compared with what it promises.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
@@ -59,7 +59,8 @@ pub fn verify(dir: &Path) -> Result<(), CheckpointError> {
 }
 
 fn read_manifest(dir: &Path) -> Result<Manifest, CheckpointError> {
-    let bytes = fs::read(dir.join(MANIFEST)).map_err(|error| unreadable(dir, MANIFEST, error))?;
+    let bytes =
+        spd_files::read(&dir.join(MANIFEST)).map_err(|error| unreadable(dir, MANIFEST, error))?;
     let manifest = Manifest::decode(&bytes).map_err(|unusable| match unusable {
         Unusable::Damaged(reason) => damaged(dir, reason),
         Unusable::Format(found) => CheckpointError::Format {
@@ -129,7 +130,7 @@ fn read_tensors(
 /// Opens a file after a look at its length: nothing that is read from it can then be longer than it is.
 fn open(dir: &Path, name: &str, promised_bytes: u64) -> Result<File, CheckpointError> {
     let open = || {
-        let file = File::open(dir.join(name))?;
+        let file = spd_files::open(&dir.join(name))?;
         Ok((file.metadata()?.len(), file))
     };
     let (bytes, file) = open().map_err(|error| unreadable(dir, name, error))?;
@@ -183,9 +184,10 @@ fn unreadable(dir: &Path, name: &str, found: io::Error) -> CheckpointError {
     let bad_sector = found.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
     match found.kind() {
         ErrorKind::NotFound => damaged(dir, format!("{name} is missing")),
-        ErrorKind::PermissionDenied | ErrorKind::NotADirectory | ErrorKind::IsADirectory => {
-            damaged(dir, format!("{name} cannot be read: {found}"))
-        }
+        ErrorKind::PermissionDenied
+        | ErrorKind::NotADirectory
+        | ErrorKind::IsADirectory
+        | ErrorKind::InvalidInput => damaged(dir, format!("{name} cannot be read: {found}")),
         _ if bad_sector => damaged(dir, format!("{name} cannot be read: {found}")),
         _ => CheckpointError::io(&dir.join(name), "read", found),
     }

@@ -1,6 +1,6 @@
 //! From the text of a run file to a run: parsed, overridden, read table by table, checked as a whole.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use toml::de::DeTable;
 
@@ -24,9 +24,12 @@ impl Run {
     /// Every fault of the file and the overrides at once: keys that are unknown, missing, of the wrong
     /// type or out of range, and those that do not go together. When the file is not TOML, only that.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self, Faults> {
-        let bytes = fs::read(path).map_err(|error| {
+        let bytes = spd_files::read(path).map_err(|error| {
             let message = match error.kind() {
                 std::io::ErrorKind::NotFound => "no such run file".to_owned(),
+                std::io::ErrorKind::InvalidInput | std::io::ErrorKind::IsADirectory => {
+                    error.to_string()
+                }
                 _ => format!("cannot be read: {error}"),
             };
             Faults::one(Place::File(path.to_owned()), message)

@@ -27,13 +27,18 @@ fn locate_from(root: &Path, name: &str) -> Result<PathBuf, Faults> {
         vec![name]
     };
     let fault = |message: &str| Faults::one(Place::File(given.to_owned()), message);
+    let mut other = None;
     for place in &places {
         let path = root.join(place);
         match fs::metadata(&path) {
             Ok(found) if found.is_file() => return Ok(path),
-            Ok(_) if !is_bare => return Err(fault("expected a file, found a directory")),
-            _ => {}
+            Ok(found) => other = other.or(Some(found.file_type())),
+            Err(_) => {}
         }
+    }
+    if let Some(other) = other {
+        let found = spd_files::name(other);
+        return Err(fault(&format!("expected a file, found {found}")));
     }
     if is_bare {
         let places = places.join(", ");
@@ -85,6 +90,10 @@ mod tests {
             (
                 "configs/tms",
                 "configs/tms: expected a file, found a directory",
+            ),
+            (
+                "/dev/null",
+                "/dev/null: expected a file, found a character device",
             ),
         ] {
             assert_eq!(

@@ -42,7 +42,7 @@ impl Dataset {
             Ok(_) => {}
         }
         let path = dir.join(index::FILE_NAME);
-        let json = fs::read(&path).map_err(|error| match error.kind() {
+        let json = spd_files::read(&path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => DataError::damaged(
                 dir,
                 format!(

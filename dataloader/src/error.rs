@@ -78,6 +78,9 @@ fn advice(source: &io::Error) -> &'static str {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; make room, or write to another file system"
         }
+        io::ErrorKind::OutOfMemory => {
+            "; is there memory left, and may this process take it (ulimit -v)?"
+        }
         _ => "",
     }
 }

@@ -1,6 +1,6 @@
 //! One mapped file of tokens: read where it lies, checked on the way.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -50,12 +50,7 @@ pub(crate) struct Mapped {
 impl Mapped {
     /// Maps a regular file that is not empty.
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
-        // Asked first, because opening a named pipe would wait for its writer.
-        let kind = fs::metadata(path).map_err(DataError::io("open", path))?;
-        if !kind.is_file() {
-            return Err(DataError::damaged(path, "is not a regular file"));
-        }
-        let file = File::open(path).map_err(DataError::io("open", path))?;
+        let file = spd_files::open(path).map_err(DataError::io("open", path))?;
         if file.metadata().map_err(DataError::io("open", path))?.len() == 0 {
             return Err(DataError::damaged(
                 path,
@@ -227,7 +222,10 @@ mod tests {
         let error = Mapped::open(dir.path()).unwrap_err().to_string();
         assert_eq!(
             error,
-            format!("{}: is not a regular file", dir.path().display())
+            format!(
+                "{}: cannot open: expected a file, found a directory",
+                dir.path().display()
+            )
         );
     }
 }

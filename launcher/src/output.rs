@@ -113,7 +113,8 @@ struct Log {
 
 impl Log {
     fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let mut options = OpenOptions::new();
+        let file = spd_files::open_with(options.create(true).append(true), path)?;
         let bytes = file.metadata()?.len();
         Ok(Self {
             path: path.to_owned(),

@@ -1,6 +1,5 @@
 //! `summary.json`: what the rank wrote at the end, printed as it stands there.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
@@ -16,7 +15,7 @@ use crate::table::{Lean, Table};
 /// When the file cannot be read, or is not of the form
 /// `{"title": text, "tables": [{"title", "columns", "rows"}], "lines": [[label, value]]}`.
 pub(crate) fn read(path: &Path) -> Result<String> {
-    let bytes = fs::read(path).with_context(|| path.display().to_string())?;
+    let bytes = spd_files::read(path).with_context(|| path.display().to_string())?;
     let summary: Value = serde_json::from_slice(&bytes)
         .with_context(|| format!("{}: is not JSON", path.display()))?;
     text(&summary).ok_or_else(|| {

@@ -31,12 +31,9 @@ impl Lines {
     /// Opens a file after its last whole line; a line that a dying process left torn is cut.
     pub(crate) fn open(path: &Path) -> Result<Self, SpoolError> {
         let failed = |found| SpoolError::io(path, "open", found);
-        let file = OpenOptions::new()
-            .read(true)
-            .append(true)
-            .create(true)
-            .open(path);
-        let file = file.map_err(failed)?;
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(true);
+        let file = spd_files::open_with(&mut options, path).map_err(failed)?;
         let written = Prefix::of(BufReader::new(&file), u64::MAX).map_err(failed)?;
         if file.metadata().map_err(failed)?.len() > written.offset {
             drop(file);
@@ -66,7 +63,7 @@ impl Lines {
                 bytes,
             });
         }
-        let prefix = File::open(path)
+        let prefix = spd_files::open(path)
             .and_then(|file| Prefix::of(BufReader::new(file), mark.offset))
             .map_err(|found| SpoolError::io(path, "read", found))?;
         if prefix.mark() != *mark {

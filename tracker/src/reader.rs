@@ -183,7 +183,7 @@ impl Reader {
     }
 
     fn open_file(&self) -> io::Result<Option<File>> {
-        match File::open(&self.path) {
+        match spd_files::open(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             opened => opened.map(Some),
         }

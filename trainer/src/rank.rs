@@ -36,7 +36,8 @@ pub fn rank(
 ) -> Result<Outcome, Fault> {
     let (started, peak) = (Instant::now(), Peak::watch());
     let config = run_dir.join("config.toml");
-    let text = std::fs::read_to_string(&config).with_context(|| format!("{}", config.display()))?;
+    let text =
+        spd_files::read_to_string(&config).with_context(|| format!("{}", config.display()))?;
     let run = Run::from_resolved(&text).map_err(|faults| Fault::BadInput(faults.to_string()))?;
     let lock = Lock::take(run_dir)?;
     let sources = data::open(&run)?;

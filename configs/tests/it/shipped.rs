@@ -422,8 +422,5 @@ fn a_file_that_is_not_there_is_refused_in_a_line() {
         .to_string();
     assert_eq!(missing, "nowhere/run.toml: no such run file");
     let directory = Run::load("src".as_ref(), &[]).unwrap_err().to_string();
-    assert_eq!(
-        directory,
-        "src: cannot be read: Is a directory (os error 21)"
-    );
+    assert_eq!(directory, "src: expected a file, found a directory");
 }

@@ -1,6 +1,5 @@
 //! What makes ids of text.
 
-use std::fs;
 use std::path::Path;
 
 use tokenizers::{ModelWrapper, Tokenizer};
@@ -50,7 +49,7 @@ impl Encoder {
     }
 
     fn file(path: &Path, eos: Option<&str>) -> Result<Self, DataError> {
-        let json = fs::read(path).map_err(DataError::io("read", path))?;
+        let json = spd_files::read(path).map_err(DataError::io("read", path))?;
         let unusable = |fault: String| {
             DataError::damaged(
                 path,

@@ -10,7 +10,6 @@
 #![expect(unsafe_code, reason = "addresses of a device")]
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -72,7 +71,7 @@ impl Choices {
                 record.display()
             ))
         };
-        match fs::read_to_string(&record) {
+        match spd_files::read_to_string(&record) {
             Ok(text) => {
                 let mut lines = text.lines();
                 if lines.next() != Some(TITLE) {

@@ -59,7 +59,7 @@ pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<
 
 /// What was kept whole: behind its hash.
 pub(super) fn kept(path: &Path) -> Option<Vec<u8>> {
-    let bytes = fs::read(path).ok()?;
+    let bytes = spd_files::read(path).ok()?;
     let (hash, kept) = bytes.split_first_chunk::<16>()?;
     (xxh3_128(kept).to_le_bytes() == *hash).then(|| kept.to_vec())
 }

@@ -193,7 +193,7 @@ impl Member {
     /// When there is none, or it is of another form.
     pub(crate) fn read_results(&mut self) -> Result<()> {
         let path = self.dir.summary();
-        let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
+        let bytes = spd_files::read(&path).with_context(|| path.display().to_string())?;
         let summary: Value = serde_json::from_slice(&bytes)
             .with_context(|| format!("{}: is not JSON", path.display()))?;
         let values = summary.get("values").and_then(Value::as_object);

@@ -1,0 +1,224 @@
+//! A file under a name, opened without waiting for it.
+//!
+//! What stands under the name of a file may be none: to open a named pipe waits for whoever is to write it, and a device may
+//! never end. Every file that we read or append to is opened here, and anything else is refused by what it is.
+
+use std::fmt::Display;
+use std::fs::{self, File, FileType, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+/// Opens a file for reading.
+///
+/// # Errors
+///
+/// When there is none, the operating system refuses, or something else stands there: a directory is
+/// [`ErrorKind::IsADirectory`], anything else [`ErrorKind::InvalidInput`].
+pub fn open(path: &Path) -> io::Result<File> {
+    open_with(OpenOptions::new().read(true), path)
+}
+
+/// Opens a file for whatever `options` says.
+///
+/// # Errors
+///
+/// As [`open`]; that there is no file is one only where `options` makes none.
+pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    // Asked first, because to open a device is to use it.
+    match fs::metadata(path) {
+        Ok(found) => is_file(found.file_type())?,
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    // And again: another may have taken its name meanwhile.
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+    let file = options.custom_flags(flags).open(path)?;
+    is_file(file.metadata()?.file_type())?;
+    Ok(file)
+}
+
+/// All bytes of a file.
+///
+/// # Errors
+///
+/// As [`open`], and when they cannot be read.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = open(path)?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The text of a file.
+///
+/// # Errors
+///
+/// As [`read`], and when it is not UTF-8.
+pub fn read_to_string(path: &Path) -> io::Result<String> {
+    String::from_utf8(read(path)?).map_err(|found| io::Error::new(ErrorKind::InvalidData, found))
+}
+
+/// Makes sure that a directory could be made at `path`, or written to where it stands: one is made and removed again, as what
+/// access bits say does not hold for root, nor in `/proc`. Returns the nearest that stands, of it and those above it.
+///
+/// # Errors
+///
+/// One line, when not.
+pub fn try_dir(path: &Path) -> Result<PathBuf, String> {
+    let refused = |found: &dyn Display| format!("{}: cannot be made: {found}", path.display());
+    if let Err(error) = fs::symlink_metadata(path)
+        && error.kind() != ErrorKind::NotFound
+        && error.kind() != ErrorKind::NotADirectory
+    {
+        return Err(refused(&error));
+    }
+    let mut above = path.ancestors();
+    let standing = above.find(|path| fs::symlink_metadata(path).is_ok());
+    let standing = standing.unwrap_or(Path::new(".")).to_owned();
+    let place = standing.display();
+    match fs::metadata(&standing) {
+        Ok(found) if found.is_dir() => {}
+        Ok(found) => {
+            let found = name(found.file_type());
+            return Err(refused(&format!("{place} is no directory but {found}")));
+        }
+        Err(error) => return Err(refused(&format!("{place}: {error}"))),
+    }
+    let probe = standing.join(format!("{PROBE}{}", std::process::id()));
+    fs::create_dir(&probe)
+        .and_then(|()| fs::remove_dir(&probe))
+        .map_err(|error| format!("{place}: nothing can be made there: {error}"))?;
+    Ok(standing)
+}
+
+/// How the name of a directory begins that is made and removed at once, to see whether it can be.
+pub const PROBE: &str = ".spd-probe-";
+
+fn is_file(found: FileType) -> io::Result<()> {
+    if found.is_file() {
+        return Ok(());
+    }
+    let kind = if found.is_dir() {
+        ErrorKind::IsADirectory
+    } else {
+        ErrorKind::InvalidInput
+    };
+    Err(io::Error::new(
+        kind,
+        format!("expected a file, found {}", name(found)),
+    ))
+}
+
+/// What people call something that stands under a name.
+pub fn name(found: FileType) -> &'static str {
+    if found.is_file() {
+        "a file"
+    } else if found.is_dir() {
+        "a directory"
+    } else if found.is_fifo() {
+        "a named pipe"
+    } else if found.is_socket() {
+        "a socket"
+    } else if found.is_char_device() {
+        "a character device"
+    } else if found.is_block_device() {
+        "a block device"
+    } else {
+        "something else"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+
+    use rustix::fs::{CWD, Mode, mkfifoat};
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_is_refused_by_what_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+        let socket = dir.path().join("socket");
+        let _listens = UnixListener::bind(&socket).unwrap();
+        for (path, kind, found) in [
+            (dir.path(), ErrorKind::IsADirectory, "a directory"),
+            (&pipe, ErrorKind::InvalidInput, "a named pipe"),
+            (&socket, ErrorKind::InvalidInput, "a socket"),
+            (
+                Path::new("/dev/null"),
+                ErrorKind::InvalidInput,
+                "a character device",
+            ),
+        ] {
+            let errors = [
+                read(path).unwrap_err(),
+                open_with(OpenOptions::new().append(true).create(true), path).unwrap_err(),
+            ];
+            for error in errors {
+                assert_eq!(error.kind(), kind);
+                assert_eq!(error.to_string(), format!("expected a file, found {found}"));
+            }
+        }
+    }
+
+    #[test]
+    fn a_directory_is_tried_where_it_stands_or_would_be_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        assert_eq!(try_dir(dir.path()), Ok(dir.path().to_owned()));
+        assert_eq!(try_dir(&at("a/b")), Ok(dir.path().to_owned()));
+        File::create_new(at("file")).unwrap();
+        std::os::unix::fs::symlink("nowhere", at("link")).unwrap();
+        let file = at("file");
+        for (path, found) in [
+            (
+                at("file"),
+                format!("{} is no directory but a file", file.display()),
+            ),
+            (
+                at("file/a"),
+                format!("{} is no directory but a file", file.display()),
+            ),
+            (
+                at("link"),
+                format!(
+                    "{}: No such file or directory (os error 2)",
+                    at("link").display()
+                ),
+            ),
+            (
+                at(&"x".repeat(300)),
+                "File name too long (os error 36)".to_owned(),
+            ),
+        ] {
+            let expected = format!("{}: cannot be made: {found}", path.display());
+            assert_eq!(try_dir(&path), Err(expected));
+        }
+        let error = try_dir(Path::new("/proc/1/x")).unwrap_err();
+        assert!(
+            error.starts_with("/proc/1: nothing can be made there: "),
+            "{error}"
+        );
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_file_is_read_and_one_that_is_wanted_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        assert_eq!(read(&path).unwrap_err().kind(), ErrorKind::NotFound);
+        let mut made = open_with(OpenOptions::new().append(true).create(true), &path).unwrap();
+        made.write_all(b"text").unwrap();
+        assert_eq!(read_to_string(&path).unwrap(), "text");
+        made.write_all(&[0xff]).unwrap();
+        let error = read_to_string(&path).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidData);
+    }
+}
