@@ -39,13 +39,14 @@ pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fau
     check_precision(run, on_gpu)?;
     let sources = data::open(run)?;
     check_data(run, &sources)?;
+    target::check_cache(run)?;
     if let Some(path) = &run.target.weights {
         load(path, &run.target.model)?;
     }
     let processor = if on_gpu {
         Processor::Gpu(None)
     } else {
-        Processor::Cpu(Arc::new(Pool::new(threads)))
+        Processor::Cpu(Arc::new(Pool::planned(threads)))
     };
     // Planned and not made: what would not fit is to be refused, not tried.
     let mut store = Store::of_shapes();

@@ -39,7 +39,7 @@ pub(crate) fn cached_dir(run: &Run) -> Result<PathBuf, Fault> {
     let mut key = serde_json::to_string(&(&run.target, &run.data)).context("the target's key")?;
     if let Data::Tokens { train, .. } = &run.data {
         let index = train.join("index.json");
-        let text = std::fs::read_to_string(&index).map_err(|err| {
+        let text = spd_files::read_to_string(&index).map_err(|err| {
             Fault::BadInput(format!("{}: cannot be read: {err}", index.display()))
         })?;
         key.push_str(&text);
@@ -51,6 +51,28 @@ pub(crate) fn cached_dir(run: &Run) -> Result<PathBuf, Fault> {
     Ok(cache_dir()
         .join("targets")
         .join(format!("{kind}-{hash:016x}")))
+}
+
+/// Makes sure that a target which is to be trained can be kept.
+///
+/// # Errors
+///
+/// One line that names what is in the way of the cache.
+pub(crate) fn check_cache(run: &Run) -> Result<(), Fault> {
+    if run.target.weights.is_some() {
+        return Ok(());
+    }
+    let dir = cached_dir(run)?;
+    // What is there is read; what is not is written.
+    if dir.join(FILE).is_file() {
+        return Ok(());
+    }
+    let tried = spd_files::try_dir(&dir);
+    tried.map(drop).map_err(|line| {
+        Fault::BadInput(format!(
+            "{line}; trained targets are kept there: mend it, or set SPD_CACHE to a directory that can be written to"
+        ))
+    })
 }
 
 /// Where the weights will come from, for the table before a run.

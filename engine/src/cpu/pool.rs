@@ -83,6 +83,14 @@ impl Pool {
         }
     }
 
+    /// A pool of `threads` threads of which none is started: programs are planned for it, and what is run runs on the caller's.
+    pub fn planned(threads: usize) -> Self {
+        Self {
+            threads: None,
+            count: threads.max(1),
+        }
+    }
+
     /// Number of threads.
     pub fn threads(&self) -> usize {
         self.count
