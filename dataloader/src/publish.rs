@@ -1,24 +1,32 @@
-//! The only place that creates files: a directory is written under another name, and appears whole.
+//! The only place that creates files: datasets are written inside the directory that is given, and get their names when all
+//! of them are on disk.
 
-use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
 
-/// A directory being written beside its final place, as `.NAME.partial`.
+/// What is being written.
+const PARTIAL: &str = ".partial";
+/// What is on disk and gets its names.
+const NEW: &str = ".new";
+/// What it replaces.
+const OLD: &str = ".old";
+
+/// Datasets being written in `out`, which may be a mount point, a link or `.`: nothing beside it is needed.
 ///
-/// A process that dies leaves the partial directory, which the next one with the same `out` removes. Two
-/// that live at the same time are kept apart by a lock on it.
+/// `.partial` is written; what it replaces is moved into `.old`; `.partial` becomes `.new`; what `.new` holds gets its names,
+/// the last member last; `.new` and `.old` are removed. A process that dies before there is a `.new` has changed nothing, and
+/// the next one puts `.old` back; after that the next one goes on. So what has names is of one tokenization, and whole once
+/// it has the last member. Two processes at a time are kept apart by a lock on `out`.
 #[derive(Debug)]
 pub(crate) struct Staging {
     out: PathBuf,
-    partial: PathBuf,
-    /// What was at `out`, while it is being replaced.
-    old: PathBuf,
-    parent: PathBuf,
-    overwrite: bool,
+    /// What a published directory holds, in the order in which it gets its names.
+    members: &'static [&'static str],
+    /// Directories that were made for it, `out` first: they go again where nothing comes of it.
+    made: Vec<PathBuf>,
     /// Locked until this is dropped; None where directories cannot be locked, as on some network disks.
     _lock: Option<File>,
 }
@@ -32,68 +40,114 @@ impl Staging {
     /// # Errors
     ///
     /// When `out` holds something and `overwrite` is not set, another process is writing it, or the place
-    /// cannot be written.
-    pub(crate) fn begin(out: &Path, members: &[&str], overwrite: bool) -> Result<Self, DataError> {
-        let Some(name) = out.file_name() else {
-            return Err(DataError::Request(format!(
-                "{}: is no name for a new directory; end it in one",
-                out.display()
-            )));
-        };
-        let parent = match out.parent() {
-            Some(parent) if parent != Path::new("") => parent.to_owned(),
-            _ => PathBuf::from("."),
-        };
-        fs::create_dir_all(&parent).map_err(DataError::io("create", &parent))?;
-        let beside = |ending: &str| {
-            let mut hidden = OsString::from(".");
-            hidden.push(name);
-            hidden.push(ending);
-            parent.join(hidden)
-        };
-        let (partial, old) = (beside(".partial"), beside(".old"));
-        create_dir_if_absent(&partial)?;
-        let lock = lock(&partial, out)?;
-        restore_old(&old, out)?;
-        check_free(out, members, overwrite).inspect_err(|_| drop(fs::remove_dir(&partial)))?;
-        empty(&partial)?;
-        Ok(Self {
+    /// cannot be written. `out` is then as it was.
+    pub(crate) fn begin(
+        out: &Path,
+        members: &'static [&'static str],
+        overwrite: bool,
+    ) -> Result<Self, DataError> {
+        let above = out.ancestors();
+        let made: Vec<PathBuf> = above
+            .take_while(|path| !path.as_os_str().is_empty() && !path.is_dir())
+            .map(Path::to_owned)
+            .collect();
+        if let Err(error) = fs::create_dir_all(out) {
+            remove_empty(&made);
+            return Err(DataError::io("create", out)(error));
+        }
+        let lock = lock(out)?;
+        let staging = Self {
             out: out.to_owned(),
-            partial,
-            old,
-            parent,
-            overwrite,
+            members,
+            made,
             _lock: lock,
-        })
+        };
+        staging.settle()?;
+        check_free(out, members, overwrite)?;
+        let partial = staging.at(PARTIAL);
+        fs::create_dir(&partial).map_err(DataError::io("create", &partial))?;
+        Ok(staging)
     }
 
     /// Makes a directory in the partial one.
     pub(crate) fn create_dir(&self, name: &str) -> Result<PathBuf, DataError> {
-        let dir = self.partial.join(name);
+        let dir = self.at(PARTIAL).join(name);
         fs::create_dir(&dir).map_err(DataError::io("create", &dir))?;
         Ok(dir)
     }
 
-    /// Gives the directory its name, once all in it is on disk: `out` is complete or not there.
-    ///
-    /// What is replaced is set aside as `.NAME.old` first, and removed last. A process that dies between
-    /// the two renames leaves it there, and the next one with the same `out` puts it back.
-    pub(crate) fn publish(self) -> Result<(), DataError> {
-        for entry in read_dir(&self.partial)? {
+    /// Gives the datasets their names, once all of them are on disk.
+    pub(crate) fn publish(mut self) -> Result<(), DataError> {
+        let (partial, old) = (self.at(PARTIAL), self.at(OLD));
+        for entry in read_dir(&partial)? {
             sync_dir(&entry)?;
         }
-        sync_dir(&self.partial)?;
-        // Not allowed to replace: what has come into being meanwhile makes the rename fail.
-        let replaced = self.overwrite && !read_dir_if_there(&self.out)?.is_empty();
-        if replaced {
-            fs::rename(&self.out, &self.old).map_err(DataError::io("set aside", &self.out))?;
+        sync_dir(&partial)?;
+        fs::create_dir(&old).map_err(DataError::io("create", &old))?;
+        self.move_members(&self.out, &old)?;
+        fs::rename(&partial, self.at(NEW)).map_err(DataError::io("rename", &partial))?;
+        sync_dir(&self.out)?;
+        // From here on it is done, by this process or the next.
+        self.made.clear();
+        self.settle()
+    }
+
+    /// Finishes what is begun in `out`, or takes it back.
+    fn settle(&self) -> Result<(), DataError> {
+        let (new, old) = (self.at(NEW), self.at(OLD));
+        if there(&new)? {
+            self.move_members(&new, &self.out)?;
+            sync_dir(&self.out)?;
+            remove(&old)?;
+            remove(&new)?;
+        } else if there(&old)? {
+            self.move_members(&old, &self.out)?;
+            remove(&old)?;
         }
-        fs::rename(&self.partial, &self.out).map_err(DataError::io("create", &self.out))?;
-        sync_dir(&self.parent)?;
-        if replaced {
-            fs::remove_dir_all(&self.old).map_err(DataError::io("remove", &self.old))?;
+        remove(&self.at(PARTIAL))
+    }
+
+    /// Moves the members that are there, in their order.
+    fn move_members(&self, from: &Path, to: &Path) -> Result<(), DataError> {
+        for name in self.members {
+            let member = from.join(name);
+            if there(&member)? {
+                fs::rename(&member, to.join(name)).map_err(DataError::io("rename", &member))?;
+            }
         }
         Ok(())
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.out.join(name)
+    }
+}
+
+impl Drop for Staging {
+    /// After an error; the next process takes another look where this cannot.
+    fn drop(&mut self) {
+        let _ = self.settle();
+        remove_empty(&self.made);
+    }
+}
+
+fn remove_empty(dirs: &[PathBuf]) {
+    for dir in dirs {
+        let _ = fs::remove_dir(dir);
+    }
+}
+
+fn there(path: &Path) -> Result<bool, DataError> {
+    path.try_exists().map_err(DataError::io("look at", path))
+}
+
+/// Removes a directory, if it is there.
+fn remove(dir: &Path) -> Result<(), DataError> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(DataError::io("remove", dir)(error))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -114,17 +168,8 @@ fn write_parts(mut file: File, parts: &[&[u8]]) -> io::Result<()> {
     file.sync_all()
 }
 
-fn create_dir_if_absent(dir: &Path) -> Result<(), DataError> {
-    match fs::create_dir(dir) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(DataError::io("create", dir)(error))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn lock(partial: &Path, out: &Path) -> Result<Option<File>, DataError> {
-    let dir = File::open(partial).map_err(DataError::io("open", partial))?;
+fn lock(out: &Path) -> Result<Option<File>, DataError> {
+    let dir = File::open(out).map_err(DataError::io("open", out))?;
     match dir.try_lock() {
         Ok(()) => Ok(Some(dir)),
         Err(TryLockError::WouldBlock) => Err(DataError::Request(format!(
@@ -135,20 +180,10 @@ fn lock(partial: &Path, out: &Path) -> Result<Option<File>, DataError> {
     }
 }
 
-/// Puts back, or removes, what a process that died while it replaced `out` had set aside.
-fn restore_old(old: &Path, out: &Path) -> Result<(), DataError> {
-    if !old.try_exists().map_err(DataError::io("look at", old))? {
-        return Ok(());
-    }
-    if out.try_exists().map_err(DataError::io("look at", out))? {
-        fs::remove_dir_all(old).map_err(DataError::io("remove", old))
-    } else {
-        fs::rename(old, out).map_err(DataError::io("put back", old))
-    }
-}
-
 fn check_free(out: &Path, members: &[&str], overwrite: bool) -> Result<(), DataError> {
-    let there = read_dir_if_there(out)?;
+    let mut there = read_dir(out)?;
+    // The root of a disk has it.
+    there.retain(|entry| !entry.ends_with("lost+found"));
     if let Some(stranger) = there
         .iter()
         .find(|entry| !members.iter().any(|name| entry.ends_with(name)))
@@ -166,31 +201,6 @@ fn check_free(out: &Path, members: &[&str], overwrite: bool) -> Result<(), DataE
         )));
     }
     Ok(())
-}
-
-/// Removes what an earlier process left.
-fn empty(partial: &Path) -> Result<(), DataError> {
-    for entry in read_dir(partial)? {
-        let is_dir = fs::symlink_metadata(&entry)
-            .map_err(DataError::io("look at", &entry))?
-            .is_dir();
-        if is_dir {
-            fs::remove_dir_all(&entry)
-        } else {
-            fs::remove_file(&entry)
-        }
-        .map_err(DataError::io("remove", &entry))?;
-    }
-    Ok(())
-}
-
-fn read_dir_if_there(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
-    match read_dir(dir) {
-        Err(DataError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            Ok(Vec::new())
-        }
-        other => other,
-    }
 }
 
 /// What a directory holds, by name.
@@ -216,9 +226,13 @@ fn sync_dir(dir: &Path) -> Result<(), DataError> {
 mod tests {
     use super::*;
 
+    const MEMBERS: &[&str] = &["val", "train"];
+
     fn publish_one(out: &Path, content: &[u8], overwrite: bool) -> Result<(), DataError> {
-        let staging = Staging::begin(out, &["train"], overwrite)?;
-        write_new(&staging.create_dir("train")?.join("a"), &[content])?;
+        let staging = Staging::begin(out, MEMBERS, overwrite)?;
+        for name in MEMBERS {
+            write_new(&staging.create_dir(name)?.join("a"), &[content])?;
+        }
         staging.publish()
     }
 
@@ -230,44 +244,103 @@ mod tests {
             .collect()
     }
 
+    fn content(out: &Path) -> [Vec<u8>; 2] {
+        ["train/a", "val/a"].map(|file| fs::read(out.join(file)).unwrap())
+    }
+
+    #[test]
+    fn a_directory_that_is_given_is_worked_in() {
+        let parent = tempfile::tempdir().unwrap();
+        let disk = parent.path().join("disk");
+        fs::create_dir_all(disk.join("lost+found")).unwrap();
+        std::os::unix::fs::symlink("disk", parent.path().join("link")).unwrap();
+        for out in ["disk", "disk/", "link", "link/.", "disk/../disk/."] {
+            publish_one(&parent.path().join(out), out.as_bytes(), true).unwrap();
+            assert_eq!(content(&disk), [out.as_bytes(); 2]);
+            assert_eq!(names(&disk), ["lost+found", "train", "val"]);
+            assert_eq!(names(parent.path()), ["disk", "link"]);
+        }
+    }
+
+    #[test]
+    fn what_is_given_up_leaves_nothing() {
+        let parent = tempfile::tempdir().unwrap();
+        let out = parent.path().join("new/data");
+        let staging = Staging::begin(&out, MEMBERS, false).unwrap();
+        write_new(&staging.create_dir("val").unwrap().join("x"), &[b"half"]).unwrap();
+        drop(staging);
+        assert!(names(parent.path()).is_empty());
+        publish_one(&out, b"first", false).unwrap();
+        drop(Staging::begin(&out, MEMBERS, true).unwrap());
+        assert_eq!(names(&out), ["train", "val"]);
+        assert_eq!(content(&out), [b"first"; 2]);
+    }
+
     #[test]
     fn what_a_dead_process_left_is_removed() {
         let parent = tempfile::tempdir().unwrap();
         let out = parent.path().join("data");
-        let staging = Staging::begin(&out, &["train"], false).unwrap();
-        write_new(&staging.create_dir("half").unwrap().join("x"), &[b"half"]).unwrap();
-        drop(staging);
-        assert_eq!(names(parent.path()), [".data.partial"]);
+        fs::create_dir_all(out.join(".partial/half")).unwrap();
         publish_one(&out, b"whole", false).unwrap();
         assert_eq!(names(parent.path()), ["data"]);
-        assert_eq!(names(&out), ["train"]);
+        assert_eq!(names(&out), ["train", "val"]);
     }
 
     #[test]
     fn a_process_that_died_while_replacing_has_lost_nothing() {
         let parent = tempfile::tempdir().unwrap();
         let out = parent.path().join("data");
-        publish_one(&out, b"first", false).unwrap();
-        fs::rename(&out, parent.path().join(".data.old")).unwrap();
-        let error = publish_one(&out, b"second", false).unwrap_err().to_string();
-        assert!(error.ends_with(
-            "data: already holds a dataset; overwrite it by request, or use another name"
-        ));
-        assert_eq!(names(parent.path()), ["data"]);
-        publish_one(&out, b"second", true).unwrap();
-        assert_eq!(fs::read(out.join("train/a")).unwrap(), b"second");
-        assert_eq!(names(parent.path()), ["data"]);
+        // Each of the moves that it may die after; then the next one, which finds what there was or what there is to be.
+        let moves: [&[(&str, &str)]; 5] = [
+            &[("val", ".old/val")],
+            &[("val", ".old/val"), ("train", ".old/train")],
+            &[
+                ("val", ".old/val"),
+                ("train", ".old/train"),
+                (".partial", ".new"),
+            ],
+            &[
+                ("val", ".old/val"),
+                ("train", ".old/train"),
+                (".partial", ".new"),
+                (".new/val", "val"),
+            ],
+            &[
+                ("val", ".old/val"),
+                ("train", ".old/train"),
+                (".partial", ".new"),
+                (".new/val", "val"),
+                (".new/train", "train"),
+            ],
+        ];
+        for (index, moves) in moves.iter().enumerate() {
+            publish_one(&out, b"old", true).unwrap();
+            fs::create_dir(out.join(".old")).unwrap();
+            for name in MEMBERS {
+                let dir = out.join(".partial").join(name);
+                fs::create_dir_all(&dir).unwrap();
+                write_new(&dir.join("a"), &[b"new"]).unwrap();
+            }
+            for (from, to) in *moves {
+                fs::rename(out.join(from), out.join(to)).unwrap();
+            }
+            let error = publish_one(&out, b"third", false).unwrap_err().to_string();
+            assert!(error.ends_with(
+                "data: already holds a dataset; overwrite it by request, or use another name"
+            ));
+            let expected: &[u8] = if index < 2 { b"old" } else { b"new" };
+            assert_eq!(content(&out), [expected; 2], "{index}");
+            assert_eq!(names(&out), ["train", "val"]);
+        }
     }
 
     #[test]
     fn two_at_a_time_are_kept_apart() {
         let parent = tempfile::tempdir().unwrap();
         let out = parent.path().join("data");
-        let _first = Staging::begin(&out, &["train"], false).unwrap();
+        let _first = Staging::begin(&out, MEMBERS, false).unwrap();
         assert_eq!(
-            Staging::begin(&out, &["train"], true)
-                .unwrap_err()
-                .to_string(),
+            Staging::begin(&out, MEMBERS, true).unwrap_err().to_string(),
             format!(
                 "{}: another process is writing it now; wait for it, or use another name",
                 out.display()
@@ -287,7 +360,7 @@ mod tests {
                 out.display()
             )
         );
-        assert_eq!(names(parent.path()), ["home"]);
+        assert_eq!(names(&out), ["photos"]);
     }
 
     #[test]

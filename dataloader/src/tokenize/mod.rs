@@ -110,7 +110,7 @@ pub fn tokenize(options: &Tokenize) -> Result<Report, DataError> {
         .iter()
         .map(|path| open_input(path))
         .collect::<Result<Vec<_>, _>>()?;
-    let staging = Staging::begin(&options.out, &[TRAIN, VAL], options.overwrite)?;
+    let staging = Staging::begin(&options.out, &[VAL, TRAIN], options.overwrite)?;
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads.unwrap_or(0))
         .build()
