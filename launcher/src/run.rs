@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
+use spd_checkpoint::Lock;
 use spd_configs::Run;
 use spd_trainer::{Fault, Overview, cuda};
 
@@ -38,6 +39,45 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
             "--jobs {jobs}: there is one run; it goes with --seeds or --sweep"
         )));
     }
+    let Checked {
+        run,
+        run_dir,
+        found,
+        overview,
+    } = check(asked, on_gpu)?;
+    if found == Found::Finished {
+        return finished(&run_dir);
+    }
+    let destination = destination(&run_dir, &found).map_err(Fault::BadInput)?;
+    screen::result(&plan::text(&run.name, &destination, &overview));
+    if asked.dry_run {
+        screen::note("dry run: nothing was created");
+        return Ok(Exit::Done);
+    }
+    let _hold = if found == Found::Nothing {
+        create(&run_dir, &run, asked.fresh)?
+    } else {
+        run_dir.hold().map_err(Fault::BadInput)?
+    };
+    let threads = cli::threads(asked.threads);
+    let exit = supervise(asked, &run_dir, threads, &overview).map_err(Fault::Failed)?;
+    if exit == Exit::Done {
+        show_end(&run_dir).map_err(Fault::Failed)?;
+    }
+    Ok(exit)
+}
+
+/// A run that nothing keeps from starting, as far as can be known before.
+struct Checked {
+    run: Run,
+    run_dir: RunDir,
+    found: Found,
+    /// Empty for a run that is finished.
+    overview: Overview,
+}
+
+/// Everything that can be refused, for a run and for `--dry-run`: nothing is created.
+fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
     let path =
         spd_configs::locate(&asked.config).map_err(|faults| Fault::BadInput(faults.to_string()))?;
     let run = Run::load(&path, &asked.set).map_err(|faults| Fault::BadInput(faults.to_string()))?;
@@ -48,35 +88,28 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
             .unwrap_or_else(|| Path::new("runs").join(&run.name)),
     );
     let found = if asked.fresh {
-        Found::Nothing
+        run_dir.find_old().map(|_| Found::Nothing)
     } else {
-        run_dir.find(&run).map_err(Fault::BadInput)?
+        run_dir.find(&run)
     };
-    if found == Found::Finished {
-        return finished(&run_dir);
+    let mut checked = Checked {
+        found: found.map_err(Fault::BadInput)?,
+        overview: Overview::default(),
+        run,
+        run_dir,
+    };
+    if checked.found == Found::Finished {
+        return Ok(checked);
     }
-    let threads = cli::threads(asked.threads);
-    let overview = spd_trainer::overview(&run, threads, on_gpu)?;
-    check_memory(asked, (&path, &asked.set), &run, &overview).map_err(Fault::BadInput)?;
-    check_gpu_memory(asked, &path, &run, &overview).map_err(Fault::BadInput)?;
+    let Checked { run, run_dir, .. } = &checked;
+    let overview = spd_trainer::overview(run, cli::threads(asked.threads), on_gpu)?;
+    check_memory(asked, (&path, &asked.set), run, &overview).map_err(Fault::BadInput)?;
+    check_gpu_memory(asked, &path, run, &overview).map_err(Fault::BadInput)?;
     run_dir
-        .check_room(checkpoint_bytes(&run, &overview, &found))
+        .check(checkpoint_bytes(run, &overview, &checked.found))
         .map_err(Fault::BadInput)?;
-    let destination = destination(&run_dir, &found).map_err(Fault::BadInput)?;
-    screen::result(&plan::text(&run.name, &destination, &overview));
-    if asked.dry_run {
-        screen::note("dry run: nothing was created");
-        return Ok(Exit::Done);
-    }
-    if found == Found::Nothing {
-        create(&run_dir, &run, asked.fresh)?;
-    }
-    let _hold = run_dir.hold().map_err(Fault::BadInput)?;
-    let exit = supervise(asked, &run_dir, threads, &overview).map_err(Fault::Failed)?;
-    if exit == Exit::Done {
-        show_end(&run_dir).map_err(Fault::Failed)?;
-    }
-    Ok(exit)
+    checked.overview = overview;
+    Ok(checked)
 }
 
 /// Refuses a run that needs more memory than there is; returns how many such runs there is memory for, if that is known.
@@ -167,13 +200,13 @@ fn destination(run_dir: &RunDir, found: &Found) -> Result<String, String> {
     Ok(format!("{} ({what})", run_dir.path().display()))
 }
 
-/// Makes the directory of a run; what stands there is moved aside, and back where that was for nothing.
+/// Makes the directory of a run, which is held; what stands there is moved aside, and back where that was for nothing.
 ///
 /// # Errors
 ///
 /// When the file system refuses, or a launcher runs what stands there.
-pub(crate) fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<(), Fault> {
-    let in_the_way = fresh && run_dir.stands().map_err(Fault::BadInput)?;
+pub(crate) fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<Lock, Fault> {
+    let in_the_way = fresh && run_dir.find_old().map_err(Fault::BadInput)?;
     let aside = if in_the_way {
         Some(run_dir.set_aside().map_err(Fault::BadInput)?)
     } else {
@@ -181,7 +214,7 @@ pub(crate) fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<(), Fau
     };
     let prepared = run_dir.prepare(run).map_err(Fault::BadInput);
     match (&prepared, &aside) {
-        (Ok(()), Some(aside)) => screen::note(&format!(
+        (Ok(_), Some(aside)) => screen::note(&format!(
             "the old {} is now {}",
             run_dir.path().display(),
             aside.path().display()

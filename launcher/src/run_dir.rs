@@ -1,13 +1,17 @@
 //! The directory of a run: what lies where, whose it is, and how it comes to be whole or not at all.
+//!
+//! All work is done inside the directory that is given, which may be a mount point, a link or `.`: what makes it that of a run
+//! is its `config.toml`, written last and at once.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::statvfs;
-use spd_checkpoint::{Lock, atomic};
+use spd_checkpoint::{CheckpointError, Lock, atomic};
 use spd_configs::Run;
+
+mod aside;
 
 /// A run directory, which may not stand yet.
 #[derive(Debug, Clone)]
@@ -27,7 +31,8 @@ pub(crate) enum Found {
 impl RunDir {
     /// The directory at `path`.
     pub(crate) fn at(path: PathBuf) -> Self {
-        Self(path)
+        // Without a slash at its end, which shells put there: it would hide what the name is of.
+        Self(path.components().collect())
     }
 
     /// Where it is.
@@ -75,21 +80,48 @@ impl RunDir {
         self.0.join("summary.json")
     }
 
-    /// Whether anything but an empty directory stands there.
+    /// Whether anything stands there but an empty directory, or what a launcher that was killed had begun to make of it.
     ///
     /// # Errors
     ///
     /// One line, when the file system cannot say.
     pub(crate) fn stands(&self) -> Result<bool, String> {
-        match fs::read_dir(&self.0) {
-            Ok(mut entries) => Ok(entries.next().is_some()),
+        let stands = entries(&self.0).and_then(|all| {
+            for path in all {
+                if !is_apart(&path) && !is_begun(&path)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        });
+        match stands {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) if error.kind() == ErrorKind::NotADirectory => Err(format!(
                 "{}: a run directory is wanted, and a file is in its way; try --out",
                 self.0.display()
             )),
-            Err(error) => Err(format!("{}: {error}", self.0.display())),
+            stands => stands.map_err(|error| format!("{}: {error}", self.0.display())),
         }
+    }
+
+    /// Whether a run stands there that `--fresh` moves aside.
+    ///
+    /// # Errors
+    ///
+    /// One line, when it is no run: nobody's files are moved for a slip of the hand.
+    pub(crate) fn find_old(&self) -> Result<bool, String> {
+        let stands = self.stands()?;
+        if stands && !there(&self.config())? {
+            return Err(self.no_run());
+        }
+        Ok(stands)
+    }
+
+    fn no_run(&self) -> String {
+        format!(
+            "{}: holds files and no config.toml, so it is no run directory; try --out",
+            self.0.display()
+        )
     }
 
     /// What stands there, if it is nothing or `run`.
@@ -103,9 +135,7 @@ impl RunDir {
             return Ok(Found::Nothing);
         }
         if !there(&self.config())? {
-            return Err(format!(
-                "{place}: holds files and no config.toml, so it is no run directory; try --out"
-            ));
+            return Err(self.no_run());
         }
         let stored = Run::load(&self.config(), &[]).map_err(|faults| {
             format!("{faults}\n{place}: cannot be continued; try --fresh or --out")
@@ -147,22 +177,37 @@ impl RunDir {
         Ok(true)
     }
 
-    /// Whether the directory could be made, or written to, and has room for `bytes`.
+    /// Everything that could keep a run from starting there: another process runs it, the directory could not be made or
+    /// written to, something else has a name in it, or it has no room for `bytes`.
     ///
     /// # Errors
     ///
-    /// One line, when not.
-    pub(crate) fn check_room(&self, bytes: u64) -> Result<(), String> {
-        let standing = nearest(&self.0);
-        let place = standing.display();
-        if !standing.is_dir() {
-            return Err(format!(
-                "{}: cannot be made, {place} is no directory; try --out",
-                self.0.display()
-            ));
+    /// One line.
+    pub(crate) fn check(&self, bytes: u64) -> Result<(), String> {
+        let standing = spd_files::try_dir(&self.0).map_err(|line| format!("{line}; try --out"))?;
+        for dir in [self.logs(), self.0.clone()] {
+            Lock::look(&dir).map_err(|error| error.to_string())?;
         }
-        try_to_make(&standing)
-            .map_err(|error| format!("{place}: nothing can be made there: {error}; try --out"))?;
+        for (path, is_dir) in [
+            (self.logs(), true),
+            (self.checkpoints(), true),
+            (self.log(), false),
+            (self.metrics(), false),
+            (self.system(), false),
+        ] {
+            let Ok(found) = fs::metadata(&path).map(|found| found.file_type()) else {
+                continue;
+            };
+            if found.is_dir() != is_dir || !(is_dir || found.is_file()) {
+                return Err(format!(
+                    "{}: expected {}, found {}; move it away, or try --out",
+                    path.display(),
+                    if is_dir { "a directory" } else { "a file" },
+                    spd_files::name(found)
+                ));
+            }
+        }
+        let place = standing.display();
         let disk = statvfs(&standing).map_err(|error| format!("{place}: {error}"))?;
         // A file system that counts no blocks does not know its room.
         let free = if disk.f_blocks == 0 {
@@ -173,54 +218,75 @@ impl RunDir {
         check_free(&place.to_string(), free, bytes)
     }
 
-    /// Makes the directory with `run` in it. It appears whole, under its name, or not at all.
+    /// Makes the directory of `run`, or makes one of an empty directory; it is one as soon as it has its `config.toml`, which
+    /// comes last. Other launchers are kept away for as long as the value lives.
     ///
     /// # Errors
     ///
-    /// One line, when the file system refuses.
-    pub(crate) fn prepare(&self, run: &Run) -> Result<(), String> {
-        self.make(|staged| {
-            fs::create_dir(staged.checkpoints())?;
-            fs::create_dir(staged.logs())?;
+    /// One line, when another launcher is at it, or the file system refuses. What was begun has then been removed.
+    pub(crate) fn prepare(&self, run: &Run) -> Result<Lock, String> {
+        self.make(|| {
+            match fs::create_dir(self.checkpoints()) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
+                _ => {}
+            }
             Ok(atomic::write_file(
-                &staged.config(),
+                &self.config(),
                 run.to_toml().as_bytes(),
             )?)
         })
     }
 
-    /// Makes the directory of a sweep with this `sweep.json` in it, whole or not at all.
+    /// Makes the directory of a sweep, which is one as soon as it has this text as its `sweep.json`.
     ///
     /// # Errors
     ///
-    /// One line, when the file system refuses.
-    pub(crate) fn prepare_sweep(&self, text: &str) -> Result<(), String> {
-        self.make(|staged| {
-            fs::create_dir(staged.logs())?;
-            Ok(atomic::write_file(&staged.sweep(), text.as_bytes())?)
-        })
+    /// As [`Self::prepare`].
+    pub(crate) fn prepare_sweep(&self, text: &str) -> Result<Lock, String> {
+        self.make(|| Ok(atomic::write_file(&self.sweep(), text.as_bytes())?))
     }
 
-    fn make(&self, fill: impl FnOnce(&RunDir) -> anyhow::Result<()>) -> Result<(), String> {
-        let parent = parent(&self.0);
-        let missing: Vec<&Path> = parent
-            .ancestors()
+    /// Nothing is needed beside the directory, which may be a mount point or the working directory.
+    fn make(&self, fill: impl FnOnce() -> anyhow::Result<()>) -> Result<Lock, String> {
+        let above = self.0.ancestors();
+        let missing: Vec<&Path> = above
             .take_while(|path| !path.as_os_str().is_empty() && !path.is_dir())
             .collect();
-        let staged = Self(self.sibling(&format!("new-{}", std::process::id())));
-        let made = fs::create_dir_all(parent)
-            .and_then(|()| fs::create_dir(&staged.0))
-            .map_err(anyhow::Error::from)
-            .and_then(|()| fill(&staged))
-            .and_then(|()| Ok(fs::rename(&staged.0, &self.0)?));
-        made.map_err(|error| {
-            // What cannot be removed is not ours, or the message below says why.
-            let _ = fs::remove_dir_all(&staged.0);
-            for path in missing {
+        let has_logs = there(&self.logs())?;
+        let refused = |error: anyhow::Error| {
+            format!("{}: cannot be made: {error:#}; try --out", self.0.display())
+        };
+        let unmake = || {
+            // What is not empty is not ours, and what cannot be removed is named by the error.
+            let _ = fs::remove_dir(self.checkpoints());
+            if !has_logs {
+                let _ = fs::remove_file(self.logs().join("lock"));
+                let _ = fs::remove_dir(self.logs());
+            }
+            for path in &missing {
                 let _ = fs::remove_dir(path);
             }
-            format!("{}: cannot be made: {error:#}; try --out", self.0.display())
-        })
+        };
+        if let Err(error) = fs::create_dir_all(&self.0) {
+            unmake();
+            return Err(refused(error.into()));
+        }
+        let hold = match Lock::take(&self.logs()) {
+            Ok(hold) => hold,
+            Err(held @ CheckpointError::Held { .. }) => return Err(held.to_string()),
+            Err(error) => {
+                unmake();
+                return Err(refused(error.into()));
+            }
+        };
+        if there(&self.config())? || there(&self.sweep())? {
+            return Err(format!(
+                "{}: another launcher has just made a run there; start again to go on with it",
+                self.0.display()
+            ));
+        }
+        fill().inspect_err(|_| unmake()).map_err(refused)?;
+        Ok(hold)
     }
 
     /// Keeps other launchers away, until the value or this process is gone.
@@ -233,71 +299,33 @@ impl RunDir {
     pub(crate) fn hold(&self) -> Result<Lock, String> {
         Lock::take(&self.logs()).map_err(|error| error.to_string())
     }
+}
 
-    /// Moves what stands there to `<dir>.old-N`, and returns that place.
-    ///
-    /// # Errors
-    ///
-    /// One line, when a launcher runs it or the file system refuses.
-    pub(crate) fn set_aside(&self) -> Result<RunDir, String> {
-        let _hold = if there(&self.config())? {
-            Some(self.hold()?)
-        } else {
-            None
-        };
-        let refused =
-            |error: io::Error| format!("{}: cannot be moved aside: {error}", self.0.display());
-        for number in 1_u32.. {
-            let aside = self.sibling(&format!("old-{number}"));
-            if !aside.try_exists().map_err(refused)? {
-                fs::rename(&self.0, &aside).map_err(refused)?;
-                return Ok(Self(aside));
-            }
-        }
-        Err(format!(
-            "{}: has too many old ones beside it",
-            self.0.display()
-        ))
-    }
+/// Whether something in a run directory is no part of a run: one that was moved aside, or what a disk's own root holds.
+fn is_apart(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let number = name.strip_prefix("old-");
+    name == "lost+found" || number.is_some_and(|number| number.parse::<u32>().is_ok())
+}
 
-    /// Moves a directory that was set aside back to where it was.
-    pub(crate) fn put_back(&self, aside: &RunDir) -> io::Result<()> {
-        fs::rename(&aside.0, &self.0)
-    }
-
-    /// `<dir>.<suffix>`, on the same file system, so that a rename is all it takes.
-    fn sibling(&self, suffix: &str) -> PathBuf {
-        let mut path = OsString::from(&self.0);
-        path.push(".");
-        path.push(suffix);
-        path.into()
+/// Whether it is what a launcher makes before `config.toml`, and leaves when it is killed then.
+fn is_begun(path: &Path) -> io::Result<bool> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    match &*name {
+        "checkpoints" => Ok(path.is_dir() && entries(path)?.is_empty()),
+        "logs" => Ok(path.is_dir() && entries(path)?.iter().all(|entry| entry.ends_with("lock"))),
+        ".tmp-config.toml" | ".tmp-sweep.json" => Ok(true),
+        other => Ok(other.starts_with(spd_files::PROBE)),
     }
 }
 
-fn parent(path: &Path) -> &Path {
-    path.parent()
-        .filter(|parent| !parent.as_os_str().is_empty())
-        .unwrap_or(Path::new("."))
-}
-
-/// The nearest of a path and its parents that stands.
-fn nearest(path: &Path) -> PathBuf {
-    let standing = path
-        .ancestors()
-        .find(|path| fs::symlink_metadata(path).is_ok());
-    standing.unwrap_or(Path::new(".")).to_owned()
+fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect()
 }
 
 fn there(path: &Path) -> Result<bool, String> {
     path.try_exists()
         .map_err(|error| format!("{}: {error}", path.display()))
-}
-
-/// Makes a directory and removes it: what access bits say does not hold for root, nor in `/proc`.
-fn try_to_make(dir: &Path) -> io::Result<()> {
-    let probe = dir.join(format!(".spd-probe-{}", std::process::id()));
-    fs::create_dir(&probe)?;
-    fs::remove_dir(&probe)
 }
 
 fn check_free(place: &str, free: u64, bytes: u64) -> Result<(), String> {
@@ -347,42 +375,88 @@ mod tests {
         assert_eq!(listed(&keys), "a, b, c, and 1 more");
     }
 
-    #[test]
-    fn old_directories_are_never_overwritten() {
-        let dir = tempfile::tempdir().unwrap();
-        let run_dir = RunDir::at(dir.path().join("x"));
-        for number in 1..=3 {
-            fs::create_dir(run_dir.path()).unwrap();
-            let aside = run_dir.set_aside().unwrap();
-            assert_eq!(aside.path(), dir.path().join(format!("x.old-{number}")));
-        }
+    pub(super) fn tms() -> Run {
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/tms_5-2.toml");
+        Run::load(&config, &[]).unwrap()
+    }
+
+    pub(super) fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<String> = entries(dir)
+            .unwrap()
+            .iter()
+            .map(|path| path.file_name().unwrap().display().to_string())
+            .collect();
+        names.sort();
+        names
     }
 
     #[test]
-    fn a_directory_that_is_run_is_not_moved() {
+    fn what_a_killed_launcher_had_begun_is_nothing_yet() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::at(dir.path().to_owned());
+        fs::create_dir(run_dir.checkpoints()).unwrap();
+        drop(run_dir.hold().unwrap());
+        atomic::write_file(&dir.path().join(".tmp-config.toml"), b"name = ").unwrap();
+        assert_eq!(run_dir.find(&tms()), Ok(Found::Nothing));
+        drop(run_dir.prepare(&tms()).unwrap());
+        assert_eq!(names(dir.path()), ["checkpoints", "config.toml", "logs"]);
+        assert_eq!(run_dir.find(&tms()), Ok(Found::Begun));
+
+        fs::remove_file(run_dir.config()).unwrap();
+        atomic::write_file(&run_dir.checkpoints().join("mine"), b"").unwrap();
+        let no_run = "holds files and no config.toml, so it is no run directory; try --out";
+        assert!(run_dir.find(&tms()).unwrap_err().ends_with(no_run));
+        assert!(run_dir.find_old().unwrap_err().ends_with(no_run));
+    }
+
+    #[test]
+    fn two_launchers_make_one_run() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(dir.path().join("x"));
-        let hold = run_dir.hold().unwrap();
-        atomic::write_file(&run_dir.config(), b"").unwrap();
-        let error = run_dir.set_aside().unwrap_err();
-        let held = format!(
-            "{}: held by process {} ",
-            run_dir.logs().join("lock").display(),
-            std::process::id()
-        );
-        assert!(error.starts_with(&held), "{error}");
+        let hold = run_dir.prepare(&tms()).unwrap();
+        let error = run_dir.prepare(&tms()).unwrap_err();
+        assert!(error.contains("logs/lock: held by process "), "{error}");
+        assert_eq!(run_dir.check(0).unwrap_err(), error);
         drop(hold);
-        run_dir.set_aside().unwrap();
+        assert_eq!(
+            run_dir.prepare(&tms()).unwrap_err(),
+            format!(
+                "{}: another launcher has just made a run there; start again to go on with it",
+                run_dir.path().display()
+            )
+        );
+        run_dir.check(0).unwrap();
+        assert_eq!(
+            names(run_dir.path()),
+            ["checkpoints", "config.toml", "logs"]
+        );
+    }
+
+    #[test]
+    fn something_else_in_the_place_of_a_part_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::at(dir.path().to_owned());
+        atomic::write_file(&run_dir.checkpoints(), b"").unwrap();
+        assert_eq!(
+            run_dir.check(0).unwrap_err(),
+            format!(
+                "{}: expected a directory, found a file; move it away, or try --out",
+                run_dir.checkpoints().display()
+            )
+        );
+        fs::remove_file(run_dir.checkpoints()).unwrap();
+        std::os::unix::fs::symlink("/dev/null", run_dir.metrics()).unwrap();
+        let error = run_dir.check(0).unwrap_err();
+        let expected = "expected a file, found a character device; move it away, or try --out";
+        assert!(error.ends_with(expected), "{error}");
     }
 
     #[test]
     fn a_directory_that_cannot_be_made_leaves_nothing_half_made() {
         let dir = tempfile::tempdir().unwrap();
-        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/tms_5-2.toml");
-        let run = Run::load(&config, &[]).unwrap();
         // Its parents can be made; no file system takes the name itself.
         let path = dir.path().join("runs/today").join("x".repeat(300));
-        let error = RunDir::at(path.clone()).prepare(&run).unwrap_err();
+        let error = RunDir::at(path.clone()).prepare(&tms()).unwrap_err();
         assert_eq!(
             error,
             format!(

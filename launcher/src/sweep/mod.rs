@@ -109,11 +109,13 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         screen::note("dry run: nothing was created");
         return Ok(Exit::Done);
     }
-    if !stands {
+    let hold = if stands {
+        sweep.root.hold()
+    } else {
         let file = report::json(&sweep.name, &members);
-        sweep.root.prepare_sweep(&file).map_err(Fault::BadInput)?;
-    }
-    let _hold = sweep.root.hold().map_err(Fault::BadInput)?;
+        sweep.root.prepare_sweep(&file)
+    };
+    let _hold = hold.map_err(Fault::BadInput)?;
     let ended = sweep.run(&mut members, &found);
     sweep.write(&members).map_err(Fault::Failed)?;
     screen::result(&format!(
@@ -183,7 +185,7 @@ fn find(asked: &RunArgs, members: &[Member]) -> Result<Vec<Found>, Vec<String>> 
     let (mut all, mut lines) = (Vec::new(), Vec::new());
     for member in members {
         let found = if asked.fresh {
-            Ok(Found::Nothing)
+            member.dir.find_old().map(|_| Found::Nothing)
         } else {
             member.dir.find(&member.run)
         };
@@ -223,10 +225,11 @@ impl Sweep<'_> {
                 }
             };
             if *found != Found::Finished {
+                member.dir.check(0).map_err(Fault::BadInput)?;
                 bytes = bytes.saturating_add(checkpoint_bytes(&member.run, overview, found));
             }
         }
-        self.root.check_room(bytes).map_err(Fault::BadInput)?;
+        self.root.check(bytes).map_err(Fault::BadInput)?;
         let largest = known
             .into_iter()
             .max_by_key(|(_, overview, _)| overview.memory.total());
@@ -343,8 +346,9 @@ impl Sweep<'_> {
 
     fn start_one(&self, member: &mut Member, found: &Found) -> Result<(), String> {
         if *found == Found::Nothing {
-            create(&member.dir, &member.run, self.asked.fresh)
-                .map_err(|fault| fault.to_string())?;
+            // Let go of at once: the launcher of the member takes it.
+            let hold = create(&member.dir, &member.run, self.asked.fresh);
+            drop(hold.map_err(|fault| fault.to_string())?);
         }
         let started = member.start(self.asked, self.threads);
         started.map_err(|error| format!("{error:#}"))
