@@ -19,6 +19,7 @@ Examples:
   spd-launch tokenize stories.txt --tokenizer bytes --out data/stories
   spd-launch bench tms_5-2 --phases
   spd-launch profile tms_5-2 --trace step.json
+  spd-launch figures runs/tms_5-2             draw its newest checkpoint again
   spd-launch doctor                           what there is for GPUs, and what is missing
 
 A run is continued by the command that started it. SIGINT (Ctrl-C), SIGTERM and SIGUSR1 make it save
@@ -60,6 +61,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Say where the time of a run's step goes
     Profile(ProfileArgs),
+    /// Draw the figures of a run again, from its newest checkpoint
+    Figures(FiguresArgs),
     /// Say what this machine has for runs on GPUs, and what is missing for what
     Doctor,
     /// One rank, as the launcher, srun or torchrun starts it
@@ -76,7 +79,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// CPU threads [default: all that this process may use]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
     pub(crate) threads: Option<usize>,
     /// Memory to count on [default: what the machine and its control groups have to give now]
     #[arg(long, value_name = "SIZE", value_parser = memory::size)]
@@ -96,7 +99,7 @@ pub(crate) struct RunArgs {
     /// Check everything, print the plan, create nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Start over: an old run directory is moved to DIR.old-N first
+    /// Start over: an old run directory is moved to DIR.old-N first, or what it holds to DIR/old-N
     #[arg(long)]
     pub(crate) fresh: bool,
     /// GPUs to use: 0 or 1 (`spd-launch doctor` says what is there)
@@ -142,7 +145,7 @@ pub(crate) struct TokenizeArgs {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) shard_tokens: Option<usize>,
     /// CPU threads [default: all that this process may use]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
     pub(crate) threads: Option<usize>,
     /// Replace datasets that stand there
     #[arg(long)]
@@ -162,7 +165,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N")]
     pub(crate) warmup: Option<usize>,
     /// CPU threads [default: all that this process may use]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
     pub(crate) threads: Option<usize>,
     /// GPUs to use: 0 or 1
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "vary")]
@@ -196,7 +199,7 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) steps: Option<usize>,
     /// CPU threads [default: all that this process may use]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
     pub(crate) threads: Option<usize>,
     /// GPUs to use: 0 or 1
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -209,6 +212,17 @@ pub(crate) struct ProfileArgs {
     pub(crate) trace: Option<PathBuf>,
 }
 
+/// `spd-launch figures`.
+#[derive(Debug, Args)]
+pub(crate) struct FiguresArgs {
+    /// Run directory
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// CPU threads [default: all that this process may use]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
+    pub(crate) threads: Option<usize>,
+}
+
 /// `spd-launch rank`.
 #[derive(Debug, Args)]
 pub(crate) struct RankArgs {
@@ -216,7 +230,7 @@ pub(crate) struct RankArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: PathBuf,
     /// CPU threads
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
     pub(crate) threads: usize,
     /// GPUs to use: 0 or 1
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -225,7 +239,26 @@ pub(crate) struct RankArgs {
 
 /// Threads that this process may use: cores, less what affinity and cgroups take away.
 pub(crate) fn threads(asked: Option<usize>) -> usize {
-    asked.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into))
+    asked.unwrap_or_else(cores)
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into)
+}
+
+/// Threads that can be asked for on a machine with fewer cores. Each is a thread of the operating system with a quarter of
+/// a mebibyte of its own, and those beyond the cores make nothing faster: a larger number is a slip of the hand.
+const MOST_THREADS: usize = 1024;
+
+fn thread_count(text: &str) -> Result<usize, String> {
+    let (threads, cores) = (at_least_one(text)?, cores());
+    let most = MOST_THREADS.max(cores);
+    if threads <= most {
+        return Ok(threads);
+    }
+    Err(format!(
+        "at most {most} threads are taken, and more than there are cores ({cores} here) make no run faster"
+    ))
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -269,6 +302,8 @@ mod tests {
     #[test]
     fn fractions_and_counts_are_checked() {
         assert!(fraction("0.1").is_ok() && fraction("1").is_err() && fraction("NaN").is_err());
+        assert_eq!(thread_count("1024"), Ok(1024));
+        assert!(thread_count("1000000").is_err() && thread_count("0").is_err());
         assert!(
             at_least_one("3").is_ok() && at_least_one("0").is_err() && at_least_one("-1").is_err()
         );

@@ -8,6 +8,7 @@
 //!                       -> progress     its rows: to the screen
 //!                       -> stop         signals: save and leave, or leave now
 //!          -> summary                   what the rank wrote at the end, printed
+//!     -> figures                        those of a checkpoint, drawn again
 //!     -> doctor                          what there is for runs on GPUs
 //!     -> bench, profile                 how long a step takes, and where the time goes
 //!     -> sweep                          several runs, each this program again, and one table
@@ -17,6 +18,7 @@ mod bench;
 mod cli;
 mod doctor;
 mod exit;
+mod figures;
 mod memory;
 mod output;
 mod plan;
@@ -46,11 +48,15 @@ use crate::cli::{Cli, Command};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(said) => return refused(&said).into(),
+    };
     let ended = match (cli.command, cli.run) {
         (Some(Command::Tokenize(asked)), _) => tokenize::tokenize(&asked),
         (Some(Command::Bench(asked)), _) => bench::bench(&asked),
         (Some(Command::Profile(asked)), _) => profile::profile(&asked),
+        (Some(Command::Figures(asked)), _) => figures::figures(&asked),
         (Some(Command::Doctor), _) => Ok(doctor::doctor()),
         (Some(Command::Rank(asked)), _) => rank::rank(&asked),
         (None, Some(asked)) => run::run(&asked),
@@ -70,4 +76,16 @@ fn main() -> ExitCode {
         }
     }
     .into()
+}
+
+/// What the command line asks for in place of a command, or what is wrong with it: its words go through the screen as all do.
+fn refused(said: &clap::Error) -> Exit {
+    let text = said.render().to_string();
+    if said.use_stderr() {
+        screen::note(text.trim_end());
+        Exit::BadInput
+    } else {
+        screen::result(&text);
+        Exit::Done
+    }
 }

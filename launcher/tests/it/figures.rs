@@ -219,4 +219,49 @@ fn figures_that_cannot_be_written_end_no_run() {
         "{}",
         ended.stderr
     );
+
+    // With the disk in order they are drawn again, and are what the run would have drawn.
+    fs::remove_file(house.run_dir().join("figures")).unwrap();
+    let ended = launch(house.launcher(&["figures", "runs/x/"]));
+    assert_eq!(
+        (ended.code, ended.stdout.as_str(), ended.stderr.as_str()),
+        (
+            Some(0),
+            "the figures of step 12 are in runs/x/figures/step-00000012\n",
+            ""
+        )
+    );
+    let whole = launch(house.real("tms_5-2.toml", "runs/y", &SHORT));
+    assert_eq!(whole.code, Some(0), "{}", whole.stderr);
+    let other = house.path().join("runs/y/figures/step-00000012");
+    let all = names(&other);
+    assert_eq!(names(&figures(&house, 12)), all);
+    for name in all {
+        let drawn = fs::read(figures(&house, 12).join(&name)).unwrap();
+        assert!(drawn == fs::read(other.join(&name)).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn figures_are_of_runs_with_a_checkpoint() {
+    let house = House::new();
+    let refused = |run: &str, expected: &str| {
+        let ended = launch(house.launcher(&["figures", run]));
+        let expected = format!("error: {expected}\n");
+        assert_eq!((ended.code, ended.stderr), (Some(2), expected));
+    };
+    refused(
+        "runs/x",
+        "runs/x: holds no config.toml, so it is no run directory; give one, like runs/tms_5-2",
+    );
+    assert_eq!(launch(house.run("fail", &[])).code, Some(1));
+    refused(
+        "runs/x",
+        "runs/x/checkpoints: has no checkpoint to draw from; run it first",
+    );
+    refused(
+        "runs",
+        "runs: holds no config.toml, so it is no run directory; give one, like runs/tms_5-2",
+    );
+    assert!(!house.run_dir().join("figures").try_exists().unwrap());
 }

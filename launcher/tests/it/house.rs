@@ -43,6 +43,7 @@ impl House {
         command
             .current_dir(self.path())
             .args(arguments)
+            .env("SPD_CACHE", self.path().join("cache"))
             .stdin(Stdio::null());
         command
     }
@@ -82,7 +83,6 @@ impl House {
         for set in set {
             command.args(["--set", set]);
         }
-        command.env("SPD_CACHE", self.path().join("cache"));
         command
     }
 

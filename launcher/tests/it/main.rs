@@ -8,6 +8,7 @@ mod figures;
 mod gpu;
 mod house;
 mod memory;
+mod places;
 mod refusals;
 mod resume;
 mod rows;

@@ -1,0 +1,305 @@
+//! Where a run may lie, and what stands in the place of its files.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::fs::{CWD, Mode, mkfifoat};
+use spd_checkpoint::Lock;
+
+use crate::house::{Ended, House, launch, names};
+
+fn make_pipe(path: &Path) {
+    mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR).unwrap();
+}
+
+/// Launches and asserts that it is refused with this line.
+fn refused(command: Command, expected: &str) {
+    let ended = launch(command);
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (Some(2), format!("error: {expected}\n").as_str())
+    );
+}
+
+fn done(command: Command) -> Ended {
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    ended
+}
+
+#[test]
+fn a_run_lies_in_the_directory_that_is_given() {
+    for (out, lies_in, old) in [
+        ("runs/x/", "runs/x", "runs/x.old-1"),
+        ("empty", "empty", "empty.old-1"),
+        ("link", "disk", "disk/old-1"),
+        ("link/", "disk", "disk/old-1"),
+        (".", ".", "old-1"),
+        ("empty/..", ".", "old-1"),
+    ] {
+        let house = House::new();
+        // What is to be a working directory holds nothing else.
+        let start = house.path().join("start");
+        for dir in ["start/empty", "start/disk"] {
+            fs::create_dir_all(house.path().join(dir)).unwrap();
+        }
+        symlink("disk", start.join("link")).unwrap();
+        if lies_in == "." {
+            fs::remove_file(start.join("link")).unwrap();
+            fs::remove_dir(start.join("disk")).unwrap();
+        }
+        if out == "." {
+            fs::remove_dir(start.join("empty")).unwrap();
+        }
+        let command = |arguments: &[&str]| {
+            let mut command = house.run_at(out, "done", arguments);
+            command.current_dir(&start);
+            command
+        };
+        if out == "empty/.." {
+            // `..` holds `empty`, which is no part of a run.
+            let ended = launch(command(&[]));
+            assert_eq!(ended.code, Some(2));
+            assert!(ended.stderr.contains("so it is no run directory"));
+            continue;
+        }
+        let planned = done(command(&["--dry-run"]));
+        assert!(planned.stdout.contains(" (new)"), "{}", planned.stdout);
+        done(command(&[]));
+        assert!(start.join(lies_in).join("summary.json").is_file(), "{out}");
+        let again = done(command(&[]));
+        assert!(again.stderr.contains(" is finished; "), "{}", again.stderr);
+        let fresh = done(command(&["--fresh"]));
+        assert!(start.join(old).join("summary.json").is_file(), "{out}");
+        assert!(start.join(lies_in).join("summary.json").is_file(), "{out}");
+        assert!(fresh.stderr.contains("old-1\n"), "{}", fresh.stderr);
+        assert_eq!(start.join("link").is_symlink(), lies_in != ".", "{out}");
+    }
+}
+
+#[test]
+fn a_sweep_and_a_dataset_lie_in_the_directory_that_is_given() {
+    for out in ["sweep/", "link", "."] {
+        let house = House::new();
+        let start = house.path().join("start");
+        fs::create_dir_all(start.join("disk")).unwrap();
+        symlink("disk", start.join("link")).unwrap();
+        let start = if out == "." {
+            start.join("disk")
+        } else {
+            start
+        };
+        let mut command = house.run_at(out, "sweep_well", &["--seeds", "0..1"]);
+        command.current_dir(&start);
+        done(command);
+        assert!(start.join(out).join("seed=0/summary.json").is_file());
+
+        let text = start.join("text");
+        fs::write(&text, "to be or not to be\n".repeat(50)).unwrap();
+        let data = if out == "." {
+            "seed=0/figures"
+        } else {
+            "data/"
+        };
+        fs::create_dir_all(start.join(data)).unwrap();
+        for _ in 0..2 {
+            let tokenize = ["tokenize", "text", "--tokenizer", "bytes", "--overwrite"];
+            let mut command = house.launcher(&tokenize);
+            command.args(["--out", data]).current_dir(&start);
+            done(command);
+            assert_eq!(names(&start.join(data)), ["train", "val"]);
+        }
+    }
+}
+
+#[test]
+fn files_of_somebody_else_are_not_moved() {
+    let house = House::new();
+    fs::create_dir_all(house.run_dir()).unwrap();
+    fs::File::create_new(house.run_dir().join("thesis.tex")).unwrap();
+    refused(
+        house.run("done", &["--fresh"]),
+        "runs/x: holds files and no config.toml, so it is no run directory; try --out",
+    );
+    assert_eq!(names(&house.run_dir()), ["thesis.tex"]);
+}
+
+#[test]
+fn a_dry_run_is_refused_where_the_run_would_be() {
+    let house = House::new();
+    assert_eq!(launch(house.run("fail", &[])).code, Some(1));
+    let both = |change: &dyn Fn(&mut Command), expected: &str| {
+        for arguments in [&[][..], &["--dry-run"]] {
+            let mut command = house.run("done", arguments);
+            change(&mut command);
+            refused(command, expected);
+        }
+    };
+    let held = |dir: &Path, shown: &str| {
+        let _hold = Lock::take(dir).unwrap();
+        let error = Lock::look(dir).unwrap_err().to_string();
+        both(&|_| {}, &error.replace(&dir.display().to_string(), shown));
+    };
+    held(&house.run_dir().join("logs"), "runs/x/logs");
+    held(&house.run_dir(), "runs/x");
+
+    fs::write(house.path().join("file"), "").unwrap();
+    let file = house.path().join("file");
+    let targets = file.join("targets");
+    let before = names(&house.run_dir());
+    for arguments in [&[][..], &["--dry-run"], &["--seeds", "0..2", "--out", "s"]] {
+        let mut command = house.run("done", arguments);
+        if arguments.len() > 1 {
+            command = house.launcher(&[&config()]);
+            command.args(arguments);
+        }
+        command.env("SPD_CACHE", &file);
+        let ended = launch(command);
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(
+            ended.stderr.starts_with(&format!("error: {}/", targets.display()))
+                && ended.stderr.ends_with(&format!(
+                    ": cannot be made: {} is no directory but a file; trained targets are kept there: mend it, or set \
+                     SPD_CACHE to a directory that can be written to\n",
+                    file.display()
+                )),
+            "{}",
+            ended.stderr
+        );
+    }
+    assert_eq!(names(&house.run_dir()), before);
+    assert_eq!(house.names(), ["file", "runs"]);
+
+    make_pipe(&house.run_dir().join("metrics.jsonl"));
+    both(
+        &|_| {},
+        "runs/x/metrics.jsonl: expected a file, found a named pipe; move it away, or try --out",
+    );
+}
+
+fn config() -> String {
+    format!("{}/../configs/tms_5-2.toml", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_file_is_named() {
+    let house = House::new();
+    make_pipe(&house.path().join("pipe"));
+    for name in ["pipe", "./pipe"] {
+        let expected = format!("{name}: expected a file, found a named pipe");
+        refused(house.launcher(&[name]), &expected);
+    }
+    refused(
+        house.launcher(&["/dev/null"]),
+        "/dev/null: expected a file, found a character device",
+    );
+    fs::write(house.path().join("text"), "some text").unwrap();
+    for (text, tokenizer, expected) in [
+        (
+            "pipe",
+            "bytes",
+            "pipe: cannot open: expected a file, found a named pipe",
+        ),
+        (
+            "text",
+            "pipe",
+            "pipe: cannot read: expected a file, found a named pipe",
+        ),
+    ] {
+        let tokenize = ["tokenize", text, "--tokenizer", tokenizer, "--out", "data"];
+        refused(house.launcher(&tokenize), expected);
+    }
+    assert_eq!(house.names(), ["pipe", "text"]);
+
+    assert_eq!(launch(house.run("fail", &[])).code, Some(1));
+    let stored = house.run_dir().join("config.toml");
+    fs::remove_file(&stored).unwrap();
+    make_pipe(&stored);
+    let ended = launch(house.run("done", &[]));
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (
+            Some(2),
+            "error: runs/x/config.toml: expected a file, found a named pipe\n\
+             error: runs/x: cannot be continued; try --fresh or --out\n"
+        )
+    );
+}
+
+#[test]
+fn a_dataset_and_weights_may_be_pipes_too() {
+    let house = House::new();
+    let data = house.path().join("data/shakespeare/train");
+    fs::create_dir_all(&data).unwrap();
+    make_pipe(&data.join("index.json"));
+    let command = |config: &str| house.real(config, "runs/x", &[]);
+    refused(
+        command("shakespeare.toml"),
+        "data/shakespeare/train/index.json: cannot read: expected a file, found a named pipe",
+    );
+    make_pipe(&house.path().join("w.safetensors"));
+    let text = fs::read_to_string(config()).unwrap();
+    let (before, rest) = text.split_once("[target.train]").unwrap();
+    let (_, after) = rest.split_once("[data]").unwrap();
+    let run = format!("{before}weights = \"w.safetensors\"\n[data]{after}");
+    fs::write(house.path().join("run.toml"), run).unwrap();
+    refused(
+        house.launcher(&["run.toml"]),
+        "w.safetensors: the target's weights cannot be read: expected a file, found a named pipe",
+    );
+}
+
+#[test]
+fn nothing_that_is_printed_steers_the_terminal() {
+    let house = House::new();
+    for (arguments, expected) in [
+        (
+            &["no\u{1b}[31m.toml"][..],
+            "error: no\\u{1b}[31m.toml: no such run file; looked at no\\u{1b}[31m.toml, configs/no\\u{1b}[31m.toml, \
+             configs/no\\u{1b}[31m.toml.toml\n",
+        ),
+        (
+            &["tms", "--\u{1b}]0;title\u{7}"],
+            "error: unexpected argument '--",
+        ),
+    ] {
+        let ended = launch(house.launcher(arguments));
+        assert_eq!(ended.code, Some(2));
+        assert!(
+            ended.stderr.starts_with(expected) && !ended.stderr.contains('\u{1b}'),
+            "{:?}",
+            ended.stderr
+        );
+    }
+    let out = "runs/\u{1b}[2Jx";
+    let planned = done(house.run_at(out, "done", &["--dry-run"]));
+    assert!(planned.stdout.contains("runs/\\u{1b}[2Jx (new)"));
+    let ended = done(house.run_at(out, "done", &[]));
+    let printed = ended.stdout + &ended.stderr;
+    assert!(!printed.contains('\u{1b}'), "{printed:?}");
+}
+
+#[test]
+fn an_absurd_number_of_threads_is_refused() {
+    let house = House::new();
+    let ended = launch(house.run_at("runs/x", "done", &["--dry-run"]));
+    assert_eq!(ended.code, Some(0));
+    let ended = launch(house.launcher(&[&config(), "--threads", "1000000"]));
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended
+            .stderr
+            .starts_with("error: invalid value '1000000' for '--threads <N>': at most ")
+            && ended
+                .stderr
+                .contains(" threads are taken, and more than there are cores ("),
+        "{}",
+        ended.stderr
+    );
+}
