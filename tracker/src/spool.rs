@@ -256,4 +256,28 @@ mod tests {
             )
         );
     }
+
+    #[test]
+    fn what_is_no_file_is_not_appended_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(METRICS);
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        let error = Spool::create_or_open(dir.path()).err().unwrap().to_string();
+        assert_eq!(
+            error,
+            format!(
+                "{}: cannot open: expected a file, found a character device; move it away",
+                path.display()
+            )
+        );
+        let full = SpoolError::io(&path, "open", std::io::Error::from_raw_os_error(12));
+        assert_eq!(
+            full.to_string(),
+            format!(
+                "{}: cannot open: Cannot allocate memory (os error 12); \
+                 is there memory left, and may this process take it (ulimit -v)?",
+                path.display()
+            )
+        );
+    }
 }

@@ -9,6 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use proptest::prelude::*;
+use rustix::fs::{CWD, Mode, mkfifoat};
 use spd_checkpoint::{CheckpointError, load, newest, step_path, verify, write};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -114,6 +115,15 @@ fn the_reason_names_the_file_or_the_tensor() {
         };
         let reason = reason_after(replaced);
         assert!(reason.starts_with(name), "{reason}");
+        let waits = |dir: &Path| {
+            gone(dir);
+            let path = dir.join(name);
+            mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+        };
+        assert_eq!(
+            reason_after(waits),
+            format!("{name} cannot be read: expected a file, found a named pipe")
+        );
     }
 
     let empty = |dir: &Path| fs::write(dir.join("meta.json"), b"").unwrap();

@@ -106,8 +106,9 @@ fn first_free(place: impl Fn(u32) -> PathBuf) -> io::Result<PathBuf> {
     for number in 1_u32.. {
         let place = place(number);
         match fs::symlink_metadata(&place) {
+            Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(place),
-            found => drop(found?),
+            Err(error) => return Err(error),
         }
     }
     Err(ErrorKind::AlreadyExists.into())
