@@ -22,9 +22,9 @@ Examples:
   spd-launch figures runs/tms_5-2             draw its newest checkpoint again
   spd-launch doctor                           what there is for GPUs, and what is missing
 
-A run is continued by the command that started it. SIGINT (Ctrl-C), SIGTERM and SIGUSR1 make it save
-and leave; a second Ctrl-C or SIGTERM kills it at once. All of that holds for several runs at once too:
-they lie in runs/NAME.sweep, and one that fails leaves the others alone.
+A run is continued by the command that started it. SIGINT (Ctrl-C), SIGTERM, SIGUSR1 and SIGHUP make it
+save and leave; a second Ctrl-C or SIGTERM kills it at once. Under nohup, SIGHUP is ignored. All of that
+holds for several runs at once too: they lie in runs/NAME.sweep, and one that fails leaves the others alone.
 
 Exit codes:
   0  done; of several runs, all of them

@@ -1,14 +1,19 @@
 //! Signals to the launcher: the first asks the rank to save and leave, a second one does not wait.
 
 use std::io;
-use std::sync::Arc;
+use std::mem::MaybeUninit;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
-/// Signals that ask for an orderly stop. SIGHUP keeps its meaning, so that `nohup` works.
-const ASKING: [i32; 3] = [SIGINT, SIGTERM, SIGUSR1];
+/// Signals that ask for an orderly stop.
+const ASKING: [i32; 4] = [SIGINT, SIGTERM, SIGUSR1, SIGHUP];
+
+/// Raised by each of them.
+static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// A second signal sooner than this is the first one again: `timeout` sends its signal to the process
 /// and then to the whole group.
@@ -38,7 +43,8 @@ impl Stop {
     /// When the operating system refuses.
     pub(crate) fn listen() -> io::Result<Self> {
         let seen = ASKING.map(|_| Arc::new(AtomicBool::new(false)));
-        for (signal, seen) in ASKING.into_iter().zip(&seen) {
+        flag()?;
+        for (signal, seen) in ASKING.into_iter().zip(&seen).filter(|(s, _)| is_heard(*s)) {
             signal_hook::flag::register(signal, Arc::clone(seen))?;
         }
         Ok(Self { seen, asked: None })
@@ -64,17 +70,42 @@ impl Stop {
     }
 }
 
-/// The flag that is raised when this process, a rank, is asked to save and leave.
+/// The flag that is raised when this process is asked to save and leave, from the first call on.
 ///
 /// # Errors
 ///
 /// When the operating system refuses the handlers.
 pub(crate) fn flag() -> io::Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in ASKING {
-        signal_hook::flag::register(signal, Arc::clone(&flag))?;
+    let flag = ASKED.get_or_init(Arc::default);
+    for signal in ASKING.into_iter().filter(|&signal| is_heard(signal)) {
+        signal_hook::flag::register(signal, Arc::clone(flag))?;
     }
-    Ok(flag)
+    Ok(Arc::clone(flag))
+}
+
+/// Whether this process was asked to save and leave since it listens.
+pub(crate) fn asked() -> bool {
+    ASKED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
+}
+
+/// Whether a signal is listened to: under `nohup` a hang-up is ignored, and stays so.
+fn is_heard(signal: i32) -> bool {
+    signal != SIGHUP || !is_ignored(signal)
+}
+
+fn is_ignored(signal: i32) -> bool {
+    let mut found = MaybeUninit::<libc::sigaction>::zeroed();
+    #[expect(
+        unsafe_code,
+        reason = "there is no other way to ask what a signal does"
+    )]
+    // SAFETY: without a new action the call changes nothing and only fills in `found`, which is as it wants it; should it
+    // fail, `found` stays all zeros, which is a value of this plain struct: the default action.
+    let found = unsafe {
+        libc::sigaction(signal, ptr::null(), found.as_mut_ptr());
+        found.assume_init()
+    };
+    found.sa_sigaction == libc::SIG_IGN
 }
 
 /// A signal's name, like `SIGTERM`, or its number.
@@ -85,7 +116,9 @@ pub(crate) fn name(signal: i32) -> String {
 fn after(asked: Option<Instant>, now: Instant, signal: i32) -> Option<Wish> {
     match asked {
         None => Some(Wish::Leave(signal)),
-        Some(first) if now.duration_since(first) < ECHO || signal == SIGUSR1 => None,
+        Some(first) if now.duration_since(first) < ECHO => None,
+        // A scheduler may warn twice, and a terminal that closes may say so to a run that is leaving.
+        Some(_) if matches!(signal, SIGUSR1 | SIGHUP) => None,
         Some(_) => Some(Wish::LeaveNow(signal)),
     }
 }
@@ -111,9 +144,12 @@ mod tests {
     }
 
     #[test]
-    fn a_scheduler_may_warn_twice() {
+    fn a_scheduler_may_warn_twice_and_a_terminal_close_later() {
         let first = Instant::now();
-        assert_eq!(after(Some(first), first + 4 * ECHO, SIGUSR1), None);
+        for signal in [SIGUSR1, SIGHUP] {
+            assert_eq!(after(None, first, signal), Some(Wish::Leave(signal)));
+            assert_eq!(after(Some(first), first + 4 * ECHO, signal), None);
+        }
     }
 
     #[test]

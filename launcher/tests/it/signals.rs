@@ -35,7 +35,7 @@ fn interrupted(behaviour: &str, arguments: &[&str], signals: &[Signal]) -> (Hous
 
 #[test]
 fn a_request_to_stop_is_passed_on_and_leaves_a_run_that_goes_on() {
-    for signal in [Signal::INT, Signal::TERM, Signal::USR1] {
+    for signal in [Signal::INT, Signal::TERM, Signal::USR1, Signal::HUP] {
         let (house, ended) = interrupted("polite", &[], &[signal]);
         assert_eq!(ended.code, Some(3), "{}", ended.stderr);
         assert!(
@@ -52,6 +52,28 @@ fn a_request_to_stop_is_passed_on_and_leaves_a_run_that_goes_on() {
         );
         assert_eq!(launch(house.run("done", &[])).code, Some(0));
     }
+}
+
+#[test]
+fn a_hang_up_that_is_ignored_stays_so() {
+    let house = House::new();
+    let inner = house.run("polite", &[]);
+    let mut command = std::process::Command::new("sh");
+    command
+        .args(["-c", "trap '' HUP; exec \"$@\"", "sh"])
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .current_dir(house.path())
+        .env("FAKE_RANK", "polite");
+    let mut launcher = start(command);
+    house.rank_pid();
+    send(launcher.id(), Signal::HUP);
+    thread::sleep(A_WHILE);
+    assert!(launcher.try_wait().unwrap().is_none());
+    send(launcher.id(), Signal::TERM);
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(3));
+    assert!(!ended.stderr.contains("SIGHUP"), "{}", ended.stderr);
 }
 
 #[test]
