@@ -64,7 +64,7 @@ fn main() -> ExitCode {
             "no run file was named; try `spd-launch configs/tms_5-2.toml`".to_owned(),
         )),
     };
-    match ended {
+    let exit = match ended {
         Ok(exit) => exit,
         Err(Fault::BadInput(lines)) => {
             lines.lines().for_each(screen::error);
@@ -74,8 +74,9 @@ fn main() -> ExitCode {
             screen::error(&format!("{error:#}"));
             Exit::Failed
         }
-    }
-    .into()
+    };
+    screen::finish(stop::asked);
+    exit.into()
 }
 
 /// What the command line asks for in place of a command, or what is wrong with it: its words go through the screen as all do.

@@ -1,10 +1,9 @@
 //! How far the run is: the rank's rows, as they appear in its spool, on one line of the screen.
 
-use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
+use indicatif::HumanDuration;
 use spd_tracker::{Kind, Mark, Read, ReadError, Reader, Row};
 
 use crate::run_dir::RunDir;
@@ -57,9 +56,12 @@ impl Progress {
         }
     }
 
-    /// Finished steps of the phase, and how many it has; 0 when it does not count them.
-    pub(crate) fn steps(&self) -> (u64, u64) {
-        (self.step, self.steps)
+    /// The steps as a bar, where the phase counts them, and the numbers behind them.
+    pub(crate) fn bar(&self) -> String {
+        match self.steps {
+            0 => self.numbers(),
+            steps => format!("{}  {}", bar(self.step, steps), self.numbers()),
+        }
     }
 
     /// Where the run is, for a message: `after step 120 (decomposing)`.
@@ -192,22 +194,17 @@ impl Spool {
     }
 }
 
-/// Shows progress: a bar on a terminal, elsewhere a line now and then.
+/// Shows progress: a live line on a terminal, elsewhere a line now and then.
 pub(crate) struct Display {
-    bar: Option<ProgressBar>,
+    is_live: bool,
     last_line: Option<(String, Instant)>,
 }
 
 impl Display {
     /// A display on stderr.
     pub(crate) fn new() -> Self {
-        let bar = io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(0);
-            set_style(&bar, "{prefix:>15} [{bar:24}] {pos}/{len}  {msg}");
-            bar
-        });
         Self {
-            bar,
+            is_live: screen::is_live(),
             last_line: None,
         }
     }
@@ -217,11 +214,9 @@ impl Display {
         if progress.phase.is_empty() {
             return;
         }
-        if let Some(bar) = &self.bar {
-            bar.set_prefix(progress.activity().to_owned());
-            bar.set_message(progress.numbers());
-            bar.set_length(progress.steps);
-            bar.set_position(progress.step);
+        if self.is_live {
+            let activity = progress.activity();
+            screen::live(vec![format!("{activity:>15} {}", progress.bar())]);
             return;
         }
         let due = match &self.last_line {
@@ -229,34 +224,30 @@ impl Display {
             None => true,
         };
         if due {
-            screen::note(&progress.line());
+            screen::progress(&progress.line());
             self.last_line = Some((progress.phase.clone(), Instant::now()));
         }
-    }
-
-    /// Writes a line without spoiling the bar.
-    pub(crate) fn note(&self, line: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| screen::note(line)),
-            None => screen::note(line),
-        }
-    }
-}
-
-/// Draws a bar by a template, which is a constant; were it wrong, the default one would do.
-pub(crate) fn set_style(bar: &ProgressBar, template: &str) {
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style.progress_chars("=> "));
     }
 }
 
 impl Drop for Display {
     fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
+        if self.is_live {
+            screen::live(Vec::new());
         }
     }
 }
+
+/// How much of a whole is done, to be seen: `[=====>     ] 3/6`.
+pub(crate) fn bar(done: u64, all: u64) -> String {
+    let full = u128::from(done.min(all)) * BAR as u128 / u128::from(all.max(1));
+    let full = usize::try_from(full).unwrap_or(BAR);
+    let head = if full < BAR { ">" } else { "" };
+    format!("[{:BAR$}] {done}/{all}", "=".repeat(full) + head)
+}
+
+/// Letters of a bar.
+const BAR: usize = 24;
 
 #[cfg(test)]
 mod tests {
@@ -289,6 +280,14 @@ mod tests {
             "decomposing  step 400/10000  loss 1.230e-2  L0 1.75  40.0 steps/s  4 minutes left"
         );
         assert_eq!(progress.place(), "after step 400 (decomposing)");
+    }
+
+    #[test]
+    fn a_bar_is_full_at_the_end() {
+        assert_eq!(bar(0, 9), "[>                       ] 0/9");
+        assert_eq!(bar(3, 6), "[============>           ] 3/6");
+        assert_eq!(bar(6, 6), "[========================] 6/6");
+        assert_eq!(bar(0, 0), "[>                       ] 0/0");
     }
 
     #[test]

@@ -1,26 +1,66 @@
 //! The only place that writes to the terminal: results to stdout, everything else to stderr.
 //!
+//! A thread of its own writes, so nobody else ever waits for a terminal that is stopped (Ctrl-S) or a pipe that nobody reads:
+//! a launcher in front of one still hears signals and watches its rank. What waits for the thread is bounded: lines of
+//! progress that find no room are left out and counted, and of the live lines only the newest are kept. Only
+//! [`finish`], at the very end, waits.
+//!
 //! A reader that went away (`| head`, a closed terminal) is no reason to stop a run, so failures to
 //! write are ignored.
 
-use std::io::{self, Write};
+use std::collections::VecDeque;
+use std::env;
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::termios::tcgetwinsize;
+
+/// Bytes that may wait before lines of progress are left out.
+const MOST_WAITING: usize = 64 << 10;
+
+/// Bytes written at once, so that a slow terminal is seen to take something.
+const PIECE: usize = 1 << 10;
+
+/// How long a terminal that takes nothing is waited for at the end, once a stop was asked for.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+static SCREEN: Screen = Screen::new();
 
 /// Writes text that is a result: tables, summaries, reports.
 pub(crate) fn result(text: &str) {
-    let mut stdout = io::stdout().lock();
-    let _ = stdout
-        .write_all(steady(text).as_bytes())
-        .and_then(|()| stdout.flush());
+    SCREEN.write(To::Stdout, steady(text));
 }
 
 /// Writes one line about what is going on.
 pub(crate) fn note(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{}", steady(line));
+    SCREEN.write(To::Stderr, steady(&format!("{line}\n")));
 }
 
 /// Writes one line about what went wrong.
 pub(crate) fn error(line: &str) {
     note(&format!("error: {line}"));
+}
+
+/// Writes one line that nobody misses where the terminal takes no more.
+pub(crate) fn progress(line: &str) {
+    SCREEN.progress(steady(&format!("{line}\n")));
+}
+
+/// Shows these lines below everything else, in place of those before.
+pub(crate) fn live(lines: Vec<String>) {
+    SCREEN.live(lines.iter().map(|line| steady(line)).collect());
+}
+
+/// Whether there is a terminal that live lines can be drawn on.
+pub(crate) fn is_live() -> bool {
+    io::stderr().is_terminal() && env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Waits until all is written; where the terminal takes nothing, only as long as nobody `asked` to leave, and a little longer.
+pub(crate) fn finish(asked: impl Fn() -> bool) {
+    SCREEN.finish(asked, PATIENCE);
 }
 
 /// Text with every control character but the end of a line spelled out: whatever a path or a file holds, nothing that is
@@ -42,9 +82,224 @@ pub(crate) fn plain(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
+/// A stream of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum To {
+    Stdout,
+    Stderr,
+}
+
+/// What is to be written, and the thread's sleep until there is something.
+struct Screen {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// In the order of writing.
+    waiting: VecDeque<(To, String)>,
+    /// Of those.
+    bytes: usize,
+    /// Lines that found no room since the last one that did.
+    left_out: usize,
+    live: Vec<String>,
+    /// The live lines are not those on the terminal.
+    live_is_new: bool,
+    /// Live lines on the terminal.
+    drawn: usize,
+    /// The thread has something in hand.
+    is_writing: bool,
+    /// Pieces that the terminal has taken.
+    taken: u64,
+    has_thread: bool,
+}
+
+impl Screen {
+    const fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                waiting: VecDeque::new(),
+                bytes: 0,
+                left_out: 0,
+                live: Vec::new(),
+                live_is_new: false,
+                drawn: 0,
+                is_writing: false,
+                taken: 0,
+                has_thread: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&'static self, to: To, text: String) {
+        self.change(|state| state.push(to, text));
+    }
+
+    fn progress(&'static self, line: String) {
+        self.change(|state| state.push_if_room(line));
+    }
+
+    fn live(&'static self, lines: Vec<String>) {
+        self.change(|state| {
+            state.live_is_new |= state.live != lines;
+            state.live = lines;
+        });
+    }
+
+    /// Changes what is to be written, and has it written.
+    fn change(&'static self, change: impl FnOnce(&mut State)) {
+        let mut state = self.state();
+        change(&mut state);
+        let starts = !std::mem::replace(&mut state.has_thread, true);
+        drop(state);
+        self.changed.notify_all();
+        if starts {
+            let thread = thread::Builder::new().name("screen".to_owned());
+            let started = thread.spawn(|| {
+                loop {
+                    self.write_next(put);
+                }
+            });
+            // Where no thread is to be had, whoever writes waits.
+            if started.is_err() {
+                self.state().has_thread = false;
+                while self.state().has_work() {
+                    self.write_next(put);
+                }
+            }
+        }
+    }
+
+    /// Waits until there is something, and writes it.
+    fn write_next(&self, mut put: impl FnMut(To, &[u8])) {
+        let mut state = self.state();
+        while !state.has_work() {
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        let texts = state.take();
+        state.is_writing = true;
+        drop(state);
+        for (to, text) in texts {
+            for piece in text.as_bytes().chunks(PIECE) {
+                put(to, piece);
+                self.state().taken += 1;
+                self.changed.notify_all();
+            }
+        }
+        self.state().is_writing = false;
+        self.changed.notify_all();
+    }
+
+    fn finish(&self, asked: impl Fn() -> bool, patience: Duration) {
+        let mut state = self.state();
+        let (mut taken, mut since) = (state.taken, Instant::now());
+        while state.is_writing || state.has_work() {
+            let look = Duration::from_millis(50);
+            let waited = self.changed.wait_timeout(state, look);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if state.taken != taken {
+                (taken, since) = (state.taken, Instant::now());
+            } else if since.elapsed() >= patience && asked() {
+                return;
+            }
+        }
+    }
+}
+
+impl State {
+    fn has_work(&self) -> bool {
+        !self.waiting.is_empty() || self.left_out > 0 || self.live_is_new
+    }
+
+    fn push(&mut self, to: To, text: String) {
+        self.tell_left_out();
+        self.bytes += text.len();
+        self.waiting.push_back((to, text));
+    }
+
+    fn push_if_room(&mut self, line: String) {
+        if self.bytes + line.len() > MOST_WAITING {
+            self.left_out += 1;
+        } else {
+            self.push(To::Stderr, line);
+        }
+    }
+
+    fn tell_left_out(&mut self) {
+        let lines = std::mem::take(&mut self.left_out);
+        if lines > 0 {
+            let line = format!(
+                "(left out here, as the terminal took nothing: lines of progress: {lines})\n"
+            );
+            self.bytes += line.len();
+            self.waiting.push_back((To::Stderr, line));
+        }
+    }
+
+    /// What is to be written now: what waits, in the place of the live lines, and these below it.
+    fn take(&mut self) -> Vec<(To, String)> {
+        self.tell_left_out();
+        let mut texts = Vec::new();
+        if self.drawn > 0 {
+            let lines_above = "\u{1b}[1A\u{1b}[2K".repeat(self.drawn - 1);
+            texts.push((To::Stderr, format!("\r\u{1b}[2K{lines_above}")));
+        }
+        texts.extend(self.waiting.drain(..));
+        let lines = fitting(&self.live, size());
+        if !lines.is_empty() {
+            texts.push((To::Stderr, lines.join("\n")));
+        }
+        (self.bytes, self.drawn, self.live_is_new) = (0, lines.len(), false);
+        texts
+    }
+}
+
+/// The live lines as far as a terminal of so many rows and columns shows them: the last one always, no line on two rows.
+fn fitting(lines: &[String], (rows, columns): (usize, usize)) -> Vec<String> {
+    let Some((last, others)) = lines.split_last() else {
+        return Vec::new();
+    };
+    let others = others.iter().take(rows.saturating_sub(2));
+    let cut = |line: &String| line.chars().take(columns.saturating_sub(1)).collect();
+    others.chain([last]).map(cut).collect()
+}
+
+/// Rows and columns of the terminal.
+fn size() -> (usize, usize) {
+    match tcgetwinsize(io::stderr()) {
+        Ok(size) if size.ws_row > 0 && size.ws_col > 0 => (size.ws_row.into(), size.ws_col.into()),
+        _ => (24, 80),
+    }
+}
+
+fn put(to: To, bytes: &[u8]) {
+    let _ = match to {
+        To::Stdout => {
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(bytes).and_then(|()| stdout.flush())
+        }
+        To::Stderr => io::stderr().lock().write_all(bytes),
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Everything that is written next.
+    fn written(screen: &Screen) -> String {
+        let mut text = Vec::new();
+        screen.write_next(|_, bytes| text.extend(bytes));
+        String::from_utf8(text).unwrap()
+    }
 
     #[test]
     fn foreign_text_cannot_steer_the_terminal() {
@@ -53,5 +308,69 @@ mod tests {
             steady("no \u{1b}[31mred.toml\r\u{9b}2J\nnext"),
             "no \\u{1b}[31mred.toml\\r\\u{9b}2J\nnext"
         );
+    }
+
+    #[test]
+    fn lines_of_progress_that_find_no_room_are_counted() {
+        let screen = Screen::new();
+        let line = "x".repeat(MOST_WAITING / 4 - 1) + "\n";
+        for _ in 0..7 {
+            screen.state().push_if_room(line.clone());
+        }
+        screen.state().push(To::Stdout, "the end\n".to_owned());
+        let told = "(left out here, as the terminal took nothing: lines of progress: 3)\n";
+        assert_eq!(written(&screen), line.repeat(4) + told + "the end\n");
+        screen.state().push_if_room("again\n".to_owned());
+        assert_eq!(written(&screen), "again\n");
+    }
+
+    #[test]
+    fn live_lines_stay_below_the_others() {
+        let screen = Screen::new();
+        let live = |lines: &[&str]| {
+            let mut state = screen.state();
+            state.live = lines.iter().map(|line| (*line).to_owned()).collect();
+            state.live_is_new = true;
+        };
+        live(&["one", "two"]);
+        assert_eq!(written(&screen), "one\ntwo");
+        screen.state().push(To::Stderr, "note\n".to_owned());
+        let erased = "\r\u{1b}[2K\u{1b}[1A\u{1b}[2K";
+        assert_eq!(written(&screen), format!("{erased}note\none\ntwo"));
+        live(&["three"]);
+        assert_eq!(written(&screen), format!("{erased}three"));
+        live(&[]);
+        assert_eq!(written(&screen), "\r\u{1b}[2K");
+        assert!(!screen.state().has_work());
+    }
+
+    #[test]
+    fn live_lines_fit_the_terminal() {
+        let lines = ["first", "second", "third", "all of them"].map(str::to_owned);
+        assert_eq!(fitting(&lines, (4, 6)), ["first", "secon", "all o"]);
+        assert_eq!(fitting(&lines, (1, 80)), ["all of them"]);
+    }
+
+    #[test]
+    fn the_end_waits_for_a_terminal_that_takes_something() {
+        let screen = Screen::new();
+        screen.state().push(To::Stdout, "x".repeat(5 * PIECE));
+        let slow = Duration::from_millis(60);
+        thread::scope(|scope| {
+            scope.spawn(|| screen.write_next(|_, _| thread::sleep(slow)));
+            screen.finish(|| true, 2 * slow);
+        });
+        assert!(!screen.state().has_work() && screen.state().taken == 5);
+    }
+
+    #[test]
+    fn the_end_leaves_a_terminal_that_takes_nothing_once_it_is_asked_to() {
+        let screen = Screen::new();
+        screen.state().push(To::Stdout, "the end".to_owned());
+        let patience = Duration::from_millis(60);
+        let started = Instant::now();
+        screen.finish(|| started.elapsed() > 3 * patience, patience);
+        assert!(started.elapsed() > 3 * patience);
+        assert!(screen.state().has_work());
     }
 }

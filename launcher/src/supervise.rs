@@ -88,7 +88,7 @@ pub(crate) fn attempt(
     .until_end(stop)?;
     // Its last rows may have come after the last look.
     let news = spool.read();
-    news.events.iter().for_each(|event| screen::note(event));
+    news.events.iter().for_each(|event| screen::progress(event));
     let lines = output.last_lines();
     Ok(Report {
         pid: rank.pid(),
@@ -128,7 +128,7 @@ impl Watch<'_> {
                 Some(Wish::Leave(signal)) => {
                     rank.ask();
                     deadline = Instant::now().checked_add(patience.grace);
-                    display.note(&format!(
+                    screen::note(&format!(
                         "{}: the rank saves and leaves, {} s at most; a second Ctrl-C kills it",
                         stop::name(signal),
                         patience.grace.as_secs()
@@ -148,9 +148,9 @@ impl Watch<'_> {
                 let news = spool.read();
                 silence.look(last_read.elapsed(), news.any);
                 last_read = Instant::now();
-                news.events.iter().for_each(|event| display.note(event));
+                news.events.iter().for_each(|event| screen::progress(event));
                 display.show(spool.progress());
-                forward(output, &display);
+                forward(output);
                 if let Some(limit) = patience.silence.filter(|limit| silence.lasted >= *limit)
                     && deadline.is_none()
                 {
@@ -181,15 +181,15 @@ impl Silence {
 }
 
 /// Shows what the rank prints, as far as a person could read it.
-fn forward(output: &Output, display: &Display) {
+fn forward(output: &Output) {
     let (lines, skipped) = output.news();
     if skipped > 0 {
-        display.note(&format!(
+        screen::progress(&format!(
             "[0] (left out here, see the log: {skipped} lines)"
         ));
     }
     for line in lines {
-        display.note(&format!("[0] {line}"));
+        screen::progress(&format!("[0] {line}"));
     }
 }
 

@@ -1,107 +1,86 @@
 //! The live display of a sweep: a line a running run on a terminal, elsewhere lines now and then.
 
-use std::io::{self, IsTerminal};
 use std::time::Instant;
 
-use indicatif::{MultiProgress, ProgressBar};
-
-use crate::progress::{LINE_EVERY, Progress, set_style};
+use crate::progress::{LINE_EVERY, Progress, bar};
 use crate::screen;
 
 /// Where the runs of a sweep are shown.
 pub(crate) struct Board {
-    bars: Option<Bars>,
-    last_lines: Instant,
-}
-
-struct Bars {
-    all: MultiProgress,
-    total: ProgressBar,
-    running: Vec<(String, ProgressBar)>,
+    is_live: bool,
+    runs: usize,
     /// Letters of the longest name.
     width: usize,
+    last_lines: Instant,
 }
 
 impl Board {
     /// A display on stderr, for runs whose names have at most `width` letters.
     pub(crate) fn new(runs: usize, width: usize) -> Self {
-        let bars = io::stderr().is_terminal().then(|| {
-            let all = MultiProgress::new();
-            let total = all.add(ProgressBar::new(runs as u64));
-            set_style(&total, "{prefix} [{bar:24}] {pos}/{len} runs  {msg}");
-            total.set_prefix(format!("{:width$}", "all"));
-            Bars {
-                all,
-                total,
-                running: Vec::new(),
-                width,
-            }
-        });
         Self {
-            bars,
+            is_live: screen::is_live(),
+            runs,
+            width,
             last_lines: Instant::now(),
-        }
-    }
-
-    /// Writes a line without spoiling the bars.
-    pub(crate) fn note(&self, line: &str) {
-        match &self.bars {
-            Some(bars) => bars.all.suspend(|| screen::note(line)),
-            None => screen::note(line),
         }
     }
 
     /// Shows where the running runs are; `over` of all have ended, `failed` of them badly.
     pub(crate) fn show(&mut self, running: &[(&str, &Progress)], over: usize, failed: usize) {
-        let Some(bars) = &mut self.bars else {
-            // More runs at a time write their lines further apart.
-            let pause = LINE_EVERY * u32::try_from(running.len().div_ceil(2)).unwrap_or(1).max(1);
-            if self.last_lines.elapsed() >= pause {
-                for (name, progress) in running {
-                    screen::note(&format!("{name}  {}", progress.line()));
-                }
-                self.last_lines = Instant::now();
-            }
+        if self.is_live {
+            screen::live(self.lines(running, over, failed));
             return;
-        };
-        bars.total.set_position(over as u64);
-        if failed > 0 {
-            bars.total.set_message(format!("{failed} failed"));
         }
-        bars.running.retain(|(name, bar)| {
-            let runs = running.iter().any(|(other, _)| other == name);
-            if !runs {
-                bar.finish_and_clear();
-                bars.all.remove(bar);
+        // More runs at a time write their lines further apart.
+        let pause = LINE_EVERY * u32::try_from(running.len().div_ceil(2)).unwrap_or(1).max(1);
+        if self.last_lines.elapsed() >= pause {
+            for (name, progress) in running {
+                screen::progress(&format!("{name}  {}", progress.line()));
             }
-            runs
-        });
-        for (name, progress) in running {
-            let bar = match bars.running.iter().find(|(other, _)| other == name) {
-                Some((_, bar)) => bar.clone(),
-                None => {
-                    let bar = bars.all.insert_before(&bars.total, ProgressBar::new(0));
-                    set_style(&bar, "{prefix} [{bar:24}] {pos}/{len}  {msg}");
-                    bars.running.push(((*name).to_owned(), bar.clone()));
-                    bar
-                }
-            };
-            let (step, steps) = progress.steps();
-            bar.set_prefix(format!("{name:width$}", width = bars.width));
-            bar.set_message(format!("{}  {}", progress.activity(), progress.numbers()));
-            bar.set_length(steps);
-            bar.set_position(step);
+            self.last_lines = Instant::now();
         }
+    }
+
+    fn lines(&self, running: &[(&str, &Progress)], over: usize, failed: usize) -> Vec<String> {
+        let width = self.width;
+        let mut lines: Vec<String> = running
+            .iter()
+            .map(|(name, progress)| {
+                let (activity, bar) = (progress.activity(), progress.bar());
+                format!("{name:width$} {activity:>15} {bar}")
+            })
+            .collect();
+        let failed = match failed {
+            0 => String::new(),
+            failed => format!("  {failed} failed"),
+        };
+        let bar = bar(over as u64, self.runs as u64);
+        lines.push(format!("{:width$} {:>15} {bar} runs{failed}", "all", ""));
+        lines
     }
 }
 
 impl Drop for Board {
     fn drop(&mut self) {
-        if let Some(bars) = &self.bars {
-            for (_, bar) in &bars.running {
-                bar.finish_and_clear();
-            }
-            bars.total.finish_and_clear();
+        if self.is_live {
+            screen::live(Vec::new());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_run_has_a_line_and_all_of_them_one() {
+        let board = Board::new(4, 6);
+        assert_eq!(
+            board.lines(&[("seed=3", &Progress::default())], 2, 1),
+            [
+                "seed=3        starting ",
+                "all                    [============>           ] 2/4 runs  1 failed"
+            ]
+        );
     }
 }

@@ -281,7 +281,7 @@ impl Sweep<'_> {
         let mut last_read = Instant::now();
         loop {
             if !stop.asked() {
-                self.start(members, found, &board);
+                self.start(members, found);
             }
             if !members.iter().any(|member| member.state == State::Running) {
                 break;
@@ -289,7 +289,7 @@ impl Sweep<'_> {
             match stop.wish() {
                 Some(Wish::Leave(signal)) => {
                     members.iter().for_each(Member::ask);
-                    board.note(&format!(
+                    screen::note(&format!(
                         "{}: the runs save and leave, {} s at most; a second Ctrl-C kills them",
                         stop::name(signal),
                         self.asked.grace
@@ -305,8 +305,8 @@ impl Sweep<'_> {
                 if let Some((ran, events)) = members[index].ended()? {
                     let name = &members[index].name;
                     let events = events.iter().map(|event| format!("{name}  {event}"));
-                    events.for_each(|event| board.note(&event));
-                    board.note(&said_at_end(&members[index], ran));
+                    events.for_each(|event| screen::progress(&event));
+                    screen::note(&said_at_end(&members[index], ran));
                     self.write(members)?;
                 }
             }
@@ -325,7 +325,7 @@ impl Sweep<'_> {
     }
 
     /// Starts as many members as there is room for; one that cannot be started has failed.
-    fn start(&self, members: &mut [Member], found: &[Found], board: &Board) {
+    fn start(&self, members: &mut [Member], found: &[Found]) {
         let mut running = members.iter().filter(|m| m.state == State::Running).count();
         for (member, found) in members.iter_mut().zip(found) {
             if running >= self.jobs {
@@ -337,7 +337,7 @@ impl Sweep<'_> {
             match self.start_one(member, found) {
                 Ok(()) => running += 1,
                 Err(cause) => {
-                    board.note(&format!("{}  failed: {cause}", member.name));
+                    screen::note(&format!("{}  failed: {cause}", member.name));
                     member.state = State::Failed(cause);
                 }
             }
@@ -369,7 +369,7 @@ impl Sweep<'_> {
                 running.push((name, progress));
             }
         }
-        events.iter().for_each(|event| board.note(event));
+        events.iter().for_each(|event| screen::progress(event));
         let running: Vec<_> = running
             .iter()
             .map(|(name, progress)| (name.as_str(), *progress))

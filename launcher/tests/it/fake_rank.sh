@@ -23,6 +23,8 @@ panic) echo "thread 'main' panicked at trainer/src/step.rs:3:4:" >&2; echo "inde
 bad_input) echo "error: data/x: no such dataset" >&2; exit 2 ;;
 killed) kill -9 $$ ;;
 polite) trap 'exit 3' TERM; alive ;;
+# What it says when it was asked goes to a reader that takes nothing.
+chatty) trap 'echo bye; exit 3' TERM; while :; do seq 100; phase train 1; sleep 0.02; done ;;
 stubborn) trap '' TERM; alive ;;
 hang) phase train 2; while :; do sleep 0.02; done ;;
 flood) yes 'a line that is long enough to be seen' | head -c 20000000; finish ;;

@@ -13,6 +13,7 @@ mod refusals;
 mod resume;
 mod rows;
 mod signals;
+mod stuck;
 mod sweep;
 mod target;
 mod toys;

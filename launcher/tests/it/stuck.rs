@@ -1,0 +1,151 @@
+//! A terminal that is stopped and a pipe that nobody reads keep no launcher from hearing and supervising.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+use crate::house::{House, assert_goes};
+
+/// What a launcher writes to and what its reader would read from, and the former's name.
+struct Stuck {
+    writer: OwnedFd,
+    _reader: OwnedFd,
+    name: PathBuf,
+}
+
+fn terminal() -> Stuck {
+    let reader = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&reader).unwrap();
+    unlockpt(&reader).unwrap();
+    let name = ptsname(&reader, Vec::new()).unwrap();
+    let name = PathBuf::from(name.into_string().unwrap());
+    let writer = open(&name, OFlags::NOCTTY);
+    Stuck {
+        writer: writer.into(),
+        _reader: reader,
+        name,
+    }
+}
+
+fn pipe() -> Stuck {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let writer = OwnedFd::from(writer);
+    let name = PathBuf::from(format!("/proc/self/fd/{}", writer.as_raw_fd()));
+    Stuck {
+        writer,
+        _reader: reader.into(),
+        name,
+    }
+}
+
+fn open(path: &Path, flags: OFlags) -> File {
+    let flags = i32::try_from(flags.bits()).unwrap();
+    let mut options = OpenOptions::new();
+    options.write(true).custom_flags(flags).open(path).unwrap()
+}
+
+impl Stuck {
+    /// Writes until nothing more goes in; the launcher's own end is not touched.
+    fn fill(&self) {
+        let mut writer = open(&self.name, OFlags::NONBLOCK | OFlags::NOCTTY);
+        // A terminal moves what it took along, and then takes a little more.
+        while filled(&mut writer, 1 << 12) + filled(&mut writer, 1) > 0 {
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Bytes that went in, in pieces of this size.
+fn filled(writer: &mut File, size: usize) -> usize {
+    let (mut bytes, piece) = (0, vec![b'x'; size]);
+    loop {
+        match writer.write(&piece) {
+            Ok(written) => bytes += written,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return bytes,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Waits for a launcher that must not stay longer than this.
+fn leaves_within(launcher: &mut Child, limit: Duration) -> ExitStatus {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = launcher.try_wait().unwrap() {
+            return status;
+        }
+        if started.elapsed() > limit {
+            launcher.kill().unwrap();
+            launcher.wait().unwrap();
+            panic!("the launcher did not leave");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn send(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
+}
+
+/// A launcher whose output nobody reads, full from the start or from when its rank is up; asked to stop.
+fn is_heard(stuck: &Stuck, full_from_start: bool) {
+    let house = House::new();
+    if full_from_start {
+        stuck.fill();
+    }
+    let stream = || Stdio::from(stuck.writer.try_clone().unwrap());
+    let mut command = house.run("chatty", &[]);
+    command.stdout(stream()).stderr(stream());
+    let mut launcher = command.spawn().unwrap();
+    let rank = house.rank_pid();
+    stuck.fill();
+    // Long enough for it to have lines to write.
+    thread::sleep(Duration::from_millis(600));
+    send(launcher.id(), Signal::TERM);
+    let status = leaves_within(&mut launcher, Duration::from_secs(20));
+    assert_eq!(status.code(), Some(3));
+    assert_goes(rank);
+}
+
+#[test]
+fn a_stop_is_heard_behind_a_stopped_terminal() {
+    is_heard(&terminal(), false);
+    is_heard(&terminal(), true);
+}
+
+#[test]
+fn a_stop_is_heard_behind_a_pipe_that_nobody_reads() {
+    is_heard(&pipe(), false);
+    is_heard(&pipe(), true);
+}
+
+#[test]
+fn a_rank_that_ends_is_seen_behind_a_stopped_terminal() {
+    let (house, stuck) = (House::new(), terminal());
+    stuck.fill();
+    let stream = || Stdio::from(stuck.writer.try_clone().unwrap());
+    let mut command = house.run("crash_on", &["--restarts", "2"]);
+    command.stdout(stream()).stderr(stream());
+    let mut launcher = command.spawn().unwrap();
+    let attempts = || std::fs::read_to_string(house.run_dir().join("attempts"));
+    let started = Instant::now();
+    while attempts().map_or(0, |text| text.lines().count()) < 3 {
+        assert!(started.elapsed() < Duration::from_secs(20), "no restart");
+        thread::sleep(Duration::from_millis(5));
+    }
+    // There is nothing left to supervise: its last words wait for the terminal, as long as nobody asks it to leave.
+    thread::sleep(Duration::from_millis(300));
+    assert!(launcher.try_wait().unwrap().is_none());
+    send(launcher.id(), Signal::TERM);
+    let status = leaves_within(&mut launcher, Duration::from_secs(10));
+    assert_eq!(status.code(), Some(1));
+}
