@@ -1,7 +1,6 @@
 //! Training a decomposition: the step program, the faithfulness warm-up, the evaluation.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use spd_configs::{Data, FaithfulnessWarmup, OutputLoss, Term};
 use spd_dataloader::{Batch, Feed, Source};
@@ -17,7 +16,7 @@ use crate::losses::{USUAL_MASKS, divergence, divergence_and_cross_entropy};
 use crate::memory::Memory;
 use crate::parameters::{BETA1, Group, HALT, Update};
 use crate::schedule::{exponent, learning_rate};
-use crate::task::{Measured, Task, evaluate_batches, in_arena_of, make_arena};
+use crate::task::{GoOn, Measured, Task, evaluate_batches, in_arena_of, make_arena};
 
 const BETA2: f64 = 0.999;
 
@@ -370,20 +369,35 @@ impl Task for DecompositionTask {
         scalars
     }
 
-    fn begin(&mut self, store: &mut Store, stop: &AtomicBool) -> Result<Option<Measured>, Fault> {
+    fn begin(
+        &mut self,
+        store: &mut Store,
+        go_on: &mut GoOn<'_>,
+    ) -> Result<Option<Measured>, Fault> {
         self.decomposition.initialise(store);
-        let before = self.evaluate(store)?;
+        self.evaluate(store, go_on)
+    }
+
+    fn warmup_steps(&self) -> u64 {
+        self.decomposition.run.train.faithfulness_warmup.steps
+    }
+
+    fn warm_up(
+        &mut self,
+        store: &mut Store,
+        made: u64,
+        go_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<u64, Fault> {
         let settings = self.decomposition.run.train.faithfulness_warmup;
         let Some(program) = &mut self.warmup else {
-            return Ok(Some(before));
+            return Ok(made);
         };
         let parameters = &self.decomposition.parameters;
         in_arena_of(&mut self.program, program, |program| {
-            for step in 1..=settings.steps {
-                if stop.load(Ordering::Relaxed) {
-                    return Ok(None);
-                }
-                warm_up(program, store, &settings, step)?;
+            let mut made = made;
+            while made < settings.steps && go_on(made) {
+                made += 1;
+                warm_up(program, store, &settings, made)?;
             }
             if let Some(bad) = halted(store)? {
                 warm_up(program, store, &settings, bad)?;
@@ -400,8 +414,10 @@ impl Task for DecompositionTask {
                 let terms = vec![(WARMUP_LOSS.to_owned(), loss)];
                 return Err(refused(&place, &terms, &blame));
             }
-            parameters.forget(store);
-            Ok(Some(before))
+            if made == settings.steps {
+                parameters.forget(store);
+            }
+            Ok(made)
         })
     }
 
@@ -436,16 +452,25 @@ impl Task for DecompositionTask {
         self.decomposition.run.eval.figures_every
     }
 
-    fn draw(&mut self, store: &mut Store, dir: &Path, step: u64) -> Result<(), Fault> {
-        figures::write(self, store, dir, step)
+    fn draw(
+        &mut self,
+        store: &mut Store,
+        to: (&Path, u64),
+        go_on: &mut GoOn<'_>,
+    ) -> Result<bool, Fault> {
+        figures::write(self, store, to, go_on)
     }
 
-    fn evaluate(&mut self, store: &mut Store) -> Result<Vec<(String, f64)>, Fault> {
+    fn evaluate(
+        &mut self,
+        store: &mut Store,
+        go_on: &mut GoOn<'_>,
+    ) -> Result<Option<Measured>, Fault> {
         let run = &self.decomposition.run;
         let feed = eval_feed(run.seed, run.eval.batch_size);
         let batches = run.eval.batches;
         in_arena_of(&mut self.program, &mut self.eval_program, |program| {
-            evaluate_batches(program, store, (&self.sources.eval, &feed), batches)
+            evaluate_batches(program, store, (&self.sources.eval, &feed), batches, go_on)
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::Context;
@@ -18,11 +18,12 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Outcome};
 use crate::memory::Peak;
 use crate::metrics::summary::{self, Spent};
+use crate::saver::At;
 use crate::target;
-use crate::train::{Place, train};
+use crate::train::{Place, Progress, train};
 
 /// Runs one rank to its end in the prepared run directory (`config.toml` is there), from the newest good checkpoint if there
-/// is one. `stop` is polled between steps, in training and warm-up. Its programs run on the GPU of the number `gpu`, or on the
+/// is one. `stop` is heard within a step, an update of the warm-up, a batch of an evaluation or a figure. Its programs run on the GPU of the number `gpu`, or on the
 /// processor where none is named.
 ///
 /// # Errors
@@ -44,6 +45,7 @@ pub fn rank(
     let pool = Arc::new(Pool::new(threads));
     let processor = processor(gpu, &pool)?;
     keep_record(&processor, run_dir)?;
+    let asked = || stop.load(Ordering::Relaxed);
     // The loop runs on a thread of the pool, so that no step has to wake one.
     pool.enter(|| {
         let Some((weights, training)) = target::weights(&run, run_dir, &sources, &processor, stop)?
@@ -65,7 +67,7 @@ pub fn rank(
             config: &text,
             progress: None,
         };
-        if train(&mut task, &mut store, &place, stop)? == Outcome::Stopped {
+        if train(&mut task, &mut store, &place, &asked)? == Outcome::Stopped {
             return Ok(Outcome::Stopped);
         }
         // The target's programs are gone when those of the decomposition are made.
@@ -75,7 +77,14 @@ pub fn rank(
             planned,
             peak,
         };
-        let summary = summary::write(&mut task, &mut store, &sources, run_dir, &spent)?;
+        let mut progress = Progress::at(run_dir)?;
+        let step = run.train.steps;
+        let mut go_on = || progress.alive("eval", step, &asked);
+        let summary = summary::write(&mut task, &mut store, &sources, run_dir, &spent, &mut go_on)?;
+        let Some(summary) = summary else {
+            progress.stopped(step, At::Step(step).stopped(""));
+            return Ok(Outcome::Stopped);
+        };
         write_file(&run_dir.join("summary.json"), summary.as_bytes())?;
         Ok(Outcome::Done)
     })

@@ -2,11 +2,12 @@
 //!
 //! On a GPU the state is [staged](Store::stage): the thread that writes it waits until it has come, and training goes on.
 
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
-use serde_json::json;
+use serde_json::{Value, json};
 use spd_checkpoint::{CheckpointError, Snapshot, Writer};
 use spd_engine::Store;
 use spd_tracker::Spool;
@@ -15,16 +16,64 @@ use crate::fault::Fault;
 use crate::halt;
 use crate::state;
 use crate::task::Task;
-use crate::train::{Place, Progress};
+use crate::train::{Place, Progress, WARMUP};
+
+/// How far a state is: updates of the warm-up, as long as that lasts, then finished steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum At {
+    WarmUp(u64),
+    Step(u64),
+}
+
+impl At {
+    /// Finished steps.
+    pub(crate) fn step(self) -> u64 {
+        match self {
+            Self::WarmUp(_) => 0,
+            Self::Step(step) => step,
+        }
+    }
+
+    /// How far a checkpoint is.
+    pub(crate) fn of(snapshot: &Snapshot) -> Self {
+        let made = snapshot.meta.get(WARMUP_UPDATES).and_then(Value::as_u64);
+        made.map_or(Self::Step(snapshot.step), Self::WarmUp)
+    }
+
+    /// What is said of a run that was asked to stop here, and saved.
+    pub(crate) fn stopped(self, of: &str) -> String {
+        let place = match self {
+            Self::WarmUp(0) | Self::Step(0) => format!("before the first step{of}, its start"),
+            Self::WarmUp(made) => format!("after update {made} of the warm-up{of}, which"),
+            Self::Step(step) => format!("after step {step}{of}, which"),
+        };
+        format!("stopped {place} is saved; the same command goes on")
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WarmUp(made) => write!(f, "update {made} of the warm-up"),
+            Self::Step(step) => write!(f, "step {step}"),
+        }
+    }
+}
+
+/// Where a checkpoint that was made in the warm-up says how many of its updates are made.
+const WARMUP_UPDATES: &str = "warmup_updates";
+
+/// What follows a failure while there are steps to come.
+pub(crate) const TRAINING_GOES_ON: &str = "; training goes on, and the next is tried";
 
 /// Hands states to the writer's thread.
 pub(crate) struct Saver<'a> {
     writer: Writer,
     place: &'a Place<'a>,
-    /// The step that was handed over last, until its write fails.
-    submitted: Option<u64>,
-    /// The newest step on disk.
-    written: Option<u64>,
+    /// The state that was handed over last, until its write fails.
+    submitted: Option<At>,
+    /// The newest one on disk.
+    written: Option<At>,
     /// Why the last write failed.
     trouble: Option<String>,
     /// There is memory for states to leave a GPU through, or it was asked for.
@@ -41,12 +90,12 @@ impl<'a> Saver<'a> {
         resumed: Option<Snapshot>,
     ) -> Result<Self, Fault> {
         let keep = NonZeroUsize::new(place.checkpoint.keep).unwrap_or(NonZeroUsize::MIN);
-        let step = resumed.as_ref().map(|snapshot| snapshot.step);
+        let at = resumed.as_ref().map(At::of);
         Ok(Self {
             writer: Writer::spawn(root, keep, resumed)?,
             place,
-            submitted: step,
-            written: step,
+            submitted: at,
+            written: at,
             trouble: None,
             has_room: false,
         })
@@ -62,21 +111,26 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Has the state after `step` written; does nothing where that was done.
+    /// Has the state written; does nothing where that was done.
     pub(crate) fn save(
         &mut self,
         (task, store): State<'_>,
         spool: &mut Spool,
-        step: u64,
+        at: At,
         progress: &mut Progress,
     ) -> Result<(), Fault> {
-        if self.submitted == Some(step) {
+        if self.submitted == Some(at) {
             return Ok(());
         }
+        let step = at.step();
         halt::check(task, store, step)?;
-        let meta = [
+        let phase = match at {
+            At::WarmUp(_) => WARMUP,
+            At::Step(_) => task.phase(),
+        };
+        let mut meta = vec![
             ("config".to_owned(), json!(self.place.config)),
-            ("phase".to_owned(), json!(task.phase())),
+            ("phase".to_owned(), json!(phase)),
             (
                 "position".to_owned(),
                 json!(step * task.source().1.rows as u64),
@@ -86,19 +140,22 @@ impl<'a> Saver<'a> {
                 serde_json::to_value(spool.mark()).context("the mark of the metrics")?,
             ),
         ];
+        if let At::WarmUp(made) = at {
+            meta.push((WARMUP_UPDATES.to_owned(), json!(made)));
+        }
         // What came of the last one is known before the next one is on its way.
         self.writer.settle();
-        self.poll(progress);
+        self.poll(progress, "; the next is tried");
         let saved = state::saved(store);
         let staged = store.stage(&saved).unwrap_or_else(|fault| {
-            let note = format!("training waits for the checkpoint of step {step}: {fault}");
+            let note = format!("training waits for the checkpoint of {at}: {fault}");
             progress.event(step, note);
             None
         });
         if let Some(staged) = staged {
             self.writer.expect(move |snapshot| {
                 state::fill(snapshot, &staged.arrived()?, step);
-                snapshot.meta = meta.into();
+                snapshot.meta = meta.into_iter().collect();
                 Ok(())
             });
         } else {
@@ -109,61 +166,61 @@ impl<'a> Saver<'a> {
             let tensors: Vec<_> = tensors.collect();
             self.writer.submit(|snapshot| {
                 state::fill(snapshot, &tensors, step);
-                snapshot.meta = meta.into();
+                snapshot.meta = meta.into_iter().collect();
             });
         }
-        self.submitted = Some(step);
+        self.submitted = Some(at);
         Ok(())
     }
 
     /// Takes in what came of the last state, and says so where it is no good news.
-    pub(crate) fn poll(&mut self, progress: &mut Progress) {
+    ///
+    /// - `then`: what follows a state that was not written, in words
+    pub(crate) fn poll(&mut self, progress: &mut Progress, then: &str) {
         while let Some(outcome) = self.writer.poll() {
             match outcome {
                 Ok(_) => (self.written, self.trouble) = (self.submitted, None),
-                Err(error) => self.warn(&error, progress),
+                Err(error) => self.warn(&error, then, progress),
             }
         }
     }
 
-    fn warn(&mut self, error: &CheckpointError, progress: &mut Progress) {
-        let step = self.submitted.unwrap_or(0);
+    fn warn(&mut self, error: &CheckpointError, then: &str, progress: &mut Progress) {
+        let at = self.submitted.unwrap_or(At::Step(0));
         let what = if self.written == self.submitted {
             // Written, and something about an older one went wrong.
-            format!("after the checkpoint of step {step}: {error}; training goes on")
+            format!("after the checkpoint of {at}: {error}")
         } else {
             self.submitted = None;
-            format!(
-                "the checkpoint of step {step} was not written: {error}; training goes on, and the next is tried"
-            )
+            format!("the checkpoint of {at} was not written: {error}{then}")
         };
         self.trouble = Some(error.to_string());
-        progress.event(step, what);
+        progress.event(at.step(), what);
     }
 
-    /// Makes sure that the state after `step` is on disk. A write that failed is tried once more.
+    /// Makes sure that the state is on disk. A write that failed is tried once more.
     pub(crate) fn finish(
         &mut self,
         (task, store): State<'_>,
         spool: &mut Spool,
-        step: u64,
+        at: At,
         progress: &mut Progress,
     ) -> Result<(), Fault> {
-        for _ in 0..2 {
-            self.save((&mut *task, &mut *store), spool, step, progress)?;
+        for then in ["; it is tried once more", ""] {
+            self.save((&mut *task, &mut *store), spool, at, progress)?;
             self.writer.settle();
-            self.poll(progress);
-            if self.written == Some(step) {
+            self.poll(progress, then);
+            if self.written == Some(at) {
                 return Ok(());
             }
         }
         let from = match self.written {
-            Some(step) => format!("the checkpoint of step {step}"),
+            Some(at) => format!("the checkpoint of {at}"),
             None => "the beginning".to_owned(),
         };
         let trouble = self.trouble.as_deref().unwrap_or("it was not written");
         Err(Fault::Failed(anyhow!(
-            "the state after step {step} is not saved: {trouble}; the same command goes on from {from}"
+            "the state after {at} is not saved: {trouble}; the same command goes on from {from}"
         )))
     }
 }
@@ -276,12 +333,12 @@ mod tests {
                 training.go(step - 3..step);
                 saver.make_room(&training.store);
                 let before = device.waits();
-                let saved = saver.save(training.state(), spool, step, progress);
+                let saved = saver.save(training.state(), spool, At::Step(step), progress);
                 saved.unwrap();
                 device.waits() - before
             });
             training.go(6..8);
-            let finished = saver.finish(training.state(), spool, 8, progress);
+            let finished = saver.finish(training.state(), spool, At::Step(8), progress);
             finished.unwrap();
         });
         for step in [3, 6, 8] {
@@ -333,12 +390,12 @@ mod tests {
         let (dir, told) = saving(|saver, spool, progress| {
             training.go(0..2);
             saver.writer.expect(|_| Err("the GPU cannot copy".into()));
-            saver.submitted = Some(1);
-            let finished = saver.finish(training.state(), spool, 2, progress);
+            saver.submitted = Some(At::Step(1));
+            let finished = saver.finish(training.state(), spool, At::Step(2), progress);
             finished.unwrap();
         });
         let line = "the checkpoint of step 1 was not written: what was to be written did not come: \
-                    the GPU cannot copy; training goes on, and the next is tried";
+                    the GPU cannot copy; the next is tried";
         assert!(told.contains(line) && told.lines().count() == 1, "{told}");
         assert!(!step_path(dir.path(), 1).try_exists().unwrap());
         assert_eq!(load(&step_path(dir.path(), 2)).unwrap().step, 2);

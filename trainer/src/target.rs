@@ -222,7 +222,10 @@ fn train_target(
         progress: Some(run_dir),
     };
     let memory = task.memory(&store);
-    if train(&mut task, &mut store, &place, stop)? == Outcome::Stopped {
+    if train(&mut task, &mut store, &place, &|| {
+        stop.load(Ordering::Relaxed)
+    })? == Outcome::Stopped
+    {
         return Ok(memory);
     }
     store.fetch()?;

@@ -1,7 +1,6 @@
 //! Training a target: its own loss, AdamW with decay on matrices, by the same loop as everything else.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
 
 use spd_configs::{Data, Run, TargetTrain};
 use spd_dataloader::{Batch, Feed, Source};
@@ -19,7 +18,7 @@ use crate::schedule::learning_rate;
 use crate::target_models::{
     InputKind, TargetTensor, Weights, feature_labels, forward, input_kind, linears, tensors,
 };
-use crate::task::{Measured, Task, evaluate_batches, in_arena_of, make_arena};
+use crate::task::{GoOn, Measured, Task, evaluate_batches, in_arena_of, make_arena};
 
 /// A target in training.
 pub(crate) struct TargetTask {
@@ -208,7 +207,11 @@ impl Task for TargetTask {
         vec![("lr", learning_rate(&self.train.lr, step, self.train.steps))]
     }
 
-    fn begin(&mut self, store: &mut Store, _stop: &AtomicBool) -> Result<Option<Measured>, Fault> {
+    fn begin(
+        &mut self,
+        store: &mut Store,
+        _go_on: &mut GoOn<'_>,
+    ) -> Result<Option<Measured>, Fault> {
         for (number, (tensor, slot)) in (0u16..).zip(&self.tensors) {
             let stream = Stream::new(Purpose::TargetInit, 0, number);
             parameters::start(store, *slot, stream, self.train.seed, tensor.start);
@@ -237,11 +240,15 @@ impl Task for TargetTask {
         })
     }
 
-    fn evaluate(&mut self, store: &mut Store) -> Result<Vec<(String, f64)>, Fault> {
+    fn evaluate(
+        &mut self,
+        store: &mut Store,
+        go_on: &mut GoOn<'_>,
+    ) -> Result<Option<Measured>, Fault> {
         let feed = eval_feed(self.train.seed, self.eval_rows);
         let batches = self.eval_batches;
         in_arena_of(&mut self.program, &mut self.eval_program, |program| {
-            evaluate_batches(program, store, (&self.sources.eval, &feed), batches)
+            evaluate_batches(program, store, (&self.sources.eval, &feed), batches, go_on)
         })
     }
 }
@@ -292,7 +299,7 @@ lr = 1e-3
         let (mut store, processor) = (Store::new(), Arc::new(Pool::new(1)).into());
         let mut task = TargetTask::new(&run, settings, sources, &mut store, &processor).unwrap();
         task.make_room().unwrap();
-        task.begin(&mut store, &AtomicBool::new(false)).unwrap();
+        task.begin(&mut store, &mut || true).unwrap();
         let before = task.weights(&store);
         let (source, feed) = task.source();
         let mut batch = Batch::default();
@@ -312,7 +319,8 @@ lr = 1e-3
             }
             task.program.run(&mut store).unwrap();
         }
-        let loss = task.evaluate(&mut store).unwrap()[0].1;
+        let measured = task.evaluate(&mut store, &mut || true).unwrap();
+        let loss = measured.unwrap()[0].1;
         assert!(loss < 0.01, "{loss}");
 
         let after = task.weights(&store);

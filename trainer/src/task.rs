@@ -1,7 +1,6 @@
 //! What the loop trains: a target, or a decomposition. Both are a program, its parameters and an evaluation.
 
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Executor, Processor, Store};
@@ -11,6 +10,9 @@ use crate::halt::Blame;
 
 /// Named numbers.
 pub(crate) type Measured = Vec<(String, f64)>;
+
+/// Asked between the batches, updates and files of whatever takes long: whether to go on with it.
+pub(crate) type GoOn<'a> = dyn FnMut() -> bool + 'a;
 
 /// Something that the loop can train.
 pub(crate) trait Task {
@@ -35,9 +37,25 @@ pub(crate) trait Task {
     /// The step scalars of a step, beside AdamW's corrections.
     fn scalars(&self, step: u64) -> Vec<(&'static str, f64)>;
 
-    /// Starting values, and whatever comes before the first step. Returns what was measured on the starting values, if
-    /// anything; `None` when `stop` came first.
-    fn begin(&mut self, store: &mut Store, stop: &AtomicBool) -> Result<Option<Measured>, Fault>;
+    /// Starting values. Returns what was measured on them, if anything; `None` where it was not to go on.
+    fn begin(&mut self, store: &mut Store, go_on: &mut GoOn<'_>)
+    -> Result<Option<Measured>, Fault>;
+
+    /// Number of updates that come before the first step.
+    fn warmup_steps(&self) -> u64 {
+        0
+    }
+
+    /// Makes them, of which `made` are made, as long as it is to go on, which is asked with how many are made. Returns how many
+    /// are made in the end. The state is then one to save: what was made is finite.
+    fn warm_up(
+        &mut self,
+        _store: &mut Store,
+        made: u64,
+        _go_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<u64, Fault> {
+        Ok(made)
+    }
 
     /// What a training row says of the last replay, which was fetched.
     fn observe(&self, store: &Store) -> Measured;
@@ -51,13 +69,23 @@ pub(crate) trait Task {
         0
     }
 
-    /// Draws the figures of this step into the run directory, if there are any.
-    fn draw(&mut self, _store: &mut Store, _dir: &Path, _step: u64) -> Result<(), Fault> {
-        Ok(())
+    /// Draws the figures of this step into the run directory, if there are any. Returns whether all are drawn; not so where it
+    /// was not to go on.
+    fn draw(
+        &mut self,
+        _store: &mut Store,
+        _to: (&Path, u64),
+        _go_on: &mut GoOn<'_>,
+    ) -> Result<bool, Fault> {
+        Ok(true)
     }
 
-    /// Measures on held-out batches.
-    fn evaluate(&mut self, store: &mut Store) -> Result<Measured, Fault>;
+    /// Measures on held-out batches; `None` where it was not to go on.
+    fn evaluate(
+        &mut self,
+        store: &mut Store,
+        go_on: &mut GoOn<'_>,
+    ) -> Result<Option<Measured>, Fault>;
 }
 
 /// Runs `work` on a program in the arena of another, which has it back afterwards.
@@ -102,17 +130,22 @@ pub(crate) fn arena_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) 
     sizes.max().unwrap_or(0)
 }
 
-/// Runs `executor` on held-out batches and gives the mean of every scalar output, in the program's order.
+/// Runs `executor` on held-out batches and gives the mean of every scalar output, in the program's order; `None` where it was
+/// not to go on.
 pub(crate) fn evaluate_batches(
     executor: &mut Executor,
     store: &mut Store,
     (source, feed): (&Source, &Feed),
     batches: u64,
-) -> Result<Measured, Fault> {
+    go_on: &mut GoOn<'_>,
+) -> Result<Option<Measured>, Fault> {
     let names: Vec<String> = executor.output_names().map(str::to_owned).collect();
     let mut totals = vec![0.0; names.len()];
     let mut batch = Batch::default();
     for index in 0..batches {
+        if !go_on() {
+            return Ok(None);
+        }
         source.fill(feed, index * feed.rows as u64, &mut batch)?;
         crate::data::fill(executor, &batch);
         executor.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
@@ -121,8 +154,6 @@ pub(crate) fn evaluate_batches(
             *total += f64::from(executor.scalar_output(name, store));
         }
     }
-    Ok(names
-        .into_iter()
-        .zip(totals.into_iter().map(|total| total / batches as f64))
-        .collect())
+    let means = totals.into_iter().map(|total| total / batches as f64);
+    Ok(Some(names.into_iter().zip(means).collect()))
 }

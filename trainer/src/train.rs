@@ -1,7 +1,6 @@
 //! The loop: resume, step, log, evaluate, save. No arithmetic.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -15,7 +14,7 @@ use crate::data;
 use crate::fault::{Fault, Outcome};
 use crate::halt;
 use crate::parameters::BETA1;
-use crate::saver::Saver;
+use crate::saver::{At, Saver, TRAINING_GOES_ON};
 use crate::state;
 use crate::task::Task;
 
@@ -38,12 +37,20 @@ pub(crate) struct Place<'a> {
     pub(crate) progress: Option<&'a Path>,
 }
 
-/// Trains to the last step, from the newest good checkpoint if there is one.
+/// Whether a stop was asked for; once it was, it stays so.
+pub(crate) type Stop<'a> = &'a dyn Fn() -> bool;
+
+/// The spool's word for the updates before the first step.
+pub(crate) const WARMUP: &str = "warmup";
+
+/// Trains to the last step, from the newest good checkpoint if there is one. A request to stop is heard between steps, updates
+/// of the warm-up, batches of an evaluation and figures; the state is then saved, and the same call goes on from there to the
+/// same bits.
 pub(crate) fn train(
     task: &mut dyn Task,
     store: &mut Store,
     place: &Place<'_>,
-    stop: &AtomicBool,
+    stop: Stop<'_>,
 ) -> Result<Outcome, Fault> {
     let root = place.dir.join("checkpoints");
     place.lock.sweep(&root)?;
@@ -53,9 +60,8 @@ pub(crate) fn train(
         .as_ref()
         .map(|snapshot| state::restore(snapshot, store, place.config))
         .transpose()?;
-    let is_new = resumed.is_none();
-    let (mut step, mark) = resumed.unwrap_or((0, Mark::default()));
-    let mut spool = Spool::roll_back(place.dir, &mark).context("the metrics of the run")?;
+    let (step, mark) = resumed.unwrap_or((0, Mark::default()));
+    let spool = Spool::roll_back(place.dir, &mark).context("the metrics of the run")?;
     let mut progress = Progress::at(place.progress.unwrap_or(place.dir))?;
     for (path, reason) in &found.set_aside {
         progress.event(
@@ -63,50 +69,149 @@ pub(crate) fn train(
             format!("checkpoint set aside as {}: {reason}", path.display()),
         );
     }
-    if is_new {
-        progress.show((task.phase(), task.steps()), 0, true);
-        let Some(start) = task.begin(store, stop)? else {
+    let at = found.snapshot.as_ref().map(At::of);
+    if let Some(at) = at {
+        progress.event(step, format!("continued from the checkpoint of {at}"));
+    }
+    let mut training = Training {
+        task,
+        store,
+        place,
+        stop,
+        spool,
+        progress,
+        saver: Saver::new(&root, place, found.snapshot)?,
+        at: at.unwrap_or(At::WarmUp(0)),
+    };
+    let ended = training.until_end(at.is_none());
+    if ended.is_err() {
+        // Whoever tells where it failed tells it from the last of these.
+        training.show(true);
+    }
+    ended
+}
+
+/// A task on its way.
+struct Training<'a> {
+    task: &'a mut dyn Task,
+    store: &'a mut Store,
+    place: &'a Place<'a>,
+    stop: Stop<'a>,
+    spool: Spool,
+    progress: Progress,
+    saver: Saver<'a>,
+    at: At,
+}
+
+impl Training<'_> {
+    fn until_end(&mut self, is_new: bool) -> Result<Outcome, Fault> {
+        if is_new && !self.begin()? {
+            let note = "stopped before the first step; nothing is saved yet, and the same command begins anew";
+            self.progress.stopped(0, note.to_owned());
             return Ok(Outcome::Stopped);
+        }
+        if let At::WarmUp(made) = self.at
+            && !self.warm_up(made)?
+        {
+            return self.leave();
+        }
+        let step = self.at.step();
+        let (source, feed) = self.task.source();
+        let first = step * feed.rows as u64;
+        let mut loader = Loader::spawn(source, feed, first, PREFETCHED)?;
+        self.show(true);
+        for step in step..self.task.steps() {
+            self.saver.poll(&mut self.progress, TRAINING_GOES_ON);
+            self.show(false);
+            if !self.look(step)? {
+                return self.leave();
+            }
+            self.step(step, &mut loader)?;
+            if every(step + 1, self.place.checkpoint.every) {
+                self.save()?;
+            }
+        }
+        self.save()?;
+        let clock = Instant::now();
+        // What was said after this state is said anew by a run that continues from it.
+        if !self.draw()? || !self.evaluate()? {
+            return self.leave();
+        }
+        self.spool.sync();
+        self.finish()?;
+        self.progress.rest(clock);
+        self.show(true);
+        Ok(Outcome::Done)
+    }
+
+    /// Starting values and the row about them. Whether it came to that.
+    fn begin(&mut self) -> Result<bool, Fault> {
+        self.show(true);
+        let Self {
+            task,
+            store,
+            progress,
+            ..
+        } = self;
+        let mut go_on = || progress.alive("eval", 0, self.stop);
+        let Some(start) = task.begin(store, &mut go_on)? else {
+            return Ok(false);
         };
         if !start.is_empty() {
             let start = start
                 .into_iter()
                 .map(|(name, value)| (name.replace("eval/", "start/"), value));
-            spool.append(&start.fold(Row::new(0, Kind::Eval), |row, (name, value)| {
-                row.with(name, value)
-            }));
+            self.spool
+                .append(&start.fold(Row::new(0, Kind::Eval), |row, (name, value)| {
+                    row.with(name, value)
+                }));
         }
-    } else {
-        progress.event(
-            step,
-            format!("continued from the checkpoint of step {step}"),
-        );
+        Ok(true)
     }
-    let mut saver = Saver::new(&root, place, found.snapshot)?;
-    let (source, feed) = task.source();
-    let rows = feed.rows as u64;
-    let mut loader = Loader::spawn(source, feed, step * rows, PREFETCHED)?;
-    let steps = task.steps();
-    while step < steps {
-        saver.poll(&mut progress);
-        if stop.load(Ordering::Relaxed) {
-            saver.finish((task, store), &mut spool, step, &mut progress)?;
-            progress.event(
-                step,
-                "stopped on request; the same command continues".into(),
-            );
-            return Ok(Outcome::Stopped);
+
+    /// The updates before the first step, of which `made` are made. Whether all are made now.
+    fn warm_up(&mut self, made: u64) -> Result<bool, Fault> {
+        let Self {
+            task,
+            store,
+            progress,
+            stop,
+            ..
+        } = self;
+        let all = task.warmup_steps();
+        let mut go_on = |made| {
+            progress.show((WARMUP, all), made, false);
+            !stop()
+        };
+        let made = task.warm_up(store, made, &mut go_on)?;
+        self.at = if made < all {
+            At::WarmUp(made)
+        } else {
+            At::Step(0)
+        };
+        Ok(made == all)
+    }
+
+    /// What is looked at before a step: figures and an evaluation, where they are due. Whether to go on with the step.
+    fn look(&mut self, step: u64) -> Result<bool, Fault> {
+        if (self.stop)() {
+            return Ok(false);
         }
-        progress.show((task.phase(), steps), step, step == 0);
         let clock = Instant::now();
-        if step == 0 || every(step, task.eval_every()) {
-            evaluate(task, store, &mut spool, step)?;
+        if step > 0 && every(step, self.task.figures_every()) && !self.draw()? {
+            return Ok(false);
         }
-        if step > 0 && every(step, task.figures_every()) {
-            draw((task, store), place.dir, step, &mut progress);
+        // Last of all: a run that stops here is continued before the evaluation, and must have no row of it.
+        if (step == 0 || every(step, self.task.eval_every())) && !self.evaluate()? {
+            return Ok(false);
         }
-        progress.rest(clock.elapsed());
-        let is_logged = every(step, place.log.every) || step + 1 == steps;
+        self.progress.rest(clock);
+        Ok(true)
+    }
+
+    fn step(&mut self, step: u64, loader: &mut Loader) -> Result<(), Fault> {
+        let Self { task, store, .. } = self;
+        let is_logged = every(step, self.place.log.every) || step + 1 == task.steps();
         let clock = Instant::now();
         let batch = loader.next()?;
         let waited = clock.elapsed();
@@ -114,16 +219,16 @@ pub(crate) fn train(
         if is_logged && matches!(task.program(), Executor::Cpu(_)) {
             task.program().start_profile();
         }
-        run_step(task, store, &batch, step)?;
-        saver.make_room(store);
+        run_step(&mut **task, store, &batch, step)?;
+        self.saver.make_room(store);
         if is_logged {
             task.program().fetch(store)?;
             let parts = task.program().part_times();
-            progress.times(step, waited, clock.elapsed(), &parts);
+            self.progress.times(step, waited, clock.elapsed(), &parts);
         }
         loader.recycle(batch);
         if is_logged {
-            halt::check(task, store, step)?;
+            halt::check(&mut **task, store, step)?;
             let mut row = Row::new(step, Kind::Train);
             for (name, value) in task
                 .observe(store)
@@ -132,23 +237,92 @@ pub(crate) fn train(
             {
                 row = row.with(name, value);
             }
-            spool.append(&row);
-            spool.flush();
+            self.spool.append(&row);
+            self.spool.flush();
         }
-        step += 1;
-        if every(step, place.checkpoint.every) {
-            saver.save((task, store), &mut spool, step, &mut progress)?;
-        }
+        self.at = At::Step(step + 1);
+        Ok(())
     }
-    let clock = Instant::now();
-    saver.save((task, store), &mut spool, step, &mut progress)?;
-    evaluate(task, store, &mut spool, step)?;
-    draw((task, store), place.dir, step, &mut progress);
-    spool.sync();
-    saver.finish((task, store), &mut spool, step, &mut progress)?;
-    progress.rest(clock.elapsed());
-    progress.show((task.phase(), steps), step, true);
-    Ok(Outcome::Done)
+
+    /// The row of an evaluation. Whether there is one; not so where it was left on request.
+    fn evaluate(&mut self) -> Result<bool, Fault> {
+        let step = self.at.step();
+        let Self {
+            task,
+            store,
+            progress,
+            ..
+        } = self;
+        let mut go_on = || progress.alive("eval", step, self.stop);
+        let Some(values) = task.evaluate(store, &mut go_on)? else {
+            return Ok(false);
+        };
+        let mut row = Row::new(step, Kind::Eval);
+        for (name, value) in values {
+            row = row.with(name, value);
+        }
+        self.spool.append(&row);
+        self.spool.flush();
+        Ok(true)
+    }
+
+    /// The figures. Whether it was to go on; figures are worth a warning, not a run.
+    fn draw(&mut self) -> Result<bool, Fault> {
+        let step = self.at.step();
+        let Self {
+            task,
+            store,
+            progress,
+            ..
+        } = self;
+        let mut go_on = || progress.alive("figures", step, self.stop);
+        let drawn = task.draw(store, (self.place.dir, step), &mut go_on);
+        drawn.or_else(|fault| {
+            let note = format!("the figures of step {step} were not drawn: {fault}");
+            self.progress.event(step, note);
+            Ok(true)
+        })
+    }
+
+    fn save(&mut self) -> Result<(), Fault> {
+        let (spool, progress) = (&mut self.spool, &mut self.progress);
+        self.saver.save(
+            (&mut *self.task, &mut *self.store),
+            spool,
+            self.at,
+            progress,
+        )
+    }
+
+    fn finish(&mut self) -> Result<(), Fault> {
+        let (spool, progress) = (&mut self.spool, &mut self.progress);
+        self.saver.finish(
+            (&mut *self.task, &mut *self.store),
+            spool,
+            self.at,
+            progress,
+        )
+    }
+
+    /// Saves and leaves.
+    fn leave(&mut self) -> Result<Outcome, Fault> {
+        self.finish()?;
+        let of = match self.task.phase() {
+            "target" => " of the target",
+            _ => "",
+        };
+        let note = self.at.stopped(of);
+        self.progress.stopped(self.at.step(), note);
+        Ok(Outcome::Stopped)
+    }
+
+    fn show(&mut self, now: bool) {
+        let (phase, step) = match self.at {
+            At::WarmUp(made) if made > 0 => ((WARMUP, self.task.warmup_steps()), made),
+            _ => ((self.task.phase(), self.task.steps()), self.at.step()),
+        };
+        self.progress.show(phase, step, now);
+    }
 }
 
 fn every(step: u64, steps: u64) -> bool {
@@ -186,36 +360,6 @@ pub(crate) fn run_step(
         program.set_scalar(name, value as f32);
     }
     Ok(program.run(store)?)
-}
-
-fn evaluate(
-    task: &mut dyn Task,
-    store: &mut Store,
-    spool: &mut Spool,
-    step: u64,
-) -> Result<(), Fault> {
-    let mut row = Row::new(step, Kind::Eval);
-    for (name, value) in task.evaluate(store)? {
-        row = row.with(name, value);
-    }
-    spool.append(&row);
-    spool.flush();
-    Ok(())
-}
-
-/// Figures are worth a warning, not a run.
-fn draw(
-    (task, store): (&mut dyn Task, &mut Store),
-    dir: &Path,
-    step: u64,
-    progress: &mut Progress,
-) {
-    if let Err(fault) = task.draw(store, dir, step) {
-        progress.event(
-            step,
-            format!("the figures of step {step} were not drawn: {fault}"),
-        );
-    }
 }
 
 /// Tells the launcher how far the run is, at most twice a second.
@@ -258,9 +402,21 @@ impl Progress {
         self.step = Some(step);
     }
 
-    /// Leaves time out of the speed of the steps: that of an evaluation, of figures, of the last save.
-    fn rest(&mut self, time: Duration) {
-        self.rested += time;
+    /// Says that the run is alive in what it does after `step`, in the spool's word; whether it is to go on with that.
+    pub(crate) fn alive(&mut self, doing: &str, step: u64, stop: Stop<'_>) -> bool {
+        self.show((doing, 0), step, false);
+        !stop()
+    }
+
+    /// Leaves the time since `clock` out of the speed of the steps: that of an evaluation, of figures, of the last save.
+    fn rest(&mut self, clock: Instant) {
+        self.rested += clock.max(self.shown).elapsed();
+    }
+
+    /// Says, for the launcher to repeat, that the run leaves on request, and what of it is saved.
+    pub(crate) fn stopped(&mut self, step: u64, note: String) {
+        let row = Row::new(step, Kind::Event).with_note(note);
+        self.append(&row.with("stopped", 1.0).with("time", unix_time()));
     }
 
     /// Says what happened.
@@ -312,11 +468,112 @@ fn unix_time() -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::fs;
+    use std::sync::Arc;
     use std::thread::sleep;
     use std::time::Duration;
 
+    use spd_checkpoint::step_path;
+    use spd_configs::Run;
+    use spd_engine::{Pool, Processor};
+
     use super::*;
+    use crate::bench::{Overrides, preset};
+    use crate::decomposition::Decomposition;
+    use crate::decomposition_task::DecompositionTask;
+
+    /// All that a rank has in its phases: a warm-up, evaluations at both ends and between, figures, and a checkpoint that was
+    /// made while nobody asked for a stop.
+    fn small_run() -> Run {
+        let mut run = preset("tiny-tms", &Overrides::default()).unwrap().run;
+        run.train.steps = 5;
+        run.train.faithfulness_warmup.steps = 3;
+        (run.eval.every, run.eval.batches, run.eval.figures_every) = (2, 2, 2);
+        run.eval.batch_size = 8;
+        (run.log.every, run.checkpoint.every, run.checkpoint.keep) = (1, 3, 9);
+        run
+    }
+
+    /// Trains in a directory until a stop is asked for at the given question, counted from 0. How many questions there were,
+    /// and how it ended.
+    fn trained(run: &Run, dir: &Path, stop_at: u64) -> (u64, Outcome) {
+        let processor = Processor::Cpu(Arc::new(Pool::new(1)));
+        let sources = data::open(run).unwrap();
+        let mut store = Store::new();
+        let decomposition = Decomposition::new(run, &mut store).unwrap();
+        let task = DecompositionTask::new(decomposition, sources, &mut store, &processor);
+        let mut task = task.unwrap();
+        task.make_room().unwrap();
+        let lock = Lock::take(dir).unwrap();
+        let place = Place {
+            dir,
+            lock: &lock,
+            checkpoint: run.checkpoint,
+            log: run.log,
+            config: "",
+            progress: None,
+        };
+        let asked = Cell::new(0);
+        let stop = || {
+            asked.set(asked.get() + 1);
+            asked.get() > stop_at
+        };
+        let outcome = train(&mut task, &mut store, &place, &stop).unwrap();
+        (asked.get(), outcome)
+    }
+
+    /// Every bit that training leaves: rows, and the last state with its moments.
+    fn remains(run: &Run, dir: &Path) -> (String, Vec<u8>) {
+        let rows = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
+        let state = step_path(&dir.join("checkpoints"), run.train.steps);
+        (rows, fs::read(state.join("tensors.safetensors")).unwrap())
+    }
+
+    fn events(dir: &Path) -> Vec<String> {
+        let text = fs::read_to_string(dir.join("system.jsonl")).unwrap();
+        let rows = text.lines().map(|line| {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            (row["kind"] == "event").then(|| row["note"].as_str().unwrap().to_owned())
+        });
+        rows.flatten().collect()
+    }
+
+    #[test]
+    fn a_stop_is_heard_everywhere_and_the_run_goes_on_to_the_same_bits() {
+        let run = small_run();
+        let straight = tempfile::tempdir().unwrap();
+        let (questions, outcome) = trained(&run, straight.path(), u64::MAX);
+        assert_eq!(outcome, Outcome::Done);
+        let expected = remains(&run, straight.path());
+        // Start 2, warm-up 3, steps 5, evaluations before steps 0, 2 and 4 and at the end 8, figures before 2 and 4 and at the
+        // end 3 each.
+        assert_eq!(questions, 27);
+        let mut said = Vec::new();
+        for stop_at in 0..questions {
+            let dir = tempfile::tempdir().unwrap();
+            let (asked, outcome) = trained(&run, dir.path(), stop_at);
+            assert_eq!((asked, outcome), (stop_at + 1, Outcome::Stopped));
+            said.push(events(dir.path()).pop().unwrap());
+            assert_eq!(trained(&run, dir.path(), u64::MAX).1, Outcome::Done);
+            assert!(
+                remains(&run, dir.path()) == expected,
+                "stopped at {stop_at}"
+            );
+        }
+        said.dedup();
+        let saved = |place: &str| format!("stopped {place} is saved; the same command goes on");
+        let mut words = vec![
+            "stopped before the first step; nothing is saved yet, and the same command begins anew"
+                .to_owned(),
+            saved("before the first step, its start"),
+            saved("after update 1 of the warm-up, which"),
+            saved("after update 2 of the warm-up, which"),
+            saved("before the first step, its start"),
+        ];
+        words.extend((1..=5).map(|step| saved(&format!("after step {step}, which"))));
+        assert_eq!(said, words);
+    }
 
     #[test]
     fn steps_of_an_earlier_start_are_no_speed() {

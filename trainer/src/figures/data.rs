@@ -13,7 +13,7 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::metrics::known_importance::{identity_order, sum_order};
 use crate::metrics::toy::{self, Answer};
-use crate::task::in_arena_of;
+use crate::task::{GoOn, in_arena_of};
 
 /// Held-out batches that distributions are taken from, at most.
 const BATCHES: u64 = 5;
@@ -180,11 +180,12 @@ fn upper_leaky(z: f32) -> f32 {
     }
 }
 
-/// Importances over held-out batches.
+/// Importances over held-out batches; `None` where it was not to go on.
 pub(super) fn distributions(
     task: &mut DecompositionTask,
     store: &mut Store,
-) -> Result<Distributions, Fault> {
+    go_on: &mut GoOn<'_>,
+) -> Result<Option<Distributions>, Fault> {
     let run = task.decomposition.run.clone();
     let of_run = &task.decomposition.sites;
     let paths: Vec<String> = of_run.iter().map(|site| site.path().to_owned()).collect();
@@ -196,8 +197,11 @@ pub(super) fn distributions(
     let mut batch = Batch::default();
     let source = task.held_out().clone();
     let (program, figures) = task.for_figures();
-    in_arena_of(program, figures, |program| {
+    let finished = in_arena_of(program, figures, |program| {
         for index in 0..run.eval.batches.min(BATCHES) {
+            if !go_on() {
+                return Ok(false);
+            }
             source.fill(&feed, index * feed.rows as u64, &mut batch)?;
             fill(program, &batch);
             program.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
@@ -212,8 +216,11 @@ pub(super) fn distributions(
                 site.add(importance, logits, run.eval.alive_threshold as f32);
             }
         }
-        Ok(())
+        Ok(true)
     })?;
+    if !finished {
+        return Ok(None);
+    }
     let mut all = Distributions {
         histograms: Vec::new(),
         densities: Vec::new(),
@@ -247,7 +254,7 @@ pub(super) fn distributions(
             order,
         });
     }
-    Ok(all)
+    Ok(Some(all))
 }
 
 /// Sums over the positions of a site.

@@ -27,13 +27,16 @@ pub(crate) use data::program;
 use self::data::{Distributions, Probed};
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
+use crate::task::GoOn;
 
 /// Where the figures of a step lie in a run directory.
 pub(crate) fn directory(run_dir: &Path, step: u64) -> PathBuf {
     run_dir.join("figures").join(format!("step-{step:08}"))
 }
 
-/// Draws every figure that the target has.
+/// Draws every figure that the target has. Returns whether it did; not so where it was not to go on.
+///
+/// - `run_dir`, `step`: where to, and what for
 ///
 /// # Errors
 ///
@@ -41,12 +44,15 @@ pub(crate) fn directory(run_dir: &Path, step: u64) -> PathBuf {
 pub(crate) fn write(
     task: &mut DecompositionTask,
     store: &mut Store,
-    run_dir: &Path,
-    step: u64,
-) -> Result<(), Fault> {
+    (run_dir, step): (&Path, u64),
+    go_on: &mut GoOn<'_>,
+) -> Result<bool, Fault> {
     let to = directory(run_dir, step);
-    std::fs::create_dir_all(&to).with_context(|| format!("{}", to.display()))?;
     let when = format!("{}, step {step}", task.decomposition.run.name);
+    if !go_on() {
+        return Ok(false);
+    }
+    std::fs::create_dir_all(&to).with_context(|| format!("{}", to.display()))?;
     if let Some(probed) = data::probe(task, store)? {
         let Probed {
             lower,
@@ -70,11 +76,14 @@ pub(crate) fn write(
             &draw::components(&when, components)?,
         )?;
     }
-    let Distributions {
+    let Some(Distributions {
         histograms,
         densities,
         means,
-    } = data::distributions(task, store)?;
+    }) = data::distributions(task, store, go_on)?
+    else {
+        return Ok(false);
+    };
     save(
         &to,
         "importance_histograms",
@@ -88,7 +97,7 @@ pub(crate) fn write(
         &draw::densities(&when, &densities)?,
     )?;
     save(&to, "mean_importance", &means, &draw::means(&when, &means)?)?;
-    Ok(())
+    Ok(true)
 }
 
 fn save(to: &Path, name: &str, data: &impl Serialize, svg: &str) -> Result<(), Fault> {

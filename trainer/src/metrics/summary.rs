@@ -21,7 +21,7 @@ use crate::fault::Fault;
 use crate::figures;
 use crate::memory::Peak;
 use crate::target;
-use crate::task::Task;
+use crate::task::{GoOn, Task};
 
 /// The kinds of masks, as the evaluation names them and as people read them.
 const MASKS: [(&str, &str); 6] = [
@@ -51,16 +51,20 @@ pub(crate) struct Spent {
     pub(crate) peak: Peak,
 }
 
-/// The text of `summary.json`.
+/// The text of `summary.json`; `None` where it was not to go on.
 pub(crate) fn write(
     task: &mut DecompositionTask,
     store: &mut Store,
     sources: &Sources,
     run_dir: &Path,
     spent: &Spent,
-) -> Result<String, Fault> {
+    go_on: &mut GoOn<'_>,
+) -> Result<Option<String>, Fault> {
     let run = task.decomposition.run.clone();
-    let last: BTreeMap<String, f64> = task.evaluate(store)?.into_iter().collect();
+    let Some(last) = task.evaluate(store, go_on)? else {
+        return Ok(None);
+    };
+    let last: BTreeMap<String, f64> = last.into_iter().collect();
     let first = first_evaluation(run_dir);
     let mut values = last.clone();
     let mut tables = vec![masks_table(&first, &last)];
@@ -69,10 +73,13 @@ pub(crate) fn write(
     }
     let mut lines: Vec<(String, String)> = Vec::new();
     if let (Data::Tokens { .. }, Some(vocab)) = (&run.data, run.target.model.vocab())
-        && let Some(bigram) = bigram_cross_entropy(&sources.train, &sources.eval, vocab)?
+        && let Some(bigram) = bigram_cross_entropy(&sources.train, &sources.eval, vocab, go_on)?
     {
         values.insert("bigram_ce".into(), bigram);
         lines.push(("CE of a bigram model".into(), number(bigram)));
+    }
+    if !go_on() {
+        return Ok(None);
     }
     tables.push(sites_table(task, &first, &last));
     store.fetch()?;
@@ -120,7 +127,8 @@ pub(crate) fn write(
     if let Some((found, means)) = solved(&values, &run.target.model) {
         summary["solved"] = json!({"found": found, "means": means});
     }
-    Ok(serde_json::to_string_pretty(&summary).context("the summary")? + "\n")
+    let text = serde_json::to_string_pretty(&summary).context("the summary")?;
+    Ok(Some(text + "\n"))
 }
 
 /// Whether the known solution was found, where one is known, and what that means; numbers that a run does not have count as
