@@ -25,6 +25,8 @@ pub(crate) struct Progress {
     /// The total loss and the number of active components, of the last training row.
     loss: Option<f64>,
     l0: Option<f64>,
+    /// What the rank says of its leaving on request, and of what it saved.
+    stopped: Option<String>,
 }
 
 impl Progress {
@@ -51,6 +53,11 @@ impl Progress {
                 self.steps_per_s = value(row, "steps_per_s").unwrap_or(0.0);
                 None
             }
+            // The last word about a launch, which is said at its end.
+            Kind::Event if value(row, "stopped").is_some() => {
+                self.stopped = note;
+                None
+            }
             Kind::Event => note.map(|note| format!("step {}: {note}", row.step)),
             Kind::Eval => None,
         }
@@ -64,13 +71,21 @@ impl Progress {
         }
     }
 
-    /// Where the run is, for a message: `after step 120 (decomposing)`.
+    /// Where the run is, for a message: `after step 120 (decomposing)`. It may have come further since it last said so.
     pub(crate) fn place(&self) -> String {
+        let doing = self.activity();
         match (self.phase.as_str(), self.step) {
-            ("", _) => "before its first step".to_owned(),
-            (_, 0) => format!("before its first step ({})", self.activity()),
-            (_, step) => format!("after step {step} ({})", self.activity()),
+            ("", _) => "while it started".to_owned(),
+            ("wait", _) => "while it waited for its target".to_owned(),
+            (_, 0) => format!("at the beginning ({doing})"),
+            ("warmup", made) => format!("after update {made} ({doing})"),
+            (_, step) => format!("after step {step} ({doing})"),
         }
+    }
+
+    /// What the rank said of its leaving on request.
+    pub(crate) fn stopped(&self) -> Option<&str> {
+        self.stopped.as_deref()
     }
 
     /// What is going on, in a word or two.
@@ -82,6 +97,7 @@ impl Progress {
             "warmup" => "warming up",
             "train" => "decomposing",
             "eval" => "evaluating",
+            "figures" => "drawing figures",
             other => other,
         }
     }
@@ -292,10 +308,13 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_not_said() {
-        assert_eq!(Progress::default().place(), "before its first step");
+        assert_eq!(Progress::default().place(), "while it started");
         let progress = taken(&[phase("target", 0)]);
         assert_eq!(progress.line(), "training target");
-        assert_eq!(progress.place(), "before its first step (training target)");
+        assert_eq!(progress.place(), "at the beginning (training target)");
+        let place = |name: &str| taken(&[phase(name, 7)]).place();
+        assert_eq!(place("warmup"), "after update 7 (warming up)");
+        assert_eq!(place("wait"), "while it waited for its target");
     }
 
     #[test]
@@ -318,6 +337,15 @@ mod tests {
             Some("step 7: resumed [0m")
         );
         assert_eq!(progress, Progress::default());
+    }
+
+    #[test]
+    fn what_a_rank_says_of_its_leaving_is_kept_for_the_end() {
+        let mut progress = taken(&[phase("train", 118)]);
+        let row = Row::new(120, Kind::Event).with_note("stopped after step 120, which is saved");
+        assert_eq!(progress.take(&row.with("stopped", 1.0)), None);
+        let said = "stopped after step 120, which is saved";
+        assert_eq!(progress.stopped(), Some(said));
     }
 
     #[test]

@@ -204,6 +204,9 @@ impl End {
     }
 }
 
+/// How a stop ends that came before there was anything to save.
+const NOTHING_SAVED: &str = "nothing new is saved, and the same command goes on";
+
 struct Report<'a> {
     pid: u32,
     end: End,
@@ -226,8 +229,10 @@ impl Report<'_> {
             ),
             End::Left(3) => (
                 Exit::Stopped,
-                Some(format!(
-                    "stopped {place}, and saved; the same command goes on"
+                // What is saved, and of which step, only the rank knows.
+                Some(self.progress.stopped().map_or_else(
+                    || format!("stopped {place}; {NOTHING_SAVED}"),
+                    str::to_owned,
                 )),
             ),
             End::Left(1) => (Exit::Failed, Some(format!("{who} failed {place}{words}"))),
@@ -238,10 +243,7 @@ impl Report<'_> {
             End::Signal(signal) => (Exit::Failed, Some(self.signalled(&who, signal, &place))),
             End::LeftUnsaved => (
                 Exit::Stopped,
-                Some(
-                    "stopped before it began; the same command goes on from the last checkpoint"
-                        .to_owned(),
-                ),
+                Some(format!("stopped {place}; {NOTHING_SAVED}")),
             ),
             End::Hung(limit) => (
                 Exit::Failed,
@@ -331,7 +333,7 @@ mod tests {
         assert_eq!(
             attempt.message,
             [
-                "rank 0 (pid 7) failed before its first step: loss is NaN",
+                "rank 0 (pid 7) failed while it started: loss is NaN",
                 "its last lines (runs/x/logs/rank0.log):",
                 "  step 3",
                 "  error: loss is NaN",
@@ -345,7 +347,7 @@ mod tests {
         assert_eq!(
             report(End::Signal(9), &[]).message,
             [
-                "rank 0 (pid 7) was killed by signal 9 (SIGKILL) before its first step; not from here, so \
+                "rank 0 (pid 7) was killed by signal 9 (SIGKILL) while it started; not from here, so \
                  most likely the machine ran out of memory: the plan needs 3.00 GiB, `dmesg` tells",
                 "it printed nothing (runs/x/logs/rank0.log)",
             ]
@@ -365,7 +367,12 @@ mod tests {
     fn a_rank_asked_before_it_listens_has_stopped() {
         let terminated = ExitStatus::from_raw(SIGTERM);
         assert_eq!(End::of(terminated, true), End::LeftUnsaved);
-        assert_eq!(report(End::LeftUnsaved, &[]).exit, Exit::Stopped);
+        let attempt = report(End::LeftUnsaved, &[]);
+        assert_eq!(attempt.exit, Exit::Stopped);
+        assert_eq!(
+            attempt.message,
+            ["stopped while it started; nothing new is saved, and the same command goes on"]
+        );
         assert_eq!(End::of(terminated, false), End::Signal(SIGTERM));
     }
 

@@ -43,7 +43,7 @@ impl At {
     /// What is said of a run that was asked to stop here, and saved.
     pub(crate) fn stopped(self, of: &str) -> String {
         let place = match self {
-            Self::WarmUp(0) | Self::Step(0) => format!("before the first step{of}, its start"),
+            Self::WarmUp(0) | Self::Step(0) => format!("before the first step{of}, and its start"),
             Self::WarmUp(made) => format!("after update {made} of the warm-up{of}, which"),
             Self::Step(step) => format!("after step {step}{of}, which"),
         };

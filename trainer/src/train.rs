@@ -566,10 +566,10 @@ mod tests {
         let mut words = vec![
             "stopped before the first step; nothing is saved yet, and the same command begins anew"
                 .to_owned(),
-            saved("before the first step, its start"),
+            saved("before the first step, and its start"),
             saved("after update 1 of the warm-up, which"),
             saved("after update 2 of the warm-up, which"),
-            saved("before the first step, its start"),
+            saved("before the first step, and its start"),
         ];
         words.extend((1..=5).map(|step| saved(&format!("after step {step}, which"))));
         assert_eq!(said, words);

@@ -142,7 +142,7 @@ fn every_death_is_named() {
         (
             "panic",
             1,
-            " left with code 101 before its first step: index out of bounds",
+            " left with code 101 while it started: index out of bounds",
         ),
         (
             "bad_input",
@@ -152,7 +152,7 @@ fn every_death_is_named() {
         (
             "killed",
             1,
-            " was killed by signal 9 (SIGKILL) before its first step; not from here, so most likely the machine \
+            " was killed by signal 9 (SIGKILL) while it started; not from here, so most likely the machine \
              ran out of memory: the plan needs ",
         ),
     ] {

@@ -3,6 +3,7 @@
 dir=$3
 printf '%s\n' "$$" > "$dir/pid"
 phase() { printf '{"step":%s,"kind":"system","note":"%s","steps":9,"steps_per_s":3.0}\n' "$2" "$1" >> "$dir/system.jsonl"; }
+stop() { printf '{"step":120,"kind":"event","note":"stopped after step 120, which is saved; the same command goes on","stopped":1}\n' >> "$dir/system.jsonl"; exit 3; }
 alive() { while :; do phase train 1; sleep 0.02; done; }
 solve() { printf '{"title":"one","values":{"ci_error":%s,"mmcs":0.99998,"ml2r":0.99,"eval/l0/a":0.5,"eval/l0/b":0.25,"seconds":7.4},"solved":{"found":%s,"means":"CI error 0"}}' "$1" "$2" > "$dir/summary.json"; }
 finish() { printf '{"title":"tiny run","lines":[["steps",9]]}' > "$dir/summary.json"; }
@@ -22,7 +23,8 @@ fail) phase train 4; echo "warming up"; printf '\033[31mred\033[0m\n'; echo "err
 panic) echo "thread 'main' panicked at trainer/src/step.rs:3:4:" >&2; echo "index out of bounds" >&2; exit 101 ;;
 bad_input) echo "error: data/x: no such dataset" >&2; exit 2 ;;
 killed) kill -9 $$ ;;
-polite) trap 'exit 3' TERM; alive ;;
+polite) trap 'stop' TERM; alive ;;
+unsaved) trap 'exit 3' TERM; alive ;;
 # What it says when it was asked goes to a reader that takes nothing.
 chatty) trap 'echo bye; exit 3' TERM; while :; do seq 100; phase train 1; sleep 0.02; done ;;
 stubborn) trap '' TERM; alive ;;

@@ -1,11 +1,13 @@
 //! Signals to the launcher, and its death.
 
+use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use spd_checkpoint::newest;
 
-use crate::house::{Ended, House, assert_goes, end, is_gone, launch, start};
+use crate::house::{Ended, House, assert_goes, end, is_gone, launch, names, start};
 
 /// Longer than it takes to tell a second signal from an echo of the first.
 const A_WHILE: Duration = Duration::from_millis(400);
@@ -45,13 +47,31 @@ fn a_request_to_stop_is_passed_on_and_leaves_a_run_that_goes_on() {
             "{}",
             ended.stderr
         );
-        assert!(
-            ended
-                .stderr
-                .ends_with("(decomposing), and saved; the same command goes on\n")
+        // One step, which is the one that is saved, and not the last that was heard of.
+        let told: Vec<&str> = ended
+            .stderr
+            .lines()
+            .skip_while(|line| !line.starts_with("SIG"))
+            .collect();
+        assert_eq!(
+            told[1..],
+            ["stopped after step 120, which is saved; the same command goes on"]
         );
         assert_eq!(launch(house.run("done", &[])).code, Some(0));
     }
+}
+
+#[test]
+fn a_stop_that_saved_nothing_says_so() {
+    let (_house, ended) = interrupted("unsaved", &[], &[Signal::TERM]);
+    assert_eq!(ended.code, Some(3));
+    let last = ended.stderr.lines().last();
+    assert_eq!(
+        last,
+        Some(
+            "stopped after step 1 (decomposing); nothing new is saved, and the same command goes on"
+        )
+    );
 }
 
 #[test]
@@ -116,6 +136,69 @@ fn a_stop_is_no_death_to_restart_from() {
     let (_house, ended) = interrupted("polite", &["--restarts", "5"], &[Signal::TERM]);
     assert_eq!(ended.code, Some(3));
     assert!(!ended.stderr.contains("started again"));
+}
+
+/// A real run that is asked to stop while its newest progress row holds `doing`: how it ended, and that it was soon.
+fn stopped_while(doing: &str, set: &[&str]) -> (House, Ended) {
+    let house = House::new();
+    let short = [
+        "train.batch_size=64",
+        "eval.batch_size=64",
+        "target.train.steps=20",
+    ];
+    let mut command = house.real("tms_5-2.toml", "runs/x", &[&short[..], set].concat());
+    command.args(["--threads", "1"]);
+    let mut launcher = start(command);
+    let rows = || fs::read_to_string(house.run_dir().join("system.jsonl")).unwrap_or_default();
+    let started = Instant::now();
+    while !rows().lines().last().is_some_and(|row| row.contains(doing)) {
+        if started.elapsed() > Duration::from_secs(60) {
+            // It would go on for hours.
+            launcher.kill().unwrap();
+            panic!("{}", rows());
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    send(launcher.id(), Signal::TERM);
+    let asked = Instant::now();
+    let ended = end(launcher);
+    assert!(
+        asked.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        asked.elapsed()
+    );
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    (house, ended)
+}
+
+// Evaluations and a warm-up that would take hours. What a stop in each of them leaves behind is for the trainer's tests.
+#[test]
+fn a_request_to_stop_is_heard_in_an_evaluation() {
+    let (house, ended) = stopped_while("\"note\":\"eval\"", &["eval.batches=1000000000"]);
+    let last = "stopped before the first step of the target, and its start is saved; the same command goes on";
+    assert_eq!(ended.stderr.lines().last(), Some(last));
+    assert!(!ended.stderr.contains("step 0:"), "{}", ended.stderr);
+    let targets = names(&house.path().join("cache/targets"));
+    let kept = house.path().join("cache/targets").join(&targets[0]);
+    assert_eq!(names(&kept.join("checkpoints")), ["step-00000000"]);
+}
+
+#[test]
+fn a_request_to_stop_is_heard_in_the_warm_up() {
+    let set = [
+        "eval.batches=1",
+        "train.faithfulness_warmup.steps=1000000000",
+    ];
+    let (house, ended) = stopped_while("\"note\":\"warmup\"", &set);
+    let last = ended.stderr.lines().last().unwrap();
+    let updates = last.strip_prefix("stopped after update ").and_then(|rest| {
+        rest.strip_suffix(" of the warm-up, which is saved; the same command goes on")
+    });
+    let updates: u64 = updates.expect(last).parse().unwrap();
+    let newest = newest(&house.run_dir().join("checkpoints")).unwrap();
+    let newest = newest.snapshot.unwrap();
+    assert_eq!((newest.step, &newest.meta["phase"]), (0, &"warmup".into()));
+    assert_eq!(newest.meta["warmup_updates"], updates);
 }
 
 // The kernel's promise is Linux's.

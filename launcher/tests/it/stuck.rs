@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -76,24 +76,36 @@ fn filled(writer: &mut File, size: usize) -> usize {
     }
 }
 
-/// Waits for a launcher that must not stay longer than this.
-fn leaves_within(launcher: &mut Child, limit: Duration) -> ExitStatus {
-    let started = Instant::now();
-    loop {
-        if let Some(status) = launcher.try_wait().unwrap() {
-            return status;
+/// A launcher that no failed test leaves behind.
+struct Launcher(Child);
+
+impl Launcher {
+    fn start(mut command: Command, to: &Stuck) -> Self {
+        let stream = || Stdio::from(to.writer.try_clone().unwrap());
+        command.stdout(stream()).stderr(stream());
+        Self(command.spawn().unwrap())
+    }
+
+    /// Asks it to stop; its exit code, and it must come soon.
+    fn stopped(&mut self) -> Option<i32> {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.code();
+            }
+            let limit = Duration::from_secs(20);
+            assert!(started.elapsed() < limit, "the launcher did not leave");
+            thread::sleep(Duration::from_millis(5));
         }
-        if started.elapsed() > limit {
-            launcher.kill().unwrap();
-            launcher.wait().unwrap();
-            panic!("the launcher did not leave");
-        }
-        thread::sleep(Duration::from_millis(5));
     }
 }
 
-fn send(pid: u32, signal: Signal) {
-    kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// A launcher whose output nobody reads, full from the start or from when its rank is up; asked to stop.
@@ -102,17 +114,12 @@ fn is_heard(stuck: &Stuck, full_from_start: bool) {
     if full_from_start {
         stuck.fill();
     }
-    let stream = || Stdio::from(stuck.writer.try_clone().unwrap());
-    let mut command = house.run("chatty", &[]);
-    command.stdout(stream()).stderr(stream());
-    let mut launcher = command.spawn().unwrap();
+    let mut launcher = Launcher::start(house.run("chatty", &[]), stuck);
     let rank = house.rank_pid();
     stuck.fill();
     // Long enough for it to have lines to write.
     thread::sleep(Duration::from_millis(600));
-    send(launcher.id(), Signal::TERM);
-    let status = leaves_within(&mut launcher, Duration::from_secs(20));
-    assert_eq!(status.code(), Some(3));
+    assert_eq!(launcher.stopped(), Some(3));
     assert_goes(rank);
 }
 
@@ -132,10 +139,7 @@ fn a_stop_is_heard_behind_a_pipe_that_nobody_reads() {
 fn a_rank_that_ends_is_seen_behind_a_stopped_terminal() {
     let (house, stuck) = (House::new(), terminal());
     stuck.fill();
-    let stream = || Stdio::from(stuck.writer.try_clone().unwrap());
-    let mut command = house.run("crash_on", &["--restarts", "2"]);
-    command.stdout(stream()).stderr(stream());
-    let mut launcher = command.spawn().unwrap();
+    let mut launcher = Launcher::start(house.run("crash_on", &["--restarts", "2"]), &stuck);
     let attempts = || std::fs::read_to_string(house.run_dir().join("attempts"));
     let started = Instant::now();
     while attempts().map_or(0, |text| text.lines().count()) < 3 {
@@ -144,8 +148,6 @@ fn a_rank_that_ends_is_seen_behind_a_stopped_terminal() {
     }
     // There is nothing left to supervise: its last words wait for the terminal, as long as nobody asks it to leave.
     thread::sleep(Duration::from_millis(300));
-    assert!(launcher.try_wait().unwrap().is_none());
-    send(launcher.id(), Signal::TERM);
-    let status = leaves_within(&mut launcher, Duration::from_secs(10));
-    assert_eq!(status.code(), Some(1));
+    assert!(launcher.0.try_wait().unwrap().is_none());
+    assert_eq!(launcher.stopped(), Some(1));
 }
