@@ -48,6 +48,7 @@ use crate::cli::{Cli, Command};
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
+    ranks::name_process();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(said) => return refused(&said).into(),

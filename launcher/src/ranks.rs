@@ -1,13 +1,44 @@
 //! A rank is this program again, in a process of its own that cannot outlive its launcher; so is a run of a sweep.
 
+use std::env;
 use std::io::{self, PipeWriter};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::world::{self, World};
+
+/// Where this program is to be started from: the file that it runs from, though it be replaced or removed meanwhile, so that
+/// launcher and ranks are never of two versions.
+///
+/// # Errors
+///
+/// When the operating system does not tell.
+pub(crate) fn own_program() -> io::Result<PathBuf> {
+    if cfg!(target_os = "linux") {
+        // Of whoever follows it: between fork and exec, a child is of the file of its parent.
+        return Ok("/proc/self/exe".into());
+    }
+    env::current_exe()
+}
+
+/// Gives this process its name in lists of processes; one that was started by [`own_program`] has another at first.
+pub(crate) fn name_process() {
+    #[cfg(target_os = "linux")]
+    // What it is called is of no use but to people.
+    let _ = rustix::thread::set_name(c"spd-launch");
+}
+
+/// A command that starts a program, by its usual name.
+pub(crate) fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    if program.starts_with("/proc") {
+        command.arg0("spd-launch");
+    }
+    command
+}
 
 /// What is started.
 #[derive(Debug)]
@@ -33,7 +64,7 @@ pub(crate) struct Process {
 impl Program {
     /// The command that starts the only rank.
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(&self.path);
+        let mut command = command(&self.path);
         command
             .arg("rank")
             .arg("--run-dir")

@@ -1,6 +1,5 @@
 //! `spd-launch CONFIG`: refuse what has to be refused, then run to the end.
 
-use std::env;
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use spd_trainer::{Fault, Overview, cuda};
 
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
-use crate::ranks::Program;
+use crate::ranks::{Program, own_program};
 use crate::restart::{self, Restarts};
 use crate::run_dir::{Found, RunDir};
 use crate::stop::Stop;
@@ -236,7 +235,7 @@ fn supervise(
 ) -> anyhow::Result<Exit> {
     let path = match &asked.rank_program {
         Some(path) => path.clone(),
-        None => env::current_exe().context("this program's own file cannot be found")?,
+        None => own_program().context("this program's own file cannot be found")?,
     };
     let program = Program {
         path,

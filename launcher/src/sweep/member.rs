@@ -1,11 +1,10 @@
 //! One run of a sweep: where it lies, the launcher that runs it, and what came of it.
 
-use std::env;
 use std::fs;
 use std::io::PipeWriter;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -16,7 +15,7 @@ use super::axes::{self, Combination};
 use crate::cli::RunArgs;
 use crate::output::{Output, last_words};
 use crate::progress::{Progress, Spool};
-use crate::ranks::Process;
+use crate::ranks::{Process, command, own_program};
 use crate::run_dir::RunDir;
 use crate::stop;
 
@@ -113,8 +112,8 @@ impl Member {
     }
 
     fn process(&self, asked: &RunArgs, threads: usize, output: PipeWriter) -> Result<Process> {
-        let program = env::current_exe().context("this program's own file cannot be found")?;
-        let mut command = Command::new(&program);
+        let program = own_program().context("this program's own file cannot be found")?;
+        let mut command = command(&program);
         // The resolved run in its directory: what was checked is what is run, whatever becomes of the run file meanwhile.
         command
             .arg(self.dir.config())

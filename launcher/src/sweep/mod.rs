@@ -78,16 +78,22 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         jobs,
         threads: (cores / jobs).max(1),
     };
-    let (overview, largest) = sweep.check(&members, &found)?;
+    let (mut overview, largest) = sweep.check(&members, &found)?;
     let set = overrides(&asked.set, &largest.values);
-    let room = check_memory(asked, (&path, &set), &largest.run, &overview);
-    let room = room.map_err(Fault::BadInput)?;
+    let room_for = |overview| check_memory(asked, (&path, &set), &largest.run, overview);
+    let room = room_for(&overview).map_err(Fault::BadInput)?;
     if let Some(room) = room.filter(|room| *room < sweep.jobs) {
         screen::note(&format!(
             "{room} at a time in place of {}: there is memory for no more",
             sweep.jobs
         ));
         sweep.jobs = room;
+        // Those that run have the cores of those that do not, where there is memory for that: a thread takes some.
+        let threads = cores / room;
+        let wider = spd_trainer::overview(&largest.run, threads, false)?;
+        if matches!(room_for(&wider), Ok(Some(found)) if found >= room) {
+            (sweep.threads, overview) = (threads, wider);
+        }
     }
     let overview = sweep.described(overview, &members, &found);
     screen::result(&plan::text(
@@ -160,8 +166,14 @@ fn load(path: &Path, set: &[String], axes: &[Axis]) -> Result<(String, Runs), Ve
             }
         }
     }
-    let mut names = BTreeMap::new();
-    for (values, _) in &runs {
+    let (mut names, mut told) = (BTreeMap::new(), BTreeMap::new());
+    for (values, run) in &runs {
+        if let Some(other) = told.insert(run.to_toml(), values) {
+            let line = alike(axes, other, values);
+            if known.insert(line.clone()) {
+                lines.push(line);
+            }
+        }
         if let Some(other) = names.insert(axes::name(values), values) {
             lines.push(format!(
                 "{other:?} and {values:?} would share the directory {}; sweep them one after the other, each with its own --out",
@@ -173,6 +185,20 @@ fn load(path: &Path, set: &[String], axes: &[Axis]) -> Result<(String, Runs), Ve
         Some(name) if lines.is_empty() => Ok((name, runs)),
         _ => Err(lines),
     }
+}
+
+/// What is said of two combinations that make one run.
+fn alike(axes: &[Axis], one: &Combination, other: &Combination) -> String {
+    let mut differ = axes.iter().zip(one.iter().zip(other));
+    differ.by_ref().find(|(_, (a, b))| a != b).map_or_else(
+        || format!("{other:?} is there twice"),
+        |(axis, ((_, a), (_, b)))| {
+            format!(
+                "{}: {a} and {b} make the same run; leave one of them out",
+                axis.said()
+            )
+        },
+    )
 }
 
 fn overrides(set: &[String], values: &Combination) -> Vec<String> {

@@ -138,7 +138,7 @@ fn runs_that_do_not_fit_together_run_one_after_the_other() {
         ended.stderr
     );
     assert!(
-        ended.stdout.contains("; 1 at a time, 1 thread each"),
+        ended.stdout.contains("; 1 at a time, 2 threads each"),
         "{}",
         ended.stdout
     );

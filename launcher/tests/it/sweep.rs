@@ -230,6 +230,67 @@ fn what_cannot_be_swept_is_refused_before_anything_starts() {
 }
 
 #[test]
+fn values_that_are_equal_are_one_run() {
+    let house = House::new();
+    let arguments = [
+        "--sweep",
+        "train.lr=1e-3,2e-3,0.001",
+        "--sweep",
+        "train.steps=9,7",
+        "--seeds",
+        "0..2",
+    ];
+    let ended = launch(house.sweep("done", &arguments));
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (
+            Some(2),
+            "error: --sweep train.lr: 1e-3 and 0.001 make the same run; leave one of them out\n"
+        )
+    );
+    assert!(house.names().is_empty(), "nothing is created");
+}
+
+// Whatever runs is of one version.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_sweep_outlives_the_file_of_its_program() {
+    let house = House::new();
+    let path = house.path().join("spd-launch");
+    fs::copy(env!("CARGO_BIN_EXE_spd-launch"), &path).unwrap();
+    let set = ["train.steps=300", "train.batch_size=64", "eval.batches=1"];
+    let real = house.real("tms_5-2.toml", "runs/s", &set);
+    let mut command = std::process::Command::new(&path);
+    command
+        .args(real.get_args())
+        .args(["--set", "target.train.steps=20", "--threads", "1"])
+        .args(["--seeds", "0..2"])
+        .current_dir(house.path())
+        .env("SPD_CACHE", house.path().join("cache"));
+    let launcher = start(command);
+    let first = house.path().join("runs/s/logs/seed=0.log");
+    while fs::metadata(&first).is_err() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let other = house.path().join("other");
+    fs::copy("/bin/false", &other).unwrap();
+    fs::rename(&other, &path).unwrap();
+    let read = |path: String| fs::read_to_string(path).unwrap_or_default();
+    let children = || read(format!("/proc/{0}/task/{0}/children", launcher.id()));
+    let named = |child: &str| {
+        let of = |what: &str| read(format!("/proc/{child}/{what}"));
+        of("cmdline").starts_with("spd-launch\0") && of("comm") == "spd-launch\n"
+    };
+    // From the fork on it takes a moment.
+    let started = std::time::Instant::now();
+    while !children().split_whitespace().any(named) {
+        assert!(started.elapsed() < Duration::from_secs(10), "no such child");
+    }
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}
+
+#[test]
 fn a_sweep_keeps_out_of_other_directories() {
     let house = House::new();
     launch(house.run_at("runs/s", "done", &[]));
