@@ -497,7 +497,7 @@ mod tests {
 
     /// Trains in a directory until a stop is asked for at the given question, counted from 0. How many questions there were,
     /// and how it ended.
-    fn trained(run: &Run, dir: &Path, stop_at: u64) -> (u64, Outcome) {
+    fn trained(run: &Run, (dir, lock): (&Path, &Lock), stop_at: u64) -> (u64, Outcome) {
         let processor = Processor::Cpu(Arc::new(Pool::new(1)));
         let sources = data::open(run).unwrap();
         let mut store = Store::new();
@@ -505,10 +505,9 @@ mod tests {
         let task = DecompositionTask::new(decomposition, sources, &mut store, &processor);
         let mut task = task.unwrap();
         task.make_room().unwrap();
-        let lock = Lock::take(dir).unwrap();
         let place = Place {
             dir,
-            lock: &lock,
+            lock,
             checkpoint: run.checkpoint,
             log: run.log,
             config: "",
@@ -543,25 +542,28 @@ mod tests {
     fn a_stop_is_heard_everywhere_and_the_run_goes_on_to_the_same_bits() {
         let run = small_run();
         let straight = tempfile::tempdir().unwrap();
-        let (questions, outcome) = trained(&run, straight.path(), u64::MAX);
+        let lock = Lock::take(straight.path()).unwrap();
+        let (questions, outcome) = trained(&run, (straight.path(), &lock), u64::MAX);
         assert_eq!(outcome, Outcome::Done);
         let expected = remains(&run, straight.path());
         // Start 2, warm-up 3, steps 5, evaluations before steps 0, 2 and 4 and at the end 8, figures before 2 and 4 and at the
         // end 3 each.
         assert_eq!(questions, 27);
-        let mut said = Vec::new();
+        let (mut said, mut continued) = (Vec::new(), Vec::new());
         for stop_at in 0..questions {
             let dir = tempfile::tempdir().unwrap();
-            let (asked, outcome) = trained(&run, dir.path(), stop_at);
+            let lock = Lock::take(dir.path()).unwrap();
+            let (asked, outcome) = trained(&run, (dir.path(), &lock), stop_at);
             assert_eq!((asked, outcome), (stop_at + 1, Outcome::Stopped));
             said.push(events(dir.path()).pop().unwrap());
-            assert_eq!(trained(&run, dir.path(), u64::MAX).1, Outcome::Done);
-            assert!(
-                remains(&run, dir.path()) == expected,
-                "stopped at {stop_at}"
-            );
+            let (_, outcome) = trained(&run, (dir.path(), &lock), u64::MAX);
+            assert_eq!(outcome, Outcome::Done);
+            continued.extend(events(dir.path()).into_iter().nth(1));
+            let same = remains(&run, dir.path()) == expected;
+            assert!(same, "stopped at {stop_at}");
         }
         said.dedup();
+        continued.dedup();
         let saved = |place: &str| format!("stopped {place} is saved; the same command goes on");
         let mut words = vec![
             "stopped before the first step; nothing is saved yet, and the same command begins anew"
@@ -573,6 +575,10 @@ mod tests {
         ];
         words.extend((1..=5).map(|step| saved(&format!("after step {step}, which"))));
         assert_eq!(said, words);
+        let updates = (0..3).map(|made| format!("update {made} of the warm-up"));
+        let places = updates.chain((0..=5).map(|step| format!("step {step}")));
+        let from = places.map(|place| format!("continued from the checkpoint of {place}"));
+        assert_eq!(continued, from.collect::<Vec<_>>());
     }
 
     #[test]
