@@ -63,7 +63,7 @@ pub fn redraw(run_dir: &Path, threads: usize) -> Result<Redrawn, Fault> {
         let mut task = DecompositionTask::new(decomposition, sources, &mut store, &processor)?;
         task.make_room()?;
         let (step, _) = state::restore(snapshot, &mut store, &text)?;
-        figures::write(&mut task, &mut store, run_dir, step)?;
+        figures::write(&mut task, &mut store, (run_dir, step), &mut || true)?;
         Ok(Redrawn {
             step,
             directory: figures::directory(run_dir, step),
