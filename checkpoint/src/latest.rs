@@ -1,10 +1,13 @@
 //! Which checkpoint to resume from: the newest whose hashes hold.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::{CheckpointError, Snapshot, atomic, load};
+use serde_json::Value;
+
+use crate::{CheckpointError, Snapshot, atomic, load, verify};
 
 /// What [`newest`] found.
 #[derive(Debug, Default)]
@@ -40,6 +43,46 @@ pub fn newest(root: &Path) -> Result<Found, CheckpointError> {
         }
     }
     Ok(found)
+}
+
+/// What [`look`] saw.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// Step and meta of the newest checkpoint that holds, if there is one.
+    pub newest: Option<(u64, BTreeMap<String, Value>)>,
+    /// Newer ones that do not hold, newest first: where each lies, and what is wrong with it.
+    pub damaged: Vec<(PathBuf, String)>,
+}
+
+/// Finds the checkpoint that [`newest`] would read, without changing anything, for those who do not own the root.
+///
+/// Every byte of it is compared with its manifest; of the tensors none is kept. The owner may write and delete
+/// meanwhile: where all are gone or damaged and the steps have changed, it looks again.
+///
+/// # Errors
+///
+/// As [`newest`].
+pub fn look(root: &Path) -> Result<Look, CheckpointError> {
+    let mut steps_now = steps(root)?;
+    loop {
+        let mut look = Look::default();
+        for &step in steps_now.iter().rev() {
+            let path = step_path(root, step);
+            match verify(&path) {
+                Ok(meta) => {
+                    look.newest = Some((step, meta));
+                    return Ok(look);
+                }
+                Err(CheckpointError::Damaged { reason, .. }) => look.damaged.push((path, reason)),
+                Err(error) => return Err(error),
+            }
+        }
+        let later = steps(root)?;
+        if later == steps_now {
+            return Ok(look);
+        }
+        steps_now = later;
+    }
 }
 
 /// Where the checkpoint of a step lies: `<root>/step-00001200`.

@@ -54,7 +54,7 @@ mod writer;
 
 pub use error::CheckpointError;
 pub use keep::prune;
-pub use latest::{Found, newest, step_path};
+pub use latest::{Found, Look, look, newest, step_path};
 pub use lock::Lock;
 pub use manifest::FORMAT;
 pub use read::{load, verify};

@@ -1,9 +1,11 @@
 //! One checkpoint directory, read and compared with what it promises.
 
-use std::fs::File;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
+use serde_json::Value;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::latest::step_of;
@@ -19,8 +21,6 @@ use crate::{CheckpointError, Snapshot, Tensor, tensors};
 pub fn load(dir: &Path) -> Result<Snapshot, CheckpointError> {
     let manifest = read_manifest(dir)?;
     let meta = read_meta(dir, &manifest.files.meta)?;
-    let meta = serde_json::from_slice(&meta)
-        .map_err(|error| damaged(dir, format!("{META} is no JSON object: {error}")))?;
     let mut bytes = vec![Vec::new(); manifest.tensors.len()];
     read_tensors(dir, &manifest, |index, buffer| {
         bytes[index] = std::mem::take(buffer)
@@ -47,15 +47,17 @@ pub fn load(dir: &Path) -> Result<Snapshot, CheckpointError> {
     })
 }
 
-/// Compares every byte of the checkpoint in `dir` with its manifest, in the memory of its largest tensor.
+/// Compares every byte of the checkpoint in `dir` with its manifest, in the memory of its largest tensor, and
+/// returns its meta.
 ///
 /// # Errors
 ///
 /// As [`load`].
-pub fn verify(dir: &Path) -> Result<(), CheckpointError> {
+pub fn verify(dir: &Path) -> Result<BTreeMap<String, Value>, CheckpointError> {
     let manifest = read_manifest(dir)?;
-    read_meta(dir, &manifest.files.meta)?;
-    read_tensors(dir, &manifest, |_, _| ())
+    let meta = read_meta(dir, &manifest.files.meta)?;
+    read_tensors(dir, &manifest, |_, _| ())?;
+    Ok(meta)
 }
 
 fn read_manifest(dir: &Path) -> Result<Manifest, CheckpointError> {
@@ -77,13 +79,14 @@ fn read_manifest(dir: &Path) -> Result<Manifest, CheckpointError> {
     }
 }
 
-fn read_meta(dir: &Path, promised: &FileEntry) -> Result<Vec<u8>, CheckpointError> {
+fn read_meta(dir: &Path, promised: &FileEntry) -> Result<BTreeMap<String, Value>, CheckpointError> {
     let mut meta = Vec::new();
     open(dir, META, promised.bytes)?
         .read_to_end(&mut meta)
         .map_err(|error| unreadable(dir, META, error))?;
     check_hash(dir, META, xxh3_128(&meta), &promised.xxh3_128)?;
-    Ok(meta)
+    serde_json::from_slice(&meta)
+        .map_err(|error| damaged(dir, format!("{META} is no JSON object: {error}")))
 }
 
 /// Hands over each tensor as it lies in the file: its index, and a buffer that may be taken or left to

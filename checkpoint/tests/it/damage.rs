@@ -10,7 +10,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use rustix::fs::{CWD, Mode, mkfifoat};
-use spd_checkpoint::{CheckpointError, load, newest, step_path, verify, write};
+use spd_checkpoint::{CheckpointError, load, look, newest, step_path, verify, write};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::{quick_dir, sample};
@@ -29,12 +29,15 @@ fn two_steps() -> tempfile::TempDir {
 fn set_aside(root: &Path, what: &str) -> String {
     let two = step_path(root, 2);
     assert!(verify(&two).is_err(), "{what}");
+    let seen = look(root).unwrap();
+    assert_eq!(seen.newest, Some((1, sample(1).meta)), "{what}");
     let found = newest(root).unwrap();
     assert_eq!(found.snapshot, Some(sample(1)), "{what}");
     let [(aside, reason)] = found.set_aside.as_slice() else {
         panic!("{what}: {found:?}")
     };
     assert_eq!(aside, &root.join("step-00000002.bad"));
+    assert_eq!(seen.damaged, [(two.clone(), reason.clone())], "{what}");
     fs::rename(aside, &two).unwrap();
     reason.clone()
 }
