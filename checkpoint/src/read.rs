@@ -1,7 +1,7 @@
 //! One checkpoint directory, read and compared with what it promises.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{DataError, Dataset, Features, Order, Windows};
+use crate::{DataError, Dataset, Features, Known, Order, Windows};
 
 /// Where rows come from.
 #[derive(Debug, Clone)]
@@ -87,17 +87,17 @@ impl Source {
         }
     }
 
-    /// Reads every row once, so that a bad one is found before anything starts.
+    /// Checks everything that rows are made of, so that a bad file is found before anything starts; see
+    /// [`Dataset::check`].
     ///
     /// # Errors
     ///
     /// When a shard is damaged or a token is outside of the vocabulary.
-    pub fn check(&self) -> Result<(), DataError> {
-        let Self::Tokens(windows) = self else {
-            return Ok(());
-        };
-        let mut row = vec![0; windows.width()];
-        (0..windows.samples().get()).try_for_each(|sample| windows.read(sample, &mut row))
+    pub fn check(&self, known: &mut Known) -> Result<(), DataError> {
+        match self {
+            Self::Tokens(windows) => windows.check(known),
+            Self::Features(_) => Ok(()),
+        }
     }
 
     /// Makes the batch at `position`, reusing the memory of `batch`.

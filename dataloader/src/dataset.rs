@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::{fs, io};
 
-use rayon::prelude::*;
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::index::{self, Index, TokenizerId};
+use crate::known::Known;
 use crate::tokens::{Dtype, TokenFile};
 use crate::{DataError, plain, shard};
 
@@ -19,7 +20,7 @@ pub struct Dataset {
 
 impl Dataset {
     /// Maps a directory that [`tokenize()`](crate::tokenize()) wrote, and checks every header and length
-    /// against its index. The tokens themselves are read when they are used, or by [`Dataset::verify`].
+    /// against its index. The tokens themselves are read when they are used, or by [`Dataset::check`].
     ///
     /// # Errors
     ///
@@ -109,24 +110,50 @@ impl Dataset {
         self.index.as_ref().map(|index| &index.tokenizer)
     }
 
-    /// Reads everything: hashes of the tokens against the index, and the order of the document ends.
+    /// Reads everything that is not known yet: the hashes of the tokens against the index, the order of the document
+    /// ends, and that every id is below `vocab`.
     ///
-    /// Plain files have nothing to be compared with: for them this finds no fault.
+    /// - `known`: what earlier calls found, of this dataset or of others; gets what this one finds. A file that nobody
+    ///   has changed since it was read is not read again
+    ///
+    /// Plain files have no hashes to be compared with: of them only the ids are checked.
     ///
     /// # Errors
     ///
-    /// The first file, in the order of the index, that is not what was written.
-    pub fn verify(&self) -> Result<(), DataError> {
-        let Some(index) = &self.index else {
-            return Ok(());
-        };
-        let found: Vec<_> = self
-            .files
-            .par_iter()
-            .zip(&index.shards)
-            .map(verify_shard)
-            .collect();
-        found.into_iter().collect()
+    /// The first file, in the order of the index, that is not what was written, or holds an id outside of the vocabulary.
+    pub fn check(&self, vocab: u32, known: &mut Known) -> Result<(), DataError> {
+        for (number, file) in self.files.iter().enumerate() {
+            let contents = known.contents(file)?;
+            let entry = self.index.as_ref().map(|index| &index.shards[number]);
+            if let Some(entry) = entry.filter(|entry| entry.xxh3 != contents.xxh3) {
+                known.forget(file);
+                return Err(DataError::damaged(
+                    file.path(),
+                    format!(
+                        "its tokens hash to {}, {} promises {}; copy it again, or tokenize again",
+                        contents.xxh3,
+                        index::FILE_NAME,
+                        entry.xxh3
+                    ),
+                ));
+            }
+            if contents.largest >= vocab {
+                file.find_outside(vocab)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// xxh3-128 of the index of the dataset at `dir`, 32 hexadecimal digits: as the index holds the hashes of the shards,
+    /// two datasets of one fingerprint are the same, wherever they lie.
+    ///
+    /// # Errors
+    ///
+    /// When there is no index, or it cannot be read.
+    pub fn fingerprint(dir: &Path) -> Result<String, DataError> {
+        let path = dir.join(index::FILE_NAME);
+        let json = fs::read(&path).map_err(DataError::io("read", &path))?;
+        Ok(index::hex(xxh3_128(&json)))
     }
 
     pub(crate) fn files(&self) -> &[TokenFile] {
@@ -176,29 +203,4 @@ fn open_shard(
         ));
     }
     Ok(file)
-}
-
-fn verify_shard((file, entry): (&TokenFile, &index::ShardEntry)) -> Result<(), DataError> {
-    let found = index::hex(file.hash()?);
-    if found != entry.xxh3 {
-        return Err(DataError::damaged(
-            file.path(),
-            format!(
-                "its tokens hash to {found}, {} promises {}; copy it again, or tokenize again",
-                index::FILE_NAME,
-                entry.xxh3
-            ),
-        ));
-    }
-    if !file.document_ends()?.is_sorted_by(|a, b| a < b)
-        || file
-            .document_ends()?
-            .any(|end| end == 0 || end > entry.tokens)
-    {
-        return Err(DataError::damaged(
-            file.path(),
-            "its document ends do not ascend within its tokens; copy it again, or tokenize again",
-        ));
-    }
-    Ok(())
 }

@@ -1,12 +1,12 @@
 //! One mapped file of tokens: read where it lies, checked on the way.
 
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::DataError;
 
@@ -81,17 +81,19 @@ impl Mapped {
         self.map.len()
     }
 
+    /// What the file system says of the file that is mapped, whatever its path names by now.
+    pub(crate) fn metadata(&self) -> Result<Metadata, DataError> {
+        let found = self.file.metadata();
+        found.map_err(DataError::io("stat", &self.path))
+    }
+
     /// The bytes of the file, for one read at once: ask again before the next one.
     ///
     /// # Errors
     ///
     /// When the file has another length than when it was mapped.
     pub(crate) fn bytes(&self) -> Result<&[u8], DataError> {
-        let now = self
-            .file
-            .metadata()
-            .map_err(DataError::io("stat", &self.path))?
-            .len();
+        let now = self.metadata()?.len();
         if now == self.map.len() as u64 {
             return Ok(&self.map);
         }
@@ -161,19 +163,59 @@ impl TokenFile {
         })
     }
 
-    /// xxh3-128 of the tokens as they are stored.
-    pub(crate) fn hash(&self) -> Result<u128, DataError> {
-        Ok(xxh3_128(&self.mapped.bytes()?[self.token_bytes.clone()]))
+    /// xxh3-128 of the tokens as they are stored, and the largest of them; 0 where there is none.
+    ///
+    /// # Errors
+    ///
+    /// When the file has changed its length, or its document ends do not ascend within its tokens.
+    pub(crate) fn read_all(&self) -> Result<(u128, u32), DataError> {
+        let (mut hash, mut largest) = (Xxh3::new(), 0);
+        for start in self.token_bytes.clone().step_by(CHUNK_BYTES) {
+            let end = self.token_bytes.end.min(start + CHUNK_BYTES);
+            let stored = &self.mapped.bytes()?[start..end];
+            hash.update(stored);
+            largest = largest.max(match self.dtype {
+                Dtype::U16 => largest_of(stored, |bytes: [u8; 2]| {
+                    u32::from(u16::from_le_bytes(bytes))
+                }),
+                Dtype::U32 => largest_of(stored, u32::from_le_bytes),
+            });
+        }
+        self.check_document_ends()?;
+        Ok((hash.digest128(), largest))
     }
 
-    /// Where documents end, exclusive, in tokens.
-    pub(crate) fn document_ends(&self) -> Result<impl Iterator<Item = u64>, DataError> {
+    fn check_document_ends(&self) -> Result<(), DataError> {
         let bytes = &self.mapped.bytes()?[self.end_bytes.clone().unwrap_or_default()];
-        Ok(bytes
+        let ends = bytes
             .as_chunks()
             .0
             .iter()
-            .map(|&end| u64::from_le_bytes(end)))
+            .map(|&end| u64::from_le_bytes(end));
+        let last = ends.clone().next_back().unwrap_or(0);
+        // Each beyond the one before, from 0 on.
+        let all = std::iter::once(0).chain(ends);
+        if last <= self.len() as u64 && all.is_sorted_by(|a, b| a < b) {
+            return Ok(());
+        }
+        Err(DataError::damaged(
+            self.path(),
+            "its document ends do not ascend within its tokens; copy it again, or tokenize again",
+        ))
+    }
+
+    /// Reads every token against a vocabulary.
+    ///
+    /// # Errors
+    ///
+    /// The first token that is not below `vocab`.
+    pub(crate) fn find_outside(&self, vocab: u32) -> Result<(), DataError> {
+        let mut ids = vec![0; CHUNK_BYTES.min(self.len())];
+        for first in (0..self.len()).step_by(CHUNK_BYTES) {
+            let count = (self.len() - first).min(ids.len());
+            self.copy(first, vocab, &mut ids[..count])?;
+        }
+        Ok(())
     }
 
     fn hint(&self, id: u32, vocab: u32) -> &'static str {
@@ -184,6 +226,14 @@ impl TokenFile {
             "was the text tokenized for another model?"
         }
     }
+}
+
+/// What is read at once: between two pieces the length of the file is looked at again. A multiple of an id's bytes.
+const CHUNK_BYTES: usize = 1 << 20;
+
+fn largest_of<const N: usize>(stored: &[u8], id: impl Fn([u8; N]) -> u32) -> u32 {
+    let ids = stored.as_chunks().0.iter();
+    ids.fold(0, |largest, &bytes| largest.max(id(bytes)))
 }
 
 /// Returns the largest id.

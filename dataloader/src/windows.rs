@@ -3,7 +3,7 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
-use crate::{DataError, Dataset};
+use crate::{DataError, Dataset, Known};
 
 /// A dataset seen as windows of `seq_len` inputs and the label of the last one.
 ///
@@ -74,6 +74,11 @@ impl Windows {
     /// Tokens of a window, the label of the last input among them.
     pub fn width(&self) -> usize {
         self.seq_len + 1
+    }
+
+    /// Checks the dataset and its ids against the vocabulary.
+    pub(crate) fn check(&self, known: &mut Known) -> Result<(), DataError> {
+        self.dataset.check(self.vocab, known)
     }
 
     /// Reads window `sample`, which is below [`Windows::samples`], into `out` of [`Windows::width`].

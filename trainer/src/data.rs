@@ -1,13 +1,17 @@
 //! From the run file's `[data]` to batches in a program's inputs.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use spd_checkpoint::atomic::write_file;
 use spd_configs::{Active, Data, Model, Run};
-use spd_dataloader::{Batch, DataError, Dataset, Features, Feed, Shard, Source};
+use spd_dataloader::{Batch, DataError, Dataset, Features, Feed, Known, Shard, Source};
 use spd_engine::Executor;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::fault::Fault;
+use crate::target::cache_dir;
 use crate::target_models::{InputKind, input_kind};
 
 /// Training and held-out batches.
@@ -23,7 +27,7 @@ pub struct Sources {
 ///
 /// # Errors
 ///
-/// When a dataset is missing, damaged, of another vocabulary, or holds a token outside of it.
+/// When a dataset is missing, plainly damaged, or of another vocabulary.
 pub fn open(run: &Run) -> Result<Sources, Fault> {
     if let Some(features) = features(&run.data, &run.target.model)? {
         let source = Source::Features(features);
@@ -64,6 +68,44 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
             "[data] kind does not fit the target".into(),
         )),
     }
+}
+
+/// The same, with everything read that is not known to be whole: hashes of the tokens, and ids against the vocabulary.
+///
+/// What was found is kept in the cache, so that it is read once; where the cache cannot be written, it is read each time.
+///
+/// # Errors
+///
+/// As [`open`], and the file that is not what its dataset promises.
+pub fn open_checked(run: &Run) -> Result<Sources, Fault> {
+    let sources = open(run)?;
+    if let Data::Tokens { train, eval, .. } = &run.data {
+        for (dir, source) in [(train, &sources.train), (eval, &sources.eval)] {
+            let dir = fs::canonicalize(dir).unwrap_or_else(|_| dir.clone());
+            let name = xxh3_64(dir.as_os_str().as_encoded_bytes());
+            let record = cache_dir().join("datasets");
+            check(source, &record.join(format!("{name:016x}.json")))?;
+        }
+    }
+    Ok(sources)
+}
+
+/// Checks a source; what was found of its files is kept in `record`.
+fn check(source: &Source, record: &Path) -> Result<(), Fault> {
+    let before = fs::read(record).ok();
+    let before = before.and_then(|text| serde_json::from_slice(&text).ok());
+    let before: Known = before.unwrap_or_default();
+    let mut known = before.clone();
+    let checked = source.check(&mut known);
+    if known != before
+        && let Ok(text) = serde_json::to_vec(&known)
+        && let Some(parent) = record.parent()
+        && fs::create_dir_all(parent).is_ok()
+    {
+        // Where it cannot be kept, it is read again.
+        let _ = write_file(record, &text);
+    }
+    Ok(checked?)
 }
 
 /// The generator of a run's features; `None` where the data or the target are of another kind.

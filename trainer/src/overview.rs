@@ -1,12 +1,12 @@
 //! What a run will do, for the table that is printed before it starts: everything is checked and every program is built,
-//! nothing is started and nothing is written.
+//! nothing is started, and nothing is written but what was found of a dataset, into the cache.
 
 use std::sync::Arc;
 
 use spd_configs::{Active, Data, Precision, Run};
 use spd_engine::{Pool, Processor, Store, has_bf16_products};
 
-use crate::data::{self, Sources};
+use crate::data;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
@@ -37,8 +37,7 @@ pub struct Overview {
 /// Whatever would keep the run from starting, as bad input.
 pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fault> {
     check_precision(run, on_gpu)?;
-    let sources = data::open(run)?;
-    check_data(run, &sources)?;
+    let sources = data::open_checked(run)?;
     target::check_cache(run)?;
     if let Some(path) = &run.target.weights {
         load(path, &run.target.model)?;
@@ -122,16 +121,6 @@ fn precision_name(precision: Precision, on_gpu: bool) -> &'static str {
         (Precision::Bf16, true) => "bf16 in what a step stores, f32 in what it keeps",
         (Precision::Bf16, false) => "bf16 in what is multiplied, f32 in what is stored",
     }
-}
-
-/// Reads every training and held-out token once, so that one outside of the vocabulary is found before anything starts.
-fn check_data(run: &Run, sources: &Sources) -> Result<(), Fault> {
-    if let Data::Tokens { .. } = run.data {
-        for source in [&sources.train, &sources.eval] {
-            source.check()?;
-        }
-    }
-    Ok(())
 }
 
 fn rows(run: &Run, threads: usize, on_gpu: bool) -> Result<Vec<(String, String)>, Fault> {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use spd_dataloader::{Dataset, Dtype};
+use spd_dataloader::{DataError, Dataset, Dtype, Known};
 use tempfile::TempDir;
 
 use crate::{counting_dataset, fresh, put};
@@ -67,26 +67,99 @@ fn a_bit_flipped_anywhere_in_a_header_is_refused_by_name() {
     }
 }
 
-#[test]
-fn a_bit_flipped_in_the_tokens_is_found_by_verify() {
-    let (_dir, data, shard) = dataset();
-    Dataset::open(&data).unwrap().verify().unwrap();
-    let mut bytes = fs::read(&shard).unwrap();
-    let last = bytes.len() - 1;
+fn check(data: &Path, vocab: u32, known: &mut Known) -> Result<(), String> {
+    let checked = Dataset::open(data).unwrap().check(vocab, known);
+    checked.map_err(|error: DataError| error.to_string())
+}
+
+/// Flips a bit of the last token, in place.
+fn flip(shard: &Path) {
+    let mut bytes = fs::read(shard).unwrap();
+    let last = bytes.len() - 2;
     bytes[last] ^= 1;
-    put(&shard, &bytes);
-    let error = Dataset::open(&data)
-        .unwrap()
-        .verify()
-        .unwrap_err()
-        .to_string();
+    put(shard, &bytes);
+}
+
+#[test]
+fn a_bit_flipped_in_the_tokens_is_found() {
+    let (_dir, data, shard) = dataset();
+    let mut known = Known::default();
+    assert_eq!(check(&data, 256, &mut known), Ok(()));
+    flip(&shard);
+    // What is known of the file is of the time before it was changed.
+    for _ in 0..2 {
+        let error = check(&data, 256, &mut known).unwrap_err();
+        assert_eq!(
+            error,
+            format!(
+                "{}: its tokens hash to 978a940b42c2bf47ea101b5814997de9, index.json promises \
+                 abb650fe95f8abb2ddb40c27683db5ea; copy it again, or tokenize again",
+                shard.display()
+            )
+        );
+    }
+    flip(&shard);
+    assert_eq!(check(&data, 256, &mut known), Ok(()));
+}
+
+#[test]
+fn a_wrong_hash_in_the_index_is_found_though_the_shards_are_known() {
+    let (_dir, data, _) = dataset();
+    let mut known = Known::default();
+    assert_eq!(check(&data, 256, &mut known), Ok(()));
+    let index = data.join("index.json");
+    let text = fs::read_to_string(&index).unwrap();
+    let at = text.find("\"xxh3\": \"").unwrap() + 9;
+    let other = if &text[at..=at] == "0" { "1" } else { "0" };
+    put(
+        &index,
+        [&text[..at], other, &text[at + 1..]].concat().as_bytes(),
+    );
+    let error = check(&data, 256, &mut known).unwrap_err();
+    let first = data.join("tokens-00000.safetensors");
     assert!(
-        error.starts_with(&format!("{}: its tokens hash to ", shard.display())),
+        names(&error, &first) && error.contains(" index.json promises "),
         "{error}"
     );
-    assert!(
-        error.ends_with("; copy it again, or tokenize again"),
-        "{error}"
+}
+
+// What is known is a claim about a file: were it read again, the claim would be found false.
+#[test]
+fn what_is_known_of_a_file_is_not_read_again() {
+    let (_dir, data, shard) = dataset();
+    let mut known = Known::default();
+    assert_eq!(check(&data, 256, &mut known), Ok(()));
+    let said = serde_json::to_string(&known).unwrap();
+    let claim = said.replace("\"largest\":199", "\"largest\":1000");
+    assert_ne!(claim, said);
+    let claimed: Known = serde_json::from_str(&claim).unwrap();
+    // Its ids are looked for one by one then, and none is found.
+    assert_eq!(check(&data, 256, &mut claimed.clone()), Ok(()));
+    let claim = said.replace("\"largest\":", "\"largest\":7");
+    let claimed: Known = serde_json::from_str(&claim).unwrap();
+    let mut same = claimed.clone();
+    assert_eq!(check(&data, 256, &mut same), Ok(()));
+    assert_eq!(same, claimed, "nothing was read");
+    // A file of the same bytes is another file.
+    let bytes = fs::read(&shard).unwrap();
+    fs::remove_file(&shard).unwrap();
+    put(&shard, &bytes);
+    assert_eq!(check(&data, 256, &mut same), Ok(()));
+    assert_ne!(same, claimed);
+}
+
+#[test]
+fn an_id_outside_of_the_vocabulary_is_found_wherever_it_stands() {
+    let (_dir, data, shard) = dataset();
+    let mut known = Known::default();
+    assert_eq!(check(&data, 256, &mut known), Ok(()));
+    // Of 250 tokens, 0 to 249, the second shard holds 100 to 199.
+    assert_eq!(
+        check(&data, 199, &mut known).unwrap_err(),
+        format!(
+            "{}: token 99 is 199, but the vocabulary has 199 ids; was the text tokenized for another model?",
+            shard.display()
+        )
     );
 }
 
@@ -183,7 +256,7 @@ proptest! {
         put(&data.join("index.json"), &bytes);
         // Some damage changes nothing, or only what `verify` compares.
         if let Ok(dataset) = Dataset::open(&data) {
-            let _ = dataset.verify();
+            let _ = dataset.check(256, &mut Known::default());
         }
     }
 

@@ -22,9 +22,11 @@ fn refused(house: &House, config: &str, set: &[&str], expected: &str) {
         arguments.extend(["--set", set]);
     }
     let before = house.names();
+    // What is found of a dataset on the way is remembered here.
+    let cache = tempfile::tempdir().unwrap();
     let output = house
         .launcher(&arguments)
-        .env("SPD_CACHE", house.path().join("cache"))
+        .env("SPD_CACHE", cache.path())
         .output()
         .unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -219,7 +221,7 @@ fn a_vocabulary_or_sequence_that_does_not_fit_the_target() {
 }
 
 #[test]
-fn a_token_outside_the_vocabulary_is_found_before_the_run() {
+fn a_changed_token_is_found_before_the_run_by_its_hash_and_by_the_vocabulary() {
     let house = with_data();
     let shard = house
         .path()
@@ -234,6 +236,20 @@ fn a_token_outside_the_vocabulary_is_found_before_the_run() {
     let token = 8 + header + start + 2 * 999;
     bytes[token..token + 2].copy_from_slice(&300u16.to_le_bytes());
     fs::write(&shard, bytes).unwrap();
+    let index = house.path().join("data/shakespeare/train/index.json");
+    let text = fs::read_to_string(&index).unwrap();
+    let promised = text.split_once("\"xxh3\": \"").unwrap().1[..32].to_owned();
+    let found = "408161347eae557ea1736f114cf5fea1";
+    refused(
+        &house,
+        "shakespeare.toml",
+        &[],
+        &format!(
+            "data/shakespeare/train/tokens-00000.safetensors: its tokens hash to {found}, index.json promises \
+             {promised}; copy it again, or tokenize again"
+        ),
+    );
+    fs::write(&index, text.replace(&promised, found)).unwrap();
     refused(
         &house,
         "shakespeare.toml",

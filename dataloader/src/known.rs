@@ -1,0 +1,87 @@
+//! What was read of token files, so that nobody reads them again while they stay as they are.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::tokens::TokenFile;
+use crate::{DataError, index};
+
+/// What [`Dataset::check`](crate::Dataset::check) found in files. The caller keeps it where it likes, as JSON.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Known {
+    /// By canonical path.
+    files: BTreeMap<PathBuf, File>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct File {
+    #[serde(flatten)]
+    state: State,
+    #[serde(flatten)]
+    contents: Contents,
+}
+
+/// A file that has not been changed since has the same. The time of the last change of its inode (ctime) is among them
+/// because, unlike mtime, nobody can set it back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct State {
+    bytes: u64,
+    inode: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+/// What the tokens of a file are. Its document ends ascend.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Contents {
+    /// xxh3-128 of the tokens as stored, 32 hexadecimal digits.
+    pub(crate) xxh3: String,
+    /// The largest id.
+    pub(crate) largest: u32,
+}
+
+impl Known {
+    /// What a file holds: as it was found, or read now.
+    pub(crate) fn contents(&mut self, file: &TokenFile) -> Result<Contents, DataError> {
+        let (path, state) = (path(file), State::of(&file.mapped.metadata()?));
+        if let Some(known) = self.files.get(&path).filter(|known| known.state == state) {
+            return Ok(known.contents.clone());
+        }
+        let (hash, largest) = file.read_all()?;
+        let contents = Contents {
+            xxh3: index::hex(hash),
+            largest,
+        };
+        // What was changed while it was read is not known.
+        if State::of(&file.mapped.metadata()?) == state {
+            let contents = contents.clone();
+            self.files.insert(path, File { state, contents });
+        }
+        Ok(contents)
+    }
+
+    /// What does not hold is read again the next time: it may have been the reading that failed.
+    pub(crate) fn forget(&mut self, file: &TokenFile) {
+        self.files.remove(&path(file));
+    }
+}
+
+impl State {
+    fn of(found: &Metadata) -> Self {
+        Self {
+            bytes: found.len(),
+            inode: found.ino(),
+            modified: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
+        }
+    }
+}
+
+fn path(file: &TokenFile) -> PathBuf {
+    fs::canonicalize(file.path()).unwrap_or_else(|_| file.path().to_owned())
+}
