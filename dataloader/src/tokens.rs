@@ -1,6 +1,6 @@
 //! One mapped file of tokens: read where it lies, checked on the way.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{File, Metadata};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 

@@ -55,23 +55,7 @@ impl Lines {
     /// Opens a file at a mark; the lines after it are cut.
     pub(crate) fn open_at(path: &Path, mark: &Mark) -> Result<Self, SpoolError> {
         let lines = Self::open(path)?;
-        if lines.written.offset < mark.offset {
-            let (marked, bytes) = (mark.offset, lines.written.offset);
-            return Err(SpoolError::Short {
-                path: path.to_path_buf(),
-                marked,
-                bytes,
-            });
-        }
-        let prefix = spd_files::open(path)
-            .and_then(|file| Prefix::of(BufReader::new(file), mark.offset))
-            .map_err(|found| SpoolError::io(path, "read", found))?;
-        if prefix.mark() != *mark {
-            return Err(SpoolError::Differs {
-                path: path.to_path_buf(),
-                marked: mark.offset,
-            });
-        }
+        prove(path, mark, lines.written.offset)?;
         if lines.written.offset == mark.offset {
             return Ok(lines);
         }
@@ -171,6 +155,45 @@ fn sync_parent(path: &Path) -> io::Result<()> {
         .filter(|parent| *parent != "")
         .unwrap_or(Path::new("."));
     File::open(parent)?.sync_all()
+}
+
+/// Whether a file begins with the lines that a mark proves; nothing is changed.
+pub(crate) fn check(path: &Path, mark: &Mark) -> Result<(), SpoolError> {
+    let whole = match spd_files::open(path) {
+        Err(found) if found.kind() == ErrorKind::NotFound => Ok(0),
+        found => found
+            .and_then(|file| Prefix::of(BufReader::new(file), u64::MAX))
+            .map(|prefix| prefix.offset),
+    };
+    prove(
+        path,
+        mark,
+        whole.map_err(|found| SpoolError::io(path, "read", found))?,
+    )
+}
+
+/// The same for a file of `whole` bytes in whole lines.
+fn prove(path: &Path, mark: &Mark, whole: u64) -> Result<(), SpoolError> {
+    if whole < mark.offset {
+        return Err(SpoolError::Short {
+            path: path.to_path_buf(),
+            marked: mark.offset,
+            bytes: whole,
+        });
+    }
+    if mark.offset == 0 {
+        return Ok(());
+    }
+    let prefix = spd_files::open(path)
+        .and_then(|file| Prefix::of(BufReader::new(file), mark.offset))
+        .map_err(|found| SpoolError::io(path, "read", found))?;
+    if prefix.mark() != *mark {
+        return Err(SpoolError::Differs {
+            path: path.to_path_buf(),
+            marked: mark.offset,
+        });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

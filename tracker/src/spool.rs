@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::error::SpoolError;
-use crate::lines::Lines;
+use crate::lines::{self, Lines};
 use crate::mark::Mark;
 use crate::row::{Kind, Row};
 
@@ -53,6 +53,15 @@ impl Spool {
             metrics: Lines::open_at(&dir.join(METRICS), mark)?,
             system: Lines::open(&dir.join(SYSTEM))?,
         })
+    }
+
+    /// Whether [`Spool::roll_back`] would find the rows that `mark` proves; nothing is changed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Spool::roll_back`].
+    pub fn check(dir: &Path, mark: &Mark) -> Result<(), SpoolError> {
+        lines::check(&dir.join(METRICS), mark)
     }
 
     /// Adds a row, which is in its file after the next [`Spool::flush`] at the latest.
@@ -180,6 +189,7 @@ mod tests {
         (1..=3).for_each(|step| spool.append(&train(step)));
         let mark = spool.mark();
         drop(spool);
+        Spool::check(run.path(), &mark).unwrap();
         assert_eq!(Spool::create_or_open(run.path()).unwrap().mark(), mark);
         assert_eq!(Spool::roll_back(run.path(), &mark).unwrap().mark(), mark);
         assert_eq!(mark.lines, 3);
@@ -204,10 +214,10 @@ mod tests {
         drop(spool);
         let path = run.path().join(METRICS);
         let refusal = || {
-            Spool::roll_back(run.path(), &mark)
-                .err()
-                .expect("a spool that differs")
-                .to_string()
+            let seen = Spool::check(run.path(), &mark).unwrap_err().to_string();
+            let error = Spool::roll_back(run.path(), &mark).err();
+            assert_eq!(error.expect("a spool that differs").to_string(), seen);
+            seen
         };
         let all = metrics(run.path());
 
