@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use spd_checkpoint::Lock;
 use spd_configs::Run;
-use spd_trainer::{Fault, Overview, cuda};
+use spd_trainer::{Continuation, Fault, Overview, cuda};
 
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
@@ -42,12 +42,12 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         run,
         run_dir,
         found,
+        destination,
         overview,
     } = check(asked, on_gpu)?;
     if found == Found::Finished {
         return finished(&run_dir);
     }
-    let destination = destination(&run_dir, &found).map_err(Fault::BadInput)?;
     screen::result(&plan::text(&run.name, &destination, &overview));
     if asked.dry_run {
         screen::note("dry run: nothing was created");
@@ -71,7 +71,8 @@ struct Checked {
     run: Run,
     run_dir: RunDir,
     found: Found,
-    /// Empty for a run that is finished.
+    /// Where it goes, in words; empty, as the overview is, for a run that is finished.
+    destination: String,
     overview: Overview,
 }
 
@@ -93,6 +94,7 @@ fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
     };
     let mut checked = Checked {
         found: found.map_err(Fault::BadInput)?,
+        destination: String::new(),
         overview: Overview::default(),
         run,
         run_dir,
@@ -101,13 +103,14 @@ fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
         return Ok(checked);
     }
     let Checked { run, run_dir, .. } = &checked;
+    let destination = destination(run, run_dir, &checked.found)?;
     let overview = spd_trainer::overview(run, cli::threads(asked.threads), on_gpu)?;
     check_memory(asked, (&path, &asked.set), run, &overview).map_err(Fault::BadInput)?;
     check_gpu_memory(asked, &path, run, &overview).map_err(Fault::BadInput)?;
     run_dir
         .check(checkpoint_bytes(run, &overview, &checked.found))
         .map_err(Fault::BadInput)?;
-    checked.overview = overview;
+    (checked.destination, checked.overview) = (destination, overview);
     Ok(checked)
 }
 
@@ -190,13 +193,35 @@ pub(crate) fn checkpoint_bytes(run: &Run, overview: &Overview, found: &Found) ->
     overview.state_bytes.saturating_mul(checkpoints) as u64
 }
 
-fn destination(run_dir: &RunDir, found: &Found) -> Result<String, String> {
+fn destination(run: &Run, run_dir: &RunDir, found: &Found) -> Result<String, Fault> {
     let what = match found {
-        Found::Nothing if run_dir.stands()? => "new; what stands there is moved aside",
-        Found::Nothing => "new",
-        Found::Begun | Found::Finished => "continued",
+        Found::Nothing if run_dir.stands().map_err(Fault::BadInput)? => {
+            "new; what stands there is moved aside".to_owned()
+        }
+        Found::Nothing => "new".to_owned(),
+        Found::Begun | Found::Finished | Found::FinishedUnread(_) => goes_on(run, run_dir, found)?,
     };
     Ok(format!("{} ({what})", run_dir.path().display()))
+}
+
+/// From where a run goes on that has a directory, in words for the plan.
+///
+/// # Errors
+///
+/// Bad input, when its checkpoints are lost, or its data or target are others than those it began with.
+pub(crate) fn goes_on(run: &Run, run_dir: &RunDir, found: &Found) -> Result<String, Fault> {
+    let words = match spd_trainer::continuation(run, run_dir.path())? {
+        Continuation::From(0) => "continued from before its first step".to_owned(),
+        Continuation::From(step) => format!("continued from step {step}"),
+        Continuation::Anew => "begins again: no checkpoint was written yet".to_owned(),
+        Continuation::Lost(line) => return Err(Fault::BadInput(line)),
+    };
+    if let Found::FinishedUnread(why) = found {
+        screen::note(&format!(
+            "{why}; it is made again from the newest checkpoint"
+        ));
+    }
+    Ok(words)
 }
 
 /// Makes the directory of a run, which is held; what stands there is moved aside, and back where that was for nothing.

@@ -11,6 +11,8 @@ use rustix::fs::statvfs;
 use spd_checkpoint::{CheckpointError, Lock, atomic};
 use spd_configs::Run;
 
+use crate::summary;
+
 mod aside;
 
 /// A run directory, which may not stand yet.
@@ -26,6 +28,8 @@ pub(crate) enum Found {
     Begun,
     /// The same run, finished.
     Finished,
+    /// The same run, finished, with a summary that cannot be read: why.
+    FinishedUnread(String),
 }
 
 impl RunDir {
@@ -138,7 +142,12 @@ impl RunDir {
             return Err(self.no_run());
         }
         let stored = Run::load(&self.config(), &[]).map_err(|faults| {
-            format!("{faults}\n{place}: cannot be continued; try --fresh or --out")
+            let faults = faults.to_string();
+            let first = faults.lines().next().unwrap_or_default();
+            format!(
+                "{first}; {place} cannot be continued without its config.toml: put it back, or start anew with \
+                 --fresh, which moves {place} aside, or with --out"
+            )
         })?;
         let differences = run.differences(&stored);
         if !differences.is_empty() {
@@ -147,10 +156,20 @@ impl RunDir {
                 listed(&differences)
             ));
         }
-        Ok(if there(&self.summary())? {
-            Found::Finished
-        } else {
-            Found::Begun
+        let summary = self.summary();
+        if !there(&summary)? {
+            return Ok(Found::Begun);
+        }
+        if !summary.is_file() {
+            return Err(format!(
+                "{}: the summary is to be a file, and something else is in its way; move it away, and the same \
+                 command makes it again",
+                summary.display()
+            ));
+        }
+        Ok(match summary::read(&summary) {
+            Ok(_) => Found::Finished,
+            Err(error) => Found::FinishedUnread(format!("{error:#}")),
         })
     }
 
@@ -171,7 +190,8 @@ impl RunDir {
         }
         if !there(&self.sweep())? {
             return Err(format!(
-                "{place}: holds files and no sweep.json, so it is no directory of a sweep; try --out"
+                "{place}: holds files and no sweep.json, so it is no directory of a sweep; try --out, or, if it is one, put an \
+                 empty file of that name there: it is written anew"
             ));
         }
         Ok(true)

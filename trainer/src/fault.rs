@@ -5,6 +5,7 @@ use std::fmt;
 use spd_checkpoint::CheckpointError;
 use spd_dataloader::DataError;
 use spd_engine::BuildError;
+use spd_tracker::SpoolError;
 
 /// Why a run cannot go on.
 #[derive(Debug)]
@@ -58,11 +59,24 @@ impl From<spd_engine::Fault> for Fault {
     }
 }
 
+impl From<SpoolError> for Fault {
+    /// Rows that are not those of the checkpoint are the user's to put back.
+    fn from(err: SpoolError) -> Self {
+        match err {
+            SpoolError::Short { .. } | SpoolError::Differs { .. } => {
+                Self::BadInput(err.to_string())
+            }
+            SpoolError::Io { .. } => Self::Failed(err.into()),
+        }
+    }
+}
+
 impl From<CheckpointError> for Fault {
     fn from(err: CheckpointError) -> Self {
         match err {
             CheckpointError::NoSpace { .. }
             | CheckpointError::Denied { .. }
+            | CheckpointError::Format { .. }
             | CheckpointError::Held { .. } => Self::BadInput(err.to_string()),
             other => Self::Failed(other.into()),
         }

@@ -18,6 +18,7 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Outcome};
 use crate::memory::Peak;
 use crate::metrics::summary::{self, Spent};
+use crate::resume::{self, Continuation};
 use crate::saver::At;
 use crate::target;
 use crate::train::{Place, Progress, train};
@@ -41,7 +42,12 @@ pub fn rank(
         spd_files::read_to_string(&config).with_context(|| format!("{}", config.display()))?;
     let run = Run::from_resolved(&text).map_err(|faults| Fault::BadInput(faults.to_string()))?;
     let lock = Lock::take(run_dir)?;
-    let sources = data::open(&run)?;
+    let sources = data::open_checked(&run)?;
+    let mut made_of = resume::data(&run.data);
+    // Before a target is trained for it.
+    if let Continuation::Lost(line) = resume::goes_on(run_dir, &made_of)? {
+        return Err(Fault::BadInput(line));
+    }
     let pool = Arc::new(Pool::new(threads));
     let processor = processor(gpu, &pool)?;
     keep_record(&processor, run_dir)?;
@@ -52,6 +58,7 @@ pub fn rank(
         else {
             return Ok(Outcome::Stopped);
         };
+        made_of.push(target::made_of(&run, &weights)?);
         let mut store = Store::new();
         let decomposition = Decomposition::new(&run, &mut store)?;
         decomposition.set_target(&mut store, &weights);
@@ -65,6 +72,8 @@ pub fn rank(
             checkpoint: run.checkpoint,
             log: run.log,
             config: &text,
+            made_of: &made_of,
+            is_kept: false,
             progress: None,
         };
         if train(&mut task, &mut store, &place, &asked)? == Outcome::Stopped {

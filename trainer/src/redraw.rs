@@ -13,6 +13,7 @@ use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::figures;
+use crate::resume;
 use crate::state;
 
 /// What [`redraw`] did.
@@ -62,7 +63,9 @@ pub fn redraw(run_dir: &Path, threads: usize) -> Result<Redrawn, Fault> {
         let decomposition = Decomposition::new(&run, &mut store)?;
         let mut task = DecompositionTask::new(decomposition, sources, &mut store, &processor)?;
         task.make_room()?;
-        let (step, _) = state::restore(snapshot, &mut store, &text)?;
+        // The target is that of the checkpoint; the data may have been replaced.
+        let made_of = resume::data(&run.data);
+        let (step, _) = state::restore(snapshot, &mut store, (&text, &made_of))?;
         figures::write(&mut task, &mut store, (run_dir, step), &mut || true)?;
         Ok(Redrawn {
             step,

@@ -14,6 +14,7 @@ use spd_tracker::Spool;
 
 use crate::fault::Fault;
 use crate::halt;
+use crate::resume;
 use crate::state;
 use crate::task::Task;
 use crate::train::{Place, Progress, WARMUP};
@@ -130,6 +131,10 @@ impl<'a> Saver<'a> {
         };
         let mut meta = vec![
             ("config".to_owned(), json!(self.place.config)),
+            (
+                resume::MADE_OF.to_owned(),
+                resume::remembered(self.place.made_of),
+            ),
             ("phase".to_owned(), json!(phase)),
             (
                 "position".to_owned(),
@@ -179,9 +184,21 @@ impl<'a> Saver<'a> {
     pub(crate) fn poll(&mut self, progress: &mut Progress, then: &str) {
         while let Some(outcome) = self.writer.poll() {
             match outcome {
-                Ok(_) => (self.written, self.trouble) = (self.submitted, None),
+                Ok(_) => {
+                    (self.written, self.trouble) = (self.submitted, None);
+                    self.remember(progress);
+                }
                 Err(error) => self.warn(&error, then, progress),
             }
+        }
+    }
+
+    /// Has the directory remember that there is a checkpoint, if there is; see [`resume`].
+    pub(crate) fn remember(&self, progress: &mut Progress) {
+        if let Some(at) = self.written
+            && let Err(error) = resume::remember(self.place.dir, at.step())
+        {
+            progress.event(at.step(), error.to_string());
         }
     }
 
@@ -311,6 +328,8 @@ mod tests {
             checkpoint: Checkpoint { every: 3, keep: 9 },
             log: Log { every: 0 },
             config: "",
+            made_of: &[],
+            is_kept: false,
             progress: None,
         };
         let mut spool = Spool::create_or_open(dir.path()).unwrap();

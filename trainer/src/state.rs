@@ -3,12 +3,14 @@
 //! `adamw.first.<tensor>` and `adamw.second.<tensor>`.
 
 use anyhow::Context;
+use serde_json::Value;
 use spd_checkpoint::{Dtype, Snapshot, Tensor};
 use spd_engine::{Named, Slot, Store};
 use spd_tracker::Mark;
 
 use crate::fault::Fault;
 use crate::parameters::HALT;
+use crate::resume::{self, Ingredient};
 
 /// The tensors of a store that are saved.
 pub(crate) fn saved(store: &Store) -> Vec<Slot> {
@@ -37,18 +39,23 @@ pub(crate) fn fill(snapshot: &mut Snapshot, tensors: &[Named<'_>], step: u64) {
 }
 
 /// Copies a snapshot into the store; returns its step and where its metrics ended.
+///
+/// # Errors
+///
+/// Bad input, when it belongs to another run: another config, other data, another target.
 pub(crate) fn restore(
     snapshot: &Snapshot,
     store: &mut Store,
-    config: &str,
+    (config, made_of): (&str, &[Ingredient]),
 ) -> Result<(u64, Mark), Fault> {
-    let of = |key: &str| snapshot.meta.get(key).cloned().unwrap_or_default();
-    if of("config") != config {
+    let of_checkpoint = snapshot.meta.get("config").and_then(Value::as_str);
+    if of_checkpoint != Some(config) {
         return Err(Fault::BadInput(format!(
             "the checkpoint of step {} belongs to another run file; choose another --out, or --fresh to start over",
             snapshot.step
         )));
     }
+    resume::check(made_of, &snapshot.meta, snapshot.step)?;
     for slot in saved(store) {
         let name = store.name(slot).to_owned();
         let tensor = snapshot
@@ -66,7 +73,5 @@ pub(crate) fn restore(
             *to = f32::from_le_bytes(*from);
         }
     }
-    let mark =
-        serde_json::from_value(of("metrics")).context("the checkpoint's mark of the metrics")?;
-    Ok((snapshot.step, mark))
+    Ok((snapshot.step, resume::mark(&snapshot.meta)?))
 }

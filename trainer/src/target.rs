@@ -1,21 +1,26 @@
 //! The target's weights: from a file, from the cache of trained targets, or trained now into that cache.
 
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
+use serde_json::Value;
 use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, Lock};
 use spd_configs::{Checkpoint, Data, Log, Run, TargetTrain};
 use spd_engine::{Processor, Store};
 use spd_tracker::{METRICS, Mark, Read, Reader};
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::data::Sources;
 use crate::fault::{Fault, Outcome};
 use crate::memory::Memory;
+use crate::resume::{Ingredient, What};
 use crate::target_models::{Weights, describe, load};
 use crate::target_task::TargetTask;
 use crate::train::{Place, Progress, train};
@@ -81,11 +86,10 @@ pub(crate) fn origin(run: &Run) -> Result<String, Fault> {
         (Some(path), _) => Ok(format!("from {}", path.display())),
         (None, Some(train)) => {
             let file = cached_dir(run)?.join(FILE);
-            let there = file.try_exists().unwrap_or(false);
-            let how = if there {
-                "trained before"
-            } else {
-                "to be trained"
+            let how = match kept(&file, run)? {
+                Kept::Whole(_) => "trained before".to_owned(),
+                Kept::Nothing => "to be trained".to_owned(),
+                Kept::Damaged(reason) => format!("to be made again ({reason})"),
             };
             Ok(format!(
                 "{how}, {} steps; kept in {}",
@@ -114,14 +118,18 @@ pub(crate) fn weights(
     }
     let dir = cached_dir(run)?;
     let file = dir.join(FILE);
-    let there = || {
-        file.try_exists()
-            .with_context(|| format!("{}", file.display()))
-    };
-    let mut wait = None;
-    while !there()? {
-        if stop.load(Ordering::Relaxed) {
-            return Ok(None);
+    let (mut wait, mut is_made) = (None, false);
+    loop {
+        match kept(&file, run)? {
+            Kept::Whole(weights) => return Ok(Some((weights, memory))),
+            Kept::Damaged(reason) if is_made => {
+                return Err(Fault::Failed(anyhow!(
+                    "{}: {reason}, and was written just now; is the disk in order?",
+                    file.display()
+                )));
+            }
+            _ if stop.load(Ordering::Relaxed) => return Ok(None),
+            Kept::Damaged(_) | Kept::Nothing => {}
         }
         match Lock::take(&dir) {
             Err(CheckpointError::Held { holder, .. }) => {
@@ -132,7 +140,13 @@ pub(crate) fn weights(
                 wait.look();
             }
             Err(other) => return Err(other.into()),
-            Ok(lock) if !there()? => {
+            Ok(lock) => {
+                // Another run may have made it meanwhile.
+                match kept(&file, run)? {
+                    Kept::Whole(_) => continue,
+                    Kept::Damaged(reason) => set_aside(&file, &reason, run_dir)?,
+                    Kept::Nothing => {}
+                }
                 let Some(settings) = &run.target.train else {
                     return Err(Fault::BadInput(
                         "[target]: neither weights nor train".into(),
@@ -140,11 +154,120 @@ pub(crate) fn weights(
                 };
                 let place = (run_dir, &*dir, &lock);
                 memory = train_target(run, settings, place, sources, processor, stop)?;
+                is_made = true;
             }
-            Ok(_) => {}
         }
     }
-    Ok(Some((load(&file, &run.target.model)?, memory)))
+}
+
+/// The target of a run for its checkpoints, if it is there.
+pub(crate) fn ingredient(run: &Run) -> Result<Option<Ingredient>, Fault> {
+    let weights = match &run.target.weights {
+        Some(path) => Some(load(path, &run.target.model)?),
+        None => match kept(&cached_dir(run)?.join(FILE), run)? {
+            Kept::Whole(weights) => Some(weights),
+            Kept::Nothing | Kept::Damaged(_) => None,
+        },
+    };
+    weights.map(|weights| made_of(run, &weights)).transpose()
+}
+
+/// The target of a run for its checkpoints.
+pub(crate) fn made_of(run: &Run, weights: &Weights) -> Result<Ingredient, Fault> {
+    let path = match &run.target.weights {
+        Some(path) => path.clone(),
+        None => cached_dir(run)?.join(FILE),
+    };
+    Ok(Ingredient {
+        what: What::Target,
+        path,
+        hash: fingerprint(weights),
+    })
+}
+
+/// xxh3-128 of the weights as they are used: names, shapes and values.
+fn fingerprint(weights: &Weights) -> String {
+    let mut hash = Xxh3::new();
+    for (name, dims, values) in weights {
+        hash.update(format!("{name:?} F32 {dims:?}\n").as_bytes());
+        // As they lie in memory: all that this is built for is little-endian.
+        hash.update(bytemuck::cast_slice(values));
+    }
+    format!("{:032x}", hash.digest128())
+}
+
+/// What the cache has of a target.
+enum Kept {
+    Nothing,
+    /// Its weights, which are those that were written.
+    Whole(Weights),
+    /// Not what was written, and why.
+    Damaged(String),
+}
+
+/// Reads a trained target. A file that does not promise its own hash, or does not keep it, is worth nothing.
+fn kept(file: &Path, run: &Run) -> Result<Kept, Fault> {
+    match std::fs::metadata(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Kept::Nothing),
+        Err(error) => {
+            let error = anyhow::Error::from(error);
+            return Err(error.context(file.display().to_string()).into());
+        }
+        Ok(found) if !found.is_file() => return Ok(Kept::Damaged("is no file".into())),
+        Ok(_) => {}
+    }
+    let weights = match load(file, &run.target.model) {
+        Ok(weights) => weights,
+        Err(fault) => {
+            let (fault, shown) = (fault.to_string(), format!("{}: ", file.display()));
+            let reason = fault.strip_prefix(&shown).unwrap_or(&fault);
+            return Ok(Kept::Damaged(reason.to_owned()));
+        }
+    };
+    let found = fingerprint(&weights);
+    Ok(match promised(file) {
+        None => Kept::Damaged("it promises no hash of its weights".into()),
+        Some(promised) if promised != found => Kept::Damaged(format!(
+            "its weights have the hash {found}, it promises {promised}"
+        )),
+        Some(_) => Kept::Whole(weights),
+    })
+}
+
+/// The hash that a trained target has in its header.
+fn promised(file: &Path) -> Option<String> {
+    let mut file = File::open(file).ok()?;
+    let bytes = file.metadata().ok()?.len();
+    let mut header_bytes = [0; 8];
+    file.read_exact(&mut header_bytes).ok()?;
+    let mut header = Vec::new();
+    let header_bytes = u64::from_le_bytes(header_bytes).min(bytes);
+    file.take(header_bytes).read_to_end(&mut header).ok()?;
+    let header: Value = serde_json::from_slice(&header).ok()?;
+    Some(header.get("__metadata__")?.get(HASH)?.as_str()?.to_owned())
+}
+
+/// Key of that hash.
+const HASH: &str = "xxh3_128";
+
+/// Moves a damaged target out of the way of a new one.
+fn set_aside(file: &Path, reason: &str, run_dir: &Path) -> Result<(), Fault> {
+    let aside = file.with_extension("bad");
+    std::fs::rename(file, &aside).with_context(|| {
+        format!(
+            "{}: {reason}, and cannot be set aside; remove it",
+            file.display()
+        )
+    })?;
+    Progress::at(run_dir)?.event(
+        0,
+        format!(
+            "the cached target {} is damaged: {reason}; it is set aside as {} and made again",
+            file.display(),
+            aside.display()
+        ),
+    );
+    Ok(())
 }
 
 /// Another run of the same target trains it just now.
@@ -219,6 +342,8 @@ fn train_target(
         },
         // The directory is named by the config.
         config: "target",
+        made_of: &[],
+        is_kept: true,
         progress: Some(run_dir),
     };
     let memory = task.memory(&store);
@@ -230,25 +355,16 @@ fn train_target(
     }
     store.fetch()?;
     let weights = task.weights(&store);
-    let bytes: Vec<(String, Vec<usize>, Vec<u8>)> = weights
-        .into_iter()
-        .map(|(name, dims, values)| {
-            (
-                name,
-                dims,
-                values
-                    .iter()
-                    .flat_map(|value| value.to_le_bytes())
-                    .collect(),
-            )
-        })
-        .collect();
-    let views: Vec<(&String, TensorView<'_>)> = bytes
+    let views: Vec<(&String, TensorView<'_>)> = weights
         .iter()
-        .map(|(name, dims, bytes)| Ok((name, TensorView::new(Dtype::F32, dims.clone(), bytes)?)))
+        .map(|(name, dims, values)| {
+            let bytes = bytemuck::cast_slice(values);
+            Ok((name, TensorView::new(Dtype::F32, dims.clone(), bytes)?))
+        })
         .collect::<Result<_, safetensors::SafeTensorError>>()
         .context("the trained target")?;
-    let whole = safetensors::serialize(views, None).context("the trained target")?;
+    let hash = [(HASH.to_owned(), fingerprint(&weights))];
+    let whole = safetensors::serialize(views, Some(hash.into())).context("the trained target")?;
     write_file(&dir.join(FILE), &whole)?;
     Ok(memory)
 }

@@ -8,12 +8,13 @@ use spd_checkpoint::{Lock, newest};
 use spd_configs::{Checkpoint, Log};
 use spd_dataloader::{Batch, Loader};
 use spd_engine::{Executor, Store};
-use spd_tracker::{Kind, Mark, Row, Spool};
+use spd_tracker::{Kind, METRICS, Mark, Row, Spool, SpoolError};
 
 use crate::data;
 use crate::fault::{Fault, Outcome};
 use crate::halt;
 use crate::parameters::BETA1;
+use crate::resume::{self, CHECKPOINTS, Ingredient};
 use crate::saver::{At, Saver, TRAINING_GOES_ON};
 use crate::state;
 use crate::task::Task;
@@ -33,6 +34,10 @@ pub(crate) struct Place<'a> {
     pub(crate) log: Log,
     /// What makes two directories hold the same run; a checkpoint of another is refused.
     pub(crate) config: &'a str,
+    /// Data and target; a checkpoint that was made of others is refused.
+    pub(crate) made_of: &'a [Ingredient],
+    /// It lies in the cache: what is damaged there is made again, with a word. In a run directory it is refused.
+    pub(crate) is_kept: bool,
     /// Where progress is shown, if not in `dir`.
     pub(crate) progress: Option<&'a Path>,
 }
@@ -52,16 +57,24 @@ pub(crate) fn train(
     place: &Place<'_>,
     stop: Stop<'_>,
 ) -> Result<Outcome, Fault> {
-    let root = place.dir.join("checkpoints");
+    let root = place.dir.join(CHECKPOINTS);
+    place.lock.sweep(place.dir)?;
     place.lock.sweep(&root)?;
     let found = newest(&root)?;
     let resumed = found
         .snapshot
         .as_ref()
-        .map(|snapshot| state::restore(snapshot, store, place.config))
+        .map(|snapshot| state::restore(snapshot, store, (place.config, place.made_of)))
         .transpose()?;
+    let lost = if resumed.is_none() {
+        resume::lost(place.dir, &found.set_aside)?
+    } else {
+        None
+    };
+    if let Some(line) = lost.as_ref().filter(|_| !place.is_kept) {
+        return Err(Fault::BadInput(line.clone()));
+    }
     let (step, mark) = resumed.unwrap_or((0, Mark::default()));
-    let spool = Spool::roll_back(place.dir, &mark).context("the metrics of the run")?;
     let mut progress = Progress::at(place.progress.unwrap_or(place.dir))?;
     for (path, reason) in &found.set_aside {
         progress.event(
@@ -69,10 +82,34 @@ pub(crate) fn train(
             format!("checkpoint set aside as {}: {reason}", path.display()),
         );
     }
+    if lost.is_some() {
+        progress.event(
+            step,
+            format!(
+                "no checkpoint is left in {}; it is trained again",
+                root.display()
+            ),
+        );
+    }
+    let spool = match Spool::roll_back(place.dir, &mark) {
+        // Nobody reads the rows of a target once it is trained.
+        Err(SpoolError::Short { .. } | SpoolError::Differs { .. }) if place.is_kept => {
+            let rows = place.dir.join(METRICS);
+            let note = format!(
+                "{}: not the rows of its checkpoint; they begin again",
+                rows.display()
+            );
+            progress.event(step, note);
+            Spool::roll_back(place.dir, &Mark::default())?
+        }
+        other => other?,
+    };
     let at = found.snapshot.as_ref().map(At::of);
     if let Some(at) = at {
         progress.event(step, format!("continued from the checkpoint of {at}"));
     }
+    let saver = Saver::new(&root, place, found.snapshot)?;
+    saver.remember(&mut progress);
     let mut training = Training {
         task,
         store,
@@ -80,7 +117,7 @@ pub(crate) fn train(
         stop,
         spool,
         progress,
-        saver: Saver::new(&root, place, found.snapshot)?,
+        saver,
         at: at.unwrap_or(At::WarmUp(0)),
     };
     let ended = training.until_end(at.is_none());

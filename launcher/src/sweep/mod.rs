@@ -29,7 +29,7 @@ use self::board::Board;
 use self::member::{Member, State};
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
-use crate::run::{check_memory, checkpoint_bytes, create};
+use crate::run::{check_memory, checkpoint_bytes, create, goes_on};
 use crate::run_dir::{Found, RunDir};
 use crate::stop::{self, Stop, Wish};
 use crate::{plan, screen};
@@ -218,6 +218,25 @@ fn find(asked: &RunArgs, members: &[Member]) -> Result<Vec<Found>, Vec<String>> 
         match found {
             Ok(found) => all.push(found),
             Err(line) => lines.push(line),
+        }
+    }
+    if !lines.is_empty() {
+        return Err(lines);
+    }
+    // One table is of one dataset and one target: where some are still to be run, those that are finished count too.
+    if all.iter().any(|found| *found != Found::Finished) {
+        for (member, found) in members.iter().zip(&all) {
+            let same = match found {
+                Found::Nothing => Ok(()),
+                // Its checkpoints may be gone: it needs none any more.
+                Found::Finished => {
+                    spd_trainer::continuation(&member.run, member.dir.path()).map(drop)
+                }
+                Found::Begun | Found::FinishedUnread(_) => {
+                    goes_on(&member.run, &member.dir, found).map(drop)
+                }
+            };
+            lines.extend(same.err().map(|fault| fault.to_string()));
         }
     }
     if lines.is_empty() {

@@ -106,7 +106,9 @@ fn a_begun_run_is_continued() {
     let ended = launch(house.run("done", &[]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(
-        ended.stdout.contains("runs/x (continued)"),
+        ended
+            .stdout
+            .contains("runs/x (begins again: no checkpoint was written yet)"),
         "{}",
         ended.stdout
     );

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod bench;
+mod changed;
 mod ends;
 mod figures;
 mod gpu;

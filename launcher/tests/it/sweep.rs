@@ -307,7 +307,8 @@ fn a_sweep_keeps_out_of_other_directories() {
     fs::create_dir_all(house.path().join("runs/s/thesis")).unwrap();
     assert_eq!(
         refused(&house),
-        "error: runs/s: holds files and no sweep.json, so it is no directory of a sweep; try --out\n"
+        "error: runs/s: holds files and no sweep.json, so it is no directory of a sweep; try --out, or, if it is one, \
+         put an empty file of that name there: it is written anew\n"
     );
     let house = House::new();
     launch(house.sweep("done", &["--seeds", "0..2"]));

@@ -1,0 +1,596 @@
+//! A run goes on with what it began with, or not at all: the same command after its data, its target, its checkpoints or
+//! its files were changed.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::house::{Ended, House, launch, names};
+
+const TOY: [&str; 11] = [
+    "train.steps=40",
+    "train.batch_size=64",
+    "train.faithfulness_warmup.steps=2",
+    "target.train.steps=20",
+    "target.train.batch_size=64",
+    "eval.batches=1",
+    "eval.batch_size=64",
+    "log.every=10",
+    "eval.every=20",
+    "checkpoint.every=20",
+    "checkpoint.keep=2",
+];
+
+const LANGUAGE_MODEL: [&str; 16] = [
+    "train.steps=40",
+    "train.batch_size=2",
+    "train.faithfulness_warmup.steps=2",
+    "target.n_layer=1",
+    "target.d_model=32",
+    "target.d_mlp=64",
+    "target.train.steps=20",
+    "target.train.batch_size=4",
+    "data.seq_len=32",
+    "eval.batches=1",
+    "eval.batch_size=2",
+    "log.every=10",
+    "eval.every=20",
+    "eval.figures_every=0",
+    "checkpoint.every=20",
+    "checkpoint.keep=2",
+];
+
+fn toy(house: &House) -> Command {
+    house.real("tms_5-2.toml", "runs/x", &TOY)
+}
+
+fn language_model(house: &House) -> Command {
+    house.real("shakespeare.toml", "runs/x", &LANGUAGE_MODEL)
+}
+
+/// Makes a dataset of some text.
+fn tokenize(house: &House, word: &str, out: &str) {
+    let text: String = (0..2000)
+        .map(|line| format!("{word} {line} of {}\n", line * line % 97))
+        .collect();
+    fs::write(house.path().join("text.txt"), text).unwrap();
+    let made =
+        launch(house.launcher(&["tokenize", "text.txt", "--tokenizer", "bytes", "--out", out]));
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+}
+
+/// Leaves a run as it is after a kill between steps 20 and 40.
+fn interrupted(house: &House, command: Command) {
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let run_dir = house.run_dir();
+    fs::remove_file(run_dir.join("summary.json")).unwrap();
+    fs::remove_dir_all(run_dir.join("checkpoints/step-00000040")).unwrap();
+}
+
+/// Every file below a directory, with its bytes.
+fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut all = BTreeMap::new();
+    for name in names(dir) {
+        let path = dir.join(name);
+        if path.is_dir() {
+            all.extend(files(&path));
+        } else {
+            all.insert(path.clone(), fs::read(path).unwrap());
+        }
+    }
+    all
+}
+
+/// Asserts that a command is refused with one line, at a start and in a dry run, and that nothing is touched.
+fn refused(house: &House, command: impl Fn() -> Command) -> String {
+    let before = [files(&house.run_dir()), targets(house)];
+    let mut dry = command();
+    dry.arg("--dry-run");
+    let ended = [dry, command()].map(launch);
+    for ended in &ended {
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert_eq!(ended.stdout, "", "no plan");
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+    }
+    assert_eq!(ended[0].stderr, ended[1].stderr);
+    assert!(before == [files(&house.run_dir()), targets(house)]);
+    ended[1].error().to_owned()
+}
+
+fn targets(house: &House) -> BTreeMap<PathBuf, Vec<u8>> {
+    files(&house.path().join("cache/targets"))
+}
+
+/// The file of the only target in the cache.
+fn target(house: &House) -> PathBuf {
+    let all = house.path().join("cache/targets");
+    let [only] = names(&all).try_into().unwrap();
+    all.join(only).join("target.safetensors")
+}
+
+fn goes_on(command: Command) -> Ended {
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    ended
+}
+
+/// The last state and the rows of a run.
+fn remains(house: &House) -> [Vec<u8>; 2] {
+    [
+        "checkpoints/step-00000040/tensors.safetensors",
+        "metrics.jsonl",
+    ]
+    .map(|name| fs::read(house.run_dir().join(name)).unwrap())
+}
+
+fn flip(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+/// A line with the hashes taken out.
+fn without_hashes(line: &str) -> String {
+    let is_hash = |word: &str| word.len() == 32 && word.bytes().all(|b| b.is_ascii_hexdigit());
+    let words = line.split_inclusive([' ', ',', ';', ')']);
+    words
+        .map(|word| match word.split_at_checked(32) {
+            Some((hash, rest)) if is_hash(hash) => format!("HASH{rest}"),
+            _ => word.to_owned(),
+        })
+        .collect()
+}
+
+#[test]
+fn another_dataset_is_refused_by_name_before_a_target_is_trained() {
+    let house = House::new();
+    tokenize(&house, "line", "data/shakespeare");
+    tokenize(&house, "verse", "data/other");
+    goes_on(language_model(&house));
+    let straight = remains(&house);
+    let run_dir = house.run_dir();
+    fs::remove_file(run_dir.join("summary.json")).unwrap();
+    fs::remove_dir_all(run_dir.join("checkpoints/step-00000040")).unwrap();
+    let data = |name: &str| house.path().join("data").join(name);
+    for (part, used) in [("train", "trained"), ("val", "evaluated")] {
+        let own = data(&format!("shakespeare/{part}"));
+        fs::rename(&own, data("own")).unwrap();
+        fs::rename(data(&format!("other/{part}")), &own).unwrap();
+        assert_eq!(
+            without_hashes(&refused(&house, || language_model(&house))),
+            format!(
+                "data/shakespeare/{part}: not the dataset that the run was {used} on: its index.json has the hash \
+                 HASH, the checkpoint of step 20 says HASH; put that one back, or start anew with --fresh or --out"
+            )
+        );
+        // A rank that is started by hand says the same.
+        let ended = launch(house.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]));
+        assert_eq!(ended.code, Some(2));
+        assert!(
+            ended
+                .error()
+                .contains(&format!(": not the dataset that the run was {used} on: ")),
+            "{}",
+            ended.stderr
+        );
+        fs::rename(&own, data(&format!("other/{part}"))).unwrap();
+        fs::rename(data("own"), &own).unwrap();
+    }
+    let ended = goes_on(language_model(&house));
+    assert!(
+        ended.stdout.contains("runs/x (continued from step 20)"),
+        "{}",
+        ended.stdout
+    );
+    assert!(remains(&house) == straight);
+}
+
+#[test]
+fn a_flipped_bit_in_a_shard_is_found_at_a_start_and_when_a_run_goes_on() {
+    let house = House::new();
+    tokenize(&house, "line", "data/shakespeare");
+    let shard = house
+        .path()
+        .join("data/shakespeare/val/tokens-00000.safetensors");
+    let expected = "data/shakespeare/val/tokens-00000.safetensors: its tokens hash to HASH, index.json promises HASH; \
+                    copy it again, or tokenize again";
+    flip(&shard);
+    let ended = launch(language_model(&house));
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert_eq!(without_hashes(ended.error()), expected);
+    assert!(!house.run_dir().try_exists().unwrap());
+    flip(&shard);
+    interrupted(&house, language_model(&house));
+    flip(&shard);
+    let error = refused(&house, || language_model(&house));
+    assert_eq!(without_hashes(&error), expected);
+    flip(&shard);
+    goes_on(language_model(&house));
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_costs_the_remembering_alone() {
+    let house = House::new();
+    tokenize(&house, "line", "data/shakespeare");
+    let mut command = language_model(&house);
+    command.arg("--dry-run").env("SPD_CACHE", "/proc/spd");
+    goes_on(command);
+    let mut command = language_model(&house);
+    command.arg("--dry-run");
+    goes_on(command);
+    let records = house.path().join("cache/datasets");
+    assert_eq!(names(&records).len(), 2, "one of each dataset");
+    // A record that is none is made anew.
+    for name in names(&records) {
+        fs::write(records.join(name), "{").unwrap();
+    }
+    let mut command = language_model(&house);
+    command.arg("--dry-run");
+    goes_on(command);
+    for name in names(&records) {
+        let text = fs::read_to_string(records.join(name)).unwrap();
+        assert!(text.contains("tokens-00000.safetensors"), "{text}");
+    }
+}
+
+/// What is done to a file.
+type Damage<'a> = &'a dyn Fn(&Path);
+
+#[test]
+fn a_damaged_target_in_the_cache_is_made_again_with_a_word() {
+    let house = House::new();
+    goes_on(toy(&house));
+    let (path, straight) = (target(&house), remains(&house));
+    let whole = fs::read(&path).unwrap();
+    let header = String::from_utf8_lossy(&whole).into_owned();
+    let unsigned = header.find("xxh3_128").unwrap();
+    let damages: [(&str, Damage<'_>); 5] = [
+        (
+            "its weights have the hash HASH, it promises HASH",
+            &|path| {
+                let mut bytes = fs::read(path).unwrap();
+                *bytes.last_mut().unwrap() ^= 1;
+                fs::write(path, bytes).unwrap();
+            },
+        ),
+        ("not a safetensors file: ", &|path| {
+            fs::write(path, &whole[..whole.len() - 9]).unwrap();
+        }),
+        ("not a safetensors file: ", &|path| {
+            fs::write(path, "").unwrap();
+        }),
+        ("it promises no hash of its weights", &|path| {
+            let mut bytes = whole.clone();
+            bytes[unsigned] = b'X';
+            fs::write(path, bytes).unwrap();
+        }),
+        ("is no file", &|path| {
+            fs::remove_file(path).unwrap();
+            fs::create_dir(path).unwrap();
+        }),
+    ];
+    for (reason, damage) in damages {
+        let aside = path.with_extension("bad");
+        if aside.is_file() {
+            fs::remove_file(&aside).unwrap();
+        }
+        damage(&path);
+        fs::remove_dir_all(house.run_dir()).unwrap();
+        let ended = goes_on(toy(&house));
+        assert!(
+            ended.stdout.contains("to be made again ("),
+            "{}",
+            ended.stdout
+        );
+        let told = without_hashes(&ended.stderr);
+        let word = format!(
+            "step 0: the cached target {} is damaged: {reason}",
+            path.display()
+        );
+        let end = format!("; it is set aside as {} and made again", aside.display());
+        assert!(told.contains(&word) && told.contains(&end), "{told}");
+        assert!(fs::read(&path).unwrap() == whole, "{reason}");
+        assert!(remains(&house) == straight, "{reason}");
+    }
+}
+
+#[test]
+fn a_target_whose_own_checkpoint_is_damaged_is_trained_again_with_a_word() {
+    let house = House::new();
+    interrupted(&house, toy(&house));
+    let path = target(&house);
+    let whole = fs::read(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    let checkpoints = path.parent().unwrap().join("checkpoints");
+    flip(&checkpoints.join("step-00000020/tensors.safetensors"));
+    flip(&path.parent().unwrap().join("metrics.jsonl"));
+    let ended = goes_on(toy(&house));
+    let word = format!(
+        "step 0: no checkpoint is left in {}; it is trained again",
+        checkpoints.display()
+    );
+    assert!(
+        ended.stderr.contains("step 0: checkpoint set aside as ") && ended.stderr.contains(&word),
+        "{}",
+        ended.stderr
+    );
+    assert!(fs::read(&path).unwrap() == whole);
+
+    // Rows that are damaged cost the rows.
+    fs::remove_file(&path).unwrap();
+    flip(&path.parent().unwrap().join("metrics.jsonl"));
+    fs::remove_file(house.run_dir().join("summary.json")).unwrap();
+    let ended = goes_on(toy(&house));
+    assert!(
+        ended
+            .stderr
+            .contains("/metrics.jsonl: not the rows of its checkpoint; they begin again"),
+        "{}",
+        ended.stderr
+    );
+    assert!(fs::read(&path).unwrap() == whole);
+}
+
+#[test]
+fn another_target_is_refused_by_name() {
+    let house = House::new();
+    let mut other = house.real("tms_5-2.toml", "runs/other", &TOY);
+    other.args(["--set", "target.train.seed=7"]);
+    goes_on(other);
+    let others = target(&house);
+    let moved = house.path().join("other.safetensors");
+    fs::rename(&others, &moved).unwrap();
+    fs::remove_dir_all(others.parent().unwrap()).unwrap();
+    interrupted(&house, toy(&house));
+    let path = target(&house);
+    let own = fs::read(&path).unwrap();
+    fs::copy(&moved, &path).unwrap();
+    assert_eq!(
+        without_hashes(&refused(&house, || toy(&house))),
+        format!(
+            "{}: not the target that the run takes apart: its weights have the hash HASH, the checkpoint of step 20 \
+             says HASH; put that one back, or start anew with --fresh or --out",
+            path.display()
+        )
+    );
+    // One that is gone is made again, to the bit.
+    fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    goes_on(toy(&house));
+    assert!(fs::read(&path).unwrap() == own);
+}
+
+#[test]
+fn a_run_whose_checkpoints_are_lost_does_not_begin_again() {
+    let house = House::new();
+    interrupted(&house, toy(&house));
+    let checkpoints = house.run_dir().join("checkpoints");
+    flip(&checkpoints.join("step-00000020/tensors.safetensors"));
+    assert_eq!(
+        without_hashes(&refused(&house, || toy(&house))),
+        "runs/x: no checkpoint is whole: runs/x/checkpoints/step-00000020: tensor `adamw.first._ci_fns.linear1.layers.2.W` \
+         has the hash HASH, manifest.json promises HASH; put the checkpoints back, or start anew with --fresh, which moves runs/x \
+         aside, or with --out"
+    );
+    fs::remove_dir_all(&checkpoints).unwrap();
+    let lost = "runs/x: it has saved checkpoints, the first of them after step 20, and runs/x/checkpoints holds none; put \
+                the checkpoints back, or start anew with --fresh, which moves runs/x aside, or with --out";
+    assert_eq!(refused(&house, || toy(&house)), lost);
+    let rows = fs::read(house.run_dir().join("metrics.jsonl")).unwrap();
+    // A rank that is started by hand does no more.
+    let ended = launch(house.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]));
+    assert_eq!((ended.code, ended.error()), (Some(2), lost));
+    assert_eq!(
+        fs::read(house.run_dir().join("metrics.jsonl")).unwrap(),
+        rows
+    );
+    let mut anew = toy(&house);
+    anew.arg("--fresh");
+    goes_on(anew);
+    let old = house.path().join("runs/x.old-1/metrics.jsonl");
+    assert_eq!(fs::read(old).unwrap(), rows);
+}
+
+#[test]
+fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
+    let house = House::new();
+    interrupted(&house, toy(&house));
+    let run_dir = house.run_dir();
+    fs::remove_dir_all(run_dir.join("checkpoints/step-00000020")).unwrap();
+    fs::remove_file(run_dir.join("saved.json")).unwrap();
+    let rows = fs::read(run_dir.join("metrics.jsonl")).unwrap();
+    let ended = goes_on(toy(&house));
+    assert!(
+        ended
+            .stdout
+            .contains("runs/x (begins again: no checkpoint was written yet)"),
+        "{}",
+        ended.stdout
+    );
+    assert!(!ended.stderr.contains("continued"), "{}", ended.stderr);
+    assert_eq!(fs::read(run_dir.join("metrics.jsonl")).unwrap(), rows);
+}
+
+#[test]
+fn a_newer_checkpoint_that_is_damaged_costs_its_steps_alone() {
+    let house = House::new();
+    goes_on(toy(&house));
+    let straight = remains(&house);
+    fs::remove_file(house.run_dir().join("summary.json")).unwrap();
+    let checkpoints = house.run_dir().join("checkpoints");
+    flip(&checkpoints.join("step-00000040/tensors.safetensors"));
+    let ended = goes_on(toy(&house));
+    assert!(
+        ended.stdout.contains("runs/x (continued from step 20)"),
+        "{}",
+        ended.stdout
+    );
+    assert!(
+        ended
+            .stderr
+            .contains("step 20: checkpoint set aside as runs/x/checkpoints/step-00000040.bad: "),
+        "{}",
+        ended.stderr
+    );
+    assert!(remains(&house) == straight);
+}
+
+#[test]
+fn a_damaged_summary_is_made_again() {
+    let house = House::new();
+    goes_on(toy(&house));
+    let straight = remains(&house);
+    let path = house.run_dir().join("summary.json");
+    let whole = fs::read_to_string(&path).unwrap();
+    for (damage, why) in [
+        (
+            "",
+            "is not JSON: EOF while parsing a value at line 1 column 0",
+        ),
+        ("{}", "is not of the form of a summary; was it edited?"),
+        (&whole[..whole.len() / 2], "is not JSON: "),
+    ] {
+        fs::write(&path, damage).unwrap();
+        let ended = goes_on(toy(&house));
+        assert!(
+            ended.stdout.contains("runs/x (continued from step 40)"),
+            "{}",
+            ended.stdout
+        );
+        let note = ended.stderr.lines().next().unwrap();
+        assert!(
+            note.starts_with(&format!("runs/x/summary.json: {why}"))
+                && note.ends_with("; it is made again from the newest checkpoint"),
+            "{note}"
+        );
+        assert!(remains(&house) == straight);
+        let values = |text: &str| {
+            let summary: serde_json::Value = serde_json::from_str(text).unwrap();
+            summary["values"]["eval/faithfulness"].clone()
+        };
+        assert_eq!(values(&fs::read_to_string(&path).unwrap()), values(&whole));
+    }
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert_eq!(
+        refused(&house, || toy(&house)),
+        "runs/x/summary.json: the summary is to be a file, and something else is in its way; move it away, and the same \
+         command makes it again"
+    );
+}
+
+#[test]
+fn a_damaged_run_file_of_a_run_directory_is_one_line_with_a_way_out() {
+    let house = House::new();
+    interrupted(&house, toy(&house));
+    let path = house.run_dir().join("config.toml");
+    for (text, first) in [
+        ("", "runs/x/config.toml:1:1: missing key `name`; "),
+        ("name = \u{0}", "runs/x/config.toml:1:"),
+    ] {
+        fs::write(&path, text).unwrap();
+        let error = refused(&house, || toy(&house));
+        assert!(
+            error.starts_with(first)
+                && error.ends_with(
+                    "; runs/x cannot be continued without its config.toml: put it back, or start anew with --fresh, \
+                     which moves runs/x aside, or with --out"
+                ),
+            "{error}"
+        );
+    }
+    let mut anew = toy(&house);
+    anew.arg("--fresh");
+    goes_on(anew);
+}
+
+#[test]
+fn rows_that_are_not_those_of_the_checkpoint_are_refused_by_name() {
+    let house = House::new();
+    interrupted(&house, toy(&house));
+    let path = house.run_dir().join("metrics.jsonl");
+    let rows = fs::read_to_string(&path).unwrap();
+    fs::write(&path, rows.replacen("\"step\":0", "\"step\":1", 1)).unwrap();
+    let error = refused(&house, || toy(&house));
+    assert!(
+        error.starts_with("runs/x/metrics.jsonl: its first ")
+            && error.ends_with(
+                " bytes are not those the checkpoint saw; put the file back or start in another run directory"
+            ),
+        "{error}"
+    );
+    fs::remove_file(&path).unwrap();
+    let error = refused(&house, || toy(&house));
+    assert!(
+        error.starts_with("runs/x/metrics.jsonl: the checkpoint marks "),
+        "{error}"
+    );
+    fs::write(&path, rows).unwrap();
+    goes_on(toy(&house));
+}
+
+#[test]
+fn a_damaged_sweep_file_is_written_anew_or_says_how() {
+    let house = House::new();
+    let sweep = || {
+        let mut command = house.real("tms_5-2.toml", "runs/s", &TOY);
+        command.args(["--seeds", "0..2", "--threads", "1"]);
+        command
+    };
+    goes_on(sweep());
+    let path = house.path().join("runs/s/sweep.json");
+    let whole = fs::read(&path).unwrap();
+    for damage in ["", "{"] {
+        fs::write(&path, damage).unwrap();
+        goes_on(sweep());
+        assert!(fs::read(&path).unwrap() == whole);
+    }
+    fs::remove_file(&path).unwrap();
+    let ended = launch(sweep());
+    assert_eq!(
+        (ended.code, ended.error()),
+        (
+            Some(2),
+            "runs/s: holds files and no sweep.json, so it is no directory of a sweep; try --out, or, if it is one, put an \
+             empty file of that name there: it is written anew"
+        )
+    );
+    fs::write(&path, "").unwrap();
+    goes_on(sweep());
+    assert!(fs::read(&path).unwrap() == whole);
+}
+
+#[test]
+fn a_sweep_is_of_one_dataset() {
+    let house = House::new();
+    tokenize(&house, "line", "data/shakespeare");
+    let sweep = || {
+        let mut command = house.real("shakespeare.toml", "runs/s", &LANGUAGE_MODEL);
+        command.args(["--seeds", "0..2", "--threads", "1"]);
+        command
+    };
+    goes_on(sweep());
+    // One is finished, and one is still to be run.
+    fs::remove_dir_all(house.path().join("runs/s/seed=1")).unwrap();
+    fs::remove_dir_all(house.path().join("data")).unwrap();
+    tokenize(&house, "verse", "data/shakespeare");
+    let ended = launch(sweep());
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(
+        ended
+            .error()
+            .starts_with("data/shakespeare/train: not the dataset that the run was trained on: "),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(
+        names(&house.path().join("runs/s")),
+        ["logs", "seed=0", "sweep.json"]
+    );
+}

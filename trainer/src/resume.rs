@@ -1,0 +1,325 @@
+//! Whether a run goes on, from where, and on the data and the target that it began with: asked before anything is trained,
+//! by the launcher and again by the rank.
+//!
+//! A run directory without a checkpoint is either that of a run that was killed before its first one, which begins again
+//! with the same command, or one whose checkpoints are lost, which must not. `saved.json` tells them apart: it is written
+//! once, beside `checkpoints/` and not in it, as soon as the first checkpoint is on the disk. In this order, because a
+//! record that came before its checkpoint would make a run that is killed between the two be taken for a lost one. Killed
+//! between the two as it is, the run has its checkpoint, and the next start, which finds that, writes the record before
+//! its first step.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use spd_checkpoint::atomic::write_file;
+use spd_checkpoint::{CheckpointError, look};
+use spd_configs::{Data, Run};
+use spd_dataloader::Dataset;
+use spd_tracker::{Mark, Spool};
+
+use crate::fault::Fault;
+use crate::target;
+
+/// Where a run that has a directory goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Continuation {
+    /// From the checkpoint of this step.
+    From(u64),
+    /// From the beginning: no checkpoint was written yet.
+    Anew,
+    /// Nowhere: its checkpoints are damaged or gone. A line for the user.
+    Lost(String),
+}
+
+/// Where a run goes on in its directory `dir`. Reads its checkpoints and its target, and changes nothing.
+///
+/// # Errors
+///
+/// Bad input, when the data, the target or the rows are not those of its checkpoints. A target that is still to be trained is
+/// compared by the rank.
+pub fn continuation(run: &Run, dir: &Path) -> Result<Continuation, Fault> {
+    let mut made_of = data(&run.data);
+    made_of.extend(target::ingredient(run)?);
+    goes_on(dir, &made_of)
+}
+
+/// The same for what is known of the data and the target so far.
+pub(crate) fn goes_on(dir: &Path, made_of: &[Ingredient]) -> Result<Continuation, Fault> {
+    let root = dir.join(CHECKPOINTS);
+    if root.is_file() {
+        return Ok(Continuation::Lost(advise(
+            dir,
+            &format!("{} is no directory", root.display()),
+        )));
+    }
+    let found = look(&root)?;
+    if let Some((step, meta)) = found.newest {
+        check(made_of, &meta, step)?;
+        Spool::check(dir, &mark(&meta)?)?;
+        return Ok(Continuation::From(step));
+    }
+    Ok(match lost(dir, &found.damaged)? {
+        Some(line) => Continuation::Lost(line),
+        None => Continuation::Anew,
+    })
+}
+
+/// Where the rows of a run ended when a checkpoint was made.
+pub(crate) fn mark(meta: &BTreeMap<String, Value>) -> Result<Mark, Fault> {
+    let mark = meta.get("metrics").cloned().unwrap_or_default();
+    Ok(serde_json::from_value(mark).context("the checkpoint's mark of the metrics")?)
+}
+
+/// Where a run directory has its checkpoints.
+pub(crate) const CHECKPOINTS: &str = "checkpoints";
+
+/// The record that there was one.
+const SAVED: &str = "saved.json";
+
+/// Writes down that a run has a checkpoint, unless that is known.
+pub(crate) fn remember(dir: &Path, step: u64) -> Result<(), CheckpointError> {
+    let path = dir.join(SAVED);
+    if path.try_exists().unwrap_or(false) {
+        return Ok(());
+    }
+    write_file(&path, format!("{}\n", json!({ "first": step })).as_bytes())
+}
+
+/// Why a run without a whole checkpoint must not begin again; `None` where it may.
+///
+/// - `damaged`: checkpoints that do not hold: where each lies, and what is wrong with it
+pub(crate) fn lost(dir: &Path, damaged: &[(PathBuf, String)]) -> Result<Option<String>, Fault> {
+    let (path, place) = (dir.join(SAVED), dir.display());
+    let was_saved = path
+        .try_exists()
+        .with_context(|| path.display().to_string())?;
+    let why = match damaged {
+        [] if !was_saved => return Ok(None),
+        [] => {
+            let record = std::fs::read(&path).ok();
+            let record = record.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+            let first = record.and_then(|record| record.get("first")?.as_u64());
+            let first = first.map_or(String::new(), |step| {
+                format!(", the first of them after step {step}")
+            });
+            format!("it has saved checkpoints{first}, and {place}/{CHECKPOINTS} holds none")
+        }
+        [(newest, reason), others @ ..] => {
+            let others = match others.len() {
+                0 => String::new(),
+                1 => ", and 1 older one is damaged too".to_owned(),
+                count => format!(", and {count} older ones are damaged too"),
+            };
+            format!(
+                "no checkpoint is whole: {}: {reason}{others}",
+                newest.display()
+            )
+        }
+    };
+    Ok(Some(advise(dir, &why)))
+}
+
+fn advise(dir: &Path, why: &str) -> String {
+    let place = dir.display();
+    format!(
+        "{place}: {why}; put the checkpoints back, or start anew with --fresh, which moves {place} aside, or with --out"
+    )
+}
+
+/// Something that a run is made of, whose change would make it another run.
+#[derive(Debug, Clone)]
+pub(crate) struct Ingredient {
+    pub(crate) what: What,
+    /// Where it lies.
+    pub(crate) path: PathBuf,
+    /// xxh3-128, 32 hexadecimal digits.
+    pub(crate) hash: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    /// The dataset that is trained on, by its index.
+    Train,
+    /// The dataset that is held out, by its index.
+    Eval,
+    /// The target, by its weights as they are used.
+    Target,
+}
+
+impl What {
+    /// Its name in the meta of a checkpoint.
+    fn key(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Eval => "eval",
+            Self::Target => "target",
+        }
+    }
+}
+
+/// The datasets of a run, as far as they can be read; of the others those who open them tell. What is generated is told by
+/// the run file.
+pub(crate) fn data(data: &Data) -> Vec<Ingredient> {
+    let Data::Tokens { train, eval, .. } = data else {
+        return Vec::new();
+    };
+    let both = [(What::Train, train), (What::Eval, eval)].into_iter();
+    both.filter_map(|(what, path)| {
+        Some(Ingredient {
+            what,
+            path: path.clone(),
+            hash: Dataset::fingerprint(path).ok()?,
+        })
+    })
+    .collect()
+}
+
+/// What a checkpoint remembers of them, in its meta.
+pub(crate) const MADE_OF: &str = "made_of";
+
+pub(crate) fn remembered(made_of: &[Ingredient]) -> Value {
+    let hashes = made_of.iter();
+    let hashes = hashes.map(|part| (part.what.key().to_owned(), json!(part.hash)));
+    Value::Object(hashes.collect())
+}
+
+/// Refuses to go on from a checkpoint that was made of something else.
+pub(crate) fn check(
+    made_of: &[Ingredient],
+    meta: &BTreeMap<String, Value>,
+    step: u64,
+) -> Result<(), Fault> {
+    for part in made_of {
+        let promised = meta.get(MADE_OF).and_then(|all| all.get(part.what.key()));
+        // Checkpoints of earlier builds promise nothing.
+        let Some(promised) = promised.and_then(Value::as_str) else {
+            continue;
+        };
+        if promised == part.hash {
+            continue;
+        }
+        let (is_not, has) = match part.what {
+            What::Train => (
+                "the dataset that the run was trained on",
+                "its index.json has",
+            ),
+            What::Eval => (
+                "the dataset that the run was evaluated on",
+                "its index.json has",
+            ),
+            What::Target => ("the target that the run takes apart", "its weights have"),
+        };
+        return Err(Fault::BadInput(format!(
+            "{}: not {is_not}: {has} the hash {}, the checkpoint of step {step} says {promised}; \
+             put that one back, or start anew with --fresh or --out",
+            part.path.display(),
+            part.hash
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn part(what: What, hash: &str) -> Ingredient {
+        Ingredient {
+            what,
+            path: "data/x".into(),
+            hash: hash.into(),
+        }
+    }
+
+    #[test]
+    fn what_a_checkpoint_was_not_made_of_is_refused_by_name() {
+        let made_of = [What::Train, What::Eval, What::Target].map(|what| part(what, "aa"));
+        let meta = BTreeMap::from([(MADE_OF.to_owned(), remembered(&made_of))]);
+        let refusal = |parts: &[Ingredient]| match check(parts, &meta, 22) {
+            Ok(()) => None,
+            Err(fault) => Some(fault.to_string()),
+        };
+        assert_eq!(refusal(&made_of), None);
+        // What is not known yet is compared later.
+        assert_eq!(refusal(&made_of[..1]), None);
+        for (what, is_not, has) in [
+            (
+                What::Train,
+                "the dataset that the run was trained on",
+                "index.json has",
+            ),
+            (
+                What::Eval,
+                "the dataset that the run was evaluated on",
+                "index.json has",
+            ),
+            (
+                What::Target,
+                "the target that the run takes apart",
+                "weights have",
+            ),
+        ] {
+            let expected = format!(
+                "data/x: not {is_not}: its {has} the hash bb, the checkpoint of step 22 says aa; \
+                 put that one back, or start anew with --fresh or --out"
+            );
+            assert_eq!(refusal(&[part(what, "bb")]), Some(expected));
+        }
+        let unknown = check(&made_of, &BTreeMap::new(), 22);
+        assert!(unknown.is_ok(), "of an earlier build");
+    }
+
+    #[test]
+    fn a_run_that_never_saved_begins_again_and_one_that_did_must_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path();
+        let found = || goes_on(dir, &[]).unwrap();
+        assert_eq!(found(), Continuation::Anew);
+        fs::create_dir(dir.join(CHECKPOINTS)).unwrap();
+        assert_eq!(found(), Continuation::Anew);
+        remember(dir, 20).unwrap();
+        // The first one stays.
+        remember(dir, 40).unwrap();
+        let place = dir.display();
+        let advice = format!(
+            "put the checkpoints back, or start anew with --fresh, which moves {place} aside, or with --out"
+        );
+        let lost = |why: &str| Continuation::Lost(format!("{place}: {why}; {advice}"));
+        let first = format!(
+            "it has saved checkpoints, the first of them after step 20, and {place}/checkpoints holds none"
+        );
+        assert_eq!(found(), lost(&first));
+        fs::remove_dir(dir.join(CHECKPOINTS)).unwrap();
+        assert_eq!(found(), lost(&first));
+        write_file(&dir.join(CHECKPOINTS), b"").unwrap();
+        assert_eq!(
+            found(),
+            lost(&format!("{place}/checkpoints is no directory"))
+        );
+        fs::remove_file(dir.join(CHECKPOINTS)).unwrap();
+        // What it says is for the message; that it is there is what counts.
+        write_file(&dir.join(SAVED), b"").unwrap();
+        assert_eq!(
+            found(),
+            lost(&format!(
+                "it has saved checkpoints, and {place}/checkpoints holds none"
+            ))
+        );
+        fs::remove_file(dir.join(SAVED)).unwrap();
+        for (step, others) in [
+            (20, ""),
+            (40, ", and 1 older one is damaged too"),
+            (60, ", and 2 older ones are damaged too"),
+        ] {
+            let path = spd_checkpoint::step_path(&dir.join(CHECKPOINTS), step);
+            fs::create_dir_all(&path).unwrap();
+            let path = path.display();
+            let why = format!("no checkpoint is whole: {path}: manifest.json is missing{others}");
+            assert_eq!(found(), lost(&why));
+        }
+    }
+}
