@@ -111,7 +111,8 @@ impl Progress {
         if let Some(l0) = self.l0 {
             numbers.push(format!("L0 {l0:.2}"));
         }
-        if self.steps_per_s.is_finite() && self.steps_per_s > 0.0 {
+        // What counts no steps has no speed and no end that is known.
+        if self.steps > 0 && self.steps_per_s.is_finite() && self.steps_per_s > 0.0 {
             numbers.push(format!("{:.1} steps/s", self.steps_per_s));
             let seconds = self.steps.saturating_sub(self.step) as f64 / self.steps_per_s;
             if let Ok(left) = Duration::try_from_secs_f64(seconds.ceil()) {
@@ -235,14 +236,20 @@ impl Display {
             screen::live(vec![format!("{activity:>15} {}", progress.bar())]);
             return;
         }
-        let due = match &self.last_line {
-            Some((phase, shown)) => *phase != progress.phase || shown.elapsed() >= LINE_EVERY,
-            None => true,
-        };
-        if due {
+        if self.is_due(&progress.phase) {
             screen::progress(&progress.line());
             self.last_line = Some((progress.phase.clone(), Instant::now()));
         }
+    }
+
+    /// Whether a line is due: at first, after a while, and when something else begins than a look between two steps.
+    fn is_due(&self, phase: &str) -> bool {
+        let is_look = |phase: &str| matches!(phase, "eval" | "figures");
+        let Some((last, shown)) = &self.last_line else {
+            return true;
+        };
+        let is_new = last != phase && !is_look(last) && !is_look(phase);
+        is_new || shown.elapsed() >= LINE_EVERY
     }
 }
 
@@ -326,6 +333,19 @@ mod tests {
             let line = taken(&[row]).line();
             assert!(!line.contains("left"), "{line}");
         }
+    }
+
+    #[test]
+    fn evaluations_between_steps_are_no_lines_of_their_own() {
+        let after = |last: &str| Display {
+            is_live: false,
+            last_line: Some((last.to_owned(), Instant::now())),
+        };
+        assert!(after("target").is_due("warmup") && after("warmup").is_due("train"));
+        assert!(!after("train").is_due("train") && !after("train").is_due("eval"));
+        assert!(!after("eval").is_due("train") && !after("train").is_due("figures"));
+        let looking = phase("eval", 400).with("steps_per_s", 40.0);
+        assert_eq!(taken(&[looking]).line(), "evaluating");
     }
 
     #[test]
