@@ -1,0 +1,220 @@
+//! Gives each block of a plan its place in the arena: largest first, at the lowest offset that is free for its whole life.
+//!
+//! What is taken is kept by stretches of time, so that a block does not look at every other one: a network of hundreds of layers is
+//! planned in seconds.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::Block;
+
+/// Gives offsets, largest block first; returns the size of the arena.
+pub(super) fn pack(blocks: &mut [Block]) -> usize {
+    // An empty block lies anywhere, in nobody's way.
+    let mut by_size: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].bytes > 0).collect();
+    by_size.sort_by_key(|&block| (std::cmp::Reverse(blocks[block].bytes), block));
+    let ops = blocks.iter().map(|block| block.last + 1).max();
+    let mut taken = Timeline::new(ops.unwrap_or(0));
+    let mut size = 0;
+    for block in by_size {
+        let block = &mut blocks[block];
+        block.offset = taken.lowest(block);
+        taken.take(block);
+        size = size.max(block.offset + block.bytes);
+    }
+    size
+}
+
+/// Bytes of the arena that are taken, as stretches that neither overlap nor touch: the end of each by its start.
+#[derive(Debug, Clone, Default)]
+struct Stretches(BTreeMap<usize, usize>);
+
+impl Stretches {
+    /// Adds a stretch.
+    fn add(&mut self, mut start: usize, mut end: usize) {
+        while let Some((&other, &other_end)) = self.0.range(..=end).next_back() {
+            if other_end < start {
+                break;
+            }
+            if other <= start && end <= other_end {
+                return;
+            }
+            self.0.remove(&other);
+            (start, end) = (start.min(other), end.max(other_end));
+        }
+        self.0.insert(start, end);
+    }
+
+    /// The first stretch that ends behind `offset`; one at the end of all offsets where there is none.
+    fn behind(&self, offset: usize) -> Range<usize> {
+        let around = self.0.range(..=offset).next_back();
+        let around = around.filter(|&(_, &end)| offset < end);
+        let next = around.or_else(|| self.0.range(offset..).next());
+        next.map_or(usize::MAX..usize::MAX, |(&start, &end)| start..end)
+    }
+}
+
+/// A binary tree over the ops. Node 1 is all of them, node `n` has the halves `2 n` and `2 n + 1`, and the leaves are single ops.
+struct Timeline {
+    leaves: usize,
+    /// Number of the first node of those that are [`TOPS`] together, the largest that keep what is `across`.
+    tops: usize,
+    /// Per node what is taken by blocks that live through all of its ops, but not through all of a larger node that keeps it.
+    across: Vec<Stretches>,
+    /// Per node that, and what is taken by blocks that live through a part of its ops.
+    within: Vec<Stretches>,
+}
+
+/// What lives through most of a step is kept so many times. Kept once, by nodes of all sizes, what lies side by side in the arena would
+/// be in several of them, and a search would have to go from one to the next and back.
+const TOPS: usize = 64;
+
+impl Timeline {
+    fn new(ops: usize) -> Self {
+        let leaves = ops.next_power_of_two();
+        Self {
+            leaves,
+            tops: TOPS.min(leaves),
+            across: vec![Stretches::default(); 2 * leaves],
+            within: vec![Stretches::default(); 2 * leaves],
+        }
+    }
+
+    /// The largest nodes that together are a block's life.
+    fn life(&self, block: &Block) -> Vec<usize> {
+        let mut nodes = Vec::new();
+        let (mut first, mut end) = (self.leaves + block.first, self.leaves + block.last + 1);
+        while first < end {
+            if first % 2 == 1 {
+                nodes.push(first);
+                first += 1;
+            }
+            if end % 2 == 1 {
+                end -= 1;
+                nodes.push(end);
+            }
+            (first, end) = (first / 2, end / 2);
+        }
+        nodes
+    }
+
+    /// An op and all the nodes that it is in, smallest first.
+    fn around(&self, op: usize) -> impl Iterator<Item = usize> + use<> {
+        let larger = |&node: &usize| (node > 1).then_some(node / 2);
+        std::iter::successors(Some(self.leaves + op), larger)
+    }
+
+    /// The lowest offset at which a block finds its bytes free for its whole life.
+    fn lowest(&self, block: &Block) -> usize {
+        // Whoever lives with the block lives through a part of one of the nodes of its life, or through a larger node, which one of
+        // the ends of its life is in.
+        let [first, last] = [block.first, block.last].map(|op| self.around(op));
+        let ends = first.zip(last).flat_map(|(first, last)| {
+            let other = (first != last).then_some(last);
+            std::iter::once(first).chain(other)
+        });
+        let across = ends.filter(|&node| node >= self.tops);
+        let across = across.map(|node| &self.across[node]);
+        let within = self.life(block).into_iter().map(|node| &self.within[node]);
+        // Of each the next stretch that can be in the way.
+        let taken = across.chain(within).filter(|taken| !taken.0.is_empty());
+        let mut taken: Vec<(&Stretches, Range<usize>)> =
+            taken.map(|taken| (taken, taken.behind(0))).collect();
+        let mut offset = 0;
+        loop {
+            let before = offset;
+            for (taken, next) in &mut taken {
+                while next.start < offset + block.bytes {
+                    offset = offset.max(next.end);
+                    *next = taken.behind(offset);
+                }
+            }
+            if offset == before {
+                return offset;
+            }
+        }
+    }
+
+    /// Takes the place of a block.
+    fn take(&mut self, block: &Block) {
+        let (start, end) = (block.offset, block.offset + block.bytes);
+        let life = self.life(block);
+        for &node in &life {
+            let mut nodes = node..node + 1;
+            while nodes.start < self.tops {
+                nodes = 2 * nodes.start..2 * nodes.end;
+            }
+            for node in nodes {
+                self.across[node].add(start, end);
+            }
+        }
+        // The nodes that are larger than one of its life have one of its ends in them.
+        let ends = self.around(block.first).chain(self.around(block.last));
+        for node in life.into_iter().chain(ends) {
+            self.within[node].add(start, end);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What [`pack`] does, by looking at every other block.
+    fn packed_one_by_one(blocks: &mut [Block]) -> usize {
+        let mut by_size: Vec<usize> = (0..blocks.len()).collect();
+        by_size.sort_by_key(|&block| (std::cmp::Reverse(blocks[block].bytes), block));
+        let mut placed: Vec<Block> = Vec::new();
+        for &index in &by_size {
+            let block = &mut blocks[index];
+            let lives_with =
+                |other: &&Block| other.first <= block.last && block.first <= other.last;
+            for other in placed.iter().filter(lives_with) {
+                if block.bytes == 0 || block.offset + block.bytes <= other.offset {
+                    break;
+                }
+                block.offset = block.offset.max(other.offset + other.bytes);
+            }
+            let at = placed.partition_point(|other| other.offset <= block.offset);
+            placed.insert(at, *block);
+        }
+        placed.iter().map(|b| b.offset + b.bytes).max().unwrap_or(0)
+    }
+
+    /// Blocks of a few sizes that live long or short, within `ops`.
+    fn drawn(seed: u64, ops: usize) -> Vec<Block> {
+        let mut draws = (0..).map(|column| spd_draws::block(seed, [column, 0, 0, 0])[0] as usize);
+        let mut below = |count: usize| draws.next().expect("endless") % count;
+        let mut block = || {
+            let first = below(ops);
+            let longest = if below(2) == 0 {
+                ops - first
+            } else {
+                (ops - first).min(3)
+            };
+            Block {
+                bytes: [0, 64, 128, 192, 1024, 64 * below(100)][below(6)],
+                first,
+                last: first + below(longest),
+                offset: 0,
+            }
+        };
+        (0..3 * ops).map(|_| block()).collect()
+    }
+
+    #[test]
+    fn every_block_lies_where_a_look_at_each_other_block_would_put_it() {
+        for (seed, ops) in (0..).zip([1, 2, 3, 7, 8, 30, 63, 64, 65, 100, 128, 200, 500]) {
+            let mut found = drawn(seed, ops);
+            let mut expected = found.clone();
+            assert_eq!(pack(&mut found), packed_one_by_one(&mut expected), "{ops}");
+            let offsets = |blocks: &[Block]| blocks.iter().map(|b| b.offset).collect::<Vec<_>>();
+            assert_eq!(offsets(&found), offsets(&expected), "{ops}");
+        }
+    }
+
+    #[test]
+    fn a_plan_of_nothing_is_empty() {
+        assert_eq!(pack(&mut []), 0);
+    }
+}
