@@ -363,7 +363,7 @@ mod tests {
         let (mut b, x) = matrix();
         let (lr, p) = (b.step_scalar("lr"), b.step_scalar("p"));
         b.output("x", x);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
         executor.set_scalar("p", 0.5);
         executor.set_scalar("a name of another program", 7.0);
         let found = [executor.scalar(lr), executor.scalar(p)].map(f32::to_bits);
@@ -393,6 +393,6 @@ mod tests {
         };
         let x = b.input("x", &ty).unwrap();
         b.output("x", x);
-        Executor::new(&b, Arc::new(Pool::new(1)));
+        Executor::new(&b, Arc::new(Pool::single()));
     }
 }

@@ -257,7 +257,7 @@ mod tests {
         b.output("gradient", gradient);
         // What two values share is still one gradient each: it may not be added to for the other.
         b.output("twice", twice);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
         executor.input("0").copy_from_slice(&[1.0, 0.0, 0.0, 2.0]);
         let mut store = Store::new();
         executor.run(&mut store);
@@ -272,7 +272,7 @@ mod tests {
         let loss = b.sum_squares(x).unwrap();
         let gradient = b.gradients(loss, &[loss]).unwrap()[0].unwrap();
         b.output("gradient", gradient);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
         let mut store = Store::new();
         executor.run(&mut store);
         assert_eq!(executor.output("gradient", &store), [1.0]);

@@ -38,7 +38,7 @@ mod value;
 
 pub use association::{Made, Right};
 pub use builder::{BACKWARD, Builder, StepScalar};
-pub use cpu::{Frame, OpProfile, Pool, StepParameters, has_bf16_products};
+pub use cpu::{Frame, OpProfile, Pool, StepParameters, TooManyThreads, has_bf16_products};
 pub use cuda::{Fault, MATRIX_PRODUCTS, PINNED, Staged};
 pub use front::{Arena, Executor, Processor};
 pub use gradients::Gradients;

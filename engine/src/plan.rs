@@ -347,7 +347,7 @@ mod tests {
     }
 
     fn run(b: &Builder, store: &mut Store, leaves: &[Sample], threads: usize) -> Vec<Vec<u32>> {
-        let mut executor = Executor::new(b, Arc::new(Pool::new(threads)));
+        let mut executor = Executor::new(b, Arc::new(Pool::new(threads).unwrap()));
         for (index, leaf) in leaves.iter().enumerate() {
             if executor.has_input(&index.to_string()) {
                 let input = executor.input(&index.to_string());
@@ -513,7 +513,7 @@ mod tests {
         let plan = Plan::new(&b);
         assert_nothing_overlaps(&b, &plan);
         assert_eq!(copied(&b, &plan), [true; 3]);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
         executor.input("x").copy_from_slice(&[0.0, 1.0, 1.0, 0.0]);
         for _ in 0..2 {
             executor.run(&mut store);

@@ -4,7 +4,7 @@ use std::fmt;
 
 use spd_checkpoint::CheckpointError;
 use spd_dataloader::DataError;
-use spd_engine::BuildError;
+use spd_engine::{BuildError, TooManyThreads};
 use spd_tracker::SpoolError;
 
 /// Why a run cannot go on.
@@ -50,6 +50,13 @@ impl From<DataError> for Fault {
 impl From<BuildError> for Fault {
     fn from(err: BuildError) -> Self {
         Self::Failed(err.into())
+    }
+}
+
+impl From<TooManyThreads> for Fault {
+    /// Who asks for threads, or limits them, can ask for fewer.
+    fn from(err: TooManyThreads) -> Self {
+        Self::BadInput(format!("--threads: {err}"))
     }
 }
 

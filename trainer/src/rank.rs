@@ -48,7 +48,7 @@ pub fn rank(
     if let Continuation::Lost(line) = resume::goes_on(run_dir, &made_of)? {
         return Err(Fault::BadInput(line));
     }
-    let pool = Arc::new(Pool::new(threads));
+    let pool = Arc::new(Pool::new(threads)?);
     let processor = processor(gpu, &pool)?;
     keep_record(&processor, run_dir)?;
     let asked = || stop.load(Ordering::Relaxed);
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn a_record_of_kernels_that_is_none_is_the_users_to_mend() {
         let dir = tempfile::tempdir().unwrap();
-        let pool = Arc::new(Pool::new(1));
+        let pool = Arc::new(Pool::single());
         let on = [
             processor(None, &pool).unwrap(),
             Processor::Gpu(Some(Device::emulated())),

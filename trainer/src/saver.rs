@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn a_state_that_does_not_come_is_a_warning_and_the_next_is_tried() {
-        let mut training = Training::on(&Processor::Cpu(Arc::new(Pool::new(1))));
+        let mut training = Training::on(&Processor::Cpu(Arc::new(Pool::single())));
         let (dir, told) = saving(|saver, spool, progress| {
             training.go(0..2);
             saver.writer.expect(|_| Err("the GPU cannot copy".into()));

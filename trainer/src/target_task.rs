@@ -296,7 +296,7 @@ lr = 1e-3
         let run = Run::from_resolved(RESID).unwrap();
         let settings = run.target.train.as_ref().unwrap();
         let sources = crate::data::open(&run).unwrap();
-        let (mut store, processor) = (Store::new(), Arc::new(Pool::new(1)).into());
+        let (mut store, processor) = (Store::new(), Arc::new(Pool::single()).into());
         let mut task = TargetTask::new(&run, settings, sources, &mut store, &processor).unwrap();
         task.make_room().unwrap();
         task.begin(&mut store, &mut || true).unwrap();

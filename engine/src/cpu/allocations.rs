@@ -346,7 +346,7 @@ fn a_replay_allocates_nothing() {
     ];
     assert_eq!(names, all);
     for threads in [1, 2] {
-        let pool = Arc::new(Pool::new(threads));
+        let pool = Arc::new(Pool::new(threads).unwrap());
         let mut executor = Executor::new(&builder, Arc::clone(&pool));
         for (name, value) in [
             ("p", 0.9),
@@ -370,7 +370,7 @@ fn a_replay_allocates_nothing() {
 #[test]
 fn an_allocation_is_noticed() {
     for threads in [1, 2] {
-        let pool = Pool::new(threads);
+        let pool = Pool::new(threads).unwrap();
         let found = allocations(&pool, || {
             pool.enter(|| drop(std::hint::black_box(vec![1u8])));
         });

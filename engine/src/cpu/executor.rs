@@ -562,7 +562,7 @@ mod tests {
 
     #[test]
     fn programs_take_turns_in_one_arena() {
-        let (pool, mut store) = (Arc::new(Pool::new(1)), Store::new());
+        let (pool, mut store) = (Arc::new(Pool::single()), Store::new());
         let mut programs = [square(3, &pool), square(1000, &pool)];
         let largest = programs.iter().map(|p| p.plan().arena_bytes()).max();
         let mut arena = Arena::new(largest.unwrap()).unwrap();
@@ -605,7 +605,7 @@ mod tests {
         let norm = b.gradient_norm(&[gradient]).unwrap();
         b.output("loss", loss);
         b.output("norm", norm);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
         assert!(executor.part_times().is_empty());
         executor.start_profile();
         executor.run(&mut store);
@@ -621,13 +621,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "a program runs in an arena")]
     fn a_program_without_an_arena_does_not_run() {
-        square(3, &Arc::new(Pool::new(1))).run(&mut Store::new());
+        square(3, &Arc::new(Pool::single())).run(&mut Store::new());
     }
 
     #[test]
     #[should_panic(expected = "an arena of 64 bytes for a program of ")]
     fn an_arena_must_be_large_enough() {
-        square(1000, &Arc::new(Pool::new(1))).attach(Arena::new(64).unwrap());
+        square(1000, &Arc::new(Pool::single())).attach(Arena::new(64).unwrap());
     }
 
     #[test]

@@ -325,7 +325,7 @@ pub(crate) mod tests {
             .map(|i| 1.0 + 2.0 * (0..k).map(|l| at(i / n, l) * bt(l, i % n)).sum::<f32>())
             .collect();
         for threads in [1, 3] {
-            let pool = Pool::new(threads);
+            let pool = Pool::new(threads).unwrap();
             let mut out = vec![1.0; m * n];
             let mut scratch = vec![f32::NAN; shape.scratch([a_transposed, b_transposed])];
             let operands = (

@@ -22,5 +22,5 @@ pub use arena::Arena;
 pub use bf16::has_bf16_products;
 pub use executor::{Executor, OpProfile, StepParameters};
 pub use frame::Frame;
-pub use pool::Pool;
 pub(crate) use pool::{PerChunk, Rows};
+pub use pool::{Pool, TooManyThreads};

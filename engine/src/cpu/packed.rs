@@ -141,12 +141,14 @@ mod tests {
             for threads in [1, 3] {
                 let (mut packed, mut all) = (vec![-1.0; 14], vec![-1.0; 14]);
                 let parts = (Packed::new(&mut packed, 2, Some(rows)), Rows(&mut all, 2));
-                Pool::new(threads).run(7, 2, parts, |range, (mut packed, all)| {
-                    clear_others(rows, &range, all.0, 2);
-                    for (own, &row) in rows[among(rows, &range)].iter().enumerate() {
-                        packed.part(2 * own, 2).fill(row as f32);
-                    }
-                });
+                Pool::new(threads)
+                    .unwrap()
+                    .run(7, 2, parts, |range, (mut packed, all)| {
+                        clear_others(rows, &range, all.0, 2);
+                        for (own, &row) in rows[among(rows, &range)].iter().enumerate() {
+                            packed.part(2 * own, 2).fill(row as f32);
+                        }
+                    });
                 for (index, pair) in packed.chunks(2).enumerate() {
                     let value = rows.get(index).map_or(-1.0, |&row| row as f32);
                     assert_eq!(pair, [value; 2]);

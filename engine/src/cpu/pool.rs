@@ -3,9 +3,18 @@
 //! A kernel names its rows, how many go into a chunk, and what it writes: [`Rows`] are cut with the rows,
 //! [`PerChunk`] gives each chunk a place for partial sums, to be added up in order afterwards.
 
+use std::io;
 use std::ops::Range;
 
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::{ThreadBuilder, ThreadPool, ThreadPoolBuilder};
+
+/// The operating system starts fewer threads than were asked for.
+#[derive(Debug, thiserror::Error)]
+#[error("{asked} threads were asked for, and could not all be started ({source}); try fewer")]
+pub struct TooManyThreads {
+    asked: usize,
+    source: io::Error,
+}
 
 /// Threads of an executor.
 #[derive(Debug)]
@@ -70,25 +79,44 @@ impl<A: Parts, B: Parts, C: Parts> Parts for (A, B, C) {
 
 impl Pool {
     /// A pool of `threads` threads; one thread runs on the caller's.
-    pub fn new(threads: usize) -> Self {
-        let pool = (threads > 1).then(|| {
-            ThreadPoolBuilder::new()
-                .num_threads(threads)
-                .thread_name(|index| format!("spd-cpu-{index}"))
-                .build()
-        });
-        Self {
-            threads: pool.and_then(Result::ok),
-            count: threads.max(1),
-        }
+    ///
+    /// # Errors
+    ///
+    /// When they cannot all be started.
+    pub fn new(threads: usize) -> Result<Self, TooManyThreads> {
+        Self::started_by(threads, |thread| {
+            let named = std::thread::Builder::new().name(format!("spd-cpu-{}", thread.index()));
+            named.spawn(|| thread.run()).map(drop)
+        })
     }
 
-    /// A pool of `threads` threads of which none is started: programs are planned for it, and what is run runs on the caller's.
-    pub fn planned(threads: usize) -> Self {
+    /// The caller's thread alone.
+    pub fn single() -> Self {
+        Self::unstarted(1)
+    }
+
+    /// To plan programs for `threads` threads: it has none, and what runs on it runs on the caller's.
+    pub fn unstarted(threads: usize) -> Self {
         Self {
             threads: None,
             count: threads.max(1),
         }
+    }
+
+    fn started_by(
+        threads: usize,
+        start: impl FnMut(ThreadBuilder) -> io::Result<()>,
+    ) -> Result<Self, TooManyThreads> {
+        let mut pool = Self::unstarted(threads);
+        if threads > 1 {
+            let builder = ThreadPoolBuilder::new().num_threads(threads);
+            let built = builder.spawn_handler(start).build();
+            pool.threads = Some(built.map_err(|fault| TooManyThreads {
+                asked: threads,
+                source: io::Error::other(fault),
+            })?);
+        }
+        Ok(pool)
     }
 
     /// Number of threads.
@@ -172,9 +200,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn threads_that_cannot_be_started_are_told_of() {
+        let mut left = 3;
+        let found = Pool::started_by(8, |thread| {
+            if left == 0 {
+                return Err(io::Error::from_raw_os_error(11));
+            }
+            left -= 1;
+            std::thread::Builder::new().spawn(|| thread.run()).map(drop)
+        });
+        assert_eq!(
+            found.map(|pool| pool.threads()).map_err(|fault| fault.to_string()),
+            Err("8 threads were asked for, and could not all be started (Resource temporarily unavailable (os error 11)); try fewer".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_pool_to_plan_with_counts_its_threads_and_starts_none() {
+        let pool = Pool::unstarted(100_000);
+        let here = std::thread::current().id();
+        assert_eq!(pool.threads(), 100_000);
+        assert_eq!(pool.enter(|| std::thread::current().id()), here);
+    }
+
+    #[test]
     fn every_row_is_written_once_whatever_the_threads() {
         for threads in [1, 2, 5] {
-            let pool = Pool::new(threads);
+            let pool = Pool::new(threads).unwrap();
             for (rows, chunk_rows) in [(1, 1), (7, 3), (64, 8), (65, 8), (3, 100)] {
                 let mut out = vec![0.0; rows * 2];
                 let mut firsts = vec![-1.0; chunks(rows, chunk_rows)];

@@ -164,11 +164,11 @@ mod tests {
         let partials: Vec<f32> = [3.0, 1e8, 3.0].iter().flat_map(|&x| vec![x; len]).collect();
         for (add, expected) in [(false, 1e8f32), (true, 1e8 + 8.0)] {
             let mut out = vec![2.0; len];
-            add_chunks(&Pool::new(2), (&mut out, add), &partials);
+            add_chunks(&Pool::new(2).unwrap(), (&mut out, add), &partials);
             assert!(out.iter().all(|x| x.to_bits() == expected.to_bits()));
         }
         let mut out = [2.0];
-        add_chunks(&Pool::new(1), (&mut out, true), &[1.0, 0.5]);
+        add_chunks(&Pool::single(), (&mut out, true), &[1.0, 0.5]);
         assert_eq!(out[0].to_bits(), 3.5f32.to_bits());
     }
 

@@ -158,7 +158,7 @@ mod tests {
             .map(|i| before + 2.0 * (0..k).map(|l| at(i / n, l) * b[l * n + i % n]).sum::<f32>())
             .collect();
         let done = [1, 2, 3].map(|threads| {
-            let pool = Pool::new(threads);
+            let pool = Pool::new(threads).unwrap();
             let mut out = vec![1.0; m * n];
             let plain = |values, transposed| Matrix { values, transposed };
             let operands = (plain(&a, transposed), plain(&b, false));

@@ -169,7 +169,7 @@ mod tests {
         // Two matrices of 3 rows and 7 columns: tiles of 2 and 1 columns, two of each, and a column that is in none.
         let mut values = vec![0.0; 2 * 3 * 7];
         let [wide, narrow] = Tiles::cut(&mut values, (3, 7), 2, [(0, 2), (5, 1)]);
-        let pool = Pool::new(2);
+        let pool = Pool::new(2).unwrap();
         pool.enter(|| {
             pool.run(4, 1, (wide, narrow), |numbers, (mut wide, mut narrow)| {
                 for number in numbers {

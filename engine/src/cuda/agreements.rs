@@ -184,7 +184,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "the CPU executor knows of no other ranks")]
     fn the_cpu_agrees_with_nobody() {
-        let pool = std::sync::Arc::new(crate::cpu::Pool::new(1));
+        let pool = std::sync::Arc::new(crate::cpu::Pool::single());
         crate::cpu::Executor::new(&chain(1, true).0, pool);
     }
 

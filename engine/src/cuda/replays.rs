@@ -66,7 +66,7 @@ pub(super) fn ask(executor: &mut Executor, store: &mut Store, number: u8) -> Res
 /// Losses, `y`, and the tensors of the store after these steps, on the CPU.
 fn expected(steps: std::ops::Range<u8>) -> Vec<Vec<f32>> {
     let (b, mut store) = training();
-    let mut executor = cpu::Executor::new(&b, Arc::new(Pool::new(1)));
+    let mut executor = cpu::Executor::new(&b, Arc::new(Pool::single()));
     for number in steps {
         let (parameters, x) = step(number);
         executor.parameters = parameters;

@@ -175,7 +175,7 @@ pub(crate) fn agree(
     let Some((device, found)) = replay(b, store, inputs, parameters) else {
         return;
     };
-    let mut executor = Executor::new(b, Arc::new(Pool::new(1)));
+    let mut executor = Executor::new(b, Arc::new(Pool::single()));
     executor.parameters = parameters.clone();
     for (name, words) in inputs {
         if executor.has_input(name) {

@@ -142,7 +142,7 @@ impl Oracle {
                     Some((device, found.map(|(_, values)| values).collect()))
                 });
             }
-            let mut executor = Executor::new(&b, Arc::new(Pool::new(threads)));
+            let mut executor = Executor::new(&b, Arc::new(Pool::new(threads).unwrap()));
             executor
                 .input("upstream")
                 .copy_from_slice(&self.upstream.values);

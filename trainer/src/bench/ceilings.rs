@@ -350,7 +350,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_dear_have_rates() {
-        let pool = Arc::new(Pool::new(1));
+        let pool = Arc::new(Pool::single());
         let rates = pool
             .enter(|| dear(&Arc::clone(&pool).into(), NEAR, 250))
             .unwrap();
@@ -365,7 +365,7 @@ pub(super) mod tests {
         for precision in [Precision::F32, Precision::Bf16] {
             let measured = Ceilings::measure(
                 (&Processor::Gpu(Some(Arc::clone(&device))), precision),
-                &Arc::new(Pool::new(1)),
+                &Arc::new(Pool::single()),
                 ([8, 5, 3], 1 << 12),
                 SMALL,
             );

@@ -74,7 +74,7 @@ pub struct Report {
 pub fn time(preset: &Preset, settings: &Settings) -> Result<Report, Fault> {
     forget_peak_memory();
     let start = Instant::now();
-    let pool = Arc::new(Pool::new(settings.threads));
+    let pool = Arc::new(Pool::new(settings.threads)?);
     let processor = processor(settings.gpu, &pool)?;
     let before = free(&processor)?;
     let mut workload = Workload::new(preset, &processor)?;

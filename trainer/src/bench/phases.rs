@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn every_op_is_in_one_kind_and_parts_add_up() {
-        let pool = Arc::new(Pool::new(1));
+        let pool = Arc::new(Pool::single());
         let cpu = Processor::Cpu(Arc::clone(&pool));
         let gpu = emulated().into_iter().flat_map(|device| {
             ["tiny-tms", "tiny-seed-bf16"]

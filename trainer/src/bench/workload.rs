@@ -266,7 +266,7 @@ mod tests {
     use crate::bench::{Overrides, preset};
 
     fn alone() -> Processor {
-        Arc::new(Pool::new(1)).into()
+        Arc::new(Pool::single()).into()
     }
 
     #[test]

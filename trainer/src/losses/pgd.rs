@@ -215,7 +215,7 @@ mod tests {
 
     /// Ops of a program, by name.
     fn ops(b: &Builder) -> BTreeMap<&'static str, usize> {
-        let mut executor = Executor::new(b, &Arc::new(Pool::new(1)).into()).unwrap();
+        let mut executor = Executor::new(b, &Arc::new(Pool::single()).into()).unwrap();
         executor.start_profile();
         let mut ops = BTreeMap::new();
         for op in executor.profile() {
@@ -329,7 +329,8 @@ mod tests {
         let front = decomposition.front(&mut b, &store, shape, &Draws::Counters);
         let losses = decomposition.losses(&mut b, &store, &front.unwrap(), Draws::Counters);
         b.output("loss", losses.unwrap()[0].value);
-        let mut executor = Executor::new(&b, &Arc::new(Pool::new(threads)).into()).unwrap();
+        let mut executor =
+            Executor::new(&b, &Arc::new(Pool::new(threads).unwrap()).into()).unwrap();
         let stream = Stream::new(Purpose::Features, 0, 0);
         stream.fill_uniform(0, 0, 0, executor.input("input"));
         executor.run(&mut store).unwrap();

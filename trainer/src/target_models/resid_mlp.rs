@@ -156,7 +156,7 @@ mod tests {
             let labels = labels(&model, &mut b, x).unwrap();
             b.output("labels", labels);
             let (mut executor, mut store) = (
-                Executor::new(&b, &Arc::new(Pool::new(1)).into()).unwrap(),
+                Executor::new(&b, &Arc::new(Pool::single()).into()).unwrap(),
                 Store::new(),
             );
             executor.input("x").copy_from_slice(&[-1.0, 0.0, 2.0]);

@@ -30,7 +30,7 @@ fn processor(threads: usize) -> Processor {
         static GPU: OnceCell<Arc<Device>> = const { OnceCell::new() };
     }
     let Ok(ordinal) = std::env::var("SPD_TEST_GPU") else {
-        return Arc::new(Pool::new(threads)).into();
+        return Arc::new(Pool::new(threads).unwrap()).into();
     };
     let open = || {
         let number = ordinal

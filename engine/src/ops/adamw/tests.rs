@@ -40,7 +40,7 @@ fn bench(clip: Option<f32>, decay: f32) -> Bench {
         &[],
     )
     .unwrap();
-    let executor = Executor::new(&b, Arc::new(Pool::new(2)));
+    let executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
     Bench { store, executor }
 }
 

@@ -82,7 +82,7 @@ mod tests {
         let [source, gradient] = ["r", "g"].map(|name| b.input(name, &Type::f32(&[8])).unwrap());
         let next = b.ascend(source, gradient, 0.5).unwrap();
         b.output("next", next);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
         let nan = f32::NAN;
         executor
             .input("r")

@@ -253,7 +253,7 @@ mod tests {
         {
             b.output(site.to_string(), route);
         }
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(2)));
+        let mut executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
         executor.parameters.first_row = first_row;
         let mut store = Store::new();
         executor.run(&mut store);
@@ -300,7 +300,7 @@ mod tests {
         let mut b = Builder::new();
         let value = draw(&mut b);
         b.output("drawn", value);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(2)));
+        let mut executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
         executor.parameters.seed = 5;
         executor.parameters.step = 6;
         executor.parameters.first_row = 7;

@@ -215,7 +215,7 @@ fn one_walk_gives_divergence_cross_entropy_and_gradient() {
         let words = labels(rows, vocabulary);
         let mut bits: Vec<Vec<u32>> = Vec::new();
         for threads in [1, 2] {
-            let mut executor = Executor::new(&b, Arc::new(Pool::new(threads)));
+            let mut executor = Executor::new(&b, Arc::new(Pool::new(threads).unwrap()));
             executor.input_u32("labels").copy_from_slice(&words);
             executor.run(&mut store);
             for name in ["kl", "ce", "dh"] {

@@ -258,7 +258,7 @@ mod tests {
         for (name, value) in [("g", g), ("s", s), ("dz", dz)] {
             b.output(name, value);
         }
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(2)));
+        let mut executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
         executor.input("gg").copy_from_slice(gg);
         executor.input("gs").copy_from_slice(gs);
         executor.set_scalar("p", p);
@@ -402,7 +402,7 @@ mod tests {
         b.output("s", moved.power_sums);
         b.output("plain", plain.power_sums);
         b.output("active", moved.active);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(1)));
+        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
         executor.set_scalar("p", 1.0);
         executor.input("u").fill(0.5);
         executor.run(&mut store);
@@ -439,7 +439,7 @@ mod tests {
             let found = b.importance_gates(op, value, None).unwrap();
             b.output("sums", found.power_sums);
             b.output("active", found.active);
-            let mut executor = Executor::new(&b, Arc::new(Pool::new(2)));
+            let mut executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
             executor.set_scalar("p", 2.0);
             executor.run(&mut store);
             let mut expected = vec![0.0; c];

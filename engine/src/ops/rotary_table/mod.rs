@@ -90,7 +90,7 @@ mod tests {
         let mut b = Builder::new();
         let table = b.rotary_table(positions, size, base).unwrap();
         b.output("table", table);
-        let mut executor = Executor::new(&b, Arc::new(Pool::new(2)));
+        let mut executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
         let mut store = Store::new();
         executor.run(&mut store);
         executor.output("table", &store).to_vec()

@@ -203,7 +203,7 @@ fn on_device(made: &Made, b: &Builder, one: bool) -> Vec<(String, Vec<f32>)> {
 }
 
 fn on_cpu(made: &Made) -> Vec<(String, Vec<f32>)> {
-    let mut executor = cpu::Executor::new(&made.b, Arc::new(Pool::new(1)));
+    let mut executor = cpu::Executor::new(&made.b, Arc::new(Pool::single()));
     executor.parameters = numbers();
     for (name, words) in &made.inputs {
         if executor.has_input(name) {

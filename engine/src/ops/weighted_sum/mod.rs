@@ -136,7 +136,7 @@ mod tests {
         let gradients = b.gradients(sum, &[x, y]).unwrap();
         assert!(gradients[0].is_none() && gradients[1].is_some());
         b.output("sum", sum);
-        let (mut executor, mut store) = (Executor::new(&b, Arc::new(Pool::new(1))), Store::new());
+        let (mut executor, mut store) = (Executor::new(&b, Arc::new(Pool::single())), Store::new());
         for (x, expected) in [(5.0, 6.0), (f32::NAN, f32::NAN)] {
             executor.input("x")[0] = x;
             executor.input("y")[0] = 3.0;
