@@ -2,7 +2,7 @@
 
 use std::io;
 
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapRaw};
 
 /// Memory for the intermediates of one program at a time.
 ///
@@ -10,8 +10,9 @@ use memmap2::MmapMut;
 /// for later would count against the next arena.
 #[derive(Debug)]
 pub struct Arena {
-    // Page-aligned, and so aligned to whatever the plan asks for.
-    map: MmapMut,
+    // Page-aligned, and so aligned to whatever the plan asks for. Raw: kernels write through its address, which one that was
+    // taken from a slice would forbid.
+    map: MmapRaw,
     bytes: usize,
 }
 
@@ -23,6 +24,7 @@ impl Arena {
     /// When the operating system has no such stretch of memory to give.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let map = MmapMut::map_anon(bytes.max(1))?;
+        let map = MmapRaw::from(map);
         Ok(Self { map, bytes })
     }
 
@@ -33,6 +35,6 @@ impl Arena {
 
     /// Its first byte. It stays where it is while the arena moves from program to program.
     pub(super) fn start(&self) -> *mut u8 {
-        self.map.as_ptr().cast_mut()
+        self.map.as_mut_ptr()
     }
 }

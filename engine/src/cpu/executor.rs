@@ -4,13 +4,13 @@
     reason = "operands are pieces of one arena, placed by the plan"
 )]
 
-use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::arena::Arena;
 use super::bf16::PANELS;
-use super::frame::{Frame, View};
+use super::frame::{Frame, Operands, View};
 use super::pool::Pool;
 use crate::builder::{Builder, Node, StepScalar};
 use crate::op::{Dear, Op};
@@ -56,11 +56,15 @@ struct PreparedOp {
     inputs: Vec<View>,
     /// Inputs that lie in the store, whose address is looked up at each replay.
     stored: Vec<(usize, crate::store::Slot)>,
+    /// Inputs that it writes to.
+    writes: Range<usize>,
     outputs: Vec<View>,
     accumulate: Vec<bool>,
     copies: Vec<(View, usize)>,
     stored_copies: Vec<(crate::store::Slot, usize)>,
     scratch: View,
+    /// What a kernel has taken of its frame.
+    taken: Vec<bool>,
     precision: Precision,
     part: &'static str,
     work: OpProfile,
@@ -453,10 +457,17 @@ impl PreparedOp {
 
     fn run(&mut self, store: &mut Store, parameters: &StepParameters, pool: &Pool) {
         for &(index, slot) in &self.stored {
-            let values = store.get_mut(slot);
+            // Only what is written counts as changed, here or on a device.
+            let (start, len) = if self.writes.contains(&index) {
+                let values = store.get_mut(slot);
+                (values.as_mut_ptr(), values.len())
+            } else {
+                let values = store.get(slot);
+                (values.as_ptr().cast_mut(), values.len())
+            };
             self.inputs[index] = View {
-                start: values.as_mut_ptr().cast(),
-                len: values.len(),
+                start: start.cast(),
+                len,
                 dtype: DType::F32,
             };
         }
@@ -472,17 +483,21 @@ impl PreparedOp {
             // SAFETY: the store and the arena do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.start.cast(), to.len) };
         }
-        let mut frame = Frame {
+        let operands = Operands {
+            op: self.work.name,
             types: &self.types,
             inputs: &self.inputs,
+            writes: self.writes.clone(),
             outputs: &self.outputs,
             accumulate: &self.accumulate,
             scratch: self.scratch,
+            taken: &mut self.taken,
             precision: self.precision,
-            parameters,
-            pool,
-            marker: PhantomData,
         };
+        // SAFETY: the plan keeps an op's inputs, outputs and scratch in places that do not overlap while it runs
+        // (`plan::tests::nothing_overlaps_while_it_lives`), aligned to 64 bytes, inside the arena. What lies in the store is held
+        // mutably, and a tensor that an op writes to is one of its inputs once (`Builder::op`).
+        let mut frame = unsafe { Frame::new(operands, parameters, pool) };
         self.op.run(&mut frame);
     }
 }
@@ -531,11 +546,15 @@ fn prepare(
         }
     }
     let scratch = Type::f32(&[node.op.scratch_bytes(&types) / 4]);
+    let writes = node.op.writes(types.len());
     PreparedOp {
         op: Arc::clone(&node.op),
         types: types.iter().map(|&ty| ty.clone()).collect(),
         inputs,
         stored,
+        // Every output, every tensor that is written to, and the scratch.
+        taken: vec![false; outputs.len() + writes.len() + 1],
+        writes,
         outputs,
         accumulate: node.into.iter().map(Option::is_some).collect(),
         copies,
@@ -589,6 +608,21 @@ mod tests {
             program.scalar_output("y", &store).to_bits(),
             27f32.to_bits()
         );
+    }
+
+    #[test]
+    fn a_replay_changes_what_it_writes_and_nothing_that_it_reads() {
+        let (mut b, mut store) = (Builder::new(), Store::new());
+        let [w, halt] = ["w", "halt"].map(|name| store.zeros(name, &[2]));
+        store.freeze(w);
+        let [weights, stop] = [w, halt].map(|slot| b.persistent(&store, slot));
+        let norm = b.gradient_norm(&[weights]).unwrap();
+        b.halt(stop, &[norm]).unwrap();
+        // It shares all values, until one of the two stores changes them.
+        let before = store.copy();
+        Executor::new(&b, Arc::new(Pool::single())).run(&mut store);
+        let shared = [w, halt].map(|slot| store.get(slot).as_ptr() == before.get(slot).as_ptr());
+        assert_eq!(shared, [true, false]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
     reason = "the plan hands out disjoint pieces of one arena"
 )]
 
-use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::executor::StepParameters;
 use super::pool::Pool;
@@ -14,10 +14,10 @@ use crate::value::{DType, Type};
 
 /// Where an operand lies and how long it is.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct View {
-    pub(crate) start: *mut u8,
-    pub(crate) len: usize,
-    pub(crate) dtype: DType,
+pub(super) struct View {
+    pub(super) start: *mut u8,
+    pub(super) len: usize,
+    pub(super) dtype: DType,
 }
 
 // SAFETY: a view is used through a `Frame` alone, which reads inputs as shared slices and hands out each
@@ -26,76 +26,153 @@ unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
 
+/// The operands of an op.
+pub(super) struct Operands<'a> {
+    /// Its name.
+    pub(super) op: &'static str,
+    pub(super) types: &'a [Type],
+    pub(super) inputs: &'a [View],
+    /// The inputs that it writes to.
+    pub(super) writes: Range<usize>,
+    pub(super) outputs: &'a [View],
+    /// Per output, whether it holds a value to add to.
+    pub(super) accumulate: &'a [bool],
+    pub(super) scratch: View,
+    /// Per output, per input that it writes to, and of the scratch, whether the kernel has it.
+    pub(super) taken: &'a mut [bool],
+    /// What the factors of products are rounded to.
+    pub(super) precision: Precision,
+}
+
 /// What a kernel sees: inputs, outputs, scratch, the step's numbers, and threads.
 pub struct Frame<'a> {
-    pub(crate) types: &'a [Type],
-    pub(crate) inputs: &'a [View],
-    pub(crate) outputs: &'a [View],
-    /// Per output, whether it holds a value to add to.
-    pub(crate) accumulate: &'a [bool],
-    pub(crate) scratch: View,
-    /// What the factors of products are rounded to.
-    pub(crate) precision: Precision,
+    operands: Operands<'a>,
     /// Numbers of this step.
     pub parameters: &'a StepParameters,
     /// Threads.
     pub pool: &'a Pool,
-    pub(crate) marker: PhantomData<&'a mut [f32]>,
 }
 
 impl<'a> Frame<'a> {
+    /// The frame of one run.
+    ///
+    /// # Safety
+    ///
+    /// Every view points to live, aligned values of its type for `'a`. Those of the outputs, of the inputs that are written to,
+    /// and of the scratch overlap with no other view, and nobody else reads or writes there; nobody else writes where the other
+    /// inputs lie.
+    pub(super) unsafe fn new(
+        operands: Operands<'a>,
+        parameters: &'a StepParameters,
+        pool: &'a Pool,
+    ) -> Self {
+        operands.taken.fill(false);
+        Self {
+            operands,
+            parameters,
+            pool,
+        }
+    }
+
     /// Number of inputs.
     pub fn inputs(&self) -> usize {
-        self.inputs.len()
+        self.operands.inputs.len()
     }
 
     /// Type of an input.
     pub fn ty(&self, index: usize) -> &'a Type {
-        &self.types[index]
+        &self.operands.types[index]
     }
 
     /// An f32 input.
+    ///
+    /// # Panics
+    ///
+    /// When it is no f32 input, or one that the op writes to.
     pub fn input(&self, index: usize) -> &'a [f32] {
-        let view = self.inputs[index];
-        debug_assert_eq!(view.dtype, DType::F32);
-        // SAFETY: the plan keeps an op's inputs, outputs and scratch in places that do not overlap while it
-        // runs (`plan::tests::nothing_overlaps_while_it_lives`), aligned to 64 bytes, inside an arena or a
-        // store that outlives the frame.
+        let view = self.read(index, DType::F32);
+        // SAFETY: the promise of `new`; nothing is written to it in `'a`.
         unsafe { std::slice::from_raw_parts(view.start.cast::<f32>(), view.len) }
     }
 
     /// Threads for products, and what their factors are rounded to.
     pub(crate) fn products(&self) -> (&'a Pool, Precision) {
-        (self.pool, self.precision)
+        (self.pool, self.operands.precision)
     }
 
     /// An input of token ids.
+    ///
+    /// # Panics
+    ///
+    /// When it is no input of token ids.
     pub fn input_u32(&self, index: usize) -> &'a [u32] {
-        let view = self.inputs[index];
-        debug_assert_eq!(view.dtype, DType::U32);
+        let view = self.read(index, DType::U32);
         // SAFETY: as for `input`.
         unsafe { std::slice::from_raw_parts(view.start.cast::<u32>(), view.len) }
     }
 
-    /// An output, and whether the kernel must add to it instead of overwriting. Ask once for each.
+    fn read(&self, index: usize, dtype: DType) -> View {
+        let Operands { op, writes, .. } = &self.operands;
+        let view = self.operands.inputs[index];
+        assert!(
+            view.dtype == dtype,
+            "{op}: input {index} is {:?}",
+            view.dtype
+        );
+        assert!(
+            !writes.contains(&index),
+            "{op}: input {index} is written to"
+        );
+        view
+    }
+
+    /// An output, and whether the kernel must add to it instead of overwriting.
+    ///
+    /// # Panics
+    ///
+    /// When it was asked for before.
     pub fn output(&mut self, index: usize) -> (&'a mut [f32], bool) {
-        let add = self.accumulate.get(index).copied().unwrap_or(false);
-        // SAFETY: as for `input`; a kernel asks for each output once, so there is one mutable slice.
-        (unsafe { slice_mut(self.outputs[index]) }, add)
+        let view = self.operands.outputs[index];
+        let add = self.operands.accumulate.get(index).copied();
+        self.take(index, || format!("output {index}"));
+        // SAFETY: the promise of `new`; it is taken once.
+        (unsafe { slice_mut(view) }, add.unwrap_or(false))
     }
 
-    /// A persistent input that the op writes to ([`Op::writes`](crate::op::Op::writes)). Ask once for each, and not
-    /// through `input`.
+    /// A persistent input that the op writes to ([`Op::writes`](crate::op::Op::writes)).
+    ///
+    /// # Panics
+    ///
+    /// When the op does not write to it, or it was asked for before.
     pub fn state(&mut self, index: usize) -> &'a mut [f32] {
-        // SAFETY: as for `output`; the executor holds the store mutably, and ops that write to it run last
-        // and one at a time.
-        unsafe { slice_mut(self.inputs[index]) }
+        let Operands { op, writes, .. } = &self.operands;
+        assert!(
+            writes.contains(&index),
+            "{op}: input {index} is not written to"
+        );
+        let at = self.operands.outputs.len() + index - writes.start;
+        let view = self.operands.inputs[index];
+        self.take(at, || format!("input {index}"));
+        // SAFETY: as for `output`.
+        unsafe { slice_mut(view) }
     }
 
-    /// The scratch that the op asked for. Ask once.
+    /// The scratch that the op asked for.
+    ///
+    /// # Panics
+    ///
+    /// When it was asked for before.
     pub fn scratch(&mut self) -> &'a mut [f32] {
+        let view = self.operands.scratch;
+        self.take(self.operands.taken.len() - 1, || "scratch".to_owned());
         // SAFETY: as for `output`.
-        unsafe { slice_mut(self.scratch) }
+        unsafe { slice_mut(view) }
+    }
+
+    /// Two slices of one place would be two writers.
+    fn take(&mut self, at: usize, what: impl FnOnce() -> String) {
+        let before = std::mem::replace(&mut self.operands.taken[at], true);
+        assert!(!before, "{}: {} is taken twice", self.operands.op, what());
     }
 
     /// A number of this step.
@@ -108,7 +185,88 @@ impl<'a> Frame<'a> {
 ///
 /// The view must point to live, aligned f32s that nobody else reads or writes for `'a`.
 unsafe fn slice_mut<'a>(view: View) -> &'a mut [f32] {
-    debug_assert_eq!(view.dtype, DType::F32);
+    assert_eq!(view.dtype, DType::F32, "kernels write f32");
     // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts_mut(view.start.cast::<f32>(), view.len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What an op with an input, a tensor that it writes to, an output and scratch, of two values each, does with them.
+    fn of_one_op<R>(work: impl FnOnce(&mut Frame<'_>) -> R) -> R {
+        let mut values = [[1f32, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]];
+        let [input, state, output, scratch] = values.each_mut().map(|values| View {
+            start: values.as_mut_ptr().cast(),
+            len: values.len(),
+            dtype: DType::F32,
+        });
+        let (ty, parameters, pool) = (Type::f32(&[2]), StepParameters::default(), Pool::single());
+        let operands = Operands {
+            op: "test",
+            types: &[ty.clone(), ty],
+            inputs: &[input, state],
+            writes: 1..2,
+            outputs: &[output],
+            accumulate: &[true],
+            scratch,
+            taken: &mut [true; 3],
+            precision: Precision::F32,
+        };
+        // SAFETY: four arrays that nobody else has.
+        work(&mut unsafe { Frame::new(operands, &parameters, &pool) })
+    }
+
+    #[test]
+    fn each_operand_is_handed_out() {
+        of_one_op(|frame| {
+            assert_eq!(frame.input(0), frame.input(0));
+            let (output, add) = frame.output(0);
+            let all = [frame.state(1), output, frame.scratch()];
+            assert_eq!(
+                (all, add),
+                (
+                    [&mut [3.0, 4.0][..], &mut [5.0, 6.0], &mut [7.0, 8.0]],
+                    true
+                )
+            );
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "test: output 0 is taken twice")]
+    fn an_output_is_taken_once() {
+        of_one_op(|frame| [frame.output(0).1, frame.output(0).1]);
+    }
+
+    #[test]
+    #[should_panic(expected = "test: input 1 is taken twice")]
+    fn a_tensor_that_is_written_to_is_taken_once() {
+        of_one_op(|frame| [frame.state(1).len(), frame.state(1).len()]);
+    }
+
+    #[test]
+    #[should_panic(expected = "test: scratch is taken twice")]
+    fn scratch_is_taken_once() {
+        of_one_op(|frame| [frame.scratch().len(), frame.scratch().len()]);
+    }
+
+    #[test]
+    #[should_panic(expected = "test: input 1 is written to")]
+    fn what_is_written_to_is_not_read_beside() {
+        of_one_op(|frame| frame.input(1).len());
+    }
+
+    #[test]
+    #[should_panic(expected = "test: input 0 is not written to")]
+    fn what_is_read_is_not_written_to() {
+        of_one_op(|frame| frame.state(0).len());
+    }
+
+    #[test]
+    #[should_panic(expected = "test: input 0 is F32")]
+    fn an_input_is_read_as_what_it_is() {
+        of_one_op(|frame| frame.input_u32(0).len());
+    }
 }

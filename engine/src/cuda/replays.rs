@@ -250,6 +250,13 @@ fn a_graph_is_captured_anew_where_its_ground_has_changed() {
     near(&found[..5], &expected(0..5));
 }
 
+/// How often tensors of the host were sent since the calls were last looked at.
+fn sent(emulated: &Emulated) -> usize {
+    let to_programs = Call::Copy(Stream::Programs, Way::In);
+    let calls = emulated.calls();
+    calls.iter().filter(|call| **call == to_programs).count()
+}
+
 #[test]
 fn what_the_host_changes_is_sent_and_nothing_else() {
     if !is_there() {
@@ -260,11 +267,6 @@ fn what_the_host_changes_is_sent_and_nothing_else() {
     let mut executor = on(&device, &b).unwrap();
     ask(&mut executor, &mut store, 0).unwrap();
     store.fetch().unwrap();
-    let sent = |emulated: &Emulated| {
-        let to_programs = Call::Copy(Stream::Programs, Way::In);
-        let calls = emulated.calls();
-        calls.iter().filter(|call| **call == to_programs).count()
-    };
     emulated.calls();
     ask(&mut executor, &mut store, 1).unwrap();
     assert_eq!(sent(&emulated), 0);
@@ -274,6 +276,27 @@ fn what_the_host_changes_is_sent_and_nothing_else() {
     ask(&mut executor, &mut store, 1).unwrap();
     assert_eq!(sent(&emulated), 1);
     assert!(store.bytes() > 0 && store.device_bytes() == 3 * 256);
+}
+
+// As where the processor evaluates what a GPU trains.
+#[test]
+fn what_a_program_of_the_processor_reads_is_not_sent_again() {
+    if !is_there() {
+        return;
+    }
+    let (emulated, device) = emulated(Order::new(false, false));
+    let (mut b, mut store) = (Builder::new(), Store::new());
+    let slot = store.add("w", &[6, 4], random(&[6, 4], 1).values);
+    store.freeze(slot);
+    let w = b.persistent(&store, slot);
+    let squares = b.sum_squares(w).unwrap();
+    b.output("squares", squares);
+    let mut there = on(&device, &b).unwrap();
+    there.run(&mut store).unwrap();
+    cpu::Executor::new(&b, Arc::new(Pool::single())).run(&mut store);
+    emulated.calls();
+    there.run(&mut store).unwrap();
+    assert_eq!(sent(&emulated), 0);
 }
 
 #[test]
