@@ -1,5 +1,6 @@
 //! Building a program: ops in order, and one copy of what is computed twice.
 
+use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -53,9 +54,32 @@ pub struct Builder {
     /// Values that are means over all ranks.
     pub(crate) agreed: BTreeSet<Value>,
     persistent: BTreeMap<Slot, Value>,
-    known: BTreeMap<(String, Vec<Value>), Vec<Value>>,
+    /// Results of the ops that are there.
+    known: BTreeMap<Computation, Vec<Value>>,
     pub(crate) eager: bool,
     part: &'static str,
+}
+
+/// What an op computes: two of one are one.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Computation {
+    /// Two types may have one name.
+    op: TypeId,
+    settings: String,
+    inputs: Vec<Value>,
+    /// What its result is added to.
+    into: Option<Value>,
+}
+
+impl Computation {
+    fn of<O: Op + 'static>(op: &O, inputs: &[Value], into: Option<Value>) -> Self {
+        Self {
+            op: TypeId::of::<O>(),
+            settings: format!("{op:?}"),
+            inputs: inputs.to_vec(),
+            into,
+        }
+    }
 }
 
 /// What the time of gradient ops counts as, whatever they are gradients of.
@@ -164,7 +188,7 @@ impl Builder {
     /// When its inputs do not fit together.
     pub fn op(&mut self, op: impl Op + 'static, inputs: &[Value]) -> Result<Vec<Value>> {
         let pure = op.writes(inputs.len()).is_empty();
-        let key = (format!("{op:?}"), inputs.to_vec());
+        let key = Computation::of(&op, inputs, None);
         if pure && let Some(outputs) = self.known.get(&key) {
             return Ok(outputs.clone());
         }
@@ -196,9 +220,7 @@ impl Builder {
         inputs: &[Value],
         into: Value,
     ) -> Result<Value> {
-        let mut operands = inputs.to_vec();
-        operands.push(into);
-        let key = (format!("onto the last: {op:?}"), operands);
+        let key = Computation::of(&op, inputs, Some(into));
         if let Some(outputs) = self.known.get(&key) {
             return Ok(outputs[0]);
         }
@@ -215,14 +237,7 @@ impl Builder {
     ) -> Result<Vec<Value>> {
         let types: Vec<&Type> = inputs.iter().map(|&input| self.ty(input)).collect();
         let output_types = op.outputs(&types)?;
-        for &input in &inputs[op.writes(inputs.len())] {
-            if let Home::Persistent(slot) = self.homes[input.index()]
-                && self.frozen.contains(&slot)
-            {
-                let reason = format!("writes to {}, which is frozen", self.ty(input));
-                return Err(BuildError::new(op.name(), reason));
-            }
-        }
+        self.check_written(&*op, inputs)?;
         for (target, ty) in into.iter().zip(&output_types) {
             if let Some(target) = *target
                 && self.ty(target) != ty
@@ -245,6 +260,35 @@ impl Builder {
             part: if self.eager { BACKWARD } else { self.part },
         });
         Ok(outputs)
+    }
+
+    /// Checks that what an op writes to is a tensor of the store that is not frozen, and that it is one of the inputs once: two writers,
+    /// or one beside a reader, would make of it whatever comes first.
+    fn check_written(&self, op: &dyn Op, inputs: &[Value]) -> Result<()> {
+        let written = op.writes(inputs.len());
+        if written.is_empty() {
+            return Ok(());
+        }
+        let mut sorted = inputs.to_vec();
+        sorted.sort_unstable();
+        let refuse = |input, why| {
+            let reason = format!("writes to {}, which {why}", self.ty(input));
+            Err(BuildError::new(op.name(), reason))
+        };
+        for &input in &inputs[written] {
+            let first = sorted.partition_point(|&other| other < input);
+            match self.homes[input.index()] {
+                Home::Persistent(slot) if self.frozen.contains(&slot) => {
+                    return refuse(input, "is frozen");
+                }
+                Home::Persistent(_) if sorted.get(first + 1) == Some(&input) => {
+                    return refuse(input, "it is given twice");
+                }
+                Home::Persistent(_) => (),
+                Home::Input | Home::Node(_) => return refuse(input, "is not in the store"),
+            }
+        }
+        Ok(())
     }
 
     /// The same values, made by other nodes: what each output is made by follows from them.
@@ -301,8 +345,11 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::{Executor, Pool};
-    use crate::ops::{Halt, MatMul};
+    use crate::cpu::{Executor, Frame, Pool};
+    use crate::cuda::Lowering;
+    use crate::gradients::Gradients;
+    use crate::op::NodeView;
+    use crate::ops::{Constant, Halt, MatMul};
 
     fn matrix() -> (Builder, Value) {
         let mut b = Builder::new();
@@ -330,6 +377,66 @@ mod tests {
         distinct.extend(others);
         distinct.dedup();
         assert_eq!((distinct.len(), b.nodes.len()), (4, 4));
+    }
+
+    /// Adds a private op, `Same`, that makes `$value` of nothing.
+    macro_rules! same {
+        ($b:expr, $value:literal) => {{
+            #[derive(Debug)]
+            struct Same;
+            impl Op for Same {
+                fn name(&self) -> &'static str {
+                    "same"
+                }
+                fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
+                    Ok(vec![Type::scalar()])
+                }
+                fn gradient(&self, _: &NodeView<'_>, _: &mut Gradients<'_>) -> Result<()> {
+                    Ok(())
+                }
+                fn run(&self, frame: &mut Frame<'_>) {
+                    frame.output(0).0.fill($value);
+                }
+                fn cuda(&self, to: &mut Lowering<'_>) {
+                    Constant {
+                        value: $value,
+                        dims: Vec::new(),
+                    }
+                    .cuda(to);
+                }
+            }
+            $b.op1(Same, &[]).unwrap()
+        }};
+    }
+
+    #[test]
+    fn ops_of_one_name_and_two_types_are_two_values() {
+        let mut b = Builder::new();
+        let values = [same!(b, 1.0), same!(b, 2.0)];
+        for (name, value) in ["one", "two"].into_iter().zip(values) {
+            b.output(name, value);
+        }
+        let (mut executor, mut store) = (Executor::new(&b, Arc::new(Pool::single())), Store::new());
+        executor.run(&mut store);
+        let found = ["one", "two"].map(|name| executor.scalar_output(name, &store).to_bits());
+        assert_eq!(found, [1f32, 2.0].map(f32::to_bits));
+    }
+
+    #[test]
+    fn what_an_op_writes_to_is_in_the_store_and_given_once() {
+        let (mut b, mut store) = (Builder::new(), Store::new());
+        let slot = store.zeros("halt", &[2]);
+        let halt = b.persistent(&store, slot);
+        let input = b.input("input", &Type::f32(&[2])).unwrap();
+        let mut refused = |halt, norms: &[Value]| b.halt(halt, norms).unwrap_err().to_string();
+        assert_eq!(
+            refused(halt, &[input, halt]),
+            "halt: writes to f32 [2], which it is given twice"
+        );
+        assert_eq!(
+            refused(input, &[]),
+            "halt: writes to f32 [2], which is not in the store"
+        );
     }
 
     #[test]

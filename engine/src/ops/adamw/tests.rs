@@ -181,6 +181,44 @@ fn a_group_is_updated_in_few_launches() {
 }
 
 #[test]
+fn an_update_takes_each_tensor_once() {
+    let (mut b, mut store) = (Builder::new(), Store::new());
+    let [w, m, v, other_w, other_m, other_v] = ["w", "m", "v", "w2", "m2", "v2"].map(|name| {
+        let slot = store.zeros(name, &[3]);
+        b.persistent(&store, slot)
+    });
+    let gradient = b.input("gradient", &Type::f32(&[3])).unwrap();
+    let norms = b.gradient_norm(&[gradient]).unwrap();
+    let op = AdamW::new(&mut b);
+    let of = |parameter, first, second| AdamWOperands {
+        parameter,
+        first,
+        second,
+        gradient,
+    };
+    for on in [
+        vec![of(w, m, m)],
+        vec![of(w, m, v), of(w, other_m, other_v)],
+        vec![of(w, m, v), of(other_w, other_m, v)],
+        vec![AdamWOperands {
+            gradient: w,
+            ..of(w, m, v)
+        }],
+    ] {
+        let refused = b.adamw(op, &on, norms, &[]).map_err(|e| e.to_string());
+        let reason = "adamw: writes to f32 [3], which it is given twice";
+        assert_eq!(refused, Err(reason.to_owned()), "{on:?}");
+    }
+    b.adamw(
+        op,
+        &[of(w, m, v), of(other_w, other_m, other_v)],
+        norms,
+        &[],
+    )
+    .unwrap();
+}
+
+#[test]
 fn tensors_of_an_update_are_of_one_type() {
     let (mut b, mut store) = (Builder::new(), Store::new());
     let mut value = |name, len| {
