@@ -107,11 +107,12 @@ fn mean_count(counts: &[f32], rows: usize) -> f32 {
     (total / rows as f64) as f32
 }
 
-/// `x^p`. The exponents 0, 1 and 2 need no logarithm.
+/// `x^p`, NaN where `x` is NaN. The exponents 0, 1 and 2 need no logarithm.
 #[inline(always)]
 fn power(x: &mut [f32], p: f32) {
     if p.to_bits() == 0f32.to_bits() {
-        x.fill(1.0);
+        x.iter_mut()
+            .for_each(|x| *x = if x.is_nan() { *x } else { 1.0 });
     } else if p.to_bits() == 2f32.to_bits() {
         x.iter_mut().for_each(|x| *x *= *x);
     } else if p.to_bits() != 1f32.to_bits() {
@@ -300,7 +301,11 @@ fn lower_grad(gates: Gates, z: f32, gradient: f32) -> f32 {
             } else {
                 0.0
             };
-            let inside = if z <= 1.0 { gradient } else { 0.0 };
+            let inside = if z <= 1.0 {
+                gradient
+            } else {
+                unless_nan(z, 0.0)
+            };
             if z <= 0.0 { below } else { inside }
         }
         _ => gradient * upper_slope(gates, z),
@@ -361,10 +366,16 @@ fn upper_slope(gates: Gates, z: f32) -> f32 {
                 - 1.0;
         }
     };
-    let outside = if z > 1.0 { above } else { 0.0 };
+    let outside = unless_nan(z, if z > 1.0 { above } else { 0.0 });
     if (0.0..=1.0).contains(&z) {
         1.0
     } else {
         outside
     }
+}
+
+/// `value`, or NaN where `z` is: a bad logit has no slope, and whoever looks for numbers that are not finite finds it.
+#[inline(always)]
+fn unless_nan(z: f32, value: f32) -> f32 {
+    if z.is_nan() { z } else { value }
 }

@@ -2,6 +2,9 @@
 enum { GATES_LEAKY_HARD, GATES_HARD, GATES_UPPER_LEAKY_HARD, GATES_NORMAL, GATES_SWISH_HARD };
 enum { NOISE_NONE, NOISE_DRAWN, NOISE_GIVEN };
 
+// NaN where `z` is: a bad logit has no slope, and whoever looks for numbers that are not finite finds it.
+DEVICE float unless_nan(float z, float value) { return z == z ? value : z; }
+
 template <int GATES> DEVICE float upper(float z) {
     if (GATES == GATES_NORMAL) {
         return logistic(z);
@@ -23,7 +26,7 @@ template <int GATES> DEVICE float upper_slope(float z) {
         return rise + 10.0f * z * rise * (1.0f - rise) + fall - 10.0f * (z - 1.0f) * fall * (1.0f - fall) - 1.0f;
     }
     float outside = GATES != GATES_HARD && z > 1.0f ? 0.01f : 0.0f;
-    return z >= 0.0f && z <= 1.0f ? 1.0f : outside;
+    return z >= 0.0f && z <= 1.0f ? 1.0f : unless_nan(z, outside);
 }
 
 template <int GATES> DEVICE float lower(float z) {
@@ -38,7 +41,7 @@ template <int GATES> DEVICE float lower_grad(float z, float gradient) {
     if (z <= 0.0f) {
         return gradient < 0.0f ? 0.01f * gradient : 0.0f;
     }
-    return z <= 1.0f ? gradient : 0.0f;
+    return z <= 1.0f ? gradient : unless_nan(z, 0.0f);
 }
 
 // What the penalty raises to a power, and its slope: the smooth sigmoid counts as zero where it dips below.
@@ -51,8 +54,10 @@ template <int GATES> DEVICE float penalised_slope(float z) {
     return upper<GATES>(z) < 0.0f ? 0.0f : upper_slope<GATES>(z);
 }
 
-// The exponents 0, 1 and 2 need no logarithm.
-DEVICE float power(float x, float p) { return p == 0.0f ? 1.0f : p == 1.0f ? x : p == 2.0f ? x * x : powf(x, p); }
+// NaN where `x` is NaN. The exponents 0, 1 and 2 need no logarithm.
+DEVICE float power(float x, float p) {
+    return p == 0.0f ? unless_nan(x, 1.0f) : p == 1.0f ? x : p == 2.0f ? x * x : powf(x, p);
+}
 
 template <i64 COLUMNS, int NOISE, u32 WHAT>
 DEVICE Four noisy(In<u32> parameters, In<float> given, i64 row, i64 column, Four z) {

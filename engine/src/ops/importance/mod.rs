@@ -25,6 +25,7 @@
 //!
 //! The clamps have slope 1 at both of their borders. The gradient of `s_c` with respect to `z` is
 //! `p (upper(z) + eps)^(p - 1) upper'(z)`. Everything is f32: near zero the penalty's slope reaches 1e8.
+//! What comes of a logit that is NaN is NaN: importance, sum, and gradient.
 //!
 //! Source: `clamp` conventions and the sign rule are those of the reference implementation; the SPD paper's lower sigmoid
 //! is `0.01 z` below zero instead.
@@ -229,7 +230,8 @@ mod tests {
 
     use super::*;
     use crate::Store;
-    use crate::cpu::{Executor, Pool};
+    use crate::cpu::{Executor, Pool, StepParameters};
+    use crate::cuda::tests::replay;
     use crate::ops::oracle::{Sample, close, random};
 
     /// Importances, sums and `dz` at `z`, for gradients `gg` of the importances and `gs` of the sums.
@@ -424,6 +426,76 @@ mod tests {
             executor.output("s", &store),
             executor.output("plain", &store)
         );
+    }
+
+    #[test]
+    fn a_logit_that_is_nan_stays_so_in_values_and_gradients() {
+        let values = vec![-1.0, f32::NAN, 0.5, 2.0];
+        for kind in [
+            Gates::LeakyHard,
+            Gates::Hard,
+            Gates::UpperLeakyHard,
+            Gates::Normal,
+            Gates::SwishHard,
+        ] {
+            let (mut b, mut store) = (Builder::new(), Store::new());
+            let z = store.add("z", &[1, 4], values.clone());
+            let gradients = [-3.0, 0.0, 3.0].map(|gradient| {
+                let slot = store.add(format!("{gradient}"), &[1, 4], vec![gradient; 4]);
+                b.persistent(&store, slot)
+            });
+            let ones = store.add("ones", &[4], vec![1.0; 4]);
+            let [z, ones] = [z, ones].map(|slot| b.persistent(&store, slot));
+            let mut parameters = StepParameters::default();
+            for p in [0.0, 0.3, 1.0, 1.7, 2.0] {
+                let forward = ImportanceGates {
+                    gates: kind,
+                    noise: LogitNoise::None,
+                    exponent: Some(b.step_scalar(&p.to_string())),
+                    alive: 0.0,
+                };
+                parameters.scalars.push(p);
+                let found = b.importance_gates(forward, z, None).unwrap();
+                b.output(format!("importance {p}"), found.importance);
+                b.output(format!("sums {p}"), found.power_sums);
+                let grad = |of_sums: bool| ImportanceGatesGrad {
+                    forward,
+                    of_importance: !of_sums,
+                    of_sums,
+                };
+                for (index, gradient) in gradients.into_iter().enumerate() {
+                    let dz = b.op1(grad(false), &[z, gradient]).unwrap();
+                    b.output(format!("gradient {p} {index}"), dz);
+                }
+                let dz = b.op1(grad(true), &[z, ones]).unwrap();
+                b.output(format!("gradient of sums {p}"), dz);
+            }
+            let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+            executor.parameters = parameters.clone();
+            executor.run(&mut store);
+            let names: Vec<String> = executor.output_names().map(str::to_owned).collect();
+            let mut all: Vec<(String, Vec<f32>)> = names
+                .into_iter()
+                .map(|name| {
+                    (
+                        format!("{name} on the CPU"),
+                        executor.output(&name, &store).to_vec(),
+                    )
+                })
+                .collect();
+            if let Some((device, found)) = replay(&b, &store, &[], &parameters) {
+                let outputs = found.into_iter().take(all.len());
+                all.extend(outputs.map(|(name, values)| (format!("{name} {device}"), values)));
+            }
+            for (name, found) in all {
+                let nan = found.iter().map(|x| x.is_nan()).collect::<Vec<_>>();
+                assert_eq!(
+                    nan,
+                    [false, true, false, false],
+                    "{kind:?} {name}: {found:?}"
+                );
+            }
+        }
     }
 
     // By hand: a row longer than a tile, then rows that share one.
