@@ -66,6 +66,8 @@ pub enum Made {
 struct Terms {
     products: Vec<Term>,
     biases: Vec<Value>,
+    /// The values that are not made for them: the wide one, and those that it is the sum of.
+    bypassed: Vec<Value>,
 }
 
 /// `a B`, or `(s a) B`.
@@ -82,7 +84,11 @@ impl Builder {
     /// `x W + bias`, in the order that costs less.
     pub(crate) fn product(&mut self, x: Value, right: Right, bias: Option<Value>) -> Result<Value> {
         match self.cheaper(x, right) {
-            Some(terms) => self.through(&terms, right, bias, None),
+            Some(terms) => {
+                let y = self.through(&terms, right, bias, None)?;
+                self.bypass(terms.bypassed, y);
+                Ok(y)
+            }
             None => self.multiply(x, right, bias, None),
         }
     }
@@ -92,13 +98,16 @@ impl Builder {
         let transposed = false;
         let right = Right { w, transposed };
         match self.cheaper(x, right) {
-            Some(terms) if terms.biases.is_empty() => {
-                self.through(&terms, right, None, Some(route))
-            }
-            // Nothing adds one row to packed ones.
             Some(terms) => {
-                let y = self.through(&terms, right, None, None)?;
-                self.pack_rows(y, route)
+                let y = if terms.biases.is_empty() {
+                    self.through(&terms, right, None, Some(route))?
+                } else {
+                    // Nothing adds one row to packed ones.
+                    let y = self.through(&terms, right, None, None)?;
+                    self.pack_rows(y, route)?
+                };
+                self.bypass(terms.bypassed, y);
+                Ok(y)
             }
             None => self.routed((x, None), w, Some(route), None),
         }
@@ -202,6 +211,7 @@ impl Builder {
         let mut seen = 0..MOST_PARTS;
         while let Some(part) = parts.pop() {
             seen.next()?;
+            terms.bypassed.push(part);
             let mut term = |a, route, right, share| {
                 terms.products.push(Term {
                     a,
@@ -217,9 +227,11 @@ impl Builder {
                     terms.biases.extend(bias);
                 }
                 Made::Site { h, u, with } => {
-                    let Made::Product { a, right, bias } = self.made(with.clean?)? else {
+                    let clean = with.clean?;
+                    let Made::Product { a, right, bias } = self.made(clean)? else {
                         return None;
                     };
+                    terms.bypassed.push(clean);
                     if bias != with.bias {
                         return None;
                     }
@@ -277,7 +289,8 @@ mod tests {
                 random(&turned([30, 5], second), 4),
                 random(&[5], 5),
             ];
-            let mut oracle = Oracle::new(&point);
+            // A product of weights, and a product with it (seen: 4.2).
+            let mut oracle = Oracle::new(&point).roundings(5.0);
             if !inner {
                 oracle = oracle.constant(2);
             }
@@ -487,6 +500,65 @@ mod tests {
         b.output("seen", seen);
         let names: Vec<&str> = order(&b).iter().map(|&n| b.nodes[n].op.name()).collect();
         assert_eq!(names, ["matmul", "matmul", "matmul", "relu"]);
+    }
+
+    // Where nothing else reads them, there is nothing to take a gradient of; where something does, that would be a part of it.
+    #[test]
+    fn a_gradient_of_what_is_not_made_is_refused() {
+        for read_too in [false, true] {
+            let mut b = Builder::new();
+            let [a, first, second, w] = [
+                ("a", [40, 3]),
+                ("first", [3, 30]),
+                ("second", [3, 30]),
+                ("w", [30, 2]),
+            ]
+            .map(|(name, dims)| b.input(name, &Type::f32(&dims)).unwrap());
+            let [p, q] = [first, second].map(|right| b.matmul(a, right).unwrap());
+            let x = b.add(p, q).unwrap();
+            let y = b.matmul(x, w).unwrap();
+            let through = b.sum_squares(y).unwrap();
+            let mut losses = vec![(1.0, through)];
+            let of_x = b.sum_squares(x).unwrap();
+            if read_too {
+                losses.push((1.0, of_x));
+            }
+            let loss = b.weighted_sum(&losses).unwrap();
+            for (value, op) in [(x, "add"), (p, "matmul"), (q, "matmul")] {
+                let refused = b.gradients(loss, &[w, value]).map_err(|e| e.to_string());
+                let reason = format!(
+                    "gradients: f32 [40, 30] of {op} is multiplied without being made, and has no gradient of its own; ask for those of what it is made of"
+                );
+                assert_eq!(refused, Err(reason));
+                // A loss that only reads it as it is.
+                assert!(b.gradients(of_x, &[value]).unwrap()[0].is_some());
+            }
+            let all = b.gradients(loss, &[a, first, second, w, y]).unwrap();
+            assert!(all.iter().all(Option::is_some));
+        }
+    }
+
+    // The first product reads what the second makes, and neither is made.
+    #[test]
+    fn a_gradient_of_what_is_not_made_for_what_is_not_made_is_refused() {
+        let mut b = Builder::new();
+        let mut input = |name: &str, dims| b.input(name, &Type::f32(dims)).unwrap();
+        let [a, wide, narrow, other, w] = [
+            input("a", &[40, 3]),
+            input("wide", &[3, 30]),
+            input("narrow", &[30, 20]),
+            input("other", &[20, 20]),
+            input("w", &[20, 2]),
+        ];
+        let x = b.matmul(a, wide).unwrap();
+        let y = b.matmul(x, narrow).unwrap();
+        let z = b.matmul(y, w).unwrap();
+        let loss = b.sum_squares(z).unwrap();
+        for value in [x, y] {
+            assert!(b.gradients(loss, &[value]).is_err());
+        }
+        let unread = b.matmul(y, other).unwrap();
+        assert_eq!(b.gradients(loss, &[unread]), Ok(vec![None]));
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub struct Builder {
     pub(crate) frozen: BTreeSet<Slot>,
     /// Values that are means over all ranks.
     pub(crate) agreed: BTreeSet<Value>,
+    /// Per value, the products that were written in another order, and depend on it without reading it.
+    bypassed: BTreeMap<Value, BTreeSet<Value>>,
     persistent: BTreeMap<Slot, Value>,
     /// Results of the ops that are there.
     known: BTreeMap<Computation, Vec<Value>>,
@@ -314,6 +316,46 @@ impl Builder {
             self.homes[output.index()] = Home::Node(self.nodes.len());
         }
         self.nodes.push(node);
+    }
+
+    /// Says that `product` depends on values that it does not read.
+    pub(crate) fn bypass(&mut self, values: Vec<Value>, product: Value) {
+        for value in values {
+            self.bypassed.entry(value).or_default().insert(product);
+        }
+    }
+
+    /// Whether each value depends on one of `of`: what the ops from `first` on make of them. No gradient passes through a constant.
+    pub(crate) fn dependants(
+        &self,
+        of: impl IntoIterator<Item = Value>,
+        first: usize,
+    ) -> Vec<bool> {
+        let mut depends = vec![false; self.types.len()];
+        for value in of {
+            depends[value.index()] = true;
+        }
+        for node in &self.nodes[first..] {
+            let mut operands = node.inputs.iter().chain(node.into.iter().flatten());
+            if !node.op.is_constant() && operands.any(|v| depends[v.index()]) {
+                for output in &node.outputs {
+                    depends[output.index()] = true;
+                }
+            }
+        }
+        depends
+    }
+
+    /// Whether `value` depends on `wanted` by products that do not read it.
+    pub(crate) fn bypasses(&self, wanted: Value, value: Value) -> bool {
+        let mut products: BTreeSet<Value> = BTreeSet::new();
+        let mut bypassed = vec![wanted];
+        // A product that does not read a value may itself not be read by the next.
+        while let Some(value) = bypassed.pop() {
+            let by = self.bypassed.get(&value).into_iter().flatten();
+            bypassed.extend(by.filter(|&&product| products.insert(product)));
+        }
+        !products.is_empty() && self.dependants(products, 0)[value.index()]
     }
 
     /// Lets the op that makes `value` be `op`, on the same inputs: its results are those that there are, and one more, which is

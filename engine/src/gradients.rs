@@ -25,7 +25,8 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// When `loss` is no scalar, or an op on the way has no gradient.
+    /// When `loss` is no scalar, an op on the way has no gradient, or products were written in another order than by way of one of
+    /// `wrt`.
     pub fn gradients(&mut self, loss: Value, wrt: &[Value]) -> Result<Vec<Option<Value>>> {
         if !self.ty(loss).dims.is_empty() {
             let reason = format!("the loss must be a scalar, found {}", self.ty(loss));
@@ -44,9 +45,16 @@ impl Builder {
         upstream: Value,
         wrt: &[Value],
     ) -> Result<Vec<Option<Value>>> {
-        let mut wanted = vec![false; self.types.len()];
-        for value in wrt {
-            wanted[value.index()] = true;
+        if let Some(&unmade) = wrt.iter().find(|&&wanted| self.bypasses(wanted, value)) {
+            let made_by = match self.homes[unmade.index()] {
+                Home::Node(node) => self.nodes[node].op.name(),
+                Home::Persistent(_) | Home::Input => unreachable!("a product reads what is given"),
+            };
+            let reason = format!(
+                "{} of {made_by} is multiplied without being made, and has no gradient of its own; ask for those of what it is made of",
+                self.ty(unmade)
+            );
+            return Err(BuildError::new("gradients", reason));
         }
         // Nothing before the first of them depends on any: an adversary's hundredth step looks at itself alone.
         let first = wrt.iter().map(|value| match self.homes[value.index()] {
@@ -54,14 +62,7 @@ impl Builder {
             Home::Persistent(_) | Home::Input => 0,
         });
         let first = first.min().unwrap_or(self.nodes.len());
-        for node in &self.nodes[first..] {
-            let mut operands = node.inputs.iter().chain(node.into.iter().flatten());
-            if !node.op.is_constant() && operands.any(|v| wanted[v.index()]) {
-                for output in &node.outputs {
-                    wanted[output.index()] = true;
-                }
-            }
-        }
+        let wanted = self.dependants(wrt.iter().copied(), first);
         let last = match self.homes[value.index()] {
             Home::Node(last) if wanted[value.index()] => last,
             _ => return Ok(vec![None; wrt.len()]),
