@@ -56,7 +56,7 @@ pub fn redraw(run_dir: &Path, threads: usize) -> Result<Redrawn, Fault> {
         )));
     };
     let sources = data::open(&run)?;
-    let pool = Arc::new(Pool::new(threads));
+    let pool = Arc::new(Pool::new(threads)?);
     let processor = Processor::Cpu(Arc::clone(&pool));
     pool.enter(|| {
         let mut store = Store::new();

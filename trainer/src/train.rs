@@ -535,7 +535,7 @@ mod tests {
     /// Trains in a directory until a stop is asked for at the given question, counted from 0. How many questions there were,
     /// and how it ended.
     fn trained(run: &Run, (dir, lock): (&Path, &Lock), stop_at: u64) -> (u64, Outcome) {
-        let processor = Processor::Cpu(Arc::new(Pool::new(1)));
+        let processor = Processor::Cpu(Arc::new(Pool::single()));
         let sources = data::open(run).unwrap();
         let mut store = Store::new();
         let decomposition = Decomposition::new(run, &mut store).unwrap();
@@ -548,6 +548,8 @@ mod tests {
             checkpoint: run.checkpoint,
             log: run.log,
             config: "",
+            made_of: &[],
+            is_kept: false,
             progress: None,
         };
         let asked = Cell::new(0);
