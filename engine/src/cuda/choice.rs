@@ -203,7 +203,7 @@ fn time(device: &Arc<Device>, program: Program) -> Result<Option<f32>, Fault> {
     let trial = Trial {
         numbers,
         arena,
-        module: device.driver().load(&program.source, &program.kernels)?,
+        module: device.driver().load(&program)?,
         device,
         program,
     };
@@ -306,6 +306,6 @@ impl Trial<'_> {
 impl Drop for Trial<'_> {
     fn drop(&mut self) {
         // SAFETY: what was launched is waited for, or the device is lost.
-        unsafe { self.device.driver().unload(self.module.handle) };
+        unsafe { self.device.driver().unload(&self.module) };
     }
 }

@@ -1,60 +1,85 @@
-//! Kernels compiled by NVRTC for one architecture, once for each source: what was compiled is kept on disk under the hash of
-//! everything it depends on.
+//! Kernels compiled by NVRTC for one architecture, each by itself and once: machine code is kept on disk under the hash of the
+//! source, the architecture and the options.
 #![expect(unsafe_code, reason = "NVRTC is a C library")]
 
 use std::ffi::{CStr, CString, c_char};
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
-use std::sync::Mutex;
 
 use cudarc::nvrtc::{result, sys};
+use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::Fault;
 use super::libraries::Library;
+use super::program::Kernel;
 
 /// Beside the architecture. Every template is made for its constants, which leaves some of its lines without a purpose (128).
-const OPTIONS: [&str; 3] = ["--std=c++20", "--diag-suppress=128", "--ptxas-options=-v"];
+const OPTIONS: [&str; 2] = ["--std=c++20", "--diag-suppress=128"];
+
+/// Asks for registers and memory of each kernel.
+#[cfg(test)]
+const EXPLAIN: &str = "--ptxas-options=-v";
 
 /// What became of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Compiled {
     /// Machine code.
     pub(crate) cubin: Vec<u8>,
-    /// What the compiler says of registers and memory; empty when it was not asked this time.
-    pub(crate) log: String,
+    /// It was compiled before, and kept.
+    pub(crate) was_kept: bool,
 }
 
 /// Machine code of `source` for an architecture like `sm_90`, from the directory `cache` if it is there, and left there if
-/// not.
+/// not. What is kept is taken whichever NVRTC compiled it, so a cache that was filled on another machine does without any.
 ///
 /// # Errors
 ///
-/// When there is no NVRTC, or it refuses. A cache that cannot be read or written is done without.
+/// When it is to be compiled and there is no NVRTC, or that refuses. A cache that cannot be read or written is done without.
 pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<Compiled, Fault> {
-    let nvrtc = Library::Nvrtc.found().ok_or_else(|| {
-        Fault::new(format!(
-            "{} was not found: {}",
-            Library::Nvrtc.files()[0],
-            Library::Nvrtc.remedy()
-        ))
-    })?;
-    let version = nvrtc.version.as_deref().unwrap_or_default();
-    let key = [arch, version, &OPTIONS.join(" "), source].join("\n");
+    let key = [arch, &OPTIONS.join(" "), source].join("\n");
     let path = cache.map(|cache| cache.join(format!("{:032x}.cubin", xxh3_128(key.as_bytes()))));
     if let Some(cubin) = path.as_deref().and_then(kept) {
         return Ok(Compiled {
             cubin,
-            log: String::new(),
+            was_kept: true,
         });
     }
-    let compiled = ask(source, arch)?;
+    let (cubin, _) = ask(source, arch, &OPTIONS)?;
     if let Some(path) = path {
         // Without it, the next start compiles again.
-        let _ = keep(&path, &compiled.cubin);
+        let _ = keep(&path, &cubin);
     }
-    Ok(compiled)
+    Ok(Compiled {
+        cubin,
+        was_kept: false,
+    })
+}
+
+/// The same for each of some kernels, on all threads of the pool.
+pub(crate) fn compile_all(
+    kernels: &[Kernel],
+    arch: &str,
+    cache: Option<&Path>,
+) -> Result<Vec<Compiled>, Fault> {
+    let compiled = kernels.par_iter();
+    let compiled = compiled.map(|kernel| {
+        let refused = |fault| Fault::new(format!("{fault}, in {}", kernel.call));
+        compile(&kernel.alone().1, arch, cache).map_err(refused)
+    });
+    compiled.collect()
+}
+
+/// Machine code of `source`, and what the compiler says of the registers and memory of its kernels.
+#[cfg(test)]
+pub(crate) fn explained(source: &str, arch: &str) -> Result<(Vec<u8>, String), Fault> {
+    /// One at a time, so that messages stay apart.
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    ask(source, arch, &[&OPTIONS[..], &[EXPLAIN]].concat())
 }
 
 /// What was kept whole: behind its hash.
@@ -86,12 +111,14 @@ pub(super) fn write_whole(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
     fs::rename(&own, path)
 }
 
-fn ask(source: &str, arch: &str) -> Result<Compiled, Fault> {
-    /// One compilation at a time, so that messages stay apart.
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
+fn ask(source: &str, arch: &str, how: &[&str]) -> Result<(Vec<u8>, String), Fault> {
+    if Library::Nvrtc.found().is_none() {
+        return Err(Fault::new(format!(
+            "{} was not found: {}",
+            Library::Nvrtc.files()[0],
+            Library::Nvrtc.remedy()
+        )));
+    }
     let failed = |what: &str, error: result::NvrtcError| {
         Fault::new(format!("NVRTC cannot {what} for {arch}: {error:?}"))
     };
@@ -99,7 +126,7 @@ fn ask(source: &str, arch: &str) -> Result<Compiled, Fault> {
     let program = result::create_program(&text, Some(c"program.cu"))
         .map_err(|error| failed("start", error))?;
     let mut options = vec![format!("--gpu-architecture={arch}")];
-    options.extend(OPTIONS.map(str::to_owned));
+    options.extend(how.iter().map(|&option| option.to_owned()));
     // SAFETY: `program` was created above and lives until `destroy_program`.
     unsafe {
         let outcome = result::compile_program(program, &options);
@@ -116,7 +143,7 @@ fn ask(source: &str, arch: &str) -> Result<Compiled, Fault> {
             }
         };
         let _ = result::destroy_program(program);
-        compiled.map(|cubin| Compiled { cubin, log })
+        compiled.map(|cubin| (cubin, log))
     }
 }
 

@@ -7,7 +7,7 @@
 
 use super::Fault;
 use super::product::Product;
-use super::program::Kernel;
+use super::program::{Kernel, Program};
 use crate::value::DType;
 
 /// What is put on one stream is done in order; streams run beside each other.
@@ -65,7 +65,8 @@ pub(crate) struct Factors {
 /// Kernels of a program, ready to be launched.
 #[derive(Debug, Clone)]
 pub(crate) struct Module {
-    pub(crate) handle: u64,
+    /// What holds them on the device.
+    pub(crate) handles: Vec<u64>,
     /// In the order in which they were asked for.
     pub(crate) functions: Vec<u64>,
 }
@@ -133,15 +134,15 @@ pub(crate) trait Driver: Send + Sync {
     /// Both stretches of memory live until it is done, and the host leaves its own alone.
     unsafe fn copy(&self, stream: Stream, transfer: Transfer) -> Result<(), Fault>;
 
-    /// Compiles a source and loads its kernels.
-    fn load(&self, source: &str, kernels: &[Kernel]) -> Result<Module, Fault>;
+    /// Compiles the kernels of a program and loads them.
+    fn load(&self, program: &Program) -> Result<Module, Fault>;
 
     /// Unloads kernels.
     ///
     /// # Safety
     ///
     /// None of them runs, or is part of a graph that will be launched.
-    unsafe fn unload(&self, module: u64);
+    unsafe fn unload(&self, module: &Module);
 
     /// Puts a kernel on the stream of programs.
     ///
@@ -154,6 +155,7 @@ pub(crate) trait Driver: Send + Sync {
         kernel: &Kernel,
         blocks: [usize; 2],
         arguments: &[Argument],
+        words: &[u32],
     ) -> Result<(), Fault>;
 
     /// Puts a product on the stream of programs.

@@ -103,7 +103,7 @@ impl Loaded {
             numbers: device.allocate(numbers, "the numbers of a step")?,
             inputs: Inputs::new(device, program)?,
             done: device.event()?,
-            module: device.driver().load(&program.source, &program.kernels)?,
+            module: device.driver().load(program)?,
             device: Arc::clone(device),
         })
     }
@@ -120,7 +120,7 @@ impl Drop for Loaded {
         // Nothing may run in memory that is given back.
         let _ = self.wait();
         // SAFETY: its last replay is over, and its graph goes with it.
-        unsafe { self.device.driver().unload(self.module.handle) };
+        unsafe { self.device.driver().unload(&self.module) };
     }
 }
 
@@ -563,11 +563,12 @@ pub(super) unsafe fn put(
                 kernel,
                 blocks,
                 operands,
+                words,
             } => {
                 let arguments: Vec<Argument> = operands.iter().map(argument).collect();
                 let function = module.functions[*kernel];
                 let kernel = &program.kernels[*kernel];
-                driver.launch(function, kernel, *blocks, &arguments)
+                driver.launch(function, kernel, *blocks, &arguments, words)
             }
             Step::Product(placed) => driver.multiply(
                 &placed.product,

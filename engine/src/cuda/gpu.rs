@@ -12,12 +12,12 @@ use cudarc::driver::sys::{
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 
 use super::Fault;
-use super::compiler::compile;
+use super::compiler::compile_all;
 use super::cublaslt::{Addresses, CublasLt, WORKSPACE};
 use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
 use super::libraries;
 use super::product::Product;
-use super::program::Kernel;
+use super::program::{Kernel, Program};
 
 fn failed(what: &str) -> impl Fn(DriverError) -> Fault {
     move |error| Fault::new(format!("the GPU cannot {what}: {error:?}"))
@@ -243,16 +243,21 @@ impl Driver for Gpu {
         .map_err(failed(what))
     }
 
-    fn load(&self, source: &str, kernels: &[Kernel]) -> Result<Module, Fault> {
-        let compiled = compile(source, &self.arch, self.cache.as_deref())?;
+    fn load(&self, program: &Program) -> Result<Module, Fault> {
+        let kernels = &program.kernels;
+        let compiled = compile_all(kernels, &self.arch, self.cache.as_deref())?;
         let load = failed("load the kernels");
         self.bind("load the kernels")?;
-        // SAFETY: a whole cubin.
-        let module =
-            unsafe { result::module::load_data(compiled.cubin.as_ptr().cast()) }.map_err(&load)?;
-        let mut functions = Vec::with_capacity(kernels.len());
-        for kernel in kernels {
-            let name = std::ffi::CString::new(kernel.name.as_str()).expect("a name of ours");
+        let mut loaded = Module {
+            handles: Vec::with_capacity(kernels.len()),
+            functions: Vec::with_capacity(kernels.len()),
+        };
+        for (kernel, compiled) in kernels.iter().zip(compiled) {
+            let cubin = compiled.cubin;
+            // SAFETY: a whole cubin.
+            let module =
+                unsafe { result::module::load_data(cubin.as_ptr().cast()) }.map_err(&load)?;
+            let name = std::ffi::CString::new(kernel.alone().0).expect("a name of ours");
             // SAFETY: the module was just loaded.
             let function = unsafe { result::module::get_function(module, name) }.map_err(&load)?;
             // What a kernel declares counts too, so what it is given is named even where it is little.
@@ -263,18 +268,18 @@ impl Driver for Gpu {
                 unsafe { result::function::set_function_attribute(function, most, bytes) }
                     .map_err(failed("give a block its shared memory"))?;
             }
-            functions.push(number(function));
+            loaded.handles.push(number(module));
+            loaded.functions.push(number(function));
         }
-        Ok(Module {
-            handle: number(module),
-            functions,
-        })
+        Ok(loaded)
     }
 
-    unsafe fn unload(&self, module: u64) {
+    unsafe fn unload(&self, module: &Module) {
         if self.bind("").is_ok() {
-            // SAFETY: the caller's promise.
-            let _ = unsafe { result::module::unload(pointer(module)) };
+            for &handle in &module.handles {
+                // SAFETY: the caller's promise.
+                let _ = unsafe { result::module::unload(pointer(handle)) };
+            }
         }
     }
 
@@ -284,16 +289,18 @@ impl Driver for Gpu {
         kernel: &Kernel,
         [x, y]: [usize; 2],
         arguments: &[Argument],
+        words: &[u32],
     ) -> Result<(), Fault> {
         self.bind(&kernel.call)?;
         let mut addresses: Vec<u64> = arguments.iter().map(|a| a.address).collect();
-        let mut arguments: Vec<*mut c_void> = addresses
-            .iter_mut()
-            .map(|address| std::ptr::from_mut(address).cast())
-            .collect();
+        let mut words = words.to_vec();
+        let addresses = addresses.iter_mut();
+        let addresses = addresses.map(|address| std::ptr::from_mut(address).cast());
+        let words = words.iter_mut().map(|word| std::ptr::from_mut(word).cast());
+        let mut arguments: Vec<*mut c_void> = addresses.chain(words).collect();
         let size = |count: usize| c_uint::try_from(count).expect("a grid of a device");
-        // SAFETY: every kernel takes one pointer an operand, in this order (`program::parameter`); the rest is the caller's
-        // promise.
+        // SAFETY: every kernel takes one pointer an operand, in this order, then its words (`program::parameter`); the rest is the
+        // caller's promise.
         unsafe {
             result::launch_kernel(
                 pointer(function),

@@ -80,9 +80,11 @@ impl Operand {
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
     pub(crate) source: Source,
-    /// The call of the kernel's function, with its constants; operand `i` is `a<i>`.
+    /// The call of the kernel's function, with its constants; operand `i` is `a<i>`, word `i` is `w<i>`.
     pub(crate) call: String,
     pub(crate) operands: Vec<Operand>,
+    /// Numbers that are given at each launch, so that launches which differ in nothing else share a kernel.
+    pub(crate) words: Vec<u32>,
     pub(crate) blocks: [usize; 2],
     pub(crate) threads: usize,
     /// Bytes of shared memory beside what the kernel declares.
@@ -105,6 +107,8 @@ pub(crate) enum Argument {
     F32(f32),
     F64(f64),
     Int(usize),
+    /// A number that is given at the launch and is no part of the kernel.
+    Word(u32),
     /// In the place of f32s that are not there.
     Nothing,
     /// The members of a structure, or the elements of an array.
@@ -259,6 +263,7 @@ impl<'a> Lowering<'a> {
                 source,
                 call,
                 operands: Vec::new(),
+                words: Vec::new(),
                 blocks: [1, 1],
                 threads: THREADS,
                 shared: 0,
@@ -406,7 +411,7 @@ impl Pending<'_, '_> {
             lowering,
             mut launch,
         } = self;
-        let call = list(arguments, &mut launch.operands);
+        let call = list(arguments, &mut launch.operands, &mut launch.words);
         write!(launch.call, "({call})").expect("strings grow");
         assert!(launch.operands.len() <= MOST_OPERANDS, "{}", launch.call);
         if launch.blocks.iter().all(|&blocks| blocks > 0) {
@@ -415,8 +420,8 @@ impl Pending<'_, '_> {
     }
 }
 
-/// Arguments as they are written; operands get the next numbers.
-fn list(arguments: &[Argument], operands: &mut Vec<Operand>) -> String {
+/// Arguments as they are written; operands and words get the next numbers.
+fn list(arguments: &[Argument], operands: &mut Vec<Operand>, words: &mut Vec<u32>) -> String {
     let mut text = String::new();
     for (index, argument) in arguments.iter().enumerate() {
         if index > 0 {
@@ -432,8 +437,12 @@ fn list(arguments: &[Argument], operands: &mut Vec<Operand>) -> String {
             Argument::F32(value) => format!("f32({:#x}u)", value.to_bits()),
             Argument::F64(value) => format!("f64({:#x}ull)", value.to_bits()),
             Argument::Int(value) => value.to_string(),
+            Argument::Word(value) => {
+                words.push(*value);
+                format!("w{}", words.len() - 1)
+            }
             Argument::Nothing => "In<float>()".to_owned(),
-            Argument::List(arguments) => format!("{{{}}}", list(arguments, operands)),
+            Argument::List(arguments) => format!("{{{}}}", list(arguments, operands, words)),
         };
         text += &rest;
     }

@@ -429,9 +429,10 @@ struct Sources {
 };
 
 // Operands that are not there have no rows.
-template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, u32 WHAT, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE>
+template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE>
 struct Site {
     In<u32> parameters;
+    u32 what;
     In<float> importance, given, delta, route;
 
     DEVICE_MEMBER Sources at(i64 row, i64 column) const {
@@ -443,7 +444,7 @@ struct Site {
             s.r = load<COLUMNS>(given, GIVEN_ROWS == 1 ? 0 : row, column);
         }
         if (DRAW == DRAW_UNIFORM || DRAW == DRAW_COIN) {
-            s.r = uniforms(parameters, row, column, WHAT);
+            s.r = uniforms(parameters, row, column, what);
         }
         if (DRAW == DRAW_COIN) {
             s.r = map([&](int k) { return s.r.v[k] < 0.5f ? 0.0f : 1.0f; });

@@ -79,6 +79,7 @@ pub(crate) enum Step {
         kernel: usize,
         blocks: [usize; 2],
         operands: Vec<Placed>,
+        words: Vec<u32>,
     },
     Product(Box<PlacedProduct>),
     Copy {
@@ -120,6 +121,26 @@ pub(crate) struct Kernel {
     pub(crate) shared: usize,
     /// The call that it makes, to be told by.
     pub(crate) call: String,
+    /// What it is beside its name.
+    definition: String,
+    source: Source,
+}
+
+impl Kernel {
+    /// Function that it calls; what profilers show behind `spd_`.
+    pub(crate) fn function(&self) -> &str {
+        self.call.split(['<', '(']).next().unwrap_or_default()
+    }
+
+    /// Name and CUDA C++ of this kernel and no other: the same text whichever program it is part of.
+    pub(crate) fn alone(&self) -> (String, String) {
+        let Self {
+            source, definition, ..
+        } = self;
+        let name = format!("spd_{}", self.function());
+        let text = format!("{PRELUDE}\n{}\nKERNEL({name}, {definition})\n", source.text);
+        (name, text)
+    }
 }
 
 /// A whole program.
@@ -222,6 +243,7 @@ impl Program {
                         kernel: writer.kernel(launch),
                         blocks: launch.blocks,
                         operands: launch.operands.iter().map(|&o| placed(o)).collect(),
+                        words: launch.words.clone(),
                     },
                     Command::Product(product) => Step::Product(Box::new(PlacedProduct {
                         product: *product,
@@ -326,12 +348,10 @@ struct Writer {
 
 impl Writer {
     fn kernel(&mut self, launch: &Launch) -> usize {
-        let parameters: Vec<String> = launch
-            .operands
-            .iter()
-            .enumerate()
-            .map(|(index, operand)| parameter(index, operand))
-            .collect();
+        let operands = launch.operands.iter().enumerate();
+        let operands = operands.map(|(index, operand)| parameter(index, operand));
+        let words = (0..launch.words.len()).map(|index| format!("u32 w{index}"));
+        let parameters: Vec<String> = operands.chain(words).collect();
         let parameters = parameters.join(", ");
         let definition = format!("{}, ({parameters}), {}", launch.threads, launch.call);
         let key = format!("{definition} {}", launch.shared);
@@ -342,13 +362,16 @@ impl Writer {
             self.sources.push(launch.source);
         }
         let index = self.kernels.len();
-        let name = format!("kernel_{index}");
+        let function = launch.call.split(['<', '(']).next().unwrap_or_default();
+        let name = format!("spd_{function}_{index}");
         writeln!(self.text, "KERNEL({name}, {definition})").expect("strings grow");
         self.kernels.push(Kernel {
             name,
             threads: launch.threads,
             shared: launch.shared,
             call: launch.call.clone(),
+            definition,
+            source: launch.source,
         });
         self.definitions.insert(key, index);
         index

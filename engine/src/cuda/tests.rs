@@ -3,11 +3,11 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use super::compiler::compile;
+use super::compiler::{compile, compile_all, explained};
 use super::emulated::{Emulated, Operand, Order, is_there};
 use super::exhibition::{EVEN, Exhibition, LARGE, RAGGED, Sizes};
 use super::libraries::Library;
-use super::program::Program;
+use super::program::{Kernel, Program};
 use super::{Arena, Device, Fault};
 use crate::builder::Builder;
 use crate::cpu::{Executor, Pool, StepParameters};
@@ -274,15 +274,10 @@ pub(crate) fn compiles_within_its_budget(program: &Program) {
         return;
     }
     for arch in ["sm_80", "sm_90", "sm_90a"] {
-        let compiled = compile(&program.source, arch, None).unwrap();
-        assert!(compiled.cubin.starts_with(b"\x7fELF"), "{arch}");
-        let uses = uses(&compiled.log);
-        assert_eq!(
-            uses.len(),
-            program.kernels.len(),
-            "{arch}\n{}",
-            compiled.log
-        );
+        let (cubin, log) = explained(&program.source, arch).unwrap();
+        assert!(cubin.starts_with(b"\x7fELF"), "{arch}");
+        let uses = uses(&log);
+        assert_eq!(uses.len(), program.kernels.len(), "{arch}\n{log}");
         for used in uses {
             let kernel = program.kernels.iter().find(|k| k.name == used.kernel);
             let kernel = kernel.expect("a kernel of the program");
@@ -306,6 +301,27 @@ fn every_kernel_compiles_within_its_budget() {
     }
 }
 
+/// Each kernel by itself, as a GPU gets it.
+#[test]
+fn a_kernel_compiles_without_the_others() {
+    if Library::Nvrtc.found().is_none() {
+        println!("no NVRTC: no kernel was compiled by itself");
+        return;
+    }
+    let mut exhibition = Exhibition::new(EVEN, false);
+    exhibition.b.precision = Precision::Bf16;
+    let program = Program::new(&exhibition.b, |_, _| true);
+    let compiled = compile_all(&program.kernels, "sm_90", None).unwrap();
+    for (kernel, compiled) in program.kernels.iter().zip(compiled) {
+        let (name, _) = kernel.alone();
+        let names = compiled.cubin.windows(name.len());
+        assert!(
+            names.into_iter().any(|text| text == name.as_bytes()),
+            "{name}"
+        );
+    }
+}
+
 #[test]
 fn a_program_compiled_before_is_not_compiled_again() {
     if Library::Nvrtc.found().is_none() {
@@ -314,13 +330,12 @@ fn a_program_compiled_before_is_not_compiled_again() {
     }
     let cache = std::env::temp_dir().join(format!("spd-cubins-{}", std::process::id()));
     let source = "extern \"C\" __global__ void nothing() {}";
-    let first = compile(source, "sm_90", Some(&cache)).unwrap();
-    // Nothing was compiled where nothing is said.
-    let second = compile(source, "sm_90", Some(&cache)).unwrap();
-    assert!(!first.log.is_empty() && second.log.is_empty());
+    let compile = |arch| compile(source, arch, Some(&cache)).unwrap();
+    let (first, second) = (compile("sm_90"), compile("sm_90"));
+    assert!(!first.was_kept && second.was_kept);
     assert_eq!(first.cubin, second.cubin);
-    let other = compile(source, "sm_80", Some(&cache)).unwrap();
-    assert!(!other.log.is_empty() && other.cubin != first.cubin);
+    let other = compile("sm_80");
+    assert!(!other.was_kept && other.cubin != first.cubin);
     // A damaged file counts as none.
     for file in std::fs::read_dir(&cache).unwrap() {
         let file = std::fs::OpenOptions::new()
@@ -328,8 +343,8 @@ fn a_program_compiled_before_is_not_compiled_again() {
             .open(file.unwrap().path());
         file.unwrap().set_len(100).unwrap();
     }
-    let third = compile(source, "sm_90", Some(&cache)).unwrap();
-    assert!(!third.log.is_empty() && third.cubin.len() == first.cubin.len());
+    let third = compile("sm_90");
+    assert!(!third.was_kept && third.cubin.len() == first.cubin.len());
     std::fs::remove_dir_all(&cache).unwrap();
 }
 
@@ -358,9 +373,7 @@ fn every_kernel_is_exhibited() {
     exhibition.b.precision = Precision::Bf16;
     let [products, sites] = [false, true].map(|one| Program::new(&exhibition.b, |_, _| one));
     let kernels = products.kernels.iter().chain(&sites.kernels);
-    let launched: Vec<&str> = kernels
-        .filter_map(|kernel| kernel.call.split(['<', '(']).next())
-        .collect();
+    let launched: Vec<&str> = kernels.map(Kernel::function).collect();
     // Parts of kernels.
     let parts = [
         "load_tile",

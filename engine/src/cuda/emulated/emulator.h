@@ -372,6 +372,8 @@ struct Span {
 };
 
 template <class T> T from_span(Span span) { return {(decltype(T::start))span.start, span.len, span.accesses}; }
+// A number in the place of a length.
+template <> unsigned from_span<unsigned>(Span span) { return (unsigned)span.len; }
 
 template <class... Parameters, size_t... AT>
 static void call(void (*kernel)(Parameters...), const Span *spans, std::index_sequence<AT...>) {

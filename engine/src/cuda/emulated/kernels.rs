@@ -33,6 +33,17 @@ pub(super) struct Span {
     pub(super) accesses: *mut u64,
 }
 
+impl Span {
+    /// A number that is no operand.
+    pub(super) fn of_word(word: u32) -> Self {
+        Self {
+            start: std::ptr::null_mut(),
+            len: u64::from(word),
+            accesses: std::ptr::null_mut(),
+        }
+    }
+}
+
 type Run = unsafe extern "C" fn(*const Span, u32, u32, c_int, *mut u64) -> *const c_char;
 
 /// What one launch reads and writes, in elements.

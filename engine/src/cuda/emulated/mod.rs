@@ -30,7 +30,7 @@ use work::{Work, Worker};
 use super::Fault;
 use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
 use super::product::Product;
-use super::program::Kernel;
+use super::program::{Kernel, Program};
 
 /// What the host asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -295,8 +295,8 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    fn load(&self, source: &str, kernels: &[Kernel]) -> Result<Module, Fault> {
-        let compiled = Kernels::new(source);
+    fn load(&self, program: &Program) -> Result<Module, Fault> {
+        let compiled = Kernels::new(&program.source);
         let compiled = compiled.ok_or_else(|| Fault::new("g++ was not found"))?;
         let compiled = Arc::new(compiled);
         let mut state = self.state();
@@ -304,18 +304,18 @@ impl Driver for Emulated {
         let handle = state.handle();
         state.functions.insert(handle, compiled);
         Ok(Module {
-            handle,
-            functions: vec![handle; kernels.len()],
+            handles: vec![handle],
+            functions: vec![handle; program.kernels.len()],
         })
     }
 
-    unsafe fn unload(&self, module: u64) {
+    unsafe fn unload(&self, module: &Module) {
         let mut state = self.state();
         state.finish();
-        state
-            .functions
-            .remove(&module)
-            .expect("kernels that are there");
+        for handle in &module.handles {
+            let removed = state.functions.remove(handle);
+            removed.expect("kernels that are there");
+        }
     }
 
     unsafe fn launch(
@@ -324,6 +324,7 @@ impl Driver for Emulated {
         kernel: &Kernel,
         blocks: [usize; 2],
         arguments: &[Argument],
+        words: &[u32],
     ) -> Result<(), Fault> {
         let mut state = self.state();
         state.called(Call::Launch)?;
@@ -332,6 +333,7 @@ impl Driver for Emulated {
             kernel: kernel.clone(),
             blocks,
             arguments: arguments.to_vec(),
+            words: words.to_vec(),
         };
         state.put(Stream::Programs, Item::Do(work));
         Ok(())

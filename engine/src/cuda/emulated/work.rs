@@ -19,6 +19,7 @@ pub(super) enum Work {
         kernel: Kernel,
         blocks: [usize; 2],
         arguments: Vec<Argument>,
+        words: Vec<u32>,
     },
     Multiply(Box<(Product, Factors)>),
     Agree(Vec<Argument>),
@@ -84,7 +85,8 @@ impl Worker {
                 kernel,
                 blocks,
                 arguments,
-            } => self.launch(kernels, kernel, *blocks, arguments),
+                words,
+            } => self.launch(kernels, kernel, *blocks, (arguments, words)),
             Work::Multiply(multiplied) => self.multiply(&multiplied.0, &multiplied.1),
             Work::Agree(values) => self.agree(values),
         }
@@ -112,7 +114,7 @@ impl Worker {
         kernels: &Kernels,
         kernel: &Kernel,
         blocks: [usize; 2],
-        arguments: &[Argument],
+        (arguments, words): (&[Argument], &[u32]),
     ) {
         assert!(kernel.threads <= 1024 && kernel.threads.is_multiple_of(32));
         let mut accesses = vec![0; arguments.len()];
@@ -121,12 +123,13 @@ impl Worker {
             .iter()
             .zip(counts)
             .map(|(argument, count)| self.span(argument, count))
+            .chain(words.iter().map(|&word| Span::of_word(word)))
             .collect();
         match kernels.launch(&kernel.name, blocks, &spans, self.backwards) {
             Ok(shared) => self.shared = self.shared.max(shared),
             Err(message) => panic!("{}: {message}", kernel.call),
         }
-        let function = kernel.call.split(['<', '(']).next().unwrap_or_default();
+        let function = kernel.function();
         self.took(function);
         let operands = arguments.iter().zip(accesses);
         let operands = operands.map(|(argument, accesses)| Operand {

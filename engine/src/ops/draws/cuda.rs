@@ -9,29 +9,29 @@ const KERNELS: Source = Source {
 pub(super) fn uniform(op: &Uniform, to: &mut Lowering<'_>) {
     let (parameters, y) = (to.parameters(), to.output(0));
     let (rows, columns) = (y.len / op.columns, op.columns);
-    let constants = [
-        rows.into(),
-        columns.into(),
-        op.stream.word().into(),
-        op.shared.into(),
-    ];
+    let constants = [rows.into(), columns.into(), op.shared.into()];
     to.kernel(KERNELS, "uniform_rows", &constants)
         .fours(rows, columns)
-        .launch(&[parameters.into(), y.into()]);
+        .launch(&[
+            parameters.into(),
+            Argument::Word(op.stream.word()),
+            y.into(),
+        ]);
 }
 
 pub(super) fn bernoulli(op: &Bernoulli, to: &mut Lowering<'_>) {
     let (parameters, y) = (to.parameters(), to.output(0));
-    let constants = [op.rows.into(), op.stream.word().into()];
-    to.kernel(KERNELS, "bernoulli", &constants)
+    let what = Argument::Word(op.stream.word());
+    to.kernel(KERNELS, "bernoulli", &[op.rows.into()])
         .threads_over(op.rows)
-        .launch(&[parameters.into(), y.into(), op.probability.into()]);
+        .launch(&[parameters.into(), what, y.into(), op.probability.into()]);
 }
 
 pub(super) fn uniform_subsets(op: &UniformSubsets, to: &mut Lowering<'_>) {
-    let mut arguments: Vec<Argument> = vec![to.parameters().into()];
+    let what = Argument::Word(op.stream.word());
+    let mut arguments: Vec<Argument> = vec![to.parameters().into(), what];
     arguments.extend((0..op.sites).map(|site| Argument::from(to.output(site))));
-    let constants = [op.rows.into(), op.sites.into(), op.stream.word().into()];
+    let constants = [op.rows.into(), op.sites.into()];
     to.kernel(KERNELS, "uniform_subsets", &constants)
         .threads_over(op.rows)
         .launch(&arguments);

@@ -1,30 +1,30 @@
 // A draw a column; of one row that all share, the draws of row 0 of the whole batch.
-template <i64 ROWS, i64 COLUMNS, u32 WHAT, bool SHARED_ROW> DEVICE void uniform_rows(In<u32> parameters, Out<float> y) {
+template <i64 ROWS, i64 COLUMNS, bool SHARED_ROW> DEVICE void uniform_rows(In<u32> parameters, u32 what, Out<float> y) {
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         i64 number = SHARED_ROW ? row - (i64)parameters[3] : row;
-        store<COLUMNS>(y, row, column, uniforms(parameters, number, column, WHAT));
+        store<COLUMNS>(y, row, column, uniforms(parameters, number, column, what));
     });
 }
 
-template <i64 ROWS, u32 WHAT> DEVICE void bernoulli(In<u32> parameters, Out<float> y, float probability) {
+template <i64 ROWS> DEVICE void bernoulli(In<u32> parameters, u32 what, Out<float> y, float probability) {
     i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (row < ROWS) {
-        y[row] = uniform_at(parameters, row, 0, WHAT) < probability ? 1.0f : 0.0f;
+        y[row] = uniform_at(parameters, row, 0, what) < probability ? 1.0f : 0.0f;
     }
 }
 
 // A site is in when fewer sites than the size of the subset have a smaller number: counted, for each of them. A number
 // that equals the largest one still in is in too, as there are then no more smaller ones.
-template <i64 ROWS, int SITES, u32 WHAT, class... Routes> DEVICE void uniform_subsets(In<u32> parameters, Routes... routes) {
+template <i64 ROWS, int SITES, class... Routes> DEVICE void uniform_subsets(In<u32> parameters, u32 what, Routes... routes) {
     i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= ROWS) {
         return;
     }
     float numbers[SITES];
     for (int site = 0; site < SITES; ++site) {
-        numbers[site] = uniform_at(parameters, row, 1 + site, WHAT);
+        numbers[site] = uniform_at(parameters, row, 1 + site, what);
     }
-    float others = floorf(uniform_at(parameters, row, 0, WHAT) * (float)SITES);
+    float others = floorf(uniform_at(parameters, row, 0, what) * (float)SITES);
     Out<float> all[SITES] = {routes...};
     for (int site = 0; site < SITES; ++site) {
         int smaller = 0;

@@ -6,8 +6,8 @@ const KERNELS: Source = Source {
     text: include_str!("kernel.cu"),
 };
 
-/// The pair of sigmoids, the noise, its word, and the exponent's index, as the kernels number them.
-fn numbers(op: &ImportanceGates) -> [Constant; 4] {
+/// The pair of sigmoids, the noise, and the exponent's index, as the kernels number them; and the noise's word.
+fn numbers(op: &ImportanceGates) -> ([Constant; 3], Argument) {
     let gates = match op.gates {
         Gates::LeakyHard => 0,
         Gates::Hard => 1,
@@ -21,7 +21,7 @@ fn numbers(op: &ImportanceGates) -> [Constant; 4] {
         LogitNoise::Given => (2, 0),
     };
     let exponent = op.exponent.map_or(Constant::from(-1), scalar);
-    [gates.into(), noise.into(), word.into(), exponent]
+    ([gates.into(), noise.into(), exponent], Argument::Word(word))
 }
 
 pub(super) fn value(op: &ImportanceGates, to: &mut Lowering<'_>) {
@@ -32,10 +32,12 @@ pub(super) fn value(op: &ImportanceGates, to: &mut Lowering<'_>) {
     let parts = to.scratch(count * columns);
     let counts = to.scratch(count * columns.div_ceil(128));
     let sizes = [rows, columns, stretch].map(Constant::from);
-    let constants = [&sizes[..], &numbers(op)[..]].concat();
+    let (numbers, what) = numbers(op);
+    let constants = [&sizes[..], &numbers[..]].concat();
     let g = to.output(0);
     let operands = [to.parameters(), z, given, g, parts.out(), counts.out()];
-    let arguments = [&operands.map(Argument::from)[..], &[op.alive.into()]].concat();
+    let numbers = [what, op.alive.into()];
+    let arguments = [&operands.map(Argument::from)[..], &numbers].concat();
     to.kernel(KERNELS, "importance_gates", &constants)
         .blocks(columns.div_ceil(128), count)
         .launch(&arguments);
@@ -66,8 +68,9 @@ pub(super) fn gradient(op: &ImportanceGatesGrad, to: &mut Lowering<'_>) {
         of_sums,
         to.output(0),
     ];
-    let arguments = operands.map(Argument::from);
-    let constants = [&sizes[..], &numbers(&op.forward)[..], &wants[..]].concat();
+    let (numbers, what) = numbers(&op.forward);
+    let arguments = [&operands.map(Argument::from)[..], &[what]].concat();
+    let constants = [&sizes[..], &numbers[..], &wants[..]].concat();
     to.kernel(KERNELS, "importance_gates_grad", &constants)
         .fours(rows, columns)
         .launch(&arguments);

@@ -59,19 +59,19 @@ DEVICE float power(float x, float p) {
     return p == 0.0f ? unless_nan(x, 1.0f) : p == 1.0f ? x : p == 2.0f ? x * x : powf(x, p);
 }
 
-template <i64 COLUMNS, int NOISE, u32 WHAT>
-DEVICE Four noisy(In<u32> parameters, In<float> given, i64 row, i64 column, Four z) {
+template <i64 COLUMNS, int NOISE>
+DEVICE Four noisy(In<u32> parameters, u32 what, In<float> given, i64 row, i64 column, Four z) {
     if (NOISE == NOISE_NONE) {
         return z;
     }
-    Four u = NOISE == NOISE_DRAWN ? uniforms(parameters, row, column, WHAT) : load<COLUMNS>(given, row, column);
+    Four u = NOISE == NOISE_DRAWN ? uniforms(parameters, row, column, what) : load<COLUMNS>(given, row, column);
     return map([&](int k) { return fmaf(1.05f, z.v[k], -0.05f * u.v[k]); });
 }
 
 // Importances, and in the same pass the power sums of a stretch of rows and the number of active components: a thread has four columns of every eighth row.
-template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int GATES, int NOISE, u32 WHAT, int EXPONENT>
+template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int GATES, int NOISE, int EXPONENT>
 DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, Out<float> g, Out<float> parts, Out<float> counts,
-                             float alive) {
+                             u32 what, float alive) {
     SHARED(float, sums, 8 * 132);
     int lane = threadIdx.x % 32, line = threadIdx.x / 32;
     i64 column = ((i64)blockIdx.x * 32 + lane) * 4;
@@ -82,7 +82,7 @@ DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, O
     i64 end = ((i64)blockIdx.y + 1) * STRETCH;
     for (i64 row = (i64)blockIdx.y * STRETCH + line; row < end && row < ROWS && column < COLUMNS; row += 8) {
         Four logit = load<COLUMNS>(z, row, column);
-        Four with = noisy<COLUMNS, NOISE, WHAT>(parameters, given, row, column, logit);
+        Four with = noisy<COLUMNS, NOISE>(parameters, what, given, row, column, logit);
         Four importance = map([&](int k) { return lower<GATES>(with.v[k]); });
         store<COLUMNS>(g, row, column, importance);
         for (int k = 0; k < 4; ++k) {
@@ -110,15 +110,15 @@ DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, O
     }
 }
 
-template <i64 ROWS, i64 COLUMNS, int GATES, int NOISE, u32 WHAT, int EXPONENT, bool OF_G, bool OF_SUMS, bool ADD>
+template <i64 ROWS, i64 COLUMNS, int GATES, int NOISE, int EXPONENT, bool OF_G, bool OF_SUMS, bool ADD>
 DEVICE void importance_gates_grad(In<u32> parameters, In<float> z, In<float> given, In<float> of_g, In<float> of_sums,
-                                  OutFloats auto dz) {
+                                  OutFloats auto dz, u32 what) {
     float p = EXPONENT < 0 ? 1.0f : scalar(parameters, EXPONENT);
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         Four logit = load<COLUMNS>(z, row, column), total = fill(0.0f);
         if (OF_G) {
             Four up = load<COLUMNS>(of_g, row, column);
-            Four with = noisy<COLUMNS, NOISE, WHAT>(parameters, given, row, column, logit);
+            Four with = noisy<COLUMNS, NOISE>(parameters, what, given, row, column, logit);
             const float scale = NOISE == NOISE_NONE ? 1.0f : 1.05f;
             total = map([&](int k) { return scale * lower_grad<GATES>(with.v[k], up.v[k]); });
         }

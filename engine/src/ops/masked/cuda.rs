@@ -8,8 +8,8 @@ const KERNELS: Source = Source {
     text: include_str!("kernel.cu"),
 };
 
-/// The settings of a mask as the kernels number them.
-fn numbers(op: &Masked) -> [Constant; 3] {
+/// The settings of a mask as the kernels number them, and the word of its draws.
+fn numbers(op: &Masked) -> ([Constant; 2], u32) {
     let draw = |draw: Draw| match draw {
         Draw::Uniform(stream) => (1, stream.word()),
         Draw::Coin(stream) => (2, stream.word()),
@@ -22,7 +22,7 @@ fn numbers(op: &Masked) -> [Constant; 3] {
         Mask::Rounded(_) => (3, (0, 0)),
         Mask::Ones => (4, (0, 0)),
     };
-    [mask.into(), draw.into(), word.into()]
+    ([mask.into(), draw.into()], word)
 }
 
 fn threshold(op: &Masked) -> f32 {
@@ -38,6 +38,7 @@ pub(in crate::ops) struct MaskOperands {
     given: Option<Operand>,
     delta: Option<Operand>,
     route: Option<Operand>,
+    word: u32,
     /// The op's first input behind them.
     pub(in crate::ops) end: usize,
     pub(in crate::ops) constants: Vec<Constant>,
@@ -60,15 +61,22 @@ impl MaskOperands {
         let deltas = at.delta.map_or(0, |index| to.ty(index).len());
         let rest = [given_rows.into(), deltas.into(), op.route.into()];
         let all = [at.importance, at.given, at.delta, at.route];
+        let (numbers, word) = numbers(op);
         Self {
+            word,
             importance: input(at.importance),
             given: input(at.given),
             delta: input(at.delta),
             route: input(at.route),
             end: first + 1 + all.into_iter().flatten().count(),
-            constants: [&numbers(op)[..], &rest[..]].concat(),
+            constants: [&numbers[..], &rest[..]].concat(),
             threshold: threshold(op),
         }
+    }
+
+    /// What kernels take first: the numbers of the step, and the word of the mask's draws.
+    pub(in crate::ops) fn parameters(&self, to: &Lowering<'_>) -> Vec<Argument> {
+        vec![to.parameters().into(), Argument::Word(self.word)]
     }
 
     pub(in crate::ops) fn arguments(&self) -> [Argument; 4] {
@@ -107,7 +115,7 @@ impl Site {
 
 pub(super) fn value(op: &Masked, to: &mut Lowering<'_>) {
     let site = Site::new(op, 0, to);
-    let mut arguments: Vec<Argument> = vec![to.parameters().into()];
+    let mut arguments = site.mask.parameters(to);
     arguments.extend(site.arguments());
     arguments.push(to.output(0).into());
     arguments.push(site.mask.threshold.into());
@@ -137,7 +145,8 @@ pub(super) fn gradient(op: &MaskedGrad, to: &mut Lowering<'_>) {
         let want = |gradient: Gradient| gradient.map_or(0, |(_, add)| if add { 2 } else { 1 });
         let mut constants = site.constants.clone();
         constants.extend(each.map(|gradient| Constant::from(want(gradient))));
-        let mut arguments: Vec<Argument> = vec![to.parameters().into(), gh.into()];
+        let mut arguments = site.mask.parameters(to);
+        arguments.push(gh.into());
         arguments.extend(site.arguments());
         arguments.extend(each.map(|gradient| Argument::from(gradient.map_or(any, |g| g.0))));
         arguments.push(site.mask.threshold.into());

@@ -1,7 +1,7 @@
-template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, u32 WHAT, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE>
-DEVICE void masked(In<u32> parameters, InFloats auto a, In<float> importance, In<float> given, In<float> delta,
+template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE>
+DEVICE void masked(In<u32> parameters, u32 what, InFloats auto a, In<float> importance, In<float> given, In<float> delta,
                    In<float> route, OutFloats auto h, float threshold) {
-    Site<ROWS, COLUMNS, MASK, DRAW, WHAT, GIVEN_ROWS, DELTAS, ROUTE> site = {parameters, importance, given, delta, route};
+    Site<ROWS, COLUMNS, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE> site = {parameters, what, importance, given, delta, route};
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         Four x = load<COLUMNS>(a, row, column), m = site.mask(site.at(row, column), threshold);
         store<COLUMNS>(h, row, column, map([&](int k) { return x.v[k] * m.v[k]; }));
@@ -9,12 +9,12 @@ DEVICE void masked(In<u32> parameters, InFloats auto a, In<float> importance, In
 }
 
 // Gradients of the activation, the importance and draws that are given at each position; what nobody wants is not there.
-template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, u32 WHAT, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE, int WANT_A,
+template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE, int WANT_A,
           int WANT_G, int WANT_R>
-DEVICE void masked_grad(In<u32> parameters, InFloats auto gh, InFloats auto a, In<float> importance, In<float> given,
+DEVICE void masked_grad(In<u32> parameters, u32 what, InFloats auto gh, InFloats auto a, In<float> importance, In<float> given,
                         In<float> delta, In<float> route, OutFloats auto of_a, OutFloats auto of_g, OutFloats auto of_r,
                         float threshold) {
-    Site<ROWS, COLUMNS, MASK, DRAW, WHAT, GIVEN_ROWS, DELTAS, ROUTE> site = {parameters, importance, given, delta, route};
+    Site<ROWS, COLUMNS, MASK, DRAW, GIVEN_ROWS, DELTAS, ROUTE> site = {parameters, what, importance, given, delta, route};
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         Sources s = site.at(row, column);
         Four up = load<COLUMNS>(gh, row, column);

@@ -52,7 +52,8 @@ pub(super) fn site(op: &Site, to: &mut Lowering<'_>) {
         vec![0usize.into(), 0usize.into()],
     ]
     .concat();
-    let mut arguments: Vec<Argument> = vec![to.parameters().into(), x.clone(), v, u, x];
+    let mut arguments = mask.parameters(to);
+    arguments.extend([x.clone(), v, u, x]);
     arguments.extend(mask.arguments());
     arguments.extend([clean, bias].map(Argument::from));
     // Nothing is written to the other two.
@@ -84,7 +85,8 @@ pub(super) fn gradient(op: &SiteGrad, to: &mut Lowering<'_>) {
     constants.extend(mask.constants.clone());
     constants.extend([false, false].map(Constant::from));
     constants.extend(wanted.map(|want| Constant::from(want.map_or(0, |(_, want)| want))));
-    let mut arguments: Vec<Argument> = vec![to.parameters().into(), g, u, v, x.into()];
+    let mut arguments = mask.parameters(to);
+    arguments.extend([g, u, v, x.into()]);
     arguments.extend(mask.arguments());
     arguments.extend([Argument::Nothing, Argument::Nothing]);
     arguments.extend(wanted.map(|want| Argument::from(want.map_or(any, |(out, _)| out))));
@@ -111,7 +113,8 @@ pub(super) fn sums(op: &SiteSums, to: &mut Lowering<'_>) {
     let mut constants = constants(sizes, tile, op.back);
     constants.push(stretch.into());
     constants.extend(mask.constants.clone());
-    let mut arguments: Vec<Argument> = vec![to.parameters().into(), a, first, z];
+    let mut arguments = mask.parameters(to);
+    arguments.extend([a, first, z]);
     arguments.extend(mask.arguments());
     arguments.push(parts.out().into());
     arguments.push(mask.threshold.into());

@@ -6,7 +6,7 @@ use spd_draws::{Purpose, Stream};
 
 use crate::builder::Builder;
 use crate::cpu::{self, Pool, StepParameters};
-use crate::cuda::compiler::compile;
+use crate::cuda::compiler::explained;
 use crate::cuda::emulated::{Emulated, Order, is_there};
 use crate::cuda::libraries::Library;
 use crate::cuda::program::Program;
@@ -346,9 +346,9 @@ fn kernels_of_sites_compile_within_their_budget() {
         let made = square(d).build(false);
         let program = Program::of(&stored(&made.b), |_, _| true);
         for arch in ["sm_80", "sm_90", "sm_90a"] {
-            let compiled = compile(&program.source, arch, None).unwrap();
+            let (_, log) = explained(&program.source, arch).unwrap();
             let mut sites = 0;
-            for used in uses(&compiled.log) {
+            for used in uses(&log) {
                 let kernel = program.kernels.iter().find(|k| k.name == used.kernel);
                 let kernel = kernel.expect("a kernel of the program");
                 if !kernel.call.starts_with("site_rows") && !kernel.call.starts_with("site_sums") {
