@@ -4,10 +4,11 @@
 use std::ffi::{c_uint, c_void};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{
     CUdevice_attribute, CUevent_flags, CUevent_wait_flags, CUfunction_attribute,
-    CUgraphInstantiate_flags, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 
@@ -33,18 +34,42 @@ fn pointer<T>(number: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(usize::try_from(number).expect("addresses have 64 bits"))
 }
 
-/// A GPU that is open.
+/// A GPU that is open. Its parts are dropped in this order: what needs the context goes before it.
 pub(super) struct Gpu {
-    context: Arc<CudaContext>,
+    products: Mutex<CublasLt>,
+    workspace: Workspace,
     programs: Arc<CudaStream>,
     inputs: Arc<CudaStream>,
     staging: Arc<CudaStream>,
     agreements: Arc<CudaStream>,
-    products: Mutex<CublasLt>,
-    workspace: u64,
+    /// Where new memory is filled with zeros: a capture of programs does not see it.
+    zeros: Arc<CudaStream>,
+    context: Arc<CudaContext>,
     arch: String,
     cache: Option<PathBuf>,
 }
+
+/// Memory that matrix products keep aside.
+struct Workspace {
+    address: u64,
+    context: Arc<CudaContext>,
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: allocated in `Gpu::open`; no product runs any more.
+            let _ = unsafe { result::free_sync(self.address) };
+        }
+    }
+}
+
+/// How long the host waits for what it asked for. A step takes seconds at most, and what takes longer than this hangs.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// How long it asks again at once before it sleeps between two looks.
+const SPIN: Duration = Duration::from_millis(2);
+const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 // SAFETY: cublasLt's handles and descriptions belong to no thread; here one uses them at a time.
 unsafe impl Send for CublasLt {}
@@ -64,18 +89,22 @@ impl Gpu {
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let stream = || context.new_stream().map_err(&open);
         let (programs, inputs) = (stream()?, stream()?);
-        let (staging, agreements) = (stream()?, stream()?);
+        let (staging, agreements, zeros) = (stream()?, stream()?, stream()?);
         // SAFETY: freed with `self`.
         let workspace = unsafe { result::malloc_sync(WORKSPACE) }
             .map_err(failed("give memory to matrix products"))?;
         Ok(Self {
             products: Mutex::new(CublasLt::new()?),
+            workspace: Workspace {
+                address: workspace,
+                context: Arc::clone(&context),
+            },
             context,
             programs,
             inputs,
             staging,
             agreements,
-            workspace,
+            zeros,
             arch: format!("sm_{major}{minor}"),
             cache,
         })
@@ -132,7 +161,7 @@ impl Driver for Gpu {
     fn allocate(&self, bytes: usize) -> Result<u64, Fault> {
         let what = format!("give {bytes} bytes of memory");
         self.bind(&what)?;
-        let stream = self.programs.cu_stream();
+        let stream = self.zeros.cu_stream();
         // SAFETY: what was just allocated is as long; zeros, so that nothing depends on who had it before, and they are there
         // before any stream writes to it.
         unsafe {
@@ -204,9 +233,25 @@ impl Driver for Gpu {
 
     fn wait(&self, event: u64) -> Result<(), Fault> {
         self.bind("finish what it was given")?;
-        // SAFETY: an event of this context.
-        unsafe { result::event::synchronize(pointer(event)) }
-            .map_err(failed("finish what it was given"))
+        let start = Instant::now();
+        loop {
+            // SAFETY: an event of this context.
+            match unsafe { result::event::query(pointer(event)) } {
+                Ok(()) => return Ok(()),
+                Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => {}
+                Err(error) => return Err(failed("finish what it was given")(error)),
+            }
+            match start.elapsed() {
+                waited if waited >= DEADLINE => {
+                    return Err(Fault::new(format!(
+                        "the GPU hangs: it has not finished what it was given after {} s",
+                        DEADLINE.as_secs()
+                    )));
+                }
+                waited if waited >= SPIN => std::thread::sleep(LOOK_EVERY),
+                _ => std::hint::spin_loop(),
+            }
+        }
     }
 
     fn elapsed(&self, from: u64, to: u64) -> Result<f32, Fault> {
@@ -321,15 +366,16 @@ impl Driver for Gpu {
             b: factors.b.address,
             out: factors.out.address,
             bias: factors.bias.map(|bias| bias.address),
-            workspace: self.workspace,
+            workspace: self.workspace.address,
         };
         let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         products.multiply(product, at, self.programs.cu_stream())
     }
 
     unsafe fn agree(&self, _values: &[Argument]) -> Result<(), Fault> {
-        // This rank is alone, and its values are the means; an all-reduce of NCCL on this stream is what belongs here.
-        Ok(())
+        Err(Fault::new(
+            "GPUs of several ranks are not joined yet; start the run with --gpus 1",
+        ))
     }
 
     fn begin_capture(&self) -> Result<(), Fault> {
@@ -362,15 +408,6 @@ impl Driver for Gpu {
         if self.bind("").is_ok() {
             // SAFETY: a graph of ours.
             let _ = unsafe { result::graph::exec_destroy(pointer(graph)) };
-        }
-    }
-}
-
-impl Drop for Gpu {
-    fn drop(&mut self) {
-        if self.bind("").is_ok() {
-            // SAFETY: allocated in `open`; no product runs any more.
-            let _ = unsafe { result::free_sync(self.workspace) };
         }
     }
 }
