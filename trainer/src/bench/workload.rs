@@ -113,7 +113,9 @@ impl Workload {
 
 impl Timed for Workload {
     fn prepare(&mut self, _batch: usize) {
-        if let Step::GivenMasks { .. } = self.kind {
+        // On a GPU the first ones stay there, as the peers' do: others would travel within the timed step.
+        let stay = self.steps > 0 && matches!(self.processor, Processor::Gpu(_));
+        if let (Step::GivenMasks { .. }, false) = (self.kind, stay) {
             given_masks::draw(&self.decomposition, self.steps, &mut self.program);
         }
     }
