@@ -6,7 +6,9 @@ use std::path::Path;
 
 use anyhow::Context;
 use spd_trainer::Fault;
-use spd_trainer::bench::{OpRow, Overrides, Phases, Preset, Report, Settings, preset, time};
+use spd_trainer::bench::{
+    OpRow, Overrides, Phases, Preset, Report, Settings, all, compile, preset, time,
+};
 
 use crate::cli::{self, BenchArgs};
 use crate::exit::Exit;
@@ -24,6 +26,9 @@ const WARMUP: usize = 10;
 ///
 /// When a name is not known or cannot be as asked, before any is timed.
 pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
+    if let Some(arch) = &asked.arch {
+        return compile_only(asked, arch);
+    }
     let overrides = Overrides {
         batch: asked.batch,
         seq: asked.seq,
@@ -74,6 +79,38 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
             screen::note(&growth_text(name, &place(&settings), vary.key(), &growth));
         }
     }
+    Ok(Exit::Done)
+}
+
+/// Compiles the kernels of the named workloads, or of all.
+fn compile_only(asked: &BenchArgs, arch: &str) -> Result<Exit, Fault> {
+    let overrides = Overrides {
+        batch: asked.batch,
+        seq: asked.seq,
+        precision: asked.precision.as_deref(),
+        ..Overrides::default()
+    };
+    let named = asked.names.iter().map(|name| preset(name, &overrides));
+    let named = named.collect::<Result<Vec<Preset>, Fault>>()?;
+    let presets = if named.is_empty() { all() } else { named };
+    let (mut kernels, mut compiled) = (0, 0);
+    for preset in presets {
+        let of_preset = compile(&preset, arch, cli::threads(asked.threads))?;
+        kernels += of_preset.kernels;
+        compiled += of_preset.new;
+        screen::note(&format!(
+            "{}: {} kernels were there, {} compiled; a step: {:.3} GFLOP, {:.3} GB read and written",
+            preset.name,
+            of_preset.kernels - of_preset.new,
+            of_preset.new,
+            of_preset.flops as f64 / 1e9,
+            of_preset.bytes as f64 / 1e9,
+        ));
+    }
+    screen::result(&format!(
+        "{kernels} kernels for {arch}: {} were there, {compiled} compiled\n",
+        kernels - compiled
+    ));
     Ok(Exit::Done)
 }
 

@@ -156,8 +156,15 @@ pub(crate) struct TokenizeArgs {
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     /// Workloads; an unknown name lists those that are known
-    #[arg(required = true, value_name = "NAME")]
+    #[arg(required_unless_present = "compile_only", value_name = "NAME")]
     pub(crate) names: Vec<String>,
+    /// Compile the kernels of the workloads (of all, in both precisions, where none is named) for a GPU that need not be here,
+    /// and time nothing; they are kept where runs on a GPU find them
+    #[arg(long, requires = "arch", conflicts_with_all = ["gpus", "vary", "phases", "out", "steps", "warmup"])]
+    pub(crate) compile_only: bool,
+    /// Architecture of that GPU, like `sm_90` for an H100 (`spd-launch doctor` says what a GPU is)
+    #[arg(long, value_name = "SM", requires = "compile_only", value_parser = architecture)]
+    pub(crate) arch: Option<String>,
     /// Steps that are timed
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) steps: Option<usize>,
@@ -268,6 +275,15 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
+fn architecture(text: &str) -> Result<String, String> {
+    let number = text.strip_prefix("sm_").unwrap_or_default();
+    let digits = number.strip_suffix('a').unwrap_or(number);
+    if (2..=3).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Ok(text.to_owned());
+    }
+    Err("an architecture like sm_80, sm_90 or sm_90a is wanted".to_owned())
+}
+
 fn fraction(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
@@ -301,6 +317,10 @@ mod tests {
 
     #[test]
     fn fractions_and_counts_are_checked() {
+        assert!(architecture("sm_90").is_ok() && architecture("sm_90a").is_ok());
+        for bad in ["", "90", "sm_", "sm_9", "sm_9x", "compute_90", "sm_90b"] {
+            assert!(architecture(bad).is_err(), "{bad}");
+        }
         assert!(fraction("0.1").is_ok() && fraction("1").is_err() && fraction("NaN").is_err());
         assert_eq!(thread_count("1024"), Ok(1024));
         assert!(thread_count("1000000").is_err() && thread_count("0").is_err());

@@ -113,8 +113,13 @@ pub(crate) fn processor(gpu: Option<usize>, pool: &Arc<Pool>) -> Result<Processo
     let Some(ordinal) = gpu else {
         return Ok(Processor::Cpu(Arc::clone(pool)));
     };
-    let device = Device::open(ordinal, Some(target::cache_dir().join("kernels")))?;
+    let device = Device::open(ordinal, Some(kernel_cache()))?;
     Ok(Processor::Gpu(Some(device)))
+}
+
+/// Where machine code for GPUs is kept.
+pub(crate) fn kernel_cache() -> std::path::PathBuf {
+    target::cache_dir().join("kernels")
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Fault;
 use super::choice::{self, Choices};
+use super::compiling::Compiling;
 use super::driver::{Driver, Stream, Transfer, Way};
 use super::gpu::Gpu;
 use super::sites::Found;
@@ -44,6 +45,15 @@ impl Device {
         }
         let gpu = Gpu::open(ordinal, cache.clone())?;
         Ok(Self::with_cache(Arc::new(gpu), cache))
+    }
+
+    /// A device that is not there, and what compiles kernels for its architecture, like `sm_90`, into the directory `cache`: programs
+    /// are built on it, and nothing is computed.
+    pub fn compiling(arch: &str, cache: PathBuf) -> (Arc<Self>, Arc<Compiling>) {
+        let compiling = Arc::new(Compiling::new(arch, cache));
+        // What it measures is no choice for any GPU, and is not kept.
+        let device = Self::with_cache(Arc::<Compiling>::clone(&compiling), None);
+        (device, compiling)
     }
 
     /// A device made of this machine's processor, for tests; it takes g++.

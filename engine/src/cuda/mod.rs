@@ -63,6 +63,7 @@ mod choice;
 #[cfg(test)]
 mod chosen;
 pub(crate) mod compiler;
+mod compiling;
 mod cublaslt;
 mod device;
 mod driver;
@@ -92,6 +93,7 @@ pub(crate) mod staging;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use compiling::Compiling;
 pub use device::Device;
 pub use executor::{Arena, Executor};
 pub use lowering::Lowering;
@@ -112,6 +114,13 @@ const STAND_IN_BYTES: usize = 4 << 30;
 /// Whether the emulated device stands in for GPUs.
 fn stands_in() -> bool {
     cfg!(feature = "emulated") && std::env::var_os(STAND_IN).is_some()
+}
+
+/// Where tests keep machine code: with that of runs, where `$SPD_CACHE` says where that is.
+#[cfg(any(test, feature = "emulated"))]
+pub(crate) fn test_cache() -> Option<std::path::PathBuf> {
+    let cache = std::env::var_os("SPD_CACHE")?;
+    Some(std::path::Path::new(&cache).join("kernels"))
 }
 
 /// What a device made of it.

@@ -1,7 +1,6 @@
 //! Programs on the emulated GPU, or on the one that `$SPD_TEST_GPU` names, against the CPU executor.
 
-use std::cell::OnceCell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::compiler::{compile, compile_all, explained};
 use super::emulated::{Emulated, Operand, Order, is_there};
@@ -74,24 +73,23 @@ pub(crate) fn same_bits(what: &str, one: &[(String, Vec<f32>)], other: &[(String
 /// The GPU that these tests are to run on, by its number.
 const TEST_GPU: &str = "SPD_TEST_GPU";
 
-/// That GPU, if one is asked for; a test has its streams for itself.
+/// That GPU, if one is asked for: open once, for as long as the process lives. Its streams are everybody's, so these tests run one at
+/// a time, best in a process each, as what a kernel does wrong fails every later call of its process.
 ///
 /// # Panics
 ///
 /// When it cannot be opened.
 pub(crate) fn gpu() -> Option<Arc<Device>> {
-    thread_local! {
-        static GPU: OnceCell<Arc<Device>> = const { OnceCell::new() };
-    }
+    static GPU: OnceLock<Arc<Device>> = OnceLock::new();
     let ordinal = std::env::var(TEST_GPU).ok()?;
     let open = || {
         let number = ordinal
             .parse()
             .map_err(|_| Fault::new("no number of a GPU"));
-        let device = number.and_then(|number| Device::open(number, None));
+        let device = number.and_then(|number| Device::open(number, super::test_cache()));
         device.unwrap_or_else(|fault| panic!("{TEST_GPU}={ordinal}: {fault}"))
     };
-    Some(GPU.with(|gpu| Arc::clone(gpu.get_or_init(open))))
+    Some(Arc::clone(GPU.get_or_init(open)))
 }
 
 /// What a program found, with the name of the device that ran it.

@@ -337,3 +337,47 @@ fn a_machine_without_gpus_refuses_them_by_what_it_lacks() {
     }
     assert!(house.names().is_empty());
 }
+
+#[test]
+fn kernels_are_compiled_once_and_without_a_gpu() {
+    let house = House::new();
+    let compiled = || {
+        let mut command = house.launcher(&["bench", "--compile-only", "--arch", "sm_90"]);
+        command.args(["tiny-tms", "tiny-seed-bf16"]);
+        command.env("SPD_CACHE", house.path().join("cache"));
+        launch(command)
+    };
+    let first = compiled();
+    if first.code == Some(1) && first.error().contains("was not found: ") {
+        println!("no NVRTC: that kernels are kept was not tested");
+        return;
+    }
+    let total = |ended: &Ended| {
+        let words: Vec<&str> = ended.stdout.split_whitespace().collect();
+        let [
+            kernels,
+            "kernels",
+            "for",
+            "sm_90:",
+            found,
+            "were",
+            "there,",
+            new,
+            "compiled",
+        ] = words[..]
+        else {
+            panic!("{}{}", ended.stdout, ended.stderr);
+        };
+        [kernels, found, new].map(|number| number.parse::<usize>().unwrap())
+    };
+    let [kernels, found, new] = total(&first);
+    assert!(found + new == kernels && new > 50, "{}", first.stdout);
+    // Whatever the second start asks for is there.
+    assert_eq!(total(&compiled()), [kernels, kernels, 0]);
+    let notes: Vec<&str> = first.stderr.lines().collect();
+    assert_eq!(notes.len(), 2);
+    for (name, note) in ["tiny-tms@fp32: ", "tiny-seed-bf16: "].iter().zip(&notes) {
+        assert!(note.contains("; a step: "), "{note}");
+        assert!(note.starts_with(name.trim_end_matches("-bf16: ")), "{note}");
+    }
+}

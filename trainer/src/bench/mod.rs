@@ -24,11 +24,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
+use spd_engine::cuda::Device;
 use spd_engine::{Pool, Processor};
 
 pub use ceilings::Ceilings;
 pub use phases::{OpRow, Phases};
-pub use presets::{Overrides, Preset, Step, known, preset};
+pub use presets::{Overrides, Preset, Step, all, known, preset};
 
 use self::ceilings::GPU_SIZES;
 use self::clock::Clock;
@@ -36,7 +37,7 @@ use self::workload::Workload;
 use crate::fault::Fault;
 use crate::memory::peak;
 use crate::parameters::Group;
-use crate::rank::processor;
+use crate::rank::{kernel_cache, processor};
 
 /// How a workload is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,19 +73,67 @@ pub struct Report {
 ///
 /// When its program cannot be built.
 pub fn time(preset: &Preset, settings: &Settings) -> Result<Report, Fault> {
+    let pool = Arc::new(Pool::new(settings.threads)?);
+    time_on(&processor(settings.gpu, &pool)?, &pool, preset, settings)
+}
+
+/// What was compiled for a preset, and the work of its step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Compiled {
+    /// Kernels that its programs asked for, those of its `--phases` and of its trials too.
+    pub kernels: usize,
+    /// Those of them that were not there yet.
+    pub new: usize,
+    /// Multiplications and additions of a step.
+    pub flops: u64,
+    /// Bytes that its ops read and write.
+    pub bytes: u64,
+}
+
+/// Compiles the kernels of a preset for GPUs of an architecture like `sm_90`, into the cache that runs on a GPU look in. No GPU is
+/// needed.
+///
+/// # Errors
+///
+/// When its program cannot be built, or a kernel is to be compiled and cannot be.
+pub fn compile(preset: &Preset, arch: &str, threads: usize) -> Result<Compiled, Fault> {
+    let (device, compiling) = Device::compiling(arch, kernel_cache());
+    let settings = Settings {
+        steps: 1,
+        warmup: 1,
+        threads,
+        gpu: Some(0),
+        phases: true,
+    };
+    let pool = Arc::new(Pool::new(threads)?);
+    let report = time_on(&Processor::Gpu(Some(device)), &pool, preset, &settings)?;
+    let (kernels, new) = compiling.counts();
+    let work = report.phases.map(|phases| phases.total());
+    Ok(Compiled {
+        kernels,
+        new,
+        flops: work.as_ref().map_or(0, |work| work.flops),
+        bytes: work.as_ref().map_or(0, |work| work.bytes),
+    })
+}
+
+fn time_on(
+    processor: &Processor,
+    pool: &Arc<Pool>,
+    preset: &Preset,
+    settings: &Settings,
+) -> Result<Report, Fault> {
     forget_peak_memory();
     let start = Instant::now();
-    let pool = Arc::new(Pool::new(settings.threads)?);
-    let processor = processor(settings.gpu, &pool)?;
-    let before = free(&processor)?;
-    let mut workload = Workload::new(preset, &processor)?;
+    let before = free(processor)?;
+    let mut workload = Workload::new(preset, processor)?;
     let build_s = start.elapsed().as_secs_f64();
     // As in training, the loop runs on a thread of the pool.
     pool.enter(|| {
         let clock = clock::measure(&mut workload, settings)?;
         workload.program.fetch(&mut workload.store)?;
         // Before the phases, which build further programs.
-        let held = match (before, free(&processor)?) {
+        let held = match (before, free(processor)?) {
             (Some(before), Some(after)) => Some(before.saturating_sub(after)),
             _ => peak(),
         };
@@ -94,7 +143,7 @@ pub fn time(preset: &Preset, settings: &Settings) -> Result<Report, Fault> {
             .phases
             .then(|| {
                 let (steps, median_ms) = (settings.steps, clock.median());
-                phases::measure(&mut workload, &pool, steps, median_ms, GPU_SIZES)
+                phases::measure(&mut workload, pool, steps, median_ms, GPU_SIZES)
             })
             .transpose()?;
         Ok(Report {

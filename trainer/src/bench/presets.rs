@@ -123,6 +123,24 @@ pub fn known() -> String {
     format!("known: {}", KNOWN.join(", "))
 }
 
+/// Every preset, each in both precisions.
+pub fn all() -> Vec<Preset> {
+    let both = |name: &&str| {
+        let in_its_own = [Some("fp32"), Some("bf16")];
+        let named = name.ends_with(IN_BF16) || KNOWN.contains(&&*format!("{name}{IN_BF16}"));
+        let precisions = if named { &[None][..] } else { &in_its_own[..] };
+        let made = |&precision| {
+            let overrides = Overrides {
+                precision,
+                ..Overrides::default()
+            };
+            preset(name, &overrides).expect("a preset of ours")
+        };
+        precisions.iter().map(made).collect::<Vec<_>>()
+    };
+    KNOWN.iter().flat_map(both).collect()
+}
+
 /// A preset by name, in fp32 unless the name says bf16 or another precision is asked for. The name of what is timed is the peers': it
 /// ends in the precision where that is not their preset's own, which is bf16 for all but `seed-*` without an ending (TF32).
 ///

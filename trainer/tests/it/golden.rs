@@ -17,18 +17,16 @@ mod tied;
 mod trained_targets;
 mod trajectory;
 
-use std::cell::OnceCell;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
 use spd_engine::cuda::Device;
 use spd_engine::{Pool, Processor};
 
-/// Where the programs of these tests run: on the GPU whose number is `$SPD_TEST_GPU`, if that is set, or on so many threads. A test
-/// has a GPU's streams for itself.
+/// Where the programs of these tests run: on the GPU whose number is `$SPD_TEST_GPU`, if that is set, or on so many threads. Tests
+/// on a GPU run one at a time, best in a process each.
 fn processor(threads: usize) -> Processor {
-    thread_local! {
-        static GPU: OnceCell<Arc<Device>> = const { OnceCell::new() };
-    }
+    static GPU: OnceLock<Arc<Device>> = OnceLock::new();
     let Ok(ordinal) = std::env::var("SPD_TEST_GPU") else {
         return Arc::new(Pool::new(threads).unwrap()).into();
     };
@@ -36,7 +34,10 @@ fn processor(threads: usize) -> Processor {
         let number = ordinal
             .parse()
             .expect("SPD_TEST_GPU is the number of a GPU");
-        Device::open(number, None).unwrap_or_else(|fault| panic!("SPD_TEST_GPU={ordinal}: {fault}"))
+        let cache = std::env::var_os("SPD_CACHE");
+        let cache = cache.map(|cache| Path::new(&cache).join("kernels"));
+        Device::open(number, cache)
+            .unwrap_or_else(|fault| panic!("SPD_TEST_GPU={ordinal}: {fault}"))
     };
-    Processor::Gpu(Some(GPU.with(|gpu| Arc::clone(gpu.get_or_init(open)))))
+    Processor::Gpu(Some(Arc::clone(GPU.get_or_init(open))))
 }

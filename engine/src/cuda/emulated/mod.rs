@@ -15,6 +15,7 @@ mod streams;
 mod work;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kernels::Kernels;
@@ -28,6 +29,7 @@ use streams::{Item, Streams};
 use work::{Work, Worker};
 
 use super::Fault;
+use super::compiler::compile_all;
 use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
 use super::product::Product;
 use super::program::{Kernel, Program};
@@ -188,6 +190,13 @@ impl State {
     }
 }
 
+/// The architecture in `$SPD_COMPILE_FOR`, and the cache in `$SPD_CACHE`, for which kernels are compiled too: so tests fill the cache
+/// that they find on a GPU.
+fn also_for() -> Option<(String, PathBuf)> {
+    let arch = std::env::var("SPD_COMPILE_FOR").ok()?;
+    Some((arch, super::test_cache()?))
+}
+
 impl Driver for Emulated {
     fn name(&self) -> Result<String, Fault> {
         Ok("the emulated GPU".to_owned())
@@ -296,6 +305,9 @@ impl Driver for Emulated {
     }
 
     fn load(&self, program: &Program) -> Result<Module, Fault> {
+        if let Some((arch, cache)) = also_for() {
+            compile_all(&program.kernels, &arch, Some(&cache))?;
+        }
         let compiled = Kernels::new(&program.source);
         let compiled = compiled.ok_or_else(|| Fault::new("g++ was not found"))?;
         let compiled = Arc::new(compiled);

@@ -1,0 +1,176 @@
+//! A GPU that is not there: kernels are compiled for it and kept, and nothing is computed.
+//!
+//! Whatever is asked of it succeeds at once, and what is read from it is zeros. So every program that would be built on a GPU is built, with
+//! the trials of what is chosen by measuring, and a cache is filled on a machine that has none.
+#![expect(unsafe_code, reason = "a driver is asked by address")]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::Fault;
+use super::compiler::compile_all;
+use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer};
+use super::product::Product;
+use super::program::{Kernel, Program};
+
+/// Memory that it says it has, in bytes: as much as an H100.
+const BYTES: usize = 80 << 30;
+
+/// Compiles kernels for an architecture, and counts them.
+#[derive(Debug)]
+pub struct Compiling {
+    arch: String,
+    cache: PathBuf,
+    kernels: AtomicUsize,
+    compiled: AtomicUsize,
+    /// The next address, event or graph.
+    next: AtomicU64,
+    pinned: Mutex<BTreeMap<u64, Box<[u64]>>>,
+}
+
+impl Compiling {
+    /// For an architecture like `sm_90`; machine code is kept in the directory `cache`.
+    pub(super) fn new(arch: &str, cache: PathBuf) -> Self {
+        Self {
+            arch: arch.to_owned(),
+            cache,
+            kernels: AtomicUsize::new(0),
+            compiled: AtomicUsize::new(0),
+            next: AtomicU64::new(256),
+            pinned: Mutex::new(BTreeMap::new()),
+        }
+    }
+
+    /// Kernels that programs asked for so far, and those of them that were not in the cache.
+    pub fn counts(&self) -> (usize, usize) {
+        let count = |of: &AtomicUsize| of.load(Ordering::Relaxed);
+        (count(&self.kernels), count(&self.compiled))
+    }
+
+    fn number(&self, span: u64) -> u64 {
+        self.next.fetch_add(span, Ordering::Relaxed)
+    }
+
+    fn pinned(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Box<[u64]>>> {
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Driver for Compiling {
+    fn name(&self) -> Result<String, Fault> {
+        Ok(format!("no GPU, kernels for {}", self.arch))
+    }
+
+    fn block_memory(&self) -> Result<usize, Fault> {
+        // CUDA C++ Programming Guide, technical specifications by compute capability.
+        Ok(match self.arch.as_str() {
+            "sm_80" | "sm_87" => 163 << 10,
+            "sm_86" | "sm_89" | "sm_120" => 99 << 10,
+            _ => 227 << 10,
+        })
+    }
+
+    /// What is chosen by measuring is tried, both ways, and so compiled.
+    fn keeps_time(&self) -> bool {
+        true
+    }
+
+    fn memory(&self) -> Result<(usize, usize), Fault> {
+        Ok((BYTES, BYTES))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, Fault> {
+        Ok(self.number(bytes.next_multiple_of(256) as u64))
+    }
+
+    unsafe fn free(&self, _address: u64) {}
+
+    fn pin(&self, bytes: usize) -> Result<u64, Fault> {
+        let mut memory = vec![0u64; bytes.div_ceil(8).max(1)].into_boxed_slice();
+        let address = memory.as_mut_ptr().expose_provenance() as u64;
+        self.pinned().insert(address, memory);
+        Ok(address)
+    }
+
+    unsafe fn unpin(&self, address: u64) {
+        self.pinned().remove(&address);
+    }
+
+    fn event(&self) -> Result<u64, Fault> {
+        Ok(self.number(1))
+    }
+
+    fn forget(&self, _event: u64) {}
+
+    fn record(&self, _event: u64, _stream: Stream) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn follow(&self, _stream: Stream, _event: u64) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn follow_anew(&self, _event: u64) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn wait(&self, _event: u64) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn elapsed(&self, _from: u64, _to: u64) -> Result<f32, Fault> {
+        Ok(0.0)
+    }
+
+    unsafe fn copy(&self, _stream: Stream, _transfer: Transfer) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn load(&self, program: &Program) -> Result<Module, Fault> {
+        let compiled = compile_all(&program.kernels, &self.arch, Some(&self.cache))?;
+        let new = compiled.iter().filter(|compiled| !compiled.was_kept);
+        self.compiled.fetch_add(new.count(), Ordering::Relaxed);
+        self.kernels.fetch_add(compiled.len(), Ordering::Relaxed);
+        Ok(Module {
+            handles: Vec::new(),
+            functions: vec![0; program.kernels.len()],
+        })
+    }
+
+    unsafe fn unload(&self, _module: &Module) {}
+
+    unsafe fn launch(
+        &self,
+        _function: u64,
+        _kernel: &Kernel,
+        _blocks: [usize; 2],
+        _arguments: &[Argument],
+        _words: &[u32],
+    ) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    unsafe fn multiply(&self, _product: &Product, _factors: Factors) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    unsafe fn agree(&self, _values: &[Argument]) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn begin_capture(&self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn end_capture(&self) -> Result<u64, Fault> {
+        Ok(self.number(1))
+    }
+
+    unsafe fn launch_graph(&self, _graph: u64) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn forget_graph(&self, _graph: u64) {}
+}
