@@ -219,9 +219,9 @@ fn matmul(pool: &Arc<Pool>, a: [usize; 2], b: [usize; 2], transposed: [bool; 2])
     Ok(())
 }
 
-fn main() -> Result<()> {
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let threads = std::env::args().nth(1).and_then(|n| n.parse().ok());
-    let pool = Arc::new(Pool::new(threads.unwrap_or(1)));
+    let pool = Arc::new(Pool::new(threads.unwrap_or(1))?);
     for c in [200, 20] {
         component_mlp(&pool, 4096, c, 16)?;
     }

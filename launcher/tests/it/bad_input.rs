@@ -110,21 +110,6 @@ fn keys_and_values_of_the_file() {
 }
 
 #[test]
-fn a_loss_that_the_sites_cannot_have() {
-    refused(
-        &House::new(),
-        "tms_5-2.toml",
-        &[
-            "decomposition.sites=[{ pattern = \"linear1\", C = 20 }]",
-            "eval.known=[]",
-            "loss.1={ kind = \"stochastic_hidden_acts_recon\", coeff = 1 }",
-        ],
-        "[[loss]] stochastic_hidden_acts_recon: expected a site behind another, whose input it could change, found \
-         linear1; decompose an earlier layer too, or leave the term out",
-    );
-}
-
-#[test]
 fn patterns_and_components() {
     let house = House::new();
     refused(
