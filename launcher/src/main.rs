@@ -49,10 +49,15 @@ use crate::exit::Exit;
 
 fn main() -> ExitCode {
     ranks::name_process();
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(said) => return refused(&said).into(),
+    let exit = match Cli::try_parse() {
+        Ok(cli) => run(cli),
+        Err(said) => refused(&said),
     };
+    screen::finish(stop::asked);
+    exit.into()
+}
+
+fn run(cli: Cli) -> Exit {
     let ended = match (cli.command, cli.run) {
         (Some(Command::Tokenize(asked)), _) => tokenize::tokenize(&asked),
         (Some(Command::Bench(asked)), _) => bench::bench(&asked),
@@ -65,7 +70,7 @@ fn main() -> ExitCode {
             "no run file was named; try `spd-launch configs/tms_5-2.toml`".to_owned(),
         )),
     };
-    let exit = match ended {
+    match ended {
         Ok(exit) => exit,
         Err(Fault::BadInput(lines)) => {
             lines.lines().for_each(screen::error);
@@ -75,9 +80,7 @@ fn main() -> ExitCode {
             screen::error(&format!("{error:#}"));
             Exit::Failed
         }
-    };
-    screen::finish(stop::asked);
-    exit.into()
+    }
 }
 
 /// What the command line asks for in place of a command, or what is wrong with it: its words go through the screen as all do.

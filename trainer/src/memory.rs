@@ -161,9 +161,9 @@ mod tests {
     fn what_is_held_and_given_back_is_the_most() {
         let peak = Peak::watch();
         let before = peak.most().unwrap();
-        drop(std::hint::black_box(vec![1u8; 256 << 20]));
+        drop(std::hint::black_box(vec![1u8; 1 << 30]));
         let most = peak.most().unwrap();
-        // Other tests give memory back meanwhile.
-        assert!(most >= (192 << 20) && most > before, "{before} {most}");
+        // Other tests give back some hundred MiB meanwhile.
+        assert!(most >= (512 << 20) && most > before, "{before} {most}");
     }
 }

@@ -208,7 +208,10 @@ enum Kept {
 /// Reads a trained target. A file that does not promise its own hash, or does not keep it, is worth nothing.
 fn kept(file: &Path, run: &Run) -> Result<Kept, Fault> {
     match std::fs::metadata(file) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Kept::Nothing),
+        // A file in the place of a folder is named when one is to be made.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(Kept::Nothing);
+        }
         Err(error) => {
             let error = anyhow::Error::from(error);
             return Err(error.context(file.display().to_string()).into());

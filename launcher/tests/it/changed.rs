@@ -219,8 +219,11 @@ fn a_flipped_bit_in_a_shard_is_found_at_a_start_and_when_a_run_goes_on() {
 fn a_cache_that_cannot_be_written_costs_the_remembering_alone() {
     let house = House::new();
     tokenize(&house, "line", "data/shakespeare");
+    let blocked = house.path().join("blocked");
+    fs::create_dir(&blocked).unwrap();
+    fs::write(blocked.join("datasets"), "").unwrap();
     let mut command = language_model(&house);
-    command.arg("--dry-run").env("SPD_CACHE", "/proc/spd");
+    command.arg("--dry-run").env("SPD_CACHE", &blocked);
     goes_on(command);
     let mut command = language_model(&house);
     command.arg("--dry-run");

@@ -226,8 +226,8 @@ fn a_pipe_in_the_place_of_a_file_is_named() {
         (ended.code, ended.stderr.as_str()),
         (
             Some(2),
-            "error: runs/x/config.toml: expected a file, found a named pipe\n\
-             error: runs/x: cannot be continued; try --fresh or --out\n"
+            "error: runs/x/config.toml: expected a file, found a named pipe; runs/x cannot be continued without its \
+             config.toml: put it back, or start anew with --fresh, which moves runs/x aside, or with --out\n"
         )
     );
 }
