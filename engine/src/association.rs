@@ -289,8 +289,7 @@ mod tests {
                 random(&turned([30, 5], second), 4),
                 random(&[5], 5),
             ];
-            // A product of weights, and a product with it (seen: 4.2).
-            let mut oracle = Oracle::new(&point).roundings(5.0);
+            let mut oracle = Oracle::new(&point);
             if !inner {
                 oracle = oracle.constant(2);
             }
