@@ -45,7 +45,7 @@ pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fau
     let processor = if on_gpu {
         Processor::Gpu(None)
     } else {
-        Processor::Cpu(Arc::new(Pool::unstarted(threads)))
+        Processor::Cpu(Arc::new(Pool::planned(threads)))
     };
     // Planned and not made: what would not fit is to be refused, not tried.
     let mut store = Store::of_shapes();

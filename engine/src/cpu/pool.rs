@@ -92,11 +92,11 @@ impl Pool {
 
     /// The caller's thread alone.
     pub fn single() -> Self {
-        Self::unstarted(1)
+        Self::planned(1)
     }
 
     /// To plan programs for `threads` threads: it has none, and what runs on it runs on the caller's.
-    pub fn unstarted(threads: usize) -> Self {
+    pub fn planned(threads: usize) -> Self {
         Self {
             threads: None,
             count: threads.max(1),
@@ -107,7 +107,7 @@ impl Pool {
         threads: usize,
         start: impl FnMut(ThreadBuilder) -> io::Result<()>,
     ) -> Result<Self, TooManyThreads> {
-        let mut pool = Self::unstarted(threads);
+        let mut pool = Self::planned(threads);
         if threads > 1 {
             let builder = ThreadPoolBuilder::new().num_threads(threads);
             let built = builder.spawn_handler(start).build();
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_pool_to_plan_with_counts_its_threads_and_starts_none() {
-        let pool = Pool::unstarted(100_000);
+        let pool = Pool::planned(100_000);
         let here = std::thread::current().id();
         assert_eq!(pool.threads(), 100_000);
         assert_eq!(pool.enter(|| std::thread::current().id()), here);
