@@ -28,7 +28,7 @@ use spd_engine::{Pool, Processor};
 fn processor(threads: usize) -> Processor {
     static GPU: OnceLock<Arc<Device>> = OnceLock::new();
     let Ok(ordinal) = std::env::var("SPD_TEST_GPU") else {
-        return Arc::new(Pool::new(threads).unwrap()).into();
+        return Arc::new(Pool::new(threads).expect("threads that start")).into();
     };
     let open = || {
         let number = ordinal
