@@ -168,13 +168,18 @@ fn place(settings: &Settings) -> String {
 
 /// A file that lines are added to; opened first, so that no time is spent on numbers that cannot be written.
 fn open(path: &Path) -> Result<(&Path, File), Fault> {
-    match OpenOptions::new().append(true).create(true).open(path) {
-        Ok(file) => Ok((path, file)),
-        Err(err) => Err(Fault::BadInput(format!(
-            "--out {}: cannot be written: {err}",
-            path.display()
-        ))),
-    }
+    let opened = spd_files::open_with(OpenOptions::new().append(true).create(true), path);
+    opened
+        .map(|file| (path, file))
+        .map_err(|error| unwritable("--out", path, &error))
+}
+
+/// What is said of a file that an option names and that cannot be written.
+pub(crate) fn unwritable(option: &str, path: &Path, error: &std::io::Error) -> Fault {
+    Fault::BadInput(format!(
+        "{option} {}: cannot be written: {error}",
+        path.display()
+    ))
 }
 
 const COLUMNS: [&str; 7] = [

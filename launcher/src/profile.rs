@@ -1,5 +1,9 @@
 //! `spd-launch profile`: where the time of a run's step goes, as tables and as a trace.
 
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::Path;
+
 use spd_checkpoint::atomic::write_file;
 use spd_configs::Run;
 use spd_trainer::Fault;
@@ -23,6 +27,9 @@ pub(crate) fn profile(asked: &ProfileArgs) -> Result<Exit, Fault> {
     let path = spd_configs::locate(&asked.config).map_err(bad)?;
     let run = Run::load(&path, &asked.set).map_err(bad)?;
     spd_trainer::check_precision(&run, asked.gpus > 0)?;
+    if let Some(trace) = &asked.trace {
+        try_to_write(trace).map_err(|error| bench::unwritable("--trace", trace, &error))?;
+    }
     let name = run.name.clone();
     let settings = Settings {
         steps: asked.steps.unwrap_or(STEPS),
@@ -50,4 +57,35 @@ pub(crate) fn profile(asked: &ProfileArgs) -> Result<Exit, Fault> {
         ));
     }
     Ok(Exit::Done)
+}
+
+/// Whether a file can be written, so that no time is spent on what cannot be kept; one that was not there is not there afterwards.
+fn try_to_write(path: &Path) -> io::Result<()> {
+    let is_new = !path.try_exists()?;
+    spd_files::open_with(OpenOptions::new().append(true).create(true), path)?;
+    if is_new {
+        fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_tried_and_left_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.json");
+        try_to_write(&path).unwrap();
+        assert!(!path.try_exists().unwrap());
+        spd_checkpoint::atomic::write_file(&path, b"old").unwrap();
+        try_to_write(&path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        for bad in ["", "none/trace.json", "new/", "trace.json/x"] {
+            assert!(try_to_write(&dir.path().join(bad)).is_err(), "{bad}");
+        }
+        assert!(try_to_write(&dir.path().join("x".repeat(300))).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
 }

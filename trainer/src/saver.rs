@@ -125,6 +125,17 @@ impl<'a> Saver<'a> {
         }
         let step = at.step();
         halt::check(task, store, step)?;
+        let mark = spool.mark();
+        self.check_rows(spool)?;
+        if let Some(trouble) = spool.trouble() {
+            // A checkpoint counts on all rows before it: without them, a run that goes on from it has a gap.
+            progress.event(
+                step,
+                format!("the checkpoint of {at} was not written: {trouble}"),
+            );
+            self.trouble = Some(trouble);
+            return Ok(());
+        }
         let phase = match at {
             At::WarmUp(_) => WARMUP,
             At::Step(_) => task.phase(),
@@ -142,7 +153,7 @@ impl<'a> Saver<'a> {
             ),
             (
                 "metrics".to_owned(),
-                serde_json::to_value(spool.mark()).context("the mark of the metrics")?,
+                serde_json::to_value(mark).context("the mark of the metrics")?,
             ),
         ];
         if let At::WarmUp(made) = at {
@@ -176,6 +187,38 @@ impl<'a> Saver<'a> {
         }
         self.submitted = Some(at);
         Ok(())
+    }
+
+    /// Refuses to go on without rows that memory had no room for.
+    fn check_rows(&self, spool: &Spool) -> Result<(), Fault> {
+        match spool.dropped() {
+            0 => Ok(()),
+            lost => Err(Fault::Failed(anyhow!(
+                "{lost} rows are lost, as the disk took none for too long; the same command goes on from {}",
+                self.newest()
+            ))),
+        }
+    }
+
+    /// Makes sure that every row is on the disk.
+    pub(crate) fn finish_rows(&self, spool: &mut Spool) -> Result<(), Fault> {
+        spool.sync();
+        self.check_rows(spool)?;
+        match spool.trouble() {
+            None => Ok(()),
+            Some(trouble) => Err(Fault::Failed(anyhow!(
+                "{trouble}; the same command goes on from {}",
+                self.newest()
+            ))),
+        }
+    }
+
+    /// Where the same command goes on, in words.
+    fn newest(&self) -> String {
+        match self.written {
+            Some(at) => format!("the checkpoint of {at}"),
+            None => "the beginning".to_owned(),
+        }
     }
 
     /// Takes in what came of the last state, and says so where it is no good news.
@@ -231,10 +274,7 @@ impl<'a> Saver<'a> {
                 return Ok(());
             }
         }
-        let from = match self.written {
-            Some(at) => format!("the checkpoint of {at}"),
-            None => "the beginning".to_owned(),
-        };
+        let from = self.newest();
         let trouble = self.trouble.as_deref().unwrap_or("it was not written");
         Err(Fault::Failed(anyhow!(
             "the state after {at} is not saved: {trouble}; the same command goes on from {from}"

@@ -174,8 +174,8 @@ impl Training<'_> {
         if !self.draw()? || !self.evaluate()? {
             return self.leave();
         }
-        self.spool.sync();
         self.finish()?;
+        self.saver.finish_rows(&mut self.spool)?;
         self.progress.rest(clock);
         self.show(true);
         Ok(Outcome::Done)

@@ -2,7 +2,6 @@
 //! have places.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::ops::Range;
 
 use super::agreements::{BUCKET, Bucket, buckets};
@@ -147,8 +146,6 @@ impl Kernel {
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) plan: Plan,
-    /// CUDA C++ of all kernels.
-    pub(crate) source: String,
     pub(crate) kernels: Vec<Kernel>,
     pub(crate) steps: Vec<Step>,
     pub(crate) ops: Vec<PlacedOp>,
@@ -272,12 +269,31 @@ impl Program {
             inputs: inputs.collect(),
             outputs: outputs.collect(),
             scalars: builder.scalars.clone(),
-            source: writer.source(),
             kernels: writer.kernels,
             steps,
             ops,
             plan,
         }
+    }
+
+    /// CUDA C++ of all kernels, for who compiles them together.
+    #[cfg(any(test, feature = "emulated"))]
+    pub(crate) fn source(&self) -> String {
+        let mut sources: Vec<Source> = Vec::new();
+        for kernel in &self.kernels {
+            if !sources.contains(&kernel.source) {
+                sources.push(kernel.source);
+            }
+        }
+        let mut text = PRELUDE.to_owned();
+        for source in sources {
+            text += &format!("\n// ---- {}\n\n{}", source.name, source.text);
+        }
+        text.push('\n');
+        for kernel in &self.kernels {
+            text += &format!("KERNEL({}, {})\n", kernel.name, kernel.definition);
+        }
+        text
     }
 
     /// Tensors of the store that it reads or writes, and those that it writes.
@@ -340,10 +356,8 @@ fn lower(builder: &Builder, node: &Node) -> Lowered {
 /// Collects the kernels of a program: the same call of the same operands is one kernel.
 #[derive(Debug, Default)]
 struct Writer {
-    sources: Vec<Source>,
     kernels: Vec<Kernel>,
     definitions: BTreeMap<String, usize>,
-    text: String,
 }
 
 impl Writer {
@@ -358,13 +372,9 @@ impl Writer {
         if let Some(&known) = self.definitions.get(&key) {
             return known;
         }
-        if !self.sources.contains(&launch.source) {
-            self.sources.push(launch.source);
-        }
         let index = self.kernels.len();
         let function = launch.call.split(['<', '(']).next().unwrap_or_default();
         let name = format!("spd_{function}_{index}");
-        writeln!(self.text, "KERNEL({name}, {definition})").expect("strings grow");
         self.kernels.push(Kernel {
             name,
             threads: launch.threads,
@@ -375,14 +385,6 @@ impl Writer {
         });
         self.definitions.insert(key, index);
         index
-    }
-
-    fn source(&self) -> String {
-        let mut text = PRELUDE.to_owned();
-        for source in &self.sources {
-            write!(text, "\n// ---- {}\n\n{}", source.name, source.text).expect("strings grow");
-        }
-        text + "\n" + &self.text
     }
 }
 

@@ -272,7 +272,7 @@ pub(crate) fn compiles_within_its_budget(program: &Program) {
         return;
     }
     for arch in ["sm_80", "sm_90", "sm_90a"] {
-        let (cubin, log) = explained(&program.source, arch).unwrap();
+        let (cubin, log) = explained(&program.source(), arch).unwrap();
         assert!(cubin.starts_with(b"\x7fELF"), "{arch}");
         let uses = uses(&log);
         assert_eq!(uses.len(), program.kernels.len(), "{arch}\n{log}");

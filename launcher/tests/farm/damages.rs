@@ -1,6 +1,5 @@
 //! Damage to what a run left: the same command makes it good to the bit, or refuses it by name.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
@@ -240,7 +239,7 @@ fn damaged(
         ANOTHER_TARGET => other.put_target(&places[0]),
         _ => damage_each(case, &places, damage),
     }
-    let rows = fs::read(base.run("metrics.jsonl"));
+    let rows = spd_files::read(&base.run("metrics.jsonl"));
     let ended = case.launch(straight.small.command(&dir), &[0, 1, 2])?;
     let by_accident = BY_ACCIDENT.contains(&damage);
     let code = ended.code()?;
@@ -262,7 +261,7 @@ fn damaged(
     if !places.iter().any(|place| names(error, place)) {
         return Err(format!("the error names another thing: {error}"));
     }
-    if let (Ok(before), Ok(after)) = (&rows, fs::read(base.run("metrics.jsonl")))
+    if let (Ok(before), Ok(after)) = (&rows, spd_files::read(&base.run("metrics.jsonl")))
         && part.name != "metrics.jsonl"
         && !after.starts_with(before)
     {

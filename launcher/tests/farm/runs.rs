@@ -214,7 +214,7 @@ impl Remains {
         let steps = steps(&checkpoints);
         let newest = steps.last().ok_or("there is no checkpoint at the end")?;
         let read = |path: &Path| {
-            fs::read(path).map_err(|error| format!("{} at the end: {error}", path.display()))
+            spd_files::read(path).map_err(|error| format!("{} at the end: {error}", path.display()))
         };
         Ok(Self {
             tensors: read(&checkpoints.join(newest).join("tensors.safetensors"))?,

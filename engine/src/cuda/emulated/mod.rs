@@ -308,7 +308,7 @@ impl Driver for Emulated {
         if let Some((arch, cache)) = also_for() {
             compile_all(&program.kernels, &arch, Some(&cache))?;
         }
-        let compiled = Kernels::new(&program.source);
+        let compiled = Kernels::new(&program.source());
         let compiled = compiled.ok_or_else(|| Fault::new("g++ was not found"))?;
         let compiled = Arc::new(compiled);
         let mut state = self.state();

@@ -346,7 +346,7 @@ fn kernels_of_sites_compile_within_their_budget() {
         let made = square(d).build(false);
         let program = Program::of(&stored(&made.b), |_, _| true);
         for arch in ["sm_80", "sm_90", "sm_90a"] {
-            let (_, log) = explained(&program.source, arch).unwrap();
+            let (_, log) = explained(&program.source(), arch).unwrap();
             let mut sites = 0;
             for used in uses(&log) {
                 let kernel = program.kernels.iter().find(|k| k.name == used.kernel);
