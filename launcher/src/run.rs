@@ -108,7 +108,10 @@ fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
     check_memory(asked, (&path, &asked.set), run, &overview).map_err(Fault::BadInput)?;
     check_gpu_memory(asked, &path, run, &overview).map_err(Fault::BadInput)?;
     run_dir
-        .check(checkpoint_bytes(run, &overview, &checked.found))
+        .check(
+            checkpoint_bytes(run, &overview, &checked.found),
+            asked.fresh,
+        )
         .map_err(Fault::BadInput)?;
     (checked.destination, checked.overview) = (destination, overview);
     Ok(checked)

@@ -115,7 +115,9 @@ impl RunDir {
     /// One line, when it is no run: nobody's files are moved for a slip of the hand.
     pub(crate) fn find_old(&self) -> Result<bool, String> {
         let stands = self.stands()?;
-        if stands && !there(&self.config())? {
+        // One that has lost its run file is still one.
+        let is_run = there(&self.config())? || there(&self.checkpoints())? && there(&self.logs())?;
+        if stands && !is_run {
             return Err(self.no_run());
         }
         Ok(stands)
@@ -198,23 +200,30 @@ impl RunDir {
     }
 
     /// Everything that could keep a run from starting there: another process runs it, the directory could not be made or
-    /// written to, something else has a name in it, or it has no room for `bytes`.
+    /// written to, something else has a name in it, or it has no room for `bytes`. What a `fresh` run moves aside first is in
+    /// nobody's way.
     ///
     /// # Errors
     ///
     /// One line.
-    pub(crate) fn check(&self, bytes: u64) -> Result<(), String> {
+    pub(crate) fn check(&self, bytes: u64, fresh: bool) -> Result<(), String> {
         let standing = spd_files::try_dir(&self.0).map_err(|line| format!("{line}; try --out"))?;
         for dir in [self.logs(), self.0.clone()] {
-            Lock::look(&dir).map_err(|error| error.to_string())?;
+            match Lock::look(&dir) {
+                Err(error) if !fresh || matches!(error, CheckpointError::Held { .. }) => {
+                    return Err(error.to_string());
+                }
+                _ => {}
+            }
         }
-        for (path, is_dir) in [
+        let parts = [
             (self.logs(), true),
             (self.checkpoints(), true),
             (self.log(), false),
             (self.metrics(), false),
             (self.system(), false),
-        ] {
+        ];
+        for (path, is_dir) in parts.into_iter().filter(|_| !fresh) {
             let Ok(found) = fs::metadata(&path).map(|found| found.file_type()) else {
                 continue;
             };
@@ -343,9 +352,15 @@ fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
     fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect()
 }
 
+/// Whether anything stands there, a link that leads nowhere too.
 fn there(path: &Path) -> Result<bool, String> {
-    path.try_exists()
-        .map_err(|error| format!("{}: {error}", path.display()))
+    match fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(false)
+        }
+        Err(error) => Err(format!("{}: {error}", path.display())),
+    }
 }
 
 fn check_free(place: &str, free: u64, bytes: u64) -> Result<(), String> {
@@ -436,7 +451,7 @@ mod tests {
         let hold = run_dir.prepare(&tms()).unwrap();
         let error = run_dir.prepare(&tms()).unwrap_err();
         assert!(error.contains("logs/lock: held by process "), "{error}");
-        assert_eq!(run_dir.check(0).unwrap_err(), error);
+        assert_eq!(run_dir.check(0, false).unwrap_err(), error);
         drop(hold);
         assert_eq!(
             run_dir.prepare(&tms()).unwrap_err(),
@@ -445,7 +460,7 @@ mod tests {
                 run_dir.path().display()
             )
         );
-        run_dir.check(0).unwrap();
+        run_dir.check(0, false).unwrap();
         assert_eq!(
             names(run_dir.path()),
             ["checkpoints", "config.toml", "logs"]
@@ -458,7 +473,7 @@ mod tests {
         let run_dir = RunDir::at(dir.path().to_owned());
         atomic::write_file(&run_dir.checkpoints(), b"").unwrap();
         assert_eq!(
-            run_dir.check(0).unwrap_err(),
+            run_dir.check(0, false).unwrap_err(),
             format!(
                 "{}: expected a directory, found a file; move it away, or try --out",
                 run_dir.checkpoints().display()
@@ -466,7 +481,7 @@ mod tests {
         );
         fs::remove_file(run_dir.checkpoints()).unwrap();
         std::os::unix::fs::symlink("/dev/null", run_dir.metrics()).unwrap();
-        let error = run_dir.check(0).unwrap_err();
+        let error = run_dir.check(0, false).unwrap_err();
         let expected = "expected a file, found a character device; move it away, or try --out";
         assert!(error.ends_with(expected), "{error}");
     }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use spd_configs::{Active, Data, Precision, Run};
+use spd_configs::{Active, Data, Precision, Routing, Run, Term};
 use spd_engine::{Pool, Processor, Store, has_bf16_products};
 
 use crate::data;
@@ -12,7 +12,7 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::memory::Memory;
 use crate::target;
-use crate::target_models::{describe, load};
+use crate::target_models::{describe, linears, load};
 use crate::target_task::TargetTask;
 
 /// What a run will do. Values are ready to print.
@@ -50,6 +50,8 @@ pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fau
     // Planned and not made: what would not fit is to be refused, not tried.
     let mut store = Store::of_shapes();
     let decomposition = Decomposition::new(run, &mut store)?;
+    let layers = linears(&run.target.model).len();
+    check_length(run, decomposition.sites.len(), layers)?;
     let task = DecompositionTask::new(decomposition, sources.clone(), &mut store, &processor)?;
     let larger = |one: Memory, other: Memory| {
         if other.total() > one.total() {
@@ -90,6 +92,39 @@ pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fau
         memory,
         gpu_memory,
     })
+}
+
+/// Layers that the losses of a step pass through, at most: such a plan takes some ten seconds. All 224 sites of a model of 32 blocks,
+/// layerwise, are 50,000.
+const MOST_MASKED_LAYERS: usize = 250_000;
+
+/// Refuses a step that would take minutes to plan: a layerwise loss passes through the whole target for each site.
+fn check_length(run: &Run, sites: usize, layers: usize) -> Result<(), Fault> {
+    let of = |routing: Routing| match routing {
+        Routing::Layerwise => sites,
+        Routing::All | Routing::UniformK | Routing::Probability(_) => 1,
+    };
+    let samples = run.train.mask_samples;
+    let passes = |term: &Term| match term {
+        Term::Faithfulness | Term::ImportanceMinimality { .. } => 0,
+        Term::UnmaskedRecon => 1,
+        Term::CiMaskedRecon { routing } => of(*routing),
+        Term::StochasticRecon { routing } => samples.saturating_mul(of(*routing)),
+        Term::StochasticHiddenActsRecon => samples,
+        Term::PgdRecon(pgd) => pgd.steps.saturating_add(1).saturating_mul(of(pgd.routing)),
+    };
+    let trained = run.losses.iter().map(|loss| passes(&loss.term));
+    let measured = run.eval.losses.iter().map(|measure| passes(&measure.term));
+    let passes = trained.chain(measured).fold(0, usize::saturating_add);
+    let masked = passes.saturating_mul(layers);
+    if masked <= MOST_MASKED_LAYERS {
+        return Ok(());
+    }
+    Err(Fault::BadInput(format!(
+        "[[loss]]: a step would pass through the target {passes} times, {layers} layers each: {masked} layers, and at most \
+         {MOST_MASKED_LAYERS} are planned; decompose fewer sites, take fewer mask samples or adversary steps, or leave out a \
+         layerwise loss"
+    )))
 }
 
 /// Refuses a precision that the processor has not.
@@ -217,6 +252,31 @@ mod tests {
             let found = is_had(precision, on_gpu, products);
             assert_eq!(found, expected, "{precision:?} {on_gpu} {products}");
         }
+    }
+
+    #[test]
+    fn a_step_that_takes_minutes_to_plan_is_refused() {
+        let mut run = run(Precision::F32);
+        run.train.mask_samples = 2;
+        run.eval.losses.clear();
+        run.losses.truncate(1);
+        run.losses[0].term = Term::StochasticRecon {
+            routing: Routing::Layerwise,
+        };
+        assert!(check_length(&run, 125, 1000).is_ok());
+        let Err(Fault::BadInput(line)) = check_length(&run, 126, 1000) else {
+            panic!("a step of 252,000 layers");
+        };
+        assert_eq!(
+            line,
+            "[[loss]]: a step would pass through the target 252 times, 1000 layers each: 252000 layers, and at most \
+             250000 are planned; decompose fewer sites, take fewer mask samples or adversary steps, or leave out a \
+             layerwise loss"
+        );
+        run.losses[0].term = Term::StochasticRecon {
+            routing: Routing::All,
+        };
+        assert!(check_length(&run, 100_000, 100_000).is_ok());
     }
 
     #[test]

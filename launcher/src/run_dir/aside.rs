@@ -5,6 +5,8 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use spd_checkpoint::{CheckpointError, Lock};
+
 use super::{RunDir, entries, is_apart, there};
 
 impl RunDir {
@@ -20,7 +22,11 @@ impl RunDir {
 
     fn set_aside_by(&self, rename: Rename<'_>) -> Result<RunDir, String> {
         let _hold = if there(&self.config())? {
-            Some(self.hold()?)
+            match Lock::take(&self.logs()) {
+                Err(error @ CheckpointError::Held { .. }) => return Err(error.to_string()),
+                // Where something else has the lock's place, nobody has the lock.
+                hold => hold.ok(),
+            }
         } else {
             None
         };

@@ -270,11 +270,16 @@ impl Sweep<'_> {
                 }
             };
             if *found != Found::Finished {
-                member.dir.check(0).map_err(Fault::BadInput)?;
+                member
+                    .dir
+                    .check(0, self.asked.fresh)
+                    .map_err(Fault::BadInput)?;
                 bytes = bytes.saturating_add(checkpoint_bytes(&member.run, overview, found));
             }
         }
-        self.root.check(bytes).map_err(Fault::BadInput)?;
+        self.root
+            .check(bytes, self.asked.fresh)
+            .map_err(Fault::BadInput)?;
         let largest = known
             .into_iter()
             .max_by_key(|(_, overview, _)| overview.memory.total());

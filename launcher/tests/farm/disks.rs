@@ -59,7 +59,7 @@ const PLACES: [(&str, Surround); 11] = [
         Around::script(format!("trap '' XFSZ; ulimit -f {blocks}; {PLAIN}"))
     }),
     ("open files", |random| {
-        Around::script(format!("ulimit -n {}; {PLAIN}", 4 + random.below(24)))
+        Around::script(format!("ulimit -n {}; {PLAIN}", 16 + random.below(24)))
     }),
     ("addresses", |random| {
         Around::script(format!(

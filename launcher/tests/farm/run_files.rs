@@ -18,7 +18,7 @@ const FIELD: Field = Field {
 };
 
 /// Longest time to read a file and plan its run.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 
 const MUTATIONS: [(&str, Mutation); 10] = [
     ("number replaced", |lines, random| number(lines, random)),

@@ -1,5 +1,6 @@
 //! Small runs, and the bits that they must end in.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -255,11 +256,19 @@ pub(crate) fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Every path below a directory, in order.
+/// Every path below a directory, in order, but for what the cache remembers of datasets: a dry run may add to that.
 pub(crate) fn tree(dir: &Path) -> Vec<PathBuf> {
     let mut paths = vec![];
     for entry in fs::read_dir(dir).unwrap() {
         let entry = entry.unwrap();
+        if entry.file_name() == "cache"
+            && names(&entry.path()).iter().all(|name| name == "datasets")
+        {
+            continue;
+        }
+        if dir.ends_with("cache") && entry.file_name() == "datasets" {
+            continue;
+        }
         paths.push(entry.path());
         if entry.file_type().unwrap().is_dir() {
             paths.extend(tree(&entry.path()));
@@ -267,6 +276,12 @@ pub(crate) fn tree(dir: &Path) -> Vec<PathBuf> {
     }
     paths.sort();
     paths
+}
+
+/// What lies in a directory; nothing in what is none.
+fn names(dir: &Path) -> Vec<OsString> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name()).collect()
 }
 
 /// Sends a signal to a process, which may be gone.

@@ -198,7 +198,8 @@ fn saved(dir: &Path, ended: &Ended) -> Result<(), String> {
     else {
         return Ok(());
     };
-    if !line.contains("saved") {
+    // `nothing new is saved`, `nothing is saved yet`.
+    if !line.contains("saved") || line.contains("nothing") {
         return Ok(());
     }
     let step = line.split("step ").nth(1).and_then(|rest| {

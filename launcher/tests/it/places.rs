@@ -303,3 +303,35 @@ fn an_absurd_number_of_threads_is_refused() {
         ended.stderr
     );
 }
+
+#[test]
+fn a_fresh_run_is_kept_from_nothing_by_what_it_moves_aside() {
+    let house = House::new();
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 5] = [
+        ("logs", |path| fs::write(path, "").unwrap()),
+        ("checkpoints", |path| fs::write(path, "").unwrap()),
+        ("metrics.jsonl", make_pipe),
+        ("system.jsonl", |path| fs::create_dir(path).unwrap()),
+        ("config.toml", |path| {
+            std::os::unix::fs::symlink("config.toml", path).unwrap();
+        }),
+    ];
+    assert_eq!(launch(house.run("fail", &[])).code, Some(1));
+    for (name, damage) in damages {
+        let path = house.run_dir().join(name);
+        let _ = fs::remove_file(&path);
+        let _ = fs::remove_dir_all(&path);
+        damage(&path);
+        let ended = launch(house.run("fail", &[]));
+        assert_eq!(ended.code, Some(2), "{name}: {}", ended.stderr);
+        assert!(ended.error().contains(name), "{}", ended.stderr);
+        let ended = launch(house.run("fail", &["--fresh"]));
+        assert!(
+            ended.stderr.contains("the old runs/x is now "),
+            "{}",
+            ended.stderr
+        );
+        assert_eq!(ended.code, Some(1), "{name}: {}", ended.stderr);
+    }
+}

@@ -9,8 +9,8 @@
 //!
 //! A product of two bf16 numbers is exact in f32 (8 bits times 8 bits), so what differs among processors is how sums of at most
 //! `k` terms are rounded: each within `k 2^-24` of the sum of magnitudes. AMX and AVX512_BF16 also take numbers below 2^-126 for
-//! 0 (Intel, Architecture Instruction Set Extensions: TDPBF16PS, VDPBF16PS). Both are proven on an emulated processor; none that has
-//! them has run this yet, and how fast they are here is not known.
+//! 0 (Intel, Architecture Instruction Set Extensions: TDPBF16PS, VDPBF16PS). AVX512_BF16 runs on a Zen 4; AMX is proven on an emulated
+//! processor, and no real one has run it yet.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
