@@ -116,7 +116,8 @@ impl RunDir {
     pub(crate) fn find_old(&self) -> Result<bool, String> {
         let stands = self.stands()?;
         // One that has lost its run file is still one.
-        let is_run = there(&self.config())? || there(&self.checkpoints())? && there(&self.logs())?;
+        let is_run =
+            there(&self.config())? || there(&self.checkpoints())? && there(&self.system())?;
         if stands && !is_run {
             return Err(self.no_run());
         }
