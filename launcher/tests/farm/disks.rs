@@ -55,7 +55,7 @@ const PLACES: [(&str, Surround); 11] = [
     ("read-only: all", |_| read_only(".")),
     ("longest file", |random| {
         // Blocks of 512 bytes; beyond them a write fails as on a full disk.
-        let blocks = random.below(80);
+        let blocks = 8 + random.below(72);
         Around::script(format!("trap '' XFSZ; ulimit -f {blocks}; {PLAIN}"))
     }),
     ("open files", |random| {
