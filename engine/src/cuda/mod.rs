@@ -44,18 +44,14 @@
 //!
 //! What a replay asks of a GPU, and in which order, is decided over a `Driver` and tested on an emulated device that does everything as
 //! early or as late as CUDA allows. Op tests, the program of all ops and, in the trainer, the numbers of the
-//! reference run on a real one where `SPD_TEST_GPU` is its number. The test binaries need no source tree, only the libraries that
-//! `spd-launch doctor` looks for, and `$SPD_SHARED` for the reference:
+//! reference run on a real one where `SPD_TEST_GPU` is its number, one process a test: what a kernel does wrong fails every later call of
+//! its process. `.ci/gpu-folder` makes a folder of what such a machine is carried, machine code of all kernels with it:
 //!
 //! ```sh
-//! cargo test --release -p spd-engine -p spd-trainer --no-run          # says where the binaries are; `strip` makes them small
-//! export SPD_TEST_GPU=0 SPD_SHARED=/where/golden/lies
-//! ./spd_engine-HASH --test-threads=1
-//! ./it-HASH golden --test-threads=1
-//! compute-sanitizer --error-exitcode 9 ./spd_engine-HASH --test-threads=1 ops:: every_op
-//! for tool in racecheck synccheck initcheck; do
-//!     compute-sanitizer --tool $tool --error-exitcode 9 ./spd_engine-HASH --test-threads=1 every_op
-//! done
+//! .ci/gpu-folder --arch sm_90     # here
+//! bash .gpu/a                     # there: correctness
+//! bash .gpu/b                     # under compute-sanitizer
+//! bash .gpu/c                     # timed beside the peers
 //! ```
 
 mod agreements;
