@@ -33,7 +33,7 @@ pub enum CheckpointError {
     },
 
     /// Any other answer of the operating system.
-    #[error("{}: cannot {doing}: {found}; {}", path.display(), advice(found))]
+    #[error("{}: cannot {doing}: {found}; {}", path.display(), spd_files::advice(found).unwrap_or("is the disk there and in order?"))]
     Io {
         /// What was to be read or changed.
         path: PathBuf,
@@ -111,19 +111,6 @@ impl CheckpointError {
             },
             _ => Self::io(path, "write", found),
         }
-    }
-}
-
-/// What to look at after an answer of the operating system.
-fn advice(found: &io::Error) -> &'static str {
-    match found.kind() {
-        ErrorKind::OutOfMemory => "is there memory left, and may this process take it (ulimit -v)?",
-        // What a system says that can start no further thread.
-        ErrorKind::WouldBlock => {
-            "is there memory and room for another thread (ulimit -v, ulimit -u)?"
-        }
-        ErrorKind::InvalidInput | ErrorKind::IsADirectory => "move it away",
-        _ => "is the disk there and in order?",
     }
 }
 

@@ -152,7 +152,7 @@ impl Dataset {
     /// When there is no index, or it cannot be read.
     pub fn fingerprint(dir: &Path) -> Result<String, DataError> {
         let path = dir.join(index::FILE_NAME);
-        let json = fs::read(&path).map_err(DataError::io("read", &path))?;
+        let json = spd_files::read(&path).map_err(DataError::io("read", &path))?;
         Ok(index::hex(xxh3_128(&json)))
     }
 

@@ -112,6 +112,21 @@ fn is_file(found: FileType) -> io::Result<()> {
     ))
 }
 
+/// What to look at after an answer of the operating system that is not about a disk; `None` where it may be.
+pub fn advice(found: &io::Error) -> Option<&'static str> {
+    match found.kind() {
+        ErrorKind::OutOfMemory => {
+            Some("is there memory left, and may this process take it (ulimit -v)?")
+        }
+        // What a system says that can start no further thread.
+        ErrorKind::WouldBlock => {
+            Some("is there memory and room for another thread (ulimit -v, ulimit -u)?")
+        }
+        ErrorKind::InvalidInput | ErrorKind::IsADirectory => Some("move it away"),
+        _ => None,
+    }
+}
+
 /// What people call something that stands under a name.
 pub fn name(found: FileType) -> &'static str {
     if found.is_file() {

@@ -1,13 +1,13 @@
 //! What can go wrong with a spool. Each text is one line and holds the system's own words.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Why a spool cannot be opened or rolled back.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     /// The operating system refused.
-    #[error("{}: cannot {doing}: {found}; {}", path.display(), advice(found))]
+    #[error("{}: cannot {doing}: {found}; {}", path.display(), spd_files::advice(found).unwrap_or("is the disk there, writable and not full?"))]
     Io {
         /// The file.
         path: PathBuf,
@@ -45,15 +45,6 @@ impl SpoolError {
             doing,
             found,
         }
-    }
-}
-
-/// What to look at after an answer of the operating system.
-fn advice(found: &io::Error) -> &'static str {
-    match found.kind() {
-        ErrorKind::OutOfMemory => "is there memory left, and may this process take it (ulimit -v)?",
-        ErrorKind::InvalidInput | ErrorKind::IsADirectory => "move it away",
-        _ => "is the disk there, writable and not full?",
     }
 }
 

@@ -92,7 +92,7 @@ pub fn open_checked(run: &Run) -> Result<Sources, Fault> {
 
 /// Checks a source; what was found of its files is kept in `record`.
 fn check(source: &Source, record: &Path) -> Result<(), Fault> {
-    let before = fs::read(record).ok();
+    let before = spd_files::read(record).ok();
     let before = before.and_then(|text| serde_json::from_slice(&text).ok());
     let before: Known = before.unwrap_or_default();
     let mut known = before.clone();

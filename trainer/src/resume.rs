@@ -98,7 +98,7 @@ pub(crate) fn lost(dir: &Path, damaged: &[(PathBuf, String)]) -> Result<Option<S
     let why = match damaged {
         [] if !was_saved => return Ok(None),
         [] => {
-            let record = std::fs::read(&path).ok();
+            let record = spd_files::read(&path).ok();
             let record = record.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
             let first = record.and_then(|record| record.get("first")?.as_u64());
             let first = first.map_or(String::new(), |step| {

@@ -1,6 +1,5 @@
 //! The target's weights: from a file, from the cache of trained targets, or trained now into that cache.
 
-use std::fs::File;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -239,7 +238,7 @@ fn kept(file: &Path, run: &Run) -> Result<Kept, Fault> {
 
 /// The hash that a trained target has in its header.
 fn promised(file: &Path) -> Option<String> {
-    let mut file = File::open(file).ok()?;
+    let mut file = spd_files::open(file).ok()?;
     let bytes = file.metadata().ok()?.len();
     let mut header_bytes = [0; 8];
     file.read_exact(&mut header_bytes).ok()?;
