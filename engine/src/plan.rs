@@ -213,7 +213,6 @@ fn last_uses(builder: &Builder, order: &[usize]) -> Vec<Option<usize>> {
 mod tests {
     use std::ops::Range;
     use std::sync::Arc;
-    use std::time::Instant;
 
     use super::*;
     use crate::Store;
@@ -394,40 +393,6 @@ mod tests {
                 "{seed}: {arena} {live}"
             );
         }
-    }
-
-    /// Seconds that it takes to write down and plan the step of a network of so many layers.
-    fn planning_s(layers: usize) -> f64 {
-        let start = Instant::now();
-        let (mut b, mut store) = (Builder::new(), Store::new());
-        let mut parameters = Vec::new();
-        let mut x = b.input("x", &Type::f32(&[4, 4])).unwrap();
-        for layer in 0..layers {
-            let slot = store.zeros(layer.to_string(), &[4, 4]);
-            let w = b.persistent(&store, slot);
-            let y = b.matmul(x, w).unwrap();
-            let y = b.relu(y).unwrap();
-            x = b.add(x, y).unwrap();
-            parameters.push(w);
-        }
-        let loss = b.sum_squares(x).unwrap();
-        for (layer, gradient) in b.gradients(loss, &parameters).unwrap().iter().enumerate() {
-            b.output(layer.to_string(), gradient.unwrap());
-        }
-        assert!(Plan::new(&b).ops() > 6 * layers);
-        start.elapsed().as_secs_f64()
-    }
-
-    // Where every op looks at every other one, it is 64 times; the best of three, as others use the machine too.
-    #[test]
-    fn a_network_eight_times_as_deep_is_planned_in_little_more_than_eight_times_the_time() {
-        let best = |layers| {
-            (0..3)
-                .map(|_| planning_s(layers))
-                .fold(f64::INFINITY, f64::min)
-        };
-        let (shallow, deep) = (best(1000), best(8000));
-        assert!(deep < 24.0 * shallow, "{shallow} s and {deep} s");
     }
 
     #[test]

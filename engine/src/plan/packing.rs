@@ -10,19 +10,26 @@ use super::Block;
 
 /// Gives offsets, largest block first; returns the size of the arena.
 pub(super) fn pack(blocks: &mut [Block]) -> usize {
+    packed(blocks).0
+}
+
+/// The same, and how many taken stretches were looked at.
+fn packed(blocks: &mut [Block]) -> (usize, usize) {
     // An empty block lies anywhere, in nobody's way.
     let mut by_size: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].bytes > 0).collect();
     by_size.sort_by_key(|&block| (std::cmp::Reverse(blocks[block].bytes), block));
     let ops = blocks.iter().map(|block| block.last + 1).max();
     let mut taken = Timeline::new(ops.unwrap_or(0));
-    let mut size = 0;
+    let (mut size, mut looks) = (0, 0);
     for block in by_size {
         let block = &mut blocks[block];
-        block.offset = taken.lowest(block);
+        let (offset, looked) = taken.lowest(block);
+        block.offset = offset;
         taken.take(block);
-        size = size.max(block.offset + block.bytes);
+        size = size.max(offset + block.bytes);
+        looks += looked;
     }
-    size
+    (size, looks)
 }
 
 /// Bytes of the arena that are taken, as stretches that neither overlap nor touch: the end of each by its start.
@@ -104,8 +111,8 @@ impl Timeline {
         std::iter::successors(Some(self.leaves + op), larger)
     }
 
-    /// The lowest offset at which a block finds its bytes free for its whole life.
-    fn lowest(&self, block: &Block) -> usize {
+    /// The lowest offset at which a block finds its bytes free for its whole life, and how many stretches were looked at for it.
+    fn lowest(&self, block: &Block) -> (usize, usize) {
         // Whoever lives with the block lives through a part of one of the nodes of its life, or through a larger node, which one of
         // the ends of its life is in.
         let [first, last] = [block.first, block.last].map(|op| self.around(op));
@@ -120,17 +127,18 @@ impl Timeline {
         let taken = across.chain(within).filter(|taken| !taken.0.is_empty());
         let mut taken: Vec<(&Stretches, Range<usize>)> =
             taken.map(|taken| (taken, taken.behind(0))).collect();
-        let mut offset = 0;
+        let (mut offset, mut looks) = (0, taken.len());
         loop {
             let before = offset;
             for (taken, next) in &mut taken {
                 while next.start < offset + block.bytes {
                     offset = offset.max(next.end);
                     *next = taken.behind(offset);
+                    looks += 1;
                 }
             }
             if offset == before {
-                return offset;
+                return (offset, looks);
             }
         }
     }
@@ -211,6 +219,33 @@ mod tests {
             let offsets = |blocks: &[Block]| blocks.iter().map(|b| b.offset).collect::<Vec<_>>();
             assert_eq!(offsets(&found), offsets(&expected), "{ops}");
         }
+    }
+
+    /// The blocks of a network's step: of each layer one that waits for the backward pass, and two that live for an op.
+    fn of_layers(layers: usize) -> Vec<Block> {
+        let block = |bytes, first, last| Block {
+            bytes,
+            first,
+            last,
+            offset: 0,
+        };
+        let ops = 4 * layers;
+        let layer = |layer: usize| {
+            let (forward, backward) = (2 * layer, ops - 2 * layer - 1);
+            [
+                block(64, forward, backward),
+                block(256, forward, forward + 1),
+                block(128, backward - 1, backward),
+            ]
+        };
+        (0..layers).flat_map(layer).collect()
+    }
+
+    #[test]
+    fn eight_times_the_layers_take_little_more_than_eight_times_the_looks() {
+        let looks = |layers| packed(&mut of_layers(layers)).1;
+        let (few, many) = (looks(1000), looks(8000));
+        assert!(many < 16 * few, "{few} and {many}");
     }
 
     #[test]
