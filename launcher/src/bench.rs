@@ -29,12 +29,7 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
     if let Some(arch) = &asked.arch {
         return compile_only(asked, arch);
     }
-    let overrides = Overrides {
-        batch: asked.batch,
-        seq: asked.seq,
-        precision: asked.precision.as_deref(),
-        ..Overrides::default()
-    };
+    let overrides = overrides(asked);
     let presets: Vec<Vec<(Option<usize>, Preset)>> = asked
         .names
         .iter()
@@ -82,14 +77,18 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
-/// Compiles the kernels of the named workloads, or of all.
-fn compile_only(asked: &BenchArgs, arch: &str) -> Result<Exit, Fault> {
-    let overrides = Overrides {
+fn overrides(asked: &BenchArgs) -> Overrides<'_> {
+    Overrides {
         batch: asked.batch,
         seq: asked.seq,
         precision: asked.precision.as_deref(),
         ..Overrides::default()
-    };
+    }
+}
+
+/// Compiles the kernels of the named workloads, or of all.
+fn compile_only(asked: &BenchArgs, arch: &str) -> Result<Exit, Fault> {
+    let overrides = overrides(asked);
     let named = asked.names.iter().map(|name| preset(name, &overrides));
     let named = named.collect::<Result<Vec<Preset>, Fault>>()?;
     let presets = if named.is_empty() { all() } else { named };

@@ -24,8 +24,8 @@ use crate::target;
 use crate::train::{Place, Progress, train};
 
 /// Runs one rank to its end in the prepared run directory (`config.toml` is there), from the newest good checkpoint if there
-/// is one. `stop` is heard within a step, an update of the warm-up, a batch of an evaluation or a figure. Its programs run on the GPU of the number `gpu`, or on the
-/// processor where none is named.
+/// is one. `stop` is heard within a step, an update of the warm-up, a batch of an evaluation or a figure. Its programs run on
+/// the GPU of the number `gpu`, or on the processor where none is named.
 ///
 /// # Errors
 ///

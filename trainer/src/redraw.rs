@@ -44,7 +44,7 @@ pub fn redraw(run_dir: &Path, threads: usize) -> Result<Redrawn, Fault> {
         ..run
     };
     let _lock = Lock::take(run_dir)?;
-    let root = run_dir.join("checkpoints");
+    let root = run_dir.join(resume::CHECKPOINTS);
     let found = newest(&root)?;
     let Some(snapshot) = &found.snapshot else {
         let bad = found.set_aside.first();

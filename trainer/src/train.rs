@@ -17,7 +17,7 @@ use crate::parameters::BETA1;
 use crate::resume::{self, CHECKPOINTS, Ingredient};
 use crate::saver::{At, Saver, TRAINING_GOES_ON};
 use crate::state;
-use crate::task::Task;
+use crate::task::{GoOn, Task};
 
 /// Batches that wait to be used.
 pub(crate) const PREFETCHED: usize = 4;
@@ -184,24 +184,14 @@ impl Training<'_> {
     /// Starting values and the row about them. Whether it came to that.
     fn begin(&mut self) -> Result<bool, Fault> {
         self.show(true);
-        let Self {
-            task,
-            store,
-            progress,
-            ..
-        } = self;
-        let mut go_on = || progress.alive("eval", 0, self.stop);
-        let Some(start) = task.begin(store, &mut go_on)? else {
+        let start = self.beside("eval", |task, store, go_on| task.begin(store, go_on))?;
+        let Some(start) = start else {
             return Ok(false);
         };
         if !start.is_empty() {
-            let start = start
-                .into_iter()
-                .map(|(name, value)| (name.replace("eval/", "start/"), value));
-            self.spool
-                .append(&start.fold(Row::new(0, Kind::Eval), |row, (name, value)| {
-                    row.with(name, value)
-                }));
+            let start = start.into_iter();
+            let start = start.map(|(name, value)| (name.replace("eval/", "start/"), value));
+            self.spool.append(&row(0, Kind::Eval, start));
         }
         Ok(true)
     }
@@ -266,15 +256,9 @@ impl Training<'_> {
         loader.recycle(batch);
         if is_logged {
             halt::check(&mut **task, store, step)?;
-            let mut row = Row::new(step, Kind::Train);
-            for (name, value) in task
-                .observe(store)
-                .into_iter()
-                .chain(named(task.scalars(step)))
-            {
-                row = row.with(name, value);
-            }
-            self.spool.append(&row);
+            let seen = task.observe(store).into_iter();
+            let seen = seen.chain(named(task.scalars(step)));
+            self.spool.append(&row(step, Kind::Train, seen));
             self.spool.flush();
         }
         self.at = At::Step(step + 1);
@@ -283,42 +267,39 @@ impl Training<'_> {
 
     /// The row of an evaluation. Whether there is one; not so where it was left on request.
     fn evaluate(&mut self) -> Result<bool, Fault> {
-        let step = self.at.step();
-        let Self {
-            task,
-            store,
-            progress,
-            ..
-        } = self;
-        let mut go_on = || progress.alive("eval", step, self.stop);
-        let Some(values) = task.evaluate(store, &mut go_on)? else {
+        let Some(values) = self.beside("eval", |task, store, go_on| task.evaluate(store, go_on))?
+        else {
             return Ok(false);
         };
-        let mut row = Row::new(step, Kind::Eval);
-        for (name, value) in values {
-            row = row.with(name, value);
-        }
-        self.spool.append(&row);
+        self.spool.append(&row(self.at.step(), Kind::Eval, values));
         self.spool.flush();
         Ok(true)
     }
 
     /// The figures. Whether it was to go on; figures are worth a warning, not a run.
     fn draw(&mut self) -> Result<bool, Fault> {
-        let step = self.at.step();
-        let Self {
-            task,
-            store,
-            progress,
-            ..
-        } = self;
-        let mut go_on = || progress.alive("figures", step, self.stop);
-        let drawn = task.draw(store, (self.place.dir, step), &mut go_on);
+        let (dir, step) = (self.place.dir, self.at.step());
+        let drawn = self.beside("figures", |task, store, go_on| {
+            task.draw(store, (dir, step), go_on)
+        });
         drawn.or_else(|fault| {
             let note = format!("the figures of step {step} were not drawn: {fault}");
             self.progress.event(step, note);
             Ok(true)
         })
+    }
+
+    /// Does what takes long and is no step. While it does, the run says that it is alive, and hears a request to stop.
+    ///
+    /// - `doing`: the spool's word for it
+    fn beside<R>(
+        &mut self,
+        doing: &str,
+        work: impl FnOnce(&mut dyn Task, &mut Store, &mut GoOn<'_>) -> R,
+    ) -> R {
+        let step = self.at.step();
+        let mut go_on = || self.progress.alive(doing, step, self.stop);
+        work(&mut *self.task, &mut *self.store, &mut go_on)
     }
 
     fn save(&mut self) -> Result<(), Fault> {
@@ -364,6 +345,13 @@ impl Training<'_> {
 
 fn every(step: u64, steps: u64) -> bool {
     steps > 0 && step.is_multiple_of(steps)
+}
+
+fn row(step: u64, kind: Kind, values: impl IntoIterator<Item = (String, f64)>) -> Row {
+    let values = values.into_iter();
+    values.fold(Row::new(step, kind), |row, (name, value)| {
+        row.with(name, value)
+    })
 }
 
 fn named(scalars: Vec<(&'static str, f64)>) -> impl Iterator<Item = (String, f64)> {

@@ -19,9 +19,6 @@ pub(super) struct Clock {
 
 /// What is timed.
 pub(super) trait Timed {
-    /// What a step finds ready: made while the clock stands still.
-    fn prepare(&mut self, batch: usize);
-
     /// One step on the batch of a number; a GPU may only have been asked for it.
     fn step(&mut self, batch: usize) -> Result<(), Fault>;
 
@@ -29,13 +26,11 @@ pub(super) trait Timed {
     fn finish(&mut self) -> Result<(), Fault>;
 }
 
-/// Makes warm-up steps, timed steps, and as many steps back to back, which all find the same ready. Batches are numbered
-/// from 0 in each of the three.
+/// Makes warm-up steps, timed steps, and as many steps back to back. Batches are numbered from 0 in each of the three.
 pub(super) fn measure(timed: &mut impl Timed, settings: &Settings) -> Result<Clock, Fault> {
     let start = Instant::now();
     let mut first_s = 0.0;
     for index in 0..settings.warmup.max(1) {
-        timed.prepare(index);
         timed.step(index)?;
         timed.finish()?;
         if index == 0 {
@@ -45,7 +40,6 @@ pub(super) fn measure(timed: &mut impl Timed, settings: &Settings) -> Result<Clo
     let warmup_s = start.elapsed().as_secs_f64();
     let mut sorted_ms: Vec<f64> = (0..settings.steps)
         .map(|index| {
-            timed.prepare(index);
             let start = Instant::now();
             timed.step(index)?;
             timed.finish()?;
@@ -53,7 +47,6 @@ pub(super) fn measure(timed: &mut impl Timed, settings: &Settings) -> Result<Clo
         })
         .collect::<Result<_, Fault>>()?;
     sorted_ms.sort_by(f64::total_cmp);
-    timed.prepare(0);
     let start = Instant::now();
     (0..settings.steps).try_for_each(|index| timed.step(index))?;
     timed.finish()?;
@@ -120,10 +113,6 @@ mod tests {
         struct Seen(Vec<(char, usize)>);
 
         impl Timed for Seen {
-            fn prepare(&mut self, batch: usize) {
-                self.0.push(('p', batch));
-            }
-
             fn step(&mut self, batch: usize) -> Result<(), Fault> {
                 self.0.push(('s', batch));
                 Ok(())
@@ -144,9 +133,9 @@ mod tests {
             phases: false,
         };
         measure(&mut seen, &settings).unwrap();
-        let alone = |batch| [('p', batch), ('s', batch), ('f', 0)];
+        let alone = |batch| [('s', batch), ('f', 0)];
         let one_by_one = [alone(0), alone(0), alone(1)].concat();
-        let back_to_back = [('p', 0), ('s', 0), ('s', 1), ('f', 0)];
+        let back_to_back = [('s', 0), ('s', 1), ('f', 0)];
         assert_eq!(seen.0, [&one_by_one[..], &back_to_back].concat());
     }
 }

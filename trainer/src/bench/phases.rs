@@ -122,7 +122,6 @@ pub(super) fn measure(
     let ceilings = Ceilings::measure(of, pool, (shape, memory), sizes)?;
     let stages = stages(workload, steps)?;
     workload.program.start_profile();
-    workload.prepare(0);
     let start = Instant::now();
     (0..steps).try_for_each(|index| workload.step(index))?;
     let step_ms = ms(start) / steps as f64;
