@@ -253,3 +253,40 @@ fn a_write_that_fails_once_is_made_up_for() {
     );
     assert_eq!(newest(&checkpoints).unwrap().snapshot.unwrap().step, 4000);
 }
+
+#[test]
+fn a_run_whose_rows_find_no_room_does_not_end_without_them() {
+    let house = House::new();
+    let set = [
+        &SHORT[1..],
+        &["train.steps=150", "checkpoint.every=50", "log.every=1"],
+    ]
+    .concat();
+    let command = |house: &House| {
+        let mut command = house.real("tms_5-2.toml", "runs/x", &set);
+        command.args(["--threads", "1"]);
+        command
+    };
+    let rows = |house: &House| fs::read_to_string(house.run_dir().join("metrics.jsonl")).unwrap();
+    let straight = House::new();
+    assert_eq!(launch(command(&straight)).code, Some(0));
+    // 32 KiB hold the target and the 25 KiB of a state, and not all rows.
+    assert!(
+        rows(&straight).len() > 40 << 10,
+        "{}",
+        rows(&straight).len()
+    );
+    let ended = launch(limited(&command(&house), 64));
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(
+        ended.error().contains("metrics.jsonl: "),
+        "{}",
+        ended.stderr
+    );
+    let end = "; the same command goes on from the checkpoint of step 50";
+    assert!(ended.error().ends_with(end), "{}", ended.stderr);
+    assert!(!house.run_dir().join("summary.json").exists());
+    let ended = launch(command(&house));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(rows(&house) == rows(&straight));
+}
