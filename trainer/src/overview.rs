@@ -94,7 +94,7 @@ pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fau
     })
 }
 
-/// Layers that the losses of a step pass through, at most: such a plan takes some ten seconds. All 224 sites of a model of 32 blocks,
+/// Layers that the losses of a step pass through, at most: such a plan takes some five seconds. All 224 sites of a model of 32 blocks,
 /// layerwise, are 50,000.
 const MOST_MASKED_LAYERS: usize = 250_000;
 
