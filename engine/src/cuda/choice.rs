@@ -203,7 +203,7 @@ fn time(device: &Arc<Device>, program: Program) -> Result<Option<f32>, Fault> {
     let trial = Trial {
         numbers,
         arena,
-        module: device.driver().load(&program)?,
+        module: device.driver().load(&program.kernels)?,
         device,
         program,
     };

@@ -13,7 +13,7 @@ use super::Fault;
 use super::compiler::compile_all;
 use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer};
 use super::product::Product;
-use super::program::{Kernel, Program};
+use super::program::Kernel;
 
 /// Memory that it says it has, in bytes: as much as an H100.
 const BYTES: usize = 80 << 30;
@@ -128,14 +128,14 @@ impl Driver for Compiling {
         Ok(())
     }
 
-    fn load(&self, program: &Program) -> Result<Module, Fault> {
-        let compiled = compile_all(&program.kernels, &self.arch, Some(&self.cache))?;
+    fn load(&self, kernels: &[Kernel]) -> Result<Module, Fault> {
+        let compiled = compile_all(kernels, &self.arch, Some(&self.cache))?;
         let new = compiled.iter().filter(|compiled| !compiled.was_kept);
         self.compiled.fetch_add(new.count(), Ordering::Relaxed);
         self.kernels.fetch_add(compiled.len(), Ordering::Relaxed);
         Ok(Module {
             handles: Vec::new(),
-            functions: vec![0; program.kernels.len()],
+            functions: vec![0; kernels.len()],
         })
     }
 

@@ -7,7 +7,7 @@
 
 use super::Fault;
 use super::product::Product;
-use super::program::{Kernel, Program};
+use super::program::Kernel;
 use crate::value::DType;
 
 /// What is put on one stream is done in order; streams run beside each other.
@@ -134,8 +134,8 @@ pub(crate) trait Driver: Send + Sync {
     /// Both stretches of memory live until it is done, and the host leaves its own alone.
     unsafe fn copy(&self, stream: Stream, transfer: Transfer) -> Result<(), Fault>;
 
-    /// Compiles the kernels of a program and loads them.
-    fn load(&self, program: &Program) -> Result<Module, Fault>;
+    /// Compiles kernels and loads them.
+    fn load(&self, kernels: &[Kernel]) -> Result<Module, Fault>;
 
     /// Unloads kernels.
     ///

@@ -103,7 +103,7 @@ impl Loaded {
             numbers: device.allocate(numbers, "the numbers of a step")?,
             inputs: Inputs::new(device, program)?,
             done: device.event()?,
-            module: device.driver().load(program)?,
+            module: device.driver().load(&program.kernels)?,
             device: Arc::clone(device),
         })
     }

@@ -18,7 +18,7 @@ use super::cublaslt::{Addresses, CublasLt, WORKSPACE};
 use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
 use super::libraries;
 use super::product::Product;
-use super::program::{Kernel, Program};
+use super::program::Kernel;
 
 fn failed(what: &str) -> impl Fn(DriverError) -> Fault {
     move |error| Fault::new(format!("the GPU cannot {what}: {error:?}"))
@@ -288,8 +288,7 @@ impl Driver for Gpu {
         .map_err(failed(what))
     }
 
-    fn load(&self, program: &Program) -> Result<Module, Fault> {
-        let kernels = &program.kernels;
+    fn load(&self, kernels: &[Kernel]) -> Result<Module, Fault> {
         let compiled = compile_all(kernels, &self.arch, self.cache.as_deref())?;
         let load = failed("load the kernels");
         self.bind("load the kernels")?;

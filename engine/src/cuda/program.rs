@@ -276,26 +276,6 @@ impl Program {
         }
     }
 
-    /// CUDA C++ of all kernels, for who compiles them together.
-    #[cfg(any(test, feature = "emulated"))]
-    pub(crate) fn source(&self) -> String {
-        let mut sources: Vec<Source> = Vec::new();
-        for kernel in &self.kernels {
-            if !sources.contains(&kernel.source) {
-                sources.push(kernel.source);
-            }
-        }
-        let mut text = PRELUDE.to_owned();
-        for source in sources {
-            text += &format!("\n// ---- {}\n\n{}", source.name, source.text);
-        }
-        text.push('\n');
-        for kernel in &self.kernels {
-            text += &format!("KERNEL({}, {})\n", kernel.name, kernel.definition);
-        }
-        text
-    }
-
     /// Tensors of the store that it reads or writes, and those that it writes.
     pub(crate) fn slots(&self) -> (Vec<Slot>, Vec<Slot>) {
         let operands: Vec<Placed> = self.steps.iter().flat_map(Step::operands).collect();
@@ -324,6 +304,26 @@ impl Program {
         let slots: BTreeSet<Slot> = rounded.filter_map(|placed| placed.slot()).collect();
         slots.into_iter().collect()
     }
+}
+
+/// CUDA C++ of kernels, for who compiles them together.
+#[cfg(any(test, feature = "emulated"))]
+pub(crate) fn source(kernels: &[Kernel]) -> String {
+    let mut sources: Vec<Source> = Vec::new();
+    for kernel in kernels {
+        if !sources.contains(&kernel.source) {
+            sources.push(kernel.source);
+        }
+    }
+    let mut text = PRELUDE.to_owned();
+    for source in sources {
+        text += &format!("\n// ---- {}\n\n{}", source.name, source.text);
+    }
+    text.push('\n');
+    for kernel in kernels {
+        text += &format!("KERNEL({}, {})\n", kernel.name, kernel.definition);
+    }
+    text
 }
 
 pub(crate) fn value(place: Place, ty: &Type) -> Placed {

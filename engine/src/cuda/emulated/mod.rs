@@ -32,7 +32,7 @@ use super::Fault;
 use super::compiler::compile_all;
 use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
 use super::product::Product;
-use super::program::{Kernel, Program};
+use super::program::{Kernel, source};
 
 /// What the host asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -304,11 +304,11 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    fn load(&self, program: &Program) -> Result<Module, Fault> {
+    fn load(&self, kernels: &[Kernel]) -> Result<Module, Fault> {
         if let Some((arch, cache)) = also_for() {
-            compile_all(&program.kernels, &arch, Some(&cache))?;
+            compile_all(kernels, &arch, Some(&cache))?;
         }
-        let compiled = Kernels::new(&program.source());
+        let compiled = Kernels::new(&source(kernels));
         let compiled = compiled.ok_or_else(|| Fault::new("g++ was not found"))?;
         let compiled = Arc::new(compiled);
         let mut state = self.state();
@@ -317,7 +317,7 @@ impl Driver for Emulated {
         state.functions.insert(handle, compiled);
         Ok(Module {
             handles: vec![handle],
-            functions: vec![handle; program.kernels.len()],
+            functions: vec![handle; kernels.len()],
         })
     }
 

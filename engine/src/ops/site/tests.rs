@@ -9,7 +9,7 @@ use crate::cpu::{self, Pool, StepParameters};
 use crate::cuda::compiler::explained;
 use crate::cuda::emulated::{Emulated, Order, is_there};
 use crate::cuda::libraries::Library;
-use crate::cuda::program::Program;
+use crate::cuda::program::{Program, source};
 use crate::cuda::tests::{gpu, replay_on, same_bits, uses};
 use crate::cuda::{self, Arena, Device};
 use crate::ops::oracle::{close, random};
@@ -346,7 +346,7 @@ fn kernels_of_sites_compile_within_their_budget() {
         let made = square(d).build(false);
         let program = Program::of(&stored(&made.b), |_, _| true);
         for arch in ["sm_80", "sm_90", "sm_90a"] {
-            let (_, log) = explained(&program.source(), arch).unwrap();
+            let (_, log) = explained(&source(&program.kernels), arch).unwrap();
             let mut sites = 0;
             for used in uses(&log) {
                 let kernel = program.kernels.iter().find(|k| k.name == used.kernel);
