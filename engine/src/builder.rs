@@ -304,6 +304,7 @@ impl Builder {
             scalars: self.scalars.clone(),
             frozen: self.frozen.clone(),
             agreed: self.agreed.clone(),
+            precision: self.precision,
             ..Self::default()
         };
         nodes.into_iter().for_each(|node| to.append(node));

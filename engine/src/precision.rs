@@ -34,6 +34,10 @@ pub enum Precision {
     /// Everything in f32.
     #[default]
     F32,
+    /// Everything stored in f32; on a GPU the factors of products that depend on the batch are rounded to TF32, whose ten bits tensor
+    /// cores multiply. What PyTorch and JAX call fp32 on a GPU unless they are told otherwise. A processor has none, and computes
+    /// in f32.
+    Tf32,
     /// Activations, their gradients, and the factors of products in bf16, on a processor the last alone; everything else, and
     /// every sum, in f32.
     Bf16,
@@ -131,7 +135,7 @@ fn of_batch(from: &Builder) -> Vec<bool> {
     depends
 }
 
-/// Of each node what its products round their factors to on a processor, which stores everything in f32.
+/// Of each node what its products round their factors to where everything is stored in f32.
 pub(crate) fn precision_of_products(from: &Builder) -> Vec<Precision> {
     let depends = of_batch(from);
     let of = |node: &Node| {
@@ -219,6 +223,8 @@ pub(crate) fn rounded_wherever_possible(from: &Builder) -> Builder {
 /// bf16.
 fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> bool) -> Builder {
     let mut to = from.with_nodes(Vec::new());
+    // What is to be rounded is, once.
+    to.precision = Precision::F32;
     for (ty, _) in to.types.iter_mut().zip(exact).filter(|(_, exact)| !**exact) {
         ty.dtype = DType::Bf16;
     }

@@ -388,7 +388,9 @@ impl Executor {
     /// Bytes that each thread holds at most beside the arena: what it lays out anew for a product.
     pub fn packed_bytes(&self) -> usize {
         let of_op = |op: &PreparedOp| match op.precision {
-            Precision::F32 => op.op.packed_bytes(&op.types.iter().collect::<Vec<_>>()),
+            Precision::F32 | Precision::Tf32 => {
+                op.op.packed_bytes(&op.types.iter().collect::<Vec<_>>())
+            }
             Precision::Bf16 => PANELS,
         };
         self.ops.iter().map(of_op).max().unwrap_or(0)

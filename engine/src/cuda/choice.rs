@@ -1,12 +1,14 @@
-//! Which sites of a program are one op each, measured on the device that is to run it, once for each kind.
+//! What a program computes in one of several ways, measured on the device that is to run it, once for each kind: whether a site is one
+//! op, and by which algorithm or kernel a product is computed.
 //!
 //! ```text
 //! what the run has decided before  ->  what this machine has measured before  ->  a measurement
 //! ```
 //!
-//! The two compute the same in other orders of sums and with one rounding less, so a run that is resumed is to decide as it did at
+//! All ways compute the same in other orders of sums and with other roundings, so a run that is resumed is to decide as it did at
 //! first: each decision is written down in the run's [record](Choices::keep), and what is there holds, whatever else is known. A kind
-//! is everything that the times depend on: shapes, types and settings of all ops of a site, the device, the sources of the kernels.
+//! is everything that the times depend on: shapes, types and settings, the device, the version of the library, the sources of the
+//! kernels.
 #![expect(unsafe_code, reason = "addresses of a device")]
 
 use std::collections::BTreeMap;
@@ -17,10 +19,12 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::Fault;
 use super::compiler::{keep, kept, write_whole};
-use super::device::{Device, Memory};
-use super::driver::{Argument, Module, Stream};
+use super::device::{Device, Event, Memory};
+use super::driver::{Argument, Module, Stream, Transfer, Way};
 use super::executor::put;
-use super::program::{self, FIXED_PARAMETERS, Placed, Program, Step};
+use super::mirror::ALIGN;
+use super::product::Algorithm;
+use super::program::{self, FIXED_PARAMETERS, Kernel, Placed, PlacedProduct, Program, Step};
 use super::sites::Found;
 use crate::builder::{Builder, Home, Node};
 use crate::ops::SitePart;
@@ -31,27 +35,59 @@ const REPLAYS: usize = 5;
 
 /// First line of a run's record.
 const TITLE: &str =
-    "how this run computes its masked sites on a GPU; a resumed run goes on with it";
+    "how this run computes its sites and products on a GPU; a resumed run goes on with it";
+
+/// What is decided of a kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// A site is one op.
+    Site,
+    /// A site is its products and what lies between.
+    Products,
+    /// A product is a kernel of our own.
+    Own,
+    /// A product is computed by this algorithm of cublasLt.
+    CublasLt(Algorithm),
+}
+
+impl Choice {
+    fn word(self) -> String {
+        match self {
+            Self::Site => "site".to_owned(),
+            Self::Products => "products".to_owned(),
+            Self::Own => "own".to_owned(),
+            Self::CublasLt(Algorithm(data)) => {
+                let data = data.map(|word| format!("{word:016x}"));
+                format!("cublaslt-{}", data.concat())
+            }
+        }
+    }
+
+    fn of(word: &str) -> Option<Self> {
+        let plain = [Self::Site, Self::Products, Self::Own].into_iter();
+        let library = || {
+            let digits = word.strip_prefix("cublaslt-")?;
+            let mut data = [0; 8];
+            for (index, data) in data.iter_mut().enumerate() {
+                *data = u64::from_str_radix(digits.get(16 * index..16 * index + 16)?, 16).ok()?;
+            }
+            Some(Self::CublasLt(Algorithm(data)))
+        };
+        let found = plain.chain(library());
+        found.into_iter().find(|choice| choice.word() == word)
+    }
+}
 
 /// What was decided so far, and where that is kept.
 #[derive(Debug, Default)]
 pub(super) struct Choices {
-    /// By kind: whether a site is one op.
-    known: BTreeMap<u128, bool>,
+    /// By kind.
+    known: BTreeMap<u128, Choice>,
     /// Of this machine.
     cache: Option<PathBuf>,
-    /// Of the run.
+    /// Of the run, and whether it lacks a decision.
     record: Option<PathBuf>,
-}
-
-fn word(fused: bool) -> &'static str {
-    if fused { "site" } else { "products" }
-}
-
-fn meaning(word: &str) -> Option<bool> {
-    [true, false]
-        .into_iter()
-        .find(|&fused| self::word(fused) == word)
+    is_behind: bool,
 }
 
 impl Choices {
@@ -67,7 +103,7 @@ impl Choices {
     pub(super) fn keep(&mut self, record: PathBuf) -> Result<(), Fault> {
         let told = |found: &str| {
             Fault::new(format!(
-                "{}: should say how the run computes its sites, found {found}; put it back as it was, or start over with --fresh",
+                "{}: should say how the run computes its sites and products, found {found}; put it back as it was, or start over with --fresh",
                 record.display()
             ))
         };
@@ -82,7 +118,7 @@ impl Choices {
                     let kind = (kind.len() == 32)
                         .then(|| u128::from_str_radix(kind, 16).ok())
                         .flatten();
-                    let (Some(kind), Some(chosen)) = (kind, meaning(chosen)) else {
+                    let (Some(kind), Some(chosen)) = (kind, Choice::of(chosen)) else {
                         return Err(told(&format!("`{line}`")));
                     };
                     self.known.insert(kind, chosen);
@@ -95,12 +131,13 @@ impl Choices {
         Ok(())
     }
 
-    /// The decision on a kind, made by `measure` where there is none. Where that has no room, products it is, in this run.
+    /// The decision on a kind, made by `measure` where there is none, which says whether it was measured; otherwise it is for this run
+    /// alone.
     pub(super) fn of(
         &mut self,
         kind: &str,
-        measure: impl FnOnce() -> Result<Option<bool>, Fault>,
-    ) -> Result<bool, Fault> {
+        measure: impl FnOnce() -> Result<(Choice, bool), Fault>,
+    ) -> Result<Choice, Fault> {
         let hash = xxh3_128(kind.as_bytes());
         if let Some(&known) = self.known.get(&hash) {
             return Ok(known);
@@ -112,39 +149,45 @@ impl Choices {
         let found = cached
             .as_deref()
             .and_then(kept)
-            .and_then(|bytes| meaning(std::str::from_utf8(&bytes).ok()?));
+            .and_then(|bytes| Choice::of(std::str::from_utf8(&bytes).ok()?));
         let chosen = match found {
             Some(chosen) => chosen,
             None => {
-                let measured = measure()?;
-                if let (Some(path), Some(chosen)) = (&cached, measured) {
+                let (chosen, was_measured) = measure()?;
+                if let (Some(path), true) = (&cached, was_measured) {
                     // Without it, the next run measures again.
-                    let _ = keep(path, word(chosen).as_bytes());
+                    let _ = keep(path, chosen.word().as_bytes());
                 }
-                measured.unwrap_or(false)
+                chosen
             }
         };
         self.known.insert(hash, chosen);
-        self.write()?;
+        self.is_behind = true;
         Ok(chosen)
     }
 
-    fn write(&self) -> Result<(), Fault> {
-        let Some(record) = &self.record else {
+    /// Writes what was decided since into the record, if there is one.
+    pub(super) fn write(&mut self) -> Result<(), Fault> {
+        let (Some(record), true) = (&self.record, self.is_behind) else {
             return Ok(());
         };
         let lines = self.known.iter();
-        let lines = lines.map(|(kind, &chosen)| format!("{kind:032x} {}\n", word(chosen)));
+        let lines = lines.map(|(kind, chosen)| format!("{kind:032x} {}\n", chosen.word()));
         let text = format!("{TITLE}\n{}", lines.collect::<String>());
         write_whole(record, &[text.as_bytes()]).map_err(|error| {
             Fault::new(format!("{}: cannot be written: {error}", record.display()))
-        })
+        })?;
+        self.is_behind = false;
+        Ok(())
     }
 }
 
 /// What the times of a site depend on.
-pub(super) fn kind(from: &Builder, site: &Found, device: &str) -> String {
-    let mut kind = format!("{device}\n{:032x}", xxh3_128(program::sources().as_bytes()));
+pub(super) fn kind_of_site(from: &Builder, site: &Found, device: &str) -> String {
+    let mut kind = format!(
+        "{device}\n{:032x}",
+        xxh3_128(program::sources_of_sites().as_bytes())
+    );
     for &index in &site.products {
         let node = &from.nodes[index];
         let types: Vec<String> = node
@@ -171,12 +214,12 @@ pub(super) fn kind(from: &Builder, site: &Found, device: &str) -> String {
     kind
 }
 
-/// Whether a site takes less time as one op; `None` where there is no room to find out.
-pub(super) fn faster(
+/// Whether a site takes less time as one op. Where there is no room to find out it stays products, and that was not measured.
+pub(super) fn of_site(
     device: &Arc<Device>,
     from: &Builder,
     site: &Found,
-) -> Result<Option<bool>, Fault> {
+) -> Result<(Choice, bool), Fault> {
     let mut fused = site.fused.clone();
     fused.sort_by_key(|(place, _)| *place);
     let fused = fused.into_iter().map(|(_, node)| node).collect();
@@ -184,38 +227,81 @@ pub(super) fn faster(
     let one = Program::laid_out(&alone(from, fused));
     let most = device.driver().block_memory()?;
     if one.kernels.iter().any(|kernel| kernel.shared > most) {
-        return Ok(Some(false));
+        return Ok((Choice::Products, true));
     }
     let several = Program::laid_out(&alone(from, products.collect()));
-    let Some(one) = time(device, one)? else {
-        return Ok(None);
+    let programs = [&one, &several];
+    let bytes = programs.map(|program| program.plan.arena_bytes());
+    let scalars = programs.map(|program| program.scalars.len());
+    let trial = Trial::new(device, bytes[0].max(bytes[1]), scalars[0].max(scalars[1]))?;
+    let Some(trial) = trial else {
+        return Ok((Choice::Products, false));
     };
-    Ok(time(device, several)?.map(|several| one < several))
+    let times = programs.map(|program| trial.time(&program.kernels, &program.steps));
+    let [one, several] = times;
+    let choice = if one? < several? {
+        Choice::Site
+    } else {
+        Choice::Products
+    };
+    Ok((choice, true))
 }
 
-/// Milliseconds that a program takes on numbers of no meaning; `None` where it has no room.
-fn time(device: &Arc<Device>, program: Program) -> Result<Option<f32>, Fault> {
-    let numbers = 4 * (FIXED_PARAMETERS + program.scalars.len());
-    let room = |bytes| device.allocate(bytes, "a trial").ok();
-    let (Some(numbers), Some(arena)) = (room(numbers), room(program.plan.arena_bytes())) else {
-        return Ok(None);
+/// The fastest way to compute a product. Where there is no room to find out it is what the library thinks best, and that was not
+/// measured.
+pub(super) fn of_product(
+    device: &Arc<Device>,
+    placed: &PlacedProduct,
+) -> Result<(Choice, bool), Fault> {
+    let algorithms = device.driver().algorithms(&placed.key())?;
+    let mut bytes = 0;
+    // One behind the other, each as far from a multiple of 16 bytes as it is in its program.
+    let mut here = |of: &Placed| {
+        let first = bytes + of.skipped() % 16;
+        bytes = (first + of.len * of.dtype.bytes()).next_multiple_of(ALIGN);
+        Placed {
+            memory: program::Memory::Arena(first),
+            first: 0,
+            ..*of
+        }
     };
-    let trial = Trial {
-        numbers,
-        arena,
-        module: device.driver().load(&program.kernels)?,
-        device,
-        program,
+    let tried = PlacedProduct {
+        a: here(&placed.a),
+        b: here(&placed.b),
+        out: here(&placed.out),
+        bias: placed.bias.as_ref().map(here),
+        ..placed.clone()
     };
-    for memory in [&trial.arena, &trial.numbers] {
-        fill(device, memory)?;
+    let Some(trial) = Trial::new(device, bytes, 0)? else {
+        let best = algorithms.first().copied();
+        return Ok((best.map_or(Choice::Own, Choice::CublasLt), false));
+    };
+    let mut timed: Vec<(f32, Choice)> = Vec::new();
+    for algorithm in algorithms {
+        let step = Step::Product(Box::new(PlacedProduct {
+            algorithm: Some(algorithm),
+            ..tried.clone()
+        }));
+        // The library may refuse at last what it has offered.
+        if let Ok(time) = trial.time(&[], &[step]) {
+            timed.push((time, Choice::CublasLt(algorithm)));
+        }
     }
-    // Libraries load what they need when they are first asked.
-    trial.replay()?;
-    let mut times = (0..REPLAYS).map(|_| trial.replay());
-    times
-        .try_fold(f32::INFINITY, |best, time| Ok(best.min(time?)))
-        .map(Some)
+    if timed.is_empty() || placed.product.is_thin() {
+        let (kernels, step) = tried.alone();
+        timed.push((trial.time(&kernels, &[step])?, Choice::Own));
+    }
+    let fastest = timed
+        .into_iter()
+        .min_by(|one, other| one.0.total_cmp(&other.0));
+    let (_, choice) = fastest.expect("one was timed");
+    Ok((choice, true))
+}
+
+/// What the time of a product depends on.
+pub(super) fn kind_of_product(placed: &PlacedProduct, device: &str) -> String {
+    let own = xxh3_128(program::sources_of_products().as_bytes());
+    format!("{device}\n{own:032x}\n{:?}", placed.key())
 }
 
 /// Nodes of a program that read what they do not make as inputs.
@@ -244,53 +330,124 @@ fn alone(from: &Builder, nodes: Vec<Node>) -> Builder {
 }
 
 /// Numbers of about one half, in f32 and in bf16: what is multiplied by zeros takes less power, and time.
-fn fill(device: &Arc<Device>, memory: &Memory) -> Result<(), Fault> {
+fn words() -> Vec<u32> {
     let mut state = 1u32;
-    let words: Vec<u32> = (0..1 << 20)
-        .map(|_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            ((state >> 8) * 0x101) & 0x807f_807f | 0x3f00_3f00
-        })
-        .collect();
-    let words: &[f32] = bytemuck::cast_slice(&words);
-    let len = memory.bytes / 4;
-    let pieces = (0..len).step_by(words.len()).map(|first| {
-        let address = memory.address + 4 * first as u64;
-        (address, &words[..words.len().min(len - first)])
-    });
-    // SAFETY: as long as the memory is.
-    unsafe { device.upload(&pieces.collect::<Vec<_>>()) }
+    let word = |_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        ((state >> 8) * 0x101) & 0x807f_807f | 0x3f00_3f00
+    };
+    (0..1 << 20).map(word).collect()
 }
 
-/// Nodes of a program on a device, with all that they read.
+/// Fills memory of a device with [`words`], over and over.
+fn fill(device: &Arc<Device>, memory: &Memory) -> Result<(), Fault> {
+    let words = words();
+    let words: &[f32] = bytemuck::cast_slice(&words[..words.len().min(memory.bytes / 4)]);
+    // SAFETY: no longer than the memory is.
+    unsafe { device.upload(&[(memory.address, words)]) }?;
+    let mut filled = 4 * words.len();
+    while 0 < filled && filled < memory.bytes {
+        let bytes = filled.min(memory.bytes - filled);
+        let (from, to) = (memory.address, memory.address + filled as u64);
+        let way = Way::Within;
+        let transfer = Transfer {
+            way,
+            from,
+            to,
+            bytes,
+        };
+        // SAFETY: both stretches are parts of the memory and do not overlap.
+        unsafe { device.driver().copy(Stream::Programs, transfer) }?;
+        filled += bytes;
+    }
+    Ok(())
+}
+
+/// Bytes that the operands of a replay lie apart in all, so that none finds its own in a cache of the device: more than twice the 50 MB
+/// of an H100.
+const APART: usize = 128 << 20;
+
+/// Replays that one measurement takes the mean of, at most.
+const MOST_COPIES: usize = 16;
+
+/// Room to time alternatives in: as often as it takes to be larger than the caches of the device.
 struct Trial<'d> {
     device: &'d Arc<Device>,
-    program: Program,
-    module: Module,
     arena: Memory,
     numbers: Memory,
+    /// Of one copy, and how many there are.
+    bytes: usize,
+    copies: usize,
 }
 
-impl Trial<'_> {
-    /// Milliseconds of a replay. What is added to stays as it is: both alternatives would copy it.
-    fn replay(&self) -> Result<f32, Fault> {
-        let driver = self.device.driver();
-        let [start, end] = [self.device.event()?, self.device.event()?];
-        start.record(Stream::Programs)?;
-        let steps = self.program.steps.iter();
-        for step in steps.filter(|step| !matches!(step, Step::Copy { .. })) {
-            let argument = |placed: &Placed| self.argument(placed);
-            // SAFETY: every operand lies in its place in the arena or among the numbers, as long as it says.
-            unsafe { put(driver, &self.program, &self.module, step, &argument) }?;
+impl<'d> Trial<'d> {
+    /// Room for arenas of so many bytes, filled with numbers of no meaning; `None` where there is none.
+    fn new(device: &'d Arc<Device>, bytes: usize, scalars: usize) -> Result<Option<Self>, Fault> {
+        let bytes = bytes.next_multiple_of(ALIGN);
+        let room = |bytes| device.allocate(bytes, "a trial").ok();
+        let copies = (APART / bytes.max(1)).clamp(1, MOST_COPIES);
+        let several = room(copies * bytes).map(|arena| (arena, copies));
+        let Some((arena, copies)) = several.or_else(|| Some((room(bytes)?, 1))) else {
+            return Ok(None);
+        };
+        let Some(numbers) = room(4 * (FIXED_PARAMETERS + scalars)) else {
+            return Ok(None);
+        };
+        for memory in [&arena, &numbers] {
+            fill(device, memory)?;
         }
-        end.record(Stream::Programs)?;
-        self.device.wait(&end)?;
-        driver.elapsed(start.handle, end.handle)
+        Ok(Some(Self {
+            device,
+            arena,
+            numbers,
+            bytes,
+            copies,
+        }))
     }
 
-    fn argument(&self, placed: &Placed) -> Argument {
+    /// Milliseconds that steps take.
+    fn time(&self, kernels: &[Kernel], steps: &[Step]) -> Result<f32, Fault> {
+        let loaded = Loaded {
+            device: self.device,
+            module: self.device.driver().load(kernels)?,
+        };
+        let ends = [self.device.event()?, self.device.event()?];
+        let replay = || self.replay(kernels, &loaded.module, steps, &ends);
+        // Libraries load what they need when they are first asked.
+        replay()?;
+        let mut times = (0..REPLAYS).map(|_| replay());
+        times.try_fold(f32::INFINITY, |best, time| Ok(best.min(time?)))
+    }
+
+    /// Milliseconds of a replay. What is added to stays as it is: both alternatives would copy it.
+    fn replay(
+        &self,
+        kernels: &[Kernel],
+        module: &Module,
+        steps: &[Step],
+        [start, end]: &[Event; 2],
+    ) -> Result<f32, Fault> {
+        let driver = self.device.driver();
+        start.record(Stream::Programs)?;
+        for copy in 0..self.copies {
+            let argument = |placed: &Placed| self.argument(copy, placed);
+            let steps = steps.iter();
+            for step in steps.filter(|step| !matches!(step, Step::Copy { .. })) {
+                // SAFETY: every operand lies in its place in the arena or among the numbers, as long as it says.
+                unsafe { put(driver, kernels, module, step, &argument) }?;
+            }
+        }
+        end.record(Stream::Programs)?;
+        self.device.wait(end)?;
+        let ms = driver.elapsed(start.handle, end.handle)?;
+        Ok(ms / self.copies as f32)
+    }
+
+    fn argument(&self, copy: usize, placed: &Placed) -> Argument {
         let start = match placed.memory {
-            program::Memory::Arena(offset) => self.arena.address + offset as u64,
+            program::Memory::Arena(offset) => {
+                self.arena.address + (copy * self.bytes + offset) as u64
+            }
             program::Memory::Parameters => self.numbers.address,
             program::Memory::Store(_) => unreachable!("a trial has inputs alone"),
         };
@@ -303,7 +460,13 @@ impl Trial<'_> {
     }
 }
 
-impl Drop for Trial<'_> {
+/// Kernels that are loaded for a trial.
+struct Loaded<'d> {
+    device: &'d Device,
+    module: Module,
+}
+
+impl Drop for Loaded<'_> {
     fn drop(&mut self) {
         // SAFETY: what was launched is waited for, or the device is lost.
         unsafe { self.device.driver().unload(&self.module) };

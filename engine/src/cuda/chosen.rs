@@ -1,4 +1,4 @@
-//! Which sites of a program are found, and how it is decided whether each is one op.
+//! Which sites of a program are found, and how it is decided whether each is one op, and how each product is computed.
 #![expect(clippy::disallowed_methods, reason = "files of a test alone")]
 
 use std::fs;
@@ -10,6 +10,7 @@ use super::program::Program;
 use super::tests::{replay_on, same_bits};
 use super::{Arena, Device, Executor, sites};
 use crate::builder::{BACKWARD, Builder};
+use crate::ops::oracle::random;
 use crate::ops::site::tests::{EVEN, Made, RAGGED, numbers, square};
 use crate::ops::{Mask, MaskValues, SiteInputs};
 use crate::precision::{rounded_wherever_possible, stored};
@@ -269,7 +270,8 @@ fn a_run_goes_on_as_it_was_begun() {
 fn a_record_that_is_none_is_told_in_one_line() {
     let place = tempdir("no-record");
     let record = place.join("kernels.txt");
-    let title = "how this run computes its masked sites on a GPU; a resumed run goes on with it";
+    let title =
+        "how this run computes its sites and products on a GPU; a resumed run goes on with it";
     for (text, found) in [
         ("", "another first line".to_owned()),
         (&format!("{title}\nabc site\n"), "`abc site`".to_owned()),
@@ -284,10 +286,120 @@ fn a_record_that_is_none_is_told_in_one_line() {
         assert_eq!(
             line,
             format!(
-                "{}: should say how the run computes its sites, found {found}; put it back as it was, or start over with --fresh",
+                "{}: should say how the run computes its sites and products, found {found}; put it back as it was, or start over with --fresh",
                 record.display()
             )
         );
+    }
+    fs::remove_dir_all(&place).unwrap();
+}
+
+/// A step with thin products: a component network of twelve hidden units, its gradients and a loss.
+fn thin() -> (Builder, Store) {
+    let (mut b, mut store) = (Builder::new(), Store::new());
+    let mut leaf = |b: &mut Builder, name: &str, dims: &[usize]| {
+        let sample = random(dims, dims.len() as u64);
+        let slot = store.add(name, dims, sample.values);
+        b.persistent(&store, slot)
+    };
+    let x = leaf(&mut b, "x", &[40, 3]);
+    let w = leaf(&mut b, "w", &[3, 1, 12]);
+    let bias = leaf(&mut b, "bias", &[3, 12]);
+    let square = leaf(&mut b, "square", &[40, 40]);
+    let h = b.parallel_linear(x, w, bias).unwrap();
+    let product = b.matmul(square, h).unwrap();
+    let wide = b.matmul(square, square).unwrap();
+    let [one, other] = [product, wide].map(|value| b.sum_squares(value).unwrap());
+    let gradients = b.gradients(one, &[w]).unwrap();
+    b.output("gradient", gradients[0].unwrap());
+    b.output("one", one);
+    b.output("other", other);
+    (b, store)
+}
+
+/// What is launched for products, by our own kernels and by the library, and what is found.
+fn products(
+    (emulated, device): &(Arc<Emulated>, Arc<Device>),
+    (b, store): &(Builder, Store),
+) -> (usize, usize, Vec<(String, Vec<f32>)>) {
+    let mut executor = Executor::planned(b, Some(device));
+    executor
+        .attach(Arena::new(device, executor.plan().arena_bytes()).unwrap())
+        .unwrap();
+    emulated.traffic();
+    let found = replay_on(&mut executor, &mut store.copy(), &[], &numbers()).unwrap();
+    let own = emulated.traffic();
+    let own = own
+        .iter()
+        .filter(|launch| launch.function == "multiply_tiles");
+    (own.count(), executor.products(), found)
+}
+
+#[test]
+fn a_product_is_computed_as_is_fastest_and_where_the_library_refuses_by_our_own_kernels() {
+    if !is_there() {
+        return;
+    }
+    let program = thin();
+    let plain = Emulated::new(Order::new(true, true));
+    let plain = (Arc::clone(&plain), Device::of(plain));
+    let (own, library, expected) = products(&plain, &program);
+    assert!(own == 0 && library > 3, "{library}");
+    let close = |what: &str, found: &[(String, Vec<f32>)]| {
+        for ((name, found), (_, expected)) in found.iter().zip(&expected) {
+            // Sums of up to 40 in another order.
+            crate::ops::oracle::close(&format!("{name} {what}"), found, expected, 1e-5);
+        }
+    };
+    // Thin ones are tried by both.
+    let place = tempdir("products");
+    let with_pace = |pace: fn(&str) -> f32| {
+        let emulated = Emulated::of_size(Order::new(true, true), MEMORY);
+        emulated.set_pace(pace);
+        let driver = Arc::<Emulated>::clone(&emulated);
+        (
+            emulated,
+            Device::with_cache(driver, Some(place.join("cache"))),
+        )
+    };
+    let fast = |function: &str| {
+        if function == "multiply_tiles" {
+            1.0
+        } else {
+            2.0
+        }
+    };
+    let slow = |function: &str| {
+        if function == "multiply_tiles" {
+            2.0
+        } else {
+            1.0
+        }
+    };
+    let first = with_pace(fast);
+    first.1.keep_record(place.join("kernels.txt")).unwrap();
+    let (own, wide, found) = products(&first, &program);
+    assert!(
+        own > 1 && wide == 3 && own + wide == library,
+        "{own} {wide}"
+    );
+    close("by our own kernels", &found);
+    // What this machine has measured holds; without it the other is faster; and a run keeps to what it began with.
+    assert_eq!(products(&with_pace(slow), &program).0, own);
+    fs::remove_dir_all(place.join("cache")).unwrap();
+    assert_eq!(products(&with_pace(slow), &program).0, 0);
+    let resumed = with_pace(slow);
+    resumed.1.keep_record(place.join("kernels.txt")).unwrap();
+    let (again, _, same) = products(&resumed, &program);
+    assert_eq!(again, own);
+    same_bits("after it was resumed", &found, &same);
+    // What the library refuses is ours, whether times are kept or not.
+    for refuses in [plain, with_pace(slow)] {
+        fs::remove_dir_all(place.join("cache")).ok();
+        refuses.0.refuse_products();
+        let (own, left, found) = products(&refuses, &program);
+        assert_eq!((own, left), (library, 0));
+        close("where the library refuses", &found);
     }
     fs::remove_dir_all(&place).unwrap();
 }

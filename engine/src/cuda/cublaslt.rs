@@ -1,18 +1,27 @@
 //! Matrix products by cublasLt, each kind of them planned once. Unmeasured: no GPU has run it.
+//!
+//! It is asked for several algorithms, of which a measurement chooses ([`choice`](super::choice)); an algorithm is 64 bytes that
+//! the same version of the library takes again.
 #![expect(unsafe_code, reason = "cublasLt is a C library")]
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::CUstream;
 
 use super::Fault;
-use super::product::{Key, Layout, Matrix, Product};
+use super::product::{Algorithm, Key, Layout, Matrix};
+use super::program::PlacedProduct;
 use crate::value::DType;
 
 /// Room for what an algorithm keeps aside; what NVIDIA advises for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
+
+/// Algorithms that it is asked for.
+const CANDIDATES: usize = 8;
 
 /// The library, and the plans made so far.
 #[derive(Debug)]
@@ -21,12 +30,13 @@ pub(super) struct CublasLt {
     plans: BTreeMap<Key, Plan>,
 }
 
-/// How one kind of product is computed. What it points to lives as long as the library: plans are few.
+/// One kind of product. What it points to lives as long as the library: plans are few.
 #[derive(Debug)]
 struct Plan {
     description: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
-    algorithm: sys::cublasLtMatmulAlgo_t,
+    /// What the library thinks of it, best first.
+    algorithms: Vec<Algorithm>,
 }
 
 /// Device addresses of a product.
@@ -53,13 +63,33 @@ impl CublasLt {
         })
     }
 
+    /// Algorithms for a kind of product, the one that it thinks best first; none where it refuses.
+    pub(super) fn algorithms(&mut self, key: &Key) -> Result<Vec<Algorithm>, Fault> {
+        Ok(self.plan(key)?.algorithms.clone())
+    }
+
+    fn plan(&mut self, key: &Key) -> Result<&mut Plan, Fault> {
+        let handle = self.handle;
+        match self.plans.entry(*key) {
+            Entry::Occupied(plan) => Ok(plan.into_mut()),
+            Entry::Vacant(place) => {
+                // SAFETY: `handle` lives as long as `self`.
+                let plan = unsafe { plan(handle, key) };
+                let Layout { rows, columns, .. } = key.c;
+                let what = format!("plan {columns}x{rows}");
+                Ok(place.insert(plan.map_err(|error| failed(&what, error))?))
+            }
+        }
+    }
+
     /// Puts a product on a stream.
     pub(super) fn multiply(
         &mut self,
-        product: &Product,
+        placed: &PlacedProduct,
         at: Addresses,
         stream: CUstream,
     ) -> Result<(), Fault> {
+        let product = &placed.product;
         let first = |address: u64, matrix: &Matrix| {
             address + (matrix.operand.dtype.bytes() * matrix.first) as u64
         };
@@ -67,20 +97,16 @@ impl CublasLt {
         let out = first(at.out, &product.out);
         let all = a | b | out | at.bias.unwrap_or(0);
         let alignment = 1 << all.trailing_zeros().min(4);
-        let key = product.key(alignment);
         let handle = self.handle;
-        let plan = match self.plans.entry(key) {
-            std::collections::btree_map::Entry::Occupied(plan) => plan.into_mut(),
-            std::collections::btree_map::Entry::Vacant(place) => {
-                // SAFETY: `handle` lives as long as `self`.
-                place.insert(unsafe { plan(handle, &key) }.map_err(|error| {
-                    failed(
-                        &format!("plan {}x{}x{}", product.m, product.n, product.k),
-                        error,
-                    )
-                })?)
-            }
+        let plan = self.plan(&product.key(alignment, placed.tf32))?;
+        let best = || plan.algorithms.first().copied();
+        let Some(Algorithm(data)) = placed.algorithm.or_else(best) else {
+            return Err(Fault::new(format!(
+                "cublasLt has no algorithm for {}x{}x{}",
+                product.m, product.n, product.k
+            )));
         };
+        let algorithm = sys::cublasLtMatmulAlgo_t { data };
         let beta = if product.add { 1f32 } else { 0.0 };
         // SAFETY: addresses are operands of a program in their places; descriptions live as long as `self`, and the ones
         // that hold a pointer are read during the call.
@@ -107,7 +133,7 @@ impl CublasLt {
                 plan.layouts[2],
                 pointer(out).cast_mut(),
                 plan.layouts[2],
-                &raw const plan.algorithm,
+                &raw const algorithm,
                 pointer(at.workspace).cast_mut(),
                 WORKSPACE,
                 stream.cast(),
@@ -127,8 +153,12 @@ fn pointer(address: u64) -> *const c_void {
 unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result::CublasError> {
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
     let float = sys::cudaDataType::CUDA_R_32F;
-    // No TF32: f32 factors are multiplied in f32. Factors in bf16 are added up in f32 too.
-    let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+    // Sums are f32 whatever the factors are.
+    let compute = if key.tf32 {
+        sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
+    } else {
+        sys::cublasComputeType_t::CUBLAS_COMPUTE_32F
+    };
     let description = result::create_matmul_desc(compute, float)?;
     let operation = |transposed: bool| i32::from(transposed);
     let [factors, result] = key.types;
@@ -181,14 +211,46 @@ unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result:
             set_preference(preference, attribute, &alignment)?;
         }
         let [a, b, c] = made;
-        let best = result::get_matmul_algo_heuristic(handle, description, a, b, c, c, preference)?;
+        let mut found = [MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed(); CANDIDATES];
+        let mut count = 0;
+        let status = sys::cublasLtMatmulAlgoGetHeuristic(
+            handle,
+            description,
+            a,
+            b,
+            c,
+            c,
+            preference,
+            CANDIDATES as i32,
+            found.as_mut_ptr().cast(),
+            &raw mut count,
+        );
         result::destroy_matmul_pref(preference)?;
+        let count = match status.result() {
+            Ok(()) => usize::try_from(count).unwrap_or(0),
+            Err(error) if is_refusal(error) => 0,
+            Err(error) => return Err(error),
+        };
+        let found = found
+            .iter()
+            .take(count)
+            .map(|found| found.assume_init_ref());
+        let works = found.filter(|found| found.state.result().is_ok());
         Ok(Plan {
             description,
             layouts: made,
-            algorithm: best.algo,
+            algorithms: works.map(|found| Algorithm(found.algo.data)).collect(),
         })
     }
+}
+
+/// Whether it says that it does not compute such a product, as opposed to that something is wrong.
+fn is_refusal(error: result::CublasError) -> bool {
+    use sys::cublasStatus_t as Status;
+    matches!(
+        error.0,
+        Status::CUBLAS_STATUS_NOT_SUPPORTED | Status::CUBLAS_STATUS_INVALID_VALUE
+    )
 }
 
 fn data_type(dtype: DType) -> sys::cudaDataType {

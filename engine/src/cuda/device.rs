@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Fault;
-use super::choice::{self, Choices};
+use super::choice::{self, Choice, Choices};
 use super::compiling::Compiling;
 use super::driver::{Driver, Stream, Transfer, Way};
 use super::gpu::Gpu;
+use super::program::{self, Program};
 use super::sites::Found;
 use crate::builder::Builder;
 
@@ -103,9 +104,35 @@ impl Device {
         if !self.driver.keeps_time() {
             return Ok(false);
         }
-        let kind = choice::kind(from, site, &self.driver.name()?);
-        let measure = || choice::faster(self, from, site);
-        self.choices().of(&kind, measure)
+        let kind = choice::kind_of_site(from, site, &self.driver.name()?);
+        let measure = || choice::of_site(self, from, site);
+        Ok(self.choices().of(&kind, measure)? == Choice::Site)
+    }
+
+    /// How the products of a program are computed: the fastest way, as measured once, and where the library refuses by kernels of our
+    /// own.
+    pub(super) fn compute_products(self: &Arc<Self>, program: &mut Program) -> Result<(), Fault> {
+        let name = self.driver.name()?;
+        program.compute_products(|placed| {
+            if !self.driver.keeps_time() {
+                let refuses = self.driver.algorithms(&placed.key())?.is_empty();
+                let plain = program::Way::CublasLt(None);
+                return Ok(if refuses { program::Way::Own } else { plain });
+            }
+            let kind = choice::kind_of_product(placed, &name);
+            let chosen = self
+                .choices()
+                .of(&kind, || choice::of_product(self, placed))?;
+            Ok(match chosen {
+                Choice::CublasLt(algorithm) => program::Way::CublasLt(Some(algorithm)),
+                Choice::Own | Choice::Site | Choice::Products => program::Way::Own,
+            })
+        })
+    }
+
+    /// Writes the decisions since into the run's record, if it keeps one.
+    pub(super) fn write_record(&self) -> Result<(), Fault> {
+        self.choices().write()
     }
 
     fn choices(&self) -> std::sync::MutexGuard<'_, Choices> {

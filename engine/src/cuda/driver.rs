@@ -6,8 +6,8 @@
 #![expect(unsafe_code, reason = "addresses of a device are given by number")]
 
 use super::Fault;
-use super::product::Product;
-use super::program::Kernel;
+use super::product::{Algorithm, Key};
+use super::program::{Kernel, PlacedProduct};
 use crate::value::DType;
 
 /// What is put on one stream is done in order; streams run beside each other.
@@ -158,12 +158,15 @@ pub(crate) trait Driver: Send + Sync {
         words: &[u32],
     ) -> Result<(), Fault>;
 
+    /// Algorithms of cublasLt for a kind of product, the one that it thinks best first; none where it refuses.
+    fn algorithms(&self, key: &Key) -> Result<Vec<Algorithm>, Fault>;
+
     /// Puts a product on the stream of programs.
     ///
     /// # Safety
     ///
     /// Operands are as large as the product says, in live memory.
-    unsafe fn multiply(&self, product: &Product, factors: Factors) -> Result<(), Fault>;
+    unsafe fn multiply(&self, placed: &PlacedProduct, factors: Factors) -> Result<(), Fault>;
 
     /// Puts on the stream of agreements that numbers become their means over all ranks, which ask for the same in one order.
     ///

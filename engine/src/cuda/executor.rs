@@ -13,7 +13,7 @@ use super::Fault;
 use super::device::{Device, Event, Graph, Memory};
 use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
 use super::inputs::{self, Inputs};
-use super::program::{self, FIXED_PARAMETERS, Placed, Program, Step};
+use super::program::{self, FIXED_PARAMETERS, Kernel, Placed, Program, Step};
 use crate::builder::{Builder, StepScalar};
 use crate::cpu::{OpProfile, StepParameters};
 use crate::plan::Plan;
@@ -129,13 +129,17 @@ impl Executor {
     /// computed in two ways is measured on it.
     pub fn planned(builder: &Builder, device: Option<&Arc<Device>>) -> Self {
         let mut refused = None;
-        let program = Program::new(builder, |from, site| {
+        let mut program = Program::new(builder, |from, site| {
             let chosen = device.map_or(Ok(false), |device| device.chooses(from, site));
             chosen.unwrap_or_else(|fault| {
                 refused.get_or_insert(fault);
                 false
             })
         });
+        if let (Some(device), None) = (device, &refused) {
+            let decided = device.compute_products(&mut program);
+            refused = decided.and_then(|()| device.write_record()).err();
+        }
         let mut executor = Self::of(program);
         executor.refused = refused;
         executor
@@ -209,6 +213,15 @@ impl Executor {
     /// Order and places.
     pub fn plan(&self) -> &Plan {
         &self.program.plan
+    }
+
+    /// Products that the library computes.
+    #[cfg(test)]
+    pub(crate) fn products(&self) -> usize {
+        let steps = self.program.steps.iter();
+        steps
+            .filter(|step| matches!(step, Step::Product(_)))
+            .count()
     }
 
     /// Bytes on the device beside the arena and the store.
@@ -428,21 +441,18 @@ impl Executor {
         .collect()
     }
 
-    /// Puts the program on the stream with an event before each op, and reads off what each took.
+    /// Puts the program on the stream with an event before each op, and reads off what each took. Events are made beforehand: to make
+    /// one takes as long as a small kernel.
     fn run_timed(&mut self, store: &Store) -> Result<(), Fault> {
         let loaded = self.loaded.as_ref().expect("a program that is loaded");
-        let mark = || {
-            let event = loaded.device.event()?;
-            event.record(Stream::Programs)?;
-            Ok(event)
-        };
-        let mut marks = Vec::with_capacity(self.program.ops.len() + 1);
-        marks.push(mark()?);
-        for op in &self.program.ops {
+        let marks = (0..=self.program.ops.len()).map(|_| loaded.device.event());
+        let marks = marks.collect::<Result<Vec<Event>, Fault>>()?;
+        marks[0].record(Stream::Programs)?;
+        for (op, mark) in self.program.ops.iter().zip(&marks[1..]) {
             for step in op.steps.clone() {
                 self.put_one(step, store)?;
             }
-            marks.push(mark()?);
+            mark.record(Stream::Programs)?;
         }
         self.meet(self.program.steps.len(), store)?;
         loaded.wait()?;
@@ -496,7 +506,7 @@ impl Executor {
         unsafe {
             put(
                 loaded.device.driver(),
-                &self.program,
+                &self.program.kernels,
                 &loaded.module,
                 &self.program.steps[step],
                 &argument,
@@ -542,7 +552,7 @@ impl Drop for Executor {
 /// `argument` gives live memory, as long as it is said to be.
 pub(super) unsafe fn put(
     driver: &dyn Driver,
-    program: &Program,
+    kernels: &[Kernel],
     module: &Module,
     step: &Step,
     argument: &dyn Fn(&Placed) -> Argument,
@@ -567,11 +577,11 @@ pub(super) unsafe fn put(
             } => {
                 let arguments: Vec<Argument> = operands.iter().map(argument).collect();
                 let function = module.functions[*kernel];
-                let kernel = &program.kernels[*kernel];
+                let kernel = &kernels[*kernel];
                 driver.launch(function, kernel, *blocks, &arguments, words)
             }
             Step::Product(placed) => driver.multiply(
-                &placed.product,
+                placed,
                 Factors {
                     a: argument(&placed.a),
                     b: argument(&placed.b),

@@ -17,8 +17,8 @@ use super::compiler::compile_all;
 use super::cublaslt::{Addresses, CublasLt, WORKSPACE};
 use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
 use super::libraries;
-use super::product::Product;
-use super::program::Kernel;
+use super::product::{Algorithm, Key};
+use super::program::{Kernel, PlacedProduct};
 
 fn failed(what: &str) -> impl Fn(DriverError) -> Fault {
     move |error| Fault::new(format!("the GPU cannot {what}: {error:?}"))
@@ -358,7 +358,13 @@ impl Driver for Gpu {
         .map_err(failed(&kernel.call))
     }
 
-    unsafe fn multiply(&self, product: &Product, factors: Factors) -> Result<(), Fault> {
+    fn algorithms(&self, key: &Key) -> Result<Vec<Algorithm>, Fault> {
+        self.bind("plan a product")?;
+        let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        products.algorithms(key)
+    }
+
+    unsafe fn multiply(&self, placed: &PlacedProduct, factors: Factors) -> Result<(), Fault> {
         self.bind("multiply")?;
         let at = Addresses {
             a: factors.a.address,
@@ -368,7 +374,7 @@ impl Driver for Gpu {
             workspace: self.workspace.address,
         };
         let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
-        products.multiply(product, at, self.programs.cu_stream())
+        products.multiply(placed, at, self.programs.cu_stream())
     }
 
     unsafe fn agree(&self, _values: &[Argument]) -> Result<(), Fault> {

@@ -3,9 +3,13 @@
 //! Our matrices are row-major, cublasLt's are column-major: what we call `Y = A B` it calls `Y^T = B^T A^T`, on the same
 //! memory. So its first factor is our second one, and a matrix that we store as it is is one that it reads as it is.
 //!
-//! Factors are both f32 or both bf16, and the result is either; sums are f32.
+//! Factors are both f32 or both bf16, and the result is either; sums are f32. Factors in f32 may be rounded to TF32 on their way into
+//! tensor cores: the sign, the exponent and ten bits.
+//!
+//! What cublasLt refuses, and what is so thin that all of its algorithms waste most of their work, is a [launch](Product::launch) of our
+//! own.
 
-use super::lowering::Operand;
+use super::lowering::{Argument, Command, Constant, Launch, Lowering, Operand, Source};
 use crate::value::DType;
 
 /// A factor or the result, row-major.
@@ -37,6 +41,10 @@ pub(crate) struct Product {
     pub(crate) batch: usize,
 }
 
+/// An algorithm of cublasLt as it describes it, for its version and a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Algorithm(pub(crate) [u64; 8]);
+
 /// A column-major matrix as cublasLt describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Layout {
@@ -57,6 +65,8 @@ pub(crate) struct Key {
     pub(crate) c: Layout,
     /// Of both factors, and of the result, what it is added to and the bias.
     pub(crate) types: [DType; 2],
+    /// Whether factors in f32 are rounded to TF32.
+    pub(crate) tf32: bool,
     pub(crate) bias: bool,
     /// Whether there is something to add to.
     pub(crate) add: bool,
@@ -65,9 +75,74 @@ pub(crate) struct Key {
     pub(crate) alignment: usize,
 }
 
+/// The kernels of products of our own.
+pub(super) const KERNELS: Source = Source {
+    name: "product",
+    text: include_str!("product.cu"),
+};
+
+/// A product with a side shorter than this is thin.
+const THIN: usize = 32;
+
 impl Product {
+    /// Whether a kernel of our own may be faster than the tiles of cublasLt, which are 64 wide and more.
+    pub(crate) fn is_thin(&self) -> bool {
+        self.m.min(self.n).min(self.k) < THIN
+    }
+
+    /// Largest power of two, up to 16 bytes, that its matrices start at multiples of, where its operands start at larger ones.
+    pub(crate) fn alignment(&self) -> usize {
+        let start =
+            |matrix: &Matrix| (matrix.first + matrix.operand.first) * matrix.operand.dtype.bytes();
+        let bias = self.bias.map_or(0, |bias| bias.first * bias.dtype.bytes());
+        let all = start(&self.a) | start(&self.b) | start(&self.out) | bias;
+        1 << all.trailing_zeros().min(4)
+    }
+
+    /// The launch that computes it; its operands are the factors, the result and a bias, if there is one.
+    pub(crate) fn launch(&self) -> Launch {
+        let &Self { m, n, k, batch, .. } = self;
+        let [rows, columns, high, wide] = match (m <= 16, n <= 16) {
+            (true, true) => [16, 16, 1, 1],
+            (false, true) => [256, 16, 4, 4],
+            (true, false) => [16, 256, 4, 4],
+            (false, false) => [64, 64, 4, 4],
+        };
+        let word = |size: usize| Argument::Word(u32::try_from(size).expect("elements of a matrix"));
+        let strides = |matrix: &Matrix| {
+            let (row, column) = if matrix.transposed {
+                (1, matrix.pitch)
+            } else {
+                (matrix.pitch, 1)
+            };
+            Argument::List([matrix.first, row, column, matrix.step].map(word).to_vec())
+        };
+        let sizes = [rows, columns, high, wide].map(Constant::from);
+        let kinds = [self.add, self.bias.is_some()].map(Constant::from);
+        let mut to = Lowering::new(&[], &[], &[]);
+        to.kernel(KERNELS, "multiply_tiles", &[&sizes[..], &kinds].concat())
+            .blocks(batch * m.div_ceil(rows) * n.div_ceil(columns), 1)
+            .launch(&[
+                self.a.operand.into(),
+                self.b.operand.into(),
+                self.bias.into(),
+                self.out.operand.out().into(),
+                Argument::Word(self.alpha.to_bits()),
+                word(m),
+                word(n),
+                word(k),
+                strides(&self.a),
+                strides(&self.b),
+                strides(&self.out),
+            ]);
+        match to.finish().0.pop() {
+            Some(Command::Launch(launch)) => launch,
+            _ => unreachable!("a product has elements"),
+        }
+    }
+
     /// As cublasLt is to be asked. `alignment` is that of the addresses.
-    pub(crate) fn key(&self, alignment: usize) -> Key {
+    pub(crate) fn key(&self, alignment: usize, tf32: bool) -> Key {
         // A row-major [r, c] is a column-major [c, r].
         let layout = |matrix: &Matrix, rows: usize, columns: usize| {
             let (rows, columns) = if matrix.transposed {
@@ -88,6 +163,7 @@ impl Product {
             b: layout(&self.a, self.m, self.k),
             c: layout(&self.out, self.m, self.n).0,
             types: [self.a.operand.dtype, self.out.operand.dtype],
+            tf32,
             bias: self.bias.is_some(),
             add: self.add,
             batch: self.batch,
@@ -98,8 +174,19 @@ impl Product {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::cuda::compiler::explained;
+    use crate::cuda::driver::Argument as Operands;
+    use crate::cuda::emulated::{Emulated, Order, is_there};
+    use crate::cuda::executor::put;
+    use crate::cuda::libraries::Library;
     use crate::cuda::lowering::At;
+    use crate::cuda::program::{Kernel, Memory, Placed, PlacedProduct, Step, source};
+    use crate::cuda::tests::{gpu, uses};
+    use crate::cuda::{Device, Fault};
+    use crate::ops::oracle::{close, random};
 
     fn matrix(pitch: usize, transposed: bool) -> Matrix {
         Matrix {
@@ -135,7 +222,7 @@ mod tests {
                 bias: None,
                 batch: 1,
             };
-            let key = product.key(16);
+            let key = product.key(16, false);
             let layout = |rows, columns| Layout {
                 rows,
                 columns,
@@ -155,6 +242,224 @@ mod tests {
             assert_eq!(key.a, (a, b_transposed));
             assert_eq!(key.b, (b, a_transposed));
             assert_eq!(key.c, layout(5, 2));
+        }
+    }
+
+    /// Factors and result of a product, in what is stored of each.
+    #[derive(Debug, Clone, Copy)]
+    struct Case {
+        sizes: [usize; 3],
+        batch: usize,
+        transposed: [bool; 2],
+        types: [DType; 2],
+        add: bool,
+        bias: bool,
+    }
+
+    impl Case {
+        /// The product, one operand behind the other in the arena, and the bytes of all.
+        fn placed(self) -> (PlacedProduct, usize) {
+            let [m, n, k] = self.sizes;
+            let [factor, result] = self.types;
+            let mut bytes = 0;
+            let mut place = |len: usize, dtype: DType| {
+                let at = bytes;
+                bytes += (len * dtype.bytes()).next_multiple_of(256);
+                Placed {
+                    memory: Memory::Arena(at),
+                    dtype,
+                    first: 0,
+                    len,
+                    written: false,
+                }
+            };
+            // Columns of one product behind those of the other, three elements in, in rows that are two longer than that.
+            let of = |rows: usize, columns: usize, transposed: bool| {
+                let (rows, columns) = if transposed {
+                    (columns, rows)
+                } else {
+                    (rows, columns)
+                };
+                let pitch = self.batch * columns + 5;
+                (rows * pitch, columns, pitch)
+            };
+            let operand = |len: usize, dtype: DType| Operand {
+                at: At::Input(0),
+                dtype,
+                first: 0,
+                len,
+                written: false,
+            };
+            let mut matrix = |rows, columns, transposed, dtype| {
+                let (len, step, pitch) = of(rows, columns, transposed);
+                let matrix = Matrix {
+                    operand: operand(len, dtype),
+                    first: 3,
+                    pitch,
+                    transposed,
+                    step,
+                };
+                (matrix, place(len, dtype))
+            };
+            let (a, a_at) = matrix(m, k, self.transposed[0], factor);
+            let (b, b_at) = matrix(k, n, self.transposed[1], factor);
+            let (out, out_at) = matrix(m, n, false, result);
+            let bias = self.bias.then(|| place(n, result));
+            let product = Product {
+                m,
+                n,
+                k,
+                alpha: 0.5,
+                a,
+                b,
+                out,
+                add: self.add,
+                bias: bias.map(|_| operand(n, result)),
+                batch: self.batch,
+            };
+            let placed = PlacedProduct {
+                product,
+                tf32: false,
+                algorithm: None,
+                a: a_at,
+                b: b_at,
+                out: Placed {
+                    written: true,
+                    ..out_at
+                },
+                bias,
+            };
+            (placed, bytes)
+        }
+    }
+
+    /// Products of every kind: sizes of each tile, larger and smaller than it, each layout, each pair of types.
+    fn cases() -> Vec<Case> {
+        let mut cases = Vec::new();
+        let sizes = [
+            [5, 3, 70],
+            [40, 20, 17],
+            [300, 12, 1],
+            [1, 12, 130],
+            [3, 270, 33],
+            [70, 65, 40],
+        ];
+        for (index, sizes) in sizes.into_iter().enumerate() {
+            for kind in 0..4 {
+                let types = [
+                    [DType::F32, DType::F32],
+                    [DType::Bf16, DType::Bf16],
+                    [DType::Bf16, DType::F32],
+                ];
+                cases.push(Case {
+                    sizes,
+                    batch: 1 + 2 * (kind % 2),
+                    transposed: [kind % 2 == 1, kind / 2 == 1],
+                    types: types[(index + kind) % 3],
+                    add: (index + kind) % 2 == 0,
+                    bias: (index + kind / 2) % 2 == 0,
+                });
+            }
+        }
+        cases
+    }
+
+    /// What lies in the arena after a step.
+    fn after(
+        device: &Arc<Device>,
+        kernels: &[Kernel],
+        step: &Step,
+        before: &[f32],
+    ) -> std::result::Result<Vec<f32>, Fault> {
+        let memory = device.allocate(4 * before.len(), "a test")?;
+        let module = device.driver().load(kernels)?;
+        let argument = |placed: &Placed| Operands {
+            address: match placed.memory {
+                Memory::Arena(at) => memory.address + at as u64,
+                Memory::Store(_) | Memory::Parameters => unreachable!("all lies in the arena"),
+            },
+            dtype: placed.dtype,
+            len: placed.len,
+            written: placed.written,
+        };
+        let mut after = vec![0.0; before.len()];
+        // SAFETY: operands are as long as they say, in memory that lives until all is read.
+        #[expect(unsafe_code, reason = "a driver is asked by address")]
+        unsafe {
+            device.upload(&[(memory.address, before)])?;
+            put(device.driver(), kernels, &module, step, &argument)?;
+            device.download(&mut [(memory.address, &mut after)])?;
+            device.driver().unload(&module);
+        }
+        Ok(after)
+    }
+
+    /// The numbers of an operand.
+    fn numbers(arena: &[f32], placed: &Placed) -> Vec<f32> {
+        let Memory::Arena(at) = placed.memory else {
+            unreachable!("all lies in the arena")
+        };
+        let bytes =
+            &bytemuck::cast_slice::<f32, u8>(arena)[at..][..placed.len * placed.dtype.bytes()];
+        match placed.dtype {
+            DType::Bf16 => bytes
+                .chunks(2)
+                .map(|pair| half::bf16::from_le_bytes([pair[0], pair[1]]).to_f32())
+                .collect(),
+            DType::F32 | DType::U32 => bytemuck::cast_slice(bytes).to_vec(),
+        }
+    }
+
+    // Up to 130 products of numbers below 4, in f32 in another order; a result in bf16 is rounded once in either.
+    #[test]
+    fn our_own_kernels_compute_what_the_library_does() {
+        let device = match gpu() {
+            Some(gpu) => gpu,
+            None if !is_there() => return,
+            None => Device::of(Emulated::new(Order::new(true, true))),
+        };
+        for (seed, case) in (0..).zip(cases()) {
+            let (placed, bytes) = case.placed();
+            let mut arena = random(&[bytes / 4], seed).values;
+            if case.types[0] == DType::Bf16 {
+                // Two numbers of half the bits each.
+                let halves = random(&[bytes / 2], seed).values;
+                let halves: Vec<half::bf16> =
+                    halves.into_iter().map(half::bf16::from_f32).collect();
+                bytemuck::cast_slice_mut::<f32, u16>(&mut arena)
+                    .copy_from_slice(&halves.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+            }
+            let (kernels, step) = placed.alone();
+            let own = after(&device, &kernels, &step, &arena).unwrap();
+            let library = Step::Product(Box::new(placed.clone()));
+            let library = after(&device, &[], &library, &arena).unwrap();
+            let [own, library] = [own, library].map(|arena| numbers(&arena, &placed.out));
+            let tolerance = match case.types[1] {
+                DType::Bf16 => 1.0 / 256.0,
+                DType::F32 | DType::U32 => 1e-5,
+            };
+            close(&format!("{case:?}"), &own, &library, tolerance);
+        }
+    }
+
+    #[test]
+    fn our_own_kernels_compile_within_their_budget() {
+        if Library::Nvrtc.found().is_none() {
+            println!("no NVRTC: the kernels of products were not compiled for a GPU");
+            return;
+        }
+        let kernels = cases()
+            .into_iter()
+            .flat_map(|case| case.placed().0.alone().0);
+        let kernels: Vec<Kernel> = kernels.collect();
+        for kernel in &kernels {
+            let (_, log) = explained(&source(std::slice::from_ref(kernel)), "sm_90").unwrap();
+            let uses = uses(&log);
+            assert_eq!(uses.len(), 1, "{log}");
+            // Four blocks of 256 threads have 64 registers each.
+            let what = format!("{}: {uses:?}", kernel.call);
+            assert!(uses[0].registers <= 64 && uses[0].spills == 0, "{what}");
+            assert!(uses[0].stack == 0 && uses[0].shared <= 48 << 10, "{what}");
         }
     }
 }

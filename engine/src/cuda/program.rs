@@ -4,16 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use super::Fault;
 use super::agreements::{BUCKET, Bucket, buckets};
 use super::fusion::fused;
 use super::lowering::{At, Command, Launch, Lowering, Operand, Source};
-use super::product::Product;
+use super::product::{Algorithm, KERNELS as OWN, Key, Product};
 use super::sites::{self, Found};
 use crate::builder::{Builder, Node};
 use crate::cpu::OpProfile;
 use crate::ops::site::KERNELS;
 use crate::plan::{Place, Plan};
-use crate::precision::{Precision, stored};
+use crate::precision::{Precision, precision_of_products, stored};
 use crate::store::Slot;
 use crate::value::{DType, Type, Value};
 
@@ -21,8 +22,13 @@ use crate::value::{DType, Type, Value};
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// What the kernels of a site, and those in their place, are made of.
-pub(super) fn sources() -> String {
+pub(super) fn sources_of_sites() -> String {
     [PRELUDE, KERNELS.text].concat()
+}
+
+/// What the kernels of products are made of.
+pub(super) fn sources_of_products() -> String {
+    [PRELUDE, OWN.text].concat()
 }
 
 /// Numbers of the step before its scalars: seed (low, high), step, first row.
@@ -105,10 +111,48 @@ impl Step {
 #[derive(Debug, Clone)]
 pub(crate) struct PlacedProduct {
     pub(crate) product: Product,
+    /// Whether factors in f32 are rounded to TF32.
+    pub(crate) tf32: bool,
+    /// How cublasLt computes it, where that was decided; otherwise as it thinks best.
+    pub(crate) algorithm: Option<Algorithm>,
     pub(crate) a: Placed,
     pub(crate) b: Placed,
     pub(crate) out: Placed,
     pub(crate) bias: Option<Placed>,
+}
+
+/// How a product is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// By an algorithm of cublasLt, or the one that it thinks best.
+    CublasLt(Option<Algorithm>),
+    /// By a kernel of our own.
+    Own,
+}
+
+impl PlacedProduct {
+    /// Everything that the choice of an algorithm depends on.
+    pub(crate) fn key(&self) -> Key {
+        self.product.key(self.product.alignment(), self.tf32)
+    }
+
+    /// Its kernel and its launch, where it is one of our own.
+    pub(crate) fn alone(&self) -> (Vec<Kernel>, Step) {
+        let mut writer = Writer::default();
+        let step = self.launched(&mut writer);
+        (writer.kernels, step)
+    }
+
+    fn launched(&self, writer: &mut Writer) -> Step {
+        let launch = self.product.launch();
+        let (a, b, out) = (self.a, self.b, self.out);
+        Step::Launch {
+            kernel: writer.kernel(&launch),
+            blocks: launch.blocks,
+            operands: [a, b].into_iter().chain(self.bias).chain([out]).collect(),
+            words: launch.words,
+        }
+    }
 }
 
 /// A kernel of a program.
@@ -129,6 +173,11 @@ impl Kernel {
     /// Function that it calls; what profilers show behind `spd_`.
     pub(crate) fn function(&self) -> &str {
         self.call.split(['<', '(']).next().unwrap_or_default()
+    }
+
+    /// What it shares with no other kernel of a program.
+    fn key(&self) -> String {
+        format!("{} {}", self.definition, self.shared)
     }
 
     /// Name and CUDA C++ of this kernel and no other: the same text whichever program it is part of.
@@ -176,7 +225,7 @@ impl Program {
     /// Lowers, orders and places a program, with the sites as one op each that `chosen` says.
     pub(crate) fn new(builder: &Builder, chosen: impl FnMut(&Builder, &Found) -> bool) -> Self {
         match builder.precision {
-            Precision::F32 => Self::of(builder, chosen),
+            Precision::F32 | Precision::Tf32 => Self::of(builder, chosen),
             Precision::Bf16 => Self::of(&stored(builder), chosen),
         }
     }
@@ -196,6 +245,7 @@ impl Program {
         }
         let of = |node: &Node| &lowered[&std::ptr::from_ref(node)];
         let plan = Plan::with_scratch(builder, |node| of(node).scratch);
+        let rounded = precision_of_products(builder);
         let mut writer = Writer::default();
         let mut steps = Vec::new();
         let mut ops = Vec::with_capacity(plan.nodes.len());
@@ -244,6 +294,8 @@ impl Program {
                     },
                     Command::Product(product) => Step::Product(Box::new(PlacedProduct {
                         product: *product,
+                        tf32: rounded[planned.node] == Precision::Tf32,
+                        algorithm: None,
                         a: placed(product.a.operand),
                         b: placed(product.b.operand),
                         out: placed(product.out.operand),
@@ -274,6 +326,29 @@ impl Program {
             ops,
             plan,
         }
+    }
+
+    /// Has its products computed as `chosen` says.
+    pub(crate) fn compute_products(
+        &mut self,
+        mut chosen: impl FnMut(&PlacedProduct) -> Result<Way, Fault>,
+    ) -> Result<(), Fault> {
+        let mut writer = Writer::of(std::mem::take(&mut self.kernels));
+        let mut computed = || {
+            for step in &mut self.steps {
+                let Step::Product(placed) = step else {
+                    continue;
+                };
+                match chosen(placed)? {
+                    Way::CublasLt(algorithm) => placed.algorithm = algorithm,
+                    Way::Own => *step = placed.launched(&mut writer),
+                }
+            }
+            Ok(())
+        };
+        let computed = computed();
+        self.kernels = writer.kernels;
+        computed
     }
 
     /// Tensors of the store that it reads or writes, and those that it writes.
@@ -361,30 +436,37 @@ struct Writer {
 }
 
 impl Writer {
+    /// Goes on with the kernels that there are.
+    fn of(kernels: Vec<Kernel>) -> Self {
+        let known = kernels.iter().enumerate();
+        let definitions = known.map(|(index, kernel)| (kernel.key(), index)).collect();
+        Self {
+            kernels,
+            definitions,
+        }
+    }
+
     fn kernel(&mut self, launch: &Launch) -> usize {
         let operands = launch.operands.iter().enumerate();
         let operands = operands.map(|(index, operand)| parameter(index, operand));
         let words = (0..launch.words.len()).map(|index| format!("u32 w{index}"));
         let parameters: Vec<String> = operands.chain(words).collect();
         let parameters = parameters.join(", ");
-        let definition = format!("{}, ({parameters}), {}", launch.threads, launch.call);
-        let key = format!("{definition} {}", launch.shared);
-        if let Some(&known) = self.definitions.get(&key) {
-            return known;
-        }
         let index = self.kernels.len();
         let function = launch.call.split(['<', '(']).next().unwrap_or_default();
-        let name = format!("spd_{function}_{index}");
-        self.kernels.push(Kernel {
-            name,
+        let kernel = Kernel {
+            name: format!("spd_{function}_{index}"),
             threads: launch.threads,
             shared: launch.shared,
             call: launch.call.clone(),
-            definition,
+            definition: format!("{}, ({parameters}), {}", launch.threads, launch.call),
             source: launch.source,
-        });
-        self.definitions.insert(key, index);
-        index
+        };
+        let known = *self.definitions.entry(kernel.key()).or_insert(index);
+        if known == index {
+            self.kernels.push(kernel);
+        }
+        known
     }
 }
 

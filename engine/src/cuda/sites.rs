@@ -104,9 +104,7 @@ pub(crate) fn fused(from: &Builder, mut chosen: impl FnMut(&Found) -> bool) -> B
             places[index].push(node);
         }
     }
-    let mut to = from.with_nodes(places.into_iter().flatten().collect());
-    to.precision = from.precision;
-    to
+    from.with_nodes(places.into_iter().flatten().collect())
 }
 
 /// The way there: indices of its product and the one behind the mask.

@@ -11,9 +11,10 @@ use super::{Arena, Device, Fault};
 use crate::builder::Builder;
 use crate::cpu::{Executor, Pool, StepParameters};
 use crate::cuda;
-use crate::ops::oracle::close;
+use crate::ops::oracle::{close, random};
 use crate::precision::Precision;
 use crate::store::Store;
+use crate::value::Type;
 
 /// What a program reads from the host: words by name.
 pub(crate) type Inputs<'a> = &'a [(&'a str, Vec<u32>)];
@@ -220,6 +221,30 @@ fn every_op_computes_on_the_device_what_it_does_on_the_cpu() {
         } = &exhibition;
         agree(b, store, inputs, &numbers, TOLERANCE);
     }
+}
+
+#[test]
+fn in_tf32_products_that_depend_on_the_batch_round_their_factors_and_others_do_not() {
+    let found = [Precision::F32, Precision::Tf32].map(|precision| {
+        let (mut b, mut store) = (Builder::with_precision(precision), Store::new());
+        let slot = store.add("w", &[30, 30], random(&[30, 30], 0).values);
+        let w = b.persistent(&store, slot);
+        let x = b.input("x", &Type::f32(&[40, 30])).unwrap();
+        let (of_batch, of_weights) = (b.matmul(x, w).unwrap(), b.matmul(w, w).unwrap());
+        b.output("of the batch", of_batch);
+        b.output("of weights", of_weights);
+        let words = random(&[40, 30], 1).values;
+        let words = words.iter().map(|x| x.to_bits()).collect();
+        replay(&b, &store, &[("x", words)], &StepParameters::default())
+    });
+    let [Some((device, full)), Some((_, rounded))] = found else {
+        return;
+    };
+    let [of_batch, of_weights] = [0, 1].map(|output| (&full[output].1, &rounded[output].1));
+    assert_eq!(of_weights.0, of_weights.1);
+    assert_ne!(of_batch.0, of_batch.1);
+    // 30 products of numbers below 4, both factors of each rounded by up to 2^-11 of themselves.
+    close(device, of_batch.1, of_batch.0, 2e-3);
 }
 
 /// What ptxas says of one kernel.

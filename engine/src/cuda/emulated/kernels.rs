@@ -245,14 +245,22 @@ impl Numbers {
     }
 }
 
+/// An f32 in TF32: the nearest number with ten bits behind the first.
+fn rounded_to_tf32(x: f64) -> f64 {
+    #[expect(clippy::cast_possible_truncation, reason = "it is an f32")]
+    let bits = (x as f32).to_bits();
+    f64::from(f32::from_bits((bits + 0x1000) & !0x1fff))
+}
+
 /// As cublasLt computes it, from its description of it: column-major, f64 sums.
 pub(super) fn multiply(
     product: &Product,
+    tf32: bool,
     [first, second]: [Span; 2],
     out: Span,
     bias: Option<Span>,
 ) {
-    let key: Key = product.key(16);
+    let key: Key = product.key(16, tf32);
     // cublasLt's A is our second factor.
     let a = Numbers::new(second, &product.b);
     let b = Numbers::new(first, &product.a);
@@ -280,10 +288,14 @@ pub(super) fn multiply(
     for batch in 0..key.batch {
         // Rows of the first and columns of the second, each in one piece.
         let rows = (0..key.c.rows).flat_map(|row| (0..k).map(move |k| (row, k)));
-        let rows = rows.map(|(row, k)| a.get(at(key.a, batch, row, k)));
+        let factor = |of: Numbers, at: usize| {
+            let x = of.get(at);
+            if key.tf32 { rounded_to_tf32(x) } else { x }
+        };
+        let rows = rows.map(|(row, k)| factor(a, at(key.a, batch, row, k)));
         let rows: Vec<f64> = rows.collect();
         for column in 0..key.c.columns {
-            let factors = (0..k).map(|k| b.get(at(key.b, batch, k, column)));
+            let factors = (0..k).map(|k| factor(b, at(key.b, batch, k, column)));
             let factors: Vec<f64> = factors.collect();
             for row in 0..key.c.rows {
                 let pairs = rows[row * k..][..k].iter().zip(&factors);

@@ -31,8 +31,8 @@ use work::{Work, Worker};
 use super::Fault;
 use super::compiler::compile_all;
 use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
-use super::product::Product;
-use super::program::{Kernel, source};
+use super::product::{Algorithm, Key};
+use super::program::{Kernel, PlacedProduct, source};
 
 /// What the host asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +62,8 @@ struct State {
     calls: Vec<Call>,
     /// Calls until one fails, if one is to.
     fails_in: Option<usize>,
+    /// Whether there is an algorithm for products.
+    multiplies: bool,
 }
 
 impl Emulated {
@@ -80,6 +82,7 @@ impl Emulated {
                 next: 1,
                 calls: Vec::new(),
                 fails_in: None,
+                multiplies: true,
             }),
         })
     }
@@ -122,6 +125,12 @@ impl Emulated {
     #[cfg(test)]
     pub(crate) fn calls(&self) -> Vec<Call> {
         std::mem::take(&mut self.state().calls)
+    }
+
+    /// Has no algorithm for products from now on.
+    #[cfg(test)]
+    pub(crate) fn refuse_products(&self) {
+        self.state().multiplies = false;
     }
 
     /// Has every call after so many fail.
@@ -351,10 +360,18 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    unsafe fn multiply(&self, product: &Product, factors: Factors) -> Result<(), Fault> {
+    fn algorithms(&self, _key: &Key) -> Result<Vec<Algorithm>, Fault> {
+        let multiplies = self.state().multiplies;
+        Ok(multiplies
+            .then_some(Algorithm([0; 8]))
+            .into_iter()
+            .collect())
+    }
+
+    unsafe fn multiply(&self, placed: &PlacedProduct, factors: Factors) -> Result<(), Fault> {
         let mut state = self.state();
         state.called(Call::Launch)?;
-        let work = Work::Multiply(Box::new((*product, factors)));
+        let work = Work::Multiply(Box::new((placed.product, placed.tf32, factors)));
         state.put(Stream::Programs, Item::Do(work));
         Ok(())
     }

@@ -21,7 +21,7 @@ pub(super) enum Work {
         arguments: Vec<Argument>,
         words: Vec<u32>,
     },
-    Multiply(Box<(Product, Factors)>),
+    Multiply(Box<(Product, bool, Factors)>),
     Agree(Vec<Argument>),
 }
 
@@ -87,7 +87,10 @@ impl Worker {
                 arguments,
                 words,
             } => self.launch(kernels, kernel, *blocks, (arguments, words)),
-            Work::Multiply(multiplied) => self.multiply(&multiplied.0, &multiplied.1),
+            Work::Multiply(multiplied) => {
+                let (product, tf32, factors) = &**multiplied;
+                self.multiply(product, *tf32, factors);
+            }
             Work::Agree(values) => self.agree(values),
         }
     }
@@ -146,12 +149,12 @@ impl Worker {
         }
     }
 
-    fn multiply(&mut self, product: &Product, factors: &Factors) {
+    fn multiply(&mut self, product: &Product, tf32: bool, factors: &Factors) {
         let mut accesses = 0;
         let mut span = |argument: &Argument| self.span(argument, &raw mut accesses);
         let [a, b, out] = [&factors.a, &factors.b, &factors.out].map(&mut span);
         let bias = factors.bias.as_ref().map(&mut span);
-        multiply(product, [a, b], out, bias);
+        multiply(product, tf32, [a, b], out, bias);
         self.took("product");
     }
 
