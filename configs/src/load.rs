@@ -94,7 +94,11 @@ impl Run {
     }
 }
 
-const PRECISIONS: OneOf<Precision> = OneOf(&[("f32", Precision::F32), ("bf16", Precision::Bf16)]);
+const PRECISIONS: OneOf<Precision> = OneOf(&[
+    ("f32", Precision::F32),
+    ("tf32", Precision::Tf32),
+    ("bf16", Precision::Bf16),
+]);
 
 /// The tables in the order of a run file; each is checked against those before it.
 fn read(file: &mut Table<'_>) -> Option<Run> {

@@ -43,6 +43,8 @@ pub struct Run {
 pub enum Precision {
     /// Everything in f32.
     F32,
+    /// GEMM operands in TF32, on a GPU alone; the rest in f32.
+    Tf32,
     /// GEMM operands in bf16, and on a GPU stored activations; the rest in f32.
     Bf16,
 }

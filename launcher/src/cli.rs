@@ -158,7 +158,7 @@ pub(crate) struct BenchArgs {
     /// Workloads; an unknown name lists those that are known
     #[arg(required_unless_present = "compile_only", value_name = "NAME")]
     pub(crate) names: Vec<String>,
-    /// Compile the kernels of the workloads (of all, in both precisions, where none is named) for a GPU that need not be here,
+    /// Compile the kernels of the workloads (of all, in the precisions that are timed, where none is named) for a GPU that need not be here,
     /// and time nothing; they are kept where runs on a GPU find them
     #[arg(long, requires = "arch", conflicts_with_all = ["gpus", "vary", "phases", "out", "steps", "warmup"])]
     pub(crate) compile_only: bool,
@@ -186,7 +186,7 @@ pub(crate) struct BenchArgs {
     /// Time the step at each of several values of C, batch, seq, sites or samples, and print how it grows
     #[arg(long, value_name = "KEY=A,B,C", conflicts_with = "phases", value_parser = Vary::parse)]
     pub(crate) vary: Option<Vary>,
-    /// What a step is computed in: fp32, or bf16 where there are instructions for it [default: as the name says, or else fp32]
+    /// What a step is computed in: fp32, tf32 on a GPU, or bf16 where there are instructions for it [default: as the name says, or else fp32]
     #[arg(long, value_name = "P")]
     pub(crate) precision: Option<String>,
     /// Time the parts of a step too, and print tables to stderr

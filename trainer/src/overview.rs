@@ -133,26 +133,33 @@ fn check_length(run: &Run, sites: usize, layers: usize) -> Result<(), Fault> {
 ///
 /// One line that names the setting.
 pub fn check_precision(run: &Run, on_gpu: bool) -> Result<(), Fault> {
-    if is_had(run.precision, on_gpu, has_bf16_products()) {
-        return Ok(());
+    match why_not(run.precision, on_gpu, has_bf16_products()) {
+        None => Ok(()),
+        Some(reason) => Err(Fault::BadInput(format!(
+            "precision: {reason}; start the run with --gpus 1, or set precision = \"f32\""
+        ))),
     }
-    Err(Fault::BadInput(format!(
-        "precision: {NO_BF16}; start the run with --gpus 1, or set precision = \"f32\""
-    )))
 }
 
-/// Why a precision is refused.
-pub(crate) const NO_BF16: &str =
-    "bf16 on a CPU is for processors with AVX512_BF16 or AMX, and this one has neither";
-
-/// Whether there is a precision where a step is computed: on a GPU, or on a processor that multiplies bf16 or does not.
-pub(crate) fn is_had(precision: Precision, on_gpu: bool, bf16_products: bool) -> bool {
-    precision == Precision::F32 || on_gpu || bf16_products
+/// Why a precision is refused where a step is computed: on a GPU, or on a processor that multiplies bf16 or does not.
+pub(crate) fn why_not(
+    precision: Precision,
+    on_gpu: bool,
+    bf16_products: bool,
+) -> Option<&'static str> {
+    match precision {
+        Precision::Tf32 if !on_gpu => Some("tf32 is for GPUs, and a CPU has none"),
+        Precision::Bf16 if !on_gpu && !bf16_products => Some(
+            "bf16 on a CPU is for processors with AVX512_BF16 or AMX, and this one has neither",
+        ),
+        Precision::F32 | Precision::Tf32 | Precision::Bf16 => None,
+    }
 }
 
 fn precision_name(precision: Precision, on_gpu: bool) -> &'static str {
     match (precision, on_gpu) {
         (Precision::F32, _) => "f32",
+        (Precision::Tf32, _) => "tf32 in what is multiplied, f32 in what is stored",
         (Precision::Bf16, true) => "bf16 in what a step stores, f32 in what it keeps",
         (Precision::Bf16, false) => "bf16 in what is multiplied, f32 in what is stored",
     }
@@ -241,15 +248,17 @@ mod tests {
     }
 
     #[test]
-    fn bf16_is_for_gpus_and_processors_that_multiply_it() {
-        use Precision::{Bf16, F32};
+    fn bf16_is_for_gpus_and_processors_that_multiply_it_and_tf32_for_gpus() {
+        use Precision::{Bf16, F32, Tf32};
         for (precision, on_gpu, products, expected) in [
             (F32, false, false, true),
             (Bf16, true, false, true),
             (Bf16, false, true, true),
             (Bf16, false, false, false),
+            (Tf32, true, false, true),
+            (Tf32, false, true, false),
         ] {
-            let found = is_had(precision, on_gpu, products);
+            let found = why_not(precision, on_gpu, products).is_none();
             assert_eq!(found, expected, "{precision:?} {on_gpu} {products}");
         }
     }

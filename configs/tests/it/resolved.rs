@@ -157,7 +157,7 @@ fn a_known_solution_may_be_that_of_an_identity_matrix() {
 #[test]
 fn every_word_is_written_as_it_is_read() {
     for (given, words) in [
-        ("precision=WORD", &["f32", "bf16"][..]),
+        ("precision=WORD", &["f32", "tf32", "bf16"][..]),
         ("importance.kind=WORD", &["mlp", "vector_mlp", "shared_mlp"]),
         (
             "importance.sigmoid=WORD",

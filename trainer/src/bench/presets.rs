@@ -7,7 +7,7 @@ use spd_engine::has_bf16_products;
 
 use super::runs::run;
 use crate::fault::Fault;
-use crate::overview::{NO_BF16, is_had};
+use crate::overview::why_not;
 use crate::sites::resolve;
 
 /// What this build can time.
@@ -80,7 +80,7 @@ pub struct Overrides<'a> {
     pub sites: Option<usize>,
     /// Masks that are drawn for a loss.
     pub samples: Option<usize>,
-    /// What a step is stored in: `fp32`, also written `f32`, or `bf16`.
+    /// What a step is computed in: `fp32`, also written `f32`, `tf32` or `bf16`.
     pub precision: Option<&'a str>,
 }
 
@@ -94,19 +94,19 @@ impl Preset {
         }
     }
 
-    /// Refuses bf16 where the step is timed neither on a GPU nor on a processor that multiplies it.
+    /// Refuses a precision that is not there where the step is timed.
     ///
     /// # Errors
     ///
     /// In one line that says how to ask for it.
     pub fn check_processor(&self, on_gpu: bool) -> Result<(), Fault> {
-        if is_had(self.run.precision, on_gpu, has_bf16_products()) {
-            return Ok(());
+        match why_not(self.run.precision, on_gpu, has_bf16_products()) {
+            None => Ok(()),
+            Some(reason) => Err(Fault::BadInput(format!(
+                "bench {}: {reason}; time it with --gpus 1, or with --precision fp32",
+                self.name
+            ))),
         }
-        Err(Fault::BadInput(format!(
-            "bench {}: {NO_BF16}; time it with --gpus 1, or with --precision fp32",
-            self.name
-        )))
     }
 
     /// Tokens a row, if rows are tokens.
@@ -123,13 +123,18 @@ pub fn known() -> String {
     format!("known: {}", KNOWN.join(", "))
 }
 
-/// Every preset, each in both precisions.
+/// Every preset, each in the precisions that are timed beside the peers.
 pub fn all() -> Vec<Preset> {
-    let both = |name: &&str| {
-        let in_its_own = [Some("fp32"), Some("bf16")];
-        let named = name.ends_with(IN_BF16) || KNOWN.contains(&&*format!("{name}{IN_BF16}"));
-        let precisions = if named { &[None][..] } else { &in_its_own[..] };
-        let made = |&precision| {
+    let each = |name: &&str| {
+        let precisions = if name.ends_with(IN_BF16) {
+            &["bf16"][..]
+        } else if KNOWN.contains(&&*format!("{name}{IN_BF16}")) {
+            &["fp32", "tf32"]
+        } else {
+            &["fp32", "bf16"]
+        };
+        let made = |precision: &&'static str| {
+            let precision = Some(*precision);
             let overrides = Overrides {
                 precision,
                 ..Overrides::default()
@@ -138,7 +143,7 @@ pub fn all() -> Vec<Preset> {
         };
         precisions.iter().map(made).collect::<Vec<_>>()
     };
-    KNOWN.iter().flat_map(both).collect()
+    KNOWN.iter().flat_map(each).collect()
 }
 
 /// A preset by name, in fp32 unless the name says bf16 or another precision is asked for. The name of what is timed is the peers': it
@@ -154,11 +159,9 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
         None if in_bf16.is_some() => Precision::Bf16,
         None | Some("fp32" | "f32") => Precision::F32,
         Some("bf16") => Precision::Bf16,
-        Some("tf32") => {
-            return refuse("steps are timed in fp32 or bf16, not tf32".to_owned());
-        }
+        Some("tf32") => Precision::Tf32,
         Some(other) => {
-            let reason = format!("no precision `{other}`; steps are timed in fp32 or bf16");
+            let reason = format!("no precision `{other}`; steps are timed in fp32, tf32 or bf16");
             return refuse(reason);
         }
     };
@@ -178,7 +181,7 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
         ));
     };
     let is_theirs = match step {
-        Step::GivenMasks { .. } if in_bf16.is_none() => false,
+        Step::GivenMasks { .. } if in_bf16.is_none() => precision == Precision::Tf32,
         _ => precision == Precision::Bf16,
     };
     let mut name = name.to_owned();
@@ -240,6 +243,7 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
 pub(super) fn spelled(precision: Precision) -> &'static str {
     match precision {
         Precision::F32 => "fp32",
+        Precision::Tf32 => "tf32",
         Precision::Bf16 => "bf16",
     }
 }
@@ -332,6 +336,8 @@ mod tests {
         let cases = [
             ("tiny-seed", None, "tiny-seed@fp32"),
             ("tiny-seed", Some("bf16"), "tiny-seed@bf16"),
+            ("tiny-seed", Some("tf32"), "tiny-seed"),
+            ("tiny-ss-llama", Some("tf32"), "tiny-ss-llama@tf32"),
             ("tiny-seed-bf16", None, "tiny-seed-bf16"),
             ("tiny-seed-bf16", Some("bf16"), "tiny-seed-bf16"),
             ("tiny-seed-bf16", Some("fp32"), "tiny-seed-bf16@fp32"),
@@ -345,8 +351,22 @@ mod tests {
             };
             let found = preset(name, &overrides).unwrap();
             assert_eq!(found.name, expected);
-            let in_bf16 = found.run.precision == Precision::Bf16;
-            assert_eq!(in_bf16, !expected.ends_with("fp32"), "{expected}");
+            assert_eq!(
+                spelled(found.run.precision),
+                precision.map_or_else(
+                    || if name.ends_with(IN_BF16) {
+                        "bf16"
+                    } else {
+                        "fp32"
+                    },
+                    |precision| if precision == "f32" {
+                        "fp32"
+                    } else {
+                        precision
+                    }
+                ),
+                "{expected}"
+            );
             assert!(found.check_processor(true).is_ok());
         }
         let batch = Overrides {
@@ -414,19 +434,26 @@ mod tests {
         assert!(
             refused("tms_5-2-bf16", &default).starts_with("bench tms_5-2-bf16: no such workload; ")
         );
-        for (precision, expected) in [
-            ("tf32", "steps are timed in fp32 or bf16, not tf32"),
-            ("fp8", "no precision `fp8`; steps are timed in fp32 or bf16"),
-        ] {
-            let asked = Overrides {
-                precision: Some(precision),
-                ..default
-            };
-            assert_eq!(
-                refused("tms_5-2", &asked),
-                format!("bench tms_5-2: {expected}")
-            );
-        }
+        let asked = Overrides {
+            precision: Some("fp8"),
+            ..default
+        };
+        assert_eq!(
+            refused("tms_5-2", &asked),
+            "bench tms_5-2: no precision `fp8`; steps are timed in fp32, tf32 or bf16"
+        );
+        let asked = Overrides {
+            precision: Some("tf32"),
+            ..default
+        };
+        let Err(Fault::BadInput(line)) = preset("tms_5-2", &asked).unwrap().check_processor(false)
+        else {
+            panic!("tf32 on a CPU")
+        };
+        assert_eq!(
+            line,
+            "bench tms_5-2@tf32: tf32 is for GPUs, and a CPU has none; time it with --gpus 1, or with --precision fp32"
+        );
         let long = Overrides {
             seq: Some(17),
             ..default

@@ -104,6 +104,7 @@ impl Decomposition {
     pub(crate) fn precision(&self) -> Precision {
         match self.run.precision {
             spd_configs::Precision::F32 => Precision::F32,
+            spd_configs::Precision::Tf32 => Precision::Tf32,
             spd_configs::Precision::Bf16 => Precision::Bf16,
         }
     }

@@ -44,7 +44,7 @@ fn a_wrong_value_is_named_with_what_was_expected() {
             &[
                 "run.toml:1:1: name: expected a string of letters, digits, `.`, `_` and `-` that starts with a letter or a digit, found 5",
                 "run.toml:2:1: seed: expected a whole number, found -1",
-                r#"run.toml:3:1: precision: expected "f32" or "bf16", found the string "f16""#,
+                r#"run.toml:3:1: precision: expected "f32", "tf32" or "bf16", found the string "f16""#,
             ],
         ),
         toy(
