@@ -88,6 +88,7 @@ mod staged;
 pub(crate) mod staging;
 #[cfg(test)]
 pub(crate) mod tests;
+mod trial;
 
 pub use compiling::Compiling;
 pub use device::Device;

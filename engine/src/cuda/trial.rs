@@ -1,0 +1,185 @@
+//! Times what a device is given: the same work again and again, on operands that lie so far apart that no cache holds them.
+#![expect(unsafe_code, reason = "addresses of a device")]
+
+use std::sync::Arc;
+
+use super::Fault;
+use super::device::{Device, Event, Memory};
+use super::driver::{Argument, Module, Stream, Transfer, Way};
+use super::executor::put;
+use super::mirror::ALIGN;
+use super::program::{self, FIXED_PARAMETERS, Kernel, Placed, PlacedProduct, Step};
+
+/// Replays that are timed, of which the fastest counts.
+const REPLAYS: usize = 5;
+
+/// A product whose operands lie one behind the other at the start of an arena, each as far from a multiple of 16 bytes as in its program;
+/// and the bytes of all.
+pub(super) fn alone_in_arena(placed: &PlacedProduct) -> (PlacedProduct, usize) {
+    let mut bytes = 0;
+    let mut here = |of: &Placed| {
+        let first = bytes + of.skipped() % 16;
+        bytes = (first + of.len * of.dtype.bytes()).next_multiple_of(ALIGN);
+        Placed {
+            memory: program::Memory::Arena(first),
+            first: 0,
+            ..*of
+        }
+    };
+    let alone = PlacedProduct {
+        a: here(&placed.a),
+        b: here(&placed.b),
+        out: here(&placed.out),
+        bias: placed.bias.as_ref().map(here),
+        ..placed.clone()
+    };
+    (alone, bytes)
+}
+
+/// Numbers of about one half, in f32 and in bf16: what is multiplied by zeros takes less power, and time.
+pub(super) fn words() -> Vec<u32> {
+    let mut state = 1u32;
+    let word = |_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        ((state >> 8) * 0x101) & 0x807f_807f | 0x3f00_3f00
+    };
+    (0..1 << 20).map(word).collect()
+}
+
+/// Fills memory of a device with [`words`], over and over.
+fn fill(device: &Arc<Device>, memory: &Memory) -> Result<(), Fault> {
+    let words = words();
+    let words: &[f32] = bytemuck::cast_slice(&words[..words.len().min(memory.bytes / 4)]);
+    // SAFETY: no longer than the memory is.
+    unsafe { device.upload(&[(memory.address, words)]) }?;
+    let mut filled = 4 * words.len();
+    while 0 < filled && filled < memory.bytes {
+        let bytes = filled.min(memory.bytes - filled);
+        let (from, to) = (memory.address, memory.address + filled as u64);
+        let way = Way::Within;
+        let transfer = Transfer {
+            way,
+            from,
+            to,
+            bytes,
+        };
+        // SAFETY: both stretches are parts of the memory and do not overlap.
+        unsafe { device.driver().copy(Stream::Programs, transfer) }?;
+        filled += bytes;
+    }
+    Ok(())
+}
+
+/// Bytes that the operands of a replay lie apart in all, so that none finds its own in a cache of the device: more than twice the 50 MB
+/// of an H100.
+const APART: usize = 128 << 20;
+
+/// Replays that one measurement takes the mean of, at most.
+const MOST_COPIES: usize = 16;
+
+/// Room to time alternatives in: as often as it takes to be larger than the caches of the device.
+pub(super) struct Trial<'d> {
+    device: &'d Arc<Device>,
+    arena: Memory,
+    numbers: Memory,
+    /// Of one copy, and how many there are.
+    bytes: usize,
+    copies: usize,
+}
+
+impl<'d> Trial<'d> {
+    /// Room for arenas of so many bytes, filled with numbers of no meaning; `None` where there is none.
+    pub(super) fn new(
+        device: &'d Arc<Device>,
+        bytes: usize,
+        scalars: usize,
+    ) -> Result<Option<Self>, Fault> {
+        let bytes = bytes.next_multiple_of(ALIGN);
+        let room = |bytes| device.allocate(bytes, "a trial").ok();
+        let copies = (APART / bytes.max(1)).clamp(1, MOST_COPIES);
+        let several = room(copies * bytes).map(|arena| (arena, copies));
+        let Some((arena, copies)) = several.or_else(|| Some((room(bytes)?, 1))) else {
+            return Ok(None);
+        };
+        let Some(numbers) = room(4 * (FIXED_PARAMETERS + scalars)) else {
+            return Ok(None);
+        };
+        for memory in [&arena, &numbers] {
+            fill(device, memory)?;
+        }
+        Ok(Some(Self {
+            device,
+            arena,
+            numbers,
+            bytes,
+            copies,
+        }))
+    }
+
+    /// Milliseconds that steps take.
+    pub(super) fn time(&self, kernels: &[Kernel], steps: &[Step]) -> Result<f32, Fault> {
+        let loaded = Loaded {
+            device: self.device,
+            module: self.device.driver().load(kernels)?,
+        };
+        let ends = [self.device.event()?, self.device.event()?];
+        let replay = || self.replay(kernels, &loaded.module, steps, &ends);
+        // Libraries load what they need when they are first asked.
+        replay()?;
+        let mut times = (0..REPLAYS).map(|_| replay());
+        times.try_fold(f32::INFINITY, |best, time| Ok(best.min(time?)))
+    }
+
+    /// Milliseconds of a replay. What is added to stays as it is: both alternatives would copy it.
+    fn replay(
+        &self,
+        kernels: &[Kernel],
+        module: &Module,
+        steps: &[Step],
+        [start, end]: &[Event; 2],
+    ) -> Result<f32, Fault> {
+        let driver = self.device.driver();
+        start.record(Stream::Programs)?;
+        for copy in 0..self.copies {
+            let argument = |placed: &Placed| self.argument(copy, placed);
+            let steps = steps.iter();
+            for step in steps.filter(|step| !matches!(step, Step::Copy { .. })) {
+                // SAFETY: every operand lies in its place in the arena or among the numbers, as long as it says.
+                unsafe { put(driver, kernels, module, step, &argument) }?;
+            }
+        }
+        end.record(Stream::Programs)?;
+        self.device.wait(end)?;
+        let ms = driver.elapsed(start.handle, end.handle)?;
+        Ok(ms / self.copies as f32)
+    }
+
+    fn argument(&self, copy: usize, placed: &Placed) -> Argument {
+        let start = match placed.memory {
+            program::Memory::Arena(offset) => {
+                self.arena.address + (copy * self.bytes + offset) as u64
+            }
+            program::Memory::Parameters => self.numbers.address,
+            program::Memory::Store(_) => unreachable!("a trial has inputs alone"),
+        };
+        Argument {
+            address: start + placed.skipped() as u64,
+            dtype: placed.dtype,
+            len: placed.len,
+            written: placed.written,
+        }
+    }
+}
+
+/// Kernels that are loaded for a trial.
+struct Loaded<'d> {
+    device: &'d Device,
+    module: Module,
+}
+
+impl Drop for Loaded<'_> {
+    fn drop(&mut self) {
+        // SAFETY: what was launched is waited for, or the device is lost.
+        unsafe { self.device.driver().unload(&self.module) };
+    }
+}
