@@ -165,6 +165,10 @@ impl Driver for Compiling {
         Ok(())
     }
 
+    fn handle(&self, _stream: Stream) -> u64 {
+        0
+    }
+
     fn begin_capture(&self) -> Result<(), Fault> {
         Ok(())
     }

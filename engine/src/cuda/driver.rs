@@ -175,6 +175,9 @@ pub(crate) trait Driver: Send + Sync {
     /// They are f32s in live memory, which nothing else reads or writes meanwhile.
     unsafe fn agree(&self, values: &[Argument]) -> Result<(), Fault>;
 
+    /// A stream as CUDA's libraries take it.
+    fn handle(&self, stream: Stream) -> u64;
+
     /// From here on the stream of programs, and what joins it, does nothing, and remembers it.
     fn begin_capture(&self) -> Result<(), Fault>;
 

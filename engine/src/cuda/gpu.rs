@@ -77,7 +77,7 @@ unsafe impl Send for CublasLt {}
 impl Gpu {
     /// Opens a GPU. Compiled kernels are kept in the directory `cache`.
     pub(super) fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Self, Fault> {
-        if let Some(lacks) = libraries::lacks(ordinal + 1) {
+        if let Some(lacks) = libraries::lacks_gpu(ordinal) {
             return Err(Fault::new(lacks));
         }
         let open = failed("be opened");
@@ -381,6 +381,10 @@ impl Driver for Gpu {
         Err(Fault::new(
             "GPUs of several ranks are not joined yet; start the run with --gpus 1",
         ))
+    }
+
+    fn handle(&self, stream: Stream) -> u64 {
+        number(self.stream(stream))
     }
 
     fn begin_capture(&self) -> Result<(), Fault> {

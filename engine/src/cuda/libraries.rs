@@ -85,6 +85,19 @@ pub struct Found {
     handle: Handle,
 }
 
+impl Found {
+    /// A function of it, by its name.
+    ///
+    /// # Safety
+    ///
+    /// `F` is its type.
+    pub(super) unsafe fn function<F: Copy>(&self, name: &str) -> Option<F> {
+        // SAFETY: the caller's promise; a library that was found stays open.
+        let function = unsafe { self.handle.get::<F>(name.as_bytes()) };
+        function.ok().map(|function| *function)
+    }
+}
+
 /// Where libraries may lie.
 #[derive(Debug, Default)]
 struct Places {
@@ -373,12 +386,21 @@ pub fn free_memory(ordinal: usize) -> Result<usize, String> {
 
 /// What this machine lacks for a run on `gpus` GPUs, in one line; `None` where nothing is missing.
 pub fn lacks(gpus: usize) -> Option<String> {
+    misses(gpus, gpus > 1)
+}
+
+/// What it lacks for the GPU of a number to be opened.
+pub fn lacks_gpu(ordinal: usize) -> Option<String> {
+    misses(ordinal.saturating_add(1), false)
+}
+
+fn misses(gpus: usize, joined: bool) -> Option<String> {
     if super::stands_in() {
         return None;
     }
     let needed = Library::ALL
         .into_iter()
-        .filter(|&library| library != Library::Nccl || gpus > 1);
+        .filter(|&library| library != Library::Nccl || joined);
     let missing: Vec<&str> = needed
         .filter(|library| library.found().is_none())
         .map(|library| library.files()[0])

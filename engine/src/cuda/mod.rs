@@ -43,7 +43,8 @@
 //! # On a GPU
 //!
 //! What a replay asks of a GPU, and in which order, is decided over a `Driver` and tested on an emulated device that does everything as
-//! early or as late as CUDA allows. Op tests, the program of all ops and, in the trainer, the numbers of the
+//! early or as late as CUDA allows. The first question to a real one is whether it works at all: [`probes`], which
+//! `spd-launch doctor --deep` runs. Op tests, the program of all ops and, in the trainer, the numbers of the
 //! reference run on a real one where `SPD_TEST_GPU` is its number, one process a test: what a kernel does wrong fails every later call of
 //! its process. `.ci/gpu-folder` makes a folder of what such a machine is carried, machine code of all kernels with it:
 //!
@@ -74,6 +75,7 @@ mod inputs;
 pub mod libraries;
 pub(crate) mod lowering;
 pub(crate) mod mirror;
+pub mod probes;
 pub(crate) mod product;
 pub(crate) mod program;
 #[cfg(test)]

@@ -170,6 +170,25 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
+    /// The kernel of a launch.
+    pub(crate) fn of(launch: &Launch) -> Self {
+        let operands = launch.operands.iter().enumerate();
+        let operands = operands.map(|(index, operand)| parameter(index, operand));
+        let words = (0..launch.words.len()).map(|index| format!("u32 w{index}"));
+        let parameters: Vec<String> = operands.chain(words).collect();
+        let parameters = parameters.join(", ");
+        let mut kernel = Self {
+            name: String::new(),
+            threads: launch.threads,
+            shared: launch.shared,
+            call: launch.call.clone(),
+            definition: format!("{}, ({parameters}), {}", launch.threads, launch.call),
+            source: launch.source,
+        };
+        kernel.name = format!("spd_{}", kernel.function());
+        kernel
+    }
+
     /// Function that it calls; what profilers show behind `spd_`.
     pub(crate) fn function(&self) -> &str {
         self.call.split(['<', '(']).next().unwrap_or_default()
@@ -447,26 +466,13 @@ impl Writer {
     }
 
     fn kernel(&mut self, launch: &Launch) -> usize {
-        let operands = launch.operands.iter().enumerate();
-        let operands = operands.map(|(index, operand)| parameter(index, operand));
-        let words = (0..launch.words.len()).map(|index| format!("u32 w{index}"));
-        let parameters: Vec<String> = operands.chain(words).collect();
-        let parameters = parameters.join(", ");
+        let mut kernel = Kernel::of(launch);
         let index = self.kernels.len();
-        let function = launch.call.split(['<', '(']).next().unwrap_or_default();
-        let kernel = Kernel {
-            name: format!("spd_{function}_{index}"),
-            threads: launch.threads,
-            shared: launch.shared,
-            call: launch.call.clone(),
-            definition: format!("{}, ({parameters}), {}", launch.threads, launch.call),
-            source: launch.source,
-        };
-        let known = *self.definitions.entry(kernel.key()).or_insert(index);
-        if known == index {
+        *self.definitions.entry(kernel.key()).or_insert_with(|| {
+            kernel.name += &format!("_{index}");
             self.kernels.push(kernel);
-        }
-        known
+            index
+        })
     }
 }
 

@@ -1,0 +1,68 @@
+//! Whether pinned memory travels to the device and back unchanged, and how fast.
+#![expect(unsafe_code, reason = "copies between a device and pinned memory")]
+
+use std::sync::Arc;
+
+use super::Place;
+use crate::cuda::driver::{Stream, Transfer, Way};
+use crate::cuda::{Device, Fault, Result, stands_in};
+
+/// Words that travel: 256 MiB to a GPU.
+const WORDS: usize = 64 << 20;
+const WORDS_OF_STAND_IN: usize = 1 << 18;
+
+/// Copies each way, of which the fastest counts.
+const COPIES: usize = 3;
+
+pub(super) fn copies(place: &Place) -> Result<String> {
+    let words = if stands_in() {
+        WORDS_OF_STAND_IN
+    } else {
+        WORDS
+    };
+    rates(&place.device()?, words)
+}
+
+/// Sends and fetches so many words.
+pub(super) fn rates(device: &Arc<Device>, words: usize) -> Result<String> {
+    let memory = device.allocate(4 * words, "a probe")?;
+    let [mut from, to] = [device.pin(words)?, device.pin(words)?];
+    let numbers = (0u32..).map(|at| at.wrapping_mul(0x9E37_79B9));
+    from.words()
+        .iter_mut()
+        .zip(numbers)
+        .for_each(|(word, number)| *word = number);
+    let copy = |way, from, to| {
+        let transfer = Transfer {
+            way,
+            from,
+            to,
+            bytes: 4 * words,
+        };
+        let mut best = f32::INFINITY;
+        for _ in 0..COPIES {
+            let [start, end] = [device.event()?, device.event()?];
+            start.record(Stream::Inputs)?;
+            // SAFETY: both stretches are as long, and left alone until it is over.
+            unsafe { device.driver().copy(Stream::Inputs, transfer) }?;
+            end.record(Stream::Inputs)?;
+            device.wait(&end)?;
+            best = best.min(device.driver().elapsed(start.handle, end.handle)?);
+        }
+        Ok(4e-6 * words as f64 / f64::from(best))
+    };
+    let sent = copy(Way::In, from.address, memory.address)?;
+    let fetched = copy(Way::Out, memory.address, to.address)?;
+    let mut pairs = to.read().iter().zip(from.read());
+    if let Some(at) = pairs.position(|(found, expected)| found != expected) {
+        return Err(Fault::new(format!(
+            "word {at} of {words} came back as {:#010x}, expected {:#010x}",
+            to.read()[at],
+            from.read()[at]
+        )));
+    }
+    Ok(format!(
+        "{} MiB to the GPU at {sent:.1} GB/s and back at {fetched:.1} GB/s, unchanged",
+        (4 * words) >> 20
+    ))
+}

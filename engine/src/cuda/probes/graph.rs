@@ -1,0 +1,142 @@
+//! Whether a program that is captured as a graph does what it does op by op, and lets a state leave before it changes it.
+//!
+//! A product and an update of the store, all of whose numbers are sums of few powers of two: the GPU and the processor have the same
+//! bits, whatever the order of their sums.
+
+use std::sync::Arc;
+
+use super::{Place, same};
+use crate::builder::Builder;
+use crate::cpu::{self, Pool, StepParameters};
+use crate::cuda::{Arena, Device, Executor, Fault, Result, stands_in};
+use crate::ops::{AdamW, AdamWOperands};
+use crate::store::{Slot, Store};
+use crate::value::Type;
+
+/// Rows and columns of the tensors: 4 MiB each, so that a state takes longer to leave than the program to come to its update.
+pub(super) const SIDE: usize = 1024;
+const SIDE_OF_STAND_IN: usize = 16;
+
+/// Steps: the first is put op by op and then captured, the others launch the graph.
+const STEPS: usize = 3;
+
+/// An update of `w` on the rows of a table in another order, and what it starts from.
+pub(super) fn program(side: usize) -> (Builder, Store) {
+    let (mut b, mut store) = (Builder::new(), Store::new());
+    let dims = [side, side];
+    // 1, -1, 2, -2, in no order that rows or columns share.
+    let powers =
+        (0..side * side).map(|at| [1.0, -1.0, 2.0, -2.0][(at / side * 7 + at * 5) % 11 % 4]);
+    let table = store.add("table", &dims, powers.collect());
+    let slots = ["w", "m", "v"].map(|name| store.zeros(name, &dims));
+    let table = b.persistent(&store, table);
+    let [parameter, first, second] = slots.map(|slot| b.persistent(&store, slot));
+    let order = b.input("order", &Type::f32(&dims)).expect("a new name");
+    let gradient = b.matmul(order, table).expect("square factors");
+    let norm = b.gradient_norm(&[gradient]).expect("one tensor");
+    // m becomes (m + g) / 2, v becomes g^2, and w loses m / |g|.
+    let settings = AdamW {
+        beta1: 0.5,
+        beta2: 0.0,
+        eps: 0.0,
+        ..AdamW::new(&mut b)
+    };
+    let operands = AdamWOperands {
+        parameter,
+        first,
+        second,
+        gradient,
+    };
+    b.adamw(settings, &[operands], norm, &[])
+        .expect("tensors of one type");
+    (b, store)
+}
+
+/// Numbers and input of a step: each row of the table moves by as many rows as steps were made.
+fn given(step: usize, side: usize) -> (StepParameters, Vec<f32>) {
+    let mut order = vec![0.0; side * side];
+    for row in 0..side {
+        order[row * side + (row + step) % side] = 1.0;
+    }
+    let parameters = StepParameters {
+        // Rate, and the two corrections.
+        scalars: vec![1.0; 3],
+        ..StepParameters::default()
+    };
+    (parameters, order)
+}
+
+type State = Vec<(String, Vec<f32>)>;
+
+/// All tensors of a store at home.
+fn state(store: &Store) -> State {
+    let slots = store.slots();
+    slots
+        .map(|slot| (store.name(slot).to_owned(), store.get(slot).to_vec()))
+        .collect()
+}
+
+fn compare(how: &str, found: &[(&str, &[f32])], expected: &State) -> Result<()> {
+    let mut pairs = found.iter().zip(expected);
+    pairs.try_for_each(|((name, found), (_, expected))| {
+        same(&format!("{name} {how}"), found, expected)
+    })
+}
+
+pub(super) fn graph(place: &Place) -> Result<String> {
+    let side = if stands_in() { SIDE_OF_STAND_IN } else { SIDE };
+    replays(&place.device()?, side)
+}
+
+/// Replays it op by op and as a graph, beside the processor.
+pub(super) fn replays(device: &Arc<Device>, side: usize) -> Result<String> {
+    let (b, mut store) = program(side);
+    let mut executor = cpu::Executor::new(&b, Arc::new(Pool::single()));
+    let mut expected = Vec::new();
+    for step in 0..STEPS {
+        let (parameters, order) = given(step, side);
+        executor.parameters = parameters;
+        executor.input("order").copy_from_slice(&order);
+        executor.run(&mut store);
+        expected.push(state(&store));
+    }
+    for captured in [false, true] {
+        let how = if captured { "of the graph" } else { "op by op" };
+        let (_, mut store) = program(side);
+        let slots: Vec<Slot> = store.slots().collect();
+        let mut executor = Executor::planned(&b, Some(device));
+        executor.attach(Arena::new(device, executor.plan().arena_bytes())?)?;
+        let mut left = None;
+        for step in 0..STEPS {
+            if !captured {
+                // Ops whose times are taken are put one by one.
+                executor.start_profile();
+            }
+            let (parameters, order) = given(step, side);
+            executor.parameters = parameters;
+            executor.input("order").copy_from_slice(&order);
+            executor.run(&mut store)?;
+            if step + 2 == STEPS {
+                left = store.stage(&slots)?;
+            }
+        }
+        store.fetch()?;
+        let all = slots
+            .iter()
+            .map(|&slot| (store.name(slot), store.get(slot)));
+        let found: Vec<_> = all.collect();
+        compare(
+            &format!("after step {STEPS} {how}"),
+            &found,
+            &expected[STEPS - 1],
+        )?;
+        let left = left.ok_or_else(|| Fault::new("the store is not on the GPU"))?;
+        let arrived = left.arrived()?.into_iter();
+        let found: Vec<_> = arrived.map(|(name, _, values)| (name, values)).collect();
+        let how = format!("as it left after step {} {how}", STEPS - 1);
+        compare(&how, &found, &expected[STEPS - 2])?;
+    }
+    Ok(format!(
+        "{STEPS} steps, two of them launches of a graph, and the state that left between those have the processor's bits"
+    ))
+}
