@@ -21,6 +21,7 @@ Examples:
   spd-launch profile tms_5-2 --trace step.json
   spd-launch figures runs/tms_5-2             draw its newest checkpoint again
   spd-launch doctor                           what there is for GPUs, and what is missing
+  spd-launch doctor --deep                    and whether GPU 0 works, probe by probe
 
 A run is continued by the command that started it. SIGINT (Ctrl-C), SIGTERM, SIGUSR1 and SIGHUP make it
 save and leave; a second Ctrl-C or SIGTERM kills it at once. Under nohup, SIGHUP is ignored. All of that
@@ -29,7 +30,7 @@ holds for several runs at once too: they lie in runs/NAME.sweep, and one that fa
 Exit codes:
   0  done; of several runs, all of them
   1  failed: the first line of the message says which rank, where and why; of several runs, the table
-     says which, and the others are done
+     says which, and the others are done; of `doctor --deep`, a probe failed or none could be run
   2  bad input: command line, run file, target, data or directory; nothing was created,
      unless it is a rank that found it
   3  stopped on request; the same command goes on from there
@@ -64,7 +65,10 @@ pub(crate) enum Command {
     /// Draw the figures of a run again, from its newest checkpoint
     Figures(FiguresArgs),
     /// Say what this machine has for runs on GPUs, and what is missing for what
-    Doctor,
+    Doctor(DoctorArgs),
+    /// One rank of a probe, as `doctor --deep` starts it
+    #[command(hide = true)]
+    Probe(ProbeArgs),
     /// One rank, as the launcher, srun or torchrun starts it
     #[command(hide = true)]
     Rank(RankArgs),
@@ -158,8 +162,8 @@ pub(crate) struct BenchArgs {
     /// Workloads; an unknown name lists those that are known
     #[arg(required_unless_present = "compile_only", value_name = "NAME")]
     pub(crate) names: Vec<String>,
-    /// Compile the kernels of the workloads (of all, in the precisions that are timed, where none is named) for a GPU that need not be here,
-    /// and time nothing; they are kept where runs on a GPU find them
+    /// Compile the kernels of the workloads (of all, in the precisions that are timed, where none is named) and of `doctor --deep`
+    /// for a GPU that need not be here, and time nothing; they are kept where runs on a GPU find them
     #[arg(long, requires = "arch", conflicts_with_all = ["gpus", "vary", "phases", "out", "steps", "warmup"])]
     pub(crate) compile_only: bool,
     /// Architecture of that GPU, like `sm_90` for an H100 (`spd-launch doctor` says what a GPU is)
@@ -228,6 +232,30 @@ pub(crate) struct FiguresArgs {
     /// CPU threads [default: all that this process may use]
     #[arg(long, value_name = "N", value_parser = thread_count)]
     pub(crate) threads: Option<usize>,
+}
+
+/// `spd-launch doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Probe a GPU too: libraries, copies, what kernels are made of, graphs, sums over ranks; each is a process with a time limit
+    #[arg(long)]
+    pub(crate) deep: bool,
+    /// Number of that GPU
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "deep")]
+    pub(crate) gpu: usize,
+}
+
+/// `spd-launch probe`.
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    /// Name of the probe
+    pub(crate) name: String,
+    /// Number of the GPU
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) gpu: usize,
+    /// Which of the probe's processes this is
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) rank: usize,
 }
 
 /// `spd-launch rank`.

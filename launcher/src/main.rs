@@ -9,7 +9,7 @@
 //!                       -> stop         signals: save and leave, or leave now
 //!          -> summary                   what the rank wrote at the end, printed
 //!     -> figures                        those of a checkpoint, drawn again
-//!     -> doctor                          what there is for runs on GPUs
+//!     -> doctor                          what there is for runs on GPUs, and whether a GPU works
 //!     -> bench, profile                 how long a step takes, and where the time goes
 //!     -> sweep                          several runs, each this program again, and one table
 //! ```
@@ -63,7 +63,8 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Bench(asked)), _) => bench::bench(&asked),
         (Some(Command::Profile(asked)), _) => profile::profile(&asked),
         (Some(Command::Figures(asked)), _) => figures::figures(&asked),
-        (Some(Command::Doctor), _) => Ok(doctor::doctor()),
+        (Some(Command::Doctor(asked)), _) => Ok(doctor::doctor(&asked)),
+        (Some(Command::Probe(asked)), _) => doctor::probe(&asked),
         (Some(Command::Rank(asked)), _) => rank::rank(&asked),
         (None, Some(asked)) => run::run(&asked),
         (None, None) => Err(Fault::BadInput(

@@ -82,7 +82,7 @@ impl Program {
 }
 
 impl Process {
-    /// Starts a process; both of its streams go to `output`.
+    /// Starts a process that reads `input`; what it says on both streams goes to `output`.
     ///
     /// It leads a process group of its own, so a Ctrl-C on the terminal reaches the launcher only. Call
     /// this on the main thread: the kernel ties the process's life to the *thread* that started it.
@@ -90,9 +90,13 @@ impl Process {
     /// # Errors
     ///
     /// When the program cannot be started.
-    pub(crate) fn start(mut command: Command, output: PipeWriter) -> io::Result<Self> {
+    pub(crate) fn start(
+        mut command: Command,
+        input: Stdio,
+        output: PipeWriter,
+    ) -> io::Result<Self> {
         command
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(output.try_clone()?)
             .stderr(output)
             .process_group(0);

@@ -1,7 +1,7 @@
 //! One rank, from its start to its end, and what is said about it.
 
 use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -76,7 +76,7 @@ pub(crate) fn attempt(
     let log = run_dir.log();
     let mut spool = Spool::follow(run_dir)?;
     let (output, writer) = Output::to_log(&log).with_context(|| log.display().to_string())?;
-    let started = Process::start(program.command(), writer);
+    let started = Process::start(program.command(), Stdio::null(), writer);
     let mut rank =
         started.with_context(|| format!("{}: cannot be started", program.path.display()))?;
     let end = Watch {

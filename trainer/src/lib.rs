@@ -13,6 +13,7 @@
 
 pub mod bench;
 mod blame;
+pub mod cuda;
 pub mod data;
 pub mod decomposition;
 mod decomposition_task;
@@ -37,8 +38,6 @@ pub mod target_models;
 mod target_task;
 mod task;
 mod train;
-
-pub use spd_engine::cuda::libraries as cuda;
 
 pub use fault::{Fault, Outcome};
 pub use memory::Memory;

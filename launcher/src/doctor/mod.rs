@@ -1,14 +1,22 @@
-//! `spd-launch doctor`: what this machine has for runs on GPUs, and what is missing for what.
+//! `spd-launch doctor`: what this machine has for runs on GPUs, what is missing for what, and whether a GPU works.
+
+mod probes;
 
 use spd_trainer::cuda::{self, DIRECTORIES, Library};
 
+use crate::cli::DoctorArgs;
 use crate::exit::Exit;
 use crate::screen;
 use crate::table::Table;
 
-/// Says what was found. Nothing that is missing is a failure: runs on the CPU need none of it.
-pub(crate) fn doctor() -> Exit {
+pub(crate) use probes::probe;
+
+/// Says what was found. Nothing that is missing is a failure, as runs on the CPU need none of it, unless a GPU is to be probed.
+pub(crate) fn doctor(asked: &DoctorArgs) -> Exit {
     screen::result(&text());
+    if asked.deep {
+        return probes::deep(asked.gpu);
+    }
     Exit::Done
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::PipeWriter;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -130,7 +130,7 @@ impl Member {
         if let Some(path) = &asked.rank_program {
             command.arg("--rank-program").arg(path);
         }
-        Process::start(command, output)
+        Process::start(command, Stdio::null(), output)
             .with_context(|| format!("{}: cannot be started", program.display()))
     }
 

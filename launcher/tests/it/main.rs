@@ -4,6 +4,7 @@
 mod bad_input;
 mod bench;
 mod changed;
+mod doctor;
 mod ends;
 mod figures;
 mod gpu;

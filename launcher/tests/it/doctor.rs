@@ -1,0 +1,205 @@
+//! Probes of a GPU: of the emulated one, of one where some go wrong, and what is said where there is none.
+
+use std::process::Command;
+
+use crate::house::{Ended, House, end, launch, start};
+
+/// `doctor --deep` beside the emulated GPU; `None` where there is no compiler for it.
+fn deep(house: &House, wrong: &str) -> Option<Command> {
+    if Command::new("g++").arg("--version").output().is_err() {
+        println!("no g++: probes of a GPU were not tested");
+        return None;
+    }
+    let mut command = house.launcher(&["doctor", "--deep"]);
+    command
+        .env("SPD_EMULATED_GPU", "1")
+        .env("SPD_PROBES_GO_WRONG", wrong);
+    Some(command)
+}
+
+/// Has it find a library in NCCL's place, and leaves nothing else where it is launched.
+fn with_nccl(command: &mut Command, libraries: &House) {
+    let library = libraries.path().join("libnccl.so.2");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/nccl_stand_in.c");
+    let mut made = Command::new("cc");
+    made.args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(library)
+        .arg(source);
+    assert!(made.status().unwrap().success());
+    command.env("SPD_CUDA_LIBRARIES", libraries.path());
+}
+
+/// Outcome, name and finding of each probe.
+fn rows(ended: &Ended) -> Vec<(&str, &str, &str)> {
+    let (_, table) = ended.stdout.split_once("\nProbes of GPU 0:\n").unwrap();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("  "));
+    rows.map(|row| {
+        let (outcome, row) = row.trim().split_once(' ').unwrap();
+        let (seconds, row) = row.split_once(" s  ").unwrap();
+        assert!(seconds.trim().parse::<f64>().is_ok(), "{seconds}");
+        let (name, said) = row.split_once(' ').unwrap();
+        (outcome, name, said.trim())
+    })
+    .collect()
+}
+
+const NAMES: [&str; 11] = [
+    "libraries",
+    "open",
+    "twice",
+    "copies",
+    "cp.async",
+    "ldmatrix",
+    "mma",
+    "philox",
+    "exp",
+    "graph",
+    "nccl",
+];
+
+#[test]
+fn every_probe_of_a_gpu_that_works_says_what_it_found() {
+    let (house, libraries) = (House::new(), House::new());
+    let Some(mut command) = deep(&house, "") else {
+        return;
+    };
+    with_nccl(&mut command, &libraries);
+    let ended = end(start(command));
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (Some(0), ""),
+        "{}",
+        ended.stdout
+    );
+    let rows = rows(&ended);
+    let found = [
+        "libnccl.so.2 0.0.1 (",
+        "the emulated GPU; 4096 of 4096 MiB free",
+        "opened five times, dropped in both orders, each time numbers came back as they went",
+        " GB/s, unchanged",
+        "512 numbers as on the processor, bit for bit",
+        "256 numbers as on the processor, bit for bit",
+        "128 numbers as on the processor, within 2^-19 of the sum of their terms' sizes",
+        "256 numbers as on the processor, bit for bit",
+        "4096 numbers as on the processor, within 2^-22 of themselves",
+        "3 steps, two of them launches of a graph, and the state that left between those have the processor's bits",
+        "NCCL 0.0.1 added up 262144 numbers of two ranks, bit for bit",
+    ];
+    assert_eq!(rows.len(), NAMES.len());
+    for (&(outcome, name, said), (expected, part)) in rows.iter().zip(NAMES.into_iter().zip(found))
+    {
+        assert_eq!((outcome, name), ("ok", expected), "{said}");
+        assert!(said.contains(part), "{name}: {said}");
+    }
+    assert!(
+        ended.stdout.contains("libnvrtc.so.13") && ended.stdout.ends_with("\nNo probe failed.\n")
+    );
+    assert!(house.names().is_empty());
+}
+
+#[test]
+fn probes_that_fail_hang_or_crash_leave_the_others_alone() {
+    let house = House::new();
+    let Some(mut command) = deep(&house, "twice=fails copies=hangs philox=crashes") else {
+        return;
+    };
+    command.env_remove("SPD_CUDA_LIBRARIES");
+    let ended = end(start(command));
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (Some(1), ""),
+        "{}",
+        ended.stdout
+    );
+    let rows = rows(&ended);
+    assert_eq!(rows[2], ("failed", "twice", "it was told to fail"));
+    assert_eq!(rows[3], ("hung", "copies", "killed after 1 s"));
+    assert_eq!(rows[7], ("crashed", "philox", "SIGABRT"));
+    let (outcome, _, said) = rows[10];
+    assert_eq!(outcome, "skipped");
+    assert!(
+        said == "the emulated GPU has no NCCL"
+            || said == "libnccl.so.2 was not found: pip install nvidia-nccl-cu13",
+        "{said}"
+    );
+    for at in [0, 1, 4, 5, 6, 8, 9] {
+        assert_eq!(rows[at].0, "ok", "{:?}", rows[at]);
+    }
+    assert!(ended.stdout.ends_with("\n3 of 11 probes failed.\n"));
+}
+
+#[test]
+fn a_gpu_that_cannot_be_opened_is_asked_nothing_else() {
+    let house = House::new();
+    let Some(command) = deep(&house, "open=fails") else {
+        return;
+    };
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(1), "{}", ended.stdout);
+    let rows = rows(&ended);
+    assert_eq!(rows[1], ("failed", "open", "it was told to fail"));
+    for (row, name) in rows.iter().zip(NAMES).skip(2) {
+        assert_eq!(*row, ("skipped", name, "the GPU cannot be opened"));
+    }
+    assert!(ended.stdout.ends_with("\n1 of 11 probes failed.\n"));
+}
+
+#[test]
+fn what_goes_wrong_between_two_ranks_is_told_with_the_rank() {
+    let others = NAMES[1..10].iter().map(|name| format!("{name}=fails "));
+    let libraries = House::new();
+    for (how, who, said) in [
+        (
+            "wrong",
+            "rank 1: ",
+            "the sum over two ranks: element 5 is 84.0, expected 83.0",
+        ),
+        (
+            "refuse",
+            "rank ",
+            ": NCCL cannot join two ranks: invalid usage: Duplicate GPU detected",
+        ),
+    ] {
+        let house = House::new();
+        // Only NCCL is meant; the others fail at once, all but that which the rest needs.
+        let wrong: String = others.clone().skip(1).collect();
+        let Some(mut command) = deep(&house, &wrong) else {
+            return;
+        };
+        with_nccl(&mut command, &libraries);
+        command.env("STAND_IN_NCCL", how);
+        let ended = launch(command);
+        let (outcome, _, found) = rows(&ended)[10];
+        assert_eq!((ended.code, outcome), (Some(1), "failed"), "{found}");
+        assert!(found.starts_with(who) && found.ends_with(said), "{found}");
+        assert!(house.names().is_empty());
+    }
+}
+
+#[test]
+fn without_a_gpu_there_is_nothing_to_probe() {
+    let house = House::new();
+    let plain = launch(house.launcher(&["doctor"])).stdout;
+    let Some((_, lacks)) = plain.split_once("--gpus 1 is refused here: ") else {
+        println!("there is a GPU: what is said without one was not tested");
+        return;
+    };
+    let ended = launch(house.launcher(&["doctor", "--deep"]));
+    let lacks = lacks.trim_end();
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(1), ""));
+    assert_eq!(
+        ended.stdout,
+        format!("{plain}\nGPU 0 cannot be probed: {lacks}\n")
+    );
+}
+
+#[test]
+fn a_probe_that_is_not_known_is_refused_with_those_that_are() {
+    let house = House::new();
+    let ended = launch(house.launcher(&["probe", "soul"]));
+    assert_eq!(ended.code, Some(2));
+    assert_eq!(
+        ended.error(),
+        format!("probe soul: not known; there are {}", NAMES.join(", "))
+    );
+}
