@@ -9,6 +9,7 @@ use spd_trainer::Fault;
 use spd_trainer::bench::{
     OpRow, Overrides, Phases, Preset, Report, Settings, all, compile, preset, time,
 };
+use spd_trainer::cuda;
 
 use crate::cli::{self, BenchArgs};
 use crate::exit::Exit;
@@ -86,13 +87,17 @@ fn overrides(asked: &BenchArgs) -> Overrides<'_> {
     }
 }
 
-/// Compiles the kernels of the named workloads, or of all.
+/// Compiles the kernels of the named workloads, or of all, and those of the probes of a GPU.
 fn compile_only(asked: &BenchArgs, arch: &str) -> Result<Exit, Fault> {
     let overrides = overrides(asked);
     let named = asked.names.iter().map(|name| preset(name, &overrides));
     let named = named.collect::<Result<Vec<Preset>, Fault>>()?;
     let presets = if named.is_empty() { all() } else { named };
-    let (mut kernels, mut compiled) = (0, 0);
+    let (mut kernels, mut compiled) = cuda::compile_probes(arch)?;
+    screen::note(&format!(
+        "probes: {} kernels were there, {compiled} compiled",
+        kernels - compiled
+    ));
     for preset in presets {
         let of_preset = compile(&preset, arch, cli::threads(asked.threads))?;
         kernels += of_preset.kernels;

@@ -375,8 +375,16 @@ fn kernels_are_compiled_once_and_without_a_gpu() {
     // Whatever the second start asks for is there.
     assert_eq!(total(&compiled()), [kernels, kernels, 0]);
     let notes: Vec<&str> = first.stderr.lines().collect();
-    assert_eq!(notes.len(), 2);
-    for (name, note) in ["tiny-tms@fp32: ", "tiny-seed-bf16: "].iter().zip(&notes) {
+    assert_eq!(notes.len(), 3);
+    assert!(
+        notes[0].starts_with("probes: 0 kernels were there, "),
+        "{}",
+        notes[0]
+    );
+    for (name, note) in ["tiny-tms@fp32: ", "tiny-seed-bf16: "]
+        .iter()
+        .zip(&notes[1..])
+    {
         assert!(note.contains("; a step: "), "{note}");
         assert!(note.starts_with(name.trim_end_matches("-bf16: ")), "{note}");
     }
