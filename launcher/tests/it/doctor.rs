@@ -191,6 +191,13 @@ fn without_a_gpu_there_is_nothing_to_probe() {
         ended.stdout,
         format!("{plain}\nGPU 0 cannot be probed: {lacks}\n")
     );
+    // One GPU is opened without NCCL, whichever its number is.
+    let other = launch(house.launcher(&["doctor", "--deep", "--gpu", "1"]));
+    let (_, other) = other
+        .stdout
+        .split_once("\nGPU 1 cannot be probed: ")
+        .unwrap();
+    assert!(!other.contains("libnccl"), "{other}");
 }
 
 #[test]
