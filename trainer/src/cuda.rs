@@ -1,12 +1,42 @@
 //! What this machine has for GPUs, and whether it works.
 
-use spd_engine::cuda::{Device, probes};
+use std::time::Duration;
+
+use spd_engine::cuda::probes::{PROBES, Place, Products};
+use spd_engine::cuda::{self, Device, STAND_IN, probes};
 
 pub use spd_engine::cuda::libraries::*;
-pub use spd_engine::cuda::probes::{PROBES, Probe};
+pub use spd_engine::cuda::probes::Probe;
 
+use crate::bench;
 use crate::fault::Fault;
 use crate::rank::kernel_cache;
+
+/// Every probe, in the order in which they are to be run.
+pub fn all_probes() -> Vec<Probe> {
+    let mut all = PROBES.to_vec();
+    // Before those of several ranks.
+    let last = all.iter().position(|probe| probe.ranks > 1);
+    let products = Probe::new("products", 180, products);
+    all.insert(last.unwrap_or(all.len()), products);
+    all
+}
+
+/// How long the products are checked, in seconds; loading the library takes some more.
+const PRODUCTS: Duration = Duration::from_secs(120);
+
+/// Has every matrix product of every preset computed and checked; on the emulated device those of the small ones.
+fn products(place: &Place) -> cuda::Result<String> {
+    let stands_in = std::env::var_os(STAND_IN).is_some();
+    let mut products = Products::default();
+    for preset in bench::all() {
+        if preset.name.starts_with("tiny-") || !stands_in {
+            let program = preset.program();
+            products.add(&program.map_err(|fault| cuda::Fault::new(fault.to_string()))?);
+        }
+    }
+    products.check(&place.device()?, PRODUCTS)
+}
 
 /// Asks a GPU, in this process, which is one of the [ranks](Probe::ranks) of the probe; says what it found, in one line.
 ///

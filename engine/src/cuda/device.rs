@@ -11,7 +11,7 @@ use super::choice::{self, Choice, Choices};
 use super::compiling::Compiling;
 use super::driver::{Driver, Stream, Transfer, Way};
 use super::gpu::Gpu;
-use super::program::{self, Program};
+use super::program::{self, PlacedProduct, Program};
 use super::sites::Found;
 use crate::builder::Builder;
 
@@ -112,21 +112,21 @@ impl Device {
     /// How the products of a program are computed: the fastest way, as measured once, and where the library refuses by kernels of our
     /// own.
     pub(super) fn compute_products(self: &Arc<Self>, program: &mut Program) -> Result<(), Fault> {
-        let name = self.driver.name()?;
-        program.compute_products(|placed| {
-            if !self.driver.keeps_time() {
-                let refuses = self.driver.algorithms(&placed.key())?.is_empty();
-                let plain = program::Way::CublasLt(None);
-                return Ok(if refuses { program::Way::Own } else { plain });
-            }
-            let kind = choice::kind_of_product(placed, &name);
-            let chosen = self
-                .choices()
-                .of(&kind, || choice::of_product(self, placed))?;
-            Ok(match chosen {
-                Choice::CublasLt(algorithm) => program::Way::CublasLt(Some(algorithm)),
-                Choice::Own | Choice::Site | Choice::Products => program::Way::Own,
-            })
+        program.compute_products(|placed| self.way(placed))
+    }
+
+    /// How a product is computed.
+    pub(super) fn way(self: &Arc<Self>, placed: &PlacedProduct) -> Result<program::Way, Fault> {
+        if !self.driver.keeps_time() {
+            let refuses = self.driver.algorithms(&placed.key())?.is_empty();
+            let plain = program::Way::CublasLt(None);
+            return Ok(if refuses { program::Way::Own } else { plain });
+        }
+        let kind = choice::kind_of_product(placed, &self.driver.name()?);
+        let measure = || choice::of_product(self, placed);
+        Ok(match self.choices().of(&kind, measure)? {
+            Choice::CublasLt(algorithm) => program::Way::CublasLt(Some(algorithm)),
+            Choice::Own | Choice::Site | Choice::Products => program::Way::Own,
         })
     }
 

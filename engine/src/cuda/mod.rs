@@ -131,7 +131,8 @@ pub type Result<T> = std::result::Result<T, Fault>;
 pub struct Fault(String);
 
 impl Fault {
-    pub(crate) fn new(line: impl Into<String>) -> Self {
+    /// Told in this line.
+    pub fn new(line: impl Into<String>) -> Self {
         Self(line.into())
     }
 }

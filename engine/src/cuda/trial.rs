@@ -13,6 +13,9 @@ use super::program::{self, FIXED_PARAMETERS, Kernel, Placed, PlacedProduct, Step
 /// Replays that are timed, of which the fastest counts.
 const REPLAYS: usize = 5;
 
+/// Milliseconds of replays after which there is no further one: what takes long is measured well by few.
+const ENOUGH: f32 = 50.0;
+
 /// A product whose operands lie one behind the other at the start of an arena, each as far from a multiple of 16 bytes as in its program;
 /// and the bytes of all.
 pub(super) fn alone_in_arena(placed: &PlacedProduct) -> (PlacedProduct, usize) {
@@ -116,6 +119,28 @@ impl<'d> Trial<'d> {
         }))
     }
 
+    /// Runs steps once, in the first copy, which is as it was filled before they were.
+    pub(super) fn run(&self, kernels: &[Kernel], steps: &[Step]) -> Result<(), Fault> {
+        let loaded = Loaded {
+            device: self.device,
+            module: self.device.driver().load(kernels)?,
+        };
+        let done = self.device.event()?;
+        self.put(0, kernels, &loaded.module, steps)?;
+        done.record(Stream::Programs)?;
+        self.device.wait(&done)
+    }
+
+    /// Words of the first copy.
+    pub(super) fn words_at(&self, at: impl Iterator<Item = usize>) -> Result<Vec<u32>, Fault> {
+        let at: Vec<u64> = at.map(|at| self.arena.address + 4 * at as u64).collect();
+        let mut words = vec![0f32; at.len()];
+        let mut wanted: Vec<(u64, &mut [f32])> = at.into_iter().zip(words.chunks_mut(1)).collect();
+        // SAFETY: words of the arena.
+        unsafe { self.device.download(&mut wanted) }?;
+        Ok(words.into_iter().map(f32::to_bits).collect())
+    }
+
     /// Milliseconds that steps take.
     pub(super) fn time(&self, kernels: &[Kernel], steps: &[Step]) -> Result<f32, Fault> {
         let loaded = Loaded {
@@ -126,8 +151,16 @@ impl<'d> Trial<'d> {
         let replay = || self.replay(kernels, &loaded.module, steps, &ends);
         // Libraries load what they need when they are first asked.
         replay()?;
-        let mut times = (0..REPLAYS).map(|_| replay());
-        times.try_fold(f32::INFINITY, |best, time| Ok(best.min(time?)))
+        let (mut best, mut spent) = (f32::INFINITY, 0.0);
+        for _ in 0..REPLAYS {
+            let time = replay()?;
+            best = best.min(time);
+            spent += time * self.copies as f32;
+            if spent > ENOUGH {
+                break;
+            }
+        }
+        Ok(best)
     }
 
     /// Milliseconds of a replay. What is added to stays as it is: both alternatives would copy it.
@@ -141,17 +174,28 @@ impl<'d> Trial<'d> {
         let driver = self.device.driver();
         start.record(Stream::Programs)?;
         for copy in 0..self.copies {
-            let argument = |placed: &Placed| self.argument(copy, placed);
-            let steps = steps.iter();
-            for step in steps.filter(|step| !matches!(step, Step::Copy { .. })) {
-                // SAFETY: every operand lies in its place in the arena or among the numbers, as long as it says.
-                unsafe { put(driver, kernels, module, step, &argument) }?;
-            }
+            self.put(copy, kernels, module, steps)?;
         }
         end.record(Stream::Programs)?;
         self.device.wait(end)?;
         let ms = driver.elapsed(start.handle, end.handle)?;
         Ok(ms / self.copies as f32)
+    }
+
+    fn put(
+        &self,
+        copy: usize,
+        kernels: &[Kernel],
+        module: &Module,
+        steps: &[Step],
+    ) -> Result<(), Fault> {
+        let argument = |placed: &Placed| self.argument(copy, placed);
+        let steps = steps.iter();
+        for step in steps.filter(|step| !matches!(step, Step::Copy { .. })) {
+            // SAFETY: every operand lies in its place in the arena or among the numbers, as long as it says.
+            unsafe { put(self.device.driver(), kernels, module, step, &argument) }?;
+        }
+        Ok(())
     }
 
     fn argument(&self, copy: usize, placed: &Placed) -> Argument {

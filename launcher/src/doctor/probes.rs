@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use spd_trainer::Fault;
-use spd_trainer::cuda::{self, PROBES, Probe};
+use spd_trainer::cuda::{self, Probe};
 
 use crate::cli::ProbeArgs;
 use crate::exit::Exit;
@@ -62,7 +62,8 @@ pub(super) fn deep(gpu: usize) -> Exit {
     }
     screen::result(&format!("\nProbes of GPU {gpu}:\n"));
     let (mut bad, mut opens) = (0, true);
-    for probe in &PROBES {
+    let probes = cuda::all_probes();
+    for probe in &probes {
         let start = Instant::now();
         let (outcome, said) = match probe.lacks() {
             _ if !opens => (Outcome::Skipped, "the GPU cannot be opened".to_owned()),
@@ -76,7 +77,7 @@ pub(super) fn deep(gpu: usize) -> Exit {
         opens &= probe.name != OPEN || !outcome.is_bad();
     }
     if bad > 0 {
-        screen::result(&format!("{bad} of {} probes failed.\n", PROBES.len()));
+        screen::result(&format!("{bad} of {} probes failed.\n", probes.len()));
         return Exit::Failed;
     }
     screen::result("No probe failed.\n");
@@ -177,9 +178,10 @@ fn lines(reader: PipeReader) -> Vec<String> {
 ///
 /// When the probe is not known, or found something wrong.
 pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
-    let known = PROBES.iter().find(|probe| probe.name == asked.name);
+    let all = cuda::all_probes();
+    let known = all.iter().find(|probe| probe.name == asked.name);
     let probe = known.ok_or_else(|| {
-        let names: Vec<&str> = PROBES.iter().map(|probe| probe.name).collect();
+        let names: Vec<&str> = all.iter().map(|probe| probe.name).collect();
         let (name, names) = (&asked.name, names.join(", "));
         Fault::BadInput(format!("probe {name}: not known; there are {names}"))
     })?;

@@ -3,7 +3,7 @@
 use spd_configs::{Data, Model, Term};
 use spd_dataloader::{Batch, Source};
 use spd_draws::{Purpose, Stream};
-use spd_engine::{Executor, Processor, Store};
+use spd_engine::{Builder, Executor, Processor, Store};
 
 use super::clock::Timed;
 use super::{Preset, Step, given_masks};
@@ -21,6 +21,27 @@ pub(super) const BETA2: f64 = 0.999;
 
 /// Keeps the target's draws apart from those of components.
 const TARGET_SEED: u64 = 0x0074_6172_6765_7400;
+
+/// The program of a step.
+fn step(preset: &Preset, decomposition: &Decomposition, store: &Store) -> Result<Builder, Fault> {
+    Ok(match preset.step {
+        Step::Training => decomposition.step_program(store)?,
+        Step::GivenMasks { .. } => {
+            let shape = decomposition.shape(preset.run.train.batch_size);
+            given_masks::program(decomposition, store, shape)?
+        }
+    })
+}
+
+impl Preset {
+    /// The program of its step, of which nothing has a value.
+    pub(crate) fn program(&self) -> Result<Builder, Fault> {
+        let mut store = Store::of_shapes();
+        let decomposition = decomposition(self, &mut store)?;
+        store.zeros(HALT, &[2]);
+        step(self, &decomposition, &store)
+    }
+}
 
 /// A step that can be repeated.
 pub(super) struct Workload {
@@ -41,11 +62,7 @@ impl Workload {
         start_target(&run.target.model, &mut store);
         decomposition.initialise(&mut store);
         store.zeros(HALT, &[2]);
-        let shape = decomposition.shape(run.train.batch_size);
-        let builder = match preset.step {
-            Step::Training => decomposition.step_program(&store)?,
-            Step::GivenMasks { .. } => given_masks::program(&decomposition, &store, shape)?,
-        };
+        let builder = step(preset, &decomposition, &store)?;
         let mut program = Executor::new(&builder, processor)?;
         program.parameters().seed = run.seed;
         let batches = batches(preset)?;

@@ -12,6 +12,7 @@
 //! | `copies` | pinned memory travels both ways unchanged, and how fast |
 //! | `cp.async`, `ldmatrix`, `mma`, `philox`, `exp` | what kernels are made of gives what the processor gives |
 //! | `graph` | a captured program, launched twice, and a state that leaves between the two |
+//! | `products` | every matrix product of the programs that there are: planned, timed, run and checked; the way of each is kept |
 //! | `nccl` | two ranks on this GPU add up numbers |
 
 mod copies;
@@ -19,6 +20,7 @@ mod graph;
 mod nccl;
 mod opening;
 mod primitives;
+mod products;
 #[cfg(test)]
 mod tests;
 
@@ -28,6 +30,8 @@ use std::time::Duration;
 
 use super::program::Program;
 use super::{Device, Fault, Result};
+
+pub use products::Products;
 
 /// Set to have probes go wrong in a build of the feature `emulated`, like `graph=hangs copies=fails exp=crashes`; for tests.
 const GO_WRONG: &str = "SPD_PROBES_GO_WRONG";
@@ -43,7 +47,7 @@ pub struct Probe {
     run: fn(&Place) -> Result<String>,
 }
 
-/// Every probe, in the order in which they are to be run.
+/// Every probe that needs nothing but this crate, in the order in which they are to be run.
 pub const PROBES: [Probe; 11] = [
     Probe::new("libraries", 30, opening::libraries),
     Probe::new("open", 60, opening::open),
@@ -63,20 +67,26 @@ pub const PROBES: [Probe; 11] = [
 
 /// Where a probe is run.
 #[derive(Debug)]
-struct Place {
+pub struct Place {
     ordinal: usize,
     cache: Option<PathBuf>,
     rank: usize,
 }
 
 impl Place {
-    fn device(&self) -> Result<Arc<Device>> {
+    /// Opens its GPU.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be opened.
+    pub fn device(&self) -> Result<Arc<Device>> {
         Device::open(self.ordinal, self.cache.clone())
     }
 }
 
 impl Probe {
-    const fn new(name: &'static str, seconds: u64, run: fn(&Place) -> Result<String>) -> Self {
+    /// A probe of one process, which takes so many seconds at most.
+    pub const fn new(name: &'static str, seconds: u64, run: fn(&Place) -> Result<String>) -> Self {
         Self {
             name,
             ranks: 1,

@@ -1,0 +1,279 @@
+//! Every matrix product of programs: planned, timed, run and checked against sums in f64 of what lies in its operands.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use half::bf16;
+
+use crate::builder::Builder;
+use crate::cuda::product::{Key, Matrix};
+use crate::cuda::program::{Memory, Placed, PlacedProduct, Program, Step, Way};
+use crate::cuda::trial::{Trial, alone_in_arena, words};
+use crate::cuda::{Device, Fault, Result};
+use crate::value::DType;
+
+/// Elements of a result that are checked.
+const SAMPLES: usize = 64;
+
+/// The products of programs, each kind once.
+#[derive(Debug, Default)]
+pub struct Products {
+    known: BTreeSet<Key>,
+    all: Vec<PlacedProduct>,
+}
+
+impl Products {
+    /// Adds those of a program as it is on a GPU, its sites as products.
+    pub fn add(&mut self, program: &Builder) {
+        for step in Program::new(program, |_, _| false).steps {
+            if let Step::Product(placed) = step
+                && self.known.insert(placed.key())
+            {
+                self.all.push(*placed);
+            }
+        }
+    }
+
+    /// Has a device compute each as runs on it will, which is decided here and kept, and checks some of its elements; none is begun when
+    /// so much time is over, and who asks again comes further. Says what was found, in one line.
+    ///
+    /// # Errors
+    ///
+    /// When an element is wrong, or a product cannot be computed: the first such, and how many there are.
+    pub fn check(&self, device: &Arc<Device>, within: Duration) -> Result<String> {
+        let start = Instant::now();
+        let (mut own, mut skipped, mut worst, mut checked) = (0, 0, 0f64, 0);
+        let mut wrong: Vec<String> = Vec::new();
+        for placed in &self.all {
+            if start.elapsed() >= within {
+                break;
+            }
+            checked += 1;
+            match check(device, placed) {
+                Ok(None) => skipped += 1,
+                Ok(Some((way, off))) => {
+                    own += usize::from(way == Way::Own);
+                    worst = worst.max(off);
+                }
+                Err(fault) => {
+                    let product = &placed.product;
+                    let (m, n, k) = (product.m, product.n, product.k);
+                    wrong.push(format!("{m}x{n}x{k}, {}: {fault}", product.batch));
+                }
+            }
+        }
+        if let Some(first) = wrong.first() {
+            let count = wrong.len();
+            return Err(Fault::new(format!(
+                "{count} of {checked} products: {first}"
+            )));
+        }
+        let some = |count: usize, what: &str| match count {
+            0 => String::new(),
+            _ => format!(", {count} {what}"),
+        };
+        let library = checked - own - skipped;
+        Ok(format!(
+            "{library} kinds by cublasLt, {own} by our own kernels{}{}; at most {:.0} % of the error that is allowed",
+            some(skipped, "without room"),
+            some(self.all.len() - checked, "for which there was no time"),
+            100.0 * worst
+        ))
+    }
+}
+
+/// How a product is computed, and the largest error of an element as a part of what is allowed; `None` where there is no room.
+fn check(device: &Arc<Device>, placed: &PlacedProduct) -> Result<Option<(Way, f64)>> {
+    let way = device.way(placed)?;
+    let found = compare(device, placed, way, placed.tf32)?;
+    Ok(found.map(|off| (way, off)))
+}
+
+/// The largest error of an element where a product is computed in one way, whose factors are said to be rounded to TF32 or not.
+fn compare(
+    device: &Arc<Device>,
+    placed: &PlacedProduct,
+    way: Way,
+    tf32: bool,
+) -> Result<Option<f64>> {
+    let (mut alone, bytes) = alone_in_arena(placed);
+    let Some(trial) = Trial::new(device, bytes, 0)? else {
+        return Ok(None);
+    };
+    let (kernels, step) = match way {
+        Way::Own => alone.alone(),
+        Way::CublasLt(algorithm) => {
+            alone.algorithm = algorithm;
+            (Vec::new(), Step::Product(Box::new(alone.clone())))
+        }
+    };
+    trial.run(&kernels, &[step])?;
+    let filled = words();
+    let before = |of: &Placed, at: usize| number(of, at, |word| filled[word % filled.len()]);
+    let elements = samples(placed);
+    let at = elements
+        .iter()
+        .map(|&element| place(&placed.product.out, element));
+    let found = trial.words_at(at.map(|at| start(&alone.out, at) / 4))?;
+    let mut worst = 0f64;
+    for (&(batch, row, column), word) in elements.iter().zip(found) {
+        let of = &placed.product;
+        let (mut sum, mut magnitude) = (0f64, 0f64);
+        for k in 0..of.k {
+            let a = before(&alone.a, place(&of.a, (batch, row, k)));
+            let b = before(&alone.b, place(&of.b, (batch, k, column)));
+            sum += a * b;
+            magnitude += (a * b).abs();
+        }
+        let out = place(&of.out, (batch, row, column));
+        let added = if of.add { before(&alone.out, out) } else { 0.0 };
+        let bias = alone.bias.as_ref().map_or(0.0, |bias| before(bias, column));
+        let alpha = f64::from(of.alpha);
+        let expected = alpha * sum + added + bias;
+        let found = number(&alone.out, out, |_| word);
+        // Sums of f32 in any order; factors rounded to ten bits; a result rounded to seven.
+        let rounding = (of.k + 8) as f64 / f64::from(1 << 24);
+        let factors = if tf32 { 1.0 / 1024.0 } else { 0.0 };
+        let magnitude = alpha.abs() * magnitude + added.abs() + bias.abs();
+        let result = match alone.out.dtype {
+            DType::Bf16 => expected.abs() / 128.0,
+            DType::F32 | DType::U32 => 0.0,
+        };
+        let allowed = (rounding + factors) * magnitude + result;
+        let off = (found - expected).abs() / allowed;
+        if off.is_nan() || off > 1.0 {
+            return Err(Fault::new(format!(
+                "element {row}, {column} of product {batch} is {found}, expected {expected} within {allowed:.1e}"
+            )));
+        }
+        worst = worst.max(off);
+    }
+    Ok(Some(worst))
+}
+
+/// Corners, and elements far from each other: batch, row, column.
+fn samples(placed: &PlacedProduct) -> Vec<(usize, usize, usize)> {
+    let of = &placed.product;
+    let spread = |index: usize, by: usize, len: usize| match index {
+        0 => 0,
+        1 => len - 1,
+        _ => index * by % len,
+    };
+    let each = (0..SAMPLES).map(|index| {
+        let batch = spread(index % 3, 7919, of.batch);
+        let row = spread(index / 2, 104_729, of.m);
+        (batch, row, spread(index, 1_299_709, of.n))
+    });
+    each.collect()
+}
+
+/// Element of an operand at a place of a matrix.
+fn place(matrix: &Matrix, (batch, row, column): (usize, usize, usize)) -> usize {
+    let (row, column) = if matrix.transposed {
+        (column, row)
+    } else {
+        (row, column)
+    };
+    matrix.first + batch * matrix.step + row * matrix.pitch + column
+}
+
+/// Byte of the arena where an element of an operand starts.
+fn start(of: &Placed, at: usize) -> usize {
+    match of.memory {
+        Memory::Arena(first) => first + at * of.dtype.bytes(),
+        Memory::Store(_) | Memory::Parameters => unreachable!("it lies in the arena"),
+    }
+}
+
+/// An element of an operand, from the words of the arena.
+fn number(of: &Placed, at: usize, word: impl Fn(usize) -> u32) -> f64 {
+    let start = start(of, at);
+    let word = word(start / 4);
+    match of.dtype {
+        DType::F32 | DType::U32 => f64::from(f32::from_bits(word)),
+        DType::Bf16 => {
+            let [low, high] = [word & 0xffff, word >> 16].map(|half| half as u16);
+            bf16::from_bits(if start % 4 == 0 { low } else { high }).to_f64()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::emulated::{Emulated, Order, is_there};
+    use crate::precision::Precision;
+    use crate::store::Store;
+    use crate::value::Type;
+
+    /// A layer and its gradients, and a component network.
+    fn program(precision: Precision) -> Builder {
+        let (mut b, mut store) = (Builder::with_precision(precision), Store::of_shapes());
+        let mut leaf = |b: &mut Builder, name: &str, dims: &[usize]| {
+            let slot = store.zeros(name, dims);
+            b.persistent(&store, slot)
+        };
+        let x = b.input("x", &Type::f32(&[70, 33])).unwrap();
+        let w = leaf(&mut b, "w", &[33, 45]);
+        let hidden = leaf(&mut b, "hidden", &[45, 1, 12]);
+        let bias = leaf(&mut b, "bias", &[45, 12]);
+        let y = b.matmul(x, w).unwrap();
+        let y = b.parallel_linear(y, hidden, bias).unwrap();
+        let loss = b.sum_squares(y).unwrap();
+        let gradients = b.gradients(loss, &[w, hidden]).unwrap();
+        for (name, gradient) in ["w", "hidden"].into_iter().zip(gradients) {
+            b.output(name, gradient.unwrap());
+        }
+        b
+    }
+
+    #[test]
+    fn products_of_programs_are_checked_on_the_device() {
+        if !is_there() {
+            return;
+        }
+        let mut products = Products::default();
+        for precision in [Precision::F32, Precision::Tf32, Precision::Bf16] {
+            products.add(&program(precision));
+            products.add(&program(precision));
+        }
+        let all = products.all.len();
+        assert!((10..20).contains(&all), "{all}");
+        let emulated = Emulated::new(Order::new(true, true));
+        let device = Device::of(Arc::<Emulated>::clone(&emulated));
+        let long = Duration::from_secs(600);
+        let said = products.check(&device, long).unwrap();
+        let expected = format!("{all} kinds by cublasLt, 0 by our own kernels; at most ");
+        assert!(said.starts_with(&expected), "{said}");
+        let said = products.check(&device, Duration::ZERO).unwrap();
+        let expected = format!(
+            "0 kinds by cublasLt, 0 by our own kernels, {all} for which there was no time; "
+        );
+        assert!(said.starts_with(&expected), "{said}");
+        emulated.refuse_products();
+        let said = products.check(&device, long).unwrap();
+        let expected = format!("0 kinds by cublasLt, {all} by our own kernels; at most ");
+        assert!(said.starts_with(&expected), "{said}");
+    }
+
+    // What rounds its factors is wrong where it is not to.
+    #[test]
+    fn an_element_that_is_wrong_is_named() {
+        if !is_there() {
+            return;
+        }
+        let mut products = Products::default();
+        products.add(&program(Precision::Tf32));
+        let placed = products.all.iter().find(|placed| placed.tf32).unwrap();
+        let device = Device::of(Emulated::new(Order::new(true, true)));
+        let way = Way::CublasLt(None);
+        let off = compare(&device, placed, way, true).unwrap().unwrap();
+        assert!(off > 0.001 && off < 1.0, "{off}");
+        let line = compare(&device, placed, way, false)
+            .unwrap_err()
+            .to_string();
+        assert!(line.starts_with("element 0, 0 of product 0 is "), "{line}");
+        assert!(line.contains(", expected ") && line.contains(" within "));
+    }
+}
