@@ -7,7 +7,8 @@
 //! - Nothing of CUDA is linked: [`libraries`] are found when the program runs, and where there are none it says so.
 //! - An op says once what computes it ([`Lowering`]); shapes and settings are constants of its kernels' source.
 //! - Where a masked site and its gradients can be one op each, what lies between is never written; on a GPU that is chosen by
-//!   measurement, once for each shape, and a run keeps to it.
+//!   measurement, once for each shape, and a run keeps to it. So is the algorithm of each matrix product: cublasLt offers eight, and a
+//!   kernel of our own is tried where the product is thin and taken where cublasLt refuses.
 //! - What ranks agree on travels on a stream of its own inside the graph, in buckets (`agreements`); what travels there between
 //!   GPUs, an all-reduce of NCCL, is not there yet, so a program of many ranks runs on the emulated device alone.
 //! - What may be is stored in bf16, if the program is to be ([`Precision`](crate::Precision)): a kernel takes the types of its
