@@ -15,7 +15,7 @@ use crate::cli::{self, BenchArgs};
 use crate::exit::Exit;
 use crate::run::gpu;
 use crate::screen;
-use crate::table::{Lean, Table};
+use crate::table::{Align, Table};
 
 /// As many as the peers make when they are not told.
 const STEPS: usize = 50;
@@ -140,7 +140,7 @@ impl Cost {
 
 /// How the step grows beside its arithmetic: each as a multiple of its first row.
 fn growth_text(name: &str, place: &str, key: &str, costs: &[Cost]) -> String {
-    let mut table = Table::new(&[Lean::Right; 8]);
+    let mut table = Table::new(&[Align::Right; 8]);
     table.row([
         key, "times", "ms/step", "times", "GFLOP", "times", "floor ms", "times",
     ]);
@@ -210,7 +210,7 @@ pub(crate) fn text(name: &str, settings: &Settings, phases: &Phases) -> String {
         1e9 / ceilings.gelu_slopes,
         1e9 / ceilings.draws,
     );
-    let mut parts = Table::new(&[Lean::Left, Lean::Right, Lean::Right]);
+    let mut parts = Table::new(&[Align::Left, Align::Right, Align::Right]);
     parts.row(["part of the step", "ms/step", "share"]);
     let sum: f64 = phases.parts.iter().map(|(_, ms)| ms).sum();
     for (part, ms) in &phases.parts {
@@ -239,9 +239,9 @@ pub(crate) fn text(name: &str, settings: &Settings, phases: &Phases) -> String {
 }
 
 fn table(first: &str) -> Table {
-    let mut leans = vec![Lean::Left];
-    leans.resize(COLUMNS.len() + 1, Lean::Right);
-    let mut table = Table::new(&leans);
+    let mut alignments = vec![Align::Left];
+    alignments.resize(COLUMNS.len() + 1, Align::Right);
+    let mut table = Table::new(&alignments);
     table.row(std::iter::once(first).chain(COLUMNS));
     table
 }

@@ -4,7 +4,7 @@ use indicatif::{HumanBytes, HumanCount};
 use spd_trainer::{Memory, Overview};
 
 use crate::screen::plain;
-use crate::table::{Lean, Table};
+use crate::table::{Align, Table};
 
 /// With more sites than this, sites of one shape that differ in numbers only share a row.
 const SITES_SHOWN_SINGLY: usize = 12;
@@ -58,7 +58,7 @@ fn count(number: usize) -> String {
 }
 
 fn sites(sites: &[Site]) -> Table {
-    use Lean::{Left, Right};
+    use Align::{Left, Right};
     let mut table = Table::new(&[Left, Right, Right, Right, Right]);
     table.row(["site", "d_in", "d_out", "C", "parameters"]);
     let groups = if sites.len() > SITES_SHOWN_SINGLY {

@@ -14,7 +14,7 @@ use crate::ranks::{Program, own_program};
 use crate::restart::{self, Restarts};
 use crate::run_dir::{Found, RunDir};
 use crate::stop::Stop;
-use crate::supervise::{self, Patience};
+use crate::supervise::{self, Timeouts};
 use crate::{memory, plan, screen, summary, sweep};
 
 /// Runs a run file to its end, from wherever an earlier launch left it.
@@ -271,15 +271,15 @@ fn supervise(
         threads,
         gpus: asked.gpus,
     };
-    let patience = Patience {
+    let timeouts = Timeouts {
         grace: Duration::from_secs(asked.grace),
-        silence: (asked.hang_seconds > 0).then(|| Duration::from_secs(asked.hang_seconds)),
+        heartbeat: (asked.hang_seconds > 0).then(|| Duration::from_secs(asked.hang_seconds)),
     };
     let memory = plan::memory(&overview.memory);
     let mut stop = Stop::listen().context("signals cannot be listened to")?;
     let mut restarts = Restarts::new(asked.restarts);
     loop {
-        let attempt = supervise::attempt(&program, run_dir, patience, &mut stop, &memory)?;
+        let attempt = supervise::attempt(&program, run_dir, timeouts, &mut stop, &memory)?;
         let mut lines = attempt.message.iter();
         if let Some(first) = lines.next() {
             match attempt.exit {

@@ -198,7 +198,7 @@ impl Screen {
         self.changed.notify_all();
     }
 
-    fn finish(&self, asked: impl Fn() -> bool, patience: Duration) {
+    fn finish(&self, asked: impl Fn() -> bool, limit: Duration) {
         let mut state = self.state();
         let (mut taken, mut since) = (state.taken, Instant::now());
         while state.is_writing || state.has_work() {
@@ -207,7 +207,7 @@ impl Screen {
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
             if state.taken != taken {
                 (taken, since) = (state.taken, Instant::now());
-            } else if since.elapsed() >= patience && asked() {
+            } else if since.elapsed() >= limit && asked() {
                 return;
             }
         }
@@ -367,10 +367,10 @@ mod tests {
     fn the_end_leaves_a_terminal_that_takes_nothing_once_it_is_asked_to() {
         let screen = Screen::new();
         screen.state().push(To::Stdout, "the end".to_owned());
-        let patience = Duration::from_millis(60);
+        let limit = Duration::from_millis(60);
         let started = Instant::now();
-        screen.finish(|| started.elapsed() > 3 * patience, patience);
-        assert!(started.elapsed() > 3 * patience);
+        screen.finish(|| started.elapsed() > 3 * limit, limit);
+        assert!(started.elapsed() > 3 * limit);
         assert!(screen.state().has_work());
     }
 }

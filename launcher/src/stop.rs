@@ -19,9 +19,9 @@ static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 /// and then to the whole group.
 const ECHO: Duration = Duration::from_millis(250);
 
-/// What the user wants now.
+/// What the user asks for now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum StopRequest {
     /// Save and leave. Holds the signal.
     Leave(i32),
     /// Be gone. Holds the signal.
@@ -51,17 +51,17 @@ impl Stop {
     }
 
     /// What was asked for since the last call.
-    pub(crate) fn wish(&mut self) -> Option<Wish> {
-        let mut wish = None;
+    pub(crate) fn request(&mut self) -> Option<StopRequest> {
+        let mut request = None;
         for (signal, seen) in ASKING.into_iter().zip(&self.seen) {
             if seen.swap(false, Ordering::Relaxed) {
-                wish = wish.or(after(self.asked, Instant::now(), signal));
+                request = request.or(after(self.asked, Instant::now(), signal));
             }
         }
-        if wish.is_some() && self.asked.is_none() {
+        if request.is_some() && self.asked.is_none() {
             self.asked = Some(Instant::now());
         }
-        wish
+        request
     }
 
     /// Whether a stop was asked for.
@@ -113,13 +113,13 @@ pub(crate) fn name(signal: i32) -> String {
     signal_hook::low_level::signal_name(signal).map_or_else(|| signal.to_string(), str::to_owned)
 }
 
-fn after(asked: Option<Instant>, now: Instant, signal: i32) -> Option<Wish> {
+fn after(asked: Option<Instant>, now: Instant, signal: i32) -> Option<StopRequest> {
     match asked {
-        None => Some(Wish::Leave(signal)),
+        None => Some(StopRequest::Leave(signal)),
         Some(first) if now.duration_since(first) < ECHO => None,
         // A scheduler may warn twice, and a terminal that closes may say so to a run that is leaving.
         Some(_) if matches!(signal, SIGUSR1 | SIGHUP) => None,
-        Some(_) => Some(Wish::LeaveNow(signal)),
+        Some(_) => Some(StopRequest::LeaveNow(signal)),
     }
 }
 
@@ -130,10 +130,10 @@ mod tests {
     #[test]
     fn the_second_signal_does_not_wait() {
         let first = Instant::now();
-        assert_eq!(after(None, first, SIGINT), Some(Wish::Leave(SIGINT)));
+        assert_eq!(after(None, first, SIGINT), Some(StopRequest::Leave(SIGINT)));
         assert_eq!(
             after(Some(first), first + ECHO, SIGTERM),
-            Some(Wish::LeaveNow(SIGTERM))
+            Some(StopRequest::LeaveNow(SIGTERM))
         );
     }
 
@@ -147,7 +147,7 @@ mod tests {
     fn a_scheduler_may_warn_twice_and_a_terminal_close_later() {
         let first = Instant::now();
         for signal in [SIGUSR1, SIGHUP] {
-            assert_eq!(after(None, first, signal), Some(Wish::Leave(signal)));
+            assert_eq!(after(None, first, signal), Some(StopRequest::Leave(signal)));
             assert_eq!(after(Some(first), first + 4 * ECHO, signal), None);
         }
     }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use serde_json::Value;
 
 use crate::screen::plain;
-use crate::table::{Lean, Table};
+use crate::table::{Align, Table};
 
 /// The text of a summary file.
 ///
@@ -46,20 +46,20 @@ fn text(summary: &Value) -> Option<String> {
 fn columns(table: &Value) -> Option<String> {
     let rows: Vec<&Value> = list(table, "rows")?.iter().collect();
     let titles = cells(table.get("columns")?)?;
-    // A column of numbers leans right, and a cell for "none" does not change that.
-    let lean = |column: usize| {
+    // A column of numbers alignments right, and a cell for "none" does not change that.
+    let align = |column: usize| {
         let mut values = rows
             .iter()
             .filter_map(|row| row.get(column))
             .filter(|cell| !cell.is_null());
         if values.all(is_number) {
-            Lean::Right
+            Align::Right
         } else {
-            Lean::Left
+            Align::Left
         }
     };
-    let leans: Vec<Lean> = (0..titles.len()).map(lean).collect();
-    let mut aligned = Table::new(&leans);
+    let alignments: Vec<Align> = (0..titles.len()).map(align).collect();
+    let mut aligned = Table::new(&alignments);
     aligned.row(titles);
     for row in rows {
         aligned.row(cells(row)?);

@@ -14,7 +14,7 @@ use crate::progress::{Display, Progress, Spool};
 use crate::ranks::{Process, Program};
 use crate::run_dir::RunDir;
 use crate::screen;
-use crate::stop::{self, Stop, Wish};
+use crate::stop::{self, Stop, StopRequest};
 
 /// Time between two looks at whether the rank lives and what the user wants.
 const LOOK: Duration = Duration::from_millis(20);
@@ -24,11 +24,11 @@ const READ: Duration = Duration::from_millis(200);
 
 /// How long a rank is waited for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience {
+pub(crate) struct Timeouts {
     /// From being asked to leave until it is killed.
     pub(crate) grace: Duration,
     /// From its last sign of life until it is killed; `None` waits for ever.
-    pub(crate) silence: Option<Duration>,
+    pub(crate) heartbeat: Option<Duration>,
 }
 
 /// Why a rank is gone.
@@ -69,7 +69,7 @@ pub(crate) struct Attempt {
 pub(crate) fn attempt(
     program: &Program,
     run_dir: &RunDir,
-    patience: Patience,
+    timeouts: Timeouts,
     stop: &mut Stop,
     memory: &str,
 ) -> Result<Attempt> {
@@ -83,7 +83,7 @@ pub(crate) fn attempt(
         rank: &mut rank,
         output: &output,
         spool: &mut spool,
-        patience,
+        timeouts,
     }
     .until_end(stop)?;
     // Its last rows may have come after the last look.
@@ -105,7 +105,7 @@ struct Watch<'a> {
     rank: &'a mut Process,
     output: &'a Output,
     spool: &'a mut Spool,
-    patience: Patience,
+    timeouts: Timeouts,
 }
 
 impl Watch<'_> {
@@ -114,27 +114,27 @@ impl Watch<'_> {
             rank,
             output,
             spool,
-            patience,
+            timeouts,
         } = self;
         let mut display = Display::new();
         let mut deadline = None;
-        let mut silence = Silence::default();
+        let mut since_heartbeat = SinceHeartbeat::default();
         let mut last_read = Instant::now();
         loop {
             if let Some(status) = rank.ended().context("rank 0: cannot be watched")? {
                 return Ok(End::of(status, stop.asked()));
             }
-            match stop.wish() {
-                Some(Wish::Leave(signal)) => {
+            match stop.request() {
+                Some(StopRequest::Leave(signal)) => {
                     rank.ask();
-                    deadline = Instant::now().checked_add(patience.grace);
+                    deadline = Instant::now().checked_add(timeouts.grace);
                     screen::note(&format!(
                         "{}: the rank saves and leaves, {} s at most; a second Ctrl-C kills it",
                         stop::name(signal),
-                        patience.grace.as_secs()
+                        timeouts.grace.as_secs()
                     ));
                 }
-                Some(Wish::LeaveNow(signal)) => {
+                Some(StopRequest::LeaveNow(signal)) => {
                     rank.kill();
                     return Ok(End::Interrupted(signal));
                 }
@@ -142,16 +142,18 @@ impl Watch<'_> {
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 rank.kill();
-                return Ok(End::Overstayed(patience.grace));
+                return Ok(End::Overstayed(timeouts.grace));
             }
             if last_read.elapsed() >= READ {
                 let news = spool.read();
-                silence.look(last_read.elapsed(), news.any);
+                since_heartbeat.look(last_read.elapsed(), news.any);
                 last_read = Instant::now();
                 news.events.iter().for_each(|event| screen::progress(event));
                 display.show(spool.progress());
                 forward(output);
-                if let Some(limit) = patience.silence.filter(|limit| silence.lasted >= *limit)
+                if let Some(limit) = timeouts
+                    .heartbeat
+                    .filter(|limit| since_heartbeat.lasted >= *limit)
                     && deadline.is_none()
                 {
                     rank.kill();
@@ -165,11 +167,11 @@ impl Watch<'_> {
 
 /// How long there was no sign of life.
 #[derive(Debug, Default)]
-struct Silence {
+struct SinceHeartbeat {
     lasted: Duration,
 }
 
-impl Silence {
+impl SinceHeartbeat {
     fn look(&mut self, since_last: Duration, news: bool) {
         // A launcher that was paused itself has not listened: the pause counts as one look.
         self.lasted = if news {
@@ -378,10 +380,10 @@ mod tests {
 
     #[test]
     fn a_launcher_that_was_paused_does_not_blame_the_rank() {
-        let mut silence = Silence::default();
-        silence.look(Duration::from_secs(3600), false);
-        assert_eq!(silence.lasted, 5 * READ);
-        silence.look(READ, true);
-        assert_eq!(silence.lasted, Duration::ZERO);
+        let mut since_heartbeat = SinceHeartbeat::default();
+        since_heartbeat.look(Duration::from_secs(3600), false);
+        assert_eq!(since_heartbeat.lasted, 5 * READ);
+        since_heartbeat.look(READ, true);
+        assert_eq!(since_heartbeat.lasted, Duration::ZERO);
     }
 }

@@ -1,8 +1,8 @@
 //! Text in columns.
 
-/// Where a cell leans in its column.
+/// Where a cell is put in its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lean {
+pub(crate) enum Align {
     /// Words.
     Left,
     /// Numbers.
@@ -12,15 +12,15 @@ pub(crate) enum Lean {
 /// A table; printed with two spaces before and between the columns.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    leans: Vec<Lean>,
+    alignments: Vec<Align>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table whose columns lean as given; further columns lean left.
-    pub(crate) fn new(leans: &[Lean]) -> Self {
+    /// A table whose columns are aligned as given; further columns to the left.
+    pub(crate) fn new(alignments: &[Align]) -> Self {
         Self {
-            leans: leans.to_vec(),
+            alignments: alignments.to_vec(),
             rows: Vec::new(),
         }
     }
@@ -54,8 +54,8 @@ impl Table {
             for (column, cell) in row.iter().enumerate() {
                 let gap = " ".repeat(widths[column] - width(cell));
                 line.push_str("  ");
-                match self.leans.get(column) {
-                    Some(Lean::Right) => line.extend([gap.as_str(), cell]),
+                match self.alignments.get(column) {
+                    Some(Align::Right) => line.extend([gap.as_str(), cell]),
                     _ => line.extend([cell.as_str(), &gap]),
                 }
             }
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn columns_line_up_and_numbers_lean_right() {
-        let mut table = Table::new(&[Lean::Left, Lean::Right]);
+        let mut table = Table::new(&[Align::Left, Align::Right]);
         table.row(["site", "C"]);
         table.row(["linear1", "20"]);
         table.row(["é", "1,000", "note"]);

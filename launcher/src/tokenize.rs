@@ -7,7 +7,7 @@ use spd_trainer::Fault;
 use crate::cli::TokenizeArgs;
 use crate::exit::Exit;
 use crate::screen;
-use crate::table::{Lean, Table};
+use crate::table::{Align, Table};
 
 /// Makes datasets of text files.
 ///
@@ -40,7 +40,7 @@ fn options(asked: &TokenizeArgs) -> Tokenize {
 }
 
 fn text(options: &Tokenize, report: &Report) -> String {
-    let mut table = Table::new(&[Lean::Left, Lean::Right]);
+    let mut table = Table::new(&[Align::Left, Align::Right]);
     for (split, tokens) in [("train", report.train_tokens), ("val", report.val_tokens)] {
         if tokens > 0 {
             let place = options.out.join(split);

@@ -4,15 +4,15 @@
 //! axes -> members: load, overview       everything that can be refused is refused here, for all of them
 //!      -> run_dir                       runs/NAME.sweep, one run directory a member in it
 //!      -> spd-launch DIR/config.toml    for as many members at a time as there are cores, each watched
-//!      -> board, report                 a line a running member; a table and sweep.json at the end
+//!      -> status_lines, report                 a line a running member; a table and sweep.json at the end
 //! ```
 //!
 //! A member is an ordinary run in an ordinary run directory: `spd-launch` on its `config.toml` would go on with it alone.
 
 mod axes;
-mod board;
 mod member;
 mod report;
+mod status_lines;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -25,13 +25,13 @@ use spd_configs::{Place, Run};
 use spd_trainer::{Fault, Overview};
 
 use self::axes::{Axis, Combination, axes, combinations};
-use self::board::Board;
 use self::member::{Member, State};
+use self::status_lines::StatusLines;
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
 use crate::run::{check_memory, checkpoint_bytes, create, goes_on};
 use crate::run_dir::{Found, RunDir};
-use crate::stop::{self, Stop, Wish};
+use crate::stop::{self, Stop, StopRequest};
 use crate::{plan, screen};
 
 /// Time between two looks at whether the runs live and what the user wants.
@@ -327,7 +327,7 @@ impl Sweep<'_> {
     fn run(&self, members: &mut [Member], found: &[Found]) -> Result<Exit> {
         let mut stop = Stop::listen().context("signals cannot be listened to")?;
         let width = members.iter().map(|m| m.name.len()).max().unwrap_or(0);
-        let mut board = Board::new(members.len(), width);
+        let mut status = StatusLines::new(members.len(), width);
         let mut last_read = Instant::now();
         loop {
             if !stop.asked() {
@@ -336,8 +336,8 @@ impl Sweep<'_> {
             if !members.iter().any(|member| member.state == State::Running) {
                 break;
             }
-            match stop.wish() {
-                Some(Wish::Leave(signal)) => {
+            match stop.request() {
+                Some(StopRequest::Leave(signal)) => {
                     members.iter().for_each(Member::ask);
                     screen::note(&format!(
                         "{}: the runs save and leave, {} s at most; a second Ctrl-C kills them",
@@ -345,7 +345,7 @@ impl Sweep<'_> {
                         self.asked.grace
                     ));
                 }
-                Some(Wish::LeaveNow(signal)) => {
+                Some(StopRequest::LeaveNow(signal)) => {
                     members.iter_mut().for_each(Member::kill);
                     return Ok(Exit::Killed(signal));
                 }
@@ -361,7 +361,7 @@ impl Sweep<'_> {
                 }
             }
             if last_read.elapsed() >= READ {
-                self.show(members, &mut board);
+                self.show(members, &mut status);
                 last_read = Instant::now();
             }
             thread::sleep(LOOK);
@@ -404,7 +404,7 @@ impl Sweep<'_> {
         started.map_err(|error| format!("{error:#}"))
     }
 
-    fn show(&self, members: &mut [Member], board: &mut Board) {
+    fn show(&self, members: &mut [Member], status: &mut StatusLines) {
         let over = |member: &&mut Member| matches!(member.state, State::Done | State::Failed(_));
         let failed = |member: &&mut Member| matches!(member.state, State::Failed(_));
         let (over, failed) = (
@@ -424,7 +424,7 @@ impl Sweep<'_> {
             .iter()
             .map(|(name, progress)| (name.as_str(), *progress))
             .collect();
-        board.show(&running, over, failed);
+        status.show(&running, over, failed);
     }
 
     fn write(&self, members: &[Member]) -> Result<()> {

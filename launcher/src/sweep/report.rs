@@ -5,7 +5,7 @@ use spd_trainer::metrics::number;
 
 use super::member::{Member, State};
 use crate::screen::plain;
-use crate::table::{Lean, Table};
+use crate::table::{Align, Table};
 
 /// Values of a summary that have a column, where any run has them: what was found of a known solution, then how well the
 /// masked network still speaks.
@@ -36,9 +36,9 @@ pub(crate) fn text(name: &str, members: &[Member]) -> String {
                 .any(|member| member.results.contains_key(*key))
         })
         .collect();
-    let mut leans = vec![Lean::Right; first.values.len() + columns.len() + 2];
-    leans.push(Lean::Left);
-    let mut table = Table::new(&leans);
+    let mut alignments = vec![Align::Right; first.values.len() + columns.len() + 2];
+    alignments.push(Align::Left);
+    let mut table = Table::new(&alignments);
     let keys = first.values.iter().map(|(key, _)| key.as_str());
     let titles = columns.iter().map(|(title, _)| *title);
     table.row(keys.chain(titles).chain(["L0", "time", "state"]));

@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
 
-use crate::field::{Case, Field};
 use crate::launch::guarded;
 use crate::random::Random;
 use crate::runs::{TOY, config, make_data, tree};
+use crate::suite::{Case, Suite};
 
-const FIELD: Field = Field {
+const FIELD: Suite = Suite {
     name: "command_lines",
     cases: 300,
     columns: &["done", "failed", "refused"],

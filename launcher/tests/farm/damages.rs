@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::field::{Case, Field};
-use crate::runs::{RUN, Straight, TEXT, TOY, copy, make_data, steps, tree};
-use crate::spoil::{ALL, BY_ACCIDENT, Damage, names};
+use crate::corrupt::{ALL, BY_ACCIDENT, Damage, names};
+use crate::runs::{RUN, TEXT, TOY, Uninterrupted, copy, make_data, steps, tree};
+use crate::suite::{Case, Suite};
 
-const FIELD: Field = Field {
+const FIELD: Suite = Suite {
     name: "damages",
     cases: 144,
     columns: &[
@@ -179,14 +179,14 @@ impl Base<'_> {
 
 /// A run that ended, and the same stopped on its way.
 struct Pair {
-    straight: Straight,
+    straight: Uninterrupted,
     stopped: TempDir,
 }
 
 #[test]
 #[ignore = "minutes; run with --ignored"]
 fn damage_is_made_good_or_refused_by_name() {
-    let pairs = Straight::of_each(&[TOY, TEXT])
+    let pairs = Uninterrupted::of_each(&[TOY, TEXT])
         .into_iter()
         .map(|straight| Pair {
             stopped: straight.stopped(),
@@ -194,7 +194,7 @@ fn damage_is_made_good_or_refused_by_name() {
         });
     let pairs: Vec<Pair> = pairs.collect();
     // As many weights, from another seed.
-    let others = [TOY, TEXT].map(|small| Straight::of(small.with(&["target.train.seed=1"])));
+    let others = [TOY, TEXT].map(|small| Uninterrupted::of(small.with(&["target.train.seed=1"])));
     FIELD.run(|case| {
         let part = &PARTS[case.number as usize % PARTS.len()];
         // Of the two runs only one has a dataset.
@@ -214,9 +214,9 @@ fn damage_is_made_good_or_refused_by_name() {
 
 fn damaged(
     case: &mut Case,
-    straight: &Straight,
+    straight: &Uninterrupted,
     part: &Part,
-    other: &Straight,
+    other: &Uninterrupted,
 ) -> Result<(), String> {
     // What accidents do is more likely than what hands do.
     let kinds: &[Damage] = if case.random.one_in(2) {

@@ -8,13 +8,13 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::field::{Case, Field};
+use crate::corrupt::{ALL, Damage, names};
 use crate::launch::guarded;
 use crate::random::Random;
 use crate::runs::{RUN, Small, TEXT, TOY, config, copy, make_data, tree};
-use crate::spoil::{ALL, Damage, names};
+use crate::suite::{Case, Suite};
 
-const FIELD: Field = Field {
+const FIELD: Suite = Suite {
     name: "data_files",
     cases: 280,
     columns: &["used", "refused"],

@@ -8,25 +8,25 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
-use crate::field::{Case, Field};
 use crate::launch::{Ended, LIMIT, scripted};
 use crate::random::Random;
-use crate::runs::{RUN, Straight, TEXT, TOY, tree};
+use crate::runs::{RUN, TEXT, TOY, Uninterrupted, tree};
+use crate::suite::{Case, Suite};
 
-const FIELD: Field = Field {
+const FIELD: Suite = Suite {
     name: "disks",
     cases: 110,
     columns: &["skipped", "done", "failed", "refused", "bit-equal"],
 };
 
 /// What surrounds a launch: a script that ends in it, and variables.
-struct Around {
+struct Environment {
     script: String,
     set: Vec<(&'static str, OsString)>,
     unset: Vec<&'static str>,
 }
 
-impl Around {
+impl Environment {
     fn script(script: impl Into<String>) -> Self {
         Self {
             script: script.into(),
@@ -45,7 +45,7 @@ impl Around {
 
 const PLAIN: &str = "exec \"$@\"";
 
-type Surround = fn(&mut Random) -> Around;
+type Surround = fn(&mut Random) -> Environment;
 
 const PLACES: [(&str, Surround); 11] = [
     ("full disk: runs", |random| full("runs", random.below(1200))),
@@ -56,13 +56,13 @@ const PLACES: [(&str, Surround); 11] = [
     ("longest file", |random| {
         // Blocks of 512 bytes; beyond them a write fails as on a full disk.
         let blocks = 8 + random.below(72);
-        Around::script(format!("trap '' XFSZ; ulimit -f {blocks}; {PLAIN}"))
+        Environment::script(format!("trap '' XFSZ; ulimit -f {blocks}; {PLAIN}"))
     }),
     ("open files", |random| {
-        Around::script(format!("ulimit -n {}; {PLAIN}", 16 + random.below(24)))
+        Environment::script(format!("ulimit -n {}; {PLAIN}", 16 + random.below(24)))
     }),
     ("addresses", |random| {
-        Around::script(format!(
+        Environment::script(format!(
             "ulimit -v {}; {PLAIN}",
             16_000 + random.below(30_000)
         ))
@@ -78,7 +78,7 @@ const PLACES: [(&str, Surround); 11] = [
             "2>/dev/full",
             ">/dev/full 2>&1",
         ];
-        Around::script(format!("{PLAIN} {}", random.one(&closed)))
+        Environment::script(format!("{PLAIN} {}", random.one(&closed)))
     }),
     ("place", |random| {
         let places = [
@@ -91,7 +91,7 @@ const PLACES: [(&str, Surround); 11] = [
             "nice ",
         ];
         let place = random.one(&places);
-        Around::script(if *place == "nice " {
+        Environment::script(if *place == "nice " {
             "exec nice \"$@\"".to_owned()
         } else {
             format!("{place}{PLAIN}")
@@ -103,7 +103,7 @@ const PLACES: [(&str, Surround); 11] = [
 #[test]
 #[ignore = "minutes; run with --ignored"]
 fn runs_fare_as_well_as_their_surroundings_let_them() {
-    let straight = Straight::of_each(&[TOY, TEXT]);
+    let straight = Uninterrupted::of_each(&[TOY, TEXT]);
     let may_mount = may_mount();
     FIELD.run(|case| {
         let (name, surround) = PLACES[case.number as usize % PLACES.len()];
@@ -130,7 +130,7 @@ fn may_mount() -> bool {
 }
 
 /// A disk of some KiB at a place; what was written to it is kept there, so that the run can go on.
-fn full(place: &str, kib: usize) -> Around {
+fn full(place: &str, kib: usize) -> Environment {
     let kib = 4 + kib;
     in_namespace(&format!(
         "mkdir -p full kept && mount -t tmpfs -o size={kib}k none full && mount --bind full {place} || exit 99; \
@@ -138,18 +138,18 @@ fn full(place: &str, kib: usize) -> Around {
     ))
 }
 
-fn read_only(place: &str) -> Around {
+fn read_only(place: &str) -> Environment {
     in_namespace(&format!(
         "mount --bind {place} {place} && mount -o remount,bind,ro {place} || exit 99; cd \"$PWD\"; {PLAIN}"
     ))
 }
 
-fn in_namespace(script: &str) -> Around {
+fn in_namespace(script: &str) -> Environment {
     let quoted = script.replace('\'', "'\\''");
-    Around::script(format!("exec unshare -rm sh -c '{quoted}' mount \"$@\""))
+    Environment::script(format!("exec unshare -rm sh -c '{quoted}' mount \"$@\""))
 }
 
-fn variables(random: &mut Random) -> Around {
+fn variables(random: &mut Random) -> Environment {
     let odd: [&[u8]; 7] = [
         b"",
         b"0",
@@ -162,42 +162,46 @@ fn variables(random: &mut Random) -> Around {
     let value = odd[random.below(odd.len())];
     let value = OsStr::from_bytes(value);
     match random.below(12) {
-        0..=2 => Around::variable("SPD_CACHE", value),
-        3 => Around {
+        0..=2 => Environment::variable("SPD_CACHE", value),
+        3 => Environment {
             unset: vec!["SPD_CACHE", "HOME", "XDG_CACHE_HOME"],
-            ..Around::script(PLAIN)
+            ..Environment::script(PLAIN)
         },
-        4 => Around {
+        4 => Environment {
             unset: vec!["SPD_CACHE", "XDG_CACHE_HOME"],
-            ..Around::variable("HOME", value)
+            ..Environment::variable("HOME", value)
         },
-        5 => Around {
+        5 => Environment {
             unset: vec!["SPD_CACHE"],
-            ..Around::variable("XDG_CACHE_HOME", value)
+            ..Environment::variable("XDG_CACHE_HOME", value)
         },
-        6 => Around::variable("TMPDIR", "/nowhere"),
-        7 => Around {
+        6 => Environment::variable("TMPDIR", "/nowhere"),
+        7 => Environment {
             set: ["LANG", "LC_ALL", "TERM"]
                 .map(|name| (name, value.to_owned()))
                 .to_vec(),
-            ..Around::script(PLAIN)
+            ..Environment::script(PLAIN)
         },
-        8 => Around {
+        8 => Environment {
             set: ["COLUMNS", "LINES"]
                 .map(|name| (name, value.to_owned()))
                 .to_vec(),
-            ..Around::script(PLAIN)
+            ..Environment::script(PLAIN)
         },
-        9 => Around::variable("RAYON_NUM_THREADS", value),
-        10 => Around {
+        9 => Environment::variable("RAYON_NUM_THREADS", value),
+        10 => Environment {
             unset: vec!["PATH"],
-            ..Around::script(PLAIN)
+            ..Environment::script(PLAIN)
         },
-        _ => Around::variable("RUST_BACKTRACE", "full"),
+        _ => Environment::variable("RUST_BACKTRACE", "full"),
     }
 }
 
-fn surrounded(case: &mut Case, straight: &Straight, around: &Around) -> Result<(), String> {
+fn surrounded(
+    case: &mut Case,
+    straight: &Uninterrupted,
+    around: &Environment,
+) -> Result<(), String> {
     let dir = case.dir().to_owned();
     let before = tree(&dir);
     let command = |arguments: &[&str]| {
@@ -257,7 +261,7 @@ fn surrounded(case: &mut Case, straight: &Straight, around: &Around) -> Result<(
 }
 
 /// Whether a run that did not come to its end says why, where it can be heard.
-fn said(ended: &Ended, around: &Around) -> Result<(), String> {
+fn said(ended: &Ended, around: &Environment) -> Result<(), String> {
     let heard = !around.script.contains("2>");
     let done = ended.code()? == 0;
     if !done && heard && !around.script.contains("/dev/full 2>&1") {

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::field::{Case, Field};
 use crate::launch::{LIMIT, children, wait_until_gone};
-use crate::runs::{Straight, TEXT, TOY, send};
+use crate::runs::{TEXT, TOY, Uninterrupted, send};
+use crate::suite::{Case, Suite};
 
-const FIELD: Field = Field {
+const FIELD: Suite = Suite {
     name: "kills",
     cases: 24,
     columns: &[
@@ -27,7 +27,7 @@ const KILLS: u32 = 8;
 #[test]
 #[ignore = "minutes; run with --ignored"]
 fn killed_runs_end_in_the_bits_of_straight_ones() {
-    let straight = Straight::of_each(&[TOY, TEXT]);
+    let straight = Uninterrupted::of_each(&[TOY, TEXT]);
     FIELD.run(|case| {
         let straight = &straight[case.number as usize % straight.len()];
         let cached = case.random.one_in(2);
@@ -45,7 +45,7 @@ fn killed_runs_end_in_the_bits_of_straight_ones() {
     });
 }
 
-fn killed(case: &mut Case, straight: &Straight) -> Result<(), String> {
+fn killed(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
     for _ in 0..KILLS {
         let again = case.random.one_in(3);
         let mut command = straight.small.command(case.dir());

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::field::Case;
+use crate::suite::Case;
 
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_spd-launch");
 

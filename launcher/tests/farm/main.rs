@@ -4,7 +4,7 @@
 //! cargo test --release -p spd-launch --test farm -- --ignored --nocapture
 //! ```
 //!
-//! Each file is a field and ends with a table of what came of its cases. Nothing may be lost, panic, hang, change in silence,
+//! Each file is a suite and ends with a table of what came of its cases. Nothing may be lost, panic, hang, change in silence,
 //! or leave with a code that `spd-launch --help` does not list.
 //!
 //! | variable | |
@@ -19,14 +19,14 @@
 )]
 
 mod command_lines;
+mod corrupt;
 mod damages;
 mod data_files;
 mod disks;
-mod field;
 mod kills;
 mod launch;
 mod random;
 mod run_files;
 mod runs;
 mod signals;
-mod spoil;
+mod suite;

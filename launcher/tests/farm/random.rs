@@ -1,27 +1,27 @@
-//! The random numbers of a case, which depend on nothing but seed, field and case.
+//! The random numbers of a case, which depend on nothing but seed, suite and case.
 
 /// Draws in their order.
 #[derive(Debug)]
 pub(crate) struct Random {
     seed: u64,
-    field: u32,
+    suite: u32,
     case: u32,
     next: u32,
 }
 
 impl Random {
-    pub(crate) fn new(seed: u64, field: &str, case: u32) -> Self {
+    pub(crate) fn new(seed: u64, suite: &str, case: u32) -> Self {
         let number = |number: u32, byte| number.wrapping_mul(31).wrapping_add(u32::from(byte));
         Self {
             seed,
-            field: field.bytes().fold(0, number),
+            suite: suite.bytes().fold(0, number),
             case,
             next: 0,
         }
     }
 
     pub(crate) fn word(&mut self) -> u64 {
-        let [low, high, ..] = spd_draws::block(self.seed, [self.next, self.case, self.field, 0]);
+        let [low, high, ..] = spd_draws::block(self.seed, [self.next, self.case, self.suite, 0]);
         self.next += 1;
         u64::from(high) << 32 | u64::from(low)
     }

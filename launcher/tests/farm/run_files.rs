@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::field::{Case, Field};
 use crate::launch::guarded;
 use crate::random::Random;
 use crate::runs::{config, make_data, tree};
+use crate::suite::{Case, Suite};
 
-const FIELD: Field = Field {
+const FIELD: Suite = Suite {
     name: "run_files",
     cases: 2700,
     columns: &["planned", "refused"],

@@ -106,21 +106,21 @@ pub(crate) fn make_data(dir: &Path, factor: usize) {
 }
 
 /// A run that nothing befell.
-pub(crate) struct Straight {
+pub(crate) struct Uninterrupted {
     pub(crate) small: Small,
     pub(crate) took: Duration,
     dir: TempDir,
-    remains: Remains,
+    remains: Results,
 }
 
 /// Every bit that a run leaves: its newest checkpoint's tensors (parameters, moments, target) and its rows.
 #[derive(PartialEq)]
-struct Remains {
+struct Results {
     tensors: Vec<u8>,
     rows: Vec<u8>,
 }
 
-impl Straight {
+impl Uninterrupted {
     pub(crate) fn of(small: Small) -> Self {
         let dir = tempfile::tempdir().unwrap();
         make_data(dir.path(), 1);
@@ -130,7 +130,7 @@ impl Straight {
         Self {
             small,
             took: started.elapsed(),
-            remains: Remains::of(&dir.path().join(RUN)).unwrap(),
+            remains: Results::of(&dir.path().join(RUN)).unwrap(),
             dir,
         }
     }
@@ -198,7 +198,7 @@ impl Straight {
     ///
     /// What differs.
     pub(crate) fn compare(&self, dir: &Path) -> Result<(), String> {
-        let remains = Remains::of(&dir.join(RUN))?;
+        let remains = Results::of(&dir.join(RUN))?;
         if remains.rows != self.remains.rows {
             return Err("metrics.jsonl differs from that of the straight run".to_owned());
         }
@@ -209,7 +209,7 @@ impl Straight {
     }
 }
 
-impl Remains {
+impl Results {
     fn of(run: &Path) -> Result<Self, String> {
         let checkpoints = run.join("checkpoints");
         let steps = steps(&checkpoints);

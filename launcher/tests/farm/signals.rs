@@ -14,11 +14,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::field::{Case, Field};
 use crate::launch::{Ended, children};
-use crate::runs::{RUN, Small, Straight, TEXT, TOY, send, steps};
+use crate::runs::{RUN, Small, TEXT, TOY, Uninterrupted, send, steps};
+use crate::suite::{Case, Suite};
 
-const FIELD: Field = Field {
+const FIELD: Suite = Suite {
     name: "signals",
     cases: 84,
     columns: &[
@@ -74,7 +74,7 @@ enum Stream {
 #[test]
 #[ignore = "minutes; run with --ignored"]
 fn asked_runs_leave_and_go_on() {
-    let straight = Straight::of_each(&PHASES.map(|(_, small)| small));
+    let straight = Uninterrupted::of_each(&PHASES.map(|(_, small)| small));
     FIELD.run(|case| {
         let number = case.number as usize % PHASES.len();
         case.kind(PHASES[number].0);
@@ -85,7 +85,7 @@ fn asked_runs_leave_and_go_on() {
     });
 }
 
-fn asked(case: &mut Case, straight: &Straight) -> Result<(), String> {
+fn asked(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
     let stream = match case.random.below(6) {
         0 => Stream::Pipe,
         1 => Stream::Terminal,

@@ -10,21 +10,21 @@ use std::path::Path;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-use crate::house::House;
+use crate::scratch::Scratch;
 
 const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
 
 /// Asserts that the shipped `config` with `set` is refused with exactly `expected`, and that nothing appears.
-fn refused(house: &House, config: &str, set: &[&str], expected: &str) {
+fn refused(scratch: &Scratch, config: &str, set: &[&str], expected: &str) {
     let config = Path::new(CONFIGS).join(config);
     let mut arguments = vec![config.to_str().unwrap(), "--out", "out"];
     for set in set {
         arguments.extend(["--set", set]);
     }
-    let before = house.names();
+    let before = scratch.names();
     // What is found of a dataset on the way is remembered here.
     let cache = tempfile::tempdir().unwrap();
-    let output = house
+    let output = scratch
         .launcher(&arguments)
         .env("SPD_CACHE", cache.path())
         .output()
@@ -35,18 +35,18 @@ fn refused(house: &House, config: &str, set: &[&str], expected: &str) {
         expected
     );
     assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert_eq!(house.names(), before, "nothing is created");
+    assert_eq!(scratch.names(), before, "nothing is created");
 }
 
 /// A dataset as shakespeare.toml names it, of which the tests spoil one thing.
-fn with_data() -> House {
-    let house = House::new();
+fn with_data() -> Scratch {
+    let scratch = Scratch::new();
     fs::write(
-        house.path().join("text.txt"),
+        scratch.path().join("text.txt"),
         "some text to be read byte by byte, over and over\n".repeat(400),
     )
     .unwrap();
-    let made = house
+    let made = scratch
         .launcher(&[
             "tokenize",
             "text.txt",
@@ -58,10 +58,10 @@ fn with_data() -> House {
         .output()
         .unwrap();
     assert!(made.status.success(), "{made:?}");
-    house
+    scratch
 }
 
-fn write_weights(house: &House, tensors: &[(&str, &[usize], Vec<f32>)]) {
+fn write_weights(scratch: &Scratch, tensors: &[(&str, &[usize], Vec<f32>)]) {
     let bytes: Vec<Vec<u8>> = tensors
         .iter()
         .map(|(_, _, values)| values.iter().flat_map(|v| v.to_le_bytes()).collect())
@@ -73,7 +73,7 @@ fn write_weights(house: &House, tensors: &[(&str, &[usize], Vec<f32>)]) {
         )
     });
     fs::write(
-        house.path().join("w.safetensors"),
+        scratch.path().join("w.safetensors"),
         safetensors::serialize(views, None).unwrap(),
     )
     .unwrap();
@@ -81,28 +81,28 @@ fn write_weights(house: &House, tensors: &[(&str, &[usize], Vec<f32>)]) {
 
 /// tms_5-2 with weights from a file instead of training.
 fn refused_weights(tensors: &[(&str, &[usize], Vec<f32>)], expected: &str) {
-    let house = House::new();
-    write_weights(&house, tensors);
+    let scratch = Scratch::new();
+    write_weights(&scratch, tensors);
     let text = fs::read_to_string(Path::new(CONFIGS).join("tms_5-2.toml")).unwrap();
     let (before, rest) = text.split_once("[target.train]").unwrap();
     let (_, after) = rest.split_once("[data]").unwrap();
     let run = format!("{before}weights = \"w.safetensors\"\n[data]{after}");
-    let path = house.path().join("run.toml");
+    let path = scratch.path().join("run.toml");
     fs::write(&path, run).unwrap();
-    refused(&house, path.to_str().unwrap(), &[], expected);
+    refused(&scratch, path.to_str().unwrap(), &[], expected);
 }
 
 #[test]
 fn keys_and_values_of_the_file() {
-    let house = House::new();
+    let scratch = Scratch::new();
     refused(
-        &house,
+        &scratch,
         "tms_5-2.toml",
         &["train.stepz=3"],
         "--set train.stepz: unknown key `stepz` in [train]; did you mean `steps`?",
     );
     refused(
-        &house,
+        &scratch,
         "tms_5-2.toml",
         &["train.steps=\"many\""],
         "--set train.steps: expected a whole number of at least 1, found the string \"many\"",
@@ -111,16 +111,16 @@ fn keys_and_values_of_the_file() {
 
 #[test]
 fn patterns_and_components() {
-    let house = House::new();
+    let scratch = Scratch::new();
     refused(
-        &house,
+        &scratch,
         "resid_mlp1.toml",
         &["decomposition.identity=[{pattern=\"layers.1.*\", C=2}]"],
         "[decomposition] identity: pattern `layers.1.*` matches no layer of the target; its layers are layers.0.mlp_in, \
          layers.0.mlp_out",
     );
     refused(
-        &house,
+        &scratch,
         "tms_5-2.toml",
         &[
             "decomposition.sites=[{pattern=\"layer9\", C=2}]",
@@ -129,7 +129,7 @@ fn patterns_and_components() {
         "[decomposition] sites: pattern `layer9` matches no layer of the target; its layers are linear1, linear2",
     );
     refused(
-        &house,
+        &scratch,
         "tms_5-2.toml",
         &[
             "decomposition.sites=[{pattern=\"linear*\", C=2}, {pattern=\"*2\", C=2}]",
@@ -180,7 +180,7 @@ fn weights_of_another_shape_or_layer_or_not_finite() {
 #[test]
 fn a_missing_dataset_names_the_command_that_makes_it() {
     refused(
-        &House::new(),
+        &Scratch::new(),
         "shakespeare.toml",
         &[],
         "data/shakespeare/train: no such dataset; this command makes it: spd-launch tokenize \
@@ -190,15 +190,15 @@ fn a_missing_dataset_names_the_command_that_makes_it() {
 
 #[test]
 fn a_vocabulary_or_sequence_that_does_not_fit_the_target() {
-    let house = with_data();
+    let scratch = with_data();
     refused(
-        &house,
+        &scratch,
         "shakespeare.toml",
         &["target.vocab=100"],
         "data/shakespeare/train: made for 256 tokens, the target has 100; set [target] vocab = 256",
     );
     refused(
-        &house,
+        &scratch,
         "shakespeare.toml",
         &["data.seq_len=200"],
         "--set data.seq_len: expected at most the target's 128 positions (n_ctx), found 200",
@@ -207,8 +207,8 @@ fn a_vocabulary_or_sequence_that_does_not_fit_the_target() {
 
 #[test]
 fn a_changed_token_is_found_before_the_run_by_its_hash_and_by_the_vocabulary() {
-    let house = with_data();
-    let shard = house
+    let scratch = with_data();
+    let shard = scratch
         .path()
         .join("data/shakespeare/train/tokens-00000.safetensors");
     let mut bytes = fs::read(&shard).unwrap();
@@ -221,12 +221,12 @@ fn a_changed_token_is_found_before_the_run_by_its_hash_and_by_the_vocabulary() {
     let token = 8 + header + start + 2 * 999;
     bytes[token..token + 2].copy_from_slice(&300u16.to_le_bytes());
     fs::write(&shard, bytes).unwrap();
-    let index = house.path().join("data/shakespeare/train/index.json");
+    let index = scratch.path().join("data/shakespeare/train/index.json");
     let text = fs::read_to_string(&index).unwrap();
     let promised = text.split_once("\"xxh3\": \"").unwrap().1[..32].to_owned();
     let found = "408161347eae557ea1736f114cf5fea1";
     refused(
-        &house,
+        &scratch,
         "shakespeare.toml",
         &[],
         &format!(
@@ -236,7 +236,7 @@ fn a_changed_token_is_found_before_the_run_by_its_hash_and_by_the_vocabulary() {
     );
     fs::write(&index, text.replace(&promised, found)).unwrap();
     refused(
-        &house,
+        &scratch,
         "shakespeare.toml",
         &[],
         "data/shakespeare/train/tokens-00000.safetensors: token 999 is 300, but the vocabulary has 256 ids; \
@@ -246,16 +246,16 @@ fn a_changed_token_is_found_before_the_run_by_its_hash_and_by_the_vocabulary() {
 
 #[test]
 fn no_space_left_is_said_before_the_run() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let config = Path::new(CONFIGS).join("tms_5-2.toml");
     let arguments = [
         config.to_str().unwrap(),
         "--set",
         "checkpoint.keep=4000000000",
     ];
-    let output = house
+    let output = scratch
         .launcher(&arguments)
-        .env("SPD_CACHE", house.path().join("cache"))
+        .env("SPD_CACHE", scratch.path().join("cache"))
         .output()
         .unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -264,5 +264,5 @@ fn no_space_left_is_said_before_the_run() {
         stderr.lines().count() == 1 && stderr.contains("the checkpoints need"),
         "{stderr}"
     );
-    assert!(house.names().is_empty());
+    assert!(scratch.names().is_empty());
 }

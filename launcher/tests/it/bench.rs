@@ -2,16 +2,16 @@
 
 use std::fs;
 
-use crate::house::{House, launch};
+use crate::scratch::{Scratch, launch};
 
 #[test]
 fn stdout_and_the_file_hold_one_line_a_workload() {
-    let house = House::new();
-    let file = house.path().join("bench.jsonl");
+    let scratch = Scratch::new();
+    let file = scratch.path().join("bench.jsonl");
     let args = "bench tiny-tms tiny-gpt2-h1 --steps 2 --warmup 1 --threads 1 --batch 8 --out";
     let mut args: Vec<&str> = args.split(' ').collect();
     args.push(file.to_str().unwrap());
-    let ended = launch(house.launcher(&args));
+    let ended = launch(scratch.launcher(&args));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let lines: Vec<serde_json::Value> = ended
         .stdout
@@ -30,9 +30,9 @@ fn stdout_and_the_file_hold_one_line_a_workload() {
 
 #[test]
 fn phases_are_a_table_on_stderr() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let args = "bench tiny-tms --steps 2 --threads 1 --phases";
-    let ended = launch(house.launcher(&args.split(' ').collect::<Vec<_>>()));
+    let ended = launch(scratch.launcher(&args.split(' ').collect::<Vec<_>>()));
     assert_eq!((ended.code, ended.stdout.lines().count()), (Some(0), 1));
     for part in [
         "tiny-tms@fp32, 1 thread:",
@@ -52,14 +52,14 @@ fn phases_are_a_table_on_stderr() {
 
 #[test]
 fn the_step_of_a_run_is_profiled() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/shakespeare.toml");
     let args = "--steps 2 --threads 1 --trace step.json --set train.batch_size=1 --set data.seq_len=8 --set target.n_layer=1";
     let args: Vec<&str> = ["profile", config]
         .into_iter()
         .chain(args.split(' '))
         .collect();
-    let ended = launch(house.launcher(&args));
+    let ended = launch(scratch.launcher(&args));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     for part in [
         "shakespeare, 1 thread:",
@@ -73,16 +73,16 @@ fn the_step_of_a_run_is_profiled() {
             ended.stdout
         );
     }
-    let trace = fs::read(house.path().join("step.json")).unwrap();
+    let trace = fs::read(scratch.path().join("step.json")).unwrap();
     let trace: serde_json::Value = serde_json::from_slice(&trace).unwrap();
     assert!(trace["traceEvents"].as_array().unwrap().len() > 50);
-    assert_eq!(house.names(), ["step.json"]);
+    assert_eq!(scratch.names(), ["step.json"]);
 }
 
 #[test]
 fn an_unknown_workload_names_the_known_ones_and_times_nothing() {
-    let house = House::new();
-    let ended = launch(house.launcher(&["bench", "tiny-tms", "tmz", "--out", "bench.jsonl"]));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.launcher(&["bench", "tiny-tms", "tmz", "--out", "bench.jsonl"]));
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""));
     assert!(
         ended
@@ -91,5 +91,5 @@ fn an_unknown_workload_names_the_known_ones_and_times_nothing() {
         "{}",
         ended.stderr
     );
-    assert!(house.names().is_empty());
+    assert!(scratch.names().is_empty());
 }

@@ -2,15 +2,15 @@
 
 use std::process::Command;
 
-use crate::house::{Ended, House, end, launch, start};
+use crate::scratch::{Ended, Scratch, end, launch, start};
 
 /// `doctor --deep` beside the emulated GPU; `None` where there is no compiler for it.
-fn deep(house: &House, wrong: &str) -> Option<Command> {
+fn deep(scratch: &Scratch, wrong: &str) -> Option<Command> {
     if Command::new("g++").arg("--version").output().is_err() {
         println!("no g++: probes of a GPU were not tested");
         return None;
     }
-    let mut command = house.launcher(&["doctor", "--deep"]);
+    let mut command = scratch.launcher(&["doctor", "--deep"]);
     command
         .env("SPD_EMULATED_GPU", "1")
         .env("SPD_PROBES_GO_WRONG", wrong);
@@ -18,7 +18,7 @@ fn deep(house: &House, wrong: &str) -> Option<Command> {
 }
 
 /// Has it find a library in NCCL's place, and leaves nothing else where it is launched.
-fn with_nccl(command: &mut Command, libraries: &House) {
+fn with_nccl(command: &mut Command, libraries: &Scratch) {
     let library = libraries.path().join("libnccl.so.2");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/nccl_stand_in.c");
     let mut made = Command::new("cc");
@@ -60,8 +60,8 @@ const NAMES: [&str; 12] = [
 
 #[test]
 fn every_probe_of_a_gpu_that_works_says_what_it_found() {
-    let (house, libraries) = (House::new(), House::new());
-    let Some(mut command) = deep(&house, "") else {
+    let (scratch, libraries) = (Scratch::new(), Scratch::new());
+    let Some(mut command) = deep(&scratch, "") else {
         return;
     };
     with_nccl(&mut command, &libraries);
@@ -96,13 +96,13 @@ fn every_probe_of_a_gpu_that_works_says_what_it_found() {
     assert!(
         ended.stdout.contains("libnvrtc.so.13") && ended.stdout.ends_with("\nNo probe failed.\n")
     );
-    assert!(house.names().is_empty());
+    assert!(scratch.names().is_empty());
 }
 
 #[test]
 fn probes_that_fail_hang_or_crash_leave_the_others_alone() {
-    let house = House::new();
-    let Some(mut command) = deep(&house, "twice=fails copies=hangs philox=crashes") else {
+    let scratch = Scratch::new();
+    let Some(mut command) = deep(&scratch, "twice=fails copies=hangs philox=crashes") else {
         return;
     };
     command.env_remove("SPD_CUDA_LIBRARIES");
@@ -132,8 +132,8 @@ fn probes_that_fail_hang_or_crash_leave_the_others_alone() {
 
 #[test]
 fn a_gpu_that_cannot_be_opened_is_asked_nothing_else() {
-    let house = House::new();
-    let Some(command) = deep(&house, "open=fails") else {
+    let scratch = Scratch::new();
+    let Some(command) = deep(&scratch, "open=fails") else {
         return;
     };
     let ended = launch(command);
@@ -149,7 +149,7 @@ fn a_gpu_that_cannot_be_opened_is_asked_nothing_else() {
 #[test]
 fn what_goes_wrong_between_two_ranks_is_told_with_the_rank() {
     let others = NAMES[1..11].iter().map(|name| format!("{name}=fails "));
-    let libraries = House::new();
+    let libraries = Scratch::new();
     for (how, who, said) in [
         (
             "wrong",
@@ -162,10 +162,10 @@ fn what_goes_wrong_between_two_ranks_is_told_with_the_rank() {
             ": NCCL cannot join two ranks: invalid usage: Duplicate GPU detected",
         ),
     ] {
-        let house = House::new();
+        let scratch = Scratch::new();
         // Only NCCL is meant; the others fail at once, all but that which the rest needs.
         let wrong: String = others.clone().skip(1).collect();
-        let Some(mut command) = deep(&house, &wrong) else {
+        let Some(mut command) = deep(&scratch, &wrong) else {
             return;
         };
         with_nccl(&mut command, &libraries);
@@ -174,19 +174,19 @@ fn what_goes_wrong_between_two_ranks_is_told_with_the_rank() {
         let (outcome, _, found) = rows(&ended)[11];
         assert_eq!((ended.code, outcome), (Some(1), "failed"), "{found}");
         assert!(found.starts_with(who) && found.ends_with(said), "{found}");
-        assert!(house.names().is_empty());
+        assert!(scratch.names().is_empty());
     }
 }
 
 #[test]
 fn without_a_gpu_there_is_nothing_to_probe() {
-    let house = House::new();
-    let plain = launch(house.launcher(&["doctor"])).stdout;
+    let scratch = Scratch::new();
+    let plain = launch(scratch.launcher(&["doctor"])).stdout;
     let Some((_, lacks)) = plain.split_once("--gpus 1 is refused here: ") else {
         println!("there is a GPU: what is said without one was not tested");
         return;
     };
-    let ended = launch(house.launcher(&["doctor", "--deep"]));
+    let ended = launch(scratch.launcher(&["doctor", "--deep"]));
     let lacks = lacks.trim_end();
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(1), ""));
     assert_eq!(
@@ -194,7 +194,7 @@ fn without_a_gpu_there_is_nothing_to_probe() {
         format!("{plain}\nGPU 0 cannot be probed: {lacks}\n")
     );
     // One GPU is opened without NCCL, whichever its number is.
-    let other = launch(house.launcher(&["doctor", "--deep", "--gpu", "1"]));
+    let other = launch(scratch.launcher(&["doctor", "--deep", "--gpu", "1"]));
     let (_, other) = other
         .stdout
         .split_once("\nGPU 1 cannot be probed: ")
@@ -204,8 +204,8 @@ fn without_a_gpu_there_is_nothing_to_probe() {
 
 #[test]
 fn a_probe_that_is_not_known_is_refused_with_those_that_are() {
-    let house = House::new();
-    let ended = launch(house.launcher(&["probe", "soul"]));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.launcher(&["probe", "soul"]));
     assert_eq!(ended.code, Some(2));
     assert_eq!(
         ended.error(),

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::house::{House, launch, names};
+use crate::scratch::{Scratch, launch, names};
 
 const SHORT: [&str; 6] = [
     "train.steps=12",
@@ -31,12 +31,12 @@ const OF_TOYS: [&str; 3] = [
     "uv_matrices",
 ];
 
-fn figures(house: &House, step: u64) -> PathBuf {
-    house.run_dir().join(format!("figures/step-{step:08}"))
+fn figures(scratch: &Scratch, step: u64) -> PathBuf {
+    scratch.run_dir().join(format!("figures/step-{step:08}"))
 }
 
-fn data(house: &House, figure: &str) -> Vec<Value> {
-    let text = fs::read(figures(house, 12).join(format!("{figure}.json"))).unwrap();
+fn data(scratch: &Scratch, figure: &str) -> Vec<Value> {
+    let text = fs::read(figures(scratch, 12).join(format!("{figure}.json"))).unwrap();
     serde_json::from_slice(&text).unwrap()
 }
 
@@ -46,9 +46,9 @@ fn rows(matrix: &Value) -> Vec<Vec<f64>> {
 
 #[test]
 fn a_toy_is_drawn_at_its_end_and_whenever_it_is_asked_for() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let set = [&SHORT[..], &["eval.figures_every=5"]].concat();
-    let ended = launch(house.real("tms_5-2-id.toml", "runs/x", &set));
+    let ended = launch(scratch.real("tms_5-2-id.toml", "runs/x", &set));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(
         ended.stdout.contains("runs/x/figures/step-00000012\n"),
@@ -56,7 +56,7 @@ fn a_toy_is_drawn_at_its_end_and_whenever_it_is_asked_for() {
         ended.stdout
     );
     assert_eq!(
-        names(&house.run_dir().join("figures")),
+        names(&scratch.run_dir().join("figures")),
         ["step-00000005", "step-00000010", "step-00000012"]
     );
     let mut expected: Vec<String> = OF_ALL
@@ -65,9 +65,9 @@ fn a_toy_is_drawn_at_its_end_and_whenever_it_is_asked_for() {
         .flat_map(|name| [format!("{name}.json"), format!("{name}.svg")])
         .collect();
     expected.sort();
-    assert_eq!(names(&figures(&house, 12)), expected);
+    assert_eq!(names(&figures(&scratch, 12)), expected);
     for name in expected.iter().filter(|name| name.ends_with(".svg")) {
-        let svg = fs::read_to_string(figures(&house, 12).join(name)).unwrap();
+        let svg = fs::read_to_string(figures(&scratch, 12).join(name)).unwrap();
         assert!(
             svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"),
             "{name}"
@@ -85,15 +85,15 @@ fn a_toy_is_drawn_at_its_end_and_whenever_it_is_asked_for() {
 
 #[test]
 fn the_numbers_are_those_of_the_run() {
-    let house = House::new();
-    let ended = launch(house.real("tms_5-2-id.toml", "runs/x", &SHORT));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.real("tms_5-2-id.toml", "runs/x", &SHORT));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let summary = fs::read(house.run_dir().join("summary.json")).unwrap();
+    let summary = fs::read(scratch.run_dir().join("summary.json")).unwrap();
     let summary: Value = serde_json::from_slice(&summary).unwrap();
 
-    let lower = data(&house, "causal_importances");
-    let upper = data(&house, "causal_importances_upper_leaky");
-    let components = data(&house, "uv_matrices");
+    let lower = data(&scratch, "causal_importances");
+    let upper = data(&scratch, "causal_importances_upper_leaky");
+    let components = data(&scratch, "uv_matrices");
     assert_eq!((lower.len(), upper.len(), components.len()), (3, 3, 6));
     let mut order: Vec<u64> = serde_json::from_value(lower[0]["order"].clone()).unwrap();
     order.sort_unstable();
@@ -132,7 +132,7 @@ fn the_numbers_are_those_of_the_run() {
     }
 
     // Means over two batches of 64 rows; L0 counts what is above 0.1, so no more than ten times the sum of the means.
-    for site in data(&house, "mean_importance") {
+    for site in data(&scratch, "mean_importance") {
         let means: Vec<f64> = serde_json::from_value(site["means"].clone()).unwrap();
         assert!(
             means.len() == 20 && means.is_sorted_by(|a, b| a >= b),
@@ -152,12 +152,12 @@ fn the_numbers_are_those_of_the_run() {
         counts.iter().sum()
     };
     assert!(
-        data(&house, "importance_histograms")
+        data(&scratch, "importance_histograms")
             .iter()
             .all(|h| count(h) == 2 * 64 * 20)
     );
     assert!(
-        data(&house, "activation_density")
+        data(&scratch, "activation_density")
             .iter()
             .all(|h| count(h) == 20)
     );
@@ -165,9 +165,9 @@ fn the_numbers_are_those_of_the_run() {
 
 #[test]
 fn a_language_model_has_the_figures_that_need_no_features() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let text = "some text to be read byte by byte, over and over\n".repeat(400);
-    fs::write(house.path().join("text.txt"), text).unwrap();
+    fs::write(scratch.path().join("text.txt"), text).unwrap();
     let tokenize = [
         "tokenize",
         "text.txt",
@@ -176,7 +176,7 @@ fn a_language_model_has_the_figures_that_need_no_features() {
         "--out",
         "data/shakespeare",
     ];
-    assert_eq!(launch(house.launcher(&tokenize)).code, Some(0));
+    assert_eq!(launch(scratch.launcher(&tokenize)).code, Some(0));
     let set = [
         "train.steps=2",
         "train.batch_size=2",
@@ -188,9 +188,9 @@ fn a_language_model_has_the_figures_that_need_no_features() {
         "data.seq_len=16",
         "eval.batches=2",
     ];
-    let ended = launch(house.real("shakespeare.toml", "runs/x", &set));
+    let ended = launch(scratch.real("shakespeare.toml", "runs/x", &set));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let names = names(&figures(&house, 2));
+    let names = names(&figures(&scratch, 2));
     assert_eq!(names.len(), 6);
     assert!(
         OF_ALL
@@ -202,15 +202,15 @@ fn a_language_model_has_the_figures_that_need_no_features() {
 
 #[test]
 fn figures_that_cannot_be_written_end_no_run() {
-    let house = House::new();
-    let mut first = house.real("tms_5-2.toml", "runs/x", &SHORT);
+    let scratch = Scratch::new();
+    let mut first = scratch.real("tms_5-2.toml", "runs/x", &SHORT);
     let fake = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/fake_rank.sh");
     first
         .args(["--rank-program", fake])
         .env("FAKE_RANK", "fail");
     assert_eq!(launch(first).code, Some(1));
-    fs::write(house.run_dir().join("figures"), "in the way").unwrap();
-    let ended = launch(house.real("tms_5-2.toml", "runs/x", &SHORT));
+    fs::write(scratch.run_dir().join("figures"), "in the way").unwrap();
+    let ended = launch(scratch.real("tms_5-2.toml", "runs/x", &SHORT));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(
         ended.stderr.contains(
@@ -221,8 +221,8 @@ fn figures_that_cannot_be_written_end_no_run() {
     );
 
     // With the disk in order they are drawn again, and are what the run would have drawn.
-    fs::remove_file(house.run_dir().join("figures")).unwrap();
-    let ended = launch(house.launcher(&["figures", "runs/x/"]));
+    fs::remove_file(scratch.run_dir().join("figures")).unwrap();
+    let ended = launch(scratch.launcher(&["figures", "runs/x/"]));
     assert_eq!(
         (ended.code, ended.stdout.as_str(), ended.stderr.as_str()),
         (
@@ -231,22 +231,22 @@ fn figures_that_cannot_be_written_end_no_run() {
             ""
         )
     );
-    let whole = launch(house.real("tms_5-2.toml", "runs/y", &SHORT));
+    let whole = launch(scratch.real("tms_5-2.toml", "runs/y", &SHORT));
     assert_eq!(whole.code, Some(0), "{}", whole.stderr);
-    let other = house.path().join("runs/y/figures/step-00000012");
+    let other = scratch.path().join("runs/y/figures/step-00000012");
     let all = names(&other);
-    assert_eq!(names(&figures(&house, 12)), all);
+    assert_eq!(names(&figures(&scratch, 12)), all);
     for name in all {
-        let drawn = fs::read(figures(&house, 12).join(&name)).unwrap();
+        let drawn = fs::read(figures(&scratch, 12).join(&name)).unwrap();
         assert!(drawn == fs::read(other.join(&name)).unwrap(), "{name}");
     }
 }
 
 #[test]
 fn figures_are_of_runs_with_a_checkpoint() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let refused = |run: &str, expected: &str| {
-        let ended = launch(house.launcher(&["figures", run]));
+        let ended = launch(scratch.launcher(&["figures", run]));
         let expected = format!("error: {expected}\n");
         assert_eq!((ended.code, ended.stderr), (Some(2), expected));
     };
@@ -254,7 +254,7 @@ fn figures_are_of_runs_with_a_checkpoint() {
         "runs/x",
         "runs/x: holds no config.toml, so it is no run directory; give one, like runs/tms_5-2",
     );
-    assert_eq!(launch(house.run("fail", &[])).code, Some(1));
+    assert_eq!(launch(scratch.run("fail", &[])).code, Some(1));
     refused(
         "runs/x",
         "runs/x/checkpoints: has no checkpoint to draw from; run it first",
@@ -263,5 +263,5 @@ fn figures_are_of_runs_with_a_checkpoint() {
         "runs",
         "runs: holds no config.toml, so it is no run directory; give one, like runs/tms_5-2",
     );
-    assert!(!house.run_dir().join("figures").try_exists().unwrap());
+    assert!(!scratch.run_dir().join("figures").try_exists().unwrap());
 }

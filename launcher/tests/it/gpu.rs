@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::house::{Ended, House, end, launch, start};
+use crate::scratch::{Ended, Scratch, end, launch, start};
 
 /// A whole run, target, warm-up and evaluation included, that is over soon.
 const SHORT: [&str; 11] = [
@@ -26,11 +26,11 @@ const SHORT: [&str; 11] = [
 ];
 
 /// The run, on the emulated GPU or on the processor.
-fn run(house: &House, out: &str, on_gpu: bool) -> Command {
-    let mut command = house.real("tms_5-2.toml", out, &SHORT);
+fn run(scratch: &Scratch, out: &str, on_gpu: bool) -> Command {
+    let mut command = scratch.real("tms_5-2.toml", out, &SHORT);
     command
         .args(["--threads", "1"])
-        .env("SPD_CACHE", house.path().join(format!("cache-of-{out}")));
+        .env("SPD_CACHE", scratch.path().join(format!("cache-of-{out}")));
     if on_gpu {
         command.args(["--gpus", "1"]).env("SPD_EMULATED_GPU", "1");
     }
@@ -100,14 +100,14 @@ fn a_run_on_a_gpu_is_the_run_on_the_processor() {
     if !is_there() {
         return;
     }
-    let house = House::new();
-    let plan = done(run(&house, "gpu", true)).stdout;
+    let scratch = Scratch::new();
+    let plan = done(run(&scratch, "gpu", true)).stdout;
     assert!(
         plan.contains("GPU 0\n") && plan.contains("GPU memory  "),
         "{plan}"
     );
-    done(run(&house, "cpu", false));
-    let [gpu, cpu] = ["gpu", "cpu"].map(|out| numbers(&house.path().join(out)));
+    done(run(&scratch, "cpu", false));
+    let [gpu, cpu] = ["gpu", "cpu"].map(|out| numbers(&scratch.path().join(out)));
     assert!(cpu.len() > 100, "{}", cpu.len());
     assert_eq!(gpu.len(), cpu.len());
     for ((name, gpu), (other, cpu)) in gpu.iter().zip(&cpu) {
@@ -118,7 +118,7 @@ fn a_run_on_a_gpu_is_the_run_on_the_processor() {
         );
     }
     let values = |out: &str| -> Value {
-        let text = fs::read(house.path().join(out).join("summary.json")).unwrap();
+        let text = fs::read(scratch.path().join(out).join("summary.json")).unwrap();
         serde_json::from_slice::<Value>(&text).unwrap()["values"].clone()
     };
     let [gpu, cpu] = ["gpu", "cpu"].map(values);
@@ -136,10 +136,10 @@ fn a_run_on_a_gpu_that_was_killed_ends_in_the_same_bits() {
     if !is_there() {
         return;
     }
-    let house = House::new();
-    done(run(&house, "straight", true));
-    let dir = house.path().join("killed");
-    let mut launcher = start(run(&house, "killed", true));
+    let scratch = Scratch::new();
+    done(run(&scratch, "straight", true));
+    let dir = scratch.path().join("killed");
+    let mut launcher = start(run(&scratch, "killed", true));
     let started = Instant::now();
     while checkpoints(&dir).is_empty() {
         assert!(
@@ -156,8 +156,8 @@ fn a_run_on_a_gpu_that_was_killed_ends_in_the_same_bits() {
     launcher.wait().unwrap();
     // The rank dies with its launcher, a moment later.
     sleep(Duration::from_millis(200));
-    done(run(&house, "killed", true));
-    let straight = house.path().join("straight");
+    done(run(&scratch, "killed", true));
+    let straight = scratch.path().join("straight");
     let rows = [&straight, &dir].map(|dir| fs::read(dir.join("metrics.jsonl")).unwrap());
     assert!(rows[0] == rows[1], "the rows differ");
     let newest = [&straight, &dir].map(|dir| checkpoints(dir).pop().unwrap());
@@ -172,12 +172,12 @@ fn steps_of_every_kind_are_timed_on_a_gpu_and_lose_what_they_lose_on_the_process
     if !is_there() {
         return;
     }
-    let house = House::new();
+    let scratch = Scratch::new();
     let names = "tiny-tms tiny-resid tiny-pgd tiny-seed tiny-gpt2-h1 tiny-ss-llama";
     let bench = |gpus: &str| -> Vec<Value> {
         let args =
             format!("bench {names} --batch 2 --steps 2 --warmup 1 --threads 1 --gpus {gpus}");
-        let mut command = house.launcher(&args.split(' ').collect::<Vec<_>>());
+        let mut command = scratch.launcher(&args.split(' ').collect::<Vec<_>>());
         command.env("SPD_EMULATED_GPU", "1");
         let lines = done(command).stdout;
         lines
@@ -210,9 +210,9 @@ fn steps_of_every_kind_are_timed_on_a_gpu_and_lose_what_they_lose_on_the_process
 }
 
 /// The lines of a bench on the emulated GPU.
-fn timed(house: &House, args: &str) -> Vec<Value> {
+fn timed(scratch: &Scratch, args: &str) -> Vec<Value> {
     let args = format!("bench {args} --batch 2 --steps 2 --warmup 1 --threads 1 --gpus 1");
-    let mut command = house.launcher(&args.split(' ').collect::<Vec<_>>());
+    let mut command = scratch.launcher(&args.split(' ').collect::<Vec<_>>());
     command.env("SPD_EMULATED_GPU", "1");
     let lines = done(command).stdout;
     let lines = lines
@@ -229,10 +229,10 @@ fn steps_are_timed_in_bf16_and_lose_about_what_they_lose_in_fp32() {
     if !is_there() {
         return;
     }
-    let house = House::new();
+    let scratch = Scratch::new();
     let names = "tiny-seed-bf16 tiny-gpt2-h1 tiny-ss-llama";
     let [rounded, full] = ["bf16", "fp32"]
-        .map(|precision| timed(&house, &format!("{names} --precision {precision}")));
+        .map(|precision| timed(&scratch, &format!("{names} --precision {precision}")));
     assert_eq!((rounded.len(), full.len()), (3, 3));
     for (rounded, full) in rounded.iter().zip(&full) {
         let name = rounded["workload"].as_str().unwrap();
@@ -259,7 +259,7 @@ fn steps_are_timed_in_bf16_and_lose_about_what_they_lose_in_fp32() {
 
 #[test]
 fn bf16_is_computed_only_where_it_is_multiplied() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let lacks = "bf16 on a CPU is for processors with AVX512_BF16 or AMX, and this one has neither";
     let bench = "time it with --gpus 1, or with --precision fp32";
     let run = "start the run with --gpus 1, or set precision = \"f32\"";
@@ -278,7 +278,7 @@ fn bf16_is_computed_only_where_it_is_multiplied() {
         ),
     ] {
         let answered = |answer: &str| {
-            let mut command = house.launcher(arguments);
+            let mut command = scratch.launcher(arguments);
             command
                 .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
                 .env("SPD_BF16_PRODUCTS", answer);
@@ -295,12 +295,12 @@ fn bf16_is_computed_only_where_it_is_multiplied() {
 
 #[test]
 fn what_does_not_fit_on_a_gpu_is_refused_like_what_does_not_fit_in_memory() {
-    let house = House::new();
-    let mut command = house.launcher(&["tms_5-2", "--gpus", "1", "--memory", "1TiB"]);
+    let scratch = Scratch::new();
+    let mut command = scratch.launcher(&["tms_5-2", "--gpus", "1", "--memory", "1TiB"]);
     command
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
         .args(["--set", "train.batch_size=4000000", "--dry-run", "--out"])
-        .arg(house.run_dir())
+        .arg(scratch.run_dir())
         .env("SPD_EMULATED_GPU", "1");
     let ended = launch(command);
     assert_eq!(ended.code, Some(2));
@@ -316,15 +316,15 @@ fn what_does_not_fit_on_a_gpu_is_refused_like_what_does_not_fit_in_memory() {
 
 #[test]
 fn a_machine_without_gpus_refuses_them_by_what_it_lacks() {
-    let house = House::new();
-    let doctor = launch(house.launcher(&["doctor"])).stdout;
+    let scratch = Scratch::new();
+    let doctor = launch(scratch.launcher(&["doctor"])).stdout;
     let Some((_, lacks)) = doctor.split_once("--gpus 1 is refused here: ") else {
         assert!(doctor.contains("with --gpus 1 to GPU 0"), "{doctor}");
         return;
     };
     let lacks = lacks.trim_end().trim_end_matches('.');
     for arguments in [&["tms_5-2"][..], &["bench", "tiny-tms"]] {
-        let mut command = house.launcher(arguments);
+        let mut command = scratch.launcher(arguments);
         command.args(["--gpus", "1"]);
         let ended = launch(command);
         assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""));
@@ -335,16 +335,16 @@ fn a_machine_without_gpus_refuses_them_by_what_it_lacks() {
         );
         assert!(line.contains("`spd-launch doctor`"), "{line}");
     }
-    assert!(house.names().is_empty());
+    assert!(scratch.names().is_empty());
 }
 
 #[test]
 fn kernels_are_compiled_once_and_without_a_gpu() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let compiled = || {
-        let mut command = house.launcher(&["bench", "--compile-only", "--arch", "sm_90"]);
+        let mut command = scratch.launcher(&["bench", "--compile-only", "--arch", "sm_90"]);
         command.args(["tiny-tms", "tiny-seed-bf16"]);
-        command.env("SPD_CACHE", house.path().join("cache"));
+        command.env("SPD_CACHE", scratch.path().join("cache"));
         launch(command)
     };
     let first = compiled();

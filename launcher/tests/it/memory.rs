@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::house::{House, end, launch, start};
+use crate::scratch::{Scratch, end, launch, start};
 
 /// Every size as it is shipped, and one of everything.
 const SHORT: [&str; 6] = [
@@ -24,9 +24,9 @@ const TOLERANCE: f64 = 0.1;
 
 #[test]
 fn shipped_runs_take_the_memory_that_is_planned() {
-    let house = House::new();
+    let scratch = Scratch::new();
     fs::write(
-        house.path().join("text.txt"),
+        scratch.path().join("text.txt"),
         "some text to be read byte by byte, over and over\n".repeat(400),
     )
     .unwrap();
@@ -38,7 +38,7 @@ fn shipped_runs_take_the_memory_that_is_planned() {
         "--out",
         "data/shakespeare",
     ];
-    assert_eq!(launch(house.launcher(&text)).code, Some(0));
+    assert_eq!(launch(scratch.launcher(&text)).code, Some(0));
     let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
     let mut shipped: Vec<String> = fs::read_dir(configs)
         .unwrap()
@@ -51,12 +51,12 @@ fn shipped_runs_take_the_memory_that_is_planned() {
     for config in &shipped {
         for threads in ["1", "2"] {
             let out = format!("runs/{config}-{threads}");
-            let mut command = house.real(config, &out, &SHORT);
+            let mut command = scratch.real(config, &out, &SHORT);
             command.args(["--threads", threads]);
             // The largest take their time.
             let ended = end(start(command));
             assert_eq!(ended.code, Some(0), "{config}: {}", ended.stderr);
-            let summary = fs::read(house.path().join(&out).join("summary.json")).unwrap();
+            let summary = fs::read(scratch.path().join(&out).join("summary.json")).unwrap();
             let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
             let bytes = |name: &str| summary["values"][name].as_f64().unwrap();
             let (planned, most) = (bytes("memory/planned_bytes"), bytes("memory/most_bytes"));
@@ -75,9 +75,9 @@ fn shipped_runs_take_the_memory_that_is_planned() {
 
 #[test]
 fn a_run_that_does_not_fit_is_refused_with_what_would_help() {
-    let house = House::new();
+    let scratch = Scratch::new();
     for arguments in [&[][..], &["--dry-run"], &["--seeds", "0..2"]] {
-        let mut command = house.real("tms_5-2.toml", "runs/x", &["train.batch_size=65536"]);
+        let mut command = scratch.real("tms_5-2.toml", "runs/x", &["train.batch_size=65536"]);
         command
             .args(["--threads", "1", "--memory", "10MiB"])
             .args(arguments);
@@ -93,25 +93,25 @@ fn a_run_that_does_not_fit_is_refused_with_what_would_help() {
             "{}",
             ended.stderr
         );
-        assert!(house.names().is_empty(), "nothing is created");
+        assert!(scratch.names().is_empty(), "nothing is created");
     }
 }
 
 #[test]
 fn a_size_that_no_machine_has_is_refused_without_being_tried() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let set = [
         "train.batch_size=4000000000",
         "decomposition.sites.0.C=4000000000",
     ];
-    let ended = launch(house.real("tms_5-2.toml", "runs/x", &set));
+    let ended = launch(scratch.real("tms_5-2.toml", "runs/x", &set));
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     assert!(
         ended.stderr.starts_with("error: the run needs ") && ended.stderr.lines().count() == 1,
         "{}",
         ended.stderr
     );
-    let ended = launch(house.real("tms_5-2.toml", "runs/x", &["train.batch_size=4300000000"]));
+    let ended = launch(scratch.real("tms_5-2.toml", "runs/x", &["train.batch_size=4300000000"]));
     assert_eq!(
         (ended.code, ended.stderr.as_str()),
         (
@@ -119,14 +119,14 @@ fn a_size_that_no_machine_has_is_refused_without_being_tried() {
             "error: --set train.batch_size: expected a whole number of at most 4294967295, found 4300000000\n"
         )
     );
-    assert!(house.names().is_empty(), "nothing is created");
+    assert!(scratch.names().is_empty(), "nothing is created");
 }
 
 #[test]
 fn runs_that_do_not_fit_together_run_one_after_the_other() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let arguments = ["--seeds", "0..2", "--threads", "2", "--memory", "8MiB"];
-    let mut command = house.real("tms_5-2.toml", "runs/x", &[]);
+    let mut command = scratch.real("tms_5-2.toml", "runs/x", &[]);
     command.args(arguments).arg("--dry-run");
     let ended = launch(command);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -146,7 +146,7 @@ fn runs_that_do_not_fit_together_run_one_after_the_other() {
 
 #[test]
 fn a_size_that_is_none_is_refused() {
-    let ended = launch(House::new().run("done", &["--memory", "lots"]));
+    let ended = launch(Scratch::new().run("done", &["--memory", "lots"]));
     assert_eq!(ended.code, Some(2));
     assert!(
         ended

@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use crate::house::{House, launch, names};
+use crate::scratch::{Scratch, launch, names};
 
 #[test]
 fn help_has_examples_and_exit_codes() {
-    let help = launch(House::new().launcher(&["--help"]));
+    let help = launch(Scratch::new().launcher(&["--help"]));
     assert_eq!(help.code, Some(0));
     for part in [
         "spd-launch configs/tms_5-2.toml",
@@ -26,15 +26,15 @@ fn help_has_examples_and_exit_codes() {
 
 #[test]
 fn no_argument_shows_the_help_and_is_bad_input() {
-    let ended = launch(House::new().launcher(&[]));
+    let ended = launch(Scratch::new().launcher(&[]));
     assert_eq!(ended.code, Some(2));
     assert!(ended.stderr.contains("Usage: spd-launch"));
 }
 
 #[test]
 fn an_unknown_run_file_says_where_it_was_looked_for() {
-    let house = House::new();
-    let ended = launch(house.launcher(&["tmz"]));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.launcher(&["tmz"]));
     assert_eq!(
         (ended.code, ended.stderr.as_str()),
         (
@@ -42,32 +42,32 @@ fn an_unknown_run_file_says_where_it_was_looked_for() {
             "error: tmz: no such run file; looked at tmz, configs/tmz, configs/tmz.toml\n"
         )
     );
-    assert!(house.names().is_empty());
+    assert!(scratch.names().is_empty());
 }
 
 #[test]
 fn every_fault_of_a_run_file_is_one_line() {
-    let house = House::new();
-    let ended = launch(house.run("done", &["--set", "train.stepz=1", "--set", "seed=-1"]));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.run("done", &["--set", "train.stepz=1", "--set", "seed=-1"]));
     assert_eq!(ended.code, Some(2));
     let faults: Vec<&str> = ended.stderr.lines().collect();
     assert!(
         faults.len() == 2 && faults.iter().all(|line| line.starts_with("error: --set ")),
         "{faults:?}"
     );
-    assert!(house.names().is_empty());
+    assert!(scratch.names().is_empty());
 }
 
 #[test]
 fn several_gpus_and_several_runs_on_one_are_refused() {
-    let house = House::new();
-    let ended = launch(house.run("done", &["--gpus", "2"]));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.run("done", &["--gpus", "2"]));
     assert_eq!(ended.code, Some(2));
     assert_eq!(
         ended.stderr,
         "error: --gpus 2: runs on several GPUs are not offered yet; --gpus 1 runs on one\n"
     );
-    let mut command = house.run("done", &["--gpus", "1", "--seeds", "0..2"]);
+    let mut command = scratch.run("done", &["--gpus", "1", "--seeds", "0..2"]);
     command.env("SPD_EMULATED_GPU", "1");
     let ended = launch(command);
     assert_eq!(ended.code, Some(2));
@@ -78,13 +78,13 @@ fn several_gpus_and_several_runs_on_one_are_refused() {
         "{}",
         ended.stderr
     );
-    assert!(house.names().is_empty());
+    assert!(scratch.names().is_empty());
 }
 
 #[test]
 fn the_doctor_says_what_was_found_and_what_for_and_is_content() {
-    let house = House::new();
-    let ended = launch(house.launcher(&["doctor"]));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.launcher(&["doctor"]));
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     for name in [
         "libcuda.so.1",
@@ -101,27 +101,27 @@ fn the_doctor_says_what_was_found_and_what_for_and_is_content() {
             "{line}"
         );
     }
-    assert!(house.names().is_empty());
+    assert!(scratch.names().is_empty());
 }
 
 #[test]
 fn a_dry_run_says_everything_and_creates_nothing() {
-    let house = House::new();
-    let ended = launch(house.run("done", &["--dry-run"]));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.run("done", &["--dry-run"]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(ended.stdout.starts_with("tms_5-2\n"), "{}", ended.stdout);
     assert!(ended.stdout.contains("runs/x (new)"));
     assert!(ended.stdout.contains("memory"));
     assert_eq!(ended.stderr, "dry run: nothing was created\n");
-    assert!(house.names().is_empty());
+    assert!(scratch.names().is_empty());
 }
 
 #[test]
 fn another_runs_directory_is_refused_with_what_differs() {
-    let house = House::new();
-    assert_eq!(launch(house.run("done", &[])).code, Some(0));
-    let before = fs::read(house.run_dir().join("config.toml")).unwrap();
-    let ended = launch(house.run("done", &["--set", "train.steps=77"]));
+    let scratch = Scratch::new();
+    assert_eq!(launch(scratch.run("done", &[])).code, Some(0));
+    let before = fs::read(scratch.run_dir().join("config.toml")).unwrap();
+    let ended = launch(scratch.run("done", &["--set", "train.steps=77"]));
     assert_eq!(
         (ended.code, ended.stderr.as_str()),
         (
@@ -131,17 +131,17 @@ fn another_runs_directory_is_refused_with_what_differs() {
         )
     );
     assert_eq!(
-        fs::read(house.run_dir().join("config.toml")).unwrap(),
+        fs::read(scratch.run_dir().join("config.toml")).unwrap(),
         before
     );
 }
 
 #[test]
 fn a_directory_of_something_else_is_left_alone() {
-    let house = House::new();
-    fs::create_dir_all(house.run_dir()).unwrap();
-    fs::File::create_new(house.run_dir().join("thesis.tex")).unwrap();
-    let ended = launch(house.run("done", &[]));
+    let scratch = Scratch::new();
+    fs::create_dir_all(scratch.run_dir()).unwrap();
+    fs::File::create_new(scratch.run_dir().join("thesis.tex")).unwrap();
+    let ended = launch(scratch.run("done", &[]));
     assert_eq!(
         (ended.code, ended.stderr.as_str()),
         (
@@ -149,14 +149,14 @@ fn a_directory_of_something_else_is_left_alone() {
             "error: runs/x: holds files and no config.toml, so it is no run directory; try --out\n"
         )
     );
-    assert_eq!(names(&house.run_dir()), ["thesis.tex"]);
+    assert_eq!(names(&scratch.run_dir()), ["thesis.tex"]);
 }
 
 #[test]
 fn a_place_that_cannot_be_written_is_one_line() {
-    let house = House::new();
-    fs::File::create_new(house.path().join("runs")).unwrap();
-    let ended = launch(house.run("done", &[]));
+    let scratch = Scratch::new();
+    fs::File::create_new(scratch.path().join("runs")).unwrap();
+    let ended = launch(scratch.run("done", &[]));
     assert_eq!(ended.code, Some(2));
     assert_eq!(
         ended.stderr,
@@ -168,22 +168,22 @@ fn a_place_that_cannot_be_written_is_one_line() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_directory_that_cannot_be_made_is_one_line_and_leaves_nothing() {
-    let house = House::new();
+    let scratch = Scratch::new();
     for arguments in [&[][..], &["--dry-run"], &["--seeds", "0..2"]] {
-        let ended = launch(house.run_at("/proc/spd/x", "done", arguments));
+        let ended = launch(scratch.run_at("/proc/spd/x", "done", arguments));
         assert_eq!(ended.code, Some(2));
         assert_eq!(
             ended.stderr,
             "error: /proc: nothing can be made there: No such file or directory (os error 2); try --out\n"
         );
     }
-    assert!(house.names().is_empty());
+    assert!(scratch.names().is_empty());
 }
 
 #[test]
 fn a_rank_in_a_contradictory_environment_names_both_sources() {
-    let house = House::new();
-    let mut command = house.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]);
+    let scratch = Scratch::new();
+    let mut command = scratch.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]);
     command.envs([
         ("RANK", "0"),
         ("WORLD_SIZE", "1"),
@@ -203,8 +203,8 @@ fn a_rank_in_a_contradictory_environment_names_both_sources() {
 
 #[test]
 fn more_than_one_rank_is_refused() {
-    let house = House::new();
-    let mut command = house.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]);
+    let scratch = Scratch::new();
+    let mut command = scratch.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]);
     command.envs([("RANK", "1"), ("WORLD_SIZE", "2")]);
     let ended = launch(command);
     assert_eq!(
@@ -218,8 +218,8 @@ fn more_than_one_rank_is_refused() {
 
 #[test]
 fn text_becomes_a_dataset() {
-    let house = House::new();
-    let text = house.path().join("a.txt");
+    let scratch = Scratch::new();
+    let text = scratch.path().join("a.txt");
     spd_checkpoint::atomic::write_file(&text, "to be or not to be\n".repeat(50).as_bytes())
         .unwrap();
     let arguments = [
@@ -230,11 +230,11 @@ fn text_becomes_a_dataset() {
         "--out",
         "data/a",
     ];
-    let made = launch(house.launcher(&arguments));
+    let made = launch(scratch.launcher(&arguments));
     assert_eq!(made.code, Some(0), "{}", made.stderr);
     assert!(made.stdout.contains("data/a/train"), "{}", made.stdout);
-    assert_eq!(names(&house.path().join("data/a")), ["train", "val"]);
-    let again = launch(house.launcher(&arguments));
+    assert_eq!(names(&scratch.path().join("data/a")), ["train", "val"]);
+    let again = launch(scratch.launcher(&arguments));
     assert_eq!(again.code, Some(2));
     assert!(again.error().starts_with("data/a"), "{}", again.stderr);
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use spd_checkpoint::newest;
 
-use crate::house::{Ended, House, assert_goes, end, is_gone, launch, names, start};
+use crate::scratch::{Ended, Scratch, assert_goes, end, is_gone, launch, names, start};
 
 /// Longer than it takes to tell a second signal from an echo of the first.
 const A_WHILE: Duration = Duration::from_millis(400);
@@ -18,10 +18,10 @@ fn send(pid: u32, signal: Signal) {
 }
 
 /// Sends a signal to a launcher whose rank is up, and waits for the end of both.
-fn interrupted(behaviour: &str, arguments: &[&str], signals: &[Signal]) -> (House, Ended) {
-    let house = House::new();
-    let launcher = start(house.run(behaviour, arguments));
-    let rank = house.rank_pid();
+fn interrupted(behaviour: &str, arguments: &[&str], signals: &[Signal]) -> (Scratch, Ended) {
+    let scratch = Scratch::new();
+    let launcher = start(scratch.run(behaviour, arguments));
+    let rank = scratch.rank_pid();
     for signal in signals {
         send(launcher.id(), *signal);
         thread::sleep(if signals.len() > 1 {
@@ -32,13 +32,13 @@ fn interrupted(behaviour: &str, arguments: &[&str], signals: &[Signal]) -> (Hous
     }
     let ended = end(launcher);
     assert!(is_gone(rank));
-    (house, ended)
+    (scratch, ended)
 }
 
 #[test]
 fn a_request_to_stop_is_passed_on_and_leaves_a_run_that_goes_on() {
     for signal in [Signal::INT, Signal::TERM, Signal::USR1, Signal::HUP] {
-        let (house, ended) = interrupted("polite", &[], &[signal]);
+        let (scratch, ended) = interrupted("polite", &[], &[signal]);
         assert_eq!(ended.code, Some(3), "{}", ended.stderr);
         assert!(
             ended
@@ -57,13 +57,13 @@ fn a_request_to_stop_is_passed_on_and_leaves_a_run_that_goes_on() {
             told[1..],
             ["stopped after step 120, which is saved; the same command goes on"]
         );
-        assert_eq!(launch(house.run("done", &[])).code, Some(0));
+        assert_eq!(launch(scratch.run("done", &[])).code, Some(0));
     }
 }
 
 #[test]
 fn a_stop_that_saved_nothing_says_so() {
-    let (_house, ended) = interrupted("unsaved", &[], &[Signal::TERM]);
+    let (_scratch, ended) = interrupted("unsaved", &[], &[Signal::TERM]);
     assert_eq!(ended.code, Some(3));
     let last = ended.stderr.lines().last();
     assert_eq!(
@@ -76,17 +76,17 @@ fn a_stop_that_saved_nothing_says_so() {
 
 #[test]
 fn a_hang_up_that_is_ignored_stays_so() {
-    let house = House::new();
-    let inner = house.run("polite", &[]);
+    let scratch = Scratch::new();
+    let inner = scratch.run("polite", &[]);
     let mut command = std::process::Command::new("sh");
     command
         .args(["-c", "trap '' HUP; exec \"$@\"", "sh"])
         .arg(inner.get_program())
         .args(inner.get_args())
-        .current_dir(house.path())
+        .current_dir(scratch.path())
         .env("FAKE_RANK", "polite");
     let mut launcher = start(command);
-    house.rank_pid();
+    scratch.rank_pid();
     send(launcher.id(), Signal::HUP);
     thread::sleep(A_WHILE);
     assert!(launcher.try_wait().unwrap().is_none());
@@ -100,7 +100,7 @@ fn a_hang_up_that_is_ignored_stays_so() {
 fn a_second_signal_does_not_wait() {
     let started = Instant::now();
     for (second, code, name) in [(Signal::INT, 130, "SIGINT"), (Signal::TERM, 143, "SIGTERM")] {
-        let (_house, ended) = interrupted("stubborn", &[], &[Signal::INT, second]);
+        let (_scratch, ended) = interrupted("stubborn", &[], &[Signal::INT, second]);
         assert_eq!(ended.code, Some(code), "{}", ended.stderr);
         assert!(
             ended
@@ -115,7 +115,7 @@ fn a_second_signal_does_not_wait() {
 
 #[test]
 fn a_rank_that_ignores_the_request_is_killed_after_the_grace() {
-    let (_house, ended) = interrupted("stubborn", &["--grace", "1"], &[Signal::TERM]);
+    let (_scratch, ended) = interrupted("stubborn", &["--grace", "1"], &[Signal::TERM]);
     assert_eq!(ended.code, Some(1));
     assert!(
         ended
@@ -133,23 +133,23 @@ fn a_rank_that_ignores_the_request_is_killed_after_the_grace() {
 
 #[test]
 fn a_stop_is_no_death_to_restart_from() {
-    let (_house, ended) = interrupted("polite", &["--restarts", "5"], &[Signal::TERM]);
+    let (_scratch, ended) = interrupted("polite", &["--restarts", "5"], &[Signal::TERM]);
     assert_eq!(ended.code, Some(3));
     assert!(!ended.stderr.contains("started again"));
 }
 
 /// A real run that is asked to stop while its newest progress row holds `doing`: how it ended, and that it was soon.
-fn stopped_while(doing: &str, set: &[&str]) -> (House, Ended) {
-    let house = House::new();
+fn stopped_while(doing: &str, set: &[&str]) -> (Scratch, Ended) {
+    let scratch = Scratch::new();
     let short = [
         "train.batch_size=64",
         "eval.batch_size=64",
         "target.train.steps=20",
     ];
-    let mut command = house.real("tms_5-2.toml", "runs/x", &[&short[..], set].concat());
+    let mut command = scratch.real("tms_5-2.toml", "runs/x", &[&short[..], set].concat());
     command.args(["--threads", "1"]);
     let mut launcher = start(command);
-    let rows = || fs::read_to_string(house.run_dir().join("system.jsonl")).unwrap_or_default();
+    let rows = || fs::read_to_string(scratch.run_dir().join("system.jsonl")).unwrap_or_default();
     let started = Instant::now();
     while !rows().lines().last().is_some_and(|row| row.contains(doing)) {
         if started.elapsed() > Duration::from_secs(60) {
@@ -168,18 +168,18 @@ fn stopped_while(doing: &str, set: &[&str]) -> (House, Ended) {
         asked.elapsed()
     );
     assert_eq!(ended.code, Some(3), "{}", ended.stderr);
-    (house, ended)
+    (scratch, ended)
 }
 
 // Evaluations and a warm-up that would take hours. What a stop in each of them leaves behind is for the trainer's tests.
 #[test]
 fn a_request_to_stop_is_heard_in_an_evaluation() {
-    let (house, ended) = stopped_while("\"note\":\"eval\"", &["eval.batches=1000000000"]);
+    let (scratch, ended) = stopped_while("\"note\":\"eval\"", &["eval.batches=1000000000"]);
     let last = "stopped before the first step of the target, and its start is saved; the same command goes on";
     assert_eq!(ended.stderr.lines().last(), Some(last));
     assert!(!ended.stderr.contains("step 0:"), "{}", ended.stderr);
-    let targets = names(&house.path().join("cache/targets"));
-    let kept = house.path().join("cache/targets").join(&targets[0]);
+    let targets = names(&scratch.path().join("cache/targets"));
+    let kept = scratch.path().join("cache/targets").join(&targets[0]);
     assert_eq!(names(&kept.join("checkpoints")), ["step-00000000"]);
 }
 
@@ -189,13 +189,13 @@ fn a_request_to_stop_is_heard_in_the_warm_up() {
         "eval.batches=1",
         "train.faithfulness_warmup.steps=1000000000",
     ];
-    let (house, ended) = stopped_while("\"note\":\"warmup\"", &set);
+    let (scratch, ended) = stopped_while("\"note\":\"warmup\"", &set);
     let last = ended.stderr.lines().last().unwrap();
     let updates = last.strip_prefix("stopped after update ").and_then(|rest| {
         rest.strip_suffix(" of the warm-up, which is saved; the same command goes on")
     });
     let updates: u64 = updates.expect(last).parse().unwrap();
-    let newest = newest(&house.run_dir().join("checkpoints")).unwrap();
+    let newest = newest(&scratch.run_dir().join("checkpoints")).unwrap();
     let newest = newest.snapshot.unwrap();
     assert_eq!((newest.step, &newest.meta["phase"]), (0, &"warmup".into()));
     assert_eq!(newest.meta["warmup_updates"], updates);
@@ -205,13 +205,13 @@ fn a_request_to_stop_is_heard_in_the_warm_up() {
 #[cfg(target_os = "linux")]
 #[test]
 fn no_rank_survives_its_launcher() {
-    let house = House::new();
-    let mut launcher = start(house.run("stubborn", &[]));
-    let rank = house.rank_pid();
+    let scratch = Scratch::new();
+    let mut launcher = start(scratch.run("stubborn", &[]));
+    let rank = scratch.rank_pid();
     assert!(!is_gone(rank));
     launcher.kill().unwrap();
     launcher.wait().unwrap();
     assert_goes(rank);
     // Nothing has to be cleaned up by hand.
-    assert_eq!(launch(house.run("done", &[])).code, Some(0));
+    assert_eq!(launch(scratch.run("done", &[])).code, Some(0));
 }

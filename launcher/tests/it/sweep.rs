@@ -7,14 +7,14 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::house::{House, assert_goes, end, is_gone, launch, names, start};
+use crate::scratch::{Scratch, assert_goes, end, is_gone, launch, names, start};
 
-fn json(house: &House) -> Value {
-    serde_json::from_slice(&fs::read(house.path().join("runs/s/sweep.json")).unwrap()).unwrap()
+fn json(scratch: &Scratch) -> Value {
+    serde_json::from_slice(&fs::read(scratch.path().join("runs/s/sweep.json")).unwrap()).unwrap()
 }
 
-fn read(house: &House, file: &str) -> String {
-    fs::read_to_string(house.path().join("runs/s").join(file))
+fn read(scratch: &Scratch, file: &str) -> String {
+    fs::read_to_string(scratch.path().join("runs/s").join(file))
         .unwrap()
         .trim()
         .to_owned()
@@ -22,9 +22,9 @@ fn read(house: &House, file: &str) -> String {
 
 #[test]
 fn a_failed_run_leaves_the_others_alone_and_is_tried_again() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let arguments = ["--seeds", "0..4", "--threads", "3"];
-    let ended = launch(house.sweep("sweep", &arguments));
+    let ended = launch(scratch.sweep("sweep", &arguments));
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     let table = ended.stdout.split("tms_5-2: 4 runs\n").last().unwrap();
     assert_eq!(
@@ -41,7 +41,7 @@ fn a_failed_run_leaves_the_others_alone_and_is_tried_again() {
 all of it is in runs/s
 "
     );
-    let told = json(&house);
+    let told = json(&scratch);
     assert_eq!(told["solved"], "solved 2 of 3 (CI error 0)");
     assert_eq!(told["runs"][2]["values"]["seed"], 2);
     assert_eq!(told["runs"][2]["state"], "failed");
@@ -52,8 +52,8 @@ all of it is in runs/s
         ended.stderr
     );
 
-    let first = fs::metadata(house.path().join("runs/s/seed=0/summary.json")).unwrap();
-    let again = launch(house.sweep("sweep_well", &arguments));
+    let first = fs::metadata(scratch.path().join("runs/s/seed=0/summary.json")).unwrap();
+    let again = launch(scratch.sweep("sweep_well", &arguments));
     assert_eq!(again.code, Some(0), "{}", again.stderr);
     assert!(
         again.stdout.contains("3 of them finished before"),
@@ -65,7 +65,7 @@ all of it is in runs/s
         "{}",
         again.stdout
     );
-    let same = fs::metadata(house.path().join("runs/s/seed=0/summary.json")).unwrap();
+    let same = fs::metadata(scratch.path().join("runs/s/seed=0/summary.json")).unwrap();
     assert_eq!(first.modified().unwrap(), same.modified().unwrap());
     assert!(
         again
@@ -74,7 +74,7 @@ all of it is in runs/s
             .all(|line| line.starts_with("seed=2  "))
     );
     assert_eq!(
-        names(&house.path().join("runs/s")),
+        names(&scratch.path().join("runs/s")),
         ["logs", "seed=0", "seed=1", "seed=2", "seed=3", "sweep.json"]
     );
 }
@@ -87,36 +87,36 @@ fn threads_are_shared_out_among_the_runs_of_a_time() {
         (&["--threads", "3", "--jobs", "1"], "threads 3", 1),
         (&["--threads", "9"], "threads 3", 3),
     ] {
-        let house = House::new();
-        let mut command = house.sweep("sweep_well", &[&["--seeds", "0..3"], arguments].concat());
+        let scratch = Scratch::new();
+        let mut command = scratch.sweep("sweep_well", &[&["--seeds", "0..3"], arguments].concat());
         command.env("FAKE_BESIDE", beside.to_string());
         let ended = launch(command);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         for seed in 0..3 {
-            assert_eq!(read(&house, &format!("seed={seed}/threads")), threads);
-            let found: usize = read(&house, &format!("seed={seed}/beside"))
+            assert_eq!(read(&scratch, &format!("seed={seed}/threads")), threads);
+            let found: usize = read(&scratch, &format!("seed={seed}/beside"))
                 .parse()
                 .unwrap();
             assert!((1..=beside).contains(&found), "{found} at a time");
         }
-        assert_eq!(read(&house, "seed=0/beside"), beside.to_string());
+        assert_eq!(read(&scratch, "seed=0/beside"), beside.to_string());
     }
 }
 
 #[test]
 fn every_combination_is_a_run_of_its_own() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let arguments = [
         "--sweep",
         "train.lr=1e-3,{ start = 2e-3, shape = \"cosine\" }",
         "--seeds",
         "3,5",
     ];
-    let ended = launch(house.sweep("done", &arguments));
+    let ended = launch(scratch.sweep("done", &arguments));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let second = "train.lr=__start___2e-3__shape____cosine___";
     assert_eq!(
-        names(&house.path().join("runs/s")),
+        names(&scratch.path().join("runs/s")),
         [
             "logs".to_owned(),
             "sweep.json".to_owned(),
@@ -126,7 +126,7 @@ fn every_combination_is_a_run_of_its_own() {
             format!("{second},seed=5"),
         ]
     );
-    let config = read(&house, &format!("{second},seed=5/config.toml"));
+    let config = read(&scratch, &format!("{second},seed=5/config.toml"));
     assert!(
         config.contains("seed = 5\n") && config.contains("start = 0.002\n"),
         "{config}"
@@ -140,10 +140,10 @@ fn every_combination_is_a_run_of_its_own() {
 
 #[test]
 fn a_stop_reaches_all_runs_and_the_same_command_goes_on() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let arguments = ["--seeds", "0..3", "--threads", "2"];
-    let launcher = start(house.sweep("polite", &arguments));
-    let ranks = [0, 1].map(|seed| house.rank_pid_of(&format!("runs/s/seed={seed}")));
+    let launcher = start(scratch.sweep("polite", &arguments));
+    let ranks = [0, 1].map(|seed| scratch.rank_pid_of(&format!("runs/s/seed={seed}")));
     let pid = Pid::from_raw(launcher.id().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
     let ended = end(launcher);
@@ -157,19 +157,19 @@ fn a_stop_reaches_all_runs_and_the_same_command_goes_on() {
         ended.stderr
     );
     let states: Vec<Value> = (0..3)
-        .map(|run| json(&house)["runs"][run]["state"].clone())
+        .map(|run| json(&scratch)["runs"][run]["state"].clone())
         .collect();
     assert_eq!(states, ["stopped", "stopped", "waiting"]);
-    let again = launch(house.sweep("done", &arguments));
+    let again = launch(scratch.sweep("done", &arguments));
     assert_eq!(again.code, Some(0), "{}", again.stderr);
-    assert_eq!(json(&house)["runs"][2]["state"], "done");
+    assert_eq!(json(&scratch)["runs"][2]["state"], "done");
 }
 
 #[test]
 fn a_second_signal_kills_all_runs() {
-    let house = House::new();
-    let launcher = start(house.sweep("stubborn", &["--seeds", "0..2", "--threads", "2"]));
-    let ranks = [0, 1].map(|seed| house.rank_pid_of(&format!("runs/s/seed={seed}")));
+    let scratch = Scratch::new();
+    let launcher = start(scratch.sweep("stubborn", &["--seeds", "0..2", "--threads", "2"]));
+    let ranks = [0, 1].map(|seed| scratch.rank_pid_of(&format!("runs/s/seed={seed}")));
     let pid = Pid::from_raw(launcher.id().try_into().unwrap()).unwrap();
     for _ in 0..2 {
         kill_process(pid, Signal::INT).unwrap();
@@ -184,9 +184,9 @@ fn a_second_signal_kills_all_runs() {
 #[cfg(target_os = "linux")]
 #[test]
 fn no_run_survives_the_launcher_of_a_sweep() {
-    let house = House::new();
-    let mut launcher = start(house.sweep("stubborn", &["--seeds", "0..2", "--threads", "2"]));
-    let ranks = [0, 1].map(|seed| house.rank_pid_of(&format!("runs/s/seed={seed}")));
+    let scratch = Scratch::new();
+    let mut launcher = start(scratch.sweep("stubborn", &["--seeds", "0..2", "--threads", "2"]));
+    let ranks = [0, 1].map(|seed| scratch.rank_pid_of(&format!("runs/s/seed={seed}")));
     launcher.kill().unwrap();
     launcher.wait().unwrap();
     ranks.into_iter().for_each(assert_goes);
@@ -194,11 +194,11 @@ fn no_run_survives_the_launcher_of_a_sweep() {
 
 #[test]
 fn what_cannot_be_swept_is_refused_before_anything_starts() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let refused = |arguments: &[&str]| {
-        let ended = launch(house.sweep("done", arguments));
+        let ended = launch(scratch.sweep("done", arguments));
         assert_eq!(ended.code, Some(2), "{}", ended.stderr);
-        assert!(house.names().is_empty(), "nothing is created");
+        assert!(scratch.names().is_empty(), "nothing is created");
         ended.stderr.replace("error: ", "")
     };
     assert_eq!(
@@ -231,7 +231,7 @@ fn what_cannot_be_swept_is_refused_before_anything_starts() {
 
 #[test]
 fn values_that_are_equal_are_one_run() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let arguments = [
         "--sweep",
         "train.lr=1e-3,2e-3,0.001",
@@ -240,7 +240,7 @@ fn values_that_are_equal_are_one_run() {
         "--seeds",
         "0..2",
     ];
-    let ended = launch(house.sweep("done", &arguments));
+    let ended = launch(scratch.sweep("done", &arguments));
     assert_eq!(
         (ended.code, ended.stderr.as_str()),
         (
@@ -248,31 +248,31 @@ fn values_that_are_equal_are_one_run() {
             "error: --sweep train.lr: 1e-3 and 0.001 make the same run; leave one of them out\n"
         )
     );
-    assert!(house.names().is_empty(), "nothing is created");
+    assert!(scratch.names().is_empty(), "nothing is created");
 }
 
 // Whatever runs is of one version.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_sweep_outlives_the_file_of_its_program() {
-    let house = House::new();
-    let path = house.path().join("spd-launch");
+    let scratch = Scratch::new();
+    let path = scratch.path().join("spd-launch");
     fs::copy(env!("CARGO_BIN_EXE_spd-launch"), &path).unwrap();
     let set = ["train.steps=300", "train.batch_size=64", "eval.batches=1"];
-    let real = house.real("tms_5-2.toml", "runs/s", &set);
+    let real = scratch.real("tms_5-2.toml", "runs/s", &set);
     let mut command = std::process::Command::new(&path);
     command
         .args(real.get_args())
         .args(["--set", "target.train.steps=20", "--threads", "1"])
         .args(["--seeds", "0..2"])
-        .current_dir(house.path())
-        .env("SPD_CACHE", house.path().join("cache"));
+        .current_dir(scratch.path())
+        .env("SPD_CACHE", scratch.path().join("cache"));
     let launcher = start(command);
-    let first = house.path().join("runs/s/logs/seed=0.log");
+    let first = scratch.path().join("runs/s/logs/seed=0.log");
     while fs::metadata(&first).is_err() {
         thread::sleep(Duration::from_millis(5));
     }
-    let other = house.path().join("other");
+    let other = scratch.path().join("other");
     fs::copy("/bin/false", &other).unwrap();
     fs::rename(&other, &path).unwrap();
     let read = |path: String| fs::read_to_string(path).unwrap_or_default();
@@ -292,27 +292,27 @@ fn a_sweep_outlives_the_file_of_its_program() {
 
 #[test]
 fn a_sweep_keeps_out_of_other_directories() {
-    let house = House::new();
-    launch(house.run_at("runs/s", "done", &[]));
-    let refused = |house: &House| {
-        let ended = launch(house.sweep("done", &["--seeds", "0..2"]));
+    let scratch = Scratch::new();
+    launch(scratch.run_at("runs/s", "done", &[]));
+    let refused = |scratch: &Scratch| {
+        let ended = launch(scratch.sweep("done", &["--seeds", "0..2"]));
         assert_eq!(ended.code, Some(2), "{}", ended.stderr);
         ended.stderr
     };
     assert_eq!(
-        refused(&house),
+        refused(&scratch),
         "error: runs/s: is the directory of a single run; try --out\n"
     );
-    let house = House::new();
-    fs::create_dir_all(house.path().join("runs/s/thesis")).unwrap();
+    let scratch = Scratch::new();
+    fs::create_dir_all(scratch.path().join("runs/s/thesis")).unwrap();
     assert_eq!(
-        refused(&house),
+        refused(&scratch),
         "error: runs/s: holds files and no sweep.json, so it is no directory of a sweep; try --out, or, if it is one, \
          put an empty file of that name there: it is written anew\n"
     );
-    let house = House::new();
-    launch(house.sweep("done", &["--seeds", "0..2"]));
-    let other = launch(house.sweep("done", &["--seeds", "0..2", "--set", "train.steps=3"]));
+    let scratch = Scratch::new();
+    launch(scratch.sweep("done", &["--seeds", "0..2"]));
+    let other = launch(scratch.sweep("done", &["--seeds", "0..2", "--set", "train.steps=3"]));
     assert_eq!(
         (other.code, other.stderr.lines().next()),
         (
@@ -327,9 +327,9 @@ fn a_sweep_keeps_out_of_other_directories() {
 
 #[test]
 fn a_dry_run_of_a_sweep_creates_nothing() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let arguments = ["--seeds", "0..20", "--threads", "2", "--dry-run"];
-    let ended = launch(house.sweep("done", &arguments));
+    let ended = launch(scratch.sweep("done", &arguments));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(
         ended.stdout.starts_with(
@@ -338,5 +338,5 @@ fn a_dry_run_of_a_sweep_creates_nothing() {
         "{}",
         ended.stdout
     );
-    assert!(house.names().is_empty());
+    assert!(scratch.names().is_empty());
 }

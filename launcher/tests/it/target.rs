@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::house::{House, end, start};
+use crate::scratch::{Scratch, end, start};
 
 /// Steps that take long enough for the wait to be seen, on a fast machine too.
 const STEPS: f64 = 20_000.0;
@@ -19,9 +19,9 @@ const SMALL: [&str; 7] = [
     "eval.batch_size=64",
 ];
 
-fn command(house: &House, seed: u32) -> Command {
+fn command(scratch: &Scratch, seed: u32) -> Command {
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/tms_5-2.toml");
-    let mut command = house.launcher(&[config, "--threads", "1"]);
+    let mut command = scratch.launcher(&[config, "--threads", "1"]);
     command.args([
         "--out",
         &format!("runs/{seed}"),
@@ -31,7 +31,7 @@ fn command(house: &House, seed: u32) -> Command {
     for set in SMALL {
         command.args(["--set", set]);
     }
-    command.env("SPD_CACHE", house.path().join("cache"));
+    command.env("SPD_CACHE", scratch.path().join("cache"));
     command
 }
 
@@ -45,13 +45,13 @@ fn rows(run_dir: &Path, phase: &str) -> Vec<serde_json::Value> {
 
 #[test]
 fn a_target_is_trained_once_and_the_wait_shows_its_progress() {
-    let house = House::new();
-    let launches = [0, 1].map(|seed| start(command(&house, seed)));
+    let scratch = Scratch::new();
+    let launches = [0, 1].map(|seed| start(command(&scratch, seed)));
     let ended = launches.map(end);
     for ended in &ended {
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     }
-    let dirs = [0, 1].map(|seed| house.path().join(format!("runs/{seed}")));
+    let dirs = [0, 1].map(|seed| scratch.path().join(format!("runs/{seed}")));
     let trained = dirs.clone().map(|dir| !rows(&dir, "target").is_empty());
     assert_eq!(
         trained.iter().filter(|trained| **trained).count(),
@@ -77,7 +77,7 @@ fn a_target_is_trained_once_and_the_wait_shows_its_progress() {
     );
     assert!(told.contains("waiting for target  step "), "{told}");
     // The same target: what is decomposed differs in its seed alone.
-    let cached: Vec<_> = fs::read_dir(house.path().join("cache/targets"))
+    let cached: Vec<_> = fs::read_dir(scratch.path().join("cache/targets"))
         .unwrap()
         .collect();
     assert_eq!(cached.len(), 1);

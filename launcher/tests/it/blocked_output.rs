@@ -13,34 +13,34 @@ use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::house::{House, assert_goes};
+use crate::scratch::{Scratch, assert_goes};
 
 /// What a launcher writes to and what its reader would read from, and the former's name.
-struct Stuck {
+struct UnreadOutput {
     writer: OwnedFd,
     _reader: OwnedFd,
     name: PathBuf,
 }
 
-fn terminal() -> Stuck {
+fn terminal() -> UnreadOutput {
     let reader = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&reader).unwrap();
     unlockpt(&reader).unwrap();
     let name = ptsname(&reader, Vec::new()).unwrap();
     let name = PathBuf::from(name.into_string().unwrap());
     let writer = open(&name, OFlags::NOCTTY);
-    Stuck {
+    UnreadOutput {
         writer: writer.into(),
         _reader: reader,
         name,
     }
 }
 
-fn pipe() -> Stuck {
+fn pipe() -> UnreadOutput {
     let (reader, writer) = std::io::pipe().unwrap();
     let writer = OwnedFd::from(writer);
     let name = PathBuf::from(format!("/proc/self/fd/{}", writer.as_raw_fd()));
-    Stuck {
+    UnreadOutput {
         writer,
         _reader: reader.into(),
         name,
@@ -53,7 +53,7 @@ fn open(path: &Path, flags: OFlags) -> File {
     options.write(true).custom_flags(flags).open(path).unwrap()
 }
 
-impl Stuck {
+impl UnreadOutput {
     /// Writes until nothing more goes in; the launcher's own end is not touched.
     fn fill(&self) {
         let mut writer = open(&self.name, OFlags::NONBLOCK | OFlags::NOCTTY);
@@ -80,7 +80,7 @@ fn filled(writer: &mut File, size: usize) -> usize {
 struct Launcher(Child);
 
 impl Launcher {
-    fn start(mut command: Command, to: &Stuck) -> Self {
+    fn start(mut command: Command, to: &UnreadOutput) -> Self {
         let stream = || Stdio::from(to.writer.try_clone().unwrap());
         command.stdout(stream()).stderr(stream());
         Self(command.spawn().unwrap())
@@ -109,13 +109,13 @@ impl Drop for Launcher {
 }
 
 /// A launcher whose output nobody reads, full from the start or from when its rank is up; asked to stop.
-fn is_heard(stuck: &Stuck, full_from_start: bool) {
-    let house = House::new();
+fn is_heard(stuck: &UnreadOutput, full_from_start: bool) {
+    let scratch = Scratch::new();
     if full_from_start {
         stuck.fill();
     }
-    let mut launcher = Launcher::start(house.run("chatty", &[]), stuck);
-    let rank = house.rank_pid();
+    let mut launcher = Launcher::start(scratch.run("chatty", &[]), stuck);
+    let rank = scratch.rank_pid();
     stuck.fill();
     // Long enough for it to have lines to write.
     thread::sleep(Duration::from_millis(600));
@@ -137,10 +137,10 @@ fn a_stop_is_heard_behind_a_pipe_that_nobody_reads() {
 
 #[test]
 fn a_rank_that_ends_is_seen_behind_a_stopped_terminal() {
-    let (house, stuck) = (House::new(), terminal());
+    let (scratch, stuck) = (Scratch::new(), terminal());
     stuck.fill();
-    let mut launcher = Launcher::start(house.run("crash_on", &["--restarts", "2"]), &stuck);
-    let attempts = || std::fs::read_to_string(house.run_dir().join("attempts"));
+    let mut launcher = Launcher::start(scratch.run("crash_on", &["--restarts", "2"]), &stuck);
+    let attempts = || std::fs::read_to_string(scratch.run_dir().join("attempts"));
     let started = Instant::now();
     while attempts().map_or(0, |text| text.lines().count()) < 3 {
         assert!(started.elapsed() < Duration::from_secs(20), "no restart");

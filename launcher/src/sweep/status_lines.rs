@@ -6,7 +6,7 @@ use crate::progress::{LINE_EVERY, Progress, bar};
 use crate::screen;
 
 /// Where the runs of a sweep are shown.
-pub(crate) struct Board {
+pub(crate) struct StatusLines {
     is_live: bool,
     runs: usize,
     /// Letters of the longest name.
@@ -14,7 +14,7 @@ pub(crate) struct Board {
     last_lines: Instant,
 }
 
-impl Board {
+impl StatusLines {
     /// A display on stderr, for runs whose names have at most `width` letters.
     pub(crate) fn new(runs: usize, width: usize) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl Board {
     }
 }
 
-impl Drop for Board {
+impl Drop for StatusLines {
     fn drop(&mut self) {
         if self.is_live {
             screen::live(Vec::new());
@@ -74,9 +74,9 @@ mod tests {
 
     #[test]
     fn each_run_has_a_line_and_all_of_them_one() {
-        let board = Board::new(4, 6);
+        let status = StatusLines::new(4, 6);
         assert_eq!(
-            board.lines(&[("seed=3", &Progress::default())], 2, 1),
+            status.lines(&[("seed=3", &Progress::default())], 2, 1),
             [
                 "seed=3        starting ",
                 "all                    [============>           ] 2/4 runs  1 failed"

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::house::{Ended, House, launch, names};
+use crate::scratch::{Ended, Scratch, launch, names};
 
 const TOY: [&str; 11] = [
     "train.steps=40",
@@ -45,30 +45,30 @@ const LANGUAGE_MODEL: [&str; 16] = [
     "checkpoint.keep=2",
 ];
 
-fn toy(house: &House) -> Command {
-    house.real("tms_5-2.toml", "runs/x", &TOY)
+fn toy(scratch: &Scratch) -> Command {
+    scratch.real("tms_5-2.toml", "runs/x", &TOY)
 }
 
-fn language_model(house: &House) -> Command {
-    house.real("shakespeare.toml", "runs/x", &LANGUAGE_MODEL)
+fn language_model(scratch: &Scratch) -> Command {
+    scratch.real("shakespeare.toml", "runs/x", &LANGUAGE_MODEL)
 }
 
 /// Makes a dataset of some text.
-fn tokenize(house: &House, word: &str, out: &str) {
+fn tokenize(scratch: &Scratch, word: &str, out: &str) {
     let text: String = (0..2000)
         .map(|line| format!("{word} {line} of {}\n", line * line % 97))
         .collect();
-    fs::write(house.path().join("text.txt"), text).unwrap();
+    fs::write(scratch.path().join("text.txt"), text).unwrap();
     let made =
-        launch(house.launcher(&["tokenize", "text.txt", "--tokenizer", "bytes", "--out", out]));
+        launch(scratch.launcher(&["tokenize", "text.txt", "--tokenizer", "bytes", "--out", out]));
     assert_eq!(made.code, Some(0), "{}", made.stderr);
 }
 
 /// Leaves a run as it is after a kill between steps 20 and 40.
-fn interrupted(house: &House, command: Command) {
+fn interrupted(scratch: &Scratch, command: Command) {
     let ended = launch(command);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let run_dir = house.run_dir();
+    let run_dir = scratch.run_dir();
     fs::remove_file(run_dir.join("summary.json")).unwrap();
     fs::remove_dir_all(run_dir.join("checkpoints/step-00000040")).unwrap();
 }
@@ -88,8 +88,8 @@ fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 /// Asserts that a command is refused with one line, at a start and in a dry run, and that nothing is touched.
-fn refused(house: &House, command: impl Fn() -> Command) -> String {
-    let before = [files(&house.run_dir()), targets(house)];
+fn refused(scratch: &Scratch, command: impl Fn() -> Command) -> String {
+    let before = [files(&scratch.run_dir()), targets(scratch)];
     let mut dry = command();
     dry.arg("--dry-run");
     let ended = [dry, command()].map(launch);
@@ -99,17 +99,17 @@ fn refused(house: &House, command: impl Fn() -> Command) -> String {
         assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
     }
     assert_eq!(ended[0].stderr, ended[1].stderr);
-    assert!(before == [files(&house.run_dir()), targets(house)]);
+    assert!(before == [files(&scratch.run_dir()), targets(scratch)]);
     ended[1].error().to_owned()
 }
 
-fn targets(house: &House) -> BTreeMap<PathBuf, Vec<u8>> {
-    files(&house.path().join("cache/targets"))
+fn targets(scratch: &Scratch) -> BTreeMap<PathBuf, Vec<u8>> {
+    files(&scratch.path().join("cache/targets"))
 }
 
 /// The file of the only target in the cache.
-fn target(house: &House) -> PathBuf {
-    let all = house.path().join("cache/targets");
+fn target(scratch: &Scratch) -> PathBuf {
+    let all = scratch.path().join("cache/targets");
     let [only] = names(&all).try_into().unwrap();
     all.join(only).join("target.safetensors")
 }
@@ -121,12 +121,12 @@ fn goes_on(command: Command) -> Ended {
 }
 
 /// The last state and the rows of a run.
-fn remains(house: &House) -> [Vec<u8>; 2] {
+fn remains(scratch: &Scratch) -> [Vec<u8>; 2] {
     [
         "checkpoints/step-00000040/tensors.safetensors",
         "metrics.jsonl",
     ]
-    .map(|name| fs::read(house.run_dir().join(name)).unwrap())
+    .map(|name| fs::read(scratch.run_dir().join(name)).unwrap())
 }
 
 fn flip(path: &Path) {
@@ -150,28 +150,28 @@ fn without_hashes(line: &str) -> String {
 
 #[test]
 fn another_dataset_is_refused_by_name_before_a_target_is_trained() {
-    let house = House::new();
-    tokenize(&house, "line", "data/shakespeare");
-    tokenize(&house, "verse", "data/other");
-    goes_on(language_model(&house));
-    let straight = remains(&house);
-    let run_dir = house.run_dir();
+    let scratch = Scratch::new();
+    tokenize(&scratch, "line", "data/shakespeare");
+    tokenize(&scratch, "verse", "data/other");
+    goes_on(language_model(&scratch));
+    let straight = remains(&scratch);
+    let run_dir = scratch.run_dir();
     fs::remove_file(run_dir.join("summary.json")).unwrap();
     fs::remove_dir_all(run_dir.join("checkpoints/step-00000040")).unwrap();
-    let data = |name: &str| house.path().join("data").join(name);
+    let data = |name: &str| scratch.path().join("data").join(name);
     for (part, used) in [("train", "trained"), ("val", "evaluated")] {
         let own = data(&format!("shakespeare/{part}"));
         fs::rename(&own, data("own")).unwrap();
         fs::rename(data(&format!("other/{part}")), &own).unwrap();
         assert_eq!(
-            without_hashes(&refused(&house, || language_model(&house))),
+            without_hashes(&refused(&scratch, || language_model(&scratch))),
             format!(
                 "data/shakespeare/{part}: not the dataset that the run was {used} on: its index.json has the hash \
                  HASH, the checkpoint of step 20 says HASH; put that one back, or start anew with --fresh or --out"
             )
         );
         // A rank that is started by hand says the same.
-        let ended = launch(house.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]));
+        let ended = launch(scratch.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]));
         assert_eq!(ended.code, Some(2));
         assert!(
             ended
@@ -183,58 +183,58 @@ fn another_dataset_is_refused_by_name_before_a_target_is_trained() {
         fs::rename(&own, data(&format!("other/{part}"))).unwrap();
         fs::rename(data("own"), &own).unwrap();
     }
-    let ended = goes_on(language_model(&house));
+    let ended = goes_on(language_model(&scratch));
     assert!(
         ended.stdout.contains("runs/x (continued from step 20)"),
         "{}",
         ended.stdout
     );
-    assert!(remains(&house) == straight);
+    assert!(remains(&scratch) == straight);
 }
 
 #[test]
 fn a_flipped_bit_in_a_shard_is_found_at_a_start_and_when_a_run_goes_on() {
-    let house = House::new();
-    tokenize(&house, "line", "data/shakespeare");
-    let shard = house
+    let scratch = Scratch::new();
+    tokenize(&scratch, "line", "data/shakespeare");
+    let shard = scratch
         .path()
         .join("data/shakespeare/val/tokens-00000.safetensors");
     let expected = "data/shakespeare/val/tokens-00000.safetensors: its tokens hash to HASH, index.json promises HASH; \
                     copy it again, or tokenize again";
     flip(&shard);
-    let ended = launch(language_model(&house));
+    let ended = launch(language_model(&scratch));
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     assert_eq!(without_hashes(ended.error()), expected);
-    assert!(!house.run_dir().try_exists().unwrap());
+    assert!(!scratch.run_dir().try_exists().unwrap());
     flip(&shard);
-    interrupted(&house, language_model(&house));
+    interrupted(&scratch, language_model(&scratch));
     flip(&shard);
-    let error = refused(&house, || language_model(&house));
+    let error = refused(&scratch, || language_model(&scratch));
     assert_eq!(without_hashes(&error), expected);
     flip(&shard);
-    goes_on(language_model(&house));
+    goes_on(language_model(&scratch));
 }
 
 #[test]
 fn a_cache_that_cannot_be_written_costs_the_remembering_alone() {
-    let house = House::new();
-    tokenize(&house, "line", "data/shakespeare");
-    let blocked = house.path().join("blocked");
+    let scratch = Scratch::new();
+    tokenize(&scratch, "line", "data/shakespeare");
+    let blocked = scratch.path().join("blocked");
     fs::create_dir(&blocked).unwrap();
     fs::write(blocked.join("datasets"), "").unwrap();
-    let mut command = language_model(&house);
+    let mut command = language_model(&scratch);
     command.arg("--dry-run").env("SPD_CACHE", &blocked);
     goes_on(command);
-    let mut command = language_model(&house);
+    let mut command = language_model(&scratch);
     command.arg("--dry-run");
     goes_on(command);
-    let records = house.path().join("cache/datasets");
+    let records = scratch.path().join("cache/datasets");
     assert_eq!(names(&records).len(), 2, "one of each dataset");
     // A record that is none is made anew.
     for name in names(&records) {
         fs::write(records.join(name), "{").unwrap();
     }
-    let mut command = language_model(&house);
+    let mut command = language_model(&scratch);
     command.arg("--dry-run");
     goes_on(command);
     for name in names(&records) {
@@ -248,9 +248,9 @@ type Damage<'a> = &'a dyn Fn(&Path);
 
 #[test]
 fn a_damaged_target_in_the_cache_is_made_again_with_a_word() {
-    let house = House::new();
-    goes_on(toy(&house));
-    let (path, straight) = (target(&house), remains(&house));
+    let scratch = Scratch::new();
+    goes_on(toy(&scratch));
+    let (path, straight) = (target(&scratch), remains(&scratch));
     let whole = fs::read(&path).unwrap();
     let header = String::from_utf8_lossy(&whole).into_owned();
     let unsigned = header.find("xxh3_128").unwrap();
@@ -285,8 +285,8 @@ fn a_damaged_target_in_the_cache_is_made_again_with_a_word() {
             fs::remove_file(&aside).unwrap();
         }
         damage(&path);
-        fs::remove_dir_all(house.run_dir()).unwrap();
-        let ended = goes_on(toy(&house));
+        fs::remove_dir_all(scratch.run_dir()).unwrap();
+        let ended = goes_on(toy(&scratch));
         assert!(
             ended.stdout.contains("to be made again ("),
             "{}",
@@ -300,21 +300,21 @@ fn a_damaged_target_in_the_cache_is_made_again_with_a_word() {
         let end = format!("; it is set aside as {} and made again", aside.display());
         assert!(told.contains(&word) && told.contains(&end), "{told}");
         assert!(fs::read(&path).unwrap() == whole, "{reason}");
-        assert!(remains(&house) == straight, "{reason}");
+        assert!(remains(&scratch) == straight, "{reason}");
     }
 }
 
 #[test]
 fn a_target_whose_own_checkpoint_is_damaged_is_trained_again_with_a_word() {
-    let house = House::new();
-    interrupted(&house, toy(&house));
-    let path = target(&house);
+    let scratch = Scratch::new();
+    interrupted(&scratch, toy(&scratch));
+    let path = target(&scratch);
     let whole = fs::read(&path).unwrap();
     fs::remove_file(&path).unwrap();
     let checkpoints = path.parent().unwrap().join("checkpoints");
     flip(&checkpoints.join("step-00000020/tensors.safetensors"));
     flip(&path.parent().unwrap().join("metrics.jsonl"));
-    let ended = goes_on(toy(&house));
+    let ended = goes_on(toy(&scratch));
     let word = format!(
         "step 0: no checkpoint is left in {}; it is trained again",
         checkpoints.display()
@@ -329,8 +329,8 @@ fn a_target_whose_own_checkpoint_is_damaged_is_trained_again_with_a_word() {
     // Rows that are damaged cost the rows.
     fs::remove_file(&path).unwrap();
     flip(&path.parent().unwrap().join("metrics.jsonl"));
-    fs::remove_file(house.run_dir().join("summary.json")).unwrap();
-    let ended = goes_on(toy(&house));
+    fs::remove_file(scratch.run_dir().join("summary.json")).unwrap();
+    let ended = goes_on(toy(&scratch));
     assert!(
         ended
             .stderr
@@ -343,20 +343,20 @@ fn a_target_whose_own_checkpoint_is_damaged_is_trained_again_with_a_word() {
 
 #[test]
 fn another_target_is_refused_by_name() {
-    let house = House::new();
-    let mut other = house.real("tms_5-2.toml", "runs/other", &TOY);
+    let scratch = Scratch::new();
+    let mut other = scratch.real("tms_5-2.toml", "runs/other", &TOY);
     other.args(["--set", "target.train.seed=7"]);
     goes_on(other);
-    let others = target(&house);
-    let moved = house.path().join("other.safetensors");
+    let others = target(&scratch);
+    let moved = scratch.path().join("other.safetensors");
     fs::rename(&others, &moved).unwrap();
     fs::remove_dir_all(others.parent().unwrap()).unwrap();
-    interrupted(&house, toy(&house));
-    let path = target(&house);
+    interrupted(&scratch, toy(&scratch));
+    let path = target(&scratch);
     let own = fs::read(&path).unwrap();
     fs::copy(&moved, &path).unwrap();
     assert_eq!(
-        without_hashes(&refused(&house, || toy(&house))),
+        without_hashes(&refused(&scratch, || toy(&scratch))),
         format!(
             "{}: not the target that the run takes apart: its weights have the hash HASH, the checkpoint of step 20 \
              says HASH; put that one back, or start anew with --fresh or --out",
@@ -365,18 +365,18 @@ fn another_target_is_refused_by_name() {
     );
     // One that is gone is made again, to the bit.
     fs::remove_dir_all(path.parent().unwrap()).unwrap();
-    goes_on(toy(&house));
+    goes_on(toy(&scratch));
     assert!(fs::read(&path).unwrap() == own);
 }
 
 #[test]
 fn a_run_whose_checkpoints_are_lost_does_not_begin_again() {
-    let house = House::new();
-    interrupted(&house, toy(&house));
-    let checkpoints = house.run_dir().join("checkpoints");
+    let scratch = Scratch::new();
+    interrupted(&scratch, toy(&scratch));
+    let checkpoints = scratch.run_dir().join("checkpoints");
     flip(&checkpoints.join("step-00000020/tensors.safetensors"));
     assert_eq!(
-        without_hashes(&refused(&house, || toy(&house))),
+        without_hashes(&refused(&scratch, || toy(&scratch))),
         "runs/x: no checkpoint is whole: runs/x/checkpoints/step-00000020: tensor `adamw.first._ci_fns.linear1.layers.2.W` \
          has the hash HASH, manifest.json promises HASH; put the checkpoints back, or start anew with --fresh, which moves runs/x \
          aside, or with --out"
@@ -384,31 +384,31 @@ fn a_run_whose_checkpoints_are_lost_does_not_begin_again() {
     fs::remove_dir_all(&checkpoints).unwrap();
     let lost = "runs/x: it has saved checkpoints, the first of them after step 20, and runs/x/checkpoints holds none; put \
                 the checkpoints back, or start anew with --fresh, which moves runs/x aside, or with --out";
-    assert_eq!(refused(&house, || toy(&house)), lost);
-    let rows = fs::read(house.run_dir().join("metrics.jsonl")).unwrap();
+    assert_eq!(refused(&scratch, || toy(&scratch)), lost);
+    let rows = fs::read(scratch.run_dir().join("metrics.jsonl")).unwrap();
     // A rank that is started by hand does no more.
-    let ended = launch(house.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]));
+    let ended = launch(scratch.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]));
     assert_eq!((ended.code, ended.error()), (Some(2), lost));
     assert_eq!(
-        fs::read(house.run_dir().join("metrics.jsonl")).unwrap(),
+        fs::read(scratch.run_dir().join("metrics.jsonl")).unwrap(),
         rows
     );
-    let mut anew = toy(&house);
+    let mut anew = toy(&scratch);
     anew.arg("--fresh");
     goes_on(anew);
-    let old = house.path().join("runs/x.old-1/metrics.jsonl");
+    let old = scratch.path().join("runs/x.old-1/metrics.jsonl");
     assert_eq!(fs::read(old).unwrap(), rows);
 }
 
 #[test]
 fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
-    let house = House::new();
-    interrupted(&house, toy(&house));
-    let run_dir = house.run_dir();
+    let scratch = Scratch::new();
+    interrupted(&scratch, toy(&scratch));
+    let run_dir = scratch.run_dir();
     fs::remove_dir_all(run_dir.join("checkpoints/step-00000020")).unwrap();
     fs::remove_file(run_dir.join("saved.json")).unwrap();
     let rows = fs::read(run_dir.join("metrics.jsonl")).unwrap();
-    let ended = goes_on(toy(&house));
+    let ended = goes_on(toy(&scratch));
     assert!(
         ended
             .stdout
@@ -422,13 +422,13 @@ fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
 
 #[test]
 fn a_newer_checkpoint_that_is_damaged_costs_its_steps_alone() {
-    let house = House::new();
-    goes_on(toy(&house));
-    let straight = remains(&house);
-    fs::remove_file(house.run_dir().join("summary.json")).unwrap();
-    let checkpoints = house.run_dir().join("checkpoints");
+    let scratch = Scratch::new();
+    goes_on(toy(&scratch));
+    let straight = remains(&scratch);
+    fs::remove_file(scratch.run_dir().join("summary.json")).unwrap();
+    let checkpoints = scratch.run_dir().join("checkpoints");
     flip(&checkpoints.join("step-00000040/tensors.safetensors"));
-    let ended = goes_on(toy(&house));
+    let ended = goes_on(toy(&scratch));
     assert!(
         ended.stdout.contains("runs/x (continued from step 20)"),
         "{}",
@@ -441,15 +441,15 @@ fn a_newer_checkpoint_that_is_damaged_costs_its_steps_alone() {
         "{}",
         ended.stderr
     );
-    assert!(remains(&house) == straight);
+    assert!(remains(&scratch) == straight);
 }
 
 #[test]
 fn a_damaged_summary_is_made_again() {
-    let house = House::new();
-    goes_on(toy(&house));
-    let straight = remains(&house);
-    let path = house.run_dir().join("summary.json");
+    let scratch = Scratch::new();
+    goes_on(toy(&scratch));
+    let straight = remains(&scratch);
+    let path = scratch.run_dir().join("summary.json");
     let whole = fs::read_to_string(&path).unwrap();
     for (damage, why) in [
         (
@@ -460,7 +460,7 @@ fn a_damaged_summary_is_made_again() {
         (&whole[..whole.len() / 2], "is not JSON: "),
     ] {
         fs::write(&path, damage).unwrap();
-        let ended = goes_on(toy(&house));
+        let ended = goes_on(toy(&scratch));
         assert!(
             ended.stdout.contains("runs/x (continued from step 40)"),
             "{}",
@@ -472,7 +472,7 @@ fn a_damaged_summary_is_made_again() {
                 && note.ends_with("; it is made again from the newest checkpoint"),
             "{note}"
         );
-        assert!(remains(&house) == straight);
+        assert!(remains(&scratch) == straight);
         let values = |text: &str| {
             let summary: serde_json::Value = serde_json::from_str(text).unwrap();
             summary["values"]["eval/faithfulness"].clone()
@@ -482,7 +482,7 @@ fn a_damaged_summary_is_made_again() {
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     assert_eq!(
-        refused(&house, || toy(&house)),
+        refused(&scratch, || toy(&scratch)),
         "runs/x/summary.json: the summary is to be a file, and something else is in its way; move it away, and the same \
          command makes it again"
     );
@@ -490,15 +490,15 @@ fn a_damaged_summary_is_made_again() {
 
 #[test]
 fn a_damaged_run_file_of_a_run_directory_is_one_line_with_a_way_out() {
-    let house = House::new();
-    interrupted(&house, toy(&house));
-    let path = house.run_dir().join("config.toml");
+    let scratch = Scratch::new();
+    interrupted(&scratch, toy(&scratch));
+    let path = scratch.run_dir().join("config.toml");
     for (text, first) in [
         ("", "runs/x/config.toml:1:1: missing key `name`; "),
         ("name = \u{0}", "runs/x/config.toml:1:"),
     ] {
         fs::write(&path, text).unwrap();
-        let error = refused(&house, || toy(&house));
+        let error = refused(&scratch, || toy(&scratch));
         assert!(
             error.starts_with(first)
                 && error.ends_with(
@@ -508,19 +508,19 @@ fn a_damaged_run_file_of_a_run_directory_is_one_line_with_a_way_out() {
             "{error}"
         );
     }
-    let mut anew = toy(&house);
+    let mut anew = toy(&scratch);
     anew.arg("--fresh");
     goes_on(anew);
 }
 
 #[test]
 fn rows_that_are_not_those_of_the_checkpoint_are_refused_by_name() {
-    let house = House::new();
-    interrupted(&house, toy(&house));
-    let path = house.run_dir().join("metrics.jsonl");
+    let scratch = Scratch::new();
+    interrupted(&scratch, toy(&scratch));
+    let path = scratch.run_dir().join("metrics.jsonl");
     let rows = fs::read_to_string(&path).unwrap();
     fs::write(&path, rows.replacen("\"step\":0", "\"step\":1", 1)).unwrap();
-    let error = refused(&house, || toy(&house));
+    let error = refused(&scratch, || toy(&scratch));
     assert!(
         error.starts_with("runs/x/metrics.jsonl: its first ")
             && error.ends_with(
@@ -529,25 +529,25 @@ fn rows_that_are_not_those_of_the_checkpoint_are_refused_by_name() {
         "{error}"
     );
     fs::remove_file(&path).unwrap();
-    let error = refused(&house, || toy(&house));
+    let error = refused(&scratch, || toy(&scratch));
     assert!(
         error.starts_with("runs/x/metrics.jsonl: the checkpoint marks "),
         "{error}"
     );
     fs::write(&path, rows).unwrap();
-    goes_on(toy(&house));
+    goes_on(toy(&scratch));
 }
 
 #[test]
 fn a_damaged_sweep_file_is_written_anew_or_says_how() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let sweep = || {
-        let mut command = house.real("tms_5-2.toml", "runs/s", &TOY);
+        let mut command = scratch.real("tms_5-2.toml", "runs/s", &TOY);
         command.args(["--seeds", "0..2", "--threads", "1"]);
         command
     };
     goes_on(sweep());
-    let path = house.path().join("runs/s/sweep.json");
+    let path = scratch.path().join("runs/s/sweep.json");
     let whole = fs::read(&path).unwrap();
     for damage in ["", "{"] {
         fs::write(&path, damage).unwrap();
@@ -571,18 +571,18 @@ fn a_damaged_sweep_file_is_written_anew_or_says_how() {
 
 #[test]
 fn a_sweep_is_of_one_dataset() {
-    let house = House::new();
-    tokenize(&house, "line", "data/shakespeare");
+    let scratch = Scratch::new();
+    tokenize(&scratch, "line", "data/shakespeare");
     let sweep = || {
-        let mut command = house.real("shakespeare.toml", "runs/s", &LANGUAGE_MODEL);
+        let mut command = scratch.real("shakespeare.toml", "runs/s", &LANGUAGE_MODEL);
         command.args(["--seeds", "0..2", "--threads", "1"]);
         command
     };
     goes_on(sweep());
     // One is finished, and one is still to be run.
-    fs::remove_dir_all(house.path().join("runs/s/seed=1")).unwrap();
-    fs::remove_dir_all(house.path().join("data")).unwrap();
-    tokenize(&house, "verse", "data/shakespeare");
+    fs::remove_dir_all(scratch.path().join("runs/s/seed=1")).unwrap();
+    fs::remove_dir_all(scratch.path().join("data")).unwrap();
+    tokenize(&scratch, "verse", "data/shakespeare");
     let ended = launch(sweep());
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     assert!(
@@ -593,7 +593,7 @@ fn a_sweep_is_of_one_dataset() {
         ended.stderr
     );
     assert_eq!(
-        names(&house.path().join("runs/s")),
+        names(&scratch.path().join("runs/s")),
         ["logs", "seed=0", "sweep.json"]
     );
 }

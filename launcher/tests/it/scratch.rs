@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Where launches of one test happen; `runs/x` is the run directory.
-pub(crate) struct House(TempDir);
+pub(crate) struct Scratch(TempDir);
 
 /// What a launch ended with.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Ended {
     pub(crate) stderr: String,
 }
 
-impl House {
+impl Scratch {
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -76,7 +76,7 @@ impl House {
         self.launch_at("runs/s", behaviour, arguments)
     }
 
-    /// The launcher with a run file of ours and a real rank; what it trains is kept in this house.
+    /// The launcher with a run file of ours and a real rank; what it trains is kept in this directory.
     pub(crate) fn real(&self, config: &str, out: &str, set: &[&str]) -> Command {
         let config = format!("{}/../configs/{config}", env!("CARGO_MANIFEST_DIR"));
         let mut command = self.launcher(&[&config, "--out", out]);

@@ -1,4 +1,4 @@
-//! A field: cases of one sort, as many at a time as there are cores, and the table of what came of them.
+//! A suite: cases of one sort, as many at a time as there are cores, and the table of what came of them.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -17,10 +17,10 @@ use crate::random::Random;
 /// The seed of the cases, unless `SPD_FARM_SEED` names one.
 const SEED: u64 = 13;
 
-/// One field at a time: each uses all cores, and its table is not torn by another's.
+/// One suite at a time: each uses all cores, and its table is not torn by another's.
 static TURN: Mutex<()> = Mutex::new(());
 
-pub(crate) struct Field {
+pub(crate) struct Suite {
     /// The module's name, by which `cargo test` finds it.
     pub(crate) name: &'static str,
     /// Cases at scale 1.
@@ -65,12 +65,12 @@ struct Row {
 }
 
 #[derive(Default)]
-struct Harvest {
+struct Tally {
     rows: BTreeMap<String, Row>,
     faults: Vec<String>,
 }
 
-impl Field {
+impl Suite {
     /// Runs every case, prints the table, and fails if a case found a fault.
     ///
     /// - `try_case`: returns the fault
@@ -86,7 +86,7 @@ impl Field {
             Some(case) => case..case + 1,
             None => 0..cases,
         };
-        let (next, harvest) = (AtomicU32::new(cases.start), Mutex::new(Harvest::default()));
+        let (next, harvest) = (AtomicU32::new(cases.start), Mutex::new(Tally::default()));
         let started = Instant::now();
         let work = || loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
@@ -127,7 +127,7 @@ impl Field {
         );
     }
 
-    fn gather(&self, harvest: &mut Harvest, case: Case, found: Result<(), String>, seed: u64) {
+    fn gather(&self, harvest: &mut Tally, case: Case, found: Result<(), String>, seed: u64) {
         let row = harvest.rows.entry(case.kind.clone()).or_default();
         row.tried += 1;
         for (column, count) in case.counts {
@@ -151,7 +151,7 @@ impl Field {
         ));
     }
 
-    fn table(&self, harvest: &Harvest) -> String {
+    fn table(&self, harvest: &Tally) -> String {
         let mut all = Row::default();
         for row in harvest.rows.values() {
             all.tried += row.tried;

@@ -12,7 +12,7 @@ use std::process::Command;
 use rustix::fs::{CWD, Mode, mkfifoat};
 use spd_checkpoint::Lock;
 
-use crate::house::{Ended, House, launch, names};
+use crate::scratch::{Ended, Scratch, launch, names};
 
 fn make_pipe(path: &Path) {
     mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR).unwrap();
@@ -43,11 +43,11 @@ fn a_run_lies_in_the_directory_that_is_given() {
         (".", ".", "old-1"),
         ("empty/..", ".", "old-1"),
     ] {
-        let house = House::new();
+        let scratch = Scratch::new();
         // What is to be a working directory holds nothing else.
-        let start = house.path().join("start");
+        let start = scratch.path().join("start");
         for dir in ["start/empty", "start/disk"] {
-            fs::create_dir_all(house.path().join(dir)).unwrap();
+            fs::create_dir_all(scratch.path().join(dir)).unwrap();
         }
         symlink("disk", start.join("link")).unwrap();
         if lies_in == "." {
@@ -58,7 +58,7 @@ fn a_run_lies_in_the_directory_that_is_given() {
             fs::remove_dir(start.join("empty")).unwrap();
         }
         let command = |arguments: &[&str]| {
-            let mut command = house.run_at(out, "done", arguments);
+            let mut command = scratch.run_at(out, "done", arguments);
             command.current_dir(&start);
             command
         };
@@ -86,8 +86,8 @@ fn a_run_lies_in_the_directory_that_is_given() {
 #[test]
 fn a_sweep_and_a_dataset_lie_in_the_directory_that_is_given() {
     for out in ["sweep/", "link", "."] {
-        let house = House::new();
-        let start = house.path().join("start");
+        let scratch = Scratch::new();
+        let start = scratch.path().join("start");
         fs::create_dir_all(start.join("disk")).unwrap();
         symlink("disk", start.join("link")).unwrap();
         let start = if out == "." {
@@ -95,7 +95,7 @@ fn a_sweep_and_a_dataset_lie_in_the_directory_that_is_given() {
         } else {
             start
         };
-        let mut command = house.run_at(out, "sweep_well", &["--seeds", "0..1"]);
+        let mut command = scratch.run_at(out, "sweep_well", &["--seeds", "0..1"]);
         command.current_dir(&start);
         done(command);
         assert!(start.join(out).join("seed=0/summary.json").is_file());
@@ -110,7 +110,7 @@ fn a_sweep_and_a_dataset_lie_in_the_directory_that_is_given() {
         fs::create_dir_all(start.join(data)).unwrap();
         for _ in 0..2 {
             let tokenize = ["tokenize", "text", "--tokenizer", "bytes", "--overwrite"];
-            let mut command = house.launcher(&tokenize);
+            let mut command = scratch.launcher(&tokenize);
             command.args(["--out", data]).current_dir(&start);
             done(command);
             assert_eq!(names(&start.join(data)), ["train", "val"]);
@@ -120,23 +120,23 @@ fn a_sweep_and_a_dataset_lie_in_the_directory_that_is_given() {
 
 #[test]
 fn files_of_somebody_else_are_not_moved() {
-    let house = House::new();
-    fs::create_dir_all(house.run_dir()).unwrap();
-    fs::File::create_new(house.run_dir().join("thesis.tex")).unwrap();
+    let scratch = Scratch::new();
+    fs::create_dir_all(scratch.run_dir()).unwrap();
+    fs::File::create_new(scratch.run_dir().join("thesis.tex")).unwrap();
     refused(
-        house.run("done", &["--fresh"]),
+        scratch.run("done", &["--fresh"]),
         "runs/x: holds files and no config.toml, so it is no run directory; try --out",
     );
-    assert_eq!(names(&house.run_dir()), ["thesis.tex"]);
+    assert_eq!(names(&scratch.run_dir()), ["thesis.tex"]);
 }
 
 #[test]
 fn a_dry_run_is_refused_where_the_run_would_be() {
-    let house = House::new();
-    assert_eq!(launch(house.run("fail", &[])).code, Some(1));
+    let scratch = Scratch::new();
+    assert_eq!(launch(scratch.run("fail", &[])).code, Some(1));
     let both = |change: &dyn Fn(&mut Command), expected: &str| {
         for arguments in [&[][..], &["--dry-run"]] {
-            let mut command = house.run("done", arguments);
+            let mut command = scratch.run("done", arguments);
             change(&mut command);
             refused(command, expected);
         }
@@ -146,17 +146,17 @@ fn a_dry_run_is_refused_where_the_run_would_be() {
         let error = Lock::look(dir).unwrap_err().to_string();
         both(&|_| {}, &error.replace(&dir.display().to_string(), shown));
     };
-    held(&house.run_dir().join("logs"), "runs/x/logs");
-    held(&house.run_dir(), "runs/x");
+    held(&scratch.run_dir().join("logs"), "runs/x/logs");
+    held(&scratch.run_dir(), "runs/x");
 
-    fs::write(house.path().join("file"), "").unwrap();
-    let file = house.path().join("file");
+    fs::write(scratch.path().join("file"), "").unwrap();
+    let file = scratch.path().join("file");
     let targets = file.join("targets");
-    let before = names(&house.run_dir());
+    let before = names(&scratch.run_dir());
     for arguments in [&[][..], &["--dry-run"], &["--seeds", "0..2", "--out", "s"]] {
-        let mut command = house.run("done", arguments);
+        let mut command = scratch.run("done", arguments);
         if arguments.len() > 1 {
-            command = house.launcher(&[&config()]);
+            command = scratch.launcher(&[&config()]);
             command.args(arguments);
         }
         command.env("SPD_CACHE", &file);
@@ -173,10 +173,10 @@ fn a_dry_run_is_refused_where_the_run_would_be() {
             ended.stderr
         );
     }
-    assert_eq!(names(&house.run_dir()), before);
-    assert_eq!(house.names(), ["file", "runs"]);
+    assert_eq!(names(&scratch.run_dir()), before);
+    assert_eq!(scratch.names(), ["file", "runs"]);
 
-    make_pipe(&house.run_dir().join("metrics.jsonl"));
+    make_pipe(&scratch.run_dir().join("metrics.jsonl"));
     both(
         &|_| {},
         "runs/x/metrics.jsonl: expected a file, found a named pipe; move it away, or try --out",
@@ -189,17 +189,17 @@ fn config() -> String {
 
 #[test]
 fn a_pipe_in_the_place_of_a_file_is_named() {
-    let house = House::new();
-    make_pipe(&house.path().join("pipe"));
+    let scratch = Scratch::new();
+    make_pipe(&scratch.path().join("pipe"));
     for name in ["pipe", "./pipe"] {
         let expected = format!("{name}: expected a file, found a named pipe");
-        refused(house.launcher(&[name]), &expected);
+        refused(scratch.launcher(&[name]), &expected);
     }
     refused(
-        house.launcher(&["/dev/null"]),
+        scratch.launcher(&["/dev/null"]),
         "/dev/null: expected a file, found a character device",
     );
-    fs::write(house.path().join("text"), "some text").unwrap();
+    fs::write(scratch.path().join("text"), "some text").unwrap();
     for (text, tokenizer, expected) in [
         (
             "pipe",
@@ -213,15 +213,15 @@ fn a_pipe_in_the_place_of_a_file_is_named() {
         ),
     ] {
         let tokenize = ["tokenize", text, "--tokenizer", tokenizer, "--out", "data"];
-        refused(house.launcher(&tokenize), expected);
+        refused(scratch.launcher(&tokenize), expected);
     }
-    assert_eq!(house.names(), ["pipe", "text"]);
+    assert_eq!(scratch.names(), ["pipe", "text"]);
 
-    assert_eq!(launch(house.run("fail", &[])).code, Some(1));
-    let stored = house.run_dir().join("config.toml");
+    assert_eq!(launch(scratch.run("fail", &[])).code, Some(1));
+    let stored = scratch.run_dir().join("config.toml");
     fs::remove_file(&stored).unwrap();
     make_pipe(&stored);
-    let ended = launch(house.run("done", &[]));
+    let ended = launch(scratch.run("done", &[]));
     assert_eq!(
         (ended.code, ended.stderr.as_str()),
         (
@@ -234,30 +234,30 @@ fn a_pipe_in_the_place_of_a_file_is_named() {
 
 #[test]
 fn a_dataset_and_weights_may_be_pipes_too() {
-    let house = House::new();
-    let data = house.path().join("data/shakespeare/train");
+    let scratch = Scratch::new();
+    let data = scratch.path().join("data/shakespeare/train");
     fs::create_dir_all(&data).unwrap();
     make_pipe(&data.join("index.json"));
-    let command = |config: &str| house.real(config, "runs/x", &[]);
+    let command = |config: &str| scratch.real(config, "runs/x", &[]);
     refused(
         command("shakespeare.toml"),
         "data/shakespeare/train/index.json: cannot read: expected a file, found a named pipe",
     );
-    make_pipe(&house.path().join("w.safetensors"));
+    make_pipe(&scratch.path().join("w.safetensors"));
     let text = fs::read_to_string(config()).unwrap();
     let (before, rest) = text.split_once("[target.train]").unwrap();
     let (_, after) = rest.split_once("[data]").unwrap();
     let run = format!("{before}weights = \"w.safetensors\"\n[data]{after}");
-    fs::write(house.path().join("run.toml"), run).unwrap();
+    fs::write(scratch.path().join("run.toml"), run).unwrap();
     refused(
-        house.launcher(&["run.toml"]),
+        scratch.launcher(&["run.toml"]),
         "w.safetensors: the target's weights cannot be read: expected a file, found a named pipe",
     );
 }
 
 #[test]
 fn nothing_that_is_printed_steers_the_terminal() {
-    let house = House::new();
+    let scratch = Scratch::new();
     for (arguments, expected) in [
         (
             &["no\u{1b}[31m.toml"][..],
@@ -269,7 +269,7 @@ fn nothing_that_is_printed_steers_the_terminal() {
             "error: unexpected argument '--",
         ),
     ] {
-        let ended = launch(house.launcher(arguments));
+        let ended = launch(scratch.launcher(arguments));
         assert_eq!(ended.code, Some(2));
         assert!(
             ended.stderr.starts_with(expected) && !ended.stderr.contains('\u{1b}'),
@@ -278,19 +278,19 @@ fn nothing_that_is_printed_steers_the_terminal() {
         );
     }
     let out = "runs/\u{1b}[2Jx";
-    let planned = done(house.run_at(out, "done", &["--dry-run"]));
+    let planned = done(scratch.run_at(out, "done", &["--dry-run"]));
     assert!(planned.stdout.contains("runs/\\u{1b}[2Jx (new)"));
-    let ended = done(house.run_at(out, "done", &[]));
+    let ended = done(scratch.run_at(out, "done", &[]));
     let printed = ended.stdout + &ended.stderr;
     assert!(!printed.contains('\u{1b}'), "{printed:?}");
 }
 
 #[test]
 fn an_absurd_number_of_threads_is_refused() {
-    let house = House::new();
-    let ended = launch(house.run_at("runs/x", "done", &["--dry-run"]));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.run_at("runs/x", "done", &["--dry-run"]));
     assert_eq!(ended.code, Some(0));
-    let ended = launch(house.launcher(&[&config(), "--threads", "1000000"]));
+    let ended = launch(scratch.launcher(&[&config(), "--threads", "1000000"]));
     assert_eq!(ended.code, Some(2));
     assert!(
         ended
@@ -306,7 +306,7 @@ fn an_absurd_number_of_threads_is_refused() {
 
 #[test]
 fn a_fresh_run_is_kept_from_nothing_by_what_it_moves_aside() {
-    let house = House::new();
+    let scratch = Scratch::new();
     type Damage = fn(&Path);
     let damages: [(&str, Damage); 5] = [
         ("logs", |path| fs::write(path, "").unwrap()),
@@ -317,16 +317,16 @@ fn a_fresh_run_is_kept_from_nothing_by_what_it_moves_aside() {
             std::os::unix::fs::symlink("config.toml", path).unwrap();
         }),
     ];
-    assert_eq!(launch(house.run("fail", &[])).code, Some(1));
+    assert_eq!(launch(scratch.run("fail", &[])).code, Some(1));
     for (name, damage) in damages {
-        let path = house.run_dir().join(name);
+        let path = scratch.run_dir().join(name);
         let _ = fs::remove_file(&path);
         let _ = fs::remove_dir_all(&path);
         damage(&path);
-        let ended = launch(house.run("fail", &[]));
+        let ended = launch(scratch.run("fail", &[]));
         assert_eq!(ended.code, Some(2), "{name}: {}", ended.stderr);
         assert!(ended.error().contains(name), "{}", ended.stderr);
-        let ended = launch(house.run("fail", &["--fresh"]));
+        let ended = launch(scratch.run("fail", &["--fresh"]));
         assert!(
             ended.stderr.contains("the old runs/x is now "),
             "{}",

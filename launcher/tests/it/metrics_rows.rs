@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::house::{House, launch};
+use crate::scratch::{Scratch, launch};
 
 const SHORT: [&str; 7] = [
     "train.steps=12",
@@ -17,20 +17,20 @@ const SHORT: [&str; 7] = [
 ];
 
 /// The rows of a spool file that have a value of this name.
-fn rows(house: &House, file: &str, name: &str) -> Vec<Value> {
-    let text = fs::read_to_string(house.path().join("runs/x").join(file)).unwrap();
+fn rows(scratch: &Scratch, file: &str, name: &str) -> Vec<Value> {
+    let text = fs::read_to_string(scratch.path().join("runs/x").join(file)).unwrap();
     let rows = text.lines().map(|line| serde_json::from_str(line).unwrap());
     rows.filter(|row: &Value| row.get(name).is_some()).collect()
 }
 
 #[test]
 fn gradient_norms_are_told_by_site() {
-    let house = House::new();
-    let ended = launch(house.real("tms_5-2.toml", "runs/x", &SHORT));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.real("tms_5-2.toml", "runs/x", &SHORT));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     for group in ["components", "importance"] {
         let total = format!("grad_norm/{group}");
-        let found = rows(&house, "metrics.jsonl", &total);
+        let found = rows(&scratch, "metrics.jsonl", &total);
         let steps: Vec<u64> = found
             .iter()
             .map(|row| row["step"].as_u64().unwrap())
@@ -56,10 +56,10 @@ fn gradient_norms_are_told_by_site() {
 
 #[test]
 fn the_time_of_a_logged_step_is_told_by_part() {
-    let house = House::new();
-    let ended = launch(house.real("tms_5-2.toml", "runs/x", &SHORT));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.real("tms_5-2.toml", "runs/x", &SHORT));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let found = rows(&house, "system.jsonl", "time_ms/step");
+    let found = rows(&scratch, "system.jsonl", "time_ms/step");
     // Those of the target, then those of the decomposition.
     let found: Vec<&Value> = found
         .iter()

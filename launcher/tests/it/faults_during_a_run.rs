@@ -14,7 +14,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use spd_checkpoint::newest;
 
-use crate::house::{House, end, launch, names, start};
+use crate::scratch::{Scratch, end, launch, names, start};
 
 const SHORT: [&str; 8] = [
     "train.steps=40",
@@ -28,8 +28,8 @@ const SHORT: [&str; 8] = [
 ];
 
 /// A short run with further `set`s: its first error, less the number of the process.
-fn error(house: &House, config: &str, set: &[&str]) -> String {
-    let mut command = house.real(config, "runs/x", &[&SHORT, set].concat());
+fn error(scratch: &Scratch, config: &str, set: &[&str]) -> String {
+    let mut command = scratch.real(config, "runs/x", &[&SHORT, set].concat());
     command.args(["--threads", "1"]);
     let ended = launch(command);
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
@@ -39,9 +39,9 @@ fn error(house: &House, config: &str, set: &[&str]) -> String {
 
 #[test]
 fn a_loss_that_is_not_finite_stops_before_the_update() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let found = error(
-        &house,
+        &scratch,
         "tms_5-2.toml",
         &["train.lr=1e30", "checkpoint.every=1"],
     );
@@ -52,7 +52,7 @@ fn a_loss_that_is_not_finite_stops_before_the_update() {
          importances of site `linear1`; nothing was updated since, and the last checkpoint is untouched; try a smaller \
          learning rate, or clip_components and clip_importance in [train]"
     );
-    let saved = newest(&house.run_dir().join("checkpoints")).unwrap();
+    let saved = newest(&scratch.run_dir().join("checkpoints")).unwrap();
     let saved = saved.snapshot.unwrap();
     assert_eq!(saved.step, 1);
     let finite = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap()).is_finite();
@@ -64,7 +64,7 @@ fn a_loss_that_is_not_finite_stops_before_the_update() {
     );
     // What stopped it stands in its way again, at the same step.
     let again = error(
-        &house,
+        &scratch,
         "tms_5-2.toml",
         &["train.lr=1e30", "checkpoint.every=1"],
     );
@@ -73,7 +73,7 @@ fn a_loss_that_is_not_finite_stops_before_the_update() {
 
 #[test]
 fn a_target_that_cannot_be_trained_says_so() {
-    let found = error(&House::new(), "tms_5-2.toml", &["target.train.lr=1e30"]);
+    let found = error(&Scratch::new(), "tms_5-2.toml", &["target.train.lr=1e30"]);
     // Whether a loss beyond all numbers is still infinite hangs on the order of its sums.
     assert_eq!(
         found.replace("loss/total is inf", "loss/total is NaN"),
@@ -84,7 +84,7 @@ fn a_target_that_cannot_be_trained_says_so() {
 }
 
 /// tms_5-2 with weights of this size from a file.
-fn with_weights(house: &House, size: f32) -> String {
+fn with_weights(scratch: &Scratch, size: f32) -> String {
     let tensors: [(&str, &[usize], usize); 3] = [
         ("linear1.weight", &[2, 5], 10),
         ("linear2.weight", &[5, 2], 10),
@@ -98,7 +98,7 @@ fn with_weights(house: &House, size: f32) -> String {
         )
     });
     fs::write(
-        house.path().join("w.safetensors"),
+        scratch.path().join("w.safetensors"),
         safetensors::serialize(views, None).unwrap(),
     )
     .unwrap();
@@ -106,7 +106,7 @@ fn with_weights(house: &House, size: f32) -> String {
     let text = fs::read_to_string(text).unwrap();
     let (before, rest) = text.split_once("[target.train]").unwrap();
     let (_, after) = rest.split_once("[data]").unwrap();
-    let path = house.path().join("run.toml");
+    let path = scratch.path().join("run.toml");
     fs::write(
         &path,
         format!("{before}weights = \"w.safetensors\"\n[data]{after}"),
@@ -140,9 +140,9 @@ fn weights_that_overflow_are_named_where_they_do() {
              last checkpoint is untouched; look at the weights of the target and at the data",
         ),
     ] {
-        let house = House::new();
-        let config = with_weights(&house, size);
-        let mut command = house.launcher(&[&config, "--out", "runs/x"]);
+        let scratch = Scratch::new();
+        let config = with_weights(&scratch, size);
+        let mut command = scratch.launcher(&[&config, "--out", "runs/x"]);
         for set in SHORT
             .iter()
             .filter(|set| !set.starts_with("target.") && !set.contains("warmup"))
@@ -154,7 +154,7 @@ fn weights_that_overflow_are_named_where_they_do() {
         assert_eq!(ended.code, Some(1), "{}", ended.stderr);
         let found = ended.error().split_once("(decomposing): ").unwrap().1;
         assert_eq!(found, expected);
-        assert!(names(&house.run_dir().join("checkpoints")).is_empty());
+        assert!(names(&scratch.run_dir().join("checkpoints")).is_empty());
     }
 }
 
@@ -178,7 +178,7 @@ fn limited(command: &Command, blocks: u32) -> Command {
 
 #[test]
 fn a_disk_that_stays_full_fails_the_run_at_its_end() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let set = [
         "checkpoint.every=10",
         "log.every=20",
@@ -186,7 +186,7 @@ fn a_disk_that_stays_full_fails_the_run_at_its_end() {
     ];
     let set = [&SHORT[..7], &set].concat();
     let command = || {
-        let mut command = house.real("tms_5-2.toml", "runs/x", &set);
+        let mut command = scratch.real("tms_5-2.toml", "runs/x", &set);
         command.args(["--threads", "1"]);
         command
     };
@@ -213,25 +213,25 @@ fn a_disk_that_stays_full_fails_the_run_at_its_end() {
             && error.ends_with("; the same command goes on from the beginning"),
         "{error}"
     );
-    assert!(names(&house.run_dir().join("checkpoints")).is_empty());
+    assert!(names(&scratch.run_dir().join("checkpoints")).is_empty());
 
     let ended = launch(command());
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let straight = house.real("tms_5-2.toml", "runs/straight", &set);
+    let straight = scratch.real("tms_5-2.toml", "runs/straight", &set);
     assert_eq!(launch(straight).code, Some(0));
     let tensors = |run: &str| {
         let newest = format!("runs/{run}/checkpoints/step-00000040/tensors.safetensors");
-        fs::read(house.path().join(newest)).unwrap()
+        fs::read(scratch.path().join(newest)).unwrap()
     };
     assert!(tensors("x") == tensors("straight"));
 }
 
 #[test]
 fn a_write_that_fails_once_is_made_up_for() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let set = ["train.steps=4000", "checkpoint.every=1000", "log.every=500"];
-    let launcher = start(house.real("tms_5-2.toml", "runs/x", &[&SHORT[1..7], &set].concat()));
-    let checkpoints = house.run_dir().join("checkpoints");
+    let launcher = start(scratch.real("tms_5-2.toml", "runs/x", &[&SHORT[1..7], &set].concat()));
+    let checkpoints = scratch.run_dir().join("checkpoints");
     let started = Instant::now();
     while fs::metadata(checkpoints.join("step-00001000")).is_err() {
         assert!(
@@ -256,19 +256,20 @@ fn a_write_that_fails_once_is_made_up_for() {
 
 #[test]
 fn a_run_whose_rows_find_no_room_does_not_end_without_them() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let set = [
         &SHORT[1..],
         &["train.steps=150", "checkpoint.every=50", "log.every=1"],
     ]
     .concat();
-    let command = |house: &House| {
-        let mut command = house.real("tms_5-2.toml", "runs/x", &set);
+    let command = |scratch: &Scratch| {
+        let mut command = scratch.real("tms_5-2.toml", "runs/x", &set);
         command.args(["--threads", "1"]);
         command
     };
-    let rows = |house: &House| fs::read_to_string(house.run_dir().join("metrics.jsonl")).unwrap();
-    let straight = House::new();
+    let rows =
+        |scratch: &Scratch| fs::read_to_string(scratch.run_dir().join("metrics.jsonl")).unwrap();
+    let straight = Scratch::new();
     assert_eq!(launch(command(&straight)).code, Some(0));
     // 32 KiB hold the target and the 25 KiB of a state, and not all rows.
     assert!(
@@ -276,7 +277,7 @@ fn a_run_whose_rows_find_no_room_does_not_end_without_them() {
         "{}",
         rows(&straight).len()
     );
-    let ended = launch(limited(&command(&house), 64));
+    let ended = launch(limited(&command(&scratch), 64));
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     assert!(
         ended.error().contains("metrics.jsonl: "),
@@ -285,8 +286,8 @@ fn a_run_whose_rows_find_no_room_does_not_end_without_them() {
     );
     let end = "; the same command goes on from the checkpoint of step 50";
     assert!(ended.error().ends_with(end), "{}", ended.stderr);
-    assert!(!house.run_dir().join("summary.json").exists());
-    let ended = launch(command(&house));
+    assert!(!scratch.run_dir().join("summary.json").exists());
+    let ended = launch(command(&scratch));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert!(rows(&house) == rows(&straight));
+    assert!(rows(&scratch) == rows(&straight));
 }

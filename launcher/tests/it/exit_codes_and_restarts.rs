@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use crate::house::{House, launch, names, start};
+use crate::scratch::{Scratch, launch, names, start};
 
 #[test]
 fn a_run_is_followed_to_its_summary() {
-    let house = House::new();
-    let mut command = house.run("done", &[]);
+    let scratch = Scratch::new();
+    let mut command = scratch.run("done", &[]);
     command.envs([("SLURM_PROCID", "3"), ("RANK", "7")]);
     let ended = launch(command);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -33,13 +33,13 @@ fn a_run_is_followed_to_its_summary() {
     );
     assert!(!(ended.stdout + &ended.stderr).contains(['\u{1b}', '\r']));
     // The environment of a rank is the launcher's to make, whatever it was started under.
-    let log = fs::read_to_string(house.run_dir().join("logs/rank0.log")).unwrap();
+    let log = fs::read_to_string(scratch.run_dir().join("logs/rank0.log")).unwrap();
     assert_eq!(
         log,
         "LOCAL_RANK=0\nMASTER_ADDR=127.0.0.1\nMASTER_PORT=0\nRANK=0\nWORLD_SIZE=1\n"
     );
     assert_eq!(
-        names(&house.run_dir()),
+        names(&scratch.run_dir()),
         [
             "checkpoints",
             "config.toml",
@@ -50,14 +50,14 @@ fn a_run_is_followed_to_its_summary() {
             "system.jsonl"
         ]
     );
-    assert_eq!(names(&house.path().join("runs")), ["x"]);
+    assert_eq!(names(&scratch.path().join("runs")), ["x"]);
 }
 
 #[test]
 fn a_finished_run_tells_its_end_again() {
-    let house = House::new();
-    launch(house.run("done", &[]));
-    let again = launch(house.run("fail", &[]));
+    let scratch = Scratch::new();
+    launch(scratch.run("done", &[]));
+    let again = launch(scratch.run("fail", &[]));
     assert_eq!(again.code, Some(0));
     assert_eq!(
         again.stdout,
@@ -71,9 +71,9 @@ fn a_finished_run_tells_its_end_again() {
 
 #[test]
 fn fresh_starts_over_beside_the_old_one() {
-    let house = House::new();
-    launch(house.run("done", &[]));
-    let ended = launch(house.run("done", &["--fresh", "--set", "seed=5"]));
+    let scratch = Scratch::new();
+    launch(scratch.run("done", &[]));
+    let ended = launch(scratch.run("done", &["--fresh", "--set", "seed=5"]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(
         ended
@@ -84,7 +84,7 @@ fn fresh_starts_over_beside_the_old_one() {
     );
     let seed = |dir: &str| {
         let config =
-            fs::read_to_string(house.path().join("runs").join(dir).join("config.toml")).unwrap();
+            fs::read_to_string(scratch.path().join("runs").join(dir).join("config.toml")).unwrap();
         config
             .lines()
             .find(|line| line.starts_with("seed"))
@@ -101,9 +101,9 @@ fn fresh_starts_over_beside_the_old_one() {
 
 #[test]
 fn a_begun_run_is_continued() {
-    let house = House::new();
-    assert_eq!(launch(house.run("fail", &[])).code, Some(1));
-    let ended = launch(house.run("done", &[]));
+    let scratch = Scratch::new();
+    assert_eq!(launch(scratch.run("fail", &[])).code, Some(1));
+    let ended = launch(scratch.run("done", &[]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(
         ended
@@ -116,7 +116,7 @@ fn a_begun_run_is_continued() {
 
 #[test]
 fn a_failure_names_its_cause_first() {
-    let ended = launch(House::new().run("fail", &[]));
+    let ended = launch(Scratch::new().run("fail", &[]));
     assert_eq!(ended.code, Some(1));
     let report: Vec<&str> = ended.stderr.lines().collect();
     let first = report
@@ -158,7 +158,7 @@ fn every_death_is_named() {
              ran out of memory: the plan needs ",
         ),
     ] {
-        let ended = launch(House::new().run(behaviour, &[]));
+        let ended = launch(Scratch::new().run(behaviour, &[]));
         assert_eq!(ended.code, Some(code), "{}", ended.stderr);
         assert!(
             ended.error().starts_with("rank 0 (pid "),
@@ -171,7 +171,7 @@ fn every_death_is_named() {
 
 #[test]
 fn an_end_without_a_summary_is_no_success() {
-    let ended = launch(House::new().run("silent_done", &[]));
+    let ended = launch(Scratch::new().run("silent_done", &[]));
     assert_eq!(ended.code, Some(1));
     assert!(
         ended.error().starts_with("runs/x/summary.json: "),
@@ -182,7 +182,7 @@ fn an_end_without_a_summary_is_no_success() {
 
 #[test]
 fn silence_is_a_hang() {
-    let ended = launch(House::new().run("hang", &["--hang-seconds", "1"]));
+    let ended = launch(Scratch::new().run("hang", &["--hang-seconds", "1"]));
     assert_eq!(ended.code, Some(1));
     assert!(
         ended.error().ends_with(
@@ -196,11 +196,11 @@ fn silence_is_a_hang() {
 
 #[test]
 fn a_flood_goes_to_the_log_and_hardly_to_the_screen() {
-    let house = House::new();
-    let ended = launch(house.run("flood", &[]));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.run("flood", &[]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert_eq!(
-        fs::metadata(house.run_dir().join("logs/rank0.log"))
+        fs::metadata(scratch.run_dir().join("logs/rank0.log"))
             .unwrap()
             .len(),
         20_000_000
@@ -210,11 +210,11 @@ fn a_flood_goes_to_the_log_and_hardly_to_the_screen() {
 
 #[test]
 fn a_crash_loop_without_progress_ends() {
-    let house = House::new();
-    let ended = launch(house.run("crash_loop", &["--restarts", "9"]));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.run("crash_loop", &["--restarts", "9"]));
     assert_eq!(ended.code, Some(1));
     assert_eq!(
-        fs::read_to_string(house.run_dir().join("attempts"))
+        fs::read_to_string(scratch.run_dir().join("attempts"))
             .unwrap()
             .lines()
             .count(),
@@ -236,11 +236,11 @@ fn a_crash_loop_without_progress_ends() {
 
 #[test]
 fn a_crash_loop_with_progress_ends_at_the_limit() {
-    let house = House::new();
-    let ended = launch(house.run("crash_on", &["--restarts", "3"]));
+    let scratch = Scratch::new();
+    let ended = launch(scratch.run("crash_on", &["--restarts", "3"]));
     assert_eq!(ended.code, Some(1));
     assert_eq!(
-        fs::read_to_string(house.run_dir().join("attempts"))
+        fs::read_to_string(scratch.run_dir().join("attempts"))
             .unwrap()
             .lines()
             .count(),
@@ -257,17 +257,17 @@ fn a_crash_loop_with_progress_ends_at_the_limit() {
 
 #[test]
 fn bad_input_is_never_tried_again() {
-    let ended = launch(House::new().run("bad_input", &["--restarts", "3"]));
+    let ended = launch(Scratch::new().run("bad_input", &["--restarts", "3"]));
     assert_eq!(ended.code, Some(2));
     assert!(!ended.stderr.contains("started again"), "{}", ended.stderr);
 }
 
 #[test]
 fn a_directory_has_one_launcher() {
-    let house = House::new();
-    let mut first = start(house.run("stubborn", &[]));
-    house.rank_pid();
-    let second = launch(house.run("done", &[]));
+    let scratch = Scratch::new();
+    let mut first = start(scratch.run("stubborn", &[]));
+    scratch.rank_pid();
+    let second = launch(scratch.run("done", &[]));
     first.kill().unwrap();
     first.wait().unwrap();
     assert_eq!(second.code, Some(2));
@@ -283,7 +283,7 @@ fn a_directory_has_one_launcher() {
 
 #[test]
 fn a_new_run_takes_an_empty_directory() {
-    let house = House::new();
-    fs::create_dir_all(house.run_dir()).unwrap();
-    assert_eq!(launch(house.run("done", &[])).code, Some(0));
+    let scratch = Scratch::new();
+    fs::create_dir_all(scratch.run_dir()).unwrap();
+    assert_eq!(launch(scratch.run("done", &[])).code, Some(0));
 }

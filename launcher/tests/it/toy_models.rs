@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::house::{House, launch};
+use crate::scratch::{Scratch, launch};
 
 const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
 
@@ -27,18 +27,18 @@ const SMALL: [&str; 12] = [
 
 #[test]
 fn a_residual_mlp_is_held_against_what_is_known_of_it() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let config = Path::new(CONFIGS).join("resid_mlp1.toml");
     let mut arguments = vec![config.to_str().unwrap(), "--out", "out", "--threads", "1"];
     for set in SMALL {
         arguments.extend(["--set", set]);
     }
-    let mut command = house.launcher(&arguments);
-    command.env("SPD_CACHE", house.path().join("cache"));
+    let mut command = scratch.launcher(&arguments);
+    command.env("SPD_CACHE", scratch.path().join("cache"));
     let ended = launch(command);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 
-    let summary = fs::read(house.path().join("out/summary.json")).unwrap();
+    let summary = fs::read(scratch.path().join("out/summary.json")).unwrap();
     let summary: Value = serde_json::from_slice(&summary).unwrap();
     let value = |name: &str| {
         let value = summary["values"][name].as_f64();
@@ -85,17 +85,17 @@ const TERMS: [&str; 7] = [
 
 #[test]
 fn terms_are_trained_on_and_measured() {
-    let house = House::new();
+    let scratch = Scratch::new();
     let config = Path::new(CONFIGS).join("tms_5-2.toml");
     let mut arguments = vec![config.to_str().unwrap(), "--out", "out", "--threads", "1"];
     for set in TERMS {
         arguments.extend(["--set", set]);
     }
-    let mut command = house.launcher(&arguments);
-    command.env("SPD_CACHE", house.path().join("cache"));
+    let mut command = scratch.launcher(&arguments);
+    command.env("SPD_CACHE", scratch.path().join("cache"));
     let ended = launch(command);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let rows = fs::read_to_string(house.path().join("out/metrics.jsonl")).unwrap();
+    let rows = fs::read_to_string(scratch.path().join("out/metrics.jsonl")).unwrap();
     for name in [
         "loss/stochastic_recon_subset",
         "loss/stochastic_hidden_acts_recon",
