@@ -1,4 +1,4 @@
-//! Matrix products through the `gemm` crate, or as [`thin`](super::thin) ones, [cut](super::cut) into parts for threads.
+//! Matrix products through the `gemm-f32` crate, or as [`thin`](super::thin) ones, [cut](super::cut) into parts for threads.
 #![expect(unsafe_code, reason = "the gemm crate takes pointers and strides")]
 
 use std::ops::Range;
@@ -248,17 +248,23 @@ unsafe fn multiply(
     }
     let Shape { m, n, k } = shape;
     let signed = |stride: usize| isize::try_from(stride).expect("a matrix fits in memory");
+    // The crate writes a result by columns: rows of `out` are columns of the transposed product.
+    let ((m, n), (a, b), (out_row, out_column)) = if stride > 1 {
+        ((n, m), (b.t(), a.t()), (1, stride))
+    } else {
+        ((m, n), (a, b), (stride, 1))
+    };
     #[cfg(test)]
     let _inside = tests::Inside::enter();
     // SAFETY: the caller's promise.
     unsafe {
-        gemm::gemm(
+        gemm_f32::gemm::f32::get_gemm_fn()(
             m,
             n,
             k,
             out,
-            1,
-            signed(stride),
+            signed(out_column),
+            signed(out_row),
             add,
             a.values.as_ptr(),
             signed(a.column),
@@ -271,7 +277,7 @@ unsafe fn multiply(
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            gemm_common::Parallelism::None,
         );
     }
 }
