@@ -1,6 +1,7 @@
 //! What makes ids of text.
 
 use std::path::Path;
+use std::str::FromStr;
 
 use tokenizers::{ModelWrapper, Tokenizer};
 use xxhash_rust::xxh3::xxh3_128;
@@ -56,8 +57,10 @@ impl Encoder {
                 format!("is no usable tokenizer.json: {}", fault.replace('\n', " ")),
             )
         };
+        // `from_str` is compiled with the crate; `from_bytes` would be compiled once more here, in ten seconds.
+        let text = std::str::from_utf8(&json).map_err(|fault| unusable(fault.to_string()))?;
         let mut tokenizer =
-            Tokenizer::from_bytes(&json).map_err(|fault| unusable(fault.to_string()))?;
+            Tokenizer::from_str(text).map_err(|fault| unusable(fault.to_string()))?;
         if let ModelWrapper::BPE(bpe) = tokenizer.get_model()
             && bpe.dropout.is_some_and(|dropout| dropout > 0.0)
         {
