@@ -8,7 +8,7 @@ use spd_engine::{Builder, Executor, Processor, Store, Type, Value};
 
 use crate::blame::first_not_finite;
 use crate::data::{Sources, eval_feed, training_feed};
-use crate::decomposition::{Decomposition, Draws, Front, Masking, SampleId, mask_values};
+use crate::decomposition::{Decomposition, Front, Masking, SampleId, mask_values};
 use crate::fault::Fault;
 use crate::figures;
 use crate::halt::{Blame, halted, refused};
@@ -75,6 +75,11 @@ impl DecompositionTask {
     /// The program that has the arena, and the one behind the figures.
     pub(crate) fn for_figures(&mut self) -> (&mut Executor, &mut Executor) {
         (&mut self.program, &mut self.figures)
+    }
+
+    /// The program that has the arena, and that of the evaluation.
+    pub(crate) fn for_evaluation(&mut self) -> (&mut Executor, &mut Executor) {
+        (&mut self.program, &mut self.eval_program)
     }
 
     /// The norm of the last step's gradient of each site's components and importance function: group, site, norm.
@@ -150,9 +155,9 @@ impl Decomposition {
     pub fn step_program(&self, store: &Store) -> spd_engine::Result<Builder> {
         let mut b = Builder::with_precision(self.precision());
         let shape = self.shape(self.run.train.batch_size);
-        let front = self.front(&mut b, store, shape, &Draws::Counters)?;
+        let front = self.front(&mut b, store, shape, &self.draws)?;
         b.part("losses");
-        let losses = self.losses(&mut b, store, &front, Draws::Counters)?;
+        let losses = self.losses(&mut b, store, &front, self.draws)?;
         let total = b.weighted_sum(
             &losses
                 .iter()
@@ -219,7 +224,7 @@ impl Decomposition {
     pub fn eval_program(&self, store: &Store) -> spd_engine::Result<Builder> {
         let mut b = Builder::new();
         let shape = self.shape(self.run.eval.batch_size);
-        let front = self.front(&mut b, store, shape, &Draws::Counters)?;
+        let front = self.front(&mut b, store, shape, &self.draws)?;
         let labels = match self.run.data {
             Data::Tokens { .. } => {
                 Some(b.input("labels", &Type::u32(&[shape.rows, shape.positions]))?)
@@ -269,7 +274,7 @@ impl Decomposition {
             );
             let mut masked = Vec::new();
             for (index, site) in self.sites.iter().enumerate() {
-                let draws = (Draws::Counters, &sample);
+                let draws = (self.draws, &sample);
                 masked.push((
                     index,
                     mask_values(&mut b, &front, (index, site), how, draws, None)?,
@@ -278,7 +283,7 @@ impl Decomposition {
             let pass = self.masked_pass(&mut b, &front, &masked)?;
             measure(&mut b, name, pass.output)?;
         }
-        for (name, value) in self.measures(&mut b, &front, Draws::Counters)? {
+        for (name, value) in self.measures(&mut b, &front, self.draws)? {
             b.output(format!("eval/loss/{name}"), value);
         }
         self.active(&mut b, &front, "eval/");

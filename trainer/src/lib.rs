@@ -28,6 +28,7 @@ pub mod parameters;
 pub mod pass;
 mod rank;
 mod redraw;
+pub mod replay;
 mod resume;
 mod saver;
 pub mod schedule;

@@ -130,6 +130,14 @@ pub(crate) fn arena_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) 
     sizes.max().unwrap_or(0)
 }
 
+/// Every output of a program of scalars, by name, in the program's order.
+pub(crate) fn scalar_outputs(program: &Executor, store: &Store) -> Measured {
+    let names = program.output_names();
+    names
+        .map(|name| (name.to_owned(), program.scalar_output(name, store).into()))
+        .collect()
+}
+
 /// Runs `executor` on held-out batches and gives the mean of every scalar output, in the program's order; `None` where it was
 /// not to go on.
 pub(crate) fn evaluate_batches(
@@ -139,8 +147,7 @@ pub(crate) fn evaluate_batches(
     batches: u64,
     go_on: &mut GoOn<'_>,
 ) -> Result<Option<Measured>, Fault> {
-    let names: Vec<String> = executor.output_names().map(str::to_owned).collect();
-    let mut totals = vec![0.0; names.len()];
+    let mut totals = Measured::new();
     let mut batch = Batch::default();
     for index in 0..batches {
         if !go_on() {
@@ -150,10 +157,17 @@ pub(crate) fn evaluate_batches(
         crate::data::fill(executor, &batch);
         executor.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
         executor.run_and_fetch(store)?;
-        for (total, name) in totals.iter_mut().zip(&names) {
-            *total += f64::from(executor.scalar_output(name, store));
+        let found = scalar_outputs(executor, store);
+        if totals.is_empty() {
+            totals = found;
+            continue;
+        }
+        for ((_, total), (_, value)) in totals.iter_mut().zip(found) {
+            *total += value;
         }
     }
-    let means = totals.into_iter().map(|total| total / batches as f64);
-    Ok(Some(names.into_iter().zip(means).collect()))
+    for (_, total) in &mut totals {
+        *total /= batches as f64;
+    }
+    Ok(Some(totals))
 }

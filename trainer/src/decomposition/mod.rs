@@ -38,6 +38,8 @@ pub struct Decomposition {
     pub sites: Vec<Site>,
     /// What training moves.
     pub parameters: Parameters,
+    /// Where the random numbers of its programs come from.
+    pub draws: Draws,
     layers: Vec<Linear>,
     target: Vec<(String, Slot)>,
 }
@@ -145,6 +147,7 @@ impl Decomposition {
             run: run.clone(),
             sites,
             parameters,
+            draws: Draws::Counters,
             layers,
             target,
         };

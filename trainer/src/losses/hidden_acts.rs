@@ -6,33 +6,12 @@
 //! the same input in both passes. It counts as it does in the reference: no error, and its elements in the denominator; where
 //! all sites are such, the term is 0.
 
-use spd_configs::{Routing, Term};
 use spd_engine::{Builder, Result, Value};
 
-use super::{TermDraws, mean};
-use crate::decomposition::{Decomposition, Front, Masking};
+use crate::decomposition::Front;
 
-impl Decomposition {
-    pub(super) fn hidden_acts(
-        &self,
-        b: &mut Builder,
-        front: &Front,
-        term: &Term,
-        draws: TermDraws,
-    ) -> Result<Value> {
-        let mut distances = Vec::new();
-        for k in 0..self.run.train.mask_samples {
-            let sample = draws.mask_sample(term, k);
-            let how = (Masking::Stochastic, Routing::All);
-            for pass in self.passes(b, front, how, (draws.from, &sample))? {
-                distances.push(input_distance(b, front, &pass.inputs)?);
-            }
-        }
-        mean(b, &distances)
-    }
-}
-
-fn input_distance(b: &mut Builder, front: &Front, inputs: &[Value]) -> Result<Value> {
+/// Mean squared difference of what goes into the sites in two passes, a scalar.
+pub(super) fn input_distance(b: &mut Builder, front: &Front, inputs: &[Value]) -> Result<Value> {
     let elements = |b: &Builder, value: Value| b.ty(value).len() as f64;
     let total: f64 = inputs.iter().map(|&input| elements(b, input)).sum();
     let mut terms = Vec::new();
@@ -51,10 +30,9 @@ fn input_distance(b: &mut Builder, front: &Front, inputs: &[Value]) -> Result<Va
 mod tests {
     use std::sync::Arc;
 
-    use spd_configs::Measure;
+    use spd_configs::{Measure, Term};
     use spd_engine::{Executor, Pool, Processor, Store};
 
-    use super::*;
     use crate::bench::{Overrides, preset};
     use crate::decomposition::Decomposition;
     use crate::parameters::HALT;

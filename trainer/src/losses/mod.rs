@@ -120,7 +120,6 @@ impl Decomposition {
         draws: TermDraws,
     ) -> Result<Value> {
         match term {
-            Term::StochasticHiddenActsRecon => self.hidden_acts(b, front, term, draws),
             Term::PgdRecon(pgd) => {
                 let sample = draws.sample(0, term.name().to_owned());
                 self.pgd_recon(b, front, pgd, (draws.from, &sample))

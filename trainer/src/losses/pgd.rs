@@ -24,7 +24,7 @@ use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Result, Value};
 
 use super::mean;
-use crate::decomposition::{AdversarialSource, Decomposition, Draws, Front, SampleId};
+use crate::decomposition::{AdversarialSource, Decomposition, Draws, Front, MaskedPass, SampleId};
 
 /// A site that an adversary masks.
 #[derive(Debug, Clone, Copy)]
@@ -151,8 +151,23 @@ impl Decomposition {
         Ok(Ascent { sites, gradients })
     }
 
-    /// The loss of a pass through the sites as they are masked, and all others as they are.
+    /// The loss of [`attacked_pass`](Self::attacked_pass).
     fn attacked(&self, b: &mut Builder, front: &Front, sites: &[AttackedSite]) -> Result<Value> {
+        let pass = self.attacked_pass(b, front, sites)?;
+        self.output_distance(b, front, pass.output)
+    }
+
+    /// A pass through the sites as an adversary masks them, and all others as they are.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    pub fn attacked_pass(
+        &self,
+        b: &mut Builder,
+        front: &Front,
+        sites: &[AttackedSite],
+    ) -> Result<MaskedPass> {
         let masked: Vec<(usize, MaskValues)> = sites
             .iter()
             .map(|site| {
@@ -166,8 +181,7 @@ impl Decomposition {
                 (site.index, values)
             })
             .collect();
-        let pass = self.masked_pass(b, front, &masked)?;
-        self.output_distance(b, front, pass.output)
+        self.masked_pass(b, front, &masked)
     }
 }
 

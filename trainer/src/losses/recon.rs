@@ -13,6 +13,7 @@
 use spd_configs::{OutputLoss, Routing, Term};
 use spd_engine::{Builder, Result, Value};
 
+use super::hidden_acts::input_distance;
 use super::{TermDraws, mean};
 use crate::decomposition::{
     Decomposition, Draws, Front, MaskedPass, Masking, SampleId, mask_values,
@@ -58,13 +59,7 @@ impl Decomposition {
         term: &Term,
         draws: TermDraws,
     ) -> Result<Value> {
-        let (masking, routing) = match *term {
-            Term::UnmaskedRecon => (Masking::Ones, Routing::All),
-            Term::CiMaskedRecon { routing } => (Masking::Importance, routing),
-            Term::StochasticRecon { routing } => (Masking::Stochastic, routing),
-            _ => unreachable!("a reconstruction of outputs"),
-        };
-        let samples = if masking == Masking::Stochastic {
+        let samples = if term.is_stochastic() {
             self.run.train.mask_samples
         } else {
             1
@@ -72,8 +67,11 @@ impl Decomposition {
         let mut distances = Vec::new();
         for k in 0..samples {
             let sample = draws.mask_sample(term, k);
-            for pass in self.passes(b, front, (masking, routing), (draws.from, &sample))? {
-                distances.push(self.output_distance(b, front, pass.output)?);
+            for pass in self.passes(b, front, term, (draws.from, &sample))? {
+                distances.push(match term {
+                    Term::StochasticHiddenActsRecon => input_distance(b, front, &pass.inputs)?,
+                    _ => self.output_distance(b, front, pass.output)?,
+                });
             }
         }
         mean(b, &distances)
@@ -89,14 +87,29 @@ impl Decomposition {
         divergence(b, self.run.train.output_loss, front.output, output)
     }
 
-    /// The passes of one mask sample: one over all sites, or one a site.
-    pub(super) fn passes(
+    /// The passes of one mask sample of a term: one over all sites, or one a site.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    ///
+    /// # Panics
+    ///
+    /// When the term has no masks, or an adversary chooses them.
+    pub fn passes(
         &self,
         b: &mut Builder,
         front: &Front,
-        (masking, routing): (Masking, Routing),
+        term: &Term,
         (draws, sample): (Draws, &SampleId),
     ) -> Result<Vec<MaskedPass>> {
+        let (masking, routing) = match *term {
+            Term::UnmaskedRecon => (Masking::Ones, Routing::All),
+            Term::CiMaskedRecon { routing } => (Masking::Importance, routing),
+            Term::StochasticRecon { routing } => (Masking::Stochastic, routing),
+            Term::StochasticHiddenActsRecon => (Masking::Stochastic, Routing::All),
+            _ => unreachable!("a reconstruction whose masks are no adversary's"),
+        };
         let routes = draws.routes(b, front, sample, (&self.sites, routing))?;
         let how = (
             masking,

@@ -1,8 +1,11 @@
 //! Against the reference: the same numbers in, the same numbers out.
 //!
 //! Another program (PyTorch) wrote down its parameters, batches, random draws and results; ours is fed the first three
-//! and must arrive at the fourth. The files lie in `$SPD_SHARED/golden` and `$SPD_SHARED/targets`, or else in `shared/` beside the
-//! workspace; without them these tests say so and pass. Sizes are read from the files, so other numbers of the same form will do.
+//! and must arrive at the fourth. What runs is what a run replays: a run file's text is read, and its warm-up, step and evaluation are
+//! replayed with the recorded draws as inputs. Sizes are read from the files, so other numbers of the same form will do.
+//!
+//! The files lie in `$SPD_SHARED/golden` and `$SPD_SHARED/targets`, or else in `shared/` beside the workspace; where they do
+//! not, in `tests/golden`, which has a part of them. What neither has is skipped, and named in the last line.
 
 mod ascent;
 mod ce_kl;
@@ -10,9 +13,9 @@ mod compare;
 mod numbers;
 mod one_step;
 mod replica;
+mod run_file;
 mod scalars;
 mod target_file;
-mod terms;
 mod tied;
 mod trained_targets;
 mod trajectory;
@@ -22,6 +25,102 @@ use std::sync::{Arc, OnceLock};
 
 use spd_engine::cuda::Device;
 use spd_engine::{Pool, Processor};
+
+use crate::harness::{Compared, Outcome, Skipped, Test, Why};
+
+const TOYS: [&str; 5] = [
+    "tms",
+    "tms_id",
+    "resid_mlp",
+    "resid_mlp_vec",
+    "resid_mlp_preid",
+];
+const LANGUAGE_MODELS: [&str; 4] = ["gpt2", "gpt2_simple", "llama_simple", "llama_simple_mlp"];
+
+/// Cases that are recorded, and what they would test that does not exist.
+const UNSUPPORTED: [(&str, &str); 1] = [(
+    "llama_simple_emb",
+    "its site `wte` is an embedding: a pass masks linear layers alone",
+)];
+
+pub(crate) fn tests() -> Vec<Test> {
+    let mut tests = Vec::new();
+    let mut add = |name: String, run: Box<dyn Fn() -> Outcome + Send + Sync>| {
+        tests.push(Test { name, run });
+    };
+    for case in TOYS.into_iter().chain(LANGUAGE_MODELS) {
+        add(
+            format!("golden::{case}"),
+            Box::new(move || one_step::check(case)),
+        );
+        let name = format!("golden::{case}_trajectory");
+        add(name, Box::new(move || trajectory::check(case)));
+    }
+    for case in LANGUAGE_MODELS {
+        add(
+            format!("golden::{case}_ce_kl"),
+            Box::new(move || ce_kl::check(case)),
+        );
+        let name = format!("golden::{case}_checkpoint_gives_the_recorded_logits");
+        add(name, Box::new(move || target_file::whole(case)));
+    }
+    for case in ["tms", "tms_id"] {
+        add(
+            format!("golden::{case}_tied"),
+            Box::new(move || tied::check(case)),
+        );
+    }
+    for target in trained_targets::TARGETS {
+        let name = format!("golden::trained_{target}_loses_what_it_lost_there");
+        add(name, Box::new(move || trained_targets::check(target)));
+    }
+    for (case, why) in UNSUPPORTED {
+        for (what, kind) in [("", ""), ("_trajectory", ".traj")] {
+            let skipped = Skipped {
+                what: format!("{case}{kind}"),
+                why: Why::Unsupported(why.to_owned()),
+            };
+            let name = format!("golden::{case}{what}");
+            add(name, Box::new(move || Err(skipped.clone())));
+        }
+    }
+    let others: [(&str, fn() -> Outcome); 5] = [
+        (
+            "gpt2_checkpoint_of_the_bare_model_gives_the_recorded_logits",
+            target_file::bare,
+        ),
+        ("schedules", scalars::schedules),
+        ("annealing", scalars::annealing),
+        ("known_importances", scalars::known_importances),
+        (
+            "every_recorded_case_has_a_test",
+            every_recorded_case_has_a_test,
+        ),
+    ];
+    for (name, run) in others {
+        add(format!("golden::{name}"), Box::new(run));
+    }
+    tests
+}
+
+fn every_recorded_case_has_a_test() -> Outcome {
+    let known = TOYS.into_iter().chain(LANGUAGE_MODELS);
+    let known = known
+        .chain(UNSUPPORTED.map(|(case, _)| case))
+        .chain(["scalars"]);
+    let known: Vec<&str> = known.collect();
+    for folder in numbers::folders() {
+        for file in std::fs::read_dir(folder).into_iter().flatten() {
+            let name = file.expect("a readable folder").file_name();
+            let name = name.to_string_lossy();
+            if let Some(case) = name.strip_suffix(".json") {
+                let case = case.trim_end_matches(".traj");
+                assert!(known.contains(&case), "no test opens {name}");
+            }
+        }
+    }
+    Ok(Compared::default())
+}
 
 /// Where the programs of these tests run: on the GPU whose number is `$SPD_TEST_GPU`, if that is set, or on so many threads. Tests
 /// on a GPU run one at a time, best in a process each.

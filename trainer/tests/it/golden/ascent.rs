@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use spd_configs::{Loss, Pgd, Term};
+use spd_configs::{Pgd, Run, Term};
 use spd_engine::{Builder, Executor, Value};
 use spd_trainer::decomposition::{Draws, Front, SampleId};
 use spd_trainer::losses::Ascent;
@@ -19,24 +19,29 @@ use spd_trainer::losses::Ascent;
 use super::compare::{Comparison, largest};
 use super::numbers::{Numbers, Tensor};
 use super::replica::{Replica, rounded};
-use super::terms::{self, Settings};
 
 /// By adversary and site, rows of `c` columns and the delta's.
 type Sources = BTreeMap<(usize, String), Vec<f32>>;
 
-/// Compares the ascent of a term, if it is an adversary's. Whether every sign is theirs.
+/// Compares the ascent of the run's adversary, which is recorded as `name`, if it has one. Whether every sign is theirs.
 pub(super) fn climbs_like_theirs(
     case: &Numbers,
     name: &str,
-    term: &Term,
-    settings: Settings,
+    run: &Run,
     comparison: &mut Comparison,
 ) -> bool {
-    let Term::PgdRecon(pgd) = *term else {
+    let mut terms = run.losses.iter().map(|loss| &loss.term);
+    let Some(Term::PgdRecon(pgd)) = terms.find(|term| matches!(term, Term::PgdRecon(_))) else {
         return true;
     };
+    let pgd = *pgd;
     comparison.group(format!("{name}, ascent"));
-    let mut climb = Climb::new(case, name, pgd, settings);
+    let mut climb = Climb {
+        case,
+        name,
+        pgd,
+        replica: Replica::new(run, case, ""),
+    };
     let (mut sources, last) = (
         climb.recorded("rng", "init"),
         climb.recorded("pgd", "final"),
@@ -137,20 +142,6 @@ struct Climb<'n> {
 }
 
 impl<'n> Climb<'n> {
-    fn new(case: &'n Numbers, name: &'n str, pgd: Pgd, settings: Settings) -> Self {
-        let loss = Loss {
-            coeff: 1.0,
-            term: Term::PgdRecon(pgd),
-        };
-        let run = terms::run(case, vec![loss], settings);
-        Self {
-            case,
-            name,
-            pgd,
-            replica: Replica::new(&run, case, ""),
-        }
-    }
-
     /// The adversaries of the term and, layerwise, the site of each; else all sites.
     fn adversaries(&self) -> impl Iterator<Item = (usize, &str)> {
         let sites = &self.replica.decomposition.sites;
@@ -186,7 +177,7 @@ impl<'n> Climb<'n> {
     /// Ascents of so many steps; outputs of the first gradients and of the last sources.
     fn program(&self, steps: usize) -> Executor {
         let batch = self.batch();
-        let (mut b, front) = self.replica.front(batch);
+        let (mut b, front) = self.replica.front();
         let pgd = Pgd { steps, ..self.pgd };
         let ascents = self.ascents(&mut b, &front, &pgd);
         for (k, ascent) in ascents.iter().enumerate() {

@@ -1,172 +1,120 @@
-//! The evaluation of a language model: divergence and cross-entropy under six kinds of masks.
+//! The evaluation of a language model: divergence and cross-entropy under its five kinds of masks; and under masks at random,
+//! which it does not have, on a pass of this file.
 
-use spd_configs::{Loss, Sampling, Term};
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Executor, Type};
-use spd_trainer::decomposition::Front;
 use spd_trainer::losses::divergence_and_cross_entropy;
 
 use super::compare::Comparison;
 use super::numbers::{Numbers, Tensor};
-use super::replica::{Replica, rounded};
-use super::terms::{self, Settings};
+use super::replica::Replica;
+use super::run_file::{self, FAITHFULNESS, Settings, number};
+use crate::harness::Outcome;
 
-const MASKS: [&str; 6] = ["ci", "unmasked", "stoch", "random", "rounded", "zero"];
+/// Our names of masks, and theirs.
+const MASKS: [(&str, &str); 6] = [
+    ("ci_masked", "ci_masked"),
+    ("unmasked", "unmasked"),
+    ("stochastic", "stoch_masked"),
+    ("random", "random_masked"),
+    ("rounded", "rounded_masked"),
+    ("zero", "zero_masked"),
+];
 
-#[test]
-fn golden_gpt2_ce_kl() {
-    check("gpt2");
-}
-
-#[test]
-fn golden_gpt2_simple_ce_kl() {
-    check("gpt2_simple");
-}
-
-#[test]
-fn golden_llama_simple_ce_kl() {
-    check("llama_simple");
-}
-
-#[test]
-fn golden_llama_simple_mlp_ce_kl() {
-    check("llama_simple_mlp");
-}
-
-#[expect(clippy::print_stdout, reason = "the report of a test")]
-fn check(name: &str) {
-    let Some(case) = Numbers::open(name) else {
-        return;
-    };
+pub(super) fn check(name: &str) -> Outcome {
+    let case = Numbers::open(name)?;
+    case.need("ce_kl")?;
     let all = case.info.as_object().expect("metadata");
-    let recorded = all.iter().find_map(|(key, theirs)| {
-        let threshold = key.strip_prefix("ce_kl_rounding")?;
-        Some((threshold.parse::<f64>().expect("a threshold"), theirs))
-    });
+    let recorded = all
+        .iter()
+        .find_map(|(key, theirs)| Some((key.strip_prefix("ce_kl_rounding")?, theirs)));
     let (threshold, theirs) = recorded.expect("recorded metrics");
     let settings = Settings {
-        delta: true,
-        sampling: Sampling::Continuous,
-        mask_samples: 1,
+        eval: &format!("rounding_threshold = {threshold}\n"),
+        ..Settings::PLAIN
     };
-    let faithfulness = Loss {
-        coeff: 1.0,
-        term: Term::Faithfulness,
-    };
-    let run = terms::run(&case, vec![faithfulness], settings);
+    let run = run_file::run(&case, FAITHFULNESS, settings);
     let mut replica = Replica::new(&run, &case, "");
     let batch = case.get("batch");
-    let (mut b, front) = replica.front(batch);
-    let labels = b.input("labels", &Type::u32(&batch.dims)).expect("new");
-    let clean = b.cross_entropy(front.output, labels).expect("shapes fit");
-    b.output("ce_target", clean);
-    for kind in MASKS {
-        let masked: Vec<(usize, MaskValues)> = (0..front.sites.len())
-            .map(|site| {
-                (
-                    site,
-                    masks(&replica, &mut b, &front, (kind, threshold), site),
-                )
-            })
-            .collect();
-        let pass = replica.decomposition.masked_pass(&mut b, &front, &masked);
-        let output = pass.expect("shapes fit").output;
-        let found = divergence_and_cross_entropy(&mut b, front.output, output, labels);
-        let [kl, ce] = found.expect("shapes fit");
-        b.output(format!("kl_{kind}"), kl);
-        b.output(format!("ce_{kind}"), ce);
-    }
-    let mut executor = replica.executor(&b, batch);
-    executor
-        .input_u32("labels")
-        .copy_from_slice(&next_tokens(batch));
-    feed(&mut executor, &replica, &case);
-    executor
-        .run_and_fetch(&mut replica.store)
-        .expect("a processor that works");
+    let mut replay = replica.replay();
+    let held_out = replica.batch(batch);
+    let feed = |executor: &mut Executor| {
+        for site in &replica.decomposition.sites {
+            for kind in ["src", "dmask"] {
+                let theirs = format!("rng.ce_kl.m0.{kind}.{}", site.path());
+                let ours = executor.input(&format!("{kind}.eval.{}", site.path()));
+                ours.copy_from_slice(&case.get(&theirs).f32());
+            }
+        }
+    };
+    let measured = replay.evaluate(&mut replica.store, &held_out, feed);
+    let mut measured = measured.expect("a processor that works");
+    measured.extend(random(&mut replica, &case, batch));
 
     // As for the transformer's single steps. Differences of cross-entropies are as exact as these, not as themselves.
     let mut comparison = Comparison::new(&format!("{name} ce_kl"), 1e-4);
     comparison.group("ce_kl");
-    let ours = |name: String| f64::from(executor.scalar_output(&name, &replica.store));
-    let clean = ours("ce_target".into());
-    let zero = ours("ce_zero".into());
-    for kind in MASKS {
-        let key = if kind == "unmasked" {
-            kind.to_owned()
-        } else {
-            format!("{kind}_masked")
-        };
-        let (kl, ce) = (ours(format!("kl_{kind}")), ours(format!("ce_{kind}")));
-        comparison.number(
-            &format!("kl_{key}"),
-            kl,
-            terms::number(theirs, &format!("kl_{key}")),
+    let ours = |name: &str| {
+        let found = measured.iter().find(|(known, _)| known == name);
+        found.unwrap_or_else(|| panic!("it measures `{name}`")).1
+    };
+    let (clean, zero) = (ours("eval/ce/target"), ours("eval/ce/zero"));
+    for (kind, key) in MASKS {
+        let (kl, ce) = (
+            ours(&format!("eval/kl/{kind}")),
+            ours(&format!("eval/ce/{kind}")),
         );
+        let name = format!("kl_{key}");
+        comparison.number(&name, kl, number(theirs, &name));
         if kind != "zero" {
             let name = format!("ce_difference_{key}");
-            let difference = terms::number(theirs, &name);
+            let difference = number(theirs, &name);
             comparison.number(&name, ce, difference + clean);
             let name = format!("ce_unrecovered_{key}");
-            let unrecovered = terms::number(theirs, &name);
+            let unrecovered = number(theirs, &name);
             comparison.number(&name, ce, unrecovered * (zero - clean) + clean);
         }
     }
-    println!("{}", comparison.finish());
+    Ok(comparison.finish())
 }
 
-fn masks(
-    replica: &Replica,
-    b: &mut Builder,
-    front: &Front,
-    (kind, threshold): (&str, f64),
-    site: usize,
-) -> MaskValues {
-    let importance = front.sites[site].importance;
-    let path = replica.decomposition.sites[site].path();
-    let like_importance = b.ty(importance).clone();
-    let rows = Type::f32(&[front.shape.examples()]);
-    let mut input =
-        |kind: &str, ty: &Type| Some(b.input(&format!("{kind}.{path}"), ty).expect("one type"));
-    let mut values = MaskValues {
-        mask: Mask::Ones,
-        importance: Some(importance),
-        given: None,
-        delta: None,
-        route: None,
-    };
-    match kind {
-        "ci" => values.mask = Mask::Importance,
-        "rounded" => values.mask = Mask::Rounded(rounded(threshold)),
-        "zero" => values.mask = Mask::Rounded(f32::INFINITY),
-        "random" => {
-            values.mask = Mask::Drawn(Draw::Given);
-            values.given = input("random_mask", &like_importance);
-        }
-        "stoch" => {
-            values.mask = Mask::Between(Draw::Given);
-            values.given = input("m0.src", &like_importance);
-            values.delta = input("m0.dmask", &rows);
-        }
-        _ => {}
+/// Divergence and cross-entropy under masks that are draws alone, named as an evaluation would.
+fn random(replica: &mut Replica, case: &Numbers, batch: &Tensor) -> [(String, f64); 2] {
+    let (mut b, front): (Builder, _) = replica.front();
+    let mut masked = Vec::new();
+    for (index, site) in replica.decomposition.sites.iter().enumerate() {
+        let importance = front.sites[index].importance;
+        let like_importance = b.ty(importance).clone();
+        let name = format!("random_mask.{}", site.path());
+        let values = MaskValues {
+            mask: Mask::Drawn(Draw::Given),
+            importance: Some(importance),
+            given: Some(b.input(&name, &like_importance).expect("one type")),
+            delta: None,
+            route: None,
+        };
+        masked.push((index, values));
     }
-    values
-}
-
-fn feed(executor: &mut Executor, replica: &Replica, case: &Numbers) {
+    let pass = replica.decomposition.masked_pass(&mut b, &front, &masked);
+    let output = pass.expect("shapes fit").output;
+    let labels = b.input("labels", &Type::u32(&batch.dims)).expect("new");
+    let found = divergence_and_cross_entropy(&mut b, front.output, output, labels);
+    let [kl, ce] = found.expect("shapes fit");
+    b.output("eval/kl/random", kl);
+    b.output("eval/ce/random", ce);
+    let mut executor = replica.executor(&b, batch);
     for site in &replica.decomposition.sites {
-        for kind in ["random_mask", "m0.src", "m0.dmask"] {
-            let name = format!("{kind}.{}", site.path());
-            let theirs = case.get(&format!("rng.ce_kl.{name}")).f32();
-            executor.input(&name).copy_from_slice(&theirs);
-        }
+        let name = format!("random_mask.{}", site.path());
+        let theirs = case.get(&format!("rng.ce_kl.{name}")).f32();
+        executor.input(&name).copy_from_slice(&theirs);
     }
-}
-
-/// Labels: the next token of the row; none for the last.
-fn next_tokens(batch: &Tensor) -> Vec<u32> {
-    let tokens = batch.u32();
-    let rows = tokens.chunks(batch.dims[1]);
-    rows.flat_map(|row| row[1..].iter().copied().chain([u32::MAX]))
-        .collect()
+    executor
+        .run_and_fetch(&mut replica.store)
+        .expect("a processor that works");
+    ["eval/kl/random", "eval/ce/random"].map(|name| {
+        (
+            name.to_owned(),
+            executor.scalar_output(name, &replica.store).into(),
+        )
+    })
 }

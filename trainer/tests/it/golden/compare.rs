@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::harness::Compared;
+
 /// All comparisons of a test. Errors are relative to the largest magnitude of the tensor.
 pub(super) struct Comparison {
     name: String,
@@ -107,12 +109,12 @@ impl Comparison {
         }
     }
 
-    /// A line a group and one for all.
+    /// All of it: a line for all and one a group.
     ///
     /// # Panics
     ///
     /// When anything was out of tolerance, naming all of it.
-    pub(super) fn finish(self) -> String {
+    pub(super) fn finish(self) -> Compared {
         let mut report = String::new();
         let (mut total, mut most, mut at) = (0, 0.0, "-");
         for (group, count, worst, place) in &self.groups {
@@ -137,7 +139,11 @@ impl Comparison {
             self.faults.len(),
             self.faults.join("\n")
         );
-        format!("{head}\n{report}")
+        let report = format!("{head}\n{report}");
+        Compared {
+            report,
+            left_out: Vec::new(),
+        }
     }
 }
 

@@ -6,8 +6,11 @@ use std::path::{Path, PathBuf};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value as Json;
 
+use crate::harness::{Skipped, Why};
+
 /// `<name>.json` and `<name>.safetensors`.
 pub(super) struct Numbers {
+    name: String,
     /// Metadata.
     pub(super) info: Json,
     tensors: BTreeMap<String, Tensor>,
@@ -21,28 +24,29 @@ pub(super) struct Tensor {
 }
 
 impl Numbers {
-    /// `None`, and a line that says so, when there are no such numbers.
+    /// The numbers of a case, from the first of the [`folders`] that has them.
+    ///
+    /// # Errors
+    ///
+    /// When none has.
     ///
     /// # Panics
     ///
     /// When a file is there but is not what it should be.
-    #[expect(
-        clippy::print_stdout,
-        reason = "a test that checked nothing should say so"
-    )]
-    pub(super) fn open(name: &str) -> Option<Self> {
-        let file = |kind: &str| shared("golden").join(format!("{name}.{kind}"));
-        let Ok(text) = std::fs::read(file("json")) else {
-            println!(
-                "golden {name}: no {}, nothing is compared",
-                file("json").display()
-            );
-            return None;
+    pub(super) fn open(name: &str) -> Result<Self, Skipped> {
+        let folders = folders();
+        let has = |folder: &&PathBuf| folder.join(format!("{name}.json")).exists();
+        let folder = folders.iter().find(has);
+        let folder = folder.ok_or_else(|| absent(name, name))?;
+        let read = |kind: &str| {
+            let file = folder.join(format!("{name}.{kind}"));
+            std::fs::read(&file).unwrap_or_else(|err| panic!("{}: {err}", file.display()))
         };
-        let bytes = std::fs::read(file("safetensors")).expect("tensors beside the JSON");
+        let bytes = read("safetensors");
         let tensors = SafeTensors::deserialize(&bytes).expect("a safetensors file");
-        Some(Self {
-            info: serde_json::from_slice(&text).expect("a JSON file"),
+        Ok(Self {
+            name: name.to_owned(),
+            info: serde_json::from_slice(&read("json")).expect("a JSON file"),
             tensors: tensors
                 .iter()
                 .map(|(name, view)| {
@@ -51,6 +55,37 @@ impl Numbers {
                 })
                 .collect(),
         })
+    }
+
+    /// What these numbers leave out of the recorded ones, by name.
+    fn left_out(&self) -> impl Iterator<Item = &str> {
+        let names = self.info["left_out"].as_array();
+        names.into_iter().flatten().filter_map(Json::as_str)
+    }
+
+    /// Whether these numbers are a part of the recorded ones.
+    pub(super) fn is_part(&self) -> bool {
+        self.left_out().next().is_some()
+    }
+
+    /// Whether a part of the case is here.
+    ///
+    /// # Errors
+    ///
+    /// When it is left out.
+    pub(super) fn need(&self, part: &str) -> Result<(), Skipped> {
+        match self.left_out().any(|name| name == part) {
+            true => Err(absent(&format!("{} {part}", self.name), &self.name)),
+            false => Ok(()),
+        }
+    }
+
+    /// What these numbers leave out of single steps.
+    pub(super) fn terms_left_out(&self) -> Vec<Skipped> {
+        let names = self.left_out().filter(|part| !WHOLE_TESTS.contains(part));
+        names
+            .map(|part| absent(&format!("{} {part}", self.name), &self.name))
+            .collect()
     }
 
     pub(super) fn find(&self, name: &str) -> Option<&Tensor> {
@@ -97,6 +132,22 @@ impl Tensor {
             values: (0..columns).flat_map(column).copied().collect(),
         }
     }
+}
+
+/// Parts of a case that have a test of their own.
+const WHOLE_TESTS: [&str; 3] = ["ce_kl", "checkpoint", "single steps"];
+
+fn absent(what: &str, case: &str) -> Skipped {
+    Skipped {
+        what: what.to_owned(),
+        why: Why::Absent(format!("golden/{case}.json")),
+    }
+}
+
+/// Where recorded numbers lie: all of them, and the repository's.
+pub(super) fn folders() -> [PathBuf; 2] {
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    [shared("golden"), kept]
 }
 
 /// Where what is shared lies: `golden`, `targets`.

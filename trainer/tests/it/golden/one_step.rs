@@ -1,136 +1,90 @@
-//! One step: the clean pass, the importances, and each loss with its gradient.
+//! One step: the clean pass, the importances, and each loss with its gradient, as the program of a step leaves it in AdamW's
+//! first moments.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
-use spd_configs::{Loss, Pgd, Routing, Sampling, Term};
+use spd_configs::{Pgd, Routing, Run, Sampling, Term};
 use spd_engine::ops::{Gates, ImportanceGates, LogitNoise, MatMul};
-use spd_engine::{Builder, Executor, Slot, Store, Type};
-use spd_trainer::decomposition::Draws;
+use spd_engine::{Builder, Executor, Store, Type, Value};
+use spd_trainer::decomposition::{Draws, Front, SampleId};
 use spd_trainer::target_models::Orientation;
 
 use super::ascent::climbs_like_theirs;
 use super::compare::Comparison;
 use super::numbers::Numbers;
 use super::processor;
-use super::replica::{Replica, routes, set_exponent};
-use super::terms::{self, Settings, list, number, size, texts};
+use super::replica::{Replica, routes};
+use super::run_file::{self, FAITHFULNESS, Settings, list, number, size, texts};
+use crate::harness::Outcome;
 
 /// f32 against f32 with sums in another order: a few roundings of 6e-8 each. Twenty layers deep, behind softmaxes and
 /// layer norms, they add up to more.
 const TOY: f64 = 1e-5;
 const TRANSFORMER: f64 = 1e-4;
 
-#[test]
-fn golden_tms() {
-    check("tms", TOY);
-}
-
-#[test]
-fn golden_tms_id() {
-    check("tms_id", TOY);
-}
-
-#[test]
-fn golden_resid_mlp() {
-    check("resid_mlp", TOY);
-}
-
-#[test]
-fn golden_resid_mlp_vec() {
-    check("resid_mlp_vec", TOY);
-}
-
-#[test]
-fn golden_resid_mlp_preid() {
-    check("resid_mlp_preid", TOY);
-}
-
-#[test]
-fn golden_gpt2() {
-    check("gpt2", TRANSFORMER);
-}
-
-#[test]
-fn golden_gpt2_simple() {
-    check("gpt2_simple", TRANSFORMER);
-}
-
-#[test]
-fn golden_llama_simple() {
-    check("llama_simple", TRANSFORMER);
-}
-
-#[test]
-fn golden_llama_simple_mlp() {
-    check("llama_simple_mlp", TRANSFORMER);
-}
-
-#[expect(clippy::print_stdout, reason = "the report of a test")]
-fn check(name: &str, tolerance: f64) {
-    let Some(case) = Numbers::open(name) else {
-        return;
+pub(super) fn check(name: &str) -> Outcome {
+    let case = Numbers::open(name)?;
+    case.need("single steps")?;
+    let tolerance = match case.info["target_config"].get("n_features") {
+        Some(_) => TOY,
+        None => TRANSFORMER,
     };
     let mut comparison = Comparison::new(name, tolerance);
     clean(&case, &mut comparison);
     let all = case.info["terms"].as_object().expect("settings by term");
-    let mut missing = Vec::new();
     for (name, said) in all {
-        let Some(term) = terms::term(&said["cfg"]) else {
-            missing.push(name.as_str());
-            continue;
-        };
-        routes_are_those_recorded(&case, name, &term);
-        let settings = settings(said);
-        let climbs = climbs_like_theirs(&case, name, &term, settings, &mut comparison);
-        let part = Part::new(name, 1.0, term);
-        let fraction = number(said, "frac");
-        for &adversary in adversaries(&part, climbs) {
-            comparison.group(adversary.label(name));
-            let step = Step::new(
-                &case,
-                std::slice::from_ref(&part),
-                settings,
-                fraction,
-                adversary,
-            );
-            step.compare(&case, name, &mut comparison);
+        if case.need(&format!("{name} alone")).is_ok() {
+            alone(&case, name, said, &mut comparison);
         }
     }
     total(&case, &mut comparison);
-    println!("{}", comparison.finish());
-    assert_eq!(
-        missing, [""; 0],
-        "golden {name} has losses that are not here"
-    );
+    let mut compared = comparison.finish();
+    compared.left_out = case.terms_left_out();
+    Ok(compared)
 }
 
-fn settings(said: &Json) -> Settings {
-    Settings {
+/// A single term.
+fn alone(case: &Numbers, name: &str, said: &Json, comparison: &mut Comparison) {
+    let part = Part::new(case, name, 1.0);
+    let run = run(case, std::slice::from_ref(&part), said);
+    let term = &run.losses[0].term;
+    routes_are_those_recorded(case, name, term);
+    let climbs = climbs_like_theirs(case, name, &run, comparison);
+    let parts = [name];
+    for &adversary in adversaries(term, climbs) {
+        comparison.group(adversary.label(name));
+        let step = Step::new(case, &parts, (&run, said), adversary);
+        step.compare(case, name, comparison);
+    }
+}
+
+/// The run of some terms with the settings of one, `said`.
+fn run(case: &Numbers, parts: &[Part], said: &Json) -> Run {
+    let losses: String = parts.iter().map(|part| part.text.as_str()).collect();
+    let settings = Settings {
         delta: said["use_delta"] == true,
         // The recorded importances are without noise, whatever the sampling: it changed the sources alone, which are
         // recorded too. The noise is compared in the clean pass.
-        sampling: Sampling::Continuous,
+        sampling: "continuous",
         mask_samples: size(said, "n_mask_samples"),
-    }
+        ..Settings::PLAIN
+    };
+    run_file::run(case, &losses, settings)
 }
 
 /// Everything before the losses.
 fn clean(case: &Numbers, comparison: &mut Comparison) {
     for sampling in [Sampling::Continuous, Sampling::Binomial] {
+        let kind = format!("{sampling:?}").to_lowercase();
         let settings = Settings {
-            delta: true,
-            sampling,
-            mask_samples: 1,
+            sampling: &kind,
+            ..Settings::PLAIN
         };
-        let faithfulness = Loss {
-            coeff: 1.0,
-            term: Term::Faithfulness,
-        };
-        let run = terms::run(case, vec![faithfulness], settings);
+        let run = run_file::run(case, FAITHFULNESS, settings);
         let mut replica = Replica::new(&run, case, "");
         let batch = case.get("batch");
-        let (mut b, front) = replica.front(batch);
+        let (mut b, front) = replica.front();
         b.output("out.target", front.output);
         for (site, values) in replica.decomposition.sites.iter().zip(&front.sites) {
             let path = site.path();
@@ -166,7 +120,6 @@ fn clean(case: &Numbers, comparison: &mut Comparison) {
         executor
             .run_and_fetch(&mut replica.store)
             .expect("a processor that works");
-        let kind = format!("{sampling:?}").to_lowercase();
         comparison.group(format!("clean, {kind}"));
         let names: Vec<String> = executor.output_names().map(str::to_owned).collect();
         for name in names {
@@ -247,21 +200,23 @@ pub(super) fn drawn_for(info: &Json, term: &Term) -> Vec<String> {
 fn total(case: &Numbers, comparison: &mut Comparison) {
     let said = list(&case.info, "total_terms").iter().map(|part| {
         let name = part[0].as_str().expect("a name");
-        let coeff = part[1].as_f64().expect("a coefficient");
-        let said = &case.info["terms"][name]["cfg"];
-        Part::new(name, coeff, terms::term(said).expect("a loss that is here"))
+        Part::new(case, name, part[1].as_f64().expect("a coefficient"))
     });
     let parts: Vec<Part> = said.collect();
-    let first = settings(&case.info["terms"][&parts[0].name]);
-    let fraction = number(&case.info, "total_frac_of_training");
-    let mut climbs = true;
-    for Part { name, term, .. } in &parts {
-        climbs &= climbs_like_theirs(case, name, term, first, comparison);
-    }
-    let adversary = parts.iter().find(|part| part.is_adversary());
-    for &adversary in adversaries(adversary.unwrap_or(&parts[0]), climbs) {
+    let mut first = case.info["terms"][&parts[0].name].clone();
+    first["frac"] = case.info["total_frac_of_training"].clone();
+    let run = run(case, &parts, &first);
+    let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
+    let mut losses = run.losses.iter().zip(&names);
+    let adversary = losses.find(|(loss, _)| matches!(loss.term, Term::PgdRecon(_)));
+    let (climbs, term) = match adversary {
+        Some((loss, name)) => (climbs_like_theirs(case, name, &run, comparison), &loss.term),
+        None => (true, &run.losses[0].term),
+    };
+    for &adversary in adversaries(term, climbs) {
         comparison.group(adversary.label("total"));
-        Step::new(case, &parts, first, fraction, adversary).compare(case, "total", comparison);
+        let step = Step::new(case, &names, (&run, &first), adversary);
+        step.compare(case, "total", comparison);
     }
 }
 
@@ -275,21 +230,19 @@ struct Step {
     passes: Vec<(String, Vec<f32>)>,
 }
 
-/// A term by its recorded name.
+/// A term by its recorded name, as a `[[loss]]`.
 struct Part {
     name: String,
-    coeff: f64,
-    term: Term,
+    text: String,
 }
 
 impl Part {
-    fn new(name: &str, coeff: f64, term: Term) -> Self {
-        let name = name.to_owned();
-        Self { name, coeff, term }
-    }
-
-    fn is_adversary(&self) -> bool {
-        matches!(self.term, Term::PgdRecon(_))
+    fn new(case: &Numbers, name: &str, coeff: f64) -> Self {
+        let text = run_file::loss(&case.info["terms"][name]["cfg"], coeff);
+        Self {
+            name: name.to_owned(),
+            text: text.unwrap_or_else(|| panic!("{name} is a loss that is not here")),
+        }
     }
 }
 
@@ -303,8 +256,8 @@ enum Adversary {
 }
 
 /// With their last sources, always; with our own ascent where no sign of theirs is a matter of rounding.
-fn adversaries(part: &Part, climbs: bool) -> &'static [Adversary] {
-    if part.is_adversary() && climbs {
+fn adversaries(term: &Term, climbs: bool) -> &'static [Adversary] {
+    if matches!(term, Term::PgdRecon(_)) && climbs {
         &[Adversary::Ended, Adversary::Climbing]
     } else {
         &[Adversary::Ended]
@@ -319,118 +272,64 @@ impl Adversary {
         }
     }
 
-    fn of(self, term: &Term) -> Term {
-        match *term {
-            Term::PgdRecon(pgd) if self == Self::Ended => Term::PgdRecon(Pgd { steps: 0, ..pgd }),
-            _ => term.clone(),
+    /// The run, its adversary left where it starts if it has ended.
+    fn of(self, run: &Run) -> Run {
+        let mut run = run.clone();
+        for loss in &mut run.losses {
+            if let Term::PgdRecon(pgd) = &mut loss.term
+                && self == Self::Ended
+            {
+                *pgd = Pgd { steps: 0, ..*pgd };
+            }
         }
+        run
     }
 }
 
 impl Step {
+    /// - `names`: what the run's losses are recorded as
+    /// - `said`: says when in the run it is
     fn new(
         case: &Numbers,
-        parts: &[Part],
-        settings: Settings,
-        fraction: f64,
+        names: &[&str],
+        (run, said): (&Run, &Json),
         adversary: Adversary,
     ) -> Self {
-        let losses = parts.iter().map(|part| Loss {
-            coeff: part.coeff,
-            term: adversary.of(&part.term),
-        });
-        let run = terms::run(case, losses.collect(), settings);
+        let run = adversary.of(run);
+        let terms: Vec<(&str, &Term)> = names
+            .iter()
+            .zip(&run.losses)
+            .map(|(&name, loss)| (name, &loss.term))
+            .collect();
         let mut replica = Replica::new(&run, case, "");
-        let batch = case.get("batch");
-        let (mut b, front) = replica.front(batch);
-        let scalars = replica
-            .decomposition
-            .losses(&mut b, &replica.store, &front, Draws::Inputs)
-            .expect("shapes fit");
-        let weighted: Vec<_> = scalars
-            .iter()
-            .map(|loss| (loss.coeff, loss.value))
-            .collect();
-        let total = b.weighted_sum(&weighted).expect("scalars");
-        b.output("loss", total);
-        let order = pass_order(&case.info);
-        let mut passes = Vec::new();
-        for Part { name, term, .. } in parts {
-            let is_layerwise = term.routing() == Some(Routing::Layerwise);
-            if matches!(term, Term::PgdRecon(_)) && (is_layerwise || adversary != Adversary::Ended)
-            {
-                // Not recorded; or made from sources that are no inputs.
-                continue;
-            }
-            let mut outputs = Vec::new();
-            for sample in replica.samples(term, name, 0) {
-                outputs.extend(replica.passes(&mut b, &front, term, &sample.name));
-            }
-            if is_layerwise {
-                let samples = outputs.chunks(order.len());
-                let ordered = samples.flat_map(|of_site| order.iter().map(|&i| of_site[i]));
-                outputs = ordered.collect();
-            }
-            for (index, output) in outputs.into_iter().enumerate() {
-                passes.push(format!("out.{name}.f{index}"));
-                b.output(format!("out.{name}.f{index}"), output);
-            }
-        }
-        let slots = replica.slots();
-        let values: Vec<_> = slots
-            .iter()
-            .map(|&slot| b.persistent(&replica.store, slot))
-            .collect();
-        let gradients = b.gradients(total, &values).expect("all ops have gradients");
-        for (&slot, gradient) in slots.iter().zip(gradients) {
-            if let Some(gradient) = gradient {
-                b.output(replica.name(slot), gradient);
-            }
-        }
-        let mut executor = replica.executor(&b, batch);
-        for Part { name, term, .. } in parts {
-            for (k, sample) in replica.samples(term, name, 0).iter().enumerate() {
-                let route = |path: &str| case.get(&format!("route.{name}.m{k}.{path}")).f32();
-                if let Term::PgdRecon(_) = term {
-                    let source = |path: &str| match adversary {
-                        Adversary::Ended => format!("pgd.{}.final.{path}", sample.recorded),
-                        Adversary::Climbing => format!("rng.{}.init.{path}", sample.recorded),
-                    };
-                    let source = |path: &str| case.get(&source(path)).f32();
-                    replica.feed_sources(&mut executor, &sample.name, source);
-                    replica.feed_routes(&mut executor, &sample.name, route);
-                } else {
-                    replica.feed_draws(&mut executor, case, sample, route);
-                }
-            }
-        }
-        set_exponent(&mut executor, &run.losses, fraction);
-        executor
-            .run_and_fetch(&mut replica.store)
-            .expect("a processor that works");
-        let output = |name: &str| executor.output(name, &replica.store).to_vec();
-        let known: Vec<&str> = executor.output_names().collect();
-        let gradient = |&slot: &Slot| {
-            let name = replica.name(slot);
-            let zeros = vec![0.0; replica.store.get(slot).len()];
-            let depends = known.contains(&name.as_str());
-            let ours = if depends { output(&name) } else { zeros };
-            (name, ours)
-        };
+        let recorded = case.get("batch");
+        let mut replay = replica.replay();
+        feed(&replica, case, &terms, adversary, replay.program());
+        let batch = replica.batch(recorded);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a step"
+        )]
+        let step = (number(said, "frac") * run.train.steps as f64).round() as u64;
+        // The update moves the parameters; the passes are those before it.
+        let passes = passes(&mut replica, case, &terms, adversary);
+        let replayed = replay.step(&mut replica.store, &batch, step);
+        replayed.expect("a processor that works");
         Self {
-            loss: output("loss")[0],
-            gradients: slots.iter().map(gradient).collect(),
-            passes: passes
-                .into_iter()
-                .map(|name| (name.clone(), output(&name)))
-                .collect(),
+            loss: replay.program().scalar_output("loss/total", &replica.store),
+            gradients: replica.gradients(),
+            passes,
         }
     }
 
     /// Against what is recorded under `name`.
     fn compare(&self, case: &Numbers, name: &str, comparison: &mut Comparison) {
         for (key, ours) in &self.passes {
-            comparison.tensor(key, ours, &case.get(key).values);
+            match case.find(key) {
+                Some(theirs) => comparison.tensor(key, ours, &theirs.values),
+                None => assert!(case.is_part(), "the golden file has `{key}`"),
+            }
         }
         let key = format!("loss.{name}");
         comparison.tensor(&key, &[self.loss], &case.get(&key).values);
@@ -441,6 +340,111 @@ impl Step {
             comparison.tensor(&key, gradient, theirs);
         }
     }
+}
+
+/// Gives a program the recorded draws of its terms.
+fn feed(
+    replica: &Replica,
+    case: &Numbers,
+    terms: &[(&str, &Term)],
+    adversary: Adversary,
+    executor: &mut Executor,
+) {
+    for &(name, term) in terms {
+        for (k, sample) in replica.samples(term, name, 0).iter().enumerate() {
+            let route = |path: &str| case.get(&format!("route.{name}.m{k}.{path}")).f32();
+            if let Term::PgdRecon(_) = term {
+                let source = |path: &str| match adversary {
+                    Adversary::Ended => format!("pgd.{}.final.{path}", sample.recorded),
+                    Adversary::Climbing => format!("rng.{}.init.{path}", sample.recorded),
+                };
+                let source = |path: &str| case.get(&source(path)).f32();
+                replica.feed_sources(executor, &sample.name, source);
+                replica.feed_routes(executor, &sample.name, route);
+            } else {
+                replica.feed_draws(executor, case, sample, route);
+            }
+        }
+    }
+}
+
+/// Outputs of the masked passes of some terms, by their recorded name.
+fn passes(
+    replica: &mut Replica,
+    case: &Numbers,
+    terms: &[(&str, &Term)],
+    adversary: Adversary,
+) -> Vec<(String, Vec<f32>)> {
+    let (mut b, front) = replica.front();
+    let mut names = Vec::new();
+    for &(name, term) in terms {
+        let outputs = outputs(replica, (&mut b, &front), term, pass_order(&case.info));
+        // The last of an adversary alone is recorded.
+        if matches!(term, Term::PgdRecon(_))
+            && (outputs.len() > 1 || adversary == Adversary::Climbing)
+        {
+            continue;
+        }
+        for (index, output) in outputs.into_iter().enumerate() {
+            let name = format!("out.{name}.f{index}");
+            b.output(&name, output);
+            names.push(name);
+        }
+    }
+    if names.is_empty() {
+        return Vec::new();
+    }
+    let mut executor = replica.executor(&b, case.get("batch"));
+    feed(replica, case, terms, adversary, &mut executor);
+    executor
+        .run_and_fetch(&mut replica.store)
+        .expect("a processor that works");
+    names
+        .into_iter()
+        .map(|name| {
+            let output = executor.output(&name, &replica.store).to_vec();
+            (name, output)
+        })
+        .collect()
+}
+
+/// Outputs of the masked passes of a term, in their order.
+fn outputs(
+    replica: &Replica,
+    (b, front): (&mut Builder, &Front),
+    term: &Term,
+    order: Vec<usize>,
+) -> Vec<Value> {
+    let decomposition = &replica.decomposition;
+    let sample = |name: &str| SampleId {
+        number: 0,
+        name: name.to_owned(),
+    };
+    if let Term::PgdRecon(pgd) = term {
+        let draws = (Draws::Inputs, &sample(term.name()));
+        let ascents = decomposition.ascents(b, front, pgd, draws);
+        let ascents = ascents.expect("shapes fit").into_iter();
+        return ascents
+            .map(|ascent| decomposition.attacked_pass(b, front, &ascent.sites))
+            .map(|pass| pass.expect("shapes fit").output)
+            .collect();
+    }
+    let samples = replica.samples(term, "", 0).into_iter();
+    let mut outputs = Vec::new();
+    for ours in samples {
+        let draws = (Draws::Inputs, &sample(&ours.name));
+        let passes = decomposition.passes(b, front, term, draws);
+        let of_site: Vec<Value> = passes
+            .expect("shapes fit")
+            .iter()
+            .map(|pass| pass.output)
+            .collect();
+        match term.routing() {
+            Some(Routing::Layerwise) => outputs.extend(order.iter().map(|&i| of_site[i])),
+            _ => outputs.extend(of_site),
+        }
+    }
+    outputs
 }
 
 /// Our site of each layerwise pass: theirs go through the sites as the forward pass does.

@@ -1,10 +1,14 @@
 //! The decomposition of a case, its parameters taken from the file, and programs on it.
 
-use spd_configs::{Loss, PgdScope, Routing, Run, Sampling, Term};
-use spd_engine::ops::{Draw, Mask, MaskValues};
-use spd_engine::{Builder, Executor, Slot, Store, Type, Value};
-use spd_trainer::decomposition::{BatchShape, Decomposition, Draws, Front};
-use spd_trainer::schedule::exponent;
+use std::collections::BTreeMap;
+
+use spd_configs::{Routing, Run, Sampling, Term};
+use spd_dataloader::Batch;
+use spd_engine::{Builder, Executor, Slot, Store};
+use spd_trainer::data::fill;
+use spd_trainer::decomposition::{Decomposition, Draws, Front};
+use spd_trainer::parameters::{BETA1, Parameter};
+use spd_trainer::replay::Replay;
 use spd_trainer::target_models::{InputKind, input_kind, tensors};
 
 use super::numbers::{Numbers, Tensor};
@@ -27,7 +31,7 @@ impl Replica {
     /// The target and the parameters `<start>comp.*`, `<start>cifn.*` of `numbers`.
     pub(super) fn new(run: &Run, numbers: &Numbers, start: &str) -> Self {
         let mut store = Store::new();
-        let decomposition = Decomposition::new(run, &mut store).expect("the case's own sites");
+        let mut decomposition = Decomposition::new(run, &mut store).expect("the case's own sites");
         let weights: Vec<_> = tensors(&run.target.model)
             .into_iter()
             .map(|tensor| {
@@ -37,6 +41,7 @@ impl Replica {
             })
             .collect();
         decomposition.set_target(&mut store, &weights);
+        decomposition.draws = Draws::Inputs;
         let mut replica = Self {
             store,
             decomposition,
@@ -83,21 +88,52 @@ impl Replica {
             .expect("a parameter of a site")
     }
 
-    /// A program up to the importances, on batches like this one.
-    pub(super) fn front(&self, batch: &Tensor) -> (Builder, Front) {
-        let shape = BatchShape {
-            rows: batch.dims[0],
-            positions: match self.input_kind() {
-                InputKind::Features(_) => 1,
-                InputKind::Tokens => batch.dims[1],
-            },
-        };
+    /// A program up to the importances, on a batch of the run.
+    pub(super) fn front(&self) -> (Builder, Front) {
+        let shape = self
+            .decomposition
+            .shape(self.decomposition.run.train.batch_size);
         let mut b = Builder::new();
         let front = self
             .decomposition
             .front(&mut b, &self.store, shape, &Draws::Inputs)
             .expect("shapes fit");
         (b, front)
+    }
+
+    /// The programs of the run.
+    pub(super) fn replay(&mut self) -> Replay {
+        Replay::new(&self.decomposition, &mut self.store, &processor(2)).expect("programs")
+    }
+
+    /// A recorded batch, as a loader would hand it out. Behind the last token of a row none is known.
+    pub(super) fn batch(&self, recorded: &Tensor) -> Batch {
+        let mut batch = Batch {
+            rows: recorded.dims[0],
+            ..Batch::default()
+        };
+        match input_kind(&self.decomposition.run.target.model) {
+            InputKind::Features(_) => batch.features = recorded.f32(),
+            InputKind::Tokens => {
+                let tokens = recorded.u32();
+                let rows = tokens.chunks(recorded.dims[1]);
+                let rows = rows.flat_map(|row| row.iter().copied().chain([u32::MAX]));
+                batch.tokens = rows.collect();
+            }
+        }
+        batch
+    }
+
+    /// The gradients of the first step, from the first moments that it leaves: they are the gradients, times one minus
+    /// their decay. By the parameter's name; zeros where the loss does not depend on it.
+    pub(super) fn gradients(&self) -> BTreeMap<String, Vec<f32>> {
+        let share = 1.0 - rounded(BETA1);
+        let all = self.decomposition.parameters.iter();
+        let gradient = |p: &Parameter| {
+            let first = self.store.get(p.first).iter();
+            (self.name(p.slot), first.map(|m| m / share).collect())
+        };
+        all.map(gradient).collect()
     }
 
     /// The mask samples of a term, in order; their draws are recorded as `<recorded>.m<first>` and on. Of an adversary its
@@ -122,81 +158,13 @@ impl Replica {
             .collect()
     }
 
-    /// Outputs of the masked passes of one sample of a term. Written down once more, from the same inputs: being equal ops
-    /// on equal values, they are the values that the loss is made of.
-    pub(super) fn passes(
-        &self,
-        b: &mut Builder,
-        front: &Front,
-        term: &Term,
-        sample: &str,
-    ) -> Vec<Value> {
-        let run = &self.decomposition.run;
-        let rows = Type::f32(&[front.shape.examples()]);
-        let mut masked = Vec::new();
-        for (index, site) in self.decomposition.sites.iter().enumerate() {
-            let importance = front.sites[index].importance;
-            let like_importance = b.ty(importance).clone();
-            let mut input = |kind: &str, ty: &Type| {
-                let name = format!("{kind}.{sample}.{}", site.path());
-                b.input(&name, ty).expect("the type it has in the loss")
-            };
-            let mut values = MaskValues {
-                mask: Mask::Ones,
-                importance: Some(importance),
-                given: None,
-                delta: None,
-                route: None,
-            };
-            match term {
-                Term::CiMaskedRecon { .. } => values.mask = Mask::Importance,
-                Term::StochasticRecon { .. }
-                | Term::StochasticHiddenActsRecon
-                | Term::PgdRecon(_) => {
-                    let (source, delta) = match term {
-                        Term::PgdRecon(pgd) if pgd.scope == PgdScope::SharedAcrossBatch => {
-                            (Type::f32(&[site.components]), Type::f32(&[1]))
-                        }
-                        _ => (like_importance, rows.clone()),
-                    };
-                    values.mask = Mask::Between(Draw::Given);
-                    values.given = Some(input("src", &source));
-                    if run.decomposition.delta {
-                        values.delta = Some(input("dmask", &delta));
-                    }
-                }
-                _ => {}
-            }
-            if let Some(Routing::UniformK | Routing::Probability(_)) = term.routing() {
-                values.route = Some(input("route", &rows));
-            }
-            masked.push((index, values));
-        }
-        let layerwise = term.routing() == Some(Routing::Layerwise);
-        masked
-            .chunks(if layerwise { 1 } else { masked.len() })
-            .map(|group| self.decomposition.masked_pass(b, front, group))
-            .map(|pass| pass.expect("shapes fit").output)
-            .collect()
-    }
-
-    fn input_kind(&self) -> InputKind {
-        input_kind(&self.decomposition.run.target.model)
-    }
-
     /// Ready to be replayed on a batch.
     pub(super) fn executor(&self, b: &Builder, batch: &Tensor) -> Executor {
         let mut executor = Executor::new(b, &processor(2)).expect("a processor that works");
-        self.feed_batch(&mut executor, batch);
-        executor
-    }
-
-    pub(super) fn feed_batch(&self, executor: &mut Executor, batch: &Tensor) {
-        match self.input_kind() {
-            _ if !executor.has_input("input") => {}
-            InputKind::Features(_) => executor.input("input").copy_from_slice(&batch.f32()),
-            InputKind::Tokens => executor.input_u32("input").copy_from_slice(&batch.u32()),
+        if executor.has_input("input") {
+            fill(&mut executor, &self.batch(batch));
         }
+        executor
     }
 
     /// Gives a sample its recorded draws; `routes` has those of its sites, where they are routed.
@@ -278,23 +246,6 @@ impl Replica {
                 let theirs = numbers.get(&format!("ci_binom.rand.{}", site.path()));
                 executor.input(&ours).copy_from_slice(&theirs.f32());
             }
-        }
-    }
-}
-
-/// Sets the exponent of the penalty, if one of the losses is the penalty.
-pub(super) fn set_exponent(executor: &mut Executor, losses: &[Loss], fraction: f64) {
-    for loss in losses {
-        if let Term::ImportanceMinimality {
-            p,
-            p_final,
-            anneal_start,
-            anneal_end,
-            ..
-        } = loss.term
-        {
-            let p = exponent(p, p_final, (anneal_start, anneal_end), fraction);
-            executor.set_scalar("p", rounded(p));
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Numbers that need no program: schedules, annealing, and known solutions.
 
 use serde_json::Value as Json;
+use spd_configs::{Schedule, Shape};
 use spd_trainer::metrics::known_importance::{dense_error, identity_error};
 use spd_trainer::schedule::{exponent, learning_rate};
 
 use super::numbers::Numbers;
-use super::terms;
+use super::run_file::{list, number, text};
+use crate::harness::{Compared, Outcome};
 
 /// Both compute in f64, with another order of operations here and there.
 const EXACT: f64 = 1e-12;
@@ -28,14 +30,27 @@ fn at(values: &Json) -> impl Iterator<Item = (f64, f64)> {
     })
 }
 
+/// One of them ends above its start, which a run file may not say.
+fn schedule(config: &Json) -> Schedule {
+    let or = |key: &str, default: f64| config[key].as_f64().unwrap_or(default);
+    Schedule {
+        start: number(config, "start_val"),
+        shape: match config["fn_type"].as_str() {
+            None | Some("constant") => Shape::Constant,
+            Some("linear") => Shape::Linear,
+            Some("cosine") => Shape::Cosine,
+            Some(other) => panic!("unknown schedule `{other}`"),
+        },
+        warmup: or("warmup_pct", 0.0),
+        final_fraction: or("final_val_frac", 1.0),
+    }
+}
+
 // Errors relative to the start: next to the end of a cosine, 1 + cos cancels.
-#[test]
-fn golden_schedules() {
-    let Some(scalars) = Numbers::open("scalars") else {
-        return;
-    };
-    for said in terms::list(&scalars.info, "schedules") {
-        let schedule = terms::schedule(&said["cfg"]);
+pub(super) fn schedules() -> Outcome {
+    let scalars = Numbers::open("scalars")?;
+    for said in list(&scalars.info, "schedules") {
+        let schedule = schedule(&said["cfg"]);
         let steps = said["total"].as_u64().expect("steps");
         for (step, theirs) in at(&said["vals"]) {
             #[expect(
@@ -48,15 +63,13 @@ fn golden_schedules() {
             close(ours, theirs, schedule.start, &what);
         }
     }
+    Ok(Compared::default())
 }
 
-#[test]
-fn golden_annealing() {
-    let Some(scalars) = Numbers::open("scalars") else {
-        return;
-    };
-    for said in terms::list(&scalars.info, "anneal") {
-        let args = terms::list(said, "args");
+pub(super) fn annealing() -> Outcome {
+    let scalars = Numbers::open("scalars")?;
+    for said in list(&scalars.info, "anneal") {
+        let args = list(said, "args");
         let arg = |index: usize| args[index].as_f64();
         let needed = |index: usize| arg(index).expect("a number");
         for (fraction, theirs) in at(&said["vals"]) {
@@ -65,15 +78,13 @@ fn golden_annealing() {
             close(ours, theirs, needed(0), &what);
         }
     }
+    Ok(Compared::default())
 }
 
-#[test]
-fn golden_known_importances() {
-    let Some(scalars) = Numbers::open("scalars") else {
-        return;
-    };
-    for said in terms::list(&scalars.info, "ci_patterns") {
-        let key = terms::text(said, "key");
+pub(super) fn known_importances() -> Outcome {
+    let scalars = Numbers::open("scalars")?;
+    for said in list(&scalars.info, "ci_patterns") {
+        let key = text(said, "key");
         let recorded = scalars.get(key);
         let (importance, features, c) = (recorded.f32(), recorded.dims[0], recorded.dims[1]);
         for (name, theirs) in said.as_object().expect("errors by name") {
@@ -94,4 +105,5 @@ fn golden_known_importances() {
             assert_eq!(Some(ours as u64), theirs.as_u64(), "{name} of {key}");
         }
     }
+    Ok(Compared::default())
 }

@@ -3,42 +3,31 @@
 use std::io::Write as _;
 
 use safetensors::{Dtype, tensor::TensorView};
-use spd_configs::{Loss, Sampling, Term};
 use spd_trainer::target_models::load;
 
 use super::compare::Comparison;
 use super::numbers::Numbers;
 use super::replica::Replica;
-use super::terms::{self, Settings};
+use super::run_file::{self, FAITHFULNESS, Settings};
+use crate::harness::Outcome;
 
-#[test]
-fn golden_gpt2_checkpoint_gives_the_recorded_logits() {
-    logits("gpt2", "checkpoint", |name| Some(name.to_owned()));
+// Those of the reference's own models hold `lm_head.weight`, which must be the embedding once more.
+pub(super) fn whole(case: &str) -> Outcome {
+    logits(case, "checkpoint", |name| Some(name.to_owned()))
 }
 
 // As `GPT2Model.save_pretrained` writes it: no prefix, no head.
-#[test]
-fn golden_gpt2_checkpoint_of_the_bare_model_gives_the_recorded_logits() {
+pub(super) fn bare() -> Outcome {
     logits("gpt2", "bare checkpoint", |name| {
         name.strip_prefix("transformer.").map(str::to_owned)
-    });
-}
-
-// These hold `lm_head.weight`, which must be the embedding once more.
-#[test]
-fn golden_checkpoints_of_the_references_own_models_give_the_recorded_logits() {
-    for case in ["gpt2_simple", "llama_simple", "llama_simple_mlp"] {
-        logits(case, "checkpoint", |name| Some(name.to_owned()));
-    }
+    })
 }
 
 /// Writes the tensors that `name` names to a file, loads it and compares the logits.
-#[expect(clippy::print_stdout, reason = "the report of a test")]
-fn logits(case: &str, what: &str, name: impl Fn(&str) -> Option<String>) {
+fn logits(case: &str, what: &str, name: impl Fn(&str) -> Option<String>) -> Outcome {
     let what = format!("{case} {what}");
-    let Some(case) = Numbers::open(case) else {
-        return;
-    };
+    let case = Numbers::open(case)?;
+    case.need("checkpoint")?;
     let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = case
         .under("target.")
         .filter_map(|(recorded, tensor)| {
@@ -54,16 +43,7 @@ fn logits(case: &str, what: &str, name: impl Fn(&str) -> Option<String>) {
     file.write_all(&safetensors::serialize(views, None).expect("plain tensors"))
         .expect("room for it");
 
-    let settings = Settings {
-        delta: true,
-        sampling: Sampling::Continuous,
-        mask_samples: 1,
-    };
-    let faithfulness = Loss {
-        coeff: 1.0,
-        term: Term::Faithfulness,
-    };
-    let run = terms::run(&case, vec![faithfulness], settings);
+    let run = run_file::run(&case, FAITHFULNESS, Settings::PLAIN);
     let mut replica = Replica::new(&run, &case, "");
     for slot in replica.store.slots() {
         if replica.store.name(slot).starts_with("target_model.") {
@@ -75,7 +55,7 @@ fn logits(case: &str, what: &str, name: impl Fn(&str) -> Option<String>) {
         .decomposition
         .set_target(&mut replica.store, &weights);
     let batch = case.get("batch");
-    let (mut b, front) = replica.front(batch);
+    let (mut b, front) = replica.front();
     b.output("logits", front.output);
     let mut executor = replica.executor(&b, batch);
     executor
@@ -87,5 +67,5 @@ fn logits(case: &str, what: &str, name: impl Fn(&str) -> Option<String>) {
     comparison.group("logits");
     let ours = executor.output("logits", &replica.store);
     comparison.tensor("out.target", ours, &case.get("out.target").values);
-    println!("{}", comparison.finish());
+    Ok(comparison.finish())
 }

@@ -1,0 +1,98 @@
+//! The programs of a run, one replay at a time, on numbers that the caller has: a batch, and draws where the programs take
+//! them as inputs ([`Draws::Inputs`](crate::decomposition::Draws::Inputs)).
+
+use spd_dataloader::{Batch, Features, Source};
+use spd_engine::{Executor, Processor, Store};
+
+use crate::data::{Sources, fill};
+use crate::decomposition::Decomposition;
+use crate::decomposition_task::DecompositionTask;
+use crate::fault::Fault;
+use crate::task::{Task as _, in_arena_of, scalar_outputs};
+use crate::train::run_step;
+
+/// The warm-up, the step and the evaluation of a decomposition, as training runs them.
+pub struct Replay {
+    task: DecompositionTask,
+}
+
+impl Replay {
+    /// Builds the programs, whose parameters are those of `store`.
+    ///
+    /// # Errors
+    ///
+    /// When a program cannot be built, or its memory cannot be had.
+    pub fn new(
+        decomposition: &Decomposition,
+        store: &mut Store,
+        processor: &Processor,
+    ) -> Result<Self, Fault> {
+        // Nothing is read from it.
+        let none = Source::Features(Features::new(1, 1.0, 0.0, 1.0)?);
+        let sources = Sources {
+            train: none.clone(),
+            eval: none,
+        };
+        let mut task = DecompositionTask::new(decomposition.clone(), sources, store, processor)?;
+        task.make_room()?;
+        Ok(Self { task })
+    }
+
+    /// The program of a step: its inputs, and after [`step`](Self::step) its outputs.
+    pub fn program(&mut self) -> &mut Executor {
+        self.task.program()
+    }
+
+    /// One more update of the warm-up, of which `made` are made. The last one discards the moments.
+    ///
+    /// # Errors
+    ///
+    /// When the loss or a gradient is not finite, or a GPU refuses.
+    pub fn warm_up(&mut self, store: &mut Store, made: u64) -> Result<(), Fault> {
+        self.task.warm_up(store, made, &mut |now| now == made)?;
+        Ok(store.fetch()?)
+    }
+
+    /// One step.
+    ///
+    /// # Errors
+    ///
+    /// When a GPU refuses.
+    pub fn step(&mut self, store: &mut Store, batch: &Batch, step: u64) -> Result<(), Fault> {
+        run_step(&mut self.task, store, batch, step)?;
+        self.task.program().fetch(store)?;
+        Ok(store.fetch()?)
+    }
+
+    /// What follows the step, by name: `lr`, and `p` where there is a penalty.
+    pub fn scalars(&self, step: u64) -> Vec<(&'static str, f64)> {
+        self.task.scalars(step)
+    }
+
+    /// What a training row says of the last step, by name.
+    pub fn observe(&self, store: &Store) -> Vec<(String, f64)> {
+        self.task.observe(store)
+    }
+
+    /// The evaluation of one batch, by name.
+    ///
+    /// - `feed`: gives the program its draws
+    ///
+    /// # Errors
+    ///
+    /// When a GPU refuses.
+    pub fn evaluate(
+        &mut self,
+        store: &mut Store,
+        batch: &Batch,
+        feed: impl FnOnce(&mut Executor),
+    ) -> Result<Vec<(String, f64)>, Fault> {
+        let (owner, program) = self.task.for_evaluation();
+        in_arena_of(owner, program, |program| {
+            fill(program, batch);
+            feed(program);
+            program.run_and_fetch(store)?;
+            Ok(scalar_outputs(program, store))
+        })
+    }
+}
