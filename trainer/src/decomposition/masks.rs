@@ -23,7 +23,7 @@ pub enum Draws {
     /// Counters: a function of (seed, purpose, step, site, row, component).
     Counters,
     /// Inputs of the program, named `src.<sample>.<site>`, `dmask.<sample>.<site>`, `route.<sample>.<site>` and
-    /// `noise.<site>`: recorded numbers, to replay another implementation. Of an adversary they are where it starts.
+    /// `noise.<site>`: recorded numbers, to replay another implementation. Of an adversary they are where it starts, if at random.
     Inputs,
 }
 
@@ -136,7 +136,7 @@ impl Draws {
         Ok(routes.into_iter().map(Some).collect())
     }
 
-    /// Where an adversary starts at a site. Recorded sources are inputs, however they were made.
+    /// Where an adversary starts at a site.
     pub(crate) fn adversary(
         self,
         b: &mut Builder,
@@ -154,14 +154,14 @@ impl Draws {
         };
         let mut start = |purpose, kind: &str, dims: &[usize]| {
             let stream = Stream::new(purpose, sample.number, site_number(index));
-            match (self, pgd.init) {
-                (Self::Inputs, _) => {
+            match (pgd.init, self) {
+                (PgdInit::Ones, _) => b.constant(1.0, dims),
+                (PgdInit::Zeroes, _) => b.constant(0.0, dims),
+                (PgdInit::Random, Self::Inputs) => {
                     let name = format!("{kind}.{}.{}", sample.name, site.path());
                     b.input(&name, &Type::f32(dims))
                 }
-                (Self::Counters, PgdInit::Ones) => b.constant(1.0, dims),
-                (Self::Counters, PgdInit::Zeroes) => b.constant(0.0, dims),
-                (Self::Counters, PgdInit::Random) => match (shared, purpose) {
+                (PgdInit::Random, Self::Counters) => match (shared, purpose) {
                     (true, _) => b.uniform_row(stream, dims[0]),
                     (false, Purpose::Delta) => b.uniform_rows(stream, dims[0]),
                     (false, _) => b.uniform(stream, dims),

@@ -8,6 +8,7 @@
 //! not, in `tests/golden`, which has a part of them. What neither has is skipped, and named in the last line.
 
 mod ascent;
+mod candle;
 mod ce_kl;
 mod compare;
 mod numbers;
@@ -19,6 +20,7 @@ mod target_file;
 mod tied;
 mod trained_targets;
 mod trajectory;
+mod unrecorded;
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -73,6 +75,10 @@ pub(crate) fn tests() -> Vec<Test> {
     for target in trained_targets::TARGETS {
         let name = format!("golden::trained_{target}_loses_what_it_lost_there");
         add(name, Box::new(move || trained_targets::check(target)));
+    }
+    for case in unrecorded::CASES {
+        let name = format!("golden::unrecorded_{}", case.name);
+        add(name, Box::new(move || case.check()));
     }
     for (case, why) in UNSUPPORTED {
         for (what, kind) in [("", ""), ("_trajectory", ".traj")] {
