@@ -45,6 +45,9 @@ const UNSUPPORTED: [(&str, &str); 1] = [(
     "its site `wte` is an embedding: a pass masks linear layers alone",
 )];
 
+/// A test that is of no case.
+type Named = (&'static str, fn() -> Outcome);
+
 pub(crate) fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
     let mut add = |name: String, run: Box<dyn Fn() -> Outcome + Send + Sync>| {
@@ -90,7 +93,7 @@ pub(crate) fn tests() -> Vec<Test> {
             add(name, Box::new(move || Err(skipped.clone())));
         }
     }
-    let others: [(&str, fn() -> Outcome); 5] = [
+    let others: [Named; 5] = [
         (
             "gpt2_checkpoint_of_the_bare_model_gives_the_recorded_logits",
             target_file::bare,

@@ -35,7 +35,7 @@ impl Numbers {
     /// When a file is there but is not what it should be.
     pub(super) fn open(name: &str) -> Result<Self, Skipped> {
         let folders = folders();
-        let has = |folder: &&PathBuf| folder.join(format!("{name}.json")).exists();
+        let has = |folder: &&PathBuf| folder.join(format!("{name}.json")).is_file();
         let folder = folders.iter().find(has);
         let folder = folder.ok_or_else(|| absent(name, name))?;
         let read = |kind: &str| {

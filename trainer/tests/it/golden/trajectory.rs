@@ -78,7 +78,7 @@ pub(super) fn text(case: &Numbers, numbers: &Numbers) -> String {
 }
 
 /// Gives a program the draws of a step.
-pub(super) fn feed(replica: &Replica, numbers: &Numbers, executor: &mut Executor, step: usize) {
+pub(super) fn feed(replica: &Replica, numbers: &Numbers, executor: &mut Executor, step: u64) {
     // Terms that draw anything are numbered on in the order of the losses.
     let mut first = 0;
     for Loss { term, .. } in &replica.decomposition.run.losses {
@@ -155,17 +155,12 @@ impl Training<'_> {
                 self.comparison.group("end");
                 self.compare_parameters("final");
             }
-            let log = &list(&self.numbers.info, "logs")[step as usize];
-            assert_eq!(log[0], step, "logs are in order");
+            let mut logs = list(&self.numbers.info, "logs").iter();
+            let log = logs.find(|log| log[0] == step).expect("a log of the step");
             self.comparison.group(format!("step {step}"));
             let batch = self.numbers.get(&format!("batch.{step}"));
             let batch = self.replica.batch(batch);
-            feed(
-                &self.replica,
-                self.numbers,
-                self.replay.program(),
-                step as usize,
-            );
+            feed(&self.replica, self.numbers, self.replay.program(), step);
             let before = self.before();
             let store = &mut self.replica.store;
             let replayed = self.replay.step(store, &batch, step);
