@@ -10,9 +10,10 @@
 use std::sync::Arc;
 
 use crate::builder::{Builder, StepScalar};
-use crate::cpu::{self, OpProfile, Pool, StepParameters};
+use crate::cpu::{self, OpProfile, Pool};
 use crate::cuda::{self, Device, Fault};
 use crate::plan::Plan;
+use crate::step_parameters::StepParameters;
 use crate::store::Store;
 
 /// Where programs run.

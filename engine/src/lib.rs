@@ -33,17 +33,19 @@ mod precision;
 #[cfg(test)]
 mod random_programs;
 mod schedule;
+mod step_parameters;
 mod store;
 mod value;
 
 pub use association::{Made, Right};
 pub use builder::{BACKWARD, Builder, StepScalar};
-pub use cpu::{Frame, OpProfile, Pool, StepParameters, TooManyThreads, has_bf16_products};
+pub use cpu::{Frame, OpProfile, Pool, TooManyThreads, has_bf16_products};
 pub use cuda::{Fault, MATRIX_PRODUCTS, PINNED, Staged};
 pub use front::{Arena, Executor, Processor};
 pub use gradients::Gradients;
 pub use op::{BuildError, Dear, NodeView, Op, Result};
 pub use plan::Plan;
 pub use precision::Precision;
+pub use step_parameters::StepParameters;
 pub use store::{Named, Slot, Store};
 pub use value::{DType, Type, Value};

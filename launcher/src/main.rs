@@ -66,6 +66,9 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Doctor(asked)), _) => Ok(doctor::doctor(&asked)),
         (Some(Command::Probe(asked)), _) => doctor::probe(&asked),
         (Some(Command::Rank(asked)), _) => rank::rank(&asked),
+        (None, Some(asked)) if asked.seeds.is_some() || !asked.sweep.is_empty() => {
+            sweep::sweep(&asked)
+        }
         (None, Some(asked)) => run::run(&asked),
         (None, None) => Err(Fault::BadInput(
             "no run file was named; try `spd-launch configs/tms_5-2.toml`".to_owned(),

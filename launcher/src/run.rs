@@ -15,7 +15,7 @@ use crate::restart::{self, Restarts};
 use crate::run_dir::{Found, RunDir};
 use crate::stop::Stop;
 use crate::supervise::{self, Timeouts};
-use crate::{memory, plan, screen, summary, sweep};
+use crate::{memory, plan, screen, summary};
 
 /// Runs a run file to its end, from wherever an earlier launch left it.
 ///
@@ -25,14 +25,6 @@ use crate::{memory, plan, screen, summary, sweep};
 /// rank is printed here, and told by the exit alone.
 pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     let on_gpu = gpu(asked.gpus)?.is_some();
-    if asked.seeds.is_some() || !asked.sweep.is_empty() {
-        if on_gpu {
-            return Err(Fault::BadInput(
-                "--gpus 1: several runs go to the processor; run them one after the other, or leave it out".into(),
-            ));
-        }
-        return sweep::sweep(asked);
-    }
     if let Some(jobs) = asked.jobs {
         return Err(Fault::BadInput(format!(
             "--jobs {jobs}: there is one run; it goes with --seeds or --sweep"

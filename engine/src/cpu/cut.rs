@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::gemm::Shape;
 use super::pool::chunks;
+use super::shape::Shape;
 use super::thin;
 
 /// How a product is cut: into so many parts down, across and along the sums; thin ones by their rows or along

@@ -16,21 +16,9 @@ use crate::builder::{Builder, Node, StepScalar};
 use crate::op::{Dear, Op};
 use crate::plan::{Place, Plan};
 use crate::precision::{Precision, precision_of_products};
+use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::{DType, Type, Value};
-
-/// The numbers that change from step to step.
-#[derive(Debug, Clone, Default)]
-pub struct StepParameters {
-    /// Keys every draw.
-    pub seed: u64,
-    /// Step of the draws.
-    pub step: u32,
-    /// Row number, in the whole batch, of this program's first row.
-    pub first_row: u32,
-    /// Values of the program's step scalars.
-    pub scalars: Vec<f32>,
-}
 
 /// A program and its plan; in an arena, ready to be replayed on the CPU.
 pub struct Executor {

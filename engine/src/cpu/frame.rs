@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use super::executor::StepParameters;
 use super::pool::Pool;
 use crate::builder::StepScalar;
 use crate::precision::Precision;
+use crate::step_parameters::StepParameters;
 use crate::value::{DType, Type};
 
 /// Where an operand lies and how long it is.

@@ -8,24 +8,10 @@ use super::cut::{Cut, STEP_COLUMNS, STEP_ROWS, STEP_SUMS, part};
 use super::math::on_vectors;
 use super::pool::{Parts, PerChunk, Pool, Rows, chunks};
 use super::reduce::add_chunks;
+use super::shape::{Matrix, Shape, Strided};
 use super::thin::{self, LayOut, Narrow};
 use super::tile::Tile;
 use crate::precision::Precision;
-
-/// A matrix in memory: its values, and whether it is stored transposed.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Matrix<'a> {
-    pub(crate) values: &'a [f32],
-    pub(crate) transposed: bool,
-}
-
-/// Rows, columns, and length of the sums.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shape {
-    pub(crate) m: usize,
-    pub(crate) n: usize,
-    pub(crate) k: usize,
-}
 
 /// `out = [out +] alpha a b`, with `out` f32 `[m, n]`. In bf16 the factors are rounded where the product is cut into blocks; thin
 /// ones are bound by memory, and stay as exact as they are.
@@ -180,38 +166,6 @@ impl Product<'_> {
         // SAFETY: `product` checked that the operands have m*k and k*n elements, and the ranges lie inside
         // the shape; the caller vouches for `out`.
         unsafe { multiply(self.precision, shape, self.alpha, (a, b), (out, n, add)) };
-    }
-}
-
-/// A matrix inside a larger one: element `(i, j)` is `values[i * row + j * column]`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Strided<'a> {
-    pub(crate) values: &'a [f32],
-    pub(crate) row: usize,
-    pub(crate) column: usize,
-}
-
-impl<'a> Strided<'a> {
-    /// Consecutive columns of a matrix, whose first element `values` starts with and whose rows are `row` apart.
-    pub(crate) fn rows(values: &'a [f32], row: usize) -> Self {
-        Self {
-            values,
-            row,
-            column: 1,
-        }
-    }
-
-    /// The transposed matrix.
-    pub(crate) fn t(self) -> Self {
-        Self {
-            values: self.values,
-            row: self.column,
-            column: self.row,
-        }
-    }
-
-    fn holds(&self, rows: usize, columns: usize) -> bool {
-        (rows - 1) * self.row + (columns - 1) * self.column < self.values.len()
     }
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod math;
 pub(crate) mod packed;
 pub(crate) mod pool;
 pub(crate) mod reduce;
+pub(crate) mod shape;
 pub(crate) mod sparse;
 mod thin;
 pub(crate) mod tile;
@@ -20,7 +21,7 @@ pub(crate) mod uniform;
 
 pub use arena::Arena;
 pub use bf16::has_bf16_products;
-pub use executor::{Executor, OpProfile, StepParameters};
+pub use executor::{Executor, OpProfile};
 pub use frame::Frame;
 pub(crate) use pool::{PerChunk, Rows};
 pub use pool::{Pool, TooManyThreads};

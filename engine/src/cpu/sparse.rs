@@ -4,9 +4,9 @@
 //! until it has shown too many numbers, which in a full one is soon. A zero counts as one whatever it meets, infinities
 //! included, as in the sparse matrices of other libraries.
 
-use super::gemm::{Matrix, Shape};
 use super::math::vectorised;
 use super::pool::{Pool, Rows};
+use super::shape::{Matrix, Shape};
 use crate::ops::grain_rows;
 
 /// One of so many elements of the factor may differ from zero.

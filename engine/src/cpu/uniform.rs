@@ -7,8 +7,8 @@
 use pulp::{Simd, WithSimd};
 use spd_draws::{MULTIPLIERS, ROUNDS, Stream, keys, uniform};
 
-use super::StepParameters;
 use super::math::on_vectors;
+use crate::step_parameters::StepParameters;
 
 /// Counters of a call of the widest vectors: two vectors of 16 lanes.
 const COUNTERS: usize = 32;

@@ -15,8 +15,9 @@ use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
 use super::inputs::{self, Inputs};
 use super::program::{self, FIXED_PARAMETERS, Kernel, Placed, Program, Step};
 use crate::builder::{Builder, StepScalar};
-use crate::cpu::{OpProfile, StepParameters};
+use crate::cpu::OpProfile;
 use crate::plan::Plan;
+use crate::step_parameters::StepParameters;
 use crate::store::{Slot, Store};
 use crate::value::DType;
 

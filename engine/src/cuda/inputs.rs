@@ -20,7 +20,7 @@ use super::Fault;
 use super::device::{Device, Event, Memory, Pinned};
 use super::driver::{Stream, Transfer, Way};
 use super::program::{FIXED_PARAMETERS, Program};
-use crate::cpu::StepParameters;
+use crate::step_parameters::StepParameters;
 
 /// Inputs start at multiples of this many words.
 const ALIGN: usize = 64;

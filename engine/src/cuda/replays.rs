@@ -7,10 +7,11 @@ use super::emulated::{Call, Emulated, Ignored, Order, is_there};
 use super::tests::{on, replay_on, same_bits};
 use super::{Arena, Device, Executor};
 use crate::builder::Builder;
-use crate::cpu::{self, Pool, StepParameters};
+use crate::cpu::{self, Pool};
 use crate::cuda::Result;
 use crate::ops::oracle::{close, random};
 use crate::ops::{AdamW, AdamWOperands};
+use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::Type;
 

@@ -26,12 +26,12 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::shadow::distance;
 use super::sites::{self, Found};
 use crate::builder::{Builder, Home, Node};
-use crate::cpu::{Arena, Executor, Pool, StepParameters};
+use crate::cpu::{Arena, Executor, Pool};
 use crate::precision::cast;
 use crate::schedule;
+use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::{DType, Value};
 
@@ -378,6 +378,20 @@ fn repeated(
         }
     });
     made.collect()
+}
+
+/// `|found - expected| / |expected|` in the 2-norm; 0 where both are nothing but zeros, or NaN at the same places.
+fn distance(found: &[f32], expected: &[f32]) -> f64 {
+    let (mut off, mut size) = (0.0, 0.0);
+    for (&found, &expected) in found.iter().zip(expected) {
+        if found.to_bits() != expected.to_bits() && !(found.is_nan() && expected.is_nan()) {
+            off += f64::from(found - expected).powi(2);
+        }
+        if expected.is_finite() {
+            size += f64::from(expected).powi(2);
+        }
+    }
+    if off == 0.0 { 0.0 } else { (off / size).sqrt() }
 }
 
 #[cfg(test)]

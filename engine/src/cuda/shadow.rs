@@ -7,8 +7,8 @@ use super::emulated::{Emulated, Order};
 use super::roundings::{Held, check, watched};
 use super::{Arena, Device, Executor, Result};
 use crate::builder::Builder;
-use crate::cpu::StepParameters;
 use crate::precision::{Precision, stored};
+use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::Value;
 
@@ -176,18 +176,4 @@ pub(crate) fn compare<'a>(found: &Found, expected: impl Iterator<Item = &'a [f32
             found.len()
         );
     }
-}
-
-/// `|found - expected| / |expected|` in the 2-norm; 0 where both are nothing but zeros, or NaN at the same places.
-pub(super) fn distance(found: &[f32], expected: &[f32]) -> f64 {
-    let (mut off, mut size) = (0.0, 0.0);
-    for (&found, &expected) in found.iter().zip(expected) {
-        if found.to_bits() != expected.to_bits() && !(found.is_nan() && expected.is_nan()) {
-            off += f64::from(found - expected).powi(2);
-        }
-        if expected.is_finite() {
-            size += f64::from(expected).powi(2);
-        }
-    }
-    if off == 0.0 { 0.0 } else { (off / size).sqrt() }
 }

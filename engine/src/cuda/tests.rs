@@ -9,10 +9,11 @@ use super::libraries::Library;
 use super::program::{Kernel, Program, source};
 use super::{Arena, Device, Fault};
 use crate::builder::Builder;
-use crate::cpu::{Executor, Pool, StepParameters};
+use crate::cpu::{Executor, Pool};
 use crate::cuda;
 use crate::ops::oracle::{close, random};
 use crate::precision::Precision;
+use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::Type;
 

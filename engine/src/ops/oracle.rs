@@ -5,10 +5,11 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor, Var};
 
 use crate::builder::Builder;
-use crate::cpu::{Executor, Pool, StepParameters};
+use crate::cpu::{Executor, Pool};
 use crate::cuda::tests::replay;
 use crate::op::Result;
 use crate::precision::rounded_wherever_possible;
+use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::{Type, Value};
 

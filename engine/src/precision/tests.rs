@@ -3,12 +3,12 @@ use std::collections::BTreeSet;
 use half::bf16;
 
 use super::*;
-use crate::cpu::StepParameters;
 use crate::cuda::exhibition::{EVEN, Exhibition, LARGE, RAGGED};
 use crate::cuda::program::Program;
 use crate::cuda::tests::{numbers, replay};
 use crate::ops::oracle::random;
 use crate::ops::{AdamW, AdamWOperands, MatMul};
+use crate::step_parameters::StepParameters;
 use crate::store::Store;
 
 /// Every bf16, what lies between it and the next, and what lies halfway.

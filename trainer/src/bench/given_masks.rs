@@ -6,9 +6,10 @@ use spd_draws::{Purpose, Stream};
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Executor, Result, Store, Value};
 
-use super::workload::BETA2;
 use crate::decomposition::{BatchShape, Decomposition, Draws};
 use crate::parameters::{Group, Update};
+
+pub(super) const BETA2: f64 = 0.999;
 
 /// The masked pass and its loss, a scalar.
 pub(super) fn forward(

@@ -29,7 +29,8 @@ use spd_engine::{Pool, Processor};
 
 pub use ceilings::Ceilings;
 pub use phases::{OpRow, Phases};
-pub use presets::{Overrides, Preset, Step, all, known, preset};
+pub use presets::{Overrides, Preset, all, known, preset};
+pub use runs::Step;
 
 use self::ceilings::GPU_SIZES;
 use self::clock::Clock;

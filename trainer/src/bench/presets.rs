@@ -5,7 +5,7 @@
 use spd_configs::{Data, Precision, Run, SitePattern};
 use spd_engine::has_bf16_products;
 
-use super::runs::run;
+use super::runs::{Step, run};
 use crate::fault::Fault;
 use crate::overview::why_not;
 use crate::sites::resolve;
@@ -53,18 +53,6 @@ pub struct Preset {
     pub run: Run,
     /// What of it is timed.
     pub step: Step,
-}
-
-/// What is timed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// The step of the run.
-    Training,
-    /// A masked pass with given masks, the mean of its logits, backward, and the components' update.
-    GivenMasks {
-        /// Tokens are drawn from the first so many.
-        tokens: usize,
-    },
 }
 
 /// What is asked for in place of a preset's own.

@@ -8,7 +8,17 @@ use spd_configs::{
     Routing, Run, Sampling, Schedule, Shape, Sigmoid, SitePattern, Target, Term, Train,
 };
 
-use super::Step;
+/// What is timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The step of the run.
+    Training,
+    /// A masked pass with given masks, the mean of its logits, backward, and the components' update.
+    GivenMasks {
+        /// Tokens are drawn from the first so many.
+        tokens: usize,
+    },
+}
 
 /// Steps of the run whose middle is timed.
 const STEPS: u64 = 10_000;

@@ -6,7 +6,8 @@ use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Executor, Processor, Store};
 
 use super::clock::Timed;
-use super::{Preset, Step, given_masks};
+use super::given_masks::{self, BETA2};
+use super::{Preset, Step};
 use crate::data::{features, fill, training_feed};
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::fault::Fault;
@@ -16,8 +17,6 @@ use crate::target_models::{Start, TargetTensor, tensors};
 
 /// Batches that are made beforehand and taken in turn.
 const BATCHES: usize = 8;
-
-pub(super) const BETA2: f64 = 0.999;
 
 /// Keeps the target's draws apart from those of components.
 const TARGET_SEED: u64 = 0x0074_6172_6765_7400;

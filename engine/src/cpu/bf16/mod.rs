@@ -22,8 +22,8 @@ mod vectors;
 use std::cell::RefCell;
 use std::sync::OnceLock;
 
-use super::gemm::{Shape, Strided};
 use super::math::vectorised;
+use super::shape::{Shape, Strided};
 use panels::{Block, Order, Panel, SIDE};
 
 /// Terms of a sum that are laid out at a time, and columns: a panel of each factor stays in a near cache.

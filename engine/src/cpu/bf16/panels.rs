@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::gemm::Strided;
+use crate::cpu::shape::Strided;
 
 const _: () = assert!(
     cfg!(target_endian = "little"),

@@ -1,11 +1,11 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::cpu::StepParameters;
 use crate::cpu::{Executor, Pool};
 use crate::cuda::program::Program;
 use crate::cuda::tests::{agree, compiles_within_its_budget};
 use crate::ops::oracle::{close, random};
+use crate::step_parameters::StepParameters;
 use crate::{Store, Type};
 
 struct Bench {

@@ -1,9 +1,10 @@
 use std::ops::Range;
 
 use super::{Attention, BLOCK, Sizes, chunk};
-use crate::cpu::gemm::{Shape, Strided, block};
+use crate::cpu::gemm::block;
 use crate::cpu::math::{dot, exp, ln, vectorised};
 use crate::cpu::reduce::{max, sum_over};
+use crate::cpu::shape::{Shape, Strided};
 use crate::cpu::tile::{Tile, Tiles};
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::rotary_table::{turn, turn_back};

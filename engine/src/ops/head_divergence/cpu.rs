@@ -5,10 +5,11 @@
 use std::ops::Range;
 
 use super::{HeadDivergence, Sizes};
-use crate::cpu::gemm::{Shape, Strided, block};
+use crate::cpu::gemm::block;
 use crate::cpu::math::{exp, ln, vectorised};
 use crate::cpu::pool::{PerChunk, Pool};
 use crate::cpu::reduce::{add_to, max, mean, replace_and_sum, sum_over};
+use crate::cpu::shape::{Shape, Strided};
 use crate::cpu::tile::Tile;
 use crate::cpu::{Frame, Rows};
 use crate::ops::cross_entropy::IGNORED;

@@ -230,9 +230,10 @@ mod tests {
 
     use super::*;
     use crate::Store;
-    use crate::cpu::{Executor, Pool, StepParameters};
+    use crate::cpu::{Executor, Pool};
     use crate::cuda::tests::replay;
     use crate::ops::oracle::{Sample, close, random};
+    use crate::step_parameters::StepParameters;
 
     /// Importances, sums and `dz` at `z`, for gradients `gg` of the importances and `gs` of the sums.
     fn run(

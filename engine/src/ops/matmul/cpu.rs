@@ -1,5 +1,6 @@
 use super::MatMul;
-use crate::cpu::gemm::{Matrix, product};
+use crate::cpu::gemm::product;
+use crate::cpu::shape::Matrix;
 use crate::cpu::{Frame, Rows, sparse};
 use crate::ops::grain_rows;
 

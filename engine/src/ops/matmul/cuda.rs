@@ -1,5 +1,5 @@
 use super::MatMul;
-use crate::cpu::gemm::Shape;
+use crate::cpu::shape::Shape;
 use crate::cuda::lowering::Lowering;
 use crate::cuda::product::Product;
 

@@ -16,7 +16,7 @@ use super::{SitePart, SumRows};
 use crate::association::{Made, Right};
 use crate::builder::Builder;
 use crate::cpu::Frame;
-use crate::cpu::gemm::Shape;
+use crate::cpu::shape::Shape;
 use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};

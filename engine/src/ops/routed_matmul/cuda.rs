@@ -2,7 +2,7 @@
 //! those that are not routed are zero: the rows of a left factor are made so before a product, and those of the result are.
 
 use super::{Kind, RoutedMatMul};
-use crate::cpu::gemm::Shape;
+use crate::cpu::shape::Shape;
 use crate::cuda::lowering::{Lowering, Operand, Source};
 use crate::cuda::product::Product;
 

@@ -24,7 +24,7 @@ pub(super) use cpu::scatter;
 
 use crate::builder::Builder;
 use crate::cpu::Frame;
-use crate::cpu::gemm::Shape;
+use crate::cpu::shape::Shape;
 use crate::cuda::Lowering;
 use crate::gradients::Gradients;
 use crate::op::{BuildError, NodeView, Op, Result};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use spd_draws::{Purpose, Stream};
 
 use crate::builder::Builder;
-use crate::cpu::{self, Pool, StepParameters};
+use crate::cpu::{self, Pool};
 use crate::cuda::compiler::explained;
 use crate::cuda::emulated::{Emulated, Order, is_there};
 use crate::cuda::libraries::Library;
@@ -15,6 +15,7 @@ use crate::cuda::{self, Arena, Device};
 use crate::ops::oracle::{close, random};
 use crate::ops::{Draw, Mask, MaskValues, SiteInputs};
 use crate::precision::{rounded_wherever_possible, stored};
+use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::Type;
 

@@ -1,8 +1,9 @@
 use super::SiteOutput;
-use crate::cpu::gemm::{Matrix, Shape, product};
+use crate::cpu::gemm::product;
 use crate::cpu::math::vectorised;
 use crate::cpu::packed::routed;
 use crate::cpu::reduce::{add_chunks, sum_over};
+use crate::cpu::shape::{Matrix, Shape};
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::grain_rows;
 use crate::ops::routed_matmul::scatter;

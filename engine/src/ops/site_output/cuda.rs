@@ -1,5 +1,5 @@
 use super::{SiteOutput, shape};
-use crate::cpu::gemm::Shape;
+use crate::cpu::shape::Shape;
 use crate::cuda::lowering::{Argument, Constant, Lowering, Source, row_threads, stretches};
 use crate::cuda::product::Product;
 

@@ -97,9 +97,10 @@ impl Op for WeightedSum {
 mod tests {
     use std::sync::Arc;
 
-    use crate::cpu::{Executor, Pool, StepParameters};
+    use crate::cpu::{Executor, Pool};
     use crate::cuda::tests::agree;
     use crate::ops::oracle::{Oracle, random};
+    use crate::step_parameters::StepParameters;
     use crate::{Builder, Store, Type, Value};
 
     #[test]

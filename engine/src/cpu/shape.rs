@@ -1,0 +1,48 @@
+//! Matrices as products take them: their shapes, and how they lie in memory.
+
+/// A matrix in memory: its values, and whether it is stored transposed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Matrix<'a> {
+    pub(crate) values: &'a [f32],
+    pub(crate) transposed: bool,
+}
+
+/// Rows, columns, and length of the sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+}
+
+/// A matrix inside a larger one: element `(i, j)` is `values[i * row + j * column]`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Strided<'a> {
+    pub(crate) values: &'a [f32],
+    pub(crate) row: usize,
+    pub(crate) column: usize,
+}
+
+impl<'a> Strided<'a> {
+    /// Consecutive columns of a matrix, whose first element `values` starts with and whose rows are `row` apart.
+    pub(crate) fn rows(values: &'a [f32], row: usize) -> Self {
+        Self {
+            values,
+            row,
+            column: 1,
+        }
+    }
+
+    /// The transposed matrix.
+    pub(crate) fn t(self) -> Self {
+        Self {
+            values: self.values,
+            row: self.column,
+            column: self.row,
+        }
+    }
+
+    pub(super) fn holds(&self, rows: usize, columns: usize) -> bool {
+        (rows - 1) * self.row + (columns - 1) * self.column < self.values.len()
+    }
+}
