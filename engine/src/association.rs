@@ -19,47 +19,14 @@
 //!
 //! The rule looks at shapes and at how `x` was made, not at who else reads it: equal products are written alike.
 
-use crate::builder::{Builder, Home};
-use crate::op::Result;
-use crate::ops::{MatMul, RoutedMatMul, SiteInputs};
+use crate::graph::Home;
+use crate::made::{Made, Right, SiteInputs};
+use crate::op::{Builder, Result};
+use crate::ops::{MatMul, RoutedMatMul};
 use crate::value::Value;
 
 /// A sum of more parts is made: each read of it would take as many products.
 const MOST_PARTS: usize = 32;
-
-/// A factor on the right, `[k, n]`.
-#[derive(Debug, Clone, Copy)]
-pub struct Right {
-    /// Its values.
-    pub w: Value,
-    /// Whether it is stored `[n, k]`.
-    pub transposed: bool,
-}
-
-/// How a value comes about, in so far as products go through it.
-#[derive(Debug, Clone)]
-pub enum Made {
-    /// `a B + b`.
-    Product {
-        /// `a`.
-        a: Value,
-        /// `B`.
-        right: Right,
-        /// `b`, if there is one.
-        bias: Option<Value>,
-    },
-    /// The sum of these.
-    Sum(Vec<Value>),
-    /// `h U + s c + (1 - s) b`.
-    Site {
-        /// `h`.
-        h: Value,
-        /// `U`.
-        u: Value,
-        /// `c`, `b`, and what `s` comes from.
-        with: SiteInputs,
-    },
-}
 
 /// What a wide value is the sum of: products of narrow values, and rows that are the same at all positions.
 #[derive(Debug, Default)]

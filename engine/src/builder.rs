@@ -1,77 +1,14 @@
 //! Building a program: ops in order, and one copy of what is computed twice.
 
 use std::any::TypeId;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::op::{BuildError, Op, Result};
+use crate::graph::{Computation, Home};
+use crate::op::{BuildError, Builder, Node, Op, Result};
 use crate::precision::Precision;
 use crate::store::{Slot, Store};
-use crate::value::{DType, Type, Value};
-
-/// A scalar that changes from step to step without rebuilding the program: a learning rate, an exponent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StepScalar(pub(crate) u32);
-
-/// Where a value comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Home {
-    /// Kept in the [`Store`] from step to step.
-    Persistent(Slot),
-    /// Written by the host before a replay.
-    Input,
-    /// Result of a node.
-    Node(usize),
-}
-
-/// An op with its operands.
-#[derive(Debug, Clone)]
-pub(crate) struct Node {
-    pub(crate) op: Arc<dyn Op>,
-    pub(crate) inputs: Vec<Value>,
-    /// Per output the value it is added to; empty when there is none.
-    pub(crate) into: Vec<Option<Value>>,
-    pub(crate) outputs: Vec<Value>,
-    /// Part of a gradient: runs in the order of emission, and forward ops run when it needs them.
-    pub(crate) eager: bool,
-    /// What its time counts as.
-    pub(crate) part: &'static str,
-}
-
-/// A program under construction.
-#[derive(Debug, Default)]
-pub struct Builder {
-    pub(crate) types: Vec<Type>,
-    pub(crate) homes: Vec<Home>,
-    pub(crate) nodes: Vec<Node>,
-    pub(crate) inputs: BTreeMap<String, Value>,
-    pub(crate) outputs: Vec<(String, Value)>,
-    pub(crate) scalars: Vec<String>,
-    /// What a device is to store the values in.
-    pub(crate) precision: Precision,
-    /// Tensors of the store that no program writes.
-    pub(crate) frozen: BTreeSet<Slot>,
-    /// Values that are means over all ranks.
-    pub(crate) agreed: BTreeSet<Value>,
-    /// Per value, the products that were written in another order, and depend on it without reading it.
-    bypassed: BTreeMap<Value, BTreeSet<Value>>,
-    persistent: BTreeMap<Slot, Value>,
-    /// Results of the ops that are there.
-    known: BTreeMap<Computation, Vec<Value>>,
-    pub(crate) eager: bool,
-    part: &'static str,
-}
-
-/// What an op computes: two of one are one.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Computation {
-    /// Two types may have one name.
-    op: TypeId,
-    settings: String,
-    inputs: Vec<Value>,
-    /// What its result is added to.
-    into: Option<Value>,
-}
+use crate::value::{DType, StepScalar, Type, Value};
 
 impl Computation {
     fn of<O: Op + 'static>(op: &O, inputs: &[Value], into: Option<Value>) -> Self {
@@ -106,11 +43,6 @@ impl Builder {
     /// Gradients are [`BACKWARD`]. An op that is there already stays where it was first asked for.
     pub fn part(&mut self, name: &'static str) {
         self.part = name;
-    }
-
-    /// Type of a value.
-    pub fn ty(&self, value: Value) -> &Type {
-        &self.types[value.index()]
     }
 
     /// A tensor of the store; asking twice gives one value.
@@ -293,32 +225,6 @@ impl Builder {
         Ok(())
     }
 
-    /// The same values, made by other nodes: what each output is made by follows from them.
-    pub(crate) fn with_nodes(&self, nodes: Vec<Node>) -> Self {
-        let mut to = Self {
-            types: self.types.clone(),
-            homes: self.homes.clone(),
-            nodes: Vec::with_capacity(nodes.len()),
-            inputs: self.inputs.clone(),
-            outputs: self.outputs.clone(),
-            scalars: self.scalars.clone(),
-            frozen: self.frozen.clone(),
-            agreed: self.agreed.clone(),
-            precision: self.precision,
-            ..Self::default()
-        };
-        nodes.into_iter().for_each(|node| to.append(node));
-        to
-    }
-
-    /// Adds a node whose outputs have values already.
-    pub(crate) fn append(&mut self, node: Node) {
-        for output in &node.outputs {
-            self.homes[output.index()] = Home::Node(self.nodes.len());
-        }
-        self.nodes.push(node);
-    }
-
     /// Says that `product` depends on values that it does not read.
     pub(crate) fn bypass(&mut self, values: Vec<Value>, product: Value) {
         for value in values {
@@ -376,13 +282,6 @@ impl Builder {
         self.nodes[index].outputs.push(added);
         Ok(added)
     }
-
-    pub(crate) fn value(&mut self, ty: Type, home: Home) -> Value {
-        let value = Value(u32::try_from(self.types.len()).expect("a program has few values"));
-        self.types.push(ty);
-        self.homes.push(home);
-        value
-    }
 }
 
 #[cfg(test)]
@@ -390,7 +289,7 @@ mod tests {
     use super::*;
     use crate::cpu::{Executor, Frame, Pool};
     use crate::cuda::Lowering;
-    use crate::gradients::Gradients;
+    use crate::op::Gradients;
     use crate::op::NodeView;
     use crate::ops::{Constant, Halt, MatMul};
 

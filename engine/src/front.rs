@@ -9,12 +9,13 @@
 
 use std::sync::Arc;
 
-use crate::builder::{Builder, StepScalar};
 use crate::cpu::{self, OpProfile, Pool};
 use crate::cuda::{self, Device, Fault};
+use crate::op::Builder;
 use crate::plan::Plan;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
+use crate::value::StepScalar;
 
 /// Where programs run.
 #[derive(Debug, Clone)]

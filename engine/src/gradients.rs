@@ -8,17 +8,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::builder::{Builder, Home};
-use crate::op::{BuildError, Op, Result};
+use crate::graph::Home;
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::Add;
 use crate::value::Value;
-
-/// The state of one reverse pass.
-pub struct Gradients<'a> {
-    builder: &'a mut Builder,
-    of: BTreeMap<Value, Value>,
-    wanted: Vec<bool>,
-}
 
 impl Builder {
     /// Gradients of the scalar `loss` with respect to each of `wrt`; `None` where the loss does not depend on it.
@@ -106,7 +99,7 @@ impl Gradients<'_> {
                 self.pass(into, gradient)?;
             }
         }
-        let view = crate::op::NodeView {
+        let view = NodeView {
             inputs: &node.inputs,
             outputs: &node.outputs,
         };

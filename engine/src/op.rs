@@ -1,13 +1,15 @@
-//! What an operation must say about itself.
+//! What an operation must say about itself, and the programs and gradients that are made of operations.
 
+use std::any::Any;
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::association::Made;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::ops::SitePart;
+use crate::graph::{self, Graph};
+use crate::made::Made;
 use crate::value::{Type, Value};
 
 /// A program could not be built: shapes that do not fit, or an op without a gradient.
@@ -39,7 +41,7 @@ pub type Result<T> = std::result::Result<T, BuildError>;
 /// An op is coarse: whatever would cross memory once more is part of it. Its folder `ops/<op>/` holds the shape
 /// rule and gradient rule (`mod.rs`), the CPU kernel (`cpu.rs`), and the CUDA kernels with their launches (`kernel.cu`,
 /// `cuda.rs`).
-pub trait Op: Debug + Send + Sync {
+pub trait Op: Any + Debug + Send + Sync {
     /// Name in errors, profiles and traces.
     fn name(&self) -> &'static str;
 
@@ -101,11 +103,6 @@ pub trait Op: Debug + Send + Sync {
         unreachable!("{} has no kernel of a sum", self.name());
     }
 
-    /// What it is of a masked site, if it may be: a device may compute all that a site is as one.
-    fn site_part(&self, _inputs: &[&Type]) -> Option<SitePart> {
-        None
-    }
-
     /// Multiplications and additions of one run, for rooflines.
     fn flops(&self, _inputs: &[&Type]) -> u64 {
         0
@@ -135,4 +132,17 @@ pub struct NodeView<'a> {
     pub inputs: &'a [Value],
     /// What it makes.
     pub outputs: &'a [Value],
+}
+
+/// A program under construction.
+pub type Builder = Graph<Arc<dyn Op>>;
+
+/// An op with its operands.
+pub(crate) type Node = graph::Node<Arc<dyn Op>>;
+
+/// The state of one reverse pass.
+pub struct Gradients<'a> {
+    pub(crate) builder: &'a mut Builder,
+    pub(crate) of: BTreeMap<Value, Value>,
+    pub(crate) wanted: Vec<bool>,
 }

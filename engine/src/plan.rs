@@ -8,13 +8,11 @@
 
 mod packing;
 
-use crate::builder::{Builder, Home, Node};
+use crate::graph::Home;
+use crate::op::{Builder, Node};
 use crate::schedule;
 use crate::store::Slot;
-use crate::value::{Type, Value};
-
-/// Offsets are multiples of this many bytes: a cache line, and the widest vector.
-pub(crate) const ALIGN: usize = 64;
+use crate::value::{ALIGN, Type, Value};
 
 /// Where an operand lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

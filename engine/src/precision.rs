@@ -24,7 +24,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::builder::{Builder, Home, Node};
+use crate::graph::Home;
+use crate::op::{Builder, Node};
 use crate::ops::Cast;
 use crate::value::{DType, Type, Value};
 

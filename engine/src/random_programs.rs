@@ -3,8 +3,7 @@
 
 use candle_core::Tensor;
 
-use crate::builder::Builder;
-use crate::op::Result;
+use crate::op::{Builder, Result};
 use crate::ops::oracle::{Sample, random};
 use crate::ops::{GeluKind, MatMul};
 use crate::value::Value;

@@ -6,7 +6,8 @@
 //! scalar is computed as soon as its operands are there, and so is an adversary's next source, which takes the place of
 //! the last one and its gradient. Ops that nothing needs are left out; ops that change the store run last.
 
-use crate::builder::{Builder, Home};
+use crate::graph::Home;
+use crate::op::Builder;
 use crate::value::Value;
 
 /// Indices of the nodes to run, in order.

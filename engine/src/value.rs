@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// Values start at multiples of this many bytes: a cache line, and the widest vector.
+pub(crate) const ALIGN: usize = 64;
+
 /// One result of a program, or something given to it. Cheap to copy; means nothing to another [`Builder`].
 ///
 /// [`Builder`]: crate::Builder
@@ -13,6 +16,10 @@ impl Value {
         self.0 as usize
     }
 }
+
+/// A scalar that changes from step to step without rebuilding the program: a learning rate, an exponent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StepScalar(pub(crate) u32);
 
 /// Element types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -12,13 +12,12 @@ use super::arena::Arena;
 use super::bf16::PANELS;
 use super::frame::{Frame, Operands, View};
 use super::pool::Pool;
-use crate::builder::{Builder, Node, StepScalar};
-use crate::op::{Dear, Op};
+use crate::op::{Builder, Dear, Node, Op};
 use crate::plan::{Place, Plan};
 use crate::precision::{Precision, precision_of_products};
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
-use crate::value::{DType, Type, Value};
+use crate::value::{DType, StepScalar, Type, Value};
 
 /// A program and its plan; in an arena, ready to be replayed on the CPU.
 pub struct Executor {

@@ -7,10 +7,9 @@
 use std::ops::Range;
 
 use super::pool::Pool;
-use crate::builder::StepScalar;
 use crate::precision::Precision;
 use crate::step_parameters::StepParameters;
-use crate::value::{DType, Type};
+use crate::value::{DType, StepScalar, Type};
 
 /// Where an operand lies and how long it is.
 #[derive(Debug, Clone, Copy)]

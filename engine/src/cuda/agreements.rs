@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use super::program::{Placed, PlacedOp};
-use crate::builder::Builder;
+use crate::op::Builder;
 use crate::plan::Plan;
 use crate::value::Value;
 

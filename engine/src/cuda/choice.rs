@@ -21,10 +21,10 @@ use super::compiler::{keep, kept, write_whole};
 use super::device::Device;
 use super::product::Algorithm;
 use super::program::{self, PlacedProduct, Program, Step};
-use super::sites::Found;
+use super::sites::{Found, SitePart, part};
 use super::trial::{Trial, alone_in_arena};
-use crate::builder::{Builder, Home, Node};
-use crate::ops::SitePart;
+use crate::graph::Home;
+use crate::op::{Builder, Node};
 use crate::value::Value;
 
 /// First line of a run's record.
@@ -191,7 +191,7 @@ pub(super) fn kind_of_site(from: &Builder, site: &Found, device: &str) -> String
             .collect();
         let adds: Vec<bool> = node.into.iter().map(Option::is_some).collect();
         let inputs: Vec<_> = node.inputs.iter().map(|&value| from.ty(value)).collect();
-        let settings = match node.op.site_part(&inputs) {
+        let settings = match part(&*node.op, &inputs) {
             Some(SitePart::Masked(mask) | SitePart::MaskedGrad(mask, _)) => mask.kind(),
             _ => format!("{:?}", node.op),
         };

@@ -13,7 +13,7 @@ use super::driver::{Driver, Stream, Transfer, Way};
 use super::gpu::Gpu;
 use super::program::{self, PlacedProduct, Program};
 use super::sites::Found;
-use crate::builder::Builder;
+use crate::op::Builder;
 
 /// Bytes of each of the two pieces of pinned memory that tensors travel through.
 pub(super) const PIECE: usize = 4 << 20;

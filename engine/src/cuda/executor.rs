@@ -14,12 +14,12 @@ use super::device::{Device, Event, Graph, Memory};
 use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
 use super::inputs::{self, Inputs};
 use super::program::{self, FIXED_PARAMETERS, Kernel, Placed, Program, Step};
-use crate::builder::{Builder, StepScalar};
 use crate::cpu::OpProfile;
+use crate::op::Builder;
 use crate::plan::Plan;
 use crate::step_parameters::StepParameters;
 use crate::store::{Slot, Store};
-use crate::value::DType;
+use crate::value::{DType, StepScalar};
 
 /// The memory of a program's intermediates on a device. Programs that never run at the same time share one.
 #[derive(Debug)]

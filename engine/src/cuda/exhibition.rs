@@ -2,12 +2,12 @@
 
 use spd_draws::{Purpose, Stream};
 
-use crate::builder::Builder;
-use crate::op::Result;
+use crate::made::SiteInputs;
+use crate::op::{Builder, Result};
 use crate::ops::oracle::random;
 use crate::ops::{
     AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, GeluKind, ImportanceGates,
-    ImportanceMinimality, LogitNoise, Mask, MaskValues, SiteInputs,
+    ImportanceMinimality, LogitNoise, Mask, MaskValues,
 };
 use crate::store::Store;
 use crate::value::{Type, Value};

@@ -5,11 +5,10 @@
 
 use std::sync::Arc;
 
-use crate::builder::{Builder, Home, Node};
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::graph::Home;
+use crate::op::{BuildError, Builder, Gradients, Node, NodeView, Op, Result};
 use crate::schedule;
 use crate::value::{Type, Value};
 

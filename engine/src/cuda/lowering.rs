@@ -6,8 +6,7 @@
 use std::fmt::Write;
 
 use super::product::{Matrix, Product};
-use crate::builder::StepScalar;
-use crate::value::{DType, Type};
+use crate::value::{ALIGN, DType, StepScalar, Type};
 
 /// Kernels of an op, in CUDA C++.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -234,7 +233,7 @@ impl<'a> Lowering<'a> {
     /// Scratch of a type.
     pub(crate) fn scratch_of(&mut self, dtype: DType, len: usize) -> Operand {
         let at = At::Scratch(self.scratch);
-        self.scratch += (dtype.bytes() * len).next_multiple_of(crate::plan::ALIGN);
+        self.scratch += (dtype.bytes() * len).next_multiple_of(ALIGN);
         Operand {
             at,
             dtype,

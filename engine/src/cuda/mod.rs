@@ -70,6 +70,7 @@ pub(crate) mod emulated;
 mod executor;
 #[cfg(test)]
 pub(crate) mod exhibition;
+mod fault;
 mod fusion;
 mod gpu;
 mod inputs;
@@ -96,6 +97,7 @@ mod trial;
 pub use compiling::Compiling;
 pub use device::Device;
 pub use executor::{Arena, Executor};
+pub use fault::{Fault, Result};
 pub use lowering::Lowering;
 pub use staging::Staged;
 
@@ -121,19 +123,4 @@ fn stands_in() -> bool {
 pub(crate) fn test_cache() -> Option<std::path::PathBuf> {
     let cache = std::env::var_os("SPD_CACHE")?;
     Some(std::path::Path::new(&cache).join("kernels"))
-}
-
-/// What a device made of it.
-pub type Result<T> = std::result::Result<T, Fault>;
-
-/// What went wrong with a GPU or its libraries, in one line.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Fault(String);
-
-impl Fault {
-    /// Told in this line.
-    pub fn new(line: impl Into<String>) -> Self {
-        Self(line.into())
-    }
 }

@@ -27,8 +27,9 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::sites::{self, Found};
-use crate::builder::{Builder, Home, Node};
 use crate::cpu::{Arena, Executor, Pool};
+use crate::graph::Home;
+use crate::op::{Builder, Node};
 use crate::precision::cast;
 use crate::schedule;
 use crate::step_parameters::StepParameters;

@@ -6,7 +6,7 @@
 use super::emulated::{Emulated, Order};
 use super::roundings::{Held, check, watched};
 use super::{Arena, Device, Executor, Result};
-use crate::builder::Builder;
+use crate::op::Builder;
 use crate::precision::{Precision, stored};
 use crate::step_parameters::StepParameters;
 use crate::store::Store;

@@ -9,14 +9,73 @@
 //! A site is one where nobody else reads what lies between: `x V` is there once for all passes that meet the same input, and stays
 //! where several do. All of a site, forward and back, is one choice: what is not written on the way there cannot be read on the way back.
 
+use std::any::Any;
 use std::sync::Arc;
 
-use crate::builder::{Builder, Home, Node};
-use crate::op::Op;
+use crate::graph::Home;
+use crate::made::SiteInputs;
+use crate::op::{Builder, Node, Op};
+use crate::ops::masked::MaskedGrad;
+use crate::ops::routed_matmul::Kind;
 use crate::ops::site::{Site, SiteGrad, SiteSums};
-use crate::ops::{Masked, SiteInputs, SitePart};
+use crate::ops::{Masked, MatMul, RoutedMatMul, SiteOutput};
 use crate::schedule;
 use crate::value::{DType, Type, Value};
+
+/// What an op is of a site.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum SitePart {
+    /// `A W`: rows of a product, where `W` may be stored transposed and a route may follow the factors.
+    Rows {
+        /// Whether `W` is stored `[n, k]`.
+        transposed: bool,
+        /// Whether the rows of the result are those of a route.
+        routed: bool,
+    },
+    /// `A^T B`.
+    Sums,
+    /// The mask, applied.
+    Masked(Masked),
+    /// Its gradients: whether those of the activations, importances and given draws are made, each at its position.
+    MaskedGrad(Masked, [bool; 3]),
+    /// The product behind the mask, with a share of the clean output.
+    Output(SiteOutput),
+}
+
+/// What an op is of a site, if it may be a part of one.
+pub(super) fn part(op: &dyn Op, inputs: &[&Type]) -> Option<SitePart> {
+    let op: &dyn Any = op;
+    if let Some(op) = op.downcast_ref::<MatMul>() {
+        let transposed = op.b_transposed;
+        let rows = SitePart::Rows {
+            transposed,
+            routed: false,
+        };
+        let part = match (op.a_transposed, transposed) {
+            (false, _) => Some(rows),
+            (true, false) => Some(SitePart::Sums),
+            (true, true) => None,
+        };
+        return part.filter(|_| op.alpha.to_bits() == 1f32.to_bits());
+    }
+    if let Some(op) = op.downcast_ref::<RoutedMatMul>() {
+        // Rows of one matrix are packed: rows of zeros on a device, which a mask makes of them too.
+        return (op.first != op.second).then_some(match op.kind {
+            Kind::Rows { transposed } => SitePart::Rows {
+                transposed,
+                routed: op.second,
+            },
+            Kind::Sums => SitePart::Sums,
+        });
+    }
+    if let Some(op) = op.downcast_ref::<MaskedGrad>() {
+        return op
+            .each(inputs)
+            .map(|wants| SitePart::MaskedGrad(op.of, wants));
+    }
+    let masked = op.downcast_ref().copied().map(SitePart::Masked);
+    masked.or_else(|| op.downcast_ref().copied().map(SitePart::Output))
+}
 
 /// A site in a program: the nodes that compute it, in order, and those that may take their places.
 #[derive(Debug, Clone)]
@@ -59,7 +118,7 @@ impl<'a> Readers<'a> {
 
     fn part(&self, index: usize) -> Option<SitePart> {
         let node = &self.from.nodes[index];
-        node.op.site_part(&types(self.from, &node.inputs))
+        part(&*node.op, &types(self.from, &node.inputs))
     }
 
     /// The node that makes a value of nothing that was there before.
@@ -201,7 +260,7 @@ fn product_of(
 fn there(from: &Builder, forward: &Forward) -> Option<Node> {
     let &Forward { mask, x, v, u, .. } = forward;
     let (masked, last) = (&from.nodes[forward.masked], &from.nodes[forward.output]);
-    let joined = match last.op.site_part(&types(from, &last.inputs))? {
+    let joined = match part(&*last.op, &types(from, &last.inputs))? {
         SitePart::Output(output) => output.joined(&last.inputs),
         _ => SiteInputs {
             bias: last.inputs.get(2).copied(),

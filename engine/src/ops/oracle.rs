@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor, Var};
 
-use crate::builder::Builder;
 use crate::cpu::{Executor, Pool};
 use crate::cuda::tests::replay;
-use crate::op::Result;
+use crate::op::{Builder, Result};
 use crate::precision::rounded_wherever_possible;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use super::{Place, same};
-use crate::builder::Builder;
 use crate::cpu::{self, Pool};
 use crate::cuda::{Arena, Device, Executor, Fault, Result, stands_in};
+use crate::op::Builder;
 use crate::ops::{AdamW, AdamWOperands};
 use crate::step_parameters::StepParameters;
 use crate::store::{Slot, Store};

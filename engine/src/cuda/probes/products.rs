@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use half::bf16;
 
-use crate::builder::Builder;
 use crate::cuda::product::{Key, Matrix};
 use crate::cuda::program::{Memory, Placed, PlacedProduct, Program, Step, Way};
 use crate::cuda::trial::{Trial, alone_in_arena, words};
 use crate::cuda::{Device, Fault, Result};
+use crate::op::Builder;
 use crate::value::DType;
 
 /// Elements of a result that are checked.

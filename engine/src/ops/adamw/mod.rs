@@ -19,12 +19,10 @@ mod cuda;
 
 use std::ops::Range;
 
-use crate::builder::{Builder, StepScalar};
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
-use crate::value::{Type, Value};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::value::{StepScalar, Type, Value};
 
 /// Settings of an update.
 #[derive(Debug, Clone, Copy)]

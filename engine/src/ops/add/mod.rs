@@ -3,12 +3,10 @@
 mod cpu;
 mod cuda;
 
-use crate::association::Made;
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::made::Made;
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// Sum of one or more values of one f32 type.

@@ -1,6 +1,6 @@
 use candle_core::{D, Device, Tensor};
 
-use crate::builder::Builder;
+use crate::op::Builder;
 use crate::ops::oracle::{Oracle, random};
 use crate::value::Type;
 

@@ -8,8 +8,7 @@ mod cuda;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Gradients, NodeView, Op, Result};
 use crate::value::{DType, Type};
 
 /// bf16 of an f32.

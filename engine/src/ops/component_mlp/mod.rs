@@ -18,12 +18,10 @@ mod cuda;
 mod tiling;
 
 use self::tiling::Tiling;
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, Dear, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// The networks of all components of a site.

@@ -2,11 +2,9 @@
 
 mod cuda;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{NodeView, Op, Result};
+use crate::op::{Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// A tensor, by default a scalar, whose elements are all the same.

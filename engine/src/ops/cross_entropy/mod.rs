@@ -7,11 +7,9 @@
 pub(super) mod cpu;
 mod cuda;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{DType, Type, Value};
 
 /// Label of a row that does not count.
@@ -119,7 +117,7 @@ mod tests {
     use candle_core::{D, Device, Tensor};
 
     use super::IGNORED;
-    use crate::builder::Builder;
+    use crate::op::Builder;
     use crate::ops::oracle::{Oracle, random};
     use crate::value::Type;
 

@@ -6,11 +6,9 @@ mod cuda;
 
 use spd_draws::Stream;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, Dear, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// Uniform draws in `[0, 1)`, row by row.

@@ -6,11 +6,9 @@
 mod cpu;
 mod cuda;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{DType, Type, Value};
 
 /// Token vectors, plus position vectors if there are any.
@@ -156,7 +154,7 @@ impl Op for PositionGrad {
 mod tests {
     use candle_core::{Device, Tensor};
 
-    use crate::builder::Builder;
+    use crate::op::Builder;
     use crate::ops::oracle::{Oracle, random};
     use crate::value::Type;
 

@@ -10,11 +10,9 @@
 mod cpu;
 mod cuda;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, Dear, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// Which of the two functions.

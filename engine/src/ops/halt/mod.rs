@@ -9,11 +9,9 @@ mod cuda;
 
 use std::ops::Range;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// Writes the step into a persistent f32 `[2]` when a norm is not finite.

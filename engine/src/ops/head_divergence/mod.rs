@@ -23,12 +23,10 @@ mod cuda;
 use std::sync::Arc;
 
 use super::{CrossEntropy, KlDivergence};
-use crate::association::{Made, Right};
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::made::{Made, Right};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{DType, Type, Value};
 
 /// Mean divergence of rows of logits from a target's: target logits, their log-sum-exps, `H`, `W`, labels and `b` where there

@@ -35,13 +35,11 @@ mod cuda;
 
 use spd_draws::Stream;
 
-use crate::builder::{Builder, StepScalar};
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, Dear, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
 use crate::ops::draws::drawn;
-use crate::value::{Type, Value};
+use crate::value::{StepScalar, Type, Value};
 
 /// The pair of sigmoids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,11 +10,9 @@
 
 mod cuda;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// The penalty of one site.

@@ -11,11 +11,9 @@ mod cuda;
 
 use std::sync::Arc;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// Mean divergence of rows of logits from a target's: target logits, their log-sum-exps, and logits to a scalar
@@ -146,7 +144,7 @@ impl Op for KlDivergenceGrad {
 mod tests {
     use candle_core::{D, Tensor};
 
-    use crate::builder::Builder;
+    use crate::op::Builder;
     use crate::op::Result;
     use crate::ops::oracle::{Oracle, random};
     use crate::plan::Plan;

@@ -13,12 +13,10 @@
 mod cpu;
 mod cuda;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::grain_rows;
 use crate::value::{Type, Value};
 
@@ -166,7 +164,7 @@ impl Op for LayerNormParameterGrad {
 mod tests {
     use candle_core::Tensor;
 
-    use crate::builder::Builder;
+    use crate::op::Builder;
     use crate::ops::oracle::{Oracle, random};
     use crate::value::Type;
 

@@ -28,14 +28,12 @@ mod cuda;
 pub(in crate::ops) use cuda::MaskOperands;
 use spd_draws::Stream;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, Dear, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
 use crate::ops::draws::drawn;
-use crate::ops::{SitePart, grain_rows};
+use crate::ops::grain_rows;
 use crate::value::{Type, Value};
 
 /// Where the numbers between 0 and 1 come from.
@@ -89,8 +87,8 @@ pub struct Masked {
 
 /// Gradients of [`Masked`] with respect to those of its operands that someone waits for, in the order of [`Wants`].
 #[derive(Debug, Clone, Copy)]
-struct MaskedGrad {
-    of: Masked,
+pub(crate) struct MaskedGrad {
+    pub(crate) of: Masked,
     wants: Wants,
 }
 
@@ -268,6 +266,14 @@ impl MaskedGrad {
         .flatten()
     }
 
+    /// Whether gradients of the activations, the importances and given draws are made, where each is one at its position.
+    pub(crate) fn each(&self, inputs: &[&Type]) -> Option<[bool; 3]> {
+        let Sums { given, delta } = self.sums(|index| inputs[index], inputs[0].rows());
+        let Wants { a, importance, .. } = self.wants;
+        let each = !given && !delta && !self.wants.delta;
+        each.then_some([a, importance, self.wants.given])
+    }
+
     fn sums<'t>(&self, ty: impl Fn(usize) -> &'t Type, rows: usize) -> Sums {
         let at = self.of.operands(1);
         let row = |index: Option<usize>| index.is_some_and(|index| ty(index).dims.len() == 1);
@@ -341,10 +347,6 @@ impl Op for Masked {
     fn dear(&self, inputs: &[&Type]) -> Dear {
         self.drawn(inputs[0])
     }
-
-    fn site_part(&self, _inputs: &[&Type]) -> Option<SitePart> {
-        Some(SitePart::Masked(*self))
-    }
 }
 
 impl Op for MaskedGrad {
@@ -379,16 +381,6 @@ impl Op for MaskedGrad {
 
     fn dear(&self, inputs: &[&Type]) -> Dear {
         self.of.drawn(inputs[0])
-    }
-
-    fn site_part(&self, inputs: &[&Type]) -> Option<SitePart> {
-        let Sums { given, delta } = self.sums(|index| inputs[index], inputs[0].rows());
-        let Wants { a, importance, .. } = self.wants;
-        let each = !given && !delta && !self.wants.delta;
-        each.then_some(SitePart::MaskedGrad(
-            self.of,
-            [a, importance, self.wants.given],
-        ))
     }
 }
 

@@ -12,14 +12,12 @@
 mod cpu;
 mod cuda;
 
-use super::{SitePart, SumRows};
-use crate::association::{Made, Right};
-use crate::builder::Builder;
+use super::SumRows;
 use crate::cpu::Frame;
 use crate::cpu::shape::Shape;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::made::{Made, Right};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// A matrix product. Leading dimensions of an operand that is not transposed are rows.
@@ -204,20 +202,6 @@ impl Op for MatMul {
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         cuda::value(self, to);
-    }
-
-    fn site_part(&self, _inputs: &[&Type]) -> Option<SitePart> {
-        let transposed = self.b_transposed;
-        let rows = SitePart::Rows {
-            transposed,
-            routed: false,
-        };
-        let part = match (self.a_transposed, transposed) {
-            (false, _) => Some(rows),
-            (true, false) => Some(SitePart::Sums),
-            (true, true) => None,
-        };
-        part.filter(|_| self.alpha.to_bits() == 1f32.to_bits())
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -3,12 +3,10 @@
 mod cpu;
 mod cuda;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::GRAIN;
 use crate::value::{Type, Value};
 
@@ -100,7 +98,7 @@ impl Op for MeanGrad {
 
 #[cfg(test)]
 mod tests {
-    use crate::builder::Builder;
+    use crate::op::Builder;
     use crate::ops::oracle::{Oracle, random};
     use crate::value::Type;
 

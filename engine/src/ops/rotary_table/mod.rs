@@ -16,11 +16,9 @@ mod cuda;
 
 pub(crate) use cpu::{turn, turn_back};
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// Cosines and sines of all positions, f32 `[positions, size]`: a row holds first all cosines, then all sines. Angles are

@@ -22,28 +22,25 @@ mod cuda;
 
 pub(super) use cpu::scatter;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::shape::Shape;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
-use crate::ops::SitePart;
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// A product over routed rows: two factors, and f32 `[rows]` of routes for each matrix of rows that is packed.
 #[derive(Debug, Clone, Copy)]
 pub struct RoutedMatMul {
-    kind: Kind,
+    pub(crate) kind: Kind,
     /// Whether the rows of the first matrix of rows are packed: those of `A`.
-    first: bool,
+    pub(crate) first: bool,
     /// Whether those of the second are: of `Y`, or of `G`.
-    second: bool,
+    pub(crate) second: bool,
 }
 
 /// What is multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     /// `Y = A W`.
     Rows {
         /// Whether `W` is stored `[n, k]`.
@@ -260,17 +257,6 @@ impl Op for RoutedMatMul {
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         cuda::value(*self, to);
-    }
-
-    fn site_part(&self, _inputs: &[&Type]) -> Option<SitePart> {
-        // Rows of one matrix are packed: rows of zeros on a device, which a mask makes of them too.
-        (self.first != self.second).then_some(match self.kind {
-            Kind::Rows { transposed } => SitePart::Rows {
-                transposed,
-                routed: self.second,
-            },
-            Kind::Sums => SitePart::Sums,
-        })
     }
 
     /// Of half of the rows, or of a third of them where both matrices are packed: the means of subsets of many sites.

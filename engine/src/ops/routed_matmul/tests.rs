@@ -2,8 +2,9 @@ use candle_core::{Device, Tensor};
 use spd_draws::{Purpose, Stream};
 
 use super::*;
+use crate::made::SiteInputs;
 use crate::ops::oracle::{Oracle, Sample, random};
-use crate::ops::{Draw, Mask, MaskValues, SiteInputs};
+use crate::ops::{Draw, Mask, MaskValues};
 
 const D_IN: usize = 6;
 const D_OUT: usize = 5;

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! All four are the same: a product with one factor, a mask, a product with another. `M`, `s` and slopes are those of
-//! [`Masked`] and [`SiteOutput`]; `x V` and `G U^T` are made anew wherever they are read: with `k` columns of `x` and `n` of `y`,
+//! [`Masked`] and [`SiteOutput`](crate::ops::SiteOutput); `x V` and `G U^T` are made anew wherever they are read: with `k` columns of `x` and `n` of `y`,
 //!
 //! ```text
 //! FLOPs per position and component     products 6 (k + n)       here 2 (k + n) + (4 k + 2 n) + 4 (k + n)
@@ -31,33 +31,12 @@ mod tiling;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, Dear, NodeView, Op, Result};
-use crate::ops::{Masked, SiteOutput};
+use crate::op::{BuildError, Dear, Gradients, NodeView, Op, Result};
+use crate::ops::Masked;
 use crate::value::Type;
 
 pub(crate) use cuda::KERNELS;
 use tiling::Tiling;
-
-/// What an op is of a site.
-#[derive(Debug, Clone, Copy)]
-pub enum SitePart {
-    /// `A W`: rows of a product, where `W` may be stored transposed and a route may follow the factors.
-    Rows {
-        /// Whether `W` is stored `[n, k]`.
-        transposed: bool,
-        /// Whether the rows of the result are those of a route.
-        routed: bool,
-    },
-    /// `A^T B`.
-    Sums,
-    /// The mask, applied.
-    Masked(Masked),
-    /// Its gradients: whether those of the activations, importances and given draws are made, each at its position.
-    MaskedGrad(Masked, [bool; 3]),
-    /// The product behind the mask, with a share of the clean output.
-    Output(SiteOutput),
-}
 
 /// The output of a site: `x`, `V`, `U`, what the mask is made of, then a clean output and a bias if there are any.
 #[derive(Debug, Clone, Copy)]

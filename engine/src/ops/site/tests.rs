@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use spd_draws::{Purpose, Stream};
 
-use crate::builder::Builder;
 use crate::cpu::{self, Pool};
 use crate::cuda::compiler::explained;
 use crate::cuda::emulated::{Emulated, Order, is_there};
@@ -12,8 +11,10 @@ use crate::cuda::libraries::Library;
 use crate::cuda::program::{Program, source};
 use crate::cuda::tests::{gpu, replay_on, same_bits, uses};
 use crate::cuda::{self, Arena, Device};
+use crate::made::SiteInputs;
+use crate::op::Builder;
 use crate::ops::oracle::{close, random};
-use crate::ops::{Draw, Mask, MaskValues, SiteInputs};
+use crate::ops::{Draw, Mask, MaskValues};
 use crate::precision::{rounded_wherever_possible, stored};
 use crate::step_parameters::StepParameters;
 use crate::store::Store;

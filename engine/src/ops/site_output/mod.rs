@@ -24,29 +24,14 @@
 mod cpu;
 mod cuda;
 
-use crate::association::Made;
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cpu::shape::Shape;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
-use crate::ops::{MatMul, RoutedMatMul, SitePart, grain_rows};
+use crate::made::{Made, SiteInputs};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::ops::{MatMul, RoutedMatMul, grain_rows};
 use crate::value::{Type, Value};
-
-/// What joins the components at a site's output.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct SiteInputs {
-    /// Clean output `x W^T + b`, f32 `[.., o]`; needed with a delta or a route.
-    pub clean: Option<Value>,
-    /// Bias, f32 `[o]`.
-    pub bias: Option<Value>,
-    /// Delta masks, f32 `[rows]`, or `[1]`: one for all positions; `None` is 0.
-    pub delta: Option<Value>,
-    /// Routes, f32 `[rows]`; `None` is 1.
-    pub route: Option<Value>,
-}
 
 /// `y = h U + s c + (1 - s) b`.
 #[derive(Debug, Clone, Copy)]
@@ -214,10 +199,6 @@ impl Op for SiteOutput {
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         cuda::value(self, to);
-    }
-
-    fn site_part(&self, _inputs: &[&Type]) -> Option<SitePart> {
-        Some(SitePart::Output(*self))
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

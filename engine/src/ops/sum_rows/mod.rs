@@ -7,8 +7,7 @@ mod cuda;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Gradients, NodeView, Op, Result};
 use crate::ops::grain_rows;
 use crate::value::Type;
 

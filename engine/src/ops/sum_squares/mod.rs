@@ -3,12 +3,10 @@
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::GRAIN;
 use crate::value::{Type, Value};
 

@@ -12,11 +12,9 @@
 mod cpu;
 mod cuda;
 
-use crate::builder::Builder;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::gradients::Gradients;
-use crate::op::{BuildError, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// SwiGLU, element by element.
@@ -107,7 +105,7 @@ impl Op for SwiGluGrad {
 mod tests {
     use candle_core::Tensor;
 
-    use crate::builder::Builder;
+    use crate::op::Builder;
     use crate::ops::oracle::{Oracle, random};
     use crate::value::Type;
 

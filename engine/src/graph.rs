@@ -1,0 +1,129 @@
+//! A program as values and nodes, whatever the nodes compute by.
+
+use std::any::TypeId;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::precision::Precision;
+use crate::store::Slot;
+use crate::value::{Type, Value};
+
+/// Where a value comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// Kept in the [`Store`](crate::Store) from step to step.
+    Persistent(Slot),
+    /// Written by the host before a replay.
+    Input,
+    /// Result of a node.
+    Node(usize),
+}
+
+/// An op with its operands.
+#[derive(Debug, Clone)]
+pub struct Node<P> {
+    pub(crate) op: P,
+    pub(crate) inputs: Vec<Value>,
+    /// Per output the value it is added to; empty when there is none.
+    pub(crate) into: Vec<Option<Value>>,
+    pub(crate) outputs: Vec<Value>,
+    /// Part of a gradient: runs in the order of emission, and forward ops run when it needs them.
+    pub(crate) eager: bool,
+    /// What its time counts as.
+    pub(crate) part: &'static str,
+}
+
+/// A program under construction, of nodes that compute by a `P`.
+#[derive(Debug)]
+pub struct Graph<P> {
+    pub(crate) types: Vec<Type>,
+    pub(crate) homes: Vec<Home>,
+    pub(crate) nodes: Vec<Node<P>>,
+    pub(crate) inputs: BTreeMap<String, Value>,
+    pub(crate) outputs: Vec<(String, Value)>,
+    pub(crate) scalars: Vec<String>,
+    /// What a device is to store the values in.
+    pub(crate) precision: Precision,
+    /// Tensors of the store that no program writes.
+    pub(crate) frozen: BTreeSet<Slot>,
+    /// Values that are means over all ranks.
+    pub(crate) agreed: BTreeSet<Value>,
+    /// Per value, the products that were written in another order, and depend on it without reading it.
+    pub(crate) bypassed: BTreeMap<Value, BTreeSet<Value>>,
+    pub(crate) persistent: BTreeMap<Slot, Value>,
+    /// Results of the ops that are there.
+    pub(crate) known: BTreeMap<Computation, Vec<Value>>,
+    pub(crate) eager: bool,
+    pub(crate) part: &'static str,
+}
+
+/// What an op computes: two of one are one.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Computation {
+    /// Two types may have one name.
+    pub(crate) op: TypeId,
+    pub(crate) settings: String,
+    pub(crate) inputs: Vec<Value>,
+    /// What its result is added to.
+    pub(crate) into: Option<Value>,
+}
+
+impl<P> Default for Graph<P> {
+    fn default() -> Self {
+        Self {
+            types: Vec::new(),
+            homes: Vec::new(),
+            nodes: Vec::new(),
+            inputs: BTreeMap::new(),
+            outputs: Vec::new(),
+            scalars: Vec::new(),
+            precision: Precision::F32,
+            frozen: BTreeSet::new(),
+            agreed: BTreeSet::new(),
+            bypassed: BTreeMap::new(),
+            persistent: BTreeMap::new(),
+            known: BTreeMap::new(),
+            eager: false,
+            part: "",
+        }
+    }
+}
+
+impl<P> Graph<P> {
+    /// Type of a value.
+    pub fn ty(&self, value: Value) -> &Type {
+        &self.types[value.index()]
+    }
+
+    /// The same values, made by other nodes: what each output is made by follows from them.
+    pub(crate) fn with_nodes<Q>(&self, nodes: Vec<Node<Q>>) -> Graph<Q> {
+        let mut to = Graph {
+            types: self.types.clone(),
+            homes: self.homes.clone(),
+            nodes: Vec::with_capacity(nodes.len()),
+            inputs: self.inputs.clone(),
+            outputs: self.outputs.clone(),
+            scalars: self.scalars.clone(),
+            frozen: self.frozen.clone(),
+            agreed: self.agreed.clone(),
+            precision: self.precision,
+            ..Graph::default()
+        };
+        nodes.into_iter().for_each(|node| to.append(node));
+        to
+    }
+
+    /// Adds a node whose outputs have values already.
+    pub(crate) fn append(&mut self, node: Node<P>) {
+        for output in &node.outputs {
+            self.homes[output.index()] = Home::Node(self.nodes.len());
+        }
+        self.nodes.push(node);
+    }
+
+    pub(crate) fn value(&mut self, ty: Type, home: Home) -> Value {
+        let value = Value(u32::try_from(self.types.len()).expect("a program has few values"));
+        self.types.push(ty);
+        self.homes.push(home);
+        value
+    }
+}

@@ -1,0 +1,50 @@
+//! How a value comes about, in so far as products may go through it.
+
+use crate::value::Value;
+
+/// A factor on the right, `[k, n]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Right {
+    /// Its values.
+    pub w: Value,
+    /// Whether it is stored `[n, k]`.
+    pub transposed: bool,
+}
+
+/// How a value comes about, in so far as products go through it.
+#[derive(Debug, Clone)]
+pub enum Made {
+    /// `a B + b`.
+    Product {
+        /// `a`.
+        a: Value,
+        /// `B`.
+        right: Right,
+        /// `b`, if there is one.
+        bias: Option<Value>,
+    },
+    /// The sum of these.
+    Sum(Vec<Value>),
+    /// `h U + s c + (1 - s) b`.
+    Site {
+        /// `h`.
+        h: Value,
+        /// `U`.
+        u: Value,
+        /// `c`, `b`, and what `s` comes from.
+        with: SiteInputs,
+    },
+}
+
+/// What joins the components at a site's output.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SiteInputs {
+    /// Clean output `x W^T + b`, f32 `[.., o]`; needed with a delta or a route.
+    pub clean: Option<Value>,
+    /// Bias, f32 `[o]`.
+    pub bias: Option<Value>,
+    /// Delta masks, f32 `[rows]`, or `[1]`: one for all positions; `None` is 0.
+    pub delta: Option<Value>,
+    /// Routes, f32 `[rows]`; `None` is 1.
+    pub route: Option<Value>,
+}
