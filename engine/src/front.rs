@@ -9,10 +9,11 @@
 
 use std::sync::Arc;
 
-use crate::cpu::{self, OpProfile, Pool};
+use crate::cpu::{self, Pool};
 use crate::cuda::{self, Device, Fault};
 use crate::op::Builder;
 use crate::plan::Plan;
+use crate::profile::OpProfile;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::StepScalar;

@@ -20,7 +20,7 @@ pub(crate) enum Home {
 
 /// An op with its operands.
 #[derive(Debug, Clone)]
-pub struct Node<P> {
+pub(crate) struct Node<P> {
     pub(crate) op: P,
     pub(crate) inputs: Vec<Value>,
     /// Per output the value it is added to; empty when there is none.

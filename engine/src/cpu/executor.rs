@@ -12,9 +12,10 @@ use super::arena::Arena;
 use super::bf16::PANELS;
 use super::frame::{Frame, Operands, View};
 use super::pool::Pool;
-use crate::op::{Builder, Dear, Node, Op};
+use crate::op::{Builder, Op};
 use crate::plan::{Place, Plan};
 use crate::precision::{Precision, precision_of_products};
+use crate::profile::OpProfile;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::{DType, StepScalar, Type, Value};
@@ -55,25 +56,6 @@ struct PreparedOp {
     precision: Precision,
     part: &'static str,
     work: OpProfile,
-}
-
-/// Time and work of one op, summed over the replays since profiling was switched on.
-#[derive(Debug, Clone)]
-pub struct OpProfile {
-    /// Name of the op.
-    pub name: &'static str,
-    /// Its settings, as it prints them.
-    pub settings: String,
-    /// Shapes of its first operands, in order: `[64, 32] x [32, 16]`.
-    pub operands: String,
-    /// Time spent.
-    pub time: Duration,
-    /// Multiplications and additions in one replay.
-    pub flops: u64,
-    /// What else weighs in one replay.
-    pub dear: Dear,
-    /// Bytes read and written in one replay, each operand once.
-    pub bytes: u64,
 }
 
 impl Executor {
@@ -397,40 +379,6 @@ impl Executor {
     }
 }
 
-impl OpProfile {
-    /// The work of an op, which has taken no time yet.
-    pub(crate) fn of(builder: &Builder, node: &Node) -> Self {
-        let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
-        let outputs = node.outputs.iter().map(|&output| builder.ty(output));
-        // What is written in its place was read before.
-        let written = types[node.op.writes(types.len())].iter();
-        let all = types.iter().chain(written).copied().chain(outputs);
-        let bytes: usize = all.map(Type::bytes).sum();
-        let shown = types.iter().take(SHOWN);
-        let mut shapes: Vec<String> = shown.map(|ty| format!("{:?}", ty.dims)).collect();
-        if types.len() > SHOWN {
-            shapes.push(format!("{} more", types.len() - SHOWN));
-        }
-        Self {
-            name: node.op.name(),
-            settings: settings(&format!("{:?}", node.op)).to_owned(),
-            operands: shapes.join(" x "),
-            time: Duration::ZERO,
-            flops: node.op.flops(&types),
-            dear: node.op.dear(&types),
-            bytes: bytes as u64,
-        }
-    }
-}
-
-/// Operands whose shapes a profile says.
-const SHOWN: usize = 6;
-
-/// What an op's debug form says beside its name.
-fn settings(debug: &str) -> &str {
-    debug.find([' ', '(']).map_or("", |at| debug[at..].trim())
-}
-
 impl PreparedOp {
     /// Everything that lies in the arena.
     fn views(&mut self) -> impl Iterator<Item = &mut View> {
@@ -651,12 +599,5 @@ mod tests {
     #[should_panic(expected = "an arena of 64 bytes for a program of ")]
     fn an_arena_must_be_large_enough() {
         square(1000, &Arc::new(Pool::single())).attach(Arena::new(64).unwrap());
-    }
-
-    #[test]
-    fn settings_are_what_stands_behind_the_name() {
-        assert_eq!(settings("MatMul { alpha: 1.0 }"), "{ alpha: 1.0 }");
-        assert_eq!(settings("Relu"), "");
-        assert_eq!(settings("Grad(Relu)"), "(Relu)");
     }
 }

@@ -21,7 +21,7 @@ pub(crate) mod uniform;
 
 pub use arena::Arena;
 pub use bf16::has_bf16_products;
-pub use executor::{Executor, OpProfile};
+pub use executor::Executor;
 pub use frame::Frame;
 pub(crate) use pool::{PerChunk, Rows};
 pub use pool::{Pool, TooManyThreads};

@@ -11,7 +11,8 @@
 
 use std::collections::BTreeMap;
 
-use super::program::{Placed, PlacedOp};
+use super::placed::Placed;
+use super::program::PlacedOp;
 use crate::op::Builder;
 use crate::plan::Plan;
 use crate::value::Value;

@@ -6,182 +6,75 @@
 //! ```
 //!
 //! All ways compute the same in other orders of sums and with other roundings, so a run that is resumed is to decide as it did at
-//! first: each decision is written down in the run's [record](Choices::keep), and what is there holds, whatever else is known. A kind
+//! first: each decision is written down in the run's [record](Device::keep_record), and what is there holds, whatever else is known. A kind
 //! is everything that the times depend on: shapes, types and settings, the device, the version of the library, the sources of the
 //! kernels.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::Fault;
-use super::compiler::{keep, kept, write_whole};
+use super::choices::Choice;
 use super::device::Device;
-use super::product::Algorithm;
-use super::program::{self, PlacedProduct, Program, Step};
+use super::kernel::PRELUDE;
+use super::placed::{PlacedProduct, Step, Way};
+use super::product_kernel;
+use super::program::Program;
 use super::sites::{Found, SitePart, part};
 use super::trial::{Trial, alone_in_arena};
 use crate::graph::Home;
 use crate::op::{Builder, Node};
+use crate::ops::site::KERNELS;
 use crate::value::Value;
 
-/// First line of a run's record.
-const TITLE: &str =
-    "how this run computes its sites and products on a GPU; a resumed run goes on with it";
-
-/// What is decided of a kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Choice {
-    /// A site is one op.
-    Site,
-    /// A site is its products and what lies between.
-    Products,
-    /// A product is a kernel of our own.
-    Own,
-    /// A product is computed by this algorithm of cublasLt.
-    CublasLt(Algorithm),
+/// What the kernels of a site, and those in their place, are made of.
+fn sources_of_sites() -> String {
+    [PRELUDE, KERNELS.text].concat()
 }
 
-impl Choice {
-    fn word(self) -> String {
-        match self {
-            Self::Site => "site".to_owned(),
-            Self::Products => "products".to_owned(),
-            Self::Own => "own".to_owned(),
-            Self::CublasLt(Algorithm(data)) => {
-                let data = data.map(|word| format!("{word:016x}"));
-                format!("cublaslt-{}", data.concat())
-            }
-        }
-    }
-
-    fn of(word: &str) -> Option<Self> {
-        let plain = [Self::Site, Self::Products, Self::Own].into_iter();
-        let library = || {
-            let digits = word.strip_prefix("cublaslt-")?;
-            let mut data = [0; 8];
-            for (index, data) in data.iter_mut().enumerate() {
-                *data = u64::from_str_radix(digits.get(16 * index..16 * index + 16)?, 16).ok()?;
-            }
-            Some(Self::CublasLt(Algorithm(data)))
-        };
-        let found = plain.chain(library());
-        found.into_iter().find(|choice| choice.word() == word)
-    }
+/// What the kernels of products are made of.
+fn sources_of_products() -> String {
+    [PRELUDE, product_kernel::KERNELS.text].concat()
 }
 
-/// What was decided so far, and where that is kept.
-#[derive(Debug, Default)]
-pub(super) struct Choices {
-    /// By kind.
-    known: BTreeMap<u128, Choice>,
-    /// Of this machine.
-    cache: Option<PathBuf>,
-    /// Of the run, and whether it lacks a decision.
-    record: Option<PathBuf>,
-    is_behind: bool,
-}
-
-impl Choices {
-    /// Nothing is decided, and what will be is kept in a directory of this machine.
-    pub(super) fn new(cache: Option<PathBuf>) -> Self {
-        Self {
-            cache,
-            ..Self::default()
+impl Device {
+    /// Whether a site of a program is to be one op: where that takes less time, as measured once.
+    pub(super) fn chooses(self: &Arc<Self>, from: &Builder, site: &Found) -> Result<bool, Fault> {
+        if !self.driver.keeps_time() {
+            return Ok(false);
         }
+        let kind = kind_of_site(from, site, &self.driver.name()?);
+        let measure = || of_site(self, from, site);
+        Ok(self.choices().of(&kind, measure)? == Choice::Site)
     }
 
-    /// Keeps all decisions in a record, and to those that are there.
-    pub(super) fn keep(&mut self, record: PathBuf) -> Result<(), Fault> {
-        let told = |found: &str| {
-            Fault::new(format!(
-                "{}: should say how the run computes its sites and products, found {found}; put it back as it was, or start over with --fresh",
-                record.display()
-            ))
-        };
-        match spd_files::read_to_string(&record) {
-            Ok(text) => {
-                let mut lines = text.lines();
-                if lines.next() != Some(TITLE) {
-                    return Err(told("another first line"));
-                }
-                for line in lines {
-                    let (kind, chosen) = line.split_once(' ').unwrap_or((line, ""));
-                    let kind = (kind.len() == 32)
-                        .then(|| u128::from_str_radix(kind, 16).ok())
-                        .flatten();
-                    let (Some(kind), Some(chosen)) = (kind, Choice::of(chosen)) else {
-                        return Err(told(&format!("`{line}`")));
-                    };
-                    self.known.insert(kind, chosen);
-                }
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(told(&error.to_string())),
-        }
-        self.record = Some(record);
-        Ok(())
+    /// How the products of a program are computed: the fastest way, as measured once, and where the library refuses by kernels of our
+    /// own.
+    pub(super) fn compute_products(self: &Arc<Self>, program: &mut Program) -> Result<(), Fault> {
+        program.compute_products(|placed| self.way(placed))
     }
 
-    /// The decision on a kind, made by `measure` where there is none, which says whether it was measured; otherwise it is for this run
-    /// alone.
-    pub(super) fn of(
-        &mut self,
-        kind: &str,
-        measure: impl FnOnce() -> Result<(Choice, bool), Fault>,
-    ) -> Result<Choice, Fault> {
-        let hash = xxh3_128(kind.as_bytes());
-        if let Some(&known) = self.known.get(&hash) {
-            return Ok(known);
+    /// How a product is computed.
+    pub(super) fn way(self: &Arc<Self>, placed: &PlacedProduct) -> Result<Way, Fault> {
+        if !self.driver.keeps_time() {
+            let refuses = self.driver.algorithms(&placed.key())?.is_empty();
+            let plain = Way::CublasLt(None);
+            return Ok(if refuses { Way::Own } else { plain });
         }
-        let cached = self
-            .cache
-            .as_ref()
-            .map(|cache| cache.join(format!("{hash:032x}.choice")));
-        let found = cached
-            .as_deref()
-            .and_then(kept)
-            .and_then(|bytes| Choice::of(std::str::from_utf8(&bytes).ok()?));
-        let chosen = match found {
-            Some(chosen) => chosen,
-            None => {
-                let (chosen, was_measured) = measure()?;
-                if let (Some(path), true) = (&cached, was_measured) {
-                    // Without it, the next run measures again.
-                    let _ = keep(path, chosen.word().as_bytes());
-                }
-                chosen
-            }
-        };
-        self.known.insert(hash, chosen);
-        self.is_behind = true;
-        Ok(chosen)
-    }
-
-    /// Writes what was decided since into the record, if there is one.
-    pub(super) fn write(&mut self) -> Result<(), Fault> {
-        let (Some(record), true) = (&self.record, self.is_behind) else {
-            return Ok(());
-        };
-        let lines = self.known.iter();
-        let lines = lines.map(|(kind, chosen)| format!("{kind:032x} {}\n", chosen.word()));
-        let text = format!("{TITLE}\n{}", lines.collect::<String>());
-        write_whole(record, &[text.as_bytes()]).map_err(|error| {
-            Fault::new(format!("{}: cannot be written: {error}", record.display()))
-        })?;
-        self.is_behind = false;
-        Ok(())
+        let kind = kind_of_product(placed, &self.driver.name()?);
+        let measure = || of_product(self, placed);
+        Ok(match self.choices().of(&kind, measure)? {
+            Choice::CublasLt(algorithm) => Way::CublasLt(Some(algorithm)),
+            Choice::Own | Choice::Site | Choice::Products => Way::Own,
+        })
     }
 }
 
 /// What the times of a site depend on.
-pub(super) fn kind_of_site(from: &Builder, site: &Found, device: &str) -> String {
-    let mut kind = format!(
-        "{device}\n{:032x}",
-        xxh3_128(program::sources_of_sites().as_bytes())
-    );
+fn kind_of_site(from: &Builder, site: &Found, device: &str) -> String {
+    let mut kind = format!("{device}\n{:032x}", xxh3_128(sources_of_sites().as_bytes()));
     for &index in &site.products {
         let node = &from.nodes[index];
         let types: Vec<String> = node
@@ -209,11 +102,7 @@ pub(super) fn kind_of_site(from: &Builder, site: &Found, device: &str) -> String
 }
 
 /// Whether a site takes less time as one op. Where there is no room to find out it stays products, and that was not measured.
-pub(super) fn of_site(
-    device: &Arc<Device>,
-    from: &Builder,
-    site: &Found,
-) -> Result<(Choice, bool), Fault> {
+fn of_site(device: &Arc<Device>, from: &Builder, site: &Found) -> Result<(Choice, bool), Fault> {
     let mut fused = site.fused.clone();
     fused.sort_by_key(|(place, _)| *place);
     let fused = fused.into_iter().map(|(_, node)| node).collect();
@@ -243,10 +132,7 @@ pub(super) fn of_site(
 
 /// The fastest way to compute a product. Where there is no room to find out it is what the library thinks best, and that was not
 /// measured.
-pub(super) fn of_product(
-    device: &Arc<Device>,
-    placed: &PlacedProduct,
-) -> Result<(Choice, bool), Fault> {
+fn of_product(device: &Arc<Device>, placed: &PlacedProduct) -> Result<(Choice, bool), Fault> {
     let algorithms = device.driver().algorithms(&placed.key())?;
     let (tried, bytes) = alone_in_arena(placed);
     let Some(trial) = Trial::new(device, bytes, 0)? else {
@@ -276,8 +162,8 @@ pub(super) fn of_product(
 }
 
 /// What the time of a product depends on.
-pub(super) fn kind_of_product(placed: &PlacedProduct, device: &str) -> String {
-    let own = xxh3_128(program::sources_of_products().as_bytes());
+fn kind_of_product(placed: &PlacedProduct, device: &str) -> String {
+    let own = xxh3_128(sources_of_products().as_bytes());
     format!("{device}\n{own:032x}\n{:?}", placed.key())
 }
 

@@ -12,8 +12,8 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::Fault;
+use super::kernel::Kernel;
 use super::libraries::Library;
-use super::program::Kernel;
 
 /// Beside the architecture. Every template is made for its constants, which leaves some of its lines without a purpose (128).
 const OPTIONS: [&str; 2] = ["--std=c++20", "--diag-suppress=128"];

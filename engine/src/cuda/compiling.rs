@@ -12,8 +12,9 @@ use std::sync::{Mutex, PoisonError};
 use super::Fault;
 use super::compiler::compile_all;
 use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer};
+use super::kernel::Kernel;
+use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
-use super::program::{Kernel, PlacedProduct};
 
 /// Memory that it says it has, in bytes: as much as an H100.
 const BYTES: usize = 80 << 30;

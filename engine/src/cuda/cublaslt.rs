@@ -13,8 +13,8 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver::sys::CUstream;
 
 use super::Fault;
+use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key, Layout, Matrix};
-use super::program::PlacedProduct;
 use crate::value::DType;
 
 /// Room for what an algorithm keeps aside; what NVIDIA advises for Hopper.

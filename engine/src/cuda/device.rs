@@ -7,20 +7,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Fault;
-use super::choice::{self, Choice, Choices};
+use super::choices::Choices;
 use super::compiling::Compiling;
 use super::driver::{Driver, Stream, Transfer, Way};
 use super::gpu::Gpu;
-use super::program::{self, PlacedProduct, Program};
-use super::sites::Found;
-use crate::op::Builder;
 
 /// Bytes of each of the two pieces of pinned memory that tensors travel through.
 pub(super) const PIECE: usize = 4 << 20;
 
+/// Tensors start at multiples of this many bytes, like allocations of their own.
+pub(super) const ALIGN: usize = 256;
+
 /// A GPU that is open.
 pub struct Device {
-    driver: Arc<dyn Driver>,
+    pub(super) driver: Arc<dyn Driver>,
     choices: Mutex<Choices>,
     /// Made when the first tensor travels.
     ferry: Mutex<Option<Ferry>>,
@@ -99,43 +99,12 @@ impl Device {
         self.choices().keep(record)
     }
 
-    /// Whether a site of a program is to be one op: where that takes less time, as measured once.
-    pub(super) fn chooses(self: &Arc<Self>, from: &Builder, site: &Found) -> Result<bool, Fault> {
-        if !self.driver.keeps_time() {
-            return Ok(false);
-        }
-        let kind = choice::kind_of_site(from, site, &self.driver.name()?);
-        let measure = || choice::of_site(self, from, site);
-        Ok(self.choices().of(&kind, measure)? == Choice::Site)
-    }
-
-    /// How the products of a program are computed: the fastest way, as measured once, and where the library refuses by kernels of our
-    /// own.
-    pub(super) fn compute_products(self: &Arc<Self>, program: &mut Program) -> Result<(), Fault> {
-        program.compute_products(|placed| self.way(placed))
-    }
-
-    /// How a product is computed.
-    pub(super) fn way(self: &Arc<Self>, placed: &PlacedProduct) -> Result<program::Way, Fault> {
-        if !self.driver.keeps_time() {
-            let refuses = self.driver.algorithms(&placed.key())?.is_empty();
-            let plain = program::Way::CublasLt(None);
-            return Ok(if refuses { program::Way::Own } else { plain });
-        }
-        let kind = choice::kind_of_product(placed, &self.driver.name()?);
-        let measure = || choice::of_product(self, placed);
-        Ok(match self.choices().of(&kind, measure)? {
-            Choice::CublasLt(algorithm) => program::Way::CublasLt(Some(algorithm)),
-            Choice::Own | Choice::Site | Choice::Products => program::Way::Own,
-        })
-    }
-
     /// Writes the decisions since into the run's record, if it keeps one.
     pub(super) fn write_record(&self) -> Result<(), Fault> {
         self.choices().write()
     }
 
-    fn choices(&self) -> std::sync::MutexGuard<'_, Choices> {
+    pub(super) fn choices(&self) -> std::sync::MutexGuard<'_, Choices> {
         self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -6,8 +6,9 @@
 #![expect(unsafe_code, reason = "addresses of a device are given by number")]
 
 use super::Fault;
+use super::kernel::Kernel;
+use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
-use super::program::{Kernel, PlacedProduct};
 use crate::value::DType;
 
 /// What is put on one stream is done in order; streams run beside each other.

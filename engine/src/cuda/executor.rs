@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use super::Fault;
 use super::device::{Device, Event, Graph, Memory};
-use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
+use super::driver::{Argument, Module, Stream};
 use super::inputs::{self, Inputs};
-use super::program::{self, FIXED_PARAMETERS, Kernel, Placed, Program, Step};
-use crate::cpu::OpProfile;
+use super::placed::{self, FIXED_PARAMETERS, Placed};
+use super::program::Program;
+use super::put::put;
 use crate::op::Builder;
 use crate::plan::Plan;
+use crate::profile::OpProfile;
 use crate::step_parameters::StepParameters;
 use crate::store::{Slot, Store};
 use crate::value::{DType, StepScalar};
@@ -221,7 +223,7 @@ impl Executor {
     pub(crate) fn products(&self) -> usize {
         let steps = self.program.steps.iter();
         steps
-            .filter(|step| matches!(step, Step::Product(_)))
+            .filter(|step| matches!(step, placed::Step::Product(_)))
             .count()
     }
 
@@ -520,12 +522,12 @@ impl Executor {
             unreachable!("a program that is loaded");
         };
         let start = match placed.memory {
-            program::Memory::Arena(offset) => arena.memory.address + offset as u64,
-            program::Memory::Store(slot) if placed.dtype == DType::Bf16 => {
+            placed::Memory::Arena(offset) => arena.memory.address + offset as u64,
+            placed::Memory::Store(slot) if placed.dtype == DType::Bf16 => {
                 store.mirror().rounded(slot)
             }
-            program::Memory::Store(slot) => store.mirror().address(slot),
-            program::Memory::Parameters => loaded.numbers.address,
+            placed::Memory::Store(slot) => store.mirror().address(slot),
+            placed::Memory::Parameters => loaded.numbers.address,
         };
         Argument {
             address: start + placed.skipped() as u64,
@@ -543,53 +545,5 @@ impl Drop for Executor {
             let _ = loaded.wait();
         }
         self.graph = None;
-    }
-}
-
-/// Puts a step of a program on the stream.
-///
-/// # Safety
-///
-/// `argument` gives live memory, as long as it is said to be.
-pub(super) unsafe fn put(
-    driver: &dyn Driver,
-    kernels: &[Kernel],
-    module: &Module,
-    step: &Step,
-    argument: &dyn Fn(&Placed) -> Argument,
-) -> Result<(), Fault> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match step {
-            Step::Copy { from, to } => driver.copy(
-                Stream::Programs,
-                Transfer {
-                    way: Way::Within,
-                    from: argument(from).address,
-                    to: argument(to).address,
-                    bytes: to.len * to.dtype.bytes(),
-                },
-            ),
-            Step::Launch {
-                kernel,
-                blocks,
-                operands,
-                words,
-            } => {
-                let arguments: Vec<Argument> = operands.iter().map(argument).collect();
-                let function = module.functions[*kernel];
-                let kernel = &kernels[*kernel];
-                driver.launch(function, kernel, *blocks, &arguments, words)
-            }
-            Step::Product(placed) => driver.multiply(
-                placed,
-                Factors {
-                    a: argument(&placed.a),
-                    b: argument(&placed.b),
-                    out: argument(&placed.out),
-                    bias: placed.bias.as_ref().map(argument),
-                },
-            ),
-        }
     }
 }

@@ -16,9 +16,10 @@ use super::Fault;
 use super::compiler::compile_all;
 use super::cublaslt::{Addresses, CublasLt, WORKSPACE};
 use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
+use super::kernel::Kernel;
 use super::libraries;
+use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
-use super::program::{Kernel, PlacedProduct};
 
 fn failed(what: &str) -> impl Fn(DriverError) -> Fault {
     move |error| Fault::new(format!("the GPU cannot {what}: {error:?}"))

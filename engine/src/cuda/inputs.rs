@@ -19,7 +19,8 @@ use std::sync::Arc;
 use super::Fault;
 use super::device::{Device, Event, Memory, Pinned};
 use super::driver::{Stream, Transfer, Way};
-use super::program::{FIXED_PARAMETERS, Program};
+use super::placed::FIXED_PARAMETERS;
+use super::program::Program;
 use crate::step_parameters::StepParameters;
 
 /// Inputs start at multiples of this many words.

@@ -8,13 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use half::bf16;
 
 use super::Fault;
-use super::device::{Device, Memory};
+use super::device::{ALIGN, Device, Memory};
 use super::driver::Stream;
 use super::staging::{Load, Staging};
 use crate::store::Slot;
-
-/// Tensors start at multiples of this many bytes, like allocations of their own.
-pub(super) const ALIGN: usize = 256;
 
 /// Who has the newest values of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -58,6 +58,7 @@
 
 mod agreements;
 mod choice;
+mod choices;
 #[cfg(test)]
 mod chosen;
 pub(crate) mod compiler;
@@ -70,16 +71,20 @@ pub(crate) mod emulated;
 mod executor;
 #[cfg(test)]
 pub(crate) mod exhibition;
-mod fault;
 mod fusion;
 mod gpu;
 mod inputs;
+pub(crate) mod kernel;
 pub mod libraries;
 pub(crate) mod lowering;
 pub(crate) mod mirror;
+pub(crate) mod operand;
+mod placed;
 pub mod probes;
 pub(crate) mod product;
+mod product_kernel;
 pub(crate) mod program;
+mod put;
 #[cfg(test)]
 mod replays;
 #[cfg(feature = "shadow")]
@@ -94,10 +99,10 @@ pub(crate) mod staging;
 pub(crate) mod tests;
 mod trial;
 
+pub use crate::fault::{Fault, Result};
 pub use compiling::Compiling;
 pub use device::Device;
 pub use executor::{Arena, Executor};
-pub use fault::{Fault, Result};
 pub use lowering::Lowering;
 pub use staging::Staged;
 

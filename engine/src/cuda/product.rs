@@ -6,10 +6,9 @@
 //! Factors are both f32 or both bf16, and the result is either; sums are f32. Factors in f32 may be rounded to TF32 on their way into
 //! tensor cores: the sign, the exponent and ten bits.
 //!
-//! What cublasLt refuses, and what is so thin that all of its algorithms waste most of their work, is a [launch](Product::launch) of our
-//! own.
+//! What it refuses, and what is so thin that all of its algorithms waste most of their work, is a [launch](Product::launch) of our own.
 
-use super::lowering::{Argument, Command, Constant, Launch, Lowering, Operand, Source};
+use super::operand::Operand;
 use crate::value::DType;
 
 /// A factor or the result, row-major.
@@ -75,12 +74,6 @@ pub(crate) struct Key {
     pub(crate) alignment: usize,
 }
 
-/// The kernels of products of our own.
-pub(super) const KERNELS: Source = Source {
-    name: "product",
-    text: include_str!("product.cu"),
-};
-
 /// A product with a side shorter than this is thin.
 const THIN: usize = 32;
 
@@ -97,48 +90,6 @@ impl Product {
         let bias = self.bias.map_or(0, |bias| bias.first * bias.dtype.bytes());
         let all = start(&self.a) | start(&self.b) | start(&self.out) | bias;
         1 << all.trailing_zeros().min(4)
-    }
-
-    /// The launch that computes it; its operands are the factors, the result and a bias, if there is one.
-    pub(crate) fn launch(&self) -> Launch {
-        let &Self { m, n, k, batch, .. } = self;
-        let [rows, columns, high, wide] = match (m <= 16, n <= 16) {
-            (true, true) => [16, 16, 1, 1],
-            (false, true) => [256, 16, 4, 4],
-            (true, false) => [16, 256, 4, 4],
-            (false, false) => [64, 64, 4, 4],
-        };
-        let word = |size: usize| Argument::Word(u32::try_from(size).expect("elements of a matrix"));
-        let strides = |matrix: &Matrix| {
-            let (row, column) = if matrix.transposed {
-                (1, matrix.pitch)
-            } else {
-                (matrix.pitch, 1)
-            };
-            Argument::List([matrix.first, row, column, matrix.step].map(word).to_vec())
-        };
-        let sizes = [rows, columns, high, wide].map(Constant::from);
-        let kinds = [self.add, self.bias.is_some()].map(Constant::from);
-        let mut to = Lowering::new(&[], &[], &[]);
-        to.kernel(KERNELS, "multiply_tiles", &[&sizes[..], &kinds].concat())
-            .blocks(batch * m.div_ceil(rows) * n.div_ceil(columns), 1)
-            .launch(&[
-                self.a.operand.into(),
-                self.b.operand.into(),
-                self.bias.into(),
-                self.out.operand.out().into(),
-                Argument::Word(self.alpha.to_bits()),
-                word(m),
-                word(n),
-                word(k),
-                strides(&self.a),
-                strides(&self.b),
-                strides(&self.out),
-            ]);
-        match to.finish().0.pop() {
-            Some(Command::Launch(launch)) => launch,
-            _ => unreachable!("a product has elements"),
-        }
     }
 
     /// As cublasLt is to be asked. `alignment` is that of the addresses.
@@ -180,10 +131,11 @@ mod tests {
     use crate::cuda::compiler::explained;
     use crate::cuda::driver::Argument as Operands;
     use crate::cuda::emulated::{Emulated, Order, is_there};
-    use crate::cuda::executor::put;
+    use crate::cuda::kernel::{Kernel, source};
     use crate::cuda::libraries::Library;
-    use crate::cuda::lowering::At;
-    use crate::cuda::program::{Kernel, Memory, Placed, PlacedProduct, Step, source};
+    use crate::cuda::operand::At;
+    use crate::cuda::placed::{Memory, Placed, PlacedProduct, Step};
+    use crate::cuda::put::put;
     use crate::cuda::tests::{gpu, uses};
     use crate::cuda::{Device, Fault};
     use crate::ops::oracle::{close, random};

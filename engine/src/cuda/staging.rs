@@ -14,9 +14,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Fault;
-use super::device::{Device, Event, Pinned};
+use super::device::{ALIGN, Device, Event, Pinned};
 use super::driver::{Stream, Transfer, Way};
-use super::mirror::ALIGN;
 use crate::store::Named;
 use crate::value::Type;
 

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use super::Fault;
-use super::device::{Device, Event, Memory};
+use super::device::{ALIGN, Device, Event, Memory};
 use super::driver::{Argument, Module, Stream, Transfer, Way};
-use super::executor::put;
-use super::mirror::ALIGN;
-use super::program::{self, FIXED_PARAMETERS, Kernel, Placed, PlacedProduct, Step};
+use super::kernel::Kernel;
+use super::placed::{self, FIXED_PARAMETERS, Placed, PlacedProduct, Step};
+use super::put::put;
 
 /// Replays that are timed, of which the fastest counts.
 const REPLAYS: usize = 5;
@@ -24,7 +24,7 @@ pub(super) fn alone_in_arena(placed: &PlacedProduct) -> (PlacedProduct, usize) {
         let first = bytes + of.skipped() % 16;
         bytes = (first + of.len * of.dtype.bytes()).next_multiple_of(ALIGN);
         Placed {
-            memory: program::Memory::Arena(first),
+            memory: placed::Memory::Arena(first),
             first: 0,
             ..*of
         }
@@ -200,11 +200,11 @@ impl<'d> Trial<'d> {
 
     fn argument(&self, copy: usize, placed: &Placed) -> Argument {
         let start = match placed.memory {
-            program::Memory::Arena(offset) => {
+            placed::Memory::Arena(offset) => {
                 self.arena.address + (copy * self.bytes + offset) as u64
             }
-            program::Memory::Parameters => self.numbers.address,
-            program::Memory::Store(_) => unreachable!("a trial has inputs alone"),
+            placed::Memory::Parameters => self.numbers.address,
+            placed::Memory::Store(_) => unreachable!("a trial has inputs alone"),
         };
         Argument {
             address: start + placed.skipped() as u64,

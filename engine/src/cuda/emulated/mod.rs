@@ -31,8 +31,9 @@ use work::{Work, Worker};
 use super::Fault;
 use super::compiler::compile_all;
 use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
+use super::kernel::{Kernel, source};
+use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
-use super::program::{Kernel, PlacedProduct, source};
 
 /// What the host asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::time::Instant;
 use super::kernels::{Kernels, Operand, Span, Traffic, multiply};
 use super::memory::Memory;
 use crate::cuda::driver::{Argument, Factors, Transfer, Way};
+use crate::cuda::kernel::Kernel;
 use crate::cuda::product::Product;
-use crate::cuda::program::Kernel;
 
 /// What is done in one go.
 #[derive(Clone)]

@@ -8,8 +8,8 @@ use spd_draws::{Purpose, Stream};
 
 use super::Place;
 use crate::cuda::driver;
+use crate::cuda::kernel::Kernel;
 use crate::cuda::lowering::{Argument, Command, Launch, Lowering, Source};
-use crate::cuda::program::Kernel;
 use crate::cuda::{Device, Fault, Result};
 use crate::value::{DType, Type};
 

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use half::bf16;
 
+use crate::cuda::placed::{Memory, Placed, PlacedProduct, Step, Way};
 use crate::cuda::product::{Key, Matrix};
-use crate::cuda::program::{Memory, Placed, PlacedProduct, Program, Step, Way};
+use crate::cuda::program::Program;
 use crate::cuda::trial::{Trial, alone_in_arena, words};
 use crate::cuda::{Device, Fault, Result};
 use crate::op::Builder;

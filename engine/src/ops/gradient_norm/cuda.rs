@@ -1,4 +1,5 @@
-use crate::cuda::lowering::{Constant, Lowering, MOST_OPERANDS, Operand, Source, shares, tensors};
+use crate::cuda::lowering::{Constant, Lowering, MOST_OPERANDS, Source, shares, tensors};
+use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source {
     name: "gradient_norm",

@@ -2,7 +2,8 @@
 //! the device's last cache. All chunks but the last have one size, and so one kernel. Unmeasured.
 
 use super::{HeadDivergence, Sizes};
-use crate::cuda::lowering::{Lowering, Operand, Source, row_threads};
+use crate::cuda::lowering::{Lowering, Source, row_threads};
+use crate::cuda::operand::Operand;
 use crate::cuda::product::{Matrix, Product};
 
 const KERNELS: Source = Source {

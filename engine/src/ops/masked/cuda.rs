@@ -1,7 +1,6 @@
 use super::{Draw, Mask, Masked, MaskedGrad};
-use crate::cuda::lowering::{
-    Argument, Constant, Lowering, Operand, Source, row_threads, stretches,
-};
+use crate::cuda::lowering::{Argument, Constant, Lowering, Source, row_threads, stretches};
+use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source {
     name: "masked",

@@ -1,4 +1,5 @@
-use crate::cuda::lowering::{Lowering, Operand, Source};
+use crate::cuda::lowering::{Lowering, Source};
+use crate::cuda::operand::Operand;
 use crate::cuda::product::{Matrix, Product};
 
 const KERNELS: Source = Source {

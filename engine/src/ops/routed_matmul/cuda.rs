@@ -3,7 +3,8 @@
 
 use super::{Kind, RoutedMatMul};
 use crate::cpu::shape::Shape;
-use crate::cuda::lowering::{Lowering, Operand, Source};
+use crate::cuda::lowering::{Lowering, Source};
+use crate::cuda::operand::Operand;
 use crate::cuda::product::Product;
 
 const KERNELS: Source = Source {

@@ -1,4 +1,5 @@
-use crate::cuda::lowering::{Lowering, Operand, Source, parts};
+use crate::cuda::lowering::{Lowering, Source, parts};
+use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source {
     name: "sum_squares",

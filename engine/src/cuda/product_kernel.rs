@@ -1,0 +1,54 @@
+//! What cublasLt refuses, and what is so thin that all of its algorithms waste most of their work: products by a kernel of our own.
+
+use super::lowering::{Argument, Command, Constant, Launch, Lowering, Source};
+use super::product::{Matrix, Product};
+
+/// The kernels of products of our own.
+pub(super) const KERNELS: Source = Source {
+    name: "product",
+    text: include_str!("product.cu"),
+};
+
+impl Product {
+    /// The launch that computes it; its operands are the factors, the result and a bias, if there is one.
+    pub(crate) fn launch(&self) -> Launch {
+        let &Self { m, n, k, batch, .. } = self;
+        let [rows, columns, high, wide] = match (m <= 16, n <= 16) {
+            (true, true) => [16, 16, 1, 1],
+            (false, true) => [256, 16, 4, 4],
+            (true, false) => [16, 256, 4, 4],
+            (false, false) => [64, 64, 4, 4],
+        };
+        let word = |size: usize| Argument::Word(u32::try_from(size).expect("elements of a matrix"));
+        let strides = |matrix: &Matrix| {
+            let (row, column) = if matrix.transposed {
+                (1, matrix.pitch)
+            } else {
+                (matrix.pitch, 1)
+            };
+            Argument::List([matrix.first, row, column, matrix.step].map(word).to_vec())
+        };
+        let sizes = [rows, columns, high, wide].map(Constant::from);
+        let kinds = [self.add, self.bias.is_some()].map(Constant::from);
+        let mut to = Lowering::new(&[], &[], &[]);
+        to.kernel(KERNELS, "multiply_tiles", &[&sizes[..], &kinds].concat())
+            .blocks(batch * m.div_ceil(rows) * n.div_ceil(columns), 1)
+            .launch(&[
+                self.a.operand.into(),
+                self.b.operand.into(),
+                self.bias.into(),
+                self.out.operand.out().into(),
+                Argument::Word(self.alpha.to_bits()),
+                word(m),
+                word(n),
+                word(k),
+                strides(&self.a),
+                strides(&self.b),
+                strides(&self.out),
+            ]);
+        match to.finish().0.pop() {
+            Some(Command::Launch(launch)) => launch,
+            _ => unreachable!("a product has elements"),
+        }
+    }
+}

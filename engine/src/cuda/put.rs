@@ -1,0 +1,55 @@
+//! A step of a program, put on a stream.
+#![expect(unsafe_code, reason = "addresses of a device")]
+
+use super::Fault;
+use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
+use super::kernel::Kernel;
+use super::placed::{Placed, Step};
+
+/// Puts a step of a program on the stream.
+///
+/// # Safety
+///
+/// `argument` gives live memory, as long as it is said to be.
+pub(super) unsafe fn put(
+    driver: &dyn Driver,
+    kernels: &[Kernel],
+    module: &Module,
+    step: &Step,
+    argument: &dyn Fn(&Placed) -> Argument,
+) -> Result<(), Fault> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match step {
+            Step::Copy { from, to } => driver.copy(
+                Stream::Programs,
+                Transfer {
+                    way: Way::Within,
+                    from: argument(from).address,
+                    to: argument(to).address,
+                    bytes: to.len * to.dtype.bytes(),
+                },
+            ),
+            Step::Launch {
+                kernel,
+                blocks,
+                operands,
+                words,
+            } => {
+                let arguments: Vec<Argument> = operands.iter().map(argument).collect();
+                let function = module.functions[*kernel];
+                let kernel = &kernels[*kernel];
+                driver.launch(function, kernel, *blocks, &arguments, words)
+            }
+            Step::Product(placed) => driver.multiply(
+                placed,
+                Factors {
+                    a: argument(&placed.a),
+                    b: argument(&placed.b),
+                    out: argument(&placed.out),
+                    bias: placed.bias.as_ref().map(argument),
+                },
+            ),
+        }
+    }
+}

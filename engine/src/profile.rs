@@ -1,0 +1,71 @@
+//! What an op of a program takes: its time, and its work.
+
+use std::time::Duration;
+
+use crate::op::{Builder, Dear, Node};
+use crate::value::Type;
+
+/// Time and work of one op, summed over the replays since profiling was switched on.
+#[derive(Debug, Clone)]
+pub struct OpProfile {
+    /// Name of the op.
+    pub name: &'static str,
+    /// Its settings, as it prints them.
+    pub settings: String,
+    /// Shapes of its first operands, in order: `[64, 32] x [32, 16]`.
+    pub operands: String,
+    /// Time spent.
+    pub time: Duration,
+    /// Multiplications and additions in one replay.
+    pub flops: u64,
+    /// What else weighs in one replay.
+    pub dear: Dear,
+    /// Bytes read and written in one replay, each operand once.
+    pub bytes: u64,
+}
+
+impl OpProfile {
+    /// The work of an op, which has taken no time yet.
+    pub(crate) fn of(builder: &Builder, node: &Node) -> Self {
+        let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
+        let outputs = node.outputs.iter().map(|&output| builder.ty(output));
+        // What is written in its place was read before.
+        let written = types[node.op.writes(types.len())].iter();
+        let all = types.iter().chain(written).copied().chain(outputs);
+        let bytes: usize = all.map(Type::bytes).sum();
+        let shown = types.iter().take(SHOWN);
+        let mut shapes: Vec<String> = shown.map(|ty| format!("{:?}", ty.dims)).collect();
+        if types.len() > SHOWN {
+            shapes.push(format!("{} more", types.len() - SHOWN));
+        }
+        Self {
+            name: node.op.name(),
+            settings: settings(&format!("{:?}", node.op)).to_owned(),
+            operands: shapes.join(" x "),
+            time: Duration::ZERO,
+            flops: node.op.flops(&types),
+            dear: node.op.dear(&types),
+            bytes: bytes as u64,
+        }
+    }
+}
+
+/// Operands whose shapes a profile says.
+const SHOWN: usize = 6;
+
+/// What an op's debug form says beside its name.
+fn settings(debug: &str) -> &str {
+    debug.find([' ', '(']).map_or("", |at| debug[at..].trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::settings;
+
+    #[test]
+    fn settings_are_what_stands_behind_the_name() {
+        assert_eq!(settings("MatMul { alpha: 1.0 }"), "{ alpha: 1.0 }");
+        assert_eq!(settings("Relu"), "");
+        assert_eq!(settings("Grad(Relu)"), "(Relu)");
+    }
+}
