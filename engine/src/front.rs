@@ -118,7 +118,11 @@ impl Executor {
     pub fn planned(builder: &Builder, processor: &Processor) -> Self {
         match processor {
             Processor::Cpu(pool) => {
-                Self::Cpu(Box::new(cpu::Executor::planned(builder, Arc::clone(pool))))
+                #[cfg_attr(not(feature = "shadow"), expect(unused_mut, reason = "no shadow"))]
+                let mut executor = cpu::Executor::planned(builder, Arc::clone(pool));
+                #[cfg(feature = "shadow")]
+                executor.repeat(cuda::shadow::Shadow::new(builder));
+                Self::Cpu(Box::new(executor))
             }
             Processor::Gpu(device) => {
                 Self::Gpu(Box::new(cuda::Executor::planned(builder, device.as_ref())))

@@ -1,16 +1,14 @@
 //! What outlives a step: parameters, moments, frozen weights. Programs share it by [`Slot`].
 //!
-//! Where programs run on a device, tensors have a place there too, and each is newest where it was changed last. What the host
-//! changes is sent by the next replay that reads it; what the device changes is brought home when somebody asks
-//! ([`Store::fetch`]), and never unasked: to read a tensor that is newer on the device is a mistake. Who needs the values of a step
-//! later, as a checkpoint does, has them [staged](Store::stage), and programs go on meanwhile.
+//! Where programs run [elsewhere](Elsewhere), tensors have a place there too, and each is newest where it was changed last. What is
+//! newer elsewhere is brought home when somebody asks ([`Store::fetch`]), and never unasked: to read such a tensor is a mistake.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::cuda::mirror::Mirror;
-use crate::cuda::staging::Values;
-use crate::cuda::{self, Device, Staged};
+use crate::fault::Result;
 use crate::value::Type;
 
 /// A tensor of a [`Store`].
@@ -31,14 +29,30 @@ pub type Named<'s> = (&'s str, &'s Type, &'s [f32]);
 #[derive(Debug, Default)]
 pub struct Store {
     /// Whoever has staged values that are at home shares them until they change.
-    tensors: Vec<(String, Type, Arc<Vec<f32>>)>,
+    pub(crate) tensors: Vec<(String, Type, Arc<Vec<f32>>)>,
     by_name: BTreeMap<String, Slot>,
     /// Tensors that no program writes.
     frozen: BTreeSet<Slot>,
     /// Tensors have no values.
     only_shapes: bool,
-    /// The tensors on a device, if programs of one have run.
-    mirror: Option<Mirror>,
+    /// The other place of the tensors, if programs have run in one.
+    pub(crate) elsewhere: Option<Box<dyn Elsewhere>>,
+}
+
+/// A place beside the host's memory that tensors are copied to, and changed in.
+pub(crate) trait Elsewhere: Any + Debug + Send + Sync {
+    /// Whether the host's values of a tensor are the newest.
+    fn is_home(&self, slot: Slot) -> bool;
+
+    /// The host changes a tensor.
+    fn changed_at_home(&mut self, slot: Slot);
+
+    /// Waits for programs there, and copies to the host whatever of these tensors they have changed.
+    ///
+    /// # Errors
+    ///
+    /// When a replay failed.
+    fn fetch(&mut self, tensors: Vec<(Slot, &mut Arc<Vec<f32>>)>) -> Result<()>;
 }
 
 impl Store {
@@ -127,7 +141,7 @@ impl Store {
     ///
     /// # Panics
     ///
-    /// When a device has changed them, and they were not [fetched](Self::fetch) since.
+    /// When they are newer on a device, and were not [fetched](Self::fetch) since.
     pub fn get(&self, slot: Slot) -> &[f32] {
         self.expect_home(slot);
         &self.tensors[slot.index()].2
@@ -140,37 +154,40 @@ impl Store {
     /// As [`Self::get`] does.
     pub fn get_mut(&mut self, slot: Slot) -> &mut [f32] {
         self.expect_home(slot);
-        if let Some(mirror) = &mut self.mirror {
-            mirror.changed_at_home(slot);
+        if let Some(elsewhere) = &mut self.elsewhere {
+            elsewhere.changed_at_home(slot);
         }
         Arc::make_mut(&mut self.tensors[slot.index()].2).as_mut_slice()
     }
 
     /// Makes a tensor zeros, wherever its newest values are.
     pub fn clear(&mut self, slot: Slot) {
-        if let Some(mirror) = &mut self.mirror {
-            mirror.changed_at_home(slot);
+        if let Some(elsewhere) = &mut self.elsewhere {
+            elsewhere.changed_at_home(slot);
         }
         Arc::make_mut(&mut self.tensors[slot.index()].2).fill(0.0);
     }
 
     fn expect_home(&self, slot: Slot) {
-        let home = self.mirror.as_ref().is_none_or(|m| m.is_home(slot));
+        let home = self
+            .elsewhere
+            .as_ref()
+            .is_none_or(|there| there.is_home(slot));
         assert!(home, "`{}` is newer on the device", self.name(slot));
     }
 
-    /// Waits for the device and brings home whatever it has changed; nothing where no device is.
+    /// Brings home whatever is newer elsewhere, once programs there are done; nothing where nothing is.
     ///
     /// # Errors
     ///
     /// When a replay failed.
-    pub fn fetch(&mut self) -> cuda::Result<()> {
-        let Some(mirror) = &mut self.mirror else {
+    pub fn fetch(&mut self) -> Result<()> {
+        let Some(elsewhere) = &mut self.elsewhere else {
             return Ok(());
         };
         let tensors = self.tensors.iter_mut();
         let tensors = (0..).map(Slot).zip(tensors.map(|(_, _, values)| values));
-        mirror.fetch(tensors)
+        elsewhere.fetch(tensors.collect())
     }
 
     /// The same for one tensor.
@@ -178,97 +195,12 @@ impl Store {
     /// # Errors
     ///
     /// When a replay failed.
-    pub fn fetch_one(&mut self, slot: Slot) -> cuda::Result<()> {
-        let Some(mirror) = &mut self.mirror else {
+    pub fn fetch_one(&mut self, slot: Slot) -> Result<()> {
+        let Some(elsewhere) = &mut self.elsewhere else {
             return Ok(());
         };
         let values = &mut self.tensors[slot.index()].2;
-        mirror.fetch(std::iter::once((slot, values)))
-    }
-
-    /// Asks for tensors as they are when all that programs were asked for is done, and returns before they have come; `None` where
-    /// no device is, and all is at home. Programs and the host may change them at once: what a device has to write waits there
-    /// until the values have left, and those at home are copied when the host changes them.
-    ///
-    /// They travel to pinned memory, which the first time asks for where nobody [made room](Self::make_room_to_stage).
-    ///
-    /// # Errors
-    ///
-    /// When there is no memory to pin, or the device refuses.
-    pub fn stage(&self, slots: &[Slot]) -> cuda::Result<Option<Staged>> {
-        let Some(mirror) = &self.mirror else {
-            return Ok(None);
-        };
-        let away = slots.iter().filter(|&&slot| !mirror.is_home(slot));
-        let load = mirror.stage(away.map(|&slot| (slot, self.ty(slot).len())))?;
-        let tensors = slots.iter().map(|&slot| {
-            let (name, ty, values) = &self.tensors[slot.index()];
-            let values = if mirror.is_home(slot) {
-                Values::Home(Arc::clone(values))
-            } else {
-                Values::Travels
-            };
-            (name.clone(), ty.clone(), values)
-        });
-        Ok(Some(Staged::new(tensors.collect(), load)))
-    }
-
-    /// Pins memory for all that [`Self::stage`] can be asked for ([`Self::staged_bytes`]), which takes a while; nothing where no device
-    /// is.
-    ///
-    /// # Errors
-    ///
-    /// When there is no memory to pin.
-    pub fn make_room_to_stage(&self) -> cuda::Result<()> {
-        let mirror = self.mirror.iter();
-        let mut made = mirror.map(|mirror| mirror.make_room(self.staged_bytes()));
-        made.next().unwrap_or(Ok(()))
-    }
-
-    /// Sends to a device whatever of `slots` the host has changed, or that device has not seen.
-    pub(crate) fn send(&mut self, device: &Arc<Device>, slots: &[Slot]) -> cuda::Result<()> {
-        let tensors = self.tensors.len();
-        let there = |mirror: &Mirror| mirror.is_of(device, tensors);
-        if !self.mirror.as_ref().is_some_and(there) {
-            // Tensors were added since, or it is another device.
-            self.fetch()?;
-            self.mirror = None;
-            let sizes = self.tensors.iter().map(|(_, ty, _)| ty.bytes());
-            self.mirror = Some(Mirror::new(device, sizes)?);
-        }
-        let mirror = self.mirror.as_mut().expect("made above");
-        mirror.send(slots, |slot| &self.tensors[slot.index()].2)
-    }
-
-    /// Sends them in bf16 to the device that they were last sent to, as far as it has not seen them so.
-    pub(crate) fn send_rounded(&mut self, slots: &[Slot]) -> cuda::Result<()> {
-        let mirror = self.mirror.as_mut().expect("sent as they are before");
-        mirror.send_rounded(slots, |slot| &self.tensors[slot.index()].2)
-    }
-
-    /// The tensors on the device that they were last sent to.
-    pub(crate) fn mirror(&self) -> &Mirror {
-        self.mirror
-            .as_ref()
-            .expect("tensors are sent before a program reads them")
-    }
-
-    /// A program on the device changes tensors.
-    pub(crate) fn changed_on_device(&mut self, slots: &[Slot]) {
-        if let Some(mirror) = &mut self.mirror {
-            mirror.changed_on_device(slots);
-        }
-    }
-
-    /// Bytes that all tensors take on a device.
-    pub fn device_bytes(&self) -> usize {
-        cuda::mirror::bytes(self.tensors.iter().map(|(_, ty, _)| ty.bytes()))
-    }
-
-    /// Bytes of pinned memory through which tensors are [staged](Self::stage): a place for each that is not frozen.
-    pub fn staged_bytes(&self) -> usize {
-        let slots = self.slots().filter(|&slot| !self.is_frozen(slot));
-        cuda::mirror::bytes(slots.map(|slot| self.ty(slot).bytes()))
+        elsewhere.fetch(vec![(slot, values)])
     }
 
     /// The same tensors, once more, on the host alone.
@@ -279,7 +211,7 @@ impl Store {
             by_name: self.by_name.clone(),
             frozen: self.frozen.clone(),
             only_shapes: self.only_shapes,
-            mirror: None,
+            elsewhere: None,
         }
     }
 

@@ -35,7 +35,32 @@ pub struct Executor {
     profile: Option<Vec<Duration>>,
     pool: Arc<Pool>,
     #[cfg(feature = "shadow")]
-    shadow: Option<Box<crate::cuda::shadow::Shadow>>,
+    shadow: Option<Box<dyn Repeat>>,
+}
+
+/// Names and values of outputs, then of the tensors of the store.
+#[cfg(feature = "shadow")]
+pub(crate) type Found = Vec<(String, Vec<f32>)>;
+
+/// Repeats replays of a program elsewhere.
+#[cfg(feature = "shadow")]
+pub(crate) trait Repeat: Send {
+    /// Repeats what the executor is about to do, and says what it found, where that is to be compared.
+    ///
+    /// - `inputs`: names and words
+    fn run(
+        &mut self,
+        inputs: Vec<(&str, &[u32])>,
+        parameters: &StepParameters,
+        store: &Store,
+    ) -> Option<Found>;
+
+    /// Compares what it found with what the executor did.
+    ///
+    /// # Panics
+    ///
+    /// When it differs.
+    fn compare(&self, found: &Found, expected: Vec<&[f32]>);
 }
 
 struct PreparedOp {
@@ -77,15 +102,6 @@ impl Executor {
     ///
     /// When the program holds bf16 values: on the CPU, [`Precision::Bf16`] is what products round their factors to.
     pub fn planned(builder: &Builder, pool: Arc<Pool>) -> Self {
-        Self {
-            #[cfg(feature = "shadow")]
-            shadow: Some(Box::new(crate::cuda::shadow::Shadow::new(builder))),
-            ..Self::alone(builder, pool)
-        }
-    }
-
-    /// The same, and no device repeats its replays.
-    pub(crate) fn alone(builder: &Builder, pool: Arc<Pool>) -> Self {
         assert!(
             builder.types.iter().all(|ty| ty.dtype != DType::Bf16),
             "the CPU executor holds no bf16 values"
@@ -309,23 +325,29 @@ impl Executor {
         });
     }
 
+    /// Has replays repeated elsewhere, and compared.
     #[cfg(feature = "shadow")]
-    fn replay_on_shadow(&mut self, store: &Store) -> Option<crate::cuda::shadow::Found> {
-        let shadow = self.shadow.as_mut().filter(|shadow| shadow.follows())?;
+    pub(crate) fn repeat(&mut self, shadow: impl Repeat + 'static) {
+        self.shadow = Some(Box::new(shadow));
+    }
+
+    #[cfg(feature = "shadow")]
+    fn replay_on_shadow(&mut self, store: &Store) -> Option<Found> {
         let inputs = self.inputs.iter().map(|(name, view)| {
             // SAFETY: as for `input`; both types of inputs have elements of four bytes.
             let words = unsafe { std::slice::from_raw_parts(view.start.cast::<u32>(), view.len) };
             (name.as_str(), words)
         });
-        shadow.run(inputs, &self.parameters, store)
+        let inputs = inputs.collect();
+        self.shadow.as_mut()?.run(inputs, &self.parameters, store)
     }
 
     #[cfg(feature = "shadow")]
-    fn compare_with_shadow(&self, found: Option<crate::cuda::shadow::Found>, store: &Store) {
+    fn compare_with_shadow(&self, found: Option<Found>, store: &Store) {
         let outputs = self.output_names().map(|name| self.output(name, store));
         let tensors = store.slots().map(|slot| store.get(slot));
-        if let Some(found) = found {
-            crate::cuda::shadow::compare(&found, outputs.chain(tensors));
+        if let (Some(found), Some(shadow)) = (found, &self.shadow) {
+            shadow.compare(&found, outputs.chain(tensors).collect());
         }
     }
 

@@ -22,6 +22,8 @@ pub(crate) mod uniform;
 pub use arena::Arena;
 pub use bf16::has_bf16_products;
 pub use executor::Executor;
+#[cfg(feature = "shadow")]
+pub(crate) use executor::{Found, Repeat};
 pub use frame::Frame;
 pub(crate) use pool::{PerChunk, Rows};
 pub use pool::{Pool, TooManyThreads};

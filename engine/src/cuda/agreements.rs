@@ -11,8 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use super::placed::Placed;
-use super::program::PlacedOp;
+use super::placed::{Placed, PlacedOp};
 use crate::op::Builder;
 use crate::plan::Plan;
 use crate::value::Value;

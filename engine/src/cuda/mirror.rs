@@ -1,6 +1,10 @@
 //! The tensors of a store, on a device, and which of the two places has their newest values.
+//!
+//! What the host changes is sent by the next replay that reads it. Who needs the values of a step later, as a checkpoint does, has them
+//! [staged](Store::stage), and programs go on meanwhile.
 #![expect(unsafe_code, reason = "tensors are copied to their addresses")]
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,8 +14,8 @@ use half::bf16;
 use super::Fault;
 use super::device::{ALIGN, Device, Memory};
 use super::driver::Stream;
-use super::staging::{Load, Staging};
-use crate::store::Slot;
+use super::staging::{Load, Staged, Staging, Values};
+use crate::store::{Elsewhere, Slot, Store};
 
 /// Who has the newest values of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +51,7 @@ fn layout(sizes: impl Iterator<Item = usize>) -> (Vec<usize>, usize) {
 }
 
 /// Bytes that tensors of these sizes take on a device.
-pub(crate) fn bytes(sizes: impl Iterator<Item = usize>) -> usize {
+fn bytes(sizes: impl Iterator<Item = usize>) -> usize {
     layout(sizes).1
 }
 
@@ -83,21 +87,6 @@ impl Mirror {
     /// Where a tensor lies.
     pub(crate) fn address(&self, slot: Slot) -> u64 {
         self.memory.address + self.starts[slot.index()] as u64
-    }
-
-    /// Whether the host's values of a tensor are the newest; those of one that was added since are.
-    pub(crate) fn is_home(&self, slot: Slot) -> bool {
-        self.newest.get(slot.index()) != Some(&Newest::Device)
-    }
-
-    /// The host changes a tensor.
-    pub(crate) fn changed_at_home(&mut self, slot: Slot) {
-        if let Some(newest) = self.newest.get_mut(slot.index()) {
-            *newest = Newest::Host;
-        }
-        if let Some((_, is_newest)) = self.rounded.get_mut(&slot) {
-            *is_newest = false;
-        }
     }
 
     /// A program on the device changes tensors.
@@ -186,12 +175,25 @@ impl Mirror {
         // SAFETY: each tensor lies at its address; programs and `send` write to it when it has left, and `Driver::free` waits.
         unsafe { self.staging.load(&stretches.collect::<Vec<_>>()) }
     }
+}
 
-    /// Copies to the host whatever of these tensors the device has changed.
-    pub(crate) fn fetch<'v>(
-        &mut self,
-        tensors: impl Iterator<Item = (Slot, &'v mut Arc<Vec<f32>>)>,
-    ) -> Result<(), Fault> {
+impl Elsewhere for Mirror {
+    // Those of one that was added since are.
+    fn is_home(&self, slot: Slot) -> bool {
+        self.newest.get(slot.index()) != Some(&Newest::Device)
+    }
+
+    fn changed_at_home(&mut self, slot: Slot) {
+        if let Some(newest) = self.newest.get_mut(slot.index()) {
+            *newest = Newest::Host;
+        }
+        if let Some((_, is_newest)) = self.rounded.get_mut(&slot) {
+            *is_newest = false;
+        }
+    }
+
+    fn fetch(&mut self, tensors: Vec<(Slot, &mut Arc<Vec<f32>>)>) -> Result<(), Fault> {
+        let tensors = tensors.into_iter();
         let changed = tensors.filter(|(slot, _)| !self.is_home(*slot));
         let (slots, mut wanted): (Vec<Slot>, Vec<(u64, &mut [f32])>) = changed
             .map(|(slot, values)| (slot, (self.address(slot), &mut **Arc::make_mut(values))))
@@ -205,5 +207,110 @@ impl Mirror {
             self.newest[slot.index()] = Newest::Both;
         }
         Ok(())
+    }
+}
+
+/// What programs on a device make of a store.
+impl Store {
+    /// Asks for tensors as they are when all that programs were asked for is done, and returns before they have come; `None` where
+    /// no device is, and all is at home. Programs and the host may change them at once: what a device has to write waits there
+    /// until the values have left, and those at home are copied when the host changes them.
+    ///
+    /// They travel to pinned memory, which the first time asks for where nobody [made room](Self::make_room_to_stage).
+    ///
+    /// # Errors
+    ///
+    /// When there is no memory to pin, or the device refuses.
+    pub fn stage(&self, slots: &[Slot]) -> Result<Option<Staged>, Fault> {
+        let Some(mirror) = self.mirrored() else {
+            return Ok(None);
+        };
+        let away = slots.iter().filter(|&&slot| !mirror.is_home(slot));
+        let load = mirror.stage(away.map(|&slot| (slot, self.ty(slot).len())))?;
+        let tensors = slots.iter().map(|&slot| {
+            let (name, ty, values) = &self.tensors[slot.index()];
+            let values = if mirror.is_home(slot) {
+                Values::Home(Arc::clone(values))
+            } else {
+                Values::Travels
+            };
+            (name.clone(), ty.clone(), values)
+        });
+        Ok(Some(Staged::new(tensors.collect(), load)))
+    }
+
+    /// Pins memory for all that [`Self::stage`] can be asked for ([`Self::staged_bytes`]), which takes a while; nothing where no device
+    /// is.
+    ///
+    /// # Errors
+    ///
+    /// When there is no memory to pin.
+    pub fn make_room_to_stage(&self) -> Result<(), Fault> {
+        let mirror = self.mirrored();
+        mirror.map_or(Ok(()), |mirror| mirror.make_room(self.staged_bytes()))
+    }
+
+    /// Sends to a device whatever of `slots` the host has changed, or that device has not seen.
+    pub(crate) fn send(&mut self, device: &Arc<Device>, slots: &[Slot]) -> Result<(), Fault> {
+        let tensors = self.tensors.len();
+        if !self
+            .mirrored()
+            .is_some_and(|mirror| mirror.is_of(device, tensors))
+        {
+            // Tensors were added since, or it is another device.
+            self.fetch()?;
+            self.elsewhere = None;
+            let sizes = self.tensors.iter().map(|(_, ty, _)| ty.bytes());
+            self.elsewhere = Some(Box::new(Mirror::new(device, sizes)?));
+        }
+        let (mirror, values) = self.mirror_mut();
+        mirror.send(slots, values)
+    }
+
+    /// Sends them in bf16 to the device that they were last sent to, as far as it has not seen them so.
+    pub(crate) fn send_rounded(&mut self, slots: &[Slot]) -> Result<(), Fault> {
+        let (mirror, values) = self.mirror_mut();
+        mirror.send_rounded(slots, values)
+    }
+
+    /// A program on the device changes tensors.
+    pub(crate) fn changed_on_device(&mut self, slots: &[Slot]) {
+        self.mirror_mut().0.changed_on_device(slots);
+    }
+
+    /// The tensors on the device that they were last sent to.
+    pub(crate) fn mirror(&self) -> &Mirror {
+        self.mirrored()
+            .expect("tensors are sent before a program reads them")
+    }
+
+    fn mirrored(&self) -> Option<&Mirror> {
+        let elsewhere: &dyn Any = self.elsewhere.as_deref()?;
+        elsewhere.downcast_ref()
+    }
+
+    /// The same to be changed, and the host's values.
+    fn mirror_mut<'s>(&'s mut self) -> (&'s mut Mirror, impl Fn(Slot) -> &'s [f32]) {
+        let Self {
+            tensors, elsewhere, ..
+        } = self;
+        let elsewhere: Option<&mut dyn Any> = match elsewhere {
+            Some(elsewhere) => Some(&mut **elsewhere),
+            None => None,
+        };
+        let mirror = elsewhere.and_then(|there| there.downcast_mut());
+        let mirror = mirror.expect("tensors are sent before a program reads them");
+        (mirror, |slot: Slot| tensors[slot.index()].2.as_slice())
+    }
+
+    /// Bytes that all tensors take on a device.
+    pub fn device_bytes(&self) -> usize {
+        bytes(self.tensors.iter().map(|(_, ty, _)| ty.bytes()))
+    }
+
+    /// Bytes of pinned memory through which tensors are [staged](Self::stage): a place for each that is not frozen.
+    pub fn staged_bytes(&self) -> usize {
+        let slots = self.slots().filter(|&slot| !self.is_frozen(slot));
+        bytes(slots.map(|slot| self.ty(slot).bytes()))
     }
 }

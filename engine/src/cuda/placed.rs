@@ -1,7 +1,10 @@
 //! What a replay does, step by step, on operands that have places.
 
+use std::ops::Range;
+
 use super::kernel::{Kernel, Writer};
 use super::product::{Algorithm, Key, Product};
+use crate::profile::OpProfile;
 use crate::store::Slot;
 use crate::value::DType;
 
@@ -127,4 +130,14 @@ impl PlacedProduct {
             words: launch.words,
         }
     }
+}
+
+/// An op of a program.
+#[derive(Debug)]
+pub(crate) struct PlacedOp {
+    /// Its work, and no time.
+    pub(crate) work: OpProfile,
+    pub(crate) part: &'static str,
+    /// Of the program's steps.
+    pub(crate) steps: Range<usize>,
 }

@@ -2,7 +2,6 @@
 //! have places.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 
 use super::Fault;
 use super::agreements::{BUCKET, Bucket, buckets};
@@ -10,7 +9,7 @@ use super::fusion::fused;
 use super::kernel::{Kernel, Writer};
 use super::lowering::{Command, Lowering};
 use super::operand::{At, Operand};
-use super::placed::{FIXED_PARAMETERS, Memory, Placed, PlacedProduct, Step, Way};
+use super::placed::{FIXED_PARAMETERS, Memory, Placed, PlacedOp, PlacedProduct, Step, Way};
 use super::sites::{self, Found};
 use crate::op::{Builder, Node};
 use crate::plan::{Place, Plan};
@@ -31,16 +30,6 @@ pub(crate) struct Program {
     pub(crate) inputs: BTreeMap<String, Placed>,
     pub(crate) outputs: Vec<(String, Placed)>,
     pub(crate) scalars: Vec<String>,
-}
-
-/// An op of a program.
-#[derive(Debug)]
-pub(crate) struct PlacedOp {
-    /// Its work, and no time.
-    pub(crate) work: OpProfile,
-    pub(crate) part: &'static str,
-    /// Of [`Program::steps`].
-    pub(crate) steps: Range<usize>,
 }
 
 /// One op as it is lowered.

@@ -351,7 +351,7 @@ fn repeated(
     for (index, value) in wanted.iter().enumerate() {
         b.output(index.to_string(), here[value]);
     }
-    let mut executor = Executor::alone(&b, Arc::new(Pool::single()));
+    let mut executor = Executor::planned(&b, Arc::new(Pool::single()));
     let arena = Arena::new(executor.plan().arena_bytes());
     executor.attach(arena.expect("memory for a few ops"));
     executor.parameters.clone_from(parameters);

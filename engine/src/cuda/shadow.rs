@@ -6,6 +6,7 @@
 use super::emulated::{Emulated, Order};
 use super::roundings::{Held, check, watched};
 use super::{Arena, Device, Executor, Result};
+use crate::cpu::{Found, Repeat};
 use crate::op::Builder;
 use crate::precision::{Precision, stored};
 use crate::step_parameters::StepParameters;
@@ -39,9 +40,6 @@ pub(crate) struct Shadow {
     replays: usize,
 }
 
-/// What the device made of a replay: outputs, then tensors of the store.
-pub(crate) type Found = Vec<(String, Vec<f32>)>;
-
 impl Shadow {
     /// Of a program.
     pub(crate) fn new(builder: &Builder) -> Self {
@@ -60,25 +58,25 @@ impl Shadow {
             replays: 0,
         }
     }
+}
 
-    /// Whether the next replay is repeated.
-    pub(crate) fn follows(&self) -> bool {
-        self.replays < REPLAYS
-    }
-
-    /// Runs the program on the device as the CPU is about to; nothing where there is no g++, nor in bf16, where it is compared here.
+impl Repeat for Shadow {
+    /// Runs the program on the device as the CPU is about to, the first times; nothing where there is no g++, nor in bf16, where it is
+    /// compared here.
     ///
     /// # Panics
     ///
     /// When a device that stores in bf16 rounds more than that.
-    pub(crate) fn run<'a>(
+    fn run(
         &mut self,
-        inputs: impl Iterator<Item = (&'a str, &'a [u32])>,
+        inputs: Vec<(&str, &[u32])>,
         parameters: &StepParameters,
         store: &Store,
     ) -> Option<Found> {
+        if self.replays == REPLAYS {
+            return None;
+        }
         self.replays += 1;
-        let inputs: Vec<(&str, &[u32])> = inputs.collect();
         let found = self.program.run(&inputs, parameters, store)?;
         let Some((held, all, values)) = &mut self.watched else {
             return Some(found);
@@ -95,6 +93,27 @@ impl Shadow {
         let checked = check(held, &inputs, made.collect(), parameters, store);
         checked.unwrap_or_else(|fault| panic!("{fault}"));
         None
+    }
+
+    fn compare(&self, found: &Found, expected: Vec<&[f32]>) {
+        for ((name, found), expected) in found.iter().zip(expected) {
+            assert_eq!(found.len(), expected.len(), "{name}");
+            let finite = expected.iter().filter(|x| x.is_finite());
+            let scale = finite.fold(1e-6f32, |most, x| most.max(x.abs()));
+            let differ = |(a, b): (&f32, &f32)| {
+                let same = a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+                let near = (a - b).abs() <= TOLERANCE * scale;
+                !same && !near
+            };
+            let pairs = || found.iter().zip(expected).enumerate();
+            let wrong = pairs().filter(|(_, pair)| differ(*pair)).count();
+            let first = pairs().find(|(_, pair)| differ(*pair));
+            assert!(
+                100 * wrong <= EXCEPTIONS * found.len(),
+                "{name} on the device: {wrong} of {} elements differ, the first is {first:?}, the largest {scale}",
+                found.len()
+            );
+        }
     }
 }
 
@@ -152,28 +171,4 @@ fn replay(
     let tensors = store.slots();
     let tensors = tensors.map(|slot| (store.name(slot).to_owned(), store.get(slot).to_vec()));
     Ok(outputs.chain(tensors).collect())
-}
-
-/// # Panics
-///
-/// When the device found something else than the CPU.
-pub(crate) fn compare<'a>(found: &Found, expected: impl Iterator<Item = &'a [f32]>) {
-    for ((name, found), expected) in found.iter().zip(expected) {
-        assert_eq!(found.len(), expected.len(), "{name}");
-        let finite = expected.iter().filter(|x| x.is_finite());
-        let scale = finite.fold(1e-6f32, |most, x| most.max(x.abs()));
-        let differ = |(a, b): (&f32, &f32)| {
-            let same = a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
-            let near = (a - b).abs() <= TOLERANCE * scale;
-            !same && !near
-        };
-        let pairs = || found.iter().zip(expected).enumerate();
-        let wrong = pairs().filter(|(_, pair)| differ(*pair)).count();
-        let first = pairs().find(|(_, pair)| differ(*pair));
-        assert!(
-            100 * wrong <= EXCEPTIONS * found.len(),
-            "{name} on the device: {wrong} of {} elements differ, the first is {first:?}, the largest {scale}",
-            found.len()
-        );
-    }
 }

@@ -245,7 +245,8 @@ fn a_processor_multiplies_what_is_rounded() {
         let of_weights = b.matmul(w, w).unwrap();
         b.output("y", y);
         b.output("of_weights", of_weights);
-        let mut executor = crate::cpu::Executor::alone(&b, Arc::new(crate::Pool::new(2).unwrap()));
+        let mut executor =
+            crate::cpu::Executor::planned(&b, Arc::new(crate::Pool::new(2).unwrap()));
         executor.attach(crate::cpu::Arena::new(executor.plan().arena_bytes()).unwrap());
         executor.input("x").copy_from_slice(&x);
         executor.run(&mut store);
