@@ -36,6 +36,7 @@ mod precision;
 mod profile;
 #[cfg(test)]
 mod random_programs;
+mod rounding;
 mod schedule;
 mod step_parameters;
 mod store;

@@ -10,6 +10,7 @@ use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::graph::{self, Graph};
 use crate::made::Made;
+use crate::precision::Format;
 use crate::value::{Type, Value};
 
 /// A program could not be built: shapes that do not fit, or an op without a gradient.
@@ -101,6 +102,16 @@ pub trait Op: Any + Debug + Send + Sync {
     /// norms, which follow additions.
     fn cuda_of_sum(&self, _to: &mut Lowering<'_>) {
         unreachable!("{} has no kernel of a sum", self.name());
+    }
+
+    /// What its kernels take for its operands, and give for its results; the last of each stands for all that follow.
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Format::Full], &[Format::Full]]
+    }
+
+    /// Whether its result is as fine as what it is made of: where that is stored exactly, so is this.
+    fn carries(&self) -> bool {
+        false
     }
 
     /// Multiplications and additions of one run, for rooflines.

@@ -24,9 +24,9 @@ use super::product_kernel;
 use super::program::Program;
 use super::sites::{Found, SitePart, part};
 use super::trial::{Trial, alone_in_arena};
+use crate::cuda::site::KERNELS;
 use crate::graph::Home;
 use crate::op::{Builder, Node};
-use crate::ops::site::KERNELS;
 use crate::value::Value;
 
 /// What the kernels of a site, and those in their place, are made of.

@@ -10,12 +10,12 @@ use super::program::Program;
 use super::tests::{replay_on, same_bits};
 use super::{Arena, Device, Executor, sites};
 use crate::builder::BACKWARD;
+use crate::cuda::casts::{rounded_wherever_possible, stored};
+use crate::cuda::site::tests::{EVEN, Made, RAGGED, numbers, square};
 use crate::made::SiteInputs;
 use crate::op::Builder;
 use crate::ops::oracle::random;
-use crate::ops::site::tests::{EVEN, Made, RAGGED, numbers, square};
 use crate::ops::{Mask, MaskValues};
-use crate::precision::{rounded_wherever_possible, stored};
 use crate::store::Store;
 use crate::value::{Type, Value};
 

@@ -3,12 +3,14 @@
 //! A residual stream is read by a norm as soon as it has been added to. [`fused`] puts an op that gives both in the place of the
 //! addition; the norm itself says what computes it ([`Op::cuda_of_sum`]).
 
+use std::any::Any;
 use std::sync::Arc;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::graph::Home;
 use crate::op::{BuildError, Builder, Gradients, Node, NodeView, Op, Result};
+use crate::ops::{Add, LayerNorm, RmsNorm};
 use crate::schedule;
 use crate::value::{Type, Value};
 
@@ -45,11 +47,6 @@ impl Op for OfSum {
     }
 }
 
-/// Whether there are kernels for an op of a sum.
-fn has_kernels(op: &str) -> bool {
-    matches!(op, "layer_norm" | "rms_norm")
-}
-
 /// The program with every addition of two values, and the first norm of their sum, as one op; values keep their numbers.
 pub(super) fn fused(from: &Builder) -> Builder {
     let mut runs = vec![false; from.nodes.len()];
@@ -60,7 +57,7 @@ pub(super) fn fused(from: &Builder) -> Builder {
     let mut norm_of: Vec<Option<usize>> = vec![None; from.nodes.len()];
     let mut taken = vec![false; from.nodes.len()];
     for (index, node) in from.nodes.iter().enumerate() {
-        if !runs[index] || !has_kernels(node.op.name()) {
+        if !runs[index] || !(is::<LayerNorm>(node) || is::<RmsNorm>(node)) {
             continue;
         }
         let Home::Node(sum) = from.homes[node.inputs[0].index()] else {
@@ -87,11 +84,17 @@ pub(super) fn fused(from: &Builder) -> Builder {
     from.with_nodes(nodes.collect())
 }
 
+/// Whether a node's op is of a type.
+fn is<O: Op>(node: &Node) -> bool {
+    let op: &dyn Any = &*node.op;
+    op.is::<O>()
+}
+
 /// Of two values of one shape, and of nothing that is there already.
 fn is_sum_of_two(from: &Builder, node: &Node) -> bool {
     let added = node.into.iter().any(Option::is_some);
     let dims = |value: &Value| &from.ty(*value).dims;
-    node.op.name() == "add"
+    is::<Add>(node)
         && !added
         && node.inputs.len() == 2
         && node

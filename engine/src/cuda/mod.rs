@@ -57,6 +57,7 @@
 //! ```
 
 mod agreements;
+pub(crate) mod casts;
 mod choice;
 mod choices;
 #[cfg(test)]
@@ -91,6 +92,7 @@ mod replays;
 mod roundings;
 #[cfg(feature = "shadow")]
 pub(crate) mod shadow;
+pub(crate) mod site;
 mod sites;
 #[cfg(test)]
 mod staged;

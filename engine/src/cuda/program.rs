@@ -11,10 +11,12 @@ use super::lowering::{Command, Lowering};
 use super::operand::{At, Operand};
 use super::placed::{FIXED_PARAMETERS, Memory, Placed, PlacedOp, PlacedProduct, Step, Way};
 use super::sites::{self, Found};
+use crate::cuda::casts::stored;
 use crate::op::{Builder, Node};
 use crate::plan::{Place, Plan};
-use crate::precision::{Precision, precision_of_products, stored};
+use crate::precision::Precision;
 use crate::profile::OpProfile;
+use crate::rounding::precision_of_products;
 use crate::store::Slot;
 use crate::value::{DType, Type, Value};
 

@@ -28,9 +28,9 @@ use half::bf16;
 
 use super::sites::{self, Found};
 use crate::cpu::{Arena, Executor, Pool};
+use crate::cuda::casts::cast;
 use crate::graph::Home;
 use crate::op::{Builder, Node};
-use crate::precision::cast;
 use crate::schedule;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
@@ -398,10 +398,10 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::casts::stored;
     use crate::cuda::exhibition::{EVEN, Exhibition, RAGGED};
+    use crate::cuda::site::tests as site;
     use crate::cuda::tests::{numbers, replay};
-    use crate::ops::site::tests as site;
-    use crate::precision::stored;
 
     /// A number that has kept five bits of the eight that bf16 has.
     fn coarse(x: f32) -> f32 {

@@ -12,12 +12,12 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use crate::cuda::site::{Site, SiteGrad, SiteSums};
 use crate::graph::Home;
 use crate::made::SiteInputs;
 use crate::op::{Builder, Node, Op};
 use crate::ops::masked::MaskedGrad;
 use crate::ops::routed_matmul::Kind;
-use crate::ops::site::{Site, SiteGrad, SiteSums};
 use crate::ops::{Masked, MatMul, RoutedMatMul, SiteOutput};
 use crate::schedule;
 use crate::value::{DType, Type, Value};
@@ -197,7 +197,7 @@ fn site(readers: &Readers<'_>, masked: usize) -> Option<Found> {
                 transposed: false,
                 routed: false,
             } if inputs[0] == h
-                && from.nodes[reader].op.name() == "matmul"
+                && (&*from.nodes[reader].op as &dyn Any).is::<MatMul>()
                 && forward.is_none() =>
             {
                 forward = Some(reader);

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor, Var};
 
 use crate::cpu::{Executor, Pool};
+use crate::cuda::casts::rounded_wherever_possible;
 use crate::cuda::tests::replay;
 use crate::op::{Builder, Result};
-use crate::precision::rounded_wherever_possible;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::{Type, Value};

@@ -7,6 +7,7 @@ use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::made::Made;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either};
 use crate::value::{Type, Value};
 
 /// Sum of one or more values of one f32 type.
@@ -27,6 +28,14 @@ impl Builder {
 impl Op for Add {
     fn name(&self) -> &'static str {
         "add"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Either]]
+    }
+
+    fn carries(&self) -> bool {
+        true
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

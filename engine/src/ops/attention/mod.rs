@@ -27,6 +27,7 @@ use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// Queries of a block.
@@ -209,6 +210,10 @@ impl Op for Attention {
         "attention"
     }
 
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Either, Full]]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         self.check(inputs)?;
         let Sizes {
@@ -262,6 +267,10 @@ impl Op for Attention {
 impl Op for AttentionGrad {
     fn name(&self) -> &'static str {
         "attention_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

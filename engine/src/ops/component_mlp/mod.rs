@@ -22,6 +22,7 @@ use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// The networks of all components of a site.
@@ -59,6 +60,10 @@ impl Builder {
 impl Op for ComponentMlp {
     fn name(&self) -> &'static str {
         "component_mlp"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -116,6 +121,10 @@ impl Op for ComponentMlp {
 impl Op for ComponentMlpGrad {
     fn name(&self) -> &'static str {
         "component_mlp_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Either, Full], &[Either, Full]]
     }
 
     /// Inputs: gradient of `z`, `a`, `w1`, `b1`, `w2`. Outputs: gradients of `a`, `w1`, `b1`, `w2`, `b2`.

@@ -10,6 +10,7 @@ mod cuda;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{DType, Type, Value};
 
 /// Label of a row that does not count.
@@ -38,6 +39,10 @@ impl Builder {
 impl Op for CrossEntropy {
     fn name(&self) -> &'static str {
         "cross_entropy"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full], &[Full]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -85,6 +90,10 @@ impl Op for CrossEntropy {
 impl Op for CrossEntropyGrad {
     fn name(&self) -> &'static str {
         "cross_entropy_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

@@ -9,6 +9,7 @@ mod cuda;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{DType, Type, Value};
 
 /// Token vectors, plus position vectors if there are any.
@@ -44,6 +45,10 @@ impl Builder {
 impl Op for Embed {
     fn name(&self) -> &'static str {
         "embed"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Full], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -103,6 +108,10 @@ impl Op for TokenGrad {
         "embed_token_grad"
     }
 
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Full]]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         Ok(vec![Type::f32(&[self.vocabulary, inputs[1].columns()])])
     }
@@ -127,6 +136,10 @@ impl Op for TokenGrad {
 impl Op for PositionGrad {
     fn name(&self) -> &'static str {
         "embed_position_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Full]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

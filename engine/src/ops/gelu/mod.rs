@@ -13,6 +13,7 @@ mod cuda;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either};
 use crate::value::{Type, Value};
 
 /// Which of the two functions.
@@ -53,6 +54,10 @@ impl Op for Gelu {
         "gelu"
     }
 
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Either]]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         Ok(vec![inputs[0].clone()])
     }
@@ -84,6 +89,10 @@ impl Op for Gelu {
 impl Op for GeluGrad {
     fn name(&self) -> &'static str {
         "gelu_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

@@ -27,6 +27,7 @@ use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::made::{Made, Right};
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{DType, Type, Value};
 
 /// Mean divergence of rows of logits from a target's: target logits, their log-sum-exps, `H`, `W`, labels and `b` where there
@@ -177,6 +178,10 @@ impl Op for HeadDivergence {
         "head_divergence"
     }
 
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full, Factor], &[Full, Either]]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         let [target, target_lse, h, w] = inputs[..4] else {
             unreachable!("a divergence through a head has four inputs and more");
@@ -267,6 +272,10 @@ impl Op for HeadDivergence {
 impl Op for HeadDivergenceGrad {
     fn name(&self) -> &'static str {
         "head_divergence_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Full, Either], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

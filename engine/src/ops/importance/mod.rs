@@ -39,6 +39,7 @@ use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
 use crate::ops::draws::drawn;
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{StepScalar, Type, Value};
 
 /// The pair of sigmoids.
@@ -195,6 +196,10 @@ impl Op for ImportanceGates {
 impl Op for ImportanceGatesGrad {
     fn name(&self) -> &'static str {
         "importance_gates_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Full], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

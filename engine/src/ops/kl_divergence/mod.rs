@@ -14,6 +14,7 @@ use std::sync::Arc;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// Mean divergence of rows of logits from a target's: target logits, their log-sum-exps, and logits to a scalar
@@ -54,6 +55,10 @@ impl Builder {
 impl Op for KlDivergence {
     fn name(&self) -> &'static str {
         "kl_divergence"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full, Either], &[Full]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -113,6 +118,10 @@ impl Op for KlDivergence {
 impl Op for KlDivergenceGrad {
     fn name(&self) -> &'static str {
         "kl_divergence_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full, Full, Full, Either], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

@@ -18,6 +18,7 @@ use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::grain_rows;
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// Layer normalisation over the last dimension: `x`, weight and bias to `y`, and f32 `[rows, 2]`, the mean and
@@ -51,6 +52,10 @@ impl Builder {
 impl Op for LayerNorm {
     fn name(&self) -> &'static str {
         "layer_norm"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full], &[Either, Full]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -99,6 +104,10 @@ impl Op for LayerNormGrad {
         "layer_norm_grad"
     }
 
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full, Full, Either], &[Either]]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         Ok(vec![inputs[0].clone()])
     }
@@ -127,6 +136,10 @@ impl Op for LayerNormGrad {
 impl Op for LayerNormParameterGrad {
     fn name(&self) -> &'static str {
         "layer_norm_parameter_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full, Either], &[Full]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

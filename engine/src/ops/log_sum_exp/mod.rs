@@ -7,6 +7,7 @@ mod cuda;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// Log-sum-exp over the last dimension.
@@ -27,6 +28,10 @@ impl Builder {
 impl Op for LogSumExp {
     fn name(&self) -> &'static str {
         "log_sum_exp"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Full]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

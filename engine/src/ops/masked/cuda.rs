@@ -32,26 +32,21 @@ fn threshold(op: &Masked) -> f32 {
 }
 
 /// What a mask is made of, and its constants in the kernels: settings, then what there is.
-pub(in crate::ops) struct MaskOperands {
+pub(crate) struct MaskOperands {
     importance: Option<Operand>,
     given: Option<Operand>,
     delta: Option<Operand>,
     route: Option<Operand>,
     word: u32,
     /// The op's first input behind them.
-    pub(in crate::ops) end: usize,
-    pub(in crate::ops) constants: Vec<Constant>,
-    pub(in crate::ops) threshold: f32,
+    pub(crate) end: usize,
+    pub(crate) constants: Vec<Constant>,
+    pub(crate) threshold: f32,
 }
 
 impl MaskOperands {
     /// Inputs behind the one at `first`, of a mask of so many columns.
-    pub(in crate::ops) fn new(
-        op: &Masked,
-        first: usize,
-        columns: usize,
-        to: &Lowering<'_>,
-    ) -> Self {
+    pub(crate) fn new(op: &Masked, first: usize, columns: usize, to: &Lowering<'_>) -> Self {
         let at = op.operands(first);
         let input = |index: Option<usize>| index.map(|index| to.input(index));
         let given_rows = at
@@ -74,11 +69,11 @@ impl MaskOperands {
     }
 
     /// What kernels take first: the numbers of the step, and the word of the mask's draws.
-    pub(in crate::ops) fn parameters(&self, to: &Lowering<'_>) -> Vec<Argument> {
+    pub(crate) fn parameters(&self, to: &Lowering<'_>) -> Vec<Argument> {
         vec![to.parameters().into(), Argument::Word(self.word)]
     }
 
-    pub(in crate::ops) fn arguments(&self) -> [Argument; 4] {
+    pub(crate) fn arguments(&self) -> [Argument; 4] {
         [self.importance, self.given, self.delta, self.route].map(Argument::from)
     }
 }

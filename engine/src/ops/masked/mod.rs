@@ -25,7 +25,7 @@
 mod cpu;
 mod cuda;
 
-pub(in crate::ops) use cuda::MaskOperands;
+pub(crate) use cuda::MaskOperands;
 use spd_draws::Stream;
 
 use crate::cpu::Frame;
@@ -34,6 +34,7 @@ use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
 use crate::ops::draws::drawn;
 use crate::ops::grain_rows;
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// Where the numbers between 0 and 1 come from.
@@ -202,7 +203,7 @@ impl Masked {
     }
 
     /// Draws of the masks of activations.
-    pub(in crate::ops) fn drawn(&self, a: &Type) -> Dear {
+    pub(crate) fn drawn(&self, a: &Type) -> Dear {
         // Half of the rows, as in `RoutedMatMul`.
         let len = if self.route { a.len() / 2 } else { a.len() };
         match self.mask {
@@ -297,6 +298,10 @@ impl Op for Masked {
         "masked"
     }
 
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full], &[Either]]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         self.check(inputs, 0)?;
         Ok(vec![inputs[0].clone()])
@@ -352,6 +357,10 @@ impl Op for Masked {
 impl Op for MaskedGrad {
     fn name(&self) -> &'static str {
         "masked_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Either, Full], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

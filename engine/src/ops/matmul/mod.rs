@@ -18,6 +18,7 @@ use crate::cpu::shape::Shape;
 use crate::cuda::Lowering;
 use crate::made::{Made, Right};
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, AsResult, Either, Factor};
 use crate::value::{Type, Value};
 
 /// A matrix product. Leading dimensions of an operand that is not transposed are rows.
@@ -108,6 +109,10 @@ impl MatMul {
 impl Op for MatMul {
     fn name(&self) -> &'static str {
         "matmul"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Factor, Factor, AsResult], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

@@ -8,6 +8,7 @@ use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::GRAIN;
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// Mean of all elements.
@@ -34,6 +35,10 @@ impl Builder {
 impl Op for Mean {
     fn name(&self) -> &'static str {
         "mean"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Full]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -73,6 +78,10 @@ impl Op for Mean {
 impl Op for MeanGrad {
     fn name(&self) -> &'static str {
         "mean_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Full], &[Either]]
     }
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {

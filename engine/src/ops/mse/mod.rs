@@ -8,6 +8,7 @@ use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::GRAIN;
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// Mean squared error of a prediction, to a scalar.
@@ -33,6 +34,10 @@ impl Builder {
 impl Op for Mse {
     fn name(&self) -> &'static str {
         "mse"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Full]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -75,6 +80,10 @@ impl Op for Mse {
 impl Op for MseGrad {
     fn name(&self) -> &'static str {
         "mse_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Either, Full], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

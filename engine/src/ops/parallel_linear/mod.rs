@@ -9,6 +9,7 @@ use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::SumRows;
+use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{Type, Value};
 
 /// A linear layer a component: f32 `[.., c i]`, `[c, i, o]`, `[c, o]` to `[.., c o]`; component by component in the columns.
@@ -46,6 +47,10 @@ fn with_columns(ty: &Type, columns: usize) -> Type {
 impl Op for ParallelLinear {
     fn name(&self) -> &'static str {
         "parallel_linear"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Factor, Factor, Full], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -102,6 +107,10 @@ impl Op for InputGrad {
         "parallel_linear_input_grad"
     }
 
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Factor], &[Either]]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         Ok(vec![with_columns(
             inputs[0],
@@ -129,6 +138,10 @@ impl Op for InputGrad {
 impl Op for WeightGrad {
     fn name(&self) -> &'static str {
         "parallel_linear_weight_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Factor], &[Either]]
     }
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {

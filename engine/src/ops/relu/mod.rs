@@ -6,6 +6,7 @@ mod cuda;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either};
 use crate::value::{Type, Value};
 
 /// Positive part, element by element.
@@ -32,6 +33,10 @@ impl Op for Relu {
         "relu"
     }
 
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Either]]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         Ok(vec![inputs[0].clone()])
     }
@@ -55,6 +60,10 @@ impl Op for Relu {
 impl Op for ReluGrad {
     fn name(&self) -> &'static str {
         "relu_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

@@ -17,6 +17,7 @@ use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::grain_rows;
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// Root-mean-square normalisation over the last dimension: `x` and weight to `y`, and f32 `[rows]`, the factor of each row.
@@ -49,6 +50,10 @@ impl Builder {
 impl Op for RmsNorm {
     fn name(&self) -> &'static str {
         "rms_norm"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full], &[Either, Full]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -91,6 +96,10 @@ impl Op for RmsNormGrad {
         "rms_norm_grad"
     }
 
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full, Full, Either], &[Either]]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         Ok(vec![inputs[0].clone()])
     }
@@ -119,6 +128,10 @@ impl Op for RmsNormGrad {
 impl Op for RmsNormWeightGrad {
     fn name(&self) -> &'static str {
         "rms_norm_weight_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full, Either], &[Full]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

@@ -26,6 +26,7 @@ use crate::cpu::Frame;
 use crate::cpu::shape::Shape;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{Type, Value};
 
 /// A product over routed rows: two factors, and f32 `[rows]` of routes for each matrix of rows that is packed.
@@ -146,6 +147,10 @@ impl Op for PackRows {
         "pack_rows"
     }
 
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full], &[Either]]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         let (x, route) = (inputs[0], inputs[1]);
         if x.dims.is_empty() || x.rows() != route.len() {
@@ -183,6 +188,10 @@ impl Op for PackRows {
 impl Op for RoutedMatMul {
     fn name(&self) -> &'static str {
         "routed_matmul"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Factor, Factor, Full], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

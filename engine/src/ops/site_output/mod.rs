@@ -31,6 +31,7 @@ use crate::cuda::Lowering;
 use crate::made::{Made, SiteInputs};
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::{MatMul, RoutedMatMul, grain_rows};
+use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{Type, Value};
 
 /// `y = h U + s c + (1 - s) b`.
@@ -120,6 +121,10 @@ impl SiteOutput {
 impl Op for SiteOutput {
     fn name(&self) -> &'static str {
         "site_output"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Factor, Factor, Either, Full], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -221,6 +226,10 @@ impl Op for Share {
         "site_share"
     }
 
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full], &[Either]]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         Ok(vec![inputs[0].clone()])
     }
@@ -260,6 +269,10 @@ impl Op for BiasGrad {
         "site_output_bias_grad"
     }
 
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full], &[Full]]
+    }
+
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         Ok(vec![Type::f32(&[inputs[0].columns()])])
     }
@@ -293,6 +306,10 @@ impl Op for BiasGrad {
 impl Op for DeltaGrad {
     fn name(&self) -> &'static str {
         "site_output_delta_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Either, Full], &[Full]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

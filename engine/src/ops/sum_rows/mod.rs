@@ -9,6 +9,7 @@ use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Gradients, NodeView, Op, Result};
 use crate::ops::grain_rows;
+use crate::precision::Format::{self, Either, Full};
 use crate::value::Type;
 
 /// Sum over all dimensions but the last, f32 `[.., o]` to `dims`, whose product is `o`.
@@ -21,6 +22,10 @@ pub struct SumRows {
 impl Op for SumRows {
     fn name(&self) -> &'static str {
         "sum_rows"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Full]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

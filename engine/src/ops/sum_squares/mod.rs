@@ -8,6 +8,7 @@ use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::GRAIN;
+use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// Sum of the squares of all elements.
@@ -32,6 +33,10 @@ impl Builder {
 impl Op for SumSquares {
     fn name(&self) -> &'static str {
         "sum_squares"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Full]]
     }
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -69,6 +74,10 @@ impl Op for SumSquares {
 impl Op for SumSquaresGrad {
     fn name(&self) -> &'static str {
         "sum_squares_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Full, Either], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

@@ -15,6 +15,7 @@ mod cuda;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either};
 use crate::value::{Type, Value};
 
 /// SwiGLU, element by element.
@@ -39,6 +40,10 @@ impl Builder {
 impl Op for SwiGlu {
     fn name(&self) -> &'static str {
         "swiglu"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
@@ -74,6 +79,10 @@ impl Op for SwiGlu {
 impl Op for SwiGluGrad {
     fn name(&self) -> &'static str {
         "swiglu_grad"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Either]]
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

@@ -6,6 +6,7 @@ mod cuda;
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either};
 use crate::value::{Type, Value};
 
 /// Exchange of the first two dimensions, f32 `[a, b]` or `[a, b, d]`.
@@ -59,6 +60,14 @@ impl Builder {
 impl Op for Transpose {
     fn name(&self) -> &'static str {
         "transpose"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Either]]
+    }
+
+    fn carries(&self) -> bool {
+        true
     }
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use spd_draws::{Purpose, Stream};
 
 use crate::cpu::{self, Pool};
+use crate::cuda::casts::{rounded_wherever_possible, stored};
 use crate::cuda::compiler::explained;
 use crate::cuda::emulated::{Emulated, Order, is_there};
 use crate::cuda::kernel::source;
@@ -16,7 +17,6 @@ use crate::made::SiteInputs;
 use crate::op::Builder;
 use crate::ops::oracle::{close, random};
 use crate::ops::{Draw, Mask, MaskValues};
-use crate::precision::{rounded_wherever_possible, stored};
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::Type;

@@ -8,6 +8,7 @@ use crate::cuda::program::Program;
 use crate::cuda::tests::{numbers, replay};
 use crate::ops::oracle::random;
 use crate::ops::{AdamW, AdamWOperands, MatMul};
+use crate::rounding::precision_of_products;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
 
@@ -211,7 +212,7 @@ fn a_processor_rounds_the_factors_that_a_device_does() {
     let exhibition = Exhibition::new(EVEN, false).b;
     for mut b in [site(false).0, site(true).0, exhibition] {
         b.precision = Precision::Bf16;
-        let is_product = |node: &&Node| formats(node.op.name())[0].contains(&Factor);
+        let is_product = |node: &&Node| node.op.formats()[0].contains(&Factor);
         let of_device = stored(&b);
         let of_device = of_device.nodes.iter().filter(is_product).map(|node| {
             let factor = operands(node).find(|&(_, format)| format == Factor);

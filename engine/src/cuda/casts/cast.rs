@@ -4,12 +4,15 @@
 //! It comes into a program when a device is to store it in bf16 ([`crate::Precision`]), after gradients have been made: its own is
 //! that of the value itself.
 
-mod cuda;
-
 use crate::cpu::Frame;
-use crate::cuda::Lowering;
+use crate::cuda::lowering::{Lowering, Source};
 use crate::op::{BuildError, Gradients, NodeView, Op, Result};
 use crate::value::{DType, Type};
+
+const KERNELS: Source = Source {
+    name: "cast",
+    text: include_str!("kernel.cu"),
+};
 
 /// bf16 of an f32.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +44,9 @@ impl Op for Cast {
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::value(to);
+        let (x, y) = (to.input(0), to.output(0));
+        to.kernel(KERNELS, "cast", &[y.len.into()])
+            .fours(1, y.len)
+            .launch(&[x.into(), y.into()]);
     }
 }

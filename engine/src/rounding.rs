@@ -1,0 +1,47 @@
+//! Which operands of a program are rounded where its products are.
+
+use crate::graph::Home;
+use crate::op::{Builder, Node};
+use crate::precision::{Format, Precision};
+use crate::value::Value;
+
+/// What is said of the operand or the result of a number.
+pub(crate) fn at(formats: &[Format], index: usize) -> Format {
+    formats[index.min(formats.len() - 1)]
+}
+
+/// Operands of a node, with what its kernel takes for them.
+pub(crate) fn operands(node: &Node) -> impl Iterator<Item = (Value, Format)> {
+    let [taken, _] = node.op.formats();
+    let inputs = node.inputs.iter().enumerate();
+    inputs.map(|(index, &value)| (value, at(taken, index)))
+}
+
+/// Of each value whether it depends on what the host writes.
+pub(crate) fn of_batch(from: &Builder) -> Vec<bool> {
+    let mut depends: Vec<bool> = from.homes.iter().map(|home| *home == Home::Input).collect();
+    for node in &from.nodes {
+        let mut read = node.inputs.iter().chain(node.into.iter().flatten());
+        if read.any(|value| depends[value.index()]) {
+            for output in &node.outputs {
+                depends[output.index()] = true;
+            }
+        }
+    }
+    depends
+}
+
+/// Of each node what its products round their factors to where everything is stored in f32.
+pub(crate) fn precision_of_products(from: &Builder) -> Vec<Precision> {
+    let depends = of_batch(from);
+    let of = |node: &Node| {
+        let mut factors = operands(node).filter(|&(_, format)| format == Format::Factor);
+        let rounds = factors.any(|(value, _)| depends[value.index()]);
+        if rounds {
+            from.precision
+        } else {
+            Precision::F32
+        }
+    };
+    from.nodes.iter().map(of).collect()
+}
