@@ -3,7 +3,8 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use crate::latest::{step_path, steps};
+use crate::latest::steps;
+use crate::step_path::step_path;
 use crate::{CheckpointError, atomic, verify};
 
 /// Deletes all but the newest `keep` checkpoints under `root`, and says which.

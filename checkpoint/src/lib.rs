@@ -49,14 +49,18 @@ mod lock;
 mod manifest;
 mod read;
 mod snapshot;
+mod step_path;
 mod tensors;
 mod writer;
 
 pub use error::CheckpointError;
 pub use keep::prune;
-pub use latest::{Found, Look, look, newest, step_path};
+pub use latest::{Found, Look, look, newest};
 pub use lock::Lock;
-pub use manifest::FORMAT;
 pub use read::{load, verify};
 pub use snapshot::{Dtype, Snapshot, Tensor};
+pub use step_path::step_path;
 pub use writer::{Writer, write};
+
+/// The checkpoint format this build writes and reads.
+pub const FORMAT: u64 = 1;

@@ -6,10 +6,7 @@
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::{CheckpointError, Dtype, Snapshot};
-
-/// The checkpoint format this build writes and reads.
-pub const FORMAT: u64 = 1;
+use crate::{CheckpointError, Dtype, FORMAT, Snapshot};
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const META: &str = "meta.json";

@@ -8,8 +8,8 @@ use std::path::Path;
 use serde_json::Value;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use crate::latest::step_of;
 use crate::manifest::{FileEntry, MANIFEST, META, Manifest, TENSORS, TensorEntry, Unusable, hex};
+use crate::step_path::step_of;
 use crate::{CheckpointError, Snapshot, Tensor, tensors};
 
 /// Reads the checkpoint in the directory `dir`, every byte of it compared with its manifest.

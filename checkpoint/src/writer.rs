@@ -9,9 +9,9 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::atomic::{self, NewFile};
-use crate::latest::step_path;
-use crate::manifest::{FORMAT, FileEntry, Files, MANIFEST, META, Manifest, TENSORS, entries, hex};
-use crate::{CheckpointError, Snapshot, prune, tensors};
+use crate::manifest::{FileEntry, Files, MANIFEST, META, Manifest, TENSORS, entries, hex};
+use crate::step_path::step_path;
+use crate::{CheckpointError, FORMAT, Snapshot, prune, tensors};
 
 /// Writes a snapshot to `<root>/step-00001200`, whole and synced, and returns that path.
 ///

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cpu::Frame;
-use crate::cuda::Lowering;
+use crate::cuda::lowering::Lowering;
 use crate::graph::{self, Graph};
 use crate::made::Made;
 use crate::precision::Format;

@@ -7,10 +7,10 @@ use crate::data;
 use crate::decomposition::Draws;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
-use crate::halt::{Blame, LOOK_AT_TARGET, TRAIN_MORE_GENTLY};
+use crate::halt::{LOOK_AT_TARGET, TRAIN_MORE_GENTLY};
 use crate::parameters::Group;
 use crate::target_models::linears;
-use crate::task::Task;
+use crate::task::{Blame, Task};
 
 /// The first thing of a step that is not finite. The step has just been run, and is not run again afterwards: its arena is
 /// given up.

@@ -10,9 +10,12 @@ use spd_dataloader::{Batch, DataError, Dataset, Features, Feed, Known, Shard, So
 use spd_engine::Executor;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::cache::cache_dir;
 use crate::fault::Fault;
-use crate::target::cache_dir;
 use crate::target_models::{InputKind, input_kind};
+
+/// Batches that wait to be used.
+pub(crate) const PREFETCHED: usize = 4;
 
 /// Training and held-out batches.
 #[derive(Debug, Clone)]

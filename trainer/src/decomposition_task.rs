@@ -1,22 +1,18 @@
 //! Training a decomposition: the step program, the faithfulness warm-up, the evaluation.
 
-use std::path::Path;
+mod training;
 
-use spd_configs::{Data, FaithfulnessWarmup, OutputLoss, Term};
-use spd_dataloader::{Batch, Feed, Source};
+use spd_configs::{Data, FaithfulnessWarmup, OutputLoss};
+use spd_dataloader::Source;
 use spd_engine::{Builder, Executor, Processor, Store, Type, Value};
 
-use crate::blame::first_not_finite;
-use crate::data::{Sources, eval_feed, training_feed};
+use crate::data::Sources;
 use crate::decomposition::{Decomposition, Front, Masking, SampleId, mask_values};
 use crate::fault::Fault;
-use crate::figures;
-use crate::halt::{Blame, halted, refused};
 use crate::losses::{USUAL_MASKS, divergence, divergence_and_cross_entropy};
 use crate::memory::Memory;
-use crate::parameters::{BETA1, Group, HALT, Update};
-use crate::schedule::{exponent, learning_rate};
-use crate::task::{GoOn, Measured, Task, evaluate_batches, in_arena_of, make_arena};
+use crate::parameters::{Group, HALT, Update};
+use crate::task::make_arena;
 
 const BETA2: f64 = 0.999;
 
@@ -49,7 +45,7 @@ impl DecompositionTask {
         };
         let program = executor(&decomposition.step_program(store)?);
         let eval_program = executor(&decomposition.eval_program(store)?);
-        let figures = executor(&figures::program(&decomposition, store)?);
+        let figures = executor(&decomposition.figures_program(store)?);
         let warmup = decomposition.run.train.faithfulness_warmup;
         let warmup = if warmup.steps > 0 {
             Some(executor(&decomposition.warmup_program(store, &warmup)?))
@@ -292,6 +288,18 @@ impl Decomposition {
         Ok(b)
     }
 
+    /// The importances of all sites on held-out batches; outputs `importance <site>` and `logits <site>`.
+    fn figures_program(&self, store: &Store) -> spd_engine::Result<Builder> {
+        let mut b = Builder::new();
+        let shape = self.shape(self.run.eval.batch_size);
+        let front = self.front(&mut b, store, shape, &Draws::Counters)?;
+        for (site, values) in self.sites.iter().zip(&front.sites) {
+            b.output(format!("importance {}", site.path()), values.importance);
+            b.output(format!("logits {}", site.path()), values.logits);
+        }
+        Ok(b)
+    }
+
     fn active(&self, b: &mut Builder, front: &Front, prefix: &str) {
         for (site, values) in self.sites.iter().zip(&front.sites) {
             b.output(format!("{prefix}l0/{}", site.path()), values.active);
@@ -301,181 +309,3 @@ impl Decomposition {
 
 /// The loss of the warm-up, in its program and in messages.
 const WARMUP_LOSS: &str = "loss/faithfulness";
-
-/// One update on faithfulness alone, counted from 1.
-fn warm_up(
-    program: &mut Executor,
-    store: &mut Store,
-    settings: &FaithfulnessWarmup,
-    step: u64,
-) -> Result<(), Fault> {
-    let power = i32::try_from(step).unwrap_or(i32::MAX);
-    program.parameters().step = u32::try_from(step).unwrap_or(u32::MAX);
-    #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
-    for (name, value) in [
-        ("lr", settings.lr),
-        ("correction1", 1.0 - BETA1.powi(power)),
-        ("correction2", 1.0 - BETA2.powi(power)),
-    ] {
-        program.set_scalar(name, value as f32);
-    }
-    Ok(program.run(store)?)
-}
-
-impl Task for DecompositionTask {
-    fn phase(&self) -> &'static str {
-        "train"
-    }
-
-    fn steps(&self) -> u64 {
-        self.decomposition.run.train.steps
-    }
-
-    fn eval_every(&self) -> u64 {
-        self.decomposition.run.eval.every
-    }
-
-    fn program(&mut self) -> &mut Executor {
-        &mut self.program
-    }
-
-    fn source(&self) -> (Source, Feed) {
-        let run = &self.decomposition.run;
-        (
-            self.sources.train.clone(),
-            training_feed(run.seed, run.train.batch_size),
-        )
-    }
-
-    fn beta2(&self) -> f64 {
-        BETA2
-    }
-
-    fn scalars(&self, step: u64) -> Vec<(&'static str, f64)> {
-        let run = &self.decomposition.run;
-        let steps = run.train.steps;
-        let mut scalars = vec![("lr", learning_rate(&run.train.lr, step, steps))];
-        for loss in &run.losses {
-            if let Term::ImportanceMinimality {
-                p,
-                p_final,
-                anneal_start,
-                anneal_end,
-                ..
-            } = loss.term
-            {
-                let fraction = step as f64 / steps as f64;
-                scalars.push((
-                    "p",
-                    exponent(p, p_final, (anneal_start, anneal_end), fraction),
-                ));
-            }
-        }
-        scalars
-    }
-
-    fn begin(
-        &mut self,
-        store: &mut Store,
-        go_on: &mut GoOn<'_>,
-    ) -> Result<Option<Measured>, Fault> {
-        self.decomposition.initialise(store);
-        self.evaluate(store, go_on)
-    }
-
-    fn warmup_steps(&self) -> u64 {
-        self.decomposition.run.train.faithfulness_warmup.steps
-    }
-
-    fn warm_up(
-        &mut self,
-        store: &mut Store,
-        made: u64,
-        go_on: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<u64, Fault> {
-        let settings = self.decomposition.run.train.faithfulness_warmup;
-        let Some(program) = &mut self.warmup else {
-            return Ok(made);
-        };
-        let parameters = &self.decomposition.parameters;
-        in_arena_of(&mut self.program, program, |program| {
-            let mut made = made;
-            while made < settings.steps && go_on(made) {
-                made += 1;
-                warm_up(program, store, &settings, made)?;
-            }
-            if let Some(bad) = halted(store)? {
-                warm_up(program, store, &settings, bad)?;
-                program.fetch(store)?;
-                let loss = f64::from(program.scalar_output(WARMUP_LOSS, store));
-                let norms = program.output("norms/components", store);
-                let mut names = parameters.names(store, Group::Components).zip(norms);
-                let begins = names.find(|(_, norm)| !norm.is_finite());
-                let blame = Blame {
-                    what: begins.map(|(name, _)| format!("the gradient of `{name}`")),
-                    advice: "look at the weights of the target and at lr in [train.faithfulness_warmup]",
-                };
-                let place = format!("faithfulness warm-up, update {bad}");
-                let terms = vec![(WARMUP_LOSS.to_owned(), loss)];
-                return Err(refused(&place, &terms, &blame));
-            }
-            if made == settings.steps {
-                parameters.forget(store);
-            }
-            Ok(made)
-        })
-    }
-
-    fn blame(&mut self, store: &mut Store, batch: &Batch, step: u64) -> Result<Blame, Fault> {
-        first_not_finite(self, store, (batch, step))
-    }
-
-    fn observe(&self, store: &Store) -> Vec<(String, f64)> {
-        let program = &self.program;
-        let mut seen = Vec::new();
-        for name in program.output_names() {
-            match name.strip_prefix("norms/") {
-                None => seen.push((
-                    name.to_owned(),
-                    f64::from(program.scalar_output(name, store)),
-                )),
-                Some(group) => {
-                    let norms = program.output(name, store);
-                    let total = f64::from(norms.last().copied().unwrap_or(0.0)).sqrt();
-                    seen.push((format!("grad_norm/{group}"), total));
-                }
-            }
-        }
-        for (group, site, norm) in self.site_norms(store) {
-            let path = self.decomposition.sites[site].path();
-            seen.push((format!("grad_norm/{}/{path}", group.name()), norm));
-        }
-        seen
-    }
-
-    fn figures_every(&self) -> u64 {
-        self.decomposition.run.eval.figures_every
-    }
-
-    fn draw(
-        &mut self,
-        store: &mut Store,
-        to: (&Path, u64),
-        go_on: &mut GoOn<'_>,
-    ) -> Result<bool, Fault> {
-        figures::write(self, store, to, go_on)
-    }
-
-    fn evaluate(
-        &mut self,
-        store: &mut Store,
-        go_on: &mut GoOn<'_>,
-    ) -> Result<Option<Measured>, Fault> {
-        let run = &self.decomposition.run;
-        let feed = eval_feed(run.seed, run.eval.batch_size);
-        let batches = run.eval.batches;
-        in_arena_of(&mut self.program, &mut self.eval_program, |program| {
-            evaluate_batches(program, store, (&self.sources.eval, &feed), batches, go_on)
-        })
-    }
-}

@@ -9,17 +9,7 @@ use spd_engine::Store;
 
 use crate::fault::Fault;
 use crate::parameters::HALT;
-use crate::task::{Measured, Task};
-use crate::train::run_step;
-
-/// Where a step begins not to be finite, and what to do about it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Blame {
-    /// In words, if it can be found.
-    pub(crate) what: Option<String>,
-    /// In words.
-    pub(crate) advice: &'static str,
-}
+use crate::task::{Blame, Measured, Task, run_step};
 
 /// What to do where the decomposition ran away.
 pub(crate) const TRAIN_MORE_GENTLY: &str =

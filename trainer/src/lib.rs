@@ -13,6 +13,7 @@
 
 pub mod bench;
 mod blame;
+mod cache;
 pub mod cuda;
 pub mod data;
 pub mod decomposition;
@@ -26,6 +27,7 @@ pub mod metrics;
 mod overview;
 pub mod parameters;
 pub mod pass;
+mod progress;
 mod rank;
 mod redraw;
 pub mod replay;
@@ -40,10 +42,10 @@ mod target_task;
 mod task;
 mod train;
 
+pub use cache::cache_dir;
 pub use fault::{Fault, Outcome};
 pub use memory::Memory;
 pub use overview::{Overview, check_precision, overview};
-pub use rank::rank;
+pub use rank::{continuation, rank};
 pub use redraw::{Redrawn, redraw};
-pub use resume::{Continuation, continuation};
-pub use target::cache_dir;
+pub use resume::Continuation;

@@ -7,8 +7,8 @@ use std::fs;
 
 use spd_engine::{Executor, MATRIX_PRODUCTS, PINNED, Processor, Store};
 
+use crate::data::PREFETCHED;
 use crate::task::arena_bytes;
-use crate::train::PREFETCHED;
 
 /// Measured on the shipped runs: the stack that a thread comes to use, and its part of the allocator.
 const THREAD: usize = 256 << 10;

@@ -14,7 +14,7 @@ use spd_configs::pre_identity;
 use spd_engine::ops::{MaskValues, SiteInputs};
 use spd_engine::{Builder, Result, Value};
 
-use crate::target_models::{Linear, Orientation};
+use crate::target_models::linear::{Linear, Orientation};
 
 /// A site in a masked pass.
 #[derive(Debug, Clone, Copy)]

@@ -12,16 +12,30 @@ use spd_configs::Run;
 use spd_engine::cuda::Device;
 use spd_engine::{Pool, Processor, Store};
 
+use crate::cache::cache_dir;
 use crate::data;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Outcome};
 use crate::memory::Peak;
 use crate::metrics::summary::{self, Spent};
+use crate::progress::Progress;
 use crate::resume::{self, Continuation};
-use crate::saver::At;
+use crate::saver::{At, Place};
 use crate::target;
-use crate::train::{Place, Progress, train};
+use crate::train::train;
+
+/// Where a run goes on in its directory `dir`. Reads its checkpoints and its target, and changes nothing.
+///
+/// # Errors
+///
+/// Bad input, when the data, the target or the rows are not those of its checkpoints. A target that is still to be trained is
+/// compared by the rank.
+pub fn continuation(run: &Run, dir: &Path) -> Result<Continuation, Fault> {
+    let mut made_of = resume::data(&run.data);
+    made_of.extend(target::ingredient(run)?);
+    resume::goes_on(dir, &made_of)
+}
 
 /// Runs one rank to its end in the prepared run directory (`config.toml` is there), from the newest good checkpoint if there
 /// is one. `stop` is heard within a step, an update of the warm-up, a batch of an evaluation or a figure. Its programs run on
@@ -119,7 +133,7 @@ pub(crate) fn processor(gpu: Option<usize>, pool: &Arc<Pool>) -> Result<Processo
 
 /// Where machine code for GPUs is kept.
 pub(crate) fn kernel_cache() -> std::path::PathBuf {
-    target::cache_dir().join("kernels")
+    cache_dir().join("kernels")
 }
 
 #[cfg(test)]

@@ -15,12 +15,11 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, look};
-use spd_configs::{Data, Run};
+use spd_configs::Data;
 use spd_dataloader::Dataset;
 use spd_tracker::{Mark, Spool};
 
 use crate::fault::Fault;
-use crate::target;
 
 /// Where a run that has a directory goes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,19 +32,7 @@ pub enum Continuation {
     Lost(String),
 }
 
-/// Where a run goes on in its directory `dir`. Reads its checkpoints and its target, and changes nothing.
-///
-/// # Errors
-///
-/// Bad input, when the data, the target or the rows are not those of its checkpoints. A target that is still to be trained is
-/// compared by the rank.
-pub fn continuation(run: &Run, dir: &Path) -> Result<Continuation, Fault> {
-    let mut made_of = data(&run.data);
-    made_of.extend(target::ingredient(run)?);
-    goes_on(dir, &made_of)
-}
-
-/// The same for what is known of the data and the target so far.
+/// Where a run goes on in its directory `dir`, for what is known of its data and its target.
 pub(crate) fn goes_on(dir: &Path, made_of: &[Ingredient]) -> Result<Continuation, Fault> {
     let root = dir.join(CHECKPOINTS);
     if root.is_file() {

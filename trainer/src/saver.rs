@@ -8,16 +8,37 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
-use spd_checkpoint::{CheckpointError, Snapshot, Writer};
+use spd_checkpoint::{CheckpointError, Lock, Snapshot, Writer};
+use spd_configs::{Checkpoint, Log};
 use spd_engine::Store;
 use spd_tracker::Spool;
 
 use crate::fault::Fault;
 use crate::halt;
-use crate::resume;
+use crate::progress::{Progress, WARMUP};
+use crate::resume::{self, Ingredient};
 use crate::state;
 use crate::task::Task;
-use crate::train::{Place, Progress, WARMUP};
+
+/// Where a task is trained, and how often it is written down.
+pub(crate) struct Place<'a> {
+    /// Holds `checkpoints/`, `metrics.jsonl` and `system.jsonl`.
+    pub(crate) dir: &'a Path,
+    /// Nobody else trains there meanwhile.
+    pub(crate) lock: &'a Lock,
+    /// When states are saved.
+    pub(crate) checkpoint: Checkpoint,
+    /// When rows are written.
+    pub(crate) log: Log,
+    /// What makes two directories hold the same run; a checkpoint of another is refused.
+    pub(crate) config: &'a str,
+    /// Data and target; a checkpoint that was made of others is refused.
+    pub(crate) made_of: &'a [Ingredient],
+    /// It lies in the cache: what is damaged there is made again, with a word. In a run directory it is refused.
+    pub(crate) is_kept: bool,
+    /// Where progress is shown, if not in `dir`.
+    pub(crate) progress: Option<&'a Path>,
+}
 
 /// How far a state is: updates of the warm-up, as long as that lasts, then finished steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -301,7 +322,7 @@ mod tests {
     use crate::data;
     use crate::decomposition::Decomposition;
     use crate::decomposition_task::DecompositionTask;
-    use crate::train::run_step;
+    use crate::task::run_step;
 
     /// A decomposition in training.
     struct Training {

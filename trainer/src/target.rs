@@ -16,26 +16,16 @@ use spd_engine::{Processor, Store};
 use spd_tracker::{METRICS, Mark, Read, Reader};
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::cache::cache_dir;
 use crate::data::Sources;
 use crate::fault::{Fault, Outcome};
 use crate::memory::Memory;
+use crate::progress::Progress;
 use crate::resume::{Ingredient, What};
+use crate::saver::Place;
 use crate::target_models::{Weights, describe, load};
 use crate::target_task::TargetTask;
-use crate::train::{Place, Progress, train};
-
-/// Where trained targets are kept: `$SPD_CACHE`, else `$XDG_CACHE_HOME/spd`, else `~/.cache/spd`.
-pub fn cache_dir() -> PathBuf {
-    let from = |name: &str| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    from("SPD_CACHE")
-        .or_else(|| from("XDG_CACHE_HOME").map(|dir| dir.join("spd")))
-        .or_else(|| from("HOME").map(|dir| dir.join(".cache").join("spd")))
-        .unwrap_or_else(|| PathBuf::from(".spd-cache"))
-}
+use crate::train::train;
 
 /// Directory of a trained target, named by everything that its weights depend on: the `[target]` and `[data]` tables and
 /// the dataset's index, which holds the hashes of its shards.

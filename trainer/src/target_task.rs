@@ -10,7 +10,6 @@ use spd_engine::{Builder, Executor, Processor, Slot, Store, Type, Value};
 use crate::data::{Sources, eval_feed, training_feed};
 use crate::decomposition::transposed;
 use crate::fault::Fault;
-use crate::halt::Blame;
 use crate::memory::Memory;
 use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
@@ -18,7 +17,7 @@ use crate::schedule::learning_rate;
 use crate::target_models::{
     InputKind, TargetTensor, Weights, feature_labels, forward, input_kind, linears, tensors,
 };
-use crate::task::{GoOn, Measured, Task, evaluate_batches, in_arena_of, make_arena};
+use crate::task::{Blame, GoOn, Measured, Task, evaluate_batches, in_arena_of, make_arena};
 
 /// A target in training.
 pub(crate) struct TargetTask {

@@ -5,14 +5,24 @@ use std::path::Path;
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Executor, Processor, Store};
 
+use crate::data::fill;
 use crate::fault::Fault;
-use crate::halt::Blame;
+use crate::parameters::BETA1;
 
 /// Named numbers.
 pub(crate) type Measured = Vec<(String, f64)>;
 
 /// Asked between the batches, updates and files of whatever takes long: whether to go on with it.
 pub(crate) type GoOn<'a> = dyn FnMut() -> bool + 'a;
+
+/// Where a step begins not to be finite, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Blame {
+    /// In words, if it can be found.
+    pub(crate) what: Option<String>,
+    /// In words.
+    pub(crate) advice: &'static str,
+}
 
 /// Something that the loop can train.
 pub(crate) trait Task {
@@ -154,7 +164,7 @@ pub(crate) fn evaluate_batches(
             return Ok(None);
         }
         source.fill(feed, index * feed.rows as u64, &mut batch)?;
-        crate::data::fill(executor, &batch);
+        fill(executor, &batch);
         executor.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
         executor.run_and_fetch(store)?;
         let found = scalar_outputs(executor, store);
@@ -170,4 +180,31 @@ pub(crate) fn evaluate_batches(
         *total /= batches as f64;
     }
     Ok(Some(totals))
+}
+
+/// One replay on a batch.
+///
+/// # Errors
+///
+/// When a GPU refuses, or failed before.
+pub(crate) fn run_step(
+    task: &mut dyn Task,
+    store: &mut Store,
+    batch: &Batch,
+    step: u64,
+) -> Result<(), Fault> {
+    let scalars = task.scalars(step);
+    let power = i32::try_from(step + 1).unwrap_or(i32::MAX);
+    let corrections = [
+        ("correction1", 1.0 - BETA1.powi(power)),
+        ("correction2", 1.0 - task.beta2().powi(power)),
+    ];
+    let program = task.program();
+    fill(program, batch);
+    program.parameters().step = u32::try_from(step).unwrap_or(u32::MAX);
+    #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
+    for (name, value) in scalars.into_iter().chain(corrections) {
+        program.set_scalar(name, value as f32);
+    }
+    Ok(program.run(store)?)
 }

@@ -1,52 +1,20 @@
 //! The loop: resume, step, log, evaluate, save. No arithmetic.
 
-use std::path::Path;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
-use anyhow::Context;
-use spd_checkpoint::{Lock, newest};
-use spd_configs::{Checkpoint, Log};
-use spd_dataloader::{Batch, Loader};
+use spd_checkpoint::newest;
+use spd_dataloader::Loader;
 use spd_engine::{Executor, Store};
 use spd_tracker::{Kind, METRICS, Mark, Row, Spool, SpoolError};
 
-use crate::data;
+use crate::data::PREFETCHED;
 use crate::fault::{Fault, Outcome};
 use crate::halt;
-use crate::parameters::BETA1;
-use crate::resume::{self, CHECKPOINTS, Ingredient};
-use crate::saver::{At, Saver, TRAINING_GOES_ON};
+use crate::progress::{Progress, Stop, WARMUP};
+use crate::resume::{self, CHECKPOINTS};
+use crate::saver::{At, Place, Saver, TRAINING_GOES_ON};
 use crate::state;
-use crate::task::{GoOn, Task};
-
-/// Batches that wait to be used.
-pub(crate) const PREFETCHED: usize = 4;
-
-/// Where a task is trained, and how often it is written down.
-pub(crate) struct Place<'a> {
-    /// Holds `checkpoints/`, `metrics.jsonl` and `system.jsonl`.
-    pub(crate) dir: &'a Path,
-    /// Nobody else trains there meanwhile.
-    pub(crate) lock: &'a Lock,
-    /// When states are saved.
-    pub(crate) checkpoint: Checkpoint,
-    /// When rows are written.
-    pub(crate) log: Log,
-    /// What makes two directories hold the same run; a checkpoint of another is refused.
-    pub(crate) config: &'a str,
-    /// Data and target; a checkpoint that was made of others is refused.
-    pub(crate) made_of: &'a [Ingredient],
-    /// It lies in the cache: what is damaged there is made again, with a word. In a run directory it is refused.
-    pub(crate) is_kept: bool,
-    /// Where progress is shown, if not in `dir`.
-    pub(crate) progress: Option<&'a Path>,
-}
-
-/// Whether a stop was asked for; once it was, it stays so.
-pub(crate) type Stop<'a> = &'a dyn Fn() -> bool;
-
-/// The spool's word for the updates before the first step.
-pub(crate) const WARMUP: &str = "warmup";
+use crate::task::{GoOn, Task, run_step};
 
 /// Trains to the last step, from the newest good checkpoint if there is one. A request to stop is heard between steps, updates
 /// of the warm-up, batches of an evaluation and figures; the state is then saved, and the same call goes on from there to the
@@ -360,146 +328,14 @@ fn named(scalars: Vec<(&'static str, f64)>) -> impl Iterator<Item = (String, f64
         .map(|(name, value)| (name.to_owned(), value))
 }
 
-/// One replay on a batch.
-///
-/// # Errors
-///
-/// When a GPU refuses, or failed before.
-pub(crate) fn run_step(
-    task: &mut dyn Task,
-    store: &mut Store,
-    batch: &Batch,
-    step: u64,
-) -> Result<(), Fault> {
-    let scalars = task.scalars(step);
-    let power = i32::try_from(step + 1).unwrap_or(i32::MAX);
-    let corrections = [
-        ("correction1", 1.0 - BETA1.powi(power)),
-        ("correction2", 1.0 - task.beta2().powi(power)),
-    ];
-    let program = task.program();
-    data::fill(program, batch);
-    program.parameters().step = u32::try_from(step).unwrap_or(u32::MAX);
-    #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
-    for (name, value) in scalars.into_iter().chain(corrections) {
-        program.set_scalar(name, value as f32);
-    }
-    Ok(program.run(store)?)
-}
-
-/// Tells the launcher how far the run is, at most twice a second.
-pub(crate) struct Progress {
-    spool: Spool,
-    shown: Instant,
-    /// Time since then that went into no step.
-    rested: Duration,
-    /// Finished steps when it was last shown; none before the first time, as a run may have begun earlier.
-    step: Option<u64>,
-}
-
-impl Progress {
-    /// Progress that is shown in the run directory `dir`.
-    pub(crate) fn at(dir: &Path) -> Result<Self, Fault> {
-        let spool = Spool::create_or_open(dir).context("the progress of the run")?;
-        Ok(Self {
-            spool,
-            shown: Instant::now(),
-            rested: Duration::ZERO,
-            step: None,
-        })
-    }
-
-    /// Says what is going on, the spool's word for it and its number of steps, after `step` of them.
-    pub(crate) fn show(&mut self, (phase, steps): (&str, u64), step: u64, now: bool) {
-        let elapsed = self.shown.elapsed();
-        if !now && elapsed < Duration::from_millis(500) {
-            return;
-        }
-        let made = self.step.map_or(0, |shown| step.saturating_sub(shown));
-        let row = Row::new(step, Kind::System)
-            .with_note(phase)
-            .with("steps", steps as f64)
-            .with("steps_per_s", speed(made, elapsed, self.rested))
-            .with("time", unix_time());
-        self.append(&row);
-        self.shown = Instant::now();
-        self.rested = Duration::ZERO;
-        self.step = Some(step);
-    }
-
-    /// Says that the run is alive in what it does after `step`, in the spool's word; whether it is to go on with that.
-    pub(crate) fn alive(&mut self, doing: &str, step: u64, stop: Stop<'_>) -> bool {
-        self.show((doing, 0), step, false);
-        !stop()
-    }
-
-    /// Leaves the time since `clock` out of the speed of the steps: that of an evaluation, of figures, of the last save.
-    fn rest(&mut self, clock: Instant) {
-        self.rested += clock.max(self.shown).elapsed();
-    }
-
-    /// Says, for the launcher to repeat, that the run leaves on request, and what of it is saved.
-    pub(crate) fn stopped(&mut self, step: u64, note: String) {
-        let row = Row::new(step, Kind::Event).with_note(note);
-        self.append(&row.with("stopped", 1.0).with("time", unix_time()));
-    }
-
-    /// Says what happened.
-    pub(crate) fn event(&mut self, step: u64, note: String) {
-        self.append(
-            &Row::new(step, Kind::Event)
-                .with_note(note)
-                .with("time", unix_time()),
-        );
-    }
-
-    /// Says where the time of a step went, in milliseconds: the wait for its batch, the parts of its program, all of it.
-    fn times(
-        &mut self,
-        step: u64,
-        waited: Duration,
-        all: Duration,
-        parts: &[(&'static str, Duration)],
-    ) {
-        let ms = |time: &Duration| 1e3 * time.as_secs_f64();
-        let mut row = Row::new(step, Kind::System).with("time_ms/data_wait", ms(&waited));
-        for (part, time) in parts {
-            row = row.with(format!("time_ms/{part}"), ms(time));
-        }
-        self.append(&row.with("time_ms/step", ms(&all)));
-    }
-
-    fn append(&mut self, row: &Row) {
-        self.spool.append(row);
-        self.spool.flush();
-    }
-}
-
-/// Steps a second, of a time of which some was rest; 0 where all of it was.
-fn speed(steps: u64, elapsed: Duration, rested: Duration) -> f64 {
-    let seconds = elapsed.saturating_sub(rested).as_secs_f64();
-    if seconds > 0.0 {
-        steps as f64 / seconds
-    } else {
-        0.0
-    }
-}
-
-fn unix_time() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0.0, |time| time.as_secs_f64())
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
     use std::fs;
+    use std::path::Path;
     use std::sync::Arc;
-    use std::thread::sleep;
-    use std::time::Duration;
 
-    use spd_checkpoint::step_path;
+    use spd_checkpoint::{Lock, step_path};
     use spd_configs::Run;
     use spd_engine::{Pool, Processor};
 
@@ -524,7 +360,7 @@ mod tests {
     /// and how it ended.
     fn trained(run: &Run, (dir, lock): (&Path, &Lock), stop_at: u64) -> (u64, Outcome) {
         let processor = Processor::Cpu(Arc::new(Pool::single()));
-        let sources = data::open(run).unwrap();
+        let sources = crate::data::open(run).unwrap();
         let mut store = Store::new();
         let decomposition = Decomposition::new(run, &mut store).unwrap();
         let task = DecompositionTask::new(decomposition, sources, &mut store, &processor);
@@ -606,34 +442,5 @@ mod tests {
         let places = updates.chain((0..=5).map(|step| format!("step {step}")));
         let from = places.map(|place| format!("continued from the checkpoint of {place}"));
         assert_eq!(continued, from.collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn steps_of_an_earlier_start_are_no_speed() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut progress = Progress::at(dir.path()).unwrap();
-        for step in [3600, 3605] {
-            sleep(Duration::from_millis(2));
-            progress.show(("train", 10_000), step, true);
-        }
-        drop(progress);
-        let text = fs::read_to_string(dir.path().join("system.jsonl")).unwrap();
-        let speed = |line: &str| {
-            let row: serde_json::Value = serde_json::from_str(line).unwrap();
-            row["steps_per_s"].as_f64().unwrap()
-        };
-        let speeds: Vec<f64> = text.lines().map(speed).collect();
-        assert!(
-            speeds[0] == 0.0 && speeds[1] > 0.0 && speeds[1] <= 2500.0,
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn time_beside_the_steps_does_not_slow_them() {
-        let seconds = Duration::from_secs_f64;
-        let speeds = [(5, 0.0), (5, 1.5), (5, 2.0), (0, 0.0)]
-            .map(|(steps, rested)| speed(steps, seconds(2.0), seconds(rested)));
-        assert_eq!(speeds.to_vec(), [2.5, 10.0, 0.0, 0.0]);
     }
 }

@@ -18,7 +18,7 @@ use super::product::{Algorithm, Key, Layout, Matrix};
 use crate::value::DType;
 
 /// Room for what an algorithm keeps aside; what NVIDIA advises for Hopper.
-pub(super) const WORKSPACE: usize = 32 << 20;
+pub const WORKSPACE: usize = 32 << 20;
 
 /// Algorithms that it is asked for.
 const CANDIDATES: usize = 8;

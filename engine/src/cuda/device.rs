@@ -13,7 +13,10 @@ use super::driver::{Driver, Stream, Transfer, Way};
 use super::gpu::Gpu;
 
 /// Bytes of each of the two pieces of pinned memory that tensors travel through.
-pub(super) const PIECE: usize = 4 << 20;
+const PIECE: usize = 4 << 20;
+
+/// Bytes of the host's memory through which tensors travel while the host waits.
+pub const PINNED: usize = 2 * PIECE;
 
 /// Tensors start at multiples of this many bytes, like allocations of their own.
 pub(super) const ALIGN: usize = 256;

@@ -103,16 +103,11 @@ mod trial;
 
 pub use crate::fault::{Fault, Result};
 pub use compiling::Compiling;
-pub use device::Device;
+pub use cublaslt::WORKSPACE as MATRIX_PRODUCTS;
+pub use device::{Device, PINNED};
 pub use executor::{Arena, Executor};
 pub use lowering::Lowering;
 pub use staging::Staged;
-
-/// Bytes on a device that matrix products keep aside.
-pub const MATRIX_PRODUCTS: usize = cublaslt::WORKSPACE;
-
-/// Bytes of the host's memory through which tensors travel while the host waits.
-pub const PINNED: usize = 2 * device::PIECE;
 
 /// Set to have the emulated device stand in for a GPU, in a build of the feature `emulated`; for tests.
 pub const STAND_IN: &str = "SPD_EMULATED_GPU";

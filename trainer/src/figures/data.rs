@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use spd_configs::{KnownSolution, Sigmoid, pattern_matches};
 use spd_dataloader::Batch;
-use spd_engine::{Builder, Store};
+use spd_engine::Store;
 
 use crate::data::{eval_feed, fill};
-use crate::decomposition::{Decomposition, Draws};
+use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::metrics::known_importance::{identity_order, sum_order};
@@ -105,18 +105,6 @@ pub(super) struct Distributions {
     pub(super) densities: Vec<Histogram>,
     /// By site.
     pub(super) means: Vec<Means>,
-}
-
-/// The importances of all sites on held-out batches; outputs `importance <site>` and `logits <site>`.
-pub(crate) fn program(decomposition: &Decomposition, store: &Store) -> spd_engine::Result<Builder> {
-    let mut b = Builder::new();
-    let shape = decomposition.shape(decomposition.run.eval.batch_size);
-    let front = decomposition.front(&mut b, store, shape, &Draws::Counters)?;
-    for (site, values) in decomposition.sites.iter().zip(&front.sites) {
-        b.output(format!("importance {}", site.path()), values.importance);
-        b.output(format!("logits {}", site.path()), values.logits);
-    }
-    Ok(b)
 }
 
 /// Importances of a toy on inputs of one feature each, and its components in the same order; nothing for other targets.

@@ -22,8 +22,6 @@ use serde::Serialize;
 use spd_checkpoint::atomic::write_file;
 use spd_engine::Store;
 
-pub(crate) use data::program;
-
 use self::data::{Distributions, Probed};
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;

@@ -1,0 +1,156 @@
+//! How far a run is, told to the launcher.
+
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use spd_tracker::{Kind, Row, Spool};
+
+use crate::fault::Fault;
+
+/// Whether a stop was asked for; once it was, it stays so.
+pub(crate) type Stop<'a> = &'a dyn Fn() -> bool;
+
+/// The spool's word for the updates before the first step.
+pub(crate) const WARMUP: &str = "warmup";
+
+/// Tells the launcher how far the run is, at most twice a second.
+pub(crate) struct Progress {
+    spool: Spool,
+    shown: Instant,
+    /// Time since then that went into no step.
+    rested: Duration,
+    /// Finished steps when it was last shown; none before the first time, as a run may have begun earlier.
+    step: Option<u64>,
+}
+
+impl Progress {
+    /// Progress that is shown in the run directory `dir`.
+    pub(crate) fn at(dir: &Path) -> Result<Self, Fault> {
+        let spool = Spool::create_or_open(dir).context("the progress of the run")?;
+        Ok(Self {
+            spool,
+            shown: Instant::now(),
+            rested: Duration::ZERO,
+            step: None,
+        })
+    }
+
+    /// Says what is going on, the spool's word for it and its number of steps, after `step` of them.
+    pub(crate) fn show(&mut self, (phase, steps): (&str, u64), step: u64, now: bool) {
+        let elapsed = self.shown.elapsed();
+        if !now && elapsed < Duration::from_millis(500) {
+            return;
+        }
+        let made = self.step.map_or(0, |shown| step.saturating_sub(shown));
+        let row = Row::new(step, Kind::System)
+            .with_note(phase)
+            .with("steps", steps as f64)
+            .with("steps_per_s", speed(made, elapsed, self.rested))
+            .with("time", unix_time());
+        self.append(&row);
+        self.shown = Instant::now();
+        self.rested = Duration::ZERO;
+        self.step = Some(step);
+    }
+
+    /// Says that the run is alive in what it does after `step`, in the spool's word; whether it is to go on with that.
+    pub(crate) fn alive(&mut self, doing: &str, step: u64, stop: Stop<'_>) -> bool {
+        self.show((doing, 0), step, false);
+        !stop()
+    }
+
+    /// Leaves the time since `clock` out of the speed of the steps: that of an evaluation, of figures, of the last save.
+    pub(crate) fn rest(&mut self, clock: Instant) {
+        self.rested += clock.max(self.shown).elapsed();
+    }
+
+    /// Says, for the launcher to repeat, that the run leaves on request, and what of it is saved.
+    pub(crate) fn stopped(&mut self, step: u64, note: String) {
+        let row = Row::new(step, Kind::Event).with_note(note);
+        self.append(&row.with("stopped", 1.0).with("time", unix_time()));
+    }
+
+    /// Says what happened.
+    pub(crate) fn event(&mut self, step: u64, note: String) {
+        self.append(
+            &Row::new(step, Kind::Event)
+                .with_note(note)
+                .with("time", unix_time()),
+        );
+    }
+
+    /// Says where the time of a step went, in milliseconds: the wait for its batch, the parts of its program, all of it.
+    pub(crate) fn times(
+        &mut self,
+        step: u64,
+        waited: Duration,
+        all: Duration,
+        parts: &[(&'static str, Duration)],
+    ) {
+        let ms = |time: &Duration| 1e3 * time.as_secs_f64();
+        let mut row = Row::new(step, Kind::System).with("time_ms/data_wait", ms(&waited));
+        for (part, time) in parts {
+            row = row.with(format!("time_ms/{part}"), ms(time));
+        }
+        self.append(&row.with("time_ms/step", ms(&all)));
+    }
+
+    fn append(&mut self, row: &Row) {
+        self.spool.append(row);
+        self.spool.flush();
+    }
+}
+
+/// Steps a second, of a time of which some was rest; 0 where all of it was.
+fn speed(steps: u64, elapsed: Duration, rested: Duration) -> f64 {
+    let seconds = elapsed.saturating_sub(rested).as_secs_f64();
+    if seconds > 0.0 {
+        steps as f64 / seconds
+    } else {
+        0.0
+    }
+}
+
+fn unix_time() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |time| time.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::thread::sleep;
+
+    use super::*;
+
+    #[test]
+    fn steps_of_an_earlier_start_are_no_speed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut progress = Progress::at(dir.path()).unwrap();
+        for step in [3600, 3605] {
+            sleep(Duration::from_millis(2));
+            progress.show(("train", 10_000), step, true);
+        }
+        drop(progress);
+        let text = fs::read_to_string(dir.path().join("system.jsonl")).unwrap();
+        let speed = |line: &str| {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            row["steps_per_s"].as_f64().unwrap()
+        };
+        let speeds: Vec<f64> = text.lines().map(speed).collect();
+        assert!(
+            speeds[0] == 0.0 && speeds[1] > 0.0 && speeds[1] <= 2500.0,
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn time_beside_the_steps_does_not_slow_them() {
+        let seconds = Duration::from_secs_f64;
+        let speeds = [(5, 0.0), (5, 1.5), (5, 2.0), (0, 0.0)]
+            .map(|(steps, rested)| speed(steps, seconds(2.0), seconds(rested)));
+        assert_eq!(speeds.to_vec(), [2.5, 10.0, 0.0, 0.0]);
+    }
+}
