@@ -91,11 +91,6 @@ impl Builder {
         StepScalar(u32::try_from(index).expect("a program has few step scalars"))
     }
 
-    /// Names a value that can be read after a replay.
-    pub fn output(&mut self, name: impl Into<String>, value: Value) {
-        self.outputs.push((name.into(), value));
-    }
-
     /// Lets the ranks of a run agree on values, as gradients are agreed on: whoever reads one reads the mean over all ranks, which
     /// replay the same program. On a GPU that is done on a stream of its own, as soon as they are made; the CPU executor takes no
     /// such program.

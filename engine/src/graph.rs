@@ -32,6 +32,20 @@ pub(crate) struct Node<P> {
     pub(crate) part: &'static str,
 }
 
+impl<P> Node<P> {
+    /// The same node, computing by something else.
+    pub(crate) fn by<Q>(&self, op: Q) -> Node<Q> {
+        Node {
+            op,
+            inputs: self.inputs.clone(),
+            into: self.into.clone(),
+            outputs: self.outputs.clone(),
+            eager: self.eager,
+            part: self.part,
+        }
+    }
+}
+
 /// A program under construction, of nodes that compute by a `P`.
 #[derive(Debug)]
 pub struct Graph<P> {
@@ -92,6 +106,11 @@ impl<P> Graph<P> {
     /// Type of a value.
     pub fn ty(&self, value: Value) -> &Type {
         &self.types[value.index()]
+    }
+
+    /// Names a value that can be read after a replay.
+    pub fn output(&mut self, name: impl Into<String>, value: Value) {
+        self.outputs.push((name.into(), value));
     }
 
     /// The same values, made by other nodes: what each output is made by follows from them.

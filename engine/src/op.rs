@@ -98,12 +98,6 @@ pub trait Op: Any + Debug + Send + Sync {
     /// Says what computes it on a CUDA device.
     fn cuda(&self, to: &mut Lowering<'_>);
 
-    /// The same of a sum of two values, which come in the place of its first operand; the sum comes before its results. For
-    /// norms, which follow additions.
-    fn cuda_of_sum(&self, _to: &mut Lowering<'_>) {
-        unreachable!("{} has no kernel of a sum", self.name());
-    }
-
     /// What its kernels take for its operands, and give for its results; the last of each stands for all that follow.
     fn formats(&self) -> [&'static [Format]; 2] {
         [&[Format::Full], &[Format::Full]]
@@ -122,6 +116,53 @@ pub trait Op: Any + Debug + Send + Sync {
     /// What one run computes that costs many of those.
     fn dear(&self, _inputs: &[&Type]) -> Dear {
         Dear::default()
+    }
+}
+
+/// What a node of a program computes by, as those see it who order, place and round.
+pub(crate) trait Computes: Debug {
+    /// As [`Op::name`].
+    fn name(&self) -> &'static str;
+
+    /// As [`Op::writes`].
+    fn writes(&self, inputs: usize) -> Range<usize>;
+
+    /// As [`Op::is_constant`].
+    fn is_constant(&self) -> bool;
+
+    /// As [`Op::formats`].
+    fn formats(&self) -> [&'static [Format]; 2];
+
+    /// As [`Op::flops`].
+    fn flops(&self, inputs: &[&Type]) -> u64;
+
+    /// As [`Op::dear`].
+    fn dear(&self, inputs: &[&Type]) -> Dear;
+}
+
+impl Computes for Arc<dyn Op> {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn writes(&self, inputs: usize) -> Range<usize> {
+        (**self).writes(inputs)
+    }
+
+    fn is_constant(&self) -> bool {
+        (**self).is_constant()
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        (**self).formats()
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        (**self).flops(inputs)
+    }
+
+    fn dear(&self, inputs: &[&Type]) -> Dear {
+        (**self).dear(inputs)
     }
 }
 

@@ -8,8 +8,8 @@
 
 mod packing;
 
-use crate::graph::Home;
-use crate::op::{Builder, Node};
+use crate::graph::{Graph, Home, Node};
+use crate::op::{Builder, Computes};
 use crate::schedule;
 use crate::store::Slot;
 use crate::value::{ALIGN, Type, Value};
@@ -60,7 +60,10 @@ impl Plan {
     }
 
     /// Orders and places a program whose ops need the bytes of scratch that `scratch_bytes` says.
-    pub(crate) fn with_scratch(builder: &Builder, scratch_bytes: impl Fn(&Node) -> usize) -> Self {
+    pub(crate) fn with_scratch<P: Computes>(
+        builder: &Graph<P>,
+        scratch_bytes: impl Fn(&Node<P>) -> usize,
+    ) -> Self {
         let order = schedule::order(builder);
         let end = order.len();
         let uses = last_uses(builder, &order);
@@ -193,7 +196,7 @@ fn live_bytes(blocks: &[Block], ops: usize) -> usize {
 }
 
 /// Position of the last op that reads each value; outputs of the program are read at the end.
-fn last_uses(builder: &Builder, order: &[usize]) -> Vec<Option<usize>> {
+fn last_uses<P>(builder: &Graph<P>, order: &[usize]) -> Vec<Option<usize>> {
     let mut uses = vec![None; builder.types.len()];
     for (position, &index) in order.iter().enumerate() {
         let node = &builder.nodes[index];

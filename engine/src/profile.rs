@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::op::{Builder, Dear, Node};
+use crate::graph::{Graph, Node};
+use crate::op::{Computes, Dear};
 use crate::value::Type;
 
 /// Time and work of one op, summed over the replays since profiling was switched on.
@@ -26,7 +27,7 @@ pub struct OpProfile {
 
 impl OpProfile {
     /// The work of an op, which has taken no time yet.
-    pub(crate) fn of(builder: &Builder, node: &Node) -> Self {
+    pub(crate) fn of<P: Computes>(builder: &Graph<P>, node: &Node<P>) -> Self {
         let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
         let outputs = node.outputs.iter().map(|&output| builder.ty(output));
         // What is written in its place was read before.

@@ -1,7 +1,7 @@
 //! Which operands of a program are rounded where its products are.
 
-use crate::graph::Home;
-use crate::op::{Builder, Node};
+use crate::graph::{Graph, Home, Node};
+use crate::op::Computes;
 use crate::precision::{Format, Precision};
 use crate::value::Value;
 
@@ -11,14 +11,14 @@ pub(crate) fn at(formats: &[Format], index: usize) -> Format {
 }
 
 /// Operands of a node, with what its kernel takes for them.
-pub(crate) fn operands(node: &Node) -> impl Iterator<Item = (Value, Format)> {
+pub(crate) fn operands<P: Computes>(node: &Node<P>) -> impl Iterator<Item = (Value, Format)> {
     let [taken, _] = node.op.formats();
     let inputs = node.inputs.iter().enumerate();
     inputs.map(|(index, &value)| (value, at(taken, index)))
 }
 
 /// Of each value whether it depends on what the host writes.
-pub(crate) fn of_batch(from: &Builder) -> Vec<bool> {
+pub(crate) fn of_batch<P>(from: &Graph<P>) -> Vec<bool> {
     let mut depends: Vec<bool> = from.homes.iter().map(|home| *home == Home::Input).collect();
     for node in &from.nodes {
         let mut read = node.inputs.iter().chain(node.into.iter().flatten());
@@ -32,9 +32,9 @@ pub(crate) fn of_batch(from: &Builder) -> Vec<bool> {
 }
 
 /// Of each node what its products round their factors to where everything is stored in f32.
-pub(crate) fn precision_of_products(from: &Builder) -> Vec<Precision> {
+pub(crate) fn precision_of_products<P: Computes>(from: &Graph<P>) -> Vec<Precision> {
     let depends = of_batch(from);
-    let of = |node: &Node| {
+    let of = |node: &Node<P>| {
         let mut factors = operands(node).filter(|&(_, format)| format == Format::Factor);
         let rounds = factors.any(|(value, _)| depends[value.index()]);
         if rounds {

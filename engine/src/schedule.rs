@@ -6,12 +6,12 @@
 //! scalar is computed as soon as its operands are there, and so is an adversary's next source, which takes the place of
 //! the last one and its gradient. Ops that nothing needs are left out; ops that change the store run last.
 
-use crate::graph::Home;
-use crate::op::Builder;
+use crate::graph::{Graph, Home};
+use crate::op::Computes;
 use crate::value::Value;
 
 /// Indices of the nodes to run, in order.
-pub(crate) fn order(builder: &Builder) -> Vec<usize> {
+pub(crate) fn order<P: Computes>(builder: &Graph<P>) -> Vec<usize> {
     let changes = |node: usize| {
         let node = &builder.nodes[node];
         !node.op.writes(node.inputs.len()).is_empty()
@@ -39,7 +39,7 @@ pub(crate) fn order(builder: &Builder) -> Vec<usize> {
     order
 }
 
-fn needed(builder: &Builder, changes: &dyn Fn(usize) -> bool) -> Vec<bool> {
+fn needed<P>(builder: &Graph<P>, changes: &dyn Fn(usize) -> bool) -> Vec<bool> {
     let mut needed: Vec<bool> = (0..builder.nodes.len()).map(changes).collect();
     let require = |value: Value, needed: &mut Vec<bool>| {
         if let Home::Node(node) = builder.homes[value.index()] {
@@ -61,7 +61,7 @@ fn needed(builder: &Builder, changes: &dyn Fn(usize) -> bool) -> Vec<bool> {
 }
 
 /// Whether an op runs as soon as it can: what it makes is no larger than what it sets free.
-fn is_prompt(builder: &Builder, node: usize) -> bool {
+fn is_prompt<P: Computes>(builder: &Graph<P>, node: usize) -> bool {
     let node = &builder.nodes[node];
     let scalar = |&value: &Value| builder.ty(value).len() == 1;
     let replaces = node.op.is_constant() && !node.inputs.is_empty();
@@ -69,8 +69,8 @@ fn is_prompt(builder: &Builder, node: usize) -> bool {
 }
 
 /// The order so far.
-struct Run<'a> {
-    builder: &'a Builder,
+struct Run<'a, P> {
+    builder: &'a Graph<P>,
     order: Vec<usize>,
     placed: Vec<bool>,
     /// Prompt ops by each of the ops they need.
@@ -83,8 +83,8 @@ struct Run<'a> {
     seen: usize,
 }
 
-impl<'a> Run<'a> {
-    fn new(builder: &'a Builder, runs: &dyn Fn(usize) -> bool) -> Self {
+impl<'a, P: Computes> Run<'a, P> {
+    fn new(builder: &'a Graph<P>, runs: &dyn Fn(usize) -> bool) -> Self {
         let nodes = builder.nodes.len();
         let mut run = Self {
             builder,
@@ -146,7 +146,7 @@ impl<'a> Run<'a> {
 }
 
 /// The ops that make what an op reads, once for each use.
-fn operands(builder: &Builder, node: usize) -> impl Iterator<Item = usize> {
+fn operands<P>(builder: &Graph<P>, node: usize) -> impl Iterator<Item = usize> {
     let node = &builder.nodes[node];
     let values = node.inputs.iter().chain(node.into.iter().flatten());
     values.filter_map(|value| match builder.homes[value.index()] {

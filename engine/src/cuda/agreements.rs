@@ -11,8 +11,8 @@
 
 use std::collections::BTreeMap;
 
+use super::device_op::DeviceGraph;
 use super::placed::{Placed, PlacedOp};
-use crate::op::Builder;
 use crate::plan::Plan;
 use crate::value::Value;
 
@@ -38,7 +38,7 @@ struct Idle {
 
 /// The buckets of a program whose ops were laid out, of so many bytes or a little more, in the order in which they are made.
 pub(crate) fn buckets(
-    builder: &Builder,
+    builder: &DeviceGraph,
     (plan, ops): (&Plan, &[PlacedOp]),
     placed: impl Fn(Value) -> Option<Placed>,
     bytes: usize,
@@ -85,12 +85,14 @@ pub(crate) fn buckets(
 mod tests {
     use super::*;
     use crate::cuda::Executor;
+    use crate::cuda::device_op::on_device;
     use crate::cuda::driver::Stream;
     use crate::cuda::emulated::{Call, Ignored, Order, is_there};
     use crate::cuda::program::{Program, value};
     use crate::cuda::replays::emulated;
     use crate::cuda::tests::same_bits;
     use crate::cuda::{Arena, tests};
+    use crate::op::Builder;
     use crate::ops::oracle::random;
     use crate::store::Store;
     use crate::value::Type;
@@ -128,6 +130,7 @@ mod tests {
 
     /// The same program, with buckets of another size.
     fn with_buckets(b: &Builder, bytes: usize) -> Program {
+        let b = &on_device(b);
         let program = Program::laid_out(b);
         let at = |v: Value| program.plan.places[v.index()].map(|place| value(place, b.ty(v)));
         let buckets = buckets(b, (&program.plan, &program.ops), at, bytes);
@@ -147,9 +150,13 @@ mod tests {
         assert!(buckets.iter().all(|bucket| bucket.read == norms));
         assert!(buckets[0].made + 2 < norms);
         // All of them fit into one of the usual size.
-        let usual = Program::laid_out(&b).buckets;
+        let usual = Program::laid_out(&on_device(&b)).buckets;
         assert_eq!((usual.len(), usual[0].values.len()), (1, 6));
-        assert!(Program::laid_out(&chain(6, false).0).buckets.is_empty());
+        assert!(
+            Program::laid_out(&on_device(&chain(6, false).0))
+                .buckets
+                .is_empty()
+        );
     }
 
     #[test]

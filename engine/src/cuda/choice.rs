@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::Fault;
 use super::choices::Choice;
 use super::device::Device;
+use super::device_op::{DeviceGraph, DeviceNode};
 use super::kernel::PRELUDE;
 use super::placed::{PlacedProduct, Step, Way};
 use super::product_kernel;
@@ -26,7 +27,7 @@ use super::sites::{Found, SitePart, part};
 use super::trial::{Trial, alone_in_arena};
 use crate::cuda::site::KERNELS;
 use crate::graph::Home;
-use crate::op::{Builder, Node};
+use crate::op::Computes;
 use crate::value::Value;
 
 /// What the kernels of a site, and those in their place, are made of.
@@ -41,7 +42,11 @@ fn sources_of_products() -> String {
 
 impl Device {
     /// Whether a site of a program is to be one op: where that takes less time, as measured once.
-    pub(super) fn chooses(self: &Arc<Self>, from: &Builder, site: &Found) -> Result<bool, Fault> {
+    pub(super) fn chooses(
+        self: &Arc<Self>,
+        from: &DeviceGraph,
+        site: &Found,
+    ) -> Result<bool, Fault> {
         if !self.driver.keeps_time() {
             return Ok(false);
         }
@@ -73,7 +78,7 @@ impl Device {
 }
 
 /// What the times of a site depend on.
-fn kind_of_site(from: &Builder, site: &Found, device: &str) -> String {
+fn kind_of_site(from: &DeviceGraph, site: &Found, device: &str) -> String {
     let mut kind = format!("{device}\n{:032x}", xxh3_128(sources_of_sites().as_bytes()));
     for &index in &site.products {
         let node = &from.nodes[index];
@@ -84,7 +89,7 @@ fn kind_of_site(from: &Builder, site: &Found, device: &str) -> String {
             .collect();
         let adds: Vec<bool> = node.into.iter().map(Option::is_some).collect();
         let inputs: Vec<_> = node.inputs.iter().map(|&value| from.ty(value)).collect();
-        let settings = match part(&*node.op, &inputs) {
+        let settings = match part(&node.op, &inputs) {
             Some(SitePart::Masked(mask) | SitePart::MaskedGrad(mask, _)) => mask.kind(),
             _ => format!("{:?}", node.op),
         };
@@ -102,7 +107,11 @@ fn kind_of_site(from: &Builder, site: &Found, device: &str) -> String {
 }
 
 /// Whether a site takes less time as one op. Where there is no room to find out it stays products, and that was not measured.
-fn of_site(device: &Arc<Device>, from: &Builder, site: &Found) -> Result<(Choice, bool), Fault> {
+fn of_site(
+    device: &Arc<Device>,
+    from: &DeviceGraph,
+    site: &Found,
+) -> Result<(Choice, bool), Fault> {
     let mut fused = site.fused.clone();
     fused.sort_by_key(|(place, _)| *place);
     let fused = fused.into_iter().map(|(_, node)| node).collect();
@@ -168,7 +177,7 @@ fn kind_of_product(placed: &PlacedProduct, device: &str) -> String {
 }
 
 /// Nodes of a program that read what they do not make as inputs.
-fn alone(from: &Builder, nodes: Vec<Node>) -> Builder {
+fn alone(from: &DeviceGraph, nodes: Vec<DeviceNode>) -> DeviceGraph {
     let of_nodes = |value: &Value| nodes.iter().any(|node| node.outputs.contains(value));
     let read = nodes
         .iter()

@@ -11,11 +11,13 @@ use std::time::Duration;
 
 use super::Fault;
 use super::device::{Device, Event, Graph, Memory};
+use super::device_op::DeviceGraph;
 use super::driver::{Argument, Module, Stream};
 use super::inputs::{self, Inputs};
 use super::placed::{self, FIXED_PARAMETERS, Placed};
 use super::program::Program;
 use super::put::put;
+use super::sites::Found;
 use crate::op::Builder;
 use crate::plan::Plan;
 use crate::profile::OpProfile;
@@ -131,8 +133,22 @@ impl Executor {
     /// Plans a program, which runs when it is given an [`Arena`]; until then no device is needed. Where there is one, what may be
     /// computed in two ways is measured on it.
     pub fn planned(builder: &Builder, device: Option<&Arc<Device>>) -> Self {
+        Self::chosen(device, |chosen| Program::new(builder, chosen))
+    }
+
+    /// Of a program as it is stored.
+    #[cfg(test)]
+    pub(crate) fn stored(program: &DeviceGraph, device: &Arc<Device>) -> Self {
+        Self::chosen(Some(device), |chosen| Program::of(program, chosen))
+    }
+
+    /// Of a program that is made by what is chosen on a device, if there is one.
+    fn chosen(
+        device: Option<&Arc<Device>>,
+        make: impl FnOnce(&mut dyn FnMut(&DeviceGraph, &Found) -> bool) -> Program,
+    ) -> Self {
         let mut refused = None;
-        let mut program = Program::new(builder, |from, site| {
+        let mut program = make(&mut |from, site| {
             let chosen = device.map_or(Ok(false), |device| device.chooses(from, site));
             chosen.unwrap_or_else(|fault| {
                 refused.get_or_insert(fault);

@@ -1,45 +1,31 @@
 //! Additions that a norm follows, as one launch: the sum is written, and not read again.
 //!
 //! A residual stream is read by a norm as soon as it has been added to. [`fused`] puts an op that gives both in the place of the
-//! addition; the norm itself says what computes it ([`Op::cuda_of_sum`]).
+//! addition; the norm itself says what computes it ([`LayerNorm::cuda_of_sum`]).
 
-use std::any::Any;
-use std::sync::Arc;
-
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
+use super::device_op::{DeviceGraph, DeviceNode, DeviceOp, Rewritten};
+use super::lowering::Lowering;
 use crate::graph::Home;
-use crate::op::{BuildError, Builder, Gradients, Node, NodeView, Op, Result};
+use crate::op::Computes;
 use crate::ops::{Add, LayerNorm, RmsNorm};
 use crate::schedule;
 use crate::value::{Type, Value};
 
-/// An op of the sum of two values: they come in the place of its first operand, and their sum before its results.
-#[derive(Debug, Clone)]
-struct OfSum(Arc<dyn Op>);
+/// A norm of the sum of two values: they come in the place of its first operand, and their sum before its results.
+#[derive(Debug)]
+struct OfSum(DeviceOp);
 
-impl Op for OfSum {
+impl Rewritten for OfSum {
     fn name(&self) -> &'static str {
         "of_sum"
     }
 
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        let mut types = vec![inputs[0].clone()];
-        types.extend(self.0.outputs(&inputs[1..])?);
-        Ok(types)
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        let reason = "comes into a program after its gradients";
-        Err(BuildError::new(self.name(), reason))
-    }
-
-    fn run(&self, _frame: &mut Frame<'_>) {
-        unreachable!("the CPU adds, and then does what follows");
-    }
-
     fn cuda(&self, to: &mut Lowering<'_>) {
-        self.0.cuda_of_sum(to);
+        match (self.0.get::<LayerNorm>(), self.0.get::<RmsNorm>()) {
+            (Some(norm), _) => norm.cuda_of_sum(to),
+            (None, Some(norm)) => norm.cuda_of_sum(to),
+            (None, None) => unreachable!("{:?} is no norm", self.0),
+        }
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
@@ -48,7 +34,7 @@ impl Op for OfSum {
 }
 
 /// The program with every addition of two values, and the first norm of their sum, as one op; values keep their numbers.
-pub(super) fn fused(from: &Builder) -> Builder {
+pub(super) fn fused(from: &DeviceGraph) -> DeviceGraph {
     let mut runs = vec![false; from.nodes.len()];
     for node in schedule::order(from) {
         runs[node] = true;
@@ -57,7 +43,7 @@ pub(super) fn fused(from: &Builder) -> Builder {
     let mut norm_of: Vec<Option<usize>> = vec![None; from.nodes.len()];
     let mut taken = vec![false; from.nodes.len()];
     for (index, node) in from.nodes.iter().enumerate() {
-        if !runs[index] || !(is::<LayerNorm>(node) || is::<RmsNorm>(node)) {
+        if !runs[index] || !(node.op.is::<LayerNorm>() || node.op.is::<RmsNorm>()) {
             continue;
         }
         let Home::Node(sum) = from.homes[node.inputs[0].index()] else {
@@ -84,17 +70,11 @@ pub(super) fn fused(from: &Builder) -> Builder {
     from.with_nodes(nodes.collect())
 }
 
-/// Whether a node's op is of a type.
-fn is<O: Op>(node: &Node) -> bool {
-    let op: &dyn Any = &*node.op;
-    op.is::<O>()
-}
-
 /// Of two values of one shape, and of nothing that is there already.
-fn is_sum_of_two(from: &Builder, node: &Node) -> bool {
+fn is_sum_of_two(from: &DeviceGraph, node: &DeviceNode) -> bool {
     let added = node.into.iter().any(Option::is_some);
     let dims = |value: &Value| &from.ty(*value).dims;
-    is::<Add>(node)
+    node.op.is::<Add>()
         && !added
         && node.inputs.len() == 2
         && node
@@ -103,9 +83,9 @@ fn is_sum_of_two(from: &Builder, node: &Node) -> bool {
             .all(|input| dims(input) == dims(&node.outputs[0]))
 }
 
-fn both(sum: &Node, norm: &Node) -> Node {
-    Node {
-        op: Arc::new(OfSum(Arc::clone(&norm.op))),
+fn both(sum: &DeviceNode, norm: &DeviceNode) -> DeviceNode {
+    DeviceNode {
+        op: DeviceOp::rewritten(OfSum(norm.op.clone())),
         inputs: [&sum.inputs[..], &norm.inputs[1..]].concat(),
         outputs: [&sum.outputs[..], &norm.outputs[..]].concat(),
         ..sum.clone()
@@ -114,10 +94,15 @@ fn both(sum: &Node, norm: &Node) -> Node {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::cuda::exhibition::{EVEN, Exhibition};
+    use std::sync::Arc;
 
-    fn names(b: &Builder) -> Vec<&'static str> {
+    use super::*;
+    use crate::cuda::device_op::on_device;
+    use crate::cuda::exhibition::{EVEN, Exhibition};
+    use crate::graph::Graph;
+    use crate::op::{Builder, Op};
+
+    fn names<P: Computes>(b: &Graph<P>) -> Vec<&'static str> {
         b.nodes.iter().map(|node| node.op.name()).collect()
     }
 
@@ -141,11 +126,8 @@ mod tests {
             let normal = b.rms_norm(sum, weight, 1e-5).unwrap();
             b.output(name, normal);
         }
-        let fused = fused(&b);
+        let fused = fused(&on_device(&b));
         assert_eq!(names(&fused), ["of_sum", "rms_norm"]);
-        let types: Vec<&Type> = fused.nodes[0].inputs.iter().map(|&v| b.ty(v)).collect();
-        let expected = fused.nodes[0].outputs.iter().map(|&v| b.ty(v).clone());
-        assert_eq!(fused.nodes[0].op.outputs(&types), Ok(expected.collect()));
         assert_eq!(fused.homes[sum.index()], Home::Node(0));
     }
 
@@ -162,12 +144,12 @@ mod tests {
         let total = b.node(op, &[x], vec![Some(y)]).unwrap()[0];
         let normal = b.rms_norm(total, w, 1e-6).unwrap();
         b.output("in place", normal);
-        assert_eq!(names(&fused(&b)), names(&b));
+        assert_eq!(names(&fused(&on_device(&b))), names(&b));
     }
 
     #[test]
     fn both_norms_are_exhibited() {
-        let b = fused(&Exhibition::new(EVEN, false).b);
+        let b = fused(&on_device(&Exhibition::new(EVEN, false).b));
         let fused = b.nodes.iter().filter(|node| node.op.name() == "of_sum");
         let norms: Vec<String> = fused.map(|node| format!("{:?}", node.op)).collect();
         for norm in ["LayerNorm", "RmsNorm"] {

@@ -66,6 +66,7 @@ pub(crate) mod compiler;
 mod compiling;
 mod cublaslt;
 mod device;
+pub(crate) mod device_op;
 mod driver;
 #[cfg(any(test, feature = "emulated"))]
 pub(crate) mod emulated;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Fault;
 use super::agreements::{BUCKET, Bucket, buckets};
+use super::device_op::{DeviceGraph, DeviceNode, on_device};
 use super::fusion::fused;
 use super::kernel::{Kernel, Writer};
 use super::lowering::{Command, Lowering};
@@ -12,7 +13,7 @@ use super::operand::{At, Operand};
 use super::placed::{FIXED_PARAMETERS, Memory, Placed, PlacedOp, PlacedProduct, Step, Way};
 use super::sites::{self, Found};
 use crate::cuda::casts::stored;
-use crate::op::{Builder, Node};
+use crate::op::Builder;
 use crate::plan::{Place, Plan};
 use crate::precision::Precision;
 use crate::profile::OpProfile;
@@ -42,27 +43,30 @@ struct Lowered {
 
 impl Program {
     /// Lowers, orders and places a program, with the sites as one op each that `chosen` says.
-    pub(crate) fn new(builder: &Builder, chosen: impl FnMut(&Builder, &Found) -> bool) -> Self {
+    pub(crate) fn new(builder: &Builder, chosen: impl FnMut(&DeviceGraph, &Found) -> bool) -> Self {
         match builder.precision {
-            Precision::F32 | Precision::Tf32 => Self::of(builder, chosen),
+            Precision::F32 | Precision::Tf32 => Self::of(&on_device(builder), chosen),
             Precision::Bf16 => Self::of(&stored(builder), chosen),
         }
     }
 
     /// A program as it is stored.
-    pub(crate) fn of(builder: &Builder, mut chosen: impl FnMut(&Builder, &Found) -> bool) -> Self {
+    pub(crate) fn of(
+        builder: &DeviceGraph,
+        mut chosen: impl FnMut(&DeviceGraph, &Found) -> bool,
+    ) -> Self {
         let with_sums = fused(builder);
         let chosen = |site: &Found| chosen(&with_sums, site);
         Self::laid_out(&sites::fused(&with_sums, chosen))
     }
 
     /// A program as it is, op by op.
-    pub(crate) fn laid_out(builder: &Builder) -> Self {
-        let mut lowered: BTreeMap<*const Node, Lowered> = BTreeMap::new();
+    pub(crate) fn laid_out(builder: &DeviceGraph) -> Self {
+        let mut lowered: BTreeMap<*const DeviceNode, Lowered> = BTreeMap::new();
         for node in &builder.nodes {
             lowered.insert(std::ptr::from_ref(node), lower(builder, node));
         }
-        let of = |node: &Node| &lowered[&std::ptr::from_ref(node)];
+        let of = |node: &DeviceNode| &lowered[&std::ptr::from_ref(node)];
         let plan = Plan::with_scratch(builder, |node| of(node).scratch);
         let rounded = precision_of_products(builder);
         let mut writer = Writer::default();
@@ -213,7 +217,7 @@ pub(crate) fn value(place: Place, ty: &Type) -> Placed {
     }
 }
 
-fn lower(builder: &Builder, node: &Node) -> Lowered {
+fn lower(builder: &DeviceGraph, node: &DeviceNode) -> Lowered {
     let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
     let outputs = node
         .outputs

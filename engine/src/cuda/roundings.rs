@@ -26,11 +26,12 @@ use std::sync::Arc;
 
 use half::bf16;
 
+use super::device_op::{DeviceGraph, DeviceNode, DeviceOp};
 use super::sites::{self, Found};
 use crate::cpu::{Arena, Executor, Pool};
 use crate::cuda::casts::cast;
 use crate::graph::Home;
-use crate::op::{Builder, Node};
+use crate::op::{Builder, Computes};
 use crate::schedule;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
@@ -54,15 +55,15 @@ pub(super) type Known = BTreeMap<Value, Vec<f32>>;
 
 /// A program as it is stored, and as it is run.
 pub(super) struct Held {
-    stored: Builder,
+    stored: DeviceGraph,
     /// Its sites, where each is one op.
     sites: Vec<Found>,
-    pub(super) run: Builder,
+    pub(super) run: DeviceGraph,
 }
 
 impl Held {
     /// A stored program; whether its sites are one op each.
-    pub(super) fn new(stored: Builder, one: bool) -> Self {
+    pub(super) fn new(stored: DeviceGraph, one: bool) -> Self {
         let sites = if one {
             sites::sites(&stored)
         } else {
@@ -76,8 +77,8 @@ impl Held {
     }
 
     /// The products in whose place a node of a site is.
-    fn products(&self, node: &Node) -> impl Iterator<Item = &Node> {
-        let is_it = |(_, one): &(usize, Node)| one.outputs == node.outputs;
+    fn products(&self, node: &DeviceNode) -> impl Iterator<Item = &DeviceNode> {
+        let is_it = |(_, one): &(usize, DeviceNode)| one.outputs == node.outputs;
         let mut sites = self.sites.iter();
         let site = sites.find(|site| site.fused.iter().any(is_it));
         let products = &site.expect("a site of this program").products;
@@ -86,7 +87,7 @@ impl Held {
 }
 
 /// The program with every value that it makes among its outputs, in f32, behind those that it has; and the values.
-pub(super) fn watched(stored: &Builder) -> (Builder, Vec<Value>) {
+pub(super) fn watched(stored: &DeviceGraph) -> (DeviceGraph, Vec<Value>) {
     let mut to = stored.with_nodes(stored.nodes.clone());
     let nodes = schedule::order(stored);
     let nodes = nodes.iter().map(|&node| &stored.nodes[node]);
@@ -151,7 +152,7 @@ fn rounded(values: &[f32]) -> Vec<f32> {
 type Routes = BTreeMap<Value, Value>;
 
 /// A device has every routed row in its place and zeros elsewhere; the CPU has them first, and whatever behind them.
-fn routes(stored: &Builder) -> Routes {
+fn routes(stored: &DeviceGraph) -> Routes {
     let mut routes = Routes::new();
     for node in &stored.nodes {
         let of = |settings: &str| format!("{:?}", node.op).contains(settings);
@@ -188,7 +189,7 @@ fn moved(values: &[f32], routes: &[f32], to_device: bool) -> Vec<f32> {
 
 fn check_one(
     held: &Held,
-    node: &Node,
+    node: &DeviceNode,
     (known, routes): (&Known, &Routes),
     parameters: &StepParameters,
 ) -> Result<(), String> {
@@ -221,7 +222,7 @@ fn check_one(
 
 /// The product with its divergence as a device has it: logits are stored in between, then their gradient in their place. Where they
 /// are close to the target's, these two roundings are far more than one of the result.
-fn head_divergence(stored: &Builder, node: &Node, known: &Known) -> Vec<Vec<f32>> {
+fn head_divergence(stored: &DeviceGraph, node: &DeviceNode, known: &Known) -> Vec<Vec<f32>> {
     let of = |settings: &str| format!("{:?}", node.op).contains(settings);
     let [target, target_lse, h, w] = [0, 1, 2, 3].map(|index| &*known[&node.inputs[index]]);
     let labels = of("labels: true").then(|| &*known[&node.inputs[4]]);
@@ -284,7 +285,7 @@ fn head_divergence(stored: &Builder, node: &Node, known: &Known) -> Vec<Vec<f32>
 /// The results of a site that is one op, from its products: all in f32, but for what is masked, which the last of them multiply.
 fn site(
     held: &Held,
-    node: &Node,
+    node: &DeviceNode,
     (known, routes): (&Known, &Routes),
     parameters: &StepParameters,
 ) -> Vec<Vec<f32>> {
@@ -295,10 +296,10 @@ fn site(
     let masked: Vec<Value> = masked
         .filter(|&value| stored.ty(value).dtype == DType::Bf16)
         .collect();
-    let (last, first): (Vec<&Node>, Vec<&Node>) = held
+    let (last, first): (Vec<&DeviceNode>, Vec<&DeviceNode>) = held
         .products(node)
         .partition(|product| product.inputs.iter().any(|input| masked.contains(input)));
-    let make = |nodes: &[&Node], wanted: Vec<Value>, known: &Known| -> Known {
+    let make = |nodes: &[&DeviceNode], wanted: Vec<Value>, known: &Known| -> Known {
         let made = repeated(stored, nodes, &wanted, (known, routes), parameters);
         wanted.into_iter().zip(made).collect()
     };
@@ -318,8 +319,8 @@ fn site(
 
 /// Values that nodes make on the CPU, from operands as the device had them.
 fn repeated(
-    stored: &Builder,
-    nodes: &[&Node],
+    stored: &DeviceGraph,
+    nodes: &[&DeviceNode],
     wanted: &[Value],
     (known, routes): (&Known, &Routes),
     parameters: &StepParameters,
@@ -344,7 +345,10 @@ fn repeated(
         let inputs: Vec<Value> = node.inputs.iter().map(|&value| operand(value)).collect();
         let into = node.into.iter().map(|into| into.map(&mut operand));
         let into: Vec<Option<Value>> = into.collect();
-        let outputs = b.node(Arc::clone(&node.op), &inputs, into);
+        let DeviceOp::Op(op) = &node.op else {
+            unreachable!("{:?} is not on the CPU", node.op);
+        };
+        let outputs = b.node(Arc::clone(op), &inputs, into);
         let outputs = outputs.expect("operands fit as they did");
         here.extend(node.outputs.iter().copied().zip(outputs));
     }

@@ -4,6 +4,7 @@
 //! also computes every site that it can as one op.
 
 use super::emulated::{Emulated, Order};
+use super::program::Program;
 use super::roundings::{Held, check, watched};
 use super::{Arena, Device, Executor, Result};
 use crate::cpu::{Found, Repeat};
@@ -45,16 +46,16 @@ impl Shadow {
     /// Of a program.
     pub(crate) fn new(builder: &Builder) -> Self {
         let (program, watched) = match settings() {
-            (Precision::F32, _) => (builder.with_nodes(builder.nodes.clone()), None),
+            (Precision::F32 | Precision::Tf32, _) => (Program::new(builder, |_, _| false), None),
             (Precision::Bf16, one) => {
                 let held = Held::new(stored(builder), one);
                 let (all, values) = watched(&held.run);
-                let program = held.run.with_nodes(held.run.nodes.clone());
-                (program, Some((held, Repeated::new(&all), values)))
+                let [program, all] = [&held.run, &all].map(|b| Program::of(b, |_, _| false));
+                (program, Some((held, Repeated::new(all), values)))
             }
         };
         Self {
-            program: Repeated::new(&program),
+            program: Repeated::new(program),
             watched,
             replays: 0,
         }
@@ -125,9 +126,9 @@ struct Repeated {
 }
 
 impl Repeated {
-    fn new(builder: &Builder) -> Self {
+    fn new(program: Program) -> Self {
         Self {
-            executor: Executor::planned(builder, None),
+            executor: Executor::of(program),
             is_attached: false,
         }
     }

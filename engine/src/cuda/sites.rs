@@ -9,13 +9,10 @@
 //! A site is one where nobody else reads what lies between: `x V` is there once for all passes that meet the same input, and stays
 //! where several do. All of a site, forward and back, is one choice: what is not written on the way there cannot be read on the way back.
 
-use std::any::Any;
-use std::sync::Arc;
-
+use crate::cuda::device_op::{DeviceGraph, DeviceNode, DeviceOp};
 use crate::cuda::site::{Site, SiteGrad, SiteSums};
 use crate::graph::Home;
 use crate::made::SiteInputs;
-use crate::op::{Builder, Node, Op};
 use crate::ops::masked::MaskedGrad;
 use crate::ops::routed_matmul::Kind;
 use crate::ops::{Masked, MatMul, RoutedMatMul, SiteOutput};
@@ -43,9 +40,8 @@ pub(super) enum SitePart {
 }
 
 /// What an op is of a site, if it may be a part of one.
-pub(super) fn part(op: &dyn Op, inputs: &[&Type]) -> Option<SitePart> {
-    let op: &dyn Any = op;
-    if let Some(op) = op.downcast_ref::<MatMul>() {
+pub(super) fn part(op: &DeviceOp, inputs: &[&Type]) -> Option<SitePart> {
+    if let Some(op) = op.get::<MatMul>() {
         let transposed = op.b_transposed;
         let rows = SitePart::Rows {
             transposed,
@@ -58,7 +54,7 @@ pub(super) fn part(op: &dyn Op, inputs: &[&Type]) -> Option<SitePart> {
         };
         return part.filter(|_| op.alpha.to_bits() == 1f32.to_bits());
     }
-    if let Some(op) = op.downcast_ref::<RoutedMatMul>() {
+    if let Some(op) = op.get::<RoutedMatMul>() {
         // Rows of one matrix are packed: rows of zeros on a device, which a mask makes of them too.
         return (op.first != op.second).then_some(match op.kind {
             Kind::Rows { transposed } => SitePart::Rows {
@@ -68,13 +64,13 @@ pub(super) fn part(op: &dyn Op, inputs: &[&Type]) -> Option<SitePart> {
             Kind::Sums => SitePart::Sums,
         });
     }
-    if let Some(op) = op.downcast_ref::<MaskedGrad>() {
+    if let Some(op) = op.get::<MaskedGrad>() {
         return op
             .each(inputs)
             .map(|wants| SitePart::MaskedGrad(op.of, wants));
     }
-    let masked = op.downcast_ref().copied().map(SitePart::Masked);
-    masked.or_else(|| op.downcast_ref().copied().map(SitePart::Output))
+    let masked = op.get().copied().map(SitePart::Masked);
+    masked.or_else(|| op.get().copied().map(SitePart::Output))
 }
 
 /// A site in a program: the nodes that compute it, in order, and those that may take their places.
@@ -83,12 +79,12 @@ pub(crate) struct Found {
     /// Of the program.
     pub(crate) products: Vec<usize>,
     /// Each in the place of one of them.
-    pub(crate) fused: Vec<(usize, Node)>,
+    pub(crate) fused: Vec<(usize, DeviceNode)>,
 }
 
 /// A program, and who reads what of it.
 struct Readers<'a> {
-    from: &'a Builder,
+    from: &'a DeviceGraph,
     /// Of each value the nodes that run and read it.
     of: Vec<Vec<usize>>,
     /// Whether a value is read after the end, or added to.
@@ -96,7 +92,7 @@ struct Readers<'a> {
 }
 
 impl<'a> Readers<'a> {
-    fn new(from: &'a Builder) -> Self {
+    fn new(from: &'a DeviceGraph) -> Self {
         let mut of = vec![Vec::new(); from.types.len()];
         let mut kept = vec![false; from.types.len()];
         let mut running = schedule::order(from);
@@ -118,7 +114,7 @@ impl<'a> Readers<'a> {
 
     fn part(&self, index: usize) -> Option<SitePart> {
         let node = &self.from.nodes[index];
-        part(&*node.op, &types(self.from, &node.inputs))
+        part(&node.op, &types(self.from, &node.inputs))
     }
 
     /// The node that makes a value of nothing that was there before.
@@ -137,12 +133,12 @@ impl<'a> Readers<'a> {
     }
 }
 
-fn types<'a>(from: &'a Builder, values: &[Value]) -> Vec<&'a Type> {
+fn types<'a>(from: &'a DeviceGraph, values: &[Value]) -> Vec<&'a Type> {
     values.iter().map(|&value| from.ty(value)).collect()
 }
 
 /// All sites of a program that there are kernels for.
-pub(crate) fn sites(from: &Builder) -> Vec<Found> {
+pub(crate) fn sites(from: &DeviceGraph) -> Vec<Found> {
     let readers = Readers::new(from);
     let running = readers.of.iter().flatten();
     let mut running: Vec<usize> = running.copied().collect();
@@ -153,8 +149,9 @@ pub(crate) fn sites(from: &Builder) -> Vec<Found> {
 }
 
 /// The program with the sites that `chosen` says as one op each; values keep their numbers.
-pub(crate) fn fused(from: &Builder, mut chosen: impl FnMut(&Found) -> bool) -> Builder {
-    let mut places: Vec<Vec<Node>> = from.nodes.iter().map(|node| vec![node.clone()]).collect();
+pub(crate) fn fused(from: &DeviceGraph, mut chosen: impl FnMut(&Found) -> bool) -> DeviceGraph {
+    let mut places: Vec<Vec<DeviceNode>> =
+        from.nodes.iter().map(|node| vec![node.clone()]).collect();
     for site in sites(from).into_iter().filter(|site| chosen(site)) {
         for index in site.products {
             places[index].clear();
@@ -196,10 +193,7 @@ fn site(readers: &Readers<'_>, masked: usize) -> Option<Found> {
             SitePart::Rows {
                 transposed: false,
                 routed: false,
-            } if inputs[0] == h
-                && (&*from.nodes[reader].op as &dyn Any).is::<MatMul>()
-                && forward.is_none() =>
-            {
+            } if inputs[0] == h && from.nodes[reader].op.is::<MatMul>() && forward.is_none() => {
                 forward = Some(reader);
             }
             SitePart::Output(_) if inputs[0] == h && forward.is_none() => forward = Some(reader),
@@ -236,7 +230,7 @@ fn product_of(
     readers: &Readers<'_>,
     product: usize,
     mask: &Masked,
-    masked: &Node,
+    masked: &DeviceNode,
 ) -> Option<(Value, Value)> {
     let node = &readers.from.nodes[product];
     let Some(SitePart::Rows {
@@ -257,10 +251,10 @@ fn product_of(
 }
 
 /// The op of the way there.
-fn there(from: &Builder, forward: &Forward) -> Option<Node> {
+fn there(from: &DeviceGraph, forward: &Forward) -> Option<DeviceNode> {
     let &Forward { mask, x, v, u, .. } = forward;
     let (masked, last) = (&from.nodes[forward.masked], &from.nodes[forward.output]);
-    let joined = match part(&*last.op, &types(from, &last.inputs))? {
+    let joined = match part(&last.op, &types(from, &last.inputs))? {
         SitePart::Output(output) => output.joined(&last.inputs),
         _ => SiteInputs {
             bias: last.inputs.get(2).copied(),
@@ -298,8 +292,8 @@ fn there(from: &Builder, forward: &Forward) -> Option<Node> {
     inputs.extend(joined.clean);
     inputs.extend(joined.bias);
     let fits = Site::fits(&types(from, &inputs));
-    fits.then(|| Node {
-        op: Arc::new(op),
+    fits.then(|| DeviceNode {
+        op: DeviceOp::rewritten(op),
         inputs,
         ..last.clone()
     })
@@ -323,9 +317,9 @@ fn back(
             .all(|&value| from.ty(value).dtype == DType::Bf16);
         let fits = bf16 && SiteSums::fits(&types(from, &inputs));
         fits.then(|| {
-            let op: Arc<dyn Op> = Arc::new(SiteSums { mask, back });
+            let op = DeviceOp::rewritten(SiteSums { mask, back });
             let node = from.nodes[place].clone();
-            (place, Node { op, inputs, ..node })
+            (place, DeviceNode { op, inputs, ..node })
         })
     };
     let mut g = None;
@@ -426,8 +420,8 @@ fn back(
     let node = from.nodes[last].clone();
     found.fused.push((
         last,
-        Node {
-            op: Arc::new(op),
+        DeviceNode {
+            op: DeviceOp::rewritten(op),
             inputs,
             outputs,
             into,

@@ -11,6 +11,7 @@ use super::program::Program;
 use super::{Arena, Device, Fault};
 use crate::cpu::{Executor, Pool};
 use crate::cuda;
+use crate::cuda::device_op::DeviceGraph;
 use crate::op::Builder;
 use crate::ops::oracle::{close, random};
 use crate::precision::Precision;
@@ -21,9 +22,27 @@ use crate::value::Type;
 /// What a program reads from the host: words by name.
 pub(crate) type Inputs<'a> = &'a [(&'a str, Vec<u32>)];
 
+/// A program, as it is written down or as a device stores it.
+pub(crate) trait Plan {
+    /// Planned for a device.
+    fn planned(&self, device: &Arc<Device>) -> cuda::Executor;
+}
+
+impl Plan for Builder {
+    fn planned(&self, device: &Arc<Device>) -> cuda::Executor {
+        cuda::Executor::planned(self, Some(device))
+    }
+}
+
+impl Plan for DeviceGraph {
+    fn planned(&self, device: &Arc<Device>) -> cuda::Executor {
+        cuda::Executor::stored(self, device)
+    }
+}
+
 /// An executor of a program on a device.
-pub(crate) fn on(device: &Arc<Device>, b: &Builder) -> cuda::Result<cuda::Executor> {
-    let mut executor = cuda::Executor::planned(b, Some(device));
+pub(crate) fn on(device: &Arc<Device>, b: &dyn Plan) -> cuda::Result<cuda::Executor> {
+    let mut executor = b.planned(device);
     executor.attach(Arena::new(device, executor.plan().arena_bytes())?)?;
     Ok(executor)
 }
@@ -101,7 +120,7 @@ pub(crate) type Found = (&'static str, Vec<(String, Vec<f32>)>);
 /// Outputs and tensors of the store after a replay: on the GPU that is asked for, or else on the emulated one. `None` where there
 /// is neither.
 pub(crate) fn replay(
-    b: &Builder,
+    b: &dyn Plan,
     store: &Store,
     inputs: Inputs<'_>,
     parameters: &StepParameters,
@@ -119,7 +138,7 @@ pub(crate) fn replay(
 /// The first replay and the graph of the second find the same bits, and the graph is not waited for.
 fn twice(
     device: &Arc<Device>,
-    b: &Builder,
+    b: &dyn Plan,
     store: &Store,
     inputs: Inputs<'_>,
     parameters: &StepParameters,
@@ -145,7 +164,7 @@ fn twice(
 
 /// Every order of threads gives the same bits.
 fn in_every_order(
-    b: &Builder,
+    b: &dyn Plan,
     store: &Store,
     inputs: Inputs<'_>,
     parameters: &StepParameters,

@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor, Var};
 
 use crate::cpu::{Executor, Pool};
 use crate::cuda::casts::rounded_wherever_possible;
-use crate::cuda::tests::replay;
+use crate::cuda::tests::{Plan, replay};
 use crate::op::{Builder, Result};
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
@@ -137,7 +137,7 @@ impl Oracle {
             if threads == 1 && self.on_device {
                 let outputs = 1 + gradients.len();
                 let rounded = rounded_wherever_possible(&b);
-                self.device = [&b, &rounded].map(|b| {
+                self.device = [&b as &dyn Plan, &rounded].map(|b| {
                     let numbers = StepParameters::default();
                     let (device, found) = replay(b, &store, &self.inputs(), &numbers)?;
                     let found = found.into_iter().take(outputs);

@@ -4,10 +4,8 @@
 //! It comes into a program when a device is to store it in bf16 ([`crate::Precision`]), after gradients have been made: its own is
 //! that of the value itself.
 
-use crate::cpu::Frame;
+use crate::cuda::device_op::Rewritten;
 use crate::cuda::lowering::{Lowering, Source};
-use crate::op::{BuildError, Gradients, NodeView, Op, Result};
-use crate::value::{DType, Type};
 
 const KERNELS: Source = Source {
     name: "cast",
@@ -18,29 +16,9 @@ const KERNELS: Source = Source {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cast;
 
-impl Op for Cast {
+impl Rewritten for Cast {
     fn name(&self) -> &'static str {
         "cast"
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        if inputs[0].dtype != DType::F32 {
-            let reason = format!("rounds f32, found {}", inputs[0]);
-            return Err(BuildError::new(self.name(), reason));
-        }
-        Ok(vec![Type {
-            dtype: DType::Bf16,
-            dims: inputs[0].dims.clone(),
-        }])
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        let reason = "comes into a program after its gradients";
-        Err(BuildError::new(self.name(), reason))
-    }
-
-    fn run(&self, _frame: &mut Frame<'_>) {
-        unreachable!("the CPU executor computes f32 programs");
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {

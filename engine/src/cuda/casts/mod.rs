@@ -28,8 +28,9 @@ use std::sync::Arc;
 
 use cast::Cast;
 
+use crate::cuda::device_op::{DeviceGraph, DeviceNode, DeviceOp};
 use crate::graph::Home;
-use crate::op::{Builder, Node};
+use crate::op::Builder;
 use crate::precision::Format::{AsResult, Either, Factor, Full};
 use crate::precision::{Format, Precision};
 use crate::rounding::{at, of_batch, operands};
@@ -80,7 +81,7 @@ fn exact(from: &Builder, depends: &[bool], read: impl Iterator<Item = Value>) ->
 }
 
 /// The program of a device that stores in bf16 what can be; values keep their numbers.
-pub(crate) fn stored(from: &Builder) -> Builder {
+pub(crate) fn stored(from: &Builder) -> DeviceGraph {
     let depends = of_batch(from);
     let outputs = from.outputs.iter().map(|&(_, output)| output);
     let exact = exact(from, &depends, outputs);
@@ -92,7 +93,7 @@ pub(crate) fn stored(from: &Builder) -> Builder {
 /// The program with everything in bf16 that a kernel takes or gives in it, for tests of kernels: leaves are rounded
 /// wherever that is so, and outputs are widened behind the end.
 #[cfg(test)]
-pub(crate) fn rounded_wherever_possible(from: &Builder) -> Builder {
+pub(crate) fn rounded_wherever_possible(from: &Builder) -> DeviceGraph {
     let exact = exact(from, &vec![true; from.types.len()], std::iter::empty());
     let mut to = rewrite(from, &exact, |_, format| matches!(format, Factor | Either));
     for index in 0..to.outputs.len() {
@@ -106,8 +107,8 @@ pub(crate) fn rounded_wherever_possible(from: &Builder) -> Builder {
 
 /// The program with what is not `exact` in bf16. A node that `rounds` any of its operands by their formats takes all of those in
 /// bf16.
-fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> bool) -> Builder {
-    let mut to = from.with_nodes(Vec::new());
+fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> bool) -> DeviceGraph {
+    let mut to: DeviceGraph = from.with_nodes(Vec::new());
     // What is to be rounded is, once.
     to.precision = Precision::F32;
     for (ty, _) in to.types.iter_mut().zip(exact).filter(|(_, exact)| !**exact) {
@@ -137,16 +138,16 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> boo
                 .or_insert_with(|| round(&mut to, value, node.part))
         });
         let inputs = inputs.collect();
-        to.append(Node {
+        to.append(DeviceNode {
             inputs,
-            ..node.clone()
+            ..node.by(DeviceOp::Op(Arc::clone(&node.op)))
         });
     }
     to
 }
 
 /// A value in bf16: where it lies already, or by a [`Cast`].
-fn round(to: &mut Builder, value: Value, part: &'static str) -> Value {
+fn round(to: &mut DeviceGraph, value: Value, part: &'static str) -> Value {
     match to.homes[value.index()] {
         Home::Persistent(slot) if to.frozen.contains(&slot) => {
             let ty = Type {
@@ -159,11 +160,11 @@ fn round(to: &mut Builder, value: Value, part: &'static str) -> Value {
     }
 }
 
-pub(crate) fn cast(to: &mut Builder, value: Value, dtype: DType, part: &'static str) -> Value {
+pub(crate) fn cast(to: &mut DeviceGraph, value: Value, dtype: DType, part: &'static str) -> Value {
     let dims = to.ty(value).dims.clone();
     let cast = to.value(Type { dtype, dims }, Home::Node(to.nodes.len()));
-    to.append(Node {
-        op: Arc::new(Cast),
+    to.append(DeviceNode {
+        op: DeviceOp::rewritten(Cast),
         inputs: vec![value],
         into: Vec::new(),
         outputs: vec![cast],

@@ -3,9 +3,12 @@ use std::collections::BTreeSet;
 use half::bf16;
 
 use super::*;
+use crate::cuda::device_op::on_device;
 use crate::cuda::exhibition::{EVEN, Exhibition, LARGE, RAGGED};
 use crate::cuda::program::Program;
 use crate::cuda::tests::{numbers, replay};
+use crate::graph;
+use crate::op::Computes;
 use crate::ops::oracle::random;
 use crate::ops::{AdamW, AdamWOperands, MatMul};
 use crate::rounding::precision_of_products;
@@ -26,6 +29,7 @@ fn a_device_rounds_as_the_host_does() {
     for len in [all.len(), all.len() - 1] {
         let mut b = Builder::new();
         let x = b.input("x", &Type::f32(&[len])).unwrap();
+        let mut b = on_device(&b);
         let rounded = cast(&mut b, x, DType::Bf16, "");
         let y = cast(&mut b, rounded, DType::F32, "");
         b.output("y", y);
@@ -43,8 +47,8 @@ fn a_device_rounds_as_the_host_does() {
 }
 
 /// Ops by name, of which some first result is stored in bf16.
-fn rounded(b: &Builder) -> BTreeSet<&'static str> {
-    let first = |node: &Node| node.outputs.first().map(|&output| b.ty(output).dtype);
+fn rounded(b: &DeviceGraph) -> BTreeSet<&'static str> {
+    let first = |node: &DeviceNode| node.outputs.first().map(|&output| b.ty(output).dtype);
     let nodes = b.nodes.iter();
     let nodes = nodes.filter(|node| first(node) == Some(DType::Bf16));
     nodes.map(|node| node.op.name()).collect()
@@ -168,7 +172,7 @@ fn site(freeze: bool) -> (Builder, Store) {
     (b, store)
 }
 
-fn count(b: &Builder, name: &str) -> usize {
+fn count(b: &DeviceGraph, name: &str) -> usize {
     b.nodes.iter().filter(|node| node.op.name() == name).count()
 }
 
@@ -191,9 +195,9 @@ fn what_is_made_of_weights_alone_is_f32() {
     let (from, _) = site(true);
     let b = stored(&from);
     // V U and its gradients by the delta; the other products are of the batch.
-    let full = |node: &&Node| b.ty(node.inputs[0]).dtype == DType::F32;
+    let full = |node: &&DeviceNode| b.ty(node.inputs[0]).dtype == DType::F32;
     let products = b.nodes.iter().filter(|node| node.op.name() == "matmul");
-    let (full, rounded): (Vec<&Node>, Vec<&Node>) = products.partition(full);
+    let (full, rounded): (Vec<&DeviceNode>, Vec<&DeviceNode>) = products.partition(full);
     assert_eq!((full.len(), rounded.len()), (3, 6));
     for node in full {
         assert_eq!(b.ty(node.inputs[1]).dtype, DType::F32);
@@ -212,7 +216,9 @@ fn a_processor_rounds_the_factors_that_a_device_does() {
     let exhibition = Exhibition::new(EVEN, false).b;
     for mut b in [site(false).0, site(true).0, exhibition] {
         b.precision = Precision::Bf16;
-        let is_product = |node: &&Node| node.op.formats()[0].contains(&Factor);
+        fn is_product<P: Computes>(node: &&graph::Node<P>) -> bool {
+            node.op.formats()[0].contains(&Factor)
+        }
         let of_device = stored(&b);
         let of_device = of_device.nodes.iter().filter(is_product).map(|node| {
             let factor = operands(node).find(|&(_, format)| format == Factor);

@@ -29,9 +29,9 @@
 mod cuda;
 mod tiling;
 
-use crate::cpu::Frame;
-use crate::cuda::Lowering;
-use crate::op::{BuildError, Dear, Gradients, NodeView, Op, Result};
+use crate::cuda::device_op::Rewritten;
+use crate::cuda::lowering::Lowering;
+use crate::op::Dear;
 use crate::ops::Masked;
 use crate::value::Type;
 
@@ -88,10 +88,6 @@ impl Sizes {
     }
 }
 
-fn no_gradient(op: &dyn Op) -> BuildError {
-    BuildError::new(op.name(), "comes into a program after its gradients")
-}
-
 fn with_columns(rows: &Type, columns: usize) -> Type {
     let mut dims = rows.dims.clone();
     *dims.last_mut().expect("rows of columns") = columns;
@@ -138,21 +134,9 @@ impl SiteSums {
     }
 }
 
-impl Op for Site {
+impl Rewritten for Site {
     fn name(&self) -> &'static str {
         "site"
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![with_columns(inputs[0], inputs[2].columns())])
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(no_gradient(self))
-    }
-
-    fn run(&self, _frame: &mut Frame<'_>) {
-        unreachable!("the CPU computes the ops that it stands for");
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
@@ -170,27 +154,9 @@ impl Op for Site {
     }
 }
 
-impl Op for SiteGrad {
+impl Rewritten for SiteGrad {
     fn name(&self) -> &'static str {
         "site_grad"
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        let sizes = Self::sizes(inputs);
-        let columns = [sizes.n, sizes.components, sizes.components];
-        let wanted = columns.into_iter().zip(self.wants);
-        let wanted = wanted.filter_map(|(columns, wanted)| wanted.then_some(columns));
-        Ok(wanted
-            .map(|columns| with_columns(inputs[0], columns))
-            .collect())
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(no_gradient(self))
-    }
-
-    fn run(&self, _frame: &mut Frame<'_>) {
-        unreachable!("the CPU computes the ops that it stands for");
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
@@ -209,27 +175,9 @@ impl Op for SiteGrad {
     }
 }
 
-impl Op for SiteSums {
+impl Rewritten for SiteSums {
     fn name(&self) -> &'static str {
         "site_sums"
-    }
-
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        let Sizes { components, n, .. } = Self::sizes(inputs);
-        let dims = if self.back {
-            [n, components]
-        } else {
-            [components, n]
-        };
-        Ok(vec![Type::f32(&dims)])
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(no_gradient(self))
-    }
-
-    fn run(&self, _frame: &mut Frame<'_>) {
-        unreachable!("the CPU computes the ops that it stands for");
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {

@@ -7,6 +7,7 @@ use spd_draws::{Purpose, Stream};
 use crate::cpu::{self, Pool};
 use crate::cuda::casts::{rounded_wherever_possible, stored};
 use crate::cuda::compiler::explained;
+use crate::cuda::device_op::DeviceGraph;
 use crate::cuda::emulated::{Emulated, Order, is_there};
 use crate::cuda::kernel::source;
 use crate::cuda::libraries::Library;
@@ -189,7 +190,7 @@ pub(crate) fn numbers() -> StepParameters {
 
 /// What a device makes of a program in bf16 with its sites as one op each, or not. The GPU that is asked for finds the same bits
 /// twice, and the emulated one in either order of threads.
-fn on_device(made: &Made, b: &Builder, one: bool) -> Vec<(String, Vec<f32>)> {
+fn on_device(made: &Made, b: &DeviceGraph, one: bool) -> Vec<(String, Vec<f32>)> {
     let emulated = Emulated::new(Order::new(true, true));
     let device = gpu().unwrap_or_else(|| Device::of(Arc::<Emulated>::clone(&emulated)));
     let mut executor = cuda::Executor::of(Program::of(b, |_, _| one));

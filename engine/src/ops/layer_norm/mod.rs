@@ -49,6 +49,13 @@ impl Builder {
     }
 }
 
+impl LayerNorm {
+    /// Says what computes it of a sum of two values on a device: they come in the place of its first operand, the sum before its results.
+    pub(crate) fn cuda_of_sum(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, true, to);
+    }
+}
+
 impl Op for LayerNorm {
     fn name(&self) -> &'static str {
         "layer_norm"
@@ -88,10 +95,6 @@ impl Op for LayerNorm {
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         cuda::value(self, false, to);
-    }
-
-    fn cuda_of_sum(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, true, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

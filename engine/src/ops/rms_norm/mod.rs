@@ -47,6 +47,13 @@ impl Builder {
     }
 }
 
+impl RmsNorm {
+    /// Says what computes it of a sum of two values on a device: they come in the place of its first operand, the sum before its results.
+    pub(crate) fn cuda_of_sum(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, true, to);
+    }
+}
+
 impl Op for RmsNorm {
     fn name(&self) -> &'static str {
         "rms_norm"
@@ -80,10 +87,6 @@ impl Op for RmsNorm {
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         cuda::value(self, false, to);
-    }
-
-    fn cuda_of_sum(&self, to: &mut Lowering<'_>) {
-        cuda::value(self, true, to);
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {

@@ -1,0 +1,134 @@
+//! Programs as a device computes them: of ops, and of what rewrites put in the place of ops.
+
+use std::any::Any;
+use std::fmt::{self, Debug};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::lowering::Lowering;
+use crate::graph::{self, Graph};
+use crate::op::{Builder, Computes, Dear, Op};
+use crate::precision::Format;
+use crate::value::Type;
+
+/// A program on a device.
+pub(crate) type DeviceGraph = Graph<DeviceOp>;
+
+/// What a node of it computes by, with its operands.
+pub(crate) type DeviceNode = graph::Node<DeviceOp>;
+
+/// What a node of a program on a device computes by.
+#[derive(Clone)]
+pub(crate) enum DeviceOp {
+    /// What the program was written down in.
+    Op(Arc<dyn Op>),
+    /// What is on a device alone.
+    Rewritten(Arc<dyn Rewritten>),
+}
+
+/// What a rewrite puts in the place of ops. It comes into a program after its gradients.
+pub(crate) trait Rewritten: Debug + Send + Sync {
+    /// Name in errors, profiles and traces.
+    fn name(&self) -> &'static str;
+
+    /// Says what computes it.
+    fn cuda(&self, to: &mut Lowering<'_>);
+
+    /// Multiplications and additions of one run, for rooflines.
+    fn flops(&self, _inputs: &[&Type]) -> u64 {
+        0
+    }
+
+    /// What one run computes that costs many of those.
+    fn dear(&self, _inputs: &[&Type]) -> Dear {
+        Dear::default()
+    }
+}
+
+impl DeviceOp {
+    /// What a rewrite makes.
+    pub(super) fn rewritten(op: impl Rewritten + 'static) -> Self {
+        Self::Rewritten(Arc::new(op))
+    }
+
+    /// The op, if it is one of this type.
+    pub(super) fn get<O: Op>(&self) -> Option<&O> {
+        match self {
+            Self::Op(op) => {
+                let op: &dyn Any = &**op;
+                op.downcast_ref()
+            }
+            Self::Rewritten(_) => None,
+        }
+    }
+
+    /// Whether it is an op of this type.
+    pub(super) fn is<O: Op>(&self) -> bool {
+        self.get::<O>().is_some()
+    }
+
+    /// Says what computes it.
+    pub(super) fn cuda(&self, to: &mut Lowering<'_>) {
+        match self {
+            Self::Op(op) => op.cuda(to),
+            Self::Rewritten(op) => op.cuda(to),
+        }
+    }
+}
+
+impl Debug for DeviceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Op(op) => op.fmt(f),
+            Self::Rewritten(op) => op.fmt(f),
+        }
+    }
+}
+
+impl Computes for DeviceOp {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Op(op) => op.name(),
+            Self::Rewritten(op) => op.name(),
+        }
+    }
+
+    fn writes(&self, inputs: usize) -> Range<usize> {
+        match self {
+            Self::Op(op) => op.writes(inputs),
+            Self::Rewritten(_) => 0..0,
+        }
+    }
+
+    fn is_constant(&self) -> bool {
+        matches!(self, Self::Op(op) if op.is_constant())
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        match self {
+            Self::Op(op) => op.formats(),
+            Self::Rewritten(_) => [&[Format::Full], &[Format::Full]],
+        }
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        match self {
+            Self::Op(op) => op.flops(inputs),
+            Self::Rewritten(op) => op.flops(inputs),
+        }
+    }
+
+    fn dear(&self, inputs: &[&Type]) -> Dear {
+        match self {
+            Self::Op(op) => op.dear(inputs),
+            Self::Rewritten(op) => op.dear(inputs),
+        }
+    }
+}
+
+/// A program as it was written down, on a device.
+pub(crate) fn on_device(from: &Builder) -> DeviceGraph {
+    let nodes = from.nodes.iter();
+    let nodes = nodes.map(|node| node.by(DeviceOp::Op(Arc::clone(&node.op))));
+    from.with_nodes(nodes.collect())
+}
