@@ -292,7 +292,7 @@ impl Decomposition {
     fn figures_program(&self, store: &Store) -> spd_engine::Result<Builder> {
         let mut b = Builder::new();
         let shape = self.shape(self.run.eval.batch_size);
-        let front = self.front(&mut b, store, shape, &Draws::Counters)?;
+        let front = self.front(&mut b, store, shape, &self.draws)?;
         for (site, values) in self.sites.iter().zip(&front.sites) {
             b.output(format!("importance {}", site.path()), values.importance);
             b.output(format!("logits {}", site.path()), values.logits);

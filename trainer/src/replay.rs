@@ -8,8 +8,7 @@ use crate::data::{Sources, fill};
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
-use crate::task::{Task as _, in_arena_of, scalar_outputs};
-use crate::train::run_step;
+use crate::task::{Task as _, in_arena_of, run_step, scalar_outputs};
 
 /// The warm-up, the step and the evaluation of a decomposition, as training runs them.
 pub struct Replay {
