@@ -221,7 +221,7 @@ unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result:
             c,
             c,
             preference,
-            CANDIDATES as i32,
+            i32::try_from(CANDIDATES).expect("a few"),
             found.as_mut_ptr().cast(),
             &raw mut count,
         );

@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use half::bf16;
-
 use crate::cuda::placed::{Memory, Placed, PlacedProduct, Step, Way};
 use crate::cuda::product::{Key, Matrix};
 use crate::cuda::program::Program;
@@ -194,8 +192,13 @@ fn number(of: &Placed, at: usize, word: impl Fn(usize) -> u32) -> f64 {
     match of.dtype {
         DType::F32 | DType::U32 => f64::from(f32::from_bits(word)),
         DType::Bf16 => {
-            let [low, high] = [word & 0xffff, word >> 16].map(|half| half as u16);
-            bf16::from_bits(if start % 4 == 0 { low } else { high }).to_f64()
+            // It is the upper half of an f32.
+            let bits = if start.is_multiple_of(4) {
+                word << 16
+            } else {
+                word & 0xffff_0000
+            };
+            f64::from(f32::from_bits(bits))
         }
     }
 }
