@@ -155,13 +155,12 @@ impl Pool {
         }
     }
 
-    /// Compiled for each kind of parts, not for each kernel, and with one [`Pool::join`]: a build is seconds shorter for it.
     fn split<P: Parts>(
         &self,
         grid: &Grid,
         chunks: Range<usize>,
         parts: P,
-        work: &(dyn Fn(Range<usize>, P) + Sync),
+        work: &(impl Fn(Range<usize>, P) + Sync),
     ) {
         if chunks.len() == 1 {
             return work(grid.row(chunks.start)..grid.row(chunks.end), parts);
@@ -169,20 +168,8 @@ impl Pool {
         let middle = chunks.start + chunks.len() / 2;
         let rows = grid.row(middle) - grid.row(chunks.start);
         let (left, right) = parts.split(middle - chunks.start, rows);
-        let halves = [(chunks.start..middle, left), (middle..chunks.end, right)];
-        let [mut left, mut right] = halves.map(|(chunks, parts)| {
-            let mut parts = Some(parts);
-            move || {
-                if let Some(parts) = parts.take() {
-                    self.split(grid, chunks.clone(), parts, work);
-                }
-            }
-        });
-        self.join(&mut left, &mut right);
-    }
-
-    /// Both, at once where there are threads.
-    fn join(&self, left: &mut (dyn FnMut() + Send), right: &mut (dyn FnMut() + Send)) {
+        let left = || self.split(grid, chunks.start..middle, left, work);
+        let right = || self.split(grid, middle..chunks.end, right, work);
         if self.threads.is_some() {
             rayon::join(left, right);
         } else {
