@@ -428,13 +428,16 @@ fn every_kernel_is_exhibited() {
         "make_masks",
         "store_masked",
     ];
-    let ops = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ops");
-    let Ok(ops) = std::fs::read_dir(ops) else {
-        println!("no {ops}: whether every kernel is exhibited was not tested");
+    let folders = [
+        concat!(env!("CARGO_MANIFEST_DIR"), "/src/ops"),
+        concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda"),
+    ];
+    let [Ok(ops), Ok(of_cuda)] = folders.map(std::fs::read_dir) else {
+        println!("no {folders:?}: whether every kernel is exhibited was not tested");
         return;
     };
     let mut sources = 0;
-    for op in ops {
+    for op in ops.chain(of_cuda) {
         let Ok(text) = std::fs::read_to_string(op.unwrap().path().join("kernel.cu")) else {
             continue;
         };
@@ -456,7 +459,7 @@ fn readings(sizes: Sizes) -> Vec<(&'static str, u64)> {
         let kernel = cells.next().unwrap().trim_end_matches('`');
         let readings = match cells.next().unwrap() {
             "hidden / 8" => sizes.hidden.div_ceil(8) as u64,
-            // Programs in f32 have none; see the tests of `ops::site`.
+            // Programs in f32 have none; see the tests of `cuda::site`.
             "positions / 64" | "components / 64" => return None,
             number => number.parse().unwrap(),
         };
