@@ -1,5 +1,8 @@
 //! What a figure is made of: heat maps, histograms and sorted values, side by side in one SVG.
 
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
 use anyhow::anyhow;
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
@@ -14,6 +17,8 @@ const PANEL: (u32, u32) = (420, 300);
 const TITLE: u32 = 36;
 /// Width of the scale of colours beside a heat map.
 const SCALE: i32 = 64;
+/// Colours from white to the darkest.
+const SHADES: f32 = 64.0;
 /// Smallest mean that a log scale reaches down to.
 const FLOOR: f64 = 1e-6;
 
@@ -108,11 +113,12 @@ impl Heat {
         values.fold(0.0, |largest, value| value.abs().max(largest))
     }
 
+    /// One of [`SHADES`] colours a side, so that cells of one colour can be drawn together.
     fn colour(&self, value: f32) -> RGBColor {
-        const WHITE: [f32; 3] = [255.0, 255.0, 255.0];
-        const BLUE: [[f32; 3]; 3] = [WHITE, [107.0, 174.0, 214.0], [8.0, 48.0, 107.0]];
-        const RED: [[f32; 3]; 3] = [WHITE, [244.0, 128.0, 96.0], [153.0, 10.0, 32.0]];
-        let part = (value / self.high).clamp(-1.0, 1.0);
+        const GROUND: [f32; 3] = [255.0, 255.0, 255.0];
+        const BLUE: [[f32; 3]; 3] = [GROUND, [107.0, 174.0, 214.0], [8.0, 48.0, 107.0]];
+        const RED: [[f32; 3]; 3] = [GROUND, [244.0, 128.0, 96.0], [153.0, 10.0, 32.0]];
+        let part = ((value / self.high).clamp(-1.0, 1.0) * SHADES).round() / SHADES;
         let stops = if self.low < 0.0 && part > 0.0 {
             RED
         } else {
@@ -133,7 +139,8 @@ impl Heat {
         RGBColor(mix(0), mix(1), mix(2))
     }
 
-    fn draw(&self, area: &Area<'_>, axes: &Axes) -> Drawn {
+    /// Draws all but the cells, which it adds to `to`.
+    fn draw(&self, area: &Area<'_>, axes: &Axes, to: &mut String) -> Drawn {
         let (width, height) = area.dim_in_pixel();
         let (plot, scale) = area.split_horizontally(width.cast_signed() - SCALE);
         let rows = (self.cells.len() * self.each[0]) as f64;
@@ -142,26 +149,46 @@ impl Heat {
         let (x, y) = (-0.5..columns - 0.5, rows - 0.5..-0.5);
         let mut chart = titled(&plot, axes).build_cartesian_2d(x, y)?;
         mesh(&mut chart, axes, (&whole, &whole))?;
-        let cells = self.cells.iter().enumerate().flat_map(|(row, cells)| {
-            cells
-                .iter()
-                .enumerate()
-                .filter_map(move |(column, &value)| {
-                    let colour = self.colour(value);
-                    // The ground is white.
-                    (colour != WHITE).then(|| {
-                        let x = (column * self.each[1]) as f64 - 0.5;
-                        let y = (row * self.each[0]) as f64 - 0.5;
-                        let (right, below) = (x + self.each[1] as f64, y + self.each[0] as f64);
-                        Rectangle::new([(x, y), (right, below)], colour.filled())
-                    })
-                })
-        });
-        chart.draw_series(cells)?;
         let corners = [(-0.5, -0.5), (columns - 0.5, rows - 0.5)];
         let frame = Rectangle::new(corners, BLACK.stroke_width(1));
         chart.draw_series([frame])?;
+        let place = |row: usize, column: usize| {
+            let (x, y) = (column * self.each[1], row * self.each[0]);
+            chart.backend_coord(&(x as f64 - 0.5, y as f64 - 0.5))
+        };
+        self.draw_cells(place, to);
         self.draw_scale(&scale, height.cast_signed())
+    }
+
+    /// One path a colour: a rectangle for each cell would be a file of megabytes.
+    ///
+    /// - `place`: pixels of the upper left corner of a row and column
+    fn draw_cells(&self, place: impl Fn(usize, usize) -> (i32, i32), to: &mut String) {
+        // What was drawn of a colour, and where its last rectangle begins, from which the next is counted.
+        let mut paths: BTreeMap<(u8, u8, u8), (String, i32, i32)> = BTreeMap::new();
+        for (row, cells) in self.cells.iter().enumerate() {
+            let mut column = 0;
+            for run in cells.chunk_by(|a, b| self.colour(*a) == self.colour(*b)) {
+                let ((x, y), (right, below)) =
+                    (place(row, column), place(row + 1, column + run.len()));
+                column += run.len();
+                let RGBColor(red, green, blue) = self.colour(run[0]);
+                // The ground is white.
+                if RGBColor(red, green, blue) != WHITE {
+                    let (path, from_x, from_y) = paths.entry((red, green, blue)).or_default();
+                    let (width, height) = (right - x, below - y);
+                    let (by, down) = (x - *from_x, y - *from_y);
+                    let _ = write!(path, "m{by} {down}h{width}v{height}h{}z", -width);
+                    (*from_x, *from_y) = (x, y);
+                }
+            }
+        }
+        for ((red, green, blue), (path, ..)) in paths {
+            let _ = writeln!(
+                to,
+                "<path fill=\"#{red:02X}{green:02X}{blue:02X}\" d=\"{path}\"/>"
+            );
+        }
     }
 
     fn draw_scale(&self, area: &Area<'_>, height: i32) -> Drawn {
@@ -286,23 +313,26 @@ pub(super) fn grid(title: &str, panels: &[Panel], columns: usize) -> Result<Stri
         pixels(columns, PANEL.0),
         pixels(rows, PANEL.1).saturating_add(TITLE),
     );
-    let mut svg = String::new();
-    let drawn = || -> Drawn {
+    let (mut svg, mut cells) = (String::new(), String::new());
+    let mut drawn = || -> Drawn {
         let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         root.fill(&WHITE)?;
         let (head, body) = root.split_vertically(TITLE.cast_signed());
         head.draw(&Text::new(title, (14, 11), (FONT, 17)))?;
         for (area, panel) in body.split_evenly((rows, columns)).iter().zip(panels) {
             match panel {
-                Panel::Heat(axes, heat) => heat.draw(area, axes),
+                Panel::Heat(axes, heat) => heat.draw(area, axes, &mut cells),
                 Panel::Steps(axes, steps) => steps.draw(area, axes),
                 Panel::Trace(axes, trace) => trace.draw(area, axes),
             }?;
         }
         root.present()
     };
-    let mut drawn = drawn;
     drawn().map_err(|error| Fault::Failed(anyhow!("a figure cannot be drawn: {error}")))?;
+    // Over the ground, which is the first that was drawn, and under the frames.
+    if let Some((ground, _)) = svg.match_indices("/>\n").next() {
+        svg.insert_str(ground + "/>\n".len(), &cells);
+    }
     Ok(svg)
 }
 
@@ -389,6 +419,21 @@ mod tests {
     }
 
     #[test]
+    fn cells_of_one_colour_are_one_path() {
+        const AT: [i32; 5] = [0, 1, 2, 3, 4];
+        let mut heat = Heat::from_zero(&matrix(&[1.0, 1.0, 0.0, 1.0]));
+        heat.cells.push(vec![0.5, 0.0, 0.0, 1.0]);
+        let mut path = String::new();
+        let corner = |row: usize, column: usize| (10 * AT[column], 5 * AT[row]);
+        heat.draw_cells(corner, &mut path);
+        assert_eq!(
+            path,
+            "<path fill=\"#08306B\" d=\"m0 0h20v5h-20zm30 0h10v5h-10zm0 5h10v5h-10z\"/>\n\
+             <path fill=\"#6BAED6\" d=\"m0 5h10v5h-10z\"/>\n"
+        );
+    }
+
+    #[test]
     fn numbers_are_short() {
         let texts = [0.0, 0.5, 1.0, 2.5, 130.0, 20_000.0, 1e-4].map(short);
         assert_eq!(texts, ["0", "0.50", "1", "2.5", "130", "2e4", "1e-4"]);
@@ -429,6 +474,9 @@ mod tests {
         );
         assert!(svg.contains("a &lt;b&gt; &amp; c") && svg.contains("all of them"));
         assert!(svg.trim_end().ends_with("</svg>"));
+        // The second cell, under the frame of its panel.
+        let cell = svg.find("<path fill=\"#08306B\" d=\"m").unwrap();
+        assert!(cell < svg.find("<text").unwrap(), "{svg}");
         // No panels, no figure, and no panic.
         assert!(grid("none", &[], 3).is_ok());
     }
