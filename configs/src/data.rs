@@ -1,10 +1,10 @@
 //! `[data]`: where batches come from.
 
 use crate::{
-    kinds::{Groups, Location, Number, OneOf, Size, Text},
     reader::Table,
     run::{Active, Data},
     target::{Architecture, Facts},
+    values::{Groups, Location, Number, OneOf, Size, Text},
 };
 
 #[derive(Clone, Copy, PartialEq)]

@@ -1,11 +1,11 @@
 //! `[decomposition]` and `[importance]`: which matrices are taken apart, and what rates their parts.
 
 use crate::{
-    kinds::{Flag, OneOf, Size, Text, Widths},
     pattern::{is_literal, pattern_matches},
     reader::Table,
     run::{Decomposition, Importance, ImportanceKind, Sampling, Sigmoid, SitePattern},
     target::{Architecture, Facts},
+    values::{Flag, OneOf, Size, Text, Widths},
 };
 
 pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Decomposition> {

@@ -4,12 +4,12 @@ use serde::Serialize;
 
 use crate::{
     decomposition::surely_meant,
-    kinds::{Number, Size, Text, Whole},
     losses::{self, SAMPLES},
     pattern::is_literal,
     reader::Table,
     run::{Decomposition, Eval, KnownImportance, KnownSolution, Train},
     target::Facts,
+    values::{Number, Size, Text, Whole},
 };
 
 pub(crate) fn read(

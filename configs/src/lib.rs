@@ -15,7 +15,6 @@ mod data;
 mod decomposition;
 mod eval;
 mod faults;
-mod kinds;
 mod load;
 mod locate;
 mod losses;
@@ -27,6 +26,7 @@ mod run;
 mod schedule;
 mod target;
 mod train;
+mod values;
 
 pub use decomposition::pre_identity;
 pub use faults::{Fault, Faults, Place};

@@ -7,12 +7,12 @@ use toml::de::DeTable;
 use crate::{
     Faults, Place, Run, data, decomposition, eval,
     faults::{Note, Source, line_and_column},
-    kinds::{OneOf, Size, Text, Whole},
     losses, overrides,
     reader::{Table, read_file},
     run::{Checkpoint, Log, Precision},
     target::{self, Facts},
     train,
+    values::{OneOf, Size, Text, Whole},
 };
 
 impl Run {

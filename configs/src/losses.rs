@@ -5,9 +5,9 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::{
-    kinds::{Number, OneOf, Size, Text},
     reader::Table,
     run::{Loss, Measure, Pgd, PgdInit, PgdScope, Routing, Term},
+    values::{Number, OneOf, Size, Text},
 };
 
 /// Draws for one purpose in one step that can be told apart, of training and as many of the evaluation.

@@ -9,7 +9,7 @@ use toml::{
 
 use crate::{
     faults::{Note, Source},
-    kinds::found,
+    values::found,
 };
 
 /// Puts the overrides of `source` into the table of its file, and notes those that have no place there.

@@ -9,7 +9,7 @@ use toml::{
 
 use crate::{
     faults::{Note, about},
-    kinds::{Kind, found},
+    values::{Kind, found},
 };
 
 /// A table being read. Wherever a method returns `None`, it has noted a fault.

@@ -1,9 +1,9 @@
 //! A learning rate: a number, or a table that says how it moves.
 
 use crate::{
-    kinds::{Number, OneOf},
     reader::Table,
     run::{Schedule, Shape},
+    values::{Number, OneOf},
 };
 
 const SHAPES: OneOf<Shape> = OneOf(&[

@@ -1,10 +1,10 @@
 //! `[target]`: the frozen network, and where its weights come from.
 
 use crate::{
-    kinds::{Clip, Flag, Location, Number, OneOf, Size, Whole},
     reader::Table,
     run::{Activation, Llama, Model, Target, TargetTrain},
     schedule,
+    values::{Clip, Flag, Location, Number, OneOf, Size, Whole},
 };
 
 #[derive(Clone, Copy, PartialEq)]

@@ -1,12 +1,12 @@
 //! `[train]`: the training loop of the decomposition.
 
 use crate::{
-    kinds::{Clip, Number, OneOf, Size, Whole},
     losses::SAMPLES,
     reader::Table,
     run::{FaithfulnessWarmup, Loss, OutputLoss, Train},
     schedule,
     target::Facts,
+    values::{Clip, Number, OneOf, Size, Whole},
 };
 
 const OUTPUT_LOSSES: OneOf<OutputLoss> = OneOf(&[("kl", OutputLoss::Kl), ("mse", OutputLoss::Mse)]);

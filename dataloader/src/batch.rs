@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{DataError, Dataset, Features, Known, Order, Windows};
+use crate::{CheckedFiles, DataError, Dataset, Features, Order, Windows};
 
 /// Where rows come from.
 #[derive(Debug, Clone)]
@@ -93,7 +93,7 @@ impl Source {
     /// # Errors
     ///
     /// When a shard is damaged or a token is outside of the vocabulary.
-    pub fn check(&self, known: &mut Known) -> Result<(), DataError> {
+    pub fn check(&self, known: &mut CheckedFiles) -> Result<(), DataError> {
         match self {
             Self::Tokens(windows) => windows.check(known),
             Self::Features(_) => Ok(()),

@@ -5,8 +5,8 @@ use std::{fs, io};
 
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::checked_files::CheckedFiles;
 use crate::index::{self, Index, TokenizerId};
-use crate::known::Known;
 use crate::tokens::{Dtype, TokenFile};
 use crate::{DataError, plain, shard};
 
@@ -121,7 +121,7 @@ impl Dataset {
     /// # Errors
     ///
     /// The first file, in the order of the index, that is not what was written, or holds an id outside of the vocabulary.
-    pub fn check(&self, vocab: u32, known: &mut Known) -> Result<(), DataError> {
+    pub fn check(&self, vocab: u32, known: &mut CheckedFiles) -> Result<(), DataError> {
         for (number, file) in self.files.iter().enumerate() {
             let contents = known.contents(file)?;
             let entry = self.index.as_ref().map(|index| &index.shards[number]);

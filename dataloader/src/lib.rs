@@ -13,11 +13,11 @@
 //! depth and number of threads.
 
 mod batch;
+mod checked_files;
 mod dataset;
 mod error;
 mod features;
 mod index;
-mod known;
 mod order;
 mod plain;
 mod prefetch;
@@ -28,11 +28,11 @@ mod tokens;
 mod windows;
 
 pub use batch::{Batch, Feed, Shard, Source};
+pub use checked_files::CheckedFiles;
 pub use dataset::Dataset;
 pub use error::DataError;
 pub use features::Features;
 pub use index::TokenizerId;
-pub use known::Known;
 pub use order::Order;
 pub use prefetch::Loader;
 pub use tokenize::{Report, Tokenize, TokenizerChoice, tokenize};

@@ -3,7 +3,7 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
-use crate::{DataError, Dataset, Known};
+use crate::{CheckedFiles, DataError, Dataset};
 
 /// A dataset seen as windows of `seq_len` inputs and the label of the last one.
 ///
@@ -77,7 +77,7 @@ impl Windows {
     }
 
     /// Checks the dataset and its ids against the vocabulary.
-    pub(crate) fn check(&self, known: &mut Known) -> Result<(), DataError> {
+    pub(crate) fn check(&self, known: &mut CheckedFiles) -> Result<(), DataError> {
         self.dataset.check(self.vocab, known)
     }
 

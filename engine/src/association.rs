@@ -19,8 +19,8 @@
 //!
 //! The rule looks at shapes and at how `x` was made, not at who else reads it: equal products are written alike.
 
+use crate::derivation::{Derivation, Right, SiteInputs};
 use crate::graph::Home;
-use crate::made::{Made, Right, SiteInputs};
 use crate::op::{Builder, Result};
 use crate::ops::{MatMul, RoutedMatMul};
 use crate::value::Value;
@@ -187,15 +187,15 @@ impl Builder {
                     share,
                 });
             };
-            match self.made(part)? {
-                Made::Sum(more) => parts.extend(more.into_iter().rev()),
-                Made::Product { a, right, bias } => {
+            match self.derivation(part)? {
+                Derivation::Sum(more) => parts.extend(more.into_iter().rev()),
+                Derivation::Product { a, right, bias } => {
                     term(a, None, right, None);
                     terms.biases.extend(bias);
                 }
-                Made::Site { h, u, with } => {
+                Derivation::Site { h, u, with } => {
                     let clean = with.clean?;
-                    let Made::Product { a, right, bias } = self.made(clean)? else {
+                    let Derivation::Product { a, right, bias } = self.derivation(clean)? else {
                         return None;
                     };
                     terms.bypassed.push(clean);
@@ -214,13 +214,13 @@ impl Builder {
     }
 
     /// How a value is made, if nothing was there before that it was added to.
-    pub(crate) fn made(&self, x: Value) -> Option<Made> {
+    pub(crate) fn derivation(&self, x: Value) -> Option<Derivation> {
         let Home::Node(node) = self.homes[x.index()] else {
             return None;
         };
         let node = &self.nodes[node];
         let whole = node.into.iter().all(Option::is_none);
-        whole.then(|| node.op.made(&node.inputs)).flatten()
+        whole.then(|| node.op.derivation(&node.inputs)).flatten()
     }
 }
 

@@ -91,22 +91,21 @@ impl Builder {
         StepScalar(u32::try_from(index).expect("a program has few step scalars"))
     }
 
-    /// Lets the ranks of a run agree on values, as gradients are agreed on: whoever reads one reads the mean over all ranks, which
-    /// replay the same program. On a GPU that is done on a stream of its own, as soon as they are made; the CPU executor takes no
-    /// such program.
+    /// All-reduces values, as gradients are: whoever reads one reads its mean over all ranks, which replay the same program. A GPU
+    /// does it on a stream of its own, as soon as the values are made; the CPU executor takes no such program.
     ///
     /// # Errors
     ///
     /// When a value is none of this program's results, or not in f32.
-    pub fn agree(&mut self, values: &[Value]) -> Result<()> {
+    pub fn all_reduce(&mut self, values: &[Value]) -> Result<()> {
         for &value in values {
             let made = matches!(self.homes[value.index()], Home::Node(_));
             if !made || self.ty(value).dtype != DType::F32 {
                 let reason = format!("{} is no f32 result of an op", self.ty(value));
-                return Err(BuildError::new("agree", reason));
+                return Err(BuildError::new("all_reduce", reason));
             }
         }
-        self.agreed.extend(values);
+        self.all_reduced.extend(values);
         Ok(())
     }
 

@@ -60,7 +60,7 @@ pub struct Graph<P> {
     /// Tensors of the store that no program writes.
     pub(crate) frozen: BTreeSet<Slot>,
     /// Values that are means over all ranks.
-    pub(crate) agreed: BTreeSet<Value>,
+    pub(crate) all_reduced: BTreeSet<Value>,
     /// Per value, the products that were written in another order, and depend on it without reading it.
     pub(crate) bypassed: BTreeMap<Value, BTreeSet<Value>>,
     pub(crate) persistent: BTreeMap<Slot, Value>,
@@ -92,7 +92,7 @@ impl<P> Default for Graph<P> {
             scalars: Vec::new(),
             precision: Precision::F32,
             frozen: BTreeSet::new(),
-            agreed: BTreeSet::new(),
+            all_reduced: BTreeSet::new(),
             bypassed: BTreeMap::new(),
             persistent: BTreeMap::new(),
             known: BTreeMap::new(),
@@ -123,7 +123,7 @@ impl<P> Graph<P> {
             outputs: self.outputs.clone(),
             scalars: self.scalars.clone(),
             frozen: self.frozen.clone(),
-            agreed: self.agreed.clone(),
+            all_reduced: self.all_reduced.clone(),
             precision: self.precision,
             ..Graph::default()
         };

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::cpu::Frame;
 use crate::cuda::lowering::Lowering;
+use crate::derivation::Derivation;
 use crate::graph::{self, Graph};
-use crate::made::Made;
 use crate::precision::Format;
 use crate::value::{Type, Value};
 
@@ -80,7 +80,7 @@ pub trait Op: Any + Debug + Send + Sync {
     }
 
     /// How its result is made, if it is linear in values that may be narrower: products then need not wait for it.
-    fn made(&self, _inputs: &[Value]) -> Option<Made> {
+    fn derivation(&self, _inputs: &[Value]) -> Option<Derivation> {
         None
     }
 
@@ -114,8 +114,8 @@ pub trait Op: Any + Debug + Send + Sync {
     }
 
     /// What one run computes that costs many of those.
-    fn dear(&self, _inputs: &[&Type]) -> Dear {
-        Dear::default()
+    fn expensive_ops(&self, _inputs: &[&Type]) -> ExpensiveOps {
+        ExpensiveOps::default()
     }
 }
 
@@ -136,8 +136,8 @@ pub(crate) trait Computes: Debug {
     /// As [`Op::flops`].
     fn flops(&self, inputs: &[&Type]) -> u64;
 
-    /// As [`Op::dear`].
-    fn dear(&self, inputs: &[&Type]) -> Dear;
+    /// As [`Op::expensive_ops`].
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps;
 }
 
 impl Computes for Arc<dyn Op> {
@@ -161,14 +161,14 @@ impl Computes for Arc<dyn Op> {
         (**self).flops(inputs)
     }
 
-    fn dear(&self, inputs: &[&Type]) -> Dear {
-        (**self).dear(inputs)
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
+        (**self).expensive_ops(inputs)
     }
 }
 
-/// Numbers that cost more than a multiplication and an addition, and weigh in a roofline for themselves.
+/// How many operations cost more than a multiplication and an addition. A roofline counts them apart from the flops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Dear {
+pub struct ExpensiveOps {
     /// Values of GELU.
     pub gelus: u64,
     /// Slopes of GELU, with or without the value.

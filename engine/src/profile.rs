@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::graph::{Graph, Node};
-use crate::op::{Computes, Dear};
+use crate::op::{Computes, ExpensiveOps};
 use crate::value::Type;
 
 /// Time and work of one op, summed over the replays since profiling was switched on.
@@ -20,7 +20,7 @@ pub struct OpProfile {
     /// Multiplications and additions in one replay.
     pub flops: u64,
     /// What else weighs in one replay.
-    pub dear: Dear,
+    pub expensive_ops: ExpensiveOps,
     /// Bytes read and written in one replay, each operand once.
     pub bytes: u64,
 }
@@ -45,7 +45,7 @@ impl OpProfile {
             operands: shapes.join(" x "),
             time: Duration::ZERO,
             flops: node.op.flops(&types),
-            dear: node.op.dear(&types),
+            expensive_ops: node.op.expensive_ops(&types),
             bytes: bytes as u64,
         }
     }

@@ -204,7 +204,7 @@ impl Store {
     }
 
     /// The same tensors, once more, on the host alone.
-    #[cfg(any(test, feature = "shadow"))]
+    #[cfg(any(test, feature = "compare-emulated"))]
     pub(crate) fn copy(&self) -> Self {
         Self {
             tensors: self.tensors.clone(),

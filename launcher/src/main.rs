@@ -1,7 +1,7 @@
 //! `spd-launch`: one process per device, and what happens when one dies.
 //!
 //! ```text
-//! cli -> run: load, overview, plan      everything that can be refused is refused here
+//! cli -> run: load, run plan, table     everything that can be refused is refused here
 //!          -> run_dir                   one directory a run, made whole or not at all
 //!          -> supervise -> ranks        this program again, as `spd-launch rank`, and watched
 //!                       -> output       its lines: to the log, the last ones kept

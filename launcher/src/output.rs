@@ -25,7 +25,7 @@ const LOG_BYTES: u64 = 64 << 20;
 
 /// How long the last bytes of a rank that is gone are waited for; something it started may hold the
 /// pipe open for ever.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The lines of one rank while it runs.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Output {
 
     /// The last lines of a rank that is gone.
     pub(crate) fn last_lines(self) -> Vec<String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !self.thread.is_finished() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
         }

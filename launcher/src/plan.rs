@@ -1,7 +1,7 @@
 //! What a run will do and need, as the table printed before it starts.
 
 use indicatif::{HumanBytes, HumanCount};
-use spd_trainer::{Memory, Overview};
+use spd_trainer::{Memory, RunPlan};
 
 use crate::screen::plain;
 use crate::table::{Align, Table};
@@ -15,20 +15,20 @@ type Site = (String, usize, usize, usize, usize);
 ///
 /// - `title`: what it is called
 /// - `directory`: where it goes, and whether something stands there
-pub(crate) fn text(title: &str, directory: &str, overview: &Overview) -> String {
+pub(crate) fn text(title: &str, directory: &str, run_plan: &RunPlan) -> String {
     let mut facts = Table::default();
-    for (label, value) in &overview.rows {
+    for (label, value) in &run_plan.rows {
         facts.row([plain(label), plain(value)]);
     }
-    facts.row(["memory", &memory(&overview.memory)]);
-    if let Some(gpu) = &overview.gpu_memory {
+    facts.row(["memory", &memory(&run_plan.memory)]);
+    if let Some(gpu) = &run_plan.gpu_memory {
         facts.row(["GPU memory", &memory(gpu)]);
     }
     facts.row(["directory", directory]);
     let mut text = format!("{title}\n{}", facts.text());
-    if !overview.sites.is_empty() {
+    if !run_plan.sites.is_empty() {
         text.push('\n');
-        text.push_str(&sites(&overview.sites).text());
+        text.push_str(&sites(&run_plan.sites).text());
     }
     text.push('\n');
     text
@@ -129,8 +129,8 @@ fn starred(path: &str) -> String {
 mod tests {
     use super::*;
 
-    fn overview(sites: Vec<Site>) -> Overview {
-        Overview {
+    fn run_plan(sites: Vec<Site>) -> RunPlan {
+        RunPlan {
             rows: vec![
                 ("target".into(), "tms 5-2".into()),
                 ("precision".into(), "f32".into()),
@@ -151,7 +151,7 @@ mod tests {
             ("linear2".into(), 2, 5, 20, 1000),
         ];
         assert_eq!(
-            text("tms_5-2", "runs/tms_5-2 (new)", &overview(sites)),
+            text("tms_5-2", "runs/tms_5-2 (new)", &run_plan(sites)),
             "\
 tms_5-2
   target     tms 5-2

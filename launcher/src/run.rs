@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use spd_checkpoint::Lock;
 use spd_configs::Run;
-use spd_trainer::{Continuation, Fault, Overview, cuda};
+use spd_trainer::{Continuation, Fault, RunPlan, cuda};
 
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
@@ -35,12 +35,12 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         run_dir,
         found,
         destination,
-        overview,
+        run_plan,
     } = check(asked, on_gpu)?;
     if found == Found::Finished {
         return finished(&run_dir);
     }
-    screen::result(&plan::text(&run.name, &destination, &overview));
+    screen::result(&plan::text(&run.name, &destination, &run_plan));
     if asked.dry_run {
         screen::note("dry run: nothing was created");
         return Ok(Exit::Done);
@@ -51,7 +51,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         run_dir.hold().map_err(Fault::BadInput)?
     };
     let threads = cli::threads(asked.threads);
-    let exit = supervise(asked, &run_dir, threads, &overview).map_err(Fault::Failed)?;
+    let exit = supervise(asked, &run_dir, threads, &run_plan).map_err(Fault::Failed)?;
     if exit == Exit::Done {
         show_end(&run_dir).map_err(Fault::Failed)?;
     }
@@ -63,9 +63,9 @@ struct Checked {
     run: Run,
     run_dir: RunDir,
     found: Found,
-    /// Where it goes, in words; empty, as the overview is, for a run that is finished.
+    /// Where it goes, in words; empty, as the plan is, for a run that is finished.
     destination: String,
-    overview: Overview,
+    run_plan: RunPlan,
 }
 
 /// Everything that can be refused, for a run and for `--dry-run`: nothing is created.
@@ -87,7 +87,7 @@ fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
     let mut checked = Checked {
         found: found.map_err(Fault::BadInput)?,
         destination: String::new(),
-        overview: Overview::default(),
+        run_plan: RunPlan::default(),
         run,
         run_dir,
     };
@@ -96,16 +96,16 @@ fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
     }
     let Checked { run, run_dir, .. } = &checked;
     let destination = destination(run, run_dir, &checked.found)?;
-    let overview = spd_trainer::overview(run, cli::threads(asked.threads), on_gpu)?;
-    check_memory(asked, (&path, &asked.set), run, &overview).map_err(Fault::BadInput)?;
-    check_gpu_memory(asked, &path, run, &overview).map_err(Fault::BadInput)?;
+    let run_plan = spd_trainer::run_plan(run, cli::threads(asked.threads), on_gpu)?;
+    check_memory(asked, (&path, &asked.set), run, &run_plan).map_err(Fault::BadInput)?;
+    check_gpu_memory(asked, &path, run, &run_plan).map_err(Fault::BadInput)?;
     run_dir
         .check(
-            checkpoint_bytes(run, &overview, &checked.found),
+            checkpoint_bytes(run, &run_plan, &checked.found),
             asked.fresh,
         )
         .map_err(Fault::BadInput)?;
-    (checked.destination, checked.overview) = (destination, overview);
+    (checked.destination, checked.run_plan) = (destination, run_plan);
     Ok(checked)
 }
 
@@ -120,16 +120,16 @@ pub(crate) fn check_memory(
     asked: &RunArgs,
     (path, set): (&Path, &[String]),
     run: &Run,
-    overview: &Overview,
+    run_plan: &RunPlan,
 ) -> Result<Option<usize>, String> {
     let there = asked.memory.or_else(memory::available);
-    let need = overview.memory.total();
+    let need = run_plan.memory.total();
     memory::check(run, need, there, |more| {
         let set: Vec<String> = set.iter().chain(more).cloned().collect();
         let run = Run::load(path, &set).ok()?;
         let threads = cli::threads(asked.threads);
-        let overview = spd_trainer::overview(&run, threads, asked.gpus > 0).ok()?;
-        Some(overview.memory.total())
+        let run_plan = spd_trainer::run_plan(&run, threads, asked.gpus > 0).ok()?;
+        Some(run_plan.memory.total())
     })?;
     Ok(there.map(|there| there / need.max(1)))
 }
@@ -139,17 +139,17 @@ fn check_gpu_memory(
     asked: &RunArgs,
     path: &Path,
     run: &Run,
-    overview: &Overview,
+    run_plan: &RunPlan,
 ) -> Result<(), String> {
-    let Some(need) = &overview.gpu_memory else {
+    let Some(need) = &run_plan.gpu_memory else {
         return Ok(());
     };
     let there = cuda::free_memory(GPU)?;
     let with = |more: &[String]| {
         let set: Vec<String> = asked.set.iter().chain(more).cloned().collect();
         let run = Run::load(path, &set).ok()?;
-        let overview = spd_trainer::overview(&run, cli::threads(asked.threads), true).ok()?;
-        overview.gpu_memory.map(|memory| memory.total())
+        let run_plan = spd_trainer::run_plan(&run, cli::threads(asked.threads), true).ok()?;
+        run_plan.gpu_memory.map(|memory| memory.total())
     };
     memory::check(run, need.total(), Some(there), with)
         .map_err(|line| line.replacen(" of memory", &format!(" of the memory of GPU {GPU}"), 1))
@@ -179,13 +179,13 @@ pub(crate) fn gpu(gpus: usize) -> Result<Option<usize>, Fault> {
 }
 
 /// What the checkpoints that are still to be written may take; one more than are kept, while it is written.
-pub(crate) fn checkpoint_bytes(run: &Run, overview: &Overview, found: &Found) -> u64 {
+pub(crate) fn checkpoint_bytes(run: &Run, run_plan: &RunPlan, found: &Found) -> u64 {
     let checkpoints = if *found == Found::Nothing {
         run.checkpoint.keep.saturating_add(1)
     } else {
         1
     };
-    overview.state_bytes.saturating_mul(checkpoints) as u64
+    run_plan.state_bytes.saturating_mul(checkpoints) as u64
 }
 
 fn destination(run: &Run, run_dir: &RunDir, found: &Found) -> Result<String, Fault> {
@@ -251,7 +251,7 @@ fn supervise(
     asked: &RunArgs,
     run_dir: &RunDir,
     threads: usize,
-    overview: &Overview,
+    run_plan: &RunPlan,
 ) -> anyhow::Result<Exit> {
     let path = match &asked.rank_program {
         Some(path) => path.clone(),
@@ -267,7 +267,7 @@ fn supervise(
         grace: Duration::from_secs(asked.grace),
         heartbeat: (asked.hang_seconds > 0).then(|| Duration::from_secs(asked.hang_seconds)),
     };
-    let memory = plan::memory(&overview.memory);
+    let memory = plan::memory(&run_plan.memory);
     let mut stop = Stop::listen().context("signals cannot be listened to")?;
     let mut restarts = Restarts::new(asked.restarts);
     loop {

@@ -24,7 +24,7 @@ const MOST_WAITING: usize = 64 << 10;
 const PIECE: usize = 1 << 10;
 
 /// How long a terminal that takes nothing is waited for at the end, once a stop was asked for.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 static SCREEN: Screen = Screen::new();
 
@@ -60,7 +60,7 @@ pub(crate) fn is_live() -> bool {
 
 /// Waits until all is written; where the terminal takes nothing, only as long as nobody `asked` to leave, and a little longer.
 pub(crate) fn finish(asked: impl Fn() -> bool) {
-    SCREEN.finish(asked, PATIENCE);
+    SCREEN.finish(asked, TIMEOUT);
 }
 
 /// Text with every control character but the end of a line spelled out: whatever a path or a file holds, nothing that is

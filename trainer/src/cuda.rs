@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use spd_engine::cuda::probes::{PROBES, Place, Products};
-use spd_engine::cuda::{self, Device, STAND_IN, probes};
+use spd_engine::cuda::{self, Device, EMULATED_GPU, probes};
 
 pub use spd_engine::cuda::libraries::*;
 pub use spd_engine::cuda::probes::Probe;
@@ -27,10 +27,10 @@ const PRODUCTS: Duration = Duration::from_secs(120);
 
 /// Has every matrix product of every preset computed and checked; on the emulated device those of the small ones.
 fn products(place: &Place) -> cuda::Result<String> {
-    let stands_in = std::env::var_os(STAND_IN).is_some();
+    let is_emulated = std::env::var_os(EMULATED_GPU).is_some();
     let mut products = Products::default();
     for preset in bench::all() {
-        if preset.name.starts_with("tiny-") || !stands_in {
+        if preset.name.starts_with("tiny-") || !is_emulated {
             let program = preset.program();
             products.add(&program.map_err(|fault| cuda::Fault::new(fault.to_string()))?);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use spd_checkpoint::atomic::write_file;
 use spd_configs::{Active, Data, Model, Run};
-use spd_dataloader::{Batch, DataError, Dataset, Features, Feed, Known, Shard, Source};
+use spd_dataloader::{Batch, CheckedFiles, DataError, Dataset, Features, Feed, Shard, Source};
 use spd_engine::Executor;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -97,7 +97,7 @@ pub fn open_checked(run: &Run) -> Result<Sources, Fault> {
 fn check(source: &Source, record: &Path) -> Result<(), Fault> {
     let before = spd_files::read(record).ok();
     let before = before.and_then(|text| serde_json::from_slice(&text).ok());
-    let before: Known = before.unwrap_or_default();
+    let before: CheckedFiles = before.unwrap_or_default();
     let mut known = before.clone();
     let checked = source.check(&mut known);
     if known != before

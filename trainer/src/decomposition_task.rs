@@ -7,7 +7,7 @@ use spd_dataloader::Source;
 use spd_engine::{Builder, Executor, Processor, Store, Type, Value};
 
 use crate::data::Sources;
-use crate::decomposition::{Decomposition, Front, Masking, SampleId, mask_values};
+use crate::decomposition::{CleanPass, Decomposition, Masking, SampleId, mask_values};
 use crate::fault::Fault;
 use crate::losses::{USUAL_MASKS, divergence, divergence_and_cross_entropy};
 use crate::memory::Memory;
@@ -151,9 +151,9 @@ impl Decomposition {
     pub fn step_program(&self, store: &Store) -> spd_engine::Result<Builder> {
         let mut b = Builder::with_precision(self.precision());
         let shape = self.shape(self.run.train.batch_size);
-        let front = self.front(&mut b, store, shape, &self.draws)?;
+        let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
         b.part("losses");
-        let losses = self.losses(&mut b, store, &front, self.draws)?;
+        let losses = self.losses(&mut b, store, &clean_pass, self.draws)?;
         let total = b.weighted_sum(
             &losses
                 .iter()
@@ -164,7 +164,7 @@ impl Decomposition {
             b.output(format!("loss/{}", loss.name), loss.value);
         }
         b.output("loss/total", total);
-        self.active(&mut b, &front, "");
+        self.active(&mut b, &clean_pass, "");
         b.part("update");
         let train = &self.run.train;
         self.parameters
@@ -220,7 +220,7 @@ impl Decomposition {
     pub fn eval_program(&self, store: &Store) -> spd_engine::Result<Builder> {
         let mut b = Builder::new();
         let shape = self.shape(self.run.eval.batch_size);
-        let front = self.front(&mut b, store, shape, &self.draws)?;
+        let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
         let labels = match self.run.data {
             Data::Tokens { .. } => {
                 Some(b.input("labels", &Type::u32(&[shape.rows, shape.positions]))?)
@@ -228,24 +228,24 @@ impl Decomposition {
             Data::SparseFeatures { .. } => None,
         };
         let measure = |b: &mut Builder, name: &str, output: Value| -> spd_engine::Result<()> {
-            if self.run.train.output_loss == OutputLoss::Mse && output != front.output {
-                let mse = divergence(b, OutputLoss::Mse, front.output, output)?;
+            if self.run.train.output_loss == OutputLoss::Mse && output != clean_pass.output {
+                let mse = divergence(b, OutputLoss::Mse, clean_pass.output, output)?;
                 b.output(format!("eval/mse/{name}"), mse);
             }
             let Some(labels) = labels else {
                 return Ok(());
             };
-            if output == front.output {
+            if output == clean_pass.output {
                 let ce = b.cross_entropy(output, labels)?;
                 b.output(format!("eval/ce/{name}"), ce);
                 return Ok(());
             }
-            let [kl, ce] = divergence_and_cross_entropy(b, front.output, output, labels)?;
+            let [kl, ce] = divergence_and_cross_entropy(b, clean_pass.output, output, labels)?;
             b.output(format!("eval/ce/{name}"), ce);
             b.output(format!("eval/kl/{name}"), kl);
             Ok(())
         };
-        measure(&mut b, "target", front.output)?;
+        measure(&mut b, "target", clean_pass.output)?;
         #[expect(
             clippy::cast_possible_truncation,
             reason = "a threshold is rounded to f32"
@@ -273,16 +273,16 @@ impl Decomposition {
                 let draws = (self.draws, &sample);
                 masked.push((
                     index,
-                    mask_values(&mut b, &front, (index, site), how, draws, None)?,
+                    mask_values(&mut b, &clean_pass, (index, site), how, draws, None)?,
                 ));
             }
-            let pass = self.masked_pass(&mut b, &front, &masked)?;
+            let pass = self.masked_pass(&mut b, &clean_pass, &masked)?;
             measure(&mut b, name, pass.output)?;
         }
-        for (name, value) in self.measures(&mut b, &front, self.draws)? {
+        for (name, value) in self.measures(&mut b, &clean_pass, self.draws)? {
             b.output(format!("eval/loss/{name}"), value);
         }
-        self.active(&mut b, &front, "eval/");
+        self.active(&mut b, &clean_pass, "eval/");
         let faithfulness = self.faithfulness(&mut b, store)?;
         b.output("eval/faithfulness", faithfulness);
         Ok(b)
@@ -292,16 +292,16 @@ impl Decomposition {
     fn figures_program(&self, store: &Store) -> spd_engine::Result<Builder> {
         let mut b = Builder::new();
         let shape = self.shape(self.run.eval.batch_size);
-        let front = self.front(&mut b, store, shape, &self.draws)?;
-        for (site, values) in self.sites.iter().zip(&front.sites) {
+        let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
+        for (site, values) in self.sites.iter().zip(&clean_pass.sites) {
             b.output(format!("importance {}", site.path()), values.importance);
             b.output(format!("logits {}", site.path()), values.logits);
         }
         Ok(b)
     }
 
-    fn active(&self, b: &mut Builder, front: &Front, prefix: &str) {
-        for (site, values) in self.sites.iter().zip(&front.sites) {
+    fn active(&self, b: &mut Builder, clean_pass: &CleanPass, prefix: &str) {
+        for (site, values) in self.sites.iter().zip(&clean_pass.sites) {
             b.output(format!("{prefix}l0/{}", site.path()), values.active);
         }
     }

@@ -12,7 +12,6 @@
 //! width of the residual stream, `h` hidden unit. `g` is an importance, `r` a draw. A tensor's name ends in its letters.
 
 pub mod bench;
-mod blame;
 mod cache;
 pub mod cuda;
 pub mod data;
@@ -20,18 +19,19 @@ pub mod decomposition;
 mod decomposition_task;
 mod fault;
 mod figures;
-mod halt;
 pub mod losses;
 mod memory;
 pub mod metrics;
-mod overview;
+mod non_finite;
 pub mod parameters;
 pub mod pass;
 mod progress;
 mod rank;
 mod redraw;
+mod refused_step;
 pub mod replay;
 mod resume;
+mod run_plan;
 mod saver;
 pub mod schedule;
 pub mod sites;
@@ -45,7 +45,7 @@ mod train;
 pub use cache::cache_dir;
 pub use fault::{Fault, Outcome};
 pub use memory::Memory;
-pub use overview::{Overview, check_precision, overview};
 pub use rank::{continuation, rank};
 pub use redraw::{Redrawn, redraw};
 pub use resume::Continuation;
+pub use run_plan::{RunPlan, check_precision, run_plan};

@@ -14,8 +14,8 @@ use spd_engine::Store;
 use spd_tracker::Spool;
 
 use crate::fault::Fault;
-use crate::halt;
 use crate::progress::{Progress, WARMUP};
+use crate::refused_step;
 use crate::resume::{self, Ingredient};
 use crate::state;
 use crate::task::Task;
@@ -145,7 +145,7 @@ impl<'a> Saver<'a> {
             return Ok(());
         }
         let step = at.step();
-        halt::check(task, store, step)?;
+        refused_step::check(task, store, step)?;
         let mark = spool.mark();
         self.check_rows(spool)?;
         if let Some(trouble) = spool.trouble() {

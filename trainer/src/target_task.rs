@@ -17,7 +17,7 @@ use crate::schedule::learning_rate;
 use crate::target_models::{
     InputKind, TargetTensor, Weights, feature_labels, forward, input_kind, linears, tensors,
 };
-use crate::task::{Blame, GoOn, Measured, Task, evaluate_batches, in_arena_of, make_arena};
+use crate::task::{GoOn, Measured, NonFinite, Task, evaluate_batches, in_arena_of, make_arena};
 
 /// A target in training.
 pub(crate) struct TargetTask {
@@ -229,11 +229,16 @@ impl Task for TargetTask {
         ]
     }
 
-    fn blame(&mut self, store: &mut Store, _batch: &Batch, _step: u64) -> Result<Blame, Fault> {
+    fn find_non_finite(
+        &mut self,
+        store: &mut Store,
+        _batch: &Batch,
+        _step: u64,
+    ) -> Result<NonFinite, Fault> {
         let norms = self.program.output("norms/target", store);
         let mut names = self.parameters.names(store, Group::Target).zip(norms);
         let bad = names.find(|(_, norm)| !norm.is_finite());
-        Ok(Blame {
+        Ok(NonFinite {
             what: bad.map(|(name, _)| format!("the gradient of `{name}` of the target")),
             advice: "try a smaller learning rate, or clip, in [target.train]",
         })

@@ -15,9 +15,9 @@ pub(crate) type Measured = Vec<(String, f64)>;
 /// Asked between the batches, updates and files of whatever takes long: whether to go on with it.
 pub(crate) type GoOn<'a> = dyn FnMut() -> bool + 'a;
 
-/// Where a step begins not to be finite, and what to do about it.
+/// The first value of a step that is not finite, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Blame {
+pub(crate) struct NonFinite {
     /// In words, if it can be found.
     pub(crate) what: Option<String>,
     /// In words.
@@ -72,7 +72,12 @@ pub(crate) trait Task {
 
     /// Where a step that was refused begins not to be finite. The program has just been run on that step and its batch, and
     /// is not run any more.
-    fn blame(&mut self, store: &mut Store, batch: &Batch, step: u64) -> Result<Blame, Fault>;
+    fn find_non_finite(
+        &mut self,
+        store: &mut Store,
+        batch: &Batch,
+        step: u64,
+    ) -> Result<NonFinite, Fault>;
 
     /// Steps between figures; 0 for the end only.
     fn figures_every(&self) -> u64 {

@@ -9,8 +9,8 @@ use spd_tracker::{Kind, METRICS, Mark, Row, Spool, SpoolError};
 
 use crate::data::PREFETCHED;
 use crate::fault::{Fault, Outcome};
-use crate::halt;
 use crate::progress::{Progress, Stop, WARMUP};
+use crate::refused_step;
 use crate::resume::{self, CHECKPOINTS};
 use crate::saver::{At, Place, Saver, TRAINING_GOES_ON};
 use crate::state;
@@ -223,7 +223,7 @@ impl Training<'_> {
         }
         loader.recycle(batch);
         if is_logged {
-            halt::check(&mut **task, store, step)?;
+            refused_step::check(&mut **task, store, step)?;
             let seen = task.observe(store).into_iter();
             let seen = seen.chain(named(task.scalars(step)));
             self.spool.append(&row(step, Kind::Train, seen));

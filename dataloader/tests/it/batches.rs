@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::sync::Arc;
 
-use spd_dataloader::{Batch, DataError, Dataset, Dtype, Feed, Known, Loader, Shard, Source};
+use spd_dataloader::{Batch, CheckedFiles, DataError, Dataset, Dtype, Feed, Loader, Shard, Source};
 
 use crate::{alone, counting_dataset, fresh, put};
 
@@ -138,7 +138,9 @@ fn plain_files_are_read_as_the_dtype_that_was_given() {
             (dataset.tokens(), dataset.vocab_size(), dataset.documents()),
             (21, None, None)
         );
-        dataset.check(u32::MAX, &mut Known::default()).unwrap();
+        dataset
+            .check(u32::MAX, &mut CheckedFiles::default())
+            .unwrap();
         let source = Source::tokens(Arc::new(dataset), 20, 121).unwrap();
         let batch = fill(&source, &alone(0, 1), 0);
         assert_eq!(

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use spd_dataloader::{DataError, Dataset, Dtype, Known};
+use spd_dataloader::{CheckedFiles, DataError, Dataset, Dtype};
 use tempfile::TempDir;
 
 use crate::{counting_dataset, fresh, put};
@@ -67,7 +67,7 @@ fn a_bit_flipped_anywhere_in_a_header_is_refused_by_name() {
     }
 }
 
-fn check(data: &Path, vocab: u32, known: &mut Known) -> Result<(), String> {
+fn check(data: &Path, vocab: u32, known: &mut CheckedFiles) -> Result<(), String> {
     let checked = Dataset::open(data).unwrap().check(vocab, known);
     checked.map_err(|error: DataError| error.to_string())
 }
@@ -83,7 +83,7 @@ fn flip(shard: &Path) {
 #[test]
 fn a_bit_flipped_in_the_tokens_is_found() {
     let (_dir, data, shard) = dataset();
-    let mut known = Known::default();
+    let mut known = CheckedFiles::default();
     assert_eq!(check(&data, 256, &mut known), Ok(()));
     flip(&shard);
     // What is known of the file is of the time before it was changed.
@@ -105,7 +105,7 @@ fn a_bit_flipped_in_the_tokens_is_found() {
 #[test]
 fn a_wrong_hash_in_the_index_is_found_though_the_shards_are_known() {
     let (_dir, data, _) = dataset();
-    let mut known = Known::default();
+    let mut known = CheckedFiles::default();
     assert_eq!(check(&data, 256, &mut known), Ok(()));
     let index = data.join("index.json");
     let text = fs::read_to_string(&index).unwrap();
@@ -127,16 +127,16 @@ fn a_wrong_hash_in_the_index_is_found_though_the_shards_are_known() {
 #[test]
 fn what_is_known_of_a_file_is_not_read_again() {
     let (_dir, data, shard) = dataset();
-    let mut known = Known::default();
+    let mut known = CheckedFiles::default();
     assert_eq!(check(&data, 256, &mut known), Ok(()));
     let said = serde_json::to_string(&known).unwrap();
     let claim = said.replace("\"largest\":199", "\"largest\":1000");
     assert_ne!(claim, said);
-    let claimed: Known = serde_json::from_str(&claim).unwrap();
+    let claimed: CheckedFiles = serde_json::from_str(&claim).unwrap();
     // Its ids are looked for one by one then, and none is found.
     assert_eq!(check(&data, 256, &mut claimed.clone()), Ok(()));
     let claim = said.replace("\"largest\":", "\"largest\":7");
-    let claimed: Known = serde_json::from_str(&claim).unwrap();
+    let claimed: CheckedFiles = serde_json::from_str(&claim).unwrap();
     let mut same = claimed.clone();
     assert_eq!(check(&data, 256, &mut same), Ok(()));
     assert_eq!(same, claimed, "nothing was read");
@@ -151,7 +151,7 @@ fn what_is_known_of_a_file_is_not_read_again() {
 #[test]
 fn an_id_outside_of_the_vocabulary_is_found_wherever_it_stands() {
     let (_dir, data, shard) = dataset();
-    let mut known = Known::default();
+    let mut known = CheckedFiles::default();
     assert_eq!(check(&data, 256, &mut known), Ok(()));
     // Of 250 tokens, 0 to 249, the second shard holds 100 to 199.
     assert_eq!(
@@ -256,7 +256,7 @@ proptest! {
         put(&data.join("index.json"), &bytes);
         // Some damage changes nothing, or only what `verify` compares.
         if let Ok(dataset) = Dataset::open(&data) {
-            let _ = dataset.check(256, &mut Known::default());
+            let _ = dataset.check(256, &mut CheckedFiles::default());
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use safetensors::SafeTensors;
 use serde_json::json;
 use spd_dataloader::{
-    Batch, Dataset, Known, Source, Tokenize, TokenizerChoice, TokenizerId, tokenize,
+    Batch, CheckedFiles, Dataset, Source, Tokenize, TokenizerChoice, TokenizerId, tokenize,
 };
 use tokenizers::Tokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -107,7 +107,7 @@ fn bytes_become_their_own_ids_and_the_tail_is_held_out() {
     assert_eq!((report.vocab, report.bytes), (256, 20));
     assert_eq!(ids(&out.join("val")), b"gh".map(u32::from));
     let train = Dataset::open(&out.join("train")).unwrap();
-    train.check(u32::MAX, &mut Known::default()).unwrap();
+    train.check(u32::MAX, &mut CheckedFiles::default()).unwrap();
     assert_eq!(
         (train.tokens(), train.documents(), train.vocab_size()),
         (18, Some(1), Some(256))
@@ -302,11 +302,11 @@ fn a_killed_tokenization_leaves_nothing_or_everything() {
         if out.join("train").try_exists().unwrap() {
             Dataset::open(&out.join("train"))
                 .unwrap()
-                .check(u32::MAX, &mut Known::default())
+                .check(u32::MAX, &mut CheckedFiles::default())
                 .unwrap();
             Dataset::open(&out.join("val"))
                 .unwrap()
-                .check(u32::MAX, &mut Known::default())
+                .check(u32::MAX, &mut CheckedFiles::default())
                 .unwrap();
             fs::remove_dir_all(&out).unwrap();
         }

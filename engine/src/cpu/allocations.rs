@@ -10,7 +10,7 @@ use spd_draws::{Purpose, Stream};
 
 use super::gemm::tests::INSIDE;
 use super::{Executor, Pool};
-use crate::made::SiteInputs;
+use crate::derivation::SiteInputs;
 use crate::op::{Builder, Result};
 use crate::ops::oracle::random;
 use crate::ops::{

@@ -35,16 +35,16 @@ pub struct Executor {
     scalars: Vec<String>,
     profile: Option<Vec<Duration>>,
     pool: Arc<Pool>,
-    #[cfg(feature = "shadow")]
-    shadow: Option<Box<dyn Repeat>>,
+    #[cfg(feature = "compare-emulated")]
+    repeated: Option<Box<dyn Repeat>>,
 }
 
 /// Names and values of outputs, then of the tensors of the store.
-#[cfg(feature = "shadow")]
+#[cfg(feature = "compare-emulated")]
 pub(crate) type Found = Vec<(String, Vec<f32>)>;
 
 /// Repeats replays of a program elsewhere.
-#[cfg(feature = "shadow")]
+#[cfg(feature = "compare-emulated")]
 pub(crate) trait Repeat: Send {
     /// Repeats what the executor is about to do, and says what it found, where that is to be compared.
     ///
@@ -108,7 +108,7 @@ impl Executor {
             "the CPU executor holds no bf16 values"
         );
         assert!(
-            builder.agreed.is_empty(),
+            builder.all_reduced.is_empty(),
             "the CPU executor knows of no other ranks"
         );
         let (plan, products) = (Plan::new(builder), precision_of_products(builder));
@@ -152,8 +152,8 @@ impl Executor {
             scalars,
             profile: None,
             pool,
-            #[cfg(feature = "shadow")]
-            shadow: None,
+            #[cfg(feature = "compare-emulated")]
+            repeated: None,
         }
     }
 
@@ -238,7 +238,7 @@ impl Executor {
     }
 
     /// An input as words, whatever they stand for.
-    #[cfg(any(test, feature = "shadow"))]
+    #[cfg(any(test, feature = "compare-emulated"))]
     pub(crate) fn input_words(&mut self, name: &str) -> &mut [u32] {
         let view = self.input_view(name);
         // SAFETY: as for `input`; both types of inputs have elements of four bytes.
@@ -297,11 +297,11 @@ impl Executor {
     /// When it has no arena.
     pub fn run(&mut self, store: &mut Store) {
         self.arena();
-        #[cfg(feature = "shadow")]
-        let found = self.replay_on_shadow(store);
+        #[cfg(feature = "compare-emulated")]
+        let found = self.replay_emulated(store);
         self.replay(store);
-        #[cfg(feature = "shadow")]
-        self.compare_with_shadow(found, store);
+        #[cfg(feature = "compare-emulated")]
+        self.compare_emulated(found, store);
     }
 
     /// The replay of a program whose arena is there.
@@ -327,28 +327,28 @@ impl Executor {
     }
 
     /// Has replays repeated elsewhere, and compared.
-    #[cfg(feature = "shadow")]
-    pub(crate) fn repeat(&mut self, shadow: impl Repeat + 'static) {
-        self.shadow = Some(Box::new(shadow));
+    #[cfg(feature = "compare-emulated")]
+    pub(crate) fn repeat(&mut self, repeated: impl Repeat + 'static) {
+        self.repeated = Some(Box::new(repeated));
     }
 
-    #[cfg(feature = "shadow")]
-    fn replay_on_shadow(&mut self, store: &Store) -> Option<Found> {
+    #[cfg(feature = "compare-emulated")]
+    fn replay_emulated(&mut self, store: &Store) -> Option<Found> {
         let inputs = self.inputs.iter().map(|(name, view)| {
             // SAFETY: as for `input`; both types of inputs have elements of four bytes.
             let words = unsafe { std::slice::from_raw_parts(view.start.cast::<u32>(), view.len) };
             (name.as_str(), words)
         });
         let inputs = inputs.collect();
-        self.shadow.as_mut()?.run(inputs, &self.parameters, store)
+        self.repeated.as_mut()?.run(inputs, &self.parameters, store)
     }
 
-    #[cfg(feature = "shadow")]
-    fn compare_with_shadow(&self, found: Option<Found>, store: &Store) {
+    #[cfg(feature = "compare-emulated")]
+    fn compare_emulated(&self, found: Option<Found>, store: &Store) {
         let outputs = self.output_names().map(|name| self.output(name, store));
         let tensors = store.slots().map(|slot| store.get(slot));
-        if let (Some(found), Some(shadow)) = (found, &self.shadow) {
-            shadow.compare(&found, outputs.chain(tensors).collect());
+        if let (Some(found), Some(repeated)) = (found, &self.repeated) {
+            repeated.compare(&found, outputs.chain(tensors).collect());
         }
     }
 

@@ -10,9 +10,9 @@ mod frame;
 pub(crate) mod gelu;
 pub(crate) mod gemm;
 pub(crate) mod math;
-pub(crate) mod packed;
 pub(crate) mod pool;
 pub(crate) mod reduce;
+pub(crate) mod routed_rows;
 pub(crate) mod shape;
 pub(crate) mod sparse;
 mod thin;
@@ -22,7 +22,7 @@ pub(crate) mod uniform;
 pub use arena::Arena;
 pub use bf16::has_bf16_products;
 pub use executor::Executor;
-#[cfg(feature = "shadow")]
+#[cfg(feature = "compare-emulated")]
 pub(crate) use executor::{Found, Repeat};
 pub use frame::Frame;
 pub(crate) use pool::{PerChunk, Rows};

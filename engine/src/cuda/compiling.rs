@@ -162,7 +162,7 @@ impl Driver for Compiling {
         Ok(())
     }
 
-    unsafe fn agree(&self, _values: &[Argument]) -> Result<(), Fault> {
+    unsafe fn all_reduce(&self, _values: &[Argument]) -> Result<(), Fault> {
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Matrix products by cublasLt, each kind of them planned once. Unmeasured: no GPU has run it.
 //!
-//! It is asked for several algorithms, of which a measurement chooses ([`choice`](super::choice)); an algorithm is 64 bytes that
+//! It is asked for several algorithms, of which a measurement chooses ([`autotune`](super::autotune)); an algorithm is 64 bytes that
 //! the same version of the library takes again.
 #![expect(unsafe_code, reason = "cublasLt is a C library")]
 

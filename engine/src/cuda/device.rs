@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Fault;
-use super::choices::Choices;
+use super::autotune_record::AutotuneRecord;
 use super::compiling::Compiling;
 use super::driver::{Driver, Stream, Transfer, Way};
 use super::gpu::Gpu;
@@ -24,9 +24,9 @@ pub(super) const ALIGN: usize = 256;
 /// A GPU that is open.
 pub struct Device {
     pub(super) driver: Arc<dyn Driver>,
-    choices: Mutex<Choices>,
-    /// Made when the first tensor travels.
-    ferry: Mutex<Option<Ferry>>,
+    autotuned: Mutex<AutotuneRecord>,
+    /// Derivation when the first tensor travels.
+    pinned_pair: Mutex<Option<PinnedPair>>,
     waits: AtomicU64,
 }
 
@@ -44,7 +44,7 @@ impl Device {
     /// When a library or the GPU is missing, or does not work: one line.
     pub fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Arc<Self>, Fault> {
         #[cfg(feature = "emulated")]
-        if super::stands_in() {
+        if super::is_emulated() {
             return Ok(Self::emulated());
         }
         let gpu = Gpu::open(ordinal, cache.clone())?;
@@ -86,8 +86,8 @@ impl Device {
     pub(crate) fn with_cache(driver: Arc<dyn Driver>, cache: Option<PathBuf>) -> Arc<Self> {
         Arc::new(Self {
             driver,
-            choices: Mutex::new(Choices::new(cache)),
-            ferry: Mutex::new(None),
+            autotuned: Mutex::new(AutotuneRecord::new(cache)),
+            pinned_pair: Mutex::new(None),
             waits: AtomicU64::new(0),
         })
     }
@@ -99,16 +99,18 @@ impl Device {
     ///
     /// When there is something else in its place.
     pub fn keep_record(&self, record: PathBuf) -> Result<(), Fault> {
-        self.choices().keep(record)
+        self.autotuned().keep(record)
     }
 
     /// Writes the decisions since into the run's record, if it keeps one.
     pub(super) fn write_record(&self) -> Result<(), Fault> {
-        self.choices().write()
+        self.autotuned().write()
     }
 
-    pub(super) fn choices(&self) -> std::sync::MutexGuard<'_, Choices> {
-        self.choices.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn autotuned(&self) -> std::sync::MutexGuard<'_, AutotuneRecord> {
+        self.autotuned
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes of its memory that are free, and all of them.
@@ -167,10 +169,10 @@ impl Device {
     ///
     /// At each address there is live memory for its values.
     pub(super) unsafe fn upload(&self, sent: &[(u64, &[f32])]) -> Result<(), Fault> {
-        let mut ferry = self.ferry()?;
-        let ferry = ferry.as_mut().expect("made above");
+        let mut pinned_pair = self.pinned_pair()?;
+        let pinned_pair = pinned_pair.as_mut().expect("made above");
         for (number, load) in loads(sent.iter().map(|(_, values)| values.len())).enumerate() {
-            let piece = &mut ferry.pieces[number % 2];
+            let piece = &mut pinned_pair.pieces[number % 2];
             // What it carried last has arrived; also when that was in another call.
             self.wait_for(piece)?;
             for part in &load {
@@ -198,13 +200,13 @@ impl Device {
     ///
     /// At each address there is live memory with its values.
     pub(super) unsafe fn download(&self, wanted: &mut [(u64, &mut [f32])]) -> Result<(), Fault> {
-        let mut ferry = self.ferry()?;
-        let ferry = ferry.as_mut().expect("made above");
+        let mut pinned_pair = self.pinned_pair()?;
+        let pinned_pair = pinned_pair.as_mut().expect("made above");
         let lengths = wanted.iter().map(|(_, values)| values.len());
         let loads: Vec<Vec<Part>> = loads(lengths).collect();
         // A piece is emptied before it is filled again, and both at the end.
         for number in 0..loads.len() + 2 {
-            let piece = &mut ferry.pieces[number % 2];
+            let piece = &mut pinned_pair.pieces[number % 2];
             if piece.busy {
                 self.wait_for(piece)?;
                 let carried = number.checked_sub(2).map(|number| &loads[number]);
@@ -241,9 +243,12 @@ impl Device {
         Ok(())
     }
 
-    fn ferry(&self) -> Result<std::sync::MutexGuard<'_, Option<Ferry>>, Fault> {
-        let mut ferry = self.ferry.lock().unwrap_or_else(PoisonError::into_inner);
-        if ferry.is_none() {
+    fn pinned_pair(&self) -> Result<std::sync::MutexGuard<'_, Option<PinnedPair>>, Fault> {
+        let mut pinned_pair = self
+            .pinned_pair
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if pinned_pair.is_none() {
             let piece = || {
                 Ok(Piece {
                     pinned: self.pin(PIECE / 4)?,
@@ -251,18 +256,24 @@ impl Device {
                     busy: false,
                 })
             };
-            *ferry = Some(Ferry {
+            *pinned_pair = Some(PinnedPair {
                 pieces: [piece()?, piece()?],
             });
         }
-        Ok(ferry)
+        Ok(pinned_pair)
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        let ferry = self.ferry.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for piece in ferry.iter().flat_map(|ferry| &ferry.pieces) {
+        let pinned_pair = self
+            .pinned_pair
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        for piece in pinned_pair
+            .iter()
+            .flat_map(|pinned_pair| &pinned_pair.pieces)
+        {
             // Pinned memory is given back when nothing reads it any more.
             let _ = self.driver.wait(piece.arrived.handle);
         }
@@ -270,7 +281,7 @@ impl Drop for Device {
 }
 
 /// Two pieces of pinned memory: one travels while the host is busy with the other.
-struct Ferry {
+struct PinnedPair {
     pieces: [Piece; 2],
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::lowering::Lowering;
 use crate::graph::{self, Graph};
-use crate::op::{Builder, Computes, Dear, Op};
+use crate::op::{Builder, Computes, ExpensiveOps, Op};
 use crate::precision::Format;
 use crate::value::Type;
 
@@ -40,8 +40,8 @@ pub(crate) trait Rewritten: Debug + Send + Sync {
     }
 
     /// What one run computes that costs many of those.
-    fn dear(&self, _inputs: &[&Type]) -> Dear {
-        Dear::default()
+    fn expensive_ops(&self, _inputs: &[&Type]) -> ExpensiveOps {
+        ExpensiveOps::default()
     }
 }
 
@@ -118,10 +118,10 @@ impl Computes for DeviceOp {
         }
     }
 
-    fn dear(&self, inputs: &[&Type]) -> Dear {
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
         match self {
-            Self::Op(op) => op.dear(inputs),
-            Self::Rewritten(op) => op.dear(inputs),
+            Self::Op(op) => op.expensive_ops(inputs),
+            Self::Rewritten(op) => op.expensive_ops(inputs),
         }
     }
 }

@@ -20,8 +20,8 @@ pub(crate) enum Stream {
     Inputs,
     /// Where tensors of the store leave.
     Staging,
-    /// Where ranks agree.
-    Agreements,
+    /// All-reduces between ranks.
+    AllReduce,
 }
 
 /// Between which memories a copy goes. The host's is always pinned.
@@ -169,12 +169,12 @@ pub(crate) trait Driver: Send + Sync {
     /// Operands are as large as the product says, in live memory.
     unsafe fn multiply(&self, placed: &PlacedProduct, factors: Factors) -> Result<(), Fault>;
 
-    /// Puts on the stream of agreements that numbers become their means over all ranks, which ask for the same in one order.
+    /// Enqueues an all-reduce: values become their means over all ranks, which all-reduce the same values in the same order.
     ///
     /// # Safety
     ///
     /// They are f32s in live memory, which nothing else reads or writes meanwhile.
-    unsafe fn agree(&self, values: &[Argument]) -> Result<(), Fault>;
+    unsafe fn all_reduce(&self, values: &[Argument]) -> Result<(), Fault>;
 
     /// A stream as CUDA's libraries take it.
     fn handle(&self, stream: Stream) -> u64;

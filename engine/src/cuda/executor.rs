@@ -13,10 +13,10 @@ use super::Fault;
 use super::device::{Device, Event, Graph, Memory};
 use super::device_op::DeviceGraph;
 use super::driver::{Argument, Module, Stream};
+use super::enqueue::enqueue;
 use super::inputs::{self, Inputs};
 use super::placed::{self, FIXED_PARAMETERS, Placed};
 use super::program::Program;
-use super::put::put;
 use super::sites::Found;
 use crate::op::Builder;
 use crate::plan::Plan;
@@ -78,13 +78,13 @@ pub struct Executor {
 /// A program as a graph.
 struct Captured {
     graph: Graph,
-    of: Ground,
+    of: Addresses,
     /// What it looks at before it writes to the store.
     _left: Arc<Event>,
 }
 
 /// What a graph stands on: a store by its number, an arena by its address.
-type Ground = (u64, u64);
+type Addresses = (u64, u64);
 
 /// A program on a device.
 struct Loaded {
@@ -93,7 +93,7 @@ struct Loaded {
     numbers: Memory,
     inputs: Inputs,
     done: Event,
-    /// Of each bucket that ranks agree on, that it is made, and that it is a mean.
+    /// Of each bucket: that it is made, and that its all-reduce is done.
     meetings: Vec<[Event; 2]>,
 }
 
@@ -149,7 +149,7 @@ impl Executor {
     ) -> Self {
         let mut refused = None;
         let mut program = make(&mut |from, site| {
-            let chosen = device.map_or(Ok(false), |device| device.chooses(from, site));
+            let chosen = device.map_or(Ok(false), |device| device.autotunes(from, site));
             chosen.unwrap_or_else(|fault| {
                 refused.get_or_insert(fault);
                 false
@@ -291,7 +291,7 @@ impl Executor {
     }
 
     /// An input as words, whatever they stand for.
-    #[cfg(any(test, feature = "shadow"))]
+    #[cfg(any(test, feature = "compare-emulated"))]
     pub(crate) fn input_words(&mut self, name: &str) -> &mut [u32] {
         self.words_of(name, self.program.inputs[name].dtype)
     }
@@ -344,11 +344,11 @@ impl Executor {
             return self.run_timed(store);
         }
         self.graph = None;
-        self.put(store)?;
+        self.enqueue(store)?;
         let loaded = self.loaded.as_ref().expect("looked at before");
         // Libraries load what they need, which a capture forbids; and what is wrong with a program is told here.
         loaded.wait()?;
-        let graph = Graph::capture(&loaded.device, || self.put(store))?;
+        let graph = Graph::capture(&loaded.device, || self.enqueue(store))?;
         self.graph = Some(Captured {
             graph,
             of: ground,
@@ -487,28 +487,28 @@ impl Executor {
     }
 
     /// Puts every step of the program on the stream.
-    fn put(&self, store: &Store) -> Result<(), Fault> {
+    fn enqueue(&self, store: &Store) -> Result<(), Fault> {
         for step in 0..self.program.steps.len() {
             self.put_one(step, store)?;
         }
         self.meet(self.program.steps.len(), store)
     }
 
-    /// Before a step, by its number: gives away what ranks agree on and is made by then, and waits for what is read from there on.
+    /// Before a step, by its number: starts the all-reduces of what is made by then, and waits for those that are read from there on.
     fn meet(&self, step: usize, store: &Store) -> Result<(), Fault> {
         let loaded = self.loaded.as_ref().expect("a program that is loaded");
         let meetings = || self.program.buckets.iter().zip(&loaded.meetings);
-        for (bucket, [made, agreed]) in meetings().filter(|(bucket, _)| bucket.made == step) {
+        for (bucket, [made, all_reduced]) in meetings().filter(|(bucket, _)| bucket.made == step) {
             let values = bucket.values.iter();
             let values: Vec<Argument> = values.map(|placed| self.argument(placed, store)).collect();
             made.record(Stream::Programs)?;
-            made.hold(Stream::Agreements)?;
-            // SAFETY: values in their places, which no step reads or writes between these two (`agreements`).
-            unsafe { loaded.device.driver().agree(&values) }?;
-            agreed.record(Stream::Agreements)?;
+            made.hold(Stream::AllReduce)?;
+            // SAFETY: values in their places, which no step reads or writes between these two (`all_reduces`).
+            unsafe { loaded.device.driver().all_reduce(&values) }?;
+            all_reduced.record(Stream::AllReduce)?;
         }
-        for (_, [_, agreed]) in meetings().filter(|(bucket, _)| bucket.read == step) {
-            agreed.hold(Stream::Programs)?;
+        for (_, [_, all_reduced]) in meetings().filter(|(bucket, _)| bucket.read == step) {
+            all_reduced.hold(Stream::Programs)?;
         }
         Ok(())
     }
@@ -523,7 +523,7 @@ impl Executor {
         let argument = |placed: &Placed| self.argument(placed, store);
         // SAFETY: every operand lies in its place in the arena, the store or among the numbers, as long as it says.
         unsafe {
-            put(
+            enqueue(
                 loaded.device.driver(),
                 &self.program.kernels,
                 &loaded.module,

@@ -98,7 +98,7 @@ mod tests {
 
     use super::*;
     use crate::cuda::device_op::on_device;
-    use crate::cuda::exhibition::{EVEN, Exhibition};
+    use crate::cuda::every_op::{EVEN, EveryOp};
     use crate::graph::Graph;
     use crate::op::{Builder, Op};
 
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn both_norms_are_exhibited() {
-        let b = fused(&on_device(&Exhibition::new(EVEN, false).b));
+        let b = fused(&on_device(&EveryOp::new(EVEN, false).b));
         let fused = b.nodes.iter().filter(|node| node.op.name() == "of_sum");
         let norms: Vec<String> = fused.map(|node| format!("{:?}", node.op)).collect();
         for norm in ["LayerNorm", "RmsNorm"] {

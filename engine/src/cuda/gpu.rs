@@ -42,7 +42,7 @@ pub(super) struct Gpu {
     programs: Arc<CudaStream>,
     inputs: Arc<CudaStream>,
     staging: Arc<CudaStream>,
-    agreements: Arc<CudaStream>,
+    all_reduces: Arc<CudaStream>,
     /// Where new memory is filled with zeros: a capture of programs does not see it.
     zeros: Arc<CudaStream>,
     context: Arc<CudaContext>,
@@ -90,7 +90,7 @@ impl Gpu {
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let stream = || context.new_stream().map_err(&open);
         let (programs, inputs) = (stream()?, stream()?);
-        let (staging, agreements, zeros) = (stream()?, stream()?, stream()?);
+        let (staging, all_reduces, zeros) = (stream()?, stream()?, stream()?);
         // SAFETY: freed with `self`.
         let workspace = unsafe { result::malloc_sync(WORKSPACE) }
             .map_err(failed("give memory to matrix products"))?;
@@ -104,7 +104,7 @@ impl Gpu {
             programs,
             inputs,
             staging,
-            agreements,
+            all_reduces,
             zeros,
             arch: format!("sm_{major}{minor}"),
             cache,
@@ -121,7 +121,7 @@ impl Gpu {
             Stream::Programs => self.programs.cu_stream(),
             Stream::Inputs => self.inputs.cu_stream(),
             Stream::Staging => self.staging.cu_stream(),
-            Stream::Agreements => self.agreements.cu_stream(),
+            Stream::AllReduce => self.all_reduces.cu_stream(),
         }
     }
 
@@ -378,7 +378,7 @@ impl Driver for Gpu {
         products.multiply(placed, at, self.programs.cu_stream())
     }
 
-    unsafe fn agree(&self, _values: &[Argument]) -> Result<(), Fault> {
+    unsafe fn all_reduce(&self, _values: &[Argument]) -> Result<(), Fault> {
         Err(Fault::new(
             "GPUs of several ranks are not joined yet; start the run with --gpus 1",
         ))

@@ -374,8 +374,8 @@ fn list(driver: &Handle) -> Result<Vec<Gpu>, (&'static str, c_int)> {
 ///
 /// When the driver refuses: one line that says why.
 pub fn free_memory(ordinal: usize) -> Result<usize, String> {
-    if super::stands_in() {
-        return Ok(super::STAND_IN_BYTES);
+    if super::is_emulated() {
+        return Ok(super::EMULATED_BYTES);
     }
     let driver = Library::Driver.found();
     let driver = driver.ok_or_else(|| format!("{} was not found", Library::Driver.files()[0]))?;
@@ -395,7 +395,7 @@ pub fn lacks_gpu(ordinal: usize) -> Option<String> {
 }
 
 fn misses(gpus: usize, joined: bool) -> Option<String> {
-    if super::stands_in() {
+    if super::is_emulated() {
         return None;
     }
     let needed = Library::ALL

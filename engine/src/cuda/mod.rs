@@ -9,7 +9,7 @@
 //! - Where a masked site and its gradients can be one op each, what lies between is never written; on a GPU that is chosen by
 //!   measurement, once for each shape, and a run keeps to it. So is the algorithm of each matrix product: cublasLt offers eight, and a
 //!   kernel of our own is tried where the product is thin and taken where cublasLt refuses.
-//! - What ranks agree on travels on a stream of its own inside the graph, in buckets (`agreements`); what travels there between
+//! - All-reduces have a stream of their own inside the graph, in buckets (`all_reduce`); what travels there between
 //!   GPUs, an all-reduce of NCCL, is not there yet, so a program of many ranks runs on the emulated device alone.
 //! - What may be is stored in bf16, if the program is to be ([`Precision`](crate::Precision)): a kernel takes the types of its
 //!   operands as they come, and computes in f32.
@@ -56,12 +56,16 @@
 //! bash .gpu/c                     # timed beside the peers
 //! ```
 
-mod agreements;
-pub(crate) mod casts;
-mod choice;
-mod choices;
+mod all_reduce;
+mod autotune;
+mod autotune_record;
 #[cfg(test)]
-mod chosen;
+mod autotune_tests;
+#[cfg(feature = "compare-emulated")]
+mod bf16_roundings;
+pub(crate) mod casts;
+#[cfg(feature = "compare-emulated")]
+pub(crate) mod compare_emulated;
 pub(crate) mod compiler;
 mod compiling;
 mod cublaslt;
@@ -70,9 +74,10 @@ pub(crate) mod device_op;
 mod driver;
 #[cfg(any(test, feature = "emulated"))]
 pub(crate) mod emulated;
-mod executor;
+mod enqueue;
 #[cfg(test)]
-pub(crate) mod exhibition;
+pub(crate) mod every_op;
+mod executor;
 mod fusion;
 mod gpu;
 mod inputs;
@@ -86,18 +91,13 @@ pub mod probes;
 pub(crate) mod product;
 mod product_kernel;
 pub(crate) mod program;
-mod put;
 #[cfg(test)]
-mod replays;
-#[cfg(feature = "shadow")]
-mod roundings;
-#[cfg(feature = "shadow")]
-pub(crate) mod shadow;
+mod replay_tests;
 pub(crate) mod site;
 mod sites;
-#[cfg(test)]
-mod staged;
 pub(crate) mod staging;
+#[cfg(test)]
+mod staging_tests;
 #[cfg(test)]
 pub(crate) mod tests;
 mod trial;
@@ -111,14 +111,14 @@ pub use lowering::Lowering;
 pub use staging::Staged;
 
 /// Set to have the emulated device stand in for a GPU, in a build of the feature `emulated`; for tests.
-pub const STAND_IN: &str = "SPD_EMULATED_GPU";
+pub const EMULATED_GPU: &str = "SPD_EMULATED_GPU";
 
 /// Memory of the emulated device.
-const STAND_IN_BYTES: usize = 4 << 30;
+const EMULATED_BYTES: usize = 4 << 30;
 
 /// Whether the emulated device stands in for GPUs.
-fn stands_in() -> bool {
-    cfg!(feature = "emulated") && std::env::var_os(STAND_IN).is_some()
+fn is_emulated() -> bool {
+    cfg!(feature = "emulated") && std::env::var_os(EMULATED_GPU).is_some()
 }
 
 /// Where tests keep machine code: with that of runs, where `$SPD_CACHE` says where that is.

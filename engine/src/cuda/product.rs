@@ -131,11 +131,11 @@ mod tests {
     use crate::cuda::compiler::explained;
     use crate::cuda::driver::Argument as Operands;
     use crate::cuda::emulated::{Emulated, Order, is_there};
+    use crate::cuda::enqueue::enqueue;
     use crate::cuda::kernel::{Kernel, source};
     use crate::cuda::libraries::Library;
     use crate::cuda::operand::At;
     use crate::cuda::placed::{Memory, Placed, PlacedProduct, Step};
-    use crate::cuda::put::put;
     use crate::cuda::tests::{gpu, uses};
     use crate::cuda::{Device, Fault};
     use crate::ops::oracle::{close, random};
@@ -339,7 +339,7 @@ mod tests {
         #[expect(unsafe_code, reason = "a driver is asked by address")]
         unsafe {
             device.upload(&[(memory.address, before)])?;
-            put(device.driver(), kernels, &module, step, &argument)?;
+            enqueue(device.driver(), kernels, &module, step, &argument)?;
             device.download(&mut [(memory.address, &mut after)])?;
             device.driver().unload(&module);
         }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Fault;
-use super::agreements::{BUCKET, Bucket, buckets};
+use super::all_reduce::{BUCKET, Bucket, buckets};
 use super::device_op::{DeviceGraph, DeviceNode, on_device};
 use super::fusion::fused;
 use super::kernel::{Kernel, Writer};
@@ -28,7 +28,7 @@ pub(crate) struct Program {
     pub(crate) kernels: Vec<Kernel>,
     pub(crate) steps: Vec<Step>,
     pub(crate) ops: Vec<PlacedOp>,
-    /// What the ranks agree on.
+    /// What is all-reduced.
     pub(crate) buckets: Vec<Bucket>,
     pub(crate) inputs: BTreeMap<String, Placed>,
     pub(crate) outputs: Vec<(String, Placed)>,

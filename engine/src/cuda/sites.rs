@@ -11,8 +11,8 @@
 
 use crate::cuda::device_op::{DeviceGraph, DeviceNode, DeviceOp};
 use crate::cuda::site::{Site, SiteGrad, SiteSums};
+use crate::derivation::SiteInputs;
 use crate::graph::Home;
-use crate::made::SiteInputs;
 use crate::ops::masked::MaskedGrad;
 use crate::ops::routed_matmul::Kind;
 use crate::ops::{Masked, MatMul, RoutedMatMul, SiteOutput};

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::compiler::{compile, compile_all, explained};
 use super::emulated::{Emulated, Operand, Order, is_there};
-use super::exhibition::{EVEN, Exhibition, LARGE, RAGGED, Sizes};
+use super::every_op::{EVEN, EveryOp, LARGE, RAGGED, Sizes};
 use super::kernel::{Kernel, source};
 use super::libraries::Library;
 use super::program::Program;
@@ -213,8 +213,8 @@ pub(crate) fn agree(
     }
 }
 
-pub(crate) fn numbers(exhibition: &Exhibition) -> StepParameters {
-    let names = exhibition.b.scalars.iter();
+pub(crate) fn numbers(every_op: &EveryOp) -> StepParameters {
+    let names = every_op.b.scalars.iter();
     let scalars = names.map(|name| match name.as_str() {
         "p" => 0.7,
         "lr" => 0.01,
@@ -235,11 +235,11 @@ const TOLERANCE: f32 = 3e-5;
 #[test]
 fn every_op_computes_on_the_device_what_it_does_on_the_cpu() {
     for sizes in [EVEN, RAGGED] {
-        let exhibition = Exhibition::new(sizes, true);
-        let numbers = numbers(&exhibition);
-        let Exhibition {
+        let every_op = EveryOp::new(sizes, true);
+        let numbers = numbers(&every_op);
+        let EveryOp {
             b, store, inputs, ..
-        } = &exhibition;
+        } = &every_op;
         agree(b, store, inputs, &numbers, TOLERANCE);
     }
 }
@@ -339,9 +339,9 @@ pub(crate) fn compiles_within_its_budget(program: &Program) {
 #[test]
 fn every_kernel_compiles_within_its_budget() {
     for precision in [Precision::F32, Precision::Bf16] {
-        let mut exhibition = Exhibition::new(LARGE, false);
-        exhibition.b.precision = precision;
-        compiles_within_its_budget(&Program::new(&exhibition.b, |_, _| false));
+        let mut every_op = EveryOp::new(LARGE, false);
+        every_op.b.precision = precision;
+        compiles_within_its_budget(&Program::new(&every_op.b, |_, _| false));
     }
 }
 
@@ -352,9 +352,9 @@ fn a_kernel_compiles_without_the_others() {
         println!("no NVRTC: no kernel was compiled by itself");
         return;
     }
-    let mut exhibition = Exhibition::new(EVEN, false);
-    exhibition.b.precision = Precision::Bf16;
-    let program = Program::new(&exhibition.b, |_, _| true);
+    let mut every_op = EveryOp::new(EVEN, false);
+    every_op.b.precision = Precision::Bf16;
+    let program = Program::new(&every_op.b, |_, _| true);
     let compiled = compile_all(&program.kernels, "sm_90", None).unwrap();
     for (kernel, compiled) in program.kernels.iter().zip(compiled) {
         let (name, _) = kernel.alone();
@@ -413,9 +413,9 @@ fn a_source_that_is_wrong_is_named_in_one_line() {
 /// Functions of all sources that a program can launch: those that give nothing back and are no part of another.
 #[test]
 fn every_kernel_is_exhibited() {
-    let mut exhibition = Exhibition::new(EVEN, false);
-    exhibition.b.precision = Precision::Bf16;
-    let [products, sites] = [false, true].map(|one| Program::new(&exhibition.b, |_, _| one));
+    let mut every_op = EveryOp::new(EVEN, false);
+    every_op.b.precision = Precision::Bf16;
+    let [products, sites] = [false, true].map(|one| Program::new(&every_op.b, |_, _| one));
     let kernels = products.kernels.iter().chain(&sites.kernels);
     let launched: Vec<&str> = kernels.map(Kernel::function).collect();
     // Parts of kernels.
@@ -470,16 +470,16 @@ fn readings(sizes: Sizes) -> Vec<(&'static str, u64)> {
 
 #[test]
 fn what_crosses_memory_is_what_the_table_says() {
-    let exhibition = Exhibition::new(EVEN, true);
+    let every_op = EveryOp::new(EVEN, true);
     if !is_there() {
         return;
     }
     let emulated = Emulated::new(Order::new(true, true));
     let device = Device::of(Arc::<Emulated>::clone(&emulated));
-    let mut executor = on(&device, &exhibition.b).unwrap();
-    let mut store = exhibition.store.copy();
-    let numbers = numbers(&exhibition);
-    replay_on(&mut executor, &mut store, &exhibition.inputs, &numbers).unwrap();
+    let mut executor = on(&device, &every_op.b).unwrap();
+    let mut store = every_op.store.copy();
+    let numbers = numbers(&every_op);
+    replay_on(&mut executor, &mut store, &every_op.inputs, &numbers).unwrap();
     let traffic = emulated.traffic();
     let table = readings(EVEN);
     assert!(table.len() > 5, "{table:?}");

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::Fault;
 use super::device::{ALIGN, Device, Event, Memory};
 use super::driver::{Argument, Module, Stream, Transfer, Way};
+use super::enqueue::enqueue;
 use super::kernel::Kernel;
 use super::placed::{self, FIXED_PARAMETERS, Placed, PlacedProduct, Step};
-use super::put::put;
 
 /// Replays that are timed, of which the fastest counts.
 const REPLAYS: usize = 5;
@@ -126,7 +126,7 @@ impl<'d> Trial<'d> {
             module: self.device.driver().load(kernels)?,
         };
         let done = self.device.event()?;
-        self.put(0, kernels, &loaded.module, steps)?;
+        self.enqueue(0, kernels, &loaded.module, steps)?;
         done.record(Stream::Programs)?;
         self.device.wait(&done)
     }
@@ -174,7 +174,7 @@ impl<'d> Trial<'d> {
         let driver = self.device.driver();
         start.record(Stream::Programs)?;
         for copy in 0..self.copies {
-            self.put(copy, kernels, module, steps)?;
+            self.enqueue(copy, kernels, module, steps)?;
         }
         end.record(Stream::Programs)?;
         self.device.wait(end)?;
@@ -182,7 +182,7 @@ impl<'d> Trial<'d> {
         Ok(ms / self.copies as f32)
     }
 
-    fn put(
+    fn enqueue(
         &self,
         copy: usize,
         kernels: &[Kernel],
@@ -193,7 +193,7 @@ impl<'d> Trial<'d> {
         let steps = steps.iter();
         for step in steps.filter(|step| !matches!(step, Step::Copy { .. })) {
             // SAFETY: every operand lies in its place in the arena or among the numbers, as long as it says.
-            unsafe { put(self.device.driver(), kernels, module, step, &argument) }?;
+            unsafe { enqueue(self.device.driver(), kernels, module, step, &argument) }?;
         }
         Ok(())
     }

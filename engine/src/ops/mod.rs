@@ -38,7 +38,7 @@ mod swiglu;
 mod transpose;
 mod weighted_sum;
 
-pub use crate::made::SiteInputs;
+pub use crate::derivation::SiteInputs;
 pub use adamw::{AdamW, AdamWOperands};
 pub use add::Add;
 pub use ascend::Ascend;

@@ -1,7 +1,7 @@
 //! `spd-launch CONFIG --seeds ... --sweep ...`: several runs over the cores there are, and one table at the end.
 //!
 //! ```text
-//! axes -> members: load, overview       everything that can be refused is refused here, for all of them
+//! axes -> members: load, run plan       everything that can be refused is refused here, for all of them
 //!      -> run_dir                       runs/NAME.sweep, one run directory a member in it
 //!      -> spd-launch DIR/config.toml    for as many members at a time as there are cores, each watched
 //!      -> status_lines, report                 a line a running member; a table and sweep.json at the end
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use spd_checkpoint::atomic::write_file;
 use spd_configs::{Place, Run};
-use spd_trainer::{Fault, Overview};
+use spd_trainer::{Fault, RunPlan};
 
 use self::axes::{Axis, Combination, axes, combinations};
 use self::member::{Member, State};
@@ -83,10 +83,10 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         jobs,
         threads: (cores / jobs).max(1),
     };
-    let (mut overview, largest) = sweep.check(&members, &found)?;
+    let (mut run_plan, largest) = sweep.check(&members, &found)?;
     let set = overrides(&asked.set, &largest.values);
-    let room_for = |overview| check_memory(asked, (&path, &set), &largest.run, overview);
-    let room = room_for(&overview).map_err(Fault::BadInput)?;
+    let room_for = |run_plan| check_memory(asked, (&path, &set), &largest.run, run_plan);
+    let room = room_for(&run_plan).map_err(Fault::BadInput)?;
     if let Some(room) = room.filter(|room| *room < sweep.jobs) {
         screen::note(&format!(
             "{room} at a time in place of {}: there is memory for no more",
@@ -95,12 +95,12 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         sweep.jobs = room;
         // Those that run have the cores of those that do not, where there is memory for that: a thread takes some.
         let threads = cores / room;
-        let wider = spd_trainer::overview(&largest.run, threads, false)?;
+        let wider = spd_trainer::run_plan(&largest.run, threads, false)?;
         if matches!(room_for(&wider), Ok(Some(found)) if found >= room) {
-            (sweep.threads, overview) = (threads, wider);
+            (sweep.threads, run_plan) = (threads, wider);
         }
     }
-    let overview = sweep.described(overview, &members, &found);
+    let run_plan = sweep.described(run_plan, &members, &found);
     screen::result(&plan::text(
         &format!("{}: {} runs", sweep.name, members.len()),
         &format!(
@@ -108,7 +108,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
             sweep.root.path().display(),
             if stands { "continued" } else { "new" }
         ),
-        &overview,
+        &run_plan,
     ));
     for (member, found) in members.iter_mut().zip(&found) {
         if *found == Found::Finished {
@@ -257,8 +257,8 @@ impl Sweep<'_> {
         &self,
         members: &'m [Member],
         found: &[Found],
-    ) -> Result<(Overview, &'m Member), Fault> {
-        let mut known: Vec<(Run, Overview, &Member)> = Vec::new();
+    ) -> Result<(RunPlan, &'m Member), Fault> {
+        let mut known: Vec<(Run, RunPlan, &Member)> = Vec::new();
         let mut bytes = 0_u64;
         for (member, found) in members.iter().zip(found) {
             // A seed changes no shape and no file.
@@ -266,11 +266,11 @@ impl Sweep<'_> {
                 seed: 0,
                 ..member.run.clone()
             };
-            let overview = match known.iter().find(|(run, ..)| *run == alike) {
-                Some((_, overview, _)) => overview,
+            let run_plan = match known.iter().find(|(run, ..)| *run == alike) {
+                Some((_, run_plan, _)) => run_plan,
                 None => {
-                    let overview = spd_trainer::overview(&member.run, self.threads, false)?;
-                    known.push((alike, overview, member));
+                    let run_plan = spd_trainer::run_plan(&member.run, self.threads, false)?;
+                    known.push((alike, run_plan, member));
                     &known.last().expect("pushed just now").1
                 }
             };
@@ -279,7 +279,7 @@ impl Sweep<'_> {
                     .dir
                     .check(0, self.asked.fresh)
                     .map_err(Fault::BadInput)?;
-                bytes = bytes.saturating_add(checkpoint_bytes(&member.run, overview, found));
+                bytes = bytes.saturating_add(checkpoint_bytes(&member.run, run_plan, found));
             }
         }
         self.root
@@ -287,13 +287,13 @@ impl Sweep<'_> {
             .map_err(Fault::BadInput)?;
         let largest = known
             .into_iter()
-            .max_by_key(|(_, overview, _)| overview.memory.total());
-        let (_, overview, member) = largest.expect("a sweep has a run");
-        Ok((overview, member))
+            .max_by_key(|(_, run_plan, _)| run_plan.memory.total());
+        let (_, run_plan, member) = largest.expect("a sweep has a run");
+        Ok((run_plan, member))
     }
 
-    /// The overview of one member as one of all of them.
-    fn described(&self, overview: Overview, members: &[Member], found: &[Found]) -> Overview {
+    /// The plan of one member as one of all of them.
+    fn described(&self, run_plan: RunPlan, members: &[Member], found: &[Found]) -> RunPlan {
         let keys: Vec<&str> = members
             .first()
             .map(|member| member.values.iter().map(|(key, _)| key.as_str()).collect())
@@ -319,13 +319,13 @@ impl Sweep<'_> {
             self.threads,
             if self.threads == 1 { "" } else { "s" }
         );
-        let mut overview = overview;
-        for (label, value) in &mut overview.rows {
+        let mut run_plan = run_plan;
+        for (label, value) in &mut run_plan.rows {
             if label == "run" {
                 value.clone_from(&line);
             }
         }
-        overview
+        run_plan
     }
 
     /// Starts members as others end, until all have or the user wants to leave.

@@ -65,7 +65,7 @@ impl Ceilings {
             let of = (processor, precision);
             return Self::of_gpu(of, (site_shape, workload_bytes), sizes);
         }
-        let [gelus, gelu_slopes, draws] = dear(processor, NEAR, 10 * ROUNDS)?;
+        let [gelus, gelu_slopes, draws] = expensive_ops(processor, NEAR, 10 * ROUNDS)?;
         let near_bytes = workload_bytes.clamp(1 << 20, LARGE);
         Ok(Self {
             gemm: gemm((pool, precision), [SQUARE; 3])?,
@@ -86,7 +86,7 @@ impl Ceilings {
         (site_shape, workload_bytes): ([usize; 3], usize),
         sizes: Sizes,
     ) -> Result<Self, Fault> {
-        let [gelus, gelu_slopes, draws] = dear(processor, sizes.near, sizes.rounds)?;
+        let [gelus, gelu_slopes, draws] = expensive_ops(processor, sizes.near, sizes.rounds)?;
         let near_bytes = workload_bytes.clamp(sizes.large / 256, sizes.large);
         let gemm = |shape| gemm_of_gpu((processor, precision), shape, sizes.rounds);
         Ok(Self {
@@ -107,9 +107,9 @@ impl Ceilings {
     pub(super) fn floor_s(&self, op: &OpProfile) -> f64 {
         let arithmetic = [
             (op.flops, self.gemm.max(self.site_gemm)),
-            (op.dear.gelus, self.gelus),
-            (op.dear.gelu_slopes, self.gelu_slopes),
-            (op.dear.draws, self.draws),
+            (op.expensive_ops.gelus, self.gelus),
+            (op.expensive_ops.gelu_slopes, self.gelu_slopes),
+            (op.expensive_ops.draws, self.draws),
         ];
         let arithmetic: f64 = arithmetic
             .iter()
@@ -215,7 +215,7 @@ fn copy_of_gpu(processor: &Processor, bytes: usize, rounds: usize) -> Result<f64
 }
 
 /// GELUs, their slopes and random numbers per second, by the best of so many replays on `near` elements.
-fn dear(processor: &Processor, near: usize, rounds: usize) -> Result<[f64; 3], Fault> {
+fn expensive_ops(processor: &Processor, near: usize, rounds: usize) -> Result<[f64; 3], Fault> {
     let mut b = Builder::new();
     let x = b.input("x", &Type::f32(&[near / 1024, 1024]))?;
     let y = b.gelu(x, GeluKind::Exact)?;
@@ -291,7 +291,7 @@ fn fastest_s(mut work: impl FnMut()) -> f64 {
 pub(super) mod tests {
     use std::time::Duration;
 
-    use spd_engine::Dear;
+    use spd_engine::ExpensiveOps;
     use spd_engine::cuda::Device;
 
     use super::*;
@@ -330,20 +330,20 @@ pub(super) mod tests {
             gelu_slopes: 2.0,
             draws: 8.0,
         };
-        let floor = |flops, bytes, dear| {
+        let floor = |flops, bytes, expensive_ops| {
             ceilings.floor_s(&OpProfile {
                 name: "op",
                 settings: String::new(),
                 operands: String::new(),
                 time: Duration::ZERO,
                 flops,
-                dear,
+                expensive_ops,
                 bytes,
             })
         };
         // By hand: 300 / 100 against 40 / 20, then 100 / 100 against 40 / 20, then 1 + 4 / 4 + 4 / 2 + 4 / 8.
-        let none = Dear::default();
-        let dear = Dear {
+        let none = ExpensiveOps::default();
+        let expensive_ops = ExpensiveOps {
             gelus: 4,
             gelu_slopes: 4,
             draws: 4,
@@ -351,7 +351,7 @@ pub(super) mod tests {
         for (found, expected) in [
             (floor(300, 40, none), 3.0),
             (floor(100, 40, none), 2.0),
-            (floor(100, 40, dear), 4.5),
+            (floor(100, 40, expensive_ops), 4.5),
         ] {
             assert!((found - expected).abs() < 1e-12, "{found}");
         }
@@ -361,7 +361,7 @@ pub(super) mod tests {
     fn the_dear_have_rates() {
         let pool = Arc::new(Pool::single());
         let rates = pool
-            .enter(|| dear(&Arc::clone(&pool).into(), NEAR, 250))
+            .enter(|| expensive_ops(&Arc::clone(&pool).into(), NEAR, 250))
             .unwrap();
         assert!(rates.iter().all(|rate| rate.is_finite() && *rate > 1e6));
     }

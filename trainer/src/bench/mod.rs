@@ -12,7 +12,7 @@
 
 mod ceilings;
 mod clock;
-mod given_masks;
+mod compile_benchmark;
 mod phases;
 mod presets;
 mod runs;

@@ -15,7 +15,7 @@ use super::ceilings::{Ceilings, Sizes};
 use super::clock::Timed;
 use super::clock::{ms, quantile};
 use super::workload::Workload;
-use super::{Step, given_masks};
+use super::{Step, compile_benchmark};
 use crate::decomposition::Draws;
 use crate::fault::Fault;
 
@@ -246,20 +246,20 @@ fn part(workload: &Workload, end: End) -> Result<Executor, Fault> {
     let (decomposition, store) = (&workload.decomposition, &workload.store);
     let mut b = Builder::with_precision(decomposition.precision());
     if end == End::GivenMasks {
-        let loss = given_masks::forward(decomposition, &mut b, store, workload.shape())?;
+        let loss = compile_benchmark::forward(decomposition, &mut b, store, workload.shape())?;
         b.output("loss", loss);
         return Ok(Executor::new(&b, &workload.processor)?);
     }
-    let front = decomposition.front(&mut b, store, workload.shape(), &Draws::Counters)?;
-    b.output("clean", front.output);
+    let clean_pass = decomposition.clean_pass(&mut b, store, workload.shape(), &Draws::Counters)?;
+    b.output("clean", clean_pass.output);
     if end >= End::Importances {
-        for site in &front.sites {
+        for site in &clean_pass.sites {
             b.output("importance", site.importance);
             b.output("power_sums", site.power_sums);
         }
     }
     if end >= End::Losses {
-        for loss in decomposition.losses(&mut b, store, &front, Draws::Counters)? {
+        for loss in decomposition.losses(&mut b, store, &clean_pass, Draws::Counters)? {
             b.output(loss.name, loss.value);
         }
     }

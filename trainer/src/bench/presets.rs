@@ -7,7 +7,7 @@ use spd_engine::has_bf16_products;
 
 use super::runs::{Step, run};
 use crate::fault::Fault;
-use crate::overview::why_not;
+use crate::run_plan::why_not;
 use crate::sites::resolve;
 
 /// What this build can time.

@@ -6,7 +6,7 @@ use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Executor, Processor, Store};
 
 use super::clock::Timed;
-use super::given_masks::{self, BETA2};
+use super::compile_benchmark::{self, BETA2};
 use super::{Preset, Step};
 use crate::data::{features, fill, training_feed};
 use crate::decomposition::{BatchShape, Decomposition};
@@ -27,7 +27,7 @@ fn step(preset: &Preset, decomposition: &Decomposition, store: &Store) -> Result
         Step::Training => decomposition.step_program(store)?,
         Step::GivenMasks { .. } => {
             let shape = decomposition.shape(preset.run.train.batch_size);
-            given_masks::program(decomposition, store, shape)?
+            compile_benchmark::program(decomposition, store, shape)?
         }
     })
 }
@@ -93,7 +93,7 @@ impl Workload {
     /// Masks for a program that is a part of the step, where the step is given its masks.
     pub(super) fn draw(&self, part: &mut Executor) {
         if let Step::GivenMasks { .. } = self.kind {
-            given_masks::draw(&self.decomposition, self.steps, part);
+            compile_benchmark::draw(&self.decomposition, self.steps, part);
         }
     }
 
@@ -132,7 +132,7 @@ impl Timed for Workload {
     fn step(&mut self, batch: usize) -> Result<(), Fault> {
         if let (Step::GivenMasks { .. }, 0) = (self.kind, self.steps) {
             // They stay as they are, on a GPU too: others would travel there within a timed step.
-            given_masks::draw(&self.decomposition, self.steps, &mut self.program);
+            compile_benchmark::draw(&self.decomposition, self.steps, &mut self.program);
         }
         fill(&mut self.program, &self.batches[batch % BATCHES]);
         self.program.parameters().step = self.steps;

@@ -5,7 +5,7 @@ use spd_draws::{Purpose, Stream};
 use spd_engine::ops::{Draw, LogitNoise, Mask, MaskValues};
 use spd_engine::{Builder, Result, Type, Value};
 
-use super::Front;
+use super::CleanPass;
 use crate::sites::Site;
 
 /// Which mask sample of a program: a loss term's `k`-th draw, or an evaluation's.
@@ -81,12 +81,12 @@ impl Draws {
     fn delta(
         self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         sample: &SampleId,
         index: usize,
         site: &Site,
     ) -> Result<Value> {
-        let rows = front.shape.examples();
+        let rows = clean_pass.shape.examples();
         match self {
             Self::Counters => b.uniform_rows(
                 Stream::new(Purpose::Delta, sample.number, site_number(index)),
@@ -103,11 +103,11 @@ impl Draws {
     pub(crate) fn routes(
         self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         sample: &SampleId,
         (sites, routing): (&[Site], Routing),
     ) -> Result<Vec<Option<Value>>> {
-        let rows = front.shape.examples();
+        let rows = clean_pass.shape.examples();
         let number = sample.number;
         let routes: Vec<Value> = match (routing, self) {
             (Routing::All | Routing::Layerwise, _) => return Ok(vec![None; sites.len()]),
@@ -140,7 +140,7 @@ impl Draws {
     pub(crate) fn adversary(
         self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         pgd: &Pgd,
         sample: &SampleId,
         (index, site, delta): (usize, &Site, bool),
@@ -149,8 +149,8 @@ impl Draws {
         let (dims, delta_dims) = if shared {
             (vec![site.components], vec![1])
         } else {
-            let importance = b.ty(front.sites[index].importance);
-            (importance.dims.clone(), vec![front.shape.examples()])
+            let importance = b.ty(clean_pass.sites[index].importance);
+            (importance.dims.clone(), vec![clean_pass.shape.examples()])
         };
         let mut start = |purpose, kind: &str, dims: &[usize]| {
             let stream = Stream::new(purpose, sample.number, site_number(index));
@@ -201,13 +201,13 @@ impl Draws {
 /// none.
 pub(crate) fn mask_values(
     b: &mut Builder,
-    front: &Front,
+    clean_pass: &CleanPass,
     (index, site): (usize, &Site),
     (masking, sampling, delta): (Masking, Sampling, bool),
     (draws, sample): (Draws, &SampleId),
     route: Option<Value>,
 ) -> Result<MaskValues> {
-    let importance = front.sites[index].importance;
+    let importance = clean_pass.sites[index].importance;
     let mut values = MaskValues {
         mask: Mask::Ones,
         importance: Some(importance),
@@ -225,7 +225,7 @@ pub(crate) fn mask_values(
             values.mask = Mask::Between(draw);
             values.given = given;
             if delta {
-                values.delta = Some(draws.delta(b, front, sample, index, site)?);
+                values.delta = Some(draws.delta(b, clean_pass, sample, index, site)?);
             }
         }
     }

@@ -4,7 +4,7 @@
 //! clean pass -> x of each site -> importance functions -> g -> masks -> masked passes -> losses -> update
 //! ```
 //!
-//! [`front`](Decomposition::front) builds everything up to `g`; the losses, in [`losses`](crate::losses), build masked
+//! [`clean_pass`](Decomposition::clean_pass) builds everything up to `g`; the losses, in [`losses`](crate::losses), build masked
 //! passes on top of it; training and evaluation are the same code with other terms.
 
 mod components;
@@ -62,7 +62,7 @@ impl BatchShape {
 
 /// The clean pass and the importances of all sites on one batch.
 #[derive(Debug)]
-pub struct Front {
+pub struct CleanPass {
     /// Shape of the batch.
     pub shape: BatchShape,
     /// Input of the model.
@@ -193,13 +193,13 @@ impl Decomposition {
     /// # Errors
     ///
     /// When shapes do not fit.
-    pub fn front(
+    pub fn clean_pass(
         &self,
         b: &mut Builder,
         store: &Store,
         shape: BatchShape,
         draws: &Draws,
-    ) -> Result<Front> {
+    ) -> Result<CleanPass> {
         let input = match input_kind(&self.run.target.model) {
             InputKind::Features(features) => {
                 b.input("input", &Type::f32(&[shape.rows, features]))?
@@ -242,7 +242,7 @@ impl Decomposition {
                 active,
             });
         }
-        Ok(Front {
+        Ok(CleanPass {
             shape,
             input,
             output,
@@ -340,20 +340,20 @@ impl Decomposition {
     pub fn masked_pass(
         &self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         masked: &[(usize, MaskValues)],
     ) -> Result<MaskedPass> {
         let sites = masked
             .iter()
             .map(|&(index, masks)| {
-                let SiteValues { v_ic, u_co } = front.sites[index].values;
+                let SiteValues { v_ic, u_co } = clean_pass.sites[index].values;
                 let path = self.sites[index].path().to_owned();
                 (path, crate::pass::MaskedSite { v_ic, u_co, masks })
             })
             .collect();
-        let mut pass = Pass::masked(&self.layers, &front.weights, sites);
+        let mut pass = Pass::masked(&self.layers, &clean_pass.weights, sites);
         let model = &self.run.target.model;
-        let output = forward(model, b, &front.weights, &mut pass, front.input)?;
+        let output = forward(model, b, &clean_pass.weights, &mut pass, clean_pass.input)?;
         let inputs = pass.inputs;
         Ok(MaskedPass {
             output,

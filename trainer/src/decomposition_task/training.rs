@@ -7,14 +7,14 @@ use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Executor, Store};
 
 use super::{BETA2, DecompositionTask, WARMUP_LOSS};
-use crate::blame::first_not_finite;
 use crate::data::{eval_feed, training_feed};
 use crate::fault::Fault;
 use crate::figures;
-use crate::halt::{halted, refused};
+use crate::non_finite::first_not_finite;
 use crate::parameters::{BETA1, Group};
+use crate::refused_step::{halted, refused};
 use crate::schedule::{exponent, learning_rate};
-use crate::task::{Blame, GoOn, Measured, Task, evaluate_batches, in_arena_of};
+use crate::task::{GoOn, Measured, NonFinite, Task, evaluate_batches, in_arena_of};
 
 /// One update on faithfulness alone, counted from 1.
 fn warm_up(
@@ -125,13 +125,13 @@ impl Task for DecompositionTask {
                 let norms = program.output("norms/components", store);
                 let mut names = parameters.names(store, Group::Components).zip(norms);
                 let begins = names.find(|(_, norm)| !norm.is_finite());
-                let blame = Blame {
+                let found = NonFinite {
                     what: begins.map(|(name, _)| format!("the gradient of `{name}`")),
                     advice: "look at the weights of the target and at lr in [train.faithfulness_warmup]",
                 };
                 let place = format!("faithfulness warm-up, update {bad}");
                 let terms = vec![(WARMUP_LOSS.to_owned(), loss)];
-                return Err(refused(&place, &terms, &blame));
+                return Err(refused(&place, &terms, &found));
             }
             if made == settings.steps {
                 parameters.forget(store);
@@ -140,7 +140,12 @@ impl Task for DecompositionTask {
         })
     }
 
-    fn blame(&mut self, store: &mut Store, batch: &Batch, step: u64) -> Result<Blame, Fault> {
+    fn find_non_finite(
+        &mut self,
+        store: &mut Store,
+        batch: &Batch,
+        step: u64,
+    ) -> Result<NonFinite, Fault> {
         first_not_finite(self, store, (batch, step))
     }
 

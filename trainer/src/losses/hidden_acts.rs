@@ -8,14 +8,18 @@
 
 use spd_engine::{Builder, Result, Value};
 
-use crate::decomposition::Front;
+use crate::decomposition::CleanPass;
 
 /// Mean squared difference of what goes into the sites in two passes, a scalar.
-pub(super) fn input_distance(b: &mut Builder, front: &Front, inputs: &[Value]) -> Result<Value> {
+pub(super) fn input_distance(
+    b: &mut Builder,
+    clean_pass: &CleanPass,
+    inputs: &[Value],
+) -> Result<Value> {
     let elements = |b: &Builder, value: Value| b.ty(value).len() as f64;
     let total: f64 = inputs.iter().map(|&input| elements(b, input)).sum();
     let mut terms = Vec::new();
-    for (site, &input) in front.sites.iter().zip(inputs) {
+    for (site, &input) in clean_pass.sites.iter().zip(inputs) {
         if input != site.input {
             terms.push((elements(b, input) / total, b.mse(input, site.input)?));
         }

@@ -4,14 +4,14 @@
 use spd_engine::ops::ImportanceMinimality;
 use spd_engine::{Builder, Result, Value};
 
-use crate::decomposition::{Decomposition, Front};
+use crate::decomposition::{CleanPass, Decomposition};
 
 impl Decomposition {
     /// The penalty, a scalar; the gradient flows to the importance functions.
     pub(super) fn importance_minimality(
         &self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         beta: f64,
     ) -> Result<Value> {
         #[expect(
@@ -19,11 +19,11 @@ impl Decomposition {
             reason = "a setting is rounded to f32"
         )]
         let op = ImportanceMinimality {
-            rows: front.shape.examples(),
+            rows: clean_pass.shape.examples(),
             beta: beta as f32,
             ranks: 1,
         };
-        let terms: Vec<(f64, Value)> = front
+        let terms: Vec<(f64, Value)> = clean_pass
             .sites
             .iter()
             .map(|site| Ok((1.0, b.importance_minimality(op, site.power_sums)?)))

@@ -12,7 +12,7 @@ use spd_engine::{Builder, Result, Store, Value};
 pub use pgd::{Ascent, AttackedSite, SourceGradient};
 pub use recon::{divergence, divergence_and_cross_entropy};
 
-use crate::decomposition::{Decomposition, Draws, Front, SampleId};
+use crate::decomposition::{CleanPass, Decomposition, Draws, SampleId};
 
 /// A term of the total loss in a program.
 #[derive(Debug, Clone)]
@@ -62,7 +62,7 @@ impl Decomposition {
         &self,
         b: &mut Builder,
         store: &Store,
-        front: &Front,
+        clean_pass: &CleanPass,
         draws: Draws,
     ) -> Result<Vec<Scalar>> {
         let terms = self.run.losses.iter().enumerate();
@@ -75,9 +75,9 @@ impl Decomposition {
                 let value = match &loss.term {
                     Term::Faithfulness => self.faithfulness(b, store)?,
                     Term::ImportanceMinimality { beta, .. } => {
-                        self.importance_minimality(b, front, *beta)?
+                        self.importance_minimality(b, clean_pass, *beta)?
                     }
-                    term => self.reconstruction(b, front, term, draws)?,
+                    term => self.reconstruction(b, clean_pass, term, draws)?,
                 };
                 Ok(Scalar {
                     name: loss.term.name(),
@@ -96,7 +96,7 @@ impl Decomposition {
     pub fn measures(
         &self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         draws: Draws,
     ) -> Result<Vec<(String, Value)>> {
         let measures = self.run.eval.losses.iter().enumerate();
@@ -106,7 +106,7 @@ impl Decomposition {
                     from: draws,
                     first: FIRST_MEASURE + index * self.run.train.mask_samples,
                 };
-                let value = self.reconstruction(b, front, &measure.term, draws)?;
+                let value = self.reconstruction(b, clean_pass, &measure.term, draws)?;
                 Ok((measure.name.clone(), value))
             })
             .collect()
@@ -115,16 +115,16 @@ impl Decomposition {
     fn reconstruction(
         &self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         term: &Term,
         draws: TermDraws,
     ) -> Result<Value> {
         match term {
             Term::PgdRecon(pgd) => {
                 let sample = draws.sample(0, term.name().to_owned());
-                self.pgd_recon(b, front, pgd, (draws.from, &sample))
+                self.pgd_recon(b, clean_pass, pgd, (draws.from, &sample))
             }
-            _ => self.recon(b, front, term, draws),
+            _ => self.recon(b, clean_pass, term, draws),
         }
     }
 }

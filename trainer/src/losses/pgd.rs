@@ -24,7 +24,9 @@ use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Result, Value};
 
 use super::mean;
-use crate::decomposition::{AdversarialSource, Decomposition, Draws, Front, MaskedPass, SampleId};
+use crate::decomposition::{
+    AdversarialSource, CleanPass, Decomposition, Draws, MaskedPass, SampleId,
+};
 
 /// A site that an adversary masks.
 #[derive(Debug, Clone, Copy)]
@@ -59,14 +61,14 @@ impl Decomposition {
     pub(super) fn pgd_recon(
         &self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         pgd: &Pgd,
         draws: (Draws, &SampleId),
     ) -> Result<Value> {
-        let ascents = self.ascents(b, front, pgd, draws)?;
+        let ascents = self.ascents(b, clean_pass, pgd, draws)?;
         let losses: Vec<Value> = ascents
             .iter()
-            .map(|ascent| self.attacked(b, front, &ascent.sites))
+            .map(|ascent| self.attacked(b, clean_pass, &ascent.sites))
             .collect::<Result<_>>()?;
         mean(b, &losses)
     }
@@ -80,7 +82,7 @@ impl Decomposition {
     pub fn ascents(
         &self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         pgd: &Pgd,
         (draws, sample): (Draws, &SampleId),
     ) -> Result<Vec<Ascent>> {
@@ -88,7 +90,7 @@ impl Decomposition {
             number: sample.number,
             name: format!("{}.p{k}", sample.name),
         };
-        let routes = draws.routes(b, front, &named(0), (&self.sites, pgd.routing))?;
+        let routes = draws.routes(b, clean_pass, &named(0), (&self.sites, pgd.routing))?;
         let sites: Vec<usize> = (0..self.sites.len()).collect();
         let together = match pgd.routing {
             Routing::Layerwise => 1,
@@ -103,11 +105,11 @@ impl Decomposition {
                     Ok(AttackedSite {
                         index,
                         route: routes[index],
-                        source: draws.adversary(b, front, pgd, &sample, site)?,
+                        source: draws.adversary(b, clean_pass, pgd, &sample, site)?,
                     })
                 });
                 let start = start.collect::<Result<Vec<_>>>()?;
-                self.ascend(b, front, pgd, start)
+                self.ascend(b, clean_pass, pgd, start)
             })
             .collect()
     }
@@ -115,7 +117,7 @@ impl Decomposition {
     fn ascend(
         &self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         pgd: &Pgd,
         mut sites: Vec<AttackedSite>,
     ) -> Result<Ascent> {
@@ -126,7 +128,7 @@ impl Decomposition {
         let step_size = pgd.step_size as f32;
         let mut gradients = Vec::with_capacity(pgd.steps);
         for _ in 0..pgd.steps {
-            let loss = self.attacked(b, front, &sites)?;
+            let loss = self.attacked(b, clean_pass, &sites)?;
             let sources = sites.iter().map(|site| site.source);
             let wanted: Vec<Value> = sources
                 .flat_map(|source| [Some(source.components), source.delta])
@@ -152,9 +154,14 @@ impl Decomposition {
     }
 
     /// The loss of [`attacked_pass`](Self::attacked_pass).
-    fn attacked(&self, b: &mut Builder, front: &Front, sites: &[AttackedSite]) -> Result<Value> {
-        let pass = self.attacked_pass(b, front, sites)?;
-        self.output_distance(b, front, pass.output)
+    fn attacked(
+        &self,
+        b: &mut Builder,
+        clean_pass: &CleanPass,
+        sites: &[AttackedSite],
+    ) -> Result<Value> {
+        let pass = self.attacked_pass(b, clean_pass, sites)?;
+        self.output_distance(b, clean_pass, pass.output)
     }
 
     /// A pass through the sites as an adversary masks them, and all others as they are.
@@ -165,7 +172,7 @@ impl Decomposition {
     pub fn attacked_pass(
         &self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         sites: &[AttackedSite],
     ) -> Result<MaskedPass> {
         let masked: Vec<(usize, MaskValues)> = sites
@@ -173,7 +180,7 @@ impl Decomposition {
             .map(|site| {
                 let values = MaskValues {
                     mask: Mask::Between(Draw::Given),
-                    importance: Some(front.sites[site.index].importance),
+                    importance: Some(clean_pass.sites[site.index].importance),
                     given: Some(site.source.components),
                     delta: site.source.delta,
                     route: site.route,
@@ -181,7 +188,7 @@ impl Decomposition {
                 (site.index, values)
             })
             .collect();
-        self.masked_pass(b, front, &masked)
+        self.masked_pass(b, clean_pass, &masked)
     }
 }
 
@@ -244,9 +251,9 @@ mod tests {
             let (decomposition, store) = toy(Pgd { steps, ..pgd });
             let mut b = Builder::new();
             let shape = decomposition.shape(16);
-            let front = decomposition.front(&mut b, &store, shape, &Draws::Counters);
-            let front = front.unwrap();
-            let losses = decomposition.losses(&mut b, &store, &front, Draws::Counters);
+            let clean_pass = decomposition.clean_pass(&mut b, &store, shape, &Draws::Counters);
+            let clean_pass = clean_pass.unwrap();
+            let losses = decomposition.losses(&mut b, &store, &clean_pass, Draws::Counters);
             b.output("loss", losses.unwrap()[0].value);
             [ops(&b), ops(&decomposition.step_program(&store).unwrap())]
         };
@@ -325,8 +332,8 @@ mod tests {
         let (decomposition, store) = toy(PGD);
         let mut b = Builder::new();
         let shape = decomposition.shape(16);
-        let front = decomposition.front(&mut b, &store, shape, &Draws::Counters);
-        let losses = decomposition.losses(&mut b, &store, &front.unwrap(), Draws::Counters);
+        let clean_pass = decomposition.clean_pass(&mut b, &store, shape, &Draws::Counters);
+        let losses = decomposition.losses(&mut b, &store, &clean_pass.unwrap(), Draws::Counters);
         let loss = losses.unwrap()[0].value;
         let all = decomposition.parameters.iter();
         let all: Vec<Value> = all.map(|p| b.persistent(&store, p.slot)).collect();
@@ -340,8 +347,8 @@ mod tests {
         let (decomposition, mut store) = toy(pgd);
         let mut b = Builder::new();
         let shape = decomposition.shape(64);
-        let front = decomposition.front(&mut b, &store, shape, &Draws::Counters);
-        let losses = decomposition.losses(&mut b, &store, &front.unwrap(), Draws::Counters);
+        let clean_pass = decomposition.clean_pass(&mut b, &store, shape, &Draws::Counters);
+        let losses = decomposition.losses(&mut b, &store, &clean_pass.unwrap(), Draws::Counters);
         b.output("loss", losses.unwrap()[0].value);
         let mut executor =
             Executor::new(&b, &Arc::new(Pool::new(threads).unwrap()).into()).unwrap();

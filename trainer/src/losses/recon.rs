@@ -16,7 +16,7 @@ use spd_engine::{Builder, Result, Value};
 use super::hidden_acts::input_distance;
 use super::{TermDraws, mean};
 use crate::decomposition::{
-    Decomposition, Draws, Front, MaskedPass, Masking, SampleId, mask_values,
+    CleanPass, Decomposition, Draws, MaskedPass, Masking, SampleId, mask_values,
 };
 
 /// Divergence between the target's output and another, a scalar: the mean over positions of `KL(target || other)`, or the
@@ -55,7 +55,7 @@ impl Decomposition {
     pub(super) fn recon(
         &self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         term: &Term,
         draws: TermDraws,
     ) -> Result<Value> {
@@ -67,10 +67,10 @@ impl Decomposition {
         let mut distances = Vec::new();
         for k in 0..samples {
             let sample = draws.mask_sample(term, k);
-            for pass in self.passes(b, front, term, (draws.from, &sample))? {
+            for pass in self.passes(b, clean_pass, term, (draws.from, &sample))? {
                 distances.push(match term {
-                    Term::StochasticHiddenActsRecon => input_distance(b, front, &pass.inputs)?,
-                    _ => self.output_distance(b, front, pass.output)?,
+                    Term::StochasticHiddenActsRecon => input_distance(b, clean_pass, &pass.inputs)?,
+                    _ => self.output_distance(b, clean_pass, pass.output)?,
                 });
             }
         }
@@ -81,10 +81,10 @@ impl Decomposition {
     pub(super) fn output_distance(
         &self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         output: Value,
     ) -> Result<Value> {
-        divergence(b, self.run.train.output_loss, front.output, output)
+        divergence(b, self.run.train.output_loss, clean_pass.output, output)
     }
 
     /// The passes of one mask sample of a term: one over all sites, or one a site.
@@ -99,7 +99,7 @@ impl Decomposition {
     pub fn passes(
         &self,
         b: &mut Builder,
-        front: &Front,
+        clean_pass: &CleanPass,
         term: &Term,
         (draws, sample): (Draws, &SampleId),
     ) -> Result<Vec<MaskedPass>> {
@@ -110,7 +110,7 @@ impl Decomposition {
             Term::StochasticHiddenActsRecon => (Masking::Stochastic, Routing::All),
             _ => unreachable!("a reconstruction whose masks are no adversary's"),
         };
-        let routes = draws.routes(b, front, sample, (&self.sites, routing))?;
+        let routes = draws.routes(b, clean_pass, sample, (&self.sites, routing))?;
         let how = (
             masking,
             self.run.importance.sampling,
@@ -119,7 +119,7 @@ impl Decomposition {
         let mut masked = Vec::with_capacity(self.sites.len());
         for (index, site) in self.sites.iter().enumerate() {
             let site = (index, site);
-            let values = mask_values(b, front, site, how, (draws, sample), routes[index])?;
+            let values = mask_values(b, clean_pass, site, how, (draws, sample), routes[index])?;
             masked.push((index, values));
         }
         let together = match routing {
@@ -128,7 +128,7 @@ impl Decomposition {
         };
         let groups = masked.chunks(together);
         groups
-            .map(|group| self.masked_pass(b, front, group))
+            .map(|group| self.masked_pass(b, clean_pass, group))
             .collect()
     }
 }

@@ -199,8 +199,8 @@ pub(crate) fn probe(
         rows: features,
         positions: 1,
     };
-    let front = decomposition.front(&mut b, store, shape, &Draws::Counters)?;
-    for (site, values) in decomposition.sites.iter().zip(&front.sites) {
+    let clean_pass = decomposition.clean_pass(&mut b, store, shape, &Draws::Counters)?;
+    for (site, values) in decomposition.sites.iter().zip(&clean_pass.sites) {
         b.output(format!("importance {}", site.path()), values.importance);
         b.output(format!("logits {}", site.path()), values.logits);
     }

@@ -52,7 +52,7 @@ fn exact(from: &Builder, depends: &[bool], read: impl Iterator<Item = Value>) ->
             exact[value.index()] = true;
         }
     }
-    for value in read.chain(from.agreed.iter().copied()) {
+    for value in read.chain(from.all_reduced.iter().copied()) {
         exact[value.index()] = true;
     }
     // What has to be equal spreads until nothing changes.

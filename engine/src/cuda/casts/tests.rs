@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::*;
 use crate::cuda::device_op::on_device;
-use crate::cuda::exhibition::{EVEN, Exhibition, LARGE, RAGGED};
+use crate::cuda::every_op::{EVEN, EveryOp, LARGE, RAGGED};
 use crate::cuda::program::Program;
 use crate::cuda::tests::{numbers, replay};
 use crate::graph;
@@ -56,7 +56,7 @@ fn rounded(b: &DeviceGraph) -> BTreeSet<&'static str> {
 
 #[test]
 fn activations_and_their_gradients_are_bf16_and_what_steers_is_f32() {
-    let b = stored(&Exhibition::new(EVEN, false).b);
+    let b = stored(&EveryOp::new(EVEN, false).b);
     let expected = [
         "add",
         "attention",
@@ -213,8 +213,8 @@ fn what_is_made_of_weights_alone_is_f32() {
 // Products whose factors a device takes in bf16, by the program that it stores, are those that round them on a processor.
 #[test]
 fn a_processor_rounds_the_factors_that_a_device_does() {
-    let exhibition = Exhibition::new(EVEN, false).b;
-    for mut b in [site(false).0, site(true).0, exhibition] {
+    let every_op = EveryOp::new(EVEN, false).b;
+    for mut b in [site(false).0, site(true).0, every_op] {
         b.precision = Precision::Bf16;
         fn is_product<P: Computes>(node: &&graph::Node<P>) -> bool {
             node.op.formats()[0].contains(&Factor)
@@ -319,10 +319,10 @@ fn a_frozen_tensor_is_read_in_bf16_as_it_is_rounded() {
 
 #[test]
 fn an_arena_of_bf16_is_smaller() {
-    let mut exhibition = Exhibition::new(LARGE, false);
+    let mut every_op = EveryOp::new(LARGE, false);
     let mut bytes = |precision| {
-        exhibition.b.precision = precision;
-        Program::new(&exhibition.b, |_, _| false).plan.arena_bytes()
+        every_op.b.precision = precision;
+        Program::new(&every_op.b, |_, _| false).plan.arena_bytes()
     };
     let (full, rounded) = (bytes(Precision::F32), bytes(Precision::Bf16));
     // What the host writes stays as it is, among it a target's logits.
@@ -340,16 +340,11 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
 #[test]
 fn every_op_computes_in_bf16_what_it_does_in_f32() {
     for sizes in [EVEN, RAGGED] {
-        let mut exhibition = Exhibition::new(sizes, true);
-        let numbers = numbers(&exhibition);
+        let mut every_op = EveryOp::new(sizes, true);
+        let numbers = numbers(&every_op);
         let mut run = |precision| {
-            exhibition.b.precision = precision;
-            replay(
-                &exhibition.b,
-                &exhibition.store,
-                &exhibition.inputs,
-                &numbers,
-            )
+            every_op.b.precision = precision;
+            replay(&every_op.b, &every_op.store, &every_op.inputs, &numbers)
         };
         let full = run(Precision::F32);
         let (Some((_, full)), Some((_, rounded))) = (full, run(Precision::Bf16)) else {

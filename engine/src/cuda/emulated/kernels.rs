@@ -78,7 +78,7 @@ fn header(directory: &Path) -> Option<PathBuf> {
     let path = directory.join(format!("{:016x}.h", hasher.finish()));
     let ready = path.with_extension("h.gch");
     if !ready.is_file() {
-        put(&path, HEADER);
+        enqueue(&path, HEADER);
         make(&ready, "hpp", HEADER, &["-x", "c++-header"])?;
     }
     Some(path)
@@ -90,7 +90,7 @@ fn own(path: &Path, ending: &str) -> PathBuf {
     path.with_extension(format!("{process}-{thread:?}.{ending}"))
 }
 
-fn put(path: &Path, text: &str) {
+fn enqueue(path: &Path, text: &str) {
     let own = own(path, "new");
     fs::write(&own, text).expect("room for a source");
     fs::rename(&own, path).expect("one directory");

@@ -70,7 +70,7 @@ struct State {
 impl Emulated {
     /// A device.
     pub(crate) fn new(order: Order) -> Arc<Self> {
-        Self::of_size(order, super::STAND_IN_BYTES)
+        Self::of_size(order, super::EMULATED_BYTES)
     }
 
     /// A device with so many bytes of memory.
@@ -190,8 +190,8 @@ impl State {
         self.next
     }
 
-    fn put(&mut self, stream: Stream, item: Item) {
-        self.streams.put(stream, item, &mut self.worker);
+    fn enqueue(&mut self, stream: Stream, item: Item) {
+        self.streams.enqueue(stream, item, &mut self.worker);
     }
 
     /// Does whatever it was given.
@@ -273,21 +273,21 @@ impl Driver for Emulated {
     fn record(&self, event: u64, stream: Stream) -> Result<(), Fault> {
         let mut state = self.state();
         state.goes_on()?;
-        state.put(stream, Item::Record(event));
+        state.enqueue(stream, Item::Record(event));
         Ok(())
     }
 
     fn follow(&self, stream: Stream, event: u64) -> Result<(), Fault> {
         let mut state = self.state();
         state.goes_on()?;
-        state.put(stream, Item::Follow(event));
+        state.enqueue(stream, Item::Follow(event));
         Ok(())
     }
 
     fn follow_anew(&self, event: u64) -> Result<(), Fault> {
         let mut state = self.state();
         state.goes_on()?;
-        state.put(Stream::Programs, Item::FollowAnew(event));
+        state.enqueue(Stream::Programs, Item::FollowAnew(event));
         Ok(())
     }
 
@@ -310,7 +310,7 @@ impl Driver for Emulated {
     unsafe fn copy(&self, stream: Stream, transfer: Transfer) -> Result<(), Fault> {
         let mut state = self.state();
         state.called(Call::Copy(stream, transfer.way))?;
-        state.put(stream, Item::Do(Work::Copy(transfer)));
+        state.enqueue(stream, Item::Do(Work::Copy(transfer)));
         Ok(())
     }
 
@@ -357,7 +357,7 @@ impl Driver for Emulated {
             arguments: arguments.to_vec(),
             words: words.to_vec(),
         };
-        state.put(Stream::Programs, Item::Do(work));
+        state.enqueue(Stream::Programs, Item::Do(work));
         Ok(())
     }
 
@@ -373,15 +373,15 @@ impl Driver for Emulated {
         let mut state = self.state();
         state.called(Call::Launch)?;
         let work = Work::Multiply(Box::new((placed.product, placed.tf32, factors)));
-        state.put(Stream::Programs, Item::Do(work));
+        state.enqueue(Stream::Programs, Item::Do(work));
         Ok(())
     }
 
-    unsafe fn agree(&self, values: &[Argument]) -> Result<(), Fault> {
+    unsafe fn all_reduce(&self, values: &[Argument]) -> Result<(), Fault> {
         let mut state = self.state();
         state.called(Call::Agree)?;
-        let work = Work::Agree(values.to_vec());
-        state.put(Stream::Agreements, Item::Do(work));
+        let work = Work::AllReduce(values.to_vec());
+        state.enqueue(Stream::AllReduce, Item::Do(work));
         Ok(())
     }
 

@@ -96,7 +96,7 @@ enum Task {
 
 /// An event: how often it was recorded, how often it has happened, and when it last did.
 #[derive(Default)]
-struct Happening {
+struct EventState {
     recorded: u64,
     happened: u64,
     at: Option<Moment>,
@@ -106,7 +106,7 @@ pub(super) struct Streams {
     order: Order,
     /// By stream.
     queues: [VecDeque<Task>; 4],
-    events: BTreeMap<u64, Happening>,
+    events: BTreeMap<u64, EventState>,
     /// By the thread that asked for it.
     captured: Option<(ThreadId, Graph)>,
     graphs: BTreeMap<u64, Arc<Graph>>,
@@ -134,7 +134,7 @@ impl Streams {
     }
 
     /// Puts an item on a stream, and does what is done at once; while it is captured, remembers it.
-    pub(super) fn put(&mut self, stream: Stream, item: Item, worker: &mut Worker) {
+    pub(super) fn enqueue(&mut self, stream: Stream, item: Item, worker: &mut Worker) {
         match &mut self.captured {
             Some((_, graph)) if is_captured(stream) => {
                 let of_graph = match item {
@@ -156,9 +156,9 @@ impl Streams {
         let task = match item {
             Item::Do(work) => Task::Do(work),
             Item::Record(event) => {
-                let happening = self.events.get_mut(&event).expect("an event");
-                happening.recorded += 1;
-                Task::Record(event, happening.recorded)
+                let event_state = self.events.get_mut(&event).expect("an event");
+                event_state.recorded += 1;
+                Task::Record(event, event_state.recorded)
             }
             Item::Follow(event) | Item::FollowAnew(event) => {
                 Task::Follow(event, self.events[&event].recorded)
@@ -194,9 +194,9 @@ impl Streams {
             Task::Do(work) => worker.take_on(&work),
             Task::Record(event, turn) => {
                 // Nobody waits for an event that is forgotten.
-                if let Some(happening) = self.events.get_mut(&event) {
-                    happening.happened = turn;
-                    happening.at = Some(worker.now());
+                if let Some(event_state) = self.events.get_mut(&event) {
+                    event_state.happened = turn;
+                    event_state.at = Some(worker.now());
                 }
             }
             Task::Follow(..) => {}
@@ -258,7 +258,7 @@ impl Streams {
     }
 
     pub(super) fn add_event(&mut self, event: u64) {
-        self.events.insert(event, Happening::default());
+        self.events.insert(event, EventState::default());
     }
 
     pub(super) fn forget_event(&mut self, event: u64) {
@@ -303,7 +303,7 @@ impl Streams {
 
     pub(super) fn launch(&mut self, graph: u64, worker: &mut Worker) {
         for (stream, item) in &*Arc::clone(&self.graphs[&graph]) {
-            self.put(*stream, item.clone(), worker);
+            self.enqueue(*stream, item.clone(), worker);
         }
     }
 
@@ -314,7 +314,7 @@ impl Streams {
 
 /// Whether a capture remembers what is put on a stream: that of programs, and what it has join it.
 fn is_captured(stream: Stream) -> bool {
-    matches!(stream, Stream::Programs | Stream::Agreements)
+    matches!(stream, Stream::Programs | Stream::AllReduce)
 }
 
 fn records(item: &Item, event: u64) -> bool {

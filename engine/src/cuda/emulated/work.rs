@@ -1,4 +1,4 @@
-//! What a device does, as opposed to when: copies, kernels, products, agreements, and what a clock says of them.
+//! What a device does, as opposed to when: copies, kernels, products, all-reduces, and what a clock says of them.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) enum Work {
         words: Vec<u32>,
     },
     Multiply(Box<(Product, bool, Factors)>),
-    Agree(Vec<Argument>),
+    AllReduce(Vec<Argument>),
 }
 
 /// Who does it, with what it has at hand.
@@ -91,7 +91,7 @@ impl Worker {
                 let (product, tf32, factors) = &**multiplied;
                 self.multiply(product, *tf32, factors);
             }
-            Work::Agree(values) => self.agree(values),
+            Work::AllReduce(values) => self.all_reduce(values),
         }
     }
 
@@ -159,13 +159,13 @@ impl Worker {
     }
 
     /// Numbers become their means over this rank and the other; alone, they are that.
-    fn agree(&mut self, values: &[Argument]) {
+    fn all_reduce(&mut self, values: &[Argument]) {
         let Some(other) = self.other_rank else { return };
         for argument in values {
             let start = self
                 .memory
                 .stretch(argument.address, 4 * argument.len, false);
-            // SAFETY: allocated, and f32s like all that is agreed on.
+            // SAFETY: allocated, and f32s like all that is all-reduced.
             let numbers =
                 unsafe { std::slice::from_raw_parts_mut(start.cast::<f32>(), argument.len) };
             numbers.iter_mut().for_each(|x| *x = (*x + other(*x)) / 2.0);

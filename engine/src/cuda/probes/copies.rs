@@ -5,21 +5,17 @@ use std::sync::Arc;
 
 use super::Place;
 use crate::cuda::driver::{Stream, Transfer, Way};
-use crate::cuda::{Device, Fault, Result, stands_in};
+use crate::cuda::{Device, Fault, Result, is_emulated};
 
 /// Words that travel: 256 MiB to a GPU.
 const WORDS: usize = 64 << 20;
-const WORDS_OF_STAND_IN: usize = 1 << 18;
+const EMULATED_WORDS: usize = 1 << 18;
 
 /// Copies each way, of which the fastest counts.
 const COPIES: usize = 3;
 
 pub(super) fn copies(place: &Place) -> Result<String> {
-    let words = if stands_in() {
-        WORDS_OF_STAND_IN
-    } else {
-        WORDS
-    };
+    let words = if is_emulated() { EMULATED_WORDS } else { WORDS };
     rates(&place.device()?, words)
 }
 

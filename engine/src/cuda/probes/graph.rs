@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{Place, same};
 use crate::cpu::{self, Pool};
-use crate::cuda::{Arena, Device, Executor, Fault, Result, stands_in};
+use crate::cuda::{Arena, Device, Executor, Fault, Result, is_emulated};
 use crate::op::Builder;
 use crate::ops::{AdamW, AdamWOperands};
 use crate::step_parameters::StepParameters;
@@ -16,7 +16,7 @@ use crate::value::Type;
 
 /// Rows and columns of the tensors: 4 MiB each, so that a state takes longer to leave than the program to come to its update.
 pub(super) const SIDE: usize = 1024;
-const SIDE_OF_STAND_IN: usize = 16;
+const EMULATED_SIDE: usize = 16;
 
 /// Steps: the first is put op by op and then captured, the others launch the graph.
 const STEPS: usize = 3;
@@ -85,7 +85,7 @@ fn compare(how: &str, found: &[(&str, &[f32])], expected: &State) -> Result<()> 
 }
 
 pub(super) fn graph(place: &Place) -> Result<String> {
-    let side = if stands_in() { SIDE_OF_STAND_IN } else { SIDE };
+    let side = if is_emulated() { EMULATED_SIDE } else { SIDE };
     replays(&place.device()?, side)
 }
 

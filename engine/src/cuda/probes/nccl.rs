@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::{Place, same};
 use crate::cuda::driver::Stream;
 use crate::cuda::libraries::Library;
-use crate::cuda::{Fault, Result, stands_in};
+use crate::cuda::{Fault, Result, is_emulated};
 
 pub(super) const RANKS: usize = 2;
 
@@ -21,10 +21,10 @@ pub(super) const RANKS: usize = 2;
 const NUMBERS: usize = 1 << 18;
 
 /// How long the other rank is waited for.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a library says of its version that stands in for NCCL beside the emulated GPU.
-const STAND_IN: &str = "0.0.1";
+const EMULATED_VERSION: &str = "0.0.1";
 
 fn version() -> Option<&'static str> {
     Library::Nccl.found()?.version.as_deref()
@@ -36,7 +36,7 @@ pub(super) fn lacks() -> Option<String> {
             let (file, remedy) = (Library::Nccl.files()[0], Library::Nccl.remedy());
             Some(format!("{file} was not found: {remedy}"))
         }
-        version if stands_in() && version != Some(STAND_IN) => {
+        version if is_emulated() && version != Some(EMULATED_VERSION) => {
             Some("the emulated GPU has no NCCL".to_owned())
         }
         _ => None,
@@ -172,7 +172,7 @@ pub(super) fn rank(place: &Place) -> Result<String> {
         .collect();
     let address =
         std::ptr::with_exposed_provenance_mut(usize::try_from(memory.address).expect("64 bits"));
-    let stream = device.driver().handle(Stream::Agreements);
+    let stream = device.driver().handle(Stream::AllReduce);
     let stream = std::ptr::with_exposed_provenance_mut(usize::try_from(stream).expect("64 bits"));
     let mut found = vec![0.0; NUMBERS];
     // SAFETY: as many numbers as the memory has, and nothing else is asked of it before that is done.
@@ -183,7 +183,7 @@ pub(super) fn rank(place: &Place) -> Result<String> {
         device.wait(&event)?;
         let asked = (nccl.reduce)(address, address, NUMBERS, F32, SUM, comm, stream);
         nccl.check("add up numbers", asked)?;
-        event.record(Stream::Agreements)?;
+        event.record(Stream::AllReduce)?;
         device.wait(&event)?;
         device.download(&mut [(memory.address, &mut found)])?;
     }
@@ -199,7 +199,7 @@ pub(super) fn rank(place: &Place) -> Result<String> {
 /// Gives the id of rank 0 to the other.
 fn exchange(id: &mut Id, rank: usize) -> std::io::Result<()> {
     let mut other = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    other.set_read_timeout(Some(PATIENCE))?;
+    other.set_read_timeout(Some(TIMEOUT))?;
     if rank == 0 {
         other.write_all(&id.0)
     } else {

@@ -31,7 +31,7 @@ mod tiling;
 
 use crate::cuda::device_op::Rewritten;
 use crate::cuda::lowering::Lowering;
-use crate::op::Dear;
+use crate::op::ExpensiveOps;
 use crate::ops::Masked;
 use crate::value::Type;
 
@@ -148,7 +148,7 @@ impl Rewritten for Site {
         sizes.flops(sizes.k + sizes.n)
     }
 
-    fn dear(&self, inputs: &[&Type]) -> Dear {
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
         let sizes = Self::sizes(inputs);
         self.mask.drawn(&with_columns(inputs[0], sizes.components))
     }
@@ -169,7 +169,7 @@ impl Rewritten for SiteGrad {
         sizes.flops(sizes.k + products * sizes.n)
     }
 
-    fn dear(&self, inputs: &[&Type]) -> Dear {
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
         let sizes = Self::sizes(inputs);
         self.mask.drawn(&with_columns(inputs[0], sizes.components))
     }
@@ -189,7 +189,7 @@ impl Rewritten for SiteSums {
         sizes.flops(sizes.k + sizes.n)
     }
 
-    fn dear(&self, inputs: &[&Type]) -> Dear {
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
         let sizes = Self::sizes(inputs);
         self.mask.drawn(&with_columns(inputs[0], sizes.components))
     }

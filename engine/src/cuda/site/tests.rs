@@ -14,7 +14,7 @@ use crate::cuda::libraries::Library;
 use crate::cuda::program::Program;
 use crate::cuda::tests::{gpu, replay_on, same_bits, uses};
 use crate::cuda::{self, Arena, Device};
-use crate::made::SiteInputs;
+use crate::derivation::SiteInputs;
 use crate::op::Builder;
 use crate::ops::oracle::{close, random};
 use crate::ops::{Draw, Mask, MaskValues};

@@ -5,7 +5,7 @@ mod cuda;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::made::Made;
+use crate::derivation::Derivation;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::precision::Format::{self, Either};
 use crate::value::{Type, Value};
@@ -55,8 +55,8 @@ impl Op for Add {
         true
     }
 
-    fn made(&self, inputs: &[Value]) -> Option<Made> {
-        Some(Made::Sum(inputs.to_vec()))
+    fn derivation(&self, inputs: &[Value]) -> Option<Derivation> {
+        Some(Derivation::Sum(inputs.to_vec()))
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {

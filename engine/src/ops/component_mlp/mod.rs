@@ -21,7 +21,7 @@ use self::tiling::Tiling;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
 use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
@@ -110,10 +110,10 @@ impl Op for ComponentMlp {
         4 * (inputs[0].len() * inputs[1].columns()) as u64
     }
 
-    fn dear(&self, inputs: &[&Type]) -> Dear {
-        Dear {
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
+        ExpensiveOps {
             gelus: (inputs[0].len() * inputs[1].columns()) as u64,
-            ..Dear::default()
+            ..ExpensiveOps::default()
         }
     }
 }
@@ -161,10 +161,10 @@ impl Op for ComponentMlpGrad {
         11 * (inputs[1].len() * inputs[2].columns()) as u64
     }
 
-    fn dear(&self, inputs: &[&Type]) -> Dear {
-        Dear {
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
+        ExpensiveOps {
             gelu_slopes: (inputs[1].len() * inputs[2].columns()) as u64,
-            ..Dear::default()
+            ..ExpensiveOps::default()
         }
     }
 }

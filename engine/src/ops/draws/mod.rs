@@ -8,7 +8,7 @@ use spd_draws::Stream;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// Uniform draws in `[0, 1)`, row by row.
@@ -156,7 +156,7 @@ impl Op for Uniform {
         cuda::uniform(self, to);
     }
 
-    fn dear(&self, _inputs: &[&Type]) -> Dear {
+    fn expensive_ops(&self, _inputs: &[&Type]) -> ExpensiveOps {
         drawn(self.dims.iter().product())
     }
 }
@@ -182,7 +182,7 @@ impl Op for Bernoulli {
         cuda::bernoulli(self, to);
     }
 
-    fn dear(&self, _inputs: &[&Type]) -> Dear {
+    fn expensive_ops(&self, _inputs: &[&Type]) -> ExpensiveOps {
         drawn(self.rows)
     }
 }
@@ -218,16 +218,16 @@ impl Op for UniformSubsets {
         cuda::uniform_subsets(self, to);
     }
 
-    fn dear(&self, _inputs: &[&Type]) -> Dear {
+    fn expensive_ops(&self, _inputs: &[&Type]) -> ExpensiveOps {
         drawn(self.rows * (1 + 2 * self.sites))
     }
 }
 
 /// The weight of so many draws.
-pub(crate) fn drawn(count: usize) -> Dear {
-    Dear {
+pub(crate) fn drawn(count: usize) -> ExpensiveOps {
+    ExpensiveOps {
         draws: count as u64,
-        ..Dear::default()
+        ..ExpensiveOps::default()
     }
 }
 

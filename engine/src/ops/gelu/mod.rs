@@ -12,7 +12,7 @@ mod cuda;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
 use crate::precision::Format::{self, Either};
 use crate::value::{Type, Value};
 
@@ -78,10 +78,10 @@ impl Op for Gelu {
         cuda::value(self.kind, to);
     }
 
-    fn dear(&self, inputs: &[&Type]) -> Dear {
-        Dear {
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
+        ExpensiveOps {
             gelus: inputs[0].len() as u64,
-            ..Dear::default()
+            ..ExpensiveOps::default()
         }
     }
 }
@@ -115,10 +115,10 @@ impl Op for GeluGrad {
         cuda::gradient(self.kind, to);
     }
 
-    fn dear(&self, inputs: &[&Type]) -> Dear {
-        Dear {
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
+        ExpensiveOps {
             gelu_slopes: inputs[0].len() as u64,
-            ..Dear::default()
+            ..ExpensiveOps::default()
         }
     }
 }

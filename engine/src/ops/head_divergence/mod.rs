@@ -25,7 +25,7 @@ use std::sync::Arc;
 use super::{CrossEntropy, KlDivergence};
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::made::{Made, Right};
+use crate::derivation::{Derivation, Right};
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{DType, Type, Value};
@@ -91,7 +91,7 @@ impl Builder {
         [target, target_lse, logits]: [Value; 3],
         labels: Option<Value>,
     ) -> Result<Option<Vec<Value>>> {
-        let Some(Made::Product { a: h, right, bias }) = self.made(logits) else {
+        let Some(Derivation::Product { a: h, right, bias }) = self.derivation(logits) else {
             return Ok(None);
         };
         let ty = self.ty(logits);

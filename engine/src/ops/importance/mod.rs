@@ -37,7 +37,7 @@ use spd_draws::Stream;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
 use crate::ops::draws::drawn;
 use crate::precision::Format::{self, Either, Full};
 use crate::value::{StepScalar, Type, Value};
@@ -185,10 +185,10 @@ impl Op for ImportanceGates {
         4 * inputs[0].len() as u64
     }
 
-    fn dear(&self, inputs: &[&Type]) -> Dear {
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
         match self.noise {
             LogitNoise::Drawn(_) => drawn(inputs[0].len()),
-            LogitNoise::None | LogitNoise::Given => Dear::default(),
+            LogitNoise::None | LogitNoise::Given => ExpensiveOps::default(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{Draw, Mask, Masked, MaskedGrad, Operands, Sums, Wants};
 use crate::cpu::math::{sum, vectorised};
-use crate::cpu::packed::{Packed, among, clear_others, routed};
+use crate::cpu::routed_rows::{Packed, among, clear_others, routed};
 use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::grain_rows;

@@ -31,7 +31,7 @@ use spd_draws::Stream;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Dear, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
 use crate::ops::draws::drawn;
 use crate::ops::grain_rows;
 use crate::precision::Format::{self, Either, Full};
@@ -203,13 +203,13 @@ impl Masked {
     }
 
     /// Draws of the masks of activations.
-    pub(crate) fn drawn(&self, a: &Type) -> Dear {
+    pub(crate) fn drawn(&self, a: &Type) -> ExpensiveOps {
         // Half of the rows, as in `RoutedMatMul`.
         let len = if self.route { a.len() / 2 } else { a.len() };
         match self.mask {
-            Mask::Between(Draw::Given) | Mask::Drawn(Draw::Given) => Dear::default(),
+            Mask::Between(Draw::Given) | Mask::Drawn(Draw::Given) => ExpensiveOps::default(),
             Mask::Between(_) | Mask::Drawn(_) => drawn(len),
-            Mask::Importance | Mask::Rounded(_) | Mask::Ones => Dear::default(),
+            Mask::Importance | Mask::Rounded(_) | Mask::Ones => ExpensiveOps::default(),
         }
     }
 
@@ -349,7 +349,7 @@ impl Op for Masked {
         cuda::value(self, to);
     }
 
-    fn dear(&self, inputs: &[&Type]) -> Dear {
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
         self.drawn(inputs[0])
     }
 }
@@ -388,7 +388,7 @@ impl Op for MaskedGrad {
         cuda::gradient(self, to);
     }
 
-    fn dear(&self, inputs: &[&Type]) -> Dear {
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
         self.of.drawn(inputs[0])
     }
 }

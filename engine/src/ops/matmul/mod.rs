@@ -16,7 +16,7 @@ use super::SumRows;
 use crate::cpu::Frame;
 use crate::cpu::shape::Shape;
 use crate::cuda::Lowering;
-use crate::made::{Made, Right};
+use crate::derivation::{Derivation, Right};
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::precision::Format::{self, AsResult, Either, Factor};
 use crate::value::{Type, Value};
@@ -147,9 +147,9 @@ impl Op for MatMul {
         true
     }
 
-    fn made(&self, inputs: &[Value]) -> Option<Made> {
+    fn derivation(&self, inputs: &[Value]) -> Option<Derivation> {
         let plain = !self.a_transposed && self.alpha.to_bits() == 1f32.to_bits();
-        plain.then(|| Made::Product {
+        plain.then(|| Derivation::Product {
             a: inputs[0],
             right: Right {
                 w: inputs[1],

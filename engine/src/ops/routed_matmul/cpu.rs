@@ -1,6 +1,6 @@
 use super::{Kind, RoutedMatMul};
 use crate::cpu::gemm::product;
-use crate::cpu::packed::{Packed, among, clear_others, common, routed};
+use crate::cpu::routed_rows::{Packed, among, clear_others, common, routed};
 use crate::cpu::shape::{Matrix, Shape};
 use crate::cpu::{Frame, Pool, Rows, sparse};
 use crate::ops::grain_rows;

@@ -2,7 +2,7 @@ use candle_core::{Device, Tensor};
 use spd_draws::{Purpose, Stream};
 
 use super::*;
-use crate::made::SiteInputs;
+use crate::derivation::SiteInputs;
 use crate::ops::oracle::{Oracle, Sample, random};
 use crate::ops::{Draw, Mask, MaskValues};
 

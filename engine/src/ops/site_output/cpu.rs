@@ -1,8 +1,8 @@
 use super::SiteOutput;
 use crate::cpu::gemm::product;
 use crate::cpu::math::vectorised;
-use crate::cpu::packed::routed;
 use crate::cpu::reduce::{add_chunks, sum_over};
+use crate::cpu::routed_rows::routed;
 use crate::cpu::shape::{Matrix, Shape};
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::grain_rows;

@@ -28,7 +28,7 @@ use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cpu::shape::Shape;
 use crate::cuda::Lowering;
-use crate::made::{Made, SiteInputs};
+use crate::derivation::{Derivation, SiteInputs};
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::{MatMul, RoutedMatMul, grain_rows};
 use crate::precision::Format::{self, Either, Factor, Full};
@@ -145,8 +145,8 @@ impl Op for SiteOutput {
         ))
     }
 
-    fn made(&self, inputs: &[Value]) -> Option<Made> {
-        Some(Made::Site {
+    fn derivation(&self, inputs: &[Value]) -> Option<Derivation> {
+        Some(Derivation::Site {
             h: inputs[0],
             u: inputs[1],
             with: self.joined(inputs),

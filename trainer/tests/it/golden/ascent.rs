@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use spd_configs::{Pgd, Run, Term};
 use spd_engine::{Builder, Executor, Value};
-use spd_trainer::decomposition::{Draws, Front, SampleId};
+use spd_trainer::decomposition::{CleanPass, Draws, SampleId};
 use spd_trainer::losses::Ascent;
 
 use super::compare::{Comparison, largest};
@@ -177,9 +177,9 @@ impl<'n> Climb<'n> {
     /// Ascents of so many steps; outputs of the first gradients and of the last sources.
     fn program(&self, steps: usize) -> Executor {
         let batch = self.batch();
-        let (mut b, front) = self.replica.front();
+        let (mut b, clean_pass) = self.replica.clean_pass();
         let pgd = Pgd { steps, ..self.pgd };
-        let ascents = self.ascents(&mut b, &front, &pgd);
+        let ascents = self.ascents(&mut b, &clean_pass, &pgd);
         for (k, ascent) in ascents.iter().enumerate() {
             for (site, first) in ascent.sites.iter().zip(&ascent.gradients[0]) {
                 let path = self.replica.decomposition.sites[site.index].path();
@@ -197,13 +197,13 @@ impl<'n> Climb<'n> {
         self.replica.executor(&b, batch)
     }
 
-    fn ascents(&self, b: &mut Builder, front: &Front, pgd: &Pgd) -> Vec<Ascent> {
+    fn ascents(&self, b: &mut Builder, clean_pass: &CleanPass, pgd: &Pgd) -> Vec<Ascent> {
         let sample = SampleId {
             number: 0,
             name: "ascent".into(),
         };
         let decomposition = &self.replica.decomposition;
-        let ascents = decomposition.ascents(b, front, pgd, (Draws::Inputs, &sample));
+        let ascents = decomposition.ascents(b, clean_pass, pgd, (Draws::Inputs, &sample));
         ascents.expect("shapes fit")
     }
 

@@ -80,10 +80,10 @@ pub(super) fn check(name: &str) -> Outcome {
 
 /// Divergence and cross-entropy under masks that are draws alone, named as an evaluation would.
 fn random(replica: &mut Replica, case: &Numbers, batch: &Tensor) -> [(String, f64); 2] {
-    let (mut b, front): (Builder, _) = replica.front();
+    let (mut b, clean_pass): (Builder, _) = replica.clean_pass();
     let mut masked = Vec::new();
     for (index, site) in replica.decomposition.sites.iter().enumerate() {
-        let importance = front.sites[index].importance;
+        let importance = clean_pass.sites[index].importance;
         let like_importance = b.ty(importance).clone();
         let name = format!("random_mask.{}", site.path());
         let values = MaskValues {
@@ -95,10 +95,12 @@ fn random(replica: &mut Replica, case: &Numbers, batch: &Tensor) -> [(String, f6
         };
         masked.push((index, values));
     }
-    let pass = replica.decomposition.masked_pass(&mut b, &front, &masked);
+    let pass = replica
+        .decomposition
+        .masked_pass(&mut b, &clean_pass, &masked);
     let output = pass.expect("shapes fit").output;
     let labels = b.input("labels", &Type::u32(&batch.dims)).expect("new");
-    let found = divergence_and_cross_entropy(&mut b, front.output, output, labels);
+    let found = divergence_and_cross_entropy(&mut b, clean_pass.output, output, labels);
     let [kl, ce] = found.expect("shapes fit");
     b.output("eval/kl/random", kl);
     b.output("eval/ce/random", ce);

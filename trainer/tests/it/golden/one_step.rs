@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use spd_configs::{Pgd, Routing, Run, Sampling, Term};
 use spd_engine::ops::{Gates, ImportanceGates, LogitNoise, MatMul};
 use spd_engine::{Builder, Executor, Store, Type, Value};
-use spd_trainer::decomposition::{Draws, Front, SampleId};
+use spd_trainer::decomposition::{CleanPass, Draws, SampleId};
 use spd_trainer::target_models::Orientation;
 
 use super::ascent::climbs_like_theirs;
@@ -84,9 +84,9 @@ fn clean(case: &Numbers, comparison: &mut Comparison) {
         let run = run_file::run(case, FAITHFULNESS, settings);
         let mut replica = Replica::new(&run, case, "");
         let batch = case.get("batch");
-        let (mut b, front) = replica.front();
-        b.output("out.target", front.output);
-        for (site, values) in replica.decomposition.sites.iter().zip(&front.sites) {
+        let (mut b, clean_pass) = replica.clean_pass();
+        b.output("out.target", clean_pass.output);
+        for (site, values) in replica.decomposition.sites.iter().zip(&clean_pass.sites) {
             let path = site.path();
             if sampling == Sampling::Binomial {
                 b.output(format!("ci_binom.lower.{path}"), values.importance);
@@ -375,10 +375,10 @@ fn passes(
     terms: &[(&str, &Term)],
     adversary: Adversary,
 ) -> Vec<(String, Vec<f32>)> {
-    let (mut b, front) = replica.front();
+    let (mut b, clean_pass) = replica.clean_pass();
     let mut names = Vec::new();
     for &(name, term) in terms {
-        let outputs = outputs(replica, (&mut b, &front), term, pass_order(&case.info));
+        let outputs = outputs(replica, (&mut b, &clean_pass), term, pass_order(&case.info));
         // The last of an adversary alone is recorded.
         if matches!(term, Term::PgdRecon(_))
             && (outputs.len() > 1 || adversary == Adversary::Climbing)
@@ -411,7 +411,7 @@ fn passes(
 /// Outputs of the masked passes of a term, in their order.
 fn outputs(
     replica: &Replica,
-    (b, front): (&mut Builder, &Front),
+    (b, clean_pass): (&mut Builder, &CleanPass),
     term: &Term,
     order: Vec<usize>,
 ) -> Vec<Value> {
@@ -422,10 +422,10 @@ fn outputs(
     };
     if let Term::PgdRecon(pgd) = term {
         let draws = (Draws::Inputs, &sample(term.name()));
-        let ascents = decomposition.ascents(b, front, pgd, draws);
+        let ascents = decomposition.ascents(b, clean_pass, pgd, draws);
         let ascents = ascents.expect("shapes fit").into_iter();
         return ascents
-            .map(|ascent| decomposition.attacked_pass(b, front, &ascent.sites))
+            .map(|ascent| decomposition.attacked_pass(b, clean_pass, &ascent.sites))
             .map(|pass| pass.expect("shapes fit").output)
             .collect();
     }
@@ -433,7 +433,7 @@ fn outputs(
     let mut outputs = Vec::new();
     for ours in samples {
         let draws = (Draws::Inputs, &sample(&ours.name));
-        let passes = decomposition.passes(b, front, term, draws);
+        let passes = decomposition.passes(b, clean_pass, term, draws);
         let of_site: Vec<Value> = passes
             .expect("shapes fit")
             .iter()

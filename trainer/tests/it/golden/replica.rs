@@ -6,7 +6,7 @@ use spd_configs::{Routing, Run, Sampling, Term};
 use spd_dataloader::Batch;
 use spd_engine::{Builder, Executor, Slot, Store};
 use spd_trainer::data::fill;
-use spd_trainer::decomposition::{Decomposition, Draws, Front};
+use spd_trainer::decomposition::{CleanPass, Decomposition, Draws};
 use spd_trainer::parameters::{BETA1, Parameter};
 use spd_trainer::replay::Replay;
 use spd_trainer::target_models::{InputKind, input_kind, tensors};
@@ -89,16 +89,16 @@ impl Replica {
     }
 
     /// A program up to the importances, on a batch of the run.
-    pub(super) fn front(&self) -> (Builder, Front) {
+    pub(super) fn clean_pass(&self) -> (Builder, CleanPass) {
         let shape = self
             .decomposition
             .shape(self.decomposition.run.train.batch_size);
         let mut b = Builder::new();
-        let front = self
+        let clean_pass = self
             .decomposition
-            .front(&mut b, &self.store, shape, &Draws::Inputs)
+            .clean_pass(&mut b, &self.store, shape, &Draws::Inputs)
             .expect("shapes fit");
-        (b, front)
+        (b, clean_pass)
     }
 
     /// The programs of the run.

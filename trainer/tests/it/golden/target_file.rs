@@ -55,8 +55,8 @@ fn logits(case: &str, what: &str, name: impl Fn(&str) -> Option<String>) -> Outc
         .decomposition
         .set_target(&mut replica.store, &weights);
     let batch = case.get("batch");
-    let (mut b, front) = replica.front();
-    b.output("logits", front.output);
+    let (mut b, clean_pass) = replica.clean_pass();
+    b.output("logits", clean_pass.output);
     let mut executor = replica.executor(&b, batch);
     executor
         .run_and_fetch(&mut replica.store)

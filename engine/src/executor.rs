@@ -118,10 +118,13 @@ impl Executor {
     pub fn planned(builder: &Builder, processor: &Processor) -> Self {
         match processor {
             Processor::Cpu(pool) => {
-                #[cfg_attr(not(feature = "shadow"), expect(unused_mut, reason = "no shadow"))]
+                #[cfg_attr(
+                    not(feature = "compare-emulated"),
+                    expect(unused_mut, reason = "no shadow")
+                )]
                 let mut executor = cpu::Executor::planned(builder, Arc::clone(pool));
-                #[cfg(feature = "shadow")]
-                executor.repeat(cuda::shadow::Shadow::new(builder));
+                #[cfg(feature = "compare-emulated")]
+                executor.repeat(cuda::compare_emulated::ComparedProgram::new(builder));
                 Self::Cpu(Box::new(executor))
             }
             Processor::Gpu(device) => {

@@ -1,4 +1,4 @@
-//! Where does a step begin not to be finite? The clean pass first, then each site in the order of the model, then gradients.
+//! Finds the first value of a step that is not finite: the clean pass first, then each site in the order of the model, then gradients.
 
 use spd_dataloader::Batch;
 use spd_engine::{Builder, Executor, Store};
@@ -7,10 +7,10 @@ use crate::data;
 use crate::decomposition::Draws;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
-use crate::halt::{LOOK_AT_TARGET, TRAIN_MORE_GENTLY};
 use crate::parameters::Group;
+use crate::refused_step::{LOOK_AT_TARGET, TRAIN_MORE_GENTLY};
 use crate::target_models::linears;
-use crate::task::{Blame, Task};
+use crate::task::{NonFinite, Task};
 
 /// The first thing of a step that is not finite. The step has just been run, and is not run again afterwards: its arena is
 /// given up.
@@ -18,7 +18,7 @@ pub(crate) fn first_not_finite(
     task: &mut DecompositionTask,
     store: &mut Store,
     (batch, step): (&Batch, u64),
-) -> Result<Blame, Fault> {
+) -> Result<NonFinite, Fault> {
     let gradients = task.site_norms(store);
     let scalars = task.scalars(step);
     let processor = task.processor().clone();
@@ -28,9 +28,9 @@ pub(crate) fn first_not_finite(
     let run = &decomposition.run;
     let mut b = Builder::new();
     let shape = decomposition.shape(run.train.batch_size);
-    let front = decomposition.front(&mut b, store, shape, &Draws::Counters)?;
-    b.output("output", front.output);
-    for (site, values) in decomposition.sites.iter().zip(&front.sites) {
+    let clean_pass = decomposition.clean_pass(&mut b, store, shape, &Draws::Counters)?;
+    b.output("output", clean_pass.output);
+    for (site, values) in decomposition.sites.iter().zip(&clean_pass.sites) {
         b.output(format!("input {}", site.path()), values.input);
         b.output(format!("logits {}", site.path()), values.logits);
     }
@@ -57,11 +57,11 @@ pub(crate) fn first_not_finite(
             .is_none_or(|slot| is_finite(store.get(slot)))
     };
 
-    let target = |what: String| Blame {
+    let target = |what: String| NonFinite {
         what: Some(what),
         advice: LOOK_AT_TARGET,
     };
-    let ours = |what: Option<String>| Blame {
+    let ours = |what: Option<String>| NonFinite {
         what,
         advice: TRAIN_MORE_GENTLY,
     };

@@ -1,4 +1,4 @@
-//! How a value comes about, in so far as products may go through it.
+//! What a value is computed from, where a product of it may be computed from that instead.
 
 use crate::value::Value;
 
@@ -11,9 +11,9 @@ pub struct Right {
     pub transposed: bool,
 }
 
-/// How a value comes about, in so far as products go through it.
+/// What a value is computed from.
 #[derive(Debug, Clone)]
-pub enum Made {
+pub enum Derivation {
     /// `a B + b`.
     Product {
         /// `a`.

@@ -1,13 +1,13 @@
-//! What the ranks of a run agree on, and when: gradients, in buckets, while others are still computed.
+//! All-reduce: gradients become their means over all ranks, in buckets, while other gradients are still computed.
 //!
 //! ```text
 //! programs     ... made | ...... | ...... | read ...
 //!                    \                   /
-//! agreements          mean over all ranks
+//! all-reduces          mean over all ranks
 //! ```
 //!
-//! A bucket is given away when its last value is made, and waited for before the first of its values is read: gradients of the
-//! last layers travel while those of the first are computed. All ranks replay one program, so they meet in one order.
+//! A bucket's all-reduce starts when its last value is made, and is waited for before the first of its values is read: gradients of
+//! the last layers travel while those of the first are computed. All ranks replay one program, so their all-reduces have one order.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ use super::placed::{Placed, PlacedOp};
 use crate::plan::Plan;
 use crate::value::Value;
 
-/// Bytes that are worth a meeting: below them, what it costs to meet is more than what it costs to send. Unmeasured.
+/// Bytes of a bucket: below them, the latency of an all-reduce costs more than its transfer. Unmeasured.
 pub(super) const BUCKET: usize = 16 << 20;
 
-/// Values that become means over all ranks together.
+/// Values that are all-reduced together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bucket {
     pub(crate) values: Vec<Placed>,
@@ -53,7 +53,7 @@ pub(crate) fn buckets(
             }
         }
         for &value in &node.outputs {
-            if let (true, Some(placed)) = (builder.agreed.contains(&value), placed(value)) {
+            if let (true, Some(placed)) = (builder.all_reduced.contains(&value), placed(value)) {
                 let made = op.steps.end;
                 let read = end;
                 idle.insert(value, Idle { placed, made, read });
@@ -89,7 +89,7 @@ mod tests {
     use crate::cuda::driver::Stream;
     use crate::cuda::emulated::{Call, Ignored, Order, is_there};
     use crate::cuda::program::{Program, value};
-    use crate::cuda::replays::emulated;
+    use crate::cuda::replay_tests::emulated;
     use crate::cuda::tests::same_bits;
     use crate::cuda::{Arena, tests};
     use crate::op::Builder;
@@ -100,8 +100,8 @@ mod tests {
     /// Bytes of a bucket of two of the gradients below.
     const TWO: usize = 512;
 
-    /// A chain of products, with the gradients of all factors and their norms, which are agreed on or not.
-    fn chain(layers: u64, agreed: bool) -> (Builder, Store, Vec<Value>) {
+    /// A chain of products, with the gradients of all factors and their norms, which are all-reduced or not.
+    fn chain(layers: u64, all_reduced: bool) -> (Builder, Store, Vec<Value>) {
         let (mut b, mut store) = (Builder::new(), Store::new());
         let mut kept = |b: &mut Builder, name: String, seed: u64| {
             let sample = random(&[8, 8], seed);
@@ -117,8 +117,8 @@ mod tests {
         let loss = b.sum_squares(x).unwrap();
         let gradients = b.gradients(loss, &weights).unwrap();
         let gradients: Vec<Value> = gradients.into_iter().map(Option::unwrap).collect();
-        if agreed {
-            b.agree(&gradients).unwrap();
+        if all_reduced {
+            b.all_reduce(&gradients).unwrap();
         }
         for (index, &gradient) in gradients.iter().enumerate() {
             b.output(format!("gradient {index}"), gradient);
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn what_is_read_early_is_waited_for_early() {
         let (mut b, _, gradients) = chain(4, true);
-        // Made first, and read by an op that runs before the others are made.
+        // Derivation first, and read by an op that runs before the others are made.
         let early = b.sum_squares(gradients[3]).unwrap();
         b.output("early", early);
         let program = with_buckets(&b, usize::MAX);
@@ -180,17 +180,17 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_results_is_agreed_on() {
+    fn nothing_but_results_is_all_reduced() {
         let mut b = Builder::new();
         let x = b.input("x", &Type::f32(&[16, 8])).unwrap();
-        let error = b.agree(&[x]).unwrap_err();
-        let line = "agree: f32 [16, 8] is no f32 result of an op";
+        let error = b.all_reduce(&[x]).unwrap_err();
+        let line = "all_reduce: f32 [16, 8] is no f32 result of an op";
         assert_eq!(error.to_string(), line);
     }
 
     #[test]
     #[should_panic(expected = "the CPU executor knows of no other ranks")]
-    fn the_cpu_agrees_with_nobody() {
+    fn the_cpu_takes_no_all_reduce() {
         let pool = std::sync::Arc::new(crate::cpu::Pool::single());
         crate::cpu::Executor::new(&chain(1, true).0, pool);
     }
@@ -198,13 +198,13 @@ mod tests {
     /// What three replays find, the other rank having three times as much; and what was asked of the device for the last.
     fn found(
         order: Order,
-        agreed: bool,
+        all_reduced: bool,
         ignored: Option<Ignored>,
     ) -> (Vec<(String, Vec<f32>)>, Vec<Call>) {
         let (emulated, device) = emulated(order);
         emulated.set_other_rank(|x| 3.0 * x);
         emulated.ignore(ignored);
-        let (b, mut store, _) = chain(6, agreed);
+        let (b, mut store, _) = chain(6, all_reduced);
         let mut executor = Executor::of(with_buckets(&b, TWO));
         let arena = Arena::new(&device, executor.plan().arena_bytes());
         executor.attach(arena.unwrap()).unwrap();
@@ -238,7 +238,7 @@ mod tests {
             assert!(calls.contains(&Call::Graph) && !calls.contains(&Call::Agree));
         }
         // The test can fail: each wait is needed in one of the orders.
-        for stream in [Stream::Agreements, Stream::Programs] {
+        for stream in [Stream::AllReduce, Stream::Programs] {
             let wrong = Order::ALL.iter().any(|&order| {
                 let (found, _) = found(order, true, Some(Ignored::Follow(stream)));
                 let pairs = found.iter().zip(&expected);

@@ -1,4 +1,4 @@
-//! What was decided between several ways to compute the same, and the record of a run that keeps it.
+//! What autotuning decided, in the cache of a machine and in the record of a run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,9 +13,9 @@ use super::product::Algorithm;
 const TITLE: &str =
     "how this run computes its sites and products on a GPU; a resumed run goes on with it";
 
-/// What is decided of a kind.
+/// What autotuning decided for a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Choice {
+pub(super) enum Autotuned {
     /// A site is one op.
     Site,
     /// A site is its products and what lies between.
@@ -26,7 +26,7 @@ pub(super) enum Choice {
     CublasLt(Algorithm),
 }
 
-impl Choice {
+impl Autotuned {
     fn word(self) -> String {
         match self {
             Self::Site => "site".to_owned(),
@@ -56,9 +56,9 @@ impl Choice {
 
 /// What was decided so far, and where that is kept.
 #[derive(Debug, Default)]
-pub(super) struct Choices {
+pub(super) struct AutotuneRecord {
     /// By kind.
-    known: BTreeMap<u128, Choice>,
+    known: BTreeMap<u128, Autotuned>,
     /// Of this machine.
     cache: Option<PathBuf>,
     /// Of the run, and whether it lacks a decision.
@@ -66,7 +66,7 @@ pub(super) struct Choices {
     is_behind: bool,
 }
 
-impl Choices {
+impl AutotuneRecord {
     /// Nothing is decided, and what will be is kept in a directory of this machine.
     pub(super) fn new(cache: Option<PathBuf>) -> Self {
         Self {
@@ -94,7 +94,7 @@ impl Choices {
                     let kind = (kind.len() == 32)
                         .then(|| u128::from_str_radix(kind, 16).ok())
                         .flatten();
-                    let (Some(kind), Some(chosen)) = (kind, Choice::of(chosen)) else {
+                    let (Some(kind), Some(chosen)) = (kind, Autotuned::of(chosen)) else {
                         return Err(told(&format!("`{line}`")));
                     };
                     self.known.insert(kind, chosen);
@@ -112,8 +112,8 @@ impl Choices {
     pub(super) fn of(
         &mut self,
         kind: &str,
-        measure: impl FnOnce() -> Result<(Choice, bool), Fault>,
-    ) -> Result<Choice, Fault> {
+        measure: impl FnOnce() -> Result<(Autotuned, bool), Fault>,
+    ) -> Result<Autotuned, Fault> {
         let hash = xxh3_128(kind.as_bytes());
         if let Some(&known) = self.known.get(&hash) {
             return Ok(known);
@@ -121,11 +121,11 @@ impl Choices {
         let cached = self
             .cache
             .as_ref()
-            .map(|cache| cache.join(format!("{hash:032x}.choice")));
+            .map(|cache| cache.join(format!("{hash:032x}.autotune")));
         let found = cached
             .as_deref()
             .and_then(kept)
-            .and_then(|bytes| Choice::of(std::str::from_utf8(&bytes).ok()?));
+            .and_then(|bytes| Autotuned::of(std::str::from_utf8(&bytes).ok()?));
         let chosen = match found {
             Some(chosen) => chosen,
             None => {

@@ -1,4 +1,4 @@
-//! What a key may hold: how its value is read, and how a wrong one is answered.
+//! Types of values: how the value of a key is read, and what is said of a wrong one.
 
 use std::path::PathBuf;
 

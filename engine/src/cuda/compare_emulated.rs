@@ -1,11 +1,11 @@
-//! The first replays of every program, repeated on the emulated device and compared: a build of the feature `shadow` runs whatever
-//! programs its tests make, losses, adversaries and updates of whole models, on both. With `SPD_SHADOW=bf16` in the environment
-//! the device stores in bf16 what can be, and each op is held to that ([`roundings`](super::roundings)); with `SPD_SHADOW=sites` it
+//! The first replays of every program, repeated on the emulated device and compared: a build of the feature `compare-emulated` runs whatever
+//! programs its tests make, losses, adversaries and updates of whole models, on both. With `SPD_COMPARE_EMULATED=bf16` in the environment
+//! the device stores in bf16 what can be, and each op is held to that ([`bf16_roundings`](super::bf16_roundings)); with `SPD_COMPARE_EMULATED=sites` it
 //! also computes every site that it can as one op.
 
+use super::bf16_roundings::{CheckedProgram, check, watched};
 use super::emulated::{Emulated, Order};
 use super::program::Program;
-use super::roundings::{Held, check, watched};
 use super::{Arena, Device, Executor, Result};
 use crate::cpu::{Found, Repeat};
 use crate::cuda::casts::stored;
@@ -27,7 +27,7 @@ const EXCEPTIONS: usize = 1;
 
 /// What the device stores, and whether its sites are one op each.
 fn settings() -> (Precision, bool) {
-    match std::env::var("SPD_SHADOW").as_deref() {
+    match std::env::var("SPD_COMPARE_EMULATED").as_deref() {
         Ok("bf16") => (Precision::Bf16, false),
         Ok("sites") => (Precision::Bf16, true),
         _ => (Precision::F32, false),
@@ -35,23 +35,23 @@ fn settings() -> (Precision, bool) {
 }
 
 /// A program on the emulated device, beside the same program on the CPU.
-pub(crate) struct Shadow {
+pub(crate) struct ComparedProgram {
     program: Repeated,
     /// In bf16, what it is held to, and the same program with all that it makes.
-    watched: Option<(Held, Repeated, Vec<Value>)>,
+    watched: Option<(CheckedProgram, Repeated, Vec<Value>)>,
     replays: usize,
 }
 
-impl Shadow {
+impl ComparedProgram {
     /// Of a program.
     pub(crate) fn new(builder: &Builder) -> Self {
         let (program, watched) = match settings() {
             (Precision::F32 | Precision::Tf32, _) => (Program::new(builder, |_, _| false), None),
             (Precision::Bf16, one) => {
-                let held = Held::new(stored(builder), one);
-                let (all, values) = watched(&held.run);
-                let [program, all] = [&held.run, &all].map(|b| Program::of(b, |_, _| false));
-                (program, Some((held, Repeated::new(all), values)))
+                let checked = CheckedProgram::new(stored(builder), one);
+                let (all, values) = watched(&checked.run);
+                let [program, all] = [&checked.run, &all].map(|b| Program::of(b, |_, _| false));
+                (program, Some((checked, Repeated::new(all), values)))
             }
         };
         Self {
@@ -62,7 +62,7 @@ impl Shadow {
     }
 }
 
-impl Repeat for Shadow {
+impl Repeat for ComparedProgram {
     /// Runs the program on the device as the CPU is about to, the first times; nothing where there is no g++, nor in bf16, where it is
     /// compared here.
     ///
@@ -80,11 +80,11 @@ impl Repeat for Shadow {
         }
         self.replays += 1;
         let found = self.program.run(&inputs, parameters, store)?;
-        let Some((held, all, values)) = &mut self.watched else {
+        let Some((checked, all, values)) = &mut self.watched else {
             return Some(found);
         };
         let all = all.run(&inputs, parameters, store)?;
-        let outputs = held.run.outputs.len();
+        let outputs = checked.run.outputs.len();
         let (made_of, tensors) = all[outputs..].split_at(values.len());
         for ((name, one), (_, other)) in found.iter().zip(all[..outputs].iter().chain(tensors)) {
             let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -92,7 +92,7 @@ impl Repeat for Shadow {
         }
         let made = values.iter().copied();
         let made = made.zip(made_of.iter().map(|(_, found)| found.clone()));
-        let checked = check(held, &inputs, made.collect(), parameters, store);
+        let checked = check(checked, &inputs, made.collect(), parameters, store);
         checked.unwrap_or_else(|fault| panic!("{fault}"));
         None
     }

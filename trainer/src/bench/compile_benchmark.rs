@@ -18,10 +18,10 @@ pub(super) fn forward(
     store: &Store,
     shape: BatchShape,
 ) -> Result<Value> {
-    // Whatever of the front is not needed is not computed.
-    let front = decomposition.front(b, store, shape, &Draws::Counters)?;
-    let mut masked = Vec::with_capacity(front.sites.len());
-    for (index, site) in front.sites.iter().enumerate() {
+    // Whatever of the clean pass is not needed is not computed.
+    let clean_pass = decomposition.clean_pass(b, store, shape, &Draws::Counters)?;
+    let mut masked = Vec::with_capacity(clean_pass.sites.len());
+    for (index, site) in clean_pass.sites.iter().enumerate() {
         let like_importance = b.ty(site.importance).clone();
         let given = b.input(&name(decomposition, index), &like_importance)?;
         let masks = MaskValues {
@@ -33,7 +33,7 @@ pub(super) fn forward(
         };
         masked.push((index, masks));
     }
-    let pass = decomposition.masked_pass(b, &front, &masked)?;
+    let pass = decomposition.masked_pass(b, &clean_pass, &masked)?;
     b.mean(pass.output)
 }
 

@@ -2,7 +2,7 @@
 
 use spd_draws::{Purpose, Stream};
 
-use crate::made::SiteInputs;
+use crate::derivation::SiteInputs;
 use crate::op::{Builder, Result};
 use crate::ops::oracle::random;
 use crate::ops::{
@@ -63,7 +63,7 @@ pub(crate) const LARGE: Sizes = Sizes {
 };
 
 /// The program, what is kept from step to step, and what the host writes.
-pub(crate) struct Exhibition {
+pub(crate) struct EveryOp {
     pub(crate) b: Builder,
     pub(crate) store: Store,
     pub(crate) inputs: Vec<(&'static str, Vec<u32>)>,
@@ -73,7 +73,7 @@ pub(crate) struct Exhibition {
     values: bool,
 }
 
-impl Exhibition {
+impl EveryOp {
     /// Without `values` it has shapes alone.
     pub(crate) fn new(sizes: Sizes, values: bool) -> Self {
         let store = if values {
@@ -81,7 +81,7 @@ impl Exhibition {
         } else {
             Store::of_shapes()
         };
-        let mut exhibition = Self {
+        let mut every_op = Self {
             b: Builder::new(),
             store,
             inputs: Vec::new(),
@@ -90,8 +90,8 @@ impl Exhibition {
             terms: Vec::new(),
             values,
         };
-        exhibition.build().unwrap();
-        exhibition
+        every_op.build().unwrap();
+        every_op
     }
 
     /// Tensors of the store whose gradients are wanted.

@@ -1,4 +1,4 @@
-//! What a run will do, for the table that is printed before it starts: everything is checked and every program is built,
+//! The plan of a run, for the table that is printed before it starts: everything is checked and every program is built,
 //! nothing is started, and nothing is written but what was found of a dataset, into the cache.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::target_task::TargetTask;
 
 /// What a run will do. Values are ready to print.
 #[derive(Debug, Clone, Default)]
-pub struct Overview {
+pub struct RunPlan {
     /// Label and value, in the order to print.
     pub rows: Vec<(String, String)>,
     /// One row a site: path, d_in, d_out, C, parameters of its components and importance function.
@@ -35,7 +35,7 @@ pub struct Overview {
 /// # Errors
 ///
 /// Whatever would keep the run from starting, as bad input.
-pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fault> {
+pub fn run_plan(run: &Run, threads: usize, on_gpu: bool) -> Result<RunPlan, Fault> {
     check_precision(run, on_gpu)?;
     let sources = data::open_checked(run)?;
     target::check_cache(run)?;
@@ -85,7 +85,7 @@ pub fn overview(run: &Run, threads: usize, on_gpu: bool) -> Result<Overview, Fau
             )
         })
         .collect();
-    Ok(Overview {
+    Ok(RunPlan {
         rows: rows(run, threads, on_gpu)?,
         sites,
         state_bytes: store.bytes(),

@@ -1,4 +1,4 @@
-//! A program of bf16, held op by op to the roundings that storing in bf16 makes, and no others.
+//! A program of bf16, compared op by op with the roundings that storing in bf16 makes, and no others.
 //!
 //! Every value that the device makes comes home ([`watched`]), and each op is repeated on the CPU from the operands that the device
 //! had ([`check`]): all that may differ is one rounding of the result. What holds for each op from what it found holds for the
@@ -54,14 +54,14 @@ const CANCELLED: f64 = 2e-3;
 pub(super) type Known = BTreeMap<Value, Vec<f32>>;
 
 /// A program as it is stored, and as it is run.
-pub(super) struct Held {
+pub(super) struct CheckedProgram {
     stored: DeviceGraph,
     /// Its sites, where each is one op.
     sites: Vec<Found>,
     pub(super) run: DeviceGraph,
 }
 
-impl Held {
+impl CheckedProgram {
     /// A stored program; whether its sites are one op each.
     pub(super) fn new(stored: DeviceGraph, one: bool) -> Self {
         let sites = if one {
@@ -105,13 +105,13 @@ pub(super) fn watched(stored: &DeviceGraph) -> (DeviceGraph, Vec<Value>) {
 /// Repeats each op of a program from the values that a device `made` of it and of what it was given; a line about the first op
 /// whose results it rounded more than once.
 pub(super) fn check(
-    held: &Held,
+    checked: &CheckedProgram,
     inputs: &[(&str, &[u32])],
     made: Known,
     parameters: &StepParameters,
     store: &Store,
 ) -> Result<(), String> {
-    let stored = &held.run;
+    let stored = &checked.run;
     let mut known = made;
     for (value, home) in (0..).map(Value).zip(&stored.homes) {
         let values = match home {
@@ -129,7 +129,7 @@ pub(super) fn check(
         };
         known.insert(value, values);
     }
-    let routes = routes(&held.stored);
+    let routes = routes(&checked.stored);
     for node in &stored.nodes {
         // What changes the store gives nothing; what nobody needs was not made.
         let is_known = node
@@ -137,7 +137,7 @@ pub(super) fn check(
             .first()
             .is_some_and(|output| known.contains_key(output));
         if is_known {
-            check_one(held, node, (&known, &routes), parameters)?;
+            check_one(checked, node, (&known, &routes), parameters)?;
         }
     }
     Ok(())
@@ -188,16 +188,16 @@ fn moved(values: &[f32], routes: &[f32], to_device: bool) -> Vec<f32> {
 }
 
 fn check_one(
-    held: &Held,
+    checked: &CheckedProgram,
     node: &DeviceNode,
     (known, routes): (&Known, &Routes),
     parameters: &StepParameters,
 ) -> Result<(), String> {
-    let stored = &held.run;
+    let stored = &checked.run;
     let results = match node.op.name() {
         "cast" => vec![rounded(&known[&node.inputs[0]])],
         "head_divergence" => head_divergence(stored, node, known),
-        "site" | "site_grad" | "site_sums" => site(held, node, (known, routes), parameters),
+        "site" | "site_grad" | "site_sums" => site(checked, node, (known, routes), parameters),
         _ => repeated(stored, &[node], &node.outputs, (known, routes), parameters),
     };
     assert_eq!(results.len(), node.outputs.len(), "{:?}", node.op);
@@ -284,19 +284,19 @@ fn head_divergence(stored: &DeviceGraph, node: &DeviceNode, known: &Known) -> Ve
 
 /// The results of a site that is one op, from its products: all in f32, but for what is masked, which the last of them multiply.
 fn site(
-    held: &Held,
+    checked: &CheckedProgram,
     node: &DeviceNode,
     (known, routes): (&Known, &Routes),
     parameters: &StepParameters,
 ) -> Vec<Vec<f32>> {
-    let stored = &held.stored;
-    let masks = held.products(node);
+    let stored = &checked.stored;
+    let masks = checked.products(node);
     let masks = masks.filter(|product| matches!(product.op.name(), "masked" | "masked_grad"));
     let masked = masks.flat_map(|mask| mask.outputs.clone());
     let masked: Vec<Value> = masked
         .filter(|&value| stored.ty(value).dtype == DType::Bf16)
         .collect();
-    let (last, first): (Vec<&DeviceNode>, Vec<&DeviceNode>) = held
+    let (last, first): (Vec<&DeviceNode>, Vec<&DeviceNode>) = checked
         .products(node)
         .partition(|product| product.inputs.iter().any(|input| masked.contains(input)));
     let make = |nodes: &[&DeviceNode], wanted: Vec<Value>, known: &Known| -> Known {
@@ -403,7 +403,7 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
 mod tests {
     use super::*;
     use crate::cuda::casts::stored;
-    use crate::cuda::exhibition::{EVEN, Exhibition, RAGGED};
+    use crate::cuda::every_op::{EVEN, EveryOp, RAGGED};
     use crate::cuda::site::tests as site;
     use crate::cuda::tests::{numbers, replay};
 
@@ -415,11 +415,11 @@ mod tests {
 
     /// Asserts that a program rounds as it may, and that three bits less of any of its results are found; how many there were.
     fn tried(
-        held: &Held,
+        checked: &CheckedProgram,
         (store, inputs): (&Store, &[(&'static str, Vec<u32>)]),
         parameters: &StepParameters,
     ) -> Option<usize> {
-        let program = &held.run;
+        let program = &checked.run;
         let (all, values) = watched(program);
         let (_, found) = replay(&all, store, inputs, parameters)?;
         let made = found[program.outputs.len()..].iter();
@@ -429,7 +429,7 @@ mod tests {
             .zip(made.map(|(_, x)| x.clone()))
             .collect();
         let inputs: Vec<(&str, &[u32])> = inputs.iter().map(|(n, words)| (*n, &**words)).collect();
-        let check = |made: Known| check(held, &inputs, made, parameters, store);
+        let check = |made: Known| check(checked, &inputs, made, parameters, store);
         assert_eq!(check(made.clone()), Ok(()));
         let mut tried = 0;
         for node in &program.nodes {
@@ -454,11 +454,11 @@ mod tests {
     #[test]
     fn every_op_rounds_once_and_three_bits_less_of_any_are_found() {
         for sizes in [EVEN, RAGGED] {
-            let exhibition = Exhibition::new(sizes, true);
-            let held = Held::new(stored(&exhibition.b), false);
-            let parameters = numbers(&exhibition);
-            let of = (&exhibition.store, &*exhibition.inputs);
-            let Some(tried) = tried(&held, of, &parameters) else {
+            let every_op = EveryOp::new(sizes, true);
+            let checked = CheckedProgram::new(stored(&every_op.b), false);
+            let parameters = numbers(&every_op);
+            let of = (&every_op.store, &*every_op.inputs);
+            let Some(tried) = tried(&checked, of, &parameters) else {
                 return;
             };
             assert!(tried > 100, "{tried}");
@@ -469,10 +469,10 @@ mod tests {
     fn a_site_that_is_one_op_rounds_twice_and_three_bits_less_are_found() {
         for case in [site::EVEN, site::RAGGED] {
             let made = case.build(true);
-            let held = Held::new(stored(&made.b), true);
-            assert_eq!(held.sites.len(), 2);
+            let checked = CheckedProgram::new(stored(&made.b), true);
+            assert_eq!(checked.sites.len(), 2);
             let parameters = site::numbers();
-            let Some(tried) = tried(&held, (&made.store, &made.inputs), &parameters) else {
+            let Some(tried) = tried(&checked, (&made.store, &made.inputs), &parameters) else {
                 return;
             };
             assert!(tried > 2, "{tried}");

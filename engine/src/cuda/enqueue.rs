@@ -1,4 +1,4 @@
-//! A step of a program, put on a stream.
+//! Enqueues a step of a program on a stream.
 #![expect(unsafe_code, reason = "addresses of a device")]
 
 use super::Fault;
@@ -6,12 +6,12 @@ use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
 use super::kernel::Kernel;
 use super::placed::{Placed, Step};
 
-/// Puts a step of a program on the stream.
+/// Enqueues a step of a program on the stream of programs.
 ///
 /// # Safety
 ///
 /// `argument` gives live memory, as long as it is said to be.
-pub(super) unsafe fn put(
+pub(super) unsafe fn enqueue(
     driver: &dyn Driver,
     kernels: &[Kernel],
     module: &Module,

@@ -1,4 +1,4 @@
-//! Why a step was refused: the step again, and what in it is not finite.
+//! What a run says when a step is refused: the step is run again, and what in it is not finite is named.
 //!
 //! The [`Halt`](spd_engine::ops::Halt) op keeps parameters and moments as they were before the first step whose losses or
 //! gradients are not finite, so that step can be run again, and followed from its batch to its gradients.
@@ -9,7 +9,7 @@ use spd_engine::Store;
 
 use crate::fault::Fault;
 use crate::parameters::HALT;
-use crate::task::{Blame, Measured, Task, run_step};
+use crate::task::{Measured, NonFinite, Task, run_step};
 
 /// What to do where the decomposition ran away.
 pub(crate) const TRAIN_MORE_GENTLY: &str =
@@ -53,7 +53,7 @@ pub(crate) fn check(task: &mut dyn Task, store: &mut Store, step: u64) -> Result
     run_step(task, store, &batch, bad)?;
     task.program().fetch(store)?;
     let terms = task.observe(store);
-    let blame = match batch.features.iter().position(|value| !value.is_finite()) {
+    let found = match batch.features.iter().position(|value| !value.is_finite()) {
         Some(at) => {
             let features = batch.features.len() / batch.rows.max(1);
             let what = format!(
@@ -61,21 +61,21 @@ pub(crate) fn check(task: &mut dyn Task, store: &mut Store, step: u64) -> Result
                 at % features,
                 at / features
             );
-            Blame {
+            NonFinite {
                 what: Some(what),
                 advice: LOOK_AT_TARGET,
             }
         }
-        None => task.blame(store, &batch, bad)?,
+        None => task.find_non_finite(store, &batch, bad)?,
     };
-    Err(refused(&format!("step {bad}"), &terms, &blame))
+    Err(refused(&format!("step {bad}"), &terms, &found))
 }
 
 /// The line about a refused update.
 ///
 /// - `place`: which one
 /// - `terms`: what it measured
-pub(crate) fn refused(place: &str, terms: &Measured, blame: &Blame) -> Fault {
+pub(crate) fn refused(place: &str, terms: &Measured, found: &NonFinite) -> Fault {
     let wrong = |of: fn(&str) -> bool| -> Vec<String> {
         terms
             .iter()
@@ -83,7 +83,7 @@ pub(crate) fn refused(place: &str, terms: &Measured, blame: &Blame) -> Fault {
             .map(|(name, value)| format!("{name} is {value}"))
             .collect()
     };
-    // Each term by its name; the total, and the norms of whole groups, where no term is to blame.
+    // Each term by its name; the total, and the norms of whole groups, where no term is at fault.
     let mut said = wrong(|name| name.starts_with("loss/") && name != "loss/total");
     if said.is_empty() {
         said = wrong(|name| name.matches('/').count() == 1);
@@ -92,11 +92,11 @@ pub(crate) fn refused(place: &str, terms: &Measured, blame: &Blame) -> Fault {
         [] => "it is finite when run again".to_owned(),
         said => said.join(", "),
     };
-    let begins = blame.what.as_ref().map_or(String::new(), |what| {
+    let begins = found.what.as_ref().map_or(String::new(), |what| {
         format!("; the first that is not finite: {what}")
     });
     Fault::Failed(anyhow!(
         "{place}: {wrong}{begins}; nothing was updated since, and the last checkpoint is untouched; {}",
-        blame.advice
+        found.advice
     ))
 }

@@ -1,13 +1,13 @@
-//! What a program computes in one of several ways, measured on the device that is to run it, once for each kind: whether a site is one
-//! op, and by which algorithm or kernel a product is computed.
+//! Autotuning: what a program can compute in several ways is timed on the device that runs it, once for each kind. Timed are whether a
+//! site is one op, and which algorithm or kernel computes a product.
 //!
 //! ```text
-//! what the run has decided before  ->  what this machine has measured before  ->  a measurement
+//! the run's record  ->  this machine's cache  ->  a measurement
 //! ```
 //!
-//! All ways compute the same in other orders of sums and with other roundings, so a run that is resumed is to decide as it did at
-//! first: each decision is written down in the run's [record](Device::keep_record), and what is there holds, whatever else is known. A kind
-//! is everything that the times depend on: shapes, types and settings, the device, the version of the library, the sources of the
+//! All ways compute the same in other orders of sums and with other roundings, so a resumed run decides as it did at first:
+//! each decision is written into the run's [record](Device::keep_record), which comes before all else. A kind is everything that the
+//! times depend on: shapes, types and settings, the device, the version of the library, the sources of the
 //! kernels.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::Fault;
-use super::choices::Choice;
+use super::autotune_record::Autotuned;
 use super::device::Device;
 use super::device_op::{DeviceGraph, DeviceNode};
 use super::kernel::PRELUDE;
@@ -42,7 +42,7 @@ fn sources_of_products() -> String {
 
 impl Device {
     /// Whether a site of a program is to be one op: where that takes less time, as measured once.
-    pub(super) fn chooses(
+    pub(super) fn autotunes(
         self: &Arc<Self>,
         from: &DeviceGraph,
         site: &Found,
@@ -52,7 +52,7 @@ impl Device {
         }
         let kind = kind_of_site(from, site, &self.driver.name()?);
         let measure = || of_site(self, from, site);
-        Ok(self.choices().of(&kind, measure)? == Choice::Site)
+        Ok(self.autotuned().of(&kind, measure)? == Autotuned::Site)
     }
 
     /// How the products of a program are computed: the fastest way, as measured once, and where the library refuses by kernels of our
@@ -70,9 +70,9 @@ impl Device {
         }
         let kind = kind_of_product(placed, &self.driver.name()?);
         let measure = || of_product(self, placed);
-        Ok(match self.choices().of(&kind, measure)? {
-            Choice::CublasLt(algorithm) => Way::CublasLt(Some(algorithm)),
-            Choice::Own | Choice::Site | Choice::Products => Way::Own,
+        Ok(match self.autotuned().of(&kind, measure)? {
+            Autotuned::CublasLt(algorithm) => Way::CublasLt(Some(algorithm)),
+            Autotuned::Own | Autotuned::Site | Autotuned::Products => Way::Own,
         })
     }
 }
@@ -111,7 +111,7 @@ fn of_site(
     device: &Arc<Device>,
     from: &DeviceGraph,
     site: &Found,
-) -> Result<(Choice, bool), Fault> {
+) -> Result<(Autotuned, bool), Fault> {
     let mut fused = site.fused.clone();
     fused.sort_by_key(|(place, _)| *place);
     let fused = fused.into_iter().map(|(_, node)| node).collect();
@@ -119,7 +119,7 @@ fn of_site(
     let one = Program::laid_out(&alone(from, fused));
     let most = device.driver().block_memory()?;
     if one.kernels.iter().any(|kernel| kernel.shared > most) {
-        return Ok((Choice::Products, true));
+        return Ok((Autotuned::Products, true));
     }
     let several = Program::laid_out(&alone(from, products.collect()));
     let programs = [&one, &several];
@@ -127,28 +127,28 @@ fn of_site(
     let scalars = programs.map(|program| program.scalars.len());
     let trial = Trial::new(device, bytes[0].max(bytes[1]), scalars[0].max(scalars[1]))?;
     let Some(trial) = trial else {
-        return Ok((Choice::Products, false));
+        return Ok((Autotuned::Products, false));
     };
     let times = programs.map(|program| trial.time(&program.kernels, &program.steps));
     let [one, several] = times;
     let choice = if one? < several? {
-        Choice::Site
+        Autotuned::Site
     } else {
-        Choice::Products
+        Autotuned::Products
     };
     Ok((choice, true))
 }
 
 /// The fastest way to compute a product. Where there is no room to find out it is what the library thinks best, and that was not
 /// measured.
-fn of_product(device: &Arc<Device>, placed: &PlacedProduct) -> Result<(Choice, bool), Fault> {
+fn of_product(device: &Arc<Device>, placed: &PlacedProduct) -> Result<(Autotuned, bool), Fault> {
     let algorithms = device.driver().algorithms(&placed.key())?;
     let (tried, bytes) = alone_in_arena(placed);
     let Some(trial) = Trial::new(device, bytes, 0)? else {
         let best = algorithms.first().copied();
-        return Ok((best.map_or(Choice::Own, Choice::CublasLt), false));
+        return Ok((best.map_or(Autotuned::Own, Autotuned::CublasLt), false));
     };
-    let mut timed: Vec<(f32, Choice)> = Vec::new();
+    let mut timed: Vec<(f32, Autotuned)> = Vec::new();
     for algorithm in algorithms {
         let step = Step::Product(Box::new(PlacedProduct {
             algorithm: Some(algorithm),
@@ -156,12 +156,12 @@ fn of_product(device: &Arc<Device>, placed: &PlacedProduct) -> Result<(Choice, b
         }));
         // The library may refuse at last what it has offered.
         if let Ok(time) = trial.time(&[], &[step]) {
-            timed.push((time, Choice::CublasLt(algorithm)));
+            timed.push((time, Autotuned::CublasLt(algorithm)));
         }
     }
     if timed.is_empty() || placed.product.is_thin() {
         let (kernels, step) = tried.alone();
-        timed.push((trial.time(&kernels, &[step])?, Choice::Own));
+        timed.push((trial.time(&kernels, &[step])?, Autotuned::Own));
     }
     let fastest = timed
         .into_iter()

@@ -1,4 +1,4 @@
-//! What was read of token files, so that nobody reads them again while they stay as they are.
+//! Hashes of the token files that were checked, so that a file is read again only when its size or time has changed.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
@@ -12,7 +12,7 @@ use crate::{DataError, index};
 
 /// What [`Dataset::check`](crate::Dataset::check) found in files. The caller keeps it where it likes, as JSON.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Known {
+pub struct CheckedFiles {
     /// By canonical path.
     files: BTreeMap<PathBuf, File>,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Contents {
     pub(crate) largest: u32,
 }
 
-impl Known {
+impl CheckedFiles {
     /// What a file holds: as it was found, or read now.
     pub(crate) fn contents(&mut self, file: &TokenFile) -> Result<Contents, DataError> {
         let (path, state) = (path(file), State::of(&file.mapped.metadata()?));

@@ -5,7 +5,7 @@ use std::thread;
 
 use super::driver::{Stream, Way};
 use super::emulated::{Call, Emulated, Ignored, Order, is_there};
-use super::replays::{ask, emulated, told_in_one_line, training};
+use super::replay_tests::{ask, emulated, told_in_one_line, training};
 use super::tests::on;
 use super::{Device, Executor, Result, Staged};
 use crate::store::{Slot, Store};
