@@ -15,7 +15,7 @@ use crate::op::Builder;
 use crate::plan::Plan;
 use crate::profile::OpProfile;
 use crate::step_parameters::StepParameters;
-use crate::store::Store;
+use crate::store::{Slot, Store};
 use crate::value::StepScalar;
 
 /// Where programs run.
@@ -179,6 +179,15 @@ impl Executor {
         match self {
             Self::Cpu(executor) => executor.packed_bytes(),
             Self::Gpu(_) => 0,
+        }
+    }
+
+    /// For each product in bf16 with a frozen right factor on the processor: the matrix, whether the product reads it transposed, and
+    /// the bytes that it takes beside the arena, once for all products and all programs that share the arena.
+    pub fn laid_out(&self) -> Vec<((Slot, bool), usize)> {
+        match self {
+            Self::Cpu(executor) => executor.laid_out().collect(),
+            Self::Gpu(_) => Vec::new(),
         }
     }
 

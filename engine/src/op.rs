@@ -69,6 +69,12 @@ pub trait Op: Any + Debug + Send + Sync {
         0
     }
 
+    /// Inputs that are right factors of products on the CPU, each with whether it is stored transposed. Where one is frozen and
+    /// products are of bf16, the executor lays it out once, and not at every product.
+    fn right_factors(&self, _inputs: &[&Type]) -> Vec<(usize, bool)> {
+        Vec::new()
+    }
+
     /// Whether its results count as constants, whatever they are computed from: no gradient passes through.
     fn is_constant(&self) -> bool {
         false

@@ -106,7 +106,7 @@ impl Store {
         self.put(name.into(), ty, vec![0.0; len])
     }
 
-    /// Says that no program writes a tensor: one that does is refused, and a device that computes in bf16 keeps a rounded
+    /// Says that no program writes a tensor: one that does is refused, and what computes in bf16 keeps a rounded
     /// copy of it, made once.
     pub fn freeze(&mut self, slot: Slot) {
         self.frozen.insert(slot);
@@ -143,6 +143,12 @@ impl Store {
     ///
     /// When they are newer on a device, and were not [fetched](Self::fetch) since.
     pub fn get(&self, slot: Slot) -> &[f32] {
+        self.expect_home(slot);
+        &self.tensors[slot.index()].2
+    }
+
+    /// The same, shared. A change of the tensor moves it: values at the same address are the same values.
+    pub(crate) fn shared(&self, slot: Slot) -> &Arc<Vec<f32>> {
         self.expect_home(slot);
         &self.tensors[slot.index()].2
     }

@@ -3,6 +3,7 @@
 //! Both count what this process has to itself and holds only because of the run: not the program's own code nor the pages of
 //! a mapped dataset, which the kernel takes back whenever it wants, nor what every process holds from its start.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use spd_engine::{Executor, MATRIX_PRODUCTS, PINNED, Processor, Store};
@@ -43,7 +44,7 @@ impl Memory {
             Processor::Cpu(pool) => {
                 let packed = programs.clone().into_iter().map(Executor::packed_bytes);
                 let packed = packed.max().unwrap_or(0);
-                (arena_bytes(programs), pool.threads(), packed, 0)
+                (arena_bytes(programs.clone()), pool.threads(), packed, 0)
             }
             // What is on its way to the GPU or from it.
             Processor::Gpu(_) => (PINNED + inputs, 1, 0, store.staged_bytes()),
@@ -51,7 +52,7 @@ impl Memory {
         Self {
             parts: vec![
                 ("state", store.bytes()),
-                ("programs", arena),
+                ("programs", arena + laid_out_bytes(programs)),
                 // The copy that is being written, what it comes through from a GPU, and a tensor read back to be compared.
                 ("checkpoint", store.bytes() + staged + largest.unwrap_or(0)),
                 ("batches", batches * batch.unwrap_or(0)),
@@ -82,6 +83,12 @@ impl Memory {
     pub fn total(&self) -> usize {
         self.parts.iter().map(|(_, bytes)| bytes).sum()
     }
+}
+
+/// Bytes of the matrices that programs which share an arena lay out once, each counted once.
+pub(crate) fn laid_out_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) -> usize {
+    let all = programs.into_iter().flat_map(Executor::laid_out);
+    all.collect::<BTreeMap<_, usize>>().values().sum()
 }
 
 /// The memory of this process from some point on.
@@ -143,7 +150,40 @@ impl Resident {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use spd_engine::{Builder, Pool, Precision, Type};
+
     use super::*;
+
+    // A frozen matrix that two programs multiply by, in bf16: two bytes a number, and none where products are of f32.
+    #[test]
+    fn a_matrix_that_programs_lay_out_once_is_planned_once() {
+        let mut store = Store::of_shapes();
+        let slot = store.zeros("w", &[256, 288]);
+        let processor = Processor::from(Arc::new(Pool::planned(1)));
+        let planned = |store: &Store, precision| {
+            let programs = [200, 300].map(|rows| {
+                let mut b = Builder::with_precision(precision);
+                let w = b.persistent(store, slot);
+                let x = b.input("x", &Type::f32(&[rows, 256])).unwrap();
+                let y = b.matmul(x, w).unwrap();
+                b.output("y", y);
+                Executor::planned(&b, &processor)
+            });
+            let memory = Memory::of_task(&processor, store, &programs);
+            let (_, bytes) = memory
+                .parts
+                .iter()
+                .find(|(of, _)| *of == "programs")
+                .unwrap();
+            bytes - arena_bytes(&programs)
+        };
+        assert_eq!(planned(&store, Precision::Bf16), 0);
+        store.freeze(slot);
+        assert_eq!(planned(&store, Precision::Bf16), 2 * 256 * 288);
+        assert_eq!(planned(&store, Precision::F32), 0);
+    }
 
     #[test]
     fn the_kernels_numbers_are_read() {

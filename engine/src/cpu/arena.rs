@@ -1,8 +1,13 @@
 //! The memory of a program's intermediates. Programs that never run at the same time share one: it is lent to whichever runs.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::sync::{Arc, Weak};
 
 use memmap2::{MmapMut, MmapRaw};
+
+use super::bf16::{Panel, lay_out};
+use crate::store::{Slot, Store};
 
 /// Memory for the intermediates of one program at a time.
 ///
@@ -14,6 +19,53 @@ pub struct Arena {
     // taken from a slice would forbid.
     map: MmapRaw,
     bytes: usize,
+    /// What its programs share beside it.
+    pub(super) factors: Factors,
+}
+
+/// An input of an op that is a frozen matrix, and the right factor of its products.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RightFactor {
+    /// Its index.
+    pub(super) input: usize,
+    pub(super) slot: Slot,
+    /// Whether it is stored transposed, `[n, k]`.
+    pub(super) transposed: bool,
+}
+
+/// Frozen matrices, laid out as right factors of products in bf16 by the first replay that multiplies by them.
+#[derive(Debug, Default)]
+pub(super) struct Factors(BTreeMap<(Slot, bool), LaidOutOnce>);
+
+#[derive(Debug)]
+struct LaidOutOnce {
+    /// The values that were laid out. Nothing else comes to lie at their address while this is here.
+    of: Weak<Vec<f32>>,
+    panel: Panel,
+}
+
+impl Factors {
+    /// Lays a matrix of the store out, unless the values that it has now are laid out already.
+    pub(super) fn make(&mut self, store: &Store, factor: &RightFactor) {
+        let &RightFactor {
+            slot, transposed, ..
+        } = factor;
+        let values = store.shared(slot);
+        let found = self.0.get(&(slot, transposed));
+        if found.is_none_or(|found| !std::ptr::eq(found.of.as_ptr(), Arc::as_ptr(values))) {
+            let ty = store.ty(slot);
+            let laid_out = LaidOutOnce {
+                of: Arc::downgrade(values),
+                panel: lay_out(values, [ty.rows(), ty.columns()], transposed),
+            };
+            self.0.insert((slot, transposed), laid_out);
+        }
+    }
+
+    /// A matrix that was laid out.
+    pub(super) fn get(&self, factor: &RightFactor) -> &Panel {
+        &self.0[&(factor.slot, factor.transposed)].panel
+    }
 }
 
 impl Arena {
@@ -25,7 +77,11 @@ impl Arena {
     pub fn new(bytes: usize) -> io::Result<Self> {
         let map = MmapMut::map_anon(bytes.max(1))?;
         let map = MmapRaw::from(map);
-        Ok(Self { map, bytes })
+        Ok(Self {
+            map,
+            bytes,
+            factors: Factors::default(),
+        })
     }
 
     /// Its size.
@@ -36,5 +92,118 @@ impl Arena {
     /// Its first byte. It stays where it is while the arena moves from program to program.
     pub(super) fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{Executor, Pool};
+    use crate::op::Builder;
+    use crate::ops::oracle::random;
+    use crate::precision::Precision;
+    use crate::value::Type;
+
+    const ROWS: usize = 130;
+    /// Sizes are no multiples of a block, and sums are longer than what is laid out at a time.
+    const SIDES: [[usize; 2]; 3] = [[700, 530], [610, 700], [1100, 610]];
+
+    /// Products forward and backward and a divergence through a head, in bf16.
+    fn program(store: &Store) -> Builder {
+        let mut b = Builder::with_precision(Precision::Bf16);
+        let weights: Vec<Slot> = store.slots().collect();
+        let [first, second, head] = [0, 1, 2].map(|index| b.persistent(store, weights[index]));
+        let target = b.input("target", &Type::f32(&[ROWS, 1100])).unwrap();
+        let x = b.input("x", &Type::f32(&[ROWS, 530])).unwrap();
+        let x = b.relu(x).unwrap();
+        let y = b.linear_oi(x, first, None).unwrap();
+        let h = b.linear_oi(y, second, None).unwrap();
+        let logits = b.linear_oi(h, head, None).unwrap();
+        let lse = b.log_sum_exp(target).unwrap();
+        let loss = b.kl_divergence(target, lse, logits).unwrap();
+        let gradient = b.gradients(loss, &[x]).unwrap()[0].unwrap();
+        b.output("loss", loss);
+        b.output("gradient", gradient);
+        b
+    }
+
+    fn store(freezes: bool) -> Store {
+        let mut store = Store::new();
+        for (seed, sides) in (1..).zip(SIDES) {
+            let slot = store.add(format!("w{seed}"), &sides, random(&sides, seed).values);
+            if freezes {
+                store.freeze(slot);
+            }
+        }
+        store
+    }
+
+    // A matrix is changed between two replays: what was laid out of it before serves no more, whether it is frozen or not.
+    #[test]
+    fn what_is_laid_out_once_gives_the_bits_of_what_is_laid_out_at_every_product() {
+        let run = |freezes: bool, threads| {
+            let mut store = store(freezes);
+            let changed = store.slots().next().unwrap();
+            let pool = Arc::new(Pool::new(threads).unwrap());
+            let mut executor = Executor::new(&program(&store), pool);
+            let mut found = Vec::new();
+            for (round, changes) in [(1, false), (2, true), (3, false)] {
+                if changes {
+                    store.get_mut(changed)[7] = 3.0;
+                }
+                for (name, columns) in [("target", 1100), ("x", 530)] {
+                    let values = random(&[ROWS, columns], round).values;
+                    executor.input(name).copy_from_slice(&values);
+                }
+                executor.run(&mut store);
+                let outputs = ["loss", "gradient"].map(|name| executor.output(name, &store));
+                found.extend(outputs.concat().into_iter().map(f32::to_bits));
+            }
+            let mut bytes: Vec<usize> = executor.laid_out().map(|(_, bytes)| bytes).collect();
+            bytes.sort_unstable();
+            let arena = executor.detach().unwrap();
+            (found, bytes, arena.factors.0.len())
+        };
+        // Each matrix by columns and by rows, in blocks of 32 by 32 numbers of two bytes.
+        let blocks =
+            |[rows, columns]: [usize; 2]| 2 * 32 * 32 * rows.div_ceil(32) * columns.div_ceil(32);
+        let mut bytes: Vec<usize> = SIDES.iter().flat_map(|&sides| [blocks(sides); 2]).collect();
+        bytes.sort_unstable();
+        let (expected, none, held) = run(false, 1);
+        assert_eq!((none, held), (Vec::new(), 0));
+        for threads in [1, 3] {
+            let (found, laid_out, held) = run(true, threads);
+            assert!(found == expected, "the bits differ with {threads} threads");
+            assert_eq!((laid_out, held), (bytes.clone(), bytes.len()));
+        }
+    }
+
+    // Another store has other values under the same numbers; a program after another in the arena finds what is laid out there.
+    #[test]
+    fn programs_share_what_is_laid_out_in_their_arena_and_stores_do_not() {
+        let pool = Arc::new(Pool::single());
+        let mut stores = [store(true), store(true)];
+        let first = stores[1].slots().next().unwrap();
+        stores[1].get_mut(first)[7] = 3.0;
+        let mut run = |arena: Option<Arena>, of: usize| {
+            let store = &mut stores[of];
+            let mut executor = Executor::planned(&program(store), Arc::clone(&pool));
+            let bytes = executor.plan().arena_bytes();
+            executor.attach(arena.unwrap_or_else(|| Arena::new(bytes).unwrap()));
+            for (name, columns) in [("target", 1100), ("x", 530)] {
+                let values = random(&[ROWS, columns], 1).values;
+                executor.input(name).copy_from_slice(&values);
+            }
+            executor.run(store);
+            let found = executor.output("gradient", store).to_vec();
+            (executor.detach().unwrap(), found)
+        };
+        let [(_, one), (arena, other)] = [0, 1].map(|of| run(None, of));
+        assert!(one != other);
+        let (arena, again) = run(Some(arena), 1);
+        assert!(again == other);
+        let (arena, found) = run(Some(arena), 0);
+        assert!(found == one);
+        assert_eq!(arena.factors.0.len(), 2 * SIDES.len());
     }
 }

@@ -106,6 +106,11 @@ impl Shape {
         }
     }
 
+    /// Whether a product is cut into blocks, of which each lays its factors out.
+    pub(crate) fn in_blocks(self, transposed: [bool; 2]) -> bool {
+        matches!(self.cut(transposed), Cut::Blocks { .. })
+    }
+
     /// f32s of scratch that [`product`](super::gemm::product) needs.
     pub(crate) fn scratch(self, transposed: [bool; 2]) -> usize {
         let Self { m, n, k } = self;

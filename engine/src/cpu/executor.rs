@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::arena::Arena;
-use super::bf16::PANELS;
+use super::arena::{Arena, Factors, RightFactor};
+use super::bf16::{PANELS, Panel};
 use super::frame::{Frame, Operands, View};
 use super::pool::Pool;
 use crate::op::{Builder, Op};
@@ -18,7 +18,7 @@ use crate::precision::Precision;
 use crate::profile::OpProfile;
 use crate::rounding::precision_of_products;
 use crate::step_parameters::StepParameters;
-use crate::store::Store;
+use crate::store::{Slot, Store};
 use crate::value::{DType, StepScalar, Type, Value};
 
 /// A program and its plan; in an arena, ready to be replayed on the CPU.
@@ -69,17 +69,19 @@ struct PreparedOp {
     types: Vec<Type>,
     inputs: Vec<View>,
     /// Inputs that lie in the store, whose address is looked up at each replay.
-    stored: Vec<(usize, crate::store::Slot)>,
+    stored: Vec<(usize, Slot)>,
     /// Inputs that it writes to.
     writes: Range<usize>,
     outputs: Vec<View>,
     accumulate: Vec<bool>,
     copies: Vec<(View, usize)>,
-    stored_copies: Vec<(crate::store::Slot, usize)>,
+    stored_copies: Vec<(Slot, usize)>,
     scratch: View,
     /// What a kernel has taken of its frame.
     taken: Vec<bool>,
     precision: Precision,
+    /// Frozen right factors of its products, where those are of bf16.
+    laid_out: Vec<RightFactor>,
     part: &'static str,
     work: OpProfile,
 }
@@ -289,8 +291,9 @@ impl Executor {
         self.output(name, store)[0]
     }
 
-    /// Runs the program once. Allocates nothing of its own (`allocations::a_replay_allocates_nothing`); the `gemm` crate
-    /// packs operands into buffers of its own, and rayon's queue takes a block for every 63 replays.
+    /// Runs the program once. Allocates nothing of its own (`allocations::a_replay_allocates_nothing`) but what the first replay in
+    /// an arena [lays out](Self::laid_out); the `gemm-f32` crate packs operands into buffers of its own, and rayon's queue takes a
+    /// block for every 63 replays.
     ///
     /// # Panics
     ///
@@ -311,14 +314,20 @@ impl Executor {
             parameters,
             pool,
             profile,
+            arena,
             ..
         } = self;
         let pool = &**pool;
+        let factors = &mut arena.as_mut().expect("a program runs in an arena").factors;
+        for factor in ops.iter().flat_map(|op| &op.laid_out) {
+            factors.make(store, factor);
+        }
+        let factors = &*factors;
         // A thread of the pool runs the ops, so that their chunks start without waking anyone.
         pool.enter(|| {
             for (index, op) in ops.iter_mut().enumerate() {
                 let start = profile.is_some().then(Instant::now);
-                op.run(store, parameters, pool);
+                op.run(store, parameters, (pool, factors));
                 if let (Some(times), Some(start)) = (profile.as_mut(), start) {
                     times[index] += start.elapsed();
                 }
@@ -388,6 +397,19 @@ impl Executor {
         self.ops.iter().map(of_op).max().unwrap_or(0)
     }
 
+    /// For each product in bf16 with a frozen right factor: the matrix, whether the product reads it transposed, and the bytes that it
+    /// takes beside the arena. It is laid out by the first replay, once for all products and all programs that share the arena.
+    pub fn laid_out(&self) -> impl Iterator<Item = ((Slot, bool), usize)> {
+        self.ops.iter().flat_map(|op| {
+            op.laid_out.iter().map(|factor| {
+                let ty = &op.types[factor.input];
+                // As many for a matrix as for its transpose.
+                let bytes = Panel::bytes(ty.rows(), ty.columns());
+                ((factor.slot, factor.transposed), bytes)
+            })
+        })
+    }
+
     /// Time and work of each op since [`Executor::start_profile`].
     pub fn profile(&self) -> Vec<OpProfile> {
         let times = self.profile.clone().unwrap_or_default();
@@ -415,7 +437,12 @@ impl PreparedOp {
             .chain([&mut self.scratch])
     }
 
-    fn run(&mut self, store: &mut Store, parameters: &StepParameters, pool: &Pool) {
+    fn run(
+        &mut self,
+        store: &mut Store,
+        parameters: &StepParameters,
+        (pool, factors): (&Pool, &Factors),
+    ) {
         for &(index, slot) in &self.stored {
             // Only what is written counts as changed, here or on a device.
             let (start, len) = if self.writes.contains(&index) {
@@ -453,6 +480,8 @@ impl PreparedOp {
             scratch: self.scratch,
             taken: &mut self.taken,
             precision: self.precision,
+            laid_out: &self.laid_out,
+            factors,
         };
         // SAFETY: the plan keeps an op's inputs, outputs and scratch in places that do not overlap while it runs
         // (`plan::tests::nothing_overlaps_while_it_lives`), aligned to 64 bytes, inside the arena. What lies in the store is held
@@ -507,6 +536,20 @@ fn prepare(
     }
     let scratch = Type::f32(&[node.op.scratch_bytes(&types) / 4]);
     let writes = node.op.writes(types.len());
+    let of_frozen = |(input, transposed)| match planned.inputs[input] {
+        Place::Store(slot) if builder.frozen.contains(&slot) => Some(RightFactor {
+            input,
+            slot,
+            transposed,
+        }),
+        _ => None,
+    };
+    let laid_out = if precision == Precision::Bf16 {
+        let factors = node.op.right_factors(&types).into_iter();
+        factors.filter_map(of_frozen).collect()
+    } else {
+        Vec::new()
+    };
     PreparedOp {
         op: Arc::clone(&node.op),
         types: types.iter().map(|&ty| ty.clone()).collect(),
@@ -521,6 +564,7 @@ fn prepare(
         stored_copies,
         scratch: view(planned.scratch, &scratch),
         precision,
+        laid_out,
         part: node.part,
         work: OpProfile::of(builder, node),
     }

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use super::arena::{Factors, RightFactor};
+use super::bf16::Panel;
 use super::pool::Pool;
 use crate::precision::Precision;
 use crate::step_parameters::StepParameters;
@@ -41,6 +43,10 @@ pub(super) struct Operands<'a> {
     pub(super) taken: &'a mut [bool],
     /// What the factors of products are rounded to.
     pub(super) precision: Precision,
+    /// Its inputs that lie among `factors`.
+    pub(super) laid_out: &'a [RightFactor],
+    /// Matrices that are laid out for all replays.
+    pub(super) factors: &'a Factors,
 }
 
 /// What a kernel sees: inputs, outputs, scratch, the step's numbers, and threads.
@@ -97,6 +103,18 @@ impl<'a> Frame<'a> {
     /// Threads for products, and what their factors are rounded to.
     pub(crate) fn products(&self) -> (&'a Pool, Precision) {
         (self.pool, self.operands.precision)
+    }
+
+    /// An input as the right factor of products in bf16, stored transposed or not, if it is laid out for all replays
+    /// ([`Op::right_factors`](crate::op::Op::right_factors)).
+    pub(crate) fn laid_out(&self, index: usize, transposed: bool) -> Option<&'a Panel> {
+        let Operands {
+            laid_out, factors, ..
+        } = &self.operands;
+        let found = laid_out
+            .iter()
+            .find(|factor| (factor.input, factor.transposed) == (index, transposed));
+        found.map(|factor| factors.get(factor))
     }
 
     /// An input of token ids.
@@ -212,6 +230,8 @@ mod tests {
             scratch,
             taken: &mut [true; 3],
             precision: Precision::F32,
+            laid_out: &[],
+            factors: &Factors::default(),
         };
         // SAFETY: four arrays that nobody else has.
         work(&mut unsafe { Frame::new(operands, &parameters, &pool) })

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::bf16;
+use super::bf16::{self, LaidOut, Panel, Right};
 use super::cut::{Cut, STEP_COLUMNS, STEP_ROWS, STEP_SUMS, part};
 use super::math::on_vectors;
 use super::pool::{Parts, PerChunk, Pool, Rows, chunks};
@@ -16,10 +16,22 @@ use crate::precision::Precision;
 /// `out = [out +] alpha a b`, with `out` f32 `[m, n]`. In bf16 the factors are rounded where the product is cut into blocks; thin
 /// ones are bound by memory, and stay as exact as they are.
 pub(crate) fn product(
+    products: (&Pool, Precision),
+    shape: Shape,
+    alpha: f32,
+    factors: (Matrix<'_>, Matrix<'_>),
+    out: (&mut [f32], bool),
+    scratch: &mut [f32],
+) {
+    product_laid_out(products, shape, alpha, (factors, None), out, scratch);
+}
+
+/// The same, where in bf16 all of `b` may have been [laid out](bf16::lay_out) before.
+pub(crate) fn product_laid_out(
     (pool, precision): (&Pool, Precision),
     shape: Shape,
     alpha: f32,
-    (a, b): (Matrix<'_>, Matrix<'_>),
+    ((a, b), laid_out): ((Matrix<'_>, Matrix<'_>), Option<&Panel>),
     (out, add): (&mut [f32], bool),
     scratch: &mut [f32],
 ) {
@@ -35,6 +47,7 @@ pub(crate) fn product(
         alpha,
         a,
         b,
+        laid_out,
     };
     match shape.cut([a.transposed, b.transposed]) {
         Cut::Blocks {
@@ -127,6 +140,7 @@ struct Product<'a> {
     alpha: f32,
     a: Matrix<'a>,
     b: Matrix<'a>,
+    laid_out: Option<&'a Panel>,
 }
 
 impl Product<'_> {
@@ -163,6 +177,15 @@ impl Product<'_> {
             column: b_column,
         };
         let out = out.wrapping_add(rows.start * n + columns.start);
+        if let (Precision::Bf16, Some(panel)) = (self.precision, self.laid_out) {
+            let b = Right::LaidOut(LaidOut {
+                panel,
+                column: columns.start,
+                term: sums.start,
+            });
+            // SAFETY: as below.
+            return unsafe { bf16::multiply(shape, self.alpha, (a, b), (out, n, add)) };
+        }
         // SAFETY: `product` checked that the operands have m*k and k*n elements, and the ranges lie inside
         // the shape; the caller vouches for `out`.
         unsafe { multiply(self.precision, shape, self.alpha, (a, b), (out, n, add)) };
@@ -185,6 +208,20 @@ pub(crate) fn block(
     unsafe { multiply(precision, shape, alpha, (a, b), (start, stride, add)) };
 }
 
+/// The same in bf16, with a part of a matrix that was laid out before for `b`.
+pub(crate) fn block_laid_out(
+    shape: Shape,
+    alpha: f32,
+    (a, b): (Strided<'_>, LaidOut<'_>),
+    (mut out, add): (Tile<'_>, bool),
+) {
+    let Shape { m, n, k } = shape;
+    assert!(m > 0 && n > 0 && k > 0 && a.holds(m, k), "{shape:?}");
+    let (start, stride) = out.place(m, n);
+    // SAFETY: the product lies inside its tile.
+    unsafe { bf16::multiply(shape, alpha, (a, Right::LaidOut(b)), (start, stride, add)) };
+}
+
 /// # Safety
 ///
 /// The operands must hold `m x k` and `k x n` elements, and `out` plus `row * stride + column` must be writable
@@ -198,7 +235,7 @@ unsafe fn multiply(
 ) {
     if precision == Precision::Bf16 {
         // SAFETY: the caller's promise.
-        return unsafe { bf16::multiply(shape, alpha, (a, b), (out, stride, add)) };
+        return unsafe { bf16::multiply(shape, alpha, (a, Right::Matrix(b)), (out, stride, add)) };
     }
     let Shape { m, n, k } = shape;
     let signed = |stride: usize| isize::try_from(stride).expect("a matrix fits in memory");

@@ -11,6 +11,7 @@ use super::{Preset, Step};
 use crate::data::{features, fill, training_feed};
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::fault::Fault;
+use crate::memory::laid_out_bytes;
 use crate::parameters::{self, BETA1, Group, HALT};
 use crate::schedule::{exponent, learning_rate};
 use crate::target_models::{Start, TargetTensor, tensors};
@@ -80,7 +81,7 @@ impl Workload {
     pub(super) fn planned_bytes(&self) -> usize {
         let arena = self.program.plan().arena_bytes();
         match &self.processor {
-            Processor::Cpu(_) => arena + self.store.bytes(),
+            Processor::Cpu(_) => arena + laid_out_bytes([&self.program]) + self.store.bytes(),
             Processor::Gpu(_) => arena + self.store.device_bytes() + self.program.own_bytes(),
         }
     }

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Both factors are laid out in tiles of 16 lines of 32 terms, two to a word, as AMX takes them; AVX512_BF16 and plain
-//! vectors read the same tiles. Rounding is part of laying out, so that no pass over a factor is made for it.
+//! vectors read the same tiles. Rounding is part of laying out, so that no pass over a factor is made for it. A frozen right factor
+//! is laid out [once for all products](lay_out).
 //!
 //! A product of two bf16 numbers is exact in f32 (8 bits times 8 bits), so what differs among processors is how sums of at most
 //! `k` terms are rounded: each within `k 2^-24` of the sum of magnitudes. AMX and AVX512_BF16 also take numbers below 2^-126 for
@@ -20,11 +21,13 @@ mod panels;
 mod vectors;
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::math::vectorised;
 use super::shape::{Shape, Strided};
-use panels::{Block, Order, Panel, SIDE};
+pub(crate) use panels::Panel;
+use panels::{Block, Order, SIDE};
 
 /// Terms of a sum that are laid out at a time, and columns: a panel of each factor stays in a near cache.
 const SUMS: usize = 512;
@@ -125,6 +128,48 @@ thread_local! {
     static ROOM: RefCell<[Panel; 2]> = RefCell::new([SIDE, COLUMNS].map(|lines| Panel::new(lines, SUMS)));
 }
 
+/// The right factor of a product.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Right<'a> {
+    /// Laid out for this product alone.
+    Matrix(Strided<'a>),
+    /// A part of one that was laid out before.
+    LaidOut(LaidOut<'a>),
+}
+
+/// Columns of a matrix from one on, and terms from one on, where all are laid out; both begin at multiples of [`SIDE`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LaidOut<'a> {
+    pub(crate) panel: &'a Panel,
+    pub(crate) column: usize,
+    pub(crate) term: usize,
+}
+
+impl<'a> LaidOut<'a> {
+    /// The blocks of [`SIDE`] columns, and of those terms.
+    fn strip(&self, column: usize, terms: &Range<usize>) -> &'a [Block] {
+        let (column, first) = (self.column + column, self.term + terms.start);
+        debug_assert!(column.is_multiple_of(SIDE) && first.is_multiple_of(SIDE));
+        &self.panel.strip(column / SIDE)[first / SIDE..][..terms.len().div_ceil(SIDE)]
+    }
+}
+
+/// Lays out all of a matrix, `[k, n]` or stored `[n, k]`, as the right factor of products to come.
+pub(crate) fn lay_out(values: &[f32], [rows, columns]: [usize; 2], transposed: bool) -> Panel {
+    let stored = Strided::rows(values, columns);
+    let (by_column, lines, terms) = if transposed {
+        (stored, rows, columns)
+    } else {
+        (stored.t(), columns, rows)
+    };
+    let mut panel = Panel::new(lines, terms);
+    vectorised(
+        #[inline(always)]
+        || panel.fill(by_column, 0..lines, 0..terms, Order::ByTerm),
+    );
+    panel
+}
+
 /// `out = [out +] alpha a b` on the thread of the caller, with both factors rounded to bf16.
 ///
 /// # Safety
@@ -142,7 +187,7 @@ thread_local! {
 pub(super) unsafe fn multiply(
     shape: Shape,
     alpha: f32,
-    factors: (Strided<'_>, Strided<'_>),
+    factors: (Strided<'_>, Right<'_>),
     (out, stride, add): (*mut f32, usize, bool),
 ) {
     // SAFETY: the caller's promise.
@@ -157,7 +202,7 @@ unsafe fn multiply_on(
     unit: Unit,
     Shape { m, n, k }: Shape,
     alpha: f32,
-    (a, b): (Strided<'_>, Strided<'_>),
+    (a, b): (Strided<'_>, Right<'_>),
     (out, stride, add): (*mut f32, usize, bool),
 ) {
     assert!(k > 0, "a product of no terms writes nothing");
@@ -170,11 +215,13 @@ unsafe fn multiply_on(
             for first_term in (0..k).step_by(SUMS) {
                 let terms = first_term..k.min(first_term + SUMS);
                 let adds = add || first_term > 0;
-                // A column of `b` is a row of its transpose: both factors are lines of terms.
-                vectorised(
-                    #[inline(always)]
-                    || columns.fill(b.t(), of_panel.clone(), terms.clone(), Order::ByTerm),
-                );
+                if let Right::Matrix(b) = b {
+                    // A column of `b` is a row of its transpose: both factors are lines of terms.
+                    vectorised(
+                        #[inline(always)]
+                        || columns.fill(b.t(), of_panel.clone(), terms.clone(), Order::ByTerm),
+                    );
+                }
                 for first_row in (0..m).step_by(SIDE) {
                     let of_line = first_row..m.min(first_row + SIDE);
                     vectorised(
@@ -183,7 +230,10 @@ unsafe fn multiply_on(
                     );
                     for start in of_panel.clone().step_by(SIDE) {
                         let of_sums = start..of_panel.end.min(start + SIDE);
-                        let columns = columns.strip((start - first_column) / SIDE);
+                        let columns = match b {
+                            Right::Matrix(_) => columns.strip((start - first_column) / SIDE),
+                            Right::LaidOut(b) => b.strip(start, &terms),
+                        };
                         unit.multiply(rows.strip(0), columns, &mut sums);
                         let to = out.wrapping_add(first_row * stride + start);
                         // SAFETY: the caller's promise: these rows and columns are inside the shape.
@@ -246,7 +296,7 @@ mod tests {
                         // SAFETY: `m` rows of `stride` elements, of which `n` are written.
                         #[expect(unsafe_code, reason = "as for `multiply`")]
                         unsafe {
-                            multiply_on(unit, Shape { m, n, k }, -2.0, (a, b), to);
+                            multiply_on(unit, Shape { m, n, k }, -2.0, (a, Right::Matrix(b)), to);
                         }
                         for (i, found) in out.into_iter().enumerate() {
                             let (row, column) = (i / stride, i % stride);
@@ -281,7 +331,7 @@ mod tests {
             ] {
                 let (mut a, b) = (vec![1.0; 40], vec![1.0; 40]);
                 a[33] = x;
-                let factors = (Strided::rows(&a, 40), Strided::rows(&b, 1));
+                let factors = (Strided::rows(&a, 40), Right::Matrix(Strided::rows(&b, 1)));
                 let mut out = [0.0f32];
                 // SAFETY: one element is written.
                 #[expect(unsafe_code, reason = "as for `multiply`")]

@@ -13,12 +13,12 @@ const _: () = assert!(
 pub(super) const SIDE: usize = 32;
 
 /// 16 lines of 32 terms, or 16 pairs of terms of 16 lines: see [`Order`].
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Tile(pub(super) [[u32; 16]; 16]);
 
 /// [`SIDE`] lines of as many terms.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Block(pub(super) [Tile; 2]);
 
@@ -41,7 +41,8 @@ pub(super) enum Order {
 }
 
 /// Lines of a factor: strips of [`SIDE`] lines, each as many blocks as there are terms for.
-pub(super) struct Panel {
+#[derive(Debug)]
+pub(crate) struct Panel {
     blocks: Vec<Block>,
     /// Blocks of a strip.
     deep: usize,
@@ -56,6 +57,11 @@ impl Panel {
             blocks: vec![none; strips * deep],
             deep,
         }
+    }
+
+    /// Bytes of so many lines and terms.
+    pub(crate) fn bytes(lines: usize, terms: usize) -> usize {
+        lines.div_ceil(SIDE) * terms.div_ceil(SIDE) * size_of::<Block>()
     }
 
     /// The blocks of a strip, as it was last filled.

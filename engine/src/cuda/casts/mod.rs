@@ -16,8 +16,8 @@
 //! Values that are added to each other in place are of one type, and what is added up to an f32 is f32.
 //!
 //! On a processor everything is stored in f32, and products that depend on the batch round their factors as they lay them out
-//! ([`rounding`](crate::rounding)): what would be saved of its memory traffic is the smaller part there, and every op but
-//! those products is as exact as in f32.
+//! ([`rounding`](crate::rounding)), a frozen right one once for all replays: what would be saved of its memory traffic is the
+//! smaller part there, and every op but those products is as exact as in f32.
 //!
 //! [`Store::freeze`]: crate::Store::freeze
 

@@ -5,7 +5,8 @@
 use std::ops::Range;
 
 use super::{HeadDivergence, Sizes};
-use crate::cpu::gemm::block;
+use crate::cpu::bf16::{LaidOut, Panel};
+use crate::cpu::gemm::{block, block_laid_out};
 use crate::cpu::math::{exp, ln, vectorised};
 use crate::cpu::pool::{PerChunk, Pool};
 use crate::cpu::reduce::{add_to, max, mean, replace_and_sum, sum_over};
@@ -124,6 +125,8 @@ struct Head<'a> {
     target_lse: &'a [f32],
     h: &'a [f32],
     w: &'a [f32],
+    /// `W` and its transpose, where they are laid out for all products.
+    laid_out: [Option<&'a Panel>; 2],
     labels: Option<&'a [u32]>,
     bias: Option<&'a [f32]>,
 }
@@ -180,7 +183,14 @@ impl<'a> Head<'a> {
                 n: width,
                 k: d,
             };
-            if self.op.transposed {
+            if let Some(panel) = self.laid_out[0] {
+                let w = LaidOut {
+                    panel,
+                    column: columns.start,
+                    term: 0,
+                };
+                block_laid_out(shape, 1.0, (h, w), (Tile::whole(x, width), false));
+            } else if self.op.transposed {
                 // Rows of `W` are read where they lie, not packed once more for every block.
                 let turned = &mut turned[..rows.len() * width];
                 let shape = Shape {
@@ -276,10 +286,20 @@ impl<'a> Head<'a> {
                     n: d,
                     k: width,
                 };
-                let factors = (Strided::rows(x, width), self.columns(&columns).t());
-                let out = Tile::whole(&mut gradient[..rows.len() * d], d);
+                let x = Strided::rows(x, width);
+                let out = (Tile::whole(&mut gradient[..rows.len() * d], d), index > 0);
                 let mean = 1.0 / self.cut.sizes.rows as f32;
-                block(self.precision, shape, mean, factors, (out, index > 0));
+                if let Some(panel) = self.laid_out[1] {
+                    let w = LaidOut {
+                        panel,
+                        column: 0,
+                        term: columns.start,
+                    };
+                    block_laid_out(shape, mean, (x, w), out);
+                } else {
+                    let factors = (x, self.columns(&columns).t());
+                    block(self.precision, shape, mean, factors, out);
+                }
             }
         }
     }
@@ -434,6 +454,7 @@ pub(super) fn run(op: HeadDivergence, frame: &mut Frame<'_>) {
         target_lse: frame.input(1),
         h: frame.input(2),
         w: frame.input(3),
+        laid_out: [op.transposed, !op.transposed].map(|stored| frame.laid_out(3, stored)),
         labels: op.labels.then(|| frame.input_u32(4)),
         bias: op.bias().map(|index| frame.input(index)),
     };

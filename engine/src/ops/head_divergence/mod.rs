@@ -219,6 +219,11 @@ impl Op for HeadDivergence {
         4 * cpu::packed(Self::sizes(inputs))
     }
 
+    fn right_factors(&self, _inputs: &[&Type]) -> Vec<(usize, bool)> {
+        let backward = self.gradient.then_some((3, !self.transposed));
+        [(3, self.transposed)].into_iter().chain(backward).collect()
+    }
+
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let on = self.operands(node.inputs);
         if gradients.wants(on.target) || gradients.wants(on.target_lse) {

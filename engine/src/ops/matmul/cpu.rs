@@ -1,5 +1,5 @@
 use super::MatMul;
-use crate::cpu::gemm::product;
+use crate::cpu::gemm::product_laid_out;
 use crate::cpu::shape::Matrix;
 use crate::cpu::{Frame, Rows, sparse};
 use crate::ops::grain_rows;
@@ -38,11 +38,11 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
         },
     );
     if !sparse::product(frame.pool, shape, op.alpha, operands, (&mut *out, add)) {
-        product(
+        product_laid_out(
             frame.products(),
             shape,
             op.alpha,
-            operands,
+            (operands, frame.laid_out(1, op.b_transposed)),
             (out, add),
             scratch,
         );

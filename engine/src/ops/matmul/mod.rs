@@ -169,6 +169,15 @@ impl Op for MatMul {
         4 * self.shape(inputs[0], inputs[1]).packed(stored)
     }
 
+    fn right_factors(&self, inputs: &[&Type]) -> Vec<(usize, bool)> {
+        let stored = [self.a_transposed, self.b_transposed];
+        let in_blocks = self.shape(inputs[0], inputs[1]).in_blocks(stored);
+        in_blocks
+            .then_some((1, self.b_transposed))
+            .into_iter()
+            .collect()
+    }
+
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let Some(g) = gradients.of(node.outputs[0]) else {
             return Ok(());
