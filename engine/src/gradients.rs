@@ -5,7 +5,7 @@
 //! adversary that asks for its source alone gets the source's alone. A second contribution to a gradient is
 //! added in place by the kernel that makes it ([`Op::accumulates`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::graph::Home;
@@ -21,6 +21,25 @@ impl Builder {
     /// When `loss` is no scalar, an op on the way has no gradient, or products were written in another order than by way of one of
     /// `wrt`.
     pub fn gradients(&mut self, loss: Value, wrt: &[Value]) -> Result<Vec<Option<Value>>> {
+        self.gradients_of(loss, wrt, &BTreeSet::new())
+    }
+
+    /// As [`gradients`](Self::gradients), with the others of `wrt` held fixed: what one of them contributes to the gradient of
+    /// another, from which it is computed, is left out.
+    ///
+    /// # Errors
+    ///
+    /// As `gradients`.
+    pub fn partial_gradients(&mut self, loss: Value, wrt: &[Value]) -> Result<Vec<Option<Value>>> {
+        self.gradients_of(loss, wrt, &wrt.iter().copied().collect())
+    }
+
+    fn gradients_of(
+        &mut self,
+        loss: Value,
+        wrt: &[Value],
+        fixed: &BTreeSet<Value>,
+    ) -> Result<Vec<Option<Value>>> {
         if !self.ty(loss).dims.is_empty() {
             let reason = format!("the loss must be a scalar, found {}", self.ty(loss));
             return Err(BuildError::new("gradients", reason));
@@ -28,7 +47,7 @@ impl Builder {
         let before = std::mem::replace(&mut self.eager, true);
         let one = self.constant(1.0, &[])?;
         self.eager = before;
-        self.gradients_from(loss, one, wrt)
+        self.passed_back((loss, one), wrt, fixed)
     }
 
     /// Gradients of `sum(value * upstream)`.
@@ -37,6 +56,16 @@ impl Builder {
         value: Value,
         upstream: Value,
         wrt: &[Value],
+    ) -> Result<Vec<Option<Value>>> {
+        self.passed_back((value, upstream), wrt, &BTreeSet::new())
+    }
+
+    /// Gradients of `sum(value * upstream)`; through `fixed`, none passes further.
+    fn passed_back(
+        &mut self,
+        (value, upstream): (Value, Value),
+        wrt: &[Value],
+        fixed: &BTreeSet<Value>,
     ) -> Result<Vec<Option<Value>>> {
         if let Some(&unmade) = wrt.iter().find(|&&wanted| self.bypasses(wanted, value)) {
             let made_by = match self.homes[unmade.index()] {
@@ -67,12 +96,20 @@ impl Builder {
             of,
             wanted,
         };
+        let mut complete = BTreeMap::new();
         for index in (first..=last).rev() {
+            // All uses of what the op makes were visited: its gradient is complete.
+            for output in &gradients.builder.nodes[index].outputs {
+                if fixed.contains(output) {
+                    complete.extend(gradients.of.remove_entry(output));
+                }
+            }
             gradients.visit(index)?;
         }
-        let of = gradients.of;
+        complete.append(&mut gradients.of);
         self.eager = before;
-        Ok(wrt.iter().map(|value| of.get(value).copied()).collect())
+        let of = |value| complete.get(value).copied();
+        Ok(wrt.iter().map(of).collect())
     }
 }
 
@@ -257,6 +294,36 @@ mod tests {
         executor.run(&mut store);
         // By hand for diagonal X: 4 x^2 + (2 x^2)^2 / 2 has the slope 8 x + 8 x^3; exact.
         assert_eq!(executor.output("gradient", &store), [16.0, 0.0, 0.0, 80.0]);
+    }
+
+    #[test]
+    fn a_value_is_fixed_for_the_partial_gradient_of_what_it_is_computed_from() {
+        let mut b = Builder::new();
+        let [x, y] = inputs(&mut b);
+        let turned = b.transpose(x).unwrap();
+        let both = b.add(x, turned).unwrap();
+        let product = b.matmul(both, y).unwrap();
+        let loss = b.sum_squares(product).unwrap();
+        let total = b.gradients(loss, &[x]).unwrap()[0].unwrap();
+        let parts = b.partial_gradients(loss, &[turned, x]).unwrap();
+        let names = ["total", "of turned", "of x"];
+        for (name, gradient) in names.into_iter().zip([Some(total), parts[0], parts[1]]) {
+            b.output(name, gradient.unwrap());
+        }
+        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        executor.input("0").copy_from_slice(&[1.0, 2.0, 0.0, 1.0]);
+        executor.input("1").copy_from_slice(&[1.0, 0.0, 0.0, 1.0]);
+        let mut store = Store::new();
+        executor.run(&mut store);
+        // By hand: 2 (X + X^T) for each, and the first turned on top for the whole.
+        for name in ["of turned", "of x"] {
+            assert_eq!(
+                executor.output(name, &store),
+                [4.0, 4.0, 4.0, 4.0],
+                "{name}"
+            );
+        }
+        assert_eq!(executor.output("total", &store), [8.0, 8.0, 8.0, 8.0]);
     }
 
     #[test]
