@@ -3,7 +3,7 @@
 use crate::{
     pattern::{is_literal, pattern_matches},
     reader::Table,
-    run::{Decomposition, Importance, ImportanceKind, Sampling, Sigmoid, SitePattern},
+    run::{Decomposition, Importance, ImportanceKind, Sampling, Sigmoid, SitePattern, TiedUpdate},
     target::{Architecture, Facts},
     values::{Flag, OneOf, Size, Text, Widths},
 };
@@ -43,11 +43,20 @@ pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Decompositio
             _ => Some(()),
         };
     }
+    let tied_update = table.or("tied_update", TIED_UPDATES, TiedUpdate::Summed);
+    if let (Some(false), Some(said), true) = (tied, tied_update, table.has("tied_update")) {
+        let said = TIED_UPDATES.word(said);
+        table.refuse::<()>(
+            "tied_update",
+            format!("expected it to be left out, as no components are tied, found \"{said}\""),
+        );
+    }
     Some(Decomposition {
         sites: sites?,
         identity: identity?,
         delta: delta?,
         tied: tied?,
+        tied_update: tied_update?,
     })
 }
 
@@ -104,6 +113,11 @@ pub(crate) fn surely_meant<'s>(
             || is_literal(pattern) && pattern_matches(&site.pattern, pattern)
     })
 }
+
+const TIED_UPDATES: OneOf<TiedUpdate> = OneOf(&[
+    ("summed", TiedUpdate::Summed),
+    ("separate", TiedUpdate::Separate),
+]);
 
 const KINDS: OneOf<ImportanceKind> = OneOf(&[
     ("mlp", ImportanceKind::Mlp),

@@ -283,6 +283,26 @@ pub struct Decomposition {
     pub delta: bool,
     /// Whether the sites `linear1` and `linear2` of a TMS share their components (`V2 = U1^T`, `U2 = V1^T`).
     pub tied: bool,
+    /// How a step moves what they share. Left out of the file where it says what every older file means.
+    #[serde(skip_serializing_if = "TiedUpdate::is_summed")]
+    pub tied_update: TiedUpdate,
+}
+
+/// Updates of components that two sites share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TiedUpdate {
+    /// One, by the sum of both gradients.
+    Summed,
+    /// Two, one after the other, each by the gradient and the moments of one site, as in the SPD reference.
+    Separate,
+}
+
+impl TiedUpdate {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+    fn is_summed(&self) -> bool {
+        *self == Self::Summed
+    }
 }
 
 /// Sites by name, and their number of components.

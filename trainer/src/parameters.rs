@@ -41,6 +41,17 @@ pub struct Parameter {
     pub group: Group,
     /// Number of dimensions, which decides about weight decay.
     pub rank: usize,
+    /// Whether it is the transpose of the values at `slot`, which another parameter has too. Its moments are in the shape of
+    /// `slot`; each of the two has its own gradient and its own update.
+    pub transposed: bool,
+}
+
+impl Parameter {
+    /// Its name, which is not that of the tensor where it is the tensor's transpose.
+    pub fn name(self, store: &Store) -> &str {
+        let moment = store.name(self.first);
+        moment.strip_prefix(FIRST).expect("named by `add_at`")
+    }
 }
 
 /// All tensors that training moves.
@@ -63,6 +74,10 @@ pub struct Update {
 /// The tensor that remembers a step whose gradients were not finite; where the store has it, such a step ends training.
 pub const HALT: &str = "halt";
 
+/// What the names of moments begin with; the rest is the name of the parameter.
+const FIRST: &str = "adamw.first.";
+const SECOND: &str = "adamw.second.";
+
 /// Decay of the first moment, for all of training.
 pub const BETA1: f64 = 0.9;
 
@@ -75,15 +90,42 @@ impl Parameters {
         dims: &[usize],
         group: Group,
     ) -> Parameter {
-        let slot = store.zeros(name, dims);
-        let first = store.zeros(format!("adamw.first.{name}"), dims);
-        let second = store.zeros(format!("adamw.second.{name}"), dims);
+        let slot = store.slot(name);
+        let slot = slot.unwrap_or_else(|| store.zeros(name, dims));
+        self.add_at(store, (name, slot), group, false)
+    }
+
+    /// Adds the transpose of a tensor as a parameter beside the tensor itself.
+    ///
+    /// - `of`: name and shape of the tensor, which is made where it is not there yet
+    pub fn add_transposed(
+        &mut self,
+        store: &mut Store,
+        name: &str,
+        (of, dims): (&str, &[usize]),
+        group: Group,
+    ) -> Parameter {
+        let slot = store.slot(of);
+        let slot = slot.unwrap_or_else(|| store.zeros(of, dims));
+        self.add_at(store, (name, slot), group, true)
+    }
+
+    fn add_at(
+        &mut self,
+        store: &mut Store,
+        (name, slot): (&str, Slot),
+        group: Group,
+        transposed: bool,
+    ) -> Parameter {
+        let dims = store.ty(slot).dims.clone();
+        let [first, second] = [FIRST, SECOND].map(|of| store.zeros(format!("{of}{name}"), &dims));
         let parameter = Parameter {
             slot,
             first,
             second,
             group,
             rank: dims.len(),
+            transposed,
         };
         self.0.push(parameter);
         parameter
@@ -105,9 +147,10 @@ impl Parameters {
         )
     }
 
-    /// Number of values, moments not counted.
+    /// Number of values, moments not counted, and shared ones once.
     pub fn len(&self, store: &Store) -> usize {
-        self.0.iter().map(|p| store.ty(p.slot).len()).sum()
+        let own = self.0.iter().filter(|p| !p.transposed);
+        own.map(|p| store.ty(p.slot).len()).sum()
     }
 
     /// Puts the moments back to zero.
@@ -119,7 +162,7 @@ impl Parameters {
     }
 
     /// Appends the gradients of `loss`, the norms of each group, and the update of every tensor, which is refused where the
-    /// loss or a gradient is not finite.
+    /// loss or a gradient is not finite. A tensor that two parameters share is updated by one after the other, in their order.
     ///
     /// Outputs `norms/<group>`: sums of squares, one a tensor of the group, then their total. Step scalars: `lr`,
     /// `correction1`, `correction2`.
@@ -134,8 +177,16 @@ impl Parameters {
         loss: Value,
         settings: impl Fn(Group) -> Update,
     ) -> Result<()> {
-        let values: Vec<Value> = self.0.iter().map(|p| b.persistent(store, p.slot)).collect();
-        let gradients = b.gradients(loss, &values)?;
+        let values = self.0.iter().map(|p| {
+            let value = b.persistent(store, p.slot);
+            if p.transposed {
+                b.transpose(value)
+            } else {
+                Ok(value)
+            }
+        });
+        let values: Vec<Value> = values.collect::<Result<_>>()?;
+        let gradients = b.partial_gradients(loss, &values)?;
         let moved: Vec<(&Parameter, Value)> = self
             .0
             .iter()
@@ -175,39 +226,51 @@ impl Parameters {
                 let some = of_group
                     .iter()
                     .filter(|(p, _)| (p.rank > 1 || decay_vectors) == decays);
-                let on = some.map(|(p, gradient)| AdamWOperands {
-                    parameter: b.persistent(store, p.slot),
-                    first: b.persistent(store, p.first),
-                    second: b.persistent(store, p.second),
-                    gradient: *gradient,
-                });
-                let on: Vec<AdamWOperands> = on.collect();
-                if on.is_empty() {
-                    continue;
+                // One op moves a tensor once.
+                let mut rounds: Vec<Vec<AdamWOperands>> = Vec::new();
+                for &&(p, gradient) in some {
+                    let on = AdamWOperands {
+                        parameter: b.persistent(store, p.slot),
+                        first: b.persistent(store, p.first),
+                        second: b.persistent(store, p.second),
+                        gradient: if p.transposed {
+                            b.transpose(gradient)?
+                        } else {
+                            gradient
+                        },
+                    };
+                    match rounds.last_mut() {
+                        Some(round) if round.iter().all(|o| o.parameter != on.parameter) => {
+                            round.push(on);
+                        }
+                        _ => rounds.push(vec![on]),
+                    }
                 }
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "settings are rounded to f32"
-                )]
-                let op = AdamW {
-                    beta1: BETA1 as f32,
-                    beta2: beta2 as f32,
-                    decay: if decays { decay as f32 } else { 0.0 },
-                    clip: clip.map(|clip| clip as f32),
-                    ..AdamW::new(b)
-                };
-                b.adamw(op, &on, norms, &guards)?;
+                for on in rounds {
+                    #[expect(
+                        clippy::cast_possible_truncation,
+                        reason = "settings are rounded to f32"
+                    )]
+                    let op = AdamW {
+                        beta1: BETA1 as f32,
+                        beta2: beta2 as f32,
+                        decay: if decays { decay as f32 } else { 0.0 },
+                        clip: clip.map(|clip| clip as f32),
+                        ..AdamW::new(b)
+                    };
+                    b.adamw(op, &on, norms, &guards)?;
+                }
             }
         }
         Ok(())
     }
 
-    /// Names of the tensors of a group, in the order of its norms.
+    /// Names of the parameters of a group, in the order of its norms.
     pub fn names<'s>(&'s self, store: &'s Store, group: Group) -> impl Iterator<Item = &'s str> {
         self.0
             .iter()
             .filter(move |p| p.group == group)
-            .map(|p| store.name(p.slot))
+            .map(|p| p.name(store))
     }
 }
 

@@ -129,6 +129,7 @@ mod tests {
             identity: patterns(identity, 4),
             delta: true,
             tied: false,
+            tied_update: spd_configs::TiedUpdate::Summed,
         }
     }
 

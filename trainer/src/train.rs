@@ -336,7 +336,7 @@ mod tests {
     use std::sync::Arc;
 
     use spd_checkpoint::{Lock, step_path};
-    use spd_configs::Run;
+    use spd_configs::{Run, TiedUpdate};
     use spd_engine::{Pool, Processor};
 
     use super::*;
@@ -403,12 +403,22 @@ mod tests {
 
     #[test]
     fn a_stop_is_heard_everywhere_and_the_run_goes_on_to_the_same_bits() {
-        let run = small_run();
+        goes_on_to_the_same_bits(&small_run());
+    }
+
+    #[test]
+    fn so_does_a_run_whose_tied_sites_have_moments_of_their_own() {
+        let mut run = small_run();
+        run.decomposition.tied_update = TiedUpdate::Separate;
+        goes_on_to_the_same_bits(&run);
+    }
+
+    fn goes_on_to_the_same_bits(run: &Run) {
         let straight = tempfile::tempdir().unwrap();
         let lock = Lock::take(straight.path()).unwrap();
-        let (questions, outcome) = trained(&run, (straight.path(), &lock), u64::MAX);
+        let (questions, outcome) = trained(run, (straight.path(), &lock), u64::MAX);
         assert_eq!(outcome, Outcome::Done);
-        let expected = remains(&run, straight.path());
+        let expected = remains(run, straight.path());
         // Start 2, warm-up 3, steps 5, evaluations before steps 0, 2 and 4 and at the end 8, figures before 2 and 4 and at the
         // end 3 each.
         assert_eq!(questions, 27);
@@ -416,13 +426,13 @@ mod tests {
         for stop_at in 0..questions {
             let dir = tempfile::tempdir().unwrap();
             let lock = Lock::take(dir.path()).unwrap();
-            let (asked, outcome) = trained(&run, (dir.path(), &lock), stop_at);
+            let (asked, outcome) = trained(run, (dir.path(), &lock), stop_at);
             assert_eq!((asked, outcome), (stop_at + 1, Outcome::Stopped));
             said.push(events(dir.path()).pop().unwrap());
-            let (_, outcome) = trained(&run, (dir.path(), &lock), u64::MAX);
+            let (_, outcome) = trained(run, (dir.path(), &lock), u64::MAX);
             assert_eq!(outcome, Outcome::Done);
             continued.extend(events(dir.path()).into_iter().nth(1));
-            let same = remains(&run, dir.path()) == expected;
+            let same = remains(run, dir.path()) == expected;
             assert!(same, "stopped at {stop_at}");
         }
         said.dedup();

@@ -1,7 +1,7 @@
 //! A resolved run is a run file: it loads to the same run, and two of them can be compared.
 
 use spd_configs::{
-    Activation, Active, Data, Llama, Model, Pgd, PgdInit, PgdScope, Routing, Run, Term,
+    Activation, Active, Data, Llama, Model, Pgd, PgdInit, PgdScope, Routing, Run, Term, TiedUpdate,
     pre_identity,
 };
 
@@ -334,6 +334,18 @@ fn gpt2_can_be_trained_without_clipping() {
     let run = load(GPT2.as_bytes(), &["target.train.clip=false"]).unwrap();
     assert_eq!(run.target.train.as_ref().unwrap().clip, None);
     assert_written_and_read_again(&run);
+}
+
+#[test]
+fn separate_updates_of_tied_components_are_written() {
+    let separate = ["decomposition.tied_update=separate"];
+    let run = load(TMS.as_bytes(), &separate).unwrap();
+    assert_eq!(run.decomposition.tied_update, TiedUpdate::Separate);
+    assert_written_and_read_again(&run);
+    // A run of an older file goes on: its text is what it was.
+    let summed = load(TMS.as_bytes(), &["decomposition.tied_update=summed"]).unwrap();
+    assert_eq!(summed, load(TMS.as_bytes(), &[]).unwrap());
+    assert!(!summed.to_toml().contains("tied_update"));
 }
 
 #[test]

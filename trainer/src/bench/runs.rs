@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use spd_configs::{
     Activation, Active, Checkpoint, Data, Decomposition, Eval, FaithfulnessWarmup, Importance,
     ImportanceKind, Llama, Log, Loss, Model, OutputLoss, Pgd, PgdInit, PgdScope, Precision,
-    Routing, Run, Sampling, Schedule, Shape, Sigmoid, SitePattern, Target, Term, Train,
+    Routing, Run, Sampling, Schedule, Shape, Sigmoid, SitePattern, Target, Term, TiedUpdate, Train,
 };
 
 /// What is timed.
@@ -303,6 +303,7 @@ fn base(name: &str, model: Model, data: Data, (rows, lr): (usize, f64), losses: 
             identity: Vec::new(),
             delta: true,
             tied: false,
+            tied_update: TiedUpdate::Summed,
         },
         importance: Importance {
             kind: ImportanceKind::VectorMlp,

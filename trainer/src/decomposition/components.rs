@@ -17,8 +17,8 @@ pub struct SiteValues {
     pub u_co: Value,
 }
 
-/// The site whose components this one shares, transposed: with tying, `linear2` has no components of its own, so one
-/// parameter gets the gradients of both and one update. (The reference gives the shared memory two updates a step.)
+/// The site whose components this one shares, transposed: with tying, `linear2` has no components of its own. One update
+/// follows the sum of the gradients of both, or else each has an update of its own ([`add_tied`]).
 pub(super) fn tied_to(run: &Run, sites: &[Site], index: usize) -> Option<usize> {
     (run.decomposition.tied && sites[index].path() == "linear2")
         .then(|| sites.iter().position(|site| site.path() == "linear1"))
@@ -29,6 +29,18 @@ pub(super) fn add(parameters: &mut Parameters, store: &mut Store, site: &Site) {
     let (c, linear) = (site.components, &site.linear);
     parameters.add(store, &site.v_name(), &[linear.d_in, c], Group::Components);
     parameters.add(store, &site.u_name(), &[c, linear.d_out], Group::Components);
+}
+
+/// The transposes of another site's components, with gradients and moments of their own, as the reference has them.
+pub(super) fn add_tied(parameters: &mut Parameters, store: &mut Store, site: &Site, other: &Site) {
+    let (c, linear) = (other.components, &other.linear);
+    let (v, u) = (other.v_name(), other.u_name());
+    for (name, of, dims) in [
+        (site.v_name(), u, [c, linear.d_out]),
+        (site.u_name(), v, [linear.d_in, c]),
+    ] {
+        parameters.add_transposed(store, &name, (&of, &dims), Group::Components);
+    }
 }
 
 /// Normal starting values with standard deviation one over the root of the rows (Kaiming, gain 1), independent of the
@@ -58,6 +70,8 @@ pub(super) fn values(b: &mut Builder, store: &Store, site: &Site) -> SiteValues 
 
 #[cfg(test)]
 mod tests {
+    use spd_configs::TiedUpdate;
+
     use super::*;
     use crate::bench::{Overrides, preset};
     use crate::decomposition::Decomposition;
@@ -81,5 +95,39 @@ mod tests {
                 store.name(slot)
             );
         }
+    }
+
+    #[test]
+    fn separate_updates_add_moments_and_no_values() {
+        let mut run = preset("tiny-tms", &Overrides::default()).unwrap().run;
+        let made = |run: &Run| {
+            let mut store = Store::new();
+            let decomposition = Decomposition::new(run, &mut store).unwrap();
+            (store, decomposition.parameters.of(&[Group::Components]))
+        };
+        let names = |(store, parameters): &(Store, Parameters)| -> Vec<String> {
+            let names = parameters.names(store, Group::Components);
+            let names = names.filter_map(|name| name.strip_prefix("_components."));
+            names.map(str::to_owned).collect()
+        };
+        let summed = made(&run);
+        assert_eq!(names(&summed), ["linear1.V", "linear1.U"]);
+        run.decomposition.tied_update = TiedUpdate::Separate;
+        let separate = made(&run);
+        let all = ["linear1.V", "linear1.U", "linear2.V", "linear2.U"];
+        assert_eq!(names(&separate), all);
+        // The memory plan and a checkpoint hold what the store has.
+        let values = summed.1.len(&summed.0);
+        assert_eq!(separate.1.len(&separate.0), values);
+        assert_eq!(separate.0.bytes() - summed.0.bytes(), 2 * 4 * values);
+        let shape = |name: &str| {
+            let slot = separate.0.slot(&format!("adamw.first._components.{name}"));
+            separate.0.ty(slot.unwrap()).dims.clone()
+        };
+        assert_eq!(shape("linear2.U"), shape("linear1.V"));
+        // In the order of the sites, as the reference updates them.
+        run.decomposition.sites.swap(0, 1);
+        let turned = made(&run);
+        assert_eq!(names(&turned), [&all[2..], &all[..2]].concat());
     }
 }

@@ -13,7 +13,7 @@ mod masks;
 
 use std::collections::BTreeMap;
 
-use spd_configs::{ImportanceKind, Run};
+use spd_configs::{ImportanceKind, Run, TiedUpdate};
 use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValues};
 use spd_engine::{Builder, Precision, Result, Slot, Store, Type, Value};
 
@@ -129,8 +129,12 @@ impl Decomposition {
             .collect();
         let mut parameters = Parameters::default();
         for (index, site) in sites.iter().enumerate() {
-            if components::tied_to(run, &sites, index).is_none() {
-                components::add(&mut parameters, store, site);
+            match components::tied_to(run, &sites, index) {
+                None => components::add(&mut parameters, store, site),
+                Some(other) if run.decomposition.tied_update == TiedUpdate::Separate => {
+                    components::add_tied(&mut parameters, store, site, &sites[other]);
+                }
+                Some(_) => (),
             }
         }
         for site in &sites {

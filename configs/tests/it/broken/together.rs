@@ -135,6 +135,27 @@ fn values_that_do_not_go_together_are_refused() {
             ],
         ),
         toy(
+            &[(
+                "[importance]",
+                "tied = false\ntied_update = \"separate\"\n[importance]",
+            )],
+            &[
+                r#"run.toml:13:1: [decomposition] tied_update: expected it to be left out, as no components are tied, found "separate""#,
+            ],
+        ),
+        toy(
+            &[("[importance]", "tied_update = \"twice\"\n[importance]")],
+            &[
+                r#"run.toml:12:1: [decomposition] tied_update: expected "summed" or "separate", found the string "twice""#,
+            ],
+        ),
+        tiny(
+            &[("[importance]", "tied_update = \"summed\"\n[importance]")],
+            &[
+                r#"run.toml:20:1: [decomposition] tied_update: expected it to be left out, as no components are tied, found "summed""#,
+            ],
+        ),
+        toy(
             &[
                 ("[importance]", "tied = true\n[importance]"),
                 ("linear2", "linear3"),
