@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use spd_configs::{Routing, Run, Sampling, Term};
 use spd_dataloader::Batch;
-use spd_engine::{Builder, Executor, Slot, Store};
+use spd_engine::{Builder, Executor, Store};
 use spd_trainer::data::fill;
 use spd_trainer::decomposition::{CleanPass, Decomposition, Draws};
 use spd_trainer::parameters::{BETA1, Parameter};
@@ -52,30 +52,18 @@ impl Replica {
 
     /// Overwrites all parameters with recorded ones.
     pub(super) fn set(&mut self, numbers: &Numbers, start: &str) {
-        for slot in self.slots() {
-            let recorded = numbers.get(&format!("{start}{}", self.name(slot)));
-            assert_eq!(
-                recorded.dims,
-                self.store.ty(slot).dims,
-                "{}",
-                self.name(slot)
-            );
+        for parameter in self.decomposition.parameters.iter() {
+            let name = self.name(parameter);
+            let recorded = recorded(numbers, &format!("{start}{name}"), parameter);
+            let (slot, dims) = (parameter.slot, &self.store.ty(parameter.slot).dims);
+            assert_eq!(&recorded.dims, dims, "{name}");
             self.store.get_mut(slot).copy_from_slice(&recorded.f32());
         }
     }
 
-    /// All parameters.
-    pub(super) fn slots(&self) -> Vec<Slot> {
-        self.decomposition
-            .parameters
-            .iter()
-            .map(|p| p.slot)
-            .collect()
-    }
-
     /// A parameter's name in the files: `comp.<site>.V`, `cifn.<site>.layers.0.W`.
-    pub(super) fn name(&self, slot: Slot) -> String {
-        let ours = self.store.name(slot);
+    pub(super) fn name(&self, parameter: &Parameter) -> String {
+        let ours = parameter.name(&self.store);
         let name = |start: &str, kind: &str| {
             self.decomposition.sites.iter().find_map(|site| {
                 let of_site = format!("{start}.{}.", site.dashed());
@@ -125,13 +113,13 @@ impl Replica {
     }
 
     /// The gradients of the first step, from the first moments that it leaves: they are the gradients, times one minus
-    /// their decay. By the parameter's name; zeros where the loss does not depend on it.
+    /// their decay. By the parameter's name and in the shape of its tensor; zeros where the loss does not depend on it.
     pub(super) fn gradients(&self) -> BTreeMap<String, Vec<f32>> {
         let share = 1.0 - rounded(BETA1);
         let all = self.decomposition.parameters.iter();
         let gradient = |p: &Parameter| {
             let first = self.store.get(p.first).iter();
-            (self.name(p.slot), first.map(|m| m / share).collect())
+            (self.name(p), first.map(|m| m / share).collect())
         };
         all.map(gradient).collect()
     }
@@ -247,6 +235,22 @@ impl Replica {
                 executor.input(&ours).copy_from_slice(&theirs.f32());
             }
         }
+    }
+}
+
+/// The recorded values of a parameter, in the shape of its tensor.
+pub(super) fn recorded(numbers: &Numbers, name: &str, parameter: &Parameter) -> Tensor {
+    let recorded = numbers.get(name);
+    let [rows, columns] = recorded.dims[..] else {
+        return recorded.clone();
+    };
+    if !parameter.transposed {
+        return recorded.clone();
+    }
+    let at = |to: usize| recorded.values[to % rows * columns + to / rows];
+    Tensor {
+        dims: vec![columns, rows],
+        values: (0..rows * columns).map(at).collect(),
     }
 }
 

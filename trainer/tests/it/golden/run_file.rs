@@ -213,8 +213,8 @@ fn sites(case: &Json, numbers: &Numbers, components: &str) -> String {
     rows.collect()
 }
 
-/// The run file of a case, with such `[[loss]]` tables. Components are not tied: the files have parameters of their own for
-/// each site.
+/// The run file of a case, with such `[[loss]]` tables. Where the files have parameters of their own for each site, components are
+/// not tied; where they share memory, each site updates it.
 pub(super) fn text_of(
     case: &Json,
     numbers: &Numbers,
@@ -238,13 +238,18 @@ pub(super) fn text_of(
             )
         }
     };
+    let tied = if numbers.info["tied"] == true {
+        "tied = true\ntied_update = \"separate\""
+    } else {
+        "tied = false"
+    };
     let target = target(&case["target_config"]);
     let sites = sites(case, numbers, components);
     let (kind, hidden) = (&case["ci_fn_type"], &case["ci_fn_hidden_dims"]);
     let (rows, output) = (batch.dims[0], &case["output_loss_type"]);
     format!(
         "name = \"golden\"\n{target}[data]\n{data}\n\
-         [decomposition]\ndelta = {delta}\ntied = false\n{sites}\
+         [decomposition]\ndelta = {delta}\n{tied}\n{sites}\
          [importance]\nkind = {kind}\nhidden = {hidden}\nsampling = \"{sampling}\"\n\
          {losses}\
          [train]\nbatch_size = {rows}\nmask_samples = {mask_samples}\noutput_loss = {output}\n{train}\

@@ -2,14 +2,14 @@
 
 use serde_json::Value as Json;
 use spd_configs::{Loss, Routing, Term};
-use spd_engine::{Executor, Slot};
+use spd_engine::Executor;
 use spd_trainer::parameters::Group;
 use spd_trainer::replay::Replay;
 
 use super::compare::Comparison;
 use super::numbers::Numbers;
 use super::one_step::drawn_for;
-use super::replica::{Replica, rounded, routes};
+use super::replica::{Replica, recorded, routes};
 use super::run_file::{self, Settings, list, number, size};
 use crate::harness::Outcome;
 
@@ -33,7 +33,6 @@ pub(super) fn check(name: &str) -> Outcome {
     let mut replica = Replica::new(&run, &numbers, "init.");
     let mut training = Training {
         replay: replica.replay(),
-        tied: tied_pairs(&replica, &numbers),
         replica,
         numbers: &numbers,
         comparison: Comparison::new(&format!("{name}.traj"), tolerance),
@@ -107,29 +106,9 @@ pub(super) fn feed(replica: &Replica, numbers: &Numbers, executor: &mut Executor
     }
 }
 
-/// Parameters of which the second is the transpose of the first.
-fn tied_pairs(replica: &Replica, numbers: &Numbers) -> Vec<(Slot, Slot)> {
-    if numbers.info["tied"] != true {
-        return Vec::new();
-    }
-    let sites = &replica.decomposition.sites;
-    let of = |path: &str| {
-        let site = sites.iter().find(|site| site.path() == path);
-        site.expect("a TMS")
-    };
-    let (first, second) = (of("linear1"), of("linear2"));
-    let slot = |name: String| replica.store.slot(&name).expect("a parameter");
-    vec![
-        (slot(first.v_name()), slot(second.u_name())),
-        (slot(first.u_name()), slot(second.v_name())),
-    ]
-}
-
 struct Training<'n> {
     replica: Replica,
     replay: Replay,
-    /// Parameters that the reference keeps in one memory.
-    tied: Vec<(Slot, Slot)>,
     numbers: &'n Numbers,
     comparison: Comparison,
 }
@@ -139,10 +118,8 @@ impl Training<'_> {
         let warmup = self.replica.decomposition.run.train.faithfulness_warmup;
         self.comparison.group("warm-up");
         for made in 0..warmup.steps {
-            let before = self.before();
             let store = &mut self.replica.store;
             self.replay.warm_up(store, made).expect("a finite loss");
-            self.tie(&before, 1.0 - warmup.lr * warmup.weight_decay);
         }
         self.compare_parameters("warm");
     }
@@ -161,42 +138,10 @@ impl Training<'_> {
             let batch = self.numbers.get(&format!("batch.{step}"));
             let batch = self.replica.batch(batch);
             feed(&self.replica, self.numbers, self.replay.program(), step);
-            let before = self.before();
             let store = &mut self.replica.store;
             let replayed = self.replay.step(store, &batch, step);
             replayed.expect("a processor that works");
-            self.tie(&before, 1.0);
             self.compare_step(step, &log[1]);
-        }
-    }
-
-    /// The tied parameters before an update.
-    fn before(&self) -> Vec<Vec<f32>> {
-        let firsts = self.tied.iter().map(|&(first, _)| first);
-        firsts
-            .map(|slot| self.replica.store.get(slot).to_vec())
-            .collect()
-    }
-
-    /// The reference's tying after an update: both parameters lie in one memory, which each of the two moves by its own gradient
-    /// and moments.
-    ///
-    /// - `keep`: what the decay leaves of a parameter
-    fn tie(&mut self, before: &[Vec<f32>], keep: f64) {
-        let store = &mut self.replica.store;
-        for (&(first, second), before) in self.tied.iter().zip(before) {
-            let (rows, columns) = (store.ty(first).rows(), store.ty(first).columns());
-            let (ones, others) = (store.get(first).to_vec(), store.get(second).to_vec());
-            for row in 0..rows {
-                for column in 0..columns {
-                    let (at, turned) = (row * columns + column, column * rows + row);
-                    // The first moves from `before` to `one`, and the second moves that on.
-                    let (before, one) = (f64::from(before[at]), f64::from(ones[at]));
-                    let both = rounded(keep * (one - before) + f64::from(others[turned]));
-                    store.get_mut(first)[at] = both;
-                    store.get_mut(second)[turned] = both;
-                }
-            }
         }
     }
 
@@ -251,7 +196,7 @@ impl Training<'_> {
                 "every parameter has a gradient"
             );
             for (parameter, &square) in of_group.iter().zip(each) {
-                let name = self.replica.name(parameter.slot);
+                let name = self.replica.name(parameter);
                 let (_, place) = name.split_once('.').expect("comp.<site>.V");
                 let key = format!("train/grad_norms/{theirs}/{place}");
                 let ours = f64::from(square).sqrt();
@@ -261,9 +206,10 @@ impl Training<'_> {
     }
 
     fn compare_parameters(&mut self, when: &str) {
-        for slot in self.replica.slots() {
-            let name = format!("{when}.{}", self.replica.name(slot));
-            let (ours, theirs) = (self.replica.store.get(slot), self.numbers.get(&name));
+        for parameter in self.replica.decomposition.parameters.iter() {
+            let name = format!("{when}.{}", self.replica.name(parameter));
+            let ours = self.replica.store.get(parameter.slot);
+            let theirs = recorded(self.numbers, &name, parameter);
             self.comparison.tensor(&name, ours, &theirs.values);
         }
     }
