@@ -1,5 +1,20 @@
 //! The operations, one folder each: shape rule, gradient rule and derivation in `mod.rs`, CPU kernel in `cpu.rs`,
 //! CUDA kernels in `kernel.cu` and their launches in `cuda.rs`.
+//!
+//! # Adding an op
+//!
+//! [`relu`](crate::Builder::relu) is the smallest example of each of these files:
+//!
+//! - `ops/NAME/mod.rs`: a struct of the op's settings that implements [`Op`](crate::Op), one for its gradient, and the method of
+//!   [`Builder`](crate::Builder) that checks shapes and adds it. The head of the file derives the gradient. `Op` has defaults for all
+//!   but name, result types, gradient, and the two kernels.
+//! - `ops/NAME/cpu.rs`: reads and writes the views of a [`Frame`](crate::cpu::Frame). What several threads write is cut by shape alone,
+//!   so that the bits are the same for any number of threads.
+//! - `ops/NAME/kernel.cu`, `cuda.rs`: kernels without atomics, and their launches ([`Lowering`](crate::cuda::Lowering)).
+//! - `ops/mod.rs`: one line for the module, one for its name.
+//! - `cuda/every_op.rs`: one use of it, from which the tests of all kernels take it.
+//!
+//! Its tests compare value and gradient with candle's by `oracle.rs`, which runs the CUDA kernels on the emulated device as well.
 
 mod adamw;
 mod add;

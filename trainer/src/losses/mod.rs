@@ -1,4 +1,14 @@
 //! What is minimised, or watched: each term of the run file as a scalar of the program.
+//!
+//! # Adding a loss
+//!
+//! - `configs/src/run.rs`: a variant of [`Term`] with its settings.
+//! - `configs/src/losses.rs`: its `kind` in a run file, how its keys are read, and how it is routed.
+//! - `configs/README.md`: a row for each key.
+//! - `trainer/src/losses/`: what it computes from the clean pass and the masked passes. A reconstruction under another mask is one line
+//!   of [`Decomposition::passes`]; anything else is a file here and a line of [`Decomposition::losses`].
+//! - `trainer/src/run_plan.rs`: how many masked passes it makes.
+//! - `trainer/tests/it/golden/unrecorded.rs`: a case that compares it and its gradients with candle's.
 
 mod faithfulness;
 mod hidden_acts;
