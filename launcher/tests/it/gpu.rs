@@ -260,6 +260,7 @@ fn steps_are_timed_in_bf16_and_lose_about_what_they_lose_in_fp32() {
 #[test]
 fn bf16_is_computed_only_where_it_is_multiplied() {
     let scratch = Scratch::new();
+    let out = scratch.path().join("out");
     let lacks = "bf16 on a CPU is for processors with AVX512_BF16 or AMX, and this one has neither";
     let bench = "time it with --gpus 1, or with --precision fp32";
     let run = "start the run with --gpus 1, or set precision = \"f32\"";
@@ -273,7 +274,15 @@ fn bf16_is_computed_only_where_it_is_multiplied() {
             format!("bench tiny-tms: {lacks}; {bench}"),
         ),
         (
-            &["tms_5-2", "--set", "precision=bf16", "--dry-run"],
+            // Not the run directory of the checkout, which a user may have filled.
+            &[
+                "tms_5-2",
+                "--set",
+                "precision=bf16",
+                "--dry-run",
+                "--out",
+                out.to_str().unwrap(),
+            ],
             format!("precision: {lacks}; {run}"),
         ),
     ] {
