@@ -1,5 +1,5 @@
 //! Matrix products through the `gemm-f32` crate, or as [`thin`](super::thin) ones, [cut](super::cut) into parts for threads.
-#![expect(unsafe_code, reason = "the gemm crate takes pointers and strides")]
+#![expect(unsafe_code, reason = "the gemm-f32 crate takes pointers and strides")]
 
 use std::ops::Range;
 
@@ -280,7 +280,7 @@ pub(crate) mod tests {
     use super::*;
 
     thread_local! {
-        /// Whether this thread is inside the gemm crate, whose packing buffers are not ours.
+        /// Whether this thread is inside the gemm-f32 crate, whose packing buffers are not ours.
         pub(crate) static INSIDE: Cell<bool> = const { Cell::new(false) };
     }
 

@@ -426,7 +426,7 @@ impl Executor {
         }
     }
 
-    /// Starts (or restarts) the clock of every op. While it runs, a replay is put op by op, and waited for.
+    /// Starts (or restarts) the clock of every op. While it runs, a replay is enqueued op by op, and waited for.
     pub fn start_profile(&mut self) {
         self.clock = Some(vec![Duration::ZERO; self.program.ops.len()]);
     }

@@ -38,6 +38,9 @@
 //! | `site_rows` | positions / 64 | of `V` and `U`: all of them pass each tile of 64 positions |
 //! | `site_sums` | components / 64 | of `x` and the gradient of `y`: all of them pass each tile of 64 components |
 //!
+//! A product of our own (`multiply_tiles`) reads a factor once for each tile of the result along the other one: tiles are 64 by 64, or
+//! 256 and 16 where a side is at most 16.
+//!
 //! Attention reads keys and values once for each tile of 32 queries, and the launch that takes the norm of a residual stream has
 //! added to it. An update is one launch for 127 tensors of a group that decay alike, and the norms of a group are two.
 //!

@@ -4,7 +4,7 @@
 //! axes -> members: load, run plan       everything that can be refused is refused here, for all of them
 //!      -> run_dir                       runs/NAME.sweep, one run directory a member in it
 //!      -> spd-launch DIR/config.toml    for as many members at a time as there are cores, each watched
-//!      -> status_lines, report                 a line a running member; a table and sweep.json at the end
+//!      -> status_lines, report          a line a running member; a table and sweep.json at the end
 //! ```
 //!
 //! A member is an ordinary run in an ordinary run directory: `spd-launch` on its `config.toml` would go on with it alone.

@@ -18,7 +18,7 @@ use crate::value::Type;
 pub(super) const SIDE: usize = 1024;
 const EMULATED_SIDE: usize = 16;
 
-/// Steps: the first is put op by op and then captured, the others launch the graph.
+/// Steps: the first is enqueued op by op and then captured, the others launch the graph.
 const STEPS: usize = 3;
 
 /// An update of `w` on the rows of a table in another order, and what it starts from.
@@ -110,7 +110,7 @@ pub(super) fn replays(device: &Arc<Device>, side: usize) -> Result<String> {
         let mut left = None;
         for step in 0..STEPS {
             if !captured {
-                // Ops whose times are taken are put one by one.
+                // Ops whose times are taken are enqueued one by one.
                 executor.start_profile();
             }
             let (parameters, order) = given(step, side);
