@@ -194,6 +194,8 @@ impl EveryOp {
         let hidden = hidden.fold(through, |sum, term| self.b.add(sum, term).unwrap());
         let w = self.leaf(&[2 * d, d]);
         let out = self.b.matmul(hidden, w)?;
+        let placed = self.b.add_positions(out, wpe)?;
+        self.count(placed)?;
         self.b.add(x, out)
     }
 

@@ -62,7 +62,7 @@ pub use component_mlp::{ComponentMlp, ComponentMlpWeights};
 pub use constant::Constant;
 pub use cross_entropy::CrossEntropy;
 pub use draws::{Bernoulli, Uniform, UniformSubsets};
-pub use embedding::Embed;
+pub use embedding::{AddPositions, Embed};
 pub use gelu::{Gelu, GeluKind};
 pub use gradient_norm::GradientNorm;
 pub use halt::Halt;

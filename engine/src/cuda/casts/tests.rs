@@ -59,6 +59,7 @@ fn activations_and_their_gradients_are_bf16_and_what_steers_is_f32() {
     let b = stored(&EveryOp::new(EVEN, false).b);
     let expected = [
         "add",
+        "add_positions",
         "attention",
         "attention_grad",
         "cast",

@@ -32,6 +32,26 @@ pub(super) fn run(frame: &mut Frame<'_>) {
         });
 }
 
+pub(super) fn run_add_positions(frame: &mut Frame<'_>) {
+    let (out, _) = frame.output(0);
+    let (x, wpe) = (frame.input(0), frame.input(1));
+    let (positions, d) = (frame.ty(0).dims[1], frame.ty(0).columns());
+    let rows = x.len() / d;
+    frame
+        .pool
+        .run(rows, grain_rows(d), Rows(out, d), |range, out| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    out.0.copy_from_slice(&x[range.start * d..range.end * d]);
+                    for (row, y) in range.zip(out.0.chunks_exact_mut(d)) {
+                        add_to(y, &wpe[row % positions * d..][..d]);
+                    }
+                },
+            );
+        });
+}
+
 /// Each chunk holds the vectors of some tokens, and looks through all rows for those.
 pub(super) fn run_token_gradient(vocabulary: usize, frame: &mut Frame<'_>) {
     let (out, add) = frame.output(0);

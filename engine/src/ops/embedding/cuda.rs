@@ -22,6 +22,15 @@ pub(super) fn value(to: &mut Lowering<'_>) {
         .launch(&[tokens, wte, wpe, y].map(Into::into));
 }
 
+pub(super) fn add_positions(to: &mut Lowering<'_>) {
+    let (x, wpe, y) = (to.input(0), to.input(1), to.output(0));
+    let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
+    let constants = [rows.into(), to.ty(0).dims[1].into(), columns.into()];
+    to.kernel(KERNELS, "add_positions", &constants)
+        .fours(rows, columns)
+        .launch(&[x, wpe, y].map(Into::into));
+}
+
 pub(super) fn token_gradient(vocabulary: usize, to: &mut Lowering<'_>) {
     let (tokens, g, out) = (to.input(0), to.input(1), to.output(0));
     let constants = [

@@ -12,6 +12,15 @@ DEVICE void embed(In<u32> tokens, In<float> wte, In<float> wpe, OutFloats auto y
     });
 }
 
+template <i64 ROWS, i64 POSITIONS, i64 COLUMNS>
+DEVICE void add_positions(InFloats auto x, In<float> wpe, OutFloats auto y) {
+    each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
+        Four value = load<COLUMNS>(x, row, column);
+        Four place = load<COLUMNS>(wpe, row % POSITIONS, column);
+        store<COLUMNS>(y, row, column, map([&](int k) { return value.v[k] + place.v[k]; }));
+    });
+}
+
 // A block a token: looks through all rows for it, 256 at a time, and adds theirs in order.
 template <i64 ROWS, i64 COLUMNS, bool ADD> DEVICE void embed_token_grad(In<u32> tokens, InFloats auto g, Out<float> out) {
     SHARED(u32, found, 256);

@@ -16,6 +16,10 @@ use crate::value::{DType, Type, Value};
 #[derive(Debug, Clone, Copy)]
 pub struct Embed;
 
+/// Position vectors added to what is at each position.
+#[derive(Debug, Clone, Copy)]
+pub struct AddPositions;
+
 /// Gradient of the token vectors, from tokens and the gradient of `y`.
 #[derive(Debug, Clone, Copy)]
 struct TokenGrad {
@@ -39,6 +43,16 @@ impl Builder {
     pub fn embed(&mut self, tokens: Value, wte: Value, wpe: Option<Value>) -> Result<Value> {
         let inputs: Vec<Value> = [tokens, wte].into_iter().chain(wpe).collect();
         self.op1(Embed, &inputs)
+    }
+
+    /// `x` f32 `[b, t, d]` plus the first `t` rows of `wpe` f32 `[context, d]`, for each row of the batch. The gradient flows to
+    /// both.
+    ///
+    /// # Errors
+    ///
+    /// When the widths differ, or there are more positions than vectors.
+    pub fn add_positions(&mut self, x: Value, wpe: Value) -> Result<Value> {
+        self.op1(AddPositions, &[x, wpe])
     }
 }
 
@@ -95,6 +109,45 @@ impl Op for Embed {
 
     fn cuda(&self, to: &mut Lowering<'_>) {
         cuda::value(to);
+    }
+}
+
+impl Op for AddPositions {
+    fn name(&self) -> &'static str {
+        "add_positions"
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either, Full], &[Either]]
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        let (x, wpe) = (inputs[0], inputs[1]);
+        match (&x.dims[..], &wpe.dims[..]) {
+            (&[_, t, d], &[context, also_d]) if t <= context && d == also_d => Ok(vec![x.clone()]),
+            _ => Err(BuildError::new(
+                self.name(),
+                format!("needs f32 [b, t, d] and a table [context >= t, d], found {x} and {wpe}"),
+            )),
+        }
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let Some(g) = gradients.of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let (x, wpe) = (node.inputs[0], node.inputs[1]);
+        gradients.pass(x, g)?;
+        let context = gradients.builder().ty(wpe).rows();
+        gradients.emit(PositionGrad { context }, &[g], &[Some(wpe)])
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::run_add_positions(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::add_positions(to);
     }
 }
 
@@ -205,6 +258,20 @@ mod tests {
                 let tokens = Tensor::new(&TOKENS, &Device::Cpu)?;
                 v[0].index_select(&tokens, 0)?.reshape((2, 5, 6))
             })
+            // As above.
+            .agree(1e-6);
+    }
+
+    #[test]
+    fn positions_that_are_added_afterwards_make_the_same() {
+        Oracle::new(&[random(&[67, 6], 1), random(&[8, 6], 2)])
+            .tokens("tokens", &[2, 5], &TOKENS)
+            .ours(|b, v| {
+                let tokens = b.input("tokens", &Type::u32(&[2, 5]))?;
+                let y = b.embed(tokens, v[0], None)?;
+                b.add_positions(y, v[1])
+            })
+            .candle(reference)
             // As above.
             .agree(1e-6);
     }
