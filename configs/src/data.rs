@@ -3,7 +3,7 @@
 use crate::{
     reader::Table,
     run::{Active, Data},
-    target::{Architecture, Facts},
+    target::Facts,
     values::{Groups, Location, Number, OneOf, Size, Text},
 };
 
@@ -20,14 +20,13 @@ const FORMS: OneOf<Form> = OneOf(&[
 
 pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
     let form = table.need_kind("kind", FORMS)?;
-    if let Some(architecture) = target.architecture {
-        let fits = if architecture.is_toy() {
-            Form::SparseFeatures
-        } else {
-            Form::Tokens
-        };
-        if form != fits {
-            let (fits, name, form) = (FORMS.word(fits), architecture.name(), FORMS.word(form));
+    let fits = [
+        (target.of_features(), Form::SparseFeatures),
+        (target.of_tokens(), Form::Tokens),
+    ];
+    for (name, fits) in fits {
+        if let Some(name) = name.filter(|_| form != fits) {
+            let (fits, form) = (FORMS.word(fits), FORMS.word(form));
             let message = format!("expected \"{fits}\" for a {name} target, found \"{form}\"");
             table.refuse::<()>("kind", message);
         }
@@ -40,10 +39,7 @@ pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
 
 fn read_sparse_features(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
     let active = read_active(table, target);
-    let natural_low = match target.architecture {
-        Some(Architecture::ResidMlp) => -1.0,
-        _ => 0.0,
-    };
+    let natural_low = target.traits().map_or(0.0, |traits| traits.low);
     let low = table.or("low", Number::FINITE, natural_low);
     let high = table.or("high", Number::FINITE, 1.0);
     if let (Some(low), Some(high)) = (low, high)
@@ -55,12 +51,14 @@ fn read_sparse_features(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
             format!("expected low below high, found {low} and {high}"),
         );
     }
-    if let (Some(Architecture::Tms), true, Some(low)) =
-        (target.architecture, target.trained_here, low)
+    if let (Some((kind, _)), true, Some(low)) = (target.network, target.trained_here, low)
+        && let Some(learns) = kind.traits().learns
         && low < 0.0
     {
-        let message =
-            format!("expected at least 0 for a tms target that learns to give |x|, found {low}");
+        let name = kind.name();
+        let message = format!(
+            "expected at least 0 for a {name} target that learns to give {learns}, found {low}"
+        );
         table.refuse::<()>("low", message);
     }
     Some(Data::SparseFeatures {
@@ -74,7 +72,7 @@ fn read_active(table: &mut Table<'_>, target: &Facts) -> Option<Active> {
     let probability = table.maybe("probability", Number::PROBABILITY);
     let exactly = table.maybe("exactly_active", Size::at_least(1));
     let synced = table.or("synced_inputs", Groups, Vec::new());
-    if let (Some(Some(exactly)), Some(n_features)) = (exactly, target.n_features)
+    if let (Some(Some(exactly)), Some(n_features)) = (exactly, target.n_features())
         && exactly > n_features
     {
         let message =
@@ -110,7 +108,7 @@ fn read_active(table: &mut Table<'_>, target: &Facts) -> Option<Active> {
 fn check_groups(table: &mut Table<'_>, groups: &[Vec<usize>], target: &Facts) {
     let mut seen = std::collections::BTreeSet::new();
     for &feature in groups.iter().flatten() {
-        if let Some(n_features) = target.n_features
+        if let Some(n_features) = target.n_features()
             && feature >= n_features
         {
             let message = format!(
@@ -130,7 +128,7 @@ fn read_tokens(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
     let eval = table.need("eval", Location);
     let seq_len = table.need("seq_len", Size::at_least(1));
     let make = table.maybe("make", Text::ANY);
-    if let (Some(seq_len), Some(n_ctx)) = (seq_len, target.n_ctx)
+    if let (Some(seq_len), Some(n_ctx)) = (seq_len, target.n_ctx())
         && seq_len > n_ctx
     {
         let message =

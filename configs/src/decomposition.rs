@@ -4,7 +4,7 @@ use crate::{
     pattern::{is_literal, pattern_matches},
     reader::Table,
     run::{Decomposition, Importance, ImportanceKind, Sampling, Sigmoid, SitePattern, TiedUpdate},
-    target::{Architecture, Facts},
+    target::Facts,
     values::{Flag, OneOf, Size, Text, Widths},
 };
 
@@ -14,31 +14,30 @@ pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Decompositio
     let mut patterns = Vec::new();
     let identity = table.rows_or_none("identity", |site| read_site(site, &mut patterns));
     let delta = table.or("delta", Flag, true);
-    let is_tms = matches!(target.architecture, Some(Architecture::Tms));
-    let pair = sites
-        .as_deref()
-        .map(|sites| ["linear1", "linear2"].map(|path| components(sites, path)));
+    let pair = target.traits().and_then(|traits| traits.tied);
+    let of_pair = pair.zip(sites.as_deref());
+    let of_pair = of_pair.map(|(pair, sites)| pair.map(|path| components(sites, path)));
     let tied = table.or(
         "tied",
         Flag,
-        is_tms && matches!(pair, Some([Some(a), Some(b)]) if a == b),
+        matches!(of_pair, Some([Some(a), Some(b)]) if a == b),
     );
     if tied == Some(true) {
-        match (target.architecture, pair) {
-            (Some(other), _) if other != Architecture::Tms => {
-                let name = other.name();
+        match (target.network, pair, of_pair) {
+            (Some((kind, _)), None, _) => {
+                let name = kind.name();
                 table.refuse(
                     "tied",
                     format!("expected false for a {name} target, found true"),
                 )
             }
-            (_, Some([Some(one), Some(two)])) if one != two => table.refuse(
+            (_, Some([a, b]), Some([Some(one), Some(two)])) if one != two => table.refuse(
                 "tied",
-                format!("expected linear1 and linear2 of equal C, found {one} and {two}"),
+                format!("expected {a} and {b} of equal C, found {one} and {two}"),
             ),
-            (_, Some([None, _] | [_, None])) => table.refuse(
+            (_, Some([a, b]), Some([None, _] | [_, None])) => table.refuse(
                 "tied",
-                "expected linear1 and linear2 among the sites, found one or none",
+                format!("expected {a} and {b} among the sites, found one or none"),
             ),
             _ => Some(()),
         };

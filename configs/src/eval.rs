@@ -40,10 +40,7 @@ pub(crate) fn read(
         );
         table.refuse::<()>("loss", message);
     }
-    if let (Some(architecture), Some([_, ..])) = (target.architecture, known.as_deref())
-        && !architecture.is_toy()
-    {
-        let name = architecture.name();
+    if let (Some(name), Some([_, ..])) = (target.of_tokens(), known.as_deref()) {
         let message =
             format!("expected a tms or resid_mlp target, whose features are known, found {name}");
         table.refuse::<()>("known", message);
@@ -80,7 +77,7 @@ fn read_known(
         pattern: pattern?,
         solution: solution?,
     };
-    if let (KnownSolution::Identity { n }, Some(n_features)) = (known.solution, target.n_features)
+    if let (KnownSolution::Identity { n }, Some(n_features)) = (known.solution, target.n_features())
         && n != n_features
     {
         let message = format!("expected the target's {n_features} features, found {n}");

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::networks::Model;
+
 /// One run: which network is taken apart, on what data, how, and what is written down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Run {
@@ -52,131 +54,13 @@ pub enum Precision {
 /// The frozen network and where its weights come from.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Target {
-    /// Architecture and sizes.
+    /// Which network, and its sizes.
     #[serde(flatten)]
     pub model: Model,
     /// A safetensors file with the weights; `None` when they are trained here.
     pub weights: Option<PathBuf>,
     /// How the target is trained when it has no `weights`.
     pub train: Option<TargetTrain>,
-}
-
-/// An architecture with its sizes.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Model {
-    /// Toy model of superposition: `relu(W2 (hidden ...) W1 x + b)` with `W2 = W1^T`.
-    Tms {
-        /// Input and output features.
-        n_features: usize,
-        /// Width of the bottleneck.
-        n_hidden: usize,
-        /// Square hidden layers between the two, fixed to the identity when the target is trained.
-        n_hidden_layers: usize,
-        /// Whether the bias starts at zero; otherwise uniform in +-1/sqrt(n_hidden), PyTorch's default.
-        zero_bias: bool,
-    },
-    /// Residual MLPs between a fixed random embedding and its transpose.
-    ResidMlp {
-        /// Input and output features.
-        n_features: usize,
-        /// Width of the residual stream.
-        d_embed: usize,
-        /// Width of each MLP.
-        d_mlp: usize,
-        /// MLPs.
-        n_layer: usize,
-        /// Nonlinearity of the MLPs, and of the labels `x + activation(x)` that the target is trained on.
-        activation: Activation,
-        /// Whether `mlp_in` has a bias.
-        in_bias: bool,
-        /// Whether `mlp_out` has a bias.
-        out_bias: bool,
-    },
-    /// GPT-2 in Hugging Face's layout: fused `c_attn`, Conv1D weights, tied head.
-    Gpt2 {
-        /// Vocabulary size.
-        vocab: usize,
-        /// Largest number of positions.
-        n_ctx: usize,
-        /// Width of the residual stream.
-        d_model: usize,
-        /// Blocks.
-        n_layer: usize,
-        /// Attention heads; divides `d_model`.
-        n_head: usize,
-        /// Width of the MLP.
-        d_mlp: usize,
-    },
-    /// The reference's small GPT-2: the same network with separate `q_proj`, `k_proj` and `v_proj`, and PyTorch's linear
-    /// layers.
-    Gpt2Simple {
-        /// Vocabulary size.
-        vocab: usize,
-        /// Largest number of positions.
-        n_ctx: usize,
-        /// Width of the residual stream.
-        d_model: usize,
-        /// Blocks.
-        n_layer: usize,
-        /// Attention heads; divides `d_model`.
-        n_head: usize,
-        /// Width of the MLP.
-        d_mlp: usize,
-    },
-    /// The reference's small Llama: RMSNorm, rotary positions, shared key heads, a SwiGLU MLP, a tied head, no bias anywhere.
-    LlamaSimple(Llama),
-    /// The same with a plain MLP: one matrix up, a tanh GELU, one matrix down.
-    LlamaSimpleMlp(Llama),
-}
-
-/// Sizes of a Llama.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Llama {
-    /// Vocabulary size.
-    pub vocab: usize,
-    /// Largest number of positions.
-    pub n_ctx: usize,
-    /// Width of the residual stream.
-    pub d_model: usize,
-    /// Blocks.
-    pub n_layer: usize,
-    /// Query heads; divides `d_model` into heads of an even width.
-    pub n_head: usize,
-    /// Key and value heads; divides `n_head`.
-    pub n_kv_head: usize,
-    /// Width of the MLP.
-    pub d_mlp: usize,
-}
-
-impl Model {
-    /// Vocabulary size of a language model; `None` for a toy.
-    pub fn vocab(&self) -> Option<usize> {
-        match *self {
-            Self::Gpt2 { vocab, .. } | Self::Gpt2Simple { vocab, .. } => Some(vocab),
-            Self::LlamaSimple(llama) | Self::LlamaSimpleMlp(llama) => Some(llama.vocab),
-            Self::Tms { .. } | Self::ResidMlp { .. } => None,
-        }
-    }
-
-    /// Largest number of positions of a language model; `None` for a toy.
-    pub fn n_ctx(&self) -> Option<usize> {
-        match *self {
-            Self::Gpt2 { n_ctx, .. } | Self::Gpt2Simple { n_ctx, .. } => Some(n_ctx),
-            Self::LlamaSimple(llama) | Self::LlamaSimpleMlp(llama) => Some(llama.n_ctx),
-            Self::Tms { .. } | Self::ResidMlp { .. } => None,
-        }
-    }
-}
-
-/// Nonlinearity of a [`Model::ResidMlp`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activation {
-    /// `max(x, 0)`.
-    Relu,
-    /// `x` times the normal distribution function of `x`.
-    Gelu,
 }
 
 /// How a target is trained: AdamW on its own loss.

@@ -19,9 +19,9 @@ pub(crate) fn read(
     let steps = table.need("steps", Whole::at_least(1));
     let batch_size = table.need("batch_size", Size::at_least(1));
     let mask_samples = table.or("mask_samples", Size::at_least(1), 1);
-    let natural_loss = match target.architecture {
-        Some(architecture) if !architecture.is_toy() => OutputLoss::Kl,
-        _ => OutputLoss::Mse,
+    let natural_loss = match target.of_tokens() {
+        Some(_) => OutputLoss::Kl,
+        None => OutputLoss::Mse,
     };
     let output_loss = table.or("output_loss", OUTPUT_LOSSES, natural_loss);
     let lr = schedule::read(table, "lr");
@@ -29,10 +29,7 @@ pub(crate) fn read(
     let clip_importance = table.or("clip_importance", Clip, None);
     let faithfulness_warmup = table.table_or_empty("faithfulness_warmup", read_warmup);
 
-    if let (Some(architecture), Some(OutputLoss::Kl)) = (target.architecture, output_loss)
-        && architecture.is_toy()
-    {
-        let name = architecture.name();
+    if let (Some(name), Some(OutputLoss::Kl)) = (target.of_features(), output_loss) {
         let message = format!(
             "expected \"mse\" for a {name} target, whose outputs are no logits, found \"kl\""
         );

@@ -5,14 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use spd_checkpoint::atomic::write_file;
-use spd_configs::{Active, Data, Model, Run};
+use spd_configs::{Active, Data, Input, Model, Run};
 use spd_dataloader::{Batch, CheckedFiles, DataError, Dataset, Features, Feed, Shard, Source};
 use spd_engine::Executor;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cache::cache_dir;
 use crate::fault::Fault;
-use crate::target_models::{InputKind, input_kind};
 
 /// Batches that wait to be used.
 pub(crate) const PREFETCHED: usize = 4;
@@ -39,7 +38,7 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
             eval: source,
         });
     }
-    match (&run.data, run.target.model.vocab()) {
+    match (&run.data, run.target.model.input()) {
         (
             Data::Tokens {
                 train,
@@ -47,7 +46,7 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
                 seq_len,
                 make,
             },
-            Some(vocab),
+            Input::Tokens { vocab, .. },
         ) => {
             let vocab = u32::try_from(vocab).map_err(|_| {
                 Fault::BadInput(format!("[target] vocab: {vocab} tokens are too many"))
@@ -113,8 +112,8 @@ fn check(source: &Source, record: &Path) -> Result<(), Fault> {
 
 /// The generator of a run's features; `None` where the data or the target are of another kind.
 pub(crate) fn features(data: &Data, model: &Model) -> Result<Option<Features>, DataError> {
-    let (Data::SparseFeatures { active, low, high }, InputKind::Features(n_features)) =
-        (data, input_kind(model))
+    let (Data::SparseFeatures { active, low, high }, Input::Features(n_features)) =
+        (data, model.input())
     else {
         return Ok(None);
     };

@@ -45,7 +45,7 @@ mod train;
 pub use cache::cache_dir;
 pub use fault::{Fault, Outcome};
 pub use memory::Memory;
-pub use rank::{continuation, rank};
+pub use rank::{continuation, decompose, rank};
 pub use redraw::{Redrawn, redraw};
 pub use resume::Continuation;
 pub use run_plan::{RunPlan, check_precision, run_plan};

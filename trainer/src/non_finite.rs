@@ -1,7 +1,7 @@
 //! Finds the first value of a step that is not finite: the clean pass first, then each site in the order of the model, then gradients.
 
 use spd_dataloader::Batch;
-use spd_engine::{Builder, Executor, Store};
+use spd_engine::{Builder, DType, Executor, Store};
 
 use crate::data;
 use crate::decomposition::Draws;
@@ -9,7 +9,6 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::parameters::Group;
 use crate::refused_step::{LOOK_AT_TARGET, TRAIN_MORE_GENTLY};
-use crate::target_models::linears;
 use crate::task::{NonFinite, Task};
 
 /// The first thing of a step that is not finite. The step has just been run, and is not run again afterwards: its arena is
@@ -31,7 +30,9 @@ pub(crate) fn first_not_finite(
     let clean_pass = decomposition.clean_pass(&mut b, store, shape, &Draws::Counters)?;
     b.output("output", clean_pass.output);
     for (site, values) in decomposition.sites.iter().zip(&clean_pass.sites) {
-        b.output(format!("input {}", site.path()), values.input);
+        if b.ty(values.input).dtype == DType::F32 {
+            b.output(format!("input {}", site.path()), values.input);
+        }
         b.output(format!("logits {}", site.path()), values.logits);
     }
     let mut program = Executor::new(&b, &processor)?;
@@ -45,12 +46,15 @@ pub(crate) fn first_not_finite(
     program.run_and_fetch(store)?;
     store.fetch()?;
 
-    let layers = linears(&run.target.model);
+    let layers = decomposition.target.layers();
     let place = |path: &str| layers.iter().position(|layer| layer.path == path);
     let mut sites: Vec<usize> = (0..decomposition.sites.len()).collect();
     sites.sort_by_key(|&index| place(decomposition.sites[index].path()));
     let path = |index: usize| decomposition.sites[index].path();
-    let computed = |name: &str| is_finite(program.output(name, store));
+    let computed = |name: &str| {
+        !program.output_names().any(|output| output == name)
+            || is_finite(program.output(name, store))
+    };
     let stored = |name: &str| {
         store
             .slot(name)

@@ -14,7 +14,7 @@ use spd_configs::pre_identity;
 use spd_engine::ops::{MaskValues, SiteInputs};
 use spd_engine::{Builder, Result, Value};
 
-use crate::target_models::linear::{Linear, Orientation};
+use crate::target_models::layer::{Layer, LayerKind};
 
 /// A site in a masked pass.
 #[derive(Debug, Clone, Copy)]
@@ -29,24 +29,22 @@ pub struct MaskedSite {
 
 /// The layers of one pass, with the identity matrices before them.
 pub struct Pass<'a> {
-    layers: &'a [Linear],
+    layers: &'a [Layer],
     weights: &'a BTreeMap<String, Value>,
     masked: BTreeMap<String, MaskedSite>,
     /// Input of each layer that was computed, by path.
     pub inputs: BTreeMap<String, Value>,
-    /// Output of each layer that was computed, by path.
-    pub outputs: BTreeMap<String, Value>,
 }
 
 impl<'a> Pass<'a> {
     /// A pass through the frozen layers.
-    pub fn clean(layers: &'a [Linear], weights: &'a BTreeMap<String, Value>) -> Self {
+    pub fn clean(layers: &'a [Layer], weights: &'a BTreeMap<String, Value>) -> Self {
         Self::masked(layers, weights, BTreeMap::new())
     }
 
     /// A pass through the components of some layers, by path.
     pub fn masked(
-        layers: &'a [Linear],
+        layers: &'a [Layer],
         weights: &'a BTreeMap<String, Value>,
         masked: BTreeMap<String, MaskedSite>,
     ) -> Self {
@@ -55,11 +53,20 @@ impl<'a> Pass<'a> {
             weights,
             masked,
             inputs: BTreeMap::new(),
-            outputs: BTreeMap::new(),
         }
     }
 
-    /// The layer at `path`: f32 `[.., d_in]` to `[.., d_out]`.
+    /// A tensor of the target.
+    ///
+    /// # Panics
+    ///
+    /// When the target has no such tensor: its code and its list of tensors are one file.
+    pub fn weight(&self, name: &str) -> Value {
+        let weight = self.weights.get(name);
+        *weight.unwrap_or_else(|| panic!("`{name}` is in the target's list of tensors"))
+    }
+
+    /// The linear layer at `path`: f32 `[.., d_in]` to `[.., d_out]`.
     ///
     /// # Errors
     ///
@@ -67,45 +74,87 @@ impl<'a> Pass<'a> {
     ///
     /// # Panics
     ///
-    /// When the model has no such layer: model code and its list of layers are one file.
+    /// When the target has no such layer: its code and its list of layers are one file.
     pub fn linear(&mut self, b: &mut Builder, path: &str, x: Value) -> Result<Value> {
         let x = match self.layer(&pre_identity(path)) {
             Some(identity) => self.through(b, identity, x)?,
             None => x,
         };
-        let layer = self.layer(path);
-        let layer = layer.unwrap_or_else(|| panic!("`{path}` is in the model's list of layers"));
-        self.through(b, layer, x)
+        self.through(b, self.known(path), x)
     }
 
-    fn layer(&self, path: &str) -> Option<&'a Linear> {
-        self.layers.iter().find(|layer| layer.path == path)
-    }
-
-    fn through(&mut self, b: &mut Builder, layer: &Linear, x: Value) -> Result<Value> {
-        self.inputs.insert(layer.path.clone(), x);
-        let y = match self.masked.get(&layer.path) {
-            Some(site) => self.site(b, layer, site, x)?,
-            None => self.frozen(b, layer, x)?,
-        };
-        self.outputs.insert(layer.path.clone(), y);
-        Ok(y)
-    }
-
-    fn frozen(&self, b: &mut Builder, layer: &Linear, x: Value) -> Result<Value> {
-        let weight = || self.weights[&format!("{}.weight", layer.path)];
-        match layer.orientation {
-            Orientation::OutIn => b.linear_oi(x, weight(), self.bias(layer)),
-            Orientation::InOut => b.linear_io(x, weight(), self.bias(layer)),
-            Orientation::Identity => Ok(x),
+    /// The embedding at `path`: tokens u32 `[b, t]` to their vectors f32 `[b, t, d_out]`, plus the vectors of positions, f32
+    /// `[context, d_out]`, if there are any.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    ///
+    /// # Panics
+    ///
+    /// As [`linear`](Self::linear).
+    pub fn embedding(
+        &mut self,
+        b: &mut Builder,
+        path: &str,
+        tokens: Value,
+        positions: Option<Value>,
+    ) -> Result<Value> {
+        let layer = self.known(path);
+        match positions {
+            None => self.through(b, layer, tokens),
+            Some(positions) if self.masked.contains_key(path) => {
+                let x = self.through(b, layer, tokens)?;
+                b.add_positions(x, positions)
+            }
+            Some(positions) => {
+                self.inputs.insert(layer.path.clone(), tokens);
+                b.embed(
+                    tokens,
+                    self.weight(&format!("{path}.weight")),
+                    Some(positions),
+                )
+            }
         }
     }
 
-    fn site(&self, b: &mut Builder, layer: &Linear, site: &MaskedSite, x: Value) -> Result<Value> {
+    fn known(&self, path: &str) -> &'a Layer {
+        let layer = self.layer(path);
+        layer.unwrap_or_else(|| panic!("`{path}` is in the target's list of layers"))
+    }
+
+    fn layer(&self, path: &str) -> Option<&'a Layer> {
+        self.layers.iter().find(|layer| layer.path == path)
+    }
+
+    fn through(&mut self, b: &mut Builder, layer: &Layer, x: Value) -> Result<Value> {
+        self.inputs.insert(layer.path.clone(), x);
+        match self.masked.get(&layer.path) {
+            Some(site) => self.site(b, layer, site, x),
+            None => self.frozen(b, layer, x),
+        }
+    }
+
+    fn frozen(&self, b: &mut Builder, layer: &Layer, x: Value) -> Result<Value> {
+        let weight = || self.weight(&format!("{}.weight", layer.path));
+        match layer.kind {
+            LayerKind::OutIn => b.linear_oi(x, weight(), self.bias(layer)),
+            LayerKind::InOut => b.linear_io(x, weight(), self.bias(layer)),
+            LayerKind::Embedding => b.embed(x, weight(), None),
+            LayerKind::Identity => Ok(x),
+        }
+    }
+
+    fn site(&self, b: &mut Builder, layer: &Layer, site: &MaskedSite, x: Value) -> Result<Value> {
         let MaskValues { delta, route, .. } = site.masks;
-        let acts_btc = match route {
-            Some(route) => b.routed_matmul(x, site.v_ic, route)?,
-            None => b.matmul(x, site.v_ic)?,
+        let acts_btc = match (layer.kind, route) {
+            (LayerKind::Embedding, None) => b.embed(x, site.v_ic, None)?,
+            (LayerKind::Embedding, Some(route)) => {
+                let acts_btc = b.embed(x, site.v_ic, None)?;
+                b.pack_rows(acts_btc, route)?
+            }
+            (_, None) => b.matmul(x, site.v_ic)?,
+            (_, Some(route)) => b.routed_matmul(x, site.v_ic, route)?,
         };
         let h_btc = b.masked(acts_btc, &site.masks)?;
         let mixes = delta.is_some() || route.is_some();
@@ -123,9 +172,9 @@ impl<'a> Pass<'a> {
         b.site_output(h_btc, site.u_co, &with)
     }
 
-    fn bias(&self, layer: &Linear) -> Option<Value> {
+    fn bias(&self, layer: &Layer) -> Option<Value> {
         layer
             .bias
-            .then(|| self.weights[&format!("{}.bias", layer.path)])
+            .then(|| self.weight(&format!("{}.bias", layer.path)))
     }
 }

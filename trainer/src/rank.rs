@@ -23,6 +23,7 @@ use crate::progress::Progress;
 use crate::resume::{self, Continuation};
 use crate::saver::{At, Place};
 use crate::target;
+use crate::target_models::{Network, shipped};
 use crate::train::train;
 
 /// Where a run goes on in its directory `dir`. Reads its checkpoints and its target, and changes nothing.
@@ -33,7 +34,8 @@ use crate::train::train;
 /// compared by the rank.
 pub fn continuation(run: &Run, dir: &Path) -> Result<Continuation, Fault> {
     let mut made_of = resume::data(&run.data);
-    made_of.extend(target::ingredient(run)?);
+    let network = shipped(&run.target.model)?;
+    made_of.extend(target::ingredient(run, &*network)?);
     resume::goes_on(dir, &made_of)
 }
 
@@ -51,41 +53,114 @@ pub fn rank(
     stop: &AtomicBool,
 ) -> Result<Outcome, Fault> {
     let (started, peak) = (Instant::now(), Peak::watch());
-    let config = run_dir.join("config.toml");
-    let text =
-        spd_files::read_to_string(&config).with_context(|| format!("{}", config.display()))?;
-    let run = Run::from_resolved(&text).map_err(|faults| Fault::BadInput(faults.to_string()))?;
-    let lock = Lock::take(run_dir)?;
-    let sources = data::open_checked(&run)?;
-    let mut made_of = resume::data(&run.data);
-    // Before a target is trained for it.
-    if let Continuation::Lost(line) = resume::goes_on(run_dir, &made_of)? {
-        return Err(Fault::BadInput(line));
-    }
+    let (run, text) = prepared(run_dir)?;
+    let network = shipped(&run.target.model)?;
     let pool = Arc::new(Pool::new(threads)?);
     let processor = processor(gpu, &pool)?;
-    keep_record(&processor, run_dir)?;
-    let asked = || stop.load(Ordering::Relaxed);
+    let job = Job {
+        run: &run,
+        text: &text,
+        network: &network,
+        run_dir,
+        started,
+    };
     // The loop runs on a thread of the pool, so that no step has to wake one.
-    pool.enter(|| {
-        let Some((weights, training)) = target::weights(&run, run_dir, &sources, &processor, stop)?
+    pool.enter(|| job.go(&processor, peak, stop))
+}
+
+/// Decomposes a network of the calling program: runs `run`, whose `[target]` has `kind = "custom"`, to its end on `threads` threads of
+/// the processor, in a run directory that is made where it is missing. If the directory holds this run, the run goes on from its
+/// newest good checkpoint. Results are in `summary.json`, `metrics.jsonl`, `figures/` and `checkpoints/` there.
+///
+/// # Errors
+///
+/// Bad input, such as the directory of another run, or whatever else keeps the run from its end.
+pub fn decompose(
+    run: &Run,
+    network: &Network,
+    run_dir: &Path,
+    threads: usize,
+) -> Result<Outcome, Fault> {
+    let (started, peak) = (Instant::now(), Peak::watch());
+    let config = run_dir.join("config.toml");
+    std::fs::create_dir_all(run_dir).with_context(|| run_dir.display().to_string())?;
+    if !config.is_file() {
+        write_file(&config, run.to_toml().as_bytes())?;
+    }
+    let (there, text) = prepared(run_dir)?;
+    if let Some(line) = run.differences(&there).first() {
+        return Err(Fault::BadInput(format!(
+            "{}: holds another run: {line}; choose another directory",
+            run_dir.display()
+        )));
+    }
+    let pool = Arc::new(Pool::new(threads)?);
+    let processor = processor(None, &pool)?;
+    let job = Job {
+        run,
+        text: &text,
+        network,
+        run_dir,
+        started,
+    };
+    pool.enter(|| job.go(&processor, peak, &AtomicBool::new(false)))
+}
+
+/// The run of a run directory, and its text.
+fn prepared(run_dir: &Path) -> Result<(Run, String), Fault> {
+    let config = run_dir.join("config.toml");
+    let text = spd_files::read_to_string(&config).with_context(|| config.display().to_string())?;
+    let run = Run::from_resolved(&text).map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    Ok((run, text))
+}
+
+/// What one rank does.
+struct Job<'a> {
+    run: &'a Run,
+    /// `config.toml`, which checkpoints remember.
+    text: &'a str,
+    network: &'a Network,
+    run_dir: &'a Path,
+    started: Instant,
+}
+
+impl Job<'_> {
+    fn go(&self, processor: &Processor, peak: Peak, stop: &AtomicBool) -> Result<Outcome, Fault> {
+        let Self {
+            run,
+            text,
+            network,
+            run_dir,
+            started,
+        } = *self;
+        let lock = Lock::take(run_dir)?;
+        let sources = data::open_checked(run)?;
+        let mut made_of = resume::data(&run.data);
+        // Before a target is trained for it.
+        if let Continuation::Lost(line) = resume::goes_on(run_dir, &made_of)? {
+            return Err(Fault::BadInput(line));
+        }
+        keep_record(processor, run_dir)?;
+        let asked = || stop.load(Ordering::Relaxed);
+        let Some((weights, training)) =
+            target::weights((run, network), run_dir, &sources, processor, stop)?
         else {
             return Ok(Outcome::Stopped);
         };
-        made_of.push(target::made_of(&run, &weights)?);
+        made_of.push(target::made_of(run, &**network, &weights)?);
         let mut store = Store::new();
-        let decomposition = Decomposition::new(&run, &mut store)?;
+        let decomposition = Decomposition::of(run, network, &mut store)?;
         decomposition.set_target(&mut store, &weights);
         drop(weights);
         let mut task =
-            DecompositionTask::new(decomposition, sources.clone(), &mut store, &processor)?;
+            DecompositionTask::new(decomposition, sources.clone(), &mut store, processor)?;
         task.make_room()?;
         let place = Place {
             dir: run_dir,
             lock: &lock,
             checkpoint: run.checkpoint,
             log: run.log,
-            config: &text,
+            config: text,
             made_of: &made_of,
             is_kept: false,
             progress: None,
@@ -110,7 +185,7 @@ pub fn rank(
         };
         write_file(&run_dir.join("summary.json"), summary.as_bytes())?;
         Ok(Outcome::Done)
-    })
+    }
 }
 
 /// A run goes on with the kernels that it was begun with: a GPU's decisions are written down beside its checkpoints.

@@ -12,7 +12,7 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::memory::Memory;
 use crate::target;
-use crate::target_models::{describe, linears, load};
+use crate::target_models::{Target, load, shipped};
 use crate::target_task::TargetTask;
 
 /// What a run will do. Values are ready to print.
@@ -38,9 +38,10 @@ pub struct RunPlan {
 pub fn run_plan(run: &Run, threads: usize, on_gpu: bool) -> Result<RunPlan, Fault> {
     check_precision(run, on_gpu)?;
     let sources = data::open_checked(run)?;
-    target::check_cache(run)?;
+    let network = shipped(&run.target.model)?;
+    target::check_cache(run, &*network)?;
     if let Some(path) = &run.target.weights {
-        load(path, &run.target.model)?;
+        load(path, &*network)?;
     }
     let processor = if on_gpu {
         Processor::Gpu(None)
@@ -49,8 +50,8 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool) -> Result<RunPlan, Faul
     };
     // Planned and not made: what would not fit is to be refused, not tried.
     let mut store = Store::of_shapes();
-    let decomposition = Decomposition::new(run, &mut store)?;
-    let layers = linears(&run.target.model).len();
+    let decomposition = Decomposition::of(run, &network, &mut store)?;
+    let layers = network.layers().len();
     check_length(run, decomposition.sites.len(), layers)?;
     let task = DecompositionTask::new(decomposition, sources.clone(), &mut store, &processor)?;
     let larger = |one: Memory, other: Memory| {
@@ -63,7 +64,7 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool) -> Result<RunPlan, Faul
     let (mut memory, mut gpu_memory) = (task.memory(&store), task.gpu_memory(&store));
     if let Some(settings) = &run.target.train {
         let mut store = Store::of_shapes();
-        let task = TargetTask::new(run, settings, sources, &mut store, &processor)?;
+        let task = TargetTask::new(run, (&network, settings), sources, &mut store, &processor)?;
         // The target's programs are gone when those of the decomposition are made.
         memory = larger(memory, task.memory(&store));
         gpu_memory = gpu_memory
@@ -75,18 +76,18 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool) -> Result<RunPlan, Faul
         .map(|index| {
             let site = &decomposition.sites[index];
             let (components, importance) = decomposition.parameter_counts(&store, index);
-            let linear = &site.linear;
+            let layer = &site.layer;
             (
                 site.path().to_owned(),
-                linear.d_in,
-                linear.d_out,
+                layer.d_in,
+                layer.d_out,
                 site.components,
                 components + importance,
             )
         })
         .collect();
     Ok(RunPlan {
-        rows: rows(run, threads, on_gpu)?,
+        rows: rows(run, &*network, threads, on_gpu)?,
         sites,
         state_bytes: store.bytes(),
         memory,
@@ -165,7 +166,12 @@ fn precision_name(precision: Precision, on_gpu: bool) -> &'static str {
     }
 }
 
-fn rows(run: &Run, threads: usize, on_gpu: bool) -> Result<Vec<(String, String)>, Fault> {
+fn rows(
+    run: &Run,
+    network: &dyn Target,
+    threads: usize,
+    on_gpu: bool,
+) -> Result<Vec<(String, String)>, Fault> {
     let row = |label: &str, value: String| (label.to_owned(), value);
     let data = match &run.data {
         Data::SparseFeatures { active, low, high } => {
@@ -209,8 +215,8 @@ fn rows(run: &Run, threads: usize, on_gpu: bool) -> Result<Vec<(String, String)>
     let train = &run.train;
     Ok(vec![
         row("run", format!("{}, seed {}", run.name, run.seed)),
-        row("target", describe(&run.target.model)),
-        row("weights", target::origin(run)?),
+        row("target", network.describe()),
+        row("weights", target::origin(run, network)?),
         row("data", data),
         row("importance", format!("{kind} {:?}", run.importance.hidden)),
         row("losses", losses.join(" + ")),

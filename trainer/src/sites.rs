@@ -1,16 +1,16 @@
-//! Which matrices are decomposed: the run file's patterns against the model's linear layers, and the identity matrices
+//! Which matrices are decomposed: the run file's patterns against the target's layers, and the identity matrices
 //! that it puts before some of them.
 
-use spd_configs::{Decomposition, Model, SitePattern, pattern_matches, pre_identity};
+use spd_configs::{Decomposition, SitePattern, pattern_matches, pre_identity};
 
 use crate::fault::Fault;
-use crate::target_models::{Linear, Orientation, linears};
+use crate::target_models::{Layer, LayerKind};
 
 /// A weight matrix that is decomposed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {
     /// The layer.
-    pub linear: Linear,
+    pub layer: Layer,
     /// Number of components.
     pub components: usize,
 }
@@ -18,12 +18,12 @@ pub struct Site {
 impl Site {
     /// Module path.
     pub fn path(&self) -> &str {
-        &self.linear.path
+        &self.layer.path
     }
 
     /// Module path as the reference writes it in the names of tensors: `.` becomes `-`.
     pub fn dashed(&self) -> String {
-        self.linear.path.replace('.', "-")
+        self.layer.path.replace('.', "-")
     }
 
     /// Name of `V`, `[d_in, c]`.
@@ -42,31 +42,36 @@ impl Site {
 /// # Errors
 ///
 /// When a pattern matches no layer, or a layer matches two patterns.
-pub fn resolve(said: &Decomposition, model: &Model) -> Result<Vec<Site>, Fault> {
-    let mut sites = matches("sites", &said.sites, model)?;
-    for Site { linear, components } in matches("identity", &said.identity, model)? {
-        let linear = Linear {
-            path: pre_identity(&linear.path),
-            d_out: linear.d_in,
-            orientation: Orientation::Identity,
+pub fn resolve(said: &Decomposition, layers: &[Layer]) -> Result<Vec<Site>, Fault> {
+    let mut sites = matches("sites", &said.sites, layers)?;
+    for Site { layer, components } in matches("identity", &said.identity, layers)? {
+        if layer.kind == LayerKind::Embedding {
+            return Err(Fault::BadInput(format!(
+                "[decomposition] identity: `{}` is an embedding, which reads tokens; an identity matrix stands before a linear layer",
+                layer.path
+            )));
+        }
+        let layer = Layer {
+            path: pre_identity(&layer.path),
+            d_out: layer.d_in,
+            kind: LayerKind::Identity,
             bias: false,
-            ..linear
+            ..layer
         };
-        sites.push(Site { linear, components });
+        sites.push(Site { layer, components });
     }
     Ok(sites)
 }
 
 /// The layers that the patterns of one key of `[decomposition]` mean.
-fn matches(key: &str, patterns: &[SitePattern], model: &Model) -> Result<Vec<Site>, Fault> {
-    let layers = linears(model);
+fn matches(key: &str, patterns: &[SitePattern], layers: &[Layer]) -> Result<Vec<Site>, Fault> {
     let mut sites: Vec<(Site, &str)> = Vec::new();
     for SitePattern {
         pattern,
         components,
     } in patterns
     {
-        let matches: Vec<&Linear> = layers
+        let matches: Vec<&Layer> = layers
             .iter()
             .filter(|layer| pattern_matches(pattern, &layer.path))
             .collect();
@@ -83,7 +88,7 @@ fn matches(key: &str, patterns: &[SitePattern], model: &Model) -> Result<Vec<Sit
             )));
         }
         for layer in matches {
-            if let Some((_, other)) = sites.iter().find(|(site, _)| site.linear == *layer) {
+            if let Some((_, other)) = sites.iter().find(|(site, _)| site.layer == *layer) {
                 return Err(Fault::BadInput(format!(
                     "[decomposition] {key}: `{}` matches two patterns, `{other}` and `{pattern}`; a matrix is decomposed once",
                     layer.path
@@ -91,7 +96,7 @@ fn matches(key: &str, patterns: &[SitePattern], model: &Model) -> Result<Vec<Sit
             }
             sites.push((
                 Site {
-                    linear: layer.clone(),
+                    layer: layer.clone(),
                     components: *components,
                 },
                 pattern,
@@ -103,17 +108,21 @@ fn matches(key: &str, patterns: &[SitePattern], model: &Model) -> Result<Vec<Sit
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use spd_configs::Model;
 
-    fn model() -> Model {
-        Model::Gpt2 {
+    use super::*;
+    use crate::target_models::shipped;
+
+    fn layers() -> Vec<Layer> {
+        let sizes = spd_configs::Gpt2 {
             vocab: 50,
             n_ctx: 16,
             d_model: 16,
             n_layer: 2,
             n_head: 2,
             d_mlp: 64,
-        }
+        };
+        shipped(&Model::Gpt2(sizes)).unwrap().layers()
     }
 
     fn said(sites: &[&str], identity: &[&str]) -> Decomposition {
@@ -137,7 +146,7 @@ mod tests {
     fn sites_follow_patterns_then_modules() {
         let sites = resolve(
             &said(&["*.c_fc", "transformer.h.*.attn.c_attn"], &[]),
-            &model(),
+            &layers(),
         )
         .unwrap();
         let paths: Vec<&str> = sites.iter().map(Site::path).collect();
@@ -155,14 +164,14 @@ mod tests {
 
     #[test]
     fn identity_matrices_are_square_sites_after_the_others() {
-        let sites = resolve(&said(&["*.1.*c_proj"], &["*.1.mlp.*"]), &model()).unwrap();
+        let sites = resolve(&said(&["*.1.*c_proj"], &["*.1.mlp.*"]), &layers()).unwrap();
         let seen: Vec<_> = sites
             .iter()
             .map(|site| {
                 (
                     site.path(),
-                    site.linear.d_in,
-                    site.linear.d_out,
+                    site.layer.d_in,
+                    site.layer.d_out,
                     site.components,
                 )
             })
@@ -176,33 +185,46 @@ mod tests {
                 ("transformer.h.1.mlp.c_proj.pre_identity", 64, 64, 4),
             ]
         );
-        let before = &sites[3].linear;
+        let before = &sites[3].layer;
+        assert_eq!((before.kind, before.bias), (LayerKind::Identity, false));
+    }
+
+    #[test]
+    fn an_embedding_may_be_a_site_and_has_no_identity_before_it() {
+        let sites = resolve(&said(&["*wte"], &[]), &layers()).unwrap();
+        let wte = &sites[0].layer;
         assert_eq!(
-            (before.orientation, before.bias),
-            (Orientation::Identity, false)
+            (wte.kind, wte.d_in, wte.d_out),
+            (LayerKind::Embedding, 50, 16)
+        );
+        let err = resolve(&said(&["*.c_fc"], &["*wte"]), &layers()).unwrap_err();
+        assert_eq!(
+            err.to_string(),
+            "[decomposition] identity: `transformer.wte` is an embedding, which reads tokens; an identity matrix stands before a \
+             linear layer"
         );
     }
 
     #[test]
     fn a_pattern_without_a_layer_names_the_layers() {
-        let err = resolve(&said(&["h.*.q_proj"], &[]), &model()).unwrap_err();
+        let err = resolve(&said(&["h.*.q_proj"], &[]), &layers()).unwrap_err();
         assert_eq!(
             err.to_string(),
             "[decomposition] sites: pattern `h.*.q_proj` matches no layer of the target; its layers are \
-             transformer.h.0.attn.c_attn, transformer.h.0.attn.c_proj, transformer.h.0.mlp.c_fc, \
-             transformer.h.0.mlp.c_proj, transformer.h.1.attn.c_attn, transformer.h.1.attn.c_proj, ..."
+             transformer.wte, transformer.h.0.attn.c_attn, transformer.h.0.attn.c_proj, transformer.h.0.mlp.c_fc, \
+             transformer.h.0.mlp.c_proj, transformer.h.1.attn.c_attn, ..."
         );
     }
 
     #[test]
     fn a_layer_in_two_patterns_names_both() {
-        let err = resolve(&said(&["*.c_fc", "transformer.h.1.*"], &[]), &model()).unwrap_err();
+        let err = resolve(&said(&["*.c_fc", "transformer.h.1.*"], &[]), &layers()).unwrap_err();
         assert_eq!(
             err.to_string(),
             "[decomposition] sites: `transformer.h.1.mlp.c_fc` matches two patterns, `*.c_fc` and \
              `transformer.h.1.*`; a matrix is decomposed once"
         );
-        let err = resolve(&said(&["*.c_fc"], &["*", "*.1.mlp.c_fc"]), &model()).unwrap_err();
+        let err = resolve(&said(&["*.c_fc"], &["*", "*.1.mlp.c_fc"]), &layers()).unwrap_err();
         assert_eq!(
             err.to_string(),
             "[decomposition] identity: `transformer.h.1.mlp.c_fc` matches two patterns, `*` and `*.1.mlp.c_fc`; a matrix \

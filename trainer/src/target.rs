@@ -23,13 +23,13 @@ use crate::memory::Memory;
 use crate::progress::Progress;
 use crate::resume::{Ingredient, What};
 use crate::saver::Place;
-use crate::target_models::{Weights, describe, load};
+use crate::target_models::{Network, Target, Weights, load};
 use crate::target_task::TargetTask;
 use crate::train::train;
 
-/// Directory of a trained target, named by everything that its weights depend on: the `[target]` and `[data]` tables and
-/// the dataset's index, which holds the hashes of its shards.
-pub(crate) fn cached_dir(run: &Run) -> Result<PathBuf, Fault> {
+/// Directory of a trained target, named by everything that its weights depend on: the `[target]` and `[data]` tables, what
+/// the network says of itself, and the dataset's index, which holds the hashes of its shards.
+pub(crate) fn cached_dir(run: &Run, network: &dyn Target) -> Result<PathBuf, Fault> {
     let mut key = serde_json::to_string(&(&run.target, &run.data)).context("the target's key")?;
     if let Data::Tokens { train, .. } = &run.data {
         let index = train.join("index.json");
@@ -38,10 +38,11 @@ pub(crate) fn cached_dir(run: &Run) -> Result<PathBuf, Fault> {
         })?;
         key.push_str(&text);
     }
-    // The key of version 1: bump it when training itself changes.
-    let hash = xxhash_rust::xxh3::xxh3_64(format!("1 {key}").as_bytes());
-    let kind = describe(&run.target.model);
-    let kind = kind.split(',').next().unwrap_or("target");
+    // The key of version 2: bump it when training itself changes.
+    let key = format!("2 {} {key}", network.describe());
+    let hash = xxhash_rust::xxh3::xxh3_64(key.as_bytes());
+    let described = network.describe();
+    let kind = described.split(',').next().unwrap_or("target");
     Ok(cache_dir()
         .join("targets")
         .join(format!("{kind}-{hash:016x}")))
@@ -52,11 +53,11 @@ pub(crate) fn cached_dir(run: &Run) -> Result<PathBuf, Fault> {
 /// # Errors
 ///
 /// One line that names what is in the way of the cache.
-pub(crate) fn check_cache(run: &Run) -> Result<(), Fault> {
+pub(crate) fn check_cache(run: &Run, network: &dyn Target) -> Result<(), Fault> {
     if run.target.weights.is_some() {
         return Ok(());
     }
-    let dir = cached_dir(run)?;
+    let dir = cached_dir(run, network)?;
     // What is there is read; what is not is written.
     if dir.join(FILE).is_file() {
         return Ok(());
@@ -70,12 +71,12 @@ pub(crate) fn check_cache(run: &Run) -> Result<(), Fault> {
 }
 
 /// Where the weights will come from, for the table before a run.
-pub(crate) fn origin(run: &Run) -> Result<String, Fault> {
+pub(crate) fn origin(run: &Run, network: &dyn Target) -> Result<String, Fault> {
     match (&run.target.weights, &run.target.train) {
         (Some(path), _) => Ok(format!("from {}", path.display())),
         (None, Some(train)) => {
-            let file = cached_dir(run)?.join(FILE);
-            let how = match kept(&file, run)? {
+            let file = cached_dir(run, network)?.join(FILE);
+            let how = match kept(&file, network)? {
                 Kept::Whole(_) => "trained before".to_owned(),
                 Kept::Nothing => "to be trained".to_owned(),
                 Kept::Damaged(reason) => format!("to be made again ({reason})"),
@@ -95,7 +96,7 @@ pub(crate) fn origin(run: &Run) -> Result<String, Fault> {
 /// The weights of the run's target, trained first where they must be, and what that took in memory. `None` when `stop` came
 /// first.
 pub(crate) fn weights(
-    run: &Run,
+    (run, network): (&Run, &Network),
     run_dir: &Path,
     sources: &Sources,
     processor: &Processor,
@@ -103,13 +104,13 @@ pub(crate) fn weights(
 ) -> Result<Option<(Weights, Memory)>, Fault> {
     let mut memory = Memory::default();
     if let Some(path) = &run.target.weights {
-        return Ok(Some((load(path, &run.target.model)?, memory)));
+        return Ok(Some((load(path, &**network)?, memory)));
     }
-    let dir = cached_dir(run)?;
+    let dir = cached_dir(run, &**network)?;
     let file = dir.join(FILE);
     let (mut wait, mut is_made) = (None, false);
     loop {
-        match kept(&file, run)? {
+        match kept(&file, &**network)? {
             Kept::Whole(weights) => return Ok(Some((weights, memory))),
             Kept::Damaged(reason) if is_made => {
                 return Err(Fault::Failed(anyhow!(
@@ -131,7 +132,7 @@ pub(crate) fn weights(
             Err(other) => return Err(other.into()),
             Ok(lock) => {
                 // Another run may have made it meanwhile.
-                match kept(&file, run)? {
+                match kept(&file, &**network)? {
                     Kept::Whole(_) => continue,
                     Kept::Damaged(reason) => set_aside(&file, &reason, run_dir)?,
                     Kept::Nothing => {}
@@ -142,7 +143,7 @@ pub(crate) fn weights(
                     ));
                 };
                 let place = (run_dir, &*dir, &lock);
-                memory = train_target(run, settings, place, sources, processor, stop)?;
+                memory = train_target((run, network), settings, place, sources, processor, stop)?;
                 is_made = true;
             }
         }
@@ -150,22 +151,28 @@ pub(crate) fn weights(
 }
 
 /// The target of a run for its checkpoints, if it is there.
-pub(crate) fn ingredient(run: &Run) -> Result<Option<Ingredient>, Fault> {
+pub(crate) fn ingredient(run: &Run, network: &dyn Target) -> Result<Option<Ingredient>, Fault> {
     let weights = match &run.target.weights {
-        Some(path) => Some(load(path, &run.target.model)?),
-        None => match kept(&cached_dir(run)?.join(FILE), run)? {
+        Some(path) => Some(load(path, network)?),
+        None => match kept(&cached_dir(run, network)?.join(FILE), network)? {
             Kept::Whole(weights) => Some(weights),
             Kept::Nothing | Kept::Damaged(_) => None,
         },
     };
-    weights.map(|weights| made_of(run, &weights)).transpose()
+    weights
+        .map(|weights| made_of(run, network, &weights))
+        .transpose()
 }
 
 /// The target of a run for its checkpoints.
-pub(crate) fn made_of(run: &Run, weights: &Weights) -> Result<Ingredient, Fault> {
+pub(crate) fn made_of(
+    run: &Run,
+    network: &dyn Target,
+    weights: &Weights,
+) -> Result<Ingredient, Fault> {
     let path = match &run.target.weights {
         Some(path) => path.clone(),
-        None => cached_dir(run)?.join(FILE),
+        None => cached_dir(run, network)?.join(FILE),
     };
     Ok(Ingredient {
         what: What::Target,
@@ -195,7 +202,7 @@ enum Kept {
 }
 
 /// Reads a trained target. A file that does not promise its own hash, or does not keep it, is worth nothing.
-fn kept(file: &Path, run: &Run) -> Result<Kept, Fault> {
+fn kept(file: &Path, network: &dyn Target) -> Result<Kept, Fault> {
     match std::fs::metadata(file) {
         // A file in the place of a folder is named when one is to be made.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -208,7 +215,7 @@ fn kept(file: &Path, run: &Run) -> Result<Kept, Fault> {
         Ok(found) if !found.is_file() => return Ok(Kept::Damaged("is no file".into())),
         Ok(_) => {}
     }
-    let weights = match load(file, &run.target.model) {
+    let weights = match load(file, network) {
         Ok(weights) => weights,
         Err(fault) => {
             let (fault, shown) = (fault.to_string(), format!("{}: ", file.display()));
@@ -312,7 +319,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const FILE: &str = "target.safetensors";
 
 fn train_target(
-    run: &Run,
+    (run, network): (&Run, &Network),
     settings: &TargetTrain,
     (run_dir, dir, lock): (&Path, &Path, &Lock),
     sources: &Sources,
@@ -320,7 +327,13 @@ fn train_target(
     stop: &AtomicBool,
 ) -> Result<Memory, Fault> {
     let mut store = Store::new();
-    let mut task = TargetTask::new(run, settings, sources.clone(), &mut store, processor)?;
+    let mut task = TargetTask::new(
+        run,
+        (network, settings),
+        sources.clone(),
+        &mut store,
+        processor,
+    )?;
     task.make_room()?;
     let place = Place {
         dir,

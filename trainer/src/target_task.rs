@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use spd_configs::{Data, Run, TargetTrain};
+use spd_configs::{Data, Input, Run, TargetTrain};
 use spd_dataloader::{Batch, Feed, Source};
 use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Executor, Processor, Slot, Store, Type, Value};
@@ -14,9 +14,7 @@ use crate::memory::Memory;
 use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
 use crate::schedule::learning_rate;
-use crate::target_models::{
-    InputKind, TargetTensor, Weights, feature_labels, forward, input_kind, linears, tensors,
-};
+use crate::target_models::{Network, TargetTensor, Weights};
 use crate::task::{GoOn, Measured, NonFinite, Task, evaluate_batches, in_arena_of, make_arena};
 
 /// A target in training.
@@ -38,13 +36,14 @@ impl TargetTask {
     /// is run.
     pub(crate) fn new(
         run: &Run,
-        train: &TargetTrain,
+        (network, train): (&Network, &TargetTrain),
         sources: Sources,
         store: &mut Store,
         processor: &Processor,
     ) -> Result<Self, Fault> {
         let mut parameters = Parameters::default();
-        let tensors: Vec<(TargetTensor, Slot)> = tensors(&run.target.model)
+        let tensors: Vec<(TargetTensor, Slot)> = network
+            .tensors()
             .into_iter()
             .map(|tensor| {
                 let slot = if tensor.trained {
@@ -65,12 +64,12 @@ impl TargetTask {
             clip: train.clip,
         };
         let mut b = Builder::new();
-        let loss = own_loss(&mut b, store, run, &tensors, train.batch_size)?;
+        let loss = own_loss(&mut b, store, (run, network), &tensors, train.batch_size)?;
         b.output("loss/target", loss);
         parameters.update(&mut b, store, loss, |_| update)?;
         let program = Executor::planned(&b, processor);
         let mut b = Builder::new();
-        let loss = own_loss(&mut b, store, run, &tensors, run.eval.batch_size)?;
+        let loss = own_loss(&mut b, store, (run, network), &tensors, run.eval.batch_size)?;
         b.output("eval/loss", loss);
         let mut eval_program = Executor::planned(&b, processor);
         eval_program.parameters().seed = train.seed;
@@ -130,16 +129,14 @@ impl TargetTask {
     }
 }
 
-/// A target's own loss on a batch: the mean squared distance from its labels for features, next-token cross-entropy for
-/// tokens.
+/// A target's own loss on a batch.
 fn own_loss(
     b: &mut Builder,
     store: &Store,
-    run: &Run,
+    (run, network): (&Run, &Network),
     tensors: &[(TargetTensor, Slot)],
     rows: usize,
 ) -> Result<Value, Fault> {
-    let model = &run.target.model;
     let mut weights: BTreeMap<String, Value> = BTreeMap::new();
     for (tensor, slot) in tensors
         .iter()
@@ -153,25 +150,20 @@ fn own_loss(
             weights.insert(tensor.name.clone(), value);
         }
     }
-    let layers = linears(model);
+    let layers = network.layers();
     let mut pass = Pass::clean(&layers, &weights);
-    match (input_kind(model), &run.data) {
-        (InputKind::Features(features), _) => {
-            let input = b.input("input", &Type::f32(&[rows, features]))?;
-            let output = forward(model, b, &weights, &mut pass, input)?;
-            let labels = feature_labels(model, b, input)?;
-            Ok(b.mse(output, labels)?)
+    let ty = match (network.input(), &run.data) {
+        (Input::Features(features), _) => Type::f32(&[rows, features]),
+        (Input::Tokens { .. }, Data::Tokens { seq_len, .. }) => Type::u32(&[rows, *seq_len]),
+        (Input::Tokens { .. }, Data::SparseFeatures { .. }) => {
+            return Err(Fault::BadInput(
+                "[data] kind does not fit the target".into(),
+            ));
         }
-        (InputKind::Tokens, Data::Tokens { seq_len, .. }) => {
-            let ty = Type::u32(&[rows, *seq_len]);
-            let (input, labels) = (b.input("input", &ty)?, b.input("labels", &ty)?);
-            let logits = forward(model, b, &weights, &mut pass, input)?;
-            Ok(b.cross_entropy(logits, labels)?)
-        }
-        (InputKind::Tokens, Data::SparseFeatures { .. }) => Err(Fault::BadInput(
-            "[data] kind does not fit the target".into(),
-        )),
-    }
+    };
+    let input = b.input("input", &ty)?;
+    let output = network.forward(b, &mut pass, input)?;
+    Ok(network.loss(b, input, output)?)
 }
 
 impl Task for TargetTask {
@@ -299,9 +291,11 @@ lr = 1e-3
     fn a_residual_mlp_learns_its_labels_and_keeps_its_embedding() {
         let run = Run::from_resolved(RESID).unwrap();
         let settings = run.target.train.as_ref().unwrap();
+        let network = crate::target_models::shipped(&run.target.model).unwrap();
         let sources = crate::data::open(&run).unwrap();
         let (mut store, processor) = (Store::new(), Arc::new(Pool::single()).into());
-        let mut task = TargetTask::new(&run, settings, sources, &mut store, &processor).unwrap();
+        let mut task =
+            TargetTask::new(&run, (&network, settings), sources, &mut store, &processor).unwrap();
         task.make_room().unwrap();
         task.begin(&mut store, &mut || true).unwrap();
         let before = task.weights(&store);

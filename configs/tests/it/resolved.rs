@@ -1,8 +1,8 @@
 //! A resolved run is a run file: it loads to the same run, and two of them can be compared.
 
 use spd_configs::{
-    Activation, Active, Data, Llama, Model, Pgd, PgdInit, PgdScope, Routing, Run, Term, TiedUpdate,
-    pre_identity,
+    Activation, Active, Data, Llama, Model, Pgd, PgdInit, PgdScope, ResidMlp, Routing, Run, Term,
+    TiedUpdate, pre_identity,
 };
 
 use crate::{GPT2, LLAMA, RESID_MLP, TMS, load};
@@ -53,10 +53,10 @@ fn the_mlp_of_a_llama_is_as_large_as_one_of_four_widths() {
 fn the_references_gpt2_is_read_as_the_other() {
     let given = ["target.kind=gpt2_simple"];
     let run = load(GPT2.as_bytes(), &given).unwrap();
-    let Model::Gpt2Simple { d_mlp, n_head, .. } = run.target.model else {
+    let Model::Gpt2Simple(sizes) = &run.target.model else {
         panic!("{:?}", run.target.model)
     };
-    assert_eq!((d_mlp, n_head), (256, 4));
+    assert_eq!((sizes.d_mlp, sizes.n_head), (256, 4));
     assert_written_and_read_again(&run);
 }
 
@@ -82,7 +82,7 @@ fn a_toy_is_trained_with_the_defaults_of_adamw() {
 fn a_residual_mlp_is_filled_in_with_the_defaults_of_one() {
     let run = load(RESID_MLP.as_bytes(), &[]).unwrap();
     assert_written_and_read_again(&run);
-    let expected = Model::ResidMlp {
+    let expected = Model::ResidMlp(ResidMlp {
         n_features: 6,
         d_embed: 20,
         d_mlp: 3,
@@ -90,7 +90,7 @@ fn a_residual_mlp_is_filled_in_with_the_defaults_of_one() {
         activation: Activation::Relu,
         in_bias: false,
         out_bias: false,
-    };
+    });
     assert_eq!(run.target.model, expected);
     let train = run.target.train.unwrap();
     assert_eq!(

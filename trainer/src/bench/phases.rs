@@ -115,7 +115,7 @@ pub(super) fn measure(
     let site = &workload.decomposition.sites[0];
     let shape = [
         workload.shape().examples(),
-        site.linear.d_in,
+        site.layer.d_in,
         site.components,
     ];
     let of = (&workload.processor, workload.decomposition.precision());

@@ -2,13 +2,14 @@
 //!
 //! Names, sizes and settings are those of the peers' `workloads.py`. A step is timed half-way through training.
 
-use spd_configs::{Data, Precision, Run, SitePattern};
+use spd_configs::{Data, Input, Precision, Run, SitePattern};
 use spd_engine::has_bf16_products;
 
 use super::runs::{Step, run};
 use crate::fault::Fault;
 use crate::run_plan::why_not;
 use crate::sites::resolve;
+use crate::target_models::shipped;
 
 /// What this build can time.
 const KNOWN: [&str; 24] = [
@@ -180,7 +181,7 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
             if overrides.batch.is_some() || overrides.seq.is_some() {
                 name = format!("{name}@{rows}x{seq_len}");
             }
-            if let Some(n_ctx) = run.target.model.n_ctx()
+            if let Input::Tokens { n_ctx, .. } = run.target.model.input()
                 && *seq_len > n_ctx
             {
                 return refuse(format!(
@@ -202,7 +203,7 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
         name = format!("{name}@C={components}");
     }
     if let Some(sites) = overrides.sites {
-        let all = resolve(&run.decomposition, &run.target.model)?;
+        let all = resolve(&run.decomposition, &shipped(&run.target.model)?.layers())?;
         if sites > all.len() {
             return refuse(format!(
                 "{sites} sites are asked for, the workload has {}",
@@ -212,7 +213,7 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
         let first = all.into_iter().take(sites);
         run.decomposition.sites = first
             .map(|site| SitePattern {
-                pattern: site.linear.path,
+                pattern: site.layer.path,
                 components: site.components,
             })
             .collect();
@@ -385,8 +386,8 @@ mod tests {
         assert_eq!(some.len(), 3);
         for (some, all) in some.iter().zip(&all) {
             assert_eq!(
-                (&some.linear.path, some.components),
-                (&all.linear.path, 5),
+                (&some.layer.path, some.components),
+                (&all.layer.path, 5),
                 "the first sites"
             );
         }

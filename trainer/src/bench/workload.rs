@@ -1,6 +1,6 @@
 //! A preset made ready: random frozen weights, starting values, the step's program, and batches.
 
-use spd_configs::{Data, Model, Term};
+use spd_configs::{Data, Input, Term};
 use spd_dataloader::{Batch, Source};
 use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Executor, Processor, Store};
@@ -14,7 +14,7 @@ use crate::fault::Fault;
 use crate::memory::laid_out_bytes;
 use crate::parameters::{self, BETA1, Group, HALT};
 use crate::schedule::{exponent, learning_rate};
-use crate::target_models::{Start, TargetTensor, tensors};
+use crate::target_models::{Start, Target, TargetTensor};
 
 /// Batches that are made beforehand and taken in turn.
 const BATCHES: usize = 8;
@@ -59,7 +59,7 @@ impl Workload {
         let run = &preset.run;
         let mut store = Store::new();
         let decomposition = decomposition(preset, &mut store)?;
-        start_target(&run.target.model, &mut store);
+        start_target(&*decomposition.target, &mut store);
         decomposition.initialise(&mut store);
         store.zeros(HALT, &[2]);
         let builder = step(preset, &decomposition, &store)?;
@@ -185,8 +185,8 @@ fn set_scalars(decomposition: &Decomposition, update: u32, program: &mut Executo
     }
 }
 
-fn start_target(model: &Model, store: &mut Store) {
-    let tensors = tensors(model);
+fn start_target(target: &dyn Target, store: &mut Store) {
+    let tensors = target.tensors();
     let slot = |store: &Store, name: &str| {
         let slot = store.slot(&format!("target_model.{name}"));
         slot.expect("made with the decomposition")
@@ -194,7 +194,7 @@ fn start_target(model: &Model, store: &mut Store) {
     for (number, tensor) in (0u16..).zip(&tensors) {
         let to = slot(store, &tensor.name);
         let stream = Stream::new(Purpose::TargetInit, 0, number);
-        parameters::start(store, to, stream, TARGET_SEED, start_of(model, tensor));
+        parameters::start(store, to, stream, TARGET_SEED, start_of(target, tensor));
     }
     for tensor in &tensors {
         if let Some(other) = &tensor.transpose_of {
@@ -210,20 +210,16 @@ fn start_target(model: &Model, store: &mut Store) {
 }
 
 /// The peers' starting values, where ours are those for training a target.
-fn start_of(model: &Model, tensor: &TargetTensor) -> Start {
+fn start_of(target: &dyn Target, tensor: &TargetTensor) -> Start {
     let name = tensor.name.as_str();
-    match *model {
-        Model::Tms { n_hidden, .. } => match name {
-            "linear1.weight" => Start::Normal(1.0 / (n_hidden as f64).sqrt()),
-            "linear2.bias" => Start::Zeros,
-            _ => tensor.start,
+    match target.input() {
+        Input::Features(_) => match (name, tensor.start, tensor.dims.as_slice()) {
+            ("linear1.weight", _, [hidden, _]) => Start::Normal(1.0 / (*hidden as f64).sqrt()),
+            (_, Start::Uniform(_), [_, d_in]) => Start::Normal(1.0 / (*d_in as f64).sqrt()),
+            (_, Start::Uniform(_), _) => Start::Zeros,
+            (_, start, _) => start,
         },
-        Model::ResidMlp { .. } => match (tensor.trained, tensor.dims.as_slice()) {
-            (true, [_, d_in]) => Start::Normal(1.0 / (*d_in as f64).sqrt()),
-            (true, _) => Start::Zeros,
-            (false, _) => tensor.start,
-        },
-        _ => {
+        Input::Tokens { .. } => {
             let is_bias_of_layer = name.ends_with(".bias") && !name.contains("ln_");
             if is_bias_of_layer || name.ends_with("wpe.weight") {
                 Start::Normal(0.01)
@@ -246,8 +242,8 @@ fn batches(preset: &Preset) -> Result<Vec<Batch>, Fault> {
         }
         return Ok(batches);
     }
-    match (&run.data, run.target.model.vocab()) {
-        (Data::Tokens { seq_len, .. }, Some(vocab)) => {
+    match (&run.data, run.target.model.input()) {
+        (Data::Tokens { seq_len, .. }, Input::Tokens { vocab, .. }) => {
             let below = match preset.step {
                 Step::Training => vocab,
                 Step::GivenMasks { tokens } => tokens,

@@ -6,7 +6,7 @@ use spd_engine::{Builder, Store, Value};
 
 use crate::parameters::{self, Group, Parameters};
 use crate::sites::Site;
-use crate::target_models::Start;
+use crate::target_models::{Start, Target};
 
 /// `V` and `U` in a program.
 #[derive(Debug, Clone, Copy)]
@@ -17,27 +17,31 @@ pub struct SiteValues {
     pub u_co: Value,
 }
 
-/// The site whose components this one shares, transposed: with tying, `linear2` has no components of its own. One update
-/// follows the sum of the gradients of both, or else each has an update of its own ([`add_tied`]).
-pub(super) fn tied_to(run: &Run, sites: &[Site], index: usize) -> Option<usize> {
-    (run.decomposition.tied && sites[index].path() == "linear2")
-        .then(|| sites.iter().position(|site| site.path() == "linear1"))
-        .flatten()
+/// For each site the one whose components it shares, transposed: with tying, `linear2` of a TMS has no components of its own. One
+/// update follows the sum of the gradients of both, or else each has an update of its own ([`add_tied`]).
+pub(super) fn tied(run: &Run, target: &dyn Target, sites: &[Site]) -> Vec<Option<usize>> {
+    let pair = target.tied().filter(|_| run.decomposition.tied);
+    let at = |path: &str| sites.iter().position(|site| site.path() == path);
+    let partner = |site: &Site| match pair {
+        Some([first, second]) if site.path() == second => at(first),
+        _ => None,
+    };
+    sites.iter().map(partner).collect()
 }
 
 pub(super) fn add(parameters: &mut Parameters, store: &mut Store, site: &Site) {
-    let (c, linear) = (site.components, &site.linear);
-    parameters.add(store, &site.v_name(), &[linear.d_in, c], Group::Components);
-    parameters.add(store, &site.u_name(), &[c, linear.d_out], Group::Components);
+    let (c, layer) = (site.components, &site.layer);
+    parameters.add(store, &site.v_name(), &[layer.d_in, c], Group::Components);
+    parameters.add(store, &site.u_name(), &[c, layer.d_out], Group::Components);
 }
 
 /// The transposes of another site's components, with gradients and moments of their own, as the reference has them.
 pub(super) fn add_tied(parameters: &mut Parameters, store: &mut Store, site: &Site, other: &Site) {
-    let (c, linear) = (other.components, &other.linear);
+    let (c, layer) = (other.components, &other.layer);
     let (v, u) = (other.v_name(), other.u_name());
     for (name, of, dims) in [
-        (site.v_name(), u, [c, linear.d_out]),
-        (site.u_name(), v, [linear.d_in, c]),
+        (site.v_name(), u, [c, layer.d_out]),
+        (site.u_name(), v, [layer.d_in, c]),
     ] {
         parameters.add_transposed(store, &name, (&of, &dims), Group::Components);
     }

@@ -1,5 +1,7 @@
 //! Masks of a pass, and where their random numbers come from.
 
+use std::collections::BTreeMap;
+
 use spd_configs::{Pgd, PgdInit, PgdScope, Routing, Sampling};
 use spd_draws::{Purpose, Stream};
 use spd_engine::ops::{Draw, LogitNoise, Mask, MaskValues};
@@ -86,7 +88,7 @@ impl Draws {
         index: usize,
         site: &Site,
     ) -> Result<Value> {
-        let rows = clean_pass.shape.examples();
+        let rows = clean_pass.sites[index].rows;
         match self {
             Self::Counters => b.uniform_rows(
                 Stream::new(Purpose::Delta, sample.number, site_number(index)),
@@ -99,7 +101,8 @@ impl Draws {
         }
     }
 
-    /// Which positions go through the components of each site, f32 `[rows]`; `None` for all of them.
+    /// Which rows go through the components of each site, f32 `[rows]`; `None` for all of them. Subsets are drawn once for all sites
+    /// that have as many rows: row `i` is the same position at each of them.
     pub(crate) fn routes(
         self,
         b: &mut Builder,
@@ -107,13 +110,20 @@ impl Draws {
         sample: &SampleId,
         (sites, routing): (&[Site], Routing),
     ) -> Result<Vec<Option<Value>>> {
-        let rows = clean_pass.shape.examples();
+        let rows = |index: usize| clean_pass.sites[index].rows;
         let number = sample.number;
         let routes: Vec<Value> = match (routing, self) {
             (Routing::All | Routing::Layerwise, _) => return Ok(vec![None; sites.len()]),
             (Routing::UniformK, Self::Counters) => {
-                let stream = Stream::new(Purpose::Routing, number, 0);
-                b.uniform_subsets(stream, rows, sites.len())?
+                let mut subsets = BTreeMap::new();
+                for rows in (0..sites.len()).map(rows) {
+                    let stream = Stream::new(Purpose::Routing, number, 0);
+                    let drawn = b.uniform_subsets(stream, rows, sites.len())?;
+                    subsets.insert(rows, drawn);
+                }
+                (0..sites.len())
+                    .map(|index| subsets[&rows(index)][index])
+                    .collect()
             }
             #[expect(
                 clippy::cast_possible_truncation,
@@ -122,14 +132,15 @@ impl Draws {
             (Routing::Probability(probability), Self::Counters) => (0..sites.len())
                 .map(|index| {
                     let stream = Stream::new(Purpose::Routing, number, site_number(index));
-                    b.bernoulli(stream, rows, probability as f32)
+                    b.bernoulli(stream, rows(index), probability as f32)
                 })
                 .collect::<Result<_>>()?,
             (Routing::UniformK | Routing::Probability(_), Self::Inputs) => sites
                 .iter()
-                .map(|site| {
+                .enumerate()
+                .map(|(index, site)| {
                     let name = format!("route.{}.{}", sample.name, site.path());
-                    b.input(&name, &Type::f32(&[rows]))
+                    b.input(&name, &Type::f32(&[rows(index)]))
                 })
                 .collect::<Result<_>>()?,
         };
@@ -150,7 +161,7 @@ impl Draws {
             (vec![site.components], vec![1])
         } else {
             let importance = b.ty(clean_pass.sites[index].importance);
-            (importance.dims.clone(), vec![clean_pass.shape.examples()])
+            (importance.dims.clone(), vec![clean_pass.sites[index].rows])
         };
         let mut start = |purpose, kind: &str, dims: &[usize]| {
             let stream = Stream::new(purpose, sample.number, site_number(index));

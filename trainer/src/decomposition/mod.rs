@@ -13,11 +13,12 @@ mod masks;
 
 use std::collections::BTreeMap;
 
-use spd_configs::{ImportanceKind, Run, TiedUpdate};
+use spd_configs::{Input, Run, TiedUpdate};
 use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValues};
 use spd_engine::{Builder, Precision, Result, Slot, Store, Type, Value};
 
 pub use components::SiteValues;
+use importance::SeenSite;
 pub(crate) use masks::mask_values;
 pub use masks::{AdversarialSource, Draws, Masking, SampleId};
 
@@ -25,9 +26,7 @@ use crate::fault::Fault;
 use crate::parameters::{Group, Parameters};
 use crate::pass::Pass;
 use crate::sites::{Site, resolve};
-use crate::target_models::{
-    InputKind, Linear, Orientation, Weights, forward, input_kind, linears, tensors,
-};
+use crate::target_models::{Layer, LayerKind, Network, Weights, shipped};
 
 /// The decomposition of one target: its sites, and where their parameters lie in the store.
 #[derive(Debug, Clone)]
@@ -40,8 +39,14 @@ pub struct Decomposition {
     pub parameters: Parameters,
     /// Where the random numbers of its programs come from.
     pub draws: Draws,
-    layers: Vec<Linear>,
-    target: Vec<(String, Slot)>,
+    /// The network that is taken apart.
+    pub target: Network,
+    /// Its layers, with the identity matrices before them.
+    layers: Vec<Layer>,
+    /// Its tensors.
+    frozen: BTreeMap<String, Slot>,
+    /// For each site the one whose components it shares.
+    tied: Vec<Option<usize>>,
 }
 
 /// Shape of a batch.
@@ -72,23 +77,26 @@ pub struct CleanPass {
     /// Weights of the frozen model, by name.
     pub weights: BTreeMap<String, Value>,
     /// One entry a site, in order.
-    pub sites: Vec<SiteFront>,
+    pub sites: Vec<CleanSite>,
 }
 
 /// What is known of a site after the clean pass.
 #[derive(Debug, Clone, Copy)]
-pub struct SiteFront {
+pub struct CleanSite {
     /// Its components.
     pub values: SiteValues,
-    /// Input of the site, f32 `[.., d_in]`.
+    /// Input of the site, f32 `[.., d_in]`, or the tokens u32 `[b, t]` of an embedding.
     pub input: Value,
+    /// Its rows: one importance, mask and route each. A row is a token's, or whatever the layer is applied to: a (token, head), a
+    /// sequence, an entry of a table.
+    pub rows: usize,
     /// Importance logits, f32 `[.., c]`.
     pub logits: Value,
     /// Importances for masks, f32 `[.., c]`.
     pub importance: Value,
     /// Power sums of the sparsity penalty, f32 `[c]`.
     pub power_sums: Value,
-    /// Components that are active at a position, on average; a scalar.
+    /// Components that are active in a row, on average; a scalar.
     pub active: Value,
 }
 
@@ -111,25 +119,41 @@ impl Decomposition {
         }
     }
 
-    /// Resolves the sites of a run and makes room in the store: frozen weights, components, importance functions, all
-    /// zeros.
+    /// Resolves the sites of a run of a shipped network and makes room in the store: frozen weights, components, importance
+    /// functions, all zeros.
     ///
     /// # Errors
     ///
     /// When a pattern does not fit the target, or a loss does not fit the sites.
     pub fn new(run: &Run, store: &mut Store) -> std::result::Result<Self, Fault> {
-        let sites = resolve(&run.decomposition, &run.target.model)?;
-        let target = tensors(&run.target.model)
-            .into_iter()
-            .map(|tensor| {
-                let slot = store.zeros(format!("target_model.{}", tensor.name), &tensor.dims);
-                store.freeze(slot);
-                (tensor.name, slot)
-            })
-            .collect();
+        Self::of(run, &shipped(&run.target.model)?, store)
+    }
+
+    /// The same for any network.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and when the network reads something else than the run file says.
+    pub fn of(run: &Run, target: &Network, store: &mut Store) -> std::result::Result<Self, Fault> {
+        let (said, reads) = (run.target.model.input(), target.input());
+        if said != reads {
+            return Err(Fault::BadInput(format!(
+                "[target]: the run file says {said:?}, and the network reads {reads:?}"
+            )));
+        }
+        let mut layers = target.layers();
+        let sites = resolve(&run.decomposition, &layers)?;
+        importance::check(&run.importance, &sites)?;
+        let frozen = target.tensors().into_iter().map(|tensor| {
+            let slot = store.zeros(format!("target_model.{}", tensor.name), &tensor.dims);
+            store.freeze(slot);
+            (tensor.name, slot)
+        });
+        let frozen = frozen.collect();
+        let tied = components::tied(run, &**target, &sites);
         let mut parameters = Parameters::default();
-        for (index, site) in sites.iter().enumerate() {
-            match components::tied_to(run, &sites, index) {
+        for (site, tied) in sites.iter().zip(&tied) {
+            match *tied {
                 None => components::add(&mut parameters, store, site),
                 Some(other) if run.decomposition.tied_update == TiedUpdate::Separate => {
                     components::add_tied(&mut parameters, store, site, &sites[other]);
@@ -137,14 +161,11 @@ impl Decomposition {
                 Some(_) => (),
             }
         }
-        for site in &sites {
-            importance::add(&mut parameters, store, site, &run.importance);
-        }
-        let mut layers = linears(&run.target.model);
-        let inserted = sites.iter().map(|site| &site.linear);
+        importance::add(&mut parameters, store, &run.importance, &sites);
+        let inserted = sites.iter().map(|site| &site.layer);
         layers.extend(
             inserted
-                .filter(|l| l.orientation == Orientation::Identity)
+                .filter(|layer| layer.kind == LayerKind::Identity)
                 .cloned(),
         );
         let decomposition = Self {
@@ -152,8 +173,10 @@ impl Decomposition {
             sites,
             parameters,
             draws: Draws::Counters,
+            target: target.clone(),
             layers,
-            target,
+            frozen,
+            tied,
         };
         Ok(decomposition)
     }
@@ -161,24 +184,19 @@ impl Decomposition {
     /// Puts the target's weights into the store.
     pub fn set_target(&self, store: &mut Store, weights: &Weights) {
         for (name, _, values) in weights {
-            let slot = self
-                .target
-                .iter()
-                .find(|(known, _)| known == name)
-                .expect("the model's own names")
-                .1;
-            store.get_mut(slot).copy_from_slice(values);
+            let slot = self.frozen.get(name).expect("the target's own names");
+            store.get_mut(*slot).copy_from_slice(values);
         }
     }
 
     /// Draws starting values of components and importance functions from the run's seed.
     pub fn initialise(&self, store: &mut Store) {
         for (index, site) in self.sites.iter().enumerate() {
-            if components::tied_to(&self.run, &self.sites, index).is_none() {
+            if self.tied[index].is_none() {
                 components::start(store, site, self.run.seed, index);
             }
-            importance::start(store, site, &self.run.importance, self.run.seed, index);
         }
+        importance::start(store, &self.run.importance, &self.sites, self.run.seed);
         self.parameters.forget(store);
     }
 
@@ -204,31 +222,40 @@ impl Decomposition {
         shape: BatchShape,
         draws: &Draws,
     ) -> Result<CleanPass> {
-        let input = match input_kind(&self.run.target.model) {
-            InputKind::Features(features) => {
-                b.input("input", &Type::f32(&[shape.rows, features]))?
-            }
-            InputKind::Tokens => b.input("input", &Type::u32(&[shape.rows, shape.positions]))?,
+        let input = match self.target.input() {
+            Input::Features(features) => b.input("input", &Type::f32(&[shape.rows, features]))?,
+            Input::Tokens { .. } => b.input("input", &Type::u32(&[shape.rows, shape.positions]))?,
         };
-        let weights: BTreeMap<String, Value> = self
-            .target
-            .iter()
+        let frozen = self.frozen.iter();
+        let weights: BTreeMap<String, Value> = frozen
             .map(|(name, slot)| (name.clone(), b.persistent(store, *slot)))
             .collect();
         b.part("clean");
         let mut pass = Pass::clean(&self.layers, &weights);
-        let output = forward(&self.run.target.model, b, &weights, &mut pass, input)?;
+        let output = self.target.forward(b, &mut pass, input)?;
         b.part("importance");
-        let inputs = pass.inputs;
-        let mut sites = Vec::with_capacity(self.sites.len());
+        let mut seen = Vec::with_capacity(self.sites.len());
         for (index, site) in self.sites.iter().enumerate() {
-            let values = self.site_values(b, store, index)?;
-            let input = inputs[site.path()];
-            let seen = match self.run.importance.kind {
-                ImportanceKind::Mlp => b.matmul(input, values.v_ic)?,
-                ImportanceKind::VectorMlp | ImportanceKind::SharedMlp => input,
-            };
-            let logits = importance::logits(b, store, site, &self.run.importance, seen)?;
+            seen.push(SeenSite {
+                site,
+                values: self.site_values(b, store, index)?,
+                input: pass.inputs[site.path()],
+            });
+        }
+        let logits = importance::logits(b, store, &self.run.importance, &seen)?;
+        let mut sites = Vec::with_capacity(self.sites.len());
+        for (
+            index,
+            (
+                SeenSite {
+                    site,
+                    values,
+                    input,
+                },
+                logits,
+            ),
+        ) in seen.into_iter().zip(logits).enumerate()
+        {
             let (noise, given) =
                 draws.logit_noise(b, self.run.importance.sampling, index, site, logits)?;
             let gates = self.gates(b, noise);
@@ -237,9 +264,10 @@ impl Decomposition {
                 power_sums,
                 active,
             } = b.importance_gates(gates, logits, given)?;
-            sites.push(SiteFront {
+            sites.push(CleanSite {
                 values,
                 input,
+                rows: b.ty(importance).rows(),
                 logits,
                 importance,
                 power_sums,
@@ -289,7 +317,7 @@ impl Decomposition {
     ///
     /// Never: the store has them.
     pub fn site_values(&self, b: &mut Builder, store: &Store, index: usize) -> Result<SiteValues> {
-        match components::tied_to(&self.run, &self.sites, index) {
+        match self.tied[index] {
             None => Ok(components::values(b, store, &self.sites[index])),
             Some(partner) => {
                 let other = components::values(b, store, &self.sites[partner]);
@@ -304,14 +332,14 @@ impl Decomposition {
     /// Values of `V` `[d_in, c]` and `U` `[c, d_out]` of a site, row by row.
     pub(crate) fn component_values(&self, store: &Store, index: usize) -> (Vec<f32>, Vec<f32>) {
         let get = |name: &str| store.get(store.slot(name).expect("made by `new`"));
-        match components::tied_to(&self.run, &self.sites, index) {
+        match self.tied[index] {
             None => {
                 let site = &self.sites[index];
                 (get(&site.v_name()).to_vec(), get(&site.u_name()).to_vec())
             }
             Some(partner) => {
                 let partner = &self.sites[partner];
-                let (c, d_out) = (partner.components, partner.linear.d_out);
+                let (c, d_out) = (partner.components, partner.layer.d_out);
                 let (v, u) = (get(&partner.v_name()), get(&partner.u_name()));
                 (transposed(u, c, d_out), transposed(v, v.len() / c, c))
             }
@@ -324,16 +352,11 @@ impl Decomposition {
     ///
     /// Never: the store has it.
     pub fn site_weight(&self, b: &mut Builder, store: &Store, site: &Site) -> Result<Value> {
-        if site.linear.orientation == Orientation::Identity {
-            return b.identity(site.linear.d_in);
+        if site.layer.kind == LayerKind::Identity {
+            return b.identity(site.layer.d_in);
         }
-        let name = format!("{}.weight", site.path());
-        let (_, slot) = self
-            .target
-            .iter()
-            .find(|(known, _)| *known == name)
-            .expect("a layer has a weight");
-        Ok(b.persistent(store, *slot))
+        let slot = self.frozen.get(&format!("{}.weight", site.path()));
+        Ok(b.persistent(store, *slot.expect("a layer has a weight")))
     }
 
     /// A masked pass over the sites in `masked` (index and masks).
@@ -356,8 +379,7 @@ impl Decomposition {
             })
             .collect();
         let mut pass = Pass::masked(&self.layers, &clean_pass.weights, sites);
-        let model = &self.run.target.model;
-        let output = forward(model, b, &clean_pass.weights, &mut pass, clean_pass.input)?;
+        let output = self.target.forward(b, &mut pass, clean_pass.input)?;
         let inputs = pass.inputs;
         Ok(MaskedPass {
             output,

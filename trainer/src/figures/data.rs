@@ -131,7 +131,7 @@ pub(super) fn probe(task: &DecompositionTask, store: &mut Store) -> Result<Optio
         lower.push(of_probe(&|at| importance[at]));
         upper.push(of_probe(&|at| upper_leaky(logits[at])));
         let (v, u) = decomposition.component_values(store, index);
-        let (d_in, d_out) = (site.linear.d_in, site.linear.d_out);
+        let (d_in, d_out) = (site.layer.d_in, site.layer.d_out);
         let v = |row, component| v[row * c + component];
         components.push(Matrix::new(named(" V"), &order, (d_in, MOST_DENSE), v));
         let u = |row, component| u[component * d_out + row];

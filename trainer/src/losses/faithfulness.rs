@@ -8,7 +8,7 @@ use spd_engine::ops::MatMul;
 use spd_engine::{Builder, Result, Store, Value};
 
 use crate::decomposition::{Decomposition, SiteValues};
-use crate::target_models::Orientation;
+use crate::target_models::LayerKind;
 
 impl Decomposition {
     /// Mean squared weight delta over all decomposed weights, a scalar; the gradient flows to `V` and `U`.
@@ -18,8 +18,8 @@ impl Decomposition {
         for (index, site) in self.sites.iter().enumerate() {
             let SiteValues { v_ic, u_co } = self.site_values(b, store, index)?;
             let weight = self.site_weight(b, store, site)?;
-            let delta = match site.linear.orientation {
-                Orientation::OutIn => {
+            let delta = match site.layer.kind {
+                LayerKind::OutIn => {
                     let op = MatMul {
                         a_transposed: true,
                         b_transposed: true,
@@ -27,7 +27,7 @@ impl Decomposition {
                     };
                     b.matmul_into(op, u_co, v_ic, weight)?
                 }
-                Orientation::InOut | Orientation::Identity => {
+                LayerKind::InOut | LayerKind::Embedding | LayerKind::Identity => {
                     let op = MatMul {
                         a_transposed: false,
                         b_transposed: false,

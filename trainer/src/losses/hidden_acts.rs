@@ -4,9 +4,9 @@
 //! `sum over sites of |x_masked - x_clean|^2 / sum over sites of numel(x)`, a mean over elements, and the mean of that over
 //! mask samples; all sites are masked at all positions, as in `stochastic_recon`. A site that no other site lies before has
 //! the same input in both passes. It counts as it does in the reference: no error, and its elements in the denominator; where
-//! all sites are such, the term is 0.
+//! all sites are such, the term is 0. What goes into an embedding are tokens, which are the same in all passes and count for nothing.
 
-use spd_engine::{Builder, Result, Value};
+use spd_engine::{Builder, DType, Result, Value};
 
 use crate::decomposition::CleanPass;
 
@@ -16,7 +16,10 @@ pub(super) fn input_distance(
     clean_pass: &CleanPass,
     inputs: &[Value],
 ) -> Result<Value> {
-    let elements = |b: &Builder, value: Value| b.ty(value).len() as f64;
+    let elements = |b: &Builder, value: Value| match b.ty(value) {
+        ty if ty.dtype == DType::F32 => ty.len() as f64,
+        _ => 0.0,
+    };
     let total: f64 = inputs.iter().map(|&input| elements(b, input)).sum();
     let mut terms = Vec::new();
     for (site, &input) in clean_pass.sites.iter().zip(inputs) {

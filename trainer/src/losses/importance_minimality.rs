@@ -1,5 +1,5 @@
 //! How much importance is there? The sparsity penalty of all sites, from the power sums of their gates: the sum over sites
-//! and components of the mean over positions. See [`ImportanceMinimality`] for the formula.
+//! and components of the mean over the site's rows. See [`ImportanceMinimality`] for the formula.
 
 use spd_engine::ops::ImportanceMinimality;
 use spd_engine::{Builder, Result, Value};
@@ -18,15 +18,18 @@ impl Decomposition {
             clippy::cast_possible_truncation,
             reason = "a setting is rounded to f32"
         )]
-        let op = ImportanceMinimality {
-            rows: clean_pass.shape.examples(),
-            beta: beta as f32,
-            ranks: 1,
-        };
+        let beta = beta as f32;
         let terms: Vec<(f64, Value)> = clean_pass
             .sites
             .iter()
-            .map(|site| Ok((1.0, b.importance_minimality(op, site.power_sums)?)))
+            .map(|site| {
+                let op = ImportanceMinimality {
+                    rows: site.rows,
+                    beta,
+                    ranks: 1,
+                };
+                Ok((1.0, b.importance_minimality(op, site.power_sums)?))
+            })
             .collect::<Result<_>>()?;
         b.weighted_sum(&terms)
     }

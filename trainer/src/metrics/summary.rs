@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use spd_configs::{Data, KnownSolution, Measure, Model};
+use spd_configs::{Input, KnownSolution, Measure, Run};
 use spd_engine::Store;
 use spd_tracker::{Kind, METRICS, Mark, Read, Reader};
 
@@ -21,6 +21,7 @@ use crate::fault::Fault;
 use crate::figures;
 use crate::memory::Peak;
 use crate::target;
+use crate::target_models::{SolvedWhen, Target};
 use crate::task::{GoOn, Task};
 
 /// The kinds of masks, as the evaluation names them and as people read them.
@@ -72,7 +73,7 @@ pub(crate) fn write(
         tables.push(terms_table(&run.eval.losses, &first, &last));
     }
     let mut lines: Vec<(String, String)> = Vec::new();
-    if let (Data::Tokens { .. }, Some(vocab)) = (&run.data, run.target.model.vocab())
+    if let Input::Tokens { vocab, .. } = run.target.model.input()
         && let Some(bigram) = bigram_cross_entropy(&sources.train, &sources.eval, vocab, go_on)?
     {
         values.insert("bigram_ce".into(), bigram);
@@ -110,7 +111,10 @@ pub(crate) fn write(
             format!("{most} MiB at most, {planned} MiB planned"),
         ));
     }
-    lines.push(("target".into(), target_place(&run)));
+    lines.push((
+        "target".into(),
+        target_place(&run, &*task.decomposition.target),
+    ));
     let figures = figures::directory(run_dir, run.train.steps);
     lines.push(("figures".into(), figures.display().to_string()));
     lines.push(("run directory".into(), run_dir.display().to_string()));
@@ -124,7 +128,7 @@ pub(crate) fn write(
         .collect();
     let title = format!("{}: {} steps, seed {}", run.name, run.train.steps, run.seed);
     let mut summary = json!({"title": title, "tables": tables, "lines": lines, "values": values});
-    if let Some((found, means)) = solved(&values, &run.target.model) {
+    if let Some((found, means)) = solved(&values, &*task.decomposition.target) {
         summary["solved"] = json!({"found": found, "means": means});
     }
     let text = serde_json::to_string_pretty(&summary).context("the summary")?;
@@ -133,22 +137,23 @@ pub(crate) fn write(
 
 /// Whether the known solution was found, where one is known, and what that means; numbers that a run does not have count as
 /// right.
-fn solved(values: &BTreeMap<String, f64>, model: &Model) -> Option<(bool, &'static str)> {
+fn solved(values: &BTreeMap<String, f64>, target: &dyn Target) -> Option<(bool, &'static str)> {
     let right =
         |name: &str, is: &dyn Fn(f64) -> bool| values.get(name).is_none_or(|&value| is(value));
-    values.contains_key("ci_error").then(|| match *model {
-        // Two features in a hundred may go without a component of their own.
-        Model::ResidMlp { n_features, .. } => (
-            right("matched", &|matched| matched >= 0.98 * n_features as f64),
-            "at least 98 % of the features matched in each layer",
-        ),
-        _ => (
-            right("ci_error", &|errors| errors < 0.5)
-                && right("mmcs", &|mmcs| mmcs >= 0.999)
-                && right("ml2r", &|ml2r| (ml2r - 1.0).abs() <= 0.03),
-            "CI error 0, MMCS at least 0.999, ML2R within 0.03 of 1",
-        ),
-    })
+    values
+        .contains_key("ci_error")
+        .then(|| match (target.solved_when(), target.input()) {
+            (SolvedWhen::MostFeatures, Input::Features(features)) => (
+                right("matched", &|matched| matched >= 0.98 * features as f64),
+                "at least 98 % of the features matched in each layer",
+            ),
+            _ => (
+                right("ci_error", &|errors| errors < 0.5)
+                    && right("mmcs", &|mmcs| mmcs >= 0.999)
+                    && right("ml2r", &|ml2r| (ml2r - 1.0).abs() <= 0.03),
+                "CI error 0, MMCS at least 0.999, ML2R within 0.03 of 1",
+            ),
+        })
 }
 
 fn mebibytes(bytes: usize) -> String {
@@ -299,10 +304,10 @@ fn first_evaluation(run_dir: &Path) -> BTreeMap<String, f64> {
     BTreeMap::new()
 }
 
-fn target_place(run: &spd_configs::Run) -> String {
+fn target_place(run: &Run, network: &dyn Target) -> String {
     match &run.target.weights {
         Some(path) => path.display().to_string(),
-        None => target::cached_dir(run).map_or_else(
+        None => target::cached_dir(run, network).map_or_else(
             |_| "in the cache".into(),
             |dir| dir.join("target.safetensors").display().to_string(),
         ),
@@ -321,19 +326,19 @@ pub fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use spd_configs::Activation;
+    use spd_configs::{Activation, ResidMlp, Tms};
 
     use super::*;
 
     #[test]
     fn a_solution_is_found_when_all_that_is_known_is_right() {
-        let of = |model: &Model, values: &[(&str, f64)]| {
+        let of = |target: &dyn Target, values: &[(&str, f64)]| {
             let owned = values
                 .iter()
                 .map(|(name, value)| ((*name).to_owned(), *value));
-            solved(&owned.collect(), model).map(|(found, _)| found)
+            solved(&owned.collect(), target).map(|(found, _)| found)
         };
-        let resid = Model::ResidMlp {
+        let resid = ResidMlp {
             n_features: 100,
             d_embed: 1000,
             d_mlp: 50,
@@ -350,7 +355,7 @@ mod tests {
         };
         assert_eq!((features(98.0), features(97.0)), (Some(true), Some(false)));
         assert_eq!(of(&resid, &[("matched", 100.0)]), None);
-        let tms = Model::Tms {
+        let tms = Tms {
             n_features: 5,
             n_hidden: 2,
             n_hidden_layers: 0,

@@ -1,6 +1,6 @@
 //! What is known of a toy: how its importances and components should look.
 
-use spd_configs::{KnownSolution, Model, pattern_matches};
+use spd_configs::{Input, KnownSolution, pattern_matches};
 use spd_engine::{Builder, Executor, Store};
 
 use super::known_importance::{
@@ -10,7 +10,7 @@ use crate::decomposition::{BatchShape, Decomposition, Draws};
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::sites::Site;
-use crate::target_models::{InputKind, input_kind};
+use crate::target_models::{FeatureDirections, Target};
 
 /// Magnitude of the single feature in each probing row.
 const PROBE: f32 = 0.75;
@@ -51,7 +51,7 @@ pub(crate) fn known_sites(
     store: &mut Store,
 ) -> Result<Vec<KnownSite>, Fault> {
     let decomposition = &task.decomposition;
-    let InputKind::Features(features) = input_kind(&decomposition.run.target.model) else {
+    let Input::Features(features) = decomposition.target.input() else {
         return Ok(Vec::new());
     };
     let answers = probe(task, store)?.unwrap_or_default();
@@ -59,7 +59,7 @@ pub(crate) fn known_sites(
     let known = sites.map(|(site, answer)| KnownSite {
         path: site.path().to_owned(),
         importance: against(decomposition, site, &answer.importance, features),
-        directions: directions(&decomposition.run.target.model, store, site, features),
+        directions: directions(&*decomposition.target, store, site, features),
     });
     Ok(known.collect())
 }
@@ -130,25 +130,29 @@ fn against(
 /// MMCS and ML2R of a site whose input is the features, or the stream that they are embedded in: the columns of `W`, or
 /// those of `W W_E^T`, which is what the layer makes of each feature, and the contributions `V` or `W_E V` of the components
 /// to them.
-fn directions(model: &Model, store: &Store, site: &Site, features: usize) -> Option<[f64; 2]> {
+fn directions(
+    target: &dyn Target,
+    store: &Store,
+    site: &Site,
+    features: usize,
+) -> Option<[f64; 2]> {
     let get = |name: &str| Some(store.get(store.slot(name)?));
     let weight = get(&format!("target_model.{}.weight", site.path()))?;
     let (v, u) = (get(&site.v_name())?, get(&site.u_name())?);
-    let (mmcs, ml2r) = match model {
-        Model::Tms { .. } if site.path() == "linear1" => mmcs_ml2r(weight, v, u, features),
-        Model::ResidMlp { .. } if site.path().ends_with(".mlp_in") => {
-            let d = site.linear.d_in;
-            let embedding_fd = get("target_model.W_E")?;
+    let (mmcs, ml2r) = match target.reads_features(site.path())? {
+        FeatureDirections::Elements => mmcs_ml2r(weight, v, u, features),
+        FeatureDirections::RowsOf(embedding) => {
+            let d = site.layer.d_in;
+            let embedding_fd = get(&format!("target_model.{embedding}"))?;
             let weight_fm = product(embedding_fd, &transposed(weight, d), d);
             let v_fc = product(embedding_fd, v, d);
             mmcs_ml2r(
-                &transposed(&weight_fm, site.linear.d_out),
+                &transposed(&weight_fm, site.layer.d_out),
                 &v_fc,
                 u,
                 features,
             )
         }
-        _ => return None,
     };
     Some([mmcs, ml2r])
 }
@@ -191,7 +195,7 @@ pub(crate) fn probe(
     store: &mut Store,
 ) -> Result<Option<Vec<Answer>>, Fault> {
     let decomposition = &task.decomposition;
-    let InputKind::Features(features) = input_kind(&decomposition.run.target.model) else {
+    let Input::Features(features) = decomposition.target.input() else {
         return Ok(None);
     };
     let mut b = Builder::new();

@@ -1,27 +1,63 @@
-//! The linear layers of a model.
+//! The layers of a network that may become sites.
 
-/// How a weight matrix lies in memory.
+/// What a layer does with its input, and how its weight lies in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Orientation {
-    /// `[d_out, d_in]`, PyTorch's `nn.Linear`.
+pub enum LayerKind {
+    /// `x W^T + b` with a weight `[d_out, d_in]`, PyTorch's `nn.Linear`.
     OutIn,
-    /// `[d_in, d_out]`, Hugging Face's `Conv1D`.
+    /// `x W + b` with a weight `[d_in, d_out]`, Hugging Face's `Conv1D`.
     InOut,
-    /// Nowhere: the identity matrix that was put before a layer. It has no weight, no bias, and costs nothing.
+    /// Row `x` of a weight `[d_in, d_out]`, PyTorch's `nn.Embedding`: `x` is a token, `d_in` the size of the vocabulary.
+    Embedding,
+    /// `x`: the identity matrix that was put before a layer. It has no weight, no bias, and costs nothing.
     Identity,
 }
 
-/// A linear layer of a model, or an identity matrix before one: what may become a site.
+/// A layer of a network: what may become a site.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Linear {
+pub struct Layer {
     /// Module path, as in the reference: `h.0.attn.q_proj`.
     pub path: String,
     /// Length of its input.
     pub d_in: usize,
     /// Length of its output.
     pub d_out: usize,
-    /// Layout of `<path>.weight`, if there is one.
-    pub orientation: Orientation,
+    /// What it does, and the layout of `<path>.weight`, if there is one.
+    pub kind: LayerKind,
     /// Whether there is a `<path>.bias`.
     pub bias: bool,
+}
+
+impl Layer {
+    /// A linear layer in PyTorch's layout.
+    pub fn linear(path: impl Into<String>, d_in: usize, d_out: usize, bias: bool) -> Self {
+        Self {
+            path: path.into(),
+            d_in,
+            d_out,
+            kind: LayerKind::OutIn,
+            bias,
+        }
+    }
+
+    /// A table of `vocab` vectors of length `d`.
+    pub fn embedding(path: impl Into<String>, vocab: usize, d: usize) -> Self {
+        Self {
+            path: path.into(),
+            d_in: vocab,
+            d_out: d,
+            kind: LayerKind::Embedding,
+            bias: false,
+        }
+    }
+
+    /// Shape of the weight.
+    pub fn weight_dims(&self) -> [usize; 2] {
+        match self.kind {
+            LayerKind::OutIn => [self.d_out, self.d_in],
+            LayerKind::InOut | LayerKind::Embedding | LayerKind::Identity => {
+                [self.d_in, self.d_out]
+            }
+        }
+    }
 }

@@ -1,22 +1,109 @@
-//! The frozen network under study. A model is written once, and asks a [`Pass`] for its linear layers by name: that is
+//! The frozen network under study. A network is written once, and asks a [`Pass`] for its layers by name: that is
 //! where sites are hooked in, when the program is built.
+//!
+//! # Adding a network
+//!
+//! - `configs/src/networks/`: a file with its struct, its keys, their defaults and their checks, and a line of `networks!`.
+//! - `configs/README.md`: a row for each key.
+//! - `trainer/src/target_models/`: a file that implements [`Target`] for the struct, and a line of [`shipped`].
+//! - `trainer/tests/it/golden/candle.rs`: the network in candle, if nothing of it is recorded.
+//!
+//! A program that uses this crate as a library needs none of these: it implements [`Target`] and calls
+//! [`decompose`](crate::decompose), as `trainer/examples/own_target.rs` does.
 
 mod gpt2;
-pub(crate) mod linear;
+pub(crate) mod layer;
 mod llama;
 mod resid_mlp;
 mod tms;
 mod weights;
 
-use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
-use spd_configs::Model;
-use spd_engine::{Builder, Result, Value};
+use spd_configs::{Input, Model};
+use spd_engine::{Builder, DType, Result, Type, Value};
 
-pub use linear::{Linear, Orientation};
+pub use layer::{Layer, LayerKind};
 pub use weights::{Weights, load, read_tensors};
 
+use crate::fault::Fault;
 use crate::pass::Pass;
+
+/// A network that is taken apart.
+pub trait Target: fmt::Debug + Send + Sync {
+    /// One line for people: `gpt2, 3 layers of width 128, ...`. What stands before the first comma names the network. A trained
+    /// target is kept in the cache under this line, so a network that computes something else has another one.
+    fn describe(&self) -> String;
+
+    /// What it reads.
+    fn input(&self) -> Input;
+
+    /// The layers that may become sites, in the order of its modules.
+    fn layers(&self) -> Vec<Layer>;
+
+    /// All its tensors: those of the layers, `<path>.weight` and `<path>.bias`, and others.
+    fn tensors(&self) -> Vec<TargetTensor>;
+
+    /// Its output on a batch f32 `[b, f]` or u32 `[b, t]`: features f32 `[b, f]`, or logits f32 `[b, t, v]`. Layers are called by
+    /// [`Pass::linear`] and [`Pass::embedding`], other tensors are [`Pass::weight`].
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit, which [`load`] has ruled out.
+    fn forward(&self, b: &mut Builder, pass: &mut Pass<'_>, input: Value) -> Result<Value>;
+
+    /// What it is trained on, a scalar: the mean squared distance of features from its input, or the cross-entropy of the next
+    /// tokens, which are an input `labels` of the program.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    fn loss(&self, b: &mut Builder, input: Value, output: Value) -> Result<Value> {
+        let ty = b.ty(input).clone();
+        if ty.dtype == DType::U32 {
+            let labels = b.input("labels", &Type::u32(&ty.dims))?;
+            return b.cross_entropy(output, labels);
+        }
+        b.mse(output, input)
+    }
+
+    /// Two layers that can share their components, the second's being the transposes of the first's.
+    fn tied(&self) -> Option<[&'static str; 2]> {
+        None
+    }
+
+    /// What a layer of a toy reads: where each feature has a direction of its own, MMCS and ML2R are measured.
+    fn reads_features(&self, _path: &str) -> Option<FeatureDirections> {
+        None
+    }
+
+    /// When a known solution counts as found.
+    fn solved_when(&self) -> SolvedWhen {
+        SolvedWhen::Exact
+    }
+}
+
+/// The target of a run.
+pub type Network = Arc<dyn Target>;
+
+/// Where the features of a toy are in the input of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FeatureDirections {
+    /// Feature `i` is element `i`.
+    Elements,
+    /// Feature `i` is row `i` of this tensor f32 `[f, d_in]`.
+    RowsOf(&'static str),
+}
+
+/// When the known solution of a toy counts as found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum SolvedWhen {
+    /// Causal-importance error 0, MMCS at least 0.999, ML2R within 0.03 of 1.
+    Exact,
+    /// At least 98 % of the features have a component of their own in each layer.
+    MostFeatures,
+}
 
 /// How a parameter starts.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,121 +137,97 @@ pub struct TargetTensor {
     pub transpose_of: Option<String>,
 }
 
-/// What a batch is to a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InputKind {
-    /// Vectors of features, f32 `[b, f]`.
-    Features(usize),
-    /// Token ids, u32 `[b, t]`.
-    Tokens,
-}
-
-impl Linear {
-    /// Shape of the weight.
-    pub fn weight_dims(&self) -> [usize; 2] {
-        match self.orientation {
-            Orientation::OutIn => [self.d_out, self.d_in],
-            Orientation::InOut | Orientation::Identity => [self.d_in, self.d_out],
+impl TargetTensor {
+    /// A tensor that training moves.
+    pub fn trained(name: impl Into<String>, dims: &[usize], start: Start) -> Self {
+        Self {
+            name: name.into(),
+            dims: dims.to_vec(),
+            start,
+            trained: true,
+            transpose_of: None,
         }
     }
-}
 
-/// The linear layers of a model, in the order of its modules.
-pub fn linears(model: &Model) -> Vec<Linear> {
-    match model {
-        Model::Tms { .. } => tms::linears(model),
-        Model::ResidMlp { .. } => resid_mlp::linears(model),
-        Model::Gpt2 { .. } | Model::Gpt2Simple { .. } => gpt2::linears(model),
-        Model::LlamaSimple(_) | Model::LlamaSimpleMlp(_) => llama::linears(model),
-    }
-}
-
-/// All tensors of a model.
-pub fn tensors(model: &Model) -> Vec<TargetTensor> {
-    match model {
-        Model::Tms { .. } => tms::tensors(model),
-        Model::ResidMlp { .. } => resid_mlp::tensors(model),
-        Model::Gpt2 { .. } | Model::Gpt2Simple { .. } => gpt2::tensors(model),
-        Model::LlamaSimple(_) | Model::LlamaSimpleMlp(_) => llama::tensors(model),
-    }
-}
-
-/// What a batch is to a model.
-pub fn input_kind(model: &Model) -> InputKind {
-    match *model {
-        Model::Tms { n_features, .. } | Model::ResidMlp { n_features, .. } => {
-            InputKind::Features(n_features)
+    /// A tensor that stays as it starts.
+    pub fn fixed(name: impl Into<String>, dims: &[usize], start: Start) -> Self {
+        Self {
+            trained: false,
+            ..Self::trained(name, dims, start)
         }
-        _ => InputKind::Tokens,
+    }
+
+    /// The transpose of another tensor.
+    pub fn transpose(name: impl Into<String>, dims: &[usize], of: &str) -> Self {
+        Self {
+            transpose_of: Some(of.to_owned()),
+            ..Self::fixed(name, dims, Start::Zeros)
+        }
+    }
+
+    /// Weight and bias of a linear layer as PyTorch starts them: uniform within `1 / sqrt(d_in)`.
+    pub fn of_layer(layer: &Layer) -> Vec<Self> {
+        let start = Start::Uniform(1.0 / (layer.d_in as f64).sqrt());
+        let weight = Self::trained(
+            format!("{}.weight", layer.path),
+            &layer.weight_dims(),
+            start,
+        );
+        let bias = || Self::trained(format!("{}.bias", layer.path), &[layer.d_out], start);
+        [weight].into_iter().chain(layer.bias.then(bias)).collect()
     }
 }
 
-/// The output of the model on a batch: features f32 `[b, f]`, or logits f32 `[b, t, v]`.
+/// The network of a run file.
 ///
 /// # Errors
 ///
-/// When shapes do not fit, which [`load`] has ruled out.
-pub fn forward(
-    model: &Model,
-    b: &mut Builder,
-    weights: &BTreeMap<String, Value>,
-    pass: &mut Pass<'_>,
-    input: Value,
-) -> Result<Value> {
-    match model {
-        Model::Tms { .. } => tms::forward(model, b, pass, input),
-        Model::ResidMlp { .. } => resid_mlp::forward(model, b, weights, pass, input),
-        Model::Gpt2 { .. } | Model::Gpt2Simple { .. } => {
-            gpt2::forward(model, b, weights, pass, input)
+/// When it is one that only the program which has it can decompose.
+pub fn shipped(model: &Model) -> std::result::Result<Network, Fault> {
+    Ok(match *model {
+        Model::Tms(sizes) => Arc::new(sizes),
+        Model::ResidMlp(sizes) => Arc::new(sizes),
+        Model::Gpt2(sizes) => Arc::new(gpt2::Network {
+            sizes,
+            simple: false,
+        }),
+        Model::Gpt2Simple(sizes) => Arc::new(gpt2::Network {
+            sizes,
+            simple: true,
+        }),
+        Model::LlamaSimple(sizes) => Arc::new(llama::Network { sizes, gated: true }),
+        Model::LlamaSimpleMlp(sizes) => Arc::new(llama::Network {
+            sizes,
+            gated: false,
+        }),
+        Model::Custom(_) => {
+            return Err(Fault::BadInput(
+                "[target] kind: \"custom\" is a network of a program that uses spd_trainer as a library, and only that program \
+                 can run this file; spd-launch has those of configs/README.md"
+                    .into(),
+            ));
         }
-        Model::LlamaSimple(_) | Model::LlamaSimpleMlp(_) => {
-            llama::forward(model, b, weights, pass, input)
-        }
-    }
+    })
 }
 
-/// What a model of features is trained to give, f32 `[b, f]`: its loss is the mean squared distance from this.
-///
-/// # Errors
-///
-/// Never: every shape fits.
-pub fn feature_labels(model: &Model, b: &mut Builder, x_bf: Value) -> Result<Value> {
-    match model {
-        Model::ResidMlp { .. } => resid_mlp::labels(model, b, x_bf),
-        // A TMS is asked for |x|, and a run file whose features are negative is refused.
-        _ => Ok(x_bf),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use spd_configs::Custom;
 
-/// One line for people: `gpt2, 3 layers of width 128, ...`.
-pub fn describe(model: &Model) -> String {
-    match *model {
-        Model::Tms {
-            n_features,
-            n_hidden,
-            n_hidden_layers,
-            ..
-        } => {
-            let hidden = if n_hidden_layers > 0 {
-                format!(", {n_hidden_layers} hidden identity")
-            } else {
-                String::new()
-            };
-            format!("tms, {n_features} features in {n_hidden} dimensions{hidden}")
-        }
-        Model::ResidMlp {
-            n_features,
-            d_embed,
-            d_mlp,
-            n_layer,
-            ..
-        } => {
-            let layers = if n_layer == 1 { "layer" } else { "layers" };
-            format!(
-                "resid_mlp, {n_layer} {layers} of {d_mlp} neurons, {n_features} features in {d_embed} dimensions"
-            )
-        }
-        Model::Gpt2 { .. } | Model::Gpt2Simple { .. } => gpt2::describe(model),
-        Model::LlamaSimple(_) | Model::LlamaSimpleMlp(_) => llama::describe(model),
+    use super::*;
+
+    #[test]
+    fn a_network_of_another_program_is_refused() {
+        let custom = Custom {
+            n_features: Some(3),
+            vocab: None,
+            n_ctx: None,
+        };
+        let line = shipped(&Model::Custom(custom)).unwrap_err().to_string();
+        assert_eq!(
+            line,
+            "[target] kind: \"custom\" is a network of a program that uses spd_trainer as a library, and only that program can \
+             run this file; spd-launch has those of configs/README.md"
+        );
     }
 }

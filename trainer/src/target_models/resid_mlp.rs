@@ -4,119 +4,78 @@
 //! stream; the MLPs have fewer neurons in all than there are features. `layers.i.mlp_in` `[m, d]`, `layers.i.mlp_out`
 //! `[d, m]`. Bushnaq, Braun and Sharkey, "Stochastic Parameter Decomposition", 2025; names are the reference's.
 
-use std::collections::BTreeMap;
-
-use spd_configs::{Activation, Model};
+use spd_configs::{Activation, Input, ResidMlp};
 use spd_engine::ops::GeluKind;
 use spd_engine::{Builder, Result, Value};
 
-use super::{Linear, Orientation, Start, TargetTensor};
+use super::{FeatureDirections, Layer, SolvedWhen, Start, Target, TargetTensor};
 use crate::pass::Pass;
 
-struct Sizes {
-    f: usize,
-    d: usize,
-    m: usize,
-    n_layer: usize,
-    activation: Activation,
-    /// Of `mlp_in` and of `mlp_out`.
-    biases: [bool; 2],
-}
-
-fn sizes(model: &Model) -> Sizes {
-    match *model {
-        Model::ResidMlp {
-            n_features,
-            d_embed,
-            d_mlp,
-            n_layer,
-            activation,
-            in_bias,
-            out_bias,
-        } => Sizes {
-            f: n_features,
-            d: d_embed,
-            m: d_mlp,
-            n_layer,
-            activation,
-            biases: [in_bias, out_bias],
-        },
-        _ => unreachable!("called for a residual MLP"),
+impl Target for ResidMlp {
+    fn describe(&self) -> String {
+        let layers = if self.n_layer == 1 { "layer" } else { "layers" };
+        format!(
+            "resid_mlp, {} {layers} of {} neurons, {} features in {} dimensions",
+            self.n_layer, self.d_mlp, self.n_features, self.d_embed
+        )
     }
-}
 
-pub(super) fn linears(model: &Model) -> Vec<Linear> {
-    let s = sizes(model);
-    let linear = |path: String, d_in, d_out, bias| Linear {
-        path,
-        d_in,
-        d_out,
-        orientation: Orientation::OutIn,
-        bias,
-    };
-    let of_layer = |i: usize| {
-        [
-            linear(format!("layers.{i}.mlp_in"), s.d, s.m, s.biases[0]),
-            linear(format!("layers.{i}.mlp_out"), s.m, s.d, s.biases[1]),
-        ]
-    };
-    (0..s.n_layer).flat_map(of_layer).collect()
-}
+    fn input(&self) -> Input {
+        Input::Features(self.n_features)
+    }
 
-pub(super) fn tensors(model: &Model) -> Vec<TargetTensor> {
-    let s = sizes(model);
-    let fixed = |name: &str, dims: [usize; 2], start| TargetTensor {
-        name: name.into(),
-        dims: dims.to_vec(),
-        start,
-        trained: false,
-        transpose_of: None,
-    };
-    let mut all = vec![
-        fixed("W_E", [s.f, s.d], Start::UnitRows),
-        TargetTensor {
-            transpose_of: Some("W_E".into()),
-            ..fixed("W_U", [s.d, s.f], Start::Zeros)
-        },
-    ];
-    for linear in linears(model) {
-        // PyTorch's defaults for a linear layer: uniform within 1 / sqrt(d_in), matrix and bias.
-        let trained = |name: &str, dims: &[usize]| TargetTensor {
-            name: format!("{}.{name}", linear.path),
-            dims: dims.to_vec(),
-            start: Start::Uniform(1.0 / (linear.d_in as f64).sqrt()),
-            trained: true,
-            transpose_of: None,
+    fn layers(&self) -> Vec<Layer> {
+        let (d, m) = (self.d_embed, self.d_mlp);
+        let of_layer = |i: usize| {
+            [
+                Layer::linear(format!("layers.{i}.mlp_in"), d, m, self.in_bias),
+                Layer::linear(format!("layers.{i}.mlp_out"), m, d, self.out_bias),
+            ]
         };
-        all.push(trained("weight", &linear.weight_dims()));
-        if linear.bias {
-            all.push(trained("bias", &[linear.d_out]));
-        }
+        (0..self.n_layer).flat_map(of_layer).collect()
     }
-    all
-}
 
-pub(super) fn forward(
-    model: &Model,
-    b: &mut Builder,
-    weights: &BTreeMap<String, Value>,
-    pass: &mut Pass<'_>,
-    x_bf: Value,
-) -> Result<Value> {
-    let s = sizes(model);
-    let mut r_bd = b.linear_io(x_bf, weights["W_E"], None)?;
-    for i in 0..s.n_layer {
-        let h_bm = pass.linear(b, &format!("layers.{i}.mlp_in"), r_bd)?;
-        let h_bm = activate(b, s.activation, h_bm)?;
-        let mlp_bd = pass.linear(b, &format!("layers.{i}.mlp_out"), h_bm)?;
-        r_bd = b.add(r_bd, mlp_bd)?;
+    fn tensors(&self) -> Vec<TargetTensor> {
+        let (f, d) = (self.n_features, self.d_embed);
+        let embeddings = [
+            TargetTensor::fixed("W_E", &[f, d], Start::UnitRows),
+            TargetTensor::transpose("W_U", &[d, f], "W_E"),
+        ];
+        let layers = self.layers();
+        let of_layers = layers.iter().flat_map(TargetTensor::of_layer);
+        embeddings.into_iter().chain(of_layers).collect()
     }
-    b.linear_io(r_bd, weights["W_U"], None)
+
+    fn forward(&self, b: &mut Builder, pass: &mut Pass<'_>, x_bf: Value) -> Result<Value> {
+        let mut r_bd = b.linear_io(x_bf, pass.weight("W_E"), None)?;
+        for i in 0..self.n_layer {
+            let h_bm = pass.linear(b, &format!("layers.{i}.mlp_in"), r_bd)?;
+            let h_bm = activate(b, self.activation, h_bm)?;
+            let mlp_bd = pass.linear(b, &format!("layers.{i}.mlp_out"), h_bm)?;
+            r_bd = b.add(r_bd, mlp_bd)?;
+        }
+        b.linear_io(r_bd, pass.weight("W_U"), None)
+    }
+
+    fn loss(&self, b: &mut Builder, x_bf: Value, y_bf: Value) -> Result<Value> {
+        let labels_bf = labels(b, self.activation, x_bf)?;
+        b.mse(y_bf, labels_bf)
+    }
+
+    fn reads_features(&self, path: &str) -> Option<FeatureDirections> {
+        path.ends_with(".mlp_in")
+            .then_some(FeatureDirections::RowsOf("W_E"))
+    }
+
+    /// Two features in a hundred may go without a component of their own.
+    fn solved_when(&self) -> SolvedWhen {
+        SolvedWhen::MostFeatures
+    }
 }
 
 /// What the target is trained to give: `x + act(x)`.
-pub(super) fn labels(model: &Model, b: &mut Builder, x_bf: Value) -> Result<Value> {
-    let active_bf = activate(b, sizes(model).activation, x_bf)?;
+fn labels(b: &mut Builder, activation: Activation, x_bf: Value) -> Result<Value> {
+    let active_bf = activate(b, activation, x_bf)?;
     b.add(x_bf, active_bf)
 }
 
@@ -142,18 +101,9 @@ mod tests {
             (Activation::Relu, [-1.0, 0.0, 4.0]),
             (Activation::Gelu, [-1.158_655, 0.0, 3.954_5]),
         ] {
-            let model = Model::ResidMlp {
-                n_features: 3,
-                d_embed: 4,
-                d_mlp: 2,
-                n_layer: 1,
-                activation,
-                in_bias: false,
-                out_bias: false,
-            };
             let mut b = Builder::new();
             let x = b.input("x", &Type::f32(&[1, 3])).unwrap();
-            let labels = labels(&model, &mut b, x).unwrap();
+            let labels = labels(&mut b, activation, x).unwrap();
             b.output("labels", labels);
             let (mut executor, mut store) = (
                 Executor::new(&b, &Arc::new(Pool::single()).into()).unwrap(),
@@ -170,7 +120,7 @@ mod tests {
     #[test]
     fn biases_are_tensors_where_the_run_file_asks_for_them() {
         let named = |in_bias, out_bias| {
-            let model = Model::ResidMlp {
+            let model = ResidMlp {
                 n_features: 3,
                 d_embed: 4,
                 d_mlp: 2,
@@ -179,7 +129,7 @@ mod tests {
                 in_bias,
                 out_bias,
             };
-            let shapes = tensors(&model).into_iter();
+            let shapes = model.tensors().into_iter();
             let shapes = shapes.map(|tensor| format!("{} {:?}", tensor.name, tensor.dims));
             shapes.collect::<Vec<_>>().join(", ")
         };

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors};
-use spd_configs::Model;
+use spd_configs::Input;
 
-use super::{InputKind, input_kind, tensors};
+use super::Target;
 use crate::fault::Fault;
 
-/// Name, shape and values of each tensor of a target, in the model's order.
+/// Name, shape and values of each tensor of a target, in the target's order.
 pub type Weights = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 /// Named f32 tensors with their shapes.
@@ -74,7 +74,7 @@ pub fn read_tensors(path: &Path) -> Result<(Tensors, BTreeMap<String, Dtype>), F
 /// How the names of token embeddings end.
 const WTE: &str = "wte.weight";
 
-/// The tensors of `model` from a file, in the model's names and order.
+/// The tensors of `target` from a file, in the target's names and order.
 ///
 /// A file of a toy holds nothing else: with a layer or a bias more it would be another network.
 ///
@@ -84,7 +84,7 @@ const WTE: &str = "wte.weight";
 /// # Errors
 ///
 /// When a tensor is missing or too many, has another shape, or holds a number that is not finite.
-pub fn load(path: &Path, model: &Model) -> Result<Weights, Fault> {
+pub fn load(path: &Path, target: &dyn Target) -> Result<Weights, Fault> {
     let shown = path.display();
     let (mut found, others) = read_tensors(path)?;
     let there: Vec<&String> = found.keys().take(4).collect();
@@ -106,7 +106,7 @@ pub fn load(path: &Path, model: &Model) -> Result<Weights, Fault> {
         )
     };
     let mut all = Vec::new();
-    for tensor in tensors(model) {
+    for tensor in target.tensors() {
         let bare = tensor
             .name
             .strip_prefix("transformer.")
@@ -137,7 +137,7 @@ pub fn load(path: &Path, model: &Model) -> Result<Weights, Fault> {
         }
         all.push((tensor.name, dims, values));
     }
-    if let InputKind::Features(_) = input_kind(model)
+    if let Input::Features(_) = target.input()
         && let Some(name) = found.keys().next()
     {
         return Err(Fault::BadInput(format!(
@@ -158,10 +158,11 @@ pub fn load(path: &Path, model: &Model) -> Result<Weights, Fault> {
 #[cfg(test)]
 mod tests {
     use safetensors::tensor::TensorView;
+    use spd_configs::Tms;
 
     use super::*;
 
-    const MODEL: Model = Model::Tms {
+    const TARGET: Tms = Tms {
         n_features: 2,
         n_hidden: 1,
         n_hidden_layers: 0,
@@ -177,7 +178,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("w.safetensors");
         let mut bytes = Vec::new();
-        for tensor in tensors(&MODEL) {
+        for tensor in TARGET.tensors() {
             let elements: usize = tensor.dims.iter().product();
             let values = (0..elements).map(|at| (-0.5_f64).powi(at.try_into().unwrap()));
             bytes.push((tensor, values.flat_map(&number).collect::<Vec<u8>>()));
@@ -188,7 +189,7 @@ mod tests {
         });
         let whole = safetensors::serialize(views, None).unwrap();
         std::fs::write(&path, whole).unwrap();
-        load(&path, &MODEL).map_err(|fault| {
+        load(&path, &TARGET).map_err(|fault| {
             let text = fault.to_string();
             text.replace(&path.display().to_string(), "PATH")
         })

@@ -28,7 +28,7 @@ use std::sync::{Arc, OnceLock};
 use spd_engine::cuda::Device;
 use spd_engine::{Pool, Processor};
 
-use crate::harness::{Compared, Outcome, Skipped, Test, Why};
+use crate::harness::{Compared, Outcome, Test};
 
 const TOYS: [&str; 5] = [
     "tms",
@@ -37,13 +37,13 @@ const TOYS: [&str; 5] = [
     "resid_mlp_vec",
     "resid_mlp_preid",
 ];
-const LANGUAGE_MODELS: [&str; 4] = ["gpt2", "gpt2_simple", "llama_simple", "llama_simple_mlp"];
-
-/// Cases that are recorded, and what they would test that does not exist.
-const UNSUPPORTED: [(&str, &str); 1] = [(
+const LANGUAGE_MODELS: [&str; 5] = [
+    "gpt2",
+    "gpt2_simple",
+    "llama_simple",
     "llama_simple_emb",
-    "its site `wte` is an embedding: a pass masks linear layers alone",
-)];
+    "llama_simple_mlp",
+];
 
 /// A test that is of no case.
 type Named = (&'static str, fn() -> Outcome);
@@ -83,16 +83,6 @@ pub(crate) fn tests() -> Vec<Test> {
         let name = format!("golden::unrecorded_{}", case.name);
         add(name, Box::new(move || case.check()));
     }
-    for (case, why) in UNSUPPORTED {
-        for (what, kind) in [("", ""), ("_trajectory", ".traj")] {
-            let skipped = Skipped {
-                what: format!("{case}{kind}"),
-                why: Why::Unsupported(why.to_owned()),
-            };
-            let name = format!("golden::{case}{what}");
-            add(name, Box::new(move || Err(skipped.clone())));
-        }
-    }
     let others: [Named; 5] = [
         (
             "gpt2_checkpoint_of_the_bare_model_gives_the_recorded_logits",
@@ -114,10 +104,7 @@ pub(crate) fn tests() -> Vec<Test> {
 
 fn every_recorded_case_has_a_test() -> Outcome {
     let known = TOYS.into_iter().chain(LANGUAGE_MODELS);
-    let known = known
-        .chain(UNSUPPORTED.map(|(case, _)| case))
-        .chain(["scalars"]);
-    let known: Vec<&str> = known.collect();
+    let known: Vec<&str> = known.chain(["scalars"]).collect();
     for folder in numbers::folders() {
         for file in std::fs::read_dir(folder).into_iter().flatten() {
             let name = file.expect("a readable folder").file_name();

@@ -31,15 +31,8 @@ pub(crate) struct Compared {
 #[derive(Clone)]
 pub(crate) struct Skipped {
     pub(crate) what: String,
-    pub(crate) why: Why,
-}
-
-#[derive(Clone)]
-pub(crate) enum Why {
-    /// There is no such file below the shared folder.
-    Absent(String),
-    /// What it would test does not exist.
-    Unsupported(String),
+    /// The file below the shared folder that is not there.
+    pub(crate) absent: String,
 }
 
 #[derive(Default)]
@@ -166,17 +159,12 @@ test result: {result}. {passed} passed; {} failed; {whole} skipped",
 
 impl Skipped {
     fn is_refused(&self) -> bool {
-        match &self.why {
-            Why::Absent(file) => {
-                let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
-                std::env::var_os("SPD_GOLDEN_ALL").is_some() && beside.join(file).is_file()
-            }
-            Why::Unsupported(_) => false,
-        }
+        let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
+        std::env::var_os("SPD_GOLDEN_ALL").is_some() && beside.join(&self.absent).is_file()
     }
 }
 
-/// What was skipped, counted and named, by the reason.
+/// What was skipped, counted and named, by the file that is not there.
 fn last_line(skipped: &[Skipped]) -> String {
     match skipped.len() {
         0 => "skipped: nothing".to_owned(),
@@ -185,17 +173,13 @@ fn last_line(skipped: &[Skipped]) -> String {
 }
 
 fn list<'s>(skipped: impl IntoIterator<Item = &'s Skipped>) -> String {
-    let mut by_reason: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for Skipped { what, why } in skipped {
-        let reason = match why {
-            Why::Absent(file) => format!("no shared/{file}"),
-            Why::Unsupported(reason) => reason.clone(),
-        };
-        by_reason.entry(reason).or_default().push(what);
+    let mut by_file: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for Skipped { what, absent } in skipped {
+        by_file.entry(absent).or_default().push(what);
     }
-    let reasons = by_reason.iter_mut().map(|(reason, what)| {
+    let files = by_file.iter_mut().map(|(file, what)| {
         what.sort_unstable();
-        format!("{} ({reason})", what.join(", "))
+        format!("{} (no shared/{file})", what.join(", "))
     });
-    reasons.collect::<Vec<_>>().join("; ")
+    files.collect::<Vec<_>>().join("; ")
 }

@@ -1,4 +1,4 @@
-//! The causal-importance functions: from what a site sees to one logit a component.
+//! The causal-importance functions: from what all sites saw to the logits of all sites, one a component.
 //!
 //! | kind         | sees                       | network                                                   |
 //! |--------------|----------------------------|-----------------------------------------------------------|
@@ -6,139 +6,165 @@
 //! | `vector_mlp` | the input `x` `[.., d_in]` | per component d_in -> hidden.. -> 1                       |
 //! | `shared_mlp` | the input `x` `[.., d_in]` | one network d_in -> hidden.. -> c                         |
 //!
-//! Exact GELU between layers. Weights start normal with standard deviation `gain / sqrt(d_in)` of their layer, gain `sqrt 2`
-//! before a GELU and 1 at the end; biases start at zero. Tensors are named as in the reference: `layers.0`, `layers.2`, ...,
-//! the odd numbers being the GELUs.
+//! Each is a file here that implements [`ImportanceFunction`], and a line of [`function`]; its word in a run file is one of
+//! [`ImportanceKind`].
+//!
+//! Weights start normal, biases at zero. Tensors are named as in the reference: `layers.0`, `layers.2`, ..., the odd numbers being the
+//! GELUs.
+
+mod mlp;
+mod shared_mlp;
+mod vector_mlp;
 
 use spd_configs::{Importance, ImportanceKind};
-use spd_engine::ops::{ComponentMlpWeights, GeluKind};
 use spd_engine::{Builder, Result, Store, Value};
 
-use super::components::stream;
+use super::components::{SiteValues, stream};
+use crate::fault::Fault;
 use crate::parameters::{self, Group, Parameters};
 use crate::sites::Site;
-use crate::target_models::Start;
+use crate::target_models::{LayerKind, Start};
 
-/// Weight and bias of one layer: names, shapes, and the length of the layer's input.
-struct Layer {
-    weight: (String, Vec<usize>),
-    bias: (String, Vec<usize>),
-    d_in: usize,
+/// An importance function over all sites of a run.
+trait ImportanceFunction {
+    /// Why a site cannot be seen by it, if so.
+    fn refuses(&self, site: &Site) -> Option<String> {
+        (site.layer.kind == LayerKind::Embedding).then(|| {
+            format!(
+                "reads the input vectors of a site, and `{}` is an embedding, which reads tokens; \"mlp\" reads what they are looked up to",
+                site.path()
+            )
+        })
+    }
+
+    /// Its tensors, in the order of updates.
+    fn tensors(&self, sites: &[Site]) -> Vec<ImportanceTensor>;
+
+    /// Logits f32 `[.., c]` of each site from what all sites saw. `weight` is a tensor by its name.
+    fn logits(
+        &self,
+        b: &mut Builder,
+        weight: &dyn Fn(&mut Builder, &str) -> Value,
+        seen: &[SeenSite<'_>],
+    ) -> Result<Vec<Value>>;
 }
 
-fn layers(site: &Site, importance: &Importance) -> Vec<Layer> {
-    let c = site.components;
-    let first = match importance.kind {
-        ImportanceKind::Mlp => 1,
-        ImportanceKind::VectorMlp | ImportanceKind::SharedMlp => site.linear.d_in,
-    };
-    let shared = importance.kind == ImportanceKind::SharedMlp;
-    let last = if shared { c } else { 1 };
-    let widths: Vec<usize> = std::iter::once(first)
-        .chain(importance.hidden.iter().copied())
-        .chain([last])
-        .collect();
-    widths
-        .windows(2)
-        .enumerate()
-        .map(|(index, pair)| {
-            let (d_in, d_out) = (pair[0], pair[1]);
-            let name = format!("_ci_fns.{}.layers.{}", site.dashed(), 2 * index);
-            let dims = |own: &[usize]| {
-                let components: &[usize] = if shared { &[] } else { &[c] };
-                [components, own].concat()
-            };
-            Layer {
-                weight: (format!("{name}.W"), dims(&[d_in, d_out])),
-                bias: (format!("{name}.b"), dims(&[d_out])),
-                d_in,
-            }
-        })
-        .collect()
+/// What an importance function sees of a site.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SeenSite<'a> {
+    pub(super) site: &'a Site,
+    /// Its components.
+    pub(super) values: SiteValues,
+    /// Its input, f32 `[.., d_in]`, or the tokens u32 `[b, t]` of an embedding.
+    pub(super) input: Value,
+}
+
+/// A tensor of an importance function.
+struct ImportanceTensor {
+    name: String,
+    dims: Vec<usize>,
+    start: Start,
+    /// The site and the number, from 2 on, that key its starting draws; those of a network over all sites are of the site behind the
+    /// last.
+    draws: (usize, usize),
+}
+
+/// The function of a run file.
+fn function(said: &Importance) -> Box<dyn ImportanceFunction + '_> {
+    let hidden = &said.hidden;
+    match said.kind {
+        ImportanceKind::Mlp => Box::new(mlp::Mlp { hidden }),
+        ImportanceKind::VectorMlp => Box::new(vector_mlp::VectorMlp { hidden }),
+        ImportanceKind::SharedMlp => Box::new(shared_mlp::SharedMlp { hidden }),
+    }
+}
+
+/// Refuses sites that the function cannot see.
+pub(super) fn check(said: &Importance, sites: &[Site]) -> std::result::Result<(), Fault> {
+    let function = function(said);
+    match sites.iter().find_map(|site| function.refuses(site)) {
+        None => Ok(()),
+        Some(reason) => Err(Fault::BadInput(format!("[importance] kind: {reason}"))),
+    }
 }
 
 pub(super) fn add(
     parameters: &mut Parameters,
     store: &mut Store,
-    site: &Site,
-    importance: &Importance,
+    said: &Importance,
+    sites: &[Site],
 ) {
-    for layer in layers(site, importance) {
-        for (name, dims) in [layer.weight, layer.bias] {
-            parameters.add(store, &name, &dims, Group::Importance);
-        }
+    for tensor in function(said).tensors(sites) {
+        parameters.add(store, &tensor.name, &tensor.dims, Group::Importance);
     }
 }
 
-pub(super) fn start(
-    store: &mut Store,
-    site: &Site,
-    importance: &Importance,
-    seed: u64,
-    index: usize,
-) {
-    let layers = layers(site, importance);
-    let last = layers.len() - 1;
-    for (depth, layer) in layers.iter().enumerate() {
-        let gain = if depth == last { 1.0 } else { 2f64.sqrt() };
-        let weight = store.slot(&layer.weight.0).expect("made by `add`");
-        let std = gain / (layer.d_in as f64).sqrt();
-        let stream = stream(index, 2 + depth);
-        parameters::start(store, weight, stream, seed, Start::Normal(std));
-        let bias = store.slot(&layer.bias.0).expect("made by `add`");
-        store.get_mut(bias).fill(0.0);
+pub(super) fn start(store: &mut Store, said: &Importance, sites: &[Site], seed: u64) {
+    for tensor in function(said).tensors(sites) {
+        let slot = store.slot(&tensor.name).expect("made by `add`");
+        let (site, part) = tensor.draws;
+        parameters::start(store, slot, stream(site, part), seed, tensor.start);
     }
 }
 
-/// Logits f32 `[.., c]` from what the site sees.
+/// Logits f32 `[.., c]` of each site.
 pub(super) fn logits(
     b: &mut Builder,
     store: &Store,
-    site: &Site,
-    importance: &Importance,
-    seen: Value,
-) -> Result<Value> {
-    let layers: Vec<(Value, Value)> = layers(site, importance)
-        .iter()
-        .map(|layer| {
-            let mut value =
-                |name: &str| b.persistent(store, store.slot(name).expect("made by `add`"));
-            (value(&layer.weight.0), value(&layer.bias.0))
-        })
-        .collect();
-    match importance.kind {
-        ImportanceKind::Mlp if layers.len() == 2 => {
-            let ((w1, b1), (w2, b2)) = (layers[0], layers[1]);
-            b.component_mlp(seen, &ComponentMlpWeights { w1, b1, w2, b2 })
-        }
-        ImportanceKind::Mlp => {
-            let hidden = b.parallel_linear(seen, layers[0].0, layers[0].1)?;
-            per_component(b, hidden, &layers[1..])
-        }
-        ImportanceKind::VectorMlp => {
-            // All components see the same input, so their first layers are one matrix: [c, i, h] as [i, c h].
-            let w_ich = b.second_first(layers[0].0)?;
-            let hidden = b.linear_io(seen, w_ich, Some(layers[0].1))?;
-            per_component(b, hidden, &layers[1..])
-        }
-        ImportanceKind::SharedMlp => {
-            let mut x = seen;
-            for (depth, &(weight, bias)) in layers.iter().enumerate() {
-                if depth > 0 {
-                    x = b.gelu(x, GeluKind::Exact)?;
-                }
-                x = b.linear_io(x, weight, Some(bias))?;
-            }
-            Ok(x)
-        }
-    }
+    said: &Importance,
+    seen: &[SeenSite<'_>],
+) -> Result<Vec<Value>> {
+    let weight =
+        |b: &mut Builder, name: &str| b.persistent(store, store.slot(name).expect("made by `add`"));
+    function(said).logits(b, &weight, seen)
 }
 
-fn per_component(b: &mut Builder, hidden: Value, layers: &[(Value, Value)]) -> Result<Value> {
-    let mut x = hidden;
-    for &(weight, bias) in layers {
-        x = b.gelu(x, GeluKind::Exact)?;
-        x = b.parallel_linear(x, weight, bias)?;
-    }
-    Ok(x)
+/// One layer of a network of a site: weight and bias, and the length of its input.
+struct MlpLayer {
+    weight: String,
+    bias: String,
+    d_in: usize,
+    d_out: usize,
+}
+
+/// The layers of a network of the module `of`, whose input has length `d_in` and whose output `d_out`.
+fn mlp_layers(of: &str, d_in: usize, hidden: &[usize], d_out: usize) -> Vec<MlpLayer> {
+    let widths = [&[d_in], hidden, &[d_out]].concat();
+    let pairs = widths.windows(2).enumerate();
+    pairs
+        .map(|(depth, pair)| MlpLayer {
+            weight: format!("_ci_fns.{of}.layers.{}.W", 2 * depth),
+            bias: format!("_ci_fns.{of}.layers.{}.b", 2 * depth),
+            d_in: pair[0],
+            d_out: pair[1],
+        })
+        .collect()
+}
+
+/// The tensors of such a network, with a leading dimension for each of `components` if it is one network a component. Weights start
+/// with standard deviation `gain / sqrt(d_in)`, gain `sqrt 2` before a GELU and 1 at the end.
+fn mlp_tensors(
+    layers: Vec<MlpLayer>,
+    components: Option<usize>,
+    site: usize,
+) -> Vec<ImportanceTensor> {
+    let last = layers.len() - 1;
+    let dims = |own: &[usize]| components.into_iter().chain(own.iter().copied()).collect();
+    let of_layer = |(depth, layer): (usize, MlpLayer)| {
+        let gain = if depth == last { 1.0 } else { 2f64.sqrt() };
+        let weight = ImportanceTensor {
+            name: layer.weight,
+            dims: dims(&[layer.d_in, layer.d_out]),
+            start: Start::Normal(gain / (layer.d_in as f64).sqrt()),
+            draws: (site, 2 + depth),
+        };
+        let bias = ImportanceTensor {
+            name: layer.bias,
+            dims: dims(&[layer.d_out]),
+            start: Start::Zeros,
+            ..weight
+        };
+        [weight, bias]
+    };
+    layers.into_iter().enumerate().flat_map(of_layer).collect()
 }

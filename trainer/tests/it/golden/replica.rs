@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use spd_configs::{Routing, Run, Sampling, Term};
+use spd_configs::{Input, Routing, Run, Sampling, Term};
 use spd_dataloader::Batch;
 use spd_engine::{Builder, Executor, Store};
 use spd_trainer::data::fill;
 use spd_trainer::decomposition::{CleanPass, Decomposition, Draws};
 use spd_trainer::parameters::{BETA1, Parameter};
 use spd_trainer::replay::Replay;
-use spd_trainer::target_models::{InputKind, input_kind, tensors};
 
 use super::numbers::{Numbers, Tensor};
 use super::processor;
@@ -32,7 +31,8 @@ impl Replica {
     pub(super) fn new(run: &Run, numbers: &Numbers, start: &str) -> Self {
         let mut store = Store::new();
         let mut decomposition = Decomposition::new(run, &mut store).expect("the case's own sites");
-        let weights: Vec<_> = tensors(&run.target.model)
+        let tensors = decomposition.target.tensors();
+        let weights: Vec<_> = tensors
             .into_iter()
             .map(|tensor| {
                 let recorded = numbers.get(&format!("target.{}", tensor.name));
@@ -100,9 +100,9 @@ impl Replica {
             rows: recorded.dims[0],
             ..Batch::default()
         };
-        match input_kind(&self.decomposition.run.target.model) {
-            InputKind::Features(_) => batch.features = recorded.f32(),
-            InputKind::Tokens => {
+        match self.decomposition.target.input() {
+            Input::Features(_) => batch.features = recorded.f32(),
+            Input::Tokens { .. } => {
                 let tokens = recorded.u32();
                 let rows = tokens.chunks(recorded.dims[1]);
                 let rows = rows.flat_map(|row| row.iter().copied().chain([u32::MAX]));

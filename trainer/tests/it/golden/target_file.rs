@@ -50,7 +50,8 @@ fn logits(case: &str, what: &str, name: impl Fn(&str) -> Option<String>) -> Outc
             replica.store.get_mut(slot).fill(f32::NAN);
         }
     }
-    let weights = load(file.path(), &run.target.model).expect("a checkpoint of the target");
+    let weights =
+        load(file.path(), &*replica.decomposition.target).expect("a checkpoint of the target");
     replica
         .decomposition
         .set_target(&mut replica.store, &weights);

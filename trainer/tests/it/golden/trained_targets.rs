@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
-use spd_configs::{Activation, Model};
+use spd_configs::{Activation, Input, Model, ResidMlp, Tms};
 use spd_dataloader::{Batch, Features, Feed, Shard, Source};
 use spd_engine::{Builder, Executor, Store, Type};
 use spd_trainer::data::fill;
 use spd_trainer::pass::Pass;
-use spd_trainer::target_models::{feature_labels, forward, linears, load};
+use spd_trainer::target_models::{load, shipped};
 
 use super::numbers::shared;
 use super::processor;
 use super::run_file::{number, size};
-use crate::harness::{Compared, Outcome, Skipped, Why};
+use crate::harness::{Compared, Outcome, Skipped};
 
 const ROWS: usize = 2048;
 
@@ -31,12 +31,12 @@ pub(super) fn check(name: &str) -> Outcome {
     let file = |kind: &str| shared("targets").join(format!("{name}.{kind}"));
     let text = std::fs::read(file("json")).map_err(|_| Skipped {
         what: format!("target {name}"),
-        why: Why::Absent(format!("targets/{name}.json")),
+        absent: format!("targets/{name}.json"),
     })?;
     let info: Json = serde_json::from_slice(&text).expect("a JSON file");
     let config = &info["train_config"];
-    let model = model(config);
-    let weights = load(&file("safetensors"), &model).expect("a checkpoint of the target");
+    let target = shipped(&model(config)).expect("a network of ours");
+    let weights = load(&file("safetensors"), &*target).expect("a checkpoint of the target");
 
     let (mut b, mut store) = (Builder::new(), Store::new());
     let weights: BTreeMap<_, _> = weights
@@ -46,23 +46,24 @@ pub(super) fn check(name: &str) -> Outcome {
             (name, b.persistent(&store, slot))
         })
         .collect();
-    let low = if name.starts_with("tms") { 0.0 } else { -1.0 };
     let probability = number(config, "feature_probability");
-    let (features, theirs, batches) = match model {
-        Model::Tms { n_features, .. } => (n_features, number(&info, "mse_200k"), 200),
-        Model::ResidMlp { n_features, .. } => {
-            (n_features, number(&info, "final_train_loss_eval"), 20)
-        }
-        other => panic!("{other:?}"),
+    let (low, theirs, batches) = if name.starts_with("tms") {
+        (0.0, number(&info, "mse_200k"), 200)
+    } else {
+        (-1.0, number(&info, "final_train_loss_eval"), 20)
+    };
+    let Input::Features(features) = target.input() else {
+        panic!("{target:?}");
     };
     let input = b
         .input("input", &Type::f32(&[ROWS, features]))
         .expect("new");
-    let layers = linears(&model);
+    let layers = target.layers();
     let mut pass = Pass::clean(&layers, &weights);
-    let output = forward(&model, &mut b, &weights, &mut pass, input).expect("shapes fit");
-    let labels = feature_labels(&model, &mut b, input).expect("shapes fit");
-    let loss = b.mse(output, labels).expect("shapes fit");
+    let output = target
+        .forward(&mut b, &mut pass, input)
+        .expect("shapes fit");
+    let loss = target.loss(&mut b, input, output).expect("shapes fit");
     b.output("loss", loss);
     let mut executor = Executor::new(&b, &processor(2)).expect("a processor that works");
     let source = Features::new(features, probability, low, 1.0).map(Source::Features);
@@ -97,15 +98,15 @@ pub(super) fn check(name: &str) -> Outcome {
 
 fn model(config: &Json) -> Model {
     if let Some(tms) = config.get("tms_model_config") {
-        return Model::Tms {
+        return Model::Tms(Tms {
             n_features: size(tms, "n_features"),
             n_hidden: size(tms, "n_hidden"),
             n_hidden_layers: size(tms, "n_hidden_layers"),
             zero_bias: true,
-        };
+        });
     }
     let resid = &config["resid_mlp_model_config"];
-    Model::ResidMlp {
+    Model::ResidMlp(ResidMlp {
         n_features: size(resid, "n_features"),
         d_embed: size(resid, "d_embed"),
         d_mlp: size(resid, "d_mlp"),
@@ -113,5 +114,5 @@ fn model(config: &Json) -> Model {
         activation: Activation::Relu,
         in_bias: false,
         out_bias: false,
-    }
+    })
 }
