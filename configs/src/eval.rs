@@ -23,7 +23,7 @@ pub(crate) fn read(
     let batches = table.or("batches", Whole::at_least(1), 10);
     let train_rows = train.map_or(1, |train| train.batch_size);
     let batch_size = table.or("batch_size", Size::at_least(1), train_rows);
-    let figures_every = table.or("figures_every", Whole::at_least(0), 0);
+    let slow_every = table.or("slow_every", Whole::at_least(0), 0);
     let alive_threshold = table.or("alive_threshold", Number::FRACTION, 0.0);
     let rounding_threshold = table.or("rounding_threshold", Number::FRACTION, 0.0);
     let known = table.rows_or_none("known", |known| read_known(known, target, decomposition));
@@ -49,7 +49,7 @@ pub(crate) fn read(
         every: every?,
         batches: batches?,
         batch_size: batch_size?,
-        figures_every: figures_every?,
+        slow_every: slow_every?,
         alive_threshold: alive_threshold?,
         rounding_threshold: rounding_threshold?,
         known: known?,

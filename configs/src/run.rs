@@ -399,8 +399,8 @@ pub struct Eval {
     pub batches: u64,
     /// Rows per batch.
     pub batch_size: usize,
-    /// Steps between figures; 0 draws them at the end only.
-    pub figures_every: u64,
+    /// Steps between slow evaluations, which draw figures; 0 makes them at the ends only.
+    pub slow_every: u64,
     /// A component counts as active above this importance.
     pub alive_threshold: f64,
     /// Rounded masks are 1 above this importance.

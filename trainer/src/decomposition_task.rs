@@ -1,27 +1,33 @@
-//! Training a decomposition: the step program, the faithfulness warm-up, the evaluation.
+//! Training a decomposition: its programs, and what the loop asks of them.
 
-mod training;
+use std::path::Path;
 
-use spd_configs::{Data, FaithfulnessWarmup, OutputLoss};
-use spd_dataloader::Source;
-use spd_engine::{Builder, Executor, Processor, Store, Type, Value};
+use spd_configs::{FaithfulnessWarmup, Term};
+use spd_dataloader::{Batch, Feed, Source};
+use spd_engine::{Builder, Executor, Processor, Store};
 
-use crate::data::Sources;
-use crate::decomposition::{CleanPass, Decomposition, Masking, SampleId, mask_values};
+use crate::data::{Sources, eval_feed, training_feed};
+use crate::decomposition::Decomposition;
+use crate::evaluation::Evaluation;
 use crate::fault::Fault;
-use crate::losses::{USUAL_MASKS, divergence, divergence_and_cross_entropy};
+use crate::figures;
 use crate::memory::Memory;
-use crate::parameters::{Group, HALT, Update};
-use crate::task::make_arena;
-
-const BETA2: f64 = 0.999;
+use crate::metrics::toy;
+use crate::non_finite::first_not_finite;
+use crate::parameters::{BETA2, Group, HALT, corrections, set_scalars};
+use crate::refused_step::{halted, refused};
+use crate::schedule::{exponent, learning_rate};
+use crate::step::WARMUP_LOSS;
+use crate::task::{GoOn, Measured, NonFinite, Task, in_arena_of, make_arena};
 
 /// A decomposition in training.
 pub(crate) struct DecompositionTask {
     pub(crate) decomposition: Decomposition,
     processor: Processor,
     program: Executor,
-    eval_program: Executor,
+    evaluation: Evaluation,
+    /// What a toy answers to inputs of one feature each.
+    probe: Option<Executor>,
     warmup: Option<Executor>,
     /// The importances behind the figures.
     figures: Executor,
@@ -44,7 +50,9 @@ impl DecompositionTask {
             executor
         };
         let program = executor(&decomposition.step_program(store)?);
-        let eval_program = executor(&decomposition.eval_program(store)?);
+        let evaluation = Evaluation::new(&decomposition, store, executor)?;
+        let probe = decomposition.probe_program(store)?;
+        let probe = probe.map(|program| executor(&program));
         let figures = executor(&decomposition.figures_program(store)?);
         let warmup = decomposition.run.train.faithfulness_warmup;
         let warmup = if warmup.steps > 0 {
@@ -56,7 +64,8 @@ impl DecompositionTask {
             decomposition,
             processor: processor.clone(),
             program,
-            eval_program,
+            evaluation,
+            probe,
             warmup,
             figures,
             sources,
@@ -73,9 +82,14 @@ impl DecompositionTask {
         (&mut self.program, &mut self.figures)
     }
 
-    /// The program that has the arena, and that of the evaluation.
-    pub(crate) fn for_evaluation(&mut self) -> (&mut Executor, &mut Executor) {
-        (&mut self.program, &mut self.eval_program)
+    /// The program that has the arena, and the evaluation.
+    pub(crate) fn for_evaluation(&mut self) -> (&mut Executor, &mut Evaluation) {
+        (&mut self.program, &mut self.evaluation)
+    }
+
+    /// The program that has the arena, and the one that probes a toy.
+    pub(crate) fn for_probe(&mut self) -> (&mut Executor, Option<&mut Executor>) {
+        (&mut self.program, self.probe.as_mut())
     }
 
     /// The norm of the last step's gradient of each site's components and importance function: group, site, norm.
@@ -115,17 +129,14 @@ impl DecompositionTask {
 
     /// Makes the arena that the programs share: no two of them run at the same time.
     pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
-        let others = [&self.eval_program, &self.figures].into_iter();
-        make_arena(
-            &self.processor,
-            &mut self.program,
-            others.chain(&self.warmup),
-        )
+        let others = [&self.evaluation.program, &self.figures].into_iter();
+        let others = others.chain(&self.warmup).chain(&self.probe);
+        make_arena(&self.processor, &mut self.program, others)
     }
 
     fn programs(&self) -> impl Iterator<Item = &Executor> + Clone {
-        let programs = [&self.program, &self.eval_program, &self.figures];
-        programs.into_iter().chain(&self.warmup)
+        let programs = [&self.program, &self.evaluation.program, &self.figures].into_iter();
+        programs.chain(&self.warmup).chain(&self.probe)
     }
 
     /// What it will hold at its fullest on a GPU, if it runs on one.
@@ -139,173 +150,183 @@ impl DecompositionTask {
     }
 }
 
-impl Decomposition {
-    /// The step: clean pass, importances, every loss forward and backward, clipping, update. A GPU stores it in the precision of
-    /// the run; evaluations are in f32, as are the reference's.
-    ///
-    /// Outputs: `loss/<term>`, `loss/total`, `l0/<site>`, `norms/<group>`. Step scalars: `lr`, `p` and AdamW's corrections.
-    ///
-    /// # Errors
-    ///
-    /// When shapes do not fit.
-    pub fn step_program(&self, store: &Store) -> spd_engine::Result<Builder> {
-        let mut b = Builder::with_precision(self.precision());
-        let shape = self.shape(self.run.train.batch_size);
-        let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
-        b.part("losses");
-        let losses = self.losses(&mut b, store, &clean_pass, self.draws)?;
-        let total = b.weighted_sum(
-            &losses
-                .iter()
-                .map(|l| (l.coeff, l.value))
-                .collect::<Vec<_>>(),
-        )?;
-        for loss in &losses {
-            b.output(format!("loss/{}", loss.name), loss.value);
-        }
-        b.output("loss/total", total);
-        self.active(&mut b, &clean_pass, "");
-        b.part("update");
-        let train = &self.run.train;
-        self.parameters
-            .update(&mut b, store, total, |group| Update {
-                beta2: BETA2,
-                decay: 0.0,
-                decay_vectors: true,
-                clip: match group {
-                    Group::Components => train.clip_components,
-                    _ => train.clip_importance,
-                },
-            })?;
-        Ok(b)
-    }
-
-    /// Updates of the components on faithfulness alone.
-    ///
-    /// # Errors
-    ///
-    /// When shapes do not fit.
-    pub fn warmup_program(
-        &self,
-        store: &Store,
-        warmup: &FaithfulnessWarmup,
-    ) -> spd_engine::Result<Builder> {
-        let mut b = Builder::new();
-        let loss = self.faithfulness(&mut b, store)?;
-        b.output(WARMUP_LOSS, loss);
-        let decay = warmup.weight_decay;
-        let update = Update {
-            beta2: BETA2,
-            decay,
-            decay_vectors: true,
-            clip: None,
-        };
-        self.parameters
-            .of(&[Group::Components])
-            .update(&mut b, store, loss, |_| update)?;
-        Ok(b)
-    }
-
-    /// Divergence from the target under every kind of mask; the terms that are only measured; L0 of each site. All means over
-    /// a batch.
-    ///
-    /// Outputs for tokens: `eval/kl/<mask>`, nats a position, and `eval/ce/<mask>`, nats a label, the target's own as
-    /// `eval/ce/target`. A row of `seq_len` inputs has `seq_len` labels: the label of its last input is the token behind it.
-    /// The SPD reference has `seq_len - 1`, as it takes labels from among the inputs, so its cross-entropies are of one label
-    /// a row fewer. Outputs for features, and for tokens where `output_loss = "mse"`: `eval/mse/<mask>`.
-    ///
-    /// # Errors
-    ///
-    /// When shapes do not fit.
-    pub fn eval_program(&self, store: &Store) -> spd_engine::Result<Builder> {
-        let mut b = Builder::new();
-        let shape = self.shape(self.run.eval.batch_size);
-        let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
-        let labels = match self.run.data {
-            Data::Tokens { .. } => {
-                Some(b.input("labels", &Type::u32(&[shape.rows, shape.positions]))?)
-            }
-            Data::SparseFeatures { .. } => None,
-        };
-        let measure = |b: &mut Builder, name: &str, output: Value| -> spd_engine::Result<()> {
-            if self.run.train.output_loss == OutputLoss::Mse && output != clean_pass.output {
-                let mse = divergence(b, OutputLoss::Mse, clean_pass.output, output)?;
-                b.output(format!("eval/mse/{name}"), mse);
-            }
-            let Some(labels) = labels else {
-                return Ok(());
-            };
-            if output == clean_pass.output {
-                let ce = b.cross_entropy(output, labels)?;
-                b.output(format!("eval/ce/{name}"), ce);
-                return Ok(());
-            }
-            let [kl, ce] = divergence_and_cross_entropy(b, clean_pass.output, output, labels)?;
-            b.output(format!("eval/ce/{name}"), ce);
-            b.output(format!("eval/kl/{name}"), kl);
-            Ok(())
-        };
-        measure(&mut b, "target", clean_pass.output)?;
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a threshold is rounded to f32"
-        )]
-        let rounded = Masking::Rounded(self.run.eval.rounding_threshold as f32);
-        let kinds = [
-            ("unmasked", Masking::Ones),
-            ("ci_masked", Masking::Importance),
-            ("rounded", rounded),
-            ("stochastic", Masking::Stochastic),
-            ("zero", Masking::Zeros),
-        ];
-        let sample = SampleId {
-            number: USUAL_MASKS,
-            name: "eval".into(),
-        };
-        for (name, masking) in kinds {
-            let how = (
-                masking,
-                self.run.importance.sampling,
-                self.run.decomposition.delta,
-            );
-            let mut masked = Vec::new();
-            for (index, site) in self.sites.iter().enumerate() {
-                let draws = (self.draws, &sample);
-                masked.push((
-                    index,
-                    mask_values(&mut b, &clean_pass, (index, site), how, draws, None)?,
-                ));
-            }
-            let pass = self.masked_pass(&mut b, &clean_pass, &masked)?;
-            measure(&mut b, name, pass.output)?;
-        }
-        for (name, value) in self.measures(&mut b, &clean_pass, self.draws)? {
-            b.output(format!("eval/loss/{name}"), value);
-        }
-        self.active(&mut b, &clean_pass, "eval/");
-        let faithfulness = self.faithfulness(&mut b, store)?;
-        b.output("eval/faithfulness", faithfulness);
-        Ok(b)
-    }
-
-    /// The importances of all sites on held-out batches; outputs `importance <site>` and `logits <site>`.
-    fn figures_program(&self, store: &Store) -> spd_engine::Result<Builder> {
-        let mut b = Builder::new();
-        let shape = self.shape(self.run.eval.batch_size);
-        let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
-        for (site, values) in self.sites.iter().zip(&clean_pass.sites) {
-            b.output(format!("importance {}", site.path()), values.importance);
-            b.output(format!("logits {}", site.path()), values.logits);
-        }
-        Ok(b)
-    }
-
-    fn active(&self, b: &mut Builder, clean_pass: &CleanPass, prefix: &str) {
-        for (site, values) in self.sites.iter().zip(&clean_pass.sites) {
-            b.output(format!("{prefix}l0/{}", site.path()), values.active);
-        }
-    }
+/// One update on faithfulness alone, counted from 1.
+fn warm_up(
+    program: &mut Executor,
+    store: &mut Store,
+    settings: &FaithfulnessWarmup,
+    update: u64,
+) -> Result<(), Fault> {
+    program.parameters().step = u32::try_from(update).unwrap_or(u32::MAX);
+    set_scalars(program, [("lr", settings.lr)]);
+    set_scalars(program, corrections(BETA2, update));
+    Ok(program.run(store)?)
 }
 
-/// The loss of the warm-up, in its program and in messages.
-const WARMUP_LOSS: &str = "loss/faithfulness";
+impl Task for DecompositionTask {
+    fn phase(&self) -> &'static str {
+        "train"
+    }
+
+    fn steps(&self) -> u64 {
+        self.decomposition.run.train.steps
+    }
+
+    fn eval_every(&self) -> u64 {
+        self.decomposition.run.eval.every
+    }
+
+    fn program(&mut self) -> &mut Executor {
+        &mut self.program
+    }
+
+    fn source(&self) -> (Source, Feed) {
+        let run = &self.decomposition.run;
+        (
+            self.sources.train.clone(),
+            training_feed(run.seed, run.train.batch_size),
+        )
+    }
+
+    fn beta2(&self) -> f64 {
+        BETA2
+    }
+
+    fn scalars(&self, step: u64) -> Vec<(&'static str, f64)> {
+        let run = &self.decomposition.run;
+        let steps = run.train.steps;
+        let mut scalars = vec![("lr", learning_rate(&run.train.lr, step, steps))];
+        for loss in &run.losses {
+            if let Term::ImportanceMinimality {
+                p,
+                p_final,
+                anneal_start,
+                anneal_end,
+                ..
+            } = loss.term
+            {
+                let fraction = step as f64 / steps as f64;
+                scalars.push((
+                    "p",
+                    exponent(p, p_final, (anneal_start, anneal_end), fraction),
+                ));
+            }
+        }
+        scalars
+    }
+
+    fn begin(
+        &mut self,
+        store: &mut Store,
+        go_on: &mut GoOn<'_>,
+    ) -> Result<Option<Measured>, Fault> {
+        self.decomposition.initialise(store);
+        self.evaluate(store, go_on)
+    }
+
+    fn warmup_steps(&self) -> u64 {
+        self.decomposition.run.train.faithfulness_warmup.steps
+    }
+
+    fn warm_up(
+        &mut self,
+        store: &mut Store,
+        made: u64,
+        go_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<u64, Fault> {
+        let settings = self.decomposition.run.train.faithfulness_warmup;
+        let Some(program) = &mut self.warmup else {
+            return Ok(made);
+        };
+        let parameters = &self.decomposition.parameters;
+        in_arena_of(&mut self.program, program, |program| {
+            let mut made = made;
+            while made < settings.steps && go_on(made) {
+                made += 1;
+                warm_up(program, store, &settings, made)?;
+            }
+            if let Some(bad) = halted(store)? {
+                warm_up(program, store, &settings, bad)?;
+                program.fetch(store)?;
+                let loss = f64::from(program.scalar_output(WARMUP_LOSS, store));
+                let norms = program.output("norms/components", store);
+                let mut names = parameters.names(store, Group::Components).zip(norms);
+                let begins = names.find(|(_, norm)| !norm.is_finite());
+                let found = NonFinite {
+                    what: begins.map(|(name, _)| format!("the gradient of `{name}`")),
+                    advice: "look at the weights of the target and at lr in [train.faithfulness_warmup]",
+                };
+                let place = format!("faithfulness warm-up, update {bad}");
+                let terms = vec![(WARMUP_LOSS.to_owned(), loss)];
+                return Err(refused(&place, &terms, &found));
+            }
+            if made == settings.steps {
+                parameters.forget(store);
+            }
+            Ok(made)
+        })
+    }
+
+    fn find_non_finite(
+        &mut self,
+        store: &mut Store,
+        batch: &Batch,
+        step: u64,
+    ) -> Result<NonFinite, Fault> {
+        first_not_finite(self, store, (batch, step))
+    }
+
+    fn observe(&self, store: &Store) -> Vec<(String, f64)> {
+        let program = &self.program;
+        let mut seen = Vec::new();
+        for name in program.output_names() {
+            match name.strip_prefix("norms/") {
+                None => seen.push((
+                    name.to_owned(),
+                    f64::from(program.scalar_output(name, store)),
+                )),
+                Some(group) => {
+                    let norms = program.output(name, store);
+                    let total = f64::from(norms.last().copied().unwrap_or(0.0)).sqrt();
+                    seen.push((format!("grad_norm/{group}"), total));
+                }
+            }
+        }
+        for (group, site, norm) in self.site_norms(store) {
+            let path = self.decomposition.sites[site].path();
+            seen.push((format!("grad_norm/{}/{path}", group.name()), norm));
+        }
+        seen
+    }
+
+    fn slow_every(&self) -> u64 {
+        self.decomposition.run.eval.slow_every
+    }
+
+    fn draw(
+        &mut self,
+        store: &mut Store,
+        to: (&Path, u64),
+        go_on: &mut GoOn<'_>,
+    ) -> Result<bool, Fault> {
+        figures::write(self, store, to, go_on)
+    }
+
+    fn evaluate(
+        &mut self,
+        store: &mut Store,
+        go_on: &mut GoOn<'_>,
+    ) -> Result<Option<Measured>, Fault> {
+        let run = &self.decomposition.run;
+        let feed = eval_feed(run.seed, run.eval.batch_size);
+        let held_out = (&self.sources.eval, &feed, run.eval.batches);
+        let owner = &mut self.program;
+        let Some(mut found) = self.evaluation.measure(owner, store, held_out, go_on)? else {
+            return Ok(None);
+        };
+        let known = toy::known_sites(self, store)?;
+        let known = toy::values(&known).into_iter();
+        found.extend(known.map(|(name, value)| (format!("eval/{name}"), value)));
+        Ok(Some(found))
+    }
+}

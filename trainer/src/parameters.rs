@@ -2,7 +2,7 @@
 
 use spd_draws::Stream;
 use spd_engine::ops::{AdamW, AdamWOperands};
-use spd_engine::{Builder, Result, Slot, Store, Value};
+use spd_engine::{Builder, Executor, Result, Slot, Store, Value};
 
 use crate::target_models::Start;
 
@@ -80,6 +80,30 @@ const SECOND: &str = "adamw.second.";
 
 /// Decay of the first moment, for all of training.
 pub const BETA1: f64 = 0.9;
+
+/// Decay of the second moment, for decompositions; a target says its own.
+pub(crate) const BETA2: f64 = 0.999;
+
+/// The step scalars of AdamW beside the learning rate: what takes the start from zero out of the moments of update `update`, counted
+/// from 1.
+pub(crate) fn corrections(beta2: f64, update: u64) -> [(&'static str, f64); 2] {
+    let power = i32::try_from(update).unwrap_or(i32::MAX);
+    [
+        ("correction1", 1.0 - BETA1.powi(power)),
+        ("correction2", 1.0 - beta2.powi(power)),
+    ]
+}
+
+/// Gives a program its step scalars.
+pub(crate) fn set_scalars(
+    program: &mut Executor,
+    scalars: impl IntoIterator<Item = (&'static str, f64)>,
+) {
+    #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
+    for (name, value) in scalars {
+        program.set_scalar(name, value as f32);
+    }
+}
 
 impl Parameters {
     /// Adds a tensor of zeros, and its moments.

@@ -7,8 +7,9 @@ use spd_engine::{Executor, Processor, Store};
 use crate::data::{Sources, fill};
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
+use crate::evaluation::scalar_outputs;
 use crate::fault::Fault;
-use crate::task::{Task as _, in_arena_of, run_step, scalar_outputs};
+use crate::task::{Task as _, in_arena_of, run_step};
 
 /// The warm-up, the step and the evaluation of a decomposition, as training runs them.
 pub struct Replay {
@@ -86,8 +87,8 @@ impl Replay {
         batch: &Batch,
         feed: impl FnOnce(&mut Executor),
     ) -> Result<Vec<(String, f64)>, Fault> {
-        let (owner, program) = self.task.for_evaluation();
-        in_arena_of(owner, program, |program| {
+        let (owner, evaluation) = self.task.for_evaluation();
+        in_arena_of(owner, &mut evaluation.program, |program| {
             fill(program, batch);
             feed(program);
             program.run_and_fetch(store)?;

@@ -9,13 +9,14 @@ use spd_engine::{Builder, Executor, Processor, Slot, Store, Type, Value};
 
 use crate::data::{Sources, eval_feed, training_feed};
 use crate::decomposition::transposed;
+use crate::evaluation::Evaluation;
 use crate::fault::Fault;
 use crate::memory::Memory;
 use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
 use crate::schedule::learning_rate;
 use crate::target_models::{Network, TargetTensor, Weights};
-use crate::task::{GoOn, Measured, NonFinite, Task, evaluate_batches, in_arena_of, make_arena};
+use crate::task::{GoOn, Measured, NonFinite, Task, make_arena};
 
 /// A target in training.
 pub(crate) struct TargetTask {
@@ -26,7 +27,7 @@ pub(crate) struct TargetTask {
     parameters: Parameters,
     processor: Processor,
     program: Executor,
-    eval_program: Executor,
+    evaluation: Evaluation,
     sources: Sources,
     eval_rows: usize,
 }
@@ -81,7 +82,7 @@ impl TargetTask {
             parameters,
             processor: processor.clone(),
             program,
-            eval_program,
+            evaluation: Evaluation::of_one(eval_program),
             sources,
             eval_rows: run.eval.batch_size,
         })
@@ -111,11 +112,15 @@ impl TargetTask {
 
     /// Makes the arena that the programs share.
     pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
-        make_arena(&self.processor, &mut self.program, [&self.eval_program])
+        make_arena(
+            &self.processor,
+            &mut self.program,
+            [&self.evaluation.program],
+        )
     }
 
     fn programs(&self) -> [&Executor; 2] {
-        [&self.program, &self.eval_program]
+        [&self.program, &self.evaluation.program]
     }
 
     /// What it will hold at its fullest on a GPU, if it runs on one.
@@ -242,10 +247,9 @@ impl Task for TargetTask {
         go_on: &mut GoOn<'_>,
     ) -> Result<Option<Measured>, Fault> {
         let feed = eval_feed(self.train.seed, self.eval_rows);
-        let batches = self.eval_batches;
-        in_arena_of(&mut self.program, &mut self.eval_program, |program| {
-            evaluate_batches(program, store, (&self.sources.eval, &feed), batches, go_on)
-        })
+        let held_out = (&self.sources.eval, &feed, self.eval_batches);
+        let owner = &mut self.program;
+        self.evaluation.measure(owner, store, held_out, go_on)
     }
 }
 
@@ -257,7 +261,6 @@ mod tests {
     use spd_engine::Pool;
 
     use super::*;
-    use crate::parameters::BETA1;
 
     /// As many neurons as features, so that all functions can be learned.
     const RESID: &str = r#"name = "resid"
@@ -305,17 +308,7 @@ lr = 1e-3
             source
                 .fill(&feed, step * feed.rows as u64, &mut batch)
                 .unwrap();
-            crate::data::fill(&mut task.program, &batch);
-            let power = i32::try_from(step + 1).unwrap();
-            #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
-            for (name, value) in [
-                ("lr", task.scalars(step)[0].1),
-                ("correction1", 1.0 - BETA1.powi(power)),
-                ("correction2", 1.0 - task.beta2().powi(power)),
-            ] {
-                task.program.set_scalar(name, value as f32);
-            }
-            task.program.run(&mut store).unwrap();
+            crate::task::run_step(&mut task, &mut store, &batch, step).unwrap();
         }
         let measured = task.evaluate(&mut store, &mut || true).unwrap();
         let loss = measured.unwrap()[0].1;

@@ -7,7 +7,7 @@ use spd_engine::{Executor, Processor, Store};
 
 use crate::data::fill;
 use crate::fault::Fault;
-use crate::parameters::BETA1;
+use crate::parameters::{corrections, set_scalars};
 
 /// Named numbers.
 pub(crate) type Measured = Vec<(String, f64)>;
@@ -79,8 +79,8 @@ pub(crate) trait Task {
         step: u64,
     ) -> Result<NonFinite, Fault>;
 
-    /// Steps between figures; 0 for the end only.
-    fn figures_every(&self) -> u64 {
+    /// Steps between slow evaluations, figures among them; 0 for the ends only.
+    fn slow_every(&self) -> u64 {
         0
     }
 
@@ -145,48 +145,6 @@ pub(crate) fn arena_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) 
     sizes.max().unwrap_or(0)
 }
 
-/// Every output of a program of scalars, by name, in the program's order.
-pub(crate) fn scalar_outputs(program: &Executor, store: &Store) -> Measured {
-    let names = program.output_names();
-    names
-        .map(|name| (name.to_owned(), program.scalar_output(name, store).into()))
-        .collect()
-}
-
-/// Runs `executor` on held-out batches and gives the mean of every scalar output, in the program's order; `None` where it was
-/// not to go on.
-pub(crate) fn evaluate_batches(
-    executor: &mut Executor,
-    store: &mut Store,
-    (source, feed): (&Source, &Feed),
-    batches: u64,
-    go_on: &mut GoOn<'_>,
-) -> Result<Option<Measured>, Fault> {
-    let mut totals = Measured::new();
-    let mut batch = Batch::default();
-    for index in 0..batches {
-        if !go_on() {
-            return Ok(None);
-        }
-        source.fill(feed, index * feed.rows as u64, &mut batch)?;
-        fill(executor, &batch);
-        executor.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
-        executor.run_and_fetch(store)?;
-        let found = scalar_outputs(executor, store);
-        if totals.is_empty() {
-            totals = found;
-            continue;
-        }
-        for ((_, total), (_, value)) in totals.iter_mut().zip(found) {
-            *total += value;
-        }
-    }
-    for (_, total) in &mut totals {
-        *total /= batches as f64;
-    }
-    Ok(Some(totals))
-}
-
 /// One replay on a batch.
 ///
 /// # Errors
@@ -199,17 +157,11 @@ pub(crate) fn run_step(
     step: u64,
 ) -> Result<(), Fault> {
     let scalars = task.scalars(step);
-    let power = i32::try_from(step + 1).unwrap_or(i32::MAX);
-    let corrections = [
-        ("correction1", 1.0 - BETA1.powi(power)),
-        ("correction2", 1.0 - task.beta2().powi(power)),
-    ];
+    let corrections = corrections(task.beta2(), step + 1);
     let program = task.program();
     fill(program, batch);
     program.parameters().step = u32::try_from(step).unwrap_or(u32::MAX);
-    #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
-    for (name, value) in scalars.into_iter().chain(corrections) {
-        program.set_scalar(name, value as f32);
-    }
+    set_scalars(program, scalars);
+    set_scalars(program, corrections);
     Ok(program.run(store)?)
 }

@@ -48,7 +48,7 @@ const PHASES: [(&str, Small); 7] = [
         TOY.with(&["eval.batches=2000", "eval.every=100"]),
     ),
     ("saving", TOY.with(&["checkpoint.every=10"])),
-    ("figures", TOY.with(&["eval.figures_every=20"])),
+    ("figures", TOY.with(&["eval.slow_every=20"])),
     ("text", TEXT),
 ];
 

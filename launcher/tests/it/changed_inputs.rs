@@ -40,7 +40,7 @@ const LANGUAGE_MODEL: [&str; 16] = [
     "eval.batch_size=2",
     "log.every=10",
     "eval.every=20",
-    "eval.figures_every=0",
+    "eval.slow_every=0",
     "checkpoint.every=20",
     "checkpoint.keep=2",
 ];

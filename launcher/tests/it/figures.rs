@@ -47,7 +47,7 @@ fn rows(matrix: &Value) -> Vec<Vec<f64>> {
 #[test]
 fn a_toy_is_drawn_at_its_end_and_whenever_it_is_asked_for() {
     let scratch = Scratch::new();
-    let set = [&SHORT[..], &["eval.figures_every=5"]].concat();
+    let set = [&SHORT[..], &["eval.slow_every=5"]].concat();
     let ended = launch(scratch.real("tms_5-2-id.toml", "runs/x", &set));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(
@@ -58,6 +58,19 @@ fn a_toy_is_drawn_at_its_end_and_whenever_it_is_asked_for() {
     assert_eq!(
         names(&scratch.run_dir().join("figures")),
         ["step-00000005", "step-00000010", "step-00000012"]
+    );
+    // Each comes with an evaluation, and each evaluation says how far the importances are from what is known.
+    let rows = fs::read_to_string(scratch.run_dir().join("metrics.jsonl")).unwrap();
+    let rows = rows
+        .lines()
+        .map(|row| serde_json::from_str::<Value>(row).unwrap());
+    let evaluated: Vec<u64> = rows
+        .filter(|row| row.get("eval/ci_error").is_some_and(Value::is_number))
+        .map(|row| row["step"].as_u64().unwrap())
+        .collect();
+    assert!(
+        [0, 5, 10, 12].iter().all(|step| evaluated.contains(step)),
+        "{evaluated:?}"
     );
     let mut expected: Vec<String> = OF_ALL
         .iter()

@@ -7,9 +7,7 @@ use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Executor, Result, Store, Value};
 
 use crate::decomposition::{BatchShape, Decomposition, Draws};
-use crate::parameters::{Group, Update};
-
-pub(super) const BETA2: f64 = 0.999;
+use crate::parameters::{BETA2, Group, Update};
 
 /// The masked pass and its loss, a scalar.
 pub(super) fn forward(

@@ -6,13 +6,13 @@ use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Executor, Processor, Store};
 
 use super::clock::Timed;
-use super::compile_benchmark::{self, BETA2};
+use super::compile_benchmark;
 use super::{Preset, Step};
 use crate::data::{features, fill, training_feed};
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::fault::Fault;
 use crate::memory::laid_out_bytes;
-use crate::parameters::{self, BETA1, Group, HALT};
+use crate::parameters::{self, BETA2, Group, HALT, corrections};
 use crate::schedule::{exponent, learning_rate};
 use crate::target_models::{Start, Target, TargetTensor};
 
@@ -160,12 +160,8 @@ fn set_scalars(decomposition: &Decomposition, update: u32, program: &mut Executo
     let run = &decomposition.run;
     let steps = run.train.steps;
     let half_way = learning_rate(&run.train.lr, steps / 2, steps);
-    let power = i32::try_from(update).unwrap_or(i32::MAX);
-    let mut scalars = vec![
-        ("lr", half_way),
-        ("correction1", 1.0 - BETA1.powi(power)),
-        ("correction2", 1.0 - BETA2.powi(power)),
-    ];
+    let mut scalars = vec![("lr", half_way)];
+    scalars.extend(corrections(BETA2, update.into()));
     for loss in &run.losses {
         if let Term::ImportanceMinimality {
             p,
@@ -179,10 +175,7 @@ fn set_scalars(decomposition: &Decomposition, update: u32, program: &mut Executo
             scalars.push(("p", annealed));
         }
     }
-    #[expect(clippy::cast_possible_truncation, reason = "f64 settings to f32")]
-    for (name, value) in scalars {
-        program.set_scalar(name, value as f32);
-    }
+    parameters::set_scalars(program, scalars);
 }
 
 fn start_target(target: &dyn Target, store: &mut Store) {

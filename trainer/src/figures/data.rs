@@ -108,11 +108,14 @@ pub(super) struct Distributions {
 }
 
 /// Importances of a toy on inputs of one feature each, and its components in the same order; nothing for other targets.
-pub(super) fn probe(task: &DecompositionTask, store: &mut Store) -> Result<Option<Probed>, Fault> {
-    let decomposition = &task.decomposition;
+pub(super) fn probe(
+    task: &mut DecompositionTask,
+    store: &mut Store,
+) -> Result<Option<Probed>, Fault> {
     let Some(answers) = toy::probe(task, store)? else {
         return Ok(None);
     };
+    let decomposition = &task.decomposition;
     store.fetch()?;
     let leaks = decomposition.run.importance.sigmoid == Sigmoid::LeakyHard;
     let (mut lower, mut upper, mut components) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,9 +1,54 @@
 //! What is measured beside the losses.
+//!
+//! # Adding a metric
+//!
+//! A file here with a function that adds the metric's means on one batch to the program of the evaluation, and a line of [`METRICS`].
+//! Where it is for toys alone, [`toy`] measures on inputs of one feature each.
 
+mod active;
 mod bigram;
+mod faithfulness;
 pub mod known_importance;
+mod masked_output;
 pub(crate) mod summary;
+mod terms;
 pub(crate) mod toy;
+
+use spd_engine::{Builder, Result, Store, Value};
 
 pub use bigram::bigram_cross_entropy;
 pub use summary::number;
+
+use crate::decomposition::{CleanPass, Decomposition};
+
+/// Means of a metric on one batch.
+pub(crate) type Metric = fn(&mut Builder, &Evaluated<'_>) -> Result<Vec<Mean>>;
+
+/// Every metric, in the order of a row.
+pub(crate) const METRICS: [Metric; 4] = [
+    masked_output::means,
+    terms::means,
+    active::means,
+    faithfulness::means,
+];
+
+/// One number of a metric on a batch.
+#[derive(Debug, Clone)]
+pub(crate) struct Mean {
+    /// Its name in rows, behind `eval/`.
+    pub(crate) name: String,
+    /// A scalar: the mean on this batch.
+    pub(crate) value: Value,
+    /// Of how many things it is the mean: what it weighs among those of other batches.
+    pub(crate) count: usize,
+}
+
+/// What metrics are measured on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Evaluated<'a> {
+    pub(crate) decomposition: &'a Decomposition,
+    pub(crate) store: &'a Store,
+    pub(crate) clean_pass: &'a CleanPass,
+    /// The next tokens u32 `[b, t]`, for a language model.
+    pub(crate) labels: Option<Value>,
+}

@@ -1,16 +1,17 @@
 //! What is known of a toy: how its importances and components should look.
 
 use spd_configs::{Input, KnownSolution, pattern_matches};
-use spd_engine::{Builder, Executor, Store};
+use spd_engine::Store;
 
 use super::known_importance::{
     columns_in_use, dense_error, identity_error, matched_features, mmcs_ml2r,
 };
-use crate::decomposition::{BatchShape, Decomposition, Draws};
+use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::sites::Site;
 use crate::target_models::{FeatureDirections, Target};
+use crate::task::in_arena_of;
 
 /// Magnitude of the single feature in each probing row.
 const PROBE: f32 = 0.75;
@@ -47,14 +48,15 @@ pub(crate) struct Against {
 
 /// What is known of each site of a toy; empty for other targets.
 pub(crate) fn known_sites(
-    task: &DecompositionTask,
+    task: &mut DecompositionTask,
     store: &mut Store,
 ) -> Result<Vec<KnownSite>, Fault> {
-    let decomposition = &task.decomposition;
-    let Input::Features(features) = decomposition.target.input() else {
+    let Input::Features(features) = task.decomposition.target.input() else {
         return Ok(Vec::new());
     };
     let answers = probe(task, store)?.unwrap_or_default();
+    store.fetch()?;
+    let decomposition = &task.decomposition;
     let sites = decomposition.sites.iter().zip(&answers);
     let known = sites.map(|(site, answer)| KnownSite {
         path: site.path().to_owned(),
@@ -191,36 +193,31 @@ pub(crate) struct Answer {
 
 /// What each site of a toy answers; nothing for other targets.
 pub(crate) fn probe(
-    task: &DecompositionTask,
+    task: &mut DecompositionTask,
     store: &mut Store,
 ) -> Result<Option<Vec<Answer>>, Fault> {
-    let decomposition = &task.decomposition;
-    let Input::Features(features) = decomposition.target.input() else {
+    let Input::Features(features) = task.decomposition.target.input() else {
         return Ok(None);
     };
-    let mut b = Builder::new();
-    let shape = BatchShape {
-        rows: features,
-        positions: 1,
+    let sites = task.decomposition.sites.iter();
+    let paths: Vec<String> = sites.map(|site| site.path().to_owned()).collect();
+    let (owner, Some(program)) = task.for_probe() else {
+        return Ok(None);
     };
-    let clean_pass = decomposition.clean_pass(&mut b, store, shape, &Draws::Counters)?;
-    for (site, values) in decomposition.sites.iter().zip(&clean_pass.sites) {
-        b.output(format!("importance {}", site.path()), values.importance);
-        b.output(format!("logits {}", site.path()), values.logits);
-    }
-    let mut executor = Executor::new(&b, task.processor())?;
-    let input = executor.input("input");
-    input.fill(0.0);
-    for (row, values) in input.chunks_mut(features).enumerate() {
-        values[row] = PROBE;
-    }
-    executor.run_and_fetch(store)?;
-    let answer = |site: &Site| {
-        let output = |what: &str| executor.output(&format!("{what} {}", site.path()), store);
-        Answer {
-            importance: output("importance").to_vec(),
-            logits: output("logits").to_vec(),
+    in_arena_of(owner, program, |program| {
+        let input = program.input("input");
+        input.fill(0.0);
+        for (row, values) in input.chunks_mut(features).enumerate() {
+            values[row] = PROBE;
         }
-    };
-    Ok(Some(decomposition.sites.iter().map(answer).collect()))
+        program.run_and_fetch(store)?;
+        let answer = |path: &String| {
+            let output = |what: &str| program.output(&format!("{what} {path}"), store);
+            Answer {
+                importance: output("importance").to_vec(),
+                logits: output("logits").to_vec(),
+            }
+        };
+        Ok(Some(paths.iter().map(answer).collect()))
+    })
 }

@@ -1,0 +1,141 @@
+//! The evaluation: what every metric measures on held-out batches. Means are taken once, over all of them.
+
+use spd_configs::{Data, Input};
+use spd_dataloader::{Batch, Feed, Source};
+use spd_engine::{Builder, Executor, Result, Store, Type};
+
+use crate::data::fill;
+use crate::decomposition::Decomposition;
+use crate::fault::Fault;
+use crate::metrics::{Evaluated, METRICS};
+use crate::task::{GoOn, Measured, in_arena_of};
+
+/// The evaluation of a decomposition, or of a target in training.
+pub(crate) struct Evaluation {
+    pub(crate) program: Executor,
+    /// For each output of the program, of how many things it is the mean.
+    counts: Vec<f64>,
+}
+
+impl Evaluation {
+    /// The metrics of a decomposition.
+    pub(crate) fn new(
+        decomposition: &Decomposition,
+        store: &Store,
+        executor: impl Fn(&Builder) -> Executor,
+    ) -> Result<Self> {
+        let (program, counts) = decomposition.eval_program(store)?;
+        Ok(Self {
+            program: executor(&program),
+            counts,
+        })
+    }
+
+    /// One output, a mean over equally many things in each batch.
+    pub(crate) fn of_one(program: Executor) -> Self {
+        Self {
+            program,
+            counts: vec![1.0],
+        }
+    }
+
+    /// The means over some batches, in the arena of another program; `None` where it was not to go on.
+    ///
+    /// - `held_out`: where batches come from, how they are read, and how many
+    pub(crate) fn measure(
+        &mut self,
+        owner: &mut Executor,
+        store: &mut Store,
+        held_out: (&Source, &Feed, u64),
+        go_on: &mut GoOn<'_>,
+    ) -> std::result::Result<Option<Measured>, Fault> {
+        let (source, feed, batches) = held_out;
+        let counts = &self.counts;
+        in_arena_of(owner, &mut self.program, |program| {
+            let mut sums = vec![0.0; counts.len()];
+            let mut batch = Batch::default();
+            for index in 0..batches {
+                if !go_on() {
+                    return Ok(None);
+                }
+                source.fill(feed, index * feed.rows as u64, &mut batch)?;
+                fill(program, &batch);
+                program.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
+                program.run_and_fetch(store)?;
+                let means = scalar_outputs(program, store);
+                for ((sum, count), (_, mean)) in sums.iter_mut().zip(counts).zip(means) {
+                    *sum += mean * count;
+                }
+            }
+            let names = program.output_names().map(str::to_owned);
+            let means = sums.iter().zip(counts);
+            let means = means.map(|(sum, count)| sum / (count * batches as f64));
+            Ok(Some(names.zip(means).collect()))
+        })
+    }
+}
+
+/// Every output of a program of scalars, by name, in the program's order.
+pub(crate) fn scalar_outputs(program: &Executor, store: &Store) -> Measured {
+    let names = program.output_names();
+    names
+        .map(|name| (name.to_owned(), program.scalar_output(name, store).into()))
+        .collect()
+}
+
+impl Decomposition {
+    /// All metrics on one batch, each a scalar output `eval/<name>`; and of how many things each is a mean. In f32, as are the
+    /// reference's.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    pub fn eval_program(&self, store: &Store) -> Result<(Builder, Vec<f64>)> {
+        let mut b = Builder::new();
+        let shape = self.shape(self.run.eval.batch_size);
+        let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
+        let labels = match self.run.data {
+            Data::Tokens { .. } => {
+                Some(b.input("labels", &Type::u32(&[shape.rows, shape.positions]))?)
+            }
+            Data::SparseFeatures { .. } => None,
+        };
+        let on = Evaluated {
+            decomposition: self,
+            store,
+            clean_pass: &clean_pass,
+            labels,
+        };
+        let mut counts = Vec::new();
+        for metric in METRICS {
+            for mean in metric(&mut b, &on)? {
+                b.output(format!("eval/{}", mean.name), mean.value);
+                counts.push(mean.count as f64);
+            }
+        }
+        Ok((b, counts))
+    }
+
+    /// The importances of all sites on held-out batches; outputs `importance <site>` and `logits <site>`.
+    pub(crate) fn figures_program(&self, store: &Store) -> Result<Builder> {
+        self.importances_program(store, self.run.eval.batch_size)
+    }
+
+    /// The same on rows of one feature each, for a toy.
+    pub(crate) fn probe_program(&self, store: &Store) -> Result<Option<Builder>> {
+        match self.target.input() {
+            Input::Features(features) => self.importances_program(store, features).map(Some),
+            Input::Tokens { .. } => Ok(None),
+        }
+    }
+
+    fn importances_program(&self, store: &Store, rows: usize) -> Result<Builder> {
+        let mut b = Builder::new();
+        let clean_pass = self.clean_pass(&mut b, store, self.shape(rows), &self.draws)?;
+        for (site, values) in self.sites.iter().zip(&clean_pass.sites) {
+            b.output(format!("importance {}", site.path()), values.importance);
+            b.output(format!("logits {}", site.path()), values.logits);
+        }
+        Ok(b)
+    }
+}

@@ -1,0 +1,76 @@
+//! The programs that train: a step, and an update of the faithfulness warm-up.
+
+use spd_configs::FaithfulnessWarmup;
+use spd_engine::{Builder, Result, Store};
+
+use crate::decomposition::Decomposition;
+use crate::parameters::{BETA2, Group, Update};
+
+/// The loss of the warm-up, in its program and in messages.
+pub(crate) const WARMUP_LOSS: &str = "loss/faithfulness";
+
+impl Decomposition {
+    /// The step: clean pass, importances, every loss forward and backward, clipping, update. A GPU stores it in the precision of
+    /// the run; evaluations are in f32, as are the reference's.
+    ///
+    /// Outputs: `loss/<term>`, `loss/total`, `l0/<site>`, `norms/<group>`. Step scalars: `lr`, `p` and AdamW's corrections.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    pub fn step_program(&self, store: &Store) -> Result<Builder> {
+        let mut b = Builder::with_precision(self.precision());
+        let shape = self.shape(self.run.train.batch_size);
+        let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
+        b.part("losses");
+        let losses = self.losses(&mut b, store, &clean_pass, self.draws)?;
+        let total = b.weighted_sum(
+            &losses
+                .iter()
+                .map(|l| (l.coeff, l.value))
+                .collect::<Vec<_>>(),
+        )?;
+        for loss in &losses {
+            b.output(format!("loss/{}", loss.name), loss.value);
+        }
+        b.output("loss/total", total);
+        for (site, values) in self.sites.iter().zip(&clean_pass.sites) {
+            b.output(format!("l0/{}", site.path()), values.active);
+        }
+        b.part("update");
+        let train = &self.run.train;
+        self.parameters
+            .update(&mut b, store, total, |group| Update {
+                beta2: BETA2,
+                decay: 0.0,
+                decay_vectors: true,
+                clip: match group {
+                    Group::Components => train.clip_components,
+                    _ => train.clip_importance,
+                },
+            })?;
+        Ok(b)
+    }
+
+    /// Updates of the components on faithfulness alone.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    pub fn warmup_program(&self, store: &Store, warmup: &FaithfulnessWarmup) -> Result<Builder> {
+        let mut b = Builder::new();
+        let loss = self.faithfulness(&mut b, store)?;
+        b.output(WARMUP_LOSS, loss);
+        let decay = warmup.weight_decay;
+        let update = Update {
+            beta2: BETA2,
+            decay,
+            decay_vectors: true,
+            clip: None,
+        };
+        self.parameters
+            .of(&[Group::Components])
+            .update(&mut b, store, loss, |_| update)?;
+        Ok(b)
+    }
+}

@@ -1,0 +1,313 @@
+//! A run on its way: what the loop does, with what it says of it in rows, in progress and in checkpoints.
+
+use std::time::Instant;
+
+use spd_checkpoint::newest;
+use spd_dataloader::Loader;
+use spd_engine::{Executor, Store};
+use spd_tracker::{Kind, METRICS, Mark, Row, Spool, SpoolError};
+
+use crate::fault::{Fault, Outcome};
+use crate::progress::{Progress, Stop, WARMUP};
+use crate::refused_step;
+use crate::resume::{self, CHECKPOINTS};
+use crate::saver::{At, Place, Saver};
+use crate::state;
+use crate::task::{GoOn, Task, run_step};
+
+/// A task on its way.
+pub(crate) struct Training<'a> {
+    pub(crate) task: &'a mut dyn Task,
+    pub(crate) place: &'a Place<'a>,
+    /// How far it is.
+    pub(crate) at: At,
+    /// No checkpoint was there to go on from.
+    pub(crate) is_new: bool,
+    store: &'a mut Store,
+    stop: Stop<'a>,
+    spool: Spool,
+    progress: Progress,
+    saver: Saver<'a>,
+}
+
+impl<'a> Training<'a> {
+    /// Restores the newest good checkpoint, if there is one, and cuts the rows back to it.
+    ///
+    /// # Errors
+    ///
+    /// Bad input, where the directory is another run's, or its checkpoints are lost.
+    pub(crate) fn open(
+        task: &'a mut dyn Task,
+        store: &'a mut Store,
+        place: &'a Place<'a>,
+        stop: Stop<'a>,
+    ) -> Result<Self, Fault> {
+        let root = place.dir.join(CHECKPOINTS);
+        place.lock.sweep(place.dir)?;
+        place.lock.sweep(&root)?;
+        let found = newest(&root)?;
+        let resumed = found
+            .snapshot
+            .as_ref()
+            .map(|snapshot| state::restore(snapshot, store, (place.config, place.made_of)))
+            .transpose()?;
+        let lost = if resumed.is_none() {
+            resume::lost(place.dir, &found.set_aside)?
+        } else {
+            None
+        };
+        if let Some(line) = lost.as_ref().filter(|_| !place.is_kept) {
+            return Err(Fault::BadInput(line.clone()));
+        }
+        let (step, mark) = resumed.unwrap_or((0, Mark::default()));
+        let mut progress = Progress::at(place.progress.unwrap_or(place.dir))?;
+        for (path, reason) in &found.set_aside {
+            progress.event(
+                step,
+                format!("checkpoint set aside as {}: {reason}", path.display()),
+            );
+        }
+        if lost.is_some() {
+            progress.event(
+                step,
+                format!(
+                    "no checkpoint is left in {}; it is trained again",
+                    root.display()
+                ),
+            );
+        }
+        let spool = match Spool::roll_back(place.dir, &mark) {
+            // Nobody reads the rows of a target once it is trained.
+            Err(SpoolError::Short { .. } | SpoolError::Differs { .. }) if place.is_kept => {
+                let rows = place.dir.join(METRICS);
+                let note = format!(
+                    "{}: not the rows of its checkpoint; they begin again",
+                    rows.display()
+                );
+                progress.event(step, note);
+                Spool::roll_back(place.dir, &Mark::default())?
+            }
+            other => other?,
+        };
+        let at = found.snapshot.as_ref().map(At::of);
+        if let Some(at) = at {
+            progress.event(step, format!("continued from the checkpoint of {at}"));
+        }
+        let saver = Saver::new(&root, place, found.snapshot)?;
+        saver.remember(&mut progress);
+        Ok(Self {
+            task,
+            place,
+            at: at.unwrap_or(At::WarmUp(0)),
+            is_new: at.is_none(),
+            store,
+            stop,
+            spool,
+            progress,
+            saver,
+        })
+    }
+
+    /// Starting values and the row about them. Whether it came to that.
+    pub(crate) fn begin(&mut self) -> Result<bool, Fault> {
+        self.show(true);
+        let start = self.beside("eval", |task, store, go_on| task.begin(store, go_on))?;
+        let Some(start) = start else {
+            return Ok(false);
+        };
+        if !start.is_empty() {
+            let start = start.into_iter();
+            let start = start.map(|(name, value)| (name.replace("eval/", "start/"), value));
+            self.spool.append(&row(0, Kind::Eval, start));
+        }
+        Ok(true)
+    }
+
+    /// The updates before the first step, of which `made` are made. Whether all are made now.
+    pub(crate) fn warm_up(&mut self, made: u64) -> Result<bool, Fault> {
+        let Self {
+            task,
+            store,
+            progress,
+            stop,
+            ..
+        } = self;
+        let all = task.warmup_steps();
+        let mut go_on = |made| {
+            progress.show((WARMUP, all), made, false);
+            !stop()
+        };
+        let made = task.warm_up(store, made, &mut go_on)?;
+        self.at = if made < all {
+            At::WarmUp(made)
+        } else {
+            At::Step(0)
+        };
+        Ok(made == all)
+    }
+
+    pub(crate) fn is_asked_to_stop(&self) -> bool {
+        (self.stop)()
+    }
+
+    /// Does what is no step, and leaves its time out of their speed.
+    pub(crate) fn beside_steps(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<bool, Fault>,
+    ) -> Result<bool, Fault> {
+        let clock = Instant::now();
+        let goes_on = work(self)?;
+        self.progress.rest(clock);
+        Ok(goes_on)
+    }
+
+    /// One step, and its row where one is due.
+    pub(crate) fn step(&mut self, step: u64, loader: &mut Loader) -> Result<(), Fault> {
+        let Self { task, store, .. } = self;
+        let is_logged = is_due(step, self.place.log.every) || step + 1 == task.steps();
+        let clock = Instant::now();
+        let batch = loader.next()?;
+        let waited = clock.elapsed();
+        // On a GPU the clock of the ops would cost the step its graph.
+        if is_logged && matches!(task.program(), Executor::Cpu(_)) {
+            task.program().start_profile();
+        }
+        run_step(&mut **task, store, &batch, step)?;
+        self.saver.make_room(store);
+        if is_logged {
+            task.program().fetch(store)?;
+            let parts = task.program().part_times();
+            self.progress.times(step, waited, clock.elapsed(), &parts);
+        }
+        loader.recycle(batch);
+        if is_logged {
+            refused_step::check(&mut **task, store, step)?;
+            let seen = task.observe(store).into_iter();
+            let seen = seen.chain(named(task.scalars(step)));
+            self.spool.append(&row(step, Kind::Train, seen));
+            self.spool.flush();
+        }
+        self.at = At::Step(step + 1);
+        Ok(())
+    }
+
+    /// The row of an evaluation. Whether there is one; not so where it was left on request.
+    pub(crate) fn evaluate(&mut self) -> Result<bool, Fault> {
+        let Some(values) = self.beside("eval", |task, store, go_on| task.evaluate(store, go_on))?
+        else {
+            return Ok(false);
+        };
+        self.spool.append(&row(self.at.step(), Kind::Eval, values));
+        self.spool.flush();
+        Ok(true)
+    }
+
+    /// The figures. Whether it was to go on; figures are worth a warning, not a run.
+    pub(crate) fn draw(&mut self) -> Result<bool, Fault> {
+        let (dir, step) = (self.place.dir, self.at.step());
+        let drawn = self.beside("figures", |task, store, go_on| {
+            task.draw(store, (dir, step), go_on)
+        });
+        drawn.or_else(|fault| {
+            let note = format!("the figures of step {step} were not drawn: {fault}");
+            self.progress.event(step, note);
+            Ok(true)
+        })
+    }
+
+    /// Does what takes long and is no step. While it does, the run says that it is alive, and hears a request to stop.
+    ///
+    /// - `doing`: the spool's word for it
+    fn beside<R>(
+        &mut self,
+        doing: &str,
+        work: impl FnOnce(&mut dyn Task, &mut Store, &mut GoOn<'_>) -> R,
+    ) -> R {
+        let step = self.at.step();
+        let mut go_on = || self.progress.alive(doing, step, self.stop);
+        work(&mut *self.task, &mut *self.store, &mut go_on)
+    }
+
+    /// Looks whether a write has ended.
+    pub(crate) fn poll_writer(&mut self, what_follows: &str) {
+        self.saver.poll(&mut self.progress, what_follows);
+    }
+
+    /// Has the state written; does nothing where that was done.
+    pub(crate) fn save(&mut self) -> Result<(), Fault> {
+        let (spool, progress) = (&mut self.spool, &mut self.progress);
+        self.saver.save(
+            (&mut *self.task, &mut *self.store),
+            spool,
+            self.at,
+            progress,
+        )
+    }
+
+    /// Ends a run that has made all its steps.
+    pub(crate) fn finish(&mut self) -> Result<(), Fault> {
+        let clock = Instant::now();
+        self.finish_saving()?;
+        self.saver.finish_rows(&mut self.spool)?;
+        self.progress.rest(clock);
+        self.show(true);
+        Ok(())
+    }
+
+    /// Saves and leaves.
+    pub(crate) fn leave(&mut self) -> Result<Outcome, Fault> {
+        self.finish_saving()?;
+        let of = match self.task.phase() {
+            "target" => " of the target",
+            _ => "",
+        };
+        let note = self.at.stopped(of);
+        self.progress.stopped(self.at.step(), note);
+        Ok(Outcome::Stopped)
+    }
+
+    /// Leaves before there is anything to save.
+    pub(crate) fn leave_unsaved(&mut self) -> Outcome {
+        let note =
+            "stopped before the first step; nothing is saved yet, and the same command begins anew";
+        self.progress.stopped(0, note.to_owned());
+        Outcome::Stopped
+    }
+
+    fn finish_saving(&mut self) -> Result<(), Fault> {
+        let (spool, progress) = (&mut self.spool, &mut self.progress);
+        self.saver.finish(
+            (&mut *self.task, &mut *self.store),
+            spool,
+            self.at,
+            progress,
+        )
+    }
+
+    /// Says how far it is, at most twice a second but for `now`.
+    pub(crate) fn show(&mut self, now: bool) {
+        let (phase, step) = match self.at {
+            At::WarmUp(made) if made > 0 => ((WARMUP, self.task.warmup_steps()), made),
+            _ => ((self.task.phase(), self.task.steps()), self.at.step()),
+        };
+        self.progress.show(phase, step, now);
+    }
+}
+
+/// Whether `step` is one of every `steps`; none is where that is 0.
+pub(crate) fn is_due(step: u64, steps: u64) -> bool {
+    steps > 0 && step.is_multiple_of(steps)
+}
+
+fn row(step: u64, kind: Kind, values: impl IntoIterator<Item = (String, f64)>) -> Row {
+    let values = values.into_iter();
+    values.fold(Row::new(step, kind), |row, (name, value)| {
+        row.with(name, value)
+    })
+}
+
+fn named(scalars: Vec<(&'static str, f64)>) -> impl Iterator<Item = (String, f64)> {
+    scalars
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+}
