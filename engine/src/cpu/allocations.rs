@@ -95,7 +95,10 @@ impl Step {
         let kv = self.b.linear_io(q, w_kv, None)?;
         let table = self.b.rotary_table(T, D / 4, 1e4)?;
         let turned = self.b.attention([q, kv, kv], (4, 2), true, Some(table))?;
-        self.b.swiglu(turned, x)
+        let y = self.b.swiglu(turned, x)?;
+        let both = self.b.concatenate(&[y, x])?;
+        let half = self.b.slice(both, D / 2..D + D / 2)?;
+        self.b.reshape(half, &[B, T, D])
     }
 
     fn mlp(&mut self) -> ComponentMlpWeights {
@@ -313,6 +316,7 @@ fn a_replay_allocates_nothing() {
         "attention",
         "bernoulli",
         "component_mlp",
+        "concatenate",
         "constant",
         "cross_entropy",
         "embed",
@@ -331,11 +335,13 @@ fn a_replay_allocates_nothing() {
         "mse",
         "parallel_linear",
         "relu",
+        "reshape",
         "rms_norm",
         "rotary_table",
         "routed_matmul",
         "site_output",
         "site_share",
+        "slice",
         "sum_rows",
         "sum_squares",
         "swiglu",

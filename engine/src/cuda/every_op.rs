@@ -374,6 +374,14 @@ impl EveryOp {
         let again = self.b.rms_norm(normal, weight, 1e-5)?;
         self.count(twice)?;
         self.count(again)?;
+        // Runs of columns that are whole vectors of four, and that are not.
+        let joined = self.b.concatenate(&[x, again, x])?;
+        for range in [d..2 * d, 1..d + 3] {
+            let some = self.b.slice(joined, range)?;
+            self.count(some)?;
+        }
+        let flat = self.b.reshape(x, &[heads, self.b.ty(x).len() / heads])?;
+        self.count(flat)?;
         let turned = self.b.second_first(x)?;
         self.count(turned)?;
         let matrix = self.leaf(&[d, c]);

@@ -1,0 +1,39 @@
+use super::{Columns, Run};
+use crate::cuda::lowering::{Lowering, Source};
+
+const KERNELS: Source = Source {
+    name: "columns",
+    text: include_str!("kernel.cu"),
+};
+
+pub(super) fn value(op: &Columns, to: &mut Lowering<'_>) {
+    let (y, rows, columns) = (to.output(0), op.rows(), op.columns);
+    let add = to.adds(0);
+    for (index, &Run { from, to: at, len }) in op.runs.iter().enumerate() {
+        let x = to.input(index);
+        // One run writes the zeros beside it.
+        let (first, count) = if op.runs.len() == 1 && !add {
+            (0, columns)
+        } else {
+            (at, len)
+        };
+        let constants = [
+            rows,
+            x.len / rows.max(1),
+            columns,
+            first,
+            count,
+            from,
+            at,
+            len,
+        ];
+        let constants = constants.map(Into::into);
+        to.kernel(
+            KERNELS,
+            "columns",
+            &[&constants[..], &[add.into()]].concat(),
+        )
+        .fours(rows, count)
+        .launch(&[x.into(), y.into()]);
+    }
+}

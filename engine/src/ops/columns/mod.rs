@@ -1,0 +1,292 @@
+//! Columns of tensors in another place: concatenated, sliced, or of another shape. Nothing is computed.
+//!
+//! Each input gives a run of columns to the result; what no input gives is 0. The gradient of an input is the same backwards: the run
+//! of the gradient that it gave, and 0 in the columns that it gave nothing of.
+
+mod cpu;
+mod cuda;
+
+use std::ops::Range;
+
+use crate::cpu::Frame;
+use crate::cuda::Lowering;
+use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::precision::Format::{self, Either};
+use crate::value::{DType, Type, Value};
+
+/// A run of columns.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    /// Its first column in the input, and in the result.
+    from: usize,
+    to: usize,
+    /// Columns.
+    len: usize,
+}
+
+/// Copies of runs of columns. The runs cover all columns of the result, or there is one.
+#[derive(Debug, Clone)]
+pub struct Columns {
+    name: &'static str,
+    /// Shape of the result.
+    dims: Vec<usize>,
+    /// Columns of a row of the result: its last dimension, unless the shape changes.
+    columns: usize,
+    /// One an input.
+    runs: Vec<Run>,
+}
+
+impl Builder {
+    /// Values side by side along the last axis, f32 `[.., c_1]`, `[.., c_2]` and so on to `[.., c_1 + c_2 + ..]`; the gradient flows to
+    /// each.
+    ///
+    /// # Errors
+    ///
+    /// When there are none, one is a scalar or no f32, or their other dimensions differ.
+    pub fn concatenate(&mut self, values: &[Value]) -> Result<Value> {
+        let refuse = |reason| Err(BuildError::new("concatenate", reason));
+        let Some(&first) = values.first() else {
+            return refuse("there are no values".to_owned());
+        };
+        let first = self.ty(first).clone();
+        let Some((_, rows)) = first.dims.split_last() else {
+            return refuse(format!("needs a last axis, found {first}"));
+        };
+        let (mut columns, mut runs) = (0, Vec::new());
+        for &value in values {
+            let ty = self.ty(value);
+            if ty.dims.split_last().map(|(_, rows)| rows) != Some(rows) {
+                return refuse(format!("{first} and {ty} differ before the last axis"));
+            }
+            runs.push(Run {
+                from: 0,
+                to: columns,
+                len: ty.columns(),
+            });
+            columns += ty.columns();
+        }
+        let op = Columns {
+            name: "concatenate",
+            dims: [rows, &[columns]].concat(),
+            columns,
+            runs,
+        };
+        self.op1(op, values)
+    }
+
+    /// Some columns along the last axis, f32 `[.., c]` to `[.., range]`; the gradient flows back, and is 0 for the other columns.
+    ///
+    /// # Errors
+    ///
+    /// When `x` is a scalar or no f32, or the range is empty or does not lie in the last axis.
+    pub fn slice(&mut self, x: Value, range: Range<usize>) -> Result<Value> {
+        let ty = self.ty(x);
+        let mut dims = ty.dims.clone();
+        let Some(columns) = dims.last_mut().filter(|c| range.end <= **c) else {
+            return Err(BuildError::new(
+                "slice",
+                format!("columns {range:?} are none of {ty}"),
+            ));
+        };
+        if range.is_empty() {
+            let reason = format!("columns {range:?} of {ty} are none");
+            return Err(BuildError::new("slice", reason));
+        }
+        *columns = range.len();
+        let run = Run {
+            from: range.start,
+            to: 0,
+            len: range.len(),
+        };
+        let op = Columns {
+            name: "slice",
+            dims,
+            columns: range.len(),
+            runs: vec![run],
+        };
+        self.op1(op, &[x])
+    }
+
+    /// The same numbers in the same order in another shape, f32; the gradient flows back.
+    ///
+    /// # Errors
+    ///
+    /// When `x` is no f32, or has more or fewer elements than `dims`.
+    pub fn reshape(&mut self, x: Value, dims: &[usize]) -> Result<Value> {
+        let ty = self.ty(x);
+        if Type::f32(dims).len() != ty.len() {
+            let reason = format!("{ty} has not the elements of {dims:?}");
+            return Err(BuildError::new("reshape", reason));
+        }
+        let columns = ty.columns();
+        let run = Run {
+            from: 0,
+            to: 0,
+            len: columns,
+        };
+        let op = Columns {
+            name: "reshape",
+            dims: dims.to_vec(),
+            columns,
+            runs: vec![run],
+        };
+        self.op1(op, &[x])
+    }
+}
+
+impl Columns {
+    /// Rows of the result.
+    fn rows(&self) -> usize {
+        self.dims.iter().product::<usize>() / self.columns.max(1)
+    }
+}
+
+impl Op for Columns {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Either]]
+    }
+
+    fn carries(&self) -> bool {
+        true
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        match inputs.iter().find(|ty| ty.dtype != DType::F32) {
+            Some(ty) => Err(BuildError::new(self.name, format!("needs f32, found {ty}"))),
+            None => Ok(vec![Type::f32(&self.dims)]),
+        }
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let Some(g) = gradients.of(node.outputs[0]) else {
+            return Ok(());
+        };
+        for (&input, &Run { from, to, len }) in node.inputs.iter().zip(&self.runs) {
+            let ty = gradients.builder().ty(input);
+            let back = Self {
+                name: "columns_grad",
+                dims: ty.dims.clone(),
+                columns: ty.len() / self.rows().max(1),
+                runs: vec![Run {
+                    from: to,
+                    to: from,
+                    len,
+                }],
+            };
+            gradients.emit(back, &[g], &[Some(input)])?;
+        }
+        Ok(())
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        cpu::run(self, frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        cuda::value(self, to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Tensor;
+
+    use crate::op::Builder;
+    use crate::ops::oracle::{Oracle, random};
+    use crate::value::Type;
+
+    // Nothing is computed, but that gradients of several readers are added up.
+    const TOLERANCE: f32 = 1e-6;
+
+    #[test]
+    fn concatenations_agree_with_candle() {
+        for [a, b] in [[3, 5], [4, 8], [33, 1]] {
+            let samples = [random(&[7, 3, a], 1), random(&[7, 3, b], 2)];
+            Oracle::new(&samples)
+                .ours(|b, v| b.concatenate(&[v[0], v[1], v[0]]))
+                .candle(|v| Tensor::cat(&[&v[0], &v[1], &v[0]], 2))
+                .agree(TOLERANCE);
+        }
+    }
+
+    #[test]
+    fn slices_agree_with_candle() {
+        for (dims, first, second) in [
+            (&[7][..], 0..3, 2..7),
+            (&[5, 3, 12], 4..8, 8..12),
+            (&[300, 130], 1..70, 60..130),
+        ] {
+            let ours = [first.clone(), second.clone()];
+            Oracle::new(&[random(dims, 1)])
+                .ours(|b, v| {
+                    let [first, second] = ours.clone().map(|range| b.slice(v[0], range).unwrap());
+                    b.concatenate(&[second, first])
+                })
+                .candle(|v| {
+                    let last = v[0].rank() - 1;
+                    let [first, second] = [first.clone(), second.clone()]
+                        .map(|range| v[0].narrow(last, range.start, range.len()).unwrap());
+                    Tensor::cat(&[second, first], last)
+                })
+                .agree(TOLERANCE);
+        }
+    }
+
+    #[test]
+    fn reshapes_agree_with_candle() {
+        for (from, to) in [(&[6, 35][..], &[2, 3, 5, 7][..]), (&[], &[1, 1])] {
+            Oracle::new(&[random(from, 1)])
+                .ours(|b, v| {
+                    let y = b.reshape(v[0], to)?;
+                    b.add(y, y)
+                })
+                .candle(|v| v[0].reshape(to)? * 2.0)
+                .agree(TOLERANCE);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let mut b = Builder::new();
+        let [x, other, scalar] = [("x", &[2, 3][..]), ("other", &[3, 3]), ("scalar", &[])]
+            .map(|(name, dims)| b.input(name, &Type::f32(dims)).unwrap());
+        let ids = b.input("ids", &Type::u32(&[2, 3])).unwrap();
+        for (found, expected) in [
+            (b.concatenate(&[]), "concatenate: there are no values"),
+            (
+                b.concatenate(&[scalar]),
+                "concatenate: needs a last axis, found f32 []",
+            ),
+            (
+                b.concatenate(&[x, other]),
+                "concatenate: f32 [2, 3] and f32 [3, 3] differ before the last axis",
+            ),
+            (
+                b.concatenate(&[x, ids]),
+                "concatenate: needs f32, found u32 [2, 3]",
+            ),
+            (
+                b.slice(x, 1..4),
+                "slice: columns 1..4 are none of f32 [2, 3]",
+            ),
+            (
+                b.slice(x, 2..2),
+                "slice: columns 2..2 of f32 [2, 3] are none",
+            ),
+            (
+                b.reshape(x, &[5]),
+                "reshape: f32 [2, 3] has not the elements of [5]",
+            ),
+        ] {
+            assert_eq!(found.unwrap_err().to_string(), expected);
+        }
+    }
+}
