@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::graph::Home;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
-use crate::ops::Add;
+use crate::ops::Elementwise;
 use crate::value::Value;
 
 impl Builder {
@@ -170,8 +170,9 @@ impl Gradients<'_> {
         let total = match self.of(input) {
             None => contribution,
             Some(before) => {
+                let sum = Arc::new(Elementwise::sum(1));
                 self.builder
-                    .node(Arc::new(Add), &[contribution], vec![Some(before)])?[0]
+                    .node(sum, &[contribution], vec![Some(before)])?[0]
             }
         };
         self.of.insert(input, total);

@@ -98,7 +98,13 @@ impl Step {
         let y = self.b.swiglu(turned, x)?;
         let both = self.b.concatenate(&[y, x])?;
         let half = self.b.slice(both, D / 2..D + D / 2)?;
-        self.b.reshape(half, &[B, T, D])
+        let y = self.b.reshape(half, &[B, T, D])?;
+        let gate = self.b.tanh(y)?;
+        let gate = self.b.exp(gate)?;
+        let gate = self.b.silu(gate)?;
+        let y = self.b.mul(y, gate)?;
+        let factor = self.b.mean(gate)?;
+        self.b.scale(y, factor)
     }
 
     fn mlp(&mut self) -> ComponentMlpWeights {
@@ -320,6 +326,7 @@ fn a_replay_allocates_nothing() {
         "constant",
         "cross_entropy",
         "embed",
+        "exp",
         "gelu",
         "gradient_norm",
         "halt",
@@ -333,18 +340,22 @@ fn a_replay_allocates_nothing() {
         "matmul",
         "mean",
         "mse",
+        "mul",
         "parallel_linear",
         "relu",
         "reshape",
         "rms_norm",
         "rotary_table",
         "routed_matmul",
+        "scale",
+        "silu",
         "site_output",
         "site_share",
         "slice",
         "sum_rows",
         "sum_squares",
         "swiglu",
+        "tanh",
         "transpose",
         "uniform",
         "uniform_subsets",

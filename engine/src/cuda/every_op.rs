@@ -374,6 +374,12 @@ impl EveryOp {
         let again = self.b.rms_norm(normal, weight, 1e-5)?;
         self.count(twice)?;
         self.count(again)?;
+        let product = self.b.mul(again, normal)?;
+        let bounded = self.b.tanh(product)?;
+        let power = self.b.exp(bounded)?;
+        let silu = self.b.silu(power)?;
+        let scaled = self.b.scale(silu, mean)?;
+        self.count(scaled)?;
         // Runs of columns that are whole vectors of four, and that are not.
         let joined = self.b.concatenate(&[x, again, x])?;
         for range in [d..2 * d, 1..d + 3] {

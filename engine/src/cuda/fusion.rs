@@ -7,7 +7,7 @@ use super::device_op::{DeviceGraph, DeviceNode, DeviceOp, Rewritten};
 use super::lowering::Lowering;
 use crate::graph::Home;
 use crate::op::Computes;
-use crate::ops::{Add, LayerNorm, RmsNorm};
+use crate::ops::{Elementwise, LayerNorm, RmsNorm};
 use crate::schedule;
 use crate::value::{Type, Value};
 
@@ -74,7 +74,9 @@ pub(super) fn fused(from: &DeviceGraph) -> DeviceGraph {
 fn is_sum_of_two(from: &DeviceGraph, node: &DeviceNode) -> bool {
     let added = node.into.iter().any(Option::is_some);
     let dims = |value: &Value| &from.ty(*value).dims;
-    node.op.is::<Add>()
+    node.op
+        .get::<Elementwise>()
+        .is_some_and(Elementwise::is_sum)
         && !added
         && node.inputs.len() == 2
         && node
@@ -140,7 +142,7 @@ mod tests {
         let normal = b.rms_norm(sum, later, 1e-5).unwrap();
         b.output("later", normal);
         b.rms_norm(sum, w, 1e-5).unwrap();
-        let op: Arc<dyn Op> = Arc::new(crate::ops::Add);
+        let op: Arc<dyn Op> = Arc::new(Elementwise::sum(1));
         let total = b.node(op, &[x], vec![Some(y)]).unwrap()[0];
         let normal = b.rms_norm(total, w, 1e-6).unwrap();
         b.output("in place", normal);

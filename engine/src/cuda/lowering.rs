@@ -69,6 +69,8 @@ pub(crate) enum Argument {
     Word(u32),
     /// In the place of f32s that are not there.
     Nothing,
+    /// CUDA C++.
+    Code(String),
     /// The members of a structure, or the elements of an array.
     List(Vec<Argument>),
 }
@@ -400,6 +402,7 @@ fn list(arguments: &[Argument], operands: &mut Vec<Operand>, words: &mut Vec<u32
                 format!("w{}", words.len() - 1)
             }
             Argument::Nothing => "In<float>()".to_owned(),
+            Argument::Code(code) => code.clone(),
             Argument::List(arguments) => format!("{{{}}}", list(arguments, operands, words)),
         };
         text += &rest;

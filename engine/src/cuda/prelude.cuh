@@ -499,6 +499,9 @@ DEVICE float clamp(float x, float low, float high) {
     return x > high ? high : x;
 }
 
+// Not fmaxf, which would hide NaN.
+DEVICE float relu(float x) { return x < 0.0f ? 0.0f : x; }
+
 DEVICE float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // x Phi(x), and its slope Phi(x) + x phi(x).

@@ -17,7 +17,6 @@
 //! Its tests compare value and gradient with candle's by `oracle.rs`, which runs the CUDA kernels on the emulated device as well.
 
 mod adamw;
-mod add;
 mod ascend;
 mod attention;
 mod columns;
@@ -25,8 +24,8 @@ mod component_mlp;
 mod constant;
 mod cross_entropy;
 mod draws;
+mod elementwise;
 mod embedding;
-mod gelu;
 mod gradient_norm;
 mod halt;
 mod head_divergence;
@@ -43,20 +42,17 @@ mod mse;
 #[cfg(test)]
 pub(crate) mod oracle;
 mod parallel_linear;
-mod relu;
 mod rms_norm;
 mod rotary_table;
 pub(crate) mod routed_matmul;
 mod site_output;
 mod sum_rows;
 mod sum_squares;
-mod swiglu;
 mod transpose;
 mod weighted_sum;
 
 pub use crate::derivation::SiteInputs;
 pub use adamw::{AdamW, AdamWOperands};
-pub use add::Add;
 pub use ascend::Ascend;
 pub use attention::Attention;
 pub use columns::Columns;
@@ -64,8 +60,8 @@ pub use component_mlp::{ComponentMlp, ComponentMlpWeights};
 pub use constant::Constant;
 pub use cross_entropy::CrossEntropy;
 pub use draws::{Bernoulli, Uniform, UniformSubsets};
+pub use elementwise::{Elementwise, Expr, GeluKind};
 pub use embedding::{AddPositions, Embed};
-pub use gelu::{Gelu, GeluKind};
 pub use gradient_norm::GradientNorm;
 pub use halt::Halt;
 pub use head_divergence::HeadDivergence;
@@ -80,14 +76,12 @@ pub use matmul::MatMul;
 pub use mean::Mean;
 pub use mse::Mse;
 pub use parallel_linear::ParallelLinear;
-pub use relu::Relu;
 pub use rms_norm::RmsNorm;
 pub use rotary_table::RotaryTable;
 pub use routed_matmul::{PackRows, RoutedMatMul};
 pub use site_output::SiteOutput;
 pub use sum_rows::SumRows;
 pub use sum_squares::SumSquares;
-pub use swiglu::SwiGlu;
 pub use transpose::Transpose;
 pub use weighted_sum::WeightedSum;
 

@@ -1,0 +1,99 @@
+//! Element-wise functions.
+
+use super::{Elementwise, GeluKind};
+use crate::op::{BuildError, Builder, Result};
+use crate::value::Value;
+
+impl Builder {
+    /// `a + b`, f32 of one shape; the gradient flows to both.
+    ///
+    /// # Errors
+    ///
+    /// When the types differ.
+    pub fn add(&mut self, a: Value, b: Value) -> Result<Value> {
+        self.op1(Elementwise::sum(2), &[a, b])
+    }
+
+    /// `a * b`, f32 of one shape; the gradient flows to both.
+    ///
+    /// # Errors
+    ///
+    /// When the types differ.
+    pub fn mul(&mut self, a: Value, b: Value) -> Result<Value> {
+        if self.ty(a) != self.ty(b) {
+            let reason = format!("{} and {} differ", self.ty(a), self.ty(b));
+            return Err(BuildError::new("mul", reason));
+        }
+        self.elementwise(["mul", "mul_grad"], [a, b], |[a, b]| a * b)
+    }
+
+    /// `x * factor`, f32 of any shape and a scalar; the gradient flows to both.
+    ///
+    /// # Errors
+    ///
+    /// When `factor` is no scalar.
+    pub fn scale(&mut self, x: Value, factor: Value) -> Result<Value> {
+        if !self.ty(factor).dims.is_empty() {
+            let reason = format!("the factor must be a scalar, found {}", self.ty(factor));
+            return Err(BuildError::new("scale", reason));
+        }
+        self.elementwise(["scale", "scale_grad"], [x, factor], |[x, factor]| {
+            x * factor
+        })
+    }
+
+    /// `max(x, 0)`, f32 of any shape; NaN stays NaN. The gradient flows where `x > 0`, and not at 0, as in PyTorch.
+    ///
+    /// # Errors
+    ///
+    /// When `x` is no f32.
+    pub fn relu(&mut self, x: Value) -> Result<Value> {
+        self.elementwise(["relu", "relu_grad"], [x], |[x]| x.relu())
+    }
+
+    /// `x / (1 + e^-x)`, f32 of any shape.
+    ///
+    /// # Errors
+    ///
+    /// When `x` is no f32.
+    pub fn silu(&mut self, x: Value) -> Result<Value> {
+        self.elementwise(["silu", "silu_grad"], [x], |[x]| x.silu())
+    }
+
+    /// `tanh x`, f32 of any shape.
+    ///
+    /// # Errors
+    ///
+    /// When `x` is no f32.
+    pub fn tanh(&mut self, x: Value) -> Result<Value> {
+        self.elementwise(["tanh", "tanh_grad"], [x], |[x]| x.tanh())
+    }
+
+    /// `e^x`, f32 of any shape, within the range of [`Expr::exp`](super::Expr::exp).
+    ///
+    /// # Errors
+    ///
+    /// When `x` is no f32.
+    pub fn exp(&mut self, x: Value) -> Result<Value> {
+        self.elementwise(["exp", "exp_grad"], [x], |[x]| x.exp())
+    }
+
+    /// GELU of each element, `x Phi(x)` or GPT-2's approximation of it; f32 of any shape.
+    ///
+    /// # Errors
+    ///
+    /// When `x` is no f32.
+    pub fn gelu(&mut self, x: Value, kind: GeluKind) -> Result<Value> {
+        self.elementwise(["gelu", "gelu_grad"], [x], |[x]| x.gelu(kind))
+    }
+
+    /// `silu(gate) * up`, f32 of one shape; the gradient flows to both. Shazeer, "GLU variants improve transformer", 2020.
+    ///
+    /// # Errors
+    ///
+    /// When the shapes differ.
+    pub fn swiglu(&mut self, gate: Value, up: Value) -> Result<Value> {
+        let names = ["swiglu", "swiglu_grad"];
+        self.elementwise(names, [gate, up], |[gate, up]| gate.silu() * up)
+    }
+}

@@ -1,0 +1,182 @@
+//! Expressions as steps that write to registers: what computes an element-wise op, a run of elements at a time.
+
+use std::collections::BTreeMap;
+
+use super::expr::{Expr, Function, Operator, Term};
+
+/// Registers, at most.
+pub(super) const REGISTERS: usize = 32;
+
+/// Where the numbers of a step come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum From {
+    Operand(usize),
+    Register(usize),
+}
+
+/// Where they go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum To {
+    Register(usize),
+    Result(usize),
+}
+
+/// What a step does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    Copy(From),
+    Of(Function, From),
+    Both(Operator, From, From),
+}
+
+/// A step: what it does, and where its numbers go. It writes to no register that it reads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step {
+    pub(super) action: Action,
+    pub(super) to: To,
+}
+
+impl Step {
+    /// Whether all that it reads are operands, and what it writes is a result.
+    pub(super) fn is_free_of_registers(&self) -> bool {
+        let is_operand = |from| matches!(from, From::Operand(_));
+        let reads = match self.action {
+            Action::Copy(x) | Action::Of(_, x) => is_operand(x),
+            Action::Both(_, a, b) => is_operand(a) && is_operand(b),
+        };
+        reads && matches!(self.to, To::Result(_))
+    }
+}
+
+/// What a register holds from the start.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Fill {
+    Constant(f32),
+    /// The only element of an operand.
+    Operand(usize),
+}
+
+/// Steps that compute some results.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Steps {
+    /// Registers that hold one number throughout: the first ones.
+    pub(super) fills: Vec<Fill>,
+    pub(super) steps: Vec<Step>,
+}
+
+/// What is computed, each of what was computed before.
+#[derive(Default)]
+struct Nodes {
+    /// The numbers of operands are indices of nodes.
+    nodes: Vec<Node>,
+    seen: BTreeMap<*const Term, usize>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Node {
+    Operand(usize),
+    Constant(u32),
+    Of(Function, usize),
+    Both(Operator, usize, usize),
+}
+
+impl Node {
+    fn reads(self) -> [Option<usize>; 2] {
+        match self {
+            Self::Operand(_) | Self::Constant(_) => [None, None],
+            Self::Of(_, x) => [Some(x), None],
+            Self::Both(_, a, b) => [Some(a), Some(b)],
+        }
+    }
+}
+
+impl Nodes {
+    /// The node of an expression; what is computed twice is one.
+    fn node(&mut self, expr: &Expr) -> usize {
+        let key = std::sync::Arc::as_ptr(&expr.0);
+        if let Some(&node) = self.seen.get(&key) {
+            return node;
+        }
+        let node = match &*expr.0 {
+            Term::Operand(index) => Node::Operand(*index),
+            Term::Constant(bits) => Node::Constant(*bits),
+            Term::Of(function, x) => Node::Of(*function, self.node(x)),
+            Term::Both(operator, a, b) => Node::Both(*operator, self.node(a), self.node(b)),
+        };
+        let known = self.nodes.iter().position(|known| *known == node);
+        let index = known.unwrap_or_else(|| {
+            self.nodes.push(node);
+            self.nodes.len() - 1
+        });
+        self.seen.insert(key, index);
+        index
+    }
+}
+
+impl Steps {
+    /// The steps of some results; `is_scalar` says which operands have one element for all. None where they need too many registers.
+    pub(super) fn new(results: &[Expr], is_scalar: &[bool]) -> Option<Self> {
+        let mut nodes = Nodes::default();
+        let results: Vec<usize> = results.iter().map(|result| nodes.node(result)).collect();
+        let nodes = nodes.nodes;
+        let mut steps = Self::default();
+        // Of each node where its numbers are, once they are there.
+        let mut at: Vec<Option<From>> = vec![None; nodes.len()];
+        for (at, node) in at.iter_mut().zip(&nodes) {
+            let fill = match *node {
+                Node::Operand(index) if !is_scalar[index] => {
+                    *at = Some(From::Operand(index));
+                    continue;
+                }
+                Node::Operand(index) => Fill::Operand(index),
+                Node::Constant(bits) => Fill::Constant(f32::from_bits(bits)),
+                Node::Of(..) | Node::Both(..) => continue,
+            };
+            *at = Some(From::Register(steps.fills.len()));
+            steps.fills.push(fill);
+        }
+        let first = steps.fills.len();
+        let mut is_free = vec![true; REGISTERS.saturating_sub(first)];
+        let last_read = |node: usize| {
+            nodes
+                .iter()
+                .rposition(|other| other.reads().contains(&Some(node)))
+        };
+        for (index, node) in nodes.iter().enumerate() {
+            let from = |node: usize| at[node].expect("computed before");
+            let action = match *node {
+                Node::Operand(_) | Node::Constant(_) => continue,
+                Node::Of(function, x) => Action::Of(function, from(x)),
+                Node::Both(operator, a, b) => Action::Both(operator, from(a), from(b)),
+            };
+            let wanted = results.iter().filter(|result| **result == index).count();
+            // What nobody else reads goes where it is wanted.
+            let to = if wanted == 1 && last_read(index).is_none() {
+                To::Result(results.iter().position(|result| *result == index)?)
+            } else {
+                let register = is_free.iter().position(|is_free| *is_free)?;
+                is_free[register] = false;
+                at[index] = Some(From::Register(first + register));
+                To::Register(first + register)
+            };
+            steps.steps.push(Step { action, to });
+            for read in node.reads().into_iter().flatten() {
+                let done = last_read(read) == Some(index) && !results.contains(&read);
+                if let (true, Some(From::Register(register))) = (done, at[read])
+                    && register >= first
+                {
+                    is_free[register - first] = true;
+                }
+            }
+        }
+        for (result, node) in results.into_iter().enumerate() {
+            if let Some(from) = at[node] {
+                steps.steps.push(Step {
+                    action: Action::Copy(from),
+                    to: To::Result(result),
+                });
+            }
+        }
+        (first <= REGISTERS).then_some(steps)
+    }
+}
