@@ -285,7 +285,7 @@ mod tests {
     use crate::cuda::Lowering;
     use crate::op::Gradients;
     use crate::op::NodeView;
-    use crate::ops::{Constant, Halt, MatMul};
+    use crate::ops::{Elementwise, Halt, MatMul};
 
     fn matrix() -> (Builder, Value) {
         let mut b = Builder::new();
@@ -334,11 +334,7 @@ mod tests {
                     frame.output(0).0.fill($value);
                 }
                 fn cuda(&self, to: &mut Lowering<'_>) {
-                    Constant {
-                        value: $value,
-                        dims: Vec::new(),
-                    }
-                    .cuda(to);
+                    Elementwise::constant($value, &[]).cuda(to);
                 }
             }
             $b.op1(Same, &[]).unwrap()

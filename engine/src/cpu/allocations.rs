@@ -102,6 +102,7 @@ impl Step {
         let gate = self.b.tanh(y)?;
         let gate = self.b.exp(gate)?;
         let gate = self.b.silu(gate)?;
+        let gate = self.b.softmax(gate)?;
         let y = self.b.mul(y, gate)?;
         let factor = self.b.mean(gate)?;
         self.b.scale(y, factor)
@@ -352,6 +353,7 @@ fn a_replay_allocates_nothing() {
         "site_output",
         "site_share",
         "slice",
+        "softmax",
         "sum_rows",
         "sum_squares",
         "swiglu",

@@ -374,6 +374,8 @@ impl EveryOp {
         let again = self.b.rms_norm(normal, weight, 1e-5)?;
         self.count(twice)?;
         self.count(again)?;
+        let shares = self.b.softmax(again)?;
+        self.count(shares)?;
         let product = self.b.mul(again, normal)?;
         let bounded = self.b.tanh(product)?;
         let power = self.b.exp(bounded)?;

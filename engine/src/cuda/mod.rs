@@ -32,6 +32,8 @@
 //! | `layer_norm_of_sum` | 2 | of the sum that it has written: variance around its mean, result |
 //! | `rms_norm` | 2 | mean square, result |
 //! | `rms_norm_grad` | 2 | a mean of the gradient, result |
+//! | `softmax` | 3 | largest element, sum, result |
+//! | `softmax_grad` | 2 | a sum over the gradient, result |
 //! | `kl_divergence` | 2 | log-sum-exp of the logits, divergence |
 //! | `head_divergence` | 2 | log-sum-exp of a chunk's logits, divergence and its gradient in their place |
 //! | `component_mlp_grad` | hidden / 8 | eight hidden units are in registers at a time |

@@ -87,6 +87,8 @@ DEVICE Four fill(float value) { return Four{{value, value, value, value}}; }
 
 template <class F> DEVICE Four map(F of) { return Four{{of(0), of(1), of(2), of(3)}}; }
 
+template <class F> DEVICE void each_of_four(F of) { of(0), of(1), of(2), of(3); }
+
 #ifndef EMULATED
 DEVICE Four load_aligned(In<float> x, i64 at) {
     float4 four = *reinterpret_cast<const float4 *>(x + at);

@@ -100,6 +100,8 @@ fn activations_and_their_gradients_are_bf16_and_what_steers_is_f32() {
         "site_output",
         "site_share",
         "slice",
+        "softmax",
+        "softmax_grad",
         "sum_squares_grad",
         "swiglu",
         "swiglu_grad",

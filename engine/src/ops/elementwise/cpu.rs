@@ -3,10 +3,12 @@ use std::ops::Range;
 
 use super::Elementwise;
 use super::expr::{Function, GeluKind, Operator};
-use super::steps::{Action, Fill, From, REGISTERS, To};
+use super::steps::{Action, Fill, From, REGISTERS, Step, To};
 use crate::cpu::gelu::{gelu, gelu_slope};
 use crate::cpu::math::{exp, gelu_tanh, gelu_tanh_slope, logistic, vectorised};
-use crate::cpu::{Frame, Rows};
+use crate::cpu::pool::chunks;
+use crate::cpu::reduce::sum_over;
+use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::GRAIN;
 
 /// Elements that a register holds: several stay in the first cache.
@@ -18,80 +20,128 @@ thread_local! {
     static OF_THREAD: RefCell<Registers> = const { RefCell::new([[0.0; TILE]; REGISTERS]) };
 }
 
-/// Runs of the one or two results, each with whether it is added to.
+/// Tiles of the one or two results, each with whether it is added to.
 type Results<'a> = [(&'a mut [f32], bool); 2];
 
 pub(super) fn run(op: &Elementwise, frame: &mut Frame<'_>) {
     let (first, add) = frame.output(0);
     let second = (op.results.len() > 1).then(|| frame.output(1));
-    let add = [add, second.as_ref().is_some_and(|(_, add)| *add)];
+    let adds = [add, second.as_ref().is_some_and(|(_, add)| *add)];
     let frame = &*frame;
     let parts = (Rows(first, 1), second.map(|(second, _)| Rows(second, 1)));
-    frame
-        .pool
-        .run(parts.0.0.len(), GRAIN, parts, |range, (first, second)| {
-            let second = second.map_or(&mut [][..], |second| second.0);
-            let mut results = [(first.0, add[0]), (second, add[1])];
-            OF_THREAD.with_borrow_mut(|registers| {
-                vectorised(
-                    #[inline(always)]
-                    || chunk(op, frame, range, &mut results, registers),
-                );
-            });
+    let len = parts.0.0.len();
+    // Where nothing is kept between steps, each goes through a whole chunk.
+    let keeps = !op.steps.steps.iter().all(Step::is_free_of_registers);
+    let tile = if keeps { TILE } else { GRAIN };
+    frame.pool.run(len, GRAIN, parts, |range, (first, second)| {
+        let mut second = second.map_or(&mut [][..], |second| second.0);
+        OF_THREAD.with_borrow_mut(|registers| {
+            vectorised(
+                #[inline(always)]
+                || {
+                    start(op, frame, registers);
+                    let mut at = range.start;
+                    for first in first.0.chunks_mut(tile) {
+                        let len = first.len().min(second.len());
+                        let (now, later) = std::mem::take(&mut second).split_at_mut(len);
+                        second = later;
+                        let end = at + first.len();
+                        let mut results = [(first, adds[0]), (now, adds[1])];
+                        run_tile(op, frame, at..end, &mut results, registers);
+                        at = end;
+                    }
+                },
+            );
         });
+    });
 }
 
-/// All steps, a tile at a time: a whole chunk where none is kept between steps.
+/// Sum over all of `len` elements of the first result.
+pub(super) fn sum(op: &Elementwise, len: usize, frame: &mut Frame<'_>) -> f64 {
+    let partials = frame.scratch();
+    let frame = &*frame;
+    let parts = PerChunk(&mut *partials, 1);
+    frame.pool.run(len, GRAIN, parts, |range, partial| {
+        let mut tile = [0.0; TILE];
+        OF_THREAD.with_borrow_mut(|registers| {
+            partial.0[0] = vectorised(
+                #[inline(always)]
+                || {
+                    start(op, frame, registers);
+                    let mut sum = 0.0;
+                    for at in range.clone().step_by(TILE) {
+                        let end = range.end.min(at + TILE);
+                        let tile = &mut tile[..end - at];
+                        let mut results = [(&mut *tile, false), (&mut [][..], false)];
+                        run_tile(op, frame, at..end, &mut results, registers);
+                        sum += sum_over([&*tile], |[x]| x);
+                    }
+                    sum
+                },
+            );
+        });
+    });
+    let partials = &partials[..chunks(len, GRAIN)];
+    partials.iter().map(|&partial| f64::from(partial)).sum()
+}
+
+/// What is the same for all elements.
 #[inline(always)]
-fn chunk(
+fn start(op: &Elementwise, frame: &Frame<'_>, registers: &mut Registers) {
+    for (register, fill) in registers.iter_mut().zip(&op.steps.fills) {
+        register.fill(match *fill {
+            Fill::Constant(number) => number,
+            Fill::Operand(index) => frame.input(index)[0],
+        });
+    }
+    for step in &op.steps.once {
+        let mut none: Results<'_> = [(&mut [], false), (&mut [], false)];
+        run_step(step, frame, 0..TILE, &mut none, registers);
+    }
+}
+
+#[inline(always)]
+fn run_tile(
     op: &Elementwise,
     frame: &Frame<'_>,
     range: Range<usize>,
     results: &mut Results<'_>,
     registers: &mut Registers,
 ) {
-    let steps = &op.steps;
-    for (register, fill) in registers.iter_mut().zip(&steps.fills) {
-        register.fill(match *fill {
-            Fill::Constant(number) => number,
-            Fill::Operand(index) => frame.input(index)[0],
-        });
+    for step in &op.steps.steps {
+        run_step(step, frame, range.clone(), results, registers);
     }
-    let tile = if steps.steps.iter().all(|step| step.is_free_of_registers()) {
-        range.len()
-    } else {
-        TILE
-    };
-    let mut start = 0;
-    while start < range.len() {
-        let len = tile.min(range.len() - start);
-        for step in &steps.steps {
-            match step.to {
-                To::Result(index) => {
-                    let (to, add) = &mut results[index];
-                    let read = |from| match from {
-                        From::Operand(index) => &frame.input(index)[range.start + start..][..len],
-                        From::Register(register) => &registers[register][..len],
-                    };
-                    act(step.action, read, &mut to[start..][..len], *add);
-                }
-                To::Register(to) => {
-                    // A step writes to no register that it reads.
-                    let (before, rest) = registers.split_at_mut(to);
-                    let (to, behind) = rest.split_first_mut().expect("a register");
-                    let read = |from| match from {
-                        From::Operand(index) => &frame.input(index)[range.start + start..][..len],
-                        From::Register(register) => match before.get(register) {
-                            Some(found) => &found[..len],
-                            None => &behind[register - before.len() - 1][..len],
-                        },
-                    };
-                    act(step.action, read, &mut to[..len], false);
-                }
-            }
+}
+
+#[inline(always)]
+fn run_step(
+    step: &Step,
+    frame: &Frame<'_>,
+    range: Range<usize>,
+    results: &mut Results<'_>,
+    registers: &mut Registers,
+) {
+    let len = range.len();
+    // A step writes to no register that it reads.
+    let (before, to, behind, add) = match step.to {
+        To::Result(index) => {
+            let (to, add) = &mut results[index];
+            (&registers[..], &mut **to, &[][..], *add)
         }
-        start += len;
-    }
+        To::Register(to) => {
+            let (before, rest) = registers.split_at_mut(to);
+            let (to, behind) = rest.split_first_mut().expect("a register");
+            (&*before, &mut to[..len], &*behind, false)
+        }
+    };
+    let read = |from| match from {
+        From::Operand(index) => &frame.input(index)[range.clone()],
+        From::Register(register) => match before.get(register) {
+            Some(found) => &found[..len],
+            None => &behind[register - before.len() - 1][..len],
+        },
+    };
+    act(step.action, read, to, add);
 }
 
 /// One step.

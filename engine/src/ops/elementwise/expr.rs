@@ -81,6 +81,14 @@ impl Expr {
     /// Nothing is computed that is known before.
     fn both(operator: Operator, a: Self, b: Self) -> Self {
         let is = |x: &Self, number: f32| x.constant() == Some(number);
+        if let (Some(a), Some(b)) = (a.constant(), b.constant()) {
+            match operator {
+                Operator::Add => return Self::from(a + b),
+                Operator::Sub => return Self::from(a - b),
+                Operator::Mul => return Self::from(a * b),
+                Operator::Div | Operator::Gate => {}
+            }
+        }
         match operator {
             Operator::Add if is(&b, 0.0) => a,
             Operator::Sub if is(&b, 0.0) => a,
@@ -96,6 +104,12 @@ impl Expr {
                 None => Self(Arc::new(Term::Both(operator, a, b))),
             },
         }
+    }
+
+    /// `x^2`.
+    #[must_use]
+    pub fn square(&self) -> Self {
+        self * self
     }
 
     /// `max(x, 0)`. The derivative at 0 is 0, as in PyTorch.

@@ -96,4 +96,55 @@ impl Builder {
         let names = ["swiglu", "swiglu_grad"];
         self.elementwise(names, [gate, up], |[gate, up]| gate.silu() * up)
     }
+
+    /// f32 `dims`, every element `value`.
+    ///
+    /// # Errors
+    ///
+    /// Never: it has no inputs.
+    pub fn constant(&mut self, value: f32, dims: &[usize]) -> Result<Value> {
+        self.op1(Elementwise::constant(value, dims), &[])
+    }
+
+    /// Mean of all elements, a scalar; the gradient flows to `x`.
+    ///
+    /// # Errors
+    ///
+    /// When there is no element.
+    pub fn mean(&mut self, x: Value) -> Result<Value> {
+        let ty = self.ty(x);
+        if ty.is_empty() {
+            return Err(BuildError::new("mean", format!("{ty} has no element")));
+        }
+        let factor = 1.0 / ty.len() as f64;
+        self.elementwise_sum(["mean", "mean_grad"], factor, [x], |[x]| x)
+    }
+
+    /// Mean over all elements of the squared difference of two f32 of one shape, to a scalar. The gradient flows to both.
+    ///
+    /// # Errors
+    ///
+    /// When the types differ.
+    pub fn mse(&mut self, prediction: Value, target: Value) -> Result<Value> {
+        let (ty, other) = (self.ty(prediction), self.ty(target));
+        if ty != other {
+            let reason = format!("prediction {ty} and target {other} differ");
+            return Err(BuildError::new("mse", reason));
+        }
+        let factor = 1.0 / ty.len() as f64;
+        let values = [prediction, target];
+        self.elementwise_sum(["mse", "mse_grad"], factor, values, |[p, t]| {
+            (p - t).square()
+        })
+    }
+
+    /// Sum of the squares of all elements, a scalar; the gradient flows to `x`.
+    ///
+    /// # Errors
+    ///
+    /// When `x` is no f32.
+    pub fn sum_squares(&mut self, x: Value) -> Result<Value> {
+        let names = ["sum_squares", "sum_squares_grad"];
+        self.elementwise_sum(names, 1.0, [x], |[x]| x.square())
+    }
 }

@@ -1,2 +1,7 @@
-// `of(row, column)` for each four of LEN elements: what an expression is printed as, of the operands behind it.
+// `of` is what an expression is printed as, of the operands behind it.
+
+// `of(row, column)` for each four of LEN elements.
 template <i64 LEN> DEVICE void elementwise(auto of, auto...) { each_four<1, LEN>(of); }
+
+// Sums of `of(at)` over parts of LEN elements.
+template <i64 LEN> DEVICE void elementwise_parts(Out<float> parts, auto of, auto...) { part_sum<256, LEN>(parts, of); }

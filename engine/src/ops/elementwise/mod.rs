@@ -1,11 +1,13 @@
 //! What is computed element by element, written down as an expression: its gradient is the derivative of it, the CPU goes through its
-//! steps a tile at a time, and a device gets it as the text of a kernel. A function is a line of `functions.rs`.
+//! steps a tile at a time, and a device gets it as the text of a kernel. A function, or a sum of one over all elements, is a line of
+//! `functions.rs`.
 
 mod cpu;
 mod cuda;
 mod expr;
 mod functions;
 mod steps;
+mod sum;
 #[cfg(test)]
 mod tests;
 
@@ -14,12 +16,12 @@ use std::fmt;
 pub use expr::{Expr, GeluKind};
 use expr::{Function, Term};
 use steps::{Action, REGISTERS, Steps};
+pub use sum::ElementwiseSum;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
 use crate::derivation::Derivation;
 use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
-use crate::ops::WeightedSum;
 use crate::precision::Format::{self, Either};
 use crate::value::{DType, Type, Value};
 
@@ -34,17 +36,20 @@ pub struct Elementwise {
     results: Vec<Expr>,
     /// Operands that are a scalar beside larger ones: it stands for all of their elements.
     is_scalar: Vec<bool>,
+    /// Shape of the results, where no operand has it.
+    dims: Option<Vec<usize>>,
     steps: Steps,
 }
 
 impl fmt::Debug for Elementwise {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scalars = self.is_scalar.iter().enumerate();
-        let scalars: Vec<usize> = scalars.filter(|(_, is)| **is).map(|(at, _)| at).collect();
         write!(f, "{} {:?}", self.names[0], self.results)?;
-        match &scalars[..] {
-            [] => Ok(()),
-            scalars => write!(f, " of scalars {scalars:?}"),
+        if self.is_scalar.contains(&true) {
+            write!(f, " scalars {:?}", self.is_scalar)?;
+        }
+        match &self.dims {
+            Some(dims) => write!(f, " {dims:?}"),
+            None => Ok(()),
         }
     }
 }
@@ -73,10 +78,7 @@ impl Builder {
         values: [Value; N],
         of: impl FnOnce([Expr; N]) -> Expr,
     ) -> Result<Value> {
-        let is_all = values.iter().all(|&value| self.ty(value).dims.is_empty());
-        let is_scalar = values.map(|value| !is_all && self.ty(value).dims.is_empty());
-        let result = of(std::array::from_fn(Expr::operand));
-        let op = Elementwise::new(names, vec![result], is_scalar.to_vec())?;
+        let op = Elementwise::of_values(self, names, values, of)?;
         self.op1(op, &values)
     }
 }
@@ -91,8 +93,34 @@ impl Elementwise {
             names,
             results,
             is_scalar,
+            dims: None,
             steps,
         })
+    }
+
+    /// An expression of values: scalars beside others stand for all elements.
+    fn of_values<const N: usize>(
+        b: &Builder,
+        names: [&'static str; 2],
+        values: [Value; N],
+        of: impl FnOnce([Expr; N]) -> Expr,
+    ) -> Result<Self> {
+        let is_scalar = values.map(|value| b.ty(value).dims.is_empty());
+        let are_all = is_scalar.iter().all(|is_scalar| *is_scalar);
+        let is_scalar = is_scalar.map(|is_scalar| is_scalar && !are_all);
+        let result = of(std::array::from_fn(Expr::operand));
+        Self::new(names, vec![result], is_scalar.to_vec())
+    }
+
+    /// f32 `dims`, every element `value`.
+    pub(crate) fn constant(value: f32, dims: &[usize]) -> Self {
+        let names = ["constant", "constant_grad"];
+        let op = Self::new(names, vec![Expr::from(value)], Vec::new());
+        let dims = Some(dims.to_vec());
+        Self {
+            dims,
+            ..op.expect("one number")
+        }
     }
 
     /// The sum of so many operands.
@@ -107,33 +135,80 @@ impl Elementwise {
     /// Whether it is the sum of its operands.
     pub(crate) fn is_sum(&self) -> bool {
         let is_sum = |sum: &Self| sum.results == self.results && sum.is_scalar == self.is_scalar;
-        is_sum(&Self::sum(self.is_scalar.len()))
+        !self.is_scalar.is_empty() && is_sum(&Self::sum(self.is_scalar.len()))
     }
 
-    /// Of these values; those that are not read are left out.
-    fn of(
+    /// Expressions of some values, each of which is a scalar beside larger ones or not; those that are not read are left out. They have
+    /// the shape `dims`.
+    fn of_used(
         names: [&'static str; 2],
         results: &[Expr],
-        values: &[(Value, bool)],
+        (values, dims): (&[(Value, bool)], &[usize]),
     ) -> Result<(Self, Vec<Value>)> {
         let mut used: Vec<usize> = Vec::new();
+        let mut operand = |index| {
+            let known = used.iter().position(|known| *known == index);
+            known.unwrap_or_else(|| {
+                used.push(index);
+                used.len() - 1
+            })
+        };
         let results = results.iter().map(|result| {
             result.replaced(&mut |term| match *term.0 {
-                Term::Operand(index) => Some(Expr::operand(
-                    used.iter()
-                        .position(|known| *known == index)
-                        .unwrap_or_else(|| {
-                            used.push(index);
-                            used.len() - 1
-                        }),
-                )),
+                Term::Operand(index) => Some(Expr::operand(operand(index))),
                 _ => None,
             })
         });
         let results = results.collect();
-        let is_scalar = used.iter().map(|&index| values[index].1).collect();
+        let is_scalar: Vec<bool> = used.iter().map(|&index| values[index].1).collect();
         let operands = used.iter().map(|&index| values[index].0).collect();
-        Ok((Self::new(names, results, is_scalar)?, operands))
+        let has_shape = is_scalar.contains(&false);
+        let mut op = Self::new(names, results, is_scalar)?;
+        op.dims = (!has_shape).then(|| dims.to_vec());
+        Ok((op, operands))
+    }
+
+    /// Emits the gradients of operands: derivatives of results, each times what `ups` has for it. `values` are what those are
+    /// expressions of: the operands, the results where these are `made`, and the gradients of the results.
+    fn pass_back(
+        &self,
+        (inputs, values): (&[Value], &[(Value, bool)]),
+        ups: &[(&Expr, Expr)],
+        mut made: impl FnMut(&Expr) -> Option<Expr>,
+        gradients: &mut Gradients<'_>,
+    ) -> Result<()> {
+        let names = [self.names[1]; 2];
+        let mut parts = Vec::new();
+        for (index, &input) in inputs.iter().enumerate() {
+            if !gradients.wants(input) {
+                continue;
+            }
+            let terms = ups.iter().map(|(result, up)| result.derivative(index) * up);
+            let gradient = terms.fold(Expr::from(0.0), |sum, term| sum + term);
+            match *gradient.0 {
+                Term::Constant(_) => {}
+                Term::Operand(up) if self.is_scalar[index] == values[up].1 => {
+                    gradients.pass(input, values[up].0)?;
+                }
+                _ => parts.push((index, gradient.replaced(&mut made))),
+            }
+        }
+        let (scalars, parts): (Vec<_>, Vec<_>) = parts
+            .into_iter()
+            .partition(|(index, _)| self.is_scalar[*index]);
+        for pair in parts.chunks(RESULTS) {
+            let targets: Vec<_> = pair.iter().map(|part| Some(inputs[part.0])).collect();
+            let results: Vec<_> = pair.iter().map(|part| part.1.clone()).collect();
+            let dims = gradients.builder().ty(inputs[pair[0].0]).dims.clone();
+            let (op, operands) = Self::of_used(names, &results, (values, &dims))?;
+            gradients.emit(op, &operands, &targets)?;
+        }
+        for (index, part) in scalars {
+            let (of, operands) = Self::of_used(names, &[part], (values, &[]))?;
+            let op = ElementwiseSum { of, factor: 1.0 };
+            gradients.emit(op, &operands, &[Some(inputs[index])])?;
+        }
+        Ok(())
     }
 }
 
@@ -152,17 +227,18 @@ impl Op for Elementwise {
 
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         let refuse = |reason| Err(BuildError::new(self.name(), reason));
-        let mut shaped = inputs.iter().zip(&self.is_scalar).filter(|(_, is)| !**is);
-        let Some((first, _)) = shaped.next() else {
-            return refuse("there are no values".to_owned());
-        };
-        if let Some((other, _)) = shaped.find(|(other, _)| other != &first) {
-            return refuse(format!("{first} and {other} differ"));
-        }
         if let Some(other) = inputs.iter().find(|ty| ty.dtype != DType::F32) {
             return refuse(format!("needs f32, found {other}"));
         }
-        Ok(vec![(*first).clone(); self.results.len()])
+        let shaped = inputs.iter().zip(&self.is_scalar).filter(|(_, is)| !**is);
+        let mut shaped = shaped.map(|(ty, _)| (*ty).clone());
+        let Some(first) = shaped.next().or(self.dims.as_deref().map(Type::f32)) else {
+            return refuse("there are no values".to_owned());
+        };
+        match shaped.find(|other| *other != first) {
+            Some(other) => refuse(format!("{first} and {other} differ")),
+            None => Ok(vec![first; self.results.len()]),
+        }
     }
 
     fn accumulates(&self) -> bool {
@@ -189,51 +265,11 @@ impl Op for Elementwise {
                 values.push((up, false));
             }
         }
-        let mut made = |term: &Expr| {
+        let made = |term: &Expr| {
             let made = self.results.iter().position(|result| result == term);
             made.map(|at| Expr::operand(node.inputs.len() + at))
         };
-        let names = [self.names[1]; 2];
-        let mut parts = Vec::new();
-        for (index, &input) in node.inputs.iter().enumerate() {
-            if !gradients.wants(input) {
-                continue;
-            }
-            let terms = ups.iter().map(|(result, up)| result.derivative(index) * up);
-            let gradient = terms.fold(Expr::from(0.0), |sum, term| sum + term);
-            match *gradient.0 {
-                Term::Constant(_) => {}
-                Term::Operand(up) if !self.is_scalar[index] => {
-                    gradients.pass(input, values[up].0)?
-                }
-                _ => parts.push((index, gradient.replaced(&mut made))),
-            }
-        }
-        let (scalars, parts): (Vec<_>, Vec<_>) = parts
-            .into_iter()
-            .partition(|(index, _)| self.is_scalar[*index]);
-        for pair in parts.chunks(RESULTS) {
-            let (targets, results): (Vec<_>, Vec<_>) = pair
-                .iter()
-                .cloned()
-                .map(|(index, part)| (Some(node.inputs[index]), part))
-                .unzip();
-            let (op, operands) = Self::of(names, &results, &values)?;
-            gradients.emit(op, &operands, &targets)?;
-        }
-        for (index, part) in scalars {
-            let (op, operands) = Self::of(names, &[part], &values)?;
-            let b = gradients.builder();
-            let each = b.op1(op, &operands)?;
-            let mean = b.mean(each)?;
-            let weights = vec![b.ty(each).len() as f64];
-            gradients.emit(
-                WeightedSum { weights },
-                &[mean],
-                &[Some(node.inputs[index])],
-            )?;
-        }
-        Ok(())
+        self.pass_back((node.inputs, &values), &ups, made, gradients)
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

@@ -61,6 +61,8 @@ pub(super) enum Fill {
 pub(super) struct Steps {
     /// Registers that hold one number throughout: the first ones.
     pub(super) fills: Vec<Fill>,
+    /// Steps between numbers that are the same for all elements.
+    pub(super) once: Vec<Step>,
     pub(super) steps: Vec<Step>,
 }
 
@@ -86,6 +88,15 @@ impl Node {
             Self::Operand(_) | Self::Constant(_) => [None, None],
             Self::Of(_, x) => [Some(x), None],
             Self::Both(_, a, b) => [Some(a), Some(b)],
+        }
+    }
+
+    /// What computes it from where the numbers are that it reads.
+    fn action(self, at: &[Option<From>]) -> Option<Action> {
+        match self {
+            Self::Operand(_) | Self::Constant(_) => None,
+            Self::Of(function, x) => Some(Action::Of(function, at[x]?)),
+            Self::Both(operator, a, b) => Some(Action::Both(operator, at[a]?, at[b]?)),
         }
     }
 }
@@ -135,7 +146,18 @@ impl Steps {
             *at = Some(From::Register(steps.fills.len()));
             steps.fills.push(fill);
         }
-        let first = steps.fills.len();
+        let mut first = steps.fills.len();
+        for (index, node) in nodes.iter().enumerate() {
+            let is_uniform = |read: usize| matches!(at[read], Some(From::Register(_)));
+            let reads: Vec<usize> = node.reads().into_iter().flatten().collect();
+            if !reads.is_empty() && reads.into_iter().all(is_uniform) {
+                let to = To::Register(first);
+                let action = node.action(&at)?;
+                steps.once.push(Step { action, to });
+                at[index] = Some(From::Register(first));
+                first += 1;
+            }
+        }
         let mut is_free = vec![true; REGISTERS.saturating_sub(first)];
         let last_read = |node: usize| {
             nodes
@@ -143,12 +165,10 @@ impl Steps {
                 .rposition(|other| other.reads().contains(&Some(node)))
         };
         for (index, node) in nodes.iter().enumerate() {
-            let from = |node: usize| at[node].expect("computed before");
-            let action = match *node {
-                Node::Operand(_) | Node::Constant(_) => continue,
-                Node::Of(function, x) => Action::Of(function, from(x)),
-                Node::Both(operator, a, b) => Action::Both(operator, from(a), from(b)),
-            };
+            if at[index].is_some() {
+                continue;
+            }
+            let action = node.action(&at)?;
             let wanted = results.iter().filter(|result| **result == index).count();
             // What nobody else reads goes where it is wanted.
             let to = if wanted == 1 && last_read(index).is_none() {

@@ -110,6 +110,55 @@ fn a_scalar_scales_all_elements() {
 }
 
 #[test]
+fn sums_agree_with_candle() {
+    for dims in [&[1][..], &[3, 7], &[150, 131]] {
+        let samples = [random(dims, 1), random(dims, 2)];
+        Oracle::new(&samples)
+            .ours(|b, v| {
+                // A second use of each adds to the gradients.
+                let twice = b.add(v[1], v[1])?;
+                let terms = [
+                    (3.0, b.mean(v[0])?),
+                    (0.3, b.mean(twice)?),
+                    (1.0, b.mse(v[0], v[1])?),
+                    (0.5, b.mse(v[0], twice)?),
+                    (1e-4, b.sum_squares(v[0])?),
+                ];
+                b.weighted_sum(&terms)
+            })
+            .candle(|v| {
+                let [x, y] = [&v[0], &v[1]];
+                let twice = (y * 2.0)?;
+                let means = ((x.mean_all()? * 3.0)? + (twice.mean_all()? * 0.3)?)?;
+                let errors = (x - y)?.sqr()?.mean_all()?;
+                let errors = (errors + ((x - twice)?.sqr()?.mean_all()? * 0.5)?)?;
+                (means + errors)? + (x.sqr()?.sum_all()? * 1e-4)?
+            })
+            // Candle sums 19650 numbers in f32.
+            .agree(1e-5);
+    }
+}
+
+#[test]
+fn a_sum_of_an_expression_scales_with_a_scalar() {
+    let samples = [random(&[90, 100], 1), random(&[], 2)];
+    Oracle::new(&samples)
+        .ours(|b, v| {
+            let names = ["cost", "cost_grad"];
+            let cost =
+                b.elementwise_sum(names, 1e-3, [v[0], v[1]], |[x, s]| (&x * &s).tanh() * x)?;
+            b.add(cost, v[1])
+        })
+        .candle(|v| {
+            let x = &v[0];
+            let cost = (x.broadcast_mul(&v[1])?.tanh()? * x)?.sum_all()?;
+            (cost * 1e-3)? + &v[1]
+        })
+        // Sums of 9000 numbers.
+        .agree(1e-5);
+}
+
+#[test]
 fn zero_gets_no_gradient_of_relu() {
     let x = Sample {
         dims: vec![3],
@@ -180,6 +229,7 @@ fn what_does_not_fit_is_refused() {
     let [x, other] = [("x", [2, 3]), ("other", [2, 4])]
         .map(|(name, dims)| b.input(name, &Type::f32(&dims)).unwrap());
     let ids = b.input("ids", &Type::u32(&[2, 3])).unwrap();
+    let nothing = b.input("nothing", &Type::f32(&[2, 0])).unwrap();
     let refused = |found: Result<Value>| found.unwrap_err().to_string();
     for (found, expected) in [
         (b.add(x, other), "add: f32 [2, 3] and f32 [2, 4] differ"),
@@ -188,6 +238,11 @@ fn what_does_not_fit_is_refused() {
             b.swiglu(x, other),
             "swiglu: f32 [2, 3] and f32 [2, 4] differ",
         ),
+        (
+            b.mse(x, other),
+            "mse: prediction f32 [2, 3] and target f32 [2, 4] differ",
+        ),
+        (b.mean(nothing), "mean: f32 [2, 0] has no element"),
         (b.relu(ids), "relu: needs f32, found u32 [2, 3]"),
         (
             b.scale(x, other),

@@ -5,12 +5,12 @@
 
 mod cuda;
 
-use crate::cpu::Frame;
+use crate::cpu::math::{dot, vectorised};
 use crate::cpu::pool::chunks;
+use crate::cpu::{Frame, PerChunk, Pool};
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::ops::GRAIN;
-use crate::ops::sum_squares::cpu::sum_squares;
 use crate::value::{Type, Value};
 
 /// Sums of squares, f32 `[tensors + 1]`: one an input, then their total.
@@ -75,4 +75,24 @@ impl Op for GradientNorm {
     fn flops(&self, inputs: &[&Type]) -> u64 {
         inputs.iter().map(|input| 2 * input.len() as u64).sum()
     }
+}
+
+/// Sum of squares: lanes within a chunk in f32, chunks in order in f64.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a sum in f64, rounded once"
+)]
+fn sum_squares(pool: &Pool, x: &[f32], partials: &mut [f32]) -> f32 {
+    pool.run(x.len(), GRAIN, PerChunk(partials, 1), |range, partial| {
+        let x = &x[range];
+        partial.0[0] = vectorised(
+            #[inline(always)]
+            || dot(x, x),
+        );
+    });
+    let chunks = x.len().div_ceil(GRAIN);
+    partials[..chunks]
+        .iter()
+        .map(|&partial| f64::from(partial))
+        .sum::<f64>() as f32
 }

@@ -1,0 +1,103 @@
+//! `y = factor * sum of f(x, ..)` over all elements, a scalar. An operand gets `factor G f'`, element by element.
+
+use super::{Elementwise, Expr, cpu, cuda};
+use crate::cpu::Frame;
+use crate::cpu::pool::chunks;
+use crate::cuda::Lowering;
+use crate::op::{Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
+use crate::ops::GRAIN;
+use crate::precision::Format::{self, Either, Full};
+use crate::value::{Type, Value};
+
+/// A sum of one expression over all elements.
+#[derive(Debug, Clone)]
+pub struct ElementwiseSum {
+    pub(super) of: Elementwise,
+    pub(super) factor: f64,
+}
+
+impl Builder {
+    /// The sum over all elements of an expression as [`elementwise`](Self::elementwise) takes it, times `factor`, a scalar. The gradient
+    /// flows to each of `values`.
+    ///
+    /// # Errors
+    ///
+    /// As `elementwise`.
+    pub fn elementwise_sum<const N: usize>(
+        &mut self,
+        names: [&'static str; 2],
+        factor: f64,
+        values: [Value; N],
+        of: impl FnOnce([Expr; N]) -> Expr,
+    ) -> Result<Value> {
+        let of = Elementwise::of_values(self, names, values, of)?;
+        self.op1(ElementwiseSum { of, factor }, &values)
+    }
+}
+
+/// Elements that are added up.
+fn len(inputs: &[&Type]) -> usize {
+    inputs.iter().map(|ty| ty.len()).max().unwrap_or(0)
+}
+
+impl Op for ElementwiseSum {
+    fn name(&self) -> &'static str {
+        self.of.name()
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Full]]
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        self.of.outputs(inputs)?;
+        Ok(vec![Type::scalar()])
+    }
+
+    fn accumulates(&self) -> bool {
+        true
+    }
+
+    fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
+        4 * chunks(len(inputs), GRAIN)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let Some(up) = gradients.of(node.outputs[0]) else {
+            return Ok(());
+        };
+        let inputs = node.inputs.iter().copied();
+        let mut values: Vec<(Value, bool)> =
+            inputs.zip(self.of.is_scalar.iter().copied()).collect();
+        let each = Expr::operand(values.len()) * self.factor as f32;
+        values.push((up, true));
+        let ups = [(&self.of.results[0], each)];
+        self.of
+            .pass_back((node.inputs, &values), &ups, |_| None, gradients)
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a sum in f64, rounded once"
+    )]
+    fn run(&self, frame: &mut Frame<'_>) {
+        let (out, add) = frame.output(0);
+        let len = (0..frame.inputs()).map(|index| frame.ty(index).len()).max();
+        let sum = self.factor * cpu::sum(&self.of, len.unwrap_or(0), frame);
+        out[0] = if add { out[0] + sum as f32 } else { sum as f32 };
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        let len = (0..to.inputs()).map(|index| to.ty(index).len()).max();
+        cuda::sum(&self.of, (len.unwrap_or(0), self.factor), to);
+    }
+
+    fn flops(&self, inputs: &[&Type]) -> u64 {
+        self.of.flops(inputs) + len(inputs) as u64
+    }
+
+    fn expensive_ops(&self, inputs: &[&Type]) -> ExpensiveOps {
+        self.of.expensive_ops(inputs)
+    }
+}

@@ -1,0 +1,27 @@
+use crate::cuda::lowering::{Lowering, Source, row_threads};
+
+const KERNELS: Source = Source {
+    name: "softmax",
+    text: include_str!("kernel.cu"),
+};
+
+pub(super) fn value(to: &mut Lowering<'_>) {
+    let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
+    let (x, y) = (to.input(0), to.output(0));
+    let threads = row_threads(columns);
+    to.kernel(KERNELS, "softmax", &[threads.into(), columns.into()])
+        .blocks(rows, 1)
+        .threads(threads)
+        .launch(&[x.into(), y.into()]);
+}
+
+pub(super) fn gradient(to: &mut Lowering<'_>) {
+    let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
+    let (y, g, out) = (to.input(0), to.input(1), to.output(0));
+    let threads = row_threads(columns);
+    let constants = [threads.into(), columns.into(), to.adds(0).into()];
+    to.kernel(KERNELS, "softmax_grad", &constants)
+        .blocks(rows, 1)
+        .threads(threads)
+        .launch(&[y, g, out].map(Into::into));
+}
