@@ -46,12 +46,14 @@ pub trait Op: Any + Debug + Send + Sync {
     /// Name in errors, profiles and traces.
     fn name(&self) -> &'static str;
 
-    /// Types of the results.
+    /// Types of the results: by default one, of the type of the first input.
     ///
     /// # Errors
     ///
     /// When the inputs do not fit together.
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>>;
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        Ok(vec![inputs[0].clone()])
+    }
 
     /// Whether the kernel can add to what its outputs hold, so that a gradient with several contributions needs
     /// no zeros and no additions of its own.
@@ -91,12 +93,17 @@ pub trait Op: Any + Debug + Send + Sync {
     }
 
     /// Emits the ops of the gradient: reads `gradients.of(node.outputs[k])`, and contributes to those of
-    /// `node.inputs` that are wanted.
+    /// `node.inputs` that are wanted. By default there is none; what reads nothing and what is constant needs none.
     ///
     /// # Errors
     ///
     /// When the op has no gradient.
-    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()>;
+    fn gradient(&self, node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
+        if node.inputs.is_empty() || self.is_constant() {
+            return Ok(());
+        }
+        Err(BuildError::new(self.name(), "has no gradient"))
+    }
 
     /// Computes on the CPU.
     fn run(&self, frame: &mut Frame<'_>);

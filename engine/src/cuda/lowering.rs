@@ -17,11 +17,14 @@ pub(crate) struct Source {
     pub(crate) text: &'static str,
 }
 
+impl Source {
+    pub(crate) const fn new(name: &'static str, text: &'static str) -> Self {
+        Self { name, text }
+    }
+}
+
 /// Kernels that several ops launch; part of every program.
-pub(crate) const SHARED: Source = Source {
-    name: "prelude",
-    text: "",
-};
+pub(crate) const SHARED: Source = Source::new("prelude", "");
 
 /// Threads of a block, unless a kernel says otherwise.
 pub(crate) const THREADS: usize = 256;

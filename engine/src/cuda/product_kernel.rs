@@ -4,10 +4,7 @@ use super::lowering::{Argument, Command, Constant, Launch, Lowering, Source};
 use super::product::{Matrix, Product};
 
 /// The kernels of products of our own.
-pub(super) const KERNELS: Source = Source {
-    name: "product",
-    text: include_str!("product.cu"),
-};
+pub(super) const KERNELS: Source = Source::new("product", include_str!("product.cu"));
 
 impl Product {
     /// The launch that computes it; its operands are the factors, the result and a bias, if there is one.

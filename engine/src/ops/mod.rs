@@ -3,11 +3,15 @@
 //!
 //! # Adding an op
 //!
-//! [`relu`](crate::Builder::relu) is the smallest example of each of these files:
+//! What is computed element by element, and a sum of that over all elements, is an expression ([`Expr`]): a method of
+//! [`Builder`](crate::Builder) in `elementwise/functions.rs`, or wherever it is needed, and one use in `cuda/every_op.rs`. Its gradient
+//! and kernels come from the expression.
+//!
+//! Of the others, [`softmax`](crate::Builder::softmax) is the smallest example of each of these files:
 //!
 //! - `ops/NAME/mod.rs`: a struct of the op's settings that implements [`Op`](crate::Op), one for its gradient, and the method of
 //!   [`Builder`](crate::Builder) that checks shapes and adds it. The head of the file derives the gradient. `Op` has defaults for all
-//!   but name, result types, gradient, and the two kernels.
+//!   but the name and the two kernels; by default the result is of the type of the first input, and there is no gradient.
 //! - `ops/NAME/cpu.rs`: reads and writes the views of a [`Frame`](crate::cpu::Frame). What several threads write is cut by shape alone,
 //!   so that the bits are the same for any number of threads.
 //! - `ops/NAME/kernel.cu`, `cuda.rs`: kernels without atomics, and their launches ([`Lowering`](crate::cuda::Lowering)).

@@ -7,10 +7,7 @@
 use crate::cuda::device_op::Rewritten;
 use crate::cuda::lowering::{Lowering, Source};
 
-const KERNELS: Source = Source {
-    name: "cast",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("cast", include_str!("kernel.cu"));
 
 /// bf16 of an f32.
 #[derive(Debug, Clone, Copy)]

@@ -1,10 +1,7 @@
 use super::Update;
 use crate::cuda::lowering::{Argument, Lowering, MOST_OPERANDS, Source, scalar, tensors};
 
-const KERNELS: Source = Source {
-    name: "adamw",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("adamw", include_str!("kernel.cu"));
 
 pub(super) fn value(op: &Update, to: &mut Lowering<'_>) {
     let (settings, all) = (&op.settings, op.tensors);

@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result};
 use crate::value::{StepScalar, Type, Value};
 
 /// Settings of an update.
@@ -132,10 +132,6 @@ impl Op for Update {
 
     fn writes(&self, _inputs: usize) -> Range<usize> {
         0..3 * self.tensors
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

@@ -1,10 +1,7 @@
 use super::Ascend;
 use crate::cuda::lowering::{Lowering, Source};
 
-const KERNELS: Source = Source {
-    name: "ascend",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("ascend", include_str!("kernel.cu"));
 
 pub(super) fn value(op: &Ascend, to: &mut Lowering<'_>) {
     let (source, gradient, next) = (to.input(0), to.input(1), to.output(0));

@@ -11,7 +11,7 @@ mod cuda;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result};
 use crate::value::{Type, Value};
 
 /// `clamp(r + step_size * sign(G), 0, 1)`.
@@ -47,10 +47,6 @@ impl Op for Ascend {
 
     fn is_constant(&self) -> bool {
         true
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Ok(())
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

@@ -1,10 +1,7 @@
 use super::Attention;
 use crate::cuda::lowering::{Argument, Lowering, Source};
 
-const KERNELS: Source = Source {
-    name: "attention",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("attention", include_str!("kernel.cu"));
 
 /// Queries and keys of a tile, as in `kernel.cu`.
 const TILE: usize = 32;

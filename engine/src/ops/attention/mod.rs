@@ -288,10 +288,6 @@ impl Op for AttentionGrad {
         4 * chunks(units, chunk(units)) * sizes.scratch(&self.0)[1]
     }
 
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
-    }
-
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_gradient(&self.0, frame);
     }

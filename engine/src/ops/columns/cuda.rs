@@ -1,10 +1,7 @@
 use super::{Columns, Run};
 use crate::cuda::lowering::{Lowering, Source};
 
-const KERNELS: Source = Source {
-    name: "columns",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("columns", include_str!("kernel.cu"));
 
 pub(super) fn value(op: &Columns, to: &mut Lowering<'_>) {
     let (y, rows, columns) = (to.output(0), op.rows(), op.columns);

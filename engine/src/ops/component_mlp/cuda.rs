@@ -1,9 +1,6 @@
 use crate::cuda::lowering::{Lowering, Source, stretches};
 
-const KERNELS: Source = Source {
-    name: "component_mlp",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("component_mlp", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());

@@ -145,10 +145,6 @@ impl Op for ComponentMlpGrad {
         4 * (1 + chunks(rows, tiling.chunk_rows(rows))) * tiling.len()
     }
 
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
-    }
-
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::backward(frame);
     }

@@ -1,9 +1,6 @@
 use crate::cuda::lowering::{Lowering, Source, row_threads};
 
-const KERNELS: Source = Source {
-    name: "cross_entropy",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("cross_entropy", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());

@@ -96,16 +96,8 @@ impl Op for CrossEntropyGrad {
         [&[Either, Full], &[Either]]
     }
 
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![inputs[0].clone()])
-    }
-
     fn accumulates(&self) -> bool {
         true
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

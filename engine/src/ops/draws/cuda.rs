@@ -1,10 +1,7 @@
 use super::{Bernoulli, Uniform, UniformSubsets};
 use crate::cuda::lowering::{Argument, Lowering, Source};
 
-const KERNELS: Source = Source {
-    name: "draws",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("draws", include_str!("kernel.cu"));
 
 pub(super) fn uniform(op: &Uniform, to: &mut Lowering<'_>) {
     let (parameters, y) = (to.parameters(), to.output(0));

@@ -8,7 +8,7 @@ use spd_draws::Stream;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, ExpensiveOps, Op, Result};
 use crate::value::{Type, Value};
 
 /// Uniform draws in `[0, 1)`, row by row.
@@ -144,10 +144,6 @@ impl Op for Uniform {
         Ok(vec![Type::f32(&self.dims)])
     }
 
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Ok(())
-    }
-
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::uniform(self, frame);
     }
@@ -168,10 +164,6 @@ impl Op for Bernoulli {
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
         Ok(vec![Type::f32(&[self.rows])])
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Ok(())
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
@@ -204,10 +196,6 @@ impl Op for UniformSubsets {
 
     fn scratch_bytes(&self, _inputs: &[&Type]) -> usize {
         4 * (self.rows + self.sites + 1)
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Ok(())
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

@@ -3,10 +3,7 @@ use super::expr::{Function, GeluKind, Operator};
 use super::steps::{Action, Fill, From, To};
 use crate::cuda::lowering::{Argument, Lowering, Source, parts};
 
-const KERNELS: Source = Source {
-    name: "elementwise",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("elementwise", include_str!("kernel.cu"));
 
 pub(super) fn value(op: &Elementwise, to: &mut Lowering<'_>) {
     let len = to.output_ty(0).len();

@@ -1,9 +1,6 @@
 use crate::cuda::lowering::{Lowering, Source};
 
-const KERNELS: Source = Source {
-    name: "embedding",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("embedding", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
     let (tokens, wte, y) = (to.input(0), to.input(1), to.output(0));

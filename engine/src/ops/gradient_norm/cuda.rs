@@ -1,10 +1,7 @@
 use crate::cuda::lowering::{Constant, Lowering, MOST_OPERANDS, Source, shares, tensors};
 use crate::cuda::operand::Operand;
 
-const KERNELS: Source = Source {
-    name: "gradient_norm",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("gradient_norm", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
     let gradients: Vec<Operand> = (0..to.inputs()).map(|index| to.input(index)).collect();

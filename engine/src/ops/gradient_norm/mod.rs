@@ -9,7 +9,7 @@ use crate::cpu::math::{dot, vectorised};
 use crate::cpu::pool::chunks;
 use crate::cpu::{Frame, PerChunk, Pool};
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result};
 use crate::ops::GRAIN;
 use crate::value::{Type, Value};
 
@@ -46,10 +46,6 @@ impl Op for GradientNorm {
             .map(|input| chunks(input.len(), GRAIN))
             .max()
             .unwrap_or(0)
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
     }
 
     #[expect(

@@ -1,9 +1,6 @@
 use crate::cuda::lowering::{Argument, Lowering, Source};
 
-const KERNELS: Source = Source {
-    name: "halt",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("halt", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
     let norms = (1..to.inputs()).map(|index| to.input(index));

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result};
 use crate::value::{Type, Value};
 
 /// Writes the step into a persistent f32 `[2]` when a norm is not finite.
@@ -48,10 +48,6 @@ impl Op for Halt {
 
     fn writes(&self, _inputs: usize) -> Range<usize> {
         0..1
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
     }
 
     #[expect(

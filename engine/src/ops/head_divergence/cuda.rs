@@ -6,10 +6,7 @@ use crate::cuda::lowering::{Lowering, Source, row_threads};
 use crate::cuda::operand::Operand;
 use crate::cuda::product::{Matrix, Product};
 
-const KERNELS: Source = Source {
-    name: "head_divergence",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("head_divergence", include_str!("kernel.cu"));
 
 /// Elements of a chunk's logits, and what its rows are a multiple of. In tests there are several chunks of few.
 const CHUNK: usize = if cfg!(test) { 1 << 12 } else { 1 << 23 };

@@ -291,10 +291,6 @@ impl Op for HeadDivergenceGrad {
         true
     }
 
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
-    }
-
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::run_gradient(frame);
     }

@@ -1,9 +1,6 @@
 use crate::cuda::lowering::{Lowering, Source};
 
-const KERNELS: Source = Source {
-    name: "identity",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("identity", include_str!("kernel.cu"));
 
 pub(super) fn value(size: usize, to: &mut Lowering<'_>) {
     let y = to.output(0);

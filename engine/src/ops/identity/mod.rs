@@ -4,7 +4,7 @@ mod cuda;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::op::{Builder, Gradients, NodeView, Op, Result};
+use crate::op::{Builder, Op, Result};
 use crate::value::{Type, Value};
 
 /// Ones on the diagonal, zeros elsewhere.
@@ -32,10 +32,6 @@ impl Op for Identity {
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
         Ok(vec![Type::f32(&[self.size, self.size])])
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Ok(())
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

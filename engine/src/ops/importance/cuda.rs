@@ -1,10 +1,7 @@
 use super::{Gates, ImportanceGates, ImportanceGatesGrad, LogitNoise};
 use crate::cuda::lowering::{Argument, Constant, Lowering, Source, scalar, stretches};
 
-const KERNELS: Source = Source {
-    name: "importance",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("importance", include_str!("kernel.cu"));
 
 /// The pair of sigmoids, the noise, and the exponent's index, as the kernels number them; and the noise's word.
 fn numbers(op: &ImportanceGates) -> ([Constant; 3], Argument) {

@@ -1,10 +1,7 @@
 use super::ImportanceMinimality;
 use crate::cuda::lowering::{Argument, Lowering, Source};
 
-const KERNELS: Source = Source {
-    name: "importance_minimality",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("importance_minimality", include_str!("kernel.cu"));
 
 fn settings(op: &ImportanceMinimality) -> [Argument; 3] {
     [op.rows as f64, f64::from(op.beta), op.ranks as f64].map(Argument::from)

@@ -12,7 +12,7 @@ mod cuda;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// The penalty of one site.
@@ -102,10 +102,6 @@ impl Op for ImportanceMinimalityGrad {
 
     fn accumulates(&self) -> bool {
         true
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
     }
 
     #[expect(

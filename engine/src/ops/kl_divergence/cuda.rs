@@ -1,10 +1,7 @@
 use super::KlDivergenceGrad;
 use crate::cuda::lowering::{Lowering, Source, row_threads};
 
-const KERNELS: Source = Source {
-    name: "kl_divergence",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("kl_divergence", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(2).rows(), to.ty(2).columns());

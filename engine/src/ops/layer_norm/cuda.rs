@@ -1,10 +1,7 @@
 use super::LayerNorm;
 use crate::cuda::lowering::{Argument, Lowering, Source, row_threads, stretches};
 
-const KERNELS: Source = Source {
-    name: "layer_norm",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("layer_norm", include_str!("kernel.cu"));
 
 /// Of `x`, or of a sum, which is given too.
 pub(super) fn value(op: &LayerNorm, of_sum: bool, to: &mut Lowering<'_>) {

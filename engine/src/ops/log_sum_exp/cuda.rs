@@ -1,9 +1,6 @@
 use crate::cuda::lowering::{Lowering, Source, row_threads};
 
-const KERNELS: Source = Source {
-    name: "log_sum_exp",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("log_sum_exp", include_str!("kernel.cu"));
 
 pub(super) fn value(to: &mut Lowering<'_>) {
     let columns = to.ty(0).columns();

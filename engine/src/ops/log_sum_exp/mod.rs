@@ -6,7 +6,7 @@ mod cuda;
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result};
 use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
@@ -42,10 +42,6 @@ impl Op for LogSumExp {
                 "needs f32 [.., v], found a scalar",
             )),
         }
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

@@ -2,10 +2,7 @@ use super::{Draw, Mask, Masked, MaskedGrad};
 use crate::cuda::lowering::{Argument, Constant, Lowering, Source, row_threads, stretches};
 use crate::cuda::operand::Operand;
 
-const KERNELS: Source = Source {
-    name: "masked",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("masked", include_str!("kernel.cu"));
 
 /// The settings of a mask as the kernels number them, and the word of its draws.
 fn numbers(op: &Masked) -> ([Constant; 2], u32) {

@@ -376,10 +376,6 @@ impl Op for MaskedGrad {
         true
     }
 
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
-    }
-
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::backward(self, frame);
     }

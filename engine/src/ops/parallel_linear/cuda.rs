@@ -2,10 +2,7 @@ use crate::cuda::lowering::{Lowering, Source};
 use crate::cuda::operand::Operand;
 use crate::cuda::product::{Matrix, Product};
 
-const KERNELS: Source = Source {
-    name: "parallel_linear",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("parallel_linear", include_str!("kernel.cu"));
 
 /// Columns of one component after those of another, in rows of `pitch`.
 fn columns(operand: Operand, pitch: usize, each: usize, transposed: bool) -> Matrix {

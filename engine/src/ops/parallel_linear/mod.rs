@@ -122,10 +122,6 @@ impl Op for InputGrad {
         true
     }
 
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
-    }
-
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::input_grad(frame);
     }
@@ -150,10 +146,6 @@ impl Op for WeightGrad {
 
     fn accumulates(&self) -> bool {
         true
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

@@ -103,16 +103,8 @@ impl Op for RmsNormGrad {
         [&[Either, Full, Full, Either], &[Either]]
     }
 
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![inputs[0].clone()])
-    }
-
     fn accumulates(&self) -> bool {
         true
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
@@ -148,10 +140,6 @@ impl Op for RmsNormWeightGrad {
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let (rows, columns) = (inputs[0].rows(), inputs[0].columns());
         4 * chunks(rows, grain_rows(columns)) * columns
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

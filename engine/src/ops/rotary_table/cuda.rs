@@ -1,10 +1,7 @@
 use super::RotaryTable;
 use crate::cuda::lowering::{Lowering, Source};
 
-const KERNELS: Source = Source {
-    name: "rotary_table",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("rotary_table", include_str!("kernel.cu"));
 
 pub(super) fn value(op: &RotaryTable, to: &mut Lowering<'_>) {
     let table = to.output(0);

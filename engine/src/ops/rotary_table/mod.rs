@@ -18,7 +18,7 @@ pub(crate) use cpu::{turn, turn_back};
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Builder, Op, Result};
 use crate::value::{Type, Value};
 
 /// Cosines and sines of all positions, f32 `[positions, size]`: a row holds first all cosines, then all sines. Angles are
@@ -60,10 +60,6 @@ impl Op for RotaryTable {
             return Err(BuildError::new(self.name(), reason));
         }
         Ok(vec![Type::f32(&[self.positions, self.size])])
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Ok(())
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

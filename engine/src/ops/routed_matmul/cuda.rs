@@ -7,10 +7,7 @@ use crate::cuda::lowering::{Lowering, Source};
 use crate::cuda::operand::Operand;
 use crate::cuda::product::Product;
 
-const KERNELS: Source = Source {
-    name: "routed_matmul",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("routed_matmul", include_str!("kernel.cu"));
 
 pub(super) fn value(op: RoutedMatMul, to: &mut Lowering<'_>) {
     let types = [0, 1].map(|index| to.ty(index));

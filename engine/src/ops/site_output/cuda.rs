@@ -3,10 +3,7 @@ use crate::cpu::shape::Shape;
 use crate::cuda::lowering::{Argument, Constant, Lowering, Source, row_threads, stretches};
 use crate::cuda::product::Product;
 
-const KERNELS: Source = Source {
-    name: "site_output",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("site_output", include_str!("kernel.cu"));
 
 /// Bias, delta and route, and the number of deltas.
 fn after(op: &SiteOutput, first: usize, to: &Lowering<'_>) -> ([Argument; 3], usize) {

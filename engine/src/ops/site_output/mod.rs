@@ -230,10 +230,6 @@ impl Op for Share {
         [&[Either, Full], &[Either]]
     }
 
-    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
-        Ok(vec![inputs[0].clone()])
-    }
-
     fn accumulates(&self) -> bool {
         true
     }
@@ -286,10 +282,6 @@ impl Op for BiasGrad {
         4 * chunks(rows, grain_rows(columns)) * columns
     }
 
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
-    }
-
     fn run(&self, frame: &mut Frame<'_>) {
         cpu::bias_grad(&self.0, frame);
     }
@@ -324,10 +316,6 @@ impl Op for DeltaGrad {
 
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         4 * chunks(inputs[0].rows(), grain_rows(inputs[0].columns()))
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

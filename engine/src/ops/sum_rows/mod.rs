@@ -7,7 +7,7 @@ mod cuda;
 use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
-use crate::op::{BuildError, Gradients, NodeView, Op, Result};
+use crate::op::{BuildError, Op, Result};
 use crate::ops::grain_rows;
 use crate::precision::Format::{self, Either, Full};
 use crate::value::Type;
@@ -45,10 +45,6 @@ impl Op for SumRows {
     fn scratch_bytes(&self, inputs: &[&Type]) -> usize {
         let (rows, columns) = (inputs[0].rows(), inputs[0].columns());
         4 * chunks(rows, grain_rows(columns)) * columns
-    }
-
-    fn gradient(&self, _node: &NodeView<'_>, _gradients: &mut Gradients<'_>) -> Result<()> {
-        Err(BuildError::new(self.name(), "has no gradient"))
     }
 
     fn run(&self, frame: &mut Frame<'_>) {

@@ -1,9 +1,6 @@
 use crate::cuda::lowering::{Lowering, Source};
 
-const KERNELS: Source = Source {
-    name: "transpose",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("transpose", include_str!("kernel.cu"));
 
 pub(super) fn value([a, b, d]: [usize; 3], to: &mut Lowering<'_>) {
     let (x, y, add) = (to.input(0), to.output(0), to.adds(0));

@@ -1,9 +1,6 @@
 use crate::cuda::lowering::{Argument, Lowering, MOST_OPERANDS, Source};
 
-const KERNELS: Source = Source {
-    name: "weighted_sum",
-    text: include_str!("kernel.cu"),
-};
+const KERNELS: Source = Source::new("weighted_sum", include_str!("kernel.cu"));
 
 pub(super) fn value(weights: &[f64], to: &mut Lowering<'_>) {
     let terms = weights.iter().enumerate();
