@@ -12,7 +12,7 @@
 //! A site that is routed has packed rows of `h`, and one that is routed reads packed rows of `x`: a product of the two has the
 //! rows that both take part in.
 //!
-//! The builder writes `x W` in the right-hand form where every `a` and `h` is narrower than `x` and, `m` being their columns
+//! Who builds a program asks for it, by [`Builder::associate`]. From then on the builder writes `x W` in the right-hand form where every `a` and `h` is narrower than `x` and, `m` being their columns
 //! together, that takes fewer multiplications than `x` and then `x W`: `(rows + k) m n < rows k (m + n)`. Gradients are those
 //! of what is written, so they are as narrow. Equal ops being one value, a product of weights is made once for all passes;
 //! and what nothing reads is never computed, so `x` is there where someone asks for it as it is and else is not.
@@ -48,7 +48,13 @@ struct Term {
 }
 
 impl Builder {
-    /// `x W + bias`, in the order that costs less.
+    /// Has products from now on made in the order that costs less, where what is multiplied is made of narrower values: the
+    /// result is the same but for roundings.
+    pub fn associate(&mut self) {
+        self.associates = true;
+    }
+
+    /// `x W + bias`, in the order that costs less if that was asked for.
     pub(crate) fn product(&mut self, x: Value, right: Right, bias: Option<Value>) -> Result<Value> {
         match self.cheaper(x, right) {
             Some(terms) => {
@@ -60,7 +66,7 @@ impl Builder {
         }
     }
 
-    /// `x W` at the routed positions, packed, in the order that costs less.
+    /// `x W` at the routed positions, packed, in the order that costs less if that was asked for.
     pub(crate) fn routed_product(&mut self, x: Value, w: Value, route: Value) -> Result<Value> {
         let transposed = false;
         let right = Right { w, transposed };
@@ -162,6 +168,9 @@ impl Builder {
 
     /// The terms of `x`, where `x W` takes fewer multiplications by them than by `x`.
     fn cheaper(&self, x: Value, right: Right) -> Option<Terms> {
+        if !self.associates {
+            return None;
+        }
         let (inner, n) = self.sides(right);
         let terms = self.terms(x)?;
         let columns = terms.products.iter().map(|term| self.ty(term.a).columns());
@@ -265,6 +274,7 @@ mod tests {
             }
             oracle
                 .ours(|b, v| {
+                    b.associate();
                     let layer = |b: &mut Builder, x, w, bias, turn| {
                         if turn {
                             b.linear_oi(x, w, bias)
@@ -317,6 +327,7 @@ mod tests {
         }
         oracle
             .ours(|b, v| {
+                b.associate();
                 let bias = inner.then_some(v[8]);
                 let embedded = b.matmul(v[0], v[1])?;
                 let clean = b.linear_oi(v[4], v[5], bias)?;
@@ -396,6 +407,7 @@ mod tests {
             .constant(10)
             .constant(11)
             .ours(|b, v| {
+                b.associate();
                 let embedded = b.matmul(v[0], v[1])?;
                 let with = SiteInputs {
                     clean: Some(b.linear_oi(v[4], v[5], None)?),
@@ -432,6 +444,7 @@ mod tests {
     /// Whether `a B` `[rows, k]` is made on the way to `a B W`, 4 wide.
     fn is_made(rows: usize, m: usize, k: usize) -> bool {
         let mut b = Builder::new();
+        b.associate();
         let mut input = |name: &str, dims: &[usize]| b.input(name, &Type::f32(dims)).unwrap();
         let [a, middle, w] = [
             input("a", &[rows, m]),
@@ -455,6 +468,7 @@ mod tests {
     #[test]
     fn a_value_that_is_read_as_it_is_is_made_once_for_that() {
         let mut b = Builder::new();
+        b.associate();
         let [a, middle, w] = [("a", [40, 3]), ("b", [3, 30]), ("w", [30, 2])]
             .map(|(name, dims)| b.input(name, &Type::f32(&dims)).unwrap());
         let x = b.matmul(a, middle).unwrap();
@@ -473,6 +487,7 @@ mod tests {
     fn a_gradient_of_what_is_not_made_is_refused() {
         for read_too in [false, true] {
             let mut b = Builder::new();
+            b.associate();
             let [a, first, second, w] = [
                 ("a", [40, 3]),
                 ("first", [3, 30]),
@@ -508,6 +523,7 @@ mod tests {
     #[test]
     fn a_gradient_of_what_is_not_made_for_what_is_not_made_is_refused() {
         let mut b = Builder::new();
+        b.associate();
         let mut input = |name: &str, dims| b.input(name, &Type::f32(dims)).unwrap();
         let [a, wide, narrow, other, w] = [
             input("a", &[40, 3]),
@@ -530,6 +546,7 @@ mod tests {
     #[test]
     fn sums_of_many_parts_are_made() {
         let mut b = Builder::new();
+        b.associate();
         let [a, middle, w] = [("a", [40, 3]), ("b", [3, 30]), ("w", [30, 2])]
             .map(|(name, dims)| b.input(name, &Type::f32(&dims)).unwrap());
         let mut x = b.matmul(a, middle).unwrap();
@@ -543,6 +560,7 @@ mod tests {
     #[test]
     fn factors_that_do_not_fit_are_refused_as_they_stand() {
         let mut b = Builder::new();
+        b.associate();
         let [a, wide, w] = [("a", [40, 3]), ("wide", [3, 30]), ("w", [29, 2])]
             .map(|(name, dims)| b.input(name, &Type::f32(&dims)).unwrap());
         let x = b.matmul(a, wide).unwrap();

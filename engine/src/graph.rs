@@ -57,6 +57,8 @@ pub struct Graph<P> {
     pub(crate) scalars: Vec<String>,
     /// What a device is to store the values in.
     pub(crate) precision: Precision,
+    /// Products are made in the order that costs less.
+    pub(crate) associates: bool,
     /// Tensors of the store that no program writes.
     pub(crate) frozen: BTreeSet<Slot>,
     /// Values that are means over all ranks.
@@ -91,6 +93,7 @@ impl<P> Default for Graph<P> {
             outputs: Vec::new(),
             scalars: Vec::new(),
             precision: Precision::F32,
+            associates: false,
             frozen: BTreeSet::new(),
             all_reduced: BTreeSet::new(),
             bypassed: BTreeMap::new(),

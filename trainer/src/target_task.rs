@@ -155,6 +155,7 @@ fn own_loss(
             weights.insert(tensor.name.clone(), value);
         }
     }
+    b.associate();
     let layers = network.layers();
     let mut pass = Pass::clean(&layers, &weights);
     let ty = match (network.input(), &run.data) {

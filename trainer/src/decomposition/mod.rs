@@ -222,6 +222,8 @@ impl Decomposition {
         shape: BatchShape,
         draws: &Draws,
     ) -> Result<CleanPass> {
+        // Few features and neurons write to a wide residual stream, which then need not be made.
+        b.associate();
         let input = match self.target.input() {
             Input::Features(features) => b.input("input", &Type::f32(&[shape.rows, features]))?,
             Input::Tokens { .. } => b.input("input", &Type::u32(&[shape.rows, shape.positions]))?,

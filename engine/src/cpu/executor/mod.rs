@@ -1,0 +1,348 @@
+//! Replays a program.
+
+mod io;
+mod prepared_op;
+mod report;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::arena::Arena;
+use super::frame::View;
+use super::pool::Pool;
+use crate::op::Builder;
+use crate::plan::{Place, Plan};
+use crate::rounding::precision_of_products;
+use crate::step_parameters::StepParameters;
+use crate::store::Store;
+use crate::value::{DType, Type, Value};
+use prepared_op::{PreparedOp, prepare};
+
+/// A program and its plan; in an arena, ready to be replayed on the CPU.
+pub struct Executor {
+    plan: Plan,
+    ops: Vec<PreparedOp>,
+    arena: Option<Arena>,
+    /// Address of the arena that the views point into; 0 before there is one.
+    base: usize,
+    inputs: Vec<(String, View)>,
+    outputs: Vec<(String, Place, Type)>,
+    /// Numbers of the next replay.
+    pub parameters: StepParameters,
+    scalars: Vec<String>,
+    profile: Option<Vec<Duration>>,
+    pool: Arc<Pool>,
+    #[cfg(feature = "compare-emulated")]
+    repeated: Option<Box<dyn Repeat>>,
+}
+
+/// Names and values of outputs, then of the tensors of the store.
+#[cfg(feature = "compare-emulated")]
+pub(crate) type Found = Vec<(String, Vec<f32>)>;
+
+/// Repeats replays of a program elsewhere.
+#[cfg(feature = "compare-emulated")]
+pub(crate) trait Repeat: Send {
+    /// Repeats what the executor is about to do, and says what it found, where that is to be compared.
+    ///
+    /// - `inputs`: names and words
+    fn run(
+        &mut self,
+        inputs: Vec<(&str, &[u32])>,
+        parameters: &StepParameters,
+        store: &Store,
+    ) -> Option<Found>;
+
+    /// Compares what it found with what the executor did.
+    ///
+    /// # Panics
+    ///
+    /// When it differs.
+    fn compare(&self, found: &Found, expected: Vec<&[f32]>);
+}
+
+impl Executor {
+    /// Plans a program and makes an arena for it alone. The only allocation: a replay makes none of its own.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::planned`] does, and when there is no memory for the arena.
+    pub fn new(builder: &Builder, pool: Arc<Pool>) -> Self {
+        let mut executor = Self::planned(builder, pool);
+        let arena = Arena::new(executor.plan.arena_bytes()).expect("memory for the arena");
+        executor.attach(arena);
+        executor
+    }
+
+    /// Plans a program, which runs when it is given an [`Arena`].
+    ///
+    /// # Panics
+    ///
+    /// When the program holds bf16 values: on the CPU, [`Precision::Bf16`] is what products round their factors to.
+    pub fn planned(builder: &Builder, pool: Arc<Pool>) -> Self {
+        assert!(
+            builder.types.iter().all(|ty| ty.dtype != DType::Bf16),
+            "the CPU executor holds no bf16 values"
+        );
+        assert!(
+            builder.all_reduced.is_empty(),
+            "the CPU executor knows of no other ranks"
+        );
+        let (plan, products) = (Plan::new(builder), precision_of_products(builder));
+        let view = |offset: usize, ty: &Type| View {
+            start: std::ptr::without_provenance_mut(offset),
+            len: ty.len(),
+            dtype: ty.dtype,
+        };
+        let ops = plan
+            .nodes
+            .iter()
+            .map(|planned| prepare(builder, planned, products[planned.node], &view))
+            .collect();
+        let inputs = builder
+            .inputs
+            .iter()
+            .filter_map(|(name, &value)| match plan.places[value.index()] {
+                Some(Place::Arena(offset)) => Some((name.clone(), view(offset, builder.ty(value)))),
+                _ => None,
+            })
+            .collect();
+        let place = |value: Value| plan.places[value.index()].expect("an output is computed");
+        let outputs = builder
+            .outputs
+            .iter()
+            .map(|(name, value)| (name.clone(), place(*value), builder.ty(*value).clone()))
+            .collect();
+        let scalars = builder.scalars.clone();
+        let parameters = StepParameters {
+            scalars: vec![0.0; scalars.len()],
+            ..StepParameters::default()
+        };
+        Self {
+            plan,
+            ops,
+            arena: None,
+            base: 0,
+            inputs,
+            outputs,
+            parameters,
+            scalars,
+            profile: None,
+            pool,
+            #[cfg(feature = "compare-emulated")]
+            repeated: None,
+        }
+    }
+
+    /// Takes an arena to run in. What another program left there is overwritten.
+    ///
+    /// # Panics
+    ///
+    /// When the arena is smaller than the plan asks for.
+    pub fn attach(&mut self, arena: Arena) {
+        assert!(
+            arena.bytes() >= self.plan.arena_bytes(),
+            "an arena of {} bytes for a program of {}",
+            arena.bytes(),
+            self.plan.arena_bytes()
+        );
+        let (start, old) = (arena.start(), self.base);
+        if start.addr() != old {
+            let views = self.ops.iter_mut().flat_map(PreparedOp::views);
+            for view in views.chain(self.inputs.iter_mut().map(|(_, view)| view)) {
+                // Offsets lie inside every arena that is large enough.
+                view.start = start.wrapping_add(view.start.addr() - old);
+            }
+            self.base = start.addr();
+        }
+        self.arena = Some(arena);
+    }
+
+    /// Gives the arena up for another program to run in; nothing where there is none.
+    pub fn detach(&mut self) -> Option<Arena> {
+        self.arena.take()
+    }
+
+    /// Order and places.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The threads it runs on.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    fn arena(&self) -> &Arena {
+        self.arena.as_ref().expect("a program runs in an arena")
+    }
+
+    /// Runs the program once. Allocates nothing of its own (`allocations::a_replay_allocates_nothing`) but what the first replay in
+    /// an arena [lays out](Self::laid_out); the `gemm-f32` crate packs operands into buffers of its own, and rayon's queue takes a
+    /// block for every 63 replays.
+    ///
+    /// # Panics
+    ///
+    /// When it has no arena.
+    pub fn run(&mut self, store: &mut Store) {
+        self.arena();
+        #[cfg(feature = "compare-emulated")]
+        let found = self.replay_emulated(store);
+        self.replay(store);
+        #[cfg(feature = "compare-emulated")]
+        self.compare_emulated(found, store);
+    }
+
+    /// The replay of a program whose arena is there.
+    fn replay(&mut self, store: &mut Store) {
+        let Self {
+            ops,
+            parameters,
+            pool,
+            profile,
+            arena,
+            ..
+        } = self;
+        let pool = &**pool;
+        let factors = &mut arena.as_mut().expect("a program runs in an arena").factors;
+        for factor in ops.iter().flat_map(|op| &op.laid_out) {
+            factors.make(store, factor);
+        }
+        let factors = &*factors;
+        // A thread of the pool runs the ops, so that their chunks start without waking anyone.
+        pool.enter(|| {
+            for (index, op) in ops.iter_mut().enumerate() {
+                let start = profile.is_some().then(Instant::now);
+                op.run(store, parameters, (pool, factors));
+                if let (Some(times), Some(start)) = (profile.as_mut(), start) {
+                    times[index] += start.elapsed();
+                }
+            }
+        });
+    }
+
+    /// Has replays repeated elsewhere, and compared.
+    #[cfg(feature = "compare-emulated")]
+    pub(crate) fn repeat(&mut self, repeated: impl Repeat + 'static) {
+        self.repeated = Some(Box::new(repeated));
+    }
+
+    #[cfg(feature = "compare-emulated")]
+    fn replay_emulated(&mut self, store: &Store) -> Option<Found> {
+        let inputs = self.inputs.iter().map(|(name, view)| {
+            // SAFETY: as for `input`; both types of inputs have elements of four bytes.
+            let words = unsafe { std::slice::from_raw_parts(view.start.cast::<u32>(), view.len) };
+            (name.as_str(), words)
+        });
+        let inputs = inputs.collect();
+        self.repeated.as_mut()?.run(inputs, &self.parameters, store)
+    }
+
+    #[cfg(feature = "compare-emulated")]
+    fn compare_emulated(&self, found: Option<Found>, store: &Store) {
+        let outputs = self.output_names().map(|name| self.output(name, store));
+        let tensors = store.slots().map(|slot| store.get(slot));
+        if let (Some(found), Some(repeated)) = (found, &self.repeated) {
+            repeated.compare(&found, outputs.chain(tensors).collect());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `y = x^2` over `rows` rows, planned only.
+    fn square(rows: usize, pool: &Arc<Pool>) -> Executor {
+        let mut b = Builder::new();
+        let x = b.input("x", &Type::f32(&[rows])).unwrap();
+        let y = b.sum_squares(x).unwrap();
+        b.output("y", y);
+        Executor::planned(&b, Arc::clone(pool))
+    }
+
+    #[test]
+    fn programs_take_turns_in_one_arena() {
+        let (pool, mut store) = (Arc::new(Pool::single()), Store::new());
+        let mut programs = [square(3, &pool), square(1000, &pool)];
+        let largest = programs.iter().map(|p| p.plan().arena_bytes()).max();
+        let mut arena = Arena::new(largest.unwrap()).unwrap();
+        for (round, expected) in [(1u8, [3.0, 1000.0]), (2, [12.0, 4000.0])] {
+            for (program, expected) in programs.iter_mut().zip(expected) {
+                program.attach(arena);
+                program.input("x").fill(f32::from(round));
+                program.run(&mut store);
+                assert_eq!(
+                    program.scalar_output("y", &store).to_bits(),
+                    f32::to_bits(expected)
+                );
+                arena = program.detach().unwrap();
+            }
+        }
+        // Another arena, elsewhere, does as well.
+        let other = Arena::new(arena.bytes()).unwrap();
+        assert_ne!(other.start(), arena.start());
+        let [program, _] = &mut programs;
+        program.attach(other);
+        program.input("x").fill(3.0);
+        program.run(&mut store);
+        assert_eq!(
+            program.scalar_output("y", &store).to_bits(),
+            27f32.to_bits()
+        );
+    }
+
+    #[test]
+    fn a_replay_changes_what_it_writes_and_nothing_that_it_reads() {
+        let (mut b, mut store) = (Builder::new(), Store::new());
+        let [w, halt] = ["w", "halt"].map(|name| store.zeros(name, &[2]));
+        store.freeze(w);
+        let [weights, stop] = [w, halt].map(|slot| b.persistent(&store, slot));
+        let norm = b.gradient_norm(&[weights]).unwrap();
+        b.halt(stop, &[norm]).unwrap();
+        // It shares all values, until one of the two stores changes them.
+        let before = store.copy();
+        Executor::new(&b, Arc::new(Pool::single())).run(&mut store);
+        let shared = [w, halt].map(|slot| store.get(slot).as_ptr() == before.get(slot).as_ptr());
+        assert_eq!(shared, [true, false]);
+    }
+
+    #[test]
+    fn every_op_counts_for_one_part() {
+        let (mut b, mut store) = (Builder::new(), Store::new());
+        let slot = store.zeros("w", &[100, 100]);
+        let w = b.persistent(&store, slot);
+        b.part("forward");
+        let y = b.matmul(w, w).unwrap();
+        let loss = b.sum_squares(y).unwrap();
+        b.part("after");
+        assert_eq!(b.matmul(w, w).unwrap(), y);
+        let gradient = b.gradients(loss, &[w]).unwrap()[0].unwrap();
+        let norm = b.gradient_norm(&[gradient]).unwrap();
+        b.output("loss", loss);
+        b.output("norm", norm);
+        let mut executor = Executor::new(&b, Arc::new(Pool::single()));
+        assert!(executor.part_times().is_empty());
+        executor.start_profile();
+        executor.run(&mut store);
+        let ops: Duration = executor.profile().iter().map(|op| op.time).sum();
+        let parts = executor.part_times();
+        let mut names: Vec<&str> = parts.iter().map(|(part, _)| *part).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["after", crate::BACKWARD, "forward"]);
+        assert_eq!(parts.iter().map(|(_, time)| *time).sum::<Duration>(), ops);
+        assert!(executor.part_times().is_empty(), "the clock was stopped");
+    }
+
+    #[test]
+    #[should_panic(expected = "a program runs in an arena")]
+    fn a_program_without_an_arena_does_not_run() {
+        square(3, &Arc::new(Pool::single())).run(&mut Store::new());
+    }
+
+    #[test]
+    #[should_panic(expected = "an arena of 64 bytes for a program of ")]
+    fn an_arena_must_be_large_enough() {
+        square(1000, &Arc::new(Pool::single())).attach(Arena::new(64).unwrap());
+    }
+}

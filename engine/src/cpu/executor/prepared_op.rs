@@ -1,0 +1,188 @@
+//! An op whose operands have their places.
+#![expect(
+    unsafe_code,
+    reason = "operands are pieces of one arena, placed by the plan"
+)]
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::super::arena::{Factors, RightFactor};
+use super::super::frame::{Frame, Operands, View};
+use super::super::pool::Pool;
+use crate::op::{Builder, Op};
+use crate::plan::Place;
+use crate::precision::Precision;
+use crate::profile::OpProfile;
+use crate::step_parameters::StepParameters;
+use crate::store::{Slot, Store};
+use crate::value::{DType, Type};
+
+/// An op of a program, with where its operands lie.
+pub(super) struct PreparedOp {
+    pub(super) op: Arc<dyn Op>,
+    pub(super) types: Vec<Type>,
+    pub(super) inputs: Vec<View>,
+    /// Inputs that lie in the store, whose address is looked up at each replay.
+    pub(super) stored: Vec<(usize, Slot)>,
+    /// Inputs that it writes to.
+    pub(super) writes: Range<usize>,
+    pub(super) outputs: Vec<View>,
+    pub(super) accumulate: Vec<bool>,
+    pub(super) copies: Vec<(View, usize)>,
+    pub(super) stored_copies: Vec<(Slot, usize)>,
+    pub(super) scratch: View,
+    /// What a kernel has taken of its frame.
+    pub(super) taken: Vec<bool>,
+    pub(super) precision: Precision,
+    /// Frozen right factors of its products, where those are of bf16.
+    pub(super) laid_out: Vec<RightFactor>,
+    pub(super) part: &'static str,
+    pub(super) work: OpProfile,
+}
+
+impl PreparedOp {
+    /// Everything that lies in the arena.
+    pub(super) fn views(&mut self) -> impl Iterator<Item = &mut View> {
+        let stored: Vec<usize> = self.stored.iter().map(|&(index, _)| index).collect();
+        let inputs = self.inputs.iter_mut().enumerate();
+        inputs
+            .filter(move |(index, _)| !stored.contains(index))
+            .map(|(_, view)| view)
+            .chain(&mut self.outputs)
+            .chain(self.copies.iter_mut().map(|(from, _)| from))
+            .chain([&mut self.scratch])
+    }
+
+    pub(super) fn run(
+        &mut self,
+        store: &mut Store,
+        parameters: &StepParameters,
+        (pool, factors): (&Pool, &Factors),
+    ) {
+        for &(index, slot) in &self.stored {
+            // Only what is written counts as changed, here or on a device.
+            let (start, len) = if self.writes.contains(&index) {
+                let values = store.get_mut(slot);
+                (values.as_mut_ptr(), values.len())
+            } else {
+                let values = store.get(slot);
+                (values.as_ptr().cast_mut(), values.len())
+            };
+            self.inputs[index] = View {
+                start: start.cast(),
+                len,
+                dtype: DType::F32,
+            };
+        }
+        for &(from, output) in &self.copies {
+            let to = self.outputs[output];
+            // SAFETY: the plan gives an output that is not in place a block of its own, as long as `from`.
+            unsafe { std::ptr::copy_nonoverlapping(from.start, to.start, 4 * to.len) };
+        }
+        for &(slot, output) in &self.stored_copies {
+            let to = self.outputs[output];
+            let from = store.get(slot);
+            assert_eq!(from.len(), to.len, "an accumulation keeps its shape");
+            // SAFETY: the store and the arena do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.start.cast(), to.len) };
+        }
+        let operands = Operands {
+            op: self.work.name,
+            types: &self.types,
+            inputs: &self.inputs,
+            writes: self.writes.clone(),
+            outputs: &self.outputs,
+            accumulate: &self.accumulate,
+            scratch: self.scratch,
+            taken: &mut self.taken,
+            precision: self.precision,
+            laid_out: &self.laid_out,
+            factors,
+        };
+        // SAFETY: the plan keeps an op's inputs, outputs and scratch in places that do not overlap while it runs
+        // (`plan::tests::nothing_overlaps_while_it_lives`), aligned to 64 bytes, inside the arena. What lies in the store is held
+        // mutably, and a tensor that an op writes to is one of its inputs once (`Builder::op`).
+        let mut frame = unsafe { Frame::new(operands, parameters, pool) };
+        self.op.run(&mut frame);
+    }
+}
+
+pub(super) fn prepare(
+    builder: &Builder,
+    planned: &crate::plan::PlannedNode,
+    precision: Precision,
+    view: &dyn Fn(usize, &Type) -> View,
+) -> PreparedOp {
+    let node = &builder.nodes[planned.node];
+    let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
+    let nowhere = |ty: &Type| View {
+        start: std::ptr::null_mut(),
+        len: ty.len(),
+        dtype: ty.dtype,
+    };
+    let mut stored = Vec::new();
+    let inputs = planned
+        .inputs
+        .iter()
+        .zip(&types)
+        .enumerate()
+        .map(|(index, (place, ty))| match *place {
+            Place::Arena(offset) => view(offset, ty),
+            Place::Store(slot) => {
+                stored.push((index, slot));
+                nowhere(ty)
+            }
+        })
+        .collect();
+    let output_types = || node.outputs.iter().map(|&output| builder.ty(output));
+    let outputs: Vec<View> = planned
+        .outputs
+        .iter()
+        .zip(output_types())
+        .map(|(&offset, ty)| view(offset, ty))
+        .collect();
+    let (mut copies, mut stored_copies) = (Vec::new(), Vec::new());
+    for &(place, output) in &planned.copies {
+        match place {
+            Place::Arena(offset) => {
+                copies.push((view(offset, builder.ty(node.outputs[output])), output));
+            }
+            Place::Store(slot) => stored_copies.push((slot, output)),
+        }
+    }
+    let scratch = Type::f32(&[node.op.scratch_bytes(&types) / 4]);
+    let writes = node.op.writes(types.len());
+    let of_frozen = |(input, transposed)| match planned.inputs[input] {
+        Place::Store(slot) if builder.frozen.contains(&slot) => Some(RightFactor {
+            input,
+            slot,
+            transposed,
+        }),
+        _ => None,
+    };
+    let laid_out = if precision == Precision::Bf16 {
+        let factors = node.op.right_factors(&types).into_iter();
+        factors.filter_map(of_frozen).collect()
+    } else {
+        Vec::new()
+    };
+    PreparedOp {
+        op: Arc::clone(&node.op),
+        types: types.iter().map(|&ty| ty.clone()).collect(),
+        inputs,
+        stored,
+        // Every output, every tensor that is written to, and the scratch.
+        taken: vec![false; outputs.len() + writes.len() + 1],
+        writes,
+        outputs,
+        accumulate: node.into.iter().map(Option::is_some).collect(),
+        copies,
+        stored_copies,
+        scratch: view(planned.scratch, &scratch),
+        precision,
+        laid_out,
+        part: node.part,
+        work: OpProfile::of(builder, node),
+    }
+}

@@ -1,0 +1,74 @@
+//! What a program takes: time by op and by part, and memory beside its arena.
+
+use std::time::Duration;
+
+use super::super::bf16::{PANELS, Panel};
+use super::Executor;
+use super::prepared_op::PreparedOp;
+use crate::precision::Precision;
+use crate::profile::OpProfile;
+use crate::store::Slot;
+
+impl Executor {
+    /// Starts (or restarts) the clock of every op.
+    pub fn start_profile(&mut self) {
+        self.profile = Some(vec![Duration::ZERO; self.ops.len()]);
+    }
+
+    /// Stops the clock of the ops, and returns what each [part](Builder::part) of the program took since
+    /// [`Executor::start_profile`], in the order in which they first ran.
+    pub fn part_times(&mut self) -> Vec<(&'static str, Duration)> {
+        let mut parts: Vec<(&'static str, Duration)> = Vec::new();
+        let times = self.profile.take().unwrap_or_default();
+        for (op, time) in self.ops.iter().zip(times) {
+            match parts.iter_mut().find(|(part, _)| *part == op.part) {
+                Some((_, sum)) => *sum += time,
+                None => parts.push((op.part, time)),
+            }
+        }
+        parts
+    }
+
+    /// Bytes that the host writes before a replay.
+    pub fn input_bytes(&self) -> usize {
+        // Both types of inputs have elements of four bytes.
+        self.inputs.iter().map(|(_, view)| 4 * view.len).sum()
+    }
+
+    /// Bytes that each thread holds at most beside the arena: what it lays out anew for a product.
+    pub fn packed_bytes(&self) -> usize {
+        let of_op = |op: &PreparedOp| match op.precision {
+            Precision::F32 | Precision::Tf32 => {
+                op.op.packed_bytes(&op.types.iter().collect::<Vec<_>>())
+            }
+            Precision::Bf16 => PANELS,
+        };
+        self.ops.iter().map(of_op).max().unwrap_or(0)
+    }
+
+    /// For each product in bf16 with a frozen right factor: the matrix, whether the product reads it transposed, and the bytes that it
+    /// takes beside the arena. It is laid out by the first replay, once for all products and all programs that share the arena.
+    pub fn laid_out(&self) -> impl Iterator<Item = ((Slot, bool), usize)> {
+        self.ops.iter().flat_map(|op| {
+            op.laid_out.iter().map(|factor| {
+                let ty = &op.types[factor.input];
+                // As many for a matrix as for its transpose.
+                let bytes = Panel::bytes(ty.rows(), ty.columns());
+                ((factor.slot, factor.transposed), bytes)
+            })
+        })
+    }
+
+    /// Time and work of each op since [`Executor::start_profile`].
+    pub fn profile(&self) -> Vec<OpProfile> {
+        let times = self.profile.clone().unwrap_or_default();
+        self.ops
+            .iter()
+            .zip(times)
+            .map(|(op, time)| OpProfile {
+                time,
+                ..op.work.clone()
+            })
+            .collect()
+    }
+}
