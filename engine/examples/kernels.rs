@@ -14,8 +14,8 @@ use std::time::Duration;
 use spd_draws::{Purpose, Stream};
 use spd_engine::cpu::Executor;
 use spd_engine::ops::{
-    AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, ImportanceGates, ImportanceMinimality,
-    LogitNoise, Mask, MaskValues, MatMul,
+    AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, GeluKind, ImportanceGates,
+    ImportanceMinimality, LogitNoise, Mask, MaskValues, MatMul,
 };
 use spd_engine::{Builder, Pool, Result, Store, Value};
 
@@ -202,6 +202,29 @@ fn adamw(pool: &Arc<Pool>, len: usize) -> Result<()> {
     Ok(())
 }
 
+fn elementwise(pool: &Arc<Pool>, rows: usize, columns: usize) -> Result<()> {
+    type Of = fn(&mut Builder, Value, Value) -> Result<Value>;
+    let all: [(&[&str], Of); 7] = [
+        (&["relu", "relu_grad"], |b, x, _| b.relu(x)),
+        (&["gelu", "gelu_grad"], |b, x, _| b.gelu(x, GeluKind::Exact)),
+        (&["swiglu", "swiglu_grad"], |b, x, y| b.swiglu(x, y)),
+        (&["mul", "mul_grad"], |b, x, y| b.mul(x, y)),
+        (&["mse", "mse_grad"], |b, x, y| b.mse(x, y)),
+        (&["softmax", "softmax_grad"], |b, x, _| b.softmax(x)),
+        (&["concatenate", "columns_grad"], |b, x, y| {
+            b.concatenate(&[x, y])
+        }),
+    ];
+    for (names, of) in all {
+        let mut bench = Bench::new(pool);
+        let values = ["x", "y"].map(|name| bench.normal(name, &[rows, columns]));
+        let y = of(&mut bench.builder, values[0], values[1])?;
+        bench.differentiate(y, &values)?;
+        bench.report(&format!("[{rows}, {columns}]"), rows * columns, names);
+    }
+    Ok(())
+}
+
 fn matmul(pool: &Arc<Pool>, a: [usize; 2], b: [usize; 2], transposed: [bool; 2]) -> Result<()> {
     let mut bench = Bench::new(pool);
     let (left, right) = (bench.normal("a", &a), bench.normal("b", &b));
@@ -234,6 +257,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     gates(&pool, 4096, 1200, Gates::LeakyHard, LogitNoise::None)?;
     gates(&pool, 4096, 1200, Gates::LeakyHard, noise)?;
     gates(&pool, 4096, 1200, Gates::SwishHard, LogitNoise::None)?;
+    elementwise(&pool, 4096, 5)?;
+    elementwise(&pool, 512, 3072)?;
     adamw(&pool, 1200 * 128)?;
     adamw(&pool, 1200 * 3072)?;
     for (a, b, transposed) in [
