@@ -39,7 +39,7 @@ pub type Result<T> = std::result::Result<T, BuildError>;
 /// One kind of operation with its settings. Two equal ops on the same inputs are one value, so the `Debug` form
 /// must show every setting.
 ///
-/// An op is coarse: whatever would cross memory once more is part of it. Its folder `ops/<op>/` holds the shape
+/// An op is coarse: whatever would cross memory once more is part of it. Its folder `ops/<group>/<op>/` holds the shape
 /// rule and gradient rule (`mod.rs`), the CPU kernel (`cpu.rs`), and the CUDA kernels with their launches (`kernel.cu`,
 /// `cuda.rs`).
 pub trait Op: Any + Debug + Send + Sync {

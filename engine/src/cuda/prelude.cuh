@@ -420,7 +420,7 @@ DEVICE float uniform_at(In<u32> parameters, i64 row, u32 column, u32 what) {
 
 // ---- Masks of components, made where they are used.
 
-// How the mask is made, and where its draws come from; the numbers of `masked/cuda.rs`.
+// How the mask is made, and where its draws come from; the numbers of `ops/site/masked/cuda.rs`.
 enum { MASK_IMPORTANCE, MASK_BETWEEN, MASK_DRAWN, MASK_ROUNDED, MASK_ONES };
 enum { DRAW_NONE, DRAW_UNIFORM, DRAW_COIN, DRAW_GIVEN };
 

@@ -1,7 +1,7 @@
 use super::tiling::{THREADS, Tiling};
 use super::{Site, SiteGrad, SiteSums, Sizes};
 use crate::cuda::lowering::{Argument, Constant, Lowering, Source};
-use crate::ops::masked::MaskOperands;
+use crate::ops::site::masked::MaskOperands;
 
 pub(crate) const KERNELS: Source = Source {
     name: "site",

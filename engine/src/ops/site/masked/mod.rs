@@ -32,8 +32,8 @@ use crate::cpu::Frame;
 use crate::cpu::pool::chunks;
 use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result};
-use crate::ops::draws::drawn;
 use crate::ops::grain_rows;
+use crate::ops::site::draws::drawn;
 use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 

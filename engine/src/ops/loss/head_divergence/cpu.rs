@@ -13,8 +13,8 @@ use crate::cpu::reduce::{add_to, max, mean, replace_and_sum, sum_over};
 use crate::cpu::shape::{Shape, Strided};
 use crate::cpu::tile::Tile;
 use crate::cpu::{Frame, Rows};
-use crate::ops::cross_entropy::IGNORED;
-use crate::ops::cross_entropy::cpu::{column, counted};
+use crate::ops::loss::cross_entropy::IGNORED;
+use crate::ops::loss::cross_entropy::cpu::{column, counted};
 use crate::ops::{GRAIN, grain_rows};
 use crate::precision::Precision;
 

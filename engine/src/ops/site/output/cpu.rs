@@ -6,7 +6,7 @@ use crate::cpu::routed_rows::routed;
 use crate::cpu::shape::{Matrix, Shape};
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::grain_rows;
-use crate::ops::routed_matmul::scatter;
+use crate::ops::site::routed_matmul::scatter;
 
 pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
     let (y, _) = frame.output(0);

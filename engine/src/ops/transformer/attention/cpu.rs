@@ -7,7 +7,7 @@ use crate::cpu::reduce::{max, sum_over};
 use crate::cpu::shape::{Shape, Strided};
 use crate::cpu::tile::{Tile, Tiles};
 use crate::cpu::{Frame, PerChunk, Rows};
-use crate::ops::rotary_table::{turn, turn_back};
+use crate::ops::transformer::rotary_table::{turn, turn_back};
 use crate::precision::Precision;
 
 /// Columns of one head at all positions of a batch row: rows `stride` apart.

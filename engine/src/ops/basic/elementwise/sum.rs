@@ -17,8 +17,8 @@ pub struct ElementwiseSum {
 }
 
 impl Builder {
-    /// The sum over all elements of an expression as [`elementwise`](Self::elementwise) takes it, times `factor`, a scalar. The gradient
-    /// flows to each of `values`.
+    /// The sum over all elements of an expression as [`elementwise`](Self::elementwise) takes it, times `factor`: a scalar. The
+    /// gradient flows to each of `values`.
     ///
     /// # Errors
     ///

@@ -1,0 +1,21 @@
+//! Mathematics that any model needs.
+
+mod columns;
+mod elementwise;
+mod identity;
+mod log_sum_exp;
+mod matmul;
+mod softmax;
+mod sum_rows;
+mod transpose;
+mod weighted_sum;
+
+pub use columns::Columns;
+pub use elementwise::{Elementwise, ElementwiseSum, Expr, GeluKind};
+pub use identity::Identity;
+pub use log_sum_exp::LogSumExp;
+pub use matmul::MatMul;
+pub use softmax::Softmax;
+pub use sum_rows::SumRows;
+pub use transpose::Transpose;
+pub use weighted_sum::WeightedSum;

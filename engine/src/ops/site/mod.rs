@@ -1,0 +1,14 @@
+//! Sites whose components are masked: random numbers, masks, an adversary's next sources, products of the rows that are routed, and the
+//! site's output.
+
+mod ascend;
+pub(crate) mod draws;
+pub(crate) mod masked;
+mod output;
+pub(crate) mod routed_matmul;
+
+pub use ascend::Ascend;
+pub use draws::{Bernoulli, Uniform, UniformSubsets};
+pub use masked::{Draw, Mask, MaskValues, Masked};
+pub use output::SiteOutput;
+pub use routed_matmul::{PackRows, RoutedMatMul};

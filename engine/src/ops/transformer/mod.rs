@@ -1,0 +1,13 @@
+//! What a transformer is made of beside products.
+
+mod attention;
+mod embedding;
+mod layer_norm;
+mod rms_norm;
+mod rotary_table;
+
+pub use attention::Attention;
+pub use embedding::{AddPositions, Embed};
+pub use layer_norm::LayerNorm;
+pub use rms_norm::RmsNorm;
+pub use rotary_table::RotaryTable;
