@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::networks::Model;
+use crate::{losses::Term, networks::Model};
 
 /// One run: which network is taken apart, on what data, how, and what is written down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -258,92 +258,6 @@ pub struct Loss {
     pub coeff: f64,
     /// What is measured.
     pub term: Term,
-}
-
-/// What a loss measures.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Term {
-    /// Mean squared error of the summed components.
-    Faithfulness,
-    /// Sparsity of the importances.
-    ImportanceMinimality {
-        /// Exponent at the start.
-        p: f64,
-        /// Exponent at the end of the annealing; `None` keeps `p`.
-        p_final: Option<f64>,
-        /// Fraction of the run at which annealing starts.
-        anneal_start: f64,
-        /// Fraction of the run at which annealing ends.
-        anneal_end: f64,
-        /// Weight of the frequency term.
-        beta: f64,
-    },
-    /// All masks 1, no delta.
-    UnmaskedRecon,
-    /// Masks equal to the importances, no delta.
-    CiMaskedRecon {
-        /// Which sites go through components, and where.
-        routing: Routing,
-    },
-    /// Masks drawn between importance and 1.
-    StochasticRecon {
-        /// Which sites go through components, and where.
-        routing: Routing,
-    },
-    /// Masks drawn between importance and 1, everywhere; what goes into each site is compared, not what comes out of
-    /// the network.
-    StochasticHiddenActsRecon,
-    /// Masks between importance and 1 that an adversary chooses.
-    PgdRecon(Pgd),
-}
-
-/// An adversary: projected gradient ascent by signs, on sources in `[0, 1]` that say where between importance and 1 each
-/// mask lies. It starts anew in each step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pgd {
-    /// Which sites go through components, and where; layerwise, each site has an adversary of its own.
-    pub routing: Routing,
-    /// Where the sources start.
-    pub init: PgdInit,
-    /// Steps of the ascent.
-    pub steps: usize,
-    /// How far a source moves in a step, in `(0, 1]`.
-    pub step_size: f64,
-    /// Who shares a source.
-    pub scope: PgdScope,
-}
-
-/// Where the sources of an adversary start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PgdInit {
-    /// Uniform in `[0, 1)`.
-    Random,
-    /// 1: nothing is ablated.
-    Ones,
-    /// 0: everything but the importances is.
-    Zeroes,
-}
-
-/// Who shares a source of an adversary.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PgdScope {
-    /// Nobody: each position has its own.
-    UniquePerDatapoint,
-    /// All positions of the batch. The more there are, the weaker the adversary.
-    SharedAcrossBatch,
-}
-
-/// Which sites go through components at which position.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Routing {
-    /// All of them, everywhere.
-    All,
-    /// At each position a uniformly random subset of uniformly random size.
-    UniformK,
-    /// At each position each of them with this probability.
-    Probability(f64),
-    /// One site at a time, all in turn.
-    Layerwise,
 }
 
 /// The training loop of the decomposition.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use spd_configs::{FaithfulnessWarmup, Term};
+use spd_configs::FaithfulnessWarmup;
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Builder, Executor, Processor, Store};
 
@@ -11,12 +11,13 @@ use crate::decomposition::Decomposition;
 use crate::evaluation::Evaluation;
 use crate::fault::Fault;
 use crate::figures;
+use crate::losses::loss_term;
 use crate::memory::Memory;
 use crate::metrics::toy;
 use crate::non_finite::first_not_finite;
 use crate::parameters::{BETA2, Group, HALT, corrections, set_scalars};
 use crate::refused_step::{halted, refused};
-use crate::schedule::{exponent, learning_rate};
+use crate::schedule::learning_rate;
 use crate::step::WARMUP_LOSS;
 use crate::task::{GoOn, Measured, NonFinite, Task, in_arena_of, make_arena};
 
@@ -195,22 +196,10 @@ impl Task for DecompositionTask {
     fn scalars(&self, step: u64) -> Vec<(&'static str, f64)> {
         let run = &self.decomposition.run;
         let steps = run.train.steps;
+        let fraction = step as f64 / steps as f64;
         let mut scalars = vec![("lr", learning_rate(&run.train.lr, step, steps))];
         for loss in &run.losses {
-            if let Term::ImportanceMinimality {
-                p,
-                p_final,
-                anneal_start,
-                anneal_end,
-                ..
-            } = loss.term
-            {
-                let fraction = step as f64 / steps as f64;
-                scalars.push((
-                    "p",
-                    exponent(p, p_final, (anneal_start, anneal_end), fraction),
-                ));
-            }
+            scalars.extend(loss_term(&loss.term).step_scalars(fraction));
         }
         scalars
     }

@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
-use spd_configs::{Active, Data, Precision, Routing, Run, Term};
+use spd_configs::{Active, Data, Precision, Run};
 use spd_engine::{Pool, Processor, Store, has_bf16_products};
 
 use crate::data;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
+use crate::losses::loss_term;
 use crate::memory::Memory;
 use crate::target;
 use crate::target_models::{Target, load, shipped};
@@ -101,22 +102,12 @@ const MOST_MASKED_LAYERS: usize = 250_000;
 
 /// Refuses a step that would take minutes to plan: a layerwise loss passes through the whole target for each site.
 fn check_length(run: &Run, sites: usize, layers: usize) -> Result<(), Fault> {
-    let of = |routing: Routing| match routing {
-        Routing::Layerwise => sites,
-        Routing::All | Routing::UniformK | Routing::Probability(_) => 1,
-    };
-    let samples = run.train.mask_samples;
-    let passes = |term: &Term| match term {
-        Term::Faithfulness | Term::ImportanceMinimality { .. } => 0,
-        Term::UnmaskedRecon => 1,
-        Term::CiMaskedRecon { routing } => of(*routing),
-        Term::StochasticRecon { routing } => samples.saturating_mul(of(*routing)),
-        Term::StochasticHiddenActsRecon => samples,
-        Term::PgdRecon(pgd) => pgd.steps.saturating_add(1).saturating_mul(of(pgd.routing)),
-    };
-    let trained = run.losses.iter().map(|loss| passes(&loss.term));
-    let measured = run.eval.losses.iter().map(|measure| passes(&measure.term));
-    let passes = trained.chain(measured).fold(0, usize::saturating_add);
+    let trained = run.losses.iter().map(|loss| &loss.term);
+    let measured = run.eval.losses.iter().map(|measure| &measure.term);
+    let passes = trained
+        .chain(measured)
+        .map(|term| loss_term(term).pass_count(sites, run.train.mask_samples))
+        .fold(0, usize::saturating_add);
     let masked = passes.saturating_mul(layers);
     if masked <= MOST_MASKED_LAYERS {
         return Ok(());
@@ -241,6 +232,7 @@ fn rows(
 
 #[cfg(test)]
 mod tests {
+    use spd_configs::{Routing, StochasticRecon, Term};
     use spd_engine::Executor;
 
     use super::*;
@@ -275,9 +267,8 @@ mod tests {
         run.train.mask_samples = 2;
         run.eval.losses.clear();
         run.losses.truncate(1);
-        run.losses[0].term = Term::StochasticRecon {
-            routing: Routing::Layerwise,
-        };
+        let stochastic = |routing| Term::StochasticRecon(StochasticRecon { routing });
+        run.losses[0].term = stochastic(Routing::Layerwise);
         assert!(check_length(&run, 125, 1000).is_ok());
         let Err(Fault::BadInput(line)) = check_length(&run, 126, 1000) else {
             panic!("a step of 252,000 layers");
@@ -288,9 +279,7 @@ mod tests {
              250000 are planned; decompose fewer sites, take fewer mask samples or adversary steps, or leave out a \
              layerwise loss"
         );
-        run.losses[0].term = Term::StochasticRecon {
-            routing: Routing::All,
-        };
+        run.losses[0].term = stochastic(Routing::All);
         assert!(check_length(&run, 100_000, 100_000).is_ok());
     }
 

@@ -1,4 +1,4 @@
-//! Numbers that follow the step: learning rates and the exponent of the sparsity penalty.
+//! Numbers that follow the step: learning rates.
 
 use spd_configs::{Schedule, Shape};
 
@@ -30,19 +30,4 @@ pub fn learning_rate(schedule: &Schedule, step: u64, steps: u64) -> f64 {
         }
     };
     schedule.start * share
-}
-
-/// The exponent of the sparsity penalty after `fraction` of the run: `p` until `start`, then straight to `p_final`
-/// at `end`.
-pub fn exponent(p: f64, p_final: Option<f64>, (start, end): (f64, f64), fraction: f64) -> f64 {
-    match p_final {
-        Some(last) if start < 1.0 && fraction >= start => {
-            if fraction >= end {
-                last
-            } else {
-                p + (last - p) * (fraction - start) / (end - start)
-            }
-        }
-        _ => p,
-    }
 }

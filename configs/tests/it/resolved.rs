@@ -1,8 +1,8 @@
 //! A resolved run is a run file: it loads to the same run, and two of them can be compared.
 
 use spd_configs::{
-    Activation, Active, Data, Llama, Model, Pgd, PgdInit, PgdScope, ResidMlp, Routing, Run, Term,
-    TiedUpdate, pre_identity,
+    Activation, Active, Data, ImportanceMinimality, Llama, Model, PgdInit, PgdRecon, PgdScope,
+    ResidMlp, Routing, Run, StochasticRecon, Term, TiedUpdate, pre_identity,
 };
 
 use crate::{GPT2, LLAMA, RESID_MLP, TMS, load};
@@ -269,16 +269,16 @@ fn what_may_be_left_out_is_written_when_it_is_there() {
     assert_eq!(run.train.clip_components, Some(0.01));
     assert_eq!(run.eval.known.len(), 2);
     assert!(!run.decomposition.tied);
-    let pgd = Pgd {
+    let pgd = PgdRecon {
         routing: Routing::All,
         init: PgdInit::Random,
         steps: 20,
         step_size: 0.1,
         scope: PgdScope::SharedAcrossBatch,
     };
-    let half = Term::StochasticRecon {
+    let half = Term::StochasticRecon(StochasticRecon {
         routing: Routing::Probability(0.5),
-    };
+    });
     let measured: Vec<_> = run
         .eval
         .losses
@@ -289,20 +289,14 @@ fn what_may_be_left_out_is_written_when_it_is_there() {
         measured,
         [("pgd_recon", &Term::PgdRecon(pgd)), ("half", &half)]
     );
-    let Term::ImportanceMinimality {
-        p,
-        p_final,
-        anneal_start,
-        anneal_end,
-        beta,
-    } = run.losses[0].term
-    else {
-        panic!("{:?}", run.losses[0])
+    let penalty = ImportanceMinimality {
+        p: 2.0,
+        p_final: Some(0.3),
+        anneal_start: 0.0,
+        anneal_end: 1.0,
+        beta: 0.5,
     };
-    assert_eq!(
-        (p, p_final, anneal_start, anneal_end, beta),
-        (2.0, Some(0.3), 0.0, 1.0, 0.5)
-    );
+    assert_eq!(run.losses[0].term, Term::ImportanceMinimality(penalty));
 }
 
 #[test]

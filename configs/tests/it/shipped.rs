@@ -3,8 +3,8 @@
 use std::{fs, path::PathBuf};
 
 use spd_configs::{
-    Faults, ImportanceKind, KnownSolution, Pgd, PgdInit, PgdScope, Routing, Run, Shape, Term,
-    TiedUpdate,
+    Faults, ImportanceKind, ImportanceMinimality, KnownSolution, PgdInit, PgdRecon, PgdScope,
+    Routing, Run, Shape, Term, TiedUpdate,
 };
 
 use crate::load;
@@ -201,10 +201,10 @@ fn the_toys_have_the_numbers_of_the_reference() {
         let [one, other] = toy.losses;
         let expected = [("importance_minimality", coeff), one, other];
         assert_eq!(losses, expected, "{name}");
-        let Term::ImportanceMinimality { p, p_final, .. } = run.losses[0].term else {
+        let Term::ImportanceMinimality(penalty) = run.losses[0].term else {
             panic!("{name}: {:?}", run.losses[0])
         };
-        assert_eq!((p, p_final), (exponent, None), "{name}");
+        assert_eq!((penalty.p, penalty.p_final), (exponent, None), "{name}");
         let (n, columns) = toy.known;
         let known = run.eval.known.iter().map(|known| known.solution);
         let (identity, dense): (Vec<_>, Vec<_>) =
@@ -236,12 +236,12 @@ fn a_run_beside_a_reference_differs_in_its_exponent_and_in_what_it_costs() {
         };
         let mut ours = load(name);
         let reference = load(&format!("{name}-reference"));
-        let Term::ImportanceMinimality {
+        let Term::ImportanceMinimality(ImportanceMinimality {
             p,
             p_final,
             anneal_end,
             ..
-        } = &mut ours.losses[0].term
+        }) = &mut ours.losses[0].term
         else {
             panic!("{name}: {:?}", ours.losses[0])
         };
@@ -269,7 +269,7 @@ fn the_adversaries_of_resid_mlp2_are_those_of_the_reference() {
     let path = format!("{}/resid_mlp2.toml", env!("CARGO_MANIFEST_DIR"));
     let run = Run::load(path.as_ref(), &[]).unwrap();
     let pgd = |routing, steps, step_size| {
-        Term::PgdRecon(Pgd {
+        Term::PgdRecon(PgdRecon {
             routing,
             init: PgdInit::Random,
             steps,

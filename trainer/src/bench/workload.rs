@@ -1,6 +1,6 @@
 //! A preset made ready: random frozen weights, starting values, the step's program, and batches.
 
-use spd_configs::{Data, Input, Term};
+use spd_configs::{Data, Input};
 use spd_dataloader::{Batch, Source};
 use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Executor, Processor, Store};
@@ -11,9 +11,10 @@ use super::{Preset, Step};
 use crate::data::{features, fill, training_feed};
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::fault::Fault;
+use crate::losses::loss_term;
 use crate::memory::laid_out_bytes;
 use crate::parameters::{self, BETA2, Group, HALT, corrections};
-use crate::schedule::{exponent, learning_rate};
+use crate::schedule::learning_rate;
 use crate::target_models::{Start, Target, TargetTensor};
 
 /// Batches that are made beforehand and taken in turn.
@@ -163,17 +164,7 @@ fn set_scalars(decomposition: &Decomposition, update: u32, program: &mut Executo
     let mut scalars = vec![("lr", half_way)];
     scalars.extend(corrections(BETA2, update.into()));
     for loss in &run.losses {
-        if let Term::ImportanceMinimality {
-            p,
-            p_final,
-            anneal_start,
-            anneal_end,
-            ..
-        } = loss.term
-        {
-            let annealed = exponent(p, p_final, (anneal_start, anneal_end), 0.5);
-            scalars.push(("p", annealed));
-        }
+        scalars.extend(loss_term(&loss.term).step_scalars(0.5));
     }
     parameters::set_scalars(program, scalars);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use spd_configs::{Pgd, PgdInit, PgdScope, Routing, Sampling};
+use spd_configs::{PgdInit, PgdRecon, PgdScope, Routing, Sampling};
 use spd_draws::{Purpose, Stream};
 use spd_engine::ops::{Draw, LogitNoise, Mask, MaskValues};
 use spd_engine::{Builder, Result, Type, Value};
@@ -152,7 +152,7 @@ impl Draws {
         self,
         b: &mut Builder,
         clean_pass: &CleanPass,
-        pgd: &Pgd,
+        pgd: &PgdRecon,
         sample: &SampleId,
         (index, site, delta): (usize, &Site, bool),
     ) -> Result<AdversarialSource> {

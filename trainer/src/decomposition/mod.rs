@@ -23,6 +23,7 @@ pub(crate) use masks::mask_values;
 pub use masks::{AdversarialSource, Draws, Masking, SampleId};
 
 use crate::fault::Fault;
+use crate::losses::loss_term;
 use crate::parameters::{Group, Parameters};
 use crate::pass::Pass;
 use crate::sites::{Site, resolve};
@@ -286,7 +287,7 @@ impl Decomposition {
     }
 
     fn gates(&self, b: &mut Builder, noise: LogitNoise) -> ImportanceGates {
-        use spd_configs::{Sigmoid, Term};
+        use spd_configs::Sigmoid;
         let gates = match self.run.importance.sigmoid {
             Sigmoid::LeakyHard => Gates::LeakyHard,
             Sigmoid::Normal => Gates::Normal,
@@ -298,7 +299,7 @@ impl Decomposition {
             .run
             .losses
             .iter()
-            .any(|loss| matches!(loss.term, Term::ImportanceMinimality { .. }));
+            .any(|loss| loss_term(&loss.term).reads_power_sums());
         let exponent = penalised.then(|| b.step_scalar("p"));
         #[expect(
             clippy::cast_possible_truncation,

@@ -1,36 +1,52 @@
 //! How much importance is there? The sparsity penalty of all sites, from the power sums of their gates: the sum over sites
-//! and components of the mean over the site's rows. See [`ImportanceMinimality`] for the formula.
+//! and components of the mean over the site's rows. See [`ops::ImportanceMinimality`] for the formula.
 
-use spd_engine::ops::ImportanceMinimality;
-use spd_engine::{Builder, Result, Value};
+use spd_configs::ImportanceMinimality;
+use spd_engine::{Builder, Result, Value, ops};
 
-use crate::decomposition::{CleanPass, Decomposition};
+use super::{LossInputs, LossTerm};
 
-impl Decomposition {
-    /// The penalty, a scalar; the gradient flows to the importance functions.
-    pub(super) fn importance_minimality(
-        &self,
-        b: &mut Builder,
-        clean_pass: &CleanPass,
-        beta: f64,
-    ) -> Result<Value> {
+impl LossTerm for ImportanceMinimality {
+    /// The gradient flows to the importance functions.
+    fn value(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<Value> {
         #[expect(
             clippy::cast_possible_truncation,
             reason = "a setting is rounded to f32"
         )]
-        let beta = beta as f32;
-        let terms: Vec<(f64, Value)> = clean_pass
-            .sites
-            .iter()
-            .map(|site| {
-                let op = ImportanceMinimality {
-                    rows: site.rows,
-                    beta,
-                    ranks: 1,
-                };
-                Ok((1.0, b.importance_minimality(op, site.power_sums)?))
-            })
-            .collect::<Result<_>>()?;
+        let beta = self.beta as f32;
+        let sites = from.clean_pass.sites.iter();
+        let terms = sites.map(|site| {
+            let op = ops::ImportanceMinimality {
+                rows: site.rows,
+                beta,
+                ranks: 1,
+            };
+            Ok((1.0, b.importance_minimality(op, site.power_sums)?))
+        });
+        let terms = terms.collect::<Result<Vec<_>>>()?;
         b.weighted_sum(&terms)
+    }
+
+    fn step_scalars(&self, fraction: f64) -> Vec<(&'static str, f64)> {
+        vec![("p", exponent(self, fraction))]
+    }
+
+    fn reads_power_sums(&self) -> bool {
+        true
+    }
+}
+
+/// The exponent after `fraction` of the run: `p` until `anneal_start`, then straight to `p_final` at `anneal_end`.
+pub fn exponent(penalty: &ImportanceMinimality, fraction: f64) -> f64 {
+    let (p, start, end) = (penalty.p, penalty.anneal_start, penalty.anneal_end);
+    match penalty.p_final {
+        Some(last) if start < 1.0 && fraction >= start => {
+            if fraction >= end {
+                last
+            } else {
+                p + (last - p) * (fraction - start) / (end - start)
+            }
+        }
+        _ => p,
     }
 }

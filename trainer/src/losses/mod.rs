@@ -2,27 +2,138 @@
 //!
 //! # Adding a loss
 //!
-//! - `configs/src/run.rs`: a variant of [`Term`] with its settings.
-//! - `configs/src/losses.rs`: its `kind` in a run file, how its keys are read, and how it is routed.
+//! - `configs/src/losses/`: a file with its struct, its keys, their defaults and their checks, and a line of `losses!`.
 //! - `configs/README.md`: a row for each key.
-//! - `trainer/src/losses/`: what it computes from the clean pass and the masked passes. A reconstruction under another mask is one line
-//!   of [`Decomposition::passes`]; anything else is a file here and a line of [`Decomposition::losses`].
-//! - `trainer/src/run_plan.rs`: how many masked passes it makes.
-//! - `trainer/tests/it/golden/unrecorded.rs`: a case that compares it and its gradients with candle's.
+//! - `trainer/src/losses/`: a file that implements [`LossTerm`] for the struct, and a line of [`loss_term`].
+//! - `trainer/tests/it/golden/`: the loss in candle, in `candle.rs`, and a case of `unrecorded.rs` that compares the two.
 
+mod ci_masked_recon;
 mod faithfulness;
-mod hidden_acts;
 mod importance_minimality;
-mod pgd;
+mod pgd_recon;
 mod recon;
+mod stochastic_hidden_acts_recon;
+mod stochastic_recon;
+mod unmasked_recon;
 
 use spd_configs::Term;
 use spd_engine::{Builder, Result, Store, Value};
 
-pub use pgd::{Ascent, AttackedSite, SourceGradient};
+pub use importance_minimality::exponent;
+pub use pgd_recon::{Ascent, AttackedSite, SourceGradient, ascents};
 pub use recon::{divergence, divergence_and_cross_entropy};
 
-use crate::decomposition::{CleanPass, Decomposition, Draws, SampleId};
+use crate::decomposition::{CleanPass, Decomposition, Draws, MaskedPass, SampleId};
+
+/// A loss in a program.
+pub trait LossTerm {
+    /// Its value, a scalar.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    fn value(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<Value>;
+
+    /// The masked passes that its value compares with the clean one, those of its `k`-th mask sample.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    fn passes(
+        &self,
+        _: &mut Builder,
+        _from: &LossInputs<'_>,
+        _k: usize,
+    ) -> Result<Vec<MaskedPass>> {
+        Ok(Vec::new())
+    }
+
+    /// How often its value passes through a target of so many sites.
+    fn pass_count(&self, _sites: usize, _mask_samples: usize) -> usize {
+        0
+    }
+
+    /// The step scalars that its value reads, after this fraction of the run.
+    fn step_scalars(&self, _fraction: f64) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+
+    /// Whether it reads the power sums of the importances, whose exponent is its step scalar `p`.
+    fn reads_power_sums(&self) -> bool {
+        false
+    }
+}
+
+/// A loss by its settings.
+pub fn loss_term(term: &Term) -> &dyn LossTerm {
+    match term {
+        Term::Faithfulness(loss) => loss,
+        Term::ImportanceMinimality(loss) => loss,
+        Term::UnmaskedRecon(loss) => loss,
+        Term::CiMaskedRecon(loss) => loss,
+        Term::StochasticRecon(loss) => loss,
+        Term::StochasticHiddenActsRecon(loss) => loss,
+        Term::PgdRecon(loss) => loss,
+    }
+}
+
+/// What a loss is computed from.
+#[derive(Debug, Clone, Copy)]
+pub struct LossInputs<'p> {
+    /// The decomposition.
+    pub decomposition: &'p Decomposition,
+    /// Where its parameters lie.
+    pub store: &'p Store,
+    /// The batch in the clean pass.
+    pub clean_pass: &'p CleanPass,
+    /// The loss by its name in a run file, which the names of given draws begin with.
+    pub name: &'static str,
+    /// Where its draws come from.
+    pub draws: Draws,
+    /// Number of its first mask sample.
+    pub first_sample: usize,
+}
+
+impl<'p> LossInputs<'p> {
+    fn first(
+        decomposition: &'p Decomposition,
+        store: &'p Store,
+        clean_pass: &'p CleanPass,
+        draws: Draws,
+    ) -> Self {
+        Self {
+            decomposition,
+            store,
+            clean_pass,
+            name: "",
+            draws,
+            first_sample: 0,
+        }
+    }
+
+    /// The value of the next loss, which has the next samples.
+    fn next_value(&mut self, b: &mut Builder, term: &Term) -> Result<Value> {
+        self.name = term.name();
+        let value = loss_term(term).value(b, self)?;
+        self.first_sample += self.decomposition.run.train.mask_samples;
+        Ok(value)
+    }
+
+    /// The `k`-th mask sample, its draws called `<name>.<suffix>`.
+    fn sample(&self, k: usize, suffix: &str) -> SampleId {
+        let number = self.first_sample + k;
+        SampleId {
+            number: u8::try_from(number).expect("a run has fewer than 128 samples a step"),
+            name: format!("{}.{suffix}", self.name),
+        }
+    }
+
+    /// Divergence of an output from the target's, a scalar.
+    fn output_distance(&self, b: &mut Builder, output: Value) -> Result<Value> {
+        let kind = self.decomposition.run.train.output_loss;
+        divergence(b, kind, self.clean_pass.output, output)
+    }
+}
 
 /// A term of the total loss in a program.
 #[derive(Debug, Clone)]
@@ -42,26 +153,6 @@ const FIRST_MEASURE: usize = 128;
 /// The sample of the evaluation's usual masks.
 pub(crate) const USUAL_MASKS: u8 = u8::MAX;
 
-/// The draws of one term.
-#[derive(Debug, Clone, Copy)]
-struct TermDraws {
-    from: Draws,
-    /// Number of its first sample.
-    first: usize,
-}
-
-impl TermDraws {
-    /// The `k`-th mask sample of a term.
-    fn mask_sample(self, term: &Term, k: usize) -> SampleId {
-        self.sample(k, format!("{}.m{k}", term.name()))
-    }
-
-    fn sample(self, k: usize, name: String) -> SampleId {
-        let number = u8::try_from(self.first + k).expect("a run has fewer than 128 samples a step");
-        SampleId { number, name }
-    }
-}
-
 impl Decomposition {
     /// All terms of the run, in order.
     ///
@@ -75,24 +166,14 @@ impl Decomposition {
         clean_pass: &CleanPass,
         draws: Draws,
     ) -> Result<Vec<Scalar>> {
-        let terms = self.run.losses.iter().enumerate();
-        terms
-            .map(|(index, loss)| {
-                let draws = TermDraws {
-                    from: draws,
-                    first: index * self.run.train.mask_samples,
-                };
-                let value = match &loss.term {
-                    Term::Faithfulness => self.faithfulness(b, store)?,
-                    Term::ImportanceMinimality { beta, .. } => {
-                        self.importance_minimality(b, clean_pass, *beta)?
-                    }
-                    term => self.reconstruction(b, clean_pass, term, draws)?,
-                };
+        let mut from = LossInputs::first(self, store, clean_pass, draws);
+        let losses = self.run.losses.iter();
+        losses
+            .map(|loss| {
                 Ok(Scalar {
                     name: loss.term.name(),
                     coeff: loss.coeff,
-                    value,
+                    value: from.next_value(b, &loss.term)?,
                 })
             })
             .collect()
@@ -106,36 +187,16 @@ impl Decomposition {
     pub fn measures(
         &self,
         b: &mut Builder,
+        store: &Store,
         clean_pass: &CleanPass,
         draws: Draws,
     ) -> Result<Vec<(String, Value)>> {
-        let measures = self.run.eval.losses.iter().enumerate();
+        let mut from = LossInputs::first(self, store, clean_pass, draws);
+        from.first_sample = FIRST_MEASURE;
+        let measures = self.run.eval.losses.iter();
         measures
-            .map(|(index, measure)| {
-                let draws = TermDraws {
-                    from: draws,
-                    first: FIRST_MEASURE + index * self.run.train.mask_samples,
-                };
-                let value = self.reconstruction(b, clean_pass, &measure.term, draws)?;
-                Ok((measure.name.clone(), value))
-            })
+            .map(|measure| Ok((measure.name.clone(), from.next_value(b, &measure.term)?)))
             .collect()
-    }
-
-    fn reconstruction(
-        &self,
-        b: &mut Builder,
-        clean_pass: &CleanPass,
-        term: &Term,
-        draws: TermDraws,
-    ) -> Result<Value> {
-        match term {
-            Term::PgdRecon(pgd) => {
-                let sample = draws.sample(0, term.name().to_owned());
-                self.pgd_recon(b, clean_pass, pgd, (draws.from, &sample))
-            }
-            _ => self.recon(b, clean_pass, term, draws),
-        }
     }
 }
 

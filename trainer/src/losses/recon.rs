@@ -10,14 +10,11 @@
 //! A term is the mean over its passes. Layerwise, the other sites run on their own weights, so everything before the
 //! site is the clean pass, and is not computed again. Subsets are routed position by position.
 
-use spd_configs::{OutputLoss, Routing, Term};
+use spd_configs::{OutputLoss, Routing};
 use spd_engine::{Builder, Result, Value};
 
-use super::hidden_acts::input_distance;
-use super::{TermDraws, mean};
-use crate::decomposition::{
-    CleanPass, Decomposition, Draws, MaskedPass, Masking, SampleId, mask_values,
-};
+use super::{LossInputs, LossTerm, mean};
+use crate::decomposition::{MaskedPass, Masking, mask_values};
 
 /// Divergence between the target's output and another, a scalar: the mean over positions of `KL(target || other)`, or the
 /// mean over elements of the squared error. The gradient flows to the other.
@@ -51,84 +48,67 @@ pub fn divergence_and_cross_entropy(
     b.kl_divergence_and_cross_entropy([target, target_lse, other], labels)
 }
 
-impl Decomposition {
-    pub(super) fn recon(
-        &self,
-        b: &mut Builder,
-        clean_pass: &CleanPass,
-        term: &Term,
-        draws: TermDraws,
-    ) -> Result<Value> {
-        let samples = if term.is_stochastic() {
-            self.run.train.mask_samples
-        } else {
-            1
-        };
+/// A loss that compares masked passes with the clean pass.
+pub(super) trait Reconstruction {
+    /// What its masks are made from.
+    const MASKING: Masking;
+
+    /// Which sites are masked, and where.
+    fn routing(&self) -> Routing;
+
+    /// How far a pass is from the clean one, a scalar.
+    fn distance(&self, b: &mut Builder, from: &LossInputs<'_>, pass: &MaskedPass) -> Result<Value> {
+        from.output_distance(b, pass.output)
+    }
+}
+
+/// How many samples of a masking are taken.
+fn samples(masking: Masking, mask_samples: usize) -> usize {
+    match masking {
+        Masking::Stochastic => mask_samples,
+        _ => 1,
+    }
+}
+
+impl<R: Reconstruction> LossTerm for R {
+    fn value(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<Value> {
         let mut distances = Vec::new();
-        for k in 0..samples {
-            let sample = draws.mask_sample(term, k);
-            for pass in self.passes(b, clean_pass, term, (draws.from, &sample))? {
-                distances.push(match term {
-                    Term::StochasticHiddenActsRecon => input_distance(b, clean_pass, &pass.inputs)?,
-                    _ => self.output_distance(b, clean_pass, pass.output)?,
-                });
+        for k in 0..samples(R::MASKING, from.decomposition.run.train.mask_samples) {
+            for pass in self.passes(b, from, k)? {
+                distances.push(self.distance(b, from, &pass)?);
             }
         }
         mean(b, &distances)
     }
 
-    /// Divergence of an output from the target's.
-    pub(super) fn output_distance(
-        &self,
-        b: &mut Builder,
-        clean_pass: &CleanPass,
-        output: Value,
-    ) -> Result<Value> {
-        divergence(b, self.run.train.output_loss, clean_pass.output, output)
-    }
-
-    /// The passes of one mask sample of a term: one over all sites, or one a site.
-    ///
-    /// # Errors
-    ///
-    /// When shapes do not fit.
-    ///
-    /// # Panics
-    ///
-    /// When the term has no masks, or an adversary chooses them.
-    pub fn passes(
-        &self,
-        b: &mut Builder,
-        clean_pass: &CleanPass,
-        term: &Term,
-        (draws, sample): (Draws, &SampleId),
-    ) -> Result<Vec<MaskedPass>> {
-        let (masking, routing) = match *term {
-            Term::UnmaskedRecon => (Masking::Ones, Routing::All),
-            Term::CiMaskedRecon { routing } => (Masking::Importance, routing),
-            Term::StochasticRecon { routing } => (Masking::Stochastic, routing),
-            Term::StochasticHiddenActsRecon => (Masking::Stochastic, Routing::All),
-            _ => unreachable!("a reconstruction whose masks are no adversary's"),
-        };
-        let routes = draws.routes(b, clean_pass, sample, (&self.sites, routing))?;
+    /// One over all sites, or one a site.
+    fn passes(&self, b: &mut Builder, from: &LossInputs<'_>, k: usize) -> Result<Vec<MaskedPass>> {
+        let (decomposition, clean_pass) = (from.decomposition, from.clean_pass);
+        let sites = &decomposition.sites;
+        let sample = from.sample(k, &format!("m{k}"));
+        let routes = from
+            .draws
+            .routes(b, clean_pass, &sample, (sites, self.routing()))?;
         let how = (
-            masking,
-            self.run.importance.sampling,
-            self.run.decomposition.delta,
+            R::MASKING,
+            decomposition.run.importance.sampling,
+            decomposition.run.decomposition.delta,
         );
-        let mut masked = Vec::with_capacity(self.sites.len());
-        for (index, site) in self.sites.iter().enumerate() {
+        let mut masked = Vec::with_capacity(sites.len());
+        for (index, site) in sites.iter().enumerate() {
             let site = (index, site);
-            let values = mask_values(b, clean_pass, site, how, (draws, sample), routes[index])?;
+            let draws = (from.draws, &sample);
+            let values = mask_values(b, clean_pass, site, how, draws, routes[index])?;
             masked.push((index, values));
         }
-        let together = match routing {
-            Routing::Layerwise => 1,
-            Routing::All | Routing::UniformK | Routing::Probability(_) => masked.len(),
-        };
-        let groups = masked.chunks(together);
+        let groups = masked.chunks(self.routing().sites_of_a_pass(sites.len()));
         groups
-            .map(|group| self.masked_pass(b, clean_pass, group))
+            .map(|group| decomposition.masked_pass(b, clean_pass, group))
             .collect()
+    }
+
+    fn pass_count(&self, sites: usize, mask_samples: usize) -> usize {
+        let passes = sites / self.routing().sites_of_a_pass(sites);
+        samples(R::MASKING, mask_samples).saturating_mul(passes)
     }
 }

@@ -6,7 +6,7 @@ use super::{Evaluated, Mean};
 
 pub(super) fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
     let decomposition = on.decomposition;
-    let terms = decomposition.measures(b, on.clean_pass, decomposition.draws)?;
+    let terms = decomposition.measures(b, on.store, on.clean_pass, decomposition.draws)?;
     let means = terms.into_iter().map(|(name, value)| Mean {
         name: format!("loss/{name}"),
         value,

@@ -11,10 +11,10 @@
 
 use std::collections::BTreeMap;
 
-use spd_configs::{Pgd, Run, Term};
+use spd_configs::{PgdRecon, Run, Term};
 use spd_engine::{Builder, Executor, Value};
-use spd_trainer::decomposition::{CleanPass, Draws, SampleId};
-use spd_trainer::losses::Ascent;
+use spd_trainer::decomposition::{CleanPass, Draws};
+use spd_trainer::losses::{Ascent, LossInputs, ascents};
 
 use super::compare::{Comparison, largest};
 use super::numbers::{Numbers, Tensor};
@@ -137,7 +137,7 @@ impl Columns {
 struct Climb<'n> {
     case: &'n Numbers,
     name: &'n str,
-    pgd: Pgd,
+    pgd: PgdRecon,
     replica: Replica,
 }
 
@@ -178,7 +178,7 @@ impl<'n> Climb<'n> {
     fn program(&self, steps: usize) -> Executor {
         let batch = self.batch();
         let (mut b, clean_pass) = self.replica.clean_pass();
-        let pgd = Pgd { steps, ..self.pgd };
+        let pgd = PgdRecon { steps, ..self.pgd };
         let ascents = self.ascents(&mut b, &clean_pass, &pgd);
         for (k, ascent) in ascents.iter().enumerate() {
             for (site, first) in ascent.sites.iter().zip(&ascent.gradients[0]) {
@@ -197,14 +197,16 @@ impl<'n> Climb<'n> {
         self.replica.executor(&b, batch)
     }
 
-    fn ascents(&self, b: &mut Builder, clean_pass: &CleanPass, pgd: &Pgd) -> Vec<Ascent> {
-        let sample = SampleId {
-            number: 0,
-            name: "ascent".into(),
+    fn ascents(&self, b: &mut Builder, clean_pass: &CleanPass, pgd: &PgdRecon) -> Vec<Ascent> {
+        let from = LossInputs {
+            decomposition: &self.replica.decomposition,
+            store: &self.replica.store,
+            clean_pass,
+            name: "ascent",
+            draws: Draws::Inputs,
+            first_sample: 0,
         };
-        let decomposition = &self.replica.decomposition;
-        let ascents = decomposition.ascents(b, clean_pass, pgd, (Draws::Inputs, &sample));
-        ascents.expect("shapes fit")
+        ascents(pgd, b, &from).expect("shapes fit")
     }
 
     fn batch(&self) -> &'n Tensor {

@@ -5,10 +5,13 @@ use std::collections::BTreeMap;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Result, Tensor, Var};
-use spd_configs::{ImportanceKind, Pgd, PgdInit, PgdScope, Routing, Run, Sampling, Sigmoid, Term};
+use spd_configs::{
+    ImportanceKind, PgdInit, PgdRecon, PgdScope, Routing, Run, Sampling, Sigmoid, Term,
+};
 use spd_engine::Store;
 use spd_trainer::decomposition::Decomposition;
-use spd_trainer::schedule::{exponent, learning_rate};
+use spd_trainer::losses::exponent;
+use spd_trainer::schedule::learning_rate;
 
 /// Draws by the name of the input that has them.
 pub(super) type Draws<'d> = &'d dyn Fn(&str, usize) -> Vec<f32>;
@@ -331,8 +334,8 @@ impl Oracle {
                 let path = &site.path;
                 let mut delta = None;
                 let components = match term {
-                    Term::UnmaskedRecon => g.ones_like()?,
-                    Term::CiMaskedRecon { .. } => g.clone(),
+                    Term::UnmaskedRecon(_) => g.ones_like()?,
+                    Term::CiMaskedRecon(_) => g.clone(),
                     _ => {
                         let drawn = (step.draws)(&format!("src.{sample}.{path}"), g.elem_count());
                         let r = tensor(&drawn, g.dims())?;
@@ -353,7 +356,7 @@ impl Oracle {
             let masks = masks.collect::<Result<Vec<_>>>()?;
             for pass in self.passes(step, &masks, routing)? {
                 distances.push(match term {
-                    Term::StochasticHiddenActsRecon => inputs_apart(&pass, step.clean)?,
+                    Term::StochasticHiddenActsRecon(_) => inputs_apart(&pass, step.clean)?,
                     _ => mse(&pass)?,
                 });
             }
@@ -362,7 +365,7 @@ impl Oracle {
     }
 
     /// The loss of each adversary of a term where its ascent ended.
-    fn adversaries(&self, step: &Step<'_>, name: &str, pgd: &Pgd) -> Result<Vec<Tensor>> {
+    fn adversaries(&self, step: &Step<'_>, name: &str, pgd: &PgdRecon) -> Result<Vec<Tensor>> {
         let rows = step.x.dims()[0];
         let all: Vec<usize> = (0..self.sites.len()).collect();
         let together = if pgd.routing == Routing::Layerwise {
@@ -484,21 +487,15 @@ impl Oracle {
         let mut total = Tensor::zeros((), candle_core::DType::F64, &Device::Cpu)?;
         for loss in &run.losses {
             let value = match &loss.term {
-                Term::Faithfulness => self.faithfulness(&components)?,
-                &Term::ImportanceMinimality {
-                    p,
-                    p_final,
-                    anneal_start,
-                    anneal_end,
-                    beta,
-                } => {
+                Term::Faithfulness(_) => self.faithfulness(&components)?,
+                Term::ImportanceMinimality(settings) => {
                     let fraction = number as f64 / run.train.steps as f64;
-                    let p = exponent(p, p_final, (anneal_start, anneal_end), fraction);
+                    let p = exponent(settings, fraction);
                     let mut penalty = Tensor::zeros((), candle_core::DType::F64, &Device::Cpu)?;
                     for above in &above {
                         // The swishes dip below zero, where a power has no value: they count as zero there.
                         let sums = above.relu()?.affine(1.0, 1e-12)?.powf(p)?.sum(0)?;
-                        let log2 = (sums.affine(1.0, 1.0)?.log()? * (beta / 2f64.ln()))?;
+                        let log2 = (sums.affine(1.0, 1.0)?.log()? * (settings.beta / 2f64.ln()))?;
                         let terms = ((&sums / rows as f64)? * log2.affine(1.0, 1.0)?)?;
                         penalty = (penalty + terms.sum_all()?)?;
                     }

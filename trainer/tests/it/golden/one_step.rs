@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
-use spd_configs::{Pgd, Routing, Run, Sampling, Term};
+use spd_configs::{PgdRecon, Routing, Run, Sampling, Term};
 use spd_engine::ops::{Gates, ImportanceGates, LogitNoise, MatMul};
 use spd_engine::{Builder, Executor, Store, Type, Value};
-use spd_trainer::decomposition::{CleanPass, Draws, SampleId};
+use spd_trainer::decomposition::{CleanPass, Draws};
+use spd_trainer::losses::{LossInputs, loss_term};
 use spd_trainer::target_models::LayerKind;
 
 use super::ascent::climbs_like_theirs;
@@ -199,7 +200,7 @@ fn routes_are_those_recorded(case: &Numbers, name: &str, term: &Term) {
 
 pub(super) fn drawn_for(info: &Json, term: &Term) -> Vec<String> {
     match term {
-        Term::StochasticRecon { .. } => texts(info, "draw_order_sites"),
+        Term::StochasticRecon(_) => texts(info, "draw_order_sites"),
         _ => texts(info, "sites"),
     }
 }
@@ -288,7 +289,7 @@ impl Adversary {
             if let Term::PgdRecon(pgd) = &mut loss.term
                 && self == Self::Ended
             {
-                *pgd = Pgd { steps: 0, ..*pgd };
+                *pgd = PgdRecon { steps: 0, ..*pgd };
             }
         }
         run
@@ -424,25 +425,21 @@ fn outputs(
     term: &Term,
     order: Vec<usize>,
 ) -> Vec<Value> {
-    let decomposition = &replica.decomposition;
-    let sample = |name: &str| SampleId {
-        number: 0,
-        name: name.to_owned(),
+    let from = LossInputs {
+        decomposition: &replica.decomposition,
+        store: &replica.store,
+        clean_pass,
+        name: term.name(),
+        draws: Draws::Inputs,
+        first_sample: 0,
     };
-    if let Term::PgdRecon(pgd) = term {
-        let draws = (Draws::Inputs, &sample(term.name()));
-        let ascents = decomposition.ascents(b, clean_pass, pgd, draws);
-        let ascents = ascents.expect("shapes fit").into_iter();
-        return ascents
-            .map(|ascent| decomposition.attacked_pass(b, clean_pass, &ascent.sites))
-            .map(|pass| pass.expect("shapes fit").output)
-            .collect();
-    }
-    let samples = replica.samples(term, "", 0).into_iter();
+    let samples = match term {
+        Term::PgdRecon(_) => 1,
+        _ => replica.samples(term, "", 0).len(),
+    };
     let mut outputs = Vec::new();
-    for ours in samples {
-        let draws = (Draws::Inputs, &sample(&ours.name));
-        let passes = decomposition.passes(b, clean_pass, term, draws);
+    for k in 0..samples {
+        let passes = loss_term(term).passes(b, &from, k);
         let of_site: Vec<Value> = passes
             .expect("shapes fit")
             .iter()

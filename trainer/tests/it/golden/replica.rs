@@ -128,15 +128,15 @@ impl Replica {
     /// sources, recorded as `<recorded>.p<first>` and on.
     pub(super) fn samples(&self, term: &Term, recorded: &str, first: usize) -> Vec<Sample> {
         let (letter, count) = match term {
-            Term::StochasticRecon { .. } | Term::StochasticHiddenActsRecon => {
+            Term::StochasticRecon(_) | Term::StochasticHiddenActsRecon(_) => {
                 ("m", self.decomposition.run.train.mask_samples)
             }
-            Term::UnmaskedRecon | Term::CiMaskedRecon { .. } => ("m", 1),
+            Term::UnmaskedRecon(_) | Term::CiMaskedRecon(_) => ("m", 1),
             Term::PgdRecon(pgd) if pgd.routing == Routing::Layerwise => {
                 ("p", self.decomposition.sites.len())
             }
             Term::PgdRecon(_) => ("p", 1),
-            Term::Faithfulness | Term::ImportanceMinimality { .. } => ("m", 0),
+            Term::Faithfulness(_) | Term::ImportanceMinimality(_) => ("m", 0),
         };
         (0..count)
             .map(|k| Sample {

@@ -1,9 +1,10 @@
 //! Numbers that need no program: schedules, annealing, and known solutions.
 
 use serde_json::Value as Json;
-use spd_configs::{Schedule, Shape};
+use spd_configs::{ImportanceMinimality, Schedule, Shape};
+use spd_trainer::losses::exponent;
 use spd_trainer::metrics::known_importance::{dense_error, identity_error};
-use spd_trainer::schedule::{exponent, learning_rate};
+use spd_trainer::schedule::learning_rate;
 
 use super::numbers::Numbers;
 use super::run_file::{list, number, text};
@@ -72,8 +73,15 @@ pub(super) fn annealing() -> Outcome {
         let args = list(said, "args");
         let arg = |index: usize| args[index].as_f64();
         let needed = |index: usize| arg(index).expect("a number");
+        let penalty = ImportanceMinimality {
+            p: needed(0),
+            p_final: arg(2),
+            anneal_start: needed(1),
+            anneal_end: needed(3),
+            beta: 0.0,
+        };
         for (fraction, theirs) in at(&said["vals"]) {
-            let ours = exponent(needed(0), arg(2), (needed(1), needed(3)), fraction);
+            let ours = exponent(&penalty, fraction);
             let what = format!("{args:?} after {fraction}");
             close(ours, theirs, needed(0), &what);
         }

@@ -6,31 +6,37 @@
 //! the same input in both passes. It counts as it does in the reference: no error, and its elements in the denominator; where
 //! all sites are such, the term is 0. What goes into an embedding are tokens, which are the same in all passes and count for nothing.
 
+use spd_configs::{Routing, StochasticHiddenActsRecon};
 use spd_engine::{Builder, DType, Result, Value};
 
-use crate::decomposition::CleanPass;
+use super::LossInputs;
+use super::recon::Reconstruction;
+use crate::decomposition::{MaskedPass, Masking};
 
-/// Mean squared difference of what goes into the sites in two passes, a scalar.
-pub(super) fn input_distance(
-    b: &mut Builder,
-    clean_pass: &CleanPass,
-    inputs: &[Value],
-) -> Result<Value> {
-    let elements = |b: &Builder, value: Value| match b.ty(value) {
-        ty if ty.dtype == DType::F32 => ty.len() as f64,
-        _ => 0.0,
-    };
-    let total: f64 = inputs.iter().map(|&input| elements(b, input)).sum();
-    let mut terms = Vec::new();
-    for (site, &input) in clean_pass.sites.iter().zip(inputs) {
-        if input != site.input {
-            terms.push((elements(b, input) / total, b.mse(input, site.input)?));
+impl Reconstruction for StochasticHiddenActsRecon {
+    const MASKING: Masking = Masking::Stochastic;
+
+    fn routing(&self) -> Routing {
+        Routing::All
+    }
+
+    fn distance(&self, b: &mut Builder, from: &LossInputs<'_>, pass: &MaskedPass) -> Result<Value> {
+        let elements = |b: &Builder, value: Value| match b.ty(value) {
+            ty if ty.dtype == DType::F32 => ty.len() as f64,
+            _ => 0.0,
+        };
+        let total: f64 = pass.inputs.iter().map(|&input| elements(b, input)).sum();
+        let mut terms = Vec::new();
+        for (site, &input) in from.clean_pass.sites.iter().zip(&pass.inputs) {
+            if input != site.input {
+                terms.push((elements(b, input) / total, b.mse(input, site.input)?));
+            }
         }
+        if terms.is_empty() {
+            return b.constant(0.0, &[]);
+        }
+        b.weighted_sum(&terms)
     }
-    if terms.is_empty() {
-        return b.constant(0.0, &[]);
-    }
-    b.weighted_sum(&terms)
 }
 
 #[cfg(test)]
@@ -40,6 +46,7 @@ mod tests {
     use spd_configs::{Measure, Term};
     use spd_engine::{Executor, Pool, Processor, Store};
 
+    use super::*;
     use crate::bench::{Overrides, preset};
     use crate::decomposition::Decomposition;
     use crate::parameters::HALT;
@@ -48,11 +55,12 @@ mod tests {
     fn measured(pattern: &str) -> f32 {
         let mut run = preset("tiny-gpt2-h1", &Overrides::default()).unwrap().run;
         run.decomposition.sites[0].pattern = pattern.into();
+        let term = Term::StochasticHiddenActsRecon(StochasticHiddenActsRecon);
         run.eval.losses.push(Measure {
             name: "hidden".into(),
-            term: Term::StochasticHiddenActsRecon,
+            term: term.clone(),
         });
-        run.losses[0].term = Term::StochasticHiddenActsRecon;
+        run.losses[0].term = term;
         let mut store = Store::new();
         let decomposition = Decomposition::new(&run, &mut store).unwrap();
         decomposition.initialise(&mut store);

@@ -19,14 +19,12 @@
 //! gradient matters, and all others arrive at the same bits. The gradient of a delta's source, `r (x D^T) . G`, is a
 //! difference that loses digits as the components come to add up to the weights; by then the delta matters as little.
 
-use spd_configs::{Pgd, Routing};
+use spd_configs::PgdRecon;
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Result, Value};
 
-use super::mean;
-use crate::decomposition::{
-    AdversarialSource, CleanPass, Decomposition, Draws, MaskedPass, SampleId,
-};
+use super::{LossInputs, LossTerm, mean};
+use crate::decomposition::{AdversarialSource, MaskedPass};
 
 /// A site that an adversary masks.
 #[derive(Debug, Clone, Copy)]
@@ -57,139 +55,119 @@ pub struct Ascent {
     pub gradients: Vec<Vec<SourceGradient>>,
 }
 
-impl Decomposition {
-    pub(super) fn pgd_recon(
-        &self,
-        b: &mut Builder,
-        clean_pass: &CleanPass,
-        pgd: &Pgd,
-        draws: (Draws, &SampleId),
-    ) -> Result<Value> {
-        let ascents = self.ascents(b, clean_pass, pgd, draws)?;
-        let losses: Vec<Value> = ascents
-            .iter()
-            .map(|ascent| self.attacked(b, clean_pass, &ascent.sites))
-            .collect::<Result<_>>()?;
-        mean(b, &losses)
+impl LossTerm for PgdRecon {
+    fn value(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<Value> {
+        let passes = self.passes(b, from, 0)?.into_iter();
+        let distances = passes.map(|pass| from.output_distance(b, pass.output));
+        let distances = distances.collect::<Result<Vec<_>>>()?;
+        mean(b, &distances)
     }
 
-    /// The ascents of a term: one over all sites, or one a site. The `k`-th starts from the draws of the sample's number,
-    /// or from inputs called `<sample>.p<k>`.
-    ///
-    /// # Errors
-    ///
-    /// When shapes do not fit.
-    pub fn ascents(
-        &self,
-        b: &mut Builder,
-        clean_pass: &CleanPass,
-        pgd: &Pgd,
-        (draws, sample): (Draws, &SampleId),
-    ) -> Result<Vec<Ascent>> {
-        let named = |k: usize| SampleId {
-            number: sample.number,
-            name: format!("{}.p{k}", sample.name),
-        };
-        let routes = draws.routes(b, clean_pass, &named(0), (&self.sites, pgd.routing))?;
-        let sites: Vec<usize> = (0..self.sites.len()).collect();
-        let together = match pgd.routing {
-            Routing::Layerwise => 1,
-            Routing::All | Routing::UniformK | Routing::Probability(_) => sites.len(),
-        };
-        let adversaries = sites.chunks(together).enumerate();
-        adversaries
-            .map(|(k, sites)| {
-                let sample = named(k);
-                let start = sites.iter().map(|&index| {
-                    let site = (index, &self.sites[index], self.run.decomposition.delta);
-                    Ok(AttackedSite {
-                        index,
-                        route: routes[index],
-                        source: draws.adversary(b, clean_pass, pgd, &sample, site)?,
-                    })
-                });
-                let start = start.collect::<Result<Vec<_>>>()?;
-                self.ascend(b, clean_pass, pgd, start)
-            })
+    /// Those under the masks that the ascents ended at.
+    fn passes(&self, b: &mut Builder, from: &LossInputs<'_>, _: usize) -> Result<Vec<MaskedPass>> {
+        let ascents = ascents(self, b, from)?.into_iter();
+        ascents
+            .map(|ascent| attacked_pass(b, from, &ascent.sites))
             .collect()
     }
 
-    fn ascend(
-        &self,
-        b: &mut Builder,
-        clean_pass: &CleanPass,
-        pgd: &Pgd,
-        mut sites: Vec<AttackedSite>,
-    ) -> Result<Ascent> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a step size is rounded to f32"
-        )]
-        let step_size = pgd.step_size as f32;
-        let mut gradients = Vec::with_capacity(pgd.steps);
-        for _ in 0..pgd.steps {
-            let loss = self.attacked(b, clean_pass, &sites)?;
-            let sources = sites.iter().map(|site| site.source);
-            let wanted: Vec<Value> = sources
-                .flat_map(|source| [Some(source.components), source.delta])
-                .flatten()
-                .collect();
-            let mut found = b.gradients(loss, &wanted)?.into_iter();
-            let mut step = Vec::with_capacity(sites.len());
-            for AttackedSite { source, .. } in &mut sites {
-                let mut up = |source: &mut Value| -> Result<Option<Value>> {
-                    let gradient = found.next().flatten();
-                    if let Some(gradient) = gradient {
-                        *source = b.ascend(*source, gradient, step_size)?;
-                    }
-                    Ok(gradient)
-                };
-                let components = up(&mut source.components)?;
-                let delta = source.delta.as_mut().map(up).transpose()?.flatten();
-                step.push(SourceGradient { components, delta });
-            }
-            gradients.push(step);
+    fn pass_count(&self, sites: usize, _: usize) -> usize {
+        let passes = sites / self.routing.sites_of_a_pass(sites);
+        self.steps.saturating_add(1).saturating_mul(passes)
+    }
+}
+
+/// The ascents of a loss: one over all sites, or one a site. The `k`-th starts from the draws of the loss's first sample, or from
+/// inputs called `<name>.p<k>`.
+///
+/// # Errors
+///
+/// When shapes do not fit.
+pub fn ascents(pgd: &PgdRecon, b: &mut Builder, from: &LossInputs<'_>) -> Result<Vec<Ascent>> {
+    let LossInputs {
+        decomposition,
+        clean_pass,
+        draws,
+        ..
+    } = *from;
+    let sample = |k: usize| from.sample(0, &format!("p{k}"));
+    let all = &decomposition.sites;
+    let routes = draws.routes(b, clean_pass, &sample(0), (all, pgd.routing))?;
+    let sites: Vec<usize> = (0..all.len()).collect();
+    let adversaries = sites.chunks(pgd.routing.sites_of_a_pass(all.len()));
+    let mut ascents = Vec::new();
+    for (k, attacked) in adversaries.enumerate() {
+        let mut sites = Vec::with_capacity(attacked.len());
+        for &index in attacked {
+            let site = (index, &all[index], decomposition.run.decomposition.delta);
+            sites.push(AttackedSite {
+                index,
+                route: routes[index],
+                source: draws.adversary(b, clean_pass, pgd, &sample(k), site)?,
+            });
         }
-        Ok(Ascent { sites, gradients })
+        ascents.push(ascend(pgd, b, from, sites)?);
     }
+    Ok(ascents)
+}
 
-    /// The loss of [`attacked_pass`](Self::attacked_pass).
-    fn attacked(
-        &self,
-        b: &mut Builder,
-        clean_pass: &CleanPass,
-        sites: &[AttackedSite],
-    ) -> Result<Value> {
-        let pass = self.attacked_pass(b, clean_pass, sites)?;
-        self.output_distance(b, clean_pass, pass.output)
-    }
-
-    /// A pass through the sites as an adversary masks them, and all others as they are.
-    ///
-    /// # Errors
-    ///
-    /// When shapes do not fit.
-    pub fn attacked_pass(
-        &self,
-        b: &mut Builder,
-        clean_pass: &CleanPass,
-        sites: &[AttackedSite],
-    ) -> Result<MaskedPass> {
-        let masked: Vec<(usize, MaskValues)> = sites
-            .iter()
-            .map(|site| {
-                let values = MaskValues {
-                    mask: Mask::Between(Draw::Given),
-                    importance: Some(clean_pass.sites[site.index].importance),
-                    given: Some(site.source.components),
-                    delta: site.source.delta,
-                    route: site.route,
-                };
-                (site.index, values)
-            })
+fn ascend(
+    pgd: &PgdRecon,
+    b: &mut Builder,
+    from: &LossInputs<'_>,
+    mut sites: Vec<AttackedSite>,
+) -> Result<Ascent> {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a step size is rounded to f32"
+    )]
+    let step_size = pgd.step_size as f32;
+    let mut gradients = Vec::with_capacity(pgd.steps);
+    for _ in 0..pgd.steps {
+        let pass = attacked_pass(b, from, &sites)?;
+        let loss = from.output_distance(b, pass.output)?;
+        let sources = sites.iter().map(|site| site.source);
+        let wanted: Vec<Value> = sources
+            .flat_map(|source| [Some(source.components), source.delta])
+            .flatten()
             .collect();
-        self.masked_pass(b, clean_pass, &masked)
+        let mut found = b.gradients(loss, &wanted)?.into_iter();
+        let mut step = Vec::with_capacity(sites.len());
+        for AttackedSite { source, .. } in &mut sites {
+            let mut up = |source: &mut Value| -> Result<Option<Value>> {
+                let gradient = found.next().flatten();
+                if let Some(gradient) = gradient {
+                    *source = b.ascend(*source, gradient, step_size)?;
+                }
+                Ok(gradient)
+            };
+            let components = up(&mut source.components)?;
+            let delta = source.delta.as_mut().map(up).transpose()?.flatten();
+            step.push(SourceGradient { components, delta });
+        }
+        gradients.push(step);
     }
+    Ok(Ascent { sites, gradients })
+}
+
+/// A pass through the sites as an adversary masks them, and all others as they are.
+fn attacked_pass(
+    b: &mut Builder,
+    from: &LossInputs<'_>,
+    sites: &[AttackedSite],
+) -> Result<MaskedPass> {
+    let masked = sites.iter().map(|site| {
+        let values = MaskValues {
+            mask: Mask::Between(Draw::Given),
+            importance: Some(from.clean_pass.sites[site.index].importance),
+            given: Some(site.source.components),
+            delta: site.source.delta,
+            route: site.route,
+        };
+        (site.index, values)
+    });
+    let masked: Vec<_> = masked.collect();
+    from.decomposition.masked_pass(b, from.clean_pass, &masked)
 }
 
 #[cfg(test)]
@@ -197,16 +175,17 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use spd_configs::{Loss, PgdInit, PgdScope, Term};
+    use spd_configs::{Loss, PgdInit, PgdScope, Routing, Term};
     use spd_draws::{Purpose, Stream};
     use spd_engine::{Executor, Pool, Store};
 
     use super::*;
     use crate::bench::{Overrides, preset};
+    use crate::decomposition::{Decomposition, Draws};
     use crate::parameters::{self, HALT};
     use crate::target_models::Start;
 
-    const PGD: Pgd = Pgd {
+    const PGD: PgdRecon = PgdRecon {
         routing: Routing::All,
         init: PgdInit::Random,
         steps: 1,
@@ -215,7 +194,7 @@ mod tests {
     };
 
     /// A toy with two sites that share nothing, trained on one adversary.
-    fn toy(pgd: Pgd) -> (Decomposition, Store) {
+    fn toy(pgd: PgdRecon) -> (Decomposition, Store) {
         let mut run = preset("tiny-tms", &Overrides::default()).unwrap().run;
         run.decomposition.tied = false;
         run.losses = vec![Loss {
@@ -246,9 +225,9 @@ mod tests {
     }
 
     /// The ops that one more step of the ascent adds to the loss, and to the step that trains on it.
-    fn ops_of_a_step(pgd: Pgd) -> [BTreeMap<&'static str, usize>; 2] {
+    fn ops_of_a_step(pgd: PgdRecon) -> [BTreeMap<&'static str, usize>; 2] {
         let programs = |steps| {
-            let (decomposition, store) = toy(Pgd { steps, ..pgd });
+            let (decomposition, store) = toy(PgdRecon { steps, ..pgd });
             let mut b = Builder::new();
             let shape = decomposition.shape(16);
             let clean_pass = decomposition.clean_pass(&mut b, &store, shape, &Draws::Counters);
@@ -286,7 +265,7 @@ mod tests {
             ("site_output_delta_grad", 2),
         ];
         for scope in [PgdScope::SharedAcrossBatch, PgdScope::UniquePerDatapoint] {
-            for found in ops_of_a_step(Pgd { scope, ..PGD }) {
+            for found in ops_of_a_step(PgdRecon { scope, ..PGD }) {
                 assert_eq!(found, BTreeMap::from(expected));
             }
         }
@@ -307,7 +286,7 @@ mod tests {
             ("site_output", 2),
             ("site_output_delta_grad", 2),
         ];
-        for found in ops_of_a_step(Pgd { routing, ..PGD }) {
+        for found in ops_of_a_step(PgdRecon { routing, ..PGD }) {
             assert_eq!(found, BTreeMap::from(expected));
         }
     }
@@ -316,7 +295,7 @@ mod tests {
     #[test]
     fn a_step_draws_nothing() {
         for routing in [Routing::UniformK, Routing::Probability(0.5)] {
-            for found in ops_of_a_step(Pgd { routing, ..PGD }) {
+            for found in ops_of_a_step(PgdRecon { routing, ..PGD }) {
                 assert_eq!(found["ascend"], 4);
                 let drawn = ["uniform", "uniform_subsets", "bernoulli", "constant"];
                 assert!(
@@ -343,7 +322,7 @@ mod tests {
     }
 
     /// The loss on a batch of the same numbers.
-    fn loss(pgd: Pgd, threads: usize) -> f32 {
+    fn loss(pgd: PgdRecon, threads: usize) -> f32 {
         let (decomposition, mut store) = toy(pgd);
         let mut b = Builder::new();
         let shape = decomposition.shape(64);
@@ -363,7 +342,7 @@ mod tests {
         for routing in [Routing::All, Routing::Layerwise, Routing::Probability(0.5)] {
             for scope in [PgdScope::SharedAcrossBatch, PgdScope::UniquePerDatapoint] {
                 let [start, some, more] = [0, 2, 20].map(|steps| {
-                    let pgd = Pgd {
+                    let pgd = PgdRecon {
                         routing,
                         steps,
                         scope,
@@ -382,7 +361,7 @@ mod tests {
     #[test]
     fn ones_ablate_nothing_and_zeroes_everything() {
         let [ones, zeroes] = [PgdInit::Ones, PgdInit::Zeroes].map(|init| {
-            let pgd = Pgd {
+            let pgd = PgdRecon {
                 init,
                 steps: 0,
                 ..PGD
@@ -397,7 +376,7 @@ mod tests {
     #[test]
     fn threads_do_not_change_a_bit() {
         for scope in [PgdScope::SharedAcrossBatch, PgdScope::UniquePerDatapoint] {
-            let pgd = Pgd {
+            let pgd = PgdRecon {
                 scope,
                 steps: 5,
                 ..PGD

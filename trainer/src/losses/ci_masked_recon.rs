@@ -1,0 +1,14 @@
+//! Do the important components alone compute what the target does?
+
+use spd_configs::{CiMaskedRecon, Routing};
+
+use super::recon::Reconstruction;
+use crate::decomposition::Masking;
+
+impl Reconstruction for CiMaskedRecon {
+    const MASKING: Masking = Masking::Importance;
+
+    fn routing(&self) -> Routing {
+        self.routing
+    }
+}
