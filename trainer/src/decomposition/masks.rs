@@ -7,12 +7,14 @@ use spd_draws::{Purpose, Stream};
 use spd_engine::ops::{Draw, LogitNoise, Mask, MaskValues};
 use spd_engine::{Builder, Result, Type, Value};
 
-use super::CleanPass;
+use super::{CleanPass, CleanSite, Decomposition};
 use crate::sites::Site;
 
-/// Which mask sample of a program: a loss term's `k`-th draw, or an evaluation's.
+/// A mask sample of a program: a loss term's `k`-th, or an evaluation's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SampleId {
+pub struct MaskSample {
+    /// Where its numbers come from.
+    pub draws: Draws,
     /// Number that keys the draws; no two samples of a run share one.
     pub number: u8,
     /// Name of recorded draws: `<term>.m<k>`; `<term>.p<k>` for the `k`-th adversary of a term.
@@ -78,70 +80,110 @@ impl Draws {
             }
         })
     }
+}
 
-    /// One draw a position and site, for delta masks.
-    fn delta(
-        self,
+impl MaskSample {
+    fn stream(&self, purpose: Purpose, index: usize) -> Stream {
+        Stream::new(purpose, self.number, site_number(index))
+    }
+
+    /// An input of the program with recorded draws of a site.
+    fn given(&self, b: &mut Builder, kind: &str, site: &Site, dims: &[usize]) -> Result<Value> {
+        let name = format!("{kind}.{}.{}", self.name, site.path());
+        b.input(&name, &Type::f32(dims))
+    }
+}
+
+impl Decomposition {
+    /// The masks of all sites in a pass, each with the number of its site. Stochastic ones come with a delta mask if the run has
+    /// deltas; others have none.
+    pub(crate) fn masks(
+        &self,
         b: &mut Builder,
         clean_pass: &CleanPass,
-        sample: &SampleId,
-        index: usize,
-        site: &Site,
-    ) -> Result<Value> {
-        let rows = clean_pass.sites[index].rows;
-        match self {
-            Self::Counters => b.uniform_rows(
-                Stream::new(Purpose::Delta, sample.number, site_number(index)),
-                rows,
-            ),
-            Self::Inputs => b.input(
-                &format!("dmask.{}.{}", sample.name, site.path()),
-                &Type::f32(&[rows]),
-            ),
+        masking: Masking,
+        routing: Routing,
+        sample: &MaskSample,
+    ) -> Result<Vec<(usize, MaskValues)>> {
+        let mut masked = Vec::with_capacity(self.sites.len());
+        let routes = self.routes(b, clean_pass, routing, sample)?;
+        for (index, route) in routes.into_iter().enumerate() {
+            let CleanSite {
+                importance, rows, ..
+            } = clean_pass.sites[index];
+            let mut values = MaskValues {
+                mask: Mask::Ones,
+                importance: Some(importance),
+                given: None,
+                delta: None,
+                route,
+            };
+            match masking {
+                Masking::Ones => {}
+                Masking::Importance => values.mask = Mask::Importance,
+                Masking::Rounded(threshold) => values.mask = Mask::Rounded(threshold),
+                Masking::Zeros => values.mask = Mask::Rounded(f32::INFINITY),
+                Masking::Stochastic => {
+                    let (site, has_delta) = (&self.sites[index], self.run.decomposition.delta);
+                    let source = sample.stream(Purpose::Source, index);
+                    values.mask =
+                        Mask::Between(match (sample.draws, self.run.importance.sampling) {
+                            (Draws::Inputs, _) => Draw::Given,
+                            (Draws::Counters, Sampling::Continuous) => Draw::Uniform(source),
+                            (Draws::Counters, Sampling::Binomial) => Draw::Coin(source),
+                        });
+                    if sample.draws == Draws::Inputs {
+                        let dims = b.ty(importance).dims.clone();
+                        values.given = Some(sample.given(b, "src", site, &dims)?);
+                    }
+                    values.delta = match sample.draws {
+                        _ if !has_delta => None,
+                        Draws::Inputs => Some(sample.given(b, "dmask", site, &[rows])?),
+                        Draws::Counters => {
+                            Some(b.uniform_rows(sample.stream(Purpose::Delta, index), rows)?)
+                        }
+                    };
+                }
+            }
+            masked.push((index, values));
         }
+        Ok(masked)
     }
 
     /// Which rows go through the components of each site, f32 `[rows]`; `None` for all of them. Subsets are drawn once for all sites
     /// that have as many rows: row `i` is the same position at each of them.
     pub(crate) fn routes(
-        self,
+        &self,
         b: &mut Builder,
         clean_pass: &CleanPass,
-        sample: &SampleId,
-        (sites, routing): (&[Site], Routing),
+        routing: Routing,
+        sample: &MaskSample,
     ) -> Result<Vec<Option<Value>>> {
-        let rows = |index: usize| clean_pass.sites[index].rows;
-        let number = sample.number;
-        let routes: Vec<Value> = match (routing, self) {
-            (Routing::All | Routing::Layerwise, _) => return Ok(vec![None; sites.len()]),
-            (Routing::UniformK, Self::Counters) => {
+        let sites = clean_pass.sites.iter().enumerate();
+        let routes: Vec<Value> = match (routing, sample.draws) {
+            (Routing::All | Routing::Layerwise, _) => return Ok(vec![None; self.sites.len()]),
+            (Routing::UniformK, Draws::Counters) => {
                 let mut subsets = BTreeMap::new();
-                for rows in (0..sites.len()).map(rows) {
-                    let stream = Stream::new(Purpose::Routing, number, 0);
-                    let drawn = b.uniform_subsets(stream, rows, sites.len())?;
-                    subsets.insert(rows, drawn);
+                for CleanSite { rows, .. } in &clean_pass.sites {
+                    let stream = sample.stream(Purpose::Routing, 0);
+                    subsets.insert(rows, b.uniform_subsets(stream, *rows, self.sites.len())?);
                 }
-                (0..sites.len())
-                    .map(|index| subsets[&rows(index)][index])
+                sites
+                    .map(|(index, site)| subsets[&site.rows][index])
                     .collect()
             }
             #[expect(
                 clippy::cast_possible_truncation,
                 reason = "a probability is rounded to f32"
             )]
-            (Routing::Probability(probability), Self::Counters) => (0..sites.len())
-                .map(|index| {
-                    let stream = Stream::new(Purpose::Routing, number, site_number(index));
-                    b.bernoulli(stream, rows(index), probability as f32)
+            (Routing::Probability(probability), Draws::Counters) => sites
+                .map(|(index, site)| {
+                    let stream = sample.stream(Purpose::Routing, index);
+                    b.bernoulli(stream, site.rows, probability as f32)
                 })
                 .collect::<Result<_>>()?,
-            (Routing::UniformK | Routing::Probability(_), Self::Inputs) => sites
-                .iter()
-                .enumerate()
-                .map(|(index, site)| {
-                    let name = format!("route.{}.{}", sample.name, site.path());
-                    b.input(&name, &Type::f32(&[rows(index)]))
-                })
+            (Routing::UniformK | Routing::Probability(_), Draws::Inputs) => sites
+                .map(|(index, site)| sample.given(b, "route", &self.sites[index], &[site.rows]))
                 .collect::<Result<_>>()?,
         };
         Ok(routes.into_iter().map(Some).collect())
@@ -149,98 +191,41 @@ impl Draws {
 
     /// Where an adversary starts at a site.
     pub(crate) fn adversary(
-        self,
+        &self,
         b: &mut Builder,
         clean_pass: &CleanPass,
         pgd: &PgdRecon,
-        sample: &SampleId,
-        (index, site, delta): (usize, &Site, bool),
+        sample: &MaskSample,
+        index: usize,
     ) -> Result<AdversarialSource> {
+        let (site, clean) = (&self.sites[index], clean_pass.sites[index]);
         let shared = pgd.scope == PgdScope::SharedAcrossBatch;
         let (dims, delta_dims) = if shared {
             (vec![site.components], vec![1])
         } else {
-            let importance = b.ty(clean_pass.sites[index].importance);
-            (importance.dims.clone(), vec![clean_pass.sites[index].rows])
+            (b.ty(clean.importance).dims.clone(), vec![clean.rows])
         };
         let mut start = |purpose, kind: &str, dims: &[usize]| {
-            let stream = Stream::new(purpose, sample.number, site_number(index));
-            match (pgd.init, self) {
+            let stream = sample.stream(purpose, index);
+            match (pgd.init, sample.draws) {
                 (PgdInit::Ones, _) => b.constant(1.0, dims),
                 (PgdInit::Zeroes, _) => b.constant(0.0, dims),
-                (PgdInit::Random, Self::Inputs) => {
-                    let name = format!("{kind}.{}.{}", sample.name, site.path());
-                    b.input(&name, &Type::f32(dims))
-                }
-                (PgdInit::Random, Self::Counters) => match (shared, purpose) {
+                (PgdInit::Random, Draws::Inputs) => sample.given(b, kind, site, dims),
+                (PgdInit::Random, Draws::Counters) => match (shared, purpose) {
                     (true, _) => b.uniform_row(stream, dims[0]),
                     (false, Purpose::Delta) => b.uniform_rows(stream, dims[0]),
                     (false, _) => b.uniform(stream, dims),
                 },
             }
         };
+        let components = start(Purpose::Source, "src", &dims)?;
+        let has_delta = self.run.decomposition.delta;
+        let delta = has_delta.then(|| start(Purpose::Delta, "dmask", &delta_dims));
         Ok(AdversarialSource {
-            components: start(Purpose::Source, "src", &dims)?,
-            delta: delta
-                .then(|| start(Purpose::Delta, "dmask", &delta_dims))
-                .transpose()?,
+            components,
+            delta: delta.transpose()?,
         })
     }
-
-    fn source(
-        self,
-        b: &mut Builder,
-        sampling: Sampling,
-        sample: &SampleId,
-        (index, site): (usize, &Site),
-        importance: Value,
-    ) -> Result<(Draw, Option<Value>)> {
-        let stream = Stream::new(Purpose::Source, sample.number, site_number(index));
-        Ok(match (self, sampling) {
-            (Self::Inputs, _) => {
-                let ty = b.ty(importance).clone();
-                let given = b.input(&format!("src.{}.{}", sample.name, site.path()), &ty)?;
-                (Draw::Given, Some(given))
-            }
-            (Self::Counters, Sampling::Continuous) => (Draw::Uniform(stream), None),
-            (Self::Counters, Sampling::Binomial) => (Draw::Coin(stream), None),
-        })
-    }
-}
-
-/// The masks of one site in one pass. `delta` says whether a stochastic mask comes with a delta mask; other masks have
-/// none.
-pub(crate) fn mask_values(
-    b: &mut Builder,
-    clean_pass: &CleanPass,
-    (index, site): (usize, &Site),
-    (masking, sampling, delta): (Masking, Sampling, bool),
-    (draws, sample): (Draws, &SampleId),
-    route: Option<Value>,
-) -> Result<MaskValues> {
-    let importance = clean_pass.sites[index].importance;
-    let mut values = MaskValues {
-        mask: Mask::Ones,
-        importance: Some(importance),
-        given: None,
-        delta: None,
-        route,
-    };
-    match masking {
-        Masking::Ones => {}
-        Masking::Importance => values.mask = Mask::Importance,
-        Masking::Rounded(threshold) => values.mask = Mask::Rounded(threshold),
-        Masking::Zeros => values.mask = Mask::Rounded(f32::INFINITY),
-        Masking::Stochastic => {
-            let (draw, given) = draws.source(b, sampling, sample, (index, site), importance)?;
-            values.mask = Mask::Between(draw);
-            values.given = given;
-            if delta {
-                values.delta = Some(draws.delta(b, clean_pass, sample, index, site)?);
-            }
-        }
-    }
-    Ok(values)
 }
 
 fn site_number(index: usize) -> u16 {

@@ -19,8 +19,7 @@ use spd_engine::{Builder, Precision, Result, Slot, Store, Type, Value};
 
 pub use components::SiteValues;
 use importance::SeenSite;
-pub(crate) use masks::mask_values;
-pub use masks::{AdversarialSource, Draws, Masking, SampleId};
+pub use masks::{AdversarialSource, Draws, MaskSample, Masking};
 
 use crate::fault::Fault;
 use crate::losses::loss_term;

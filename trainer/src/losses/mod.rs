@@ -23,7 +23,7 @@ pub use importance_minimality::exponent;
 pub use pgd_recon::{Ascent, AttackedSite, SourceGradient, ascents};
 pub use recon::{divergence, divergence_and_cross_entropy};
 
-use crate::decomposition::{CleanPass, Decomposition, Draws, MaskedPass, SampleId};
+use crate::decomposition::{CleanPass, Decomposition, Draws, MaskSample, MaskedPass};
 
 /// A loss in a program.
 pub trait LossTerm {
@@ -120,9 +120,10 @@ impl<'p> LossInputs<'p> {
     }
 
     /// The `k`-th mask sample, its draws called `<name>.<suffix>`.
-    fn sample(&self, k: usize, suffix: &str) -> SampleId {
+    fn sample(&self, k: usize, suffix: &str) -> MaskSample {
         let number = self.first_sample + k;
-        SampleId {
+        MaskSample {
+            draws: self.draws,
             number: u8::try_from(number).expect("a run has fewer than 128 samples a step"),
             name: format!("{}.{suffix}", self.name),
         }

@@ -84,26 +84,19 @@ impl LossTerm for PgdRecon {
 ///
 /// When shapes do not fit.
 pub fn ascents(pgd: &PgdRecon, b: &mut Builder, from: &LossInputs<'_>) -> Result<Vec<Ascent>> {
-    let LossInputs {
-        decomposition,
-        clean_pass,
-        draws,
-        ..
-    } = *from;
+    let (decomposition, clean_pass) = (from.decomposition, from.clean_pass);
     let sample = |k: usize| from.sample(0, &format!("p{k}"));
-    let all = &decomposition.sites;
-    let routes = draws.routes(b, clean_pass, &sample(0), (all, pgd.routing))?;
-    let sites: Vec<usize> = (0..all.len()).collect();
-    let adversaries = sites.chunks(pgd.routing.sites_of_a_pass(all.len()));
+    let routes = decomposition.routes(b, clean_pass, pgd.routing, &sample(0))?;
+    let sites: Vec<usize> = (0..routes.len()).collect();
+    let adversaries = sites.chunks(pgd.routing.sites_of_a_pass(sites.len()));
     let mut ascents = Vec::new();
     for (k, attacked) in adversaries.enumerate() {
         let mut sites = Vec::with_capacity(attacked.len());
         for &index in attacked {
-            let site = (index, &all[index], decomposition.run.decomposition.delta);
             sites.push(AttackedSite {
                 index,
                 route: routes[index],
-                source: draws.adversary(b, clean_pass, pgd, &sample(k), site)?,
+                source: decomposition.adversary(b, clean_pass, pgd, &sample(k), index)?,
             });
         }
         ascents.push(ascend(pgd, b, from, sites)?);

@@ -14,7 +14,7 @@ use spd_configs::{OutputLoss, Routing};
 use spd_engine::{Builder, Result, Value};
 
 use super::{LossInputs, LossTerm, mean};
-use crate::decomposition::{MaskedPass, Masking, mask_values};
+use crate::decomposition::{MaskedPass, Masking};
 
 /// Divergence between the target's output and another, a scalar: the mean over positions of `KL(target || other)`, or the
 /// mean over elements of the squared error. The gradient flows to the other.
@@ -84,24 +84,9 @@ impl<R: Reconstruction> LossTerm for R {
     /// One over all sites, or one a site.
     fn passes(&self, b: &mut Builder, from: &LossInputs<'_>, k: usize) -> Result<Vec<MaskedPass>> {
         let (decomposition, clean_pass) = (from.decomposition, from.clean_pass);
-        let sites = &decomposition.sites;
-        let sample = from.sample(k, &format!("m{k}"));
-        let routes = from
-            .draws
-            .routes(b, clean_pass, &sample, (sites, self.routing()))?;
-        let how = (
-            R::MASKING,
-            decomposition.run.importance.sampling,
-            decomposition.run.decomposition.delta,
-        );
-        let mut masked = Vec::with_capacity(sites.len());
-        for (index, site) in sites.iter().enumerate() {
-            let site = (index, site);
-            let draws = (from.draws, &sample);
-            let values = mask_values(b, clean_pass, site, how, draws, routes[index])?;
-            masked.push((index, values));
-        }
-        let groups = masked.chunks(self.routing().sites_of_a_pass(sites.len()));
+        let (routing, sample) = (self.routing(), from.sample(k, &format!("m{k}")));
+        let masked = decomposition.masks(b, clean_pass, R::MASKING, routing, &sample)?;
+        let groups = masked.chunks(routing.sites_of_a_pass(masked.len()));
         groups
             .map(|group| decomposition.masked_pass(b, clean_pass, group))
             .collect()

@@ -5,11 +5,11 @@
 //! from among the inputs, so its cross-entropies are of one label a row fewer. For features, and for tokens where
 //! `output_loss = "mse"`: `mse/<mask>`.
 
-use spd_configs::OutputLoss;
+use spd_configs::{OutputLoss, Routing};
 use spd_engine::{Builder, Result};
 
 use super::{Evaluated, Mean};
-use crate::decomposition::{Masking, SampleId, mask_values};
+use crate::decomposition::{MaskSample, Masking};
 use crate::losses::{USUAL_MASKS, divergence, divergence_and_cross_entropy};
 
 pub(super) fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
@@ -44,18 +44,13 @@ pub(super) fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
         ("stochastic", Masking::Stochastic),
         ("zero", Masking::Zeros),
     ];
-    let sample = SampleId {
+    let sample = MaskSample {
+        draws: decomposition.draws,
         number: USUAL_MASKS,
         name: "eval".into(),
     };
     for (kind, masking) in kinds {
-        let how = (masking, run.importance.sampling, run.decomposition.delta);
-        let mut masked = Vec::new();
-        for (index, site) in decomposition.sites.iter().enumerate() {
-            let draws = (decomposition.draws, &sample);
-            let values = mask_values(b, clean_pass, (index, site), how, draws, None)?;
-            masked.push((index, values));
-        }
+        let masked = decomposition.masks(b, clean_pass, masking, Routing::All, &sample)?;
         let output = decomposition.masked_pass(b, clean_pass, &masked)?.output;
         if run.train.output_loss == OutputLoss::Mse {
             let mse = divergence(b, OutputLoss::Mse, target, output)?;
