@@ -33,8 +33,8 @@ pub use decomposition::pre_identity;
 pub use faults::{Fault, Faults, Place};
 pub use locate::locate;
 pub use losses::{
-    CiMaskedRecon, Faithfulness, ImportanceMinimality, PgdInit, PgdRecon, PgdScope, Routing,
-    StochasticHiddenActsRecon, StochasticRecon, Term, UnmaskedRecon,
+    CiMaskedRecon, Faithfulness, ImportanceMinimality, Loss, Measure, PgdInit, PgdRecon, PgdScope,
+    Routing, StochasticHiddenActsRecon, StochasticRecon, Term, UnmaskedRecon,
 };
 pub use networks::{Activation, Custom, Gpt2, Input, Llama, Model, ResidMlp, Tms};
 pub use pattern::pattern_matches;

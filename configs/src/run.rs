@@ -7,7 +7,10 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::{losses::Term, networks::Model};
+use crate::{
+    losses::{Loss, Measure},
+    networks::Model,
+};
 
 /// One run: which network is taken apart, on what data, how, and what is written down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -250,16 +253,6 @@ pub enum Sampling {
     Binomial,
 }
 
-/// One term of the total loss.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(into = "crate::losses::Row")]
-pub struct Loss {
-    /// Weight in the total.
-    pub coeff: f64,
-    /// What is measured.
-    pub term: Term,
-}
-
 /// The training loop of the decomposition.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Train {
@@ -324,16 +317,6 @@ pub struct Eval {
     /// Reconstruction terms that are measured beside the usual masks.
     #[serde(rename = "loss")]
     pub losses: Vec<Measure>,
-}
-
-/// A term that is measured on held-out batches.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(into = "crate::losses::Row")]
-pub struct Measure {
-    /// Its name in metrics, `eval/loss/<name>`.
-    pub name: String,
-    /// What is measured.
-    pub term: Term,
 }
 
 /// What the importances of a site should look like on single-feature inputs.

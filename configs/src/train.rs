@@ -1,9 +1,9 @@
 //! `[train]`: the training loop of the decomposition.
 
 use crate::{
-    losses::SAMPLES,
+    losses::{Loss, SAMPLES},
     reader::Table,
-    run::{FaithfulnessWarmup, Loss, OutputLoss, Train},
+    run::{FaithfulnessWarmup, OutputLoss, Train},
     schedule,
     target::Facts,
     values::{Clip, Number, OneOf, Size, Whole},

@@ -47,4 +47,8 @@ impl Settings for ImportanceMinimality {
             beta: beta?,
         })
     }
+
+    fn reads_power_sums(&self) -> bool {
+        true
+    }
 }

@@ -26,12 +26,31 @@ pub use unmasked_recon::UnmaskedRecon;
 
 use crate::{
     reader::Table,
-    run::{Loss, Measure},
     values::{Number, OneOf, Text},
 };
 
 /// Draws for one purpose in one step that can be told apart, of training and as many of the evaluation.
 pub(crate) const SAMPLES: usize = 127;
+
+/// One term of the total loss.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(into = "Row")]
+pub struct Loss {
+    /// Weight in the total.
+    pub coeff: f64,
+    /// What is measured.
+    pub term: Term,
+}
+
+/// A term that is measured on held-out batches.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(into = "Row")]
+pub struct Measure {
+    /// Its name in metrics, `eval/loss/<name>`.
+    pub name: String,
+    /// What is measured.
+    pub term: Term,
+}
 
 /// What is known of a loss.
 trait Settings {
@@ -47,6 +66,11 @@ trait Settings {
 
     /// Whether its masks are drawn, once for each mask sample.
     fn is_stochastic(&self) -> bool {
+        false
+    }
+
+    /// Whether it reads the power sums of the importances, with the step scalar `p` for an exponent.
+    fn reads_power_sums(&self) -> bool {
         false
     }
 
@@ -121,6 +145,11 @@ impl Term {
     /// Whether its masks are drawn, once for each mask sample.
     pub fn is_stochastic(&self) -> bool {
         self.settings().is_stochastic()
+    }
+
+    /// Whether it reads the power sums of the importances, with the step scalar `p` for an exponent.
+    pub fn reads_power_sums(&self) -> bool {
+        self.settings().reads_power_sums()
     }
 
     /// How it is routed; `None` for what is no reconstruction.

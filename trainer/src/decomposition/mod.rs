@@ -22,7 +22,6 @@ use importance::SeenSite;
 pub use masks::{AdversarialSource, Draws, MaskSample, Masking};
 
 use crate::fault::Fault;
-use crate::losses::loss_term;
 use crate::parameters::{Group, Parameters};
 use crate::pass::Pass;
 use crate::sites::{Site, resolve};
@@ -298,7 +297,7 @@ impl Decomposition {
             .run
             .losses
             .iter()
-            .any(|loss| loss_term(&loss.term).reads_power_sums());
+            .any(|loss| loss.term.reads_power_sums());
         let exponent = penalised.then(|| b.step_scalar("p"));
         #[expect(
             clippy::cast_possible_truncation,

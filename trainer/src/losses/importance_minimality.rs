@@ -30,10 +30,6 @@ impl LossTerm for ImportanceMinimality {
     fn step_scalars(&self, fraction: f64) -> Vec<(&'static str, f64)> {
         vec![("p", exponent(self, fraction))]
     }
-
-    fn reads_power_sums(&self) -> bool {
-        true
-    }
 }
 
 /// The exponent after `fraction` of the run: `p` until `anneal_start`, then straight to `p_final` at `anneal_end`.

@@ -57,11 +57,6 @@ pub trait LossTerm {
     fn step_scalars(&self, _fraction: f64) -> Vec<(&'static str, f64)> {
         Vec::new()
     }
-
-    /// Whether it reads the power sums of the importances, whose exponent is its step scalar `p`.
-    fn reads_power_sums(&self) -> bool {
-        false
-    }
 }
 
 /// A loss by its settings.
