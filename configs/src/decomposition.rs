@@ -122,6 +122,7 @@ const KINDS: OneOf<ImportanceKind> = OneOf(&[
     ("mlp", ImportanceKind::Mlp),
     ("vector_mlp", ImportanceKind::VectorMlp),
     ("shared_mlp", ImportanceKind::SharedMlp),
+    ("global_shared_mlp", ImportanceKind::GlobalSharedMlp),
 ]);
 
 const SIGMOIDS: OneOf<Sigmoid> = OneOf(&[

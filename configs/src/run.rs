@@ -215,7 +215,7 @@ pub struct Importance {
     pub sampling: Sampling,
 }
 
-/// Wiring of the importance functions (one per site).
+/// Wiring of the importance functions: one for each site, or one for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImportanceKind {
@@ -225,6 +225,8 @@ pub enum ImportanceKind {
     VectorMlp,
     /// One MLP from `x` to all components.
     SharedMlp,
+    /// One MLP from the inputs of all sites, side by side, to the components of all sites.
+    GlobalSharedMlp,
 }
 
 /// From logits to importances.

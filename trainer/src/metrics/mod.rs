@@ -2,8 +2,8 @@
 //!
 //! # Adding a metric
 //!
-//! A file here with a function that adds the metric's means on one batch to the program of the evaluation, and a line of [`METRICS`].
-//! Where it is for toys alone, [`toy`] measures on inputs of one feature each.
+//! A file here with a function that adds the metric's means on one batch to the program of the evaluation, and a line of `METRICS`.
+//! Where it is for toys alone, `toy` measures on inputs of one feature each.
 
 mod active;
 mod bigram;

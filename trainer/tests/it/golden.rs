@@ -11,6 +11,7 @@ mod ascent;
 mod candle;
 mod ce_kl;
 mod compare;
+mod global_importance;
 mod numbers;
 mod one_step;
 mod replica;
@@ -68,6 +69,12 @@ pub(crate) fn tests() -> Vec<Test> {
         );
         let name = format!("golden::{case}_checkpoint_gives_the_recorded_logits");
         add(name, Box::new(move || target_file::whole(case)));
+    }
+    for case in global_importance::CASES {
+        add(
+            format!("golden::{case}"),
+            Box::new(move || global_importance::check(case)),
+        );
     }
     for case in ["tms", "tms_id"] {
         add(

@@ -5,7 +5,6 @@ use spd_engine::{Builder, Result, Value};
 
 use super::{ImportanceFunction, ImportanceTensor, MlpLayer, SeenSite, mlp_layers, mlp_tensors};
 use crate::sites::Site;
-use crate::target_models::LayerKind;
 
 pub(super) struct Mlp<'a> {
     pub(super) hidden: &'a [usize],
@@ -37,11 +36,7 @@ impl ImportanceFunction for Mlp<'_> {
     ) -> Result<Vec<Value>> {
         let mut all = Vec::with_capacity(seen.len());
         for seen in seen {
-            let v_ic = seen.values.v_ic;
-            let acts = match seen.site.layer.kind {
-                LayerKind::Embedding => b.embed(seen.input, v_ic, None)?,
-                _ => b.matmul(seen.input, v_ic)?,
-            };
+            let acts = seen.activations(b)?;
             let layers = self.layers(seen.site);
             let layers: Vec<[Value; 2]> = layers
                 .iter()

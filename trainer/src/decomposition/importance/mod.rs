@@ -5,6 +5,7 @@
 //! | `mlp`        | activations `x V` `[.., c]` | per component 1 -> hidden.. -> 1                          |
 //! | `vector_mlp` | the input `x` `[.., d_in]` | per component d_in -> hidden.. -> 1                       |
 //! | `shared_mlp` | the input `x` `[.., d_in]` | one network d_in -> hidden.. -> c                         |
+//! | `global_shared_mlp` | the inputs of all sites, side by side | one network for all sites: sum of d_in -> hidden.. -> sum of c |
 //!
 //! Each is a file here that implements [`ImportanceFunction`], and a line of [`function`]; its word in a run file is one of
 //! [`ImportanceKind`].
@@ -12,6 +13,7 @@
 //! Weights start normal, biases at zero. Tensors are named as in the reference: `layers.0`, `layers.2`, ..., the odd numbers being the
 //! GELUs.
 
+mod global_shared_mlp;
 mod mlp;
 mod shared_mlp;
 mod vector_mlp;
@@ -59,6 +61,16 @@ pub(super) struct SeenSite<'a> {
     pub(super) input: Value,
 }
 
+impl SeenSite<'_> {
+    /// Activations of its components, f32 `[.., c]`.
+    fn activations(&self, b: &mut Builder) -> Result<Value> {
+        match self.site.layer.kind {
+            LayerKind::Embedding => b.embed(self.input, self.values.v_ic, None),
+            _ => b.matmul(self.input, self.values.v_ic),
+        }
+    }
+}
+
 /// A tensor of an importance function.
 struct ImportanceTensor {
     name: String,
@@ -76,6 +88,7 @@ fn function(said: &Importance) -> Box<dyn ImportanceFunction + '_> {
         ImportanceKind::Mlp => Box::new(mlp::Mlp { hidden }),
         ImportanceKind::VectorMlp => Box::new(vector_mlp::VectorMlp { hidden }),
         ImportanceKind::SharedMlp => Box::new(shared_mlp::SharedMlp { hidden }),
+        ImportanceKind::GlobalSharedMlp => Box::new(global_shared_mlp::GlobalSharedMlp { hidden }),
     }
 }
 

@@ -251,6 +251,7 @@ impl Oracle {
             ImportanceKind::Mlp => seen.unsqueeze(2)?,
             ImportanceKind::VectorMlp => seen.unsqueeze(1)?,
             ImportanceKind::SharedMlp => seen.clone(),
+            ImportanceKind::GlobalSharedMlp => panic!("is recorded, and in no case here"),
         };
         for depth in 0..=self.run.importance.hidden.len() {
             let name = format!("{}.layers.{}", self.sites[index].importance, 2 * depth);

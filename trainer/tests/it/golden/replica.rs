@@ -71,9 +71,11 @@ impl Replica {
                 Some(format!("{kind}.{}.{rest}", site.path()))
             })
         };
+        let of_all_sites = || Some(format!("cifn.{}", ours.strip_prefix("_ci_fns.")?));
         name("_components", "comp")
             .or_else(|| name("_ci_fns", "cifn"))
-            .expect("a parameter of a site")
+            .or_else(of_all_sites)
+            .expect("a parameter of a site, or of all")
     }
 
     /// A program up to the importances, on a batch of the run.

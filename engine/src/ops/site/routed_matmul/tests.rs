@@ -218,6 +218,7 @@ fn goes_through(bias: bool) {
     let oracle = if bias { oracle } else { oracle.constant(6) };
     oracle
         .ours(|b, v| {
+            b.associate();
             let wide = b.linear_io(v[0], v[1], bias.then_some(v[6]))?;
             let before = b.nodes.len();
             let a = b.routed_matmul(wide, v[2], v[5])?;

@@ -1,0 +1,189 @@
+//! What the loop asks of a decomposition.
+
+use std::path::Path;
+
+use spd_configs::FaithfulnessWarmup;
+use spd_dataloader::{Batch, Feed, Source};
+use spd_engine::{Executor, Store};
+
+use super::DecompositionTask;
+use crate::data::{eval_feed, training_feed};
+use crate::fault::Fault;
+use crate::figures;
+use crate::losses::loss_term;
+use crate::metrics::toy;
+use crate::non_finite::first_not_finite;
+use crate::parameters::{BETA2, Group, corrections, set_scalars};
+use crate::refused_step::{halted, refused};
+use crate::schedule::learning_rate;
+use crate::step::WARMUP_LOSS;
+use crate::task::{GoOn, Measured, NonFinite, Task, in_arena_of};
+
+/// One update on faithfulness alone, counted from 1.
+fn warm_up(
+    program: &mut Executor,
+    store: &mut Store,
+    settings: &FaithfulnessWarmup,
+    update: u64,
+) -> Result<(), Fault> {
+    program.parameters().step = u32::try_from(update).unwrap_or(u32::MAX);
+    set_scalars(program, [("lr", settings.lr)]);
+    set_scalars(program, corrections(BETA2, update));
+    Ok(program.run(store)?)
+}
+
+impl Task for DecompositionTask {
+    fn phase(&self) -> &'static str {
+        "train"
+    }
+
+    fn steps(&self) -> u64 {
+        self.decomposition.run.train.steps
+    }
+
+    fn eval_every(&self) -> u64 {
+        self.decomposition.run.eval.every
+    }
+
+    fn program(&mut self) -> &mut Executor {
+        &mut self.program
+    }
+
+    fn source(&self) -> (Source, Feed) {
+        let run = &self.decomposition.run;
+        (
+            self.sources.train.clone(),
+            training_feed(run.seed, run.train.batch_size),
+        )
+    }
+
+    fn beta2(&self) -> f64 {
+        BETA2
+    }
+
+    fn scalars(&self, step: u64) -> Vec<(&'static str, f64)> {
+        let run = &self.decomposition.run;
+        let steps = run.train.steps;
+        let fraction = step as f64 / steps as f64;
+        let mut scalars = vec![("lr", learning_rate(&run.train.lr, step, steps))];
+        for loss in &run.losses {
+            scalars.extend(loss_term(&loss.term).step_scalars(fraction));
+        }
+        scalars
+    }
+
+    fn begin(
+        &mut self,
+        store: &mut Store,
+        go_on: &mut GoOn<'_>,
+    ) -> Result<Option<Measured>, Fault> {
+        self.decomposition.initialise(store);
+        self.evaluate(store, go_on)
+    }
+
+    fn warmup_steps(&self) -> u64 {
+        self.decomposition.run.train.faithfulness_warmup.steps
+    }
+
+    fn warm_up(
+        &mut self,
+        store: &mut Store,
+        made: u64,
+        go_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<u64, Fault> {
+        let settings = self.decomposition.run.train.faithfulness_warmup;
+        let Some(program) = &mut self.warmup else {
+            return Ok(made);
+        };
+        let parameters = &self.decomposition.parameters;
+        in_arena_of(&mut self.program, program, |program| {
+            let mut made = made;
+            while made < settings.steps && go_on(made) {
+                made += 1;
+                warm_up(program, store, &settings, made)?;
+            }
+            if let Some(bad) = halted(store)? {
+                warm_up(program, store, &settings, bad)?;
+                program.fetch(store)?;
+                let loss = f64::from(program.scalar_output(WARMUP_LOSS, store));
+                let norms = program.output("norms/components", store);
+                let mut names = parameters.names(store, Group::Components).zip(norms);
+                let begins = names.find(|(_, norm)| !norm.is_finite());
+                let found = NonFinite {
+                    what: begins.map(|(name, _)| format!("the gradient of `{name}`")),
+                    advice: "look at the weights of the target and at lr in [train.faithfulness_warmup]",
+                };
+                let place = format!("faithfulness warm-up, update {bad}");
+                let terms = vec![(WARMUP_LOSS.to_owned(), loss)];
+                return Err(refused(&place, &terms, &found));
+            }
+            if made == settings.steps {
+                parameters.forget(store);
+            }
+            Ok(made)
+        })
+    }
+
+    fn find_non_finite(
+        &mut self,
+        store: &mut Store,
+        batch: &Batch,
+        step: u64,
+    ) -> Result<NonFinite, Fault> {
+        first_not_finite(self, store, (batch, step))
+    }
+
+    fn observe(&self, store: &Store) -> Vec<(String, f64)> {
+        let program = &self.program;
+        let mut seen = Vec::new();
+        for name in program.output_names() {
+            match name.strip_prefix("norms/") {
+                None => seen.push((
+                    name.to_owned(),
+                    f64::from(program.scalar_output(name, store)),
+                )),
+                Some(group) => {
+                    let norms = program.output(name, store);
+                    let total = f64::from(norms.last().copied().unwrap_or(0.0)).sqrt();
+                    seen.push((format!("grad_norm/{group}"), total));
+                }
+            }
+        }
+        for (group, site, norm) in self.site_norms(store) {
+            let path = self.decomposition.sites[site].path();
+            seen.push((format!("grad_norm/{}/{path}", group.name()), norm));
+        }
+        seen
+    }
+
+    fn slow_every(&self) -> u64 {
+        self.decomposition.run.eval.slow_every
+    }
+
+    fn draw(
+        &mut self,
+        store: &mut Store,
+        to: (&Path, u64),
+        go_on: &mut GoOn<'_>,
+    ) -> Result<bool, Fault> {
+        figures::write(self, store, to, go_on)
+    }
+
+    fn evaluate(
+        &mut self,
+        store: &mut Store,
+        go_on: &mut GoOn<'_>,
+    ) -> Result<Option<Measured>, Fault> {
+        let run = &self.decomposition.run;
+        let feed = eval_feed(run.seed, run.eval.batch_size);
+        let held_out = (&self.sources.eval, &feed, run.eval.batches);
+        let owner = &mut self.program;
+        let Some(mut found) = self.evaluation.measure(owner, store, held_out, go_on)? else {
+            return Ok(None);
+        };
+        let known = toy::known_sites(self, store)?;
+        let known = toy::values(&known).into_iter();
+        found.extend(known.map(|(name, value)| (format!("eval/{name}"), value)));
+        Ok(Some(found))
+    }
+}
