@@ -432,13 +432,13 @@ fn every_kernel_is_exhibited() {
     let mut folders = ["ops", "cuda"]
         .map(|part| Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(part))
         .to_vec();
-    if !folders[0].exists() {
-        println!("no {folders:?}: whether every kernel is exhibited was not tested");
-        return;
-    }
     let mut sources = 0;
     while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
+        let Ok(entries) = std::fs::read_dir(&folder) else {
+            println!("no {folder:?}: whether every kernel is exhibited was not tested");
+            return;
+        };
+        for entry in entries {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);

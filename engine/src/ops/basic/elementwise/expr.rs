@@ -215,7 +215,7 @@ const FRAC_1_SQRT_2_PI: f32 = 0.398_942_3;
 /// `x logistic(2 u)`, `u = sqrt(2 / pi) (x + 0.044715 x^3)`.
 fn gelu_tanh(x: &Expr) -> Expr {
     let cubic = x * x * 0.044_715 + 1.0;
-    x * (x * cubic * 1.595_769_1).logistic()
+    x * (x * cubic * 1.595_769).logistic()
 }
 
 impl From<f32> for Expr {
