@@ -308,7 +308,7 @@ pub struct Eval {
     pub batches: u64,
     /// Rows per batch.
     pub batch_size: usize,
-    /// Steps between slow evaluations, which draw figures; 0 makes them at the ends only.
+    /// Steps between slow evaluations, which draw figures and measure slow terms too; 0 makes them at the ends only.
     pub slow_every: u64,
     /// A component counts as active above this importance.
     pub alive_threshold: f64,

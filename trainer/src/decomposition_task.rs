@@ -19,6 +19,8 @@ pub(crate) struct DecompositionTask {
     processor: Processor,
     program: Executor,
     evaluation: Evaluation,
+    /// The evaluation without its slow terms, where there are any.
+    cheap_evaluation: Option<Evaluation>,
     /// What a toy answers to inputs of one feature each.
     probe: Option<Executor>,
     warmup: Option<Executor>,
@@ -43,7 +45,13 @@ impl DecompositionTask {
             executor
         };
         let program = executor(&decomposition.step_program(store)?);
-        let evaluation = Evaluation::new(&decomposition, store, executor)?;
+        let evaluation = Evaluation::new(&decomposition, store, true, executor)?;
+        let has_slow = decomposition.run.eval.losses.iter().any(|term| term.slow);
+        let cheap_evaluation = if has_slow {
+            Some(Evaluation::new(&decomposition, store, false, executor)?)
+        } else {
+            None
+        };
         let probe = decomposition.probe_program(store)?;
         let probe = probe.map(|program| executor(&program));
         let figures = executor(&decomposition.figures_program(store)?);
@@ -58,6 +66,7 @@ impl DecompositionTask {
             processor: processor.clone(),
             program,
             evaluation,
+            cheap_evaluation,
             probe,
             warmup,
             figures,
@@ -124,12 +133,16 @@ impl DecompositionTask {
     pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
         let others = [&self.evaluation.program, &self.figures].into_iter();
         let others = others.chain(&self.warmup).chain(&self.probe);
+        let cheap = self.cheap_evaluation.as_ref();
+        let others = others.chain(cheap.map(|cheap| &cheap.program));
         make_arena(&self.processor, &mut self.program, others)
     }
 
     fn programs(&self) -> impl Iterator<Item = &Executor> + Clone {
         let programs = [&self.program, &self.evaluation.program, &self.figures].into_iter();
-        programs.chain(&self.warmup).chain(&self.probe)
+        let cheap = self.cheap_evaluation.as_ref();
+        let programs = programs.chain(&self.warmup).chain(&self.probe);
+        programs.chain(cheap.map(|cheap| &cheap.program))
     }
 
     /// What it will hold at its fullest on a GPU, if it runs on one.

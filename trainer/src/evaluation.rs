@@ -18,13 +18,14 @@ pub(crate) struct Evaluation {
 }
 
 impl Evaluation {
-    /// The metrics of a decomposition.
+    /// The metrics of a decomposition, slow ones too if it `is_slow`.
     pub(crate) fn new(
         decomposition: &Decomposition,
         store: &Store,
+        is_slow: bool,
         executor: impl Fn(&Builder) -> Executor,
     ) -> Result<Self> {
-        let (program, counts) = decomposition.eval_program(store)?;
+        let (program, counts) = decomposition.eval_program(store, is_slow)?;
         Ok(Self {
             program: executor(&program),
             counts,
@@ -84,13 +85,13 @@ pub(crate) fn scalar_outputs(program: &Executor, store: &Store) -> Measured {
 }
 
 impl Decomposition {
-    /// All metrics on one batch, each a scalar output `eval/<name>`; and of how many things each is a mean. In f32, as are the
+    /// All metrics on one batch, slow ones if it `is_slow`, each a scalar output `eval/<name>`; and of how many things each is a mean. In f32, as are the
     /// reference's.
     ///
     /// # Errors
     ///
     /// When shapes do not fit.
-    pub fn eval_program(&self, store: &Store) -> Result<(Builder, Vec<f64>)> {
+    pub fn eval_program(&self, store: &Store, is_slow: bool) -> Result<(Builder, Vec<f64>)> {
         let mut b = Builder::new();
         let shape = self.shape(self.run.eval.batch_size);
         let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
@@ -105,6 +106,7 @@ impl Decomposition {
             store,
             clean_pass: &clean_pass,
             labels,
+            is_slow,
         };
         let mut counts = Vec::new();
         for metric in METRICS {

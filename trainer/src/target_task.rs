@@ -245,6 +245,7 @@ impl Task for TargetTask {
     fn evaluate(
         &mut self,
         store: &mut Store,
+        _is_slow: bool,
         go_on: &mut GoOn<'_>,
     ) -> Result<Option<Measured>, Fault> {
         let feed = eval_feed(self.train.seed, self.eval_rows);
@@ -311,7 +312,7 @@ lr = 1e-3
                 .unwrap();
             crate::task::run_step(&mut task, &mut store, &batch, step).unwrap();
         }
-        let measured = task.evaluate(&mut store, &mut || true).unwrap();
+        let measured = task.evaluate(&mut store, true, &mut || true).unwrap();
         let loss = measured.unwrap()[0].1;
         assert!(loss < 0.01, "{loss}");
 

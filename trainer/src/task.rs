@@ -95,10 +95,11 @@ pub(crate) trait Task {
         Ok(true)
     }
 
-    /// Measures on held-out batches; `None` where it was not to go on.
+    /// Measures on held-out batches, what is slow too if it `is_slow`; `None` where it was not to go on.
     fn evaluate(
         &mut self,
         store: &mut Store,
+        is_slow: bool,
         go_on: &mut GoOn<'_>,
     ) -> Result<Option<Measured>, Fault>;
 }

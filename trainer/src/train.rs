@@ -55,7 +55,7 @@ fn until_end(training: &mut Training<'_>) -> Result<Outcome, Fault> {
     }
     training.save()?;
     // What was said after this state is said anew by a run that continues from it.
-    if !training.beside_steps(|training| Ok(training.draw()? && training.evaluate()?))? {
+    if !training.beside_steps(|training| Ok(training.draw()? && training.evaluate(true)?))? {
         return training.leave();
     }
     training.finish()?;
@@ -75,7 +75,7 @@ fn measure(training: &mut Training<'_>, step: u64) -> Result<bool, Fault> {
         }
         // Last of all: a run that stops here is continued before the evaluation, and must have no row of it.
         let is_evaluated = is_slow || step == 0 || is_due(step, eval_every);
-        Ok(!is_evaluated || training.evaluate()?)
+        Ok(!is_evaluated || training.evaluate(is_slow)?)
     })
 }
 
@@ -87,7 +87,7 @@ mod tests {
     use std::sync::Arc;
 
     use spd_checkpoint::{Lock, step_path};
-    use spd_configs::{Run, TiedUpdate};
+    use spd_configs::{Measure, Run, TiedUpdate};
     use spd_engine::{Pool, Processor};
 
     use super::*;
@@ -162,6 +162,33 @@ mod tests {
         let mut run = small_run();
         run.decomposition.tied_update = TiedUpdate::Separate;
         goes_on_to_the_same_bits(&run);
+    }
+
+    #[test]
+    fn a_slow_term_is_in_the_rows_of_slow_evaluations_alone() {
+        let mut run = small_run();
+        (run.eval.every, run.eval.slow_every) = (1, 2);
+        run.eval.losses = [("often", false), ("slow", true)]
+            .map(|(name, slow)| Measure {
+                name: name.into(),
+                slow,
+                term: run.losses[1].term.clone(),
+            })
+            .to_vec();
+        let dir = tempfile::tempdir().unwrap();
+        let lock = Lock::take(dir.path()).unwrap();
+        trained(&run, (dir.path(), &lock), u64::MAX);
+        let rows = fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
+        let rows = rows.lines().map(|row| serde_json::from_str(row).unwrap());
+        let rows: Vec<serde_json::Value> = rows.collect();
+        let steps_with = |name: &str| {
+            let rows = rows.iter().filter(|row| row.get(name).is_some());
+            rows.map(|row| row["step"].as_u64().unwrap())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(steps_with("eval/loss/often"), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(steps_with("eval/loss/slow"), [2, 4, 5]);
+        assert_eq!(steps_with("start/loss/slow"), [0]);
     }
 
     fn goes_on_to_the_same_bits(run: &Run) {

@@ -192,8 +192,10 @@ impl<'a> Training<'a> {
     }
 
     /// The row of an evaluation. Whether there is one; not so where it was left on request.
-    pub(crate) fn evaluate(&mut self) -> Result<bool, Fault> {
-        let Some(values) = self.beside("eval", |task, store, go_on| task.evaluate(store, go_on))?
+    pub(crate) fn evaluate(&mut self, is_slow: bool) -> Result<bool, Fault> {
+        let Some(values) = self.beside("eval", |task, store, go_on| {
+            task.evaluate(store, is_slow, go_on)
+        })?
         else {
             return Ok(false);
         };

@@ -26,7 +26,7 @@ pub use unmasked_recon::UnmaskedRecon;
 
 use crate::{
     reader::Table,
-    values::{Number, OneOf, Text},
+    values::{Flag, Number, OneOf, Text},
 };
 
 /// Draws for one purpose in one step that can be told apart, of training and as many of the evaluation.
@@ -48,6 +48,8 @@ pub struct Loss {
 pub struct Measure {
     /// Its name in metrics, `eval/loss/<name>`.
     pub name: String,
+    /// Whether it is measured in slow evaluations alone.
+    pub slow: bool,
     /// What is measured.
     pub term: Term,
 }
@@ -196,6 +198,7 @@ pub(crate) fn read(table: &mut Table<'_>, seen: &mut Vec<&'static str>) -> Optio
 pub(crate) fn read_measure(table: &mut Table<'_>, seen: &mut Vec<String>) -> Option<Measure> {
     let kind = table.need_kind("kind", MEASURES);
     let name = table.maybe("name", Text::RUN_NAME);
+    let slow = table.or("slow", Flag, false);
     let term = kind?.read(table);
     let name = name?.unwrap_or_else(|| MEASURES.word(kind.expect("is there")).to_owned());
     if seen.contains(&name) {
@@ -206,7 +209,11 @@ pub(crate) fn read_measure(table: &mut Table<'_>, seen: &mut Vec<String>) -> Opt
         );
     }
     seen.push(name.clone());
-    Some(Measure { name, term: term? })
+    Some(Measure {
+        name,
+        slow: slow?,
+        term: term?,
+    })
 }
 
 /// A `[[loss]]` or `[[eval.loss]]` as it is written.
@@ -214,6 +221,7 @@ pub(crate) fn read_measure(table: &mut Table<'_>, seen: &mut Vec<String>) -> Opt
 pub(crate) struct Row {
     kind: &'static str,
     name: Option<String>,
+    slow: Option<bool>,
     coeff: Option<f64>,
     #[serde(flatten)]
     term: Term,
@@ -224,6 +232,7 @@ impl From<Loss> for Row {
         Self {
             kind: term.name(),
             name: None,
+            slow: None,
             coeff: Some(coeff),
             term,
         }
@@ -231,10 +240,11 @@ impl From<Loss> for Row {
 }
 
 impl From<Measure> for Row {
-    fn from(Measure { name, term }: Measure) -> Self {
+    fn from(Measure { name, slow, term }: Measure) -> Self {
         Self {
             kind: term.name(),
             name: Some(name),
+            slow: slow.then_some(true),
             coeff: None,
             term,
         }

@@ -78,7 +78,7 @@ impl Task for DecompositionTask {
         go_on: &mut GoOn<'_>,
     ) -> Result<Option<Measured>, Fault> {
         self.decomposition.initialise(store);
-        self.evaluate(store, go_on)
+        self.evaluate(store, true, go_on)
     }
 
     fn warmup_steps(&self) -> u64 {
@@ -172,13 +172,18 @@ impl Task for DecompositionTask {
     fn evaluate(
         &mut self,
         store: &mut Store,
+        is_slow: bool,
         go_on: &mut GoOn<'_>,
     ) -> Result<Option<Measured>, Fault> {
         let run = &self.decomposition.run;
         let feed = eval_feed(run.seed, run.eval.batch_size);
         let held_out = (&self.sources.eval, &feed, run.eval.batches);
         let owner = &mut self.program;
-        let Some(mut found) = self.evaluation.measure(owner, store, held_out, go_on)? else {
+        let evaluation = match &mut self.cheap_evaluation {
+            Some(cheap) if !is_slow => cheap,
+            _ => &mut self.evaluation,
+        };
+        let Some(mut found) = evaluation.measure(owner, store, held_out, go_on)? else {
             return Ok(None);
         };
         let known = toy::known_sites(self, store)?;

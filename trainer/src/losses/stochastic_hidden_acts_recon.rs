@@ -58,6 +58,7 @@ mod tests {
         let term = Term::StochasticHiddenActsRecon(StochasticHiddenActsRecon);
         run.eval.losses.push(Measure {
             name: "hidden".into(),
+            slow: false,
             term: term.clone(),
         });
         run.losses[0].term = term;
@@ -73,7 +74,7 @@ mod tests {
         store.zeros(HALT, &[2]);
         // A step on nothing else has no gradient, and is planned all the same.
         decomposition.step_program(&store).unwrap();
-        let (program, _) = decomposition.eval_program(&store).unwrap();
+        let (program, _) = decomposition.eval_program(&store, true).unwrap();
         let processor = Processor::Cpu(Arc::new(Pool::single()));
         let mut executor = Executor::new(&program, &processor).unwrap();
         executor.run_and_fetch(&mut store).unwrap();

@@ -51,4 +51,6 @@ pub(crate) struct Evaluated<'a> {
     pub(crate) clean_pass: &'a CleanPass,
     /// The next tokens u32 `[b, t]`, for a language model.
     pub(crate) labels: Option<Value>,
+    /// Whether slow terms are measured too.
+    pub(crate) is_slow: bool,
 }

@@ -62,7 +62,7 @@ pub(crate) fn write(
     go_on: &mut GoOn<'_>,
 ) -> Result<Option<String>, Fault> {
     let run = task.decomposition.run.clone();
-    let Some(last) = task.evaluate(store, go_on)? else {
+    let Some(last) = task.evaluate(store, true, go_on)? else {
         return Ok(None);
     };
     let last: BTreeMap<String, f64> = last.into_iter().collect();
@@ -198,7 +198,7 @@ fn terms_table(
     last: &BTreeMap<String, f64>,
 ) -> Table {
     let columns = ["term", "at start", "at end"].map(str::to_owned).to_vec();
-    let rows = measures.iter().map(|Measure { name, term }| {
+    let rows = measures.iter().map(|Measure { name, term, .. }| {
         let label = if name == term.name() {
             term.to_string()
         } else {

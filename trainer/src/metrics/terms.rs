@@ -7,7 +7,10 @@ use super::{Evaluated, Mean};
 pub(super) fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
     let decomposition = on.decomposition;
     let terms = decomposition.measures(b, on.store, on.clean_pass, decomposition.draws)?;
-    let means = terms.into_iter().map(|(name, value)| Mean {
+    // What is left out is built, so that others draw what they always do, and never computed.
+    let terms = terms.into_iter().zip(&decomposition.run.eval.losses);
+    let terms = terms.filter(|(_, said)| on.is_slow || !said.slow);
+    let means = terms.map(|((name, value), _)| Mean {
         name: format!("loss/{name}"),
         value,
         count: on.clean_pass.shape.examples(),
