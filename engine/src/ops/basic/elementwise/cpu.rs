@@ -12,12 +12,14 @@ use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::GRAIN;
 
 /// Elements that a register holds: several stay in the first cache.
-const TILE: usize = 512;
+const TILE: usize = 1024;
 
-type Registers = [[f32; TILE]; REGISTERS];
+type Registers = [[f32; TILE]];
 
 thread_local! {
-    static OF_THREAD: RefCell<Registers> = const { RefCell::new([[0.0; TILE]; REGISTERS]) };
+    /// Those of the steps, and the result that a sum is over.
+    static OF_THREAD: RefCell<[[f32; TILE]; REGISTERS + 1]> =
+        const { RefCell::new([[0.0; TILE]; REGISTERS + 1]) };
 }
 
 /// Tiles of the one or two results, each with whether it is added to.
@@ -39,7 +41,7 @@ pub(super) fn run(op: &Elementwise, frame: &mut Frame<'_>) {
             vectorised(
                 #[inline(always)]
                 || {
-                    start(op, frame, registers);
+                    start(op, frame, range.len().min(TILE), registers);
                     let mut at = range.start;
                     for first in first.0.chunks_mut(tile) {
                         let len = first.len().min(second.len());
@@ -62,16 +64,16 @@ pub(super) fn sum(op: &Elementwise, len: usize, frame: &mut Frame<'_>) -> f64 {
     let frame = &*frame;
     let parts = PerChunk(&mut *partials, 1);
     frame.pool.run(len, GRAIN, parts, |range, partial| {
-        let mut tile = [0.0; TILE];
         OF_THREAD.with_borrow_mut(|registers| {
+            let (result, registers) = registers.split_last_mut().expect("one more");
             partial.0[0] = vectorised(
                 #[inline(always)]
                 || {
-                    start(op, frame, registers);
+                    start(op, frame, range.len().min(TILE), registers);
                     let mut sum = 0.0;
                     for at in range.clone().step_by(TILE) {
                         let end = range.end.min(at + TILE);
-                        let tile = &mut tile[..end - at];
+                        let tile = &mut result[..end - at];
                         let mut results = [(&mut *tile, false), (&mut [][..], false)];
                         run_tile(op, frame, at..end, &mut results, registers);
                         sum += sum_over([&*tile], |[x]| x);
@@ -85,18 +87,18 @@ pub(super) fn sum(op: &Elementwise, len: usize, frame: &mut Frame<'_>) -> f64 {
     partials.iter().map(|&partial| f64::from(partial)).sum()
 }
 
-/// What is the same for all elements.
+/// What is the same for all elements, for tiles of up to `len`.
 #[inline(always)]
-fn start(op: &Elementwise, frame: &Frame<'_>, registers: &mut Registers) {
+fn start(op: &Elementwise, frame: &Frame<'_>, len: usize, registers: &mut Registers) {
     for (register, fill) in registers.iter_mut().zip(&op.steps.fills) {
-        register.fill(match *fill {
+        register[..len].fill(match *fill {
             Fill::Constant(number) => number,
             Fill::Operand(index) => frame.input(index)[0],
         });
     }
     for step in &op.steps.once {
         let mut none: Results<'_> = [(&mut [], false), (&mut [], false)];
-        run_step(step, frame, 0..TILE, &mut none, registers);
+        run_step(step, frame, 0..len, &mut none, registers);
     }
 }
 
@@ -126,7 +128,7 @@ fn run_step(
     let (before, to, behind, add) = match step.to {
         To::Result(index) => {
             let (to, add) = &mut results[index];
-            (&registers[..], &mut **to, &[][..], *add)
+            (&*registers, &mut **to, &[][..], *add)
         }
         To::Register(to) => {
             let (before, rest) = registers.split_at_mut(to);

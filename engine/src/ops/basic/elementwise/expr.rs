@@ -68,16 +68,6 @@ impl Expr {
         }
     }
 
-    /// The condition, where this is 1 if that is positive, and 0 elsewhere.
-    fn gate(&self) -> Option<Self> {
-        match &*self.0 {
-            Term::Both(Operator::Gate, condition, one) if one.constant() == Some(1.0) => {
-                Some(condition.clone())
-            }
-            _ => None,
-        }
-    }
-
     /// Nothing is computed that is known before.
     fn both(operator: Operator, a: Self, b: Self) -> Self {
         let is = |x: &Self, number: f32| x.constant() == Some(number);
@@ -99,10 +89,15 @@ impl Expr {
             Operator::Mul if is(&a, 0.0) || is(&b, 0.0) => Self::from(0.0),
             Operator::Div | Operator::Gate if is(&a, 0.0) => Self::from(0.0),
             Operator::Gate if is(&b, 0.0) => b,
-            _ => match a.gate().filter(|_| operator == Operator::Mul) {
-                Some(condition) => Self::both(Operator::Gate, condition, b),
-                None => Self(Arc::new(Term::Both(operator, a, b))),
+            Operator::Mul => match &*a.0 {
+                Term::Both(Operator::Gate, condition, one) if is(one, 1.0) => {
+                    Self::both(Operator::Gate, condition.clone(), b)
+                }
+                // Of the slope of a square: what it is multiplied by is often the same for all elements.
+                Term::Both(Operator::Add, x, same) if x == same => x * (b * 2.0),
+                _ => Self(Arc::new(Term::Both(operator, a, b))),
             },
+            _ => Self(Arc::new(Term::Both(operator, a, b))),
         }
     }
 
