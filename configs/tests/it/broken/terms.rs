@@ -64,7 +64,9 @@ fn a_term_is_refused_by_the_key_that_is_wrong() {
         ),
         toy_with(
             &["eval.loss=[{ kind = 'unmasked_recon', coeff = 1 }]"],
-            &["--set eval.loss: unknown key `coeff` in [eval.loss.0]; known keys: `kind`, `name`, `slow`"],
+            &[
+                "--set eval.loss: unknown key `coeff` in [eval.loss.0]; known keys: `kind`, `name`, `slow`",
+            ],
         ),
         toy_with(
             &["eval.loss=[{ kind = 'unmasked_recon', name = 'a b' }]"],

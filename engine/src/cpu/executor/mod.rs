@@ -78,7 +78,7 @@ impl Executor {
     ///
     /// # Panics
     ///
-    /// When the program holds bf16 values: on the CPU, [`Precision::Bf16`] is what products round their factors to.
+    /// When the program holds bf16 values: on the CPU, [`Precision::Bf16`](crate::Precision::Bf16) is what products round their factors to.
     pub fn planned(builder: &Builder, pool: Arc<Pool>) -> Self {
         assert!(
             builder.types.iter().all(|ty| ty.dtype != DType::Bf16),

@@ -15,7 +15,7 @@ impl Executor {
         self.profile = Some(vec![Duration::ZERO; self.ops.len()]);
     }
 
-    /// Stops the clock of the ops, and returns what each [part](Builder::part) of the program took since
+    /// Stops the clock of the ops, and returns what each [part](crate::Builder::part) of the program took since
     /// [`Executor::start_profile`], in the order in which they first ran.
     pub fn part_times(&mut self) -> Vec<(&'static str, Duration)> {
         let mut parts: Vec<(&'static str, Duration)> = Vec::new();
