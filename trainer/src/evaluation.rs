@@ -85,8 +85,8 @@ pub(crate) fn scalar_outputs(program: &Executor, store: &Store) -> Measured {
 }
 
 impl Decomposition {
-    /// All metrics on one batch, slow ones if it `is_slow`, each a scalar output `eval/<name>`; and of how many things each is a mean. In f32, as are the
-    /// reference's.
+    /// All metrics on one batch, slow ones if it `is_slow`, each a scalar output `eval/<name>`; and of how many things each is a mean.
+    /// In f32, as are the reference's.
     ///
     /// # Errors
     ///

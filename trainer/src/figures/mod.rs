@@ -10,10 +10,20 @@
 //! | `mean_importance`     | mean importance of each component, largest first, on a linear and a log scale    |
 //!
 //! Each is an SVG and a JSON file of one name in `figures/step-00010000/`.
+//!
+//! # Adding a figure
+//!
+//! A file here with a function that makes it of what was measured, and a line of `OF_TOYS` or `OF_ALL`.
 
-mod data;
-mod draw;
+mod activation_density;
+mod causal_importances;
+mod histogram;
+mod importance_histograms;
+mod matrix;
+mod mean_importance;
+mod measured;
 mod panel;
+mod uv_matrices;
 
 use std::path::{Path, PathBuf};
 
@@ -22,10 +32,41 @@ use serde::Serialize;
 use spd_checkpoint::atomic::write_file;
 use spd_engine::Store;
 
-use self::data::{Distributions, Probed};
+use self::measured::{Probe, SiteSums, probe, sums};
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::task::GoOn;
+
+/// Makes a figure of what was measured, if there is one; `when` is a part of its title.
+type Draw<M> = fn(measured: &M, when: &str) -> Result<Option<Figure>, Fault>;
+
+/// Figures of toys.
+const OF_TOYS: [Draw<Probe>; 3] = [
+    causal_importances::of_masks,
+    causal_importances::of_penalty,
+    uv_matrices::figure,
+];
+
+/// Figures of all targets.
+const OF_ALL: [Draw<[SiteSums]>; 3] = [
+    importance_histograms::figure,
+    activation_density::figure,
+    mean_importance::figure,
+];
+
+/// A picture, and the numbers that it shows.
+struct Figure {
+    name: &'static str,
+    json: Vec<u8>,
+    svg: String,
+}
+
+impl Figure {
+    fn new(name: &'static str, numbers: &impl Serialize, svg: String) -> Result<Self, Fault> {
+        let json = serde_json::to_vec(numbers).context("the data of a figure")?;
+        Ok(Self { name, json, svg })
+    }
+}
 
 /// Where the figures of a step lie in a run directory.
 pub(crate) fn directory(run_dir: &Path, step: u64) -> PathBuf {
@@ -51,56 +92,27 @@ pub(crate) fn write(
         return Ok(false);
     }
     std::fs::create_dir_all(&to).with_context(|| format!("{}", to.display()))?;
-    if let Some(probed) = data::probe(task, store)? {
-        let Probed {
-            lower,
-            upper,
-            components,
-        } = &probed;
-        save(
-            &to,
-            "causal_importances",
-            lower,
-            &draw::importances(&when, lower)?,
-        )?;
-        if let Some(upper) = upper {
-            let name = "causal_importances_upper_leaky";
-            save(&to, name, upper, &draw::importances(&when, upper)?)?;
-        }
-        save(
-            &to,
-            "uv_matrices",
-            components,
-            &draw::components(&when, components)?,
-        )?;
+    if let Some(probe) = probe(task, store)? {
+        save_all(&to, &OF_TOYS, &probe, &when)?;
     }
-    let Some(Distributions {
-        histograms,
-        densities,
-        means,
-    }) = data::distributions(task, store, go_on)?
-    else {
+    let Some(sums) = sums(task, store, go_on)? else {
         return Ok(false);
     };
-    save(
-        &to,
-        "importance_histograms",
-        &histograms,
-        &draw::histograms(&when, &histograms)?,
-    )?;
-    save(
-        &to,
-        "activation_density",
-        &densities,
-        &draw::densities(&when, &densities)?,
-    )?;
-    save(&to, "mean_importance", &means, &draw::means(&when, &means)?)?;
+    save_all(&to, &OF_ALL, &*sums, &when)?;
     Ok(true)
 }
 
-fn save(to: &Path, name: &str, data: &impl Serialize, svg: &str) -> Result<(), Fault> {
-    let json = serde_json::to_vec(data).context("the data of a figure")?;
-    write_file(&to.join(format!("{name}.json")), &json)?;
-    write_file(&to.join(format!("{name}.svg")), svg.as_bytes())?;
+fn save_all<M: ?Sized>(
+    to: &Path,
+    figures: &[Draw<M>],
+    measured: &M,
+    when: &str,
+) -> Result<(), Fault> {
+    for draw in figures {
+        if let Some(Figure { name, json, svg }) = draw(measured, when)? {
+            write_file(&to.join(format!("{name}.json")), &json)?;
+            write_file(&to.join(format!("{name}.svg")), svg.as_bytes())?;
+        }
+    }
     Ok(())
 }

@@ -8,7 +8,8 @@ use plotters::coord::Shift;
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
 use plotters::prelude::*;
 
-use super::data::{Histogram, Matrix};
+use super::histogram::Histogram;
+use super::matrix::Matrix;
 use crate::fault::Fault;
 
 /// Width and height of a panel, in pixels.

@@ -1,0 +1,66 @@
+//! `causal_importances`: importances of a toy on inputs of one feature each, a panel a site; `causal_importances_upper_leaky`: the same
+//! gates as the sparsity penalty sees them, where those differ.
+
+use super::Figure;
+use super::matrix::{MOST_SPARSE, Matrix};
+use super::measured::{Probe, Probed};
+use super::panel::{Axes, Heat, Panel, grid};
+use crate::fault::Fault;
+
+/// Slope of the upper gate above 1.
+const LEAK: f32 = 0.01;
+
+pub(super) fn of_masks(probe: &Probe, when: &str) -> Result<Option<Figure>, Fault> {
+    let value = |site: &Probed, at: usize| site.answer.importance[at];
+    figure("causal_importances", (probe, when), value)
+}
+
+pub(super) fn of_penalty(probe: &Probe, when: &str) -> Result<Option<Figure>, Fault> {
+    if !probe.leaks {
+        return Ok(None);
+    }
+    let value = |site: &Probed, at: usize| upper_leaky(site.answer.logits[at]);
+    figure("causal_importances_upper_leaky", (probe, when), value)
+}
+
+fn figure(
+    name: &'static str,
+    (probe, when): (&Probe, &str),
+    value: impl Fn(&Probed, usize) -> f32,
+) -> Result<Option<Figure>, Fault> {
+    let matrix = |site: &Probed| {
+        let c = site.order.len();
+        let size = (site.answer.importance.len() / c, MOST_SPARSE);
+        Matrix::new(site.site.clone(), &site.order, size, |row, component| {
+            value(site, row * c + component)
+        })
+    };
+    let sites: Vec<Matrix> = probe.sites.iter().map(matrix).collect();
+    let panels = sites.iter().map(|site| {
+        let axes = Axes::new(&site.site, "component, reordered", "feature that is on");
+        Panel::Heat(axes, Heat::from_zero(site))
+    });
+    let title = format!("causal importances ({when})");
+    let svg = grid(&title, &panels.collect::<Vec<_>>(), 3)?;
+    Figure::new(name, &sites, svg).map(Some)
+}
+
+/// The upper one of the pair of leaky hard sigmoids.
+fn upper_leaky(z: f32) -> f32 {
+    if z > 1.0 {
+        1.0 + LEAK * (z - 1.0)
+    } else {
+        z.max(0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_upper_gate_leaks_above_one() {
+        let found = [-1.0, 0.25, 1.0, 3.0].map(|z| upper_leaky(z).to_bits());
+        assert_eq!(found, [0.0, 0.25, 1.0, 1.02].map(f32::to_bits));
+    }
+}

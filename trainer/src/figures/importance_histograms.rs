@@ -1,0 +1,27 @@
+//! `importance_histograms`: importances of all positions, and the logits before the gate, two panels a site.
+
+use super::Figure;
+use super::histogram::{Histogram, histogram, spread, values};
+use super::measured::SiteSums;
+use super::panel::{Axes, Panel, Steps, grid};
+use crate::fault::Fault;
+
+pub(super) fn figure(sums: &[SiteSums], when: &str) -> Result<Option<Figure>, Fault> {
+    let of_site = |site: &SiteSums| {
+        let named = |what: &str| format!("{} {what}", site.site);
+        let (importances, logits) = (values(&site.importances), values(&site.logits));
+        [
+            histogram(named("importance"), (0.0, 1.0), &importances),
+            histogram(named("logit"), spread(&logits), &logits),
+        ]
+    };
+    let all: Vec<Histogram> = sums.iter().flat_map(of_site).collect();
+    let labels = ["importance", "logit before the gate"].into_iter().cycle();
+    let panels = all.iter().zip(labels).map(|(histogram, what)| {
+        let axes = Axes::new(&histogram.site, what, "values");
+        Panel::Steps(axes.log(), Steps::of(histogram))
+    });
+    let title = format!("causal importances of all positions and components ({when})");
+    let svg = grid(&title, &panels.collect::<Vec<_>>(), 2)?;
+    Figure::new("importance_histograms", &all, svg).map(Some)
+}

@@ -1,0 +1,46 @@
+//! `mean_importance`: mean importance of each component, largest first, on a linear and a log scale, two panels a site.
+
+use serde::Serialize;
+
+use super::Figure;
+use super::measured::SiteSums;
+use super::panel::{Axes, Panel, Trace, grid};
+use crate::fault::Fault;
+
+/// Mean importances of a site's components, largest first.
+#[derive(Debug, Serialize)]
+struct Means {
+    /// Site.
+    site: String,
+    /// Numbers of the components, in the order of `means`.
+    order: Vec<usize>,
+    /// Means over positions.
+    means: Vec<f64>,
+}
+
+pub(super) fn figure(sums: &[SiteSums], when: &str) -> Result<Option<Figure>, Fault> {
+    let of_site = |site: &SiteSums| {
+        let mut order: Vec<usize> = (0..site.sums.len()).collect();
+        order.sort_by(|&a, &b| site.sums[b].total_cmp(&site.sums[a]).then(a.cmp(&b)));
+        let mean = |&component: &usize| site.sums[component] / site.positions as f64;
+        Means {
+            site: site.site.clone(),
+            means: order.iter().map(mean).collect(),
+            order,
+        }
+    };
+    let all: Vec<Means> = sums.iter().map(of_site).collect();
+    let panels = all.iter().flat_map(|site| {
+        let axes = |title: &str| Axes::new(title, "component, largest first", "mean importance");
+        let trace = || Trace {
+            values: site.means.clone(),
+        };
+        [
+            Panel::Trace(axes(&site.site), trace()),
+            Panel::Trace(axes(&format!("{}, log scale", site.site)).log(), trace()),
+        ]
+    });
+    let title = format!("mean causal importance of each component ({when})");
+    let svg = grid(&title, &panels.collect::<Vec<_>>(), 2)?;
+    Figure::new("mean_importance", &all, svg).map(Some)
+}

@@ -1,0 +1,181 @@
+//! What figures are drawn from: what a toy answers to inputs of one feature each, and sums over held-out positions.
+
+use spd_configs::{KnownSolution, Sigmoid, pattern_matches};
+use spd_dataloader::Batch;
+use spd_engine::Store;
+
+use super::histogram::{Counts, count};
+use super::matrix::{MOST_DENSE, Matrix};
+use crate::data::{eval_feed, fill};
+use crate::decomposition::Decomposition;
+use crate::decomposition_task::DecompositionTask;
+use crate::fault::Fault;
+use crate::metrics::known_importance::{identity_order, sum_order};
+use crate::metrics::toy::{self, Answer};
+use crate::task::{GoOn, in_arena_of};
+
+/// Held-out batches that distributions are taken from, at most.
+const BATCHES: u64 = 5;
+
+/// What a toy answers to inputs of one feature each.
+pub(super) struct Probe {
+    pub(super) sites: Vec<Probed>,
+    /// Whether the penalty sees other importances than the masks.
+    pub(super) leaks: bool,
+}
+
+/// A site of a toy.
+pub(super) struct Probed {
+    /// Module path.
+    pub(super) site: String,
+    /// Its answers to rows of one feature each.
+    pub(super) answer: Answer,
+    /// Its components, in the order to be shown.
+    pub(super) order: Vec<usize>,
+    /// `V` `[d_in, c]` and the transpose of `U`, `[d_out, c]`.
+    pub(super) components: [Matrix; 2],
+}
+
+/// Probes a toy; `None` for other targets.
+pub(super) fn probe(
+    task: &mut DecompositionTask,
+    store: &mut Store,
+) -> Result<Option<Probe>, Fault> {
+    let Some(answers) = toy::probe(task, store)? else {
+        return Ok(None);
+    };
+    store.fetch()?;
+    let decomposition = &task.decomposition;
+    let sites = decomposition.sites.iter().zip(answers).enumerate();
+    let sites = sites.map(|(index, (site, answer))| {
+        let c = site.components;
+        let features = answer.importance.len() / c;
+        let size = (features, c);
+        let order = order(decomposition, site.path(), &answer.importance, size);
+        let (v, u) = decomposition.component_values(store, index);
+        let (d_in, d_out) = (site.layer.d_in, site.layer.d_out);
+        let named = |part: &str| format!("{} {part}", site.path());
+        let v = |row: usize, component: usize| v[row * c + component];
+        let u = |row: usize, component: usize| u[component * d_out + row];
+        Probed {
+            site: site.path().to_owned(),
+            components: [
+                Matrix::new(named("V"), &order, (d_in, MOST_DENSE), v),
+                Matrix::new(named("U"), &order, (d_out, MOST_DENSE), u),
+            ],
+            order,
+            answer,
+        }
+    });
+    Ok(Some(Probe {
+        sites: sites.collect(),
+        leaks: decomposition.run.importance.sigmoid == Sigmoid::LeakyHard,
+    }))
+}
+
+/// The components of a site as they are shown: matched with features where each should have one, else by their sums.
+fn order(
+    decomposition: &Decomposition,
+    path: &str,
+    importance: &[f32],
+    (features, c): (usize, usize),
+) -> Vec<usize> {
+    let mut known = decomposition.run.eval.known.iter();
+    let known = known.find(|known| pattern_matches(&known.pattern, path));
+    match known.map(|known| known.solution) {
+        Some(KnownSolution::Identity { .. }) => identity_order(importance, features, c),
+        Some(KnownSolution::Dense { .. }) | None => sum_order(importance, c),
+    }
+}
+
+/// Importances over held-out batches; `None` where it was not to go on.
+pub(super) fn sums(
+    task: &mut DecompositionTask,
+    store: &mut Store,
+    go_on: &mut GoOn<'_>,
+) -> Result<Option<Vec<SiteSums>>, Fault> {
+    let run = task.decomposition.run.clone();
+    let sites = task.decomposition.sites.iter();
+    let mut sites: Vec<SiteSums> = sites
+        .map(|site| SiteSums::new(site.path(), site.components))
+        .collect();
+    let feed = eval_feed(run.seed, run.eval.batch_size);
+    let mut batch = Batch::default();
+    let source = task.held_out().clone();
+    let (program, figures) = task.for_figures();
+    let finished = in_arena_of(program, figures, |program| {
+        for index in 0..run.eval.batches.min(BATCHES) {
+            if !go_on() {
+                return Ok(false);
+            }
+            source.fill(&feed, index * feed.rows as u64, &mut batch)?;
+            fill(program, &batch);
+            program.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
+            program.run_and_fetch(store)?;
+            for site in &mut sites {
+                let path = &site.site;
+                let importance = program.output(&format!("importance {path}"), store);
+                let logits = program.output(&format!("logits {path}"), store);
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "a threshold is rounded to f32"
+                )]
+                site.add(importance, logits, run.eval.alive_threshold as f32);
+            }
+        }
+        Ok(true)
+    })?;
+    Ok(finished.then_some(sites))
+}
+
+/// Sums over the positions of a site.
+pub(super) struct SiteSums {
+    /// Module path.
+    pub(super) site: String,
+    pub(super) positions: u64,
+    /// Of the importances, by component.
+    pub(super) sums: Vec<f64>,
+    /// Positions where it is active, by component.
+    pub(super) active: Vec<u64>,
+    pub(super) importances: Counts,
+    pub(super) logits: Counts,
+}
+
+impl SiteSums {
+    fn new(site: &str, c: usize) -> Self {
+        Self {
+            site: site.to_owned(),
+            positions: 0,
+            sums: vec![0.0; c],
+            active: vec![0; c],
+            importances: Counts::new(),
+            logits: Counts::new(),
+        }
+    }
+
+    fn add(&mut self, importance: &[f32], logits: &[f32], alive: f32) {
+        let c = self.sums.len();
+        for row in importance.chunks(c) {
+            self.positions += 1;
+            for (index, &g) in row.iter().enumerate() {
+                self.sums[index] += f64::from(g);
+                self.active[index] += u64::from(g > alive);
+            }
+        }
+        count(&mut self.importances, importance);
+        count(&mut self.logits, logits);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_site_adds_up_its_positions() {
+        let mut site = SiteSums::new("a", 2);
+        site.add(&[0.5, 0.0, 1.0, 0.05], &[0.5, -1.0, 3.0, 0.05], 0.1);
+        assert_eq!((site.positions, &site.active[..]), (2, &[2, 0][..]));
+        assert!((site.sums[0] - 1.5).abs() < 1e-6);
+    }
+}

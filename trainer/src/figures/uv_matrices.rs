@@ -1,0 +1,20 @@
+//! `uv_matrices`: `V` and the transpose of `U` of each site of a toy, two panels a site, components in columns in both.
+
+use super::Figure;
+use super::matrix::Matrix;
+use super::measured::Probe;
+use super::panel::{Axes, Heat, Panel, grid};
+use crate::fault::Fault;
+
+pub(super) fn figure(probe: &Probe, when: &str) -> Result<Option<Figure>, Fault> {
+    let all = probe.sites.iter().flat_map(|site| &site.components);
+    let all: Vec<&Matrix> = all.collect();
+    let panels = all.iter().zip(["input", "output"].into_iter().cycle());
+    let panels = panels.map(|(matrix, label)| {
+        let axes = Axes::new(&matrix.site, "component, reordered", label);
+        Panel::Heat(axes, Heat::around_zero(matrix))
+    });
+    let title = format!("components ({when})");
+    let svg = grid(&title, &panels.collect::<Vec<_>>(), 2)?;
+    Figure::new("uv_matrices", &all, svg).map(Some)
+}
