@@ -1,6 +1,7 @@
 //! Signals to the launcher, and its death.
 
 use std::fs;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,10 +18,31 @@ fn send(pid: u32, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
+/// The same command, run by another program.
+fn run_by(program: &[&str], inner: &Command) -> Command {
+    let mut command = Command::new(program[0]);
+    command
+        .args(&program[1..])
+        .arg(inner.get_program())
+        .args(inner.get_args());
+    command.current_dir(inner.get_current_dir().unwrap());
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
 /// Sends a signal to a launcher whose rank is up, and waits for the end of both.
 fn interrupted(behaviour: &str, arguments: &[&str], signals: &[Signal]) -> (Scratch, Ended) {
     let scratch = Scratch::new();
-    let launcher = start(scratch.run(behaviour, arguments));
+    // Whoever runs the tests may have SIGHUP ignored, as nohup does.
+    let launcher = start(run_by(
+        &["env", "--default-signal=HUP"],
+        &scratch.run(behaviour, arguments),
+    ));
     let rank = scratch.rank_pid();
     for signal in signals {
         send(launcher.id(), *signal);
@@ -77,15 +99,8 @@ fn a_stop_that_saved_nothing_says_so() {
 #[test]
 fn a_hang_up_that_is_ignored_stays_so() {
     let scratch = Scratch::new();
-    let inner = scratch.run("polite", &[]);
-    let mut command = std::process::Command::new("sh");
-    command
-        .args(["-c", "trap '' HUP; exec \"$@\"", "sh"])
-        .arg(inner.get_program())
-        .args(inner.get_args())
-        .current_dir(scratch.path())
-        .env("FAKE_RANK", "polite");
-    let mut launcher = start(command);
+    let ignoring = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"];
+    let mut launcher = start(run_by(&ignoring, &scratch.run("polite", &[])));
     scratch.rank_pid();
     send(launcher.id(), Signal::HUP);
     thread::sleep(A_WHILE);
