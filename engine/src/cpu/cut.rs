@@ -1,4 +1,6 @@
-//! How a product is shared out among threads, by its shape alone, and the memory that this takes.
+//! How a product is shared out among threads, and the memory that this takes.
+//!
+//! Where sums are cut, and so every bit of the result, follows from the shape alone. Rows and columns are cut finer for more threads.
 
 use std::ops::Range;
 
@@ -24,6 +26,8 @@ pub(super) enum Cut {
 /// Multiplications that are worth a chunk of their own: some 30 microseconds.
 const CHUNK_WORK: usize = 1 << 20;
 const MOST_CHUNKS: usize = 32;
+/// Parts of a product for each thread: one that is done early takes over some of another's.
+const PARTS_A_THREAD: usize = 2;
 /// Blocks that a product is cut into, where they are worth it: a power of two, as the number of threads mostly is.
 const BLOCKS: usize = 8;
 /// Blocks that are worth more than their size.
@@ -35,10 +39,13 @@ const MOST: [usize; 2] = [1024, 1536];
 /// Terms of a sum that are halved, and elements of the largest result for it: each part has a result of its own.
 const HALVED_SUMS: usize = 400;
 const PARTIAL: usize = 1 << 18;
-/// Rows and columns that the crate's inner loop computes at once; blocks end at multiples of them. Two vectors: 16 columns
-/// with AVX2, 32 with AVX-512.
+/// Rows and columns of a block that is not halved for more threads. The crate has other loops for blocks of at most 64 by 64, which end
+/// the parts of a sum elsewhere.
+const LEAST: [usize; 2] = [96, 128];
+/// Rows and columns that the crate's inner loop computes at once; blocks end at multiples of them. 16 columns with AVX2 (two
+/// vectors of 8), 64 with AVX-512 (four of 16).
 pub(super) const STEP_ROWS: usize = 6;
-pub(super) const STEP_COLUMNS: usize = 32;
+pub(super) const STEP_COLUMNS: usize = 64;
 pub(super) const STEP_SUMS: usize = 64;
 /// How often the longer side of a small result goes into long sums.
 const LONG: usize = 8;
@@ -50,12 +57,45 @@ const SMALL: usize = 1 << 14;
 const PACKED_SUMS: usize = 512;
 const PACKED_COLUMNS: usize = 256;
 
-/// Rows of a chunk of a thin product: a matrix of which some stays in the nearest cache.
+/// Rows of a chunk of a thin product: a matrix of which some stays in the nearest cache; and the fewest, for many threads.
 const THIN_ROWS: usize = 192;
+const FEW_THIN_ROWS: usize = 48;
 
 impl Shape {
-    /// `transposed` says how each operand is stored.
-    pub(super) fn cut(self, transposed: [bool; 2]) -> Cut {
+    /// The parts of a product for so many threads; `transposed` says how each operand is stored.
+    pub(super) fn cut_for(self, threads: usize, transposed: [bool; 2]) -> Cut {
+        let Self { m, n, k } = self;
+        let wanted = PARTS_A_THREAD * threads;
+        match self.cut(transposed) {
+            Cut::Blocks {
+                mut down,
+                mut across,
+                along,
+            } => {
+                let wanted = wanted.min(m * n * k / CHUNK_WORK);
+                while down * across * along < wanted {
+                    let [rows, columns] = [m / (2 * down), n / (2 * across)];
+                    if rows >= LEAST[0] && (rows >= columns || columns < LEAST[1]) {
+                        down *= 2;
+                    } else if columns >= LEAST[1] {
+                        across *= 2;
+                    } else {
+                        break;
+                    }
+                }
+                Cut::Blocks {
+                    down,
+                    across,
+                    along,
+                }
+            }
+            Cut::Narrow(rows) => Cut::Narrow(rows.min((m / wanted).max(FEW_THIN_ROWS))),
+            sums @ Cut::ThinSums(_) => sums,
+        }
+    }
+
+    /// The parts of a product for a few threads.
+    fn cut(self, transposed: [bool; 2]) -> Cut {
         let Self { m, n, k } = self;
         match transposed {
             [false, _] if k * n <= SMALL && m >= 64 => return Cut::Narrow(THIN_ROWS),
@@ -128,7 +168,8 @@ impl Shape {
         self.k.min(PACKED_SUMS) * (self.m + columns)
     }
 
-    /// f32s that a thread holds at most while it computes its part of [`product`](super::gemm::product), beside the scratch.
+    /// f32s that a thread holds at most while it computes its part of [`product`](super::gemm::product), beside the scratch: with few
+    /// threads as many, with more of them fewer.
     pub(crate) fn packed(self, transposed: [bool; 2]) -> usize {
         let Self { m, n, k } = self;
         let Cut::Blocks {
@@ -140,9 +181,9 @@ impl Shape {
             return 0;
         };
         let block = Self {
-            m: m.div_ceil(down),
-            n: n.div_ceil(across),
-            k: k.div_ceil(along),
+            m: longest(down, m, STEP_ROWS),
+            n: longest(across, n, STEP_COLUMNS),
+            k: longest(along, k, STEP_SUMS),
         };
         block.packed_by_block()
     }
@@ -184,6 +225,11 @@ pub(super) fn part(number: usize, parts: usize, all: usize, step: usize) -> Rang
     end(number)..end(number + 1)
 }
 
+/// Length of the longest [`part`].
+fn longest(parts: usize, all: usize, step: usize) -> usize {
+    all.min(all.div_ceil(step).div_ceil(parts) * step)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,13 +259,44 @@ mod tests {
         assert!(matches!(cut(5, 28, 700, [true, false]), Cut::ThinSums(_)));
     }
 
+    #[test]
+    fn large_products_have_two_parts_for_each_of_many_threads() {
+        let shapes = [
+            (2048, 400, 256, [false, false]),
+            (1000, 1200, 256, [true, false]),
+            (256, 3072, 768, [false, false]),
+            (3000, 50_257, 64, [false, true]),
+            (8192, 70, 40, [false, true]),
+        ];
+        for ((m, n, k, transposed), threads) in shapes.into_iter().zip([16, 16, 16, 64, 64]) {
+            let shape = Shape { m, n, k };
+            let parts = match shape.cut_for(threads, transposed) {
+                Cut::Blocks {
+                    down,
+                    across,
+                    along,
+                } => down * across * along,
+                Cut::Narrow(rows) => chunks(m, rows),
+                Cut::ThinSums(terms) => chunks(k, terms),
+            };
+            assert!(parts >= 2 * threads, "{shape:?}: {parts}");
+            for few in [1, 2, 4] {
+                assert_eq!(shape.cut_for(few, transposed), shape.cut(transposed));
+            }
+        }
+    }
+
     // A row and a column of blocks of each kind, by hand.
     #[test]
     fn a_thread_lays_out_the_rows_of_its_block_and_few_columns() {
         let packed = |m, n, k, transposed| Shape { m, n, k }.packed(transposed);
-        assert_eq!(packed(2048, 400, 256, [false, false]), 256 * 256);
-        assert_eq!(packed(256, 1200, 1000, [false, false]), 512 * (256 + 150));
-        assert_eq!(packed(400, 400, 2048, [true, false]), 512 * (400 + 200));
+        // 342 steps of 6 rows; 19 steps of 64 columns; 7 of them.
+        assert_eq!(packed(2048, 400, 256, [false, false]), 256 * 6 * 43);
+        assert_eq!(
+            packed(256, 1200, 1000, [false, false]),
+            512 * (256 + 3 * 64)
+        );
+        assert_eq!(packed(400, 400, 2048, [true, false]), 512 * (400 + 4 * 64));
         assert_eq!(packed(1000, 70, 40, [false, true]), 0);
     }
 

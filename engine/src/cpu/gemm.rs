@@ -49,7 +49,7 @@ pub(crate) fn product_laid_out(
         b,
         laid_out,
     };
-    match shape.cut([a.transposed, b.transposed]) {
+    match shape.cut_for(pool.threads(), [a.transposed, b.transposed]) {
         Cut::Blocks {
             down,
             across,
@@ -278,6 +278,7 @@ pub(crate) mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::ops::oracle::random;
 
     thread_local! {
         /// Whether this thread is inside the gemm-f32 crate, whose packing buffers are not ours.
@@ -393,6 +394,54 @@ pub(crate) mod tests {
             operands,
             (Tile::of(&mut [0.0; 4], 1, 2), false),
         );
+    }
+
+    // Sums of several parts whose ends would show: of more than 512 terms.
+    #[test]
+    fn no_bit_of_a_product_depends_on_the_threads() {
+        let shapes = [
+            (2048, 400, 256),
+            (700, 1100, 1300),
+            (200, 260, 1030),
+            (96, 1200, 600),
+            (1500, 40, 2000),
+            (2000, 70, 40),
+            (60, 60, 9000),
+        ];
+        let layouts = [[false, false], [false, true], [true, false]];
+        let precisions = [Precision::F32, Precision::Bf16];
+        for (m, n, k) in shapes {
+            let [a, b] = [random(&[m, k], 1), random(&[k, n], 2)];
+            for (transposed, precision) in layouts
+                .into_iter()
+                .flat_map(|layout| precisions.map(|precision| (layout, precision)))
+            {
+                let product_by = |threads| {
+                    let shape = Shape { m, n, k };
+                    let [a, b] =
+                        [(&a, transposed[0]), (&b, transposed[1])].map(|(x, transposed)| Matrix {
+                            values: &x.values,
+                            transposed,
+                        });
+                    let mut out = vec![0.0; m * n];
+                    let mut scratch = vec![f32::NAN; shape.scratch(transposed)];
+                    product(
+                        (&Pool::planned(threads), precision),
+                        shape,
+                        1.0,
+                        (a, b),
+                        (&mut out, false),
+                        &mut scratch,
+                    );
+                    out
+                };
+                let alone = product_by(1);
+                for threads in [6, 16, 64, 1000] {
+                    let same = product_by(threads) == alone;
+                    assert!(same, "{m} {n} {k} {transposed:?} {precision:?} {threads}");
+                }
+            }
+        }
     }
 
     #[test]
