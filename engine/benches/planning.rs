@@ -2,6 +2,8 @@
 //!
 //! The program is the gradient of a deep residual network, so that the values of its first layers wait for its last ops.
 
+#![expect(clippy::print_stdout, reason = "that is what a bench is for")]
+
 use std::sync::Arc;
 use std::time::Instant;
 
