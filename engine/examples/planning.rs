@@ -12,7 +12,7 @@ use spd_engine::{Builder, Executor, Pool, Processor, Result, Store, Type};
 
 fn main() -> Result<()> {
     println!("layers  ops     seconds");
-    for layers in [1000, 2000, 4000, 8000] {
+    for layers in [2000, 4000, 8000, 16_000, 32_000] {
         let (start, mut store) = (Instant::now(), Store::new());
         let program = step(layers, &mut store)?;
         let processor = Processor::Cpu(Arc::new(Pool::single()));
