@@ -62,8 +62,20 @@ pub struct Target {
     pub model: Model,
     /// A safetensors file with the weights; `None` when they are trained here.
     pub weights: Option<PathBuf>,
+    /// What its weights are held in while it is decomposed.
+    pub dtype: Dtype,
     /// How the target is trained when it has no `weights`.
     pub train: Option<TargetTrain>,
+}
+
+/// What numbers are held in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dtype {
+    /// 32 bits.
+    F32,
+    /// The upper 16 bits of an f32, rounded to the nearest.
+    Bf16,
 }
 
 /// How a target is trained: AdamW on its own loss.

@@ -3,9 +3,9 @@
 use crate::{
     networks::{KINDS, Kind, Reads, Traits},
     reader::Table,
-    run::{Target, TargetTrain},
+    run::{Dtype, Target, TargetTrain},
     schedule,
-    values::{Clip, Flag, Location, Number, Size, Whole},
+    values::{Clip, Flag, Location, Number, OneOf, Size, Whole},
 };
 
 /// What other tables are checked against: known as far as it could be read, whatever else is wrong with the target.
@@ -49,12 +49,15 @@ impl Facts {
     }
 }
 
+const DTYPES: OneOf<Dtype> = OneOf(&[("f32", Dtype::F32), ("bf16", Dtype::Bf16)]);
+
 pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
     let kind = table.need_kind("kind", KINDS)?;
     let (reads, model) = kind.read(table);
     facts.network = Some((kind, reads));
     facts.trained_here = table.has("train");
     let weights = table.maybe("weights", Location);
+    let dtype = table.or("dtype", DTYPES, Dtype::F32);
     let train = table.maybe_table("train", |train| read_train(train, reads));
     match (table.has("weights"), table.has("train")) {
         (true, true) => table.refuse(
@@ -69,6 +72,7 @@ pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
     Some(Target {
         model: model?,
         weights: weights?,
+        dtype: dtype?,
         train: train?,
     })
 }

@@ -61,6 +61,8 @@ pub struct Graph<P> {
     pub(crate) associates: bool,
     /// Tensors of the store that no program writes.
     pub(crate) frozen: BTreeSet<Slot>,
+    /// Those of them that are held in bf16: on the CPU, an op that reads one widens it first.
+    pub(crate) in_bf16: BTreeSet<Slot>,
     /// Values that are means over all ranks.
     pub(crate) all_reduced: BTreeSet<Value>,
     /// Per value, the products that were written in another order, and depend on it without reading it.
@@ -95,6 +97,7 @@ impl<P> Default for Graph<P> {
             precision: Precision::F32,
             associates: false,
             frozen: BTreeSet::new(),
+            in_bf16: BTreeSet::new(),
             all_reduced: BTreeSet::new(),
             bypassed: BTreeMap::new(),
             persistent: BTreeMap::new(),
@@ -126,12 +129,22 @@ impl<P> Graph<P> {
             outputs: self.outputs.clone(),
             scalars: self.scalars.clone(),
             frozen: self.frozen.clone(),
+            in_bf16: self.in_bf16.clone(),
             all_reduced: self.all_reduced.clone(),
             precision: self.precision,
             ..Graph::default()
         };
         nodes.into_iter().for_each(|node| to.append(node));
         to
+    }
+
+    /// The inputs of a node that are held in bf16.
+    pub(crate) fn inputs_in_bf16(&self, node: &Node<P>) -> impl Iterator<Item = (usize, Slot)> {
+        let homes = node.inputs.iter().map(|input| self.homes[input.index()]);
+        homes.enumerate().filter_map(|(index, home)| match home {
+            Home::Persistent(slot) if self.in_bf16.contains(&slot) => Some((index, slot)),
+            _ => None,
+        })
     }
 
     /// Adds a node whose outputs have values already.

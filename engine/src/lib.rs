@@ -53,5 +53,5 @@ pub use plan::Plan;
 pub use precision::Precision;
 pub use profile::OpProfile;
 pub use step_parameters::StepParameters;
-pub use store::{Named, Slot, Store};
+pub use store::{Named, Slot, Store, Values};
 pub use value::{DType, StepScalar, Type, Value};

@@ -77,6 +77,11 @@ pub trait Op: Any + Debug + Send + Sync {
         Vec::new()
     }
 
+    /// An input that the CPU kernel reads as it is held ([`Frame::values`]). Others that are held in bf16 are widened before it runs.
+    fn reads_held(&self) -> Option<usize> {
+        None
+    }
+
     /// Whether its results count as constants, whatever they are computed from: no gradient passes through.
     fn is_constant(&self) -> bool {
         false

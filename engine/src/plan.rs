@@ -8,8 +8,13 @@
 
 mod packing;
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use crate::graph::{Graph, Home, Node};
-use crate::op::{Builder, Computes};
+use crate::op::{Builder, Computes, Op};
+use crate::precision::Precision;
+use crate::rounding::precision_of_products;
 use crate::schedule;
 use crate::store::Slot;
 use crate::value::{ALIGN, Type, Value};
@@ -50,19 +55,48 @@ struct Block {
     offset: usize,
 }
 
+/// The inputs of a node that are held in bf16 and read in f32, each with the bytes of the node's scratch, behind those of its op, where
+/// it lies while the op runs. Factors of products in bf16 are laid out, and not read.
+pub(crate) fn widened(
+    builder: &Builder,
+    node: &Node<Arc<dyn Op>>,
+    products: Precision,
+) -> impl Iterator<Item = (usize, Slot, Range<usize>)> {
+    let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
+    let mut end = node.op.scratch_bytes(&types);
+    let mut otherwise: Vec<usize> = node.op.reads_held().into_iter().collect();
+    if products == Precision::Bf16 {
+        otherwise.extend(
+            node.op
+                .right_factors(&types)
+                .into_iter()
+                .map(|(index, _)| index),
+        );
+    }
+    let in_bf16 = builder.inputs_in_bf16(node);
+    let read = in_bf16.filter(move |(index, _)| !otherwise.contains(index));
+    read.map(move |(index, slot)| {
+        let start = end.next_multiple_of(ALIGN);
+        end = start + types[index].bytes();
+        (index, slot, start..end)
+    })
+}
+
 impl Plan {
     /// Orders and places a program of the CPU.
     pub fn new(builder: &Builder) -> Self {
-        Self::with_scratch(builder, |node| {
+        let precisions = precision_of_products(builder);
+        Self::with_scratch(builder, |index, node| {
             let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
-            node.op.scratch_bytes(&types)
+            let widened = widened(builder, node, precisions[index]).last();
+            widened.map_or_else(|| node.op.scratch_bytes(&types), |(.., place)| place.end)
         })
     }
 
     /// Orders and places a program whose ops need the bytes of scratch that `scratch_bytes` says.
     pub(crate) fn with_scratch<P: Computes>(
         builder: &Graph<P>,
-        scratch_bytes: impl Fn(&Node<P>) -> usize,
+        scratch_bytes: impl Fn(usize, &Node<P>) -> usize,
     ) -> Self {
         let order = schedule::order(builder);
         let end = order.len();
@@ -118,7 +152,7 @@ impl Plan {
                 in_place[position].push(taken.is_some());
                 block_of[output.index()] = Some(block);
             }
-            let bytes = scratch_bytes(node);
+            let bytes = scratch_bytes(index, node);
             scratch[position] = Some(add(&mut blocks, bytes, position, position));
         }
         let arena_bytes = packing::pack(&mut blocks);

@@ -2,14 +2,20 @@
 //!
 //! Where programs run [elsewhere](Elsewhere), tensors have a place there too, and each is newest where it was changed last. What is
 //! newer elsewhere is brought home when somebody asks ([`Store::fetch`]), and never unasked: to read such a tensor is a mistake.
+//!
+//! A frozen tensor may be held in bf16 ([`Store::hold_in_bf16`]). To programs it is an f32 tensor like any other.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+
 use crate::fault::Result;
-use crate::value::Type;
+use crate::value::{DType, Type};
 
 /// A tensor of a [`Store`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,14 +28,40 @@ impl Slot {
     }
 }
 
-/// Name, type and values of a tensor.
-pub type Named<'s> = (&'s str, &'s Type, &'s [f32]);
+/// A tensor of a [`Store`], for who reads or saves it.
+#[derive(Debug, Clone, Copy)]
+pub struct Named<'s> {
+    /// Its name.
+    pub name: &'s str,
+    /// What programs read it as.
+    pub ty: &'s Type,
+    /// Its values.
+    pub values: Values<'s>,
+}
+
+/// Values of a tensor as they are held.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Values<'s> {
+    /// In f32.
+    F32(&'s [f32]),
+    /// In bf16.
+    Bf16(&'s [bf16]),
+}
+
+impl<'s> Values<'s> {
+    /// Their bytes, in the order of the machine.
+    pub fn bytes(self) -> &'s [u8] {
+        match self {
+            Self::F32(values) => bytemuck::cast_slice(values),
+            Self::Bf16(values) => bytemuck::cast_slice(values.reinterpret_cast()),
+        }
+    }
+}
 
 /// Named f32 tensors that stay from step to step.
 #[derive(Debug, Default)]
 pub struct Store {
-    /// Whoever has staged values that are at home shares them until they change.
-    pub(crate) tensors: Vec<(String, Type, Arc<Vec<f32>>)>,
+    pub(crate) tensors: Vec<Tensor>,
     by_name: BTreeMap<String, Slot>,
     /// Tensors that no program writes.
     frozen: BTreeSet<Slot>,
@@ -37,6 +69,67 @@ pub struct Store {
     only_shapes: bool,
     /// The other place of the tensors, if programs have run in one.
     pub(crate) elsewhere: Option<Box<dyn Elsewhere>>,
+}
+
+/// A named tensor.
+#[derive(Debug, Clone)]
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    /// What programs read it as.
+    pub(crate) ty: Type,
+    /// Whoever has staged values that are at home shares them until they change.
+    pub(crate) held: Held,
+}
+
+/// The values of a tensor, in the precision that they are held in.
+#[derive(Debug, Clone)]
+pub(crate) enum Held {
+    F32(Arc<Vec<f32>>),
+    Bf16(Arc<Vec<bf16>>),
+}
+
+impl Held {
+    /// The values.
+    pub(crate) fn values(&self) -> Values<'_> {
+        match self {
+            Self::F32(values) => Values::F32(values),
+            Self::Bf16(values) => Values::Bf16(values),
+        }
+    }
+}
+
+impl Tensor {
+    /// The values, where they are held in f32.
+    pub(crate) fn f32(&self) -> &Arc<Vec<f32>> {
+        match &self.held {
+            Held::F32(values) => values,
+            Held::Bf16(_) => panic!("`{}` is held in bf16", self.name),
+        }
+    }
+
+    /// The same, to be changed: no longer shared with whoever has staged them.
+    fn f32_mut(&mut self) -> &mut [f32] {
+        match &mut self.held {
+            Held::F32(values) => Arc::make_mut(values).as_mut_slice(),
+            Held::Bf16(_) => panic!("`{}` is held in bf16", self.name),
+        }
+    }
+
+    /// The values in f32, however they are held.
+    pub(crate) fn read(&self) -> Cow<'_, [f32]> {
+        match &self.held {
+            Held::F32(values) => Cow::Borrowed(values),
+            Held::Bf16(values) => Cow::Owned(values.to_f32_vec()),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let dtype = match self.held {
+            Held::F32(_) => self.ty.dtype,
+            Held::Bf16(_) => DType::Bf16,
+        };
+        self.ty.len() * dtype.bytes()
+    }
 }
 
 /// A place beside the host's memory that tensors are copied to, and changed in.
@@ -91,7 +184,8 @@ impl Store {
             self.by_name.insert(name.clone(), slot).is_none(),
             "`{name}` is in the store once"
         );
-        self.tensors.push((name, ty, Arc::new(values)));
+        let held = Held::F32(Arc::new(values));
+        self.tensors.push(Tensor { name, ty, held });
         slot
     }
 
@@ -112,6 +206,25 @@ impl Store {
         self.frozen.insert(slot);
     }
 
+    /// Freezes a tensor and holds it in bf16 from now on, rounded to the nearest: in half the memory. On the CPU, whoever reads it
+    /// widens it for itself.
+    ///
+    /// # Panics
+    ///
+    /// When its values are newer on a device, and were not [fetched](Self::fetch) since.
+    pub fn hold_in_bf16(&mut self, slot: Slot) {
+        self.expect_home(slot);
+        self.freeze(slot);
+        let tensor = &mut self.tensors[slot.index()];
+        let rounded = tensor.read().iter().map(|&x| bf16::from_f32(x)).collect();
+        tensor.held = Held::Bf16(Arc::new(rounded));
+    }
+
+    /// Whether a tensor is held in bf16.
+    pub fn is_in_bf16(&self, slot: Slot) -> bool {
+        matches!(self.tensors[slot.index()].held, Held::Bf16(_))
+    }
+
     /// Whether no program writes a tensor.
     pub fn is_frozen(&self, slot: Slot) -> bool {
         self.frozen.contains(&slot)
@@ -129,49 +242,92 @@ impl Store {
 
     /// Name of a tensor.
     pub fn name(&self, slot: Slot) -> &str {
-        &self.tensors[slot.index()].0
+        &self.tensors[slot.index()].name
     }
 
     /// Type of a tensor.
     pub fn ty(&self, slot: Slot) -> &Type {
-        &self.tensors[slot.index()].1
+        &self.tensors[slot.index()].ty
     }
 
-    /// Values of a tensor.
+    /// Values of a tensor that is held in f32.
+    ///
+    /// # Panics
+    ///
+    /// When they are held in bf16, or newer on a device and not [fetched](Self::fetch) since.
+    pub fn get(&self, slot: Slot) -> &[f32] {
+        self.expect_home(slot);
+        self.tensors[slot.index()].f32()
+    }
+
+    /// Values of a tensor, however they are held.
     ///
     /// # Panics
     ///
     /// When they are newer on a device, and were not [fetched](Self::fetch) since.
-    pub fn get(&self, slot: Slot) -> &[f32] {
+    pub fn read(&self, slot: Slot) -> Cow<'_, [f32]> {
         self.expect_home(slot);
-        &self.tensors[slot.index()].2
+        self.tensors[slot.index()].read()
+    }
+
+    /// A tensor by its name, as it is held.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::read`] does.
+    pub fn named(&self, slot: Slot) -> Named<'_> {
+        Named {
+            name: self.name(slot),
+            ty: self.ty(slot),
+            values: self.held(slot).values(),
+        }
     }
 
     /// The same, shared. A change of the tensor moves it: values at the same address are the same values.
-    pub(crate) fn shared(&self, slot: Slot) -> &Arc<Vec<f32>> {
+    pub(crate) fn held(&self, slot: Slot) -> &Held {
         self.expect_home(slot);
-        &self.tensors[slot.index()].2
+        &self.tensors[slot.index()].held
     }
 
-    /// Values of a tensor, to be changed.
+    /// Values of a tensor that is held in f32, to be changed.
     ///
     /// # Panics
     ///
     /// As [`Self::get`] does.
     pub fn get_mut(&mut self, slot: Slot) -> &mut [f32] {
         self.expect_home(slot);
-        if let Some(elsewhere) = &mut self.elsewhere {
-            elsewhere.changed_at_home(slot);
-        }
-        Arc::make_mut(&mut self.tensors[slot.index()].2).as_mut_slice()
+        self.changes(slot).f32_mut()
     }
 
-    /// Makes a tensor zeros, wherever its newest values are.
+    /// Has values of a tensor changed, and rounds them to what it is held in.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::read`] does.
+    pub fn change(&mut self, slot: Slot, change: impl FnOnce(&mut [f32])) {
+        self.expect_home(slot);
+        let tensor = self.changes(slot);
+        match &mut tensor.held {
+            Held::F32(held) => change(Arc::make_mut(held).as_mut_slice()),
+            Held::Bf16(held) => {
+                let mut values = held.to_f32_vec();
+                change(&mut values);
+                Arc::make_mut(held).convert_from_f32_slice(&values);
+            }
+        }
+    }
+
+    /// Makes a tensor that is held in f32 zeros, wherever its newest values are.
     pub fn clear(&mut self, slot: Slot) {
+        self.changes(slot).f32_mut().fill(0.0);
+    }
+
+    /// A tensor whose newest values will be the host's.
+    fn changes(&mut self, slot: Slot) -> &mut Tensor {
         if let Some(elsewhere) = &mut self.elsewhere {
             elsewhere.changed_at_home(slot);
         }
-        Arc::make_mut(&mut self.tensors[slot.index()].2).fill(0.0);
+        &mut self.tensors[slot.index()]
     }
 
     fn expect_home(&self, slot: Slot) {
@@ -191,9 +347,13 @@ impl Store {
         let Some(elsewhere) = &mut self.elsewhere else {
             return Ok(());
         };
-        let tensors = self.tensors.iter_mut();
-        let tensors = (0..).map(Slot).zip(tensors.map(|(_, _, values)| values));
-        elsewhere.fetch(tensors.collect())
+        let tensors = (0..).map(Slot).zip(&mut self.tensors);
+        let in_f32 = tensors.filter_map(|(slot, tensor)| match &mut tensor.held {
+            Held::F32(values) => Some((slot, values)),
+            // Frozen: no program elsewhere has changed it.
+            Held::Bf16(_) => None,
+        });
+        elsewhere.fetch(in_f32.collect())
     }
 
     /// The same for one tensor.
@@ -205,8 +365,10 @@ impl Store {
         let Some(elsewhere) = &mut self.elsewhere else {
             return Ok(());
         };
-        let values = &mut self.tensors[slot.index()].2;
-        elsewhere.fetch(vec![(slot, values)])
+        match &mut self.tensors[slot.index()].held {
+            Held::F32(values) => elsewhere.fetch(vec![(slot, values)]),
+            Held::Bf16(_) => Ok(()),
+        }
     }
 
     /// The same tensors, once more, on the host alone.
@@ -221,9 +383,9 @@ impl Store {
         }
     }
 
-    /// Bytes of all tensors.
+    /// Bytes of all tensors, as they are held.
     pub fn bytes(&self) -> usize {
-        self.tensors.iter().map(|(_, ty, _)| ty.bytes()).sum()
+        self.tensors.iter().map(Tensor::bytes).sum()
     }
 }
 
@@ -252,6 +414,28 @@ mod tests {
         let mut store = Store::of_shapes();
         let slot = store.zeros("w", &[1 << 20, 1 << 20]);
         assert_eq!((store.bytes(), store.get(slot).len()), (1 << 42, 0));
+    }
+
+    #[test]
+    fn a_tensor_that_is_held_in_bf16_takes_half_the_memory() {
+        let mut store = Store::new();
+        // Nine bits after the leading one: the last is a tie, which goes to the even neighbour.
+        let slot = store.add("w", &[3], vec![1.0, -2.5, 1.0 + 3.0 / 256.0]);
+        store.hold_in_bf16(slot);
+        assert!(store.is_frozen(slot) && store.is_in_bf16(slot));
+        assert_eq!((store.bytes(), store.ty(slot)), (6, &Type::f32(&[3])));
+        assert_eq!(*store.read(slot), [1.0, -2.5, 1.0 + 4.0 / 256.0]);
+        store.change(slot, |values| values[2] = 1.0 + 1.0 / 256.0);
+        assert_eq!(*store.read(slot), [1.0, -2.5, 1.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "`w` is held in bf16")]
+    fn what_is_held_in_bf16_is_no_slice_of_f32() {
+        let mut store = Store::new();
+        let slot = store.zeros("w", &[1]);
+        store.hold_in_bf16(slot);
+        store.get(slot);
     }
 
     #[test]

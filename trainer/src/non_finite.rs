@@ -58,7 +58,7 @@ pub(crate) fn first_not_finite(
     let stored = |name: &str| {
         store
             .slot(name)
-            .is_none_or(|slot| is_finite(store.get(slot)))
+            .is_none_or(|slot| is_finite(&store.read(slot)))
     };
 
     let target = |what: String| NonFinite {

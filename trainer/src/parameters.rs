@@ -301,8 +301,7 @@ impl Parameters {
 /// Fills a tensor with its starting values: the draws of `stream` under `seed`, where there are any.
 pub fn start(store: &mut Store, slot: Slot, stream: Stream, seed: u64, start: Start) {
     let columns = store.ty(slot).columns();
-    let values = store.get_mut(slot);
-    match start {
+    store.change(slot, |values| match start {
         Start::Zeros => values.fill(0.0),
         Start::Ones => values.fill(1.0),
         Start::Identity => {
@@ -344,5 +343,5 @@ pub fn start(store: &mut Store, slot: Slot, stream: Stream, seed: u64, start: St
                     .for_each(|value| *value = (2.0 * *value - 1.0) * bound as f32);
             }
         }
-    }
+    });
 }

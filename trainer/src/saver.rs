@@ -198,9 +198,7 @@ impl<'a> Saver<'a> {
         } else {
             // All is at home, or there was no memory for it to travel to.
             store.fetch()?;
-            let tensors = saved.iter();
-            let tensors = tensors.map(|&slot| (store.name(slot), store.ty(slot), store.get(slot)));
-            let tensors: Vec<_> = tensors.collect();
+            let tensors: Vec<_> = saved.iter().map(|&slot| store.named(slot)).collect();
             self.writer.submit(|snapshot| {
                 state::fill(snapshot, &tensors, step);
                 snapshot.meta = meta.into_iter().collect();
@@ -370,7 +368,7 @@ mod tests {
         store.fetch().unwrap();
         let mut snapshot = Snapshot::default();
         let slots = state::saved(store).into_iter();
-        let tensors = slots.map(|slot| (store.name(slot), store.ty(slot), store.get(slot)));
+        let tensors = slots.map(|slot| store.named(slot));
         state::fill(&mut snapshot, &tensors.collect::<Vec<_>>(), steps);
         snapshot.tensors
     }

@@ -4,9 +4,10 @@
 //! there, in the shape of the tensors that it shares.
 
 use anyhow::Context;
+use half::bf16;
 use serde_json::Value;
 use spd_checkpoint::{Dtype, Snapshot, Tensor};
-use spd_engine::{Named, Slot, Store};
+use spd_engine::{Named, Slot, Store, Values};
 use spd_tracker::Mark;
 
 use crate::fault::Fault;
@@ -28,14 +29,26 @@ pub(crate) fn fill(snapshot: &mut Snapshot, tensors: &[Named<'_>], step: u64) {
         shape: Vec::new(),
         bytes: Vec::new(),
     });
-    for (tensor, (name, ty, values)) in snapshot.tensors.iter_mut().zip(tensors) {
+    for (tensor, from) in snapshot.tensors.iter_mut().zip(tensors) {
         tensor.name.clear();
-        tensor.name.push_str(name);
-        tensor.shape.clone_from(&ty.dims);
+        tensor.name.push_str(from.name);
+        tensor.dtype = dtype(from.values);
+        tensor.shape.clone_from(&from.ty.dims);
         tensor.bytes.clear();
-        tensor
-            .bytes
-            .extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        tensor.bytes.extend(from.values.bytes());
+    }
+}
+
+// Bytes go from memory to files, and back, as they are.
+const _: () = assert!(
+    cfg!(target_endian = "little"),
+    "checkpoints are little-endian"
+);
+
+fn dtype(values: Values<'_>) -> Dtype {
+    match values {
+        Values::F32(_) => Dtype::F32,
+        Values::Bf16(_) => Dtype::Bf16,
     }
 }
 
@@ -62,16 +75,28 @@ pub(crate) fn restore(
         let tensor = snapshot
             .tensors
             .iter()
-            .find(|tensor| tensor.name == name && tensor.shape == store.ty(slot).dims)
+            .find(|tensor| {
+                tensor.name == name
+                    && tensor.shape == store.ty(slot).dims
+                    && tensor.dtype == dtype(store.named(slot).values)
+            })
             .with_context(|| {
                 format!(
                     "the checkpoint of step {} has no tensor `{name}` of the run's shape",
                     snapshot.step
                 )
             })?;
-        let values = tensor.bytes.as_chunks::<4>().0;
-        for (to, from) in store.get_mut(slot).iter_mut().zip(values) {
-            *to = f32::from_le_bytes(*from);
+        if store.is_in_bf16(slot) {
+            let values = tensor.bytes.as_chunks::<2>().0.iter();
+            let values = values.map(|bytes| bf16::from_le_bytes(*bytes).to_f32());
+            store.change(slot, |to| {
+                to.iter_mut().zip(values).for_each(|(to, from)| *to = from);
+            });
+        } else {
+            let values = tensor.bytes.as_chunks::<4>().0;
+            for (to, from) in store.get_mut(slot).iter_mut().zip(values) {
+                *to = f32::from_le_bytes(*from);
+            }
         }
     }
     Ok((snapshot.step, resume::mark(&snapshot.meta)?))

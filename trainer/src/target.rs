@@ -27,10 +27,12 @@ use crate::target_models::{Network, Target, Weights, load};
 use crate::target_task::TargetTask;
 use crate::train::train;
 
-/// Directory of a trained target, named by everything that its weights depend on: the `[target]` and `[data]` tables, what
+/// Directory of a trained target, named by everything that its weights depend on: the network and `[target.train]`, `[data]`, what
 /// the network says of itself, and the dataset's index, which holds the hashes of its shards.
 pub(crate) fn cached_dir(run: &Run, network: &dyn Target) -> Result<PathBuf, Fault> {
-    let mut key = serde_json::to_string(&(&run.target, &run.data)).context("the target's key")?;
+    let (target, data) = (&run.target, &run.data);
+    let mut key =
+        serde_json::to_string(&(&target.model, &target.train, data)).context("the target's key")?;
     if let Data::Tokens { train, .. } = &run.data {
         let index = train.join("index.json");
         let text = spd_files::read_to_string(&index).map_err(|err| {

@@ -11,6 +11,7 @@ use super::bf16::Panel;
 use super::pool::Pool;
 use crate::precision::Precision;
 use crate::step_parameters::StepParameters;
+use crate::store::Values;
 use crate::value::{DType, StepScalar, Type};
 
 /// Where an operand lies and how long it is.
@@ -98,6 +99,28 @@ impl<'a> Frame<'a> {
         let view = self.read(index, DType::F32);
         // SAFETY: the promise of `new`; nothing is written to it in `'a`.
         unsafe { std::slice::from_raw_parts(view.start.cast::<f32>(), view.len) }
+    }
+
+    /// An input as it is held, in f32 or in bf16.
+    ///
+    /// # Panics
+    ///
+    /// When it is an input of token ids, or one that the op writes to.
+    pub fn values(&self, index: usize) -> Values<'a> {
+        if self.operands.inputs[index].dtype != DType::Bf16 {
+            return Values::F32(self.input(index));
+        }
+        let view = self.read(index, DType::Bf16);
+        // SAFETY: as for `input`.
+        Values::Bf16(unsafe { std::slice::from_raw_parts(view.start.cast(), view.len) })
+    }
+
+    /// An f32 input, or nothing where it is held in bf16: then it is [laid out](Self::laid_out).
+    pub(crate) fn input_unless_laid_out(&self, index: usize) -> &'a [f32] {
+        match self.values(index) {
+            Values::F32(values) => values,
+            Values::Bf16(_) => &[],
+        }
     }
 
     /// Threads for products, and what their factors are rounded to.

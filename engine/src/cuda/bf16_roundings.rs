@@ -116,8 +116,8 @@ pub(super) fn check(
     for (value, home) in (0..).map(Value).zip(&stored.homes) {
         let values = match home {
             Home::Persistent(slot) => match stored.ty(value).dtype {
-                DType::Bf16 => rounded(store.get(*slot)),
-                DType::F32 | DType::U32 => store.get(*slot).to_vec(),
+                DType::Bf16 => rounded(&store.read(*slot)),
+                DType::F32 | DType::U32 => store.read(*slot).into_owned(),
             },
             Home::Input => {
                 let name = stored.inputs.iter().find(|(_, input)| **input == value);

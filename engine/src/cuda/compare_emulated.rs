@@ -171,6 +171,6 @@ fn replay(
         (name, found)
     });
     let tensors = store.slots();
-    let tensors = tensors.map(|slot| (store.name(slot).to_owned(), store.get(slot).to_vec()));
+    let tensors = tensors.map(|slot| (store.name(slot).to_owned(), store.read(slot).into_owned()));
     Ok(outputs.chain(tensors).collect())
 }

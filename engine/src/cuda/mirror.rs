@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "tensors are copied to their addresses")]
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,17 +101,17 @@ impl Mirror {
     pub(crate) fn send<'v>(
         &mut self,
         slots: &[Slot],
-        values: impl Fn(Slot) -> &'v [f32],
+        values: impl Fn(Slot) -> Cow<'v, [f32]>,
     ) -> Result<(), Fault> {
         let new = |slot: &&Slot| self.newest[slot.index()] == Newest::Host;
         if !slots.iter().any(|slot| new(&slot)) {
             return Ok(());
         }
-        let sent: Vec<(u64, &[f32])> = slots
-            .iter()
-            .filter(new)
+        let sent = slots.iter().filter(new);
+        let sent: Vec<(u64, Cow<'_, [f32]>)> = sent
             .map(|&slot| (self.address(slot), values(slot)))
             .collect();
+        let sent: Vec<(u64, &[f32])> = sent.iter().map(|(at, values)| (*at, &**values)).collect();
         self.staging.left().hold(Stream::Programs)?;
         // SAFETY: each tensor has room for its values at its address.
         unsafe { self.device.upload(&sent) }?;
@@ -126,15 +127,17 @@ impl Mirror {
     pub(crate) fn send_rounded<'v>(
         &mut self,
         slots: &[Slot],
-        values: impl Fn(Slot) -> &'v [f32],
+        values: impl Fn(Slot) -> Cow<'v, [f32]>,
     ) -> Result<(), Fault> {
         for &slot in slots {
             if self.rounded.get(&slot).is_some_and(|(_, newest)| *newest) {
                 continue;
             }
             let bits = |x: &f32| u32::from(bf16::from_f32(*x).to_bits());
-            let pairs = values(slot).chunks(2);
-            let words = pairs.map(|pair| bits(&pair[0]) | pair.get(1).map_or(0, bits) << 16);
+            let values = values(slot);
+            let words = values
+                .chunks(2)
+                .map(|pair| bits(&pair[0]) | pair.get(1).map_or(0, bits) << 16);
             let words: Vec<u32> = words.collect();
             if !self.rounded.contains_key(&slot) {
                 let memory = self.device.allocate(4 * words.len(), "frozen parameters")?;
@@ -228,13 +231,13 @@ impl Store {
         let away = slots.iter().filter(|&&slot| !mirror.is_home(slot));
         let load = mirror.stage(away.map(|&slot| (slot, self.ty(slot).len())))?;
         let tensors = slots.iter().map(|&slot| {
-            let (name, ty, values) = &self.tensors[slot.index()];
+            let tensor = &self.tensors[slot.index()];
             let values = if mirror.is_home(slot) {
-                Values::Home(Arc::clone(values))
+                Values::Home(tensor.held.clone())
             } else {
                 Values::Travels
             };
-            (name.clone(), ty.clone(), values)
+            (tensor.name.clone(), tensor.ty.clone(), values)
         });
         Ok(Some(Staged::new(tensors.collect(), load)))
     }
@@ -260,7 +263,7 @@ impl Store {
             // Tensors were added since, or it is another device.
             self.fetch()?;
             self.elsewhere = None;
-            let sizes = self.tensors.iter().map(|(_, ty, _)| ty.bytes());
+            let sizes = self.tensors.iter().map(|tensor| tensor.ty.bytes());
             self.elsewhere = Some(Box::new(Mirror::new(device, sizes)?));
         }
         let (mirror, values) = self.mirror_mut();
@@ -290,7 +293,7 @@ impl Store {
     }
 
     /// The same to be changed, and the host's values.
-    fn mirror_mut<'s>(&'s mut self) -> (&'s mut Mirror, impl Fn(Slot) -> &'s [f32]) {
+    fn mirror_mut<'s>(&'s mut self) -> (&'s mut Mirror, impl Fn(Slot) -> Cow<'s, [f32]>) {
         let Self {
             tensors, elsewhere, ..
         } = self;
@@ -300,12 +303,12 @@ impl Store {
         };
         let mirror = elsewhere.and_then(|there| there.downcast_mut());
         let mirror = mirror.expect("tensors are sent before a program reads them");
-        (mirror, |slot: Slot| tensors[slot.index()].2.as_slice())
+        (mirror, |slot: Slot| tensors[slot.index()].read())
     }
 
     /// Bytes that all tensors take on a device.
     pub fn device_bytes(&self) -> usize {
-        bytes(self.tensors.iter().map(|(_, ty, _)| ty.bytes()))
+        bytes(self.tensors.iter().map(|tensor| tensor.ty.bytes()))
     }
 
     /// Bytes of pinned memory through which tensors are [staged](Self::stage): a place for each that is not frozen.

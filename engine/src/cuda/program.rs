@@ -67,7 +67,7 @@ impl Program {
             lowered.insert(std::ptr::from_ref(node), lower(builder, node));
         }
         let of = |node: &DeviceNode| &lowered[&std::ptr::from_ref(node)];
-        let plan = Plan::with_scratch(builder, |node| of(node).scratch);
+        let plan = Plan::with_scratch(builder, |_, node| of(node).scratch);
         let rounded = precision_of_products(builder);
         let mut writer = Writer::default();
         let mut steps = Vec::new();

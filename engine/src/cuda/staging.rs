@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::Fault;
 use super::device::{ALIGN, Device, Event, Pinned};
 use super::driver::{Stream, Transfer, Way};
-use crate::store::Named;
+use crate::store::{self, Held, Named};
 use crate::value::Type;
 
 /// The way out of a device.
@@ -153,7 +153,7 @@ pub struct Staged {
 #[derive(Debug)]
 pub(crate) enum Values {
     /// At home, where they were the newest.
-    Home(Arc<Vec<f32>>),
+    Home(Held),
     /// Among what travels, in the order of the tensors.
     Travels,
 }
@@ -174,14 +174,14 @@ impl Staged {
         let mut first = 0;
         let tensors = self.tensors.iter().map(|(name, ty, values)| {
             let values = match values {
-                Values::Home(values) => values.as_slice(),
+                Values::Home(held) => held.values(),
                 Values::Travels => {
                     let start = first;
                     first += ty.len().next_multiple_of(ALIGN / 4);
-                    &words[start..][..ty.len()]
+                    store::Values::F32(&words[start..][..ty.len()])
                 }
             };
-            (name.as_str(), ty, values)
+            Named { name, ty, values }
         });
         Ok(tensors.collect())
     }

@@ -8,13 +8,20 @@ use super::emulated::{Call, Emulated, Ignored, Order, is_there};
 use super::replay_tests::{ask, emulated, told_in_one_line, training};
 use super::tests::on;
 use super::{Device, Executor, Result, Staged};
-use crate::store::{Slot, Store};
+use crate::store::{Named, Slot, Store, Values};
 
 /// Words of each tensor.
 type State = Vec<Vec<u32>>;
 
 fn slots(store: &Store) -> Vec<Slot> {
     store.slots().collect()
+}
+
+fn f32s<'s>(tensor: &Named<'s>) -> &'s [f32] {
+    match tensor.values {
+        Values::F32(values) => values,
+        Values::Bf16(_) => panic!("`{}` is held in bf16", tensor.name),
+    }
 }
 
 fn words(values: &[f32]) -> Vec<u32> {
@@ -34,7 +41,7 @@ fn stage(store: &Store) -> Staged {
 
 fn arrived(staged: &Staged) -> State {
     let tensors = staged.arrived().unwrap().into_iter();
-    tensors.map(|(_, _, values)| words(values)).collect()
+    tensors.map(|tensor| words(f32s(&tensor))).collect()
 }
 
 /// What each of so many steps leaves, asked for once the one before was over.
@@ -259,15 +266,15 @@ fn what_is_at_home_is_shared_until_it_changes() {
     let second = store.slot("m").unwrap();
     let staged = store.stage(&[apart, second]).unwrap().unwrap();
     let tensors = staged.arrived().unwrap();
-    let named: Vec<_> = tensors.iter().map(|(name, ty, _)| (*name, *ty)).collect();
+    let named: Vec<_> = tensors.iter().map(|it| (it.name, it.ty)).collect();
     assert_eq!(named, [("apart", store.ty(apart)), ("m", store.ty(second))]);
-    assert_eq!(tensors[0].2.as_ptr(), store.get(apart).as_ptr());
+    assert_eq!(f32s(&tensors[0]).as_ptr(), store.get(apart).as_ptr());
     store.get_mut(apart)[0] = 3.0;
     assert_eq!(
-        (tensors[0].2, store.get(apart)),
+        (f32s(&tensors[0]), store.get(apart)),
         (&[1.0, 2.0][..], &[3.0, 2.0][..])
     );
-    assert_eq!(words(tensors[1].2), states(1)[0][1]);
+    assert_eq!(words(f32s(&tensors[1])), states(1)[0][1]);
 }
 
 #[test]

@@ -68,7 +68,7 @@ pub(crate) fn found(
     let outputs = executor.output_names();
     let outputs = outputs.map(|name| (name.to_owned(), executor.output(name, store).to_vec()));
     let tensors = store.slots();
-    let tensors = tensors.map(|slot| (store.name(slot).to_owned(), store.get(slot).to_vec()));
+    let tensors = tensors.map(|slot| (store.name(slot).to_owned(), store.read(slot).into_owned()));
     Ok(outputs.chain(tensors).collect())
 }
 
@@ -148,7 +148,7 @@ fn twice(
     let mut state = store.copy();
     let first = replay_on(&mut executor, &mut state, inputs, parameters).unwrap();
     for slot in store.slots() {
-        state.get_mut(slot).copy_from_slice(store.get(slot));
+        state.change(slot, |values| values.copy_from_slice(&store.read(slot)));
     }
     // What is sent may wait for what was sent before; a replay does not.
     state
@@ -208,7 +208,8 @@ pub(crate) fn agree(
     let outputs = executor
         .output_names()
         .map(|name| executor.output(name, &store));
-    let tensors = store.slots().map(|slot| store.get(slot));
+    let tensors: Vec<_> = store.slots().map(|slot| store.read(slot)).collect();
+    let tensors = tensors.iter().map(|values| &**values);
     for ((name, found), expected) in found.iter().zip(outputs.chain(tensors)) {
         close(&format!("{name} {device}"), found, expected, tolerance);
     }

@@ -49,6 +49,7 @@ const LANGUAGE_MODEL: Case = Case {
         "train.steps=500",
         "train.batch_size=2",
         "train.faithfulness_warmup.steps=5",
+        "target.dtype=bf16",
         "target.n_layer=1",
         "target.d_model=32",
         "target.d_mlp=64",

@@ -184,11 +184,13 @@ fn start_target(target: &dyn Target, store: &mut Store) {
         if let Some(other) = &tensor.transpose_of {
             let from = slot(store, other);
             let (rows, columns) = (store.ty(from).rows(), store.ty(from).columns());
-            let values = store.get(from).to_vec();
+            let values = store.read(from).into_owned();
             let to = slot(store, &tensor.name);
-            for (index, value) in store.get_mut(to).iter_mut().enumerate() {
-                *value = values[(index % rows) * columns + index / rows];
-            }
+            store.change(to, |to| {
+                for (index, value) in to.iter_mut().enumerate() {
+                    *value = values[(index % rows) * columns + index / rows];
+                }
+            });
         }
     }
 }

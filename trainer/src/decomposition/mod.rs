@@ -13,7 +13,7 @@ mod masks;
 
 use std::collections::BTreeMap;
 
-use spd_configs::{Input, Run, TiedUpdate};
+use spd_configs::{Dtype, Input, Run, TiedUpdate};
 use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValues};
 use spd_engine::{Builder, Precision, Result, Slot, Store, Type, Value};
 
@@ -145,7 +145,10 @@ impl Decomposition {
         importance::check(&run.importance, &sites)?;
         let frozen = target.tensors().into_iter().map(|tensor| {
             let slot = store.zeros(format!("target_model.{}", tensor.name), &tensor.dims);
-            store.freeze(slot);
+            match run.target.dtype {
+                Dtype::F32 => store.freeze(slot),
+                Dtype::Bf16 => store.hold_in_bf16(slot),
+            }
             (tensor.name, slot)
         });
         let frozen = frozen.collect();
@@ -184,7 +187,7 @@ impl Decomposition {
     pub fn set_target(&self, store: &mut Store, weights: &Weights) {
         for (name, _, values) in weights {
             let slot = self.frozen.get(name).expect("the target's own names");
-            store.get_mut(*slot).copy_from_slice(values);
+            store.change(*slot, |held| held.copy_from_slice(values));
         }
     }
 

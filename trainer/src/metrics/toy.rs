@@ -138,20 +138,20 @@ fn directions(
     site: &Site,
     features: usize,
 ) -> Option<[f64; 2]> {
-    let get = |name: &str| Some(store.get(store.slot(name)?));
+    let get = |name: &str| Some(store.read(store.slot(name)?));
     let weight = get(&format!("target_model.{}.weight", site.path()))?;
     let (v, u) = (get(&site.v_name())?, get(&site.u_name())?);
     let (mmcs, ml2r) = match target.reads_features(site.path())? {
-        FeatureDirections::Elements => mmcs_ml2r(weight, v, u, features),
+        FeatureDirections::Elements => mmcs_ml2r(&weight, &v, &u, features),
         FeatureDirections::RowsOf(embedding) => {
             let d = site.layer.d_in;
             let embedding_fd = get(&format!("target_model.{embedding}"))?;
-            let weight_fm = product(embedding_fd, &transposed(weight, d), d);
-            let v_fc = product(embedding_fd, v, d);
+            let weight_fm = product(&embedding_fd, &transposed(&weight, d), d);
+            let v_fc = product(&embedding_fd, &v, d);
             mmcs_ml2r(
                 &transposed(&weight_fm, site.layer.d_out),
                 &v_fc,
-                u,
+                &u,
                 features,
             )
         }

@@ -241,8 +241,9 @@ impl Executor {
     #[cfg(feature = "compare-emulated")]
     fn compare_emulated(&self, found: Option<Found>, store: &Store) {
         let outputs = self.output_names().map(|name| self.output(name, store));
-        let tensors = store.slots().map(|slot| store.get(slot));
+        let tensors: Vec<_> = store.slots().map(|slot| store.read(slot)).collect();
         if let (Some(found), Some(repeated)) = (found, &self.repeated) {
+            let tensors = tensors.iter().map(|values| &**values);
             repeated.compare(&found, outputs.chain(tensors).collect());
         }
     }
@@ -251,6 +252,9 @@ impl Executor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::MatMul;
+    use crate::ops::oracle::random;
+    use crate::precision::Precision;
 
     /// `y = x^2` over `rows` rows, planned only.
     fn square(rows: usize, pool: &Arc<Pool>) -> Executor {
@@ -305,6 +309,63 @@ mod tests {
         Executor::new(&b, Arc::new(Pool::single())).run(&mut store);
         let shared = [w, halt].map(|slot| store.get(slot).as_ptr() == before.get(slot).as_ptr());
         assert_eq!(shared, [true, false]);
+    }
+
+    /// `y = x W^T + c`, its squares, their gradient, `W + x^T x`, and rows of `W`, in a precision, with `W` and `c` rounded to bf16 and
+    /// held so or in f32; and the bytes of the arena.
+    fn of_rounded(precision: Precision, holds: bool, threads: usize) -> (Vec<u32>, usize) {
+        let (rows, inner, outer) = (70, 40, 40);
+        let (mut b, mut store) = (Builder::with_precision(precision), Store::new());
+        let mut frozen = |name: &str, dims: &[usize], seed| {
+            let slot = store.add(name, dims, random(dims, seed).values);
+            store.hold_in_bf16(slot);
+            if !holds {
+                let rounded = store.read(slot).into_owned();
+                let in_f32 = store.add(format!("{name} in f32"), dims, rounded);
+                store.freeze(in_f32);
+                return b.persistent(&store, in_f32);
+            }
+            b.persistent(&store, slot)
+        };
+        let (w, c) = (frozen("w", &[outer, inner], 1), frozen("c", &[outer], 2));
+        let x = b.input("x", &Type::f32(&[rows, inner])).unwrap();
+        let y = b.linear_oi(x, w, Some(c)).unwrap();
+        let loss = b.sum_squares(y).unwrap();
+        let gradient = b.gradients(loss, &[x]).unwrap()[0].unwrap();
+        let product = MatMul {
+            a_transposed: true,
+            b_transposed: false,
+            alpha: 1.0,
+        };
+        let added = b.matmul_into(product, x, x, w).unwrap();
+        let tokens = b.input("tokens", &Type::u32(&[1, 3])).unwrap();
+        let vectors = b.embed(tokens, w, None).unwrap();
+        let names = ["loss", "gradient", "added", "vectors"];
+        for (name, value) in names.into_iter().zip([loss, gradient, added, vectors]) {
+            b.output(name, value);
+        }
+        let mut executor = Executor::new(&b, Arc::new(Pool::new(threads).unwrap()));
+        executor
+            .input("x")
+            .copy_from_slice(&random(&[rows, inner], 3).values);
+        executor.input_u32("tokens").copy_from_slice(&[3, 0, 39]);
+        executor.run(&mut store);
+        let outputs = names.map(|name| executor.output(name, &store));
+        let bits = outputs.concat().into_iter().map(f32::to_bits).collect();
+        (bits, executor.plan().arena_bytes())
+    }
+
+    #[test]
+    fn what_is_held_in_bf16_is_widened_by_who_reads_it() {
+        for precision in [Precision::F32, Precision::Bf16] {
+            let (expected, bytes) = of_rounded(precision, false, 1);
+            for threads in [1, 3] {
+                let (found, more) = of_rounded(precision, true, threads);
+                assert_eq!(found, expected, "{precision:?} {threads}");
+                // One op has room for the matrix and the bias.
+                assert!(more <= bytes + 4 * 40 * 41 + 2 * 64, "{bytes} {more}");
+            }
+        }
     }
 
     #[test]

@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use super::super::arena::{Factors, RightFactor};
 use super::super::frame::{Frame, Operands, View};
-use super::super::pool::Pool;
+use super::super::pool::{Pool, Rows};
 use crate::op::{Builder, Op};
-use crate::plan::Place;
+use crate::ops::GRAIN;
+use crate::plan::{Place, widened};
 use crate::precision::Precision;
 use crate::profile::OpProfile;
 use crate::step_parameters::StepParameters;
-use crate::store::{Slot, Store};
+use crate::store::{Slot, Store, Values};
 use crate::value::{DType, Type};
 
 /// An op of a program, with where its operands lie.
@@ -25,6 +26,8 @@ pub(super) struct PreparedOp {
     pub(super) inputs: Vec<View>,
     /// Inputs that lie in the store, whose address is looked up at each replay.
     pub(super) stored: Vec<(usize, Slot)>,
+    /// Inputs that the store holds in bf16, and where they are widened to at each replay.
+    pub(super) widened: Vec<(Slot, View)>,
     /// Inputs that it writes to.
     pub(super) writes: Range<usize>,
     pub(super) outputs: Vec<View>,
@@ -51,6 +54,7 @@ impl PreparedOp {
             .map(|(_, view)| view)
             .chain(&mut self.outputs)
             .chain(self.copies.iter_mut().map(|(from, _)| from))
+            .chain(self.widened.iter_mut().map(|(_, to)| to))
             .chain([&mut self.scratch])
     }
 
@@ -62,18 +66,25 @@ impl PreparedOp {
     ) {
         for &(index, slot) in &self.stored {
             // Only what is written counts as changed, here or on a device.
-            let (start, len) = if self.writes.contains(&index) {
+            let (start, len, dtype): (*mut u8, _, _) = if self.writes.contains(&index) {
                 let values = store.get_mut(slot);
-                (values.as_mut_ptr(), values.len())
+                (values.as_mut_ptr().cast(), values.len(), DType::F32)
             } else {
-                let values = store.get(slot);
-                (values.as_ptr().cast_mut(), values.len())
+                match store.named(slot).values {
+                    Values::F32(values) => {
+                        (values.as_ptr().cast_mut().cast(), values.len(), DType::F32)
+                    }
+                    Values::Bf16(values) => {
+                        (values.as_ptr().cast_mut().cast(), values.len(), DType::Bf16)
+                    }
+                }
             };
-            self.inputs[index] = View {
-                start: start.cast(),
-                len,
-                dtype: DType::F32,
-            };
+            self.inputs[index] = View { start, len, dtype };
+        }
+        for &(slot, to) in &self.widened {
+            // SAFETY: the plan gives it room of its own, as long as the tensor, beside the op's scratch.
+            let to = unsafe { std::slice::from_raw_parts_mut(to.start.cast(), to.len) };
+            widen(pool, store.named(slot).values, to);
         }
         for &(from, output) in &self.copies {
             let to = self.outputs[output];
@@ -82,7 +93,7 @@ impl PreparedOp {
         }
         for &(slot, output) in &self.stored_copies {
             let to = self.outputs[output];
-            let from = store.get(slot);
+            let from = store.read(slot);
             assert_eq!(from.len(), to.len, "an accumulation keeps its shape");
             // SAFETY: the store and the arena do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.start.cast(), to.len) };
@@ -108,6 +119,18 @@ impl PreparedOp {
     }
 }
 
+/// Writes bf16 values in f32, where they are exact.
+fn widen(pool: &Pool, held: Values<'_>, to: &mut [f32]) {
+    let Values::Bf16(from) = held else {
+        unreachable!("a program is run with the store that it was built for");
+    };
+    pool.run(to.len(), GRAIN, Rows(to, 1), |range, to| {
+        for (to, from) in to.0.iter_mut().zip(&from[range]) {
+            *to = f32::from_bits(u32::from(from.to_bits()) << 16);
+        }
+    });
+}
+
 pub(super) fn prepare(
     builder: &Builder,
     planned: &crate::plan::PlannedNode,
@@ -121,6 +144,11 @@ pub(super) fn prepare(
         len: ty.len(),
         dtype: ty.dtype,
     };
+    let scratch_of = |place: &Range<usize>| View {
+        len: place.len() / 4,
+        ..view(planned.scratch + place.start, &Type::scalar())
+    };
+    let widened: Vec<_> = widened(builder, node, precision).collect();
     let mut stored = Vec::new();
     let inputs = planned
         .inputs
@@ -130,7 +158,10 @@ pub(super) fn prepare(
         .map(|(index, (place, ty))| match *place {
             Place::Arena(offset) => view(offset, ty),
             Place::Store(slot) => {
-                stored.push((index, slot));
+                match widened.iter().find(|&&(input, ..)| input == index) {
+                    Some((.., place)) => return scratch_of(place),
+                    None => stored.push((index, slot)),
+                }
                 nowhere(ty)
             }
         })
@@ -172,6 +203,10 @@ pub(super) fn prepare(
         types: types.iter().map(|&ty| ty.clone()).collect(),
         inputs,
         stored,
+        widened: widened
+            .iter()
+            .map(|(_, slot, place)| (*slot, scratch_of(place)))
+            .collect(),
         // Every output, every tensor that is written to, and the scratch.
         taken: vec![false; outputs.len() + writes.len() + 1],
         writes,

@@ -308,8 +308,11 @@ fn a_program_that_writes_to_a_frozen_tensor_is_refused() {
 
 #[test]
 fn a_frozen_tensor_is_read_in_bf16_as_it_is_rounded() {
-    for freeze in [true, false] {
-        let (mut b, store) = site(freeze);
+    for (freeze, holds) in [(true, false), (true, true), (false, false)] {
+        let (mut b, mut store) = site(freeze);
+        if holds {
+            store.hold_in_bf16(store.slot("w").unwrap());
+        }
         let x = random(&[6, 8], 2).values;
         let inputs = [("x", x.iter().map(|x| x.to_bits()).collect())];
         let numbers = StepParameters {

@@ -11,7 +11,7 @@ use crate::cuda::{Arena, Device, Executor, Fault, Result, is_emulated};
 use crate::op::Builder;
 use crate::ops::{AdamW, AdamWOperands};
 use crate::step_parameters::StepParameters;
-use crate::store::{Slot, Store};
+use crate::store::{Named, Slot, Store, Values};
 use crate::value::Type;
 
 /// Rows and columns of the tensors: 4 MiB each, so that a state takes longer to leave than the program to come to its update.
@@ -77,10 +77,11 @@ fn state(store: &Store) -> State {
         .collect()
 }
 
-fn compare(how: &str, found: &[(&str, &[f32])], expected: &State) -> Result<()> {
+fn compare(how: &str, found: &[Named<'_>], expected: &State) -> Result<()> {
     let mut pairs = found.iter().zip(expected);
-    pairs.try_for_each(|((name, found), (_, expected))| {
-        same(&format!("{name} {how}"), found, expected)
+    pairs.try_for_each(|(found, (name, expected))| match found.values {
+        Values::F32(found) => same(&format!("{name} {how}"), found, expected),
+        Values::Bf16(_) => Err(Fault::new("nothing here is held in bf16")),
     })
 }
 
@@ -122,20 +123,12 @@ pub(super) fn replays(device: &Arc<Device>, side: usize) -> Result<String> {
             }
         }
         store.fetch()?;
-        let all = slots
-            .iter()
-            .map(|&slot| (store.name(slot), store.get(slot)));
-        let found: Vec<_> = all.collect();
-        compare(
-            &format!("after step {STEPS} {how}"),
-            &found,
-            &expected[STEPS - 1],
-        )?;
+        let found: Vec<Named<'_>> = slots.iter().map(|&slot| store.named(slot)).collect();
+        let after = format!("after step {STEPS} {how}");
+        compare(&after, &found, &expected[STEPS - 1])?;
         let left = left.ok_or_else(|| Fault::new("the store is not on the GPU"))?;
-        let arrived = left.arrived()?.into_iter();
-        let found: Vec<_> = arrived.map(|(name, _, values)| (name, values)).collect();
         let how = format!("as it left after step {} {how}", STEPS - 1);
-        compare(&how, &found, &expected[STEPS - 2])?;
+        compare(&how, &left.arrived()?, &expected[STEPS - 2])?;
     }
     Ok(format!(
         "{STEPS} steps, two of them launches of a graph, and the state that left between those have the processor's bits"

@@ -7,7 +7,8 @@ use crate::ops::grain_rows;
 pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
     let (out, mut add) = frame.output(0);
     let scratch = frame.scratch();
-    let (a, b) = (frame.input(0), frame.input(1));
+    // A factor that is held in bf16 is there as it is laid out alone.
+    let (a, b) = (frame.input(0), frame.input_unless_laid_out(1));
     let shape = op.shape(frame.ty(0), frame.ty(1));
     if frame.inputs() > 2 {
         let bias = frame.input(2);
@@ -37,7 +38,7 @@ pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
             transposed: op.b_transposed,
         },
     );
-    if !sparse::product(frame.pool, shape, op.alpha, operands, (&mut *out, add)) {
+    if b.is_empty() || !sparse::product(frame.pool, shape, op.alpha, operands, (&mut *out, add)) {
         product_laid_out(
             frame.products(),
             shape,

@@ -177,7 +177,6 @@ impl<'a> Head<'a> {
             let width = columns.len();
             let x = &mut logits[at..][..rows.len() * width];
             let h = Strided::rows(&self.h[rows.start * d..], d);
-            let w = self.columns(&columns);
             let shape = Shape {
                 m: rows.len(),
                 n: width,
@@ -199,16 +198,13 @@ impl<'a> Head<'a> {
                     k: d,
                 };
                 let out = Tile::whole(turned, rows.len());
+                let w = self.columns(&columns);
                 block(self.precision, shape, 1.0, (w.t(), h.t()), (out, false));
                 turn(turned, (x, width));
             } else {
-                block(
-                    self.precision,
-                    shape,
-                    1.0,
-                    (h, w),
-                    (Tile::whole(x, width), false),
-                );
+                let factors = (h, self.columns(&columns));
+                let out = (Tile::whole(x, width), false);
+                block(self.precision, shape, 1.0, factors, out);
             }
             if let Some(bias) = self.bias {
                 for row in x.chunks_exact_mut(width) {
@@ -453,7 +449,7 @@ pub(super) fn run(op: HeadDivergence, frame: &mut Frame<'_>) {
         target: frame.input(0),
         target_lse: frame.input(1),
         h: frame.input(2),
-        w: frame.input(3),
+        w: frame.input_unless_laid_out(3),
         laid_out: [op.transposed, !op.transposed].map(|stored| frame.laid_out(3, stored)),
         labels: op.labels.then(|| frame.input_u32(4)),
         bias: op.bias().map(|index| frame.input(index)),

@@ -1,11 +1,14 @@
+use half::slice::HalfFloatSliceExt;
+
 use super::vocabulary_chunk;
 use crate::cpu::math::vectorised;
 use crate::cpu::{Frame, Rows};
 use crate::ops::grain_rows;
+use crate::store::Values;
 
 pub(super) fn run(frame: &mut Frame<'_>) {
     let (out, _) = frame.output(0);
-    let (tokens, wte) = (frame.input_u32(0), frame.input(1));
+    let (tokens, wte) = (frame.input_u32(0), frame.values(1));
     let wpe = (frame.inputs() > 2).then(|| frame.input(2));
     let positions = frame.ty(0).columns();
     let (vocabulary, d) = (frame.ty(1).rows(), frame.ty(1).columns());
@@ -22,7 +25,11 @@ pub(super) fn run(frame: &mut Frame<'_>) {
                             token < vocabulary,
                             "token {token} is not in the vocabulary of {vocabulary}"
                         );
-                        y.copy_from_slice(&wte[token * d..][..d]);
+                        let from = token * d..(token + 1) * d;
+                        match wte {
+                            Values::F32(wte) => y.copy_from_slice(&wte[from]),
+                            Values::Bf16(wte) => wte[from].convert_to_f32_slice(y),
+                        }
                         if let Some(wpe) = wpe {
                             add_to(y, &wpe[row % positions * d..][..d]);
                         }

@@ -61,6 +61,10 @@ impl Op for Embed {
         "embed"
     }
 
+    fn reads_held(&self) -> Option<usize> {
+        Some(1)
+    }
+
     fn formats(&self) -> [&'static [Format]; 2] {
         [&[Full], &[Either]]
     }
