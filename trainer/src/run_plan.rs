@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use spd_configs::{Active, Data, Precision, Run};
+use spd_configs::{Active, Data, Dtype, Precision, Run};
 use spd_engine::{Pool, Processor, Store, has_bf16_products};
 
 use crate::data;
@@ -203,11 +203,15 @@ fn rows(
         .and_then(|kind| kind.as_str())
         .unwrap_or("mlp")
         .to_owned();
+    let mut weights = target::origin(run, network)?;
+    if run.target.dtype == Dtype::Bf16 {
+        weights += "; held in bf16";
+    }
     let train = &run.train;
     Ok(vec![
         row("run", format!("{}, seed {}", run.name, run.seed)),
         row("target", network.describe()),
-        row("weights", target::origin(run, network)?),
+        row("weights", weights),
         row("data", data),
         row("importance", format!("{kind} {:?}", run.importance.hidden)),
         row("losses", losses.join(" + ")),
