@@ -97,7 +97,7 @@ fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
     let Checked { run, run_dir, .. } = &checked;
     let destination = destination(run, run_dir, &checked.found)?;
     let run_plan = spd_trainer::run_plan(run, cli::threads(asked.threads), on_gpu)?;
-    check_memory(asked, (&path, &asked.set), run, &run_plan).map_err(Fault::BadInput)?;
+    check_memory(asked, &path, &asked.set, run, &run_plan).map_err(Fault::BadInput)?;
     check_gpu_memory(asked, &path, run, &run_plan).map_err(Fault::BadInput)?;
     run_dir
         .check(
@@ -118,7 +118,8 @@ fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
 /// One line, with what would help most.
 pub(crate) fn check_memory(
     asked: &RunArgs,
-    (path, set): (&Path, &[String]),
+    path: &Path,
+    set: &[String],
     run: &Run,
     run_plan: &RunPlan,
 ) -> Result<Option<usize>, String> {

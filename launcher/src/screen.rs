@@ -253,7 +253,8 @@ impl State {
             texts.push((To::Stderr, format!("\r\u{1b}[2K{lines_above}")));
         }
         texts.extend(self.waiting.drain(..));
-        let lines = fitting(&self.live, size());
+        let (rows, columns) = size();
+        let lines = fitting(&self.live, rows, columns);
         if !lines.is_empty() {
             texts.push((To::Stderr, lines.join("\n")));
         }
@@ -263,7 +264,7 @@ impl State {
 }
 
 /// The live lines as far as a terminal of so many rows and columns shows them: the last one always, no line on two rows.
-fn fitting(lines: &[String], (rows, columns): (usize, usize)) -> Vec<String> {
+fn fitting(lines: &[String], rows: usize, columns: usize) -> Vec<String> {
     let Some((last, others)) = lines.split_last() else {
         return Vec::new();
     };
@@ -347,8 +348,8 @@ mod tests {
     #[test]
     fn live_lines_fit_the_terminal() {
         let lines = ["first", "second", "third", "all of them"].map(str::to_owned);
-        assert_eq!(fitting(&lines, (4, 6)), ["first", "secon", "all o"]);
-        assert_eq!(fitting(&lines, (1, 80)), ["all of them"]);
+        assert_eq!(fitting(&lines, 4, 6), ["first", "secon", "all o"]);
+        assert_eq!(fitting(&lines, 1, 80), ["all of them"]);
     }
 
     #[test]

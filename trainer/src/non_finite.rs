@@ -16,7 +16,8 @@ use crate::task::{NonFinite, Task};
 pub(crate) fn first_not_finite(
     task: &mut DecompositionTask,
     store: &mut Store,
-    (batch, step): (&Batch, u64),
+    batch: &Batch,
+    step: u64,
 ) -> Result<NonFinite, Fault> {
     let gradients = task.site_norms(store);
     let scalars = task.scalars(step);

@@ -116,7 +116,7 @@ impl Parameters {
     ) -> Parameter {
         let slot = store.slot(name);
         let slot = slot.unwrap_or_else(|| store.zeros(name, dims));
-        self.add_at(store, (name, slot), group, false)
+        self.add_at(store, name, slot, group, false)
     }
 
     /// Adds the transpose of a tensor as a parameter beside the tensor itself.
@@ -126,18 +126,20 @@ impl Parameters {
         &mut self,
         store: &mut Store,
         name: &str,
-        (of, dims): (&str, &[usize]),
+        of: &str,
+        dims: &[usize],
         group: Group,
     ) -> Parameter {
         let slot = store.slot(of);
         let slot = slot.unwrap_or_else(|| store.zeros(of, dims));
-        self.add_at(store, (name, slot), group, true)
+        self.add_at(store, name, slot, group, true)
     }
 
     fn add_at(
         &mut self,
         store: &mut Store,
-        (name, slot): (&str, Slot),
+        name: &str,
+        slot: Slot,
         group: Group,
         transposed: bool,
     ) -> Parameter {

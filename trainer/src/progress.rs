@@ -37,7 +37,7 @@ impl Progress {
     }
 
     /// Says what is going on, the spool's word for it and its number of steps, after `step` of them.
-    pub(crate) fn show(&mut self, (phase, steps): (&str, u64), step: u64, now: bool) {
+    pub(crate) fn show(&mut self, phase: &str, steps: u64, step: u64, now: bool) {
         let elapsed = self.shown.elapsed();
         if !now && elapsed < Duration::from_millis(500) {
             return;
@@ -56,7 +56,7 @@ impl Progress {
 
     /// Says that the run is alive in what it does after `step`, in the spool's word; whether it is to go on with that.
     pub(crate) fn alive(&mut self, doing: &str, step: u64, stop: Stop<'_>) -> bool {
-        self.show((doing, 0), step, false);
+        self.show(doing, 0, step, false);
         !stop()
     }
 
@@ -131,7 +131,7 @@ mod tests {
         let mut progress = Progress::at(dir.path()).unwrap();
         for step in [3600, 3605] {
             sleep(Duration::from_millis(2));
-            progress.show(("train", 10_000), step, true);
+            progress.show("train", 10_000, step, true);
         }
         drop(progress);
         let text = fs::read_to_string(dir.path().join("system.jsonl")).unwrap();

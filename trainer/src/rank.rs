@@ -143,7 +143,7 @@ impl Job<'_> {
         keep_record(processor, run_dir)?;
         let asked = || stop.load(Ordering::Relaxed);
         let Some((weights, training)) =
-            target::weights((run, network), run_dir, &sources, processor, stop)?
+            target::weights(run, network, run_dir, &sources, processor, stop)?
         else {
             return Ok(Outcome::Stopped);
         };

@@ -65,8 +65,8 @@ pub fn redraw(run_dir: &Path, threads: usize) -> Result<Redrawn, Fault> {
         task.make_room()?;
         // The target is that of the checkpoint; the data may have been replaced.
         let made_of = resume::data(&run.data);
-        let (step, _) = state::restore(snapshot, &mut store, (&text, &made_of))?;
-        figures::write(&mut task, &mut store, (run_dir, step), &mut || true)?;
+        let (step, _) = state::restore(snapshot, &mut store, &text, &made_of)?;
+        figures::write(&mut task, &mut store, run_dir, step, &mut || true)?;
         Ok(Redrawn {
             step,
             directory: figures::directory(run_dir, step),

@@ -14,7 +14,7 @@ use crate::losses::loss_term;
 use crate::memory::Memory;
 use crate::target;
 use crate::target_models::{Target, load, shipped};
-use crate::target_task::TargetTask;
+use crate::target_task::{Lessons, TargetTask};
 
 /// What a run will do. Values are ready to print.
 #[derive(Debug, Clone, Default)]
@@ -65,7 +65,12 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool) -> Result<RunPlan, Faul
     let (mut memory, mut gpu_memory) = (task.memory(&store), task.gpu_memory(&store));
     if let Some(settings) = &run.target.train {
         let mut store = Store::of_shapes();
-        let task = TargetTask::new(run, (&network, settings), sources, &mut store, &processor)?;
+        let lessons = Lessons {
+            run,
+            network: &network,
+            settings,
+        };
+        let task = TargetTask::new(lessons, sources, &mut store, &processor)?;
         // The target's programs are gone when those of the decomposition are made.
         memory = larger(memory, task.memory(&store));
         gpu_memory = gpu_memory

@@ -60,7 +60,8 @@ fn dtype(values: Values<'_>) -> Dtype {
 pub(crate) fn restore(
     snapshot: &Snapshot,
     store: &mut Store,
-    (config, made_of): (&str, &[Ingredient]),
+    config: &str,
+    made_of: &[Ingredient],
 ) -> Result<(u64, Mark), Fault> {
     let of_checkpoint = snapshot.meta.get("config").and_then(Value::as_str);
     if of_checkpoint != Some(config) {

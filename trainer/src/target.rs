@@ -11,7 +11,7 @@ use safetensors::tensor::TensorView;
 use serde_json::Value;
 use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, Lock};
-use spd_configs::{Checkpoint, Data, Log, Run, TargetTrain};
+use spd_configs::{Checkpoint, Data, Log, Run};
 use spd_engine::{Processor, Store};
 use spd_tracker::{METRICS, Mark, Read, Reader};
 use xxhash_rust::xxh3::Xxh3;
@@ -24,7 +24,7 @@ use crate::progress::Progress;
 use crate::resume::{Ingredient, What};
 use crate::saver::Place;
 use crate::target_models::{Network, Target, Weights, load};
-use crate::target_task::TargetTask;
+use crate::target_task::{Lessons, TargetTask};
 use crate::train::train;
 
 /// Directory of a trained target, named by everything that its weights depend on: the network and `[target.train]`, `[data]`, what
@@ -98,7 +98,8 @@ pub(crate) fn origin(run: &Run, network: &dyn Target) -> Result<String, Fault> {
 /// The weights of the run's target, trained first where they must be, and what that took in memory. `None` when `stop` came
 /// first.
 pub(crate) fn weights(
-    (run, network): (&Run, &Network),
+    run: &Run,
+    network: &Network,
     run_dir: &Path,
     sources: &Sources,
     processor: &Processor,
@@ -127,7 +128,7 @@ pub(crate) fn weights(
             Err(CheckpointError::Held { holder, .. }) => {
                 let wait = match &mut wait {
                     Some(wait) => wait,
-                    None => wait.insert(Wait::begin(run, (run_dir, &dir), &holder)?),
+                    None => wait.insert(Wait::begin(run, run_dir, &dir, &holder)?),
                 };
                 wait.look();
             }
@@ -144,8 +145,16 @@ pub(crate) fn weights(
                         "[target]: neither weights nor train".into(),
                     ));
                 };
-                let place = (run_dir, &*dir, &lock);
-                memory = train_target((run, network), settings, place, sources, processor, stop)?;
+                let lessons = Lessons {
+                    run,
+                    network,
+                    settings,
+                };
+                let entry = Entry {
+                    dir: &dir,
+                    lock: &lock,
+                };
+                memory = train_target(lessons, entry, run_dir, sources, processor, stop)?;
                 is_made = true;
             }
         }
@@ -280,7 +289,7 @@ struct Wait {
 }
 
 impl Wait {
-    fn begin(run: &Run, (run_dir, dir): (&Path, &Path), holder: &str) -> Result<Self, Fault> {
+    fn begin(run: &Run, run_dir: &Path, dir: &Path, holder: &str) -> Result<Self, Fault> {
         let mut progress = Progress::at(run_dir)?;
         progress.event(
             0,
@@ -311,7 +320,7 @@ impl Wait {
     }
 
     fn show(&mut self, now: bool) {
-        self.progress.show(("wait", self.steps), self.step, now);
+        self.progress.show("wait", self.steps, self.step, now);
     }
 }
 
@@ -320,22 +329,23 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 const FILE: &str = "target.safetensors";
 
+/// A directory of the cache, and the lock of who fills it.
+struct Entry<'a> {
+    dir: &'a Path,
+    lock: &'a Lock,
+}
+
 fn train_target(
-    (run, network): (&Run, &Network),
-    settings: &TargetTrain,
-    (run_dir, dir, lock): (&Path, &Path, &Lock),
+    lessons: Lessons<'_>,
+    Entry { dir, lock }: Entry<'_>,
+    run_dir: &Path,
     sources: &Sources,
     processor: &Processor,
     stop: &AtomicBool,
 ) -> Result<Memory, Fault> {
     let mut store = Store::new();
-    let mut task = TargetTask::new(
-        run,
-        (network, settings),
-        sources.clone(),
-        &mut store,
-        processor,
-    )?;
+    let settings = lessons.settings;
+    let mut task = TargetTask::new(lessons, sources.clone(), &mut store, processor)?;
     task.make_room()?;
     let place = Place {
         dir,

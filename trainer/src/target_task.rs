@@ -32,16 +32,28 @@ pub(crate) struct TargetTask {
     eval_rows: usize,
 }
 
+/// What a target is trained by.
+#[derive(Clone, Copy)]
+pub(crate) struct Lessons<'a> {
+    pub(crate) run: &'a Run,
+    pub(crate) network: &'a Network,
+    pub(crate) settings: &'a TargetTrain,
+}
+
 impl TargetTask {
     /// Builds the programs; the store gets the target's tensors. [`make_room`](Self::make_room) is to come before the first
     /// is run.
     pub(crate) fn new(
-        run: &Run,
-        (network, train): (&Network, &TargetTrain),
+        lessons: Lessons<'_>,
         sources: Sources,
         store: &mut Store,
         processor: &Processor,
     ) -> Result<Self, Fault> {
+        let Lessons {
+            run,
+            network,
+            settings: train,
+        } = lessons;
         let mut parameters = Parameters::default();
         let tensors: Vec<(TargetTensor, Slot)> = network
             .tensors()
@@ -65,12 +77,12 @@ impl TargetTask {
             clip: train.clip,
         };
         let mut b = Builder::new();
-        let loss = own_loss(&mut b, store, (run, network), &tensors, train.batch_size)?;
+        let loss = own_loss(&mut b, store, run, network, &tensors, train.batch_size)?;
         b.output("loss/target", loss);
         parameters.update(&mut b, store, loss, |_| update)?;
         let program = Executor::planned(&b, processor);
         let mut b = Builder::new();
-        let loss = own_loss(&mut b, store, (run, network), &tensors, run.eval.batch_size)?;
+        let loss = own_loss(&mut b, store, run, network, &tensors, run.eval.batch_size)?;
         b.output("eval/loss", loss);
         let mut eval_program = Executor::planned(&b, processor);
         eval_program.parameters().seed = train.seed;
@@ -138,7 +150,8 @@ impl TargetTask {
 fn own_loss(
     b: &mut Builder,
     store: &Store,
-    (run, network): (&Run, &Network),
+    run: &Run,
+    network: &Network,
     tensors: &[(TargetTensor, Slot)],
     rows: usize,
 ) -> Result<Value, Fault> {
@@ -295,12 +308,14 @@ lr = 1e-3
     #[test]
     fn a_residual_mlp_learns_its_labels_and_keeps_its_embedding() {
         let run = Run::from_resolved(RESID).unwrap();
-        let settings = run.target.train.as_ref().unwrap();
-        let network = crate::target_models::shipped(&run.target.model).unwrap();
+        let lessons = Lessons {
+            run: &run,
+            network: &crate::target_models::shipped(&run.target.model).unwrap(),
+            settings: run.target.train.as_ref().unwrap(),
+        };
         let sources = crate::data::open(&run).unwrap();
         let (mut store, processor) = (Store::new(), Arc::new(Pool::single()).into());
-        let mut task =
-            TargetTask::new(&run, (&network, settings), sources, &mut store, &processor).unwrap();
+        let mut task = TargetTask::new(lessons, sources, &mut store, &processor).unwrap();
         task.make_room().unwrap();
         task.begin(&mut store, &mut || true).unwrap();
         let before = task.weights(&store);

@@ -89,7 +89,8 @@ pub(crate) trait Task {
     fn draw(
         &mut self,
         _store: &mut Store,
-        _to: (&Path, u64),
+        _run_dir: &Path,
+        _step: u64,
         _go_on: &mut GoOn<'_>,
     ) -> Result<bool, Fault> {
         Ok(true)

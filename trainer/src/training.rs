@@ -49,7 +49,7 @@ impl<'a> Training<'a> {
         let resumed = found
             .snapshot
             .as_ref()
-            .map(|snapshot| state::restore(snapshot, store, (place.config, place.made_of)))
+            .map(|snapshot| state::restore(snapshot, store, place.config, place.made_of))
             .transpose()?;
         let lost = if resumed.is_none() {
             resume::lost(place.dir, &found.set_aside)?
@@ -134,7 +134,7 @@ impl<'a> Training<'a> {
         } = self;
         let all = task.warmup_steps();
         let mut go_on = |made| {
-            progress.show((WARMUP, all), made, false);
+            progress.show(WARMUP, all, made, false);
             !stop()
         };
         let made = task.warm_up(store, made, &mut go_on)?;
@@ -208,7 +208,7 @@ impl<'a> Training<'a> {
     pub(crate) fn draw(&mut self) -> Result<bool, Fault> {
         let (dir, step) = (self.place.dir, self.at.step());
         let drawn = self.beside("figures", |task, store, go_on| {
-            task.draw(store, (dir, step), go_on)
+            task.draw(store, dir, step, go_on)
         });
         drawn.or_else(|fault| {
             let note = format!("the figures of step {step} were not drawn: {fault}");
@@ -288,11 +288,11 @@ impl<'a> Training<'a> {
 
     /// Says how far it is, at most twice a second but for `now`.
     pub(crate) fn show(&mut self, now: bool) {
-        let (phase, step) = match self.at {
-            At::WarmUp(made) if made > 0 => ((WARMUP, self.task.warmup_steps()), made),
-            _ => ((self.task.phase(), self.task.steps()), self.at.step()),
+        let (phase, steps, step) = match self.at {
+            At::WarmUp(made) if made > 0 => (WARMUP, self.task.warmup_steps(), made),
+            _ => (self.task.phase(), self.task.steps(), self.at.step()),
         };
-        self.progress.show(phase, step, now);
+        self.progress.show(phase, steps, step, now);
     }
 }
 

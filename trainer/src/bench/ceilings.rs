@@ -51,26 +51,41 @@ pub struct Ceilings {
     pub draws: f64,
 }
 
+/// The step whose ops are held against ceilings.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MeasuredStep<'a> {
+    pub(super) processor: &'a Processor,
+    pub(super) precision: Precision,
+    /// Rows, length of the sums, and columns of the first product of a site.
+    pub(super) site_shape: [usize; 3],
+    /// What its programs and its state take in memory.
+    pub(super) bytes: usize,
+}
+
 impl Ceilings {
     /// Measures; to be called on a thread of the pool.
     ///
     /// - `sizes`: of what is measured where the processor is a GPU
     pub(super) fn measure(
-        (processor, precision): (&Processor, Precision),
+        step: &MeasuredStep<'_>,
         pool: &Arc<Pool>,
-        (site_shape, workload_bytes): ([usize; 3], usize),
         sizes: Sizes,
     ) -> Result<Self, Fault> {
+        let &MeasuredStep {
+            processor,
+            precision,
+            site_shape,
+            bytes,
+        } = step;
         if let Processor::Gpu(_) = processor {
-            let of = (processor, precision);
-            return Self::of_gpu(of, (site_shape, workload_bytes), sizes);
+            return Self::of_gpu(step, sizes);
         }
         let [gelus, gelu_slopes, draws] = expensive_ops(processor, NEAR, 10 * ROUNDS)?;
-        let near_bytes = workload_bytes.clamp(1 << 20, LARGE);
+        let near_bytes = bytes.clamp(1 << 20, LARGE);
         Ok(Self {
-            gemm: gemm((pool, precision), [SQUARE; 3])?,
+            gemm: gemm(pool, precision, [SQUARE; 3])?,
             site_shape,
-            site_gemm: gemm((pool, precision), site_shape)?,
+            site_gemm: gemm(pool, precision, site_shape)?,
             copy: copy(pool.threads(), LARGE),
             near_bytes,
             near_copy: copy(pool.threads(), near_bytes),
@@ -81,14 +96,16 @@ impl Ceilings {
     }
 
     /// The same on a GPU: times of single ops, by its own clock.
-    fn of_gpu(
-        (processor, precision): (&Processor, Precision),
-        (site_shape, workload_bytes): ([usize; 3], usize),
-        sizes: Sizes,
-    ) -> Result<Self, Fault> {
+    fn of_gpu(step: &MeasuredStep<'_>, sizes: Sizes) -> Result<Self, Fault> {
+        let &MeasuredStep {
+            processor,
+            precision,
+            site_shape,
+            bytes,
+        } = step;
         let [gelus, gelu_slopes, draws] = expensive_ops(processor, sizes.near, sizes.rounds)?;
-        let near_bytes = workload_bytes.clamp(sizes.large / 256, sizes.large);
-        let gemm = |shape| gemm_of_gpu((processor, precision), shape, sizes.rounds);
+        let near_bytes = bytes.clamp(sizes.large / 256, sizes.large);
+        let gemm = |shape| gemm_of_gpu(processor, precision, shape, sizes.rounds);
         Ok(Self {
             gemm: gemm([sizes.square; 3])?,
             site_shape,
@@ -119,7 +136,7 @@ impl Ceilings {
     }
 }
 
-fn gemm((pool, precision): (&Arc<Pool>, Precision), [m, k, n]: [usize; 3]) -> Result<f64, Fault> {
+fn gemm(pool: &Arc<Pool>, precision: Precision, [m, k, n]: [usize; 3]) -> Result<f64, Fault> {
     let mut b = Builder::with_precision(precision);
     let a = b.input("a", &Type::f32(&[m, k]))?;
     let w = b.input("w", &Type::f32(&[k, n]))?;
@@ -179,7 +196,8 @@ fn fastest_op_s(
 
 /// Of what depends on a batch and a frozen weight; a sum that reads the product lets it be stored as in a step.
 fn gemm_of_gpu(
-    (processor, precision): (&Processor, Precision),
+    processor: &Processor,
+    precision: Precision,
     [m, k, n]: [usize; 3],
     rounds: usize,
 ) -> Result<f64, Fault> {
@@ -373,9 +391,13 @@ pub(super) mod tests {
         };
         for precision in [Precision::F32, Precision::Bf16] {
             let measured = Ceilings::measure(
-                (&Processor::Gpu(Some(Arc::clone(&device))), precision),
+                &MeasuredStep {
+                    processor: &Processor::Gpu(Some(Arc::clone(&device))),
+                    precision,
+                    site_shape: [8, 5, 3],
+                    bytes: 1 << 12,
+                },
                 &Arc::new(Pool::single()),
-                ([8, 5, 3], 1 << 12),
                 SMALL,
             );
             let Ceilings {

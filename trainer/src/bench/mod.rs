@@ -139,7 +139,7 @@ fn time_on(
             _ => peak(),
         };
         let memory = (workload.planned_bytes(), held);
-        let line = line(preset, &workload, settings, (&clock, build_s));
+        let line = line(preset, &workload, settings, &clock, build_s);
         let phases = settings
             .phases
             .then(|| {
@@ -166,7 +166,8 @@ fn line(
     preset: &Preset,
     workload: &Workload,
     settings: &Settings,
-    (clock, build_s): (&Clock, f64),
+    clock: &Clock,
+    build_s: f64,
 ) -> Map<String, Value> {
     let shape = workload.shape();
     let losses = workload.losses();

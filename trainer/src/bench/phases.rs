@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use spd_engine::{Builder, Executor, OpProfile, Pool};
 
-use super::ceilings::{Ceilings, Sizes};
+use super::ceilings::{Ceilings, MeasuredStep, Sizes};
 use super::clock::Timed;
 use super::clock::{ms, quantile};
 use super::workload::Workload;
@@ -111,15 +111,18 @@ pub(super) fn measure(
     median_ms: f64,
     sizes: Sizes,
 ) -> Result<Phases, Fault> {
-    let memory = workload.program.plan().arena_bytes() + workload.store.bytes();
     let site = &workload.decomposition.sites[0];
-    let shape = [
-        workload.shape().examples(),
-        site.layer.d_in,
-        site.components,
-    ];
-    let of = (&workload.processor, workload.decomposition.precision());
-    let ceilings = Ceilings::measure(of, pool, (shape, memory), sizes)?;
+    let step = MeasuredStep {
+        processor: &workload.processor,
+        precision: workload.decomposition.precision(),
+        site_shape: [
+            workload.shape().examples(),
+            site.layer.d_in,
+            site.components,
+        ],
+        bytes: workload.program.plan().arena_bytes() + workload.store.bytes(),
+    };
+    let ceilings = Ceilings::measure(&step, pool, sizes)?;
     let stages = stages(workload, steps)?;
     workload.program.start_profile();
     let start = Instant::now();

@@ -43,7 +43,7 @@ pub(super) fn add_tied(parameters: &mut Parameters, store: &mut Store, site: &Si
         (site.v_name(), u, [c, layer.d_out]),
         (site.u_name(), v, [layer.d_in, c]),
     ] {
-        parameters.add_transposed(store, &name, (&of, &dims), Group::Components);
+        parameters.add_transposed(store, &name, &of, &dims, Group::Components);
     }
 }
 

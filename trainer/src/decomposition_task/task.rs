@@ -130,7 +130,7 @@ impl Task for DecompositionTask {
         batch: &Batch,
         step: u64,
     ) -> Result<NonFinite, Fault> {
-        first_not_finite(self, store, (batch, step))
+        first_not_finite(self, store, batch, step)
     }
 
     fn observe(&self, store: &Store) -> Vec<(String, f64)> {
@@ -163,10 +163,11 @@ impl Task for DecompositionTask {
     fn draw(
         &mut self,
         store: &mut Store,
-        to: (&Path, u64),
+        run_dir: &Path,
+        step: u64,
         go_on: &mut GoOn<'_>,
     ) -> Result<bool, Fault> {
-        figures::write(self, store, to, go_on)
+        figures::write(self, store, run_dir, step, go_on)
     }
 
     fn evaluate(

@@ -12,7 +12,7 @@ const LEAK: f32 = 0.01;
 
 pub(super) fn of_masks(probe: &Probe, when: &str) -> Result<Option<Figure>, Fault> {
     let value = |site: &Probed, at: usize| site.answer.importance[at];
-    figure("causal_importances", (probe, when), value)
+    figure("causal_importances", probe, when, value)
 }
 
 pub(super) fn of_penalty(probe: &Probe, when: &str) -> Result<Option<Figure>, Fault> {
@@ -20,20 +20,20 @@ pub(super) fn of_penalty(probe: &Probe, when: &str) -> Result<Option<Figure>, Fa
         return Ok(None);
     }
     let value = |site: &Probed, at: usize| upper_leaky(site.answer.logits[at]);
-    figure("causal_importances_upper_leaky", (probe, when), value)
+    figure("causal_importances_upper_leaky", probe, when, value)
 }
 
 fn figure(
     name: &'static str,
-    (probe, when): (&Probe, &str),
+    probe: &Probe,
+    when: &str,
     value: impl Fn(&Probed, usize) -> f32,
 ) -> Result<Option<Figure>, Fault> {
     let matrix = |site: &Probed| {
         let c = site.order.len();
-        let size = (site.answer.importance.len() / c, MOST_SPARSE);
-        Matrix::new(site.site.clone(), &site.order, size, |row, component| {
-            value(site, row * c + component)
-        })
+        let rows = site.answer.importance.len() / c;
+        let value = |row: usize, component: usize| value(site, row * c + component);
+        Matrix::new(site.site.clone(), &site.order, rows, MOST_SPARSE, value)
     };
     let sites: Vec<Matrix> = probe.sites.iter().map(matrix).collect();
     let panels = sites.iter().map(|site| {

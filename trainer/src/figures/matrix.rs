@@ -24,7 +24,8 @@ impl Matrix {
     pub(super) fn new(
         site: String,
         order: &[usize],
-        (rows, most): (usize, usize),
+        rows: usize,
+        most: usize,
         value: impl Fn(usize, usize) -> f32,
     ) -> Self {
         let each = [rows, order.len()].map(|count| count.div_ceil(most).max(1));
@@ -55,10 +56,10 @@ mod tests {
             (5, 2) => 1.0,
             _ => 0.0,
         };
-        let found = Matrix::new("a".into(), &[2, 1, 0], (7, 3), value);
+        let found = Matrix::new("a".into(), &[2, 1, 0], 7, 3, value);
         assert_eq!((found.each, found.rows.len()), ([3, 1], 3));
         assert_eq!(found.rows[1], [1.0, -2.0, 0.0]);
-        let found = Matrix::new("a".into(), &[2, 1, 0], (7, 2), value);
+        let found = Matrix::new("a".into(), &[2, 1, 0], 7, 2, value);
         assert_eq!(
             (found.each, found.rows.len(), found.rows[0].len()),
             ([4, 2], 2, 2)

@@ -49,9 +49,7 @@ pub(super) fn probe(
     let sites = decomposition.sites.iter().zip(answers).enumerate();
     let sites = sites.map(|(index, (site, answer))| {
         let c = site.components;
-        let features = answer.importance.len() / c;
-        let size = (features, c);
-        let order = order(decomposition, site.path(), &answer.importance, size);
+        let order = order(decomposition, site.path(), &answer.importance, c);
         let (v, u) = decomposition.component_values(store, index);
         let (d_in, d_out) = (site.layer.d_in, site.layer.d_out);
         let named = |part: &str| format!("{} {part}", site.path());
@@ -60,8 +58,8 @@ pub(super) fn probe(
         Probed {
             site: site.path().to_owned(),
             components: [
-                Matrix::new(named("V"), &order, (d_in, MOST_DENSE), v),
-                Matrix::new(named("U"), &order, (d_out, MOST_DENSE), u),
+                Matrix::new(named("V"), &order, d_in, MOST_DENSE, v),
+                Matrix::new(named("U"), &order, d_out, MOST_DENSE, u),
             ],
             order,
             answer,
@@ -74,16 +72,11 @@ pub(super) fn probe(
 }
 
 /// The components of a site as they are shown: matched with features where each should have one, else by their sums.
-fn order(
-    decomposition: &Decomposition,
-    path: &str,
-    importance: &[f32],
-    (features, c): (usize, usize),
-) -> Vec<usize> {
+fn order(decomposition: &Decomposition, path: &str, importance: &[f32], c: usize) -> Vec<usize> {
     let mut known = decomposition.run.eval.known.iter();
     let known = known.find(|known| pattern_matches(&known.pattern, path));
     match known.map(|known| known.solution) {
-        Some(KnownSolution::Identity { .. }) => identity_order(importance, features, c),
+        Some(KnownSolution::Identity { .. }) => identity_order(importance, importance.len() / c, c),
         Some(KnownSolution::Dense { .. }) | None => sum_order(importance, c),
     }
 }

@@ -83,7 +83,8 @@ pub(crate) fn directory(run_dir: &Path, step: u64) -> PathBuf {
 pub(crate) fn write(
     task: &mut DecompositionTask,
     store: &mut Store,
-    (run_dir, step): (&Path, u64),
+    run_dir: &Path,
+    step: u64,
     go_on: &mut GoOn<'_>,
 ) -> Result<bool, Fault> {
     let to = directory(run_dir, step);
