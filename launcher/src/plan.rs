@@ -1,15 +1,13 @@
 //! What a run will do and need, as the table printed before it starts.
 
 use indicatif::{HumanBytes, HumanCount};
-use spd_trainer::{Memory, RunPlan};
+use spd_trainer::{Memory, RunPlan, SitePlan};
 
 use crate::screen::plain;
 use crate::table::{Align, Table};
 
 /// With more sites than this, sites of one shape that differ in numbers only share a row.
 const SITES_SHOWN_SINGLY: usize = 12;
-
-type Site = (String, usize, usize, usize, usize);
 
 /// The plan of a run.
 ///
@@ -28,7 +26,7 @@ pub(crate) fn text(title: &str, directory: &str, run_plan: &RunPlan) -> String {
     let mut text = format!("{title}\n{}", facts.text());
     if !run_plan.sites.is_empty() {
         text.push('\n');
-        text.push_str(&sites(&run_plan.sites).text());
+        text.push_str(&sites(&run_plan.sites, run_plan.shared_importance).text());
     }
     text.push('\n');
     text
@@ -57,7 +55,7 @@ fn count(number: usize) -> String {
     HumanCount(number as u64).to_string()
 }
 
-fn sites(sites: &[Site]) -> Table {
+fn sites(sites: &[SitePlan], shared_importance: usize) -> Table {
     use Align::{Left, Right};
     let mut table = Table::new(&[Left, Right, Right, Right, Right]);
     table.row(["site", "d_in", "d_out", "C", "parameters"]);
@@ -66,52 +64,58 @@ fn sites(sites: &[Site]) -> Table {
     } else {
         alone(sites)
     };
-    for (name, (_, d_in, d_out, components, parameters)) in groups {
+    for (name, site) in groups {
         table.row([
             name,
-            count(*d_in),
-            count(*d_out),
-            count(*components),
-            count(*parameters),
+            count(site.d_in),
+            count(site.d_out),
+            count(site.components),
+            count(site.parameters),
         ]);
     }
-    let total = |of: fn(&Site) -> usize| count(sites.iter().map(of).fold(0, usize::saturating_add));
-    let name = format!("total of {}", count(sites.len()));
+    let none = String::new;
+    if shared_importance > 0 {
+        let name = "importances of all".to_owned();
+        table.row([name, none(), none(), none(), count(shared_importance)]);
+    }
+    let total = |of: fn(&SitePlan) -> usize| sites.iter().map(of).fold(0, usize::saturating_add);
+    let parameters = total(|site| site.parameters).saturating_add(shared_importance);
     table.row([
-        name,
-        String::new(),
-        String::new(),
-        total(|site| site.3),
-        total(|site| site.4),
+        format!("total of {}", count(sites.len())),
+        none(),
+        none(),
+        count(total(|site| site.components)),
+        count(parameters),
     ]);
     table
 }
 
-fn alone(sites: &[Site]) -> Vec<(String, &Site)> {
-    sites.iter().map(|site| (plain(&site.0), site)).collect()
+fn alone(sites: &[SitePlan]) -> Vec<(String, &SitePlan)> {
+    sites.iter().map(|site| (plain(&site.path), site)).collect()
 }
 
 /// One row for sites of one shape whose paths differ in numbers only, in the order of their first.
-fn grouped(sites: &[Site]) -> Vec<(String, &Site)> {
-    let mut groups: Vec<(String, &Site, usize)> = Vec::new();
+fn grouped(sites: &[SitePlan]) -> Vec<(String, &SitePlan)> {
+    // Sites of one group have one plan but for the numbers of their paths.
+    let mut groups: Vec<(SitePlan, Vec<&SitePlan>)> = Vec::new();
     for site in sites {
-        let path = starred(&site.0);
-        let alike = |(other_path, other, _): &&mut (String, &Site, usize)| {
-            *other_path == path
-                && (other.1, other.2, other.3, other.4) == (site.1, site.2, site.3, site.4)
+        let path = starred(&site.path);
+        let of_all = SitePlan {
+            path,
+            ..site.clone()
         };
-        match groups.iter_mut().find(alike) {
-            Some((_, _, members)) => *members += 1,
-            None => groups.push((path, site, 1)),
+        match groups.iter_mut().find(|(known, _)| *known == of_all) {
+            Some((_, members)) => members.push(site),
+            None => groups.push((of_all, vec![site])),
         }
     }
-    let name = |path: &str, site: &Site, members: usize| match members {
-        1 => plain(&site.0),
-        _ => format!("{} x{members}", plain(path)),
+    let name = |of_all: &SitePlan, members: &[&SitePlan]| match members {
+        [one] => plain(&one.path),
+        _ => format!("{} x{}", plain(&of_all.path), members.len()),
     };
     groups
         .iter()
-        .map(|(path, site, members)| (name(path, site, *members), *site))
+        .map(|(of_all, members)| (name(of_all, members), members[0]))
         .collect()
 }
 
@@ -129,13 +133,24 @@ fn starred(path: &str) -> String {
 mod tests {
     use super::*;
 
-    fn run_plan(sites: Vec<Site>) -> RunPlan {
+    fn site(path: &str, sides: [usize; 2], components: usize, parameters: usize) -> SitePlan {
+        SitePlan {
+            path: path.into(),
+            d_in: sides[0],
+            d_out: sides[1],
+            components,
+            parameters,
+        }
+    }
+
+    fn run_plan(sites: Vec<SitePlan>) -> RunPlan {
         RunPlan {
             rows: vec![
                 ("target".into(), "tms 5-2".into()),
                 ("precision".into(), "f32".into()),
             ],
             sites,
+            shared_importance: 0,
             state_bytes: 3 << 20,
             memory: Memory {
                 parts: vec![("state", 3 << 20), ("programs", 1 << 20), ("batches", 7)],
@@ -147,8 +162,8 @@ mod tests {
     #[test]
     fn few_sites_stand_alone() {
         let sites = vec![
-            ("linear1".into(), 5, 2, 20, 1234),
-            ("linear2".into(), 2, 5, 20, 1000),
+            site("linear1", [5, 2], 20, 1234),
+            site("linear2", [2, 5], 20, 1000),
         ];
         assert_eq!(
             text("tms_5-2", "runs/tms_5-2 (new)", &run_plan(sites)),
@@ -170,21 +185,22 @@ tms_5-2
 
     #[test]
     fn many_sites_of_one_shape_share_a_row() {
-        let mut sites: Vec<Site> = Vec::new();
+        let mut sites = Vec::new();
         for layer in 0..7 {
             // The last layer is of another size, and so gets a row of its own.
             let components = if layer == 6 { 8 } else { 4 };
-            sites.push((format!("h.{layer}.attn"), 2, 3, components, 10));
-            sites.push((format!("h.{layer}.mlp2"), 3, 2, 4, 20));
+            sites.push(site(&format!("h.{layer}.attn"), [2, 3], components, 10));
+            sites.push(site(&format!("h.{layer}.mlp2"), [3, 2], 4, 20));
         }
         assert_eq!(
-            super::sites(&sites).text(),
+            super::sites(&sites, 7).text(),
             "
-  site         d_in  d_out   C  parameters
-  h.*.attn x6     2      3   4          10
-  h.*.mlp2 x7     3      2   4          20
-  h.6.attn        2      3   8          10
-  total of 14               60         210
+  site                d_in  d_out   C  parameters
+  h.*.attn x6            2      3   4          10
+  h.*.mlp2 x7            3      2   4          20
+  h.6.attn               2      3   8          10
+  importances of all                            7
+  total of 14                      60         217
 "
             .trim_start_matches('\n')
         );

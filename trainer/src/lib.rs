@@ -51,4 +51,4 @@ pub use memory::Memory;
 pub use rank::{continuation, decompose, rank};
 pub use redraw::{Redrawn, redraw};
 pub use resume::Continuation;
-pub use run_plan::{RunPlan, check_precision, run_plan};
+pub use run_plan::{RunPlan, SitePlan, check_precision, run_plan};

@@ -21,14 +21,31 @@ use crate::target_task::{Lessons, TargetTask};
 pub struct RunPlan {
     /// Label and value, in the order to print.
     pub rows: Vec<(String, String)>,
-    /// One row a site: path, d_in, d_out, C, parameters of its components and importance function.
-    pub sites: Vec<(String, usize, usize, usize, usize)>,
+    /// The sites, in the order of the network.
+    pub sites: Vec<SitePlan>,
+    /// Parameters of what gives importances to all sites together.
+    pub shared_importance: usize,
     /// Bytes of a checkpoint: parameters, moments, frozen weights.
     pub state_bytes: usize,
     /// What a rank will hold in memory.
     pub memory: Memory,
     /// What it will hold on a GPU, if it runs on one.
     pub gpu_memory: Option<Memory>,
+}
+
+/// What a site adds to a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SitePlan {
+    /// Module path.
+    pub path: String,
+    /// Length of what its matrix reads.
+    pub d_in: usize,
+    /// Length of what its matrix writes.
+    pub d_out: usize,
+    /// Number of components.
+    pub components: usize,
+    /// Parameters of its components, and of its importance function if it has its own.
+    pub parameters: usize,
 }
 
 /// Checks a run against its target and data, builds its programs, and says what they need; on a GPU, if `on_gpu`.
@@ -78,23 +95,19 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool) -> Result<RunPlan, Faul
             .map(|(one, other)| larger(one, other));
     }
     let decomposition = &task.decomposition;
-    let sites = (0..decomposition.sites.len())
-        .map(|index| {
-            let site = &decomposition.sites[index];
-            let (components, importance) = decomposition.parameter_counts(&store, index);
-            let layer = &site.layer;
-            (
-                site.path().to_owned(),
-                layer.d_in,
-                layer.d_out,
-                site.components,
-                components + importance,
-            )
-        })
-        .collect();
+    let (counts, shared_importance) = decomposition.parameter_counts(&store);
+    let sites = decomposition.sites.iter().zip(counts);
+    let sites = sites.map(|(site, parameters)| SitePlan {
+        path: site.path().to_owned(),
+        d_in: site.layer.d_in,
+        d_out: site.layer.d_out,
+        components: site.components,
+        parameters,
+    });
     Ok(RunPlan {
         rows: rows(run, &*network, threads, on_gpu)?,
-        sites,
+        sites: sites.collect(),
+        shared_importance,
         state_bytes: store.bytes(),
         memory,
         gpu_memory,

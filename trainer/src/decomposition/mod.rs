@@ -391,19 +391,22 @@ impl Decomposition {
         })
     }
 
-    /// Number of values of each site's components and importance function.
-    pub fn parameter_counts(&self, store: &Store, index: usize) -> (usize, usize) {
-        let site = &self.sites[index];
+    /// Number of parameters of each site, of its components and of its importance function if it has its own; and of what gives
+    /// importances to all sites together.
+    pub fn parameter_counts(&self, store: &Store) -> (Vec<usize>, usize) {
+        let mut of_importances: BTreeMap<&str, usize> = BTreeMap::new();
+        for parameter in self.parameters.of(&[Group::Importance]).iter() {
+            // `_ci_fns.SITE.TENSOR`
+            let of = store.name(parameter.slot).split('.').nth(1);
+            *of_importances.entry(of.unwrap_or_default()).or_default() +=
+                store.ty(parameter.slot).len();
+        }
         let len = |name: &str| store.slot(name).map_or(0, |slot| store.ty(slot).len());
-        let importance = format!("_ci_fns.{}.", site.dashed());
-        let of_importance = self
-            .parameters
-            .of(&[Group::Importance])
-            .iter()
-            .filter(|p| store.name(p.slot).starts_with(&importance))
-            .map(|p| store.ty(p.slot).len())
-            .sum();
-        (len(&site.v_name()) + len(&site.u_name()), of_importance)
+        let sites = self.sites.iter().map(|site| {
+            let of_importance = of_importances.remove(&*site.dashed());
+            len(&site.v_name()) + len(&site.u_name()) + of_importance.unwrap_or(0)
+        });
+        (sites.collect(), of_importances.values().sum())
     }
 }
 
