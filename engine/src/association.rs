@@ -9,7 +9,7 @@
 //! x = h U + s c + (1 - s) b,  c = a B + b         x W = h (U W) + (s a) (B W) + b W        a masked site: s weighs rows
 //! ```
 //!
-//! A site that is routed has packed rows of `h`, and one that is routed reads packed rows of `x`: a product of the two has the
+//! A site that is routed has compacted rows of `h`, and one that is routed reads compacted rows of `x`: a product of the two has the
 //! rows that both take part in.
 //!
 //! Who builds a program asks for it, by [`Builder::associate`]. From then on the builder writes `x W` in the right-hand form where every `a` and `h` is narrower than `x` and, `m` being their columns
@@ -41,7 +41,7 @@ struct Terms {
 #[derive(Debug, Clone, Copy)]
 struct Term {
     a: Value,
-    /// The routes of the rows of `a`, if it is packed.
+    /// The routes of the rows of `a`, if it is compacted.
     route: Option<Value>,
     right: Right,
     share: Option<SiteInputs>,
@@ -66,7 +66,7 @@ impl Builder {
         }
     }
 
-    /// `x W` at the routed positions, packed, in the order that costs less if that was asked for.
+    /// `x W` at the routed positions, compacted, in the order that costs less if that was asked for.
     pub(crate) fn routed_product(&mut self, x: Value, w: Value, route: Value) -> Result<Value> {
         let transposed = false;
         let right = Right { w, transposed };
@@ -75,9 +75,9 @@ impl Builder {
                 let y = if terms.biases.is_empty() {
                     self.through(&terms, right, None, Some(route))?
                 } else {
-                    // Nothing adds one row to packed ones.
+                    // Nothing adds one row to compacted ones.
                     let y = self.through(&terms, right, None, None)?;
-                    self.pack_rows(y, route)?
+                    self.compact_rows(y, route)?
                 };
                 self.bypass(terms.bypassed, y);
                 Ok(y)
@@ -106,7 +106,7 @@ impl Builder {
         }
     }
 
-    /// `into + a W`, where rows of `a`, or of the result, or of both are packed.
+    /// `into + a W`, where rows of `a`, or of the result, or of both are compacted.
     fn routed(
         &mut self,
         (a, from): (Value, Option<Value>),
@@ -148,7 +148,7 @@ impl Builder {
             sum = Some(if term.route.is_some() || to.is_some() {
                 self.routed((a, term.route), w, to, sum)?
             } else {
-                // Beside each packed term there is one that is not: the bias finds its place.
+                // Beside each compacted term there is one that is not: the bias finds its place.
                 let transposed = false;
                 self.multiply(a, Right { w, transposed }, bias.take(), sum)?
             });
@@ -338,7 +338,7 @@ mod tests {
                     route: routed.then_some(v[10]),
                 };
                 let h = match with.route {
-                    Some(route) => b.pack_rows(v[2], route)?,
+                    Some(route) => b.compact_rows(v[2], route)?,
                     None => v[2],
                 };
                 let site = b.site_output(h, v[3], &with)?;
@@ -415,7 +415,7 @@ mod tests {
                     delta: Some(v[9]),
                     route: Some(v[10]),
                 };
-                let h = b.pack_rows(v[2], v[10])?;
+                let h = b.compact_rows(v[2], v[10])?;
                 let site = b.site_output(h, v[3], &with)?;
                 let stream = b.add(embedded, site)?;
                 let a = b.routed_matmul(stream, v[6], v[11])?;

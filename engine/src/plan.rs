@@ -6,7 +6,7 @@
 //! life: not optimal, but within a few percent of the largest sum of lives on our programs, which
 //! [`Plan::live_bytes`] gives for comparison.
 
-mod packing;
+mod placement;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -155,7 +155,7 @@ impl Plan {
             let bytes = scratch_bytes(index, node);
             scratch[position] = Some(add(&mut blocks, bytes, position, position));
         }
-        let arena_bytes = packing::pack(&mut blocks);
+        let arena_bytes = placement::place(&mut blocks);
         let place = |value: Value| match builder.homes[value.index()] {
             Home::Persistent(slot) => Some(Place::Store(slot)),
             _ => block_of[value.index()].map(|block| Place::Arena(blocks[block].offset)),

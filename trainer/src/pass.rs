@@ -151,7 +151,7 @@ impl<'a> Pass<'a> {
             (LayerKind::Embedding, None) => b.embed(x, site.v_ic, None)?,
             (LayerKind::Embedding, Some(route)) => {
                 let acts_btc = b.embed(x, site.v_ic, None)?;
-                b.pack_rows(acts_btc, route)?
+                b.compact_rows(acts_btc, route)?
             }
             (_, None) => b.matmul(x, site.v_ic)?,
             (_, Some(route)) => b.routed_matmul(x, site.v_ic, route)?,

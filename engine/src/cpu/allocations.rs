@@ -168,8 +168,8 @@ impl Step {
             route: Some(route),
         };
         let attacked = self.ascent((x, v_ic, u_co), &masked, &joined)?;
-        let packed = self.b.routed_matmul(x, v_ic, route)?;
-        let h = self.b.masked(packed, &masked)?;
+        let compacted = self.b.routed_matmul(x, v_ic, route)?;
+        let h = self.b.masked(compacted, &masked)?;
         let y = self.b.site_output(h, u_co, &joined)?;
         Ok([self.b.add(y, attacked)?, penalty])
     }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::bf16::{self, LaidOut, Panel, Right};
+use super::bf16::{self, Factor, LaidOut, Panel};
 use super::cut::{Cut, STEP_COLUMNS, STEP_ROWS, STEP_SUMS, part};
 use super::math::on_vectors;
 use super::pool::{Parts, PerChunk, Pool, Rows, chunks};
@@ -173,7 +173,7 @@ impl Product<'_> {
         };
         let out = out.wrapping_add(rows.start * n + columns.start);
         if let (Precision::Bf16, Some(panel)) = (self.precision, self.laid_out) {
-            let b = Right::LaidOut(LaidOut {
+            let b = Factor::LaidOut(LaidOut {
                 panel,
                 column: columns.start,
                 term: sums.start,
@@ -220,7 +220,7 @@ pub(crate) fn block_laid_out(
     assert!(m > 0 && n > 0 && k > 0 && a.holds(m, k), "{shape:?}");
     let (start, stride) = out.place(m, n);
     // SAFETY: the product lies inside its tile.
-    unsafe { bf16::multiply(shape, alpha, (a, Right::LaidOut(b)), (start, stride, add)) };
+    unsafe { bf16::multiply(shape, alpha, (a, Factor::LaidOut(b)), (start, stride, add)) };
 }
 
 /// # Safety
@@ -236,7 +236,7 @@ unsafe fn multiply(
 ) {
     if precision == Precision::Bf16 {
         // SAFETY: the caller's promise.
-        return unsafe { bf16::multiply(shape, alpha, (a, Right::Matrix(b)), (out, stride, add)) };
+        return unsafe { bf16::multiply(shape, alpha, (a, Factor::Matrix(b)), (out, stride, add)) };
     }
     let Shape { m, n, k } = shape;
     let signed = |stride: usize| isize::try_from(stride).expect("a matrix fits in memory");

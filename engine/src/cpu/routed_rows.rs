@@ -1,6 +1,6 @@
 //! Rows that are routed, and matrices that hold those alone.
 //!
-//! A route is a number for each row, zero where the row takes no part. A packed matrix has as much room as one of all rows; the
+//! A route is a number for each row, zero where the row takes no part. A compacted matrix has as much room as one of all rows; the
 //! routed ones come first, in order, and what lies behind them means nothing.
 
 use std::ops::Range;
@@ -52,8 +52,8 @@ pub(crate) fn clear_others(routed: &[u32], rows: &Range<usize>, part: &mut [f32]
     }
 }
 
-/// A packed matrix, cut where all rows are cut; one of all rows where there is no list of routed ones.
-pub(crate) struct Packed<'a> {
+/// A compacted matrix, cut where all rows are cut; one of all rows where there is no list of routed ones.
+pub(crate) struct Compacted<'a> {
     values: &'a mut [f32],
     columns: usize,
     routed: Option<&'a [u32]>,
@@ -61,7 +61,7 @@ pub(crate) struct Packed<'a> {
     first: usize,
 }
 
-impl<'a> Packed<'a> {
+impl<'a> Compacted<'a> {
     pub(crate) fn new(values: &'a mut [f32], columns: usize, routed: Option<&'a [u32]>) -> Self {
         Self {
             values,
@@ -78,7 +78,7 @@ impl<'a> Packed<'a> {
     }
 }
 
-impl Parts for Packed<'_> {
+impl Parts for Compacted<'_> {
     fn split(self, _chunks: usize, rows: usize) -> (Self, Self) {
         let Self {
             values,
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn routed_rows_are_packed_and_others_cleared_whatever_the_threads() {
+    fn routed_rows_are_compacted_and_others_cleared_whatever_the_threads() {
         for route in [
             &[1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0][..],
             &[0.0; 7],
@@ -139,17 +139,20 @@ mod tests {
                 .collect();
             assert_eq!(rows, expected);
             for threads in [1, 3] {
-                let (mut packed, mut all) = (vec![-1.0; 14], vec![-1.0; 14]);
-                let parts = (Packed::new(&mut packed, 2, Some(rows)), Rows(&mut all, 2));
+                let (mut compacted, mut all) = (vec![-1.0; 14], vec![-1.0; 14]);
+                let parts = (
+                    Compacted::new(&mut compacted, 2, Some(rows)),
+                    Rows(&mut all, 2),
+                );
                 Pool::new(threads)
                     .unwrap()
-                    .run(7, 2, parts, |range, (mut packed, all)| {
+                    .run(7, 2, parts, |range, (mut compacted, all)| {
                         clear_others(rows, &range, all.0, 2);
                         for (own, &row) in rows[among(rows, &range)].iter().enumerate() {
-                            packed.part(2 * own, 2).fill(row as f32);
+                            compacted.part(2 * own, 2).fill(row as f32);
                         }
                     });
-                for (index, pair) in packed.chunks(2).enumerate() {
+                for (index, pair) in compacted.chunks(2).enumerate() {
                     let value = rows.get(index).map_or(-1.0, |&row| row as f32);
                     assert_eq!(pair, [value; 2]);
                 }

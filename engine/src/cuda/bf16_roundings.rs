@@ -148,7 +148,7 @@ fn rounded(values: &[f32]) -> Vec<f32> {
     values.map(|&x| bf16::from_f32(x).to_f32()).collect()
 }
 
-/// Of each value whose rows are packed on the CPU the routes by which they are.
+/// Of each value whose rows are compacted on the CPU the routes by which they are.
 type Routes = BTreeMap<Value, Value>;
 
 /// A device has every routed row in its place and zeros elsewhere; the CPU has them first, and whatever behind them.
@@ -157,7 +157,7 @@ fn routes(stored: &DeviceGraph) -> Routes {
     for node in &stored.nodes {
         let of = |settings: &str| format!("{:?}", node.op).contains(settings);
         let route = match node.op.name() {
-            "pack_rows" if of("back: false") => node.inputs.last().copied(),
+            "compact_rows" if of("back: false") => node.inputs.last().copied(),
             "routed_matmul" if of("Rows {") && of("second: true") => node.inputs.last().copied(),
             "masked_grad" if !of("Wants { a: true") => None,
             "masked" | "masked_grad" | "cast" | "add" => routes.get(&node.inputs[0]).copied(),
@@ -175,11 +175,11 @@ fn moved(values: &[f32], routes: &[f32], to_device: bool) -> Vec<f32> {
     let columns = values.len() / routes.len();
     let mut moved = vec![0.0; values.len()];
     let routed = (0..routes.len()).filter(|&row| routes[row] != 0.0);
-    for (packed, row) in routed.enumerate() {
+    for (compacted, row) in routed.enumerate() {
         let (from, to) = if to_device {
-            (packed, row)
+            (compacted, row)
         } else {
-            (row, packed)
+            (row, compacted)
         };
         let row = &values[from * columns..][..columns];
         moved[to * columns..][..columns].copy_from_slice(row);
@@ -367,8 +367,8 @@ fn repeated(
         let words = executor.input_words(&name);
         match routes.get(&value) {
             Some(route) => {
-                let packed = moved(&known[&value], &known[route], false);
-                words.copy_from_slice(bytemuck::cast_slice(&packed));
+                let compacted = moved(&known[&value], &known[route], false);
+                words.copy_from_slice(bytemuck::cast_slice(&compacted));
             }
             None => words.copy_from_slice(bytemuck::cast_slice(&known[&value])),
         }

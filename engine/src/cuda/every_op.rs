@@ -296,9 +296,9 @@ impl EveryOp {
                 delta,
                 route,
             };
-            // Packed rows come from a product, or from a matrix of all.
+            // Compacted rows come from a product, or from a matrix of all.
             let a = match route {
-                Some(route) if index % 2 == 0 => self.b.pack_rows(a, route)?,
+                Some(route) if index % 2 == 0 => self.b.compact_rows(a, route)?,
                 Some(route) => self.b.routed_matmul(x, v, route)?,
                 None => a,
             };

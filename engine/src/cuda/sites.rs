@@ -55,7 +55,7 @@ pub(super) fn part(op: &DeviceOp, inputs: &[&Type]) -> Option<SitePart> {
         return part.filter(|_| op.alpha.to_bits() == 1f32.to_bits());
     }
     if let Some(op) = op.get::<RoutedMatMul>() {
-        // Rows of one matrix are packed: rows of zeros on a device, which a mask makes of them too.
+        // Rows of one matrix are compacted: rows of zeros on a device, which a mask makes of them too.
         return (op.first != op.second).then_some(match op.kind {
             Kind::Rows { transposed } => SitePart::Rows {
                 transposed,

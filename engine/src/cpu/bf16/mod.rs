@@ -130,7 +130,7 @@ thread_local! {
 
 /// The right factor of a product.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Right<'a> {
+pub(crate) enum Factor<'a> {
     /// Laid out for this product alone.
     Matrix(Strided<'a>),
     /// A part of one that was laid out before.
@@ -187,7 +187,7 @@ pub(crate) fn lay_out(values: &[f32], [rows, columns]: [usize; 2], transposed: b
 pub(super) unsafe fn multiply(
     shape: Shape,
     alpha: f32,
-    factors: (Strided<'_>, Right<'_>),
+    factors: (Strided<'_>, Factor<'_>),
     (out, stride, add): (*mut f32, usize, bool),
 ) {
     // SAFETY: the caller's promise.
@@ -202,7 +202,7 @@ unsafe fn multiply_on(
     unit: Unit,
     Shape { m, n, k }: Shape,
     alpha: f32,
-    (a, b): (Strided<'_>, Right<'_>),
+    (a, b): (Strided<'_>, Factor<'_>),
     (out, stride, add): (*mut f32, usize, bool),
 ) {
     assert!(k > 0, "a product of no terms writes nothing");
@@ -215,7 +215,7 @@ unsafe fn multiply_on(
             for first_term in (0..k).step_by(SUMS) {
                 let terms = first_term..k.min(first_term + SUMS);
                 let adds = add || first_term > 0;
-                if let Right::Matrix(b) = b {
+                if let Factor::Matrix(b) = b {
                     // A column of `b` is a row of its transpose: both factors are lines of terms.
                     vectorised(
                         #[inline(always)]
@@ -231,8 +231,8 @@ unsafe fn multiply_on(
                     for start in of_panel.clone().step_by(SIDE) {
                         let of_sums = start..of_panel.end.min(start + SIDE);
                         let columns = match b {
-                            Right::Matrix(_) => columns.strip((start - first_column) / SIDE),
-                            Right::LaidOut(b) => b.strip(start, &terms),
+                            Factor::Matrix(_) => columns.strip((start - first_column) / SIDE),
+                            Factor::LaidOut(b) => b.strip(start, &terms),
                         };
                         unit.multiply(rows.strip(0), columns, &mut sums);
                         let to = out.wrapping_add(first_row * stride + start);
@@ -296,7 +296,7 @@ mod tests {
                         // SAFETY: `m` rows of `stride` elements, of which `n` are written.
                         #[expect(unsafe_code, reason = "as for `multiply`")]
                         unsafe {
-                            multiply_on(unit, Shape { m, n, k }, -2.0, (a, Right::Matrix(b)), to);
+                            multiply_on(unit, Shape { m, n, k }, -2.0, (a, Factor::Matrix(b)), to);
                         }
                         for (i, found) in out.into_iter().enumerate() {
                             let (row, column) = (i / stride, i % stride);
@@ -331,7 +331,7 @@ mod tests {
             ] {
                 let (mut a, b) = (vec![1.0; 40], vec![1.0; 40]);
                 a[33] = x;
-                let factors = (Strided::rows(&a, 40), Right::Matrix(Strided::rows(&b, 1)));
+                let factors = (Strided::rows(&a, 40), Factor::Matrix(Strided::rows(&b, 1)));
                 let mut out = [0.0f32];
                 // SAFETY: one element is written.
                 #[expect(unsafe_code, reason = "as for `multiply`")]

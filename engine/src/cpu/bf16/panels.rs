@@ -127,7 +127,7 @@ impl Tile {
                 let [low, high] = [term, term + 1]
                     .map(|term| &values[term * matrix.column + lines.start..][..16]);
                 for ((word, low), high) in words.iter_mut().zip(low).zip(high) {
-                    *word = packed([*low, *high]);
+                    *word = pair([*low, *high]);
                 }
             }
             Order::ByTerm
@@ -148,7 +148,7 @@ impl Tile {
             for (first, word) in terms.clone().step_by(2).zip(words) {
                 let second = first + 1;
                 let second = if second < terms.end { at(second) } else { 0.0 };
-                *word = packed([at(first), second]);
+                *word = pair([at(first), second]);
             }
         }
     }
@@ -166,7 +166,7 @@ impl Tile {
 
 /// Two numbers in a word, each rounded to the nearest bf16 and to even between two.
 #[inline(always)]
-fn packed([low, high]: [f32; 2]) -> u32 {
+fn pair([low, high]: [f32; 2]) -> u32 {
     rounded(low) >> 16 | rounded(high) & 0xffff_0000
 }
 
@@ -198,8 +198,8 @@ mod tests {
             for bits in [bits, bits | 1 << 31] {
                 let x = f32::from_bits(bits);
                 let expected = u32::from(bf16::from_f32(x).to_bits());
-                assert_eq!(packed([x, 1.0]), 0x3f80_0000 | expected, "{bits:08x}");
-                assert_eq!(packed([1.0, x]), expected << 16 | 0x3f80, "{bits:08x}");
+                assert_eq!(pair([x, 1.0]), 0x3f80_0000 | expected, "{bits:08x}");
+                assert_eq!(pair([1.0, x]), expected << 16 | 0x3f80, "{bits:08x}");
             }
         }
     }

@@ -84,7 +84,7 @@ fn activations_and_their_gradients_are_bf16_and_what_steers_is_f32() {
         "mse_grad",
         "mul",
         "mul_grad",
-        "pack_rows",
+        "compact_rows",
         "parallel_linear",
         "parallel_linear_input_grad",
         "relu",

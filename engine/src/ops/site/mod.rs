@@ -11,4 +11,4 @@ pub use ascend::Ascend;
 pub use draws::{Bernoulli, Uniform, UniformSubsets};
 pub use masked::{Draw, Mask, MaskValues, Masked};
 pub use output::SiteOutput;
-pub use routed_matmul::{PackRows, RoutedMatMul};
+pub use routed_matmul::{CompactRows, RoutedMatMul};

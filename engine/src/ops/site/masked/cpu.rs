@@ -1,11 +1,11 @@
 //! Elements are read as one long row, in tiles that fit in the nearest cache: first the tile's draws, then what is made of
-//! them, so that short rows and long ones cost the same. Where rows are packed, tiles end with their row.
+//! them, so that short rows and long ones cost the same. Where rows are compacted, tiles end with their row.
 
 use std::ops::Range;
 
 use super::{Draw, Mask, Masked, MaskedGrad, Operands, Sums, Wants};
 use crate::cpu::math::{sum, vectorised};
-use crate::cpu::routed_rows::{Packed, among, clear_others, routed};
+use crate::cpu::routed_rows::{Compacted, among, clear_others, routed};
 use crate::cpu::uniform::Uniforms;
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::grain_rows;
@@ -55,7 +55,7 @@ pub(super) fn forward(op: &Masked, frame: &mut Frame<'_>) {
 
 /// `out = [out +] x M`.
 fn to_activation(site: &Site<'_>, x: &[f32], (out, add): (&mut [f32], bool), frame: &Frame<'_>) {
-    let parts = Packed::new(out, site.c, site.routed);
+    let parts = Compacted::new(out, site.c, site.routed);
     frame
         .pool
         .run(site.rows, grain_rows(site.c), parts, |range, mut out| {
@@ -66,7 +66,7 @@ fn to_activation(site: &Site<'_>, x: &[f32], (out, add): (&mut [f32], bool), fra
                     for piece in site.pieces(range) {
                         let at = site.load(&piece, &mut tiles);
                         let out = out.part(piece.own, piece.len);
-                        at.masked(site.mask, piece.packed(x), (out, add));
+                        at.masked(site.mask, piece.compacted(x), (out, add));
                     }
                 },
             );
@@ -96,7 +96,7 @@ fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
     }
     let c = site.c;
     let (gg, add_g) = frame.output(1);
-    let parts = (Packed::new(ga, c, site.routed), Rows(gg, c));
+    let parts = (Compacted::new(ga, c, site.routed), Rows(gg, c));
     frame
         .pool
         .run(site.rows, grain_rows(c), parts, |range, (mut ga, gg)| {
@@ -108,7 +108,7 @@ fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
                     let mut tiles = Tiles::new();
                     for piece in site.pieces(range) {
                         let at = site.load(&piece, &mut tiles);
-                        let (x, a) = (piece.packed(gradient), piece.packed(site.a));
+                        let (x, a) = (piece.compacted(gradient), piece.compacted(site.a));
                         let ga = ga.part(piece.own, piece.len);
                         at.masked(site.mask, x, (ga, add_a));
                         let gg = &mut gg.0[piece.all - first..][..piece.len];
@@ -142,7 +142,7 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
     let adds = [&a, &importance, &given, &delta].map(|of| of.as_ref().is_some_and(|of| of.add));
     let parts = (
         (
-            a.map(|a| Packed::new(a.values, c, site.routed)),
+            a.map(|a| Compacted::new(a.values, c, site.routed)),
             rows_of(importance, c),
         ),
         (rows_of(given, c), rows_of(delta, 1)),
@@ -167,17 +167,17 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
                 #[inline(always)]
                 || {
                     let mut tiles = Tiles::new();
-                    for (own, packed, row) in site.rows(range) {
+                    for (own, compacted, row) in site.rows(range) {
                         let mut total = 0.0;
                         for column in (0..c).step_by(TILE) {
                             let piece = Piece {
                                 own: own * c + column,
-                                packed: packed * c + column,
+                                compacted: compacted * c + column,
                                 all: row * c + column,
                                 len: TILE.min(c - column),
                             };
                             let at = site.load(&piece, &mut tiles);
-                            let of = (piece.packed(gradient), piece.packed(site.a));
+                            let of = (piece.compacted(gradient), piece.compacted(site.a));
                             let full = piece.all - first * c..piece.all - first * c + piece.len;
                             if let Some(out) = &mut a {
                                 let out = out.part(piece.own, piece.len);
@@ -253,19 +253,19 @@ struct Site<'a> {
     drawn: Option<(Uniforms, bool)>,
 }
 
-/// Elements next to each other: in this chunk's part of a packed matrix, in the whole of it, and in a matrix of all rows.
+/// Elements next to each other: in this chunk's part of a compacted matrix, in the whole of it, and in a matrix of all rows.
 #[derive(Clone, Copy)]
 struct Piece {
     own: usize,
-    packed: usize,
+    compacted: usize,
     all: usize,
     len: usize,
 }
 
 impl Piece {
     #[inline(always)]
-    fn packed<'t>(&self, tensor: &'t [f32]) -> &'t [f32] {
-        &tensor[self.packed..self.packed + self.len]
+    fn compacted<'t>(&self, tensor: &'t [f32]) -> &'t [f32] {
+        &tensor[self.compacted..self.compacted + self.len]
     }
 }
 
@@ -321,17 +321,19 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// The rows of a chunk that take part: in the chunk's part of a packed matrix, in the whole of it, and among all rows.
+    /// The rows of a chunk that take part: in the chunk's part of a compacted matrix, in the whole of it, and among all rows.
     #[inline(always)]
     fn rows(&self, range: Range<usize>) -> impl Iterator<Item = (usize, usize, usize)> {
-        let packed = self
+        let compacted = self
             .routed
             .map_or_else(|| range.clone(), |routed| among(routed, &range));
-        packed.enumerate().map(
+        compacted.enumerate().map(
             #[inline(always)]
-            |(own, packed)| {
-                let row = self.routed.map_or(packed, |routed| routed[packed] as usize);
-                (own, packed, row)
+            |(own, compacted)| {
+                let row = self
+                    .routed
+                    .map_or(compacted, |routed| routed[compacted] as usize);
+                (own, compacted, row)
             },
         )
     }
@@ -347,12 +349,12 @@ impl<'a> Site<'a> {
         };
         self.rows(rows).flat_map(
             #[inline(always)]
-            move |(own, packed, row)| {
+            move |(own, compacted, row)| {
                 (0..len).step_by(TILE).map(
                     #[inline(always)]
                     move |at| Piece {
                         own: own * c + at,
-                        packed: packed * c + at,
+                        compacted: compacted * c + at,
                         all: row * c + at,
                         len: TILE.min(len - at),
                     },

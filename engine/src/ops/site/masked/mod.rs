@@ -15,7 +15,7 @@
 //! where `r` is given, by an adversary, it has a gradient too. A given row of `r`, or a single `delta`, holds for all
 //! positions, and its gradient is the sum over them: chunk by chunk, in an order that depends on shapes alone.
 //!
-//! Where positions are routed, `a`, `h` and their gradients are packed: they hold the routed rows alone, as
+//! Where positions are routed, `a`, `h` and their gradients are compacted: they hold the routed rows alone, as
 //! [`RoutedMatMul`](super::RoutedMatMul) makes them. Importances, draws and deltas are those of all positions, and get no
 //! gradient from the others.
 //!
@@ -78,7 +78,7 @@ pub struct MaskValues {
     pub route: Option<Value>,
 }
 
-/// `h = a * (m - delta)`, packed where there are routes.
+/// `h = a * (m - delta)`, compacted where there are routes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Masked {
     mask: Mask,
@@ -119,7 +119,7 @@ impl Mask {
 
 impl Builder {
     /// `a * (m - delta)`, f32 `[.., c]`; the gradient flows to `a`, the importance, given draws and the delta. With routes `a` is
-    /// packed, as it comes from [`Builder::routed_matmul`], and so is the result.
+    /// compacted, as it comes from [`Builder::routed_matmul`], and so is the result.
     ///
     /// # Errors
     ///

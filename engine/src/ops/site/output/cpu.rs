@@ -64,8 +64,8 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
     if rows.is_empty() {
         return;
     }
-    let (packed, scratch) = scratch.split_at_mut(route.len() * n);
-    let packed = &mut packed[..rows.len() * n];
+    let (compacted, scratch) = scratch.split_at_mut(route.len() * n);
+    let compacted = &mut compacted[..rows.len() * n];
     let shape = Shape {
         m: rows.len(),
         ..shape
@@ -76,10 +76,10 @@ pub(super) fn forward(op: &SiteOutput, frame: &mut Frame<'_>) {
         shape,
         1.0,
         operands,
-        (&mut *packed, false),
+        (&mut *compacted, false),
         scratch,
     );
-    scatter(frame.pool, (route.len(), rows), packed, (y, true), n);
+    scatter(frame.pool, (route.len(), rows), compacted, (y, true), n);
 }
 
 pub(super) fn share_of_rows(op: &SiteOutput, frame: &mut Frame<'_>) {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! and `D` is never formed. Where `r` is 0 the components take no part, so `a` and `h` are those of the routed positions alone,
-//! packed, with `M = m - d`, and `h U` is added where they are. The clean output `c = x W^T + b` is often there already (in a
+//! compacted, with `M = m - d`, and `h U` is added where they are. The clean output `c = x W^T + b` is often there already (in a
 //! layerwise loss, or at the first sites of any pass), so with `h = a * M` from [`Masked`](super::Masked) this op computes
 //!
 //! ```text
@@ -55,7 +55,7 @@ struct BiasGrad(SiteOutput);
 struct DeltaGrad(SiteOutput);
 
 impl Builder {
-    /// Output of a masked site: `h` f32 `[.., c]`, packed where there are routes, and `u` f32 `[c, o]` to f32 `[.., o]`. The
+    /// Output of a masked site: `h` f32 `[.., c]`, compacted where there are routes, and `u` f32 `[c, o]` to f32 `[.., o]`. The
     /// gradient flows to `h`, `u`, the clean output, the bias and the delta.
     ///
     /// # Errors
@@ -175,8 +175,8 @@ impl Op for SiteOutput {
             bias, delta, route, ..
         } = self.joined(node.inputs);
         if let Some(route) = route {
-            gradients.emit(RoutedMatMul::PACK_TRANSPOSED, &[g, u, route], &[Some(h)])?;
-            gradients.emit(RoutedMatMul::SUMS_OF_PACKED, &[h, g, route], &[Some(u)])?;
+            gradients.emit(RoutedMatMul::COMPACT_TRANSPOSED, &[g, u, route], &[Some(h)])?;
+            gradients.emit(RoutedMatMul::SUMS_OF_COMPACTED, &[h, g, route], &[Some(u)])?;
         } else {
             let product = |a_transposed, b_transposed| MatMul {
                 a_transposed,

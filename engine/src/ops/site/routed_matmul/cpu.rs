@@ -1,6 +1,6 @@
 use super::{Kind, RoutedMatMul};
 use crate::cpu::gemm::product;
-use crate::cpu::routed_rows::{Packed, among, clear_others, common, routed};
+use crate::cpu::routed_rows::{Compacted, among, clear_others, common, routed};
 use crate::cpu::shape::{Matrix, Shape};
 use crate::cpu::{Frame, Pool, Rows, sparse};
 use crate::ops::grain_rows;
@@ -16,7 +16,7 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
     let (a, b) = (frame.input(0), frame.input(1));
     let routes = match (op.first, op.second) {
         (true, true) => [Some(frame.input(2)), Some(frame.input(3))],
-        (first, second) => [first, second].map(|packed| packed.then(|| frame.input(2))),
+        (first, second) => [first, second].map(|compacted| compacted.then(|| frame.input(2))),
     };
     let (lists, scratch) = frame.scratch().split_at_mut(LISTS * rows);
     let [first, second] = places(rows, routes, lists);
@@ -128,7 +128,7 @@ fn places<'a>(rows: usize, routes: [Option<&[f32]>; 2], room: &'a mut [f32]) -> 
     }
 }
 
-pub(super) fn pack_rows(back: bool, frame: &mut Frame<'_>) {
+pub(super) fn compact_rows(back: bool, frame: &mut Frame<'_>) {
     let (out, add) = frame.output(0);
     let (x, route) = (frame.input(0), frame.input(1));
     let columns = frame.ty(0).columns();
@@ -164,7 +164,7 @@ fn gather(
     from: &[f32],
     (to, columns): (&mut [f32], usize),
 ) {
-    let parts = Packed::new(to, columns, Some(rows));
+    let parts = Compacted::new(to, columns, Some(rows));
     pool.run(all, grain_rows(columns), parts, |range, mut to| {
         for (own, &row) in rows[among(rows, &range)].iter().enumerate() {
             to.part(own * columns, columns)
@@ -173,7 +173,7 @@ fn gather(
     });
 }
 
-/// `out = [out +]` packed rows where they belong, and 0 elsewhere.
+/// `out = [out +]` compacted rows where they belong, and 0 elsewhere.
 pub(in crate::ops) fn scatter(
     pool: &Pool,
     (all, rows): (usize, &[u32]),
@@ -189,9 +189,9 @@ pub(in crate::ops) fn scatter(
             if !add {
                 clear_others(rows, &range, out.0, columns);
             }
-            let packed = among(rows, &range);
-            for (packed, &row) in packed.clone().zip(&rows[packed]) {
-                let from = &from[packed * columns..][..columns];
+            let compacted = among(rows, &range);
+            for (compacted, &row) in compacted.clone().zip(&rows[compacted]) {
+                let from = &from[compacted * columns..][..columns];
                 let out = &mut out.0[(row as usize - range.start) * columns..][..columns];
                 if add {
                     out.iter_mut()

@@ -1,4 +1,4 @@
-//! A captured graph knows no sizes but those it was captured with, so here a packed matrix has all rows, where they are, and
+//! A captured graph knows no sizes but those it was captured with, so here a compacted matrix has all rows, where they are, and
 //! those that are not routed are zero: the rows of a left factor are made so before a product, and those of the result are.
 
 use super::{Kind, RoutedMatMul};
@@ -34,7 +34,7 @@ pub(super) fn value(op: RoutedMatMul, to: &mut Lowering<'_>) {
     });
 }
 
-pub(super) fn pack_rows(to: &mut Lowering<'_>) {
+pub(super) fn compact_rows(to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let operands = (to.input(0), to.input(1));
     let out = (to.output(0), to.adds(0));

@@ -1,7 +1,7 @@
 //! Matrix products at the positions that are routed, and at no others.
 //!
-//! Of a matrix of all positions, a packed one holds the routed rows alone: they come first, in order, and what lies behind them
-//! means nothing. In a product `Y = A W` the rows of `A`, those of `Y`, or both are packed, each by its own routes, and the
+//! Of a matrix of all positions, a compacted one holds the routed rows alone: they come first, in order, and what lies behind them
+//! means nothing. In a product `Y = A W` the rows of `A`, those of `Y`, or both are compacted, each by its own routes, and the
 //! rows that both have are computed; others of `Y` are 0. With `G` the gradient of `Y`:
 //!
 //! ```text
@@ -14,7 +14,7 @@
 //! the work of masked sites is done. Rows are copied to where they stand side by side, which next to a product of many columns
 //! costs nothing.
 //!
-//! That is on the CPU. How many rows are routed is not known where a CUDA kernel is launched: there a packed matrix has every
+//! That is on the CPU. How many rows are routed is not known where a CUDA kernel is launched: there a compacted matrix has every
 //! row in its place, zeros where it is not routed, and all are multiplied.
 
 mod cpu;
@@ -29,11 +29,11 @@ use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{Type, Value};
 
-/// A product over routed rows: two factors, and f32 `[rows]` of routes for each matrix of rows that is packed.
+/// A product over routed rows: two factors, and f32 `[rows]` of routes for each matrix of rows that is compacted.
 #[derive(Debug, Clone, Copy)]
 pub struct RoutedMatMul {
     pub(crate) kind: Kind,
-    /// Whether the rows of the first matrix of rows are packed: those of `A`.
+    /// Whether the rows of the first matrix of rows are compacted: those of `A`.
     pub(crate) first: bool,
     /// Whether those of the second are: of `Y`, or of `G`.
     pub(crate) second: bool,
@@ -52,21 +52,21 @@ pub(crate) enum Kind {
 }
 
 impl RoutedMatMul {
-    /// `X W^T`, packed, with `W` f32 `[n, k]`.
-    pub(super) const PACK_TRANSPOSED: Self = Self {
+    /// `X W^T`, compacted, with `W` f32 `[n, k]`.
+    pub(super) const COMPACT_TRANSPOSED: Self = Self {
         kind: Kind::Rows { transposed: true },
         first: false,
         second: true,
     };
 
-    /// `A^T B` with `A` packed.
-    pub(super) const SUMS_OF_PACKED: Self = Self {
+    /// `A^T B` with `A` compacted.
+    pub(super) const SUMS_OF_COMPACTED: Self = Self {
         kind: Kind::Sums,
         first: true,
         second: false,
     };
 
-    /// `A W`, rows of `A` packed or not, and rows of the result.
+    /// `A W`, rows of `A` compacted or not, and rows of the result.
     pub(crate) fn product(first: bool, second: bool) -> Self {
         let kind = Kind::Rows { transposed: false };
         Self {
@@ -115,7 +115,7 @@ impl RoutedMatMul {
 }
 
 impl Builder {
-    /// `x W` at the routed positions, packed: f32 `[.., k]`, `[k, n]` and routes f32 `[rows]`, zero where a position takes no
+    /// `x W` at the routed positions, compacted: f32 `[.., k]`, `[k, n]` and routes f32 `[rows]`, zero where a position takes no
     /// part, to f32 `[.., n]`, of which only the first rows, one for each routed position, mean anything. The gradient flows to
     /// `x` and `w`.
     ///
@@ -126,25 +126,25 @@ impl Builder {
         self.routed_product(x, w, route)
     }
 
-    /// The routed rows of `x`, packed: f32 `[.., n]` and routes f32 `[rows]`, as for [`Builder::routed_matmul`].
+    /// The routed rows of `x`, compacted: f32 `[.., n]` and routes f32 `[rows]`, as for [`Builder::routed_matmul`].
     ///
     /// # Errors
     ///
     /// When there is not one route for each row.
-    pub fn pack_rows(&mut self, x: Value, route: Value) -> Result<Value> {
-        self.op1(PackRows { back: false }, &[x, route])
+    pub fn compact_rows(&mut self, x: Value, route: Value) -> Result<Value> {
+        self.op1(CompactRows { back: false }, &[x, route])
     }
 }
 
-/// The routed rows, packed; or packed rows where they belong, and 0 elsewhere.
+/// The routed rows, compacted; or compacted rows where they belong, and 0 elsewhere.
 #[derive(Debug, Clone, Copy)]
-pub struct PackRows {
+pub struct CompactRows {
     back: bool,
 }
 
-impl Op for PackRows {
+impl Op for CompactRows {
     fn name(&self) -> &'static str {
-        "pack_rows"
+        "compact_rows"
     }
 
     fn formats(&self) -> [&'static [Format]; 2] {
@@ -177,11 +177,11 @@ impl Op for PackRows {
     }
 
     fn run(&self, frame: &mut Frame<'_>) {
-        cpu::pack_rows(self.back, frame);
+        cpu::compact_rows(self.back, frame);
     }
 
     fn cuda(&self, to: &mut Lowering<'_>) {
-        cuda::pack_rows(to);
+        cuda::compact_rows(to);
     }
 }
 
@@ -203,10 +203,10 @@ impl Op for RoutedMatMul {
             Kind::Sums => b.rows() == k,
         };
         let rows = self.rows(shape);
-        let packed = usize::from(self.first) + usize::from(self.second);
+        let compacted = usize::from(self.first) + usize::from(self.second);
         if !fits
             || a.dims.is_empty()
-            || routes.len() != packed
+            || routes.len() != compacted
             || routes.iter().any(|route| route.len() != rows)
         {
             let routes: Vec<String> = routes.iter().map(ToString::to_string).collect();
@@ -268,7 +268,7 @@ impl Op for RoutedMatMul {
         cuda::value(*self, to);
     }
 
-    /// Of half of the rows, or of a third of them where both matrices are packed: the means of subsets of many sites.
+    /// Of half of the rows, or of a third of them where both matrices are compacted: the means of subsets of many sites.
     fn flops(&self, inputs: &[&Type]) -> u64 {
         let Shape { m, n, k } = self.shape(inputs);
         let all = 2 * (m * n * k) as u64;

@@ -186,13 +186,13 @@ fn what_does_not_fit_is_refused() {
         )
     );
     assert_eq!(
-        b.pack_rows(x, route).map_err(|error| error.to_string()),
-        Err("pack_rows: needs a route for each row, found f32 [4, 3] and f32 [5]".to_owned())
+        b.compact_rows(x, route).map_err(|error| error.to_string()),
+        Err("compact_rows: needs a route for each row, found f32 [4, 3] and f32 [5]".to_owned())
     );
 }
 
 // As wide as `[40, 30]` is, the input is not made: the product goes through it to what it is made of. Its bias is added to all
-// rows, of which the routed ones are packed afterwards.
+// rows, of which the routed ones are compacted afterwards.
 #[test]
 fn a_routed_product_goes_through_its_input() {
     for bias in [false, true] {
@@ -224,7 +224,7 @@ fn goes_through(bias: bool) {
             let a = b.routed_matmul(wide, v[2], v[5])?;
             let added = b.nodes[before..].iter().map(|node| node.op.name());
             let expected: &[&str] = if bias {
-                &["matmul", "matmul", "matmul", "pack_rows"]
+                &["matmul", "matmul", "matmul", "compact_rows"]
             } else {
                 &["matmul", "routed_matmul"]
             };

@@ -14,12 +14,12 @@ use super::Block;
 const SMALL: usize = 1024;
 
 /// Gives offsets, largest block first; returns the size of the arena.
-pub(super) fn pack(blocks: &mut [Block]) -> usize {
-    packed(blocks).0
+pub(super) fn place(blocks: &mut [Block]) -> usize {
+    placed(blocks).0
 }
 
 /// The same, and how many taken stretches were looked at.
-fn packed(blocks: &mut [Block]) -> (usize, usize) {
+fn placed(blocks: &mut [Block]) -> (usize, usize) {
     // An empty block lies anywhere, in nobody's way.
     let mut by_size: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].bytes > 0).collect();
     by_size.sort_by_key(|&block| (Reverse(blocks[block].bytes), block));
@@ -208,8 +208,8 @@ impl Timeline {
 mod tests {
     use super::*;
 
-    /// What [`pack`] does, by looking at every other block.
-    fn packed_one_by_one(blocks: &mut [Block]) -> usize {
+    /// What [`place`] does, by looking at every other block.
+    fn placed_one_by_one(blocks: &mut [Block]) -> usize {
         let mut by_size: Vec<usize> = (0..blocks.len()).collect();
         by_size.sort_by_key(|&block| (Reverse(blocks[block].bytes), block));
         let mut placed: Vec<Block> = Vec::new();
@@ -255,7 +255,7 @@ mod tests {
         for (seed, ops) in (0..).zip([1, 2, 3, 7, 8, 30, 63, 64, 65, 100, 128, 200, 500]) {
             let mut found = drawn(seed, ops);
             let mut expected = found.clone();
-            assert_eq!(pack(&mut found), packed_one_by_one(&mut expected), "{ops}");
+            assert_eq!(place(&mut found), placed_one_by_one(&mut expected), "{ops}");
             let offsets = |blocks: &[Block]| blocks.iter().map(|b| b.offset).collect::<Vec<_>>();
             assert_eq!(offsets(&found), offsets(&expected), "{ops}");
         }
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn eight_times_the_layers_take_little_more_than_eight_times_the_looks() {
-        let looks = |layers| packed(&mut of_layers(layers)).1;
+        let looks = |layers| placed(&mut of_layers(layers)).1;
         let (few, many) = (looks(1000), looks(8000));
         assert!(many < 16 * few, "{few} and {many}");
     }
@@ -303,7 +303,7 @@ mod tests {
             block(64, 1, 3),
             block(64, 4, 4),
         ];
-        let size = pack(&mut blocks);
+        let size = place(&mut blocks);
         let [lane_0, lane_1] = [0, 1].map(|lane| 64 * SMALL + 64 * lane);
         let offsets = blocks.map(|block| block.offset);
         assert_eq!(offsets, [lane_0, 0, lane_0, lane_1, lane_1]);
@@ -312,6 +312,6 @@ mod tests {
 
     #[test]
     fn a_plan_of_nothing_is_empty() {
-        assert_eq!(pack(&mut []), 0);
+        assert_eq!(place(&mut []), 0);
     }
 }
