@@ -2,6 +2,8 @@
 
 mod io;
 mod prepared_op;
+#[cfg(feature = "compare-emulated")]
+mod repeat;
 mod report;
 
 use std::sync::Arc;
@@ -17,6 +19,8 @@ use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::{DType, Type, Value};
 use prepared_op::{PreparedOp, prepare};
+#[cfg(feature = "compare-emulated")]
+pub(crate) use repeat::{Found, Repeat};
 
 /// A program and its plan; in an arena, ready to be replayed on the CPU.
 pub struct Executor {
@@ -33,32 +37,7 @@ pub struct Executor {
     profile: Option<Vec<Duration>>,
     pool: Arc<Pool>,
     #[cfg(feature = "compare-emulated")]
-    repeated: Option<Box<dyn Repeat>>,
-}
-
-/// Names and values of outputs, then of the tensors of the store.
-#[cfg(feature = "compare-emulated")]
-pub(crate) type Found = Vec<(String, Vec<f32>)>;
-
-/// Repeats replays of a program elsewhere.
-#[cfg(feature = "compare-emulated")]
-pub(crate) trait Repeat: Send {
-    /// Repeats what the executor is about to do, and says what it found, where that is to be compared.
-    ///
-    /// - `inputs`: names and words
-    fn run(
-        &mut self,
-        inputs: Vec<(&str, &[u32])>,
-        parameters: &StepParameters,
-        store: &Store,
-    ) -> Option<Found>;
-
-    /// Compares what it found with what the executor did.
-    ///
-    /// # Panics
-    ///
-    /// When it differs.
-    fn compare(&self, found: &Found, expected: Vec<&[f32]>);
+    repeat: Option<Box<dyn Repeat>>,
 }
 
 impl Executor {
@@ -130,7 +109,7 @@ impl Executor {
             profile: None,
             pool,
             #[cfg(feature = "compare-emulated")]
-            repeated: None,
+            repeat: None,
         }
     }
 
@@ -187,10 +166,10 @@ impl Executor {
     pub fn run(&mut self, store: &mut Store) {
         self.arena();
         #[cfg(feature = "compare-emulated")]
-        let found = self.replay_emulated(store);
+        let found = self.repeated(store);
         self.replay(store);
         #[cfg(feature = "compare-emulated")]
-        self.compare_emulated(found, store);
+        self.compare(found, store);
     }
 
     /// The replay of a program whose arena is there.
@@ -219,33 +198,6 @@ impl Executor {
                 }
             }
         });
-    }
-
-    /// Has replays repeated elsewhere, and compared.
-    #[cfg(feature = "compare-emulated")]
-    pub(crate) fn repeat(&mut self, repeated: impl Repeat + 'static) {
-        self.repeated = Some(Box::new(repeated));
-    }
-
-    #[cfg(feature = "compare-emulated")]
-    fn replay_emulated(&mut self, store: &Store) -> Option<Found> {
-        let inputs = self.inputs.iter().map(|(name, view)| {
-            // SAFETY: as for `input`; both types of inputs have elements of four bytes.
-            let words = unsafe { std::slice::from_raw_parts(view.start.cast::<u32>(), view.len) };
-            (name.as_str(), words)
-        });
-        let inputs = inputs.collect();
-        self.repeated.as_mut()?.run(inputs, &self.parameters, store)
-    }
-
-    #[cfg(feature = "compare-emulated")]
-    fn compare_emulated(&self, found: Option<Found>, store: &Store) {
-        let outputs = self.output_names().map(|name| self.output(name, store));
-        let tensors: Vec<_> = store.slots().map(|slot| store.read(slot)).collect();
-        if let (Some(found), Some(repeated)) = (found, &self.repeated) {
-            let tensors = tensors.iter().map(|values| &**values);
-            repeated.compare(&found, outputs.chain(tensors).collect());
-        }
     }
 }
 
