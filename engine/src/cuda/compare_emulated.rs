@@ -108,12 +108,12 @@ impl Repeat for ComparedProgram {
                 !same && !near
             };
             let pairs = || found.iter().zip(expected).enumerate();
-            let wrong = pairs().filter(|(_, pair)| differ(*pair)).count();
-            let first = pairs().find(|(_, pair)| differ(*pair));
+            let wrong: Vec<_> = pairs().filter(|(_, pair)| differ(*pair)).collect();
             assert!(
-                100 * wrong <= EXCEPTIONS * found.len(),
-                "{name} on the device: {wrong} of {} elements differ, the first is {first:?}, the largest {scale}",
-                found.len()
+                100 * wrong.len() <= EXCEPTIONS * found.len(),
+                "{name} on the device: of {} elements {} differ, where the largest is {scale}: {wrong:?}",
+                found.len(),
+                wrong.len()
             );
         }
     }
