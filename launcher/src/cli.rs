@@ -109,14 +109,15 @@ pub(crate) struct RunArgs {
     /// GPUs to use: 0 or 1 (`spd-launch doctor` says what is there)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) gpus: usize,
-    /// Seconds a rank has to save and leave when it is asked to
-    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    /// Seconds a rank has to save and leave when it is asked to; Slurm and Kubernetes give 30
+    #[arg(long, value_name = "SECONDS", default_value_t = 25)]
     pub(crate) grace: u64,
-    /// Seconds without a sign of life after which a rank is killed as hung; 0 waits for ever
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
-    pub(crate) hang_seconds: u64,
-    /// Times that a rank that died is started again from its last good checkpoint, as long as each
-    /// time there is a newer one
+    /// Seconds without progress after which a rank is killed as hung; 0 waits for ever [default: 20 times its longest pause in
+    /// the phase so far, and a minute at least; ten minutes where none is known]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) hang_seconds: Option<u64>,
+    /// Times that a rank that died is started again from its last good checkpoint, as long as each time there is a newer one, and
+    /// unless what ended it would end it again: bad input, numbers that are not finite, a lack of memory
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) restarts: u32,
     /// Program started in place of this one; for tests of the launcher
@@ -338,7 +339,7 @@ mod tests {
         assert_eq!((run.config.as_str(), run.set.len()), ("a.toml", 2));
         assert_eq!(
             (run.grace, run.hang_seconds, run.restarts, run.gpus),
-            (120, 600, 0, 0)
+            (25, None, 0, 0)
         );
         assert!(cli.command.is_none());
     }

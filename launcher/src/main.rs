@@ -4,9 +4,11 @@
 //! cli -> run: load, run plan, table     everything that can be refused is refused here
 //!          -> run_dir                   one directory a run, made whole or not at all
 //!          -> supervise -> ranks        this program again, as `spd-launch rank`, and watched
+//!                       -> channel      what a rank tells: how far it is (a heartbeat), why it leaves (a failure)
 //!                       -> output       its lines: to the log, the last ones kept
-//!                       -> progress     its rows: to the screen
 //!                       -> stop         signals: save and leave, or leave now
+//!                       -> supervisor   what is done about all of that
+//!                       -> progress     its rows: to the screen
 //!          -> summary                   what the rank wrote at the end, printed
 //!     -> figures                        those of a checkpoint, drawn again
 //!     -> doctor                          what there is for runs on GPUs, and whether a GPU works
@@ -15,9 +17,11 @@
 //! ```
 
 mod bench;
+mod channel;
 mod cli;
 mod doctor;
 mod exit;
+mod failure;
 mod figures;
 mod memory;
 mod output;
@@ -33,6 +37,7 @@ mod screen;
 mod stop;
 mod summary;
 mod supervise;
+mod supervisor;
 mod sweep;
 mod table;
 mod tokenize;
@@ -76,9 +81,13 @@ fn run(cli: Cli) -> Exit {
     };
     match ended {
         Ok(exit) => exit,
-        Err(Fault::BadInput(lines)) => {
+        Err(Fault::BadInput(lines) | Fault::Held(lines)) => {
             lines.lines().for_each(screen::error);
             Exit::BadInput
+        }
+        Err(Fault::NotFinite(line)) => {
+            screen::error(&line);
+            Exit::Failed
         }
         Err(Fault::Failed(error)) => {
             screen::error(&format!("{error:#}"));

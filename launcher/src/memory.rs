@@ -22,6 +22,24 @@ pub(crate) fn available() -> Option<usize> {
     machine.into_iter().chain(group).min()
 }
 
+/// How often the kernel has killed something of this process's control group for want of memory; 0 where it does not tell.
+pub(crate) fn oom_kills() -> u64 {
+    let groups = fs::read_to_string(CGROUP).unwrap_or_default();
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"));
+    let events = own.map(|own| Path::new(CGROUPS).join(own).join("memory.events"));
+    let text = events.and_then(|path| fs::read_to_string(path).ok());
+    text.map_or(0, |text| counted_kills(&text))
+}
+
+fn counted_kills(events: &str) -> u64 {
+    let count = events
+        .lines()
+        .find_map(|line| line.strip_prefix("oom_kill "));
+    count
+        .and_then(|count| count.trim().parse().ok())
+        .unwrap_or(0)
+}
+
 fn kilobytes(text: &str, label: &str) -> Option<usize> {
     let line = text.lines().find_map(|line| line.strip_prefix(label))?;
     let count: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -262,5 +280,11 @@ mod tests {
             super::check(&run(), 6 << 20, Some(1), |_| None).unwrap_err(),
             "the run needs 6.00 MiB of memory, and 1 B are available; no single setting brings that down"
         );
+    }
+
+    #[test]
+    fn kills_of_the_kernel_are_counted() {
+        let events = "low 0\nhigh 0\nmax 31\noom 3\noom_kill 2\noom_group_kill 0\n";
+        assert_eq!((counted_kills(events), counted_kills("")), (2, 0));
     }
 }

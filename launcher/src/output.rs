@@ -1,12 +1,18 @@
 //! What a process of ours prints: all of it to its log, the last lines kept for the day it dies.
+//!
+//! A thread of its own writes the log, so that a disk that is stuck keeps nobody from hearing and supervising. What waits for it is
+//! bounded: the process waits a while with it, and then what it prints is left out and counted.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::io::{self, ErrorKind, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use rustix::io::ioctl_fionbio;
 
 use crate::screen::plain;
 
@@ -23,51 +29,142 @@ const LINE_CHARS: usize = 400;
 /// ever fills no disk.
 const LOG_BYTES: u64 = 64 << 20;
 
+/// Bytes read at once.
+const PIECE: usize = 1 << 16;
+
+/// Pieces that may wait for the disk.
+const WAITING: usize = 64;
+
+/// How long a process that prints waits for a disk that takes nothing.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// How long the last bytes of a rank that is gone are waited for; something it started may hold the
 /// pipe open for ever.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The lines of one rank while it runs.
+/// The lines of one process while it runs.
 #[derive(Debug)]
 pub(crate) struct Output {
-    lines: Arc<Mutex<Lines>>,
-    thread: JoinHandle<()>,
+    reader: Option<PipeReader>,
+    lines: Lines,
+    log: SyncSender<Vec<u8>>,
+    writer: JoinHandle<()>,
+    /// What the log had no room for, and since when it has none.
+    held: Option<(Vec<u8>, Instant)>,
+    left_out: usize,
 }
 
 impl Output {
-    /// Starts to copy to `log`, and returns the end of the pipe that the rank writes to.
+    /// Starts to copy to `log`, and returns the end of the pipe that the process writes to.
     ///
     /// # Errors
     ///
     /// When the log cannot be opened or there is no pipe to be had.
     pub(crate) fn to_log(log: &Path) -> io::Result<(Self, PipeWriter)> {
         let (reader, writer) = io::pipe()?;
-        let mut log = Log::open(log)?;
-        let lines = Arc::new(Mutex::new(Lines::default()));
-        let kept = Arc::clone(&lines);
+        ioctl_fionbio(&reader, true)?;
+        let mut file = Log::open(log)?;
+        let (log, pieces): (_, Receiver<Vec<u8>>) = sync_channel(WAITING);
         let thread = thread::Builder::new()
             .name("output".to_owned())
-            .spawn(move || copy(reader, &mut log, &kept))?;
-        Ok((Self { lines, thread }, writer))
+            .spawn(move || pieces.iter().for_each(|piece| file.write(&piece)))?;
+        let output = Self {
+            reader: Some(reader),
+            lines: Lines::default(),
+            log,
+            writer: thread,
+            held: None,
+            left_out: 0,
+        };
+        Ok((output, writer))
+    }
+
+    /// What to wait for; nothing at the end of all output, or while the log has no room.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        let reader = self.reader.as_ref().filter(|_| self.held.is_none());
+        reader.map(AsFd::as_fd)
+    }
+
+    /// Whether there is something that waits for the disk.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Takes in what has come, and not much at a time; returns whether there was something.
+    pub(crate) fn read(&mut self) -> bool {
+        if let Some((piece, since)) = self.held.take() {
+            self.pass_on(piece, since);
+            if self.held.is_some() {
+                return false;
+            }
+        }
+        let Some(reader) = &mut self.reader else {
+            return false;
+        };
+        let mut piece = vec![0; PIECE];
+        match reader.read(&mut piece) {
+            Ok(0) => self.reader = None,
+            Ok(bytes) => {
+                piece.truncate(bytes);
+                self.lines.take(&piece);
+                self.pass_on(piece, Instant::now());
+                return true;
+            }
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+            Err(_) => self.reader = None,
+        }
+        false
+    }
+
+    /// Gives a piece to the log, or holds it as long as there is patience for it.
+    fn pass_on(&mut self, piece: Vec<u8>, since: Instant) {
+        if self.left_out > 0 {
+            let line = format!(
+                "\n(left out here, as the disk took nothing: {} bytes)\n",
+                self.left_out
+            );
+            if self.log.try_send(line.into_bytes()).is_ok() {
+                self.left_out = 0;
+            }
+        }
+        let piece = match self.log.try_send(piece) {
+            Ok(()) => return,
+            Err(TrySendError::Full(piece) | TrySendError::Disconnected(piece)) => piece,
+        };
+        if self.left_out == 0 && since.elapsed() < PATIENCE {
+            self.held = Some((piece, since));
+        } else {
+            self.left_out += piece.len();
+        }
     }
 
     /// Lines that came since the last call: the last few of them, and how many there were before those.
-    pub(crate) fn news(&self) -> (Vec<String>, usize) {
-        self.lines
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .news()
+    pub(crate) fn news(&mut self) -> (Vec<String>, usize) {
+        self.lines.news()
     }
 
-    /// The last lines of a rank that is gone.
-    pub(crate) fn last_lines(self) -> Vec<String> {
+    /// The last lines of a process that is gone. What it printed is then in the log, unless the disk is stuck.
+    pub(crate) fn last_lines(mut self) -> Vec<String> {
         let deadline = Instant::now() + TIMEOUT;
-        while !self.thread.is_finished() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(5));
+        while self.reader.is_some() && Instant::now() < deadline {
+            if !self.read() {
+                thread::sleep(Duration::from_millis(1));
+            }
         }
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let Self {
+            mut lines,
+            log,
+            writer,
+            ..
+        } = self;
+        drop(log);
+        let deadline = Instant::now() + TIMEOUT;
+        while !writer.is_finished() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
         lines.end_line();
-        lines.kept.iter().cloned().collect()
+        lines.kept.into()
     }
 }
 
@@ -84,24 +181,6 @@ pub(crate) fn last_words(lines: &[String]) -> Option<&str> {
         lines.get(place + 1).map(String::as_str)
     };
     error.or_else(panicked)
-}
-
-fn copy(mut reader: PipeReader, log: &mut Log, lines: &Mutex<Lines>) {
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        match reader.read(&mut buffer) {
-            Ok(0) => return,
-            Ok(bytes) => {
-                log.write(&buffer[..bytes]);
-                lines
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take(&buffer[..bytes]);
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => return,
-        }
-    }
 }
 
 /// A file of bounded size, and the one before it.
@@ -123,18 +202,29 @@ impl Log {
         })
     }
 
-    /// A full disk costs the log and not the run: the pipe has to be emptied whatever happens.
-    fn write(&mut self, chunk: &[u8]) {
-        if self.bytes >= LOG_BYTES {
+    /// A full disk costs the log and not the run: the pipe has to be emptied whatever happens. A full file ends with a line.
+    fn write(&mut self, mut piece: &[u8]) {
+        if self.bytes >= LOG_BYTES
+            && let Some(end) = piece.iter().position(|byte| *byte == b'\n')
+        {
+            let (last, rest) = piece.split_at(end + 1);
+            self.append(last);
+            piece = rest;
             let mut older = self.path.clone().into_os_string();
             older.push(".1");
             let next = fs::rename(&self.path, older).and_then(|()| Self::open(&self.path));
             (self.file, self.bytes) = next.map_or((None, 0), |next| (next.file, next.bytes));
         }
+        self.append(piece);
+    }
+
+    fn append(&mut self, piece: &[u8]) {
+        // A line that never ends is cut.
         if let Some(file) = &mut self.file
-            && file.write_all(chunk).is_ok()
+            && self.bytes < 2 * LOG_BYTES
+            && file.write_all(piece).is_ok()
         {
-            self.bytes += chunk.len() as u64;
+            self.bytes += piece.len() as u64;
         }
     }
 }
@@ -250,17 +340,76 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_bounded() {
+    fn a_log_is_bounded_and_tears_no_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rank0.log");
         let mut log = Log::open(&path).unwrap();
-        let chunk = vec![b'x'; 16 << 20];
-        (0..9).for_each(|_| log.write(&chunk));
-        let bytes = |name: &str| fs::metadata(dir.path().join(name)).unwrap().len();
-        assert_eq!(
-            (bytes("rank0.log.1"), bytes("rank0.log")),
-            (64 << 20, 16 << 20)
-        );
+        let line = [vec![b'x'; (1 << 20) - 1], b"\n".to_vec()].concat();
+        let piece = line.repeat(17)[..(16 << 20) + 7].to_vec();
+        for _ in 0..5 {
+            log.write(&piece);
+        }
+        let bytes = |name: &str| fs::read(dir.path().join(name)).unwrap();
+        let (old, new) = (bytes("rank0.log.1"), bytes("rank0.log"));
+        assert_eq!(old.last(), Some(&b'\n'));
+        assert_eq!(old.len() + new.len(), 5 * piece.len());
+        assert!(old.len() as u64 <= LOG_BYTES + (2 << 20), "{}", old.len());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+        // Nor does one line fill the disk.
+        for _ in 0..20 {
+            log.write(&vec![b'x'; 16 << 20]);
+        }
+        assert!(bytes("rank0.log").len() as u64 <= 2 * LOG_BYTES + (16 << 20));
+    }
+
+    #[test]
+    fn what_a_process_prints_is_logged_to_the_last_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rank0.log");
+        let (mut output, mut writer) = Output::to_log(&path).unwrap();
+        let printer = thread::spawn(move || {
+            for number in 0..100_000 {
+                writeln!(writer, "line {number}").unwrap();
+            }
+            write!(writer, "the end").unwrap();
+        });
+        while output.reader.is_some() {
+            output.read();
+        }
+        printer.join().unwrap();
+        let lines = output.last_lines();
+        assert_eq!(lines[LINES - 2..], ["line 99999", "the end"]);
+        let logged = fs::read_to_string(&path).unwrap();
+        assert_eq!(logged.lines().count(), 100_001);
+    }
+
+    #[test]
+    fn a_disk_that_is_stuck_costs_what_is_printed_and_nothing_else() {
+        let (log, pieces) = sync_channel(1);
+        let mut output = Output {
+            reader: None,
+            lines: Lines::default(),
+            log,
+            writer: thread::spawn(|| {}),
+            held: None,
+            left_out: 0,
+        };
+        let now = Instant::now();
+        output.pass_on(b"one".to_vec(), now);
+        output.pass_on(b"two".to_vec(), now);
+        assert!(output.is_held());
+        output.read();
+        assert!(output.is_held());
+        output.held = None;
+        let Some(long_ago) = now.checked_sub(PATIENCE) else {
+            return;
+        };
+        output.pass_on(b"two".to_vec(), long_ago);
+        output.pass_on(b"three".to_vec(), now);
+        assert!(!output.is_held());
+        assert_eq!(pieces.recv().unwrap(), b"one");
+        output.pass_on(b"four".to_vec(), now);
+        let told = b"\n(left out here, as the disk took nothing: 8 bytes)\n";
+        assert_eq!(pieces.recv().unwrap(), told);
     }
 }

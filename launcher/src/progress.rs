@@ -1,6 +1,10 @@
 //! How far the run is: the rank's rows, as they appear in its spool, on one line of the screen.
 
+use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use indicatif::HumanDuration;
@@ -25,8 +29,6 @@ pub(crate) struct Progress {
     /// The total loss and the number of active components, of the last training row.
     loss: Option<f64>,
     l0: Option<f64>,
-    /// What the rank says of its leaving on request, and of what it saved.
-    stopped: Option<String>,
 }
 
 impl Progress {
@@ -53,11 +55,8 @@ impl Progress {
                 self.steps_per_s = value(row, "steps_per_s").unwrap_or(0.0);
                 None
             }
-            // The last word about a launch, which is said at its end.
-            Kind::Event if value(row, "stopped").is_some() => {
-                self.stopped = note;
-                None
-            }
+            // The last word about a launch, which whoever launched it says at its end.
+            Kind::Event if value(row, "stopped").is_some() => None,
             Kind::Event => note.map(|note| format!("step {}: {note}", row.step)),
             Kind::Eval => None,
         }
@@ -71,35 +70,9 @@ impl Progress {
         }
     }
 
-    /// Where the run is, for a message: `after step 120 (decomposing)`. It may have come further since it last said so.
-    pub(crate) fn place(&self) -> String {
-        let doing = self.activity();
-        match (self.phase.as_str(), self.step) {
-            ("", _) => "while it started".to_owned(),
-            ("wait", _) => "while it waited for its target".to_owned(),
-            (_, 0) => format!("at the beginning ({doing})"),
-            ("warmup", made) => format!("after update {made} ({doing})"),
-            (_, step) => format!("after step {step} ({doing})"),
-        }
-    }
-
-    /// What the rank said of its leaving on request.
-    pub(crate) fn stopped(&self) -> Option<&str> {
-        self.stopped.as_deref()
-    }
-
     /// What is going on, in a word or two.
     pub(crate) fn activity(&self) -> &str {
-        match self.phase.as_str() {
-            "" => "starting",
-            "wait" => "waiting for target",
-            "target" => "training target",
-            "warmup" => "warming up",
-            "train" => "decomposing",
-            "eval" => "evaluating",
-            "figures" => "drawing figures",
-            other => other,
-        }
+        activity(&self.phase)
     }
 
     /// The numbers behind the step: loss, L0, speed and time left, as far as they are known.
@@ -138,6 +111,37 @@ impl Progress {
     }
 }
 
+/// What goes on in a phase, in a word or two.
+fn activity(phase: &str) -> &str {
+    match phase {
+        "" => "starting",
+        "data" => "checking data",
+        "planning" => "planning",
+        "wait" => "waiting for target",
+        "target" => "training target",
+        "warmup" => "warming up",
+        "train" => "decomposing",
+        "eval" => "evaluating",
+        "figures" => "drawing figures",
+        "saving" => "saving",
+        other => other,
+    }
+}
+
+/// Where a rank is, for a message: `after step 120 (decomposing)`. It may have come further since it last said so.
+pub(crate) fn place(phase: &str, step: u64) -> String {
+    let doing = activity(phase);
+    match (phase, step) {
+        ("", _) => "while it started".to_owned(),
+        ("data", _) => "while it checked its data".to_owned(),
+        ("planning", _) => "while it planned its programs".to_owned(),
+        ("wait", _) => "while it waited for its target".to_owned(),
+        (_, 0) => format!("at the beginning ({doing})"),
+        ("warmup", made) => format!("after update {made} ({doing})"),
+        (_, step) => format!("after step {step} ({doing})"),
+    }
+}
+
 fn value(row: &Row, name: &str) -> Option<f64> {
     row.values
         .iter()
@@ -157,15 +161,6 @@ fn whole(value: f64) -> u64 {
 pub(crate) struct Spool {
     files: [Reader; 2],
     progress: Progress,
-}
-
-/// What a look at the spool brought.
-#[derive(Debug, Default)]
-pub(crate) struct News {
-    /// Whether there was anything.
-    pub(crate) any: bool,
-    /// What happened, a line each.
-    pub(crate) events: Vec<String>,
 }
 
 impl Spool {
@@ -188,21 +183,20 @@ impl Spool {
         })
     }
 
-    /// Takes in what is new.
-    pub(crate) fn read(&mut self) -> News {
-        let mut news = News::default();
+    /// Takes in what is new; what happened, a line each.
+    pub(crate) fn read(&mut self) -> Vec<String> {
+        let mut events = Vec::new();
         for file in &mut self.files {
             loop {
                 match file.next() {
-                    Ok(Some(Read::Row(row))) => news.events.extend(self.progress.take(&row)),
+                    Ok(Some(Read::Row(row))) => events.extend(self.progress.take(&row)),
                     Ok(Some(Read::RolledBack { .. })) | Err(ReadError::Junk { .. }) => {}
                     // What cannot be read now may be readable soon; until then the run is silent.
                     Ok(None) | Err(_) => break,
                 }
-                news.any = true;
             }
         }
-        news
+        events
     }
 
     /// The newest known state.
@@ -211,15 +205,67 @@ impl Spool {
     }
 }
 
+/// Follows a run's rows and shows them, on a thread of its own: a disk that is stuck stops what is shown, and nothing else.
+pub(crate) struct Follower {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Follower {
+    /// Shows what is written from now on.
+    ///
+    /// # Errors
+    ///
+    /// When there is no thread to be had.
+    pub(crate) fn start(mut spool: Spool) -> io::Result<Self> {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let thread = thread::Builder::new().name("progress".to_owned());
+        let thread = thread.spawn(move || {
+            let mut display = Display::new();
+            loop {
+                // Its last rows may have come after the last look.
+                let is_last = over.load(Ordering::Acquire);
+                spool
+                    .read()
+                    .iter()
+                    .for_each(|event| screen::progress(event));
+                if is_last {
+                    return;
+                }
+                display.show(spool.progress());
+                thread::park_timeout(READ);
+            }
+        })?;
+        Ok(Self { is_over, thread })
+    }
+
+    /// Shows the rows that came last, unless the disk is stuck.
+    pub(crate) fn finish(self) {
+        self.is_over.store(true, Ordering::Release);
+        self.thread.thread().unpark();
+        let deadline = Instant::now() + TIMEOUT;
+        while !self.thread.is_finished() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Time between two looks at the rows.
+const READ: Duration = Duration::from_millis(200);
+
+/// How long the last rows are waited for.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Shows progress: a live line on a terminal, elsewhere a line now and then.
-pub(crate) struct Display {
+struct Display {
     is_live: bool,
     last_line: Option<(String, Instant)>,
 }
 
 impl Display {
     /// A display on stderr.
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self {
             is_live: screen::is_live(),
             last_line: None,
@@ -227,7 +273,7 @@ impl Display {
     }
 
     /// Shows the newest state.
-    pub(crate) fn show(&mut self, progress: &Progress) {
+    fn show(&mut self, progress: &Progress) {
         if progress.phase.is_empty() {
             return;
         }
@@ -302,7 +348,6 @@ mod tests {
             progress.line(),
             "decomposing  step 400/10000  loss 1.230e-2  L0 1.75  40.0 steps/s  4 minutes left"
         );
-        assert_eq!(progress.place(), "after step 400 (decomposing)");
     }
 
     #[test]
@@ -315,13 +360,22 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_not_said() {
-        assert_eq!(Progress::default().place(), "while it started");
         let progress = taken(&[phase("target", 0)]);
         assert_eq!(progress.line(), "training target");
-        assert_eq!(progress.place(), "at the beginning (training target)");
-        let place = |name: &str| taken(&[phase(name, 7)]).place();
-        assert_eq!(place("warmup"), "after update 7 (warming up)");
-        assert_eq!(place("wait"), "while it waited for its target");
+    }
+
+    #[test]
+    fn every_place_has_words() {
+        for (phase, step, expected) in [
+            ("", 0, "while it started"),
+            ("target", 0, "at the beginning (training target)"),
+            ("warmup", 7, "after update 7 (warming up)"),
+            ("wait", 7, "while it waited for its target"),
+            ("train", 400, "after step 400 (decomposing)"),
+            ("saving", 400, "after step 400 (saving)"),
+        ] {
+            assert_eq!(place(phase, step), expected);
+        }
     }
 
     #[test]
@@ -360,15 +414,6 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_says_of_its_leaving_is_kept_for_the_end() {
-        let mut progress = taken(&[phase("train", 118)]);
-        let row = Row::new(120, Kind::Event).with_note("stopped after step 120, which is saved");
-        assert_eq!(progress.take(&row.with("stopped", 1.0)), None);
-        let said = "stopped after step 120, which is saved";
-        assert_eq!(progress.stopped(), Some(said));
-    }
-
-    #[test]
     fn only_what_is_written_from_now_on_is_news() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(dir.path().to_owned());
@@ -377,10 +422,10 @@ mod tests {
         rank.append(&phase("target", 1));
         rank.flush();
         let mut spool = Spool::follow(&run_dir).unwrap();
-        assert!(!spool.read().any);
+        assert!(spool.read().is_empty());
         assert_eq!(*spool.progress(), Progress::default());
         rank.append(&Row::new(2, Kind::Event).with_note("new"));
         rank.flush();
-        assert_eq!(spool.read().events, ["step 2: new"]);
+        assert_eq!(spool.read(), ["step 2: new"]);
     }
 }

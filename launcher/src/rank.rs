@@ -1,22 +1,62 @@
 //! `spd-launch rank`: one rank of a prepared run, started by the launcher, srun or torchrun.
 
-use spd_trainer::{Fault, Outcome};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use anyhow::Context;
+use spd_trainer::{Fault, FaultKind, Outcome, Supervision};
+
+use crate::channel::{Channel, Message};
 use crate::cli::RankArgs;
 use crate::exit::Exit;
+use crate::failure::Failure;
 use crate::run::gpu;
 use crate::stop;
 use crate::world::World;
 
-/// Runs this process's rank to its end.
+/// Runs this process's rank to its end, and tells the launcher of it.
 ///
 /// # Errors
 ///
 /// What the trainer finds; bad input when the environment describes no place, or one that this build
 /// cannot take.
 pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
-    // First of all: a signal that comes before this ends the process, unsaved.
-    let stop = stop::flag().map_err(|error| Fault::Failed(error.into()))?;
+    let supervision = Supervision {
+        stop: stop::flag().map_err(|error| Fault::Failed(error.into()))?,
+        ..Supervision::default()
+    };
+    let channel = Channel::open().context("the channel to the launcher");
+    let Some(channel) = channel.map_err(Fault::Failed)? else {
+        return go(asked, &supervision);
+    };
+    let heartbeat = &supervision.heartbeat;
+    channel
+        .end_with_launcher()
+        .and_then(|()| channel.beat(Arc::clone(heartbeat)))
+        .context("a thread for the heartbeat")
+        .map_err(Fault::Failed)?;
+    let panicked = remember_panics();
+    let ended = catch_unwind(AssertUnwindSafe(|| go(asked, &supervision)));
+    let beat = heartbeat.newest();
+    match &ended {
+        Ok(Ok(Exit::Stopped)) => {
+            if let Some(words) = heartbeat.stopped() {
+                channel.send(&Message::Stopped(words.to_owned()));
+            }
+        }
+        Ok(Ok(_)) => {}
+        Ok(Err(fault)) => channel.send(&Message::Failure(Failure::of(fault, beat))),
+        Err(_) => {
+            let words = panicked.lock().unwrap_or_else(PoisonError::into_inner);
+            let words = words.clone().unwrap_or_default();
+            channel.send(&Message::Failure(Failure::now(FaultKind::Bug, words, beat)));
+        }
+    }
+    ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn go(asked: &RankArgs, supervision: &Supervision) -> Result<Exit, Fault> {
     let world = World::from_env().map_err(Fault::BadInput)?;
     if world.size > 1 {
         return Err(Fault::BadInput(format!(
@@ -24,10 +64,42 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
             world.rank, world.size
         )));
     }
+    let gpu = gpu(asked.gpus)?;
     Ok(
-        match spd_trainer::rank(&asked.run_dir, asked.threads, gpu(asked.gpus)?, &stop)? {
+        match spd_trainer::rank(&asked.run_dir, asked.threads, gpu, supervision)? {
             Outcome::Done => Exit::Done,
             Outcome::Stopped => Exit::Stopped,
         },
     )
+}
+
+/// Keeps what the first panic of any thread says, beside printing it.
+fn remember_panics() -> Arc<Mutex<Option<String>>> {
+    let first: Arc<Mutex<Option<String>>> = Arc::default();
+    let (kept, print) = (Arc::clone(&first), take_hook());
+    set_hook(Box::new(move |info| {
+        kept.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert_with(|| words(info));
+        print(info);
+    }));
+    first
+}
+
+/// What a panic says, and where.
+fn words(info: &PanicHookInfo<'_>) -> String {
+    let payload: &dyn Any = info.payload();
+    let said = payload
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| payload.downcast_ref::<&str>().copied());
+    let said = said
+        .unwrap_or("no words")
+        .lines()
+        .next()
+        .unwrap_or_default();
+    match info.location() {
+        Some(place) => format!("{said} ({}:{})", place.file(), place.line()),
+        None => said.to_owned(),
+    }
 }

@@ -5,9 +5,12 @@ use std::io::{self, PipeWriter};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
+use crate::channel;
 use crate::world::{self, World};
 
 /// Where this program is to be started from: the file that it runs from, though it be replaced or removed meanwhile, so that
@@ -39,6 +42,9 @@ pub(crate) fn command(program: &Path) -> Command {
     }
     command
 }
+
+/// How long a process that was killed is waited for.
+const GIVE_UP: Duration = Duration::from_secs(5);
 
 /// What is started.
 #[derive(Debug)]
@@ -77,6 +83,7 @@ impl Program {
             command.env_remove(key);
         }
         command.envs(World::ALONE.environment());
+        command.env(channel::KEY, "stdin");
         command
     }
 }
@@ -135,11 +142,20 @@ impl Process {
         }
     }
 
-    /// Ends it, with everything it started, and waits until it is gone.
-    pub(crate) fn kill(&mut self) {
+    /// Ends it, with everything it started, and does not wait until it is gone.
+    pub(crate) fn send_kill(&self) {
         if self.status.is_none() {
             let _ = kill_process_group(self.pid, Signal::KILL);
-            self.status = self.child.wait().ok();
+        }
+    }
+
+    /// Ends it, with everything it started, and waits until it is gone; not for ever, as a process that waits for a disk or a driver
+    /// dies when that answers.
+    pub(crate) fn kill(&mut self) {
+        self.send_kill();
+        let deadline = Instant::now() + GIVE_UP;
+        while matches!(self.ended(), Ok(None)) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }

@@ -14,7 +14,8 @@ use crate::ranks::{Program, own_program};
 use crate::restart::{self, Restarts};
 use crate::run_dir::{Found, RunDir};
 use crate::stop::Stop;
-use crate::supervise::{self, Timeouts};
+use crate::supervise;
+use crate::supervisor::{HangLimit, Timeouts};
 use crate::{memory, plan, screen, summary};
 
 /// Runs a run file to its end, from wherever an earlier launch left it.
@@ -266,7 +267,11 @@ fn supervise(
     };
     let timeouts = Timeouts {
         grace: Duration::from_secs(asked.grace),
-        heartbeat: (asked.hang_seconds > 0).then(|| Duration::from_secs(asked.hang_seconds)),
+        hang: match asked.hang_seconds {
+            None => HangLimit::Learned,
+            Some(0) => HangLimit::Never,
+            Some(seconds) => HangLimit::After(Duration::from_secs(seconds)),
+        },
     };
     let memory = plan::memory(&run_plan.memory);
     let mut stop = Stop::listen().context("signals cannot be listened to")?;

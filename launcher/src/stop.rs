@@ -1,13 +1,17 @@
-//! Signals to the launcher: the first asks the rank to save and leave, a second one does not wait.
+//! Signals to the launcher: the first asks the rank to save and leave, a second one does not wait. And waiting for them, for the end
+//! of a process of ours, and for what these say, whichever comes first.
 
-use std::io;
+use std::io::{self, Read};
 use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 /// Signals that ask for an orderly stop.
 const ASKING: [i32; 4] = [SIGINT, SIGTERM, SIGUSR1, SIGHUP];
@@ -33,6 +37,8 @@ pub(crate) enum StopRequest {
 pub(crate) struct Stop {
     seen: [Arc<AtomicBool>; ASKING.len()],
     asked: Option<Instant>,
+    /// Has something to read when one of them, or the end of a process, has come.
+    woken: UnixStream,
 }
 
 impl Stop {
@@ -44,10 +50,40 @@ impl Stop {
     pub(crate) fn listen() -> io::Result<Self> {
         let seen = ASKING.map(|_| Arc::new(AtomicBool::new(false)));
         flag()?;
+        let (woken, wake) = UnixStream::pair()?;
+        woken.set_nonblocking(true)?;
         for (signal, seen) in ASKING.into_iter().zip(&seen).filter(|(s, _)| is_heard(*s)) {
             signal_hook::flag::register(signal, Arc::clone(seen))?;
+            // After the flag: whoever is woken finds it raised.
+            signal_hook::low_level::pipe::register(signal, wake.try_clone()?)?;
         }
-        Ok(Self { seen, asked: None })
+        signal_hook::low_level::pipe::register(SIGCHLD, wake)?;
+        Ok(Self {
+            seen,
+            asked: None,
+            woken,
+        })
+    }
+
+    /// Waits until there is something to read from one of these, a signal or the end of a process has come, or for this long.
+    pub(crate) fn wait<'a>(
+        &self,
+        others: impl IntoIterator<Item = BorrowedFd<'a>>,
+        limit: Duration,
+    ) {
+        let mut fds = vec![PollFd::new(&self.woken, PollFlags::IN)];
+        fds.extend(
+            others
+                .into_iter()
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+        );
+        let limit = Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        // A signal ends it early, which does as well.
+        let _ = poll(&mut fds, Some(&limit));
+        while matches!((&self.woken).read(&mut [0; 64]), Ok(1..)) {}
     }
 
     /// What was asked for since the last call.

@@ -1,52 +1,35 @@
-//! One rank, from its start to its end, and what is said about it.
+//! The ranks of an attempt, from their start to the end of the last, and what is said about it.
+//!
+//! One thread waits for whatever comes first: what a rank tells, what it prints, its end, a signal. It waits for nothing else: the
+//! terminal, the logs and the rows have threads of their own. What is to be done about it is decided by the [`Supervisor`].
 
+use std::fs;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{ExitStatus, Stdio};
-use std::thread;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use signal_hook::consts::{SIGKILL, SIGTERM};
+use indicatif::HumanDuration;
+use signal_hook::consts::{SIGABRT, SIGKILL};
+use spd_trainer::FaultKind;
 
+use crate::channel::Listener;
 use crate::exit::Exit;
+use crate::failure::monotonic;
+use crate::memory;
 use crate::output::{Output, SHOWN, last_words};
-use crate::progress::{Display, Progress, Spool};
+use crate::progress::{Follower, Spool, place};
 use crate::ranks::{Process, Program};
 use crate::run_dir::RunDir;
 use crate::screen;
 use crate::stop::{self, Stop, StopRequest};
+use crate::supervisor::{Action, Cause, Event, Status, Supervisor, Timeouts, Verdict};
 
-/// Time between two looks at whether the rank lives and what the user wants.
-const LOOK: Duration = Duration::from_millis(20);
+/// Longest time between two looks at the clock.
+const LOOK: Duration = Duration::from_millis(200);
 
-/// Time between two looks at what it wrote.
-const READ: Duration = Duration::from_millis(200);
-
-/// How long a rank is waited for.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Timeouts {
-    /// From being asked to leave until it is killed.
-    pub(crate) grace: Duration,
-    /// From its last sign of life until it is killed; `None` waits for ever.
-    pub(crate) heartbeat: Option<Duration>,
-}
-
-/// Why a rank is gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// It left with this code.
-    Left(i32),
-    /// A signal ended it that was not sent from here.
-    Signal(i32),
-    /// It left on being asked, before it could save.
-    LeftUnsaved,
-    /// It was killed: no sign of life for too long.
-    Hung(Duration),
-    /// It was killed: it did not leave within the grace.
-    Overstayed(Duration),
-    /// It was killed: the user asked twice. Holds the signal.
-    Interrupted(i32),
-}
+/// The same while a log has no room.
+const LOOK_SOON: Duration = Duration::from_millis(10);
 
 /// The end of one attempt.
 #[derive(Debug)]
@@ -59,13 +42,13 @@ pub(crate) struct Attempt {
     pub(crate) may_restart: bool,
 }
 
-/// Starts a rank and stays with it until it is gone.
+/// Starts the ranks and stays with them until they are gone.
 ///
 /// - `memory`: what the run plans to use, for the message when the machine had less
 ///
 /// # Errors
 ///
-/// When the rank cannot be started or watched; none is left running then.
+/// When a rank cannot be started or watched; none is left running then.
 pub(crate) fn attempt(
     program: &Program,
     run_dir: &RunDir,
@@ -73,135 +56,171 @@ pub(crate) fn attempt(
     stop: &mut Stop,
     memory: &str,
 ) -> Result<Attempt> {
-    let log = run_dir.log();
-    let mut spool = Spool::follow(run_dir)?;
-    let (output, writer) = Output::to_log(&log).with_context(|| log.display().to_string())?;
-    let started = Process::start(program.command(), Stdio::null(), writer);
-    let mut rank =
-        started.with_context(|| format!("{}: cannot be started", program.path.display()))?;
-    let end = Watch {
-        rank: &mut rank,
-        output: &output,
-        spool: &mut spool,
-        timeouts,
-    }
-    .until_end(stop)?;
-    // Its last rows may have come after the last look.
-    let news = spool.read();
-    news.events.iter().for_each(|event| screen::progress(event));
-    let lines = output.last_lines();
+    let follower = Follower::start(Spool::follow(run_dir)?).context("the progress of the run")?;
+    let kills = memory::oom_kills();
+    let mut ranks = vec![Rank::start(program, run_dir, 0)?];
+    let supervisor = Supervisor::new(ranks.len(), timeouts, monotonic());
+    let supervisor = watch(&mut ranks, supervisor, timeouts, stop)?;
+    follower.finish();
+    let ended = ranks.into_iter().map(|rank| Ended {
+        pid: rank.process.pid(),
+        lines: rank.output.last_lines(),
+    });
     Ok(Report {
-        pid: rank.pid(),
-        end,
-        lines: &lines,
-        progress: spool.progress(),
+        supervisor: &supervisor,
+        ranks: &ended.collect::<Vec<_>>(),
+        timeouts,
         memory,
+        was_oom_killed: memory::oom_kills() > kills,
         run_dir,
     }
     .attempt())
 }
 
-struct Watch<'a> {
-    rank: &'a mut Process,
-    output: &'a Output,
-    spool: &'a mut Spool,
-    timeouts: Timeouts,
+/// A rank, and all that is heard of it.
+struct Rank {
+    process: Process,
+    listener: Listener,
+    output: Output,
+    is_gone: bool,
 }
 
-impl Watch<'_> {
-    fn until_end(self, stop: &mut Stop) -> Result<End> {
-        let Self {
-            rank,
+impl Rank {
+    fn start(program: &Program, run_dir: &RunDir, rank: usize) -> Result<Self> {
+        let log = run_dir.log();
+        let (output, writer) = Output::to_log(&log).with_context(|| log.display().to_string())?;
+        let (listener, input) = Listener::new().context("a channel to the rank")?;
+        let started = Process::start(program.command(), input, writer);
+        let process = started.with_context(|| {
+            format!("{}: rank {rank} cannot be started", program.path.display())
+        })?;
+        Ok(Self {
+            process,
+            listener,
             output,
-            spool,
-            timeouts,
-        } = self;
-        let mut display = Display::new();
-        let mut deadline = None;
-        let mut since_heartbeat = SinceHeartbeat::default();
-        let mut last_read = Instant::now();
-        loop {
-            if let Some(status) = rank.ended().context("rank 0: cannot be watched")? {
-                return Ok(End::of(status, stop.asked()));
+            is_gone: false,
+        })
+    }
+}
+
+/// Has the supervisor hear all that happens, and does what it says, until all ranks are gone.
+fn watch(
+    ranks: &mut [Rank],
+    mut supervisor: Supervisor,
+    timeouts: Timeouts,
+    stop: &mut Stop,
+) -> Result<Supervisor> {
+    let mut forwarded = Instant::now();
+    while !supervisor.is_over() {
+        let is_held = ranks.iter().any(|rank| rank.output.is_held());
+        let fds = ranks
+            .iter()
+            .flat_map(|rank| rank.listener.fd().into_iter().chain(rank.output.fd()));
+        stop.wait(fds, if is_held { LOOK_SOON } else { LOOK });
+        let mut events = Vec::new();
+        for (index, rank) in ranks.iter_mut().enumerate() {
+            // Its end first: what it said before that is there then.
+            let status = rank.process.ended();
+            let status = status.with_context(|| format!("rank {index}: cannot be watched"))?;
+            let said = rank.listener.read().into_iter();
+            events.extend(said.map(|message| Event::Said(index, message)));
+            if let Some(status) = status
+                && !std::mem::replace(&mut rank.is_gone, true)
+            {
+                events.push(Event::Ended(index, Status::of(status)));
             }
-            match stop.request() {
-                Some(StopRequest::Leave(signal)) => {
-                    rank.ask();
-                    deadline = Instant::now().checked_add(timeouts.grace);
-                    screen::note(&format!(
-                        "{}: the rank saves and leaves, {} s at most; a second Ctrl-C kills it",
-                        stop::name(signal),
-                        timeouts.grace.as_secs()
-                    ));
+            rank.output.read();
+        }
+        if forwarded.elapsed() >= LOOK {
+            let ranks = ranks.iter_mut().enumerate();
+            ranks.for_each(|(index, rank)| forward(index, &mut rank.output));
+            forwarded = Instant::now();
+        }
+        match stop.request() {
+            Some(StopRequest::Leave(signal)) => {
+                screen::note(&format!(
+                    "{}: the rank saves and leaves, {} s at most; a second Ctrl-C kills it",
+                    stop::name(signal),
+                    timeouts.grace.as_secs()
+                ));
+                events.push(Event::Leave);
+            }
+            Some(StopRequest::LeaveNow(signal)) => events.push(Event::LeaveNow(signal)),
+            None => {}
+        }
+        events.push(Event::Tick);
+        for event in events {
+            for action in supervisor.on(monotonic(), event) {
+                act(&action, ranks, &supervisor);
+            }
+        }
+    }
+    Ok(supervisor)
+}
+
+fn act(action: &Action, ranks: &[Rank], supervisor: &Supervisor) {
+    match *action {
+        Action::Ask(rank) => ranks[rank].process.ask(),
+        Action::Kill(rank) => ranks[rank].process.send_kill(),
+        Action::Recovered(rank) => screen::note(&format!("rank {rank} goes on")),
+        Action::Tell {
+            rank,
+            silent,
+            longest,
+            limit,
+        } => {
+            let at = supervisor.at(rank);
+            let pid = ranks[rank].process.pid();
+            let what = match is_stopped(pid) {
+                Some(true) => {
+                    format!("is stopped (process {pid}; `kill -CONT {pid}` lets it go on)")
                 }
-                Some(StopRequest::LeaveNow(signal)) => {
-                    rank.kill();
-                    return Ok(End::Interrupted(signal));
-                }
-                None => {}
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                rank.kill();
-                return Ok(End::Overstayed(timeouts.grace));
-            }
-            if last_read.elapsed() >= READ {
-                let news = spool.read();
-                since_heartbeat.look(last_read.elapsed(), news.any);
-                last_read = Instant::now();
-                news.events.iter().for_each(|event| screen::progress(event));
-                display.show(spool.progress());
-                forward(output);
-                if let Some(limit) = timeouts
-                    .heartbeat
-                    .filter(|limit| since_heartbeat.lasted >= *limit)
-                    && deadline.is_none()
-                {
-                    rank.kill();
-                    return Ok(End::Hung(limit));
-                }
-            }
-            thread::sleep(LOOK);
+                _ => "makes no progress".to_owned(),
+            };
+            let longest = longest.map_or(String::new(), |longest| {
+                format!(
+                    ", its longest pause there before was {:.1} s",
+                    longest.as_secs_f64()
+                )
+            });
+            let limit = limit.map_or(String::new(), |limit| {
+                format!("; it is killed after {}", HumanDuration(limit))
+            });
+            screen::note(&format!(
+                "rank {rank} {what}: nothing for {} {}{longest}{limit}",
+                HumanDuration(silent),
+                place(&at.phase, at.step)
+            ));
         }
     }
 }
 
-/// How long there was no sign of life.
-#[derive(Debug, Default)]
-struct SinceHeartbeat {
-    lasted: Duration,
+/// Whether a signal has stopped a process; nothing where the system does not tell.
+fn is_stopped(pid: u32) -> Option<bool> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before it may hold anything.
+    let (_, rest) = stat.rsplit_once(") ")?;
+    Some(rest.starts_with(['T', 't']))
 }
 
-impl SinceHeartbeat {
-    fn look(&mut self, since_last: Duration, news: bool) {
-        // A launcher that was paused itself has not listened: the pause counts as one look.
-        self.lasted = if news {
-            Duration::ZERO
-        } else {
-            self.lasted + since_last.min(5 * READ)
-        };
-    }
-}
-
-/// Shows what the rank prints, as far as a person could read it.
-fn forward(output: &Output) {
+/// Shows what a rank prints, as far as a person could read it.
+fn forward(rank: usize, output: &mut Output) {
     let (lines, skipped) = output.news();
     if skipped > 0 {
         screen::progress(&format!(
-            "[0] (left out here, see the log: {skipped} lines)"
+            "[{rank}] (left out here, see the log: {skipped} lines)"
         ));
     }
     for line in lines {
-        screen::progress(&format!("[0] {line}"));
+        screen::progress(&format!("[{rank}] {line}"));
     }
 }
 
-impl End {
-    fn of(status: ExitStatus, asked: bool) -> Self {
-        match (status.code(), status.signal()) {
-            (Some(code), _) => Self::Left(code),
-            // It was asked before it listened, at its very start.
-            (None, Some(SIGTERM)) if asked => Self::LeftUnsaved,
-            (None, signal) => Self::Signal(signal.unwrap_or(0)),
+impl Status {
+    fn of(status: ExitStatus) -> Self {
+        match status.code() {
+            Some(code) => Self::Code(code),
+            None => Self::Signal(status.signal().unwrap_or(0)),
         }
     }
 }
@@ -209,181 +228,304 @@ impl End {
 /// How a stop ends that came before there was anything to save.
 const NOTHING_SAVED: &str = "nothing new is saved, and the same command goes on";
 
-struct Report<'a> {
+/// A rank that is gone.
+struct Ended {
     pid: u32,
-    end: End,
-    lines: &'a [String],
-    progress: &'a Progress,
+    /// Its last.
+    lines: Vec<String>,
+}
+
+struct Report<'a> {
+    supervisor: &'a Supervisor,
+    ranks: &'a [Ended],
+    timeouts: Timeouts,
     memory: &'a str,
+    /// The kernel has killed something of this control group for its memory.
+    was_oom_killed: bool,
     run_dir: &'a RunDir,
 }
 
 impl Report<'_> {
     fn attempt(&self) -> Attempt {
-        let place = self.progress.place();
-        let who = format!("rank 0 (pid {})", self.pid);
-        let words = last_words(self.lines).map_or(String::new(), |words| format!(": {words}"));
-        let (exit, first) = match self.end {
-            End::Left(0) => (Exit::Done, None),
-            End::Left(2) => (
-                Exit::BadInput,
-                Some(format!("{who} refused its input{words}")),
-            ),
-            End::Left(3) => (
-                Exit::Stopped,
-                // What is saved, and of which step, only the rank knows.
-                Some(self.progress.stopped().map_or_else(
-                    || format!("stopped {place}; {NOTHING_SAVED}"),
-                    str::to_owned,
-                )),
-            ),
-            End::Left(1) => (Exit::Failed, Some(format!("{who} failed {place}{words}"))),
-            End::Left(code) => (
-                Exit::Failed,
-                Some(format!("{who} left with code {code} {place}{words}")),
-            ),
-            End::Signal(signal) => (Exit::Failed, Some(self.signalled(&who, signal, &place))),
-            End::LeftUnsaved => (
-                Exit::Stopped,
-                Some(format!("stopped {place}; {NOTHING_SAVED}")),
-            ),
-            End::Hung(limit) => (
-                Exit::Failed,
-                Some(format!(
-                    "{who} gave no sign of life for {} s {place}: taken as hung and killed; \
-                     --hang-seconds sets the limit",
-                    limit.as_secs()
-                )),
-            ),
-            End::Overstayed(grace) => (
-                Exit::Failed,
-                Some(format!(
-                    "{who} did not leave within {} s of being asked, {place}, and was killed; \
-                     --grace gives it longer",
-                    grace.as_secs()
-                )),
-            ),
-            End::Interrupted(signal) => (
-                Exit::Killed(signal),
-                Some(format!(
-                    "killed by a second signal ({}) {place}; the same command goes on from the last checkpoint",
-                    stop::name(signal)
-                )),
-            ),
-        };
-        let mut message: Vec<String> = first.into_iter().collect();
-        let died = matches!(exit, Exit::Failed | Exit::BadInput);
-        if died {
-            message.extend(self.evidence());
-        }
-        let may_restart = exit == Exit::Failed && !matches!(self.end, End::Overstayed(_));
-        Attempt {
+        let said = |exit, line: String| Attempt {
             exit,
-            message,
-            may_restart,
+            message: vec![line],
+            may_restart: false,
+        };
+        match self.supervisor.verdict() {
+            Verdict::Done => Attempt {
+                exit: Exit::Done,
+                message: Vec::new(),
+                may_restart: false,
+            },
+            // What is saved, and of which step, only the rank knows.
+            Verdict::Stopped(Some(words)) => said(Exit::Stopped, words),
+            Verdict::Stopped(None) => said(
+                Exit::Stopped,
+                format!("stopped {}; {NOTHING_SAVED}", self.place(0)),
+            ),
+            Verdict::Interrupted(signal) => said(
+                Exit::Killed(signal),
+                format!(
+                    "killed by a second signal ({}) {}; the same command goes on from the last checkpoint",
+                    stop::name(signal),
+                    self.place(0)
+                ),
+            ),
+            Verdict::Failed {
+                rank,
+                cause,
+                consequences,
+            } => self.failed(rank, &cause, &consequences),
         }
     }
 
-    fn signalled(&self, who: &str, signal: i32, place: &str) -> String {
+    fn failed(&self, rank: usize, cause: &Cause, consequences: &[usize]) -> Attempt {
+        let kind = match cause {
+            Cause::Signal(SIGKILL) if self.was_oom_killed => FaultKind::OutOfMemory,
+            cause => cause.kind(),
+        };
+        let mut message = vec![self.cause(rank, cause)];
+        if !consequences.is_empty() {
+            let ranks: Vec<String> = consequences.iter().map(usize::to_string).collect();
+            message.push(format!("ranks {} failed because of it", ranks.join(", ")));
+        }
+        message.extend(self.evidence(rank));
+        let exit = match kind {
+            FaultKind::BadInput | FaultKind::Held => Exit::BadInput,
+            _ => Exit::Failed,
+        };
+        Attempt {
+            exit,
+            message,
+            may_restart: !matches!(cause, Cause::Overstayed | Cause::Undead) && may_restart(kind),
+        }
+    }
+
+    fn cause(&self, rank: usize, cause: &Cause) -> String {
+        let (pid, lines) = (self.ranks[rank].pid, &self.ranks[rank].lines);
+        let (who, place) = (format!("rank {rank} (pid {pid})"), self.place(rank));
+        let words = last_words(lines).map_or(String::new(), |words| format!(": {words}"));
+        match cause {
+            Cause::Failure(failure) => {
+                let message = &failure.message;
+                match failure.kind {
+                    FaultKind::BadInput => format!("{who} refused its input: {message}"),
+                    FaultKind::Bug => {
+                        format!("{who} panicked {place}, which is a bug in spd: {message}")
+                    }
+                    _ => format!("{who} failed {place}: {message}"),
+                }
+            }
+            Cause::Code(1) => format!("{who} failed {place}{words}"),
+            Cause::Code(code) => format!("{who} left with code {code} {place}{words}"),
+            Cause::Signal(signal) => self.signalled(&who, *signal, &place, &words),
+            Cause::Hung(limit) => format!(
+                "{who} made no progress for {} s {place}: taken as hung and killed; --hang-seconds sets the limit",
+                limit.as_secs()
+            ),
+            Cause::Overstayed => format!(
+                "{who} did not leave within {} s of being asked, {place}, and was killed; --grace gives it longer",
+                self.timeouts.grace.as_secs()
+            ),
+            Cause::Undead => format!(
+                "{who} was killed {place} and does not die: it waits for a disk or a driver that does not answer, and ends when that does"
+            ),
+        }
+    }
+
+    fn signalled(&self, who: &str, signal: i32, place: &str, words: &str) -> String {
         let name = stop::name(signal);
-        let hint = if signal == SIGKILL {
-            format!(
-                "; not from here, so most likely the machine ran out of memory: the plan needs {}, \
-                 `dmesg` tells",
+        let hint = match signal {
+            SIGKILL if self.was_oom_killed => format!(
+                "; the kernel did that for want of memory: the plan needs {}",
                 self.memory
-            )
-        } else {
-            last_words(self.lines).map_or(String::new(), |words| format!(": {words}"))
+            ),
+            SIGKILL => format!(
+                "; not from here, so most likely the machine ran out of memory: the plan needs {}, `dmesg` tells",
+                self.memory
+            ),
+            SIGABRT if words.is_empty() => "; it aborted itself, which is a bug".to_owned(),
+            _ => words.to_owned(),
         };
         format!("{who} was killed by signal {signal} ({name}) {place}{hint}")
     }
 
-    fn evidence(&self) -> Vec<String> {
-        let log = self.run_dir.log();
-        if self.lines.is_empty() {
+    fn place(&self, rank: usize) -> String {
+        let at = self.supervisor.at(rank);
+        place(&at.phase, at.step)
+    }
+
+    fn evidence(&self, rank: usize) -> Vec<String> {
+        let (log, lines) = (self.run_dir.log(), &self.ranks[rank].lines);
+        if lines.is_empty() {
             return vec![format!("it printed nothing ({})", log.display())];
         }
         let mut evidence = vec![format!("its last lines ({}):", log.display())];
-        let last = &self.lines[self.lines.len().saturating_sub(SHOWN)..];
+        let last = &lines[lines.len().saturating_sub(SHOWN)..];
         evidence.extend(last.iter().map(|line| format!("  {line}")));
         evidence
     }
 }
 
+/// Whether another attempt could end better than one that ended like this.
+fn may_restart(kind: FaultKind) -> bool {
+    match kind {
+        // The same files, numbers and memory would end it again.
+        FaultKind::BadInput | FaultKind::Held | FaultKind::NotFinite | FaultKind::OutOfMemory => {
+            false
+        }
+        FaultKind::InputOutput
+        | FaultKind::PeerLost
+        | FaultKind::Hang
+        | FaultKind::Bug
+        | FaultKind::Killed
+        | FaultKind::Failed => true,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use crate::channel::Message;
+    use crate::failure::Failure;
+    use crate::supervisor::HangLimit;
+
     use super::*;
 
-    fn report(end: End, lines: &[&str]) -> Attempt {
-        let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
-        let run_dir = RunDir::at("runs/x".into());
-        let progress = Progress::default();
+    const TIMEOUTS: Timeouts = Timeouts {
+        grace: Duration::from_secs(25),
+        hang: HangLimit::After(Duration::from_secs(1)),
+    };
+
+    /// What is said of one rank to which this happens.
+    fn report(events: Vec<Event>, lines: &[&str], was_oom_killed: bool) -> Attempt {
+        let mut supervisor = Supervisor::new(1, TIMEOUTS, Duration::ZERO);
+        for event in events {
+            supervisor.on(Duration::ZERO, event);
+        }
+        let lines = lines.iter().map(|line| (*line).to_owned()).collect();
         Report {
-            pid: 7,
-            end,
-            lines: &lines,
-            progress: &progress,
+            supervisor: &supervisor,
+            ranks: &[Ended { pid: 7, lines }],
+            timeouts: TIMEOUTS,
             memory: "3.00 GiB",
-            run_dir: &run_dir,
+            was_oom_killed,
+            run_dir: &RunDir::at("runs/x".into()),
         }
         .attempt()
     }
 
+    fn ended(status: Status) -> Vec<Event> {
+        vec![Event::Ended(0, status)]
+    }
+
+    fn failed(kind: FaultKind, message: &str, code: i32) -> Vec<Event> {
+        let failure = Failure {
+            kind,
+            phase: "train".to_owned(),
+            step: 5,
+            time_ns: 1,
+            message: message.to_owned(),
+            because_of: None,
+        };
+        vec![
+            Event::Said(0, Message::Failure(failure)),
+            Event::Ended(0, Status::Code(code)),
+        ]
+    }
+
     #[test]
     fn the_cause_comes_first() {
-        let attempt = report(End::Left(1), &["step 3", "error: loss is NaN"]);
+        let events = failed(FaultKind::NotFinite, "loss is NaN", 1);
+        let attempt = report(events, &["step 3", "error: loss is NaN"], false);
         assert_eq!(
             attempt.message,
             [
-                "rank 0 (pid 7) failed while it started: loss is NaN",
+                "rank 0 (pid 7) failed after step 5 (decomposing): loss is NaN",
                 "its last lines (runs/x/logs/rank0.log):",
                 "  step 3",
                 "  error: loss is NaN",
             ]
         );
-        assert_eq!((attempt.exit, attempt.may_restart), (Exit::Failed, true));
+        assert_eq!((attempt.exit, attempt.may_restart), (Exit::Failed, false));
     }
 
     #[test]
     fn a_kill_from_outside_hints_at_memory() {
+        let killed = || ended(Status::Signal(SIGKILL));
+        let attempt = report(killed(), &[], false);
         assert_eq!(
-            report(End::Signal(9), &[]).message,
+            attempt.message,
             [
                 "rank 0 (pid 7) was killed by signal 9 (SIGKILL) while it started; not from here, so \
                  most likely the machine ran out of memory: the plan needs 3.00 GiB, `dmesg` tells",
                 "it printed nothing (runs/x/logs/rank0.log)",
             ]
         );
+        assert!(attempt.may_restart);
+        let attempt = report(killed(), &[], true);
+        assert!(
+            attempt.message[0]
+                .ends_with("; the kernel did that for want of memory: the plan needs 3.00 GiB")
+        );
+        assert!(!attempt.may_restart);
     }
 
     #[test]
-    fn only_failures_may_start_again() {
-        let again = |end| report(end, &[]).may_restart;
-        assert!(again(End::Left(1)) && again(End::Left(101)) && again(End::Signal(9)));
-        assert!(again(End::Hung(Duration::from_secs(1))));
-        assert!(!again(End::Left(0)) && !again(End::Left(2)) && !again(End::Left(3)));
-        assert!(!again(End::Overstayed(Duration::ZERO)) && !again(End::Interrupted(2)));
+    fn what_may_start_again_follows_from_the_kind() {
+        for (kind, code, exit, again) in [
+            (FaultKind::BadInput, 2, Exit::BadInput, false),
+            (FaultKind::Held, 2, Exit::BadInput, false),
+            (FaultKind::NotFinite, 1, Exit::Failed, false),
+            (FaultKind::OutOfMemory, 1, Exit::Failed, false),
+            (FaultKind::InputOutput, 1, Exit::Failed, true),
+            (FaultKind::Bug, 101, Exit::Failed, true),
+            (FaultKind::Failed, 1, Exit::Failed, true),
+        ] {
+            let attempt = report(failed(kind, "it broke", code), &[], false);
+            assert_eq!(
+                (attempt.exit, attempt.may_restart),
+                (exit, again),
+                "{kind:?}"
+            );
+        }
+        // A code alone is no word: nobody refused anything.
+        for code in [1, 2, 101] {
+            let attempt = report(ended(Status::Code(code)), &[], false);
+            assert_eq!((attempt.exit, attempt.may_restart), (Exit::Failed, true));
+        }
+        let stopped = report(ended(Status::Code(3)), &[], false);
+        assert_eq!((stopped.exit, stopped.may_restart), (Exit::Stopped, false));
+        let left = vec![
+            Event::Leave,
+            Event::LeaveNow(2),
+            Event::Ended(0, Status::Signal(SIGKILL)),
+        ];
+        let left = report(left, &[], false);
+        assert_eq!((left.exit, left.may_restart), (Exit::Killed(2), false));
     }
 
     #[test]
-    fn a_rank_asked_before_it_listens_has_stopped() {
-        let terminated = ExitStatus::from_raw(SIGTERM);
-        assert_eq!(End::of(terminated, true), End::LeftUnsaved);
-        let attempt = report(End::LeftUnsaved, &[]);
-        assert_eq!(attempt.exit, Exit::Stopped);
+    fn a_rank_that_leaves_says_what_is_saved() {
+        let words = "stopped after step 120, which is saved; the same command goes on";
+        let events = vec![
+            Event::Leave,
+            Event::Said(0, Message::Stopped(words.to_owned())),
+            Event::Ended(0, Status::Code(3)),
+        ];
+        assert_eq!(report(events, &[], false).message, [words]);
+        let early = vec![
+            Event::Leave,
+            Event::Ended(0, Status::Signal(signal_hook::consts::SIGTERM)),
+        ];
         assert_eq!(
-            attempt.message,
+            report(early, &[], false).message,
             ["stopped while it started; nothing new is saved, and the same command goes on"]
         );
-        assert_eq!(End::of(terminated, false), End::Signal(SIGTERM));
     }
 
     #[test]
-    fn a_launcher_that_was_paused_does_not_blame_the_rank() {
-        let mut since_heartbeat = SinceHeartbeat::default();
-        since_heartbeat.look(Duration::from_secs(3600), false);
-        assert_eq!(since_heartbeat.lasted, 5 * READ);
-        since_heartbeat.look(READ, true);
-        assert_eq!(since_heartbeat.lasted, Duration::ZERO);
+    fn this_process_is_not_stopped() {
+        assert_ne!(is_stopped(std::process::id()), Some(true));
     }
 }

@@ -1,7 +1,9 @@
 //! How a rank ends.
 
 use std::fmt;
+use std::io::{self, ErrorKind};
 
+use serde::{Deserialize, Serialize};
 use spd_checkpoint::CheckpointError;
 use spd_dataloader::DataError;
 use spd_engine::{BuildError, TooManyThreads};
@@ -12,8 +14,38 @@ use spd_tracker::SpoolError;
 pub enum Fault {
     /// The user's to mend: the run file, the data, the directory. One line, exit code 2.
     BadInput(String),
+    /// Another process has what this one needs. One line, exit code 2.
+    Held(String),
+    /// A loss or gradient is not finite. One line, exit code 1.
+    NotFinite(String),
     /// Anything else, exit code 1.
     Failed(anyhow::Error),
+}
+
+/// What kind of failure ended a rank: it decides what is said, and whether another attempt could end better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FaultKind {
+    /// The user's to mend.
+    BadInput,
+    /// Another process has what this one needs.
+    Held,
+    /// A loss or gradient is not finite.
+    NotFinite,
+    /// The machine, a control group or a GPU had no memory to give.
+    OutOfMemory,
+    /// A disk refused.
+    InputOutput,
+    /// Another rank went away.
+    PeerLost,
+    /// No progress for too long.
+    Hang,
+    /// A panic, or an end that nothing explains.
+    Bug,
+    /// A signal that was not sent by the launcher.
+    Killed,
+    /// A failure of no kind above.
+    Failed,
 }
 
 /// How a rank ended without a fault.
@@ -25,10 +57,42 @@ pub enum Outcome {
     Stopped,
 }
 
+impl Fault {
+    /// Its kind.
+    pub fn kind(&self) -> FaultKind {
+        match self {
+            Self::BadInput(_) => FaultKind::BadInput,
+            Self::Held(_) => FaultKind::Held,
+            Self::NotFinite(_) => FaultKind::NotFinite,
+            Self::Failed(error) => error.chain().find_map(kind).unwrap_or(FaultKind::Failed),
+        }
+    }
+}
+
+/// The kind of an error, or of what it names as its cause without holding it as a source.
+fn kind(error: &(dyn std::error::Error + 'static)) -> Option<FaultKind> {
+    let found = match error.downcast_ref::<CheckpointError>() {
+        Some(CheckpointError::Io { found, .. } | CheckpointError::Denied { found, .. }) => {
+            Some(found)
+        }
+        Some(CheckpointError::NoSpace { .. }) => return Some(FaultKind::InputOutput),
+        Some(_) => None,
+        None => match error.downcast_ref::<SpoolError>() {
+            Some(SpoolError::Io { found, .. }) => Some(found),
+            Some(_) => None,
+            None => error.downcast_ref::<io::Error>(),
+        },
+    };
+    Some(match found?.kind() {
+        ErrorKind::OutOfMemory => FaultKind::OutOfMemory,
+        _ => FaultKind::InputOutput,
+    })
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::BadInput(line) => f.write_str(line),
+            Self::BadInput(line) | Self::Held(line) | Self::NotFinite(line) => f.write_str(line),
             Self::Failed(err) => write!(f, "{err:#}"),
         }
     }
@@ -41,9 +105,19 @@ impl From<anyhow::Error> for Fault {
 }
 
 impl From<DataError> for Fault {
-    /// Data is the user's to mend.
+    /// Data is the user's to mend, but for a disk that fails while it is read.
     fn from(err: DataError) -> Self {
-        Self::BadInput(err.to_string())
+        match &err {
+            DataError::Io { source, .. }
+                if !matches!(
+                    source.kind(),
+                    ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::IsADirectory
+                ) =>
+            {
+                Self::Failed(err.into())
+            }
+            _ => Self::BadInput(err.to_string()),
+        }
     }
 }
 
@@ -81,11 +155,55 @@ impl From<SpoolError> for Fault {
 impl From<CheckpointError> for Fault {
     fn from(err: CheckpointError) -> Self {
         match err {
-            CheckpointError::NoSpace { .. }
-            | CheckpointError::Denied { .. }
-            | CheckpointError::Format { .. }
-            | CheckpointError::Held { .. } => Self::BadInput(err.to_string()),
+            CheckpointError::Held { .. } => Self::Held(err.to_string()),
+            CheckpointError::Denied { .. } | CheckpointError::Format { .. } => {
+                Self::BadInput(err.to_string())
+            }
             other => Self::Failed(other.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    #[test]
+    fn a_disk_that_refuses_is_no_bad_input_and_no_bug() {
+        let full = || CheckpointError::NoSpace {
+            path: "runs/x".into(),
+            bytes: 7,
+        };
+        let stale = || io::Error::from_raw_os_error(116);
+        for fault in [
+            Fault::from(full()),
+            Fault::from(anyhow::Error::from(full()).context("the last state")),
+            Fault::from(SpoolError::Io {
+                path: "runs/x".into(),
+                doing: "write",
+                found: stale(),
+            }),
+            Fault::from(DataError::Io {
+                action: "read",
+                path: "data/x".into(),
+                source: stale(),
+            }),
+            Fault::from(Err::<(), _>(stale()).context("runs/x").unwrap_err()),
+        ] {
+            assert_eq!(fault.kind(), FaultKind::InputOutput, "{fault}");
+        }
+        let missing = DataError::Io {
+            action: "open",
+            path: "data/x".into(),
+            source: ErrorKind::NotFound.into(),
+        };
+        assert_eq!(Fault::from(missing).kind(), FaultKind::BadInput);
+        let memory = io::Error::from(ErrorKind::OutOfMemory);
+        let memory = Fault::from(anyhow::Error::from(memory));
+        assert_eq!(memory.kind(), FaultKind::OutOfMemory);
+        let other = Fault::from(anyhow::anyhow!("no idea"));
+        assert_eq!(other.kind(), FaultKind::Failed);
     }
 }

@@ -20,6 +20,7 @@ mod decomposition_task;
 mod evaluation;
 mod fault;
 mod figures;
+mod heartbeat;
 pub mod losses;
 mod memory;
 pub mod metrics;
@@ -46,7 +47,8 @@ mod train;
 mod training;
 
 pub use cache::cache_dir;
-pub use fault::{Fault, Outcome};
+pub use fault::{Fault, FaultKind, Outcome};
+pub use heartbeat::{Beat, Heartbeat, Supervision};
 pub use memory::Memory;
 pub use rank::{continuation, decompose, rank};
 pub use redraw::{Redrawn, redraw};

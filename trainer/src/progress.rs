@@ -1,12 +1,14 @@
 //! How far a run is, told to the launcher.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use spd_tracker::{Kind, Row, Spool};
 
 use crate::fault::Fault;
+use crate::heartbeat::Heartbeat;
 
 /// Whether a stop was asked for; once it was, it stays so.
 pub(crate) type Stop<'a> = &'a dyn Fn() -> bool;
@@ -17,6 +19,7 @@ pub(crate) const WARMUP: &str = "warmup";
 /// Tells the launcher how far the run is, at most twice a second.
 pub(crate) struct Progress {
     spool: Spool,
+    heartbeat: Arc<Heartbeat>,
     shown: Instant,
     /// Time since then that went into no step.
     rested: Duration,
@@ -25,11 +28,12 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Progress that is shown in the run directory `dir`.
-    pub(crate) fn at(dir: &Path) -> Result<Self, Fault> {
+    /// Progress that is shown in the run directory `dir`, and felt in the heartbeat.
+    pub(crate) fn at(dir: &Path, heartbeat: &Arc<Heartbeat>) -> Result<Self, Fault> {
         let spool = Spool::create_or_open(dir).context("the progress of the run")?;
         Ok(Self {
             spool,
+            heartbeat: Arc::clone(heartbeat),
             shown: Instant::now(),
             rested: Duration::ZERO,
             step: None,
@@ -37,7 +41,8 @@ impl Progress {
     }
 
     /// Says what is going on, the spool's word for it and its number of steps, after `step` of them.
-    pub(crate) fn show(&mut self, phase: &str, steps: u64, step: u64, now: bool) {
+    pub(crate) fn show(&mut self, phase: &'static str, steps: u64, step: u64, now: bool) {
+        self.heartbeat.tick(phase, step);
         let elapsed = self.shown.elapsed();
         if !now && elapsed < Duration::from_millis(500) {
             return;
@@ -55,7 +60,7 @@ impl Progress {
     }
 
     /// Says that the run is alive in what it does after `step`, in the spool's word; whether it is to go on with that.
-    pub(crate) fn alive(&mut self, doing: &str, step: u64, stop: Stop<'_>) -> bool {
+    pub(crate) fn alive(&mut self, doing: &'static str, step: u64, stop: Stop<'_>) -> bool {
         self.show(doing, 0, step, false);
         !stop()
     }
@@ -67,6 +72,7 @@ impl Progress {
 
     /// Says, for the launcher to repeat, that the run leaves on request, and what of it is saved.
     pub(crate) fn stopped(&mut self, step: u64, note: String) {
+        self.heartbeat.set_stopped(&note);
         let row = Row::new(step, Kind::Event).with_note(note);
         self.append(&row.with("stopped", 1.0).with("time", unix_time()));
     }
@@ -128,7 +134,7 @@ mod tests {
     #[test]
     fn steps_of_an_earlier_start_are_no_speed() {
         let dir = tempfile::tempdir().unwrap();
-        let mut progress = Progress::at(dir.path()).unwrap();
+        let mut progress = Progress::at(dir.path(), &Arc::default()).unwrap();
         for step in [3600, 3605] {
             sleep(Duration::from_millis(2));
             progress.show("train", 10_000, step, true);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::Context;
@@ -17,6 +17,7 @@ use crate::data;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Outcome};
+use crate::heartbeat::Supervision;
 use crate::memory::Peak;
 use crate::metrics::summary::{self, Spent};
 use crate::progress::Progress;
@@ -40,7 +41,7 @@ pub fn continuation(run: &Run, dir: &Path) -> Result<Continuation, Fault> {
 }
 
 /// Runs one rank to its end in the prepared run directory (`config.toml` is there), from the newest good checkpoint if there
-/// is one. `stop` is heard within a step, an update of the warm-up, a batch of an evaluation or a figure. Its programs run on
+/// is one. A request to stop is heard within a step, an update of the warm-up, a batch of an evaluation or a figure. Its programs run on
 /// the GPU of the number `gpu`, or on the processor where none is named.
 ///
 /// # Errors
@@ -50,7 +51,7 @@ pub fn rank(
     run_dir: &Path,
     threads: usize,
     gpu: Option<usize>,
-    stop: &AtomicBool,
+    supervision: &Supervision,
 ) -> Result<Outcome, Fault> {
     let (started, peak) = (Instant::now(), Peak::watch());
     let (run, text) = prepared(run_dir)?;
@@ -65,7 +66,7 @@ pub fn rank(
         started,
     };
     // The loop runs on a thread of the pool, so that no step has to wake one.
-    pool.enter(|| job.go(&processor, peak, stop))
+    pool.enter(|| job.go(&processor, peak, supervision))
 }
 
 /// Decomposes a network of the calling program: runs `run`, whose `[target]` has `kind = "custom"`, to its end on `threads` threads of
@@ -103,7 +104,7 @@ pub fn decompose(
         run_dir,
         started,
     };
-    pool.enter(|| job.go(&processor, peak, &AtomicBool::new(false)))
+    pool.enter(|| job.go(&processor, peak, &Supervision::default()))
 }
 
 /// The run of a run directory, and its text.
@@ -125,7 +126,13 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn go(&self, processor: &Processor, peak: Peak, stop: &AtomicBool) -> Result<Outcome, Fault> {
+    fn go(
+        &self,
+        processor: &Processor,
+        peak: Peak,
+        supervision: &Supervision,
+    ) -> Result<Outcome, Fault> {
+        let heartbeat = &supervision.heartbeat;
         let Self {
             run,
             text,
@@ -134,6 +141,7 @@ impl Job<'_> {
             started,
         } = *self;
         let lock = Lock::take(run_dir)?;
+        heartbeat.enter("data");
         let sources = data::open_checked(run)?;
         let mut made_of = resume::data(&run.data);
         // Before a target is trained for it.
@@ -141,13 +149,14 @@ impl Job<'_> {
             return Err(Fault::BadInput(line));
         }
         keep_record(processor, run_dir)?;
-        let asked = || stop.load(Ordering::Relaxed);
+        let asked = || supervision.stop.load(Ordering::Relaxed);
         let Some((weights, training)) =
-            target::weights(run, network, run_dir, &sources, processor, stop)?
+            target::weights(run, network, run_dir, &sources, processor, supervision)?
         else {
             return Ok(Outcome::Stopped);
         };
         made_of.push(target::made_of(run, &**network, &weights)?);
+        heartbeat.enter("planning");
         let mut store = Store::new();
         let decomposition = Decomposition::of(run, network, &mut store)?;
         decomposition.set_target(&mut store, &weights);
@@ -164,6 +173,7 @@ impl Job<'_> {
             made_of: &made_of,
             is_kept: false,
             progress: None,
+            heartbeat,
         };
         if train(&mut task, &mut store, &place, &asked)? == Outcome::Stopped {
             return Ok(Outcome::Stopped);
@@ -175,7 +185,7 @@ impl Job<'_> {
             planned,
             peak,
         };
-        let mut progress = Progress::at(run_dir)?;
+        let mut progress = Progress::at(run_dir, heartbeat)?;
         let step = run.train.steps;
         let mut go_on = || progress.alive("eval", step, &asked);
         let summary = summary::write(&mut task, &mut store, &sources, run_dir, &spent, &mut go_on)?;

@@ -3,7 +3,6 @@
 //! The [`Halt`](spd_engine::ops::Halt) op keeps parameters and moments as they were before the first step whose losses or
 //! gradients are not finite, so that step can be run again, and followed from its batch to its gradients.
 
-use anyhow::anyhow;
 use spd_dataloader::Batch;
 use spd_engine::Store;
 
@@ -95,7 +94,7 @@ pub(crate) fn refused(place: &str, terms: &Measured, found: &NonFinite) -> Fault
     let begins = found.what.as_ref().map_or(String::new(), |what| {
         format!("; the first that is not finite: {what}")
     });
-    Fault::Failed(anyhow!(
+    Fault::NotFinite(format!(
         "{place}: {wrong}{begins}; nothing was updated since, and the last checkpoint is untouched; {}",
         found.advice
     ))

@@ -5,6 +5,7 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
@@ -14,6 +15,7 @@ use spd_engine::Store;
 use spd_tracker::Spool;
 
 use crate::fault::Fault;
+use crate::heartbeat::Heartbeat;
 use crate::progress::{Progress, WARMUP};
 use crate::refused_step;
 use crate::resume::{self, Ingredient};
@@ -38,6 +40,8 @@ pub(crate) struct Place<'a> {
     pub(crate) is_kept: bool,
     /// Where progress is shown, if not in `dir`.
     pub(crate) progress: Option<&'a Path>,
+    /// Where it is felt.
+    pub(crate) heartbeat: &'a Arc<Heartbeat>,
 }
 
 /// How far a state is: updates of the warm-up, as long as that lasts, then finished steps.
@@ -306,7 +310,6 @@ mod tests {
     use std::fs;
     use std::ops::Range;
     use std::process::Command;
-    use std::sync::Arc;
 
     use spd_checkpoint::{Lock, Tensor, load, step_path};
     use spd_configs::{Checkpoint, Log};
@@ -390,9 +393,10 @@ mod tests {
             made_of: &[],
             is_kept: false,
             progress: None,
+            heartbeat: &Arc::default(),
         };
         let mut spool = Spool::create_or_open(dir.path()).unwrap();
-        let mut progress = Progress::at(dir.path()).unwrap();
+        let mut progress = Progress::at(dir.path(), &Arc::default()).unwrap();
         let mut saver = Saver::new(dir.path(), &place, None).unwrap();
         work(&mut saver, &mut spool, &mut progress);
         let told = fs::read_to_string(dir.path().join("system.jsonl")).unwrap();

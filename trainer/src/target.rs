@@ -2,7 +2,8 @@
 
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -19,6 +20,7 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::cache::cache_dir;
 use crate::data::Sources;
 use crate::fault::{Fault, Outcome};
+use crate::heartbeat::{Heartbeat, Supervision};
 use crate::memory::Memory;
 use crate::progress::Progress;
 use crate::resume::{Ingredient, What};
@@ -95,15 +97,15 @@ pub(crate) fn origin(run: &Run, network: &dyn Target) -> Result<String, Fault> {
     }
 }
 
-/// The weights of the run's target, trained first where they must be, and what that took in memory. `None` when `stop` came
-/// first.
+/// The weights of the run's target, trained first where they must be, and what that took in memory. `None` when a request
+/// to stop came first.
 pub(crate) fn weights(
     run: &Run,
     network: &Network,
     run_dir: &Path,
     sources: &Sources,
     processor: &Processor,
-    stop: &AtomicBool,
+    supervision: &Supervision,
 ) -> Result<Option<(Weights, Memory)>, Fault> {
     let mut memory = Memory::default();
     if let Some(path) = &run.target.weights {
@@ -111,6 +113,7 @@ pub(crate) fn weights(
     }
     let dir = cached_dir(run, &**network)?;
     let file = dir.join(FILE);
+    let heartbeat = &supervision.heartbeat;
     let (mut wait, mut is_made) = (None, false);
     loop {
         match kept(&file, &**network)? {
@@ -121,14 +124,14 @@ pub(crate) fn weights(
                     file.display()
                 )));
             }
-            _ if stop.load(Ordering::Relaxed) => return Ok(None),
+            _ if supervision.stop.load(Ordering::Relaxed) => return Ok(None),
             Kept::Damaged(_) | Kept::Nothing => {}
         }
         match Lock::take(&dir) {
             Err(CheckpointError::Held { holder, .. }) => {
                 let wait = match &mut wait {
                     Some(wait) => wait,
-                    None => wait.insert(Wait::begin(run, run_dir, &dir, &holder)?),
+                    None => wait.insert(Wait::begin(run, run_dir, &dir, &holder, heartbeat)?),
                 };
                 wait.look();
             }
@@ -137,7 +140,7 @@ pub(crate) fn weights(
                 // Another run may have made it meanwhile.
                 match kept(&file, &**network)? {
                     Kept::Whole(_) => continue,
-                    Kept::Damaged(reason) => set_aside(&file, &reason, run_dir)?,
+                    Kept::Damaged(reason) => set_aside(&file, &reason, run_dir, heartbeat)?,
                     Kept::Nothing => {}
                 }
                 let Some(settings) = &run.target.train else {
@@ -154,7 +157,7 @@ pub(crate) fn weights(
                     dir: &dir,
                     lock: &lock,
                 };
-                memory = train_target(lessons, entry, run_dir, sources, processor, stop)?;
+                memory = train_target(lessons, entry, run_dir, sources, processor, supervision)?;
                 is_made = true;
             }
         }
@@ -261,7 +264,12 @@ fn promised(file: &Path) -> Option<String> {
 const HASH: &str = "xxh3_128";
 
 /// Moves a damaged target out of the way of a new one.
-fn set_aside(file: &Path, reason: &str, run_dir: &Path) -> Result<(), Fault> {
+fn set_aside(
+    file: &Path,
+    reason: &str,
+    run_dir: &Path,
+    heartbeat: &Arc<Heartbeat>,
+) -> Result<(), Fault> {
     let aside = file.with_extension("bad");
     std::fs::rename(file, &aside).with_context(|| {
         format!(
@@ -269,7 +277,7 @@ fn set_aside(file: &Path, reason: &str, run_dir: &Path) -> Result<(), Fault> {
             file.display()
         )
     })?;
-    Progress::at(run_dir)?.event(
+    Progress::at(run_dir, heartbeat)?.event(
         0,
         format!(
             "the cached target {} is damaged: {reason}; it is set aside as {} and made again",
@@ -289,8 +297,14 @@ struct Wait {
 }
 
 impl Wait {
-    fn begin(run: &Run, run_dir: &Path, dir: &Path, holder: &str) -> Result<Self, Fault> {
-        let mut progress = Progress::at(run_dir)?;
+    fn begin(
+        run: &Run,
+        run_dir: &Path,
+        dir: &Path,
+        holder: &str,
+        heartbeat: &Arc<Heartbeat>,
+    ) -> Result<Self, Fault> {
+        let mut progress = Progress::at(run_dir, heartbeat)?;
         progress.event(
             0,
             format!("waits for {holder}, which trains the same target"),
@@ -341,7 +355,7 @@ fn train_target(
     run_dir: &Path,
     sources: &Sources,
     processor: &Processor,
-    stop: &AtomicBool,
+    supervision: &Supervision,
 ) -> Result<Memory, Fault> {
     let mut store = Store::new();
     let settings = lessons.settings;
@@ -362,10 +376,11 @@ fn train_target(
         made_of: &[],
         is_kept: true,
         progress: Some(run_dir),
+        heartbeat: &supervision.heartbeat,
     };
     let memory = task.memory(&store);
     if train(&mut task, &mut store, &place, &|| {
-        stop.load(Ordering::Relaxed)
+        supervision.stop.load(Ordering::Relaxed)
     })? == Outcome::Stopped
     {
         return Ok(memory);

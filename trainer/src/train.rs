@@ -126,6 +126,7 @@ mod tests {
             made_of: &[],
             is_kept: false,
             progress: None,
+            heartbeat: &Arc::default(),
         };
         let asked = Cell::new(0);
         let stop = || {

@@ -60,7 +60,7 @@ impl<'a> Training<'a> {
             return Err(Fault::BadInput(line.clone()));
         }
         let (step, mark) = resumed.unwrap_or((0, Mark::default()));
-        let mut progress = Progress::at(place.progress.unwrap_or(place.dir))?;
+        let mut progress = Progress::at(place.progress.unwrap_or(place.dir), place.heartbeat)?;
         for (path, reason) in &found.set_aside {
             progress.event(
                 step,
@@ -222,7 +222,7 @@ impl<'a> Training<'a> {
     /// - `doing`: the spool's word for it
     fn beside<R>(
         &mut self,
-        doing: &str,
+        doing: &'static str,
         work: impl FnOnce(&mut dyn Task, &mut Store, &mut GoOn<'_>) -> R,
     ) -> R {
         let step = self.at.step();
@@ -237,6 +237,7 @@ impl<'a> Training<'a> {
 
     /// Has the state written; does nothing where that was done.
     pub(crate) fn save(&mut self) -> Result<(), Fault> {
+        self.place.heartbeat.enter("saving");
         let (spool, progress) = (&mut self.spool, &mut self.progress);
         self.saver.save(
             (&mut *self.task, &mut *self.store),
@@ -277,6 +278,7 @@ impl<'a> Training<'a> {
     }
 
     fn finish_saving(&mut self) -> Result<(), Fault> {
+        self.place.heartbeat.enter("saving");
         let (spool, progress) = (&mut self.spool, &mut self.progress);
         self.saver.finish(
             (&mut *self.task, &mut *self.store),

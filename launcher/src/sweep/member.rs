@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::PipeWriter;
+use std::os::fd::BorrowedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -122,10 +123,12 @@ impl Member {
         for (flag, value) in [
             ("--threads", threads.to_string()),
             ("--grace", asked.grace.to_string()),
-            ("--hang-seconds", asked.hang_seconds.to_string()),
             ("--restarts", asked.restarts.to_string()),
         ] {
             command.arg(flag).arg(value);
+        }
+        if let Some(seconds) = asked.hang_seconds {
+            command.args(["--hang-seconds", &seconds.to_string()]);
         }
         if let Some(path) = &asked.rank_program {
             command.arg("--rank-program").arg(path);
@@ -134,11 +137,21 @@ impl Member {
             .with_context(|| format!("{}: cannot be started", program.display()))
     }
 
+    /// What to wait for while it runs: its words.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.launch.as_ref()?.output.fd()
+    }
+
+    /// What it prints, if it runs.
+    pub(crate) fn output(&mut self) -> Option<&mut Output> {
+        self.launch.as_mut().map(|launch| &mut launch.output)
+    }
+
     /// Takes in the rows it wrote; returns where it is and what happened, while it runs.
     pub(crate) fn look(&mut self) -> Option<(&Progress, Vec<String>)> {
         let launch = self.launch.as_mut()?;
-        let news = launch.spool.read();
-        Some((launch.spool.progress(), news.events))
+        let events = launch.spool.read();
+        Some((launch.spool.progress(), events))
     }
 
     /// Asks it to save and leave.
@@ -172,7 +185,7 @@ impl Member {
             return Ok(None);
         };
         let ran = launch.started.elapsed();
-        let events = launch.spool.read().events;
+        let events = launch.spool.read();
         let lines = self.launch.take().map(|launch| launch.output.last_lines());
         self.state = match status.code() {
             Some(0) => State::Done,

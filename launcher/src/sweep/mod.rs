@@ -16,7 +16,6 @@ mod status_lines;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -33,9 +32,6 @@ use crate::run::{check_memory, checkpoint_bytes, create, goes_on, gpu};
 use crate::run_dir::{Found, RunDir};
 use crate::stop::{self, Stop, StopRequest};
 use crate::{plan, screen};
-
-/// Time between two looks at whether the runs live and what the user wants.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// Time between two looks at what they wrote.
 const READ: Duration = Duration::from_millis(200);
@@ -369,7 +365,10 @@ impl Sweep<'_> {
                 self.show(members, &mut status);
                 last_read = Instant::now();
             }
-            thread::sleep(LOOK);
+            for output in members.iter_mut().filter_map(Member::output) {
+                output.read();
+            }
+            stop.wait(members.iter().filter_map(Member::fd), READ);
         }
         let left = |member: &Member| matches!(member.state, State::Waiting | State::Stopped);
         Ok(if members.iter().any(left) {

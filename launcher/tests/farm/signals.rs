@@ -32,7 +32,7 @@ const FIELD: Suite = Suite {
     ],
 };
 
-/// Longest time from the last signal to the end; `--grace` gives 120 s, and a stop needs a second or two.
+/// Longest time from the last signal to the end; `--grace` gives 25 s, and a stop needs a second or two.
 const LEAVING: Duration = Duration::from_secs(10);
 
 /// Runs in which one phase takes most of the time.

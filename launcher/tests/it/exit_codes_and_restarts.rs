@@ -186,7 +186,7 @@ fn silence_is_a_hang() {
     assert_eq!(ended.code, Some(1));
     assert!(
         ended.error().ends_with(
-            " gave no sign of life for 1 s after step 2 (decomposing): taken as hung and killed; \
+            " made no progress for 1 s after step 2 (decomposing): taken as hung and killed; \
              --hang-seconds sets the limit"
         ),
         "{}",
@@ -256,10 +256,15 @@ fn a_crash_loop_with_progress_ends_at_the_limit() {
 }
 
 #[test]
-fn bad_input_is_never_tried_again() {
-    let ended = launch(Scratch::new().run("bad_input", &["--restarts", "3"]));
-    assert_eq!(ended.code, Some(2));
-    assert!(!ended.stderr.contains("started again"), "{}", ended.stderr);
+fn what_would_end_a_run_again_is_not_tried_again() {
+    for (behaviour, code) in [("bad_input", 2), ("not_finite", 1)] {
+        let ended = launch(Scratch::new().run(behaviour, &["--restarts", "3"]));
+        assert_eq!(ended.code, Some(code));
+        assert!(!ended.stderr.contains("started again"), "{}", ended.stderr);
+    }
+    let ended = launch(Scratch::new().run("code_2", &["--restarts", "3"]));
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("started again"), "{}", ended.stderr);
 }
 
 #[test]

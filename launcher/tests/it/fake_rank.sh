@@ -1,9 +1,15 @@
 #!/bin/sh
-# Stands in for a rank: called as `rank --run-dir DIR --threads N`, behaves as $FAKE_RANK says.
+# Stands in for a rank: called as `rank --run-dir DIR --threads N`, behaves as $FAKE_RANK says. Its standard input is the channel.
 dir=$3
 printf '%s\n' "$$" > "$dir/pid"
-phase() { printf '{"step":%s,"kind":"system","note":"%s","steps":9,"steps_per_s":3.0}\n' "$2" "$1" >> "$dir/system.jsonl"; }
-stop() { printf '{"step":120,"kind":"event","note":"stopped after step 120, which is saved; the same command goes on","stopped":1}\n' >> "$dir/system.jsonl"; exit 3; }
+ticks=0
+phase() {
+    printf '{"step":%s,"kind":"system","note":"%s","steps":9,"steps_per_s":3.0}\n' "$2" "$1" >> "$dir/system.jsonl"
+    ticks=$((ticks + 1))
+    printf '{"beat":{"phase":"%s","step":%s,"ticks":%s}}\n' "$1" "$2" "$ticks" >&0
+}
+fail() { printf '{"failure":{"kind":"%s","phase":"%s","step":%s,"time_ns":1,"message":"%s","because_of":null}}\n' "$1" "$2" "$3" "$4" >&0; }
+stop() { printf '{"stopped":"stopped after step 120, which is saved; the same command goes on"}\n' >&0; exit 3; }
 alive() { while :; do phase train 1; sleep 0.02; done; }
 solve() { printf '{"title":"one","values":{"ci_error":%s,"mmcs":0.99998,"ml2r":0.99,"eval/l0/a":0.5,"eval/l0/b":0.25,"seconds":7.4},"solved":{"found":%s,"means":"CI error 0"}}' "$1" "$2" > "$dir/summary.json"; }
 finish() { printf '{"title":"tiny run","lines":[["steps",9]]}' > "$dir/summary.json"; }
@@ -21,7 +27,10 @@ done)
 silent_done) ;;
 fail) phase train 4; echo "warming up"; printf '\033[31mred\033[0m\n'; echo "error: loss is NaN at step 5" >&2; exit 1 ;;
 panic) echo "thread 'main' panicked at trainer/src/step.rs:3:4:" >&2; echo "index out of bounds" >&2; exit 101 ;;
-bad_input) echo "error: data/x: no such dataset" >&2; exit 2 ;;
+bad_input) echo "error: data/x: no such dataset" >&2; fail bad_input "" 0 "data/x: no such dataset"; exit 2 ;;
+not_finite) phase train 4; fail not_finite train 5 "loss is NaN"; exit 1 ;;
+# A code alone is no word.
+code_2) exit 2 ;;
 killed) kill -9 $$ ;;
 polite) trap 'stop' TERM; alive ;;
 unsaved) trap 'exit 3' TERM; alive ;;

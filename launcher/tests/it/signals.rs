@@ -1,6 +1,10 @@
 //! Signals to the launcher, and its death.
 
 use std::fs;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -65,7 +69,7 @@ fn a_request_to_stop_is_passed_on_and_leaves_a_run_that_goes_on() {
         assert!(
             ended
                 .stderr
-                .contains(": the rank saves and leaves, 120 s at most;"),
+                .contains(": the rank saves and leaves, 25 s at most;"),
             "{}",
             ended.stderr
         );
@@ -214,6 +218,68 @@ fn a_request_to_stop_is_heard_in_the_warm_up() {
     let newest = newest.snapshot.unwrap();
     assert_eq!((newest.step, &newest.meta["phase"]), (0, &"warmup".into()));
     assert_eq!(newest.meta["warmup_updates"], updates);
+}
+
+/// Waits until a file is there.
+fn wait_for(path: &std::path::Path) {
+    let started = Instant::now();
+    while fs::metadata(path).is_err() {
+        assert!(started.elapsed() < Duration::from_secs(60), "{path:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+// Nobody promises here to kill it with its parent: it has the channel alone.
+#[test]
+fn a_rank_ends_with_the_launcher_at_the_other_end_of_its_channel() {
+    let scratch = Scratch::new();
+    assert_eq!(launch(scratch.run("fail", &[])).code, Some(1));
+    fs::remove_file(scratch.run_dir().join("system.jsonl")).unwrap();
+    let (launcher, channel) = UnixStream::pair().unwrap();
+    let mut command = scratch.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]);
+    command.env("SPD_CHANNEL", "stdin").process_group(0);
+    let mut rank = command.stdin(OwnedFd::from(channel)).spawn().unwrap();
+    drop(command);
+    wait_for(&scratch.run_dir().join("system.jsonl"));
+    // It tells how far it is.
+    let mut beat = [0; 8];
+    (&launcher).read_exact(&mut beat).unwrap();
+    assert_eq!(&beat, b"{\"beat\":");
+    assert!(rank.try_wait().unwrap().is_none());
+    drop(launcher);
+    let dropped = Instant::now();
+    rank.wait().unwrap();
+    assert!(
+        dropped.elapsed() < Duration::from_millis(500),
+        "{:?}",
+        dropped.elapsed()
+    );
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_named_and_goes_on() {
+    let scratch = Scratch::new();
+    let launcher = start(scratch.run("polite", &[]));
+    let rank = scratch.rank_pid();
+    // Longer than a rank may be silent without a word.
+    thread::sleep(A_WHILE);
+    send(rank, Signal::STOP);
+    thread::sleep(Duration::from_secs(11));
+    send(rank, Signal::CONT);
+    thread::sleep(A_WHILE);
+    send(launcher.id(), Signal::TERM);
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    let named = format!(
+        "rank 0 is stopped (process {rank}; `kill -CONT {rank}` lets it go on): nothing for 10 seconds after step 1 \
+         (decomposing), its longest pause there before was "
+    );
+    assert!(ended.stderr.contains(&named), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("\nrank 0 goes on\n"),
+        "{}",
+        ended.stderr
+    );
 }
 
 // The kernel's promise is Linux's.

@@ -152,7 +152,7 @@ fn a_stop_reaches_all_runs_and_the_same_command_goes_on() {
     assert!(
         ended
             .stderr
-            .contains("SIGTERM: the runs save and leave, 120 s at most;"),
+            .contains("SIGTERM: the runs save and leave, 25 s at most;"),
         "{}",
         ended.stderr
     );

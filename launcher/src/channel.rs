@@ -1,0 +1,271 @@
+//! What a rank tells its launcher while it runs: how far it is, and what became of it.
+//!
+//! The launcher gives each rank one end of a socket as its standard input. The rank writes messages to it, a line of JSON each; it takes
+//! nothing but the end of it, which is the end of the launcher, and the rank's own.
+
+use std::env;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, getpid, kill_process_group};
+use serde::{Deserialize, Serialize};
+use spd_trainer::{Beat, Heartbeat};
+
+use crate::failure::Failure;
+
+/// Tells a rank that its standard input is this channel.
+pub(crate) const KEY: &str = "SPD_CHANNEL";
+
+/// Time between two looks at how far the rank is.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Time after which a beat is sent though there is nothing new.
+const REPEAT: Duration = Duration::from_secs(1);
+
+/// How long a launcher that takes nothing is waited for with what became of the rank.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The longest line that is taken.
+const LONGEST: usize = 64 << 10;
+
+/// What a rank says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Message {
+    /// How far it is.
+    Beat {
+        /// What is going on.
+        phase: String,
+        /// Finished steps of that.
+        step: u64,
+        /// Grows with whatever is finished.
+        ticks: u64,
+    },
+    /// It leaves on request: where, and what is saved, in words.
+    Stopped(String),
+    /// It leaves, and this is why.
+    Failure(Failure),
+}
+
+/// The launcher's end.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    stream: UnixStream,
+    partial: Vec<u8>,
+    is_over: bool,
+}
+
+impl Listener {
+    /// A channel: the launcher's end, and what becomes the standard input of the rank.
+    ///
+    /// # Errors
+    ///
+    /// When there is none to be had.
+    pub(crate) fn new() -> io::Result<(Self, Stdio)> {
+        let (stream, rank) = UnixStream::pair()?;
+        stream.set_nonblocking(true)?;
+        let listener = Self {
+            stream,
+            partial: Vec::new(),
+            is_over: false,
+        };
+        Ok((listener, OwnedFd::from(rank).into()))
+    }
+
+    /// What to wait for; nothing once the rank's end is closed.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        (!self.is_over).then(|| self.stream.as_fd())
+    }
+
+    /// What has come. A line that is no message is left out.
+    pub(crate) fn read(&mut self) -> Vec<Message> {
+        let (mut messages, mut buffer) = (Vec::new(), [0; 4096]);
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => self.is_over = true,
+                Ok(bytes) => {
+                    self.partial.extend(&buffer[..bytes]);
+                    while let Some(end) = self.partial.iter().position(|byte| *byte == b'\n') {
+                        let line: Vec<u8> = self.partial.drain(..=end).collect();
+                        messages.extend(serde_json::from_slice::<Message>(&line).ok());
+                    }
+                    if self.partial.len() > LONGEST {
+                        self.partial.clear();
+                    }
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => self.is_over = true,
+            }
+            return messages;
+        }
+    }
+}
+
+/// The rank's end.
+#[derive(Debug, Clone)]
+pub(crate) struct Channel(Arc<Mutex<UnixStream>>);
+
+impl Channel {
+    /// The channel to the launcher that started this process, if it was one.
+    ///
+    /// # Errors
+    ///
+    /// When standard input is none.
+    pub(crate) fn open() -> io::Result<Option<Self>> {
+        if env::var_os(KEY).is_none() {
+            return Ok(None);
+        }
+        let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Some(Self(Arc::new(Mutex::new(stream)))))
+    }
+
+    /// Ends this process, with all that it started, as soon as the launcher is gone, however it went.
+    ///
+    /// # Errors
+    ///
+    /// When there is no thread to be had.
+    pub(crate) fn end_with_launcher(&self) -> io::Result<()> {
+        let mut stream = self.stream().try_clone()?;
+        let wait = move || {
+            loop {
+                match stream.read(&mut [0; 64]) {
+                    Ok(1..) => {}
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Ok(0) | Err(_) => {
+                        // Fails only where there is nothing left to end.
+                        let _ = kill_process_group(getpid(), Signal::KILL);
+                    }
+                }
+            }
+        };
+        thread::Builder::new()
+            .name("launcher".to_owned())
+            .spawn(wait)?;
+        Ok(())
+    }
+
+    /// Tells how far the rank is, from now on.
+    ///
+    /// # Errors
+    ///
+    /// When there is no thread to be had.
+    pub(crate) fn beat(&self, heartbeat: Arc<Heartbeat>) -> io::Result<()> {
+        let channel = self.clone();
+        let (mut last, mut sent) = (Beat::default(), Instant::now());
+        let tell = move || {
+            loop {
+                let beat = heartbeat.newest();
+                if beat != last || sent.elapsed() >= REPEAT {
+                    channel.send_if_room(&Message::Beat {
+                        phase: beat.phase.to_owned(),
+                        step: beat.step,
+                        ticks: beat.ticks,
+                    });
+                    (last, sent) = (beat, Instant::now());
+                }
+                thread::sleep(LOOK);
+            }
+        };
+        thread::Builder::new()
+            .name("heartbeat".to_owned())
+            .spawn(tell)?;
+        Ok(())
+    }
+
+    /// Sends what must not be lost. A launcher that takes nothing is waited for a while.
+    pub(crate) fn send(&self, message: &Message) {
+        // What cannot be told is told by the end of the process.
+        let _ = line(message).and_then(|line| self.stream().write_all(&line));
+    }
+
+    /// Sends what the next one makes good for: a stopped launcher stops no rank.
+    fn send_if_room(&self, message: &Message) {
+        let has_room = {
+            let stream = self.stream();
+            let mut fds = [PollFd::new(&*stream, PollFlags::OUT)];
+            poll(&mut fds, Some(&Timespec::default())) == Ok(1)
+        };
+        if has_room {
+            self.send(message);
+        }
+    }
+
+    fn stream(&self) -> std::sync::MutexGuard<'_, UnixStream> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn line(message: &Message) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Listener, Channel) {
+        let (stream, rank) = UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let listener = Listener {
+            stream,
+            partial: Vec::new(),
+            is_over: false,
+        };
+        (listener, Channel(Arc::new(Mutex::new(rank))))
+    }
+
+    fn beat(step: u64) -> Message {
+        Message::Beat {
+            phase: "train".to_owned(),
+            step,
+            ticks: step + 1,
+        }
+    }
+
+    #[test]
+    fn messages_arrive_whole_and_junk_is_left_out() {
+        let (mut listener, channel) = pair();
+        assert!(listener.read().is_empty());
+        channel.send(&beat(3));
+        channel.stream().write_all(b"junk\n{\"beat\":").unwrap();
+        assert_eq!(listener.read(), [beat(3)]);
+        let rest = b"{\"phase\":\"train\",\"step\":4,\"ticks\":5}}\n";
+        channel.stream().write_all(rest).unwrap();
+        assert_eq!(listener.read(), [beat(4)]);
+        channel.send(&Message::Stopped("saved".to_owned()));
+        drop(channel);
+        assert_eq!(listener.read(), [Message::Stopped("saved".to_owned())]);
+        assert!(listener.fd().is_none());
+    }
+
+    #[test]
+    fn a_line_without_end_takes_bounded_memory() {
+        let (mut listener, channel) = pair();
+        for _ in 0..100 {
+            channel.stream().write_all(&[b'x'; 4096]).unwrap();
+            listener.read();
+        }
+        assert!(listener.partial.len() <= LONGEST);
+    }
+
+    #[test]
+    fn a_launcher_that_takes_nothing_stops_no_beat() {
+        let (_listener, channel) = pair();
+        let started = Instant::now();
+        for step in 0..100_000 {
+            channel.send_if_room(&beat(step));
+        }
+        assert!(started.elapsed() < Duration::from_secs(20));
+    }
+}

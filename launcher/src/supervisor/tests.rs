@@ -1,0 +1,356 @@
+use proptest::prelude::*;
+use signal_hook::consts::{SIGABRT, SIGKILL, SIGTERM};
+
+use super::*;
+
+const TIMEOUTS: Timeouts = Timeouts {
+    grace: Duration::from_secs(25),
+    hang: HangLimit::Learned,
+};
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn beat(rank: usize, phase: &str, ticks: u64) -> Event {
+    let phase = phase.to_owned();
+    Event::Said(
+        rank,
+        Message::Beat {
+            phase,
+            step: ticks,
+            ticks,
+        },
+    )
+}
+
+fn failure(kind: FaultKind, time: Duration, because_of: Option<usize>) -> Failure {
+    Failure {
+        kind,
+        phase: "train".to_owned(),
+        step: 3,
+        time_ns: u64::try_from(time.as_nanos()).unwrap(),
+        message: "it broke".to_owned(),
+        because_of,
+    }
+}
+
+fn code(rank: usize, code: i32) -> Event {
+    Event::Ended(rank, Status::Code(code))
+}
+
+fn signal(rank: usize, signal: i32) -> Event {
+    Event::Ended(rank, Status::Signal(signal))
+}
+
+/// All ranks that were killed die of it.
+fn buried(supervisor: &mut Supervisor, now: Duration) -> Verdict {
+    for rank in 0..supervisor.ranks.len() {
+        if supervisor.ranks[rank].killed.is_some() {
+            supervisor.on(now, signal(rank, SIGKILL));
+        }
+    }
+    assert!(supervisor.is_over());
+    supervisor.verdict()
+}
+
+#[test]
+fn all_that_end_well_are_done() {
+    let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
+    assert_eq!(s.on(ms(1), code(1, 0)), []);
+    assert!(!s.is_over());
+    assert_eq!(s.on(ms(2), code(0, 0)), []);
+    assert_eq!((s.is_over(), s.verdict()), (true, Verdict::Done));
+}
+
+#[test]
+fn a_death_takes_the_others_with_it_and_is_the_cause() {
+    let mut s = Supervisor::new(4, TIMEOUTS, ms(0));
+    let kills = [0, 1, 3].map(Action::Kill);
+    assert_eq!(s.on(ms(5), signal(2, SIGABRT)), kills);
+    let verdict = buried(&mut s, ms(6));
+    let expected = Verdict::Failed {
+        rank: 2,
+        cause: Cause::Signal(SIGABRT),
+        consequences: Vec::new(),
+    };
+    assert_eq!(verdict, expected);
+}
+
+#[test]
+fn whom_it_hit_is_not_whose_fault_it_was_whoever_speaks_first() {
+    for guilty_is_heard in [true, false] {
+        let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
+        let lost = failure(FaultKind::PeerLost, ms(4), Some(1));
+        // The victim is heard of, and gone, before the guilty one is.
+        assert_eq!(
+            s.on(ms(5), Event::Said(0, Message::Failure(lost.clone()))),
+            []
+        );
+        assert_eq!(s.on(ms(6), code(0, 1)), []);
+        let cause = if guilty_is_heard {
+            let guilty = failure(FaultKind::Bug, ms(3), None);
+            s.on(ms(7), Event::Said(1, Message::Failure(guilty.clone())));
+            Cause::Failure(guilty)
+        } else {
+            Cause::Signal(SIGKILL)
+        };
+        let end = if guilty_is_heard {
+            code(1, 101)
+        } else {
+            signal(1, SIGKILL)
+        };
+        assert_eq!(s.on(ms(8), end), [Action::Kill(2)]);
+        let expected = Verdict::Failed {
+            rank: 1,
+            cause,
+            consequences: vec![0],
+        };
+        assert_eq!(buried(&mut s, ms(9)), expected);
+    }
+}
+
+#[test]
+fn of_two_that_fail_the_earlier_is_the_cause() {
+    let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
+    let [late, early] = [9, 8].map(|time| failure(FaultKind::NotFinite, ms(time), None));
+    s.on(ms(10), Event::Said(0, Message::Failure(late)));
+    s.on(ms(11), Event::Said(1, Message::Failure(early.clone())));
+    s.on(ms(12), code(0, 1));
+    let expected = Verdict::Failed {
+        rank: 1,
+        cause: Cause::Failure(early),
+        consequences: vec![0],
+    };
+    assert_eq!(buried(&mut s, ms(13)), expected);
+}
+
+#[test]
+fn a_rank_that_fails_and_does_not_leave_is_killed_soon() {
+    let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
+    let held = failure(FaultKind::Held, ms(1), None);
+    assert_eq!(s.on(ms(1), Event::Said(0, Message::Failure(held))), []);
+    assert_eq!(s.on(ms(300), Event::Tick), []);
+    assert_eq!(s.on(ms(501), Event::Tick), [0, 1].map(Action::Kill));
+    let Verdict::Failed { rank, cause, .. } = buried(&mut s, ms(502)) else {
+        panic!("it failed");
+    };
+    assert_eq!((rank, cause.kind()), (0, FaultKind::Held));
+}
+
+#[test]
+fn a_request_to_stop_goes_to_all_and_the_grace_to_each() {
+    let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
+    assert_eq!(s.on(ms(1), Event::Leave), [0, 1].map(Action::Ask));
+    assert_eq!(s.on(ms(2), Event::Leave), []);
+    s.on(ms(3), Event::Said(0, Message::Stopped("saved".to_owned())));
+    assert_eq!(s.on(ms(4), code(0, 3)), []);
+    let mut other = Supervisor::new(2, TIMEOUTS, ms(0));
+    other.on(ms(1), Event::Leave);
+    other.on(ms(4), code(0, 3));
+    assert_eq!(s.on(ms(5), code(1, 3)), []);
+    assert_eq!(s.verdict(), Verdict::Stopped(Some("saved".to_owned())));
+    for time in (1000..25_000).step_by(1000) {
+        assert_eq!(other.on(ms(time), Event::Tick), []);
+    }
+    assert_eq!(other.on(ms(25_001), Event::Tick), [Action::Kill(1)]);
+    let expected = Verdict::Failed {
+        rank: 1,
+        cause: Cause::Overstayed,
+        consequences: Vec::new(),
+    };
+    assert_eq!(buried(&mut other, ms(25_002)), expected);
+}
+
+#[test]
+fn a_rank_that_is_asked_before_it_listens_has_stopped() {
+    let mut s = Supervisor::new(1, TIMEOUTS, ms(0));
+    s.on(ms(1), Event::Leave);
+    assert_eq!(s.on(ms(2), signal(0, SIGTERM)), []);
+    assert_eq!(s.verdict(), Verdict::Stopped(None));
+    let mut unasked = Supervisor::new(1, TIMEOUTS, ms(0));
+    unasked.on(ms(2), signal(0, SIGTERM));
+    assert!(matches!(unasked.verdict(), Verdict::Failed { .. }));
+}
+
+#[test]
+fn a_rank_that_was_asked_by_others_takes_all_along() {
+    let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
+    assert_eq!(s.on(ms(1), code(1, 3)), [0, 2].map(Action::Ask));
+}
+
+#[test]
+fn a_second_signal_waits_for_nobody() {
+    let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
+    s.on(ms(1), Event::Leave);
+    assert_eq!(s.on(ms(2), Event::LeaveNow(2)), [0, 1].map(Action::Kill));
+    assert_eq!(buried(&mut s, ms(3)), Verdict::Interrupted(2));
+}
+
+/// Time goes by in looks as the loop makes them; what is done at which time.
+fn waits(s: &mut Supervisor, from: u64, until: u64) -> Vec<(u64, Action)> {
+    let looks = (from..until).step_by(200);
+    let mut done = Vec::new();
+    for look in looks {
+        done.extend(s.on(ms(look), Event::Tick).into_iter().map(|a| (look, a)));
+    }
+    done
+}
+
+#[test]
+fn what_is_slow_and_what_hangs_is_learned_from_the_run() {
+    let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
+    // Steps of 4 s on rank 0, of 100 ms on rank 1; beats that bring nothing new are no progress.
+    let mut ticks = 0;
+    for step in 0..80 {
+        ticks += 1;
+        s.on(ms(step * 100), beat(1, "train", ticks));
+        if step % 40 == 0 {
+            s.on(ms(step * 100), beat(0, "train", ticks));
+        }
+    }
+    s.on(ms(8000), beat(0, "train", 1000));
+    s.on(ms(8000), beat(1, "train", ticks));
+    let done = waits(&mut s, 8200, 69_000);
+    let tell = |rank, silent: Duration, longest, limit| Action::Tell {
+        rank,
+        silent,
+        longest: Some(longest),
+        limit: Some(limit),
+    };
+    // Rank 1 made its last step at 7.9 s.
+    let slow = tell(1, ms(10_100), ms(100), KILL);
+    let slower = tell(0, ms(20_000), ms(4000), ms(80_000));
+    let kills = [(68_000, Action::Kill(1)), (68_600, Action::Kill(0))];
+    let mut expected = vec![(18_000, slow), (28_000, slower)];
+    expected.extend(kills);
+    assert_eq!(done, expected);
+    let verdict = buried(&mut s, ms(68_800));
+    let expected = Verdict::Failed {
+        rank: 1,
+        cause: Cause::Hung(KILL),
+        consequences: Vec::new(),
+    };
+    assert_eq!(verdict, expected);
+}
+
+#[test]
+fn a_rank_that_goes_on_is_told_of_and_left_alone() {
+    let mut s = Supervisor::new(1, TIMEOUTS, ms(0));
+    s.on(ms(0), beat(0, "train", 1));
+    s.on(ms(100), beat(0, "train", 2));
+    let done = waits(&mut s, 200, 12_000);
+    assert!(
+        matches!(done[..], [(10_200, Action::Tell { .. })]),
+        "{done:?}"
+    );
+    assert_eq!(
+        s.on(ms(12_000), beat(0, "train", 3)),
+        [Action::Recovered(0)]
+    );
+    // It has shown how long it may take.
+    assert_eq!(waits(&mut s, 12_200, 12_000 + 5 * 11_900), []);
+}
+
+#[test]
+fn what_a_phase_begins_with_may_take_long() {
+    let mut s = Supervisor::new(1, TIMEOUTS, ms(0));
+    s.on(ms(0), beat(0, "train", 1));
+    s.on(ms(100), beat(0, "train", 2));
+    s.on(ms(200), beat(0, "saving", 3));
+    let done = waits(&mut s, 400, 599_000);
+    assert!(
+        matches!(done[..], [(60_200, Action::Tell { .. })]),
+        "{done:?}"
+    );
+    assert_eq!(
+        waits(&mut s, 599_200, 700_000)[0],
+        (600_200, Action::Kill(0))
+    );
+}
+
+#[test]
+fn a_launcher_that_was_stopped_blames_nobody() {
+    let mut s = Supervisor::new(1, TIMEOUTS, ms(0));
+    s.on(ms(0), beat(0, "train", 1));
+    s.on(ms(100), beat(0, "train", 2));
+    assert_eq!(s.on(ms(3_600_000), Event::Tick), []);
+    let mut leaving = Supervisor::new(1, TIMEOUTS, ms(0));
+    leaving.on(ms(100), Event::Leave);
+    assert_eq!(leaving.on(ms(3_600_000), Event::Tick), []);
+}
+
+#[test]
+fn a_rank_that_no_kill_ends_is_given_up() {
+    let mut s = Supervisor::new(1, TIMEOUTS, ms(0));
+    s.on(ms(1), Event::Leave);
+    s.on(ms(2), Event::LeaveNow(15));
+    waits(&mut s, 200, 5400);
+    assert!(s.is_over());
+    assert_eq!(s.verdict(), Verdict::Interrupted(15));
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let rank = 0..4usize;
+    let kind = prop_oneof![
+        Just(FaultKind::BadInput),
+        Just(FaultKind::PeerLost),
+        Just(FaultKind::Bug)
+    ];
+    let phase = prop_oneof![Just("train"), Just("eval"), Just("saving")];
+    prop_oneof![
+        8 => (rank.clone(), phase, 0..50u64).prop_map(|(r, p, t)| beat(r, p, t)),
+        1 => (rank.clone(), kind, 0..90_000u64, prop::option::of(0..4usize))
+            .prop_map(|(r, k, t, b)| Event::Said(r, Message::Failure(failure(k, ms(t), b)))),
+        1 => rank.clone().prop_map(|r| Event::Said(r, Message::Stopped("saved".to_owned()))),
+        1 => (rank.clone(), prop_oneof![Just(0), Just(1), Just(2), Just(3), Just(101)])
+            .prop_map(|(r, c)| code(r, c)),
+        1 => (rank, prop_oneof![Just(SIGKILL), Just(SIGTERM), Just(SIGABRT)])
+            .prop_map(|(r, n)| signal(r, n)),
+        1 => Just(Event::Leave),
+        1 => Just(Event::LeaveNow(SIGTERM)),
+        8 => Just(Event::Tick),
+    ]
+}
+
+proptest! {
+    /// Whatever happens, and whatever stays away afterwards, there is no state in which a rank lives and nobody watches it: each
+    /// one is killed, or given up, within a bounded time; nothing is done to a rank that is gone; a verdict is always found.
+    #[test]
+    fn no_rank_lives_unwatched(
+        events in prop::collection::vec((event(), 0..1500u64), 0..60),
+        hang in prop_oneof![Just(HangLimit::Learned), Just(HangLimit::After(ms(7000)))],
+    ) {
+        let mut s = Supervisor::new(4, Timeouts { hang, ..TIMEOUTS }, ms(0));
+        let (mut now, mut gone) = (0, [false; 4]);
+        for (event, pause) in events {
+            now += pause;
+            if let Event::Said(rank, _) | Event::Ended(rank, _) = &event {
+                if gone[*rank] {
+                    continue;
+                }
+                gone[*rank] = matches!(event, Event::Ended(..));
+            }
+            for action in s.on(ms(now), event) {
+                if let Action::Ask(rank) | Action::Kill(rank) = action {
+                    prop_assert!(!gone[rank], "{action:?} of a rank that is gone");
+                }
+            }
+            prop_assert_eq!(s.is_over(), s.ranks.iter().all(|rank| rank.ended.is_some()));
+        }
+        let failed = s.failed.is_some() && s.asked.is_none();
+        let limit = if failed { 6000 } else { 700_000 };
+        waits(&mut s, now, now + limit);
+        prop_assert!(s.is_over(), "{s:?}");
+        let verdict = s.verdict();
+        if let Verdict::Failed { rank, consequences, .. } = &verdict {
+            prop_assert!(!consequences.contains(rank));
+        }
+        // Whoever only ended well is never called a failure.
+        if s.ranks.iter().all(|r| matches!(r.ended, Some((_, End::Status(Status::Code(0)))))
+            && r.failure.is_none())
+        {
+            prop_assert!(matches!(verdict, Verdict::Done | Verdict::Interrupted(_)));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! How far a rank is, for whoever supervises it.
+//!
+//! The training thread counts, and whoever supervises reads: neither waits for a disk or for the other.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// What a rank and whoever supervises it tell each other while it runs.
+#[derive(Debug, Clone, Default)]
+pub struct Supervision {
+    /// Set to have the rank save and leave.
+    pub stop: Arc<AtomicBool>,
+    /// How far the rank is.
+    pub heartbeat: Arc<Heartbeat>,
+}
+
+/// The newest beat, and the last words of a rank that was asked to stop.
+#[derive(Debug, Default)]
+pub struct Heartbeat {
+    beat: Mutex<Beat>,
+    stopped: OnceLock<String>,
+}
+
+/// A sign of progress.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Beat {
+    /// What is going on; empty before anything is.
+    pub phase: &'static str,
+    /// Finished steps of the phase.
+    pub step: u64,
+    /// Grows with whatever was finished: a step, a batch of an evaluation, a figure.
+    pub ticks: u64,
+}
+
+impl Heartbeat {
+    /// Something was finished, or begins: `phase` goes on, or begins, after `step` steps.
+    pub(crate) fn tick(&self, phase: &'static str, step: u64) {
+        let mut beat = self.beat();
+        *beat = Beat {
+            phase,
+            step,
+            ticks: beat.ticks + 1,
+        };
+    }
+
+    /// What takes long begins after the steps that were finished.
+    pub(crate) fn enter(&self, phase: &'static str) {
+        let step = self.beat().step;
+        self.tick(phase, step);
+    }
+
+    /// The newest beat.
+    pub fn newest(&self) -> Beat {
+        *self.beat()
+    }
+
+    /// Where the rank left on request, and what is saved, in words; nothing before that.
+    pub fn stopped(&self) -> Option<&str> {
+        self.stopped.get().map(String::as_str)
+    }
+
+    pub(crate) fn set_stopped(&self, words: &str) {
+        // A rank leaves once.
+        let _ = self.stopped.set(words.to_owned());
+    }
+
+    fn beat(&self) -> MutexGuard<'_, Beat> {
+        self.beat.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tick_is_counted_whatever_it_is_of() {
+        let heartbeat = Heartbeat::default();
+        assert_eq!(heartbeat.newest(), Beat::default());
+        heartbeat.tick("train", 7);
+        heartbeat.tick("train", 7);
+        heartbeat.enter("saving");
+        let expected = Beat {
+            phase: "saving",
+            step: 7,
+            ticks: 3,
+        };
+        assert_eq!(heartbeat.newest(), expected);
+        heartbeat.set_stopped("stopped after step 7, which is saved");
+        assert_eq!(
+            heartbeat.stopped(),
+            Some("stopped after step 7, which is saved")
+        );
+    }
+}
