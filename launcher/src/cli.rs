@@ -11,6 +11,7 @@ const EXAMPLES_AND_CODES: &str = "\
 Examples:
   spd-launch configs/tms_5-2.toml             run it, or go on with it, in runs/tms_5-2
   spd-launch tms_5-2 --dry-run                say what it would do and need; create nothing
+  spd-launch tms_5-2 --dry-run --slurm > job  a script for sbatch
   spd-launch tms_5-2 --set seed=1 --out runs/seed1
   spd-launch tms_5-2 --gpus 1                 on a GPU
   spd-launch tms_5-2 --fresh                  start over; the old directory is moved aside
@@ -69,7 +70,7 @@ pub(crate) enum Command {
     /// One rank of a probe, as `doctor --deep` starts it
     #[command(hide = true)]
     Probe(ProbeArgs),
-    /// One rank, as the launcher, srun or torchrun starts it
+    /// One rank, as the launcher starts it
     #[command(hide = true)]
     Rank(RankArgs),
 }
@@ -103,6 +104,9 @@ pub(crate) struct RunArgs {
     /// Check everything, print the plan, create nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+    /// Print a script for Slurm's `sbatch` that runs this command, saves before the job's time is over and goes on in the next
+    #[arg(long, requires = "dry_run", conflicts_with_all = ["seeds", "sweep"])]
+    pub(crate) slurm: bool,
     /// Start over: an old run directory is moved to DIR.old-N first, or what it holds to DIR/old-N
     #[arg(long)]
     pub(crate) fresh: bool,

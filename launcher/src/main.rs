@@ -34,6 +34,7 @@ mod restart;
 mod run;
 mod run_dir;
 mod screen;
+mod slurm;
 mod stop;
 mod summary;
 mod supervise;
@@ -58,6 +59,9 @@ fn main() -> ExitCode {
         Ok(cli) => run(cli),
         Err(said) => refused(&said),
     };
+    if let Some(line) = screen::first_error() {
+        world::tell_torchrun(line);
+    }
     screen::finish(stop::asked);
     exit.into()
 }

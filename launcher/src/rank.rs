@@ -1,4 +1,4 @@
-//! `spd-launch rank`: one rank of a prepared run, started by the launcher, srun or torchrun.
+//! `spd-launch rank`: one rank of a prepared run, started by the launcher.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
@@ -13,14 +13,12 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::run::gpu;
 use crate::stop;
-use crate::world::World;
 
 /// Runs this process's rank to its end, and tells the launcher of it.
 ///
 /// # Errors
 ///
-/// What the trainer finds; bad input when the environment describes no place, or one that this build
-/// cannot take.
+/// What the trainer finds.
 pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
     let supervision = Supervision {
         stop: stop::flag().map_err(|error| Fault::Failed(error.into()))?,
@@ -57,13 +55,6 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
 }
 
 fn go(asked: &RankArgs, supervision: &Supervision) -> Result<Exit, Fault> {
-    let world = World::from_env().map_err(Fault::BadInput)?;
-    if world.size > 1 {
-        return Err(Fault::BadInput(format!(
-            "rank {} of {}: this build runs one rank; start it with one task",
-            world.rank, world.size
-        )));
-    }
     let gpu = gpu(asked.gpus)?;
     Ok(
         match spd_trainer::rank(&asked.run_dir, asked.threads, gpu, supervision)? {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::channel;
-use crate::world::{self, World};
+use crate::world::{self, Node};
 
 /// Where this program is to be started from: the file that it runs from, though it be replaced or removed meanwhile, so that
 /// launcher and ranks are never of two versions.
@@ -82,7 +82,7 @@ impl Program {
         for key in world::KEYS {
             command.env_remove(key);
         }
-        command.envs(World::ALONE.environment());
+        command.envs(Node::environment());
         command.env(channel::KEY, "stdin");
         command
     }

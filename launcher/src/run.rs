@@ -1,5 +1,7 @@
 //! `spd-launch CONFIG`: refuse what has to be refused, then run to the end.
 
+use std::env;
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,9 +15,11 @@ use crate::exit::Exit;
 use crate::ranks::{Program, own_program};
 use crate::restart::{self, Restarts};
 use crate::run_dir::{Found, RunDir};
+use crate::slurm::Job;
 use crate::stop::Stop;
 use crate::supervise;
 use crate::supervisor::{HangLimit, Timeouts};
+use crate::world::Node;
 use crate::{memory, plan, screen, summary};
 
 /// Runs a run file to its end, from wherever an earlier launch left it.
@@ -25,6 +29,7 @@ use crate::{memory, plan, screen, summary};
 /// Bad input, found before anything is created; failures of this machine on the way. What befalls a
 /// rank is printed here, and told by the exit alone.
 pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
+    let node = only_node()?;
     let on_gpu = gpu(asked.gpus)?.is_some();
     if let Some(jobs) = asked.jobs {
         return Err(Fault::BadInput(format!(
@@ -36,12 +41,29 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         run_dir,
         found,
         destination,
-        run_plan,
+        mut run_plan,
     } = check(asked, on_gpu)?;
+    if let Some(derivation) = node.derivation() {
+        run_plan.rows.push(("node".to_owned(), derivation));
+    }
     if found == Found::Finished {
         return finished(&run_dir);
     }
-    screen::result(&plan::text(&run.name, &destination, &run_plan));
+    let plan = plan::text(&run.name, &destination, &run_plan);
+    if asked.slurm {
+        screen::note(plan.trim_end());
+        let command = own_command().map_err(Fault::Failed)?;
+        let job = Job {
+            name: &run.name,
+            threads: cli::threads(asked.threads),
+            gpus: asked.gpus,
+            memory: &run_plan.memory,
+            command,
+        };
+        screen::result(&job.script());
+        return Ok(Exit::Done);
+    }
+    screen::result(&plan);
     if asked.dry_run {
         screen::note("dry run: nothing was created");
         return Ok(Exit::Done);
@@ -57,6 +79,31 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         show_end(&run_dir).map_err(Fault::Failed)?;
     }
     Ok(exit)
+}
+
+/// The words that started this program, and where it is.
+fn own_command() -> anyhow::Result<Vec<OsString>> {
+    let program = env::current_exe().context("this program's own file cannot be found")?;
+    let arguments = env::args_os().skip(1);
+    Ok([program.into_os_string()]
+        .into_iter()
+        .chain(arguments)
+        .collect())
+}
+
+/// The place of this launcher, which is to be the only one.
+///
+/// # Errors
+///
+/// One line, where it is one of several, or the environment is in two minds about that.
+pub(crate) fn only_node() -> Result<Node, Fault> {
+    let node = Node::from_env().map_err(Fault::BadInput)?;
+    if node.count > 1 {
+        return Err(Fault::BadInput(format!(
+            "{node}: runs on several nodes are not offered yet; start one launcher"
+        )));
+    }
+    Ok(node)
 }
 
 /// A run that nothing keeps from starting, as far as can be known before.

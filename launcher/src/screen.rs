@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::env;
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -38,9 +38,18 @@ pub(crate) fn note(line: &str) {
     SCREEN.write(To::Stderr, steady(&format!("{line}\n")));
 }
 
+/// The first thing that went wrong.
+static FIRST_ERROR: OnceLock<String> = OnceLock::new();
+
 /// Writes one line about what went wrong.
 pub(crate) fn error(line: &str) {
+    let _ = FIRST_ERROR.set(line.to_owned());
     note(&format!("error: {line}"));
+}
+
+/// The first line about what went wrong, if anything did.
+pub(crate) fn first_error() -> Option<&'static str> {
+    FIRST_ERROR.get().map(String::as_str)
 }
 
 /// Writes one line that nobody misses where the terminal takes no more.

@@ -1,258 +1,449 @@
-//! Who am I? Rank and world size, in the dialect of whoever started this process.
+//! Who started this launcher, and which of the nodes of a run is it on? One launcher a node watches the ranks of that node.
+//!
+//! Engines that start processes tell each one its number and how many there are, each in variables of its own. The engine that started
+//! this process itself is believed; one that only started the other engine counts something else. What people or Kubernetes set beside
+//! it must agree.
 
 use std::env;
+use std::fmt;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A process's place among all of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct World {
-    /// Number of this process, from 0.
-    pub(crate) rank: u64,
-    /// Processes of the run.
-    pub(crate) size: u64,
+use serde_json::json;
+use spd_checkpoint::atomic::write_file;
+
+/// The place of this launcher among those of its run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Node {
+    /// Number of this node, from 0.
+    pub(crate) index: u64,
+    /// Nodes of the run.
+    pub(crate) count: u64,
+    /// The variables that say so; none where nothing does, and this is the only one.
+    source: Option<Source>,
 }
 
-/// A pair of variables that says the same as `RANK` and `WORLD_SIZE`.
-struct Dialect {
-    rank: &'static str,
-    size: &'static str,
+/// Two variables and what they say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Source {
+    index: &'static str,
+    count: &'static str,
 }
 
-const DIALECTS: [Dialect; 4] = [
-    Dialect {
-        rank: "RANK",
-        size: "WORLD_SIZE",
+/// An engine that starts processes.
+struct Engine {
+    name: &'static str,
+    /// Set where it started this process itself.
+    marker: &'static str,
+    index: &'static str,
+    count: &'static str,
+    /// Says how many processes it starts on this node.
+    on_node: &'static str,
+    /// What makes that one.
+    one_a_node: &'static str,
+}
+
+/// The innermost first: each may be started by one that follows, and not the other way round.
+const ENGINES: [Engine; 4] = [
+    Engine {
+        name: "torchrun",
+        marker: "TORCHELASTIC_RUN_ID",
+        index: "RANK",
+        count: "WORLD_SIZE",
+        on_node: "LOCAL_WORLD_SIZE",
+        one_a_node: "--nproc-per-node=1",
     },
-    Dialect {
-        rank: "SLURM_PROCID",
-        size: "SLURM_NTASKS",
+    Engine {
+        name: "Open MPI",
+        marker: "OMPI_COMM_WORLD_RANK",
+        index: "OMPI_COMM_WORLD_RANK",
+        count: "OMPI_COMM_WORLD_SIZE",
+        on_node: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        one_a_node: "mpirun -N 1",
     },
-    Dialect {
-        rank: "OMPI_COMM_WORLD_RANK",
-        size: "OMPI_COMM_WORLD_SIZE",
+    Engine {
+        name: "MPI",
+        marker: "MPI_LOCALNRANKS",
+        index: "PMI_RANK",
+        count: "PMI_SIZE",
+        on_node: "MPI_LOCALNRANKS",
+        one_a_node: "mpiexec -ppn 1",
     },
-    Dialect {
-        rank: "PET_NODE_RANK",
-        size: "PET_NNODES",
+    Engine {
+        name: "Slurm",
+        // A batch script has the other variables too, and is no task.
+        marker: "SLURM_STEP_ID",
+        index: "SLURM_PROCID",
+        count: "SLURM_STEP_NUM_TASKS",
+        on_node: "SLURM_STEP_TASKS_PER_NODE",
+        one_a_node: "srun --ntasks-per-node=1",
     },
 ];
 
-/// Set by torchrun. Its agent runs inside a task of Slurm or MPI and starts the ranks, so where it is
-/// set `RANK` is right and the task's own numbers count agents.
-const TORCHRUN: &str = "TORCHELASTIC_RUN_ID";
+/// Pairs that Kubernetes, Kubeflow or people set.
+const DECLARED: [Source; 3] = [
+    Source {
+        index: "PET_NODE_RANK",
+        count: "PET_NNODES",
+    },
+    Source {
+        index: "JOB_COMPLETION_INDEX",
+        count: "WORLD_SIZE",
+    },
+    Source {
+        index: "RANK",
+        count: "WORLD_SIZE",
+    },
+];
 
-/// Processes of a node under `PET_NNODES` nodes.
-const PET_PER_NODE: &str = "PET_NPROC_PER_NODE";
-
-/// Every variable that is read here: the launcher takes them away from its ranks before it sets its own.
-pub(crate) const KEYS: [&str; 10] = [
+/// What a launcher takes away from its ranks before it sets their own.
+pub(crate) const KEYS: [&str; 18] = [
+    ERROR_FILE,
     "RANK",
+    "LOCAL_RANK",
     "WORLD_SIZE",
-    "SLURM_PROCID",
-    "SLURM_NTASKS",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
     "PET_NODE_RANK",
-    "PET_NNODES",
-    PET_PER_NODE,
-    TORCHRUN,
+    "JOB_COMPLETION_INDEX",
 ];
 
-impl World {
-    /// One process.
-    pub(crate) const ALONE: Self = Self { rank: 0, size: 1 };
+/// Where torchrun looks for why a process of its own failed, to show it as the root cause.
+const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
-    /// The place that the environment names; alone when it names none.
+/// Tells torchrun, if it started this process, why this process fails. Its file has the form that Python's `record` gives it.
+pub(crate) fn tell_torchrun(line: &str) {
+    if let Some(path) = env::var_os(ERROR_FILE) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let seconds = now.map_or(0, |now| now.as_secs()).to_string();
+        let extra = json!({"py_callstack": line, "timestamp": seconds});
+        let text = json!({"message": {"message": line, "extraInfo": extra}}).to_string();
+        // What it cannot be told, it sees in the exit code.
+        let _ = write_file(Path::new(&path), text.as_bytes());
+    }
+}
+
+impl Node {
+    /// The place that the environment names.
     ///
     /// # Errors
     ///
-    /// One line, when a variable holds no number or lacks its partner, or two sources contradict each
-    /// other.
+    /// One line, when a variable holds no number or lacks its partner, several processes were started on this node, or two sources
+    /// contradict each other.
     pub(crate) fn from_env() -> Result<Self, String> {
         Self::from_variables(|key| env::var(key).ok())
     }
 
-    /// What a launcher sets for this rank. One process meets no other, so the port is left open.
-    pub(crate) fn environment(self) -> [(&'static str, String); 5] {
+    /// What the launcher tells its only rank. One process meets no other, so the port is left open.
+    pub(crate) fn environment() -> [(&'static str, &'static str); 5] {
         [
-            ("RANK", self.rank.to_string()),
-            ("LOCAL_RANK", self.rank.to_string()),
-            ("WORLD_SIZE", self.size.to_string()),
-            ("MASTER_ADDR", "127.0.0.1".to_owned()),
-            ("MASTER_PORT", "0".to_owned()),
+            ("RANK", "0"),
+            ("LOCAL_RANK", "0"),
+            ("WORLD_SIZE", "1"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", "0"),
         ]
     }
 
+    /// Which variables say so, and what, where any does.
+    pub(crate) fn derivation(&self) -> Option<String> {
+        self.source.as_ref().map(|_| self.to_string())
+    }
+
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
-        let heard = if variable(TORCHRUN).is_some() {
-            &DIALECTS[..1]
-        } else {
-            &DIALECTS[..]
-        };
-        let mut found: Option<(Self, &Dialect)> = None;
-        for dialect in heard {
-            let Some(world) = dialect.read(&variable)? else {
-                continue;
+        let engine = ENGINES.iter().find(|e| variable(e.marker).is_some());
+        let mut found = engine.map(|engine| engine.node(&variable)).transpose()?;
+        // The pairs that the engine sets itself say nothing new.
+        let own = engine.map(|engine| engine.index);
+        for pair in DECLARED.iter().filter(|pair| Some(pair.index) != own) {
+            let declared = match (variable(pair.index), variable(pair.count)) {
+                (Some(_), Some(_)) => pair.node(&variable)?,
+                (Some(index), None) => return Err(lonely(pair.index, &index, pair.count)),
+                (None, None) => continue,
+                (None, Some(count)) => {
+                    // Scripts count ranks with it, where something else numbers the nodes.
+                    let is_nothing = found.is_some() || count.trim() == "1";
+                    if is_nothing || pair.index == "JOB_COMPLETION_INDEX" {
+                        continue;
+                    }
+                    return Err(lonely(pair.count, &count, pair.index));
+                }
             };
-            match found {
-                Some((first, source)) if first != world => {
+            match &found {
+                Some(first) if (first.index, first.count) != (declared.index, declared.count) => {
                     return Err(format!(
-                        "{}={} of {}={} contradicts {}={} of {}={}; unset the pair that is not meant",
-                        source.rank,
-                        first.rank,
-                        source.size,
-                        first.size,
-                        dialect.rank,
-                        world.rank,
-                        dialect.size,
-                        world.size
+                        "{first} contradicts {declared}; unset the pair that is not meant"
                     ));
                 }
                 Some(_) => {}
-                None => found = Some((world, dialect)),
+                None => found = Some(declared),
             }
         }
-        Ok(found.map_or(Self::ALONE, |(world, _)| world))
+        Ok(found.unwrap_or(Self {
+            index: 0,
+            count: 1,
+            source: None,
+        }))
     }
 }
 
-impl Dialect {
-    fn read(&self, variable: &impl Fn(&str) -> Option<String>) -> Result<Option<World>, String> {
-        let (rank, size) = match (variable(self.rank), variable(self.size)) {
-            (None, None) => return Ok(None),
-            (Some(rank), Some(size)) => (number(self.rank, &rank)?, number(self.size, &size)?),
-            // A Slurm allocation names its tasks where none was started yet.
-            (None, Some(_)) if self.size == "SLURM_NTASKS" => return Ok(None),
-            (Some(_), None) => return Err(lonely(self.rank, self.size)),
-            (None, Some(_)) => return Err(lonely(self.size, self.rank)),
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.source {
+            Some(source) => write!(
+                f,
+                "{}={} of {}={}",
+                source.index, self.index, source.count, self.count
+            ),
+            None => f.write_str("the only one"),
+        }
+    }
+}
+
+impl Engine {
+    fn node(&self, variable: &impl Fn(&str) -> Option<String>) -> Result<Node, String> {
+        let (index, count) = (self.index, self.count);
+        let node = Source { index, count }.node(variable)?;
+        // Slurm writes `1(x4)` where it is so on four nodes, and `2,1` where nodes differ.
+        let on_node = variable(self.on_node).unwrap_or_default();
+        let is_one = on_node
+            .split(',')
+            .all(|nodes| matches!(nodes.split('(').next(), Some("1" | "")));
+        if is_one || node.count == 1 {
+            return Ok(node);
+        }
+        Err(format!(
+            "{}={on_node}: {} starts several processes on a node, and one launcher watches all ranks of a node; start one a node ({})",
+            self.on_node, self.name, self.one_a_node
+        ))
+    }
+}
+
+impl Source {
+    fn node(&self, variable: &impl Fn(&str) -> Option<String>) -> Result<Node, String> {
+        let value = |key: &'static str, other: &'static str| match variable(key) {
+            Some(value) => number(key, &value),
+            None => Err(lonely(other, &variable(other).unwrap_or_default(), key)),
         };
-        if self.size == "PET_NNODES"
-            && let Some(per_node) = variable(PET_PER_NODE)
-            && number(PET_PER_NODE, &per_node)? != 1
-        {
+        let index = value(self.index, self.count)?;
+        let count = value(self.count, self.index)?;
+        if index >= count {
             return Err(format!(
-                "{PET_PER_NODE}={per_node} asks for several processes a node and none of them is \
-                 numbered; set RANK and WORLD_SIZE"
+                "{}={index} is not below {}={count}; they count from 0",
+                self.index, self.count
             ));
         }
-        if rank >= size {
-            let (rank_key, size_key) = (self.rank, self.size);
-            return Err(format!(
-                "{rank_key}={rank} is not below {size_key}={size}; ranks count from 0"
-            ));
-        }
-        Ok(Some(World { rank, size }))
+        Ok(Node {
+            index,
+            count,
+            source: Some(self.clone()),
+        })
     }
 }
 
 fn number(key: &str, value: &str) -> Result<u64, String> {
     value
+        .trim()
         .parse()
         .map_err(|_| format!("{key}={value} is no whole number from 0 on"))
 }
 
-fn lonely(present: &str, absent: &str) -> String {
-    format!("{present} is set and {absent} is not; set both or neither")
+fn lonely(present: &str, value: &str, absent: &str) -> String {
+    format!("{present}={value} is set and {absent} is not; set both or neither")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn world(variables: &[(&str, &str)]) -> Result<World, String> {
-        World::from_variables(|key| {
-            variables
-                .iter()
-                .find(|(name, _)| *name == key)
-                .map(|(_, value)| (*value).to_owned())
+    fn node(variables: &[(&str, &str)]) -> Result<Node, String> {
+        Node::from_variables(|key| {
+            let found = variables.iter().find(|(name, _)| *name == key);
+            found.map(|(_, value)| (*value).to_owned())
         })
     }
 
+    /// Where it is, and what says so.
+    fn place(variables: &[(&str, &str)]) -> (u64, u64, Option<String>) {
+        let node = node(variables).unwrap();
+        (node.index, node.count, node.derivation())
+    }
+
+    // As torchrun 2.15, Open MPI 4.1.4 and Slurm 22.05 set them; MPICH's and Kubernetes' are from their documentation.
+    const TORCHRUN: [(&str, &str); 4] = [
+        ("TORCHELASTIC_RUN_ID", "none"),
+        ("RANK", "2"),
+        ("WORLD_SIZE", "4"),
+        ("LOCAL_WORLD_SIZE", "1"),
+    ];
+    const OPEN_MPI: [(&str, &str); 3] = [
+        ("OMPI_COMM_WORLD_RANK", "2"),
+        ("OMPI_COMM_WORLD_SIZE", "4"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+    ];
+    const MPICH: [(&str, &str); 3] = [
+        ("PMI_RANK", "2"),
+        ("PMI_SIZE", "4"),
+        ("MPI_LOCALNRANKS", "1"),
+    ];
+    const SRUN: [(&str, &str); 5] = [
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_PROCID", "2"),
+        ("SLURM_STEP_NUM_TASKS", "4"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_STEP_TASKS_PER_NODE", "1(x4)"),
+    ];
+    const BATCH: [(&str, &str); 4] = [
+        ("SLURM_PROCID", "0"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_TASKS_PER_NODE", "1(x4)"),
+        ("SLURM_NODEID", "0"),
+    ];
+    const PET: [(&str, &str); 3] = [
+        ("PET_NODE_RANK", "2"),
+        ("PET_NNODES", "4"),
+        ("PET_NPROC_PER_NODE", "8"),
+    ];
+
     #[test]
-    fn every_dialect_is_understood() {
-        assert_eq!(world(&[]), Ok(World::ALONE));
-        for dialect in DIALECTS {
-            let answer = world(&[(dialect.rank, "11"), (dialect.size, "12")]);
-            assert_eq!(answer, Ok(World { rank: 11, size: 12 }));
+    fn every_engine_is_understood_and_named() {
+        assert_eq!(place(&[]), (0, 1, None));
+        for (variables, derivation) in [
+            (&TORCHRUN[..], "RANK=2 of WORLD_SIZE=4"),
+            (
+                &OPEN_MPI,
+                "OMPI_COMM_WORLD_RANK=2 of OMPI_COMM_WORLD_SIZE=4",
+            ),
+            (&MPICH, "PMI_RANK=2 of PMI_SIZE=4"),
+            (&SRUN, "SLURM_PROCID=2 of SLURM_STEP_NUM_TASKS=4"),
+            (&PET, "PET_NODE_RANK=2 of PET_NNODES=4"),
+            (
+                &[("JOB_COMPLETION_INDEX", "2"), ("WORLD_SIZE", "4")],
+                "JOB_COMPLETION_INDEX=2 of WORLD_SIZE=4",
+            ),
+            (
+                &[("RANK", "2"), ("WORLD_SIZE", "4")],
+                "RANK=2 of WORLD_SIZE=4",
+            ),
+        ] {
+            assert_eq!(place(variables), (2, 4, Some(derivation.to_owned())));
         }
     }
 
     #[test]
-    fn sources_that_agree_are_one() {
-        let agreeing = [
-            ("RANK", "1"),
-            ("WORLD_SIZE", "2"),
-            ("SLURM_PROCID", "1"),
-            ("SLURM_NTASKS", "2"),
+    fn an_engine_inside_another_is_believed() {
+        // The tasks of a step that starts two agents, or the daemons of mpirun, count something else.
+        let outer = [
+            ("SLURM_STEP_ID", "1"),
+            ("SLURM_PROCID", "0"),
+            ("SLURM_STEP_NUM_TASKS", "3"),
         ];
-        assert_eq!(world(&agreeing), Ok(World { rank: 1, size: 2 }));
+        for inner in [&TORCHRUN[..], &OPEN_MPI, &MPICH] {
+            assert_eq!(place(&[inner, &outer[..]].concat()).0, 2);
+            assert_eq!(place(&[inner, &BATCH[..]].concat()).0, 2);
+        }
+        assert_eq!(place(&[&TORCHRUN[..], &PET].concat()).0, 2);
+    }
+
+    #[test]
+    fn a_batch_script_is_no_task() {
+        assert_eq!(place(&BATCH), (0, 1, None));
+        // A script that counts ranks before srun numbers them.
+        let counted = [&SRUN[..], &[("WORLD_SIZE", "32")]].concat();
+        assert_eq!(place(&counted).1, 4);
+        assert_eq!(place(&[("WORLD_SIZE", "1")]), (0, 1, None));
     }
 
     #[test]
     fn a_contradiction_names_both_sources() {
-        let contradicting = [
-            ("RANK", "0"),
-            ("WORLD_SIZE", "1"),
-            ("SLURM_PROCID", "3"),
-            ("SLURM_NTASKS", "4"),
-        ];
+        let both = [&SRUN[..], &[("RANK", "0"), ("WORLD_SIZE", "4")]].concat();
         assert_eq!(
-            world(&contradicting).unwrap_err(),
-            "RANK=0 of WORLD_SIZE=1 contradicts SLURM_PROCID=3 of SLURM_NTASKS=4; \
+            node(&both).unwrap_err(),
+            "SLURM_PROCID=2 of SLURM_STEP_NUM_TASKS=4 contradicts RANK=0 of WORLD_SIZE=4; \
              unset the pair that is not meant"
         );
+        let both = [&PET[..], &[("RANK", "2"), ("WORLD_SIZE", "32")]].concat();
+        assert_eq!(
+            node(&both).unwrap_err(),
+            "PET_NODE_RANK=2 of PET_NNODES=4 contradicts RANK=2 of WORLD_SIZE=32; \
+             unset the pair that is not meant"
+        );
+        let agreeing = [&SRUN[..], &[("RANK", "2"), ("WORLD_SIZE", "4")]].concat();
+        assert_eq!(place(&agreeing).0, 2);
     }
 
     #[test]
-    fn torchrun_inside_slurm_is_believed() {
-        let nested = [
-            ("TORCHELASTIC_RUN_ID", "none"),
-            ("RANK", "9"),
-            ("WORLD_SIZE", "16"),
-            ("SLURM_PROCID", "1"),
-            ("SLURM_NTASKS", "2"),
-        ];
-        assert_eq!(world(&nested), Ok(World { rank: 9, size: 16 }));
+    fn several_launchers_on_a_node_are_refused() {
+        for (engine, on_node, help) in [
+            (
+                &TORCHRUN[..],
+                ("LOCAL_WORLD_SIZE", "4"),
+                "--nproc-per-node=1",
+            ),
+            (
+                &OPEN_MPI,
+                ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+                "mpirun -N 1",
+            ),
+            (
+                &SRUN,
+                ("SLURM_STEP_TASKS_PER_NODE", "2(x2)"),
+                "srun --ntasks-per-node=1",
+            ),
+            (
+                &SRUN,
+                ("SLURM_STEP_TASKS_PER_NODE", "1(x2),2"),
+                "srun --ntasks-per-node=1",
+            ),
+        ] {
+            let refused = node(&[&[on_node], engine].concat()).unwrap_err();
+            let start = format!("{}={}: ", on_node.0, on_node.1);
+            assert!(
+                refused.starts_with(&start) && refused.ends_with(&format!("({help})")),
+                "{refused}"
+            );
+        }
     }
 
     #[test]
     fn half_a_pair_and_nonsense_are_named() {
-        let error = |variables: &[(&str, &str)]| world(variables).unwrap_err();
-        assert_eq!(
-            error(&[("RANK", "0")]),
-            "RANK is set and WORLD_SIZE is not; set both or neither"
-        );
-        assert_eq!(
-            error(&[("RANK", "one"), ("WORLD_SIZE", "2")]),
-            "RANK=one is no whole number from 0 on"
-        );
-        assert_eq!(
-            error(&[("RANK", "2"), ("WORLD_SIZE", "2")]),
-            "RANK=2 is not below WORLD_SIZE=2; ranks count from 0"
-        );
-        assert_eq!(
-            error(&[
-                ("PET_NODE_RANK", "0"),
-                ("PET_NNODES", "2"),
-                ("PET_NPROC_PER_NODE", "8")
-            ]),
-            "PET_NPROC_PER_NODE=8 asks for several processes a node and none of them is numbered; \
-             set RANK and WORLD_SIZE"
-        );
-    }
-
-    #[test]
-    fn a_slurm_allocation_without_a_task_is_no_rank() {
-        assert_eq!(world(&[("SLURM_NTASKS", "4")]), Ok(World::ALONE));
-    }
-
-    #[test]
-    fn what_the_launcher_sets_is_what_a_rank_reads() {
-        let set = World::ALONE.environment();
-        let read = World::from_variables(|key| {
-            set.iter()
-                .find(|(name, _)| *name == key)
-                .map(|pair| pair.1.clone())
-        });
-        assert_eq!(read, Ok(World::ALONE));
+        for (variables, expected) in [
+            (
+                &[("RANK", "7")][..],
+                "RANK=7 is set and WORLD_SIZE is not; set both or neither",
+            ),
+            (
+                &[("WORLD_SIZE", "4")],
+                "WORLD_SIZE=4 is set and RANK is not; set both or neither",
+            ),
+            (
+                &[("JOB_COMPLETION_INDEX", "3")],
+                "JOB_COMPLETION_INDEX=3 is set and WORLD_SIZE is not; set both or neither",
+            ),
+            (
+                &[("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "1")],
+                "SLURM_PROCID=1 is set and SLURM_STEP_NUM_TASKS is not; set both or neither",
+            ),
+            (
+                &[("RANK", "one"), ("WORLD_SIZE", "2")],
+                "RANK=one is no whole number from 0 on",
+            ),
+            (
+                &[("RANK", "2"), ("WORLD_SIZE", "2")],
+                "RANK=2 is not below WORLD_SIZE=2; they count from 0",
+            ),
+        ] {
+            assert_eq!(node(variables).unwrap_err(), expected);
+        }
     }
 }

@@ -28,7 +28,7 @@ use self::member::{Member, State};
 use self::status_lines::StatusLines;
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
-use crate::run::{check_memory, checkpoint_bytes, create, goes_on, gpu};
+use crate::run::{check_memory, checkpoint_bytes, create, goes_on, gpu, only_node};
 use crate::run_dir::{Found, RunDir};
 use crate::stop::{self, Stop, StopRequest};
 use crate::{plan, screen};
@@ -52,6 +52,7 @@ struct Sweep<'a> {
 /// Bad input, found before anything is created; failures of this machine on the way. What befalls a member is told in
 /// the table, and by the exit alone.
 pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
+    only_node()?;
     if gpu(asked.gpus)?.is_some() {
         return Err(Fault::BadInput(
             "--gpus 1: several runs go to the processor; run them one after the other, or leave it out".into(),

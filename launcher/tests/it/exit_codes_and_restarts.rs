@@ -8,7 +8,7 @@ use crate::scratch::{Scratch, launch, names, start};
 fn a_run_is_followed_to_its_summary() {
     let scratch = Scratch::new();
     let mut command = scratch.run("done", &[]);
-    command.envs([("SLURM_PROCID", "3"), ("RANK", "7")]);
+    command.envs([("SLURM_PROCID", "3"), ("RANK", "0"), ("WORLD_SIZE", "1")]);
     let ended = launch(command);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let lines: Vec<&str> = ended

@@ -181,38 +181,45 @@ fn a_directory_that_cannot_be_made_is_one_line_and_leaves_nothing() {
 }
 
 #[test]
-fn a_rank_in_a_contradictory_environment_names_both_sources() {
-    let scratch = Scratch::new();
-    let mut command = scratch.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]);
-    command.envs([
-        ("RANK", "0"),
-        ("WORLD_SIZE", "1"),
+fn a_launcher_in_a_contradictory_environment_names_both_sources() {
+    let slurm = [
+        ("SLURM_STEP_ID", "0"),
         ("SLURM_PROCID", "1"),
-        ("SLURM_NTASKS", "2"),
-    ]);
-    let ended = launch(command);
-    assert_eq!(
-        (ended.code, ended.stderr.as_str()),
+        ("SLURM_STEP_NUM_TASKS", "2"),
+    ];
+    let by_hand = [("RANK", "0"), ("WORLD_SIZE", "1")];
+    for (variables, expected) in [
         (
-            Some(2),
-            "error: RANK=0 of WORLD_SIZE=1 contradicts SLURM_PROCID=1 of SLURM_NTASKS=2; \
-             unset the pair that is not meant\n"
-        )
-    );
+            [&slurm[..], &by_hand].concat(),
+            "SLURM_PROCID=1 of SLURM_STEP_NUM_TASKS=2 contradicts RANK=0 of WORLD_SIZE=1; \
+             unset the pair that is not meant",
+        ),
+        (
+            slurm.to_vec(),
+            "SLURM_PROCID=1 of SLURM_STEP_NUM_TASKS=2: runs on several nodes are not offered yet; start one launcher",
+        ),
+    ] {
+        let scratch = Scratch::new();
+        for arguments in [&[][..], &["--dry-run"], &["--seeds", "0..2"]] {
+            let mut command = scratch.run("done", arguments);
+            command.envs(variables.iter().copied());
+            let ended = launch(command);
+            assert_eq!(ended.code, Some(2));
+            assert_eq!(ended.stderr, format!("error: {expected}\n"));
+        }
+        assert!(scratch.names().is_empty());
+    }
 }
 
 #[test]
-fn more_than_one_rank_is_refused() {
+fn a_plan_says_who_numbers_the_nodes() {
     let scratch = Scratch::new();
-    let mut command = scratch.launcher(&["rank", "--run-dir", "runs/x", "--threads", "1"]);
-    command.envs([("RANK", "1"), ("WORLD_SIZE", "2")]);
-    let ended = launch(command);
-    assert_eq!(
-        (ended.code, ended.stderr.as_str()),
-        (
-            Some(2),
-            "error: rank 1 of 2: this build runs one rank; start it with one task\n"
-        )
+    let mut command = scratch.run("done", &["--dry-run"]);
+    command.envs([("RANK", "0"), ("WORLD_SIZE", "1")]);
+    let stdout = launch(command).stdout;
+    assert!(
+        stdout.contains("  node        RANK=0 of WORLD_SIZE=1\n"),
+        "{stdout}"
     );
 }
 
@@ -237,4 +244,26 @@ fn text_becomes_a_dataset() {
     let again = launch(scratch.launcher(&arguments));
     assert_eq!(again.code, Some(2));
     assert!(again.error().starts_with("data/a"), "{}", again.stderr);
+}
+
+#[test]
+fn a_script_for_slurm_is_all_that_a_dry_run_prints_then() {
+    let scratch = Scratch::new();
+    let ended = launch(scratch.run("done", &["--dry-run", "--slurm"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended
+            .stdout
+            .starts_with("#!/bin/bash\n#SBATCH --job-name=tms_5-2\n")
+    );
+    let starts = |line: &&str| line.starts_with("srun --kill-on-bad-exit=1 /");
+    let command = ended.stdout.lines().find(starts).unwrap();
+    assert!(
+        command.contains("tms_5-2.toml --out runs/x") && !command.contains("--dry-run"),
+        "{command}"
+    );
+    assert!(ended.stderr.contains("  directory   runs/x (new)"));
+    let alone = launch(scratch.run("done", &["--slurm"]));
+    assert_eq!(alone.code, Some(2));
+    assert!(scratch.names().is_empty());
 }
