@@ -53,12 +53,9 @@ fn until_end(training: &mut Training<'_>) -> Result<Outcome, Fault> {
             training.save()?;
         }
     }
-    training.save()?;
-    // What was said after this state is said anew by a run that continues from it.
-    if !training.beside_steps(|training| Ok(training.draw()? && training.evaluate(true)?))? {
+    if !training.finish()? {
         return training.leave();
     }
-    training.finish()?;
     Ok(Outcome::Done)
 }
 
@@ -86,6 +83,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
+    use spd_checkpoint::atomic::write_file;
     use spd_checkpoint::{Lock, step_path};
     use spd_configs::{Measure, Run, TiedUpdate};
     use spd_engine::{Pool, Processor};
@@ -109,7 +107,17 @@ mod tests {
 
     /// Trains in a directory until a stop is asked for at the given question, counted from 0. How many questions there were,
     /// and how it ended.
-    fn trained(run: &Run, (dir, lock): (&Path, &Lock), stop_at: u64) -> (u64, Outcome) {
+    fn trained(run: &Run, place: (&Path, &Lock), stop_at: u64) -> (u64, Outcome) {
+        let asked = Cell::new(0);
+        let stop = || {
+            asked.set(asked.get() + 1);
+            asked.get() > stop_at
+        };
+        let outcome = trained_with(run, place, &stop);
+        (asked.get(), outcome)
+    }
+
+    fn trained_with(run: &Run, (dir, lock): (&Path, &Lock), stop: Stop<'_>) -> Outcome {
         let processor = Processor::Cpu(Arc::new(Pool::single()));
         let sources = crate::data::open(run).unwrap();
         let mut store = Store::new();
@@ -128,13 +136,7 @@ mod tests {
             progress: None,
             heartbeat: &Arc::default(),
         };
-        let asked = Cell::new(0);
-        let stop = || {
-            asked.set(asked.get() + 1);
-            asked.get() > stop_at
-        };
-        let outcome = train(&mut task, &mut store, &place, &stop).unwrap();
-        (asked.get(), outcome)
+        train(&mut task, &mut store, &place, stop).unwrap()
     }
 
     /// Every bit that training leaves: rows, and the last state with its moments.
@@ -163,6 +165,41 @@ mod tests {
         let mut run = small_run();
         run.decomposition.tied_update = TiedUpdate::Separate;
         goes_on_to_the_same_bits(&run);
+    }
+
+    #[test]
+    fn a_last_state_that_is_written_late_counts_no_row_that_follows_it() {
+        let run = small_run();
+        let straight = tempfile::tempdir().unwrap();
+        let lock = Lock::take(straight.path()).unwrap();
+        let (questions, _) = trained(&run, (straight.path(), &lock), u64::MAX);
+        let dir = tempfile::tempdir().unwrap();
+        let lock = Lock::take(dir.path()).unwrap();
+        let in_the_way = step_path(&dir.path().join("checkpoints"), run.train.steps);
+        let asked = Cell::new(0);
+        let stop = || {
+            asked.set(asked.get() + 1);
+            if asked.get() == 1 {
+                write_file(&in_the_way, b"no directory").unwrap();
+            } else if asked.get() == questions {
+                // Long enough for the first try to fail.
+                std::thread::sleep(std::time::Duration::from_millis(300));
+                fs::remove_file(&in_the_way).unwrap();
+            }
+            false
+        };
+        let outcome = trained_with(&run, (dir.path(), &lock), &stop);
+        assert_eq!(outcome, Outcome::Done);
+        let tried = "is tried once more";
+        assert!(
+            events(dir.path())
+                .iter()
+                .any(|event| event.ends_with(tried))
+        );
+        // A process that died before it could say that it was done.
+        let (_, outcome) = trained(&run, (dir.path(), &lock), u64::MAX);
+        assert_eq!(outcome, Outcome::Done);
+        assert!(remains(&run, dir.path()) == remains(&run, straight.path()));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::refused_step;
 use crate::resume::{self, CHECKPOINTS};
 use crate::saver::{At, Place, Saver};
 use crate::state;
-use crate::task::{GoOn, Task, run_step};
+use crate::task::{GoOn, Measured, Task, run_step};
 
 /// A task on its way.
 pub(crate) struct Training<'a> {
@@ -193,15 +193,22 @@ impl<'a> Training<'a> {
 
     /// The row of an evaluation. Whether there is one; not so where it was left on request.
     pub(crate) fn evaluate(&mut self, is_slow: bool) -> Result<bool, Fault> {
-        let Some(values) = self.beside("eval", |task, store, go_on| {
-            task.evaluate(store, is_slow, go_on)
-        })?
-        else {
+        let Some(values) = self.measure(is_slow)? else {
             return Ok(false);
         };
+        self.append_evaluation(values);
+        Ok(true)
+    }
+
+    fn measure(&mut self, is_slow: bool) -> Result<Option<Measured>, Fault> {
+        self.beside("eval", |task, store, go_on| {
+            task.evaluate(store, is_slow, go_on)
+        })
+    }
+
+    fn append_evaluation(&mut self, values: Measured) {
         self.spool.append(&row(self.at.step(), Kind::Eval, values));
         self.spool.flush();
-        Ok(true)
     }
 
     /// The figures. Whether it was to go on; figures are worth a warning, not a run.
@@ -247,14 +254,23 @@ impl<'a> Training<'a> {
         )
     }
 
-    /// Ends a run that has made all its steps.
-    pub(crate) fn finish(&mut self) -> Result<(), Fault> {
+    /// Ends a run that has made all its steps: its last figures, evaluation and state. Whether it was to go on with that.
+    pub(crate) fn finish(&mut self) -> Result<bool, Fault> {
+        self.save()?;
         let clock = Instant::now();
+        if !self.draw()? {
+            return Ok(false);
+        }
+        let Some(values) = self.measure(true)? else {
+            return Ok(false);
+        };
+        // Before the row: what is said after a state is said anew by a run that continues from it.
         self.finish_saving()?;
+        self.append_evaluation(values);
         self.saver.finish_rows(&mut self.spool)?;
         self.progress.rest(clock);
         self.show(true);
-        Ok(())
+        Ok(true)
     }
 
     /// Saves and leaves.
