@@ -4,6 +4,8 @@ use std::error::Error;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 use crate::FORMAT;
 
 /// Why a checkpoint was not written or not read.
@@ -80,6 +82,15 @@ pub enum CheckpointError {
         found: Box<dyn Error + Send + Sync>,
     },
 
+    /// The file system keeps no locks, so nobody could know who owns the run directory.
+    #[error("{}: its file system keeps no locks ({found}), and two runs might write there at once; mount it with flock or point --out elsewhere", path.display())]
+    NoLocks {
+        /// The lock file.
+        path: PathBuf,
+        /// The operating system's answer.
+        found: io::Error,
+    },
+
     /// Another process owns the run directory.
     #[error("{}: held by {holder}; wait for it, stop it or choose another run directory", path.display())]
     Held {
@@ -91,6 +102,17 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// An answer of the operating system to the taking of a lock.
+    pub(crate) fn lock(path: &Path, found: io::Error) -> Self {
+        match Errno::from_io_error(&found) {
+            Some(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP) => Self::NoLocks {
+                path: path.to_path_buf(),
+                found,
+            },
+            _ => Self::io(path, "lock", found),
+        }
+    }
+
     /// An answer of the operating system to something that needs no space.
     pub(crate) fn io(path: &Path, doing: &'static str, found: io::Error) -> Self {
         let path = path.to_path_buf();
@@ -166,6 +188,18 @@ mod tests {
             "runs/a/step-00000007: cannot write: Resource temporarily unavailable (os error 11); \
              is there memory and room for another thread (ulimit -v, ulimit -u)?"
         );
+    }
+
+    #[test]
+    fn a_file_system_without_locks_is_named() {
+        for errno in [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP] {
+            let said = CheckpointError::lock(Path::new("runs/a/lock"), errno.into()).to_string();
+            let start = "runs/a/lock: its file system keeps no locks (";
+            let end = "), and two runs might write there at once; mount it with flock or point --out elsewhere";
+            assert!(said.starts_with(start) && said.ends_with(end), "{said}");
+        }
+        let other = CheckpointError::lock(Path::new("a"), Errno::IO.into());
+        assert!(matches!(other, CheckpointError::Io { doing: "lock", .. }));
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl Lock {
     pub fn take(dir: &Path) -> Result<Self, CheckpointError> {
         atomic::make_dir(dir)?;
         let path = dir.join("lock");
-        let refused = |found| CheckpointError::io(&path, "lock", found);
+        let refused = |found| CheckpointError::lock(&path, found);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         let mut file = spd_files::open_with(&mut options, &path).map_err(refused)?;
@@ -57,7 +57,7 @@ impl Lock {
     /// As [`Self::take`].
     pub fn look(dir: &Path) -> Result<(), CheckpointError> {
         let path = dir.join("lock");
-        let refused = |found| CheckpointError::io(&path, "lock", found);
+        let refused = |found| CheckpointError::lock(&path, found);
         let mut file = match spd_files::open(&path) {
             Ok(file) => file,
             Err(found) if found.kind() == ErrorKind::NotFound => return Ok(()),

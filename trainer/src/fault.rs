@@ -156,9 +156,9 @@ impl From<CheckpointError> for Fault {
     fn from(err: CheckpointError) -> Self {
         match err {
             CheckpointError::Held { .. } => Self::Held(err.to_string()),
-            CheckpointError::Denied { .. } | CheckpointError::Format { .. } => {
-                Self::BadInput(err.to_string())
-            }
+            CheckpointError::Denied { .. }
+            | CheckpointError::Format { .. }
+            | CheckpointError::NoLocks { .. } => Self::BadInput(err.to_string()),
             other => Self::Failed(other.into()),
         }
     }

@@ -1,4 +1,4 @@
-//! The farm: broken files, odd command lines, kills, signals, damage and full disks, at random from a seed.
+//! The farm: broken files, odd command lines, kills, signals, damage, full disks and failing system calls, at random from a seed.
 //!
 //! ```sh
 //! cargo test --release -p spd-launch --test farm -- --ignored --nocapture
@@ -30,3 +30,4 @@ mod run_files;
 mod runs;
 mod signals;
 mod suite;
+mod system_calls;
