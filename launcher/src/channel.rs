@@ -7,10 +7,10 @@ use std::env;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::Stdio;
+use std::process::{self, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process_group};
@@ -24,9 +24,6 @@ pub(crate) const KEY: &str = "SPD_CHANNEL";
 
 /// Time between two looks at how far the rank is.
 const LOOK: Duration = Duration::from_millis(100);
-
-/// Time after which a beat is sent though there is nothing new.
-const REPEAT: Duration = Duration::from_secs(1);
 
 /// How long a launcher that takes nothing is waited for with what became of the rank.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -141,8 +138,9 @@ impl Channel {
                     Ok(1..) => {}
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Ok(0) | Err(_) => {
-                        // Fails only where there is nothing left to end.
+                        // It leads a group of its own, where the launcher started it.
                         let _ = kill_process_group(getpid(), Signal::KILL);
+                        process::abort();
                     }
                 }
             }
@@ -160,17 +158,17 @@ impl Channel {
     /// When there is no thread to be had.
     pub(crate) fn beat(&self, heartbeat: Arc<Heartbeat>) -> io::Result<()> {
         let channel = self.clone();
-        let (mut last, mut sent) = (Beat::default(), Instant::now());
+        let mut last = Beat::default();
         let tell = move || {
             loop {
                 let beat = heartbeat.newest();
-                if beat != last || sent.elapsed() >= REPEAT {
+                if beat != last {
                     channel.send_if_room(&Message::Beat {
                         phase: beat.phase.to_owned(),
                         step: beat.step,
                         ticks: beat.ticks,
                     });
-                    (last, sent) = (beat, Instant::now());
+                    last = beat;
                 }
                 thread::sleep(LOOK);
             }
@@ -212,6 +210,8 @@ fn line(message: &Message) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn pair() -> (Listener, Channel) {

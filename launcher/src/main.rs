@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! cli -> run: load, run plan, table     everything that can be refused is refused here
+//!          -> world                     who started this launcher, and on which node of a run it is
+//!          -> slurm                     the script for `sbatch`, where one is asked for
 //!          -> run_dir                   one directory a run, made whole or not at all
 //!          -> supervise -> ranks        this program again, as `spd-launch rank`, and watched
 //!                       -> channel      what a rank tells: how far it is (a heartbeat), why it leaves (a failure)

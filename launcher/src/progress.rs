@@ -239,9 +239,11 @@ impl Follower {
         })?;
         Ok(Self { is_over, thread })
     }
+}
 
+impl Drop for Follower {
     /// Shows the rows that came last, unless the disk is stuck.
-    pub(crate) fn finish(self) {
+    fn drop(&mut self) {
         self.is_over.store(true, Ordering::Release);
         self.thread.thread().unpark();
         let deadline = Instant::now() + TIMEOUT;

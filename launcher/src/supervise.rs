@@ -61,7 +61,7 @@ pub(crate) fn attempt(
     let mut ranks = vec![Rank::start(program, run_dir, 0)?];
     let supervisor = Supervisor::new(ranks.len(), timeouts, monotonic());
     let supervisor = watch(&mut ranks, supervisor, timeouts, stop)?;
-    follower.finish();
+    drop(follower);
     let ended = ranks.into_iter().map(|rank| Ended {
         pid: rank.process.pid(),
         lines: rank.output.last_lines(),

@@ -423,15 +423,13 @@ impl Supervisor {
                 consequences,
             };
         }
-        let has_stopped = |rank: &Rank| {
-            let is_done = matches!(rank.ended, Some((_, End::Status(Status::Code(DONE)))));
-            !is_done
-        };
-        if self.ranks.iter().any(has_stopped) {
-            let words = self.ranks.iter().find_map(|rank| rank.stopped.clone());
-            return Verdict::Stopped(words);
+        let is_done =
+            |rank: &Rank| matches!(rank.ended, Some((_, End::Status(Status::Code(DONE)))));
+        if self.ranks.iter().all(is_done) {
+            return Verdict::Done;
         }
-        Verdict::Done
+        let words = self.ranks.iter().find_map(|rank| rank.stopped.clone());
+        Verdict::Stopped(words)
     }
 }
 
