@@ -45,6 +45,7 @@ mod sweep;
 mod table;
 mod tokenize;
 mod vary;
+mod wait;
 mod world;
 
 use std::process::ExitCode;

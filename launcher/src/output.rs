@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::io::ioctl_fionbio;
 
 use crate::screen::plain;
+use crate::wait::wait_until;
 
 /// Lines kept: those that a launcher shows of a dead rank, and its own about them, for whoever launched the launcher.
 const LINES: usize = 2 * SHOWN;
@@ -90,16 +91,16 @@ impl Output {
         self.held.is_some()
     }
 
-    /// Takes in what has come, and not much at a time; returns whether there was something.
-    pub(crate) fn read(&mut self) -> bool {
+    /// Takes in what has come, and not much at a time.
+    pub(crate) fn read(&mut self) {
         if let Some((piece, since)) = self.held.take() {
             self.pass_on(piece, since);
             if self.held.is_some() {
-                return false;
+                return;
             }
         }
         let Some(reader) = &mut self.reader else {
-            return false;
+            return;
         };
         let mut piece = vec![0; PIECE];
         match reader.read(&mut piece) {
@@ -108,13 +109,11 @@ impl Output {
                 piece.truncate(bytes);
                 self.lines.take(&piece);
                 self.pass_on(piece, Instant::now());
-                return true;
             }
             Err(error)
                 if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
             Err(_) => self.reader = None,
         }
-        false
     }
 
     /// Gives a piece to the log, or holds it as long as there is patience for it.
@@ -146,12 +145,10 @@ impl Output {
 
     /// The last lines of a process that is gone. What it printed is then in the log, unless the disk is stuck.
     pub(crate) fn last_lines(mut self) -> Vec<String> {
-        let deadline = Instant::now() + TIMEOUT;
-        while self.reader.is_some() && Instant::now() < deadline {
-            if !self.read() {
-                thread::sleep(Duration::from_millis(1));
-            }
-        }
+        wait_until(TIMEOUT, || {
+            self.read();
+            self.reader.is_none() && self.held.is_none()
+        });
         let Self {
             mut lines,
             log,
@@ -159,10 +156,7 @@ impl Output {
             ..
         } = self;
         drop(log);
-        let deadline = Instant::now() + TIMEOUT;
-        while !writer.is_finished() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_until(TIMEOUT, || writer.is_finished());
         lines.end_line();
         lines.kept.into()
     }

@@ -12,6 +12,7 @@ use spd_tracker::{Kind, Mark, Read, ReadError, Reader, Row};
 
 use crate::run_dir::RunDir;
 use crate::screen::{self, plain};
+use crate::wait::wait_until;
 
 /// Time between two lines where there is no terminal to draw a bar on.
 pub(crate) const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -246,10 +247,7 @@ impl Drop for Follower {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Release);
         self.thread.thread().unpark();
-        let deadline = Instant::now() + TIMEOUT;
-        while !self.thread.is_finished() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_until(TIMEOUT, || self.thread.is_finished());
     }
 }
 

@@ -5,12 +5,12 @@ use std::io::{self, PipeWriter};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::channel;
+use crate::wait::wait_until;
 use crate::world::{self, Node};
 
 /// Where this program is to be started from: the file that it runs from, though it be replaced or removed meanwhile, so that
@@ -79,7 +79,7 @@ impl Program {
         if self.gpus > 0 {
             command.args(["--gpus", &self.gpus.to_string()]);
         }
-        for key in world::KEYS {
+        for key in world::variables() {
             command.env_remove(key);
         }
         command.envs(Node::environment());
@@ -153,10 +153,7 @@ impl Process {
     /// dies when that answers.
     pub(crate) fn kill(&mut self) {
         self.send_kill();
-        let deadline = Instant::now() + GIVE_UP;
-        while matches!(self.ended(), Ok(None)) && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_until(GIVE_UP, || !matches!(self.ended(), Ok(None)));
     }
 }
 

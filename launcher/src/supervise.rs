@@ -171,11 +171,10 @@ fn act(action: &Action, ranks: &[Rank], supervisor: &Supervisor) {
         } => {
             let at = supervisor.at(rank);
             let pid = ranks[rank].process.pid();
-            let what = match is_stopped(pid) {
-                Some(true) => {
-                    format!("is stopped (process {pid}; `kill -CONT {pid}` lets it go on)")
-                }
-                _ => "makes no progress".to_owned(),
+            let what = if is_stopped(pid) {
+                format!("is stopped (process {pid}; `kill -CONT {pid}` lets it go on)")
+            } else {
+                "makes no progress".to_owned()
             };
             let longest = longest.map_or(String::new(), |longest| {
                 format!(
@@ -195,12 +194,12 @@ fn act(action: &Action, ranks: &[Rank], supervisor: &Supervisor) {
     }
 }
 
-/// Whether a signal has stopped a process; nothing where the system does not tell.
-fn is_stopped(pid: u32) -> Option<bool> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+/// Whether a signal has stopped a process, as far as the system tells.
+fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name before it may hold anything.
-    let (_, rest) = stat.rsplit_once(") ")?;
-    Some(rest.starts_with(['T', 't']))
+    let state = stat.rsplit_once(") ").map(|(_, state)| state);
+    state.is_some_and(|state| state.starts_with(['T', 't']))
 }
 
 /// Shows what a rank prints, as far as a person could read it.
@@ -526,6 +525,6 @@ mod tests {
 
     #[test]
     fn this_process_is_not_stopped() {
-        assert_ne!(is_stopped(std::process::id()), Some(true));
+        assert!(!is_stopped(std::process::id()));
     }
 }

@@ -96,28 +96,6 @@ const DECLARED: [Source; 3] = [
     },
 ];
 
-/// What a launcher takes away from its ranks before it sets their own.
-pub(crate) const KEYS: [&str; 18] = [
-    ERROR_FILE,
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "PMI_RANK",
-    "PMI_SIZE",
-    "SLURM_STEP_ID",
-    "SLURM_PROCID",
-    "SLURM_STEP_NUM_TASKS",
-    "PET_NODE_RANK",
-    "JOB_COMPLETION_INDEX",
-];
-
 /// Where torchrun looks for why a process of its own failed, to show it as the root cause.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
@@ -131,6 +109,14 @@ pub(crate) fn tell_torchrun(line: &str) {
         // What it cannot be told, it sees in the exit code.
         let _ = write_file(Path::new(&path), text.as_bytes());
     }
+}
+
+/// Every variable that is read or written here: the launcher takes them away from its ranks before it sets their own.
+pub(crate) fn variables() -> impl Iterator<Item = &'static str> {
+    let engines = ENGINES.iter();
+    let engines = engines.flat_map(|e| [e.marker, e.index, e.count, e.on_node]);
+    let declared = DECLARED.iter().flat_map(|pair| [pair.index, pair.count]);
+    engines.chain(declared).chain([ERROR_FILE])
 }
 
 impl Node {
