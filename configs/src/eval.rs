@@ -23,6 +23,12 @@ pub(crate) fn read(
     let batches = table.or("batches", Whole::at_least(1), 10);
     let train_rows = train.map_or(1, |train| train.batch_size);
     let batch_size = table.or("batch_size", Size::at_least(1), train_rows);
+    if let (Some(Train { shards: Some(shards), .. }), Some(rows)) = (train, batch_size)
+        && !rows.is_multiple_of(*shards)
+    {
+        let message = format!("expected a multiple of shards = {shards} in [train], found {rows}");
+        table.refuse::<()>("batch_size", message);
+    }
     let slow_every = table.or("slow_every", Whole::at_least(0), 0);
     let alive_threshold = table.or("alive_threshold", Number::FRACTION, 0.0);
     let rounding_threshold = table.or("rounding_threshold", Number::FRACTION, 0.0);

@@ -274,6 +274,10 @@ pub struct Train {
     pub steps: u64,
     /// Rows per step.
     pub batch_size: usize,
+    /// Equal blocks of samples that each batch is cut into, whose sums are added in one order on any number of ranks. Left out of the
+    /// file where that is not decided yet: one, or one a rank at the first start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shards: Option<usize>,
     /// Mask draws per stochastic term.
     pub mask_samples: usize,
     /// Distance between outputs.

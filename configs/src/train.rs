@@ -3,7 +3,7 @@
 use crate::{
     losses::{Loss, SAMPLES},
     reader::Table,
-    run::{FaithfulnessWarmup, OutputLoss, Train},
+    run::{FaithfulnessWarmup, OutputLoss, Run, Train},
     schedule,
     target::Facts,
     values::{Clip, Number, OneOf, Size, Whole},
@@ -18,6 +18,7 @@ pub(crate) fn read(
 ) -> Option<Train> {
     let steps = table.need("steps", Whole::at_least(1));
     let batch_size = table.need("batch_size", Size::at_least(1));
+    let shards = table.maybe("shards", Size::at_least(1));
     let mask_samples = table.or("mask_samples", Size::at_least(1), 1);
     let natural_loss = match target.of_tokens() {
         Some(_) => OutputLoss::Kl,
@@ -29,6 +30,11 @@ pub(crate) fn read(
     let clip_importance = table.or("clip_importance", Clip, None);
     let faithfulness_warmup = table.table_or_empty("faithfulness_warmup", read_warmup);
 
+    if let (Some(Some(shards)), Some(rows)) = (shards, batch_size)
+        && let Some(message) = no_shards(shards, rows)
+    {
+        table.refuse::<()>("shards", message);
+    }
     if let (Some(name), Some(OutputLoss::Kl)) = (target.of_features(), output_loss) {
         let message = format!(
             "expected \"mse\" for a {name} target, whose outputs are no logits, found \"kl\""
@@ -51,6 +57,7 @@ pub(crate) fn read(
     Some(Train {
         steps: steps?,
         batch_size: batch_size?,
+        shards: shards?,
         mask_samples: mask_samples?,
         output_loss: output_loss?,
         lr: lr?,
@@ -58,6 +65,30 @@ pub(crate) fn read(
         clip_importance: clip_importance?,
         faithfulness_warmup: faithfulness_warmup?,
     })
+}
+
+/// Why a batch cannot be cut into so many equal blocks, if so.
+pub(crate) fn no_shards(shards: usize, rows: usize) -> Option<String> {
+    (!rows.is_multiple_of(shards)).then(|| {
+        format!("expected a divisor of the rows of a batch, batch_size = {rows}, found {shards}")
+    })
+}
+
+impl Train {
+    /// Blocks of samples that each batch is cut into.
+    pub fn blocks(&self) -> usize {
+        self.shards.unwrap_or(1)
+    }
+}
+
+impl Run {
+    /// Why its batches cannot be cut into so many shards, if so.
+    pub fn refuses_shards(&self, shards: usize) -> Option<String> {
+        no_shards(shards, self.train.batch_size).or_else(|| {
+            let of_eval = no_shards(shards, self.eval.batch_size)?;
+            Some(of_eval.replacen("batch_size", "eval.batch_size", 1))
+        })
+    }
 }
 
 fn read_warmup(table: &mut Table<'_>) -> Option<FaithfulnessWarmup> {

@@ -8,7 +8,7 @@ use crate::graph::{Computation, Home};
 use crate::op::{BuildError, Builder, Node, Op, Result};
 use crate::precision::Precision;
 use crate::store::{Slot, Store};
-use crate::value::{DType, StepScalar, Type, Value};
+use crate::value::{StepScalar, Type, Value};
 
 impl Computation {
     fn of<O: Op + 'static>(op: &O, inputs: &[Value], into: Option<Value>) -> Self {
@@ -92,24 +92,6 @@ impl Builder {
                 self.scalars.len() - 1
             });
         StepScalar(u32::try_from(index).expect("a program has few step scalars"))
-    }
-
-    /// All-reduces values, as gradients are: whoever reads one reads its mean over all ranks, which replay the same program. A GPU
-    /// does it on a stream of its own, as soon as the values are made; the CPU executor takes no such program.
-    ///
-    /// # Errors
-    ///
-    /// When a value is none of this program's results, or not in f32.
-    pub fn all_reduce(&mut self, values: &[Value]) -> Result<()> {
-        for &value in values {
-            let made = matches!(self.homes[value.index()], Home::Node(_));
-            if !made || self.ty(value).dtype != DType::F32 {
-                let reason = format!("{} is no f32 result of an op", self.ty(value));
-                return Err(BuildError::new("all_reduce", reason));
-            }
-        }
-        self.all_reduced.extend(values);
-        Ok(())
     }
 
     /// Adds an op, or finds the one that computes the same already.

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use crate::blocks::Ranks;
 use crate::cpu::{self, Pool};
 use crate::cuda::{self, Device, Fault};
 use crate::op::Builder;
@@ -164,6 +165,34 @@ impl Executor {
     /// Order and places.
     pub fn plan(&self) -> &Plan {
         both!(self, executor => executor.plan())
+    }
+
+    /// Has its all-reduces meet those of other ranks.
+    ///
+    /// # Panics
+    ///
+    /// When it runs on a GPU.
+    pub fn meet(&mut self, ranks: Arc<dyn Ranks>) {
+        match self {
+            Self::Cpu(executor) => executor.meet(ranks),
+            Self::Gpu(_) => panic!("GPUs have no ranks to meet"),
+        }
+    }
+
+    /// Elements of its sums over other ranks, at each replay.
+    pub fn all_reduced_elements(&self) -> usize {
+        match self {
+            Self::Cpu(executor) => executor.all_reduced_elements(),
+            Self::Gpu(_) => 0,
+        }
+    }
+
+    /// The threads that it runs on, or that add up what it makes.
+    pub(crate) fn pool(&self) -> Arc<Pool> {
+        match self {
+            Self::Cpu(executor) => Arc::clone(executor.pool()),
+            Self::Gpu(_) => Arc::new(Pool::single()),
+        }
     }
 
     /// Bytes on a GPU beside arena and store: what it is given for each replay. On the processor that lies in the arena.

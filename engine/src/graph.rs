@@ -63,7 +63,9 @@ pub struct Graph<P> {
     pub(crate) frozen: BTreeSet<Slot>,
     /// Those of them that are held in bf16: on the CPU, an op that reads one widens it first.
     pub(crate) in_bf16: BTreeSet<Slot>,
-    /// Values that are means over all ranks.
+    /// Blocks of the batch, of which the program is one.
+    pub(crate) blocks: usize,
+    /// Values that are sums over all blocks.
     pub(crate) all_reduced: BTreeSet<Value>,
     /// Per value, the products that were written in another order, and depend on it without reading it.
     pub(crate) bypassed: BTreeMap<Value, BTreeSet<Value>>,
@@ -98,6 +100,7 @@ impl<P> Default for Graph<P> {
             associates: false,
             frozen: BTreeSet::new(),
             in_bf16: BTreeSet::new(),
+            blocks: 1,
             all_reduced: BTreeSet::new(),
             bypassed: BTreeMap::new(),
             persistent: BTreeMap::new(),
@@ -130,6 +133,7 @@ impl<P> Graph<P> {
             scalars: self.scalars.clone(),
             frozen: self.frozen.clone(),
             in_bf16: self.in_bf16.clone(),
+            blocks: self.blocks,
             all_reduced: self.all_reduced.clone(),
             precision: self.precision,
             ..Graph::default()
@@ -147,10 +151,13 @@ impl<P> Graph<P> {
         })
     }
 
-    /// Adds a node whose outputs have values already.
+    /// Adds a node whose outputs have values already. Those that lie in the store stay there.
     pub(crate) fn append(&mut self, node: Node<P>) {
         for output in &node.outputs {
-            self.homes[output.index()] = Home::Node(self.nodes.len());
+            let home = &mut self.homes[output.index()];
+            if !matches!(home, Home::Persistent(_)) {
+                *home = Home::Node(self.nodes.len());
+            }
         }
         self.nodes.push(node);
     }

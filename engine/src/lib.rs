@@ -10,6 +10,7 @@
 //! - [`Builder::gradients`] appends reverse mode, once, for the values asked for and nothing else.
 //! - A [`Plan`] orders the ops and places every intermediate in one arena by its lifetime. Peak memory is known
 //!   before the first step, and a replay allocates nothing.
+//! - A program may be one of several equal [blocks] of a batch, on one rank or on several: its sums over samples have the same bits.
 //! - What changes from step to step sits in [`StepParameters`]; random numbers are functions of their
 //!   place (`spd_draws`), so a program holds no state. What stays from step to step sits in a [`Store`].
 //!
@@ -21,6 +22,7 @@
 //! The engine knows nothing of SPD: it has masks and sites because they are worth fusing, not what they are for.
 
 mod association;
+pub mod blocks;
 mod builder;
 pub mod cpu;
 pub mod cuda;
@@ -42,6 +44,7 @@ mod step_parameters;
 mod store;
 mod value;
 
+pub use blocks::{Ranks, Stages, Sum};
 pub use builder::BACKWARD;
 pub use cpu::{Frame, Pool, TooManyThreads, has_bf16_products};
 pub use cuda::{Fault, MATRIX_PRODUCTS, PINNED, Staged};

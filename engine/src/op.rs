@@ -87,6 +87,11 @@ pub trait Op: Any + Debug + Send + Sync {
         false
     }
 
+    /// Whether it draws other numbers for other rows of the batch.
+    fn draws_rows(&self) -> bool {
+        false
+    }
+
     /// Which inputs, all persistent, the kernel writes to. Such an op runs after all others.
     fn writes(&self, _inputs: usize) -> Range<usize> {
         0..0

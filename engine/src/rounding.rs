@@ -17,14 +17,14 @@ pub(crate) fn operands<P: Computes>(node: &Node<P>) -> impl Iterator<Item = (Val
     inputs.map(|(index, &value)| (value, at(taken, index)))
 }
 
-/// Of each value whether it depends on what the host writes.
+/// Of each value whether it depends on what the host writes; a sum over blocks counts as kept.
 pub(crate) fn of_batch<P>(from: &Graph<P>) -> Vec<bool> {
     let mut depends: Vec<bool> = from.homes.iter().map(|home| *home == Home::Input).collect();
     for node in &from.nodes {
         let mut read = node.inputs.iter().chain(node.into.iter().flatten());
         if read.any(|value| depends[value.index()]) {
             for output in &node.outputs {
-                depends[output.index()] = true;
+                depends[output.index()] = !from.all_reduced.contains(output);
             }
         }
     }

@@ -4,7 +4,10 @@
 //! many losses therefore holds the activations of one loss at a time, although all losses were written down
 //! before the first gradient. No gradient needs the loss itself, but what it is computed from cannot go before: a
 //! scalar is computed as soon as its operands are there, and so is an adversary's next source, which takes the place of
-//! the last one and its gradient. Ops that nothing needs are left out; ops that change the store run last.
+//! the last one and its gradient. An all-reduce starts as soon as there is something to sum, and who reads the sum runs when it is
+//! needed. Ops that nothing needs are left out; ops that change the store run last.
+
+use std::collections::BTreeSet;
 
 use crate::graph::{Graph, Home};
 use crate::op::Computes;
@@ -60,9 +63,18 @@ fn needed<P>(builder: &Graph<P>, changes: &dyn Fn(usize) -> bool) -> Vec<bool> {
     needed
 }
 
-/// Whether an op runs as soon as it can: what it makes is no larger than what it sets free.
-fn is_prompt<P: Computes>(builder: &Graph<P>, node: usize) -> bool {
+/// Whether an op runs as soon as it can: what it makes is no larger than what it sets free, or other ranks wait for it. What reads
+/// their sums does not, as it would wait for them.
+fn is_prompt<P: Computes>(builder: &Graph<P>, node: usize, parts: &BTreeSet<Value>) -> bool {
     let node = &builder.nodes[node];
+    let is_sum = |value: &Value| builder.all_reduced.contains(value);
+    if node.inputs.iter().any(is_sum) {
+        return false;
+    }
+    let is_part = |value: &Value| !node.eager && parts.contains(value);
+    if node.outputs.iter().any(|value| is_sum(value) || is_part(value)) {
+        return true;
+    }
     let scalar = |&value: &Value| builder.ty(value).len() == 1;
     let replaces = node.op.is_constant() && !node.inputs.is_empty();
     replaces || node.outputs.iter().all(scalar)
@@ -95,7 +107,8 @@ impl<'a, P: Computes> Run<'a, P> {
             ready: Vec::new(),
             seen: 0,
         };
-        for node in (0..nodes).filter(|&n| runs(n) && is_prompt(builder, n)) {
+        let parts = builder.all_reduces().map(|(part, _)| part).collect();
+        for node in (0..nodes).filter(|&n| runs(n) && is_prompt(builder, n, &parts)) {
             for earlier in operands(builder, node) {
                 run.waiting[earlier].push(node);
                 run.missing[node] += 1;

@@ -65,6 +65,8 @@ pub struct Store {
     by_name: BTreeMap<String, Slot>,
     /// Tensors that no program writes.
     frozen: BTreeSet<Slot>,
+    /// Tensors that mean nothing between steps.
+    transient: BTreeSet<Slot>,
     /// Tensors have no values.
     only_shapes: bool,
     /// The other place of the tensors, if programs have run in one.
@@ -198,6 +200,22 @@ impl Store {
         let ty = Type::f32(dims);
         let len = if self.only_shapes { 0 } else { ty.len() };
         self.put(name.into(), ty, vec![0.0; len])
+    }
+
+    /// Adds a tensor of zeros that means nothing between steps, and is no part of a saved state.
+    ///
+    /// # Panics
+    ///
+    /// When the name is taken.
+    pub fn transient(&mut self, name: impl Into<String>, dims: &[usize]) -> Slot {
+        let slot = self.zeros(name, dims);
+        self.transient.insert(slot);
+        slot
+    }
+
+    /// Whether a tensor means nothing between steps.
+    pub fn is_transient(&self, slot: Slot) -> bool {
+        self.transient.contains(&slot)
     }
 
     /// Says that no program writes a tensor: one that does is refused, and what computes in bf16 keeps a rounded
@@ -378,6 +396,7 @@ impl Store {
             tensors: self.tensors.clone(),
             by_name: self.by_name.clone(),
             frozen: self.frozen.clone(),
+            transient: self.transient.clone(),
             only_shapes: self.only_shapes,
             elsewhere: None,
         }

@@ -2,10 +2,10 @@
 
 use spd_configs::{Data, Input};
 use spd_dataloader::{Batch, Feed, Source};
-use spd_engine::{Builder, Executor, Result, Store, Type};
+use spd_engine::{Builder, Executor, Result, Store, Type, Value};
 
 use crate::data::fill;
-use crate::decomposition::Decomposition;
+use crate::decomposition::{Decomposition, over_blocks};
 use crate::fault::Fault;
 use crate::metrics::{Evaluated, METRICS};
 use crate::task::{GoOn, Measured, in_arena_of};
@@ -93,7 +93,8 @@ impl Decomposition {
     /// When shapes do not fit.
     pub fn eval_program(&self, store: &Store, is_slow: bool) -> Result<(Builder, Vec<f64>)> {
         let mut b = Builder::new();
-        let shape = self.shape(self.run.eval.batch_size);
+        b.in_blocks(self.run.train.blocks());
+        let shape = self.block_shape(self.run.eval.batch_size);
         let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
         let labels = match self.run.data {
             Data::Tokens { .. } => {
@@ -108,13 +109,17 @@ impl Decomposition {
             labels,
             is_slow,
         };
-        let mut counts = Vec::new();
+        let mut means = Vec::new();
         for metric in METRICS {
-            for mean in metric(&mut b, &on)? {
-                b.output(format!("eval/{}", mean.name), mean.value);
-                counts.push(mean.count as f64);
-            }
+            means.extend(metric(&mut b, &on)?);
         }
+        let values: Vec<Value> = means.iter().map(|mean| mean.value).collect();
+        let values = over_blocks(&mut b, &values)?;
+        let counts = means.iter().map(|mean| mean.count as f64).collect();
+        for (mean, value) in means.into_iter().zip(values) {
+            b.output(format!("eval/{}", mean.name), value);
+        }
+        b.check_blocks()?;
         Ok((b, counts))
     }
 

@@ -1,16 +1,16 @@
 //! The programs that train: a step, and an update of the faithfulness warm-up.
 
 use spd_configs::FaithfulnessWarmup;
-use spd_engine::{Builder, Result, Store};
+use spd_engine::{Builder, Result, Store, Value};
 
-use crate::decomposition::Decomposition;
+use crate::decomposition::{Decomposition, over_blocks};
 use crate::parameters::{BETA2, Group, Update};
 
 /// The loss of the warm-up, in its program and in messages.
 pub(crate) const WARMUP_LOSS: &str = "loss/faithfulness";
 
 impl Decomposition {
-    /// The step: clean pass, importances, every loss forward and backward, clipping, update. A GPU stores it in the precision of
+    /// The step on a [block](spd_engine::blocks) of a batch: clean pass, importances, every loss forward and backward, clipping, update. A GPU stores it in the precision of
     /// the run; evaluations are in f32, as are the reference's.
     ///
     /// Outputs: `loss/<term>`, `loss/total`, `l0/<site>`, `norms/<group>`. Step scalars: `lr`, `p` and AdamW's corrections.
@@ -20,10 +20,18 @@ impl Decomposition {
     /// When shapes do not fit.
     pub fn step_program(&self, store: &Store) -> Result<Builder> {
         let mut b = Builder::with_precision(self.precision());
-        let shape = self.shape(self.run.train.batch_size);
+        b.in_blocks(self.run.train.blocks());
+        let shape = self.block_shape(self.run.train.batch_size);
         let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
         b.part("losses");
-        let losses = self.losses(&mut b, store, &clean_pass, self.draws)?;
+        let mut losses = self.losses(&mut b, store, &clean_pass, self.draws)?;
+        let values = losses.iter().map(|loss| loss.value);
+        let active = clean_pass.sites.iter().map(|site| site.active);
+        let means: Vec<Value> = values.chain(active).collect();
+        let mut means = over_blocks(&mut b, &means)?.into_iter();
+        for (loss, mean) in losses.iter_mut().zip(&mut means) {
+            loss.value = mean;
+        }
         let total = b.weighted_sum(
             &losses
                 .iter()
@@ -34,8 +42,8 @@ impl Decomposition {
             b.output(format!("loss/{}", loss.name), loss.value);
         }
         b.output("loss/total", total);
-        for (site, values) in self.sites.iter().zip(&clean_pass.sites) {
-            b.output(format!("l0/{}", site.path()), values.active);
+        for (site, active) in self.sites.iter().zip(means) {
+            b.output(format!("l0/{}", site.path()), active);
         }
         b.part("update");
         let train = &self.run.train;
@@ -49,6 +57,7 @@ impl Decomposition {
                     _ => train.clip_importance,
                 },
             })?;
+        b.check_blocks()?;
         Ok(b)
     }
 

@@ -2,7 +2,7 @@
 
 use spd_configs::Run;
 use spd_draws::{Purpose, Stream};
-use spd_engine::{Builder, Store, Value};
+use spd_engine::{Builder, Result, Store, Value};
 
 use crate::parameters::{self, Group, Parameters};
 use crate::sites::Site;
@@ -15,6 +15,16 @@ pub struct SiteValues {
     pub v_ic: Value,
     /// f32 `[c, d_out]`.
     pub u_co: Value,
+}
+
+impl SiteValues {
+    /// The same for what a block of a batch computes of them.
+    pub(super) fn per_block(self, b: &mut Builder) -> Result<Self> {
+        Ok(Self {
+            v_ic: b.per_block(self.v_ic)?,
+            u_co: b.per_block(self.u_co)?,
+        })
+    }
 }
 
 /// For each site the one whose components it shares, transposed: with tying, `linear2` of a TMS has no components of its own. One

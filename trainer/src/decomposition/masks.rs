@@ -40,6 +40,16 @@ pub struct AdversarialSource {
     pub delta: Option<Value>,
 }
 
+impl AdversarialSource {
+    /// A source that a whole batch shares, for what a block of it computes.
+    pub(crate) fn per_block(self, b: &mut Builder) -> Result<Self> {
+        Ok(Self {
+            components: b.per_block(self.components)?,
+            delta: self.delta.map(|delta| b.per_block(delta)).transpose()?,
+        })
+    }
+}
+
 /// What the masks of a pass are made from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Masking {

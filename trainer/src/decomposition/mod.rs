@@ -202,6 +202,11 @@ impl Decomposition {
         self.parameters.forget(store);
     }
 
+    /// Shape of a block of a batch of `rows` rows.
+    pub fn block_shape(&self, rows: usize) -> BatchShape {
+        self.shape(rows / self.run.train.blocks())
+    }
+
     /// Shape of a batch of `rows` rows.
     pub fn shape(&self, rows: usize) -> BatchShape {
         let positions = match &self.run.data {
@@ -242,7 +247,7 @@ impl Decomposition {
         for (index, site) in self.sites.iter().enumerate() {
             seen.push(SeenSite {
                 site,
-                values: self.site_values(b, store, index)?,
+                values: self.site_values(b, store, index)?.per_block(b)?,
                 input: pass.inputs[site.path()],
             });
         }
@@ -408,6 +413,27 @@ impl Decomposition {
         });
         (sites.collect(), of_importances.values().sum())
     }
+}
+
+/// Means over a whole batch, from those over its blocks. What is the same for all blocks stays as it is.
+///
+/// # Errors
+///
+/// When one is no scalar.
+pub(crate) fn over_blocks(b: &mut Builder, means: &[Value]) -> Result<Vec<Value>> {
+    if b.blocks() == 1 {
+        return Ok(means.to_vec());
+    }
+    let vary = b.vary(means);
+    let of_blocks = means.iter().zip(&vary).filter(|(_, varies)| **varies);
+    let of_blocks: Vec<Value> = of_blocks.map(|(&mean, _)| mean).collect();
+    let mut sums = b.all_reduce_scalars(&of_blocks)?.into_iter().peekable();
+    let weight = 1.0 / b.blocks() as f64;
+    let mean = |(&mean, varies): (&Value, bool)| match sums.next_if(|_| varies) {
+        Some(sum) => b.weighted_sum(&[(weight, sum)]),
+        None => Ok(mean),
+    };
+    means.iter().zip(vary).map(mean).collect()
 }
 
 /// A matrix of `rows` rows, row by row, transposed.

@@ -14,14 +14,16 @@ impl LossTerm for ImportanceMinimality {
             reason = "a setting is rounded to f32"
         )]
         let beta = self.beta as f32;
-        let sites = from.clean_pass.sites.iter();
-        let terms = sites.map(|site| {
+        let sites = &from.clean_pass.sites;
+        let sums: Vec<Value> = sites.iter().map(|site| site.power_sums).collect();
+        let sums = all_reduce_rows(b, &sums)?;
+        let terms = sites.iter().zip(sums).map(|(site, power_sums)| {
             let op = ops::ImportanceMinimality {
-                rows: site.rows,
+                rows: site.rows * b.blocks(),
                 beta,
                 ranks: 1,
             };
-            Ok((1.0, b.importance_minimality(op, site.power_sums)?))
+            Ok((1.0, b.importance_minimality(op, power_sums)?))
         });
         let terms = terms.collect::<Result<Vec<_>>>()?;
         b.weighted_sum(&terms)
@@ -30,6 +32,22 @@ impl LossTerm for ImportanceMinimality {
     fn step_scalars(&self, fraction: f64) -> Vec<(&'static str, f64)> {
         vec![("p", exponent(self, fraction))]
     }
+}
+
+/// Sums of rows, f32 `[c]` each, over all blocks, by one all-reduce.
+fn all_reduce_rows(b: &mut Builder, rows: &[Value]) -> Result<Vec<Value>> {
+    if b.blocks() == 1 {
+        return Ok(rows.to_vec());
+    }
+    let joined = b.concatenate(rows)?;
+    let sum = b.all_reduce(joined)?;
+    let mut end = 0;
+    let slice = |&row: &Value| {
+        let start = end;
+        end += b.ty(row).len();
+        b.slice(sum, start..end)
+    };
+    rows.iter().map(slice).collect()
 }
 
 /// The exponent after `fraction` of the run: `p` until `anneal_start`, then straight to `p_final` at `anneal_end`.

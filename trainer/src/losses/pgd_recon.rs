@@ -19,7 +19,7 @@
 //! gradient matters, and all others arrive at the same bits. The gradient of a delta's source, `r (x D^T) . G`, is a
 //! difference that loses digits as the components come to add up to the weights; by then the delta matters as little.
 
-use spd_configs::PgdRecon;
+use spd_configs::{PgdRecon, PgdScope};
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Result, Value};
 
@@ -67,7 +67,7 @@ impl LossTerm for PgdRecon {
     fn passes(&self, b: &mut Builder, from: &LossInputs<'_>, _: usize) -> Result<Vec<MaskedPass>> {
         let ascents = ascents(self, b, from)?.into_iter();
         ascents
-            .map(|ascent| attacked_pass(b, from, &ascent.sites))
+            .map(|ascent| attacked_pass(self, b, from, &ascent.sites))
             .collect()
     }
 
@@ -117,7 +117,7 @@ fn ascend(
     let step_size = pgd.step_size as f32;
     let mut gradients = Vec::with_capacity(pgd.steps);
     for _ in 0..pgd.steps {
-        let pass = attacked_pass(b, from, &sites)?;
+        let pass = attacked_pass(pgd, b, from, &sites)?;
         let loss = from.output_distance(b, pass.output)?;
         let sources = sites.iter().map(|site| site.source);
         let wanted: Vec<Value> = sources
@@ -145,21 +145,28 @@ fn ascend(
 
 /// A pass through the sites as an adversary masks them, and all others as they are.
 fn attacked_pass(
+    pgd: &PgdRecon,
     b: &mut Builder,
     from: &LossInputs<'_>,
     sites: &[AttackedSite],
 ) -> Result<MaskedPass> {
+    let is_shared = pgd.scope == PgdScope::SharedAcrossBatch;
     let masked = sites.iter().map(|site| {
+        let AdversarialSource { components, delta } = if is_shared {
+            site.source.per_block(b)?
+        } else {
+            site.source
+        };
         let values = MaskValues {
             mask: Mask::Between(Draw::Given),
             importance: Some(from.clean_pass.sites[site.index].importance),
-            given: Some(site.source.components),
-            delta: site.source.delta,
+            given: Some(components),
+            delta,
             route: site.route,
         };
-        (site.index, values)
+        Ok((site.index, values))
     });
-    let masked: Vec<_> = masked.collect();
+    let masked = masked.collect::<Result<Vec<_>>>()?;
     from.decomposition.masked_pass(b, from.clean_pass, &masked)
 }
 
@@ -168,7 +175,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use spd_configs::{Loss, PgdInit, PgdScope, Routing, Term};
+    use spd_configs::{Loss, PgdInit, Routing, Term};
     use spd_draws::{Purpose, Stream};
     use spd_engine::{Executor, Pool, Store};
 

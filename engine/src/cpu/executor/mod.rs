@@ -1,6 +1,7 @@
 //! Replays a program.
 
 mod io;
+mod meetings;
 mod prepared_op;
 #[cfg(feature = "compare-emulated")]
 mod repeat;
@@ -12,12 +13,14 @@ use std::time::{Duration, Instant};
 use super::arena::Arena;
 use super::frame::View;
 use super::pool::Pool;
+use crate::blocks::Ranks;
 use crate::op::Builder;
 use crate::plan::{Place, Plan};
 use crate::rounding::precision_of_products;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::{DType, Type, Value};
+use meetings::Meetings;
 use prepared_op::{PreparedOp, prepare};
 #[cfg(feature = "compare-emulated")]
 pub(crate) use repeat::{Found, Repeat};
@@ -36,6 +39,9 @@ pub struct Executor {
     scalars: Vec<String>,
     profile: Option<Vec<Duration>>,
     pool: Arc<Pool>,
+    /// Where it meets other ranks.
+    meetings: Meetings,
+    ranks: Option<Arc<dyn Ranks>>,
     #[cfg(feature = "compare-emulated")]
     repeat: Option<Box<dyn Repeat>>,
 }
@@ -63,10 +69,6 @@ impl Executor {
             builder.types.iter().all(|ty| ty.dtype != DType::Bf16),
             "the CPU executor holds no bf16 values"
         );
-        assert!(
-            builder.all_reduced.is_empty(),
-            "the CPU executor knows of no other ranks"
-        );
         let (plan, products) = (Plan::new(builder), precision_of_products(builder));
         let view = |offset: usize, ty: &Type| View {
             start: std::ptr::without_provenance_mut(offset),
@@ -78,6 +80,7 @@ impl Executor {
             .iter()
             .map(|planned| prepare(builder, planned, products[planned.node], &view))
             .collect();
+        let meetings = Meetings::of(builder, &plan);
         let inputs = builder
             .inputs
             .iter()
@@ -108,6 +111,8 @@ impl Executor {
             scalars,
             profile: None,
             pool,
+            meetings,
+            ranks: None,
             #[cfg(feature = "compare-emulated")]
             repeat: None,
         }
@@ -128,7 +133,8 @@ impl Executor {
         let (start, old) = (arena.start(), self.base);
         if start.addr() != old {
             let views = self.ops.iter_mut().flat_map(PreparedOp::views);
-            for view in views.chain(self.inputs.iter_mut().map(|(_, view)| view)) {
+            let others = self.inputs.iter_mut().map(|(_, view)| view);
+            for view in views.chain(others).chain(self.meetings.views()) {
                 // Offsets lie inside every arena that is large enough.
                 view.start = start.wrapping_add(view.start.addr() - old);
             }
@@ -152,6 +158,17 @@ impl Executor {
         &self.pool
     }
 
+    /// Has its all-reduces meet those of other ranks.
+    pub fn meet(&mut self, ranks: Arc<dyn Ranks>) {
+        ranks.expect(self.meetings.sums(), self.meetings.elements());
+        self.ranks = Some(ranks);
+    }
+
+    /// Elements of the sums over other ranks, at each replay.
+    pub fn all_reduced_elements(&self) -> usize {
+        self.meetings.elements()
+    }
+
     fn arena(&self) -> &Arena {
         self.arena.as_ref().expect("a program runs in an arena")
     }
@@ -162,9 +179,13 @@ impl Executor {
     ///
     /// # Panics
     ///
-    /// When it has no arena.
+    /// When it has no arena, or has all-reduces and no ranks to meet.
     pub fn run(&mut self, store: &mut Store) {
         self.arena();
+        assert!(
+            self.ranks.is_some() || self.meetings.sums() == 0,
+            "the program of a block meets those of other ranks"
+        );
         #[cfg(feature = "compare-emulated")]
         let found = self.repeated(store);
         self.replay(store);
@@ -180,9 +201,11 @@ impl Executor {
             pool,
             profile,
             arena,
+            meetings,
+            ranks,
             ..
         } = self;
-        let pool = &**pool;
+        let (pool, ranks) = (&**pool, ranks.as_deref());
         let factors = &mut arena.as_mut().expect("a program runs in an arena").factors;
         for factor in ops.iter().flat_map(|op| &op.laid_out) {
             factors.make(store, factor);
@@ -191,11 +214,25 @@ impl Executor {
         // A thread of the pool runs the ops, so that their chunks start without waking anyone.
         pool.enter(|| {
             for (index, op) in ops.iter_mut().enumerate() {
-                let start = profile.is_some().then(Instant::now);
-                op.run(store, parameters, (pool, factors));
-                if let (Some(times), Some(start)) = (profile.as_mut(), start) {
-                    times[index] += start.elapsed();
+                let mut clock = profile.as_mut().map(|times| (times, Instant::now()));
+                let mut count = |index: usize| {
+                    if let Some((times, start)) = &mut clock {
+                        times[index] += start.elapsed();
+                        *start = Instant::now();
+                    }
+                };
+                if let Some(ranks) = ranks {
+                    meetings.wait(index, ranks, &mut count);
+                    if meetings.start(index, ranks) {
+                        count(index);
+                        continue;
+                    }
                 }
+                op.run(store, parameters, (pool, factors));
+                count(index);
+            }
+            if let Some(ranks) = ranks {
+                meetings.wait(ops.len(), ranks, &mut |_| {});
             }
         });
     }

@@ -158,7 +158,7 @@ impl Worker {
         self.took("product");
     }
 
-    /// Numbers become their means over this rank and the other; alone, they are that.
+    /// Numbers become their sums over this rank and the other; alone, they are that.
     fn all_reduce(&mut self, values: &[Argument]) {
         let Some(other) = self.other_rank else { return };
         for argument in values {
@@ -168,7 +168,7 @@ impl Worker {
             // SAFETY: allocated, and f32s like all that is all-reduced.
             let numbers =
                 unsafe { std::slice::from_raw_parts_mut(start.cast::<f32>(), argument.len) };
-            numbers.iter_mut().for_each(|x| *x = (*x + other(*x)) / 2.0);
+            numbers.iter_mut().for_each(|x| *x += other(*x));
         }
     }
 

@@ -1,5 +1,6 @@
 //! Mathematics that any model needs.
 
+mod all_reduce;
 mod columns;
 mod elementwise;
 mod identity;
@@ -10,6 +11,7 @@ mod sum_rows;
 mod transpose;
 mod weighted_sum;
 
+pub use all_reduce::{AllReduce, PerBlock};
 pub use columns::Columns;
 pub use elementwise::{Elementwise, ElementwiseSum, Expr, GeluKind};
 pub use identity::Identity;

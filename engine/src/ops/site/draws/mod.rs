@@ -137,6 +137,10 @@ impl Op for Uniform {
         "uniform"
     }
 
+    fn draws_rows(&self) -> bool {
+        !self.shared
+    }
+
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
         if self.columns == 0 {
             return Err(BuildError::new(self.name(), "there are no columns to draw"));
@@ -162,6 +166,10 @@ impl Op for Bernoulli {
         "bernoulli"
     }
 
+    fn draws_rows(&self) -> bool {
+        true
+    }
+
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {
         Ok(vec![Type::f32(&[self.rows])])
     }
@@ -182,6 +190,10 @@ impl Op for Bernoulli {
 impl Op for UniformSubsets {
     fn name(&self) -> &'static str {
         "uniform_subsets"
+    }
+
+    fn draws_rows(&self) -> bool {
+        true
     }
 
     fn outputs(&self, _inputs: &[&Type]) -> Result<Vec<Type>> {

@@ -1,0 +1,405 @@
+//! Ranks of one machine, which add up what they have in memory that all of them map.
+//!
+//! ```text
+//! counters | parts of rank 0 | parts of rank 1 | .. | sums
+//! ```
+//!
+//! A rank puts its part there and goes on. When all parts of a sum are there, each rank adds its slice of all of them along the
+//! [tree](super::tree), and all read the result. Every rank reads and writes as much as in a ring, and the order of the additions is one.
+//!
+//! **What is whose.** A rank writes its parts and its slice of the sums, and nobody else does. It puts a part where another may still
+//! lie only after it has waited for all sums of the program before, to which all ranks have added their slices, having read the parts.
+//! It writes its slice of a sum only when all parts of that sum are there, which a rank gives after it has read the sums before.
+//!
+//! The first rank decides for all of them whether they go on ([`SharedMemory::agree`]), so that all stop after the same step.
+#![expect(unsafe_code, reason = "memory that other processes write")]
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::{Ranks, Sum, tree};
+use crate::fault::Fault;
+
+/// Bytes of the counters that all have in common.
+const COMMON: usize = 4096;
+
+/// Looks before a rank goes to sleep.
+const LOOKS: usize = 200;
+
+/// Time after which it is said who is waited for.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Told for whom a rank has been waiting for a while, and then that it goes on.
+pub type Waits = Box<dyn Fn(Option<usize>) + Send + Sync>;
+
+/// One rank's end of the memory.
+pub struct SharedMemory {
+    rank: usize,
+    size: usize,
+    file: File,
+    common: MmapRaw,
+    /// Sums and elements that the largest programs need.
+    room: Mutex<(usize, usize)>,
+    mapped: OnceLock<Mapped>,
+    state: Mutex<State>,
+    waits: Waits,
+}
+
+/// What this rank knows of what it has begun.
+#[derive(Debug, Default)]
+struct State {
+    /// Sums that were started, in all.
+    started: u32,
+    /// By number: which of them it was, its elements, and whether this rank's slice is added.
+    sums: Vec<Started>,
+    /// Numbers of those whose slice is still to be added.
+    open: Vec<Sum>,
+    /// Questions that were asked.
+    asked: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Started {
+    round: u32,
+    len: usize,
+}
+
+/// The memory of parts and sums.
+#[derive(Debug)]
+struct Mapped {
+    map: MmapRaw,
+    sums: usize,
+    elements: usize,
+}
+
+impl std::fmt::Debug for SharedMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rank {} of {} in shared memory", self.rank, self.size)
+    }
+}
+
+impl SharedMemory {
+    /// Memory for ranks to share, as a file that has no name and ends with the last who has it.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn file() -> io::Result<File> {
+        let file = anonymous_file()?;
+        file.set_len(COMMON as u64)?;
+        Ok(file)
+    }
+
+    /// The end of rank `rank` of `size`, in a [`file`](Self::file) that all of them have.
+    ///
+    /// # Errors
+    ///
+    /// When it is no such file, or there is no memory for it.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such rank.
+    pub fn open(file: File, rank: usize, size: usize, waits: Waits) -> io::Result<Self> {
+        assert!(rank < size, "rank {rank} of {size}");
+        if file.metadata()?.len() < COMMON as u64 {
+            return Err(io::Error::other("no memory of ranks"));
+        }
+        let common = MmapOptions::new().len(COMMON).map_raw(&file)?;
+        Ok(Self {
+            rank,
+            size,
+            file,
+            common,
+            room: Mutex::default(),
+            mapped: OnceLock::new(),
+            state: Mutex::default(),
+            waits,
+        })
+    }
+
+    /// Which rank this is.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Bytes that programs with sums of so many elements share, in all.
+    pub fn bytes(size: usize, elements: usize) -> usize {
+        4 * elements * (size + 1)
+    }
+
+    /// Whether all ranks go on. The first one says so, and the others hear it; all of them ask the same questions in the same order.
+    /// Once they do not go on, no question is asked any more.
+    pub fn agree(&self, goes_on: impl FnOnce() -> bool) -> bool {
+        let question = {
+            let mut state = self.state();
+            state.asked += 1;
+            state.asked
+        };
+        let (gone_on, stopped) = (self.long(0), self.long(1));
+        if self.rank == 0 {
+            let goes_on = goes_on();
+            if goes_on {
+                gone_on.store(question, Ordering::Release);
+            } else {
+                stopped.store(question, Ordering::Release);
+            }
+            self.tell();
+            return goes_on;
+        }
+        // Whoever waits hears a request to stop nonetheless: the first one is asked too.
+        self.wait_until(0, || {
+            gone_on.load(Ordering::Acquire) >= question || stopped.load(Ordering::Acquire) != 0
+        });
+        gone_on.load(Ordering::Acquire) >= question
+    }
+
+    /// Counters that all have in common: 0 to 7.
+    fn long(&self, index: usize) -> &AtomicU64 {
+        // SAFETY: inside the mapped page and aligned; everyone takes it for an atomic number.
+        unsafe { &*self.common.as_ptr().add(64 + 8 * index).cast::<AtomicU64>() }
+    }
+
+    /// Counts what anyone has told, and how many sleep until there is more.
+    fn event(&self, index: usize) -> &AtomicU32 {
+        // SAFETY: as for `long`.
+        unsafe { &*self.common.as_ptr().add(4 * index).cast::<AtomicU32>() }
+    }
+
+    /// The round of a sum for which a rank has given its part (0), or added its slice (1).
+    fn done(&self, what: usize, number: usize, rank: usize) -> &AtomicU32 {
+        let mapped = self.mapped();
+        assert!(number < mapped.sums && rank < self.size, "a counter of a sum");
+        let index = (2 * number + what) * self.size + rank;
+        // SAFETY: the counters come first, and there are as many; aligned, and everyone takes it for an atomic number.
+        unsafe { &*mapped.map.as_ptr().add(4 * index).cast::<AtomicU32>() }
+    }
+
+    fn mapped(&self) -> &Mapped {
+        self.mapped.get().expect("room was made")
+    }
+
+    /// Elements of rank `of`, or of the sums behind those of all ranks.
+    fn elements(&self, of: usize, range: Range<usize>) -> *mut f32 {
+        let mapped = self.mapped();
+        assert!(range.end <= mapped.elements, "elements {range:?}");
+        let counters = counter_bytes(mapped.sums, self.size);
+        let at = counters + 4 * (of * mapped.elements + range.start);
+        // SAFETY: inside the map, whose length says so.
+        unsafe { mapped.map.as_mut_ptr().add(at).cast::<f32>() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes those who sleep.
+    fn tell(&self) {
+        self.event(0).fetch_add(1, Ordering::SeqCst);
+        if self.event(1).load(Ordering::SeqCst) > 0 {
+            wake(self.event(0));
+        }
+    }
+
+    /// Waits until what rank `whom` does makes something so.
+    fn wait_until(&self, whom: usize, is_so: impl Fn() -> bool) {
+        for look in 0..LOOKS {
+            if is_so() {
+                return;
+            }
+            if look < LOOKS / 2 {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        let (began, mut said) = (Instant::now(), false);
+        loop {
+            let seen = self.event(0).load(Ordering::SeqCst);
+            self.event(1).fetch_add(1, Ordering::SeqCst);
+            let is_so = is_so();
+            if !is_so {
+                sleep(self.event(0), seen);
+            }
+            self.event(1).fetch_sub(1, Ordering::SeqCst);
+            if is_so {
+                break;
+            }
+            if began.elapsed() >= PATIENCE {
+                said = true;
+                (self.waits)(Some(whom));
+            }
+        }
+        if said {
+            (self.waits)(None);
+        }
+    }
+
+    /// Adds this rank's slice of a sum whose parts are all there.
+    fn add_slice(&self, sum: Sum, started: Started) {
+        let Started { round, len } = started;
+        let slice = len * self.rank / self.size..len * (self.rank + 1) / self.size;
+        let at = sum.offset + slice.start..sum.offset + slice.end;
+        let parts = (0..self.size).map(|rank| {
+            // SAFETY: every rank has given its part of this sum, and gives none before this slice is there.
+            unsafe { std::slice::from_raw_parts(self.elements(rank, at.clone()), at.len()) }
+        });
+        let parts: Vec<&[f32]> = parts.collect();
+        // SAFETY: this rank's own slice, which the others read when it is said to be there.
+        let to = unsafe {
+            std::slice::from_raw_parts_mut(self.elements(self.size, at.clone()), at.len())
+        };
+        tree::sum(&parts, to);
+        self.done(1, sum.number, self.rank).store(round, Ordering::Release);
+        self.tell();
+    }
+
+    /// Whether a rank is as far as a round of a sum.
+    fn is_done(&self, what: usize, sum: Sum, round: u32, rank: usize) -> bool {
+        self.done(what, sum.number, rank).load(Ordering::Acquire) == round
+    }
+
+    /// Adds this rank's slices of sums that were started, in their order, as far as their parts are there.
+    fn add_what_is_there(&self, state: &mut State) {
+        while let Some(&sum) = state.open.first() {
+            let started = state.sums[sum.number];
+            let is_there = |rank| self.is_done(0, sum, started.round, rank);
+            if !(0..self.size).all(is_there) {
+                return;
+            }
+            self.add_slice(sum, started);
+            state.open.remove(0);
+        }
+    }
+}
+
+impl Ranks for SharedMemory {
+    fn expect(&self, sums: usize, elements: usize) {
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(self.mapped.get().is_none(), "programs are known before the first is run");
+        *room = (room.0.max(sums), room.1.max(elements));
+    }
+
+    fn make_room(&self) -> Result<(), Fault> {
+        let (sums, elements) = *self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = counter_bytes(sums, self.size) + Self::bytes(self.size, elements);
+        let map = || {
+            // All of them ask for the same length.
+            self.file.set_len((COMMON + bytes) as u64)?;
+            let (start, len) = (COMMON as u64, bytes.max(1));
+            MmapOptions::new().offset(start).len(len).map_raw(&self.file)
+        };
+        let map = map().map_err(|error| {
+            Fault::new(format!("{bytes} bytes that the ranks share: {error}"))
+        })?;
+        let mapped = Mapped {
+            map,
+            sums,
+            elements,
+        };
+        self.state().sums = vec![Started::default(); sums];
+        // Opened once.
+        let _ = self.mapped.set(mapped);
+        Ok(())
+    }
+
+    fn start(&self, sum: Sum, part: &[f32]) {
+        let mut state = self.state();
+        let range = sum.offset..sum.offset + part.len();
+        // SAFETY: this rank's own, which the others have read what lay there before.
+        let to = unsafe {
+            std::slice::from_raw_parts_mut(self.elements(self.rank, range), part.len())
+        };
+        to.copy_from_slice(part);
+        // 0 is what the counters begin with.
+        state.started = state.started.wrapping_add(1).max(1);
+        let started = Started {
+            round: state.started,
+            len: part.len(),
+        };
+        state.sums[sum.number] = started;
+        state.open.push(sum);
+        let given = self.done(0, sum.number, self.rank);
+        given.store(started.round, Ordering::Release);
+        self.tell();
+        self.add_what_is_there(&mut state);
+    }
+
+    fn wait(&self, sum: Sum, whole: &mut [f32]) {
+        let mut state = self.state();
+        while let Some(&first) = state.open.first() {
+            let round = state.sums[first.number].round;
+            for rank in 0..self.size {
+                self.wait_until(rank, || self.is_done(0, first, round, rank));
+            }
+            self.add_what_is_there(&mut state);
+            if first == sum {
+                break;
+            }
+        }
+        let round = state.sums[sum.number].round;
+        for rank in 0..self.size {
+            self.wait_until(rank, || self.is_done(1, sum, round, rank));
+        }
+        let range = sum.offset..sum.offset + whole.len();
+        // SAFETY: all slices are there, and nobody writes them before this rank has given its next part.
+        let from = unsafe { std::slice::from_raw_parts(self.elements(self.size, range), whole.len()) };
+        whole.copy_from_slice(from);
+    }
+}
+
+/// Bytes of the counters of so many sums, in whole pages.
+fn counter_bytes(sums: usize, size: usize) -> usize {
+    (8 * sums * size).next_multiple_of(COMMON)
+}
+
+#[cfg(target_os = "linux")]
+fn anonymous_file() -> io::Result<File> {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    Ok(memfd_create("spd ranks", MemfdFlags::CLOEXEC)?.into())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn anonymous_file() -> io::Result<File> {
+    let path = std::env::temp_dir().join(format!("spd-ranks-{}", std::process::id()));
+    let mut options = File::options();
+    let file = options.read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+#[cfg(target_os = "linux")]
+fn sleep(event: &AtomicU32, seen: u32) {
+    use rustix::thread::futex::{Flags, Timespec, wait};
+    let a_while = Timespec {
+        tv_sec: 0,
+        tv_nsec: 100_000_000,
+    };
+    // Whatever ends it, the caller looks again.
+    let _ = wait(event, Flags::empty(), seen, Some(&a_while));
+}
+
+#[cfg(target_os = "linux")]
+fn wake(event: &AtomicU32) {
+    use rustix::thread::futex::{Flags, wake};
+    // Who does not wake looks again soon.
+    let _ = wake(event, Flags::empty(), u32::MAX);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn sleep(_event: &AtomicU32, _seen: u32) {
+    std::thread::sleep(Duration::from_micros(50));
+}
+
+#[cfg(not(target_os = "linux"))]
+fn wake(_event: &AtomicU32) {}

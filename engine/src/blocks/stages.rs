@@ -1,0 +1,199 @@
+//! A program for a rank that has several blocks: cut at its all-reduces.
+//!
+//! A stage makes what the all-reduces of one depth sum, from what is in the store, the sums of the stages before, and one block of the
+//! batch. It computes anew what earlier stages computed of the block, so memory does not grow with the number of blocks.
+
+use std::sync::Arc;
+
+use super::tree::Running;
+use super::{Ranks, Sum};
+use crate::executor::{Arena, Executor};
+use crate::fault::Result;
+use crate::graph::Home;
+use crate::op::Builder;
+use crate::store::{Slot, Store};
+use crate::value::Value;
+
+/// The stages of a program but the last, which reads the sums of all and is a program like any other.
+#[derive(Default)]
+pub struct Stages {
+    stages: Vec<Stage>,
+    ranks: Option<Arc<dyn Ranks>>,
+}
+
+struct Stage {
+    program: Executor,
+    /// Where each of its outputs is summed to.
+    sums: Vec<Slot>,
+    names: Vec<String>,
+    elements: usize,
+    running: Running,
+}
+
+impl Stages {
+    /// Cuts a program of blocks, and makes room for its sums in the store. The last program is returned beside the stages.
+    ///
+    /// - `name`: what the names of the sums begin with
+    pub fn planned(
+        b: &Builder,
+        store: &mut Store,
+        name: &str,
+        planned: impl Fn(&Builder) -> Executor,
+    ) -> (Self, Executor) {
+        let depths = depths(b);
+        let reduces = b.all_reduces().enumerate();
+        let sums: Vec<(usize, Value, Value, Slot)> = reduces
+            .map(|(number, (part, sum))| {
+                let dims = b.ty(sum).dims.clone();
+                let slot = store.transient(format!("sums.{name}.{number}"), &dims);
+                (depths[part.index()], part, sum, slot)
+            })
+            .collect();
+        let mut rest = b.with_nodes(Vec::new());
+        rest.blocks = 1;
+        rest.all_reduced.clear();
+        rest.inputs.clear();
+        for &(.., sum, slot) in &sums {
+            rest.homes[sum.index()] = Home::Persistent(slot);
+        }
+        let is_sum = |value: &Value| b.all_reduced.contains(value);
+        let nodes = b.nodes.iter();
+        let nodes = nodes.filter(|node| !node.outputs.iter().any(is_sum));
+        nodes.for_each(|node| rest.append(node.clone()));
+        let count = sums.iter().map(|(depth, ..)| depth + 1).max().unwrap_or(0);
+        let stages = (0..count).map(|stage| {
+            let of_stage: Vec<_> = sums.iter().filter(|(depth, ..)| *depth == stage).collect();
+            let names: Vec<String> = (0..of_stage.len()).map(|at| at.to_string()).collect();
+            let pure = rest.nodes.iter();
+            let pure = pure.filter(|node| node.op.writes(node.inputs.len()).is_empty());
+            let mut program = rest.with_nodes(Vec::new());
+            pure.for_each(|node| program.append(node.clone()));
+            program.inputs = b.inputs.clone();
+            program.outputs.clear();
+            for (name, (_, part, ..)) in names.iter().zip(&of_stage) {
+                program.output(name, *part);
+            }
+            Stage {
+                program: planned(&program),
+                sums: of_stage.iter().map(|(.., slot)| *slot).collect(),
+                names,
+                elements: of_stage.iter().map(|(_, part, ..)| b.ty(*part).len()).sum(),
+                running: Running::default(),
+            }
+        });
+        let stages = Self {
+            stages: stages.collect(),
+            ranks: None,
+        };
+        (stages, planned(&rest))
+    }
+
+    /// The programs of the stages, for who plans memory.
+    pub fn programs(&self) -> impl Iterator<Item = &Executor> + Clone {
+        self.stages.iter().map(|stage| &stage.program)
+    }
+
+    /// Bytes that the sums take beside the store while `blocks` blocks are added up.
+    pub fn running_bytes(&self, blocks: usize) -> usize {
+        let stages = self.stages.iter();
+        stages.map(|stage| 4 * stage.elements * Running::buffers(blocks)).sum()
+    }
+
+    /// Elements of the sums of the largest stage: what ranks add at once.
+    pub fn most_elements(&self) -> usize {
+        self.stages.iter().map(|stage| stage.elements).max().unwrap_or(0)
+    }
+
+    /// Has its sums meet those of other ranks.
+    pub fn meet(&mut self, ranks: Arc<dyn Ranks>) {
+        ranks.expect(1, self.most_elements());
+        self.ranks = Some(ranks);
+    }
+
+    /// Makes all sums, in the arena of the last program.
+    ///
+    /// - `blocks`: how many this rank has
+    /// - `fill`: gives a program the inputs and the numbers of a block
+    ///
+    /// # Errors
+    ///
+    /// When a program fails.
+    ///
+    /// # Panics
+    ///
+    /// When the last program has no arena.
+    pub fn run(
+        &mut self,
+        last: &mut Executor,
+        store: &mut Store,
+        blocks: usize,
+        mut fill: impl FnMut(&mut Executor, usize),
+    ) -> Result<()> {
+        let ranks = self.ranks.as_deref();
+        for stage in &mut self.stages {
+            let arena = last.detach().expect("a program that has an arena");
+            let ended = stage.run(arena, store, blocks, ranks, &mut fill);
+            if let Some(arena) = stage.program.detach() {
+                last.attach(arena)?;
+            }
+            ended?;
+        }
+        Ok(())
+    }
+}
+
+impl Stage {
+    fn run(
+        &mut self,
+        arena: Arena,
+        store: &mut Store,
+        blocks: usize,
+        ranks: Option<&dyn Ranks>,
+        fill: &mut dyn FnMut(&mut Executor, usize),
+    ) -> Result<()> {
+        let Self {
+            program,
+            sums,
+            names,
+            running,
+            ..
+        } = self;
+        program.attach(arena)?;
+        let pool = program.pool();
+        for block in 0..blocks {
+            fill(program, block);
+            program.run_and_fetch(store)?;
+            running.add(&pool, names.iter().map(|name| program.output(name, store)));
+        }
+        let mut whole = running.finish(&pool);
+        if let Some(ranks) = ranks {
+            let all = Sum {
+                number: 0,
+                offset: 0,
+            };
+            ranks.start(all, whole);
+            ranks.wait(all, whole);
+        }
+        for &slot in &*sums {
+            let to = store.get_mut(slot);
+            let (sum, rest) = whole.split_at_mut(to.len());
+            to.copy_from_slice(sum);
+            whole = rest;
+        }
+        Ok(())
+    }
+}
+
+/// Of each value how many all-reduces it waits for, one after the other.
+fn depths(b: &Builder) -> Vec<usize> {
+    let mut depths = vec![0; b.types.len()];
+    for node in &b.nodes {
+        let operands = node.inputs.iter().chain(node.into.iter().flatten());
+        let depth = operands.map(|value| depths[value.index()]).max();
+        for output in &node.outputs {
+            let own = usize::from(b.all_reduced.contains(output));
+            depths[output.index()] = depth.unwrap_or(0) + own;
+        }
+    }
+    depths
+}

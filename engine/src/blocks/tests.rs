@@ -1,0 +1,223 @@
+use std::sync::Arc;
+
+use spd_draws::{Purpose, Stream};
+
+use super::*;
+use crate::cpu::Pool;
+use crate::executor::{Executor, Processor};
+use crate::ops::oracle::random;
+use crate::ops::{AdamW, AdamWOperands, Expr};
+use crate::store::{Slot, Store};
+use crate::value::Type;
+
+const BATCH: usize = 64;
+const WIDTH: usize = 24;
+
+/// A step on a batch in so many blocks: an adversary that all samples share climbs twice, a penalty is curved in what all samples
+/// sum up to, and a term is of the parameters alone.
+fn step(blocks: usize) -> (Builder, Store, Vec<Slot>) {
+    let (mut b, mut store) = (Builder::new(), Store::new());
+    b.in_blocks(blocks);
+    let dims = [WIDTH, WIDTH];
+    let mut kept = Vec::new();
+    let mut weights = Vec::new();
+    for seed in 0..2 {
+        let name = |kind: &str| format!("{kind} {seed}");
+        let slot = store.add(name("w"), &dims, random(&dims, seed).values);
+        let [first, second] = ["first", "second"].map(|kind| store.zeros(name(kind), &dims));
+        weights.push([slot, first, second].map(|slot| b.persistent(&store, slot)));
+        kept.extend([slot, first, second]);
+    }
+    let rows = BATCH / blocks;
+    let x = b.input("x", &Type::f32(&[rows, WIDTH])).unwrap();
+    let [w1, w2] = [0, 1].map(|at: usize| b.per_block(weights[at][0]).unwrap());
+    let hidden = b.matmul(x, w1).unwrap();
+    let stream = Stream::new(Purpose::Source, 0, 0);
+    let noise = b.uniform(stream, &[rows, WIDTH]).unwrap();
+    let hidden = b.add(hidden, noise).unwrap();
+    let of_rows = |b: &mut Builder, source: Value| {
+        let source = b.per_block(source).unwrap();
+        let y = b.linear_oi(hidden, w2, Some(source)).unwrap();
+        b.sum_squares(y).unwrap()
+    };
+    let mut source = b.uniform_row(stream, WIDTH).unwrap();
+    for _ in 0..2 {
+        let loss = of_rows(&mut b, source);
+        let gradient = b.gradients(loss, &[source]).unwrap()[0].unwrap();
+        source = b.ascend(source, gradient, 0.1).unwrap();
+    }
+    let loss = of_rows(&mut b, source);
+    let power = b.sum_squares(hidden).unwrap();
+    let power = b.all_reduce(power).unwrap();
+    let names = ["penalty", "penalty_grad"];
+    let penalty = |[x]: [Expr; 1]| (x * Expr::from(1e-4)).tanh();
+    let penalty = b.elementwise(names, [power], penalty).unwrap();
+    let of_weights = b.sum_squares(weights[1][0]).unwrap();
+    let [loss] = b.all_reduce_scalars(&[loss]).unwrap()[..] else {
+        panic!("one scalar");
+    };
+    let terms = [(1e-3, loss), (0.5, penalty), (0.25, of_weights)];
+    let total = b.weighted_sum(&terms).unwrap();
+    let wanted: Vec<Value> = weights.iter().map(|[weight, ..]| *weight).collect();
+    let gradients = b.gradients(total, &wanted).unwrap();
+    let gradients: Vec<Value> = gradients.into_iter().map(Option::unwrap).collect();
+    let norm = b.gradient_norm(&gradients).unwrap();
+    let on: Vec<AdamWOperands> = weights
+        .iter()
+        .zip(&gradients)
+        .map(|(&[parameter, first, second], &gradient)| AdamWOperands {
+            parameter,
+            first,
+            second,
+            gradient,
+        })
+        .collect();
+    let op = AdamW::new(&mut b);
+    b.adamw(op, &on, norm, &[]).unwrap();
+    b.output("total", total);
+    b.output("norm", norm);
+    b.output("source", source);
+    b.check_blocks().unwrap();
+    (b, store, kept)
+}
+
+/// What three steps leave, on a rank of `world`.
+fn trained(blocks: usize, world: usize, ranks: Option<SharedMemory>, threads: usize) -> Vec<u32> {
+    let rank = ranks.as_ref().map_or(0, SharedMemory::rank);
+    let ranks = ranks.map(|ranks| -> Arc<dyn Ranks> { Arc::new(ranks) });
+    let processor = Processor::Cpu(Arc::new(Pool::new(threads).unwrap()));
+    let (b, mut store, kept) = step(blocks);
+    let (of_rank, rows) = (blocks / world, BATCH / blocks);
+    let planned = |b: &Builder| Executor::planned(b, &processor);
+    let (mut stages, mut program) = if of_rank == 1 {
+        (None, planned(&b))
+    } else {
+        let (stages, last) = Stages::planned(&b, &mut store, "step", planned);
+        (Some(stages), last)
+    };
+    if let Some(ranks) = &ranks {
+        match &mut stages {
+            Some(stages) => stages.meet(Arc::clone(ranks)),
+            None => program.meet(Arc::clone(ranks)),
+        }
+        ranks.make_room().unwrap();
+    }
+    let programs = stages.iter().flat_map(Stages::programs).chain([&program]);
+    let bytes = programs.map(|program| program.plan().arena_bytes()).max();
+    program
+        .attach(processor.arena(bytes.unwrap()).unwrap())
+        .unwrap();
+    let mut found = Vec::new();
+    for step in 0..3 {
+        let batch = random(&[BATCH, WIDTH], 10 + u64::from(step)).values;
+        let set = |program: &mut Executor| {
+            program.parameters().step = step;
+            for (name, value) in [("lr", 0.1), ("correction1", 0.1), ("correction2", 0.001)] {
+                program.set_scalar(name, value);
+            }
+        };
+        let fill = |program: &mut Executor, block: usize| {
+            let first = (rank * of_rank + block) * rows;
+            let values = &batch[first * WIDTH..][..rows * WIDTH];
+            program.input("x").copy_from_slice(values);
+            program.parameters().first_row = u32::try_from(first).unwrap();
+            set(program);
+        };
+        match &mut stages {
+            Some(stages) => {
+                let made = stages.run(&mut program, &mut store, of_rank, fill);
+                made.unwrap();
+                set(&mut program);
+            }
+            None => fill(&mut program, 0),
+        }
+        program.run(&mut store).unwrap();
+        for name in ["total", "norm", "source"] {
+            found.extend(program.output(name, &store).iter().map(|x| x.to_bits()));
+        }
+    }
+    for slot in kept {
+        found.extend(store.get(slot).iter().map(|x| x.to_bits()));
+    }
+    found
+}
+
+#[test]
+fn every_world_finds_the_same_bits() {
+    for blocks in [2, 4, 8] {
+        let expected = trained(blocks, 1, None, 1);
+        assert!(expected != trained(2 * blocks, 1, None, 1), "other blocks");
+        let mut world = 2;
+        while world <= blocks {
+            let file = SharedMemory::file().unwrap();
+            let (file, expected) = (&file, &expected);
+            std::thread::scope(|scope| {
+                for rank in 0..world {
+                    scope.spawn(move || {
+                        let file = file.try_clone().unwrap();
+                        let waits = Box::new(|_: Option<usize>| {});
+                        let ranks = SharedMemory::open(file, rank, world, waits).unwrap();
+                        let found = trained(blocks, world, Some(ranks), 1 + rank % 2);
+                        assert!(found == *expected, "{blocks} blocks, {world} ranks");
+                    });
+                }
+            });
+            world *= 2;
+        }
+    }
+}
+
+// What all samples sum up to, in one block, and in two.
+#[test]
+fn blocks_add_up_to_the_batch() {
+    let [one, two] = [1, 2].map(|blocks| f32::from_bits(trained(blocks, 1, None, 1)[0]));
+    // Sums of some thousand numbers of order one, in another order.
+    assert!((one / two - 1.0).abs() < 1e-5, "{one} {two}");
+}
+
+#[test]
+fn what_differs_from_block_to_block_is_no_result() {
+    let mut b = Builder::new();
+    b.in_blocks(2);
+    let x = b.input("x", &Type::f32(&[4])).unwrap();
+    let squares = b.sum_squares(x).unwrap();
+    b.output("squares", squares);
+    let line = "all_reduce: the output `squares` differs from block to block";
+    assert_eq!(b.check_blocks().unwrap_err().to_string(), line);
+    let sum = b.all_reduce(squares).unwrap();
+    b.outputs.clear();
+    b.output("squares", sum);
+    b.check_blocks().unwrap();
+    // Draws of rows differ too, and those of a row that all share do not.
+    let stream = Stream::new(Purpose::Source, 0, 0);
+    let shared = b.uniform_row(stream, 3).unwrap();
+    b.output("shared", shared);
+    b.check_blocks().unwrap();
+    let rows = b.uniform_rows(stream, 3).unwrap();
+    b.output("rows", rows);
+    assert!(b.check_blocks().is_err());
+}
+
+#[test]
+fn the_first_rank_decides_for_all() {
+    let file = SharedMemory::file().unwrap();
+    let answers: Vec<Vec<bool>> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..3)
+            .map(|rank| {
+                let file = file.try_clone().unwrap();
+                scope.spawn(move || {
+                    let ranks = SharedMemory::open(file, rank, 3, Box::new(|_| {})).unwrap();
+                    let mut answers = Vec::new();
+                    while answers.last() != Some(&false) {
+                        let asked = answers.len();
+                        answers.push(ranks.agree(|| asked < 100));
+                    }
+                    answers
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert_eq!(answers[0].len(), 101);
+    assert!(answers.iter().all(|of_rank| *of_rank == answers[0]));
+}

@@ -1,0 +1,118 @@
+//! Where a program meets those of other ranks: an all-reduce starts when what it sums is made, and is waited for before the sum is first
+//! read. Between the two, other ops run.
+#![expect(unsafe_code, reason = "parts and sums are pieces of the arena")]
+
+use super::super::frame::View;
+use crate::blocks::{Ranks, Sum};
+use crate::op::Builder;
+use crate::plan::Plan;
+
+/// The all-reduces of a program, in their order.
+#[derive(Debug, Default)]
+pub(super) struct Meetings {
+    all: Vec<Meeting>,
+    /// For each op, and the end, the all-reduce that starts there, and those that are waited for.
+    starts: Vec<Option<usize>>,
+    waits: Vec<Vec<usize>>,
+    elements: usize,
+}
+
+#[derive(Debug)]
+struct Meeting {
+    sum: Sum,
+    /// The op in whose place it starts.
+    made: usize,
+    part: View,
+    whole: View,
+}
+
+impl Meetings {
+    pub(super) fn of(builder: &Builder, plan: &Plan) -> Self {
+        let ops = plan.nodes.len();
+        let mut meetings = Self {
+            starts: vec![None; ops],
+            waits: vec![Vec::new(); ops + 1],
+            ..Self::default()
+        };
+        let mut read = Vec::new();
+        for (made, planned) in plan.nodes.iter().enumerate() {
+            let node = &builder.nodes[planned.node];
+            let [sum] = node.outputs[..] else { continue };
+            if !builder.all_reduced.contains(&sum) {
+                continue;
+            }
+            let ty = builder.ty(sum);
+            let at = |value| match plan.places[crate::value::Value::index(value)] {
+                Some(crate::plan::Place::Arena(offset)) => View {
+                    start: std::ptr::without_provenance_mut(offset),
+                    len: ty.len(),
+                    dtype: ty.dtype,
+                },
+                _ => unreachable!("results lie in the arena"),
+            };
+            let readers = plan.nodes[made..].iter().position(|later| {
+                let later = &builder.nodes[later.node];
+                let mut operands = later.inputs.iter().chain(later.into.iter().flatten());
+                operands.any(|&value| value == sum)
+            });
+            read.push(readers.map_or(ops, |after| made + after));
+            meetings.starts[made] = Some(meetings.all.len());
+            meetings.all.push(Meeting {
+                sum: Sum {
+                    number: meetings.all.len(),
+                    offset: meetings.elements,
+                },
+                made,
+                part: at(node.inputs[0]),
+                whole: at(sum),
+            });
+            meetings.elements += ty.len();
+        }
+        for (number, read) in read.into_iter().enumerate() {
+            meetings.waits[read].push(number);
+        }
+        meetings
+    }
+
+    /// How many there are.
+    pub(super) fn sums(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Elements of all sums.
+    pub(super) fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// Everything that lies in the arena.
+    pub(super) fn views(&mut self) -> impl Iterator<Item = &mut View> {
+        self.all
+            .iter_mut()
+            .flat_map(|meeting| [&mut meeting.part, &mut meeting.whole])
+    }
+
+    /// Starts the all-reduce that is in the place of an op. Whether there is one.
+    pub(super) fn start(&self, op: usize, ranks: &dyn Ranks) -> bool {
+        let Some(number) = self.starts[op] else {
+            return false;
+        };
+        let Meeting { sum, part, .. } = &self.all[number];
+        // SAFETY: the plan keeps what an op reads in its place, inside the arena, until the op has run; nothing else runs now.
+        let part = unsafe { std::slice::from_raw_parts(part.start.cast::<f32>(), part.len) };
+        ranks.start(*sum, part);
+        true
+    }
+
+    /// Waits for the sums that an op is the first to read; `count` is told whose time that was.
+    pub(super) fn wait(&self, op: usize, ranks: &dyn Ranks, count: &mut dyn FnMut(usize)) {
+        for &number in &self.waits[op] {
+            let Meeting {
+                sum, made, whole, ..
+            } = &self.all[number];
+            // SAFETY: the place of a result, which the plan gives to nothing else from where it is made to where it is last read.
+            let to = unsafe { std::slice::from_raw_parts_mut(whole.start.cast::<f32>(), whole.len) };
+            ranks.wait(*sum, to);
+            count(*made);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Where the blocks of a batch meet: see [`blocks`](crate::blocks).
+//!
+//! A loss over a batch is `L = sum_k f_k(w, s)`, a sum over blocks `k`, with `s = sum_k s_k` the sums that the blocks share. [`PerBlock`]
+//! marks a `w` that every block reads: its gradient is `dL/dw = sum_k df_k/dw`, an all-reduce of what each block finds. [`AllReduce`]
+//! makes `s` of the `s_k`: as `ds/ds_k = 1`, each block's gradient is that of `s`.
+
+use crate::cpu::Frame;
+use crate::cuda::Lowering;
+use crate::op::{BuildError, Gradients, NodeView, Op, Result};
+use crate::ops::Elementwise;
+use crate::precision::Format::{self, Either};
+use crate::value::{DType, Type};
+
+/// The sum of a value over all blocks: of a rank's own here, and the executor adds what other ranks have.
+#[derive(Debug, Clone, Copy)]
+pub struct AllReduce;
+
+/// A value that is the same for all blocks, as one block reads it. A tensor of the store is read where it is.
+#[derive(Debug, Clone, Copy)]
+pub struct PerBlock;
+
+fn check(op: &'static str, inputs: &[&Type]) -> Result<Vec<Type>> {
+    match inputs {
+        [ty] if ty.dtype == DType::F32 => Ok(vec![(*ty).clone()]),
+        _ => Err(BuildError::new(op, format!("needs f32, found {inputs:?}"))),
+    }
+}
+
+impl Op for AllReduce {
+    fn name(&self) -> &'static str {
+        "all_reduce"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        check(self.name(), inputs)
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        match gradients.of(node.outputs[0]) {
+            Some(gradient) => gradients.pass(node.inputs[0], gradient),
+            None => Ok(()),
+        }
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        Elementwise::sum(1).run(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        Elementwise::sum(1).cuda(to);
+    }
+}
+
+impl Op for PerBlock {
+    fn name(&self) -> &'static str {
+        "per_block"
+    }
+
+    fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
+        check(self.name(), inputs)
+    }
+
+    fn formats(&self) -> [&'static [Format]; 2] {
+        [&[Either], &[Either]]
+    }
+
+    fn carries(&self) -> bool {
+        true
+    }
+
+    fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
+        let (of_block, whole) = (gradients.of(node.outputs[0]), node.inputs[0]);
+        match of_block {
+            Some(gradient) if gradients.wants(whole) => {
+                let sum = gradients.builder().all_reduce(gradient)?;
+                gradients.pass(whole, sum)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn run(&self, frame: &mut Frame<'_>) {
+        Elementwise::sum(1).run(frame);
+    }
+
+    fn cuda(&self, to: &mut Lowering<'_>) {
+        Elementwise::sum(1).cuda(to);
+    }
+}
