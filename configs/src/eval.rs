@@ -23,7 +23,13 @@ pub(crate) fn read(
     let batches = table.or("batches", Whole::at_least(1), 10);
     let train_rows = train.map_or(1, |train| train.batch_size);
     let batch_size = table.or("batch_size", Size::at_least(1), train_rows);
-    if let (Some(Train { shards: Some(shards), .. }), Some(rows)) = (train, batch_size)
+    if let (
+        Some(Train {
+            shards: Some(shards),
+            ..
+        }),
+        Some(rows),
+    ) = (train, batch_size)
         && !rows.is_multiple_of(*shards)
     {
         let message = format!("expected a multiple of shards = {shards} in [train], found {rows}");

@@ -72,7 +72,11 @@ fn is_prompt<P: Computes>(builder: &Graph<P>, node: usize, parts: &BTreeSet<Valu
         return false;
     }
     let is_part = |value: &Value| !node.eager && parts.contains(value);
-    if node.outputs.iter().any(|value| is_sum(value) || is_part(value)) {
+    if node
+        .outputs
+        .iter()
+        .any(|value| is_sum(value) || is_part(value))
+    {
         return true;
     }
     let scalar = |&value: &Value| builder.ty(value).len() == 1;

@@ -1,18 +1,24 @@
 //! `spd-launch bench`: how long a training step takes. JSON lines on stdout, tables on stderr.
 
+use std::env;
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
 
 use anyhow::Context;
-use spd_trainer::Fault;
 use spd_trainer::bench::{
     OpRow, Overrides, Phases, Preset, Report, Settings, all, compile, preset, time,
 };
 use spd_trainer::cuda;
+use spd_trainer::{Fault, SharedMemory, World};
 
 use crate::cli::{self, BenchArgs};
 use crate::exit::Exit;
+use crate::rank::inherited;
+use crate::ranks::{command, die_with_launcher, own_program, share_memory};
 use crate::run::gpu;
 use crate::screen;
 use crate::table::{Align, Table};
@@ -49,14 +55,24 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
     let settings = Settings {
         steps: asked.steps.unwrap_or(STEPS),
         warmup: asked.warmup.unwrap_or(WARMUP),
-        threads: cli::threads(asked.threads),
+        threads: (cli::threads(asked.threads) / asked.cpus).max(1),
         gpu: gpu(asked.gpus)?,
         phases: asked.phases || asked.vary.is_some(),
+    };
+    if asked.cpus > 1 && asked.rank.is_none() {
+        return ranks(asked).map_err(Fault::Failed);
+    }
+    let world = match asked.memory_fd {
+        Some(fd) => {
+            let memory = inherited(fd).context("the memory that ranks share")?;
+            World::new(asked.rank.unwrap_or(0), asked.cpus, memory, &Arc::default())?
+        }
+        None => World::default(),
     };
     for (name, presets) in asked.names.iter().zip(&presets) {
         let mut growth = Vec::new();
         for (value, preset) in presets {
-            let report = time(preset, &settings)?;
+            let report = time(preset, &settings, &world)?;
             let line = format!("{}\n", report.line);
             screen::result(&line);
             if let Some((path, file)) = &mut out {
@@ -73,6 +89,48 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
         }
         if let Some(vary) = &asked.vary {
             screen::note(&growth_text(name, &place(&settings), vary.key(), &growth));
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// Has each workload timed by several ranks, the first of which prints.
+fn ranks(asked: &BenchArgs) -> anyhow::Result<Exit> {
+    let program = own_program().context("this program's own file cannot be found")?;
+    let options: Vec<OsString> = env::args_os().skip(2).collect();
+    let options = options.iter().filter(|word| {
+        let is_name = |name: &String| OsStr::new(name) == **word;
+        !asked.names.iter().any(is_name)
+    });
+    for name in &asked.names {
+        let memory = SharedMemory::file().context("memory for ranks to share")?;
+        let start = |rank: usize| {
+            let mut command = command(&program);
+            command.arg("bench").arg(name).args(options.clone());
+            command.args(["--rank", &rank.to_string()]);
+            share_memory(&mut command, &memory);
+            if rank > 0 {
+                command.stdout(Stdio::null()).stderr(Stdio::null());
+            }
+            die_with_launcher(&mut command);
+            command.spawn().with_context(|| format!("rank {rank}"))
+        };
+        let mut ranks = (0..asked.cpus)
+            .map(start)
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let first = ranks[0].wait().context("rank 0")?;
+        for other in &mut ranks[1..] {
+            if !first.success() {
+                // It waits for one that is gone.
+                let _ = other.kill();
+            }
+            other.wait().context("a rank")?;
+        }
+        if !first.success() {
+            return Ok(match first.code() {
+                Some(2) => Exit::BadInput,
+                _ => Exit::Failed,
+            });
         }
     }
     Ok(Exit::Done)

@@ -43,6 +43,9 @@ pub(crate) enum Message {
         step: u64,
         /// Grows with whatever is finished.
         ticks: u64,
+        /// The rank that it has been waiting for, for a while.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        waits_for: Option<usize>,
     },
     /// It leaves on request: where, and what is saved, in words.
     Stopped(String),
@@ -167,6 +170,7 @@ impl Channel {
                         phase: beat.phase.to_owned(),
                         step: beat.step,
                         ticks: beat.ticks,
+                        waits_for: beat.waits_for,
                     });
                     last = beat;
                 }
@@ -230,6 +234,7 @@ mod tests {
             phase: "train".to_owned(),
             step,
             ticks: step + 1,
+            waits_for: None,
         }
     }
 

@@ -14,6 +14,7 @@ Examples:
   spd-launch tms_5-2 --dry-run --slurm > job  a script for sbatch
   spd-launch tms_5-2 --set seed=1 --out runs/seed1
   spd-launch tms_5-2 --gpus 1                 on a GPU
+  spd-launch tms_40-10 --cpus 2               by two ranks
   spd-launch tms_5-2 --fresh                  start over; the old directory is moved aside
   spd-launch tms_5-2 --seeds 0..20            20 runs over the cores there are, and one table
   spd-launch tms_5-2 --sweep train.lr=1e-3,2e-3 --seeds 0..5
@@ -113,6 +114,9 @@ pub(crate) struct RunArgs {
     /// GPUs to use: 0 or 1 (`spd-launch doctor` says what is there)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) gpus: usize,
+    /// Ranks on the CPU, among which batches and threads are shared out
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = rank_count, conflicts_with_all = ["gpus", "seeds", "sweep"])]
+    pub(crate) cpus: usize,
     /// Seconds a rank has to save and leave when it is asked to; Slurm and Kubernetes give 30
     #[arg(long, value_name = "SECONDS", default_value_t = 25)]
     pub(crate) grace: u64,
@@ -169,7 +173,7 @@ pub(crate) struct BenchArgs {
     pub(crate) names: Vec<String>,
     /// Compile the kernels of the workloads (of all, in the precisions that are timed, where none is named) and of `doctor --deep`
     /// for a GPU that need not be here, and time nothing; they are kept where runs on a GPU find them
-    #[arg(long, requires = "arch", conflicts_with_all = ["gpus", "vary", "phases", "out", "steps", "warmup"])]
+    #[arg(long, requires = "arch", conflicts_with_all = ["gpus", "cpus", "vary", "phases", "out", "steps", "warmup"])]
     pub(crate) compile_only: bool,
     /// Architecture of that GPU, like `sm_90` for an H100 (`spd-launch doctor` says what a GPU is)
     #[arg(long, value_name = "SM", requires = "compile_only", value_parser = architecture)]
@@ -186,6 +190,15 @@ pub(crate) struct BenchArgs {
     /// GPUs to use: 0 or 1
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "vary")]
     pub(crate) gpus: usize,
+    /// Ranks on the CPU, among which the batch and the threads are shared out
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = rank_count, conflicts_with_all = ["gpus", "vary", "phases"])]
+    pub(crate) cpus: usize,
+    /// Which of them, for one that was started by the first
+    #[arg(long, value_name = "N", hide = true, requires = "memory_fd")]
+    pub(crate) rank: Option<usize>,
+    /// File descriptor of the memory that they share
+    #[arg(long, value_name = "FD", hide = true)]
+    pub(crate) memory_fd: Option<i32>,
     /// Rows per step in place of the workload's
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) batch: Option<usize>,
@@ -275,6 +288,15 @@ pub(crate) struct RankArgs {
     /// GPUs to use: 0 or 1
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) gpus: usize,
+    /// Which rank, from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) rank: usize,
+    /// How many ranks
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) ranks: usize,
+    /// File descriptor of the memory that ranks share
+    #[arg(long, value_name = "FD")]
+    pub(crate) memory_fd: Option<i32>,
 }
 
 /// Threads that this process may use: cores, less what affinity and cgroups take away.
@@ -315,6 +337,18 @@ fn architecture(text: &str) -> Result<String, String> {
         return Ok(text.to_owned());
     }
     Err("an architecture like sm_80, sm_90 or sm_90a is wanted".to_owned())
+}
+
+/// Ranks of one machine that can be asked for: beyond that it is a slip of the hand.
+const MOST_RANKS: usize = 256;
+
+fn rank_count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if (1..=MOST_RANKS).contains(&number) => Ok(number),
+        _ => Err(format!(
+            "a number of ranks from 1 to {MOST_RANKS} is wanted"
+        )),
+    }
 }
 
 fn fraction(text: &str) -> Result<f64, String> {

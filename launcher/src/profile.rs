@@ -6,8 +6,8 @@ use std::path::Path;
 
 use spd_checkpoint::atomic::write_file;
 use spd_configs::Run;
-use spd_trainer::Fault;
 use spd_trainer::bench::{Preset, Settings, time};
+use spd_trainer::{Fault, World};
 
 use crate::cli::{self, ProfileArgs};
 use crate::exit::Exit;
@@ -38,7 +38,7 @@ pub(crate) fn profile(asked: &ProfileArgs) -> Result<Exit, Fault> {
         gpu: gpu(asked.gpus)?,
         phases: true,
     };
-    let report = time(&Preset::of(run), &settings)?;
+    let report = time(&Preset::of(run), &settings, &World::default())?;
     let Some(phases) = &report.phases else {
         return Ok(Exit::Done);
     };

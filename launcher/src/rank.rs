@@ -1,11 +1,12 @@
 //! `spd-launch rank`: one rank of a prepared run, started by the launcher.
 
 use std::any::Any;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
-use spd_trainer::{Fault, FaultKind, Outcome, Supervision};
+use spd_trainer::{Fault, FaultKind, Outcome, Supervision, World};
 
 use crate::channel::{Channel, Message};
 use crate::cli::RankArgs;
@@ -20,10 +21,14 @@ use crate::stop;
 ///
 /// What the trainer finds.
 pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
-    let supervision = Supervision {
+    let mut supervision = Supervision {
         stop: stop::flag().map_err(|error| Fault::Failed(error.into()))?,
         ..Supervision::default()
     };
+    if let Some(fd) = asked.memory_fd {
+        let memory = inherited(fd).context("the memory that ranks share")?;
+        supervision.world = World::new(asked.rank, asked.ranks, memory, &supervision.heartbeat)?;
+    }
     let channel = Channel::open().context("the channel to the launcher");
     let Some(channel) = channel.map_err(Fault::Failed)? else {
         return go(asked, &supervision);
@@ -39,9 +44,14 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
     let beat = heartbeat.newest();
     match &ended {
         Ok(Ok(Exit::Stopped)) => {
-            if let Some(words) = heartbeat.stopped() {
-                channel.send(&Message::Stopped(words.to_owned()));
-            }
+            let words = heartbeat.stopped().map_or_else(
+                || {
+                    "stopped while it started; nothing new is saved, and the same command goes on"
+                        .to_owned()
+                },
+                str::to_owned,
+            );
+            channel.send(&Message::Stopped(words));
         }
         Ok(Ok(_)) => {}
         Ok(Err(fault)) => channel.send(&Message::Failure(Failure::of(fault, beat))),
@@ -52,6 +62,17 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
         }
     }
     ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// The file that this process was given under a number.
+pub(crate) fn inherited(fd: i32) -> std::io::Result<OwnedFd> {
+    // Standard streams are none of those.
+    if fd <= 2 {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    #[expect(unsafe_code, reason = "a number stands for a file")]
+    // SAFETY: the launcher gave this process the file, and nobody else has looked at it. What it is, is checked by who maps it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn go(asked: &RankArgs, supervision: &Supervision) -> Result<Exit, Fault> {

@@ -2,12 +2,15 @@
 
 use std::env;
 use std::io::{self, PipeWriter};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use spd_trainer::SharedMemory;
 
 use crate::channel;
 use crate::wait::wait_until;
@@ -57,6 +60,8 @@ pub(crate) struct Program {
     pub(crate) threads: usize,
     /// GPUs: none or one.
     pub(crate) gpus: usize,
+    /// Number of ranks.
+    pub(crate) ranks: usize,
 }
 
 /// A started process of ours. Dropping it kills it.
@@ -68,8 +73,19 @@ pub(crate) struct Process {
 }
 
 impl Program {
-    /// The command that starts the only rank.
-    pub(crate) fn command(&self) -> Command {
+    /// Memory for its ranks to share, if there are several.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub(crate) fn shared_memory(&self) -> io::Result<Option<OwnedFd>> {
+        (self.ranks > 1).then(SharedMemory::file).transpose()
+    }
+
+    /// The command that starts a rank.
+    ///
+    /// - `memory`: what the ranks share
+    pub(crate) fn command(&self, rank: usize, memory: Option<&OwnedFd>) -> Command {
         let mut command = command(&self.path);
         command
             .arg("rank")
@@ -79,10 +95,15 @@ impl Program {
         if self.gpus > 0 {
             command.args(["--gpus", &self.gpus.to_string()]);
         }
+        if let Some(memory) = memory {
+            command.args(["--rank", &rank.to_string()]);
+            command.args(["--ranks", &self.ranks.to_string()]);
+            share_memory(&mut command, memory);
+        }
         for key in world::variables() {
             command.env_remove(key);
         }
-        command.envs(Node::environment());
+        command.envs(Node::environment(rank, self.ranks));
         command.env(channel::KEY, "stdin");
         command
     }
@@ -163,9 +184,29 @@ impl Drop for Process {
     }
 }
 
+/// Lets the program have the memory of ours that ranks share, under the same number, which it is told.
+pub(crate) fn share_memory(command: &mut Command, memory: &OwnedFd) {
+    let fd: RawFd = memory.as_raw_fd();
+    command.args(["--memory-fd", &fd.to_string()]);
+    let keep = move || {
+        #[expect(unsafe_code, reason = "a number stands for a file after the fork")]
+        // SAFETY: whoever starts the command has the file open until it has started.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        Ok(fcntl_setfd(fd, FdFlags::empty())?)
+    };
+    #[expect(
+        unsafe_code,
+        reason = "code between fork and exec can be given in no other way"
+    )]
+    // SAFETY: `keep` makes one system call and neither allocates, locks nor panics.
+    unsafe {
+        command.pre_exec(keep);
+    }
+}
+
 /// Has the kernel kill the process when the launcher dies, however it dies.
 #[cfg(target_os = "linux")]
-fn die_with_launcher(command: &mut Command) {
+pub(crate) fn die_with_launcher(command: &mut Command) {
     use rustix::process::{getpid, getppid, set_parent_process_death_signal};
 
     let launcher = getpid();
@@ -190,4 +231,4 @@ fn die_with_launcher(command: &mut Command) {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn die_with_launcher(_command: &mut Command) {}
+pub(crate) fn die_with_launcher(_command: &mut Command) {}

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use spd_checkpoint::Lock;
 use spd_configs::Run;
-use spd_trainer::{Continuation, Fault, RunPlan, cuda};
+use spd_trainer::{Continuation, Fault, RunPlan, World, cuda, refuses_world};
 
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
@@ -73,12 +73,39 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     } else {
         run_dir.hold().map_err(Fault::BadInput)?
     };
-    let threads = cli::threads(asked.threads);
-    let exit = supervise(asked, &run_dir, threads, &run_plan).map_err(Fault::Failed)?;
+    let exit = supervise(asked, &run_dir, &run_plan).map_err(Fault::Failed)?;
     if exit == Exit::Done {
         show_end(&run_dir).map_err(Fault::Failed)?;
     }
     Ok(exit)
+}
+
+/// CPU threads of each rank.
+fn threads_of_rank(asked: &RunArgs) -> usize {
+    (cli::threads(asked.threads) / asked.cpus).max(1)
+}
+
+/// Decides into how many shards the batches of a run are cut, where its file leaves that open: as when it began, or one a rank.
+///
+/// - `begun`: those of the run that stands there
+///
+/// # Errors
+///
+/// One line, where the ranks cannot share them.
+fn decide_shards(run: &mut Run, begun: Option<usize>, ranks: usize) -> Result<(), String> {
+    let given = run.train.shards;
+    let shards = given.or(begun).unwrap_or(ranks);
+    if given.is_none()
+        && let Some(why) = run.refuses_shards(shards)
+    {
+        return Err(format!("--cpus {ranks}: {why}"));
+    }
+    if let Some(why) = refuses_world(shards, ranks) {
+        return Err(format!("--cpus {ranks}: {why}"));
+    }
+    // One is what a run has that says nothing.
+    run.train.shards = (shards > 1).then_some(shards);
+    Ok(())
 }
 
 /// The words that started this program, and where it is.
@@ -120,13 +147,16 @@ struct Checked {
 fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
     let path =
         spd_configs::locate(&asked.config).map_err(|faults| Fault::BadInput(faults.to_string()))?;
-    let run = Run::load(&path, &asked.set).map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let mut run =
+        Run::load(&path, &asked.set).map_err(|faults| Fault::BadInput(faults.to_string()))?;
     let run_dir = RunDir::at(
         asked
             .out
             .clone()
             .unwrap_or_else(|| Path::new("runs").join(&run.name)),
     );
+    let begun = if asked.fresh { None } else { run_dir.shards() };
+    decide_shards(&mut run, begun, asked.cpus).map_err(Fault::BadInput)?;
     let found = if asked.fresh {
         run_dir.find_old().map(|_| Found::Nothing)
     } else {
@@ -144,7 +174,9 @@ fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
     }
     let Checked { run, run_dir, .. } = &checked;
     let destination = destination(run, run_dir, &checked.found)?;
-    let run_plan = spd_trainer::run_plan(run, cli::threads(asked.threads), on_gpu)?;
+    let world = World::planned(asked.cpus);
+    let threads = threads_of_rank(asked);
+    let run_plan = spd_trainer::run_plan(run, threads, on_gpu, &world)?;
     check_memory(asked, &path, &asked.set, run, &run_plan).map_err(Fault::BadInput)?;
     check_gpu_memory(asked, &path, run, &run_plan).map_err(Fault::BadInput)?;
     run_dir
@@ -175,9 +207,11 @@ pub(crate) fn check_memory(
     let need = run_plan.memory.total();
     memory::check(run, need, there, |more| {
         let set: Vec<String> = set.iter().chain(more).cloned().collect();
-        let run = Run::load(path, &set).ok()?;
-        let threads = cli::threads(asked.threads);
-        let run_plan = spd_trainer::run_plan(&run, threads, asked.gpus > 0).ok()?;
+        let mut run = Run::load(path, &set).ok()?;
+        decide_shards(&mut run, None, asked.cpus).ok()?;
+        let world = World::planned(asked.cpus);
+        let run_plan =
+            spd_trainer::run_plan(&run, threads_of_rank(asked), asked.gpus > 0, &world).ok()?;
         Some(run_plan.memory.total())
     })?;
     Ok(there.map(|there| there / need.max(1)))
@@ -197,7 +231,9 @@ fn check_gpu_memory(
     let with = |more: &[String]| {
         let set: Vec<String> = asked.set.iter().chain(more).cloned().collect();
         let run = Run::load(path, &set).ok()?;
-        let run_plan = spd_trainer::run_plan(&run, cli::threads(asked.threads), true).ok()?;
+        let world = World::default();
+        let run_plan =
+            spd_trainer::run_plan(&run, cli::threads(asked.threads), true, &world).ok()?;
         run_plan.gpu_memory.map(|memory| memory.total())
     };
     memory::check(run, need.total(), Some(there), with)
@@ -296,12 +332,7 @@ pub(crate) fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<Lock, F
     prepared
 }
 
-fn supervise(
-    asked: &RunArgs,
-    run_dir: &RunDir,
-    threads: usize,
-    run_plan: &RunPlan,
-) -> anyhow::Result<Exit> {
+fn supervise(asked: &RunArgs, run_dir: &RunDir, run_plan: &RunPlan) -> anyhow::Result<Exit> {
     let path = match &asked.rank_program {
         Some(path) => path.clone(),
         None => own_program().context("this program's own file cannot be found")?,
@@ -309,8 +340,9 @@ fn supervise(
     let program = Program {
         path,
         run_dir: run_dir.path().to_owned(),
-        threads,
+        threads: threads_of_rank(asked),
         gpus: asked.gpus,
+        ranks: asked.cpus,
     };
     let timeouts = Timeouts {
         grace: Duration::from_secs(asked.grace),

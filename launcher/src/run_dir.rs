@@ -64,9 +64,9 @@ impl RunDir {
         self.0.join("checkpoints")
     }
 
-    /// Everything the rank prints.
-    pub(crate) fn log(&self) -> PathBuf {
-        self.logs().join("rank0.log")
+    /// Everything that a rank prints.
+    pub(crate) fn log(&self, rank: usize) -> PathBuf {
+        self.logs().join(format!("rank{rank}.log"))
     }
 
     /// What the launcher writes beside its run: the lock, and what its processes print.
@@ -176,6 +176,12 @@ impl RunDir {
         })
     }
 
+    /// Into how many shards the batches of the run are cut that stands there, if one does.
+    pub(crate) fn shards(&self) -> Option<usize> {
+        let stored = Run::load(&self.config(), &[]).ok()?;
+        Some(stored.train.blocks())
+    }
+
     /// Whether a sweep stands there.
     ///
     /// # Errors
@@ -220,7 +226,7 @@ impl RunDir {
         let parts = [
             (self.logs(), true),
             (self.checkpoints(), true),
-            (self.log(), false),
+            (self.log(0), false),
             (self.metrics(), false),
             (self.system(), false),
         ];

@@ -4,6 +4,7 @@
 //! terminal, the logs and the rows have threads of their own. What is to be done about it is decided by the [`Supervisor`].
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -58,7 +59,12 @@ pub(crate) fn attempt(
 ) -> Result<Attempt> {
     let follower = Follower::start(Spool::follow(run_dir)?).context("the progress of the run")?;
     let kills = memory::oom_kills();
-    let mut ranks = vec![Rank::start(program, run_dir, 0)?];
+    let memory_of_ranks = program
+        .shared_memory()
+        .context("memory for ranks to share")?;
+    let start = |rank| Rank::start(program, run_dir, rank, memory_of_ranks.as_ref());
+    let mut ranks = (0..program.ranks).map(start).collect::<Result<Vec<_>>>()?;
+    drop(memory_of_ranks);
     let supervisor = Supervisor::new(ranks.len(), timeouts, monotonic());
     let supervisor = watch(&mut ranks, supervisor, timeouts, stop)?;
     drop(follower);
@@ -86,11 +92,16 @@ struct Rank {
 }
 
 impl Rank {
-    fn start(program: &Program, run_dir: &RunDir, rank: usize) -> Result<Self> {
-        let log = run_dir.log();
+    fn start(
+        program: &Program,
+        run_dir: &RunDir,
+        rank: usize,
+        memory: Option<&OwnedFd>,
+    ) -> Result<Self> {
+        let log = run_dir.log(rank);
         let (output, writer) = Output::to_log(&log).with_context(|| log.display().to_string())?;
         let (listener, input) = Listener::new().context("a channel to the rank")?;
-        let started = Process::start(program.command(), input, writer);
+        let started = Process::start(program.command(rank, memory), input, writer);
         let process = started.with_context(|| {
             format!("{}: rank {rank} cannot be started", program.path.display())
         })?;
@@ -139,9 +150,15 @@ fn watch(
         match stop.request() {
             Some(StopRequest::Leave(signal)) => {
                 screen::note(&format!(
-                    "{}: the rank saves and leaves, {} s at most; a second Ctrl-C kills it",
+                    "{}: {}, {} s at most; a second Ctrl-C kills {}",
                     stop::name(signal),
-                    timeouts.grace.as_secs()
+                    if ranks.len() == 1 {
+                        "the rank saves and leaves"
+                    } else {
+                        "the ranks save and leave"
+                    },
+                    timeouts.grace.as_secs(),
+                    if ranks.len() == 1 { "it" } else { "them" },
                 ));
                 events.push(Event::Leave);
             }
@@ -356,7 +373,7 @@ impl Report<'_> {
     }
 
     fn evidence(&self, rank: usize) -> Vec<String> {
-        let (log, lines) = (self.run_dir.log(), &self.ranks[rank].lines);
+        let (log, lines) = (self.run_dir.log(rank), &self.ranks[rank].lines);
         if lines.is_empty() {
             return vec![format!("it printed nothing ({})", log.display())];
         }
@@ -493,7 +510,12 @@ mod tests {
             let attempt = report(ended(Status::Code(code)), &[], false);
             assert_eq!((attempt.exit, attempt.may_restart), (Exit::Failed, true));
         }
-        let stopped = report(ended(Status::Code(3)), &[], false);
+        // Nor a code that says a request: nobody asked.
+        let left = report(ended(Status::Code(3)), &[], false);
+        assert_eq!((left.exit, left.may_restart), (Exit::Failed, true));
+        let mut words = vec![Event::Said(0, Message::Stopped("stopped".to_owned()))];
+        words.extend(ended(Status::Code(3)));
+        let stopped = report(words, &[], false);
         assert_eq!((stopped.exit, stopped.may_restart), (Exit::Stopped, false));
         let left = vec![
             Event::Leave,

@@ -37,6 +37,9 @@ pub(crate) enum HangLimit {
 const TELL: Duration = Duration::from_secs(10);
 const TELL_FACTOR: u32 = 5;
 
+/// The same where other ranks wait for it.
+const TELL_WAITED_FOR: Duration = Duration::from_secs(5);
+
 /// The same for a phase of which no pause is known: it may begin with something long.
 const TELL_FIRST: Duration = Duration::from_secs(60);
 
@@ -170,6 +173,8 @@ pub(crate) struct Supervisor {
 struct Rank {
     at: Whereabouts,
     ticks: u64,
+    /// The rank that it waits for.
+    waits_for: Option<usize>,
     /// When it last made progress.
     progressed: Duration,
     /// Its longest pause in each phase.
@@ -203,6 +208,7 @@ impl Supervisor {
         let rank = |_| Rank {
             at: Whereabouts::default(),
             ticks: 0,
+            waits_for: None,
             progressed: now,
             longest: BTreeMap::new(),
             is_told: false,
@@ -268,7 +274,17 @@ impl Supervisor {
         let now = self.now;
         let rank = &mut self.ranks[index];
         match message {
-            Message::Beat { phase, step, ticks } => {
+            Message::Beat {
+                phase,
+                step,
+                ticks,
+                waits_for,
+            } => {
+                // Who has waited long begins anew.
+                if rank.waits_for.is_some() && waits_for.is_none() {
+                    rank.progressed = now;
+                }
+                rank.waits_for = waits_for;
                 if ticks == rank.ticks {
                     return;
                 }
@@ -304,8 +320,8 @@ impl Supervisor {
         match status {
             Status::Code(DONE) => {}
             // Whoever asked it to stop means all of them.
-            Status::Code(STOPPED) if !asked => self.leave(actions),
-            Status::Code(STOPPED) => {}
+            Status::Code(STOPPED) if rank.stopped.is_some() => self.leave(actions),
+            Status::Code(STOPPED) if asked => {}
             _ if rank.killed.is_some() || rank.left_unsaved(asked) => {}
             _ => {
                 self.failed.get_or_insert(now);
@@ -338,8 +354,10 @@ impl Supervisor {
         if over(self.asked, self.timeouts.grace) {
             self.kill_all(Killed::Overstayed, actions);
         }
+        self.kill_forsaken(actions);
         for index in 0..self.ranks.len() {
             let (limit, longest) = (self.limit(index), self.ranks[index].longest());
+            let (is_idle, is_waited_for) = (self.is_idle(index), self.is_waited_for(index));
             let rank = &mut self.ranks[index];
             if rank.ended.is_some() {
                 continue;
@@ -350,7 +368,7 @@ impl Supervisor {
                 }
                 continue;
             }
-            if self.asked.is_some() {
+            if self.asked.is_some() || is_idle {
                 continue;
             }
             let silent = now.saturating_sub(rank.progressed);
@@ -360,7 +378,8 @@ impl Supervisor {
                 self.failed.get_or_insert(now);
                 continue;
             }
-            let tell = longest.map_or(TELL_FIRST, |longest| TELL.max(TELL_FACTOR * longest));
+            let least = if is_waited_for { TELL_WAITED_FOR } else { TELL };
+            let tell = longest.map_or(TELL_FIRST, |longest| least.max(TELL_FACTOR * longest));
             if silent >= tell && !rank.is_told {
                 rank.is_told = true;
                 actions.push(Action::Tell {
@@ -371,6 +390,34 @@ impl Supervisor {
                 });
             }
         }
+    }
+
+    /// Kills ranks that wait for one that died, while others may still save.
+    fn kill_forsaken(&mut self, actions: &mut Vec<Action>) {
+        let died = |end| !matches!(end, End::Status(Status::Code(DONE | STOPPED)));
+        let is_gone = |rank: usize| {
+            let ended = self.ranks.get(rank).and_then(|rank| rank.ended);
+            ended.is_some_and(|(_, end)| died(end))
+        };
+        let forsaken = |rank: &Rank| rank.waits_for.is_some_and(is_gone);
+        let forsaken: Vec<bool> = self.ranks.iter().map(forsaken).collect();
+        for (index, rank) in self.ranks.iter_mut().enumerate() {
+            if forsaken[index] && rank.ended.is_none() && rank.killed.is_none() {
+                rank.killed = Some((self.now, Killed::WithOthers));
+                actions.push(Action::Kill(index));
+            }
+        }
+    }
+
+    /// Whether a rank makes no progress because it waits for another, which is then looked at. Where all wait, each is looked at.
+    fn is_idle(&self, rank: usize) -> bool {
+        let works = |(_, rank): (usize, &Rank)| rank.waits_for.is_none();
+        self.ranks[rank].waits_for.is_some() && self.running().any(works)
+    }
+
+    fn is_waited_for(&self, rank: usize) -> bool {
+        let mut running = self.running();
+        running.any(|(_, other)| other.waits_for == Some(rank))
     }
 
     /// How long a rank may make no progress in its phase: [`KILL`] or [`KILL_FACTOR`] times its longest pause there, where one is known.
@@ -461,7 +508,11 @@ impl Rank {
             return Some((failure.time(), Cause::Failure(failure.clone())));
         }
         let cause = match (self.killed, end) {
-            (_, End::Status(Status::Code(DONE | STOPPED))) => return None,
+            (_, End::Status(Status::Code(DONE))) => return None,
+            // Without a word, nobody asked it to.
+            (_, End::Status(Status::Code(STOPPED))) if asked || self.stopped.is_some() => {
+                return None;
+            }
             (_, End::Undead) => Cause::Undead,
             (Some((time, Killed::Hung(limit))), _) => return Some((time, Cause::Hung(limit))),
             (Some((time, Killed::Overstayed)), _) => return Some((time, Cause::Overstayed)),

@@ -130,14 +130,14 @@ impl Node {
         Self::from_variables(|key| env::var(key).ok())
     }
 
-    /// What the launcher tells its only rank. One process meets no other, so the port is left open.
-    pub(crate) fn environment() -> [(&'static str, &'static str); 5] {
+    /// What the launcher tells rank `rank` of `ranks`. They share memory and meet at no port, so that is left open.
+    pub(crate) fn environment(rank: usize, ranks: usize) -> [(&'static str, String); 5] {
         [
-            ("RANK", "0"),
-            ("LOCAL_RANK", "0"),
-            ("WORLD_SIZE", "1"),
-            ("MASTER_ADDR", "127.0.0.1"),
-            ("MASTER_PORT", "0"),
+            ("RANK", rank.to_string()),
+            ("LOCAL_RANK", rank.to_string()),
+            ("WORLD_SIZE", ranks.to_string()),
+            ("MASTER_ADDR", "127.0.0.1".to_owned()),
+            ("MASTER_PORT", "0".to_owned()),
         ]
     }
 

@@ -158,12 +158,27 @@ pub fn eval_feed(seed: u64, rows: usize) -> Feed {
 
 /// Copies a batch into a program's inputs: `input`, and `labels` where the program has them.
 pub fn fill(executor: &mut Executor, batch: &Batch) {
+    fill_block(executor, batch, 0, 1);
+}
+
+/// The same with one of `blocks` equal blocks of the rows of a batch.
+pub(crate) fn fill_block(executor: &mut Executor, batch: &Batch, block: usize, blocks: usize) {
+    let rows = batch.rows / blocks;
+    let of_block = |values: usize| block * rows * values..(block + 1) * rows * values;
+    let first_row = batch.first_row + block * rows;
+    let number_from = |executor: &mut Executor, positions: usize| {
+        let first = u32::try_from(first_row * positions);
+        executor.parameters().first_row = first.expect("rows of a batch are numbered in 32 bits");
+    };
     if !batch.features.is_empty() {
-        executor.input("input").copy_from_slice(&batch.features);
+        let features = &batch.features[of_block(batch.features.len() / batch.rows)];
+        executor.input("input").copy_from_slice(features);
+        number_from(executor, 1);
         return;
     }
     let width = batch.tokens.len() / batch.rows;
-    let rows = || batch.tokens.chunks_exact(width);
+    number_from(executor, width - 1);
+    let rows = || batch.tokens[of_block(width)].chunks_exact(width);
     let input = executor.input_u32("input").chunks_exact_mut(width - 1);
     for (to, row) in input.zip(rows()) {
         to.copy_from_slice(&row[..width - 1]);

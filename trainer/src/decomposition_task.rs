@@ -3,21 +3,23 @@
 mod task;
 
 use spd_dataloader::Source;
-use spd_engine::{Builder, Executor, Processor, Store};
+use spd_engine::{Builder, Executor, Processor, SharedMemory, Store};
 
+use crate::batch_program::BatchProgram;
 use crate::data::Sources;
 use crate::decomposition::Decomposition;
 use crate::evaluation::Evaluation;
 use crate::fault::Fault;
-use crate::memory::Memory;
+use crate::memory::{Memory, input_bytes};
 use crate::parameters::{Group, HALT};
-use crate::task::make_arena;
+use crate::task::arena_bytes;
+use crate::world::World;
 
 /// A decomposition in training.
 pub(crate) struct DecompositionTask {
     pub(crate) decomposition: Decomposition,
     processor: Processor,
-    program: Executor,
+    program: BatchProgram,
     evaluation: Evaluation,
     /// The evaluation without its slow terms, where there are any.
     cheap_evaluation: Option<Evaluation>,
@@ -27,6 +29,7 @@ pub(crate) struct DecompositionTask {
     /// The importances behind the figures.
     figures: Executor,
     sources: Sources,
+    world: World,
 }
 
 impl DecompositionTask {
@@ -36,19 +39,27 @@ impl DecompositionTask {
         sources: Sources,
         store: &mut Store,
         processor: &Processor,
+        world: &World,
     ) -> Result<Self, Fault> {
-        store.zeros(HALT, &[2]);
+        store.transient(HALT, &[2]);
         let seed = decomposition.run.seed;
         let executor = |b: &Builder| {
             let mut executor = Executor::planned(b, processor);
             executor.parameters().seed = seed;
             executor
         };
-        let program = executor(&decomposition.step_program(store)?);
-        let evaluation = Evaluation::new(&decomposition, store, true, executor)?;
+        let program = decomposition.step_program(store)?;
+        let program = BatchProgram::planned(&program, store, "step", world, executor);
+        let evaluation = Evaluation::new(&decomposition, store, true, world, executor)?;
         let has_slow = decomposition.run.eval.losses.iter().any(|term| term.slow);
         let cheap_evaluation = if has_slow {
-            Some(Evaluation::new(&decomposition, store, false, executor)?)
+            Some(Evaluation::new(
+                &decomposition,
+                store,
+                false,
+                world,
+                executor,
+            )?)
         } else {
             None
         };
@@ -71,6 +82,7 @@ impl DecompositionTask {
             warmup,
             figures,
             sources,
+            world: world.clone(),
         })
     }
 
@@ -81,17 +93,17 @@ impl DecompositionTask {
 
     /// The program that has the arena, and the one behind the figures.
     pub(crate) fn for_figures(&mut self) -> (&mut Executor, &mut Executor) {
-        (&mut self.program, &mut self.figures)
+        (&mut self.program.program, &mut self.figures)
     }
 
     /// The program that has the arena, and the evaluation.
     pub(crate) fn for_evaluation(&mut self) -> (&mut Executor, &mut Evaluation) {
-        (&mut self.program, &mut self.evaluation)
+        (&mut self.program.program, &mut self.evaluation)
     }
 
     /// The program that has the arena, and the one that probes a toy.
     pub(crate) fn for_probe(&mut self) -> (&mut Executor, Option<&mut Executor>) {
-        (&mut self.program, self.probe.as_mut())
+        (&mut self.program.program, self.probe.as_mut())
     }
 
     /// The norm of the last step's gradient of each site's components and importance function: group, site, norm.
@@ -103,10 +115,15 @@ impl DecompositionTask {
             (Group::Importance, "_ci_fns"),
         ] {
             let output = format!("norms/{}", group.name());
-            if !self.program.output_names().any(|name| name == output) {
+            if !self
+                .program
+                .program
+                .output_names()
+                .any(|name| name == output)
+            {
                 continue;
             }
-            let squares = self.program.output(&output, store);
+            let squares = self.program.program.output(&output, store);
             let names: Vec<&str> = decomposition.parameters.names(store, group).collect();
             for (index, site) in decomposition.sites.iter().enumerate() {
                 let own = format!("{kind}.{}.", site.dashed());
@@ -129,20 +146,32 @@ impl DecompositionTask {
         &self.processor
     }
 
-    /// Makes the arena that the programs share: no two of them run at the same time.
+    /// Makes the arena that the programs share: no two of them run at the same time. And what the ranks share.
     pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
-        let others = [&self.evaluation.program, &self.figures].into_iter();
-        let others = others.chain(&self.warmup).chain(&self.probe);
+        let bytes = arena_bytes(self.programs());
+        let arena = self.processor.arena(bytes)?;
+        self.program.program.attach(arena)?;
+        if let Some(ranks) = self.world.ranks() {
+            ranks.make_room()?;
+        }
+        Ok(())
+    }
+
+    /// The programs on batches.
+    fn on_batches(&self) -> impl Iterator<Item = &BatchProgram> + Clone {
         let cheap = self.cheap_evaluation.as_ref();
-        let others = others.chain(cheap.map(|cheap| &cheap.program));
-        make_arena(&self.processor, &mut self.program, others)
+        let evaluations = [&self.evaluation].into_iter().chain(cheap);
+        [&self.program]
+            .into_iter()
+            .chain(evaluations.map(|evaluation| &evaluation.program))
     }
 
     fn programs(&self) -> impl Iterator<Item = &Executor> + Clone {
-        let programs = [&self.program, &self.evaluation.program, &self.figures].into_iter();
-        let cheap = self.cheap_evaluation.as_ref();
-        let programs = programs.chain(&self.warmup).chain(&self.probe);
-        programs.chain(cheap.map(|cheap| &cheap.program))
+        let others = [&self.figures].into_iter().chain(&self.warmup);
+        let others = others.chain(&self.probe);
+        self.on_batches()
+            .flat_map(BatchProgram::programs)
+            .chain(others)
     }
 
     /// What it will hold at its fullest on a GPU, if it runs on one.
@@ -150,8 +179,20 @@ impl DecompositionTask {
         Memory::on_gpu(&self.processor, store, self.programs())
     }
 
-    /// What it will hold at its fullest on this machine.
+    /// What a rank will hold at its fullest on this machine.
     pub(crate) fn memory(&self, store: &Store) -> Memory {
-        Memory::of_task(&self.processor, store, self.programs())
+        let blocks = self.program.blocks();
+        // A program on batches reads a block at a time.
+        let on_batches = self.on_batches().flat_map(BatchProgram::programs);
+        let batch = input_bytes(self.programs()).max(blocks * input_bytes(on_batches));
+        let mut memory = Memory::of_task(&self.processor, store, batch, self.programs());
+        let running: usize = self.on_batches().map(BatchProgram::running_bytes).sum();
+        let elements = self.on_batches().map(BatchProgram::all_reduced_elements);
+        let ranks = self.world.size();
+        let shared = SharedMemory::bytes(ranks, elements.max().unwrap_or(0)) / ranks;
+        if blocks > 1 || ranks > 1 {
+            memory.parts.push(("sums of blocks", running + shared));
+        }
+        memory
     }
 }

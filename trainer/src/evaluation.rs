@@ -4,15 +4,16 @@ use spd_configs::{Data, Input};
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Builder, Executor, Result, Store, Type, Value};
 
-use crate::data::fill;
+use crate::batch_program::BatchProgram;
 use crate::decomposition::{Decomposition, over_blocks};
 use crate::fault::Fault;
 use crate::metrics::{Evaluated, METRICS};
 use crate::task::{GoOn, Measured, in_arena_of};
+use crate::world::World;
 
 /// The evaluation of a decomposition, or of a target in training.
 pub(crate) struct Evaluation {
-    pub(crate) program: Executor,
+    pub(crate) program: BatchProgram,
     /// For each output of the program, of how many things it is the mean.
     counts: Vec<f64>,
 }
@@ -21,13 +22,15 @@ impl Evaluation {
     /// The metrics of a decomposition, slow ones too if it `is_slow`.
     pub(crate) fn new(
         decomposition: &Decomposition,
-        store: &Store,
+        store: &mut Store,
         is_slow: bool,
+        world: &World,
         executor: impl Fn(&Builder) -> Executor,
     ) -> Result<Self> {
         let (program, counts) = decomposition.eval_program(store, is_slow)?;
+        let name = if is_slow { "eval" } else { "cheap_eval" };
         Ok(Self {
-            program: executor(&program),
+            program: BatchProgram::planned(&program, store, name, world, executor),
             counts,
         })
     }
@@ -35,7 +38,7 @@ impl Evaluation {
     /// One output, a mean over equally many things in each batch.
     pub(crate) fn of_one(program: Executor) -> Self {
         Self {
-            program,
+            program: BatchProgram::whole(program),
             counts: vec![1.0],
         }
     }
@@ -60,15 +63,16 @@ impl Evaluation {
                     return Ok(None);
                 }
                 source.fill(feed, index * feed.rows as u64, &mut batch)?;
-                fill(program, &batch);
-                program.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
-                program.run_and_fetch(store)?;
-                let means = scalar_outputs(program, store);
+                program.run(store, &batch, &|program| {
+                    program.parameters().step = u32::try_from(index).unwrap_or(u32::MAX);
+                })?;
+                program.program.fetch(store)?;
+                let means = scalar_outputs(&program.program, store);
                 for ((sum, count), (_, mean)) in sums.iter_mut().zip(counts).zip(means) {
                     *sum += mean * count;
                 }
             }
-            let names = program.output_names().map(str::to_owned);
+            let names = program.program.output_names().map(str::to_owned);
             let means = sums.iter().zip(counts);
             let means = means.map(|(sum, count)| sum / (count * batches as f64));
             Ok(Some(names.zip(means).collect()))

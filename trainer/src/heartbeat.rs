@@ -2,17 +2,7 @@
 //!
 //! The training thread counts, and whoever supervises reads: neither waits for a disk or for the other.
 
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-
-/// What a rank and whoever supervises it tell each other while it runs.
-#[derive(Debug, Clone, Default)]
-pub struct Supervision {
-    /// Set to have the rank save and leave.
-    pub stop: Arc<AtomicBool>,
-    /// How far the rank is.
-    pub heartbeat: Arc<Heartbeat>,
-}
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The newest beat, and the last words of a rank that was asked to stop.
 #[derive(Debug, Default)]
@@ -30,6 +20,8 @@ pub struct Beat {
     pub step: u64,
     /// Grows with whatever was finished: a step, a batch of an evaluation, a figure.
     pub ticks: u64,
+    /// The rank that this one has been waiting for, for a while.
+    pub waits_for: Option<usize>,
 }
 
 impl Heartbeat {
@@ -40,7 +32,13 @@ impl Heartbeat {
             phase,
             step,
             ticks: beat.ticks + 1,
+            waits_for: None,
         };
+    }
+
+    /// This rank waits for another, or does not any more.
+    pub(crate) fn waits_for(&self, rank: Option<usize>) {
+        self.beat().waits_for = rank;
     }
 
     /// What takes long begins after the steps that were finished.
@@ -84,6 +82,7 @@ mod tests {
             phase: "saving",
             step: 7,
             ticks: 3,
+            waits_for: None,
         };
         assert_eq!(heartbeat.newest(), expected);
         heartbeat.set_stopped("stopped after step 7, which is saved");

@@ -11,6 +11,7 @@
 //! Letters in names: `b` row, `t` position, `i` input feature, `o` output feature, `c` component, `v` vocabulary entry, `d`
 //! width of the residual stream, `h` hidden unit. `g` is an importance, `r` a draw. A tensor's name ends in its letters.
 
+mod batch_program;
 pub mod bench;
 mod cache;
 pub mod cuda;
@@ -39,18 +40,23 @@ pub mod schedule;
 pub mod sites;
 mod state;
 mod step;
+mod supervision;
 mod target;
 pub mod target_models;
 mod target_task;
 mod task;
 mod train;
 mod training;
+mod world;
 
 pub use cache::cache_dir;
 pub use fault::{Fault, FaultKind, Outcome};
-pub use heartbeat::{Beat, Heartbeat, Supervision};
+pub use heartbeat::{Beat, Heartbeat};
 pub use memory::Memory;
 pub use rank::{continuation, decompose, rank};
 pub use redraw::{Redrawn, redraw};
 pub use resume::Continuation;
 pub use run_plan::{RunPlan, SitePlan, check_precision, run_plan};
+pub use spd_engine::SharedMemory;
+pub use supervision::Supervision;
+pub use world::{World, refuses_world};

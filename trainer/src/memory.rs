@@ -26,17 +26,15 @@ pub struct Memory {
 
 impl Memory {
     /// What a task holds whose programs share an arena, on this machine.
+    ///
+    /// - `batch`: bytes of the largest batch
     pub(crate) fn of_task<'a>(
         processor: &Processor,
         store: &Store,
+        batch: usize,
         programs: impl IntoIterator<Item = &'a Executor> + Clone,
     ) -> Self {
         let largest = store.slots().map(|slot| store.ty(slot).bytes()).max();
-        let batch = programs
-            .clone()
-            .into_iter()
-            .map(Executor::input_bytes)
-            .max();
         // Those that wait, the one in use, the one being filled, and one of an evaluation.
         let batches = PREFETCHED + 3;
         let inputs: usize = programs.clone().into_iter().map(Executor::own_bytes).sum();
@@ -55,7 +53,7 @@ impl Memory {
                 ("programs", arena + laid_out_bytes(programs)),
                 // The copy that is being written, what it comes through from a GPU, and a tensor read back to be compared.
                 ("checkpoint", store.bytes() + staged + largest.unwrap_or(0)),
-                ("batches", batches * batch.unwrap_or(0)),
+                ("batches", batches * batch),
                 ("threads", threads * (THREAD + packed)),
                 ("descriptions", DESCRIPTIONS),
             ],
@@ -83,6 +81,12 @@ impl Memory {
     pub fn total(&self) -> usize {
         self.parts.iter().map(|(_, bytes)| bytes).sum()
     }
+}
+
+/// Bytes of the largest input of some programs.
+pub(crate) fn input_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) -> usize {
+    let inputs = programs.into_iter().map(Executor::input_bytes);
+    inputs.max().unwrap_or(0)
 }
 
 /// Bytes of the matrices that programs which share an arena lay out once, each counted once.
@@ -171,7 +175,7 @@ mod tests {
                 b.output("y", y);
                 Executor::planned(&b, &processor)
             });
-            let memory = Memory::of_task(&processor, store, &programs);
+            let memory = Memory::of_task(&processor, store, 0, &programs);
             let (_, bytes) = memory
                 .parts
                 .iter()

@@ -27,7 +27,7 @@ pub(crate) fn first_not_finite(
     let decomposition = &task.decomposition;
     let run = &decomposition.run;
     let mut b = Builder::new();
-    let shape = decomposition.shape(run.train.batch_size);
+    let shape = decomposition.shape(batch.rows);
     let clean_pass = decomposition.clean_pass(&mut b, store, shape, &Draws::Counters)?;
     b.output("output", clean_pass.output);
     for (site, values) in decomposition.sites.iter().zip(&clean_pass.sites) {

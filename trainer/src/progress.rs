@@ -18,7 +18,8 @@ pub(crate) const WARMUP: &str = "warmup";
 
 /// Tells the launcher how far the run is, at most twice a second.
 pub(crate) struct Progress {
-    spool: Spool,
+    /// Nothing for a rank that writes nothing.
+    spool: Option<Spool>,
     heartbeat: Arc<Heartbeat>,
     shown: Instant,
     /// Time since then that went into no step.
@@ -32,12 +33,20 @@ impl Progress {
     pub(crate) fn at(dir: &Path, heartbeat: &Arc<Heartbeat>) -> Result<Self, Fault> {
         let spool = Spool::create_or_open(dir).context("the progress of the run")?;
         Ok(Self {
-            spool,
+            spool: Some(spool),
+            ..Self::felt(heartbeat)
+        })
+    }
+
+    /// Progress that is felt in the heartbeat alone.
+    pub(crate) fn felt(heartbeat: &Arc<Heartbeat>) -> Self {
+        Self {
+            spool: None,
             heartbeat: Arc::clone(heartbeat),
             shown: Instant::now(),
             rested: Duration::ZERO,
             step: None,
-        })
+        }
     }
 
     /// Says what is going on, the spool's word for it and its number of steps, after `step` of them.
@@ -60,7 +69,12 @@ impl Progress {
     }
 
     /// Says that the run is alive in what it does after `step`, in the spool's word; whether it is to go on with that.
-    pub(crate) fn alive(&mut self, doing: &'static str, step: u64, stop: Stop<'_>) -> bool {
+    pub(crate) fn alive(
+        &mut self,
+        doing: &'static str,
+        step: u64,
+        stop: &dyn Fn() -> bool,
+    ) -> bool {
         self.show(doing, 0, step, false);
         !stop()
     }
@@ -103,8 +117,10 @@ impl Progress {
     }
 
     fn append(&mut self, row: &Row) {
-        self.spool.append(row);
-        self.spool.flush();
+        if let Some(spool) = &mut self.spool {
+            spool.append(row);
+            spool.flush();
+        }
     }
 }
 

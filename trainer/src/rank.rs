@@ -17,14 +17,15 @@ use crate::data;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Outcome};
-use crate::heartbeat::Supervision;
 use crate::memory::Peak;
-use crate::metrics::summary::{self, Spent};
+use crate::metrics::summary::{self, Spent, Summary};
 use crate::progress::Progress;
 use crate::resume::{self, Continuation};
 use crate::saver::{At, Place};
+use crate::supervision::Supervision;
 use crate::target;
 use crate::target_models::{Network, shipped};
+use crate::task::Task as _;
 use crate::train::train;
 
 /// Where a run goes on in its directory `dir`. Reads its checkpoints and its target, and changes nothing.
@@ -140,20 +141,40 @@ impl Job<'_> {
             run_dir,
             started,
         } = *self;
-        let lock = Lock::take(run_dir)?;
+        let world = &supervision.world;
+        let lock = if world.is_first() {
+            Some(Lock::take(run_dir)?)
+        } else {
+            None
+        };
         heartbeat.enter("data");
-        let sources = data::open_checked(run)?;
         let mut made_of = resume::data(&run.data);
-        // Before a target is trained for it.
-        if let Continuation::Lost(line) = resume::goes_on(run_dir, &made_of)? {
-            return Err(Fault::BadInput(line));
-        }
-        keep_record(processor, run_dir)?;
         let asked = || supervision.stop.load(Ordering::Relaxed);
-        let Some((weights, training)) =
-            target::weights(run, network, run_dir, &sources, processor, supervision)?
-        else {
+        // The first rank reads all of the data, and trains the target; the others find both as they should be.
+        let mut found = None;
+        let goes_on = world.first(|| {
+            let sources = data::open_checked(run)?;
+            // Before a target is trained for it.
+            if let Continuation::Lost(line) = resume::goes_on(run_dir, &made_of)? {
+                return Err(Fault::BadInput(line));
+            }
+            keep_record(processor, run_dir)?;
+            let weights = target::weights(run, network, run_dir, &sources, processor, supervision)?;
+            found = weights.map(|weights| (sources, weights));
+            Ok(found.is_some())
+        })?;
+        if !goes_on {
             return Ok(Outcome::Stopped);
+        }
+        let (sources, (weights, training)) = match found {
+            Some(found) => found,
+            None => {
+                let sources = data::open_checked(run)?;
+                match target::weights(run, network, run_dir, &sources, processor, supervision)? {
+                    Some(weights) => (sources, weights),
+                    None => return Ok(Outcome::Stopped),
+                }
+            }
         };
         made_of.push(target::made_of(run, &**network, &weights)?);
         heartbeat.enter("planning");
@@ -162,11 +183,12 @@ impl Job<'_> {
         decomposition.set_target(&mut store, &weights);
         drop(weights);
         let mut task =
-            DecompositionTask::new(decomposition, sources.clone(), &mut store, processor)?;
+            DecompositionTask::new(decomposition, sources.clone(), &mut store, processor, world)?;
         task.make_room()?;
         let place = Place {
             dir: run_dir,
-            lock: &lock,
+            lock: lock.as_ref(),
+            world,
             checkpoint: run.checkpoint,
             log: run.log,
             config: text,
@@ -185,15 +207,37 @@ impl Job<'_> {
             planned,
             peak,
         };
-        let mut progress = Progress::at(run_dir, heartbeat)?;
+        let mut progress = if world.is_first() {
+            Progress::at(run_dir, heartbeat)?
+        } else {
+            Progress::felt(heartbeat)
+        };
         let step = run.train.steps;
-        let mut go_on = || progress.alive("eval", step, &asked);
-        let summary = summary::write(&mut task, &mut store, &sources, run_dir, &spent, &mut go_on)?;
-        let Some(summary) = summary else {
+        let asked_all = || !world.agree(|| !asked());
+        let mut go_on = || progress.alive("eval", step, &asked_all);
+        let last = task.evaluate(&mut store, true, &mut go_on)?;
+        let finished = match last {
+            Some(last) => world.first(|| {
+                let mut go_on = || progress.alive("eval", step, &asked);
+                let summary = Summary {
+                    sources: &sources,
+                    run_dir,
+                    spent: &spent,
+                    last,
+                };
+                let text = summary::text(&summary, &mut task, &mut store, &mut go_on)?;
+                let Some(text) = text else {
+                    return Ok(false);
+                };
+                write_file(&run_dir.join("summary.json"), text.as_bytes())?;
+                Ok::<_, Fault>(true)
+            })?,
+            None => false,
+        };
+        if !finished {
             progress.stopped(step, At::Step(step).stopped(""));
             return Ok(Outcome::Stopped);
-        };
-        write_file(&run_dir.join("summary.json"), summary.as_bytes())?;
+        }
         Ok(Outcome::Done)
     }
 }

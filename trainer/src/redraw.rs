@@ -15,6 +15,7 @@ use crate::fault::Fault;
 use crate::figures;
 use crate::resume;
 use crate::state;
+use crate::world::World;
 
 /// What [`redraw`] did.
 #[derive(Debug)]
@@ -61,7 +62,13 @@ pub fn redraw(run_dir: &Path, threads: usize) -> Result<Redrawn, Fault> {
     pool.enter(|| {
         let mut store = Store::new();
         let decomposition = Decomposition::new(&run, &mut store)?;
-        let mut task = DecompositionTask::new(decomposition, sources, &mut store, &processor)?;
+        let mut task = DecompositionTask::new(
+            decomposition,
+            sources,
+            &mut store,
+            &processor,
+            &World::default(),
+        )?;
         task.make_room()?;
         // The target is that of the checkpoint; the data may have been replaced.
         let made_of = resume::data(&run.data);

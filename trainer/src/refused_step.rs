@@ -58,7 +58,7 @@ pub(crate) fn check(task: &mut dyn Task, store: &mut Store, step: u64) -> Result
             let what = format!(
                 "feature {} of row {} of its batch",
                 at % features,
-                at / features
+                batch.first_row + at / features
             );
             NonFinite {
                 what: Some(what),

@@ -10,6 +10,7 @@ use crate::decomposition_task::DecompositionTask;
 use crate::evaluation::scalar_outputs;
 use crate::fault::Fault;
 use crate::task::{Task as _, in_arena_of, run_step};
+use crate::world::World;
 
 /// The warm-up, the step and the evaluation of a decomposition, as training runs them.
 pub struct Replay {
@@ -33,7 +34,13 @@ impl Replay {
             train: none.clone(),
             eval: none,
         };
-        let mut task = DecompositionTask::new(decomposition.clone(), sources, store, processor)?;
+        let mut task = DecompositionTask::new(
+            decomposition.clone(),
+            sources,
+            store,
+            processor,
+            &World::default(),
+        )?;
         task.make_room()?;
         Ok(Self { task })
     }
@@ -89,6 +96,7 @@ impl Replay {
     ) -> Result<Vec<(String, f64)>, Fault> {
         let (owner, evaluation) = self.task.for_evaluation();
         in_arena_of(owner, &mut evaluation.program, |program| {
+            let program = &mut program.program;
             fill(program, batch);
             feed(program);
             program.run_and_fetch(store)?;

@@ -15,6 +15,7 @@ use crate::memory::Memory;
 use crate::target;
 use crate::target_models::{Target, load, shipped};
 use crate::target_task::{Lessons, TargetTask};
+use crate::world::World;
 
 /// What a run will do. Values are ready to print.
 #[derive(Debug, Clone, Default)]
@@ -27,7 +28,7 @@ pub struct RunPlan {
     pub shared_importance: usize,
     /// Bytes of a checkpoint: parameters, moments, frozen weights.
     pub state_bytes: usize,
-    /// What a rank will hold in memory.
+    /// What all ranks will hold in memory.
     pub memory: Memory,
     /// What it will hold on a GPU, if it runs on one.
     pub gpu_memory: Option<Memory>,
@@ -53,8 +54,14 @@ pub struct SitePlan {
 /// # Errors
 ///
 /// Whatever would keep the run from starting, as bad input.
-pub fn run_plan(run: &Run, threads: usize, on_gpu: bool) -> Result<RunPlan, Fault> {
+pub fn run_plan(run: &Run, threads: usize, on_gpu: bool, world: &World) -> Result<RunPlan, Fault> {
     check_precision(run, on_gpu)?;
+    if on_gpu && run.train.blocks() > 1 {
+        return Err(Fault::BadInput(format!(
+            "[train] shards = {}: batches in several shards are for CPUs, for now; leave out --gpus, or set shards = 1",
+            run.train.blocks()
+        )));
+    }
     let sources = data::open_checked(run)?;
     let network = shipped(&run.target.model)?;
     target::check_cache(run, &*network)?;
@@ -71,7 +78,13 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool) -> Result<RunPlan, Faul
     let decomposition = Decomposition::of(run, &network, &mut store)?;
     let layers = network.layers().len();
     check_length(run, decomposition.sites.len(), layers)?;
-    let task = DecompositionTask::new(decomposition, sources.clone(), &mut store, &processor)?;
+    let task = DecompositionTask::new(
+        decomposition,
+        sources.clone(),
+        &mut store,
+        &processor,
+        world,
+    )?;
     let larger = |one: Memory, other: Memory| {
         if other.total() > one.total() {
             other
@@ -80,6 +93,9 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool) -> Result<RunPlan, Faul
         }
     };
     let (mut memory, mut gpu_memory) = (task.memory(&store), task.gpu_memory(&store));
+    for (_, bytes) in &mut memory.parts {
+        *bytes = bytes.saturating_mul(world.size());
+    }
     if let Some(settings) = &run.target.train {
         let mut store = Store::of_shapes();
         let lessons = Lessons {
@@ -105,7 +121,7 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool) -> Result<RunPlan, Faul
         parameters,
     });
     Ok(RunPlan {
-        rows: rows(run, &*network, threads, on_gpu)?,
+        rows: rows(run, &*network, (threads, world), on_gpu)?,
         sites: sites.collect(),
         shared_importance,
         state_bytes: store.bytes(),
@@ -178,7 +194,7 @@ fn precision_name(precision: Precision, on_gpu: bool) -> &'static str {
 fn rows(
     run: &Run,
     network: &dyn Target,
-    threads: usize,
+    (threads, world): (usize, &World),
     on_gpu: bool,
 ) -> Result<Vec<(String, String)>, Fault> {
     let row = |label: &str, value: String| (label.to_owned(), value);
@@ -238,18 +254,22 @@ fn rows(
             format!("{} of {} rows", train.steps, train.batch_size),
         ),
         row("precision", precision_name(run.precision, on_gpu).into()),
-        row(
-            "device",
-            if on_gpu {
-                "GPU 0".to_owned()
-            } else {
-                format!(
-                    "CPU, {threads} thread{}",
-                    if threads == 1 { "" } else { "s" }
-                )
-            },
-        ),
+        row("device", device(train.blocks(), threads, on_gpu, world)),
     ])
+}
+
+/// Where a run is computed, and by how many.
+fn device(shards: usize, threads: usize, on_gpu: bool, world: &World) -> String {
+    let threads = format!("{threads} thread{}", if threads == 1 { "" } else { "s" });
+    let device = match (on_gpu, world.size()) {
+        (true, _) => "GPU 0".to_owned(),
+        (false, 1) => format!("CPU, {threads}"),
+        (false, ranks) => format!("CPU, {ranks} ranks of {threads}"),
+    };
+    match shards {
+        1 => device,
+        shards => format!("{device}; each batch in {shards} shards"),
+    }
 }
 
 #[cfg(test)]

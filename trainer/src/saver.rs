@@ -17,17 +17,19 @@ use spd_tracker::Spool;
 use crate::fault::Fault;
 use crate::heartbeat::Heartbeat;
 use crate::progress::{Progress, WARMUP};
-use crate::refused_step;
 use crate::resume::{self, Ingredient};
 use crate::state;
 use crate::task::Task;
+use crate::world::World;
 
 /// Where a task is trained, and how often it is written down.
 pub(crate) struct Place<'a> {
     /// Holds `checkpoints/`, `metrics.jsonl` and `system.jsonl`.
     pub(crate) dir: &'a Path,
-    /// Nobody else trains there meanwhile.
-    pub(crate) lock: &'a Lock,
+    /// Nobody else trains there meanwhile; the first rank has the lock, for all.
+    pub(crate) lock: Option<&'a Lock>,
+    /// The ranks that train it.
+    pub(crate) world: &'a World,
     /// When states are saved.
     pub(crate) checkpoint: Checkpoint,
     /// When rows are written.
@@ -149,7 +151,6 @@ impl<'a> Saver<'a> {
             return Ok(());
         }
         let step = at.step();
-        refused_step::check(task, store, step)?;
         let mark = spool.mark();
         self.check_rows(spool)?;
         if let Some(trouble) = spool.trouble() {
@@ -323,6 +324,7 @@ mod tests {
     use crate::data;
     use crate::decomposition::Decomposition;
     use crate::decomposition_task::DecompositionTask;
+    use crate::refused_step;
     use crate::task::run_step;
 
     /// A decomposition in training.
@@ -337,7 +339,9 @@ mod tests {
             let sources = data::open(&run).unwrap();
             let mut store = Store::new();
             let decomposition = Decomposition::new(&run, &mut store).unwrap();
-            let task = DecompositionTask::new(decomposition, sources, &mut store, processor);
+            let world = World::default();
+            let task =
+                DecompositionTask::new(decomposition, sources, &mut store, processor, &world);
             let mut task = task.unwrap();
             task.make_room().unwrap();
             for slot in state::saved(&store) {
@@ -386,7 +390,8 @@ mod tests {
         let lock = Lock::take(dir.path()).unwrap();
         let place = Place {
             dir: dir.path(),
-            lock: &lock,
+            lock: Some(&lock),
+            world: &World::default(),
             checkpoint: Checkpoint { every: 3, keep: 9 },
             log: Log { every: 0 },
             config: "",
@@ -415,6 +420,8 @@ mod tests {
                 training.go(step - 3..step);
                 saver.make_room(&training.store);
                 let before = device.waits();
+                let Training { task, store } = &mut training;
+                refused_step::check(task, store, step).unwrap();
                 let saved = saver.save(training.state(), spool, At::Step(step), progress);
                 saved.unwrap();
                 device.waits() - before

@@ -11,13 +11,12 @@ use spd_engine::{Named, Slot, Store, Values};
 use spd_tracker::Mark;
 
 use crate::fault::Fault;
-use crate::parameters::HALT;
 use crate::resume::{self, Ingredient};
 
 /// The tensors of a store that are saved.
 pub(crate) fn saved(store: &Store) -> Vec<Slot> {
     let slots = store.slots();
-    slots.filter(|&slot| store.name(slot) != HALT).collect()
+    slots.filter(|&slot| !store.is_transient(slot)).collect()
 }
 
 /// Copies tensors into a snapshot, into its old buffers where it has them.

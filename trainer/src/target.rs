@@ -20,14 +20,16 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::cache::cache_dir;
 use crate::data::Sources;
 use crate::fault::{Fault, Outcome};
-use crate::heartbeat::{Heartbeat, Supervision};
+use crate::heartbeat::Heartbeat;
 use crate::memory::Memory;
 use crate::progress::Progress;
 use crate::resume::{Ingredient, What};
 use crate::saver::Place;
+use crate::supervision::Supervision;
 use crate::target_models::{Network, Target, Weights, load};
 use crate::target_task::{Lessons, TargetTask};
 use crate::train::train;
+use crate::world::World;
 
 /// Directory of a trained target, named by everything that its weights depend on: the network and `[target.train]`, `[data]`, what
 /// the network says of itself, and the dataset's index, which holds the hashes of its shards.
@@ -361,9 +363,12 @@ fn train_target(
     let settings = lessons.settings;
     let mut task = TargetTask::new(lessons, sources.clone(), &mut store, processor)?;
     task.make_room()?;
+    // By one rank, whatever the world: its weights are the same for all.
+    let alone = World::default();
     let place = Place {
         dir,
-        lock,
+        lock: Some(lock),
+        world: &alone,
         checkpoint: Checkpoint {
             every: (settings.steps / 5).max(1),
             keep: 1,

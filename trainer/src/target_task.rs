@@ -11,12 +11,12 @@ use crate::data::{Sources, eval_feed, training_feed};
 use crate::decomposition::transposed;
 use crate::evaluation::Evaluation;
 use crate::fault::Fault;
-use crate::memory::Memory;
+use crate::memory::{Memory, input_bytes};
 use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
 use crate::schedule::learning_rate;
 use crate::target_models::{Network, TargetTensor, Weights};
-use crate::task::{GoOn, Measured, NonFinite, Task, make_arena};
+use crate::task::{GoOn, Measured, NonFinite, Task, arena_bytes};
 
 /// A target in training.
 pub(crate) struct TargetTask {
@@ -69,7 +69,7 @@ impl TargetTask {
                 (tensor, slot)
             })
             .collect();
-        store.zeros(HALT, &[2]);
+        store.transient(HALT, &[2]);
         let update = Update {
             beta2: train.beta2,
             decay: train.weight_decay,
@@ -124,15 +124,12 @@ impl TargetTask {
 
     /// Makes the arena that the programs share.
     pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
-        make_arena(
-            &self.processor,
-            &mut self.program,
-            [&self.evaluation.program],
-        )
+        let arena = self.processor.arena(arena_bytes(self.programs()))?;
+        Ok(self.program.attach(arena)?)
     }
 
     fn programs(&self) -> [&Executor; 2] {
-        [&self.program, &self.evaluation.program]
+        [&self.program, &self.evaluation.program.program]
     }
 
     /// What it will hold at its fullest on a GPU, if it runs on one.
@@ -142,7 +139,8 @@ impl TargetTask {
 
     /// What it will hold at its fullest on this machine.
     pub(crate) fn memory(&self, store: &Store) -> Memory {
-        Memory::of_task(&self.processor, store, self.programs())
+        let batch = input_bytes(self.programs());
+        Memory::of_task(&self.processor, store, batch, self.programs())
     }
 }
 

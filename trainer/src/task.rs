@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use spd_dataloader::{Batch, Feed, Source};
-use spd_engine::{Executor, Processor, Store};
+use spd_engine::{Executor, Store};
 
 use crate::data::fill;
 use crate::fault::Fault;
@@ -35,8 +35,27 @@ pub(crate) trait Task {
     /// Steps between evaluations; 0 for the ends only.
     fn eval_every(&self) -> u64;
 
-    /// The program of a step.
+    /// The program of a step, or its last stage.
     fn program(&mut self) -> &mut Executor;
+
+    /// One replay of a step on a batch.
+    ///
+    /// - `set`: gives a program its numbers
+    ///
+    /// # Errors
+    ///
+    /// When a GPU refuses, or failed before.
+    fn run(
+        &mut self,
+        store: &mut Store,
+        batch: &Batch,
+        set: &dyn Fn(&mut Executor),
+    ) -> Result<(), Fault> {
+        let program = self.program();
+        fill(program, batch);
+        set(program);
+        Ok(program.run(store)?)
+    }
 
     /// Where batches come from.
     fn source(&self) -> (Source, Feed);
@@ -105,38 +124,36 @@ pub(crate) trait Task {
     ) -> Result<Option<Measured>, Fault>;
 }
 
+/// Something that runs in an arena.
+pub(crate) trait InArena {
+    /// The program that has the arena.
+    fn executor(&mut self) -> &mut Executor;
+}
+
+impl InArena for Executor {
+    fn executor(&mut self) -> &mut Executor {
+        self
+    }
+}
+
 /// Runs `work` on a program in the arena of another, which has it back afterwards.
 ///
 /// # Errors
 ///
 /// When a GPU refuses the program, or `work` fails.
-pub(crate) fn in_arena_of<R>(
+pub(crate) fn in_arena_of<P: InArena, R>(
     owner: &mut Executor,
-    program: &mut Executor,
-    work: impl FnOnce(&mut Executor) -> Result<R, Fault>,
+    program: &mut P,
+    work: impl FnOnce(&mut P) -> Result<R, Fault>,
 ) -> Result<R, Fault> {
     if let Some(arena) = owner.detach() {
-        program.attach(arena)?;
+        program.executor().attach(arena)?;
     }
     let result = work(program);
-    if let Some(arena) = program.detach() {
+    if let Some(arena) = program.executor().detach() {
         owner.attach(arena)?;
     }
     result
-}
-
-/// Gives a program an arena that does for `others` too.
-///
-/// # Errors
-///
-/// When there is no such stretch of memory to give, or a GPU refuses the program.
-pub(crate) fn make_arena<'a>(
-    processor: &Processor,
-    program: &mut Executor,
-    others: impl IntoIterator<Item = &'a Executor>,
-) -> Result<(), Fault> {
-    let bytes = arena_bytes(others).max(program.plan().arena_bytes());
-    Ok(program.attach(processor.arena(bytes)?)?)
 }
 
 /// Bytes of an arena in which any one of the programs can run.
@@ -160,10 +177,9 @@ pub(crate) fn run_step(
 ) -> Result<(), Fault> {
     let scalars = task.scalars(step);
     let corrections = corrections(task.beta2(), step + 1);
-    let program = task.program();
-    fill(program, batch);
-    program.parameters().step = u32::try_from(step).unwrap_or(u32::MAX);
-    set_scalars(program, scalars);
-    set_scalars(program, corrections);
-    Ok(program.run(store)?)
+    task.run(store, batch, &|program| {
+        program.parameters().step = u32::try_from(step).unwrap_or(u32::MAX);
+        set_scalars(program, scalars.iter().copied());
+        set_scalars(program, corrections);
+    })
 }

@@ -92,6 +92,7 @@ mod tests {
     use crate::bench::{Overrides, preset};
     use crate::decomposition::Decomposition;
     use crate::decomposition_task::DecompositionTask;
+    use crate::world::World;
 
     /// All that a rank has in its phases: a warm-up, evaluations at both ends and between, figures, and a checkpoint that was
     /// made while nobody asked for a stop.
@@ -122,12 +123,14 @@ mod tests {
         let sources = crate::data::open(run).unwrap();
         let mut store = Store::new();
         let decomposition = Decomposition::new(run, &mut store).unwrap();
-        let task = DecompositionTask::new(decomposition, sources, &mut store, &processor);
+        let world = World::default();
+        let task = DecompositionTask::new(decomposition, sources, &mut store, &processor, &world);
         let mut task = task.unwrap();
         task.make_room().unwrap();
         let place = Place {
             dir,
-            lock,
+            lock: Some(lock),
+            world: &World::default(),
             checkpoint: run.checkpoint,
             log: run.log,
             config: "",

@@ -25,13 +25,19 @@ pub(crate) struct Training<'a> {
     pub(crate) is_new: bool,
     store: &'a mut Store,
     stop: Stop<'a>,
-    spool: Spool,
     progress: Progress,
+    /// What the first rank writes.
+    records: Option<Records<'a>>,
+}
+
+/// Rows and states.
+struct Records<'a> {
+    spool: Spool,
     saver: Saver<'a>,
 }
 
 impl<'a> Training<'a> {
-    /// Restores the newest good checkpoint, if there is one, and cuts the rows back to it.
+    /// Restores the newest good checkpoint, if there is one, and cuts the rows back to it. Ranks but the first read what that leaves.
     ///
     /// # Errors
     ///
@@ -42,9 +48,15 @@ impl<'a> Training<'a> {
         place: &'a Place<'a>,
         stop: Stop<'a>,
     ) -> Result<Self, Fault> {
+        if !place.world.is_first() {
+            place.world.agree(|| true);
+            return Self::open_other(task, store, place, stop);
+        }
         let root = place.dir.join(CHECKPOINTS);
-        place.lock.sweep(place.dir)?;
-        place.lock.sweep(&root)?;
+        if let Some(lock) = place.lock {
+            lock.sweep(place.dir)?;
+            lock.sweep(&root)?;
+        }
         let found = newest(&root)?;
         let resumed = found
             .snapshot
@@ -95,6 +107,7 @@ impl<'a> Training<'a> {
         }
         let saver = Saver::new(&root, place, found.snapshot)?;
         saver.remember(&mut progress);
+        place.world.agree(|| true);
         Ok(Self {
             task,
             place,
@@ -102,9 +115,32 @@ impl<'a> Training<'a> {
             is_new: at.is_none(),
             store,
             stop,
-            spool,
             progress,
-            saver,
+            records: Some(Records { spool, saver }),
+        })
+    }
+
+    /// The same on a rank that writes nothing, after the first one has done it.
+    fn open_other(
+        task: &'a mut dyn Task,
+        store: &'a mut Store,
+        place: &'a Place<'a>,
+        stop: Stop<'a>,
+    ) -> Result<Self, Fault> {
+        let found = newest(&place.dir.join(CHECKPOINTS))?;
+        if let Some(snapshot) = &found.snapshot {
+            state::restore(snapshot, store, place.config, place.made_of)?;
+        }
+        let at = found.snapshot.as_ref().map(At::of);
+        Ok(Self {
+            task,
+            place,
+            at: at.unwrap_or(At::WarmUp(0)),
+            is_new: at.is_none(),
+            store,
+            stop,
+            progress: Progress::felt(place.heartbeat),
+            records: None,
         })
     }
 
@@ -115,10 +151,12 @@ impl<'a> Training<'a> {
         let Some(start) = start else {
             return Ok(false);
         };
-        if !start.is_empty() {
+        if let Some(Records { spool, .. }) = &mut self.records
+            && !start.is_empty()
+        {
             let start = start.into_iter();
             let start = start.map(|(name, value)| (name.replace("eval/", "start/"), value));
-            self.spool.append(&row(0, Kind::Eval, start));
+            spool.append(&row(0, Kind::Eval, start));
         }
         Ok(true)
     }
@@ -130,12 +168,13 @@ impl<'a> Training<'a> {
             store,
             progress,
             stop,
+            place,
             ..
         } = self;
         let all = task.warmup_steps();
         let mut go_on = |made| {
             progress.show(WARMUP, all, made, false);
-            !stop()
+            place.world.agree(|| !stop())
         };
         let made = task.warm_up(store, made, &mut go_on)?;
         self.at = if made < all {
@@ -146,8 +185,9 @@ impl<'a> Training<'a> {
         Ok(made == all)
     }
 
+    /// Whether all ranks are to stop here.
     pub(crate) fn is_asked_to_stop(&self) -> bool {
-        (self.stop)()
+        !self.place.world.agree(|| !(self.stop)())
     }
 
     /// Does what is no step, and leaves its time out of their speed.
@@ -173,7 +213,9 @@ impl<'a> Training<'a> {
             task.program().start_profile();
         }
         run_step(&mut **task, store, &batch, step)?;
-        self.saver.make_room(store);
+        if let Some(Records { saver, .. }) = &mut self.records {
+            saver.make_room(store);
+        }
         if is_logged {
             task.program().fetch(store)?;
             let parts = task.program().part_times();
@@ -184,8 +226,10 @@ impl<'a> Training<'a> {
             refused_step::check(&mut **task, store, step)?;
             let seen = task.observe(store).into_iter();
             let seen = seen.chain(named(task.scalars(step)));
-            self.spool.append(&row(step, Kind::Train, seen));
-            self.spool.flush();
+            if let Some(Records { spool, .. }) = &mut self.records {
+                spool.append(&row(step, Kind::Train, seen));
+                spool.flush();
+            }
         }
         self.at = At::Step(step + 1);
         Ok(())
@@ -207,24 +251,27 @@ impl<'a> Training<'a> {
     }
 
     fn append_evaluation(&mut self, values: Measured) {
-        self.spool.append(&row(self.at.step(), Kind::Eval, values));
-        self.spool.flush();
+        if let Some(Records { spool, .. }) = &mut self.records {
+            spool.append(&row(self.at.step(), Kind::Eval, values));
+            spool.flush();
+        }
     }
 
     /// The figures. Whether it was to go on; figures are worth a warning, not a run.
     pub(crate) fn draw(&mut self) -> Result<bool, Fault> {
-        let (dir, step) = (self.place.dir, self.at.step());
-        let drawn = self.beside("figures", |task, store, go_on| {
-            task.draw(store, dir, step, go_on)
-        });
-        drawn.or_else(|fault| {
-            let note = format!("the figures of step {step} were not drawn: {fault}");
-            self.progress.event(step, note);
-            Ok(true)
+        let (dir, step, world) = (self.place.dir, self.at.step(), self.place.world);
+        world.first(|| {
+            let mut go_on = || self.progress.alive("figures", step, self.stop);
+            let drawn = self.task.draw(self.store, dir, step, &mut go_on);
+            drawn.or_else(|fault| {
+                let note = format!("the figures of step {step} were not drawn: {fault}");
+                self.progress.event(step, note);
+                Ok(true)
+            })
         })
     }
 
-    /// Does what takes long and is no step. While it does, the run says that it is alive, and hears a request to stop.
+    /// Does with all ranks what takes long and is no step. While it does, the run says that it is alive, and hears a request to stop.
     ///
     /// - `doing`: the spool's word for it
     fn beside<R>(
@@ -233,24 +280,31 @@ impl<'a> Training<'a> {
         work: impl FnOnce(&mut dyn Task, &mut Store, &mut GoOn<'_>) -> R,
     ) -> R {
         let step = self.at.step();
-        let mut go_on = || self.progress.alive(doing, step, self.stop);
+        let (world, stop) = (self.place.world, self.stop);
+        let stop = || !world.agree(|| !stop());
+        let mut go_on = || self.progress.alive(doing, step, &stop);
         work(&mut *self.task, &mut *self.store, &mut go_on)
     }
 
     /// Looks whether a write has ended.
     pub(crate) fn poll_writer(&mut self, what_follows: &str) {
-        self.saver.poll(&mut self.progress, what_follows);
+        if let Some(Records { saver, .. }) = &mut self.records {
+            saver.poll(&mut self.progress, what_follows);
+        }
     }
 
     /// Has the state written; does nothing where that was done.
     pub(crate) fn save(&mut self) -> Result<(), Fault> {
         self.place.heartbeat.enter("saving");
-        let (spool, progress) = (&mut self.spool, &mut self.progress);
-        self.saver.save(
+        refused_step::check(&mut *self.task, self.store, self.at.step())?;
+        let Some(Records { spool, saver }) = &mut self.records else {
+            return Ok(());
+        };
+        saver.save(
             (&mut *self.task, &mut *self.store),
             spool,
             self.at,
-            progress,
+            &mut self.progress,
         )
     }
 
@@ -267,7 +321,9 @@ impl<'a> Training<'a> {
         // Before the row: what is said after a state is said anew by a run that continues from it.
         self.finish_saving()?;
         self.append_evaluation(values);
-        self.saver.finish_rows(&mut self.spool)?;
+        if let Some(Records { spool, saver }) = &mut self.records {
+            saver.finish_rows(spool)?;
+        }
         self.progress.rest(clock);
         self.show(true);
         Ok(true)
@@ -295,12 +351,15 @@ impl<'a> Training<'a> {
 
     fn finish_saving(&mut self) -> Result<(), Fault> {
         self.place.heartbeat.enter("saving");
-        let (spool, progress) = (&mut self.spool, &mut self.progress);
-        self.saver.finish(
+        refused_step::check(&mut *self.task, self.store, self.at.step())?;
+        let Some(Records { spool, saver }) = &mut self.records else {
+            return Ok(());
+        };
+        saver.finish(
             (&mut *self.task, &mut *self.store),
             spool,
             self.at,
-            progress,
+            &mut self.progress,
         )
     }
 

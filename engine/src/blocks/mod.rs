@@ -52,6 +52,9 @@ pub trait Ranks: fmt::Debug + Send + Sync {
     fn wait(&self, sum: Sum, whole: &mut [f32]);
 }
 
+/// What the time of all-reduces counts as: what it takes to give a part, and to wait for the sum.
+pub const ALL_REDUCE: &str = "all_reduce";
+
 /// A sum of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sum {
@@ -105,6 +108,9 @@ impl Builder {
         }
         let sum = self.op1(AllReduce, &[value])?;
         self.all_reduced.insert(sum);
+        if let Home::Node(node) = self.homes[sum.index()] {
+            self.nodes[node].part = ALL_REDUCE;
+        }
         Ok(sum)
     }
 
@@ -182,9 +188,11 @@ impl Builder {
 impl<P> Graph<P> {
     /// The all-reduces of the program: what each reads, and makes.
     pub(crate) fn all_reduces(&self) -> impl Iterator<Item = (Value, Value)> {
-        self.all_reduced.iter().map(|&sum| match self.homes[sum.index()] {
-            Home::Node(node) => (self.nodes[node].inputs[0], sum),
-            Home::Persistent(_) | Home::Input => unreachable!("results of ops"),
-        })
+        self.all_reduced
+            .iter()
+            .map(|&sum| match self.homes[sum.index()] {
+                Home::Node(node) => (self.nodes[node].inputs[0], sum),
+                Home::Persistent(_) | Home::Input => unreachable!("results of ops"),
+            })
     }
 }

@@ -14,14 +14,15 @@
 //! The first rank decides for all of them whether they go on ([`SharedMemory::agree`]), so that all stop after the same step.
 #![expect(unsafe_code, reason = "memory that other processes write")]
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{fstat, ftruncate};
 
 use super::{Ranks, Sum, tree};
 use crate::fault::Fault;
@@ -42,7 +43,7 @@ pub type Waits = Box<dyn Fn(Option<usize>) + Send + Sync>;
 pub struct SharedMemory {
     rank: usize,
     size: usize,
-    file: File,
+    file: OwnedFd,
     common: MmapRaw,
     /// Sums and elements that the largest programs need.
     room: Mutex<(usize, usize)>,
@@ -90,9 +91,9 @@ impl SharedMemory {
     /// # Errors
     ///
     /// When there is none.
-    pub fn file() -> io::Result<File> {
-        let file = anonymous_file()?;
-        file.set_len(COMMON as u64)?;
+    pub fn file() -> io::Result<OwnedFd> {
+        let file = anonymous()?;
+        ftruncate(&file, COMMON as u64)?;
         Ok(file)
     }
 
@@ -105,9 +106,9 @@ impl SharedMemory {
     /// # Panics
     ///
     /// When there is no such rank.
-    pub fn open(file: File, rank: usize, size: usize, waits: Waits) -> io::Result<Self> {
+    pub fn open(file: OwnedFd, rank: usize, size: usize, waits: Waits) -> io::Result<Self> {
         assert!(rank < size, "rank {rank} of {size}");
-        if file.metadata()?.len() < COMMON as u64 {
+        if u64::try_from(fstat(&file)?.st_size).unwrap_or(0) < COMMON as u64 {
             return Err(io::Error::other("no memory of ranks"));
         }
         let common = MmapOptions::new().len(COMMON).map_raw(&file)?;
@@ -138,17 +139,18 @@ impl SharedMemory {
         4 * elements * (size + 1)
     }
 
-    /// Whether all ranks go on. The first one says so, and the others hear it; all of them ask the same questions in the same order.
-    /// Once they do not go on, no question is asked any more.
+    /// Whether all ranks go on. The first one says so, and the others hear it; what is not to go on for another is told to the first,
+    /// for its next question. All of them ask the same questions in the same order, and none once they do not go on.
     pub fn agree(&self, goes_on: impl FnOnce() -> bool) -> bool {
         let question = {
             let mut state = self.state();
             state.asked += 1;
             state.asked
         };
-        let (gone_on, stopped) = (self.long(0), self.long(1));
+        let [gone_on, stopped, wishes] = [0, 1, 2].map(|index| self.long(index));
+        let goes_on = goes_on();
         if self.rank == 0 {
-            let goes_on = goes_on();
+            let goes_on = goes_on && wishes.load(Ordering::Acquire) == 0;
             if goes_on {
                 gone_on.store(question, Ordering::Release);
             } else {
@@ -157,7 +159,9 @@ impl SharedMemory {
             self.tell();
             return goes_on;
         }
-        // Whoever waits hears a request to stop nonetheless: the first one is asked too.
+        if !goes_on {
+            wishes.store(1, Ordering::Release);
+        }
         self.wait_until(0, || {
             gone_on.load(Ordering::Acquire) >= question || stopped.load(Ordering::Acquire) != 0
         });
@@ -179,7 +183,10 @@ impl SharedMemory {
     /// The round of a sum for which a rank has given its part (0), or added its slice (1).
     fn done(&self, what: usize, number: usize, rank: usize) -> &AtomicU32 {
         let mapped = self.mapped();
-        assert!(number < mapped.sums && rank < self.size, "a counter of a sum");
+        assert!(
+            number < mapped.sums && rank < self.size,
+            "a counter of a sum"
+        );
         let index = (2 * number + what) * self.size + rank;
         // SAFETY: the counters come first, and there are as many; aligned, and everyone takes it for an atomic number.
         unsafe { &*mapped.map.as_ptr().add(4 * index).cast::<AtomicU32>() }
@@ -260,7 +267,8 @@ impl SharedMemory {
             std::slice::from_raw_parts_mut(self.elements(self.size, at.clone()), at.len())
         };
         tree::sum(&parts, to);
-        self.done(1, sum.number, self.rank).store(round, Ordering::Release);
+        self.done(1, sum.number, self.rank)
+            .store(round, Ordering::Release);
         self.tell();
     }
 
@@ -286,7 +294,10 @@ impl SharedMemory {
 impl Ranks for SharedMemory {
     fn expect(&self, sums: usize, elements: usize) {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
-        assert!(self.mapped.get().is_none(), "programs are known before the first is run");
+        assert!(
+            self.mapped.get().is_none(),
+            "programs are known before the first is run"
+        );
         *room = (room.0.max(sums), room.1.max(elements));
     }
 
@@ -295,13 +306,15 @@ impl Ranks for SharedMemory {
         let bytes = counter_bytes(sums, self.size) + Self::bytes(self.size, elements);
         let map = || {
             // All of them ask for the same length.
-            self.file.set_len((COMMON + bytes) as u64)?;
+            ftruncate(&self.file, (COMMON + bytes) as u64)?;
             let (start, len) = (COMMON as u64, bytes.max(1));
-            MmapOptions::new().offset(start).len(len).map_raw(&self.file)
+            MmapOptions::new()
+                .offset(start)
+                .len(len)
+                .map_raw(&self.file)
         };
-        let map = map().map_err(|error| {
-            Fault::new(format!("{bytes} bytes that the ranks share: {error}"))
-        })?;
+        let map = map()
+            .map_err(|error| Fault::new(format!("{bytes} bytes that the ranks share: {error}")))?;
         let mapped = Mapped {
             map,
             sums,
@@ -317,9 +330,8 @@ impl Ranks for SharedMemory {
         let mut state = self.state();
         let range = sum.offset..sum.offset + part.len();
         // SAFETY: this rank's own, which the others have read what lay there before.
-        let to = unsafe {
-            std::slice::from_raw_parts_mut(self.elements(self.rank, range), part.len())
-        };
+        let to =
+            unsafe { std::slice::from_raw_parts_mut(self.elements(self.rank, range), part.len()) };
         to.copy_from_slice(part);
         // 0 is what the counters begin with.
         state.started = state.started.wrapping_add(1).max(1);
@@ -353,7 +365,8 @@ impl Ranks for SharedMemory {
         }
         let range = sum.offset..sum.offset + whole.len();
         // SAFETY: all slices are there, and nobody writes them before this rank has given its next part.
-        let from = unsafe { std::slice::from_raw_parts(self.elements(self.size, range), whole.len()) };
+        let from =
+            unsafe { std::slice::from_raw_parts(self.elements(self.size, range), whole.len()) };
         whole.copy_from_slice(from);
     }
 }
@@ -364,18 +377,15 @@ fn counter_bytes(sums: usize, size: usize) -> usize {
 }
 
 #[cfg(target_os = "linux")]
-fn anonymous_file() -> io::Result<File> {
+fn anonymous() -> io::Result<OwnedFd> {
     use rustix::fs::{MemfdFlags, memfd_create};
-    Ok(memfd_create("spd ranks", MemfdFlags::CLOEXEC)?.into())
+    Ok(memfd_create("spd ranks", MemfdFlags::CLOEXEC)?)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn anonymous_file() -> io::Result<File> {
-    let path = std::env::temp_dir().join(format!("spd-ranks-{}", std::process::id()));
-    let mut options = File::options();
-    let file = options.read(true).write(true).create_new(true).open(&path)?;
-    std::fs::remove_file(&path)?;
-    Ok(file)
+fn anonymous() -> io::Result<OwnedFd> {
+    let why = "several ranks share memory that only Linux has";
+    Err(io::Error::new(io::ErrorKind::Unsupported, why))
 }
 
 #[cfg(target_os = "linux")]

@@ -96,17 +96,23 @@ impl Stages {
     /// Bytes that the sums take beside the store while `blocks` blocks are added up.
     pub fn running_bytes(&self, blocks: usize) -> usize {
         let stages = self.stages.iter();
-        stages.map(|stage| 4 * stage.elements * Running::buffers(blocks)).sum()
+        stages
+            .map(|stage| 4 * stage.elements * Running::buffers(blocks))
+            .sum()
     }
 
     /// Elements of the sums of the largest stage: what ranks add at once.
     pub fn most_elements(&self) -> usize {
-        self.stages.iter().map(|stage| stage.elements).max().unwrap_or(0)
+        self.stages
+            .iter()
+            .map(|stage| stage.elements)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Has its sums meet those of other ranks.
     pub fn meet(&mut self, ranks: Arc<dyn Ranks>) {
-        ranks.expect(1, self.most_elements());
+        ranks.expect(self.stages.len().min(1), self.most_elements());
         self.ranks = Some(ranks);
     }
 

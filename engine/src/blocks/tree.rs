@@ -123,7 +123,9 @@ impl Running {
 
 fn add(pool: &Pool, to: &mut [f32], part: &[f32]) {
     pool.run(to.len(), GRAIN, Rows(to, 1), |range, to| {
-        to.0.iter_mut().zip(&part[range]).for_each(|(to, part)| *to += part);
+        to.0.iter_mut()
+            .zip(&part[range])
+            .for_each(|(to, part)| *to += part);
     });
 }
 

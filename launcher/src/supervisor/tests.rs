@@ -13,6 +13,10 @@ fn ms(ms: u64) -> Duration {
 }
 
 fn beat(rank: usize, phase: &str, ticks: u64) -> Event {
+    waiting(rank, phase, ticks, None)
+}
+
+fn waiting(rank: usize, phase: &str, ticks: u64, waits_for: Option<usize>) -> Event {
     let phase = phase.to_owned();
     Event::Said(
         rank,
@@ -20,6 +24,7 @@ fn beat(rank: usize, phase: &str, ticks: u64) -> Event {
             phase,
             step: ticks,
             ticks,
+            waits_for,
         },
     )
 }
@@ -176,6 +181,7 @@ fn a_rank_that_is_asked_before_it_listens_has_stopped() {
 #[test]
 fn a_rank_that_was_asked_by_others_takes_all_along() {
     let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
+    s.on(ms(1), Event::Said(1, Message::Stopped("saved".to_owned())));
     assert_eq!(s.on(ms(1), code(1, 3)), [0, 2].map(Action::Ask));
 }
 
@@ -253,6 +259,58 @@ fn a_rank_that_goes_on_is_told_of_and_left_alone() {
 }
 
 #[test]
+fn who_waits_for_another_is_not_blamed_and_who_is_waited_for_is_told_of_sooner() {
+    let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
+    for (time, ticks) in [(0, 1), (100, 2)] {
+        for rank in 0..3 {
+            s.on(ms(time), beat(rank, "train", ticks));
+        }
+    }
+    for rank in [0, 2] {
+        s.on(ms(300), waiting(rank, "train", 2, Some(1)));
+    }
+    let done = waits(&mut s, 400, 60_000);
+    assert!(
+        matches!(done[..], [(5200, Action::Tell { rank: 1, .. })]),
+        "{done:?}"
+    );
+    // Its peers begin anew when it goes on.
+    assert_eq!(
+        s.on(ms(60_000), beat(1, "train", 3)),
+        [Action::Recovered(1)]
+    );
+    for rank in [0, 2] {
+        assert_eq!(s.on(ms(60_100), beat(rank, "train", 2)), []);
+    }
+    assert_eq!(waits(&mut s, 60_200, 70_000), []);
+    // Where all wait for each other, each is looked at.
+    for rank in 0..3 {
+        s.on(ms(70_000), waiting(rank, "train", 3, Some((rank + 1) % 3)));
+    }
+    let done = waits(&mut s, 70_200, 2_000_000);
+    let killed = done.iter().any(|(_, done)| matches!(done, Action::Kill(_)));
+    assert!(killed, "{done:?}");
+}
+
+#[test]
+fn who_waits_for_a_dead_rank_need_not_be_given_its_grace() {
+    let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
+    s.on(ms(1), Event::Leave);
+    // One that is done is waited for by nobody, whatever the last beat says.
+    s.on(ms(2), waiting(2, "train", 1, Some(0)));
+    assert_eq!(s.on(ms(3), code(0, 0)), []);
+    assert_eq!(s.on(ms(4), signal(1, SIGKILL)), []);
+    let forsaken = waiting(2, "train", 1, Some(1));
+    assert_eq!(s.on(ms(5), forsaken), [Action::Kill(2)]);
+    let expected = Verdict::Failed {
+        rank: 1,
+        cause: Cause::Signal(SIGKILL),
+        consequences: Vec::new(),
+    };
+    assert_eq!(buried(&mut s, ms(6)), expected);
+}
+
+#[test]
 fn what_a_phase_begins_with_may_take_long() {
     let mut s = Supervisor::new(1, TIMEOUTS, ms(0));
     s.on(ms(0), beat(0, "train", 1));
@@ -299,7 +357,8 @@ fn event() -> impl Strategy<Value = Event> {
     ];
     let phase = prop_oneof![Just("train"), Just("eval"), Just("saving")];
     prop_oneof![
-        8 => (rank.clone(), phase, 0..50u64).prop_map(|(r, p, t)| beat(r, p, t)),
+        8 => (rank.clone(), phase, 0..50u64, prop::option::of(0..5usize))
+            .prop_map(|(r, p, t, w)| waiting(r, p, t, w)),
         1 => (rank.clone(), kind, 0..90_000u64, prop::option::of(0..4usize))
             .prop_map(|(r, k, t, b)| Event::Said(r, Message::Failure(failure(k, ms(t), b)))),
         1 => rank.clone().prop_map(|r| Event::Said(r, Message::Stopped("saved".to_owned()))),

@@ -233,7 +233,7 @@ impl Member {
 
     /// What its rank printed or, if it had none, what its launcher did.
     fn log(&self) -> PathBuf {
-        let of_rank = self.dir.log();
+        let of_rank = self.dir.log(0);
         if is_file(&of_rank) {
             of_rank
         } else {

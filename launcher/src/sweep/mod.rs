@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use spd_checkpoint::atomic::write_file;
 use spd_configs::{Place, Run};
-use spd_trainer::{Fault, RunPlan};
+use spd_trainer::{Fault, RunPlan, World};
 
 use self::axes::{Axis, Combination, axes, combinations};
 use self::member::{Member, State};
@@ -92,7 +92,8 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         sweep.jobs = room;
         // Those that run have the cores of those that do not, where there is memory for that: a thread takes some.
         let threads = cores / room;
-        let wider = spd_trainer::run_plan(&largest.run, threads, false)?;
+        let world = World::default();
+        let wider = spd_trainer::run_plan(&largest.run, threads, false, &world)?;
         if matches!(room_for(&wider), Ok(Some(found)) if found >= room) {
             (sweep.threads, run_plan) = (threads, wider);
         }
@@ -266,7 +267,8 @@ impl Sweep<'_> {
             let run_plan = match known.iter().find(|(run, ..)| *run == alike) {
                 Some((_, run_plan, _)) => run_plan,
                 None => {
-                    let run_plan = spd_trainer::run_plan(&member.run, self.threads, false)?;
+                    let world = World::default();
+                    let run_plan = spd_trainer::run_plan(&member.run, self.threads, false, &world)?;
                     known.push((alike, run_plan, member));
                     &known.last().expect("pushed just now").1
                 }

@@ -1,4 +1,5 @@
-//! SIGKILL to the launcher, its rank or both, at any moment and again and again: the run ends in the bits of a straight one.
+//! SIGKILL to the launcher, a rank or all of them, at any moment and again and again, by one rank, two or four: the run ends in the
+//! bits of a straight one.
 
 use std::thread;
 use std::time::Duration;
@@ -6,12 +7,12 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::launch::{LIMIT, children, wait_until_gone};
-use crate::runs::{TEXT, TOY, Uninterrupted, send};
+use crate::runs::{SHARED_TEXT, SHARED_TMS, SHARED_TOY, TEXT, TOY, Uninterrupted, send};
 use crate::suite::{Case, Suite};
 
 const FIELD: Suite = Suite {
     name: "kills",
-    cases: 24,
+    cases: 40,
     columns: &[
         "launcher killed",
         "rank killed",
@@ -27,7 +28,8 @@ const KILLS: u32 = 8;
 #[test]
 #[ignore = "minutes; run with --ignored"]
 fn killed_runs_end_in_the_bits_of_straight_ones() {
-    let straight = Uninterrupted::of_each(&[TOY, TEXT]);
+    let runs = [TOY, TEXT, SHARED_TMS, SHARED_TOY, SHARED_TEXT];
+    let straight = Uninterrupted::of_each(&runs);
     FIELD.run(|case| {
         let straight = &straight[case.number as usize % straight.len()];
         let cached = case.random.one_in(2);
@@ -49,6 +51,8 @@ fn killed(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
     for _ in 0..KILLS {
         let again = case.random.one_in(3);
         let mut command = straight.small.command(case.dir());
+        let of_run = straight.small.ranks(&mut case.random);
+        command.args(["--cpus", &of_run.to_string()]);
         if again {
             command.args(["--restarts", "3"]);
         }
@@ -56,10 +60,19 @@ fn killed(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
         // Short enough that several lives fit into a run.
         thread::sleep(straight.took.mul_f64(0.7 * case.random.part()));
         let launcher = running.child.id();
-        let ranks = children(launcher);
+        let mut ranks = children(launcher);
+        // In the order in which they were started.
+        ranks.sort_unstable();
         let victim = case.random.below(3);
-        if victim > 0 {
-            ranks.iter().for_each(|&rank| send(rank, Signal::KILL));
+        let guilty = case.random.below(of_run);
+        match victim {
+            0 => {}
+            1 => ranks
+                .iter()
+                .skip(guilty)
+                .take(1)
+                .for_each(|&rank| send(rank, Signal::KILL)),
+            _ => ranks.iter().for_each(|&rank| send(rank, Signal::KILL)),
         }
         if victim != 1 {
             send(launcher, Signal::KILL);
@@ -75,7 +88,7 @@ fn killed(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
             continue;
         }
         let ended = case.end(running, LIMIT)?;
-        match (ended.code()?, ranks.is_empty()) {
+        match (ended.code()?, ranks.get(guilty).is_none()) {
             (0, false) if ended.stderr.contains("started again") => {
                 case.count("rank killed");
                 case.count("started again");
@@ -84,10 +97,9 @@ fn killed(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
             (1, false) => {
                 case.count("rank killed");
                 let error = ended.error()?;
-                if !error.contains("SIGKILL") {
-                    return Err(format!(
-                        "the error does not say what killed the rank: {error}"
-                    ));
+                let who = format!("rank {guilty} (pid {})", ranks[guilty]);
+                if !error.contains(&who) || !error.contains("SIGKILL") {
+                    return Err(format!("expected what killed {who}, found {error}"));
                 }
             }
             (code, _) => return Err(format!("leaves with code {code} when its rank is killed")),

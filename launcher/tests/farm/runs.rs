@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::launch::{launcher, wait};
+use crate::random::Random;
 
 const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
 
@@ -65,7 +66,50 @@ pub(crate) const TEXT: Small = Small {
     more: &[],
 };
 
+/// Runs whose batches are cut into four shards, which as many ranks, or fewer, may share: one with adversaries that all ranks climb
+/// together, and one of a language model.
+pub(crate) const SHARED_TOY: Small = Small {
+    config: "resid_mlp2.toml",
+    set: &[
+        "train.steps=60",
+        "train.batch_size=64",
+        "train.shards=4",
+        "train.faithfulness_warmup.steps=5",
+        "target.n_features=10",
+        "target.d_embed=40",
+        "target.d_mlp=10",
+        "target.train.steps=100",
+        "target.train.batch_size=64",
+        "decomposition.sites.0.C=20",
+        "checkpoint.every=7",
+        "log.every=5",
+        "eval.every=20",
+        "eval.batches=2",
+        "eval.batch_size=64",
+        "eval.known.0.identity=10",
+        "eval.known.1.dense=10",
+        "eval.loss.0.steps=3",
+        "loss.2.steps=3",
+        "loss.2.step_size=0.3",
+    ],
+    more: &[],
+};
+
+pub(crate) const SHARED_TEXT: Small =
+    TEXT.with(&["train.batch_size=4", "train.shards=4", "eval.batch_size=4"]);
+
+pub(crate) const SHARED_TMS: Small = TOY.with(&["train.shards=4"]);
+
 impl Small {
+    /// By how many ranks it is run next.
+    pub(crate) fn ranks(&self, random: &mut Random) -> usize {
+        let mut set = self.set.iter().chain(self.more);
+        match set.any(|set| *set == "train.shards=4") {
+            true => *random.one(&[1, 2, 4]),
+            false => 1,
+        }
+    }
+
     pub(crate) const fn with(self, more: &'static [&'static str]) -> Self {
         Self { more, ..self }
     }

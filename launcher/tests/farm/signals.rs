@@ -15,12 +15,14 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::launch::{Ended, children};
-use crate::runs::{RUN, Small, TEXT, TOY, Uninterrupted, send, steps};
+use crate::runs::{
+    RUN, SHARED_TEXT, SHARED_TMS, SHARED_TOY, Small, TEXT, TOY, Uninterrupted, send, steps,
+};
 use crate::suite::{Case, Suite};
 
 const FIELD: Suite = Suite {
     name: "signals",
-    cases: 84,
+    cases: 120,
     columns: &[
         "signals",
         "unread",
@@ -36,7 +38,7 @@ const FIELD: Suite = Suite {
 const LEAVING: Duration = Duration::from_secs(10);
 
 /// Runs in which one phase takes most of the time.
-const PHASES: [(&str, Small); 7] = [
+const PHASES: [(&str, Small); 10] = [
     ("steps", TOY),
     ("target", TOY.with(&["target.train.steps=3000"])),
     (
@@ -50,6 +52,12 @@ const PHASES: [(&str, Small); 7] = [
     ("saving", TOY.with(&["checkpoint.every=10"])),
     ("figures", TOY.with(&["eval.slow_every=20"])),
     ("text", TEXT),
+    ("ranks", SHARED_TOY),
+    (
+        "ranks in evaluation",
+        SHARED_TMS.with(&["train.shards=4", "eval.batches=500"]),
+    ),
+    ("ranks on text", SHARED_TEXT),
 ];
 
 const SIGNALS: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::USR1, Signal::HUP];
@@ -98,6 +106,8 @@ fn asked(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
         _ => Asked::Launcher,
     };
     let mut command = straight.small.command(case.dir());
+    let ranks = straight.small.ranks(&mut case.random);
+    command.args(["--cpus", &ranks.to_string()]);
     command.process_group(0);
     let (running, paused) = if stream == Stream::Read {
         (case.start(command), None)

@@ -2,6 +2,7 @@
 # Stands in for a rank: called as `rank --run-dir DIR --threads N`, behaves as $FAKE_RANK says. Its standard input is the channel.
 dir=$3
 printf '%s\n' "$$" > "$dir/pid"
+[ -z "$7" ] || printf '%s\n' "$$" > "$dir/pid$7"
 ticks=0
 phase() {
     printf '{"step":%s,"kind":"system","note":"%s","steps":9,"steps_per_s":3.0}\n' "$2" "$1" >> "$dir/system.jsonl"
@@ -29,6 +30,15 @@ fail) phase train 4; echo "warming up"; printf '\033[31mred\033[0m\n'; echo "err
 panic) echo "thread 'main' panicked at trainer/src/step.rs:3:4:" >&2; echo "index out of bounds" >&2; exit 101 ;;
 bad_input) echo "error: data/x: no such dataset" >&2; fail bad_input "" 0 "data/x: no such dataset"; exit 2 ;;
 not_finite) phase train 4; fail not_finite train 5 "loss is NaN"; exit 1 ;;
+# One of several ranks fails, as the others wait for it.
+one_*)
+    phase train 4
+    case "$7 $FAKE_RANK" in
+    "2 one_exits") exit 3 ;;
+    "2 one_panics") fail bug train 5 "index out of bounds"; exit 101 ;;
+    "2 one_aborts") kill -ABRT $$ ;;
+    *) alive ;;
+    esac ;;
 # A code alone is no word.
 code_2) exit 2 ;;
 killed) kill -9 $$ ;;

@@ -13,6 +13,7 @@ mod gpu;
 mod memory;
 mod metrics_rows;
 mod paths;
+mod ranks;
 mod refusals;
 mod resume;
 mod scratch;

@@ -1,4 +1,4 @@
-//! A run that was killed ends in the same bits as one that was not.
+//! A run that was killed ends in the same bits as one that was not, also by other numbers of ranks.
 //!
 //! The shipped run files, cut short: their targets, sites, losses and update are what is repeated, not their length.
 #![expect(
@@ -14,18 +14,27 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::scratch::children;
+
 const BINARY: &str = env!("CARGO_BIN_EXE_spd-launch");
 const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
 
 /// Kills of a case, shared among its runs.
-const KILLS: u64 = 20;
+const KILLS: usize = 20;
 
 struct Case {
     config: &'static str,
     set: &'static [&'static str],
+    /// Said after those.
+    more: &'static [&'static str],
+    /// Ranks of its lives, one after the other.
+    ranks: &'static [usize],
     /// Longest life before a kill, for a start.
     longest_ms: u64,
 }
+
+/// Ranks that share the batches of a run in four shards.
+const WORLDS: &[usize] = &[4, 2, 1, 4];
 
 const TOY: Case = Case {
     config: "tms_5-2.toml",
@@ -40,7 +49,57 @@ const TOY: Case = Case {
         "eval.batches=2",
         "eval.batch_size=256",
     ],
+    more: &[],
+    ranks: &[1],
     longest_ms: 400,
+};
+
+const SHARED_TOY: Case = Case {
+    more: &["train.shards=4"],
+    ranks: WORLDS,
+    ..TOY
+};
+
+/// Adversaries that all ranks climb together, in the loss and in evaluations.
+const SHARED_ADVERSARY: Case = Case {
+    config: "resid_mlp2.toml",
+    set: &[
+        "train.steps=200",
+        "train.batch_size=64",
+        "train.shards=4",
+        "train.faithfulness_warmup.steps=5",
+        "target.n_features=10",
+        "target.d_embed=40",
+        "target.d_mlp=10",
+        "target.train.steps=100",
+        "target.train.batch_size=64",
+        "decomposition.sites.0.C=20",
+        "eval.known.0.identity=10",
+        "eval.known.1.dense=10",
+        "eval.every=50",
+        "eval.batches=2",
+        "eval.batch_size=64",
+        "eval.loss.0.steps=3",
+        "loss.2.steps=3",
+        "loss.2.step_size=0.3",
+        "checkpoint.every=7",
+        "log.every=5",
+    ],
+    more: &[],
+    ranks: WORLDS,
+    longest_ms: 700,
+};
+
+const SHARED_LANGUAGE_MODEL: Case = Case {
+    more: &[
+        "train.steps=200",
+        "train.batch_size=4",
+        "train.shards=4",
+        "eval.batch_size=4",
+    ],
+    ranks: WORLDS,
+    longest_ms: 700,
+    ..LANGUAGE_MODEL
 };
 
 const LANGUAGE_MODEL: Case = Case {
@@ -62,8 +121,17 @@ const LANGUAGE_MODEL: Case = Case {
         "eval.batches=2",
         "eval.batch_size=2",
     ],
+    more: &[],
+    ranks: &[1],
     longest_ms: 250,
 };
+
+/// Who is killed.
+#[derive(Clone, Copy)]
+enum Victim {
+    Launcher,
+    Rank(usize),
+}
 
 /// What came of a launcher that was to be killed.
 enum Life {
@@ -112,19 +180,34 @@ impl Place {
         command
     }
 
-    fn run(&self, case: &Case, out: &str, threads: &str) -> Command {
+    fn run(&self, case: &Case, out: &str, threads: &str, ranks: usize) -> Command {
         let config = Path::new(CONFIGS).join(case.config);
+        let ranks = ranks.to_string();
         let mut args = vec![config.to_str().unwrap(), "--out", out, "--threads", threads];
-        for set in case.set {
+        args.extend(["--cpus", &ranks]);
+        for set in case.set.iter().chain(case.more) {
             args.extend(["--set", set]);
         }
         self.command(&args)
     }
 
-    /// A launcher killed after `life`, unless it ends before.
-    fn life(&self, case: &Case, out: &str, threads: &str, life: Duration) -> Life {
-        let mut launcher = self.run(case, out, threads).spawn().unwrap();
+    /// A launcher, or one of its ranks, killed after `life`, unless it ends before.
+    fn life(&self, mut command: Command, victim: Victim, life: Duration) -> Life {
+        let mut launcher = command.spawn().unwrap();
         sleep(life);
+        let of_launcher = children(launcher.id());
+        if let Victim::Rank(rank) = victim
+            && let Some(&pid) = of_launcher.get(rank)
+        {
+            let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+            // One that is gone has ended by itself.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            return match launcher.wait().unwrap().code() {
+                Some(1) => Life::Killed,
+                Some(0) => Life::Finished,
+                code => panic!("{code:?}"),
+            };
+        }
         let lived = match launcher.try_wait().unwrap() {
             None => {
                 launcher.kill().unwrap();
@@ -179,15 +262,18 @@ fn assert_same(case: &Case, place: &Place, a: &str, b: &str) {
 
 fn killed_is_unkilled(case: &Case) {
     let place = Place::new();
-    assert!(place.run(case, "straight", "1").status().unwrap().success());
-    assert!(
-        place
-            .run(case, "two-threads", "2")
-            .status()
-            .unwrap()
-            .success()
-    );
+    let straight = |out: &str, threads: &str, ranks| {
+        let status = place.run(case, out, threads, ranks).status();
+        assert!(status.unwrap().success(), "{out}");
+    };
+    straight("straight", "1", 1);
+    straight("two-threads", "2", 1);
     assert_same(case, &place, "straight", "two-threads");
+    for &ranks in &case.ranks[1..] {
+        let out = format!("ranks-{ranks}");
+        straight(&out, "2", ranks);
+        assert_same(case, &place, "straight", &out);
+    }
 
     // A killed run trains its target anew, and is killed in that too. How far a life gets depends on the machine: a run
     // that ends before it was killed often is followed by one of shorter lives.
@@ -203,13 +289,19 @@ fn killed_is_unkilled(case: &Case) {
             random ^= random << 17;
             let life = Duration::from_millis(30 + random % longest_ms);
             let threads = if kills % 2 == 0 { "1" } else { "2" };
-            match place.life(case, &killed, threads, life) {
+            let ranks = case.ranks[kills % case.ranks.len()];
+            let victim = match kills % 3 {
+                1 => Victim::Rank(kills / 3 % ranks),
+                _ => Victim::Launcher,
+            };
+            let command = place.run(case, &killed, threads, ranks);
+            match place.life(command, victim, life) {
                 Life::Killed => kills += 1,
                 Life::LockedOut => (),
                 Life::Finished => break,
             }
         }
-        assert!(place.run(case, &killed, "2").status().unwrap().success());
+        straight(&killed, "2", case.ranks[0]);
         assert_same(case, &place, "straight", &killed);
         if kills == KILLS {
             return;
@@ -229,17 +321,44 @@ fn a_killed_language_model_ends_in_the_same_bits() {
     killed_is_unkilled(&LANGUAGE_MODEL);
 }
 
+#[test]
+fn a_killed_toy_ends_in_the_same_bits_by_any_number_of_ranks() {
+    killed_is_unkilled(&SHARED_TOY);
+}
+
+#[test]
+fn so_does_one_with_an_adversary_that_all_ranks_share() {
+    killed_is_unkilled(&SHARED_ADVERSARY);
+}
+
+#[test]
+fn a_killed_language_model_ends_in_the_same_bits_by_any_number_of_ranks() {
+    killed_is_unkilled(&SHARED_LANGUAGE_MODEL);
+}
+
 /// SIGTERM: the state of the last finished step is saved, and the same command goes on from there.
 #[test]
 fn a_stopped_run_continues_where_it_was() {
     let place = Place::new();
-    assert!(place.run(&TOY, "straight", "2").status().unwrap().success());
-    let launcher = place.run(&TOY, "stopped", "2").spawn().unwrap();
+    assert!(
+        place
+            .run(&TOY, "straight", "2", 1)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let launcher = place.run(&TOY, "stopped", "2", 1).spawn().unwrap();
     sleep(Duration::from_millis(700));
     let pid = rustix::process::Pid::from_raw(i32::try_from(launcher.id()).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     let status = launcher.wait_with_output().unwrap().status;
     assert!(matches!(status.code(), Some(0 | 3)), "{status}");
-    assert!(place.run(&TOY, "stopped", "1").status().unwrap().success());
+    assert!(
+        place
+            .run(&TOY, "stopped", "1", 1)
+            .status()
+            .unwrap()
+            .success()
+    );
     assert_same(&TOY, &place, "straight", "stopped");
 }

@@ -157,6 +157,22 @@ impl Ended {
     }
 }
 
+/// The processes that a process started and that live, in the order in which they were started.
+pub(crate) fn children(parent: u32) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let children = processes.filter_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (_, rest) = stat.rsplit_once(") ")?;
+        let mut words = rest.split(' ');
+        let (state, of) = (words.next()?, words.next()?);
+        (state != "Z" && of == parent.to_string()).then_some(pid)
+    });
+    let mut children: Vec<u32> = children.collect();
+    children.sort_unstable();
+    children
+}
+
 /// Whether a process is gone, or only its entry is left.
 pub(crate) fn is_gone(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {

@@ -24,8 +24,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
+use spd_engine::blocks::ALL_REDUCE;
 use spd_engine::cuda::Device;
-use spd_engine::{Pool, Processor};
+use spd_engine::{Pool, Processor, Ranks, Sum};
 
 pub use ceilings::Ceilings;
 pub use phases::{OpRow, Phases};
@@ -33,12 +34,13 @@ pub use presets::{Overrides, Preset, all, known, preset};
 pub use runs::Step;
 
 use self::ceilings::GPU_SIZES;
-use self::clock::Clock;
+use self::clock::{Clock, Timed};
 use self::workload::Workload;
 use crate::fault::Fault;
 use crate::memory::peak;
 use crate::parameters::Group;
 use crate::rank::{kernel_cache, processor};
+use crate::world::World;
 
 /// How a workload is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,14 +70,23 @@ pub struct Report {
     pub memory: (usize, Option<usize>),
 }
 
-/// Times the step of a preset.
+/// Times the step of a preset, by this rank and the others of its world, each of which has a shard of the batch.
 ///
 /// # Errors
 ///
 /// When its program cannot be built.
-pub fn time(preset: &Preset, settings: &Settings) -> Result<Report, Fault> {
+pub fn time(preset: &Preset, settings: &Settings, world: &World) -> Result<Report, Fault> {
     let pool = Arc::new(Pool::new(settings.threads)?);
-    time_on(&processor(settings.gpu, &pool)?, &pool, preset, settings)
+    let processor = processor(settings.gpu, &pool)?;
+    let mut preset = preset.clone();
+    if world.size() > 1 {
+        let shards = world.size();
+        if let Some(why) = preset.run.refuses_shards(shards) {
+            return Err(Fault::BadInput(format!("{}: {why}", preset.name)));
+        }
+        preset.run.train.shards = Some(shards);
+    }
+    time_on(&processor, &pool, &preset, settings, world)
 }
 
 /// What was compiled for a preset, and the work of its step.
@@ -107,7 +118,8 @@ pub fn compile(preset: &Preset, arch: &str, threads: usize) -> Result<Compiled, 
         phases: true,
     };
     let pool = Arc::new(Pool::new(threads)?);
-    let report = time_on(&Processor::Gpu(Some(device)), &pool, preset, &settings)?;
+    let processor = Processor::Gpu(Some(device));
+    let report = time_on(&processor, &pool, preset, &settings, &World::default())?;
     let (kernels, new) = compiling.counts();
     let work = report.phases.map(|phases| phases.total());
     Ok(Compiled {
@@ -123,11 +135,12 @@ fn time_on(
     pool: &Arc<Pool>,
     preset: &Preset,
     settings: &Settings,
+    world: &World,
 ) -> Result<Report, Fault> {
     forget_peak_memory();
     let start = Instant::now();
     let before = free(processor)?;
-    let mut workload = Workload::new(preset, processor)?;
+    let mut workload = Workload::new(preset, processor, world)?;
     let build_s = start.elapsed().as_secs_f64();
     // As in training, the loop runs on a thread of the pool.
     pool.enter(|| {
@@ -139,7 +152,10 @@ fn time_on(
             _ => peak(),
         };
         let memory = (workload.planned_bytes(), held);
-        let line = line(preset, &workload, settings, &clock, build_s);
+        let mut line = line(preset, &workload, settings, &clock, build_s);
+        if let Some(ranks) = world.ranks() {
+            line.extend(all_reduces(&mut workload, &*ranks, world.size(), settings)?);
+        }
         let phases = settings
             .phases
             .then(|| {
@@ -154,6 +170,44 @@ fn time_on(
             memory,
         })
     })
+}
+
+/// What the sums over ranks take: in a step, beside other work, and alone.
+fn all_reduces(
+    workload: &mut Workload,
+    ranks: &dyn Ranks,
+    size: usize,
+    settings: &Settings,
+) -> Result<[(String, Value); 4], Fault> {
+    let elements = workload.program.all_reduced_elements();
+    workload.program.start_profile();
+    for step in 0..settings.steps {
+        workload.step(step)?;
+    }
+    let parts = workload.program.part_times().into_iter();
+    let in_steps: f64 = parts
+        .filter(|(part, _)| *part == ALL_REDUCE)
+        .map(|(_, time)| 1e3 * time.as_secs_f64())
+        .sum();
+    let mut values = vec![0.0; elements];
+    let all = Sum {
+        number: 0,
+        offset: 0,
+    };
+    let start = Instant::now();
+    for _ in 0..settings.steps {
+        ranks.start(all, &values);
+        ranks.wait(all, &mut values);
+    }
+    let alone = 1e3 * start.elapsed().as_secs_f64();
+    let of_step = |ms: f64| rounded(ms / settings.steps as f64, 4);
+    Ok([
+        ("ranks", json!(size)),
+        ("all_reduce_mb", rounded(4.0 * elements as f64 / MIB, 3)),
+        ("all_reduce_ms", of_step(in_steps)),
+        ("all_reduce_alone_ms", of_step(alone)),
+    ]
+    .map(|(name, value)| (name.to_owned(), value)))
 }
 
 /// Bytes that a GPU has free; nothing on the processor.
@@ -307,7 +361,7 @@ mod tests {
         ];
         for (name, positions, terms) in expected {
             let preset = preset(name, &Overrides::default()).unwrap();
-            let line = time(&preset, &settings).unwrap().line;
+            let line = time(&preset, &settings, &World::default()).unwrap().line;
             let line: Map<String, Value> = serde_json::from_str(&line).unwrap();
             let ours = ["spd", "ops", "arena_mb", "build_s", "p99_ms"];
             let mut fields: Vec<&str> = THEIRS.split_whitespace().chain(ours).collect();

@@ -288,6 +288,7 @@ mod tests {
     use super::super::ceilings::tests::{SMALL, emulated};
     use super::*;
     use crate::bench::{Overrides, preset};
+    use crate::world::World;
 
     #[test]
     fn every_op_is_in_one_kind_and_parts_add_up() {
@@ -300,7 +301,7 @@ mod tests {
         let all = [("tiny-tms", cpu.clone()), ("tiny-seed", cpu)];
         for (name, processor) in all.into_iter().chain(gpu) {
             let preset = preset(name, &Overrides::default()).unwrap();
-            let mut workload = Workload::new(&preset, &processor).unwrap();
+            let mut workload = Workload::new(&preset, &processor, &World::default()).unwrap();
             let phases = measure(&mut workload, &pool, 2, 5.0, SMALL).unwrap();
             let total = phases.total();
             assert_eq!(total.calls, workload.program.plan().ops());

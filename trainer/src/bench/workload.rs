@@ -8,7 +8,7 @@ use spd_engine::{Builder, Executor, Processor, Store};
 use super::clock::Timed;
 use super::compile_benchmark;
 use super::{Preset, Step};
-use crate::data::{features, fill, training_feed};
+use crate::data::{features, fill, fill_block, training_feed};
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::fault::Fault;
 use crate::losses::loss_term;
@@ -16,6 +16,7 @@ use crate::memory::laid_out_bytes;
 use crate::parameters::{self, BETA2, Group, HALT, corrections};
 use crate::schedule::learning_rate;
 use crate::target_models::{Start, Target, TargetTensor};
+use crate::world::World;
 
 /// Batches that are made beforehand and taken in turn.
 const BATCHES: usize = 8;
@@ -52,11 +53,17 @@ pub(super) struct Workload {
     pub(super) program: Executor,
     pub(super) kind: Step,
     batches: Vec<Batch>,
+    /// Which block of a batch is this rank's.
+    block: usize,
     steps: u32,
 }
 
 impl Workload {
-    pub(super) fn new(preset: &Preset, processor: &Processor) -> Result<Self, Fault> {
+    pub(super) fn new(
+        preset: &Preset,
+        processor: &Processor,
+        world: &World,
+    ) -> Result<Self, Fault> {
         let run = &preset.run;
         let mut store = Store::new();
         let decomposition = decomposition(preset, &mut store)?;
@@ -66,6 +73,10 @@ impl Workload {
         let builder = step(preset, &decomposition, &store)?;
         let mut program = Executor::new(&builder, processor)?;
         program.parameters().seed = run.seed;
+        if let Some(ranks) = world.ranks() {
+            program.meet(ranks.clone());
+            ranks.make_room()?;
+        }
         let batches = batches(preset)?;
         Ok(Self {
             decomposition,
@@ -74,6 +85,7 @@ impl Workload {
             program,
             kind: preset.step,
             batches,
+            block: world.blocks(run.train.blocks()).start,
             steps: 0,
         })
     }
@@ -136,7 +148,9 @@ impl Timed for Workload {
             // They stay as they are, on a GPU too: others would travel there within a timed step.
             compile_benchmark::draw(&self.decomposition, self.steps, &mut self.program);
         }
-        fill(&mut self.program, &self.batches[batch % BATCHES]);
+        let blocks = self.decomposition.run.train.blocks();
+        let batch = &self.batches[batch % BATCHES];
+        fill_block(&mut self.program, batch, self.block, blocks);
         self.program.parameters().step = self.steps;
         self.steps += 1;
         set_scalars(&self.decomposition, self.steps, &mut self.program);
@@ -269,7 +283,9 @@ mod tests {
     #[test]
     fn the_second_matrix_of_a_tms_is_the_first_transposed() {
         let preset = preset("tiny-tms", &Overrides::default()).unwrap();
-        let store = Workload::new(&preset, &alone()).unwrap().store;
+        let store = Workload::new(&preset, &alone(), &World::default())
+            .unwrap()
+            .store;
         let of = |name: &str| store.get(store.slot(name).unwrap());
         let (w1_hf, w2_fh) = (
             of("target_model.linear1.weight"),
@@ -290,8 +306,12 @@ mod tests {
                     precision: Some(precision),
                     ..Overrides::default()
                 };
-                let mut workload =
-                    Workload::new(&preset(name, &overrides).unwrap(), &alone()).unwrap();
+                let mut workload = Workload::new(
+                    &preset(name, &overrides).unwrap(),
+                    &alone(),
+                    &World::default(),
+                )
+                .unwrap();
                 for step in 0..2 {
                     workload.step(step).unwrap();
                 }
@@ -313,7 +333,9 @@ mod tests {
     fn tokens_are_of_the_vocabulary_and_batches_differ() {
         for (name, rows, below) in [("tiny-gpt2-h1", 2, 50), ("tiny-seed", 4, 40)] {
             let preset = preset(name, &Overrides::default()).unwrap();
-            let batches = Workload::new(&preset, &alone()).unwrap().batches;
+            let batches = Workload::new(&preset, &alone(), &World::default())
+                .unwrap()
+                .batches;
             assert!(batches.iter().all(|batch| batch.tokens.len() == rows * 17));
             let tokens = || batches.iter().flat_map(|batch| &batch.tokens);
             assert!(tokens().all(|&token| token < below), "{name}");
@@ -325,7 +347,7 @@ mod tests {
     #[test]
     fn given_masks_are_uniform_and_stay() {
         let preset = preset("tiny-seed", &Overrides::default()).unwrap();
-        let mut workload = Workload::new(&preset, &alone()).unwrap();
+        let mut workload = Workload::new(&preset, &alone(), &World::default()).unwrap();
         let mut masks = |step| {
             workload.step(step).unwrap();
             workload.program.input("mask.h.1.mlp.up_proj").to_vec()

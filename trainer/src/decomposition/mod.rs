@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use spd_configs::{Dtype, Input, Run, TiedUpdate};
 use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValues};
-use spd_engine::{Builder, Precision, Result, Slot, Store, Type, Value};
+use spd_engine::{BuildError, Builder, Precision, Result, Slot, Store, Type, Value};
 
 pub use components::SiteValues;
 use importance::SeenSite;
@@ -273,10 +273,19 @@ impl Decomposition {
                 power_sums,
                 active,
             } = b.importance_gates(gates, logits, given)?;
+            let rows = b.ty(importance).rows();
+            if b.blocks() > 1 && rows != shape.examples() {
+                let reason = format!(
+                    "{} has {rows} rows for {} positions, and draws are numbered over blocks by positions; set shards = 1",
+                    site.path(),
+                    shape.examples()
+                );
+                return Err(BuildError::new("shards", reason));
+            }
             sites.push(CleanSite {
                 values,
                 input,
-                rows: b.ty(importance).rows(),
+                rows,
                 logits,
                 importance,
                 power_sums,

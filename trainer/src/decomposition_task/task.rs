@@ -46,14 +46,26 @@ impl Task for DecompositionTask {
     }
 
     fn program(&mut self) -> &mut Executor {
-        &mut self.program
+        &mut self.program.program
+    }
+
+    fn run(
+        &mut self,
+        store: &mut Store,
+        batch: &Batch,
+        set: &dyn Fn(&mut Executor),
+    ) -> Result<(), Fault> {
+        self.program.run(store, batch, set)
     }
 
     fn source(&self) -> (Source, Feed) {
         let run = &self.decomposition.run;
         (
             self.sources.train.clone(),
-            training_feed(run.seed, run.train.batch_size),
+            Feed {
+                shard: self.world.shard(),
+                ..training_feed(run.seed, run.train.batch_size)
+            },
         )
     }
 
@@ -96,7 +108,7 @@ impl Task for DecompositionTask {
             return Ok(made);
         };
         let parameters = &self.decomposition.parameters;
-        in_arena_of(&mut self.program, program, |program| {
+        in_arena_of(&mut self.program.program, program, |program| {
             let mut made = made;
             while made < settings.steps && go_on(made) {
                 made += 1;
@@ -134,7 +146,7 @@ impl Task for DecompositionTask {
     }
 
     fn observe(&self, store: &Store) -> Vec<(String, f64)> {
-        let program = &self.program;
+        let program = &self.program.program;
         let mut seen = Vec::new();
         for name in program.output_names() {
             match name.strip_prefix("norms/") {
@@ -177,9 +189,12 @@ impl Task for DecompositionTask {
         go_on: &mut GoOn<'_>,
     ) -> Result<Option<Measured>, Fault> {
         let run = &self.decomposition.run;
-        let feed = eval_feed(run.seed, run.eval.batch_size);
+        let feed = Feed {
+            shard: self.world.shard(),
+            ..eval_feed(run.seed, run.eval.batch_size)
+        };
         let held_out = (&self.sources.eval, &feed, run.eval.batches);
-        let owner = &mut self.program;
+        let owner = &mut self.program.program;
         let evaluation = match &mut self.cheap_evaluation {
             Some(cheap) if !is_slow => cheap,
             _ => &mut self.evaluation,

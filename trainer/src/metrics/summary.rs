@@ -22,7 +22,7 @@ use crate::figures;
 use crate::memory::Peak;
 use crate::target;
 use crate::target_models::{SolvedWhen, Target};
-use crate::task::{GoOn, Task};
+use crate::task::{GoOn, Measured};
 
 /// The kinds of masks, as the evaluation names them and as people read them.
 const MASKS: [(&str, &str); 6] = [
@@ -52,20 +52,30 @@ pub(crate) struct Spent {
     pub(crate) peak: Peak,
 }
 
+/// What a summary is made of, beside the decomposition itself.
+pub(crate) struct Summary<'a> {
+    pub(crate) sources: &'a Sources,
+    pub(crate) run_dir: &'a Path,
+    pub(crate) spent: &'a Spent,
+    /// The evaluation of the last state.
+    pub(crate) last: Measured,
+}
+
 /// The text of `summary.json`; `None` where it was not to go on.
-pub(crate) fn write(
+pub(crate) fn text(
+    of: &Summary<'_>,
     task: &mut DecompositionTask,
     store: &mut Store,
-    sources: &Sources,
-    run_dir: &Path,
-    spent: &Spent,
     go_on: &mut GoOn<'_>,
 ) -> Result<Option<String>, Fault> {
+    let &Summary {
+        sources,
+        run_dir,
+        spent,
+        ref last,
+    } = of;
+    let last: BTreeMap<String, f64> = last.iter().cloned().collect();
     let run = task.decomposition.run.clone();
-    let Some(last) = task.evaluate(store, true, go_on)? else {
-        return Ok(None);
-    };
-    let last: BTreeMap<String, f64> = last.into_iter().collect();
     let first = first_evaluation(run_dir);
     let mut values = last.clone();
     let mut tables = vec![masks_table(&first, &last)];

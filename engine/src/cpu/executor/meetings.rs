@@ -110,7 +110,8 @@ impl Meetings {
                 sum, made, whole, ..
             } = &self.all[number];
             // SAFETY: the place of a result, which the plan gives to nothing else from where it is made to where it is last read.
-            let to = unsafe { std::slice::from_raw_parts_mut(whole.start.cast::<f32>(), whole.len) };
+            let to =
+                unsafe { std::slice::from_raw_parts_mut(whole.start.cast::<f32>(), whole.len) };
             ranks.wait(*sum, to);
             count(*made);
         }

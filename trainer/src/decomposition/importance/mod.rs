@@ -127,11 +127,10 @@ pub(super) fn logits(
     said: &Importance,
     seen: &[SeenSite<'_>],
 ) -> Result<Vec<Value>> {
-    let weight =
-        |b: &mut Builder, name: &str| {
-            let value = b.persistent(store, store.slot(name).expect("made by `add`"));
-            b.per_block(value).expect("a tensor in f32")
-        };
+    let weight = |b: &mut Builder, name: &str| {
+        let value = b.persistent(store, store.slot(name).expect("made by `add`"));
+        b.per_block(value).expect("a tensor in f32")
+    };
     function(said).logits(b, &weight, seen)
 }
 

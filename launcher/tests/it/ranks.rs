@@ -1,0 +1,275 @@
+//! Several ranks: what they refuse, who is named when one dies, stops or hangs, and that none is left.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::scratch::{Scratch, assert_goes, children, end, launch, start};
+
+/// A run of some seconds in four shards.
+const LONG: &[&str] = &[
+    "train.steps=200000",
+    "train.batch_size=64",
+    "train.shards=4",
+    "target.train.steps=50",
+    "eval.every=100000",
+    "eval.batches=1",
+    "eval.batch_size=64",
+];
+
+fn send(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+/// Waits until a run has made a step, and returns its ranks.
+fn ranks_at_work(scratch: &Scratch, launcher: u32) -> Vec<u32> {
+    let started = Instant::now();
+    let is_training = || {
+        let rows = fs::read_to_string(scratch.path().join("r/system.jsonl")).unwrap_or_default();
+        rows.lines()
+            .any(|row| row.contains("\"train\"") && !row.contains("\"step\":0,"))
+    };
+    while !is_training() {
+        assert!(started.elapsed() < Duration::from_secs(60));
+        thread::sleep(Duration::from_millis(10));
+    }
+    children(launcher)
+}
+
+#[test]
+fn worlds_that_cannot_share_a_batch_are_refused() {
+    let scratch = Scratch::new();
+    for (set, cpus, expected) in [
+        (
+            "train.shards=4",
+            "3",
+            "--cpus 3: its batches are cut into 4 shards, which 1 or 2 or 4 ranks can share, and 3 cannot",
+        ),
+        (
+            "train.shards=6",
+            "2",
+            "--cpus 2: its batches are cut into 6 shards, which 1 or 6 ranks can share, and 2 cannot",
+        ),
+        (
+            "train.batch_size=30",
+            "4",
+            "--cpus 4: expected a divisor of the rows of a batch, batch_size = 30, found 4",
+        ),
+        (
+            "eval.batch_size=30",
+            "4",
+            "--cpus 4: expected a divisor of the rows of a batch, eval.batch_size = 30, found 4",
+        ),
+    ] {
+        let mut command = scratch.real("tms_5-2.toml", "r", &["train.batch_size=96", set]);
+        command.args(["--cpus", cpus]);
+        let ended = launch(command);
+        assert_eq!(
+            (ended.code, ended.error()),
+            (Some(2), expected),
+            "{}",
+            ended.stderr
+        );
+    }
+    let shards = |set: &[&str]| launch(scratch.real("tms_5-2.toml", "r", set)).stderr;
+    let line = shards(&["train.shards=5", "train.batch_size=64"]);
+    let expected = "expected a divisor of the rows of a batch, batch_size = 64, found 5";
+    assert!(line.contains(expected), "{line}");
+    let line = shards(&[
+        "train.shards=8",
+        "train.batch_size=64",
+        "eval.batch_size=12",
+    ]);
+    let expected = "expected a multiple of shards = 8 in [train], found 12";
+    assert!(line.contains(expected), "{line}");
+    for arguments in [["--cpus", "0"], ["--cpus", "1000"]] {
+        let mut command = scratch.real("tms_5-2.toml", "r", &[]);
+        command.args(arguments);
+        assert_eq!(launch(command).code, Some(2));
+    }
+    assert!(!scratch.names().contains(&"r".to_owned()));
+}
+
+/// A run goes on in the shards that it began with, whatever the number of ranks.
+#[test]
+fn a_run_keeps_its_shards() {
+    let scratch = Scratch::new();
+    let set = [
+        "train.steps=20",
+        "train.batch_size=64",
+        "target.train.steps=50",
+        "eval.batches=1",
+        "checkpoint.every=5",
+    ];
+    let by = |ranks: &str, out: &str, more: &[&str]| {
+        let mut command = scratch.real("tms_5-2.toml", out, &set);
+        command.args(["--cpus", ranks]).args(more);
+        launch(command)
+    };
+    let first = by("4", "r", &[]);
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    assert!(
+        first
+            .stdout
+            .contains("CPU, 4 ranks of 1 thread; each batch in 4 shards"),
+        "{}",
+        first.stdout
+    );
+    let resolved = fs::read_to_string(scratch.path().join("r/config.toml")).unwrap();
+    assert!(resolved.contains("\nshards = 4\n"), "{resolved}");
+    assert_eq!(by("1", "r", &[]).code, Some(0));
+    let refused = by("3", "r", &[]);
+    assert_eq!(refused.code, Some(2));
+    let line = "--cpus 3: its batches are cut into 4 shards, which 1 or 2 or 4 ranks can share, and 3 cannot";
+    assert_eq!(refused.error(), line);
+    // A run of one rank says nothing of shards.
+    assert_eq!(by("1", "one", &[]).code, Some(0));
+    let resolved = fs::read_to_string(scratch.path().join("one/config.toml")).unwrap();
+    assert!(!resolved.contains("shards"), "{resolved}");
+    assert_eq!(
+        by("2", "one", &[]).error(),
+        "--cpus 2: its batches are cut into 1 shards, which 1 ranks can share, and 2 cannot"
+    );
+}
+
+#[test]
+fn whoever_dies_is_named_and_the_others_go_at_once() {
+    for (rank, signal, name) in [
+        (0, Signal::KILL, "SIGKILL"),
+        (1, Signal::ABORT, "SIGABRT"),
+        (3, Signal::ILL, "SIGILL"),
+    ] {
+        let scratch = Scratch::new();
+        let mut command = scratch.real("tms_5-2.toml", "r", LONG);
+        command.args(["--cpus", "4"]);
+        let launcher = start(command);
+        let ranks = ranks_at_work(&scratch, launcher.id());
+        assert_eq!(ranks.len(), 4);
+        send(ranks[rank], signal);
+        ranks.iter().for_each(|&rank| assert_goes(rank));
+        let ended = end(launcher);
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        let who = format!("rank {rank} (pid {})", ranks[rank]);
+        let error = ended.error();
+        assert!(error.starts_with(&who) && error.contains(name), "{error}");
+        assert!(!ended.stderr.contains("because of it"), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn so_is_whoever_leaves_with_a_code_or_a_word() {
+    for (behaviour, words) in [
+        ("one_exits", " left with code 3 after step 4 (decomposing)"),
+        (
+            "one_panics",
+            " panicked after step 5 (decomposing), which is a bug in spd: index out of bounds",
+        ),
+        (
+            "one_aborts",
+            " was killed by signal 6 (SIGABRT) after step 4 (decomposing); it aborted itself, which is a bug",
+        ),
+    ] {
+        let scratch = Scratch::new();
+        let mut command = scratch.run(behaviour, &["--cpus", "4"]);
+        command.args(["--set", "eval.batch_size=8"]);
+        let ended = launch(command);
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        let error = ended.error();
+        assert!(
+            error.starts_with("rank 2 (pid ") && error.contains(words),
+            "{error}"
+        );
+        for rank in 0..4 {
+            // One that was killed before it wrote is gone as well.
+            let pid = fs::read_to_string(scratch.run_dir().join(format!("pid{rank}")));
+            if let Ok(pid) = pid.unwrap_or_default().trim().parse() {
+                assert_goes(pid);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_rank_survives_its_launcher_however_it_dies() {
+    for with_a_rank in [false, true] {
+        let scratch = Scratch::new();
+        let mut command = scratch.real("tms_5-2.toml", "r", LONG);
+        command.args(["--cpus", "4"]);
+        let mut launcher = start(command);
+        let ranks = ranks_at_work(&scratch, launcher.id());
+        if with_a_rank {
+            send(ranks[2], Signal::KILL);
+        }
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        let killed = Instant::now();
+        ranks.iter().for_each(|&rank| assert_goes(rank));
+        assert!(killed.elapsed() < Duration::from_millis(500));
+    }
+}
+
+/// The one that is stopped is named, and not those that wait for it; nobody is killed, and all stop together.
+#[test]
+fn a_rank_that_is_stopped_is_named_and_not_those_that_wait() {
+    let scratch = Scratch::new();
+    let mut command = scratch.real("tms_5-2.toml", "r", LONG);
+    command.args(["--cpus", "4"]);
+    let launcher = start(command);
+    let ranks = ranks_at_work(&scratch, launcher.id());
+    send(ranks[2], Signal::STOP);
+    thread::sleep(Duration::from_secs(7));
+    send(ranks[2], Signal::CONT);
+    thread::sleep(Duration::from_millis(500));
+    send(launcher.id(), Signal::TERM);
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    let lines: Vec<&str> = ended.stderr.lines().collect();
+    let named = format!("rank 2 is stopped (process {}; ", ranks[2]);
+    let named: Vec<_> = lines
+        .iter()
+        .filter(|line| line.starts_with(&named))
+        .collect();
+    assert_eq!(named.len(), 1, "{}", ended.stderr);
+    assert!(
+        named[0].contains("nothing for 5 seconds after step "),
+        "{}",
+        named[0]
+    );
+    assert!(lines.contains(&"rank 2 goes on"), "{}", ended.stderr);
+    for other in [0, 1, 3] {
+        let of_other = format!("rank {other} ");
+        assert!(
+            !lines.iter().any(|line| line.starts_with(&of_other)),
+            "{}",
+            ended.stderr
+        );
+    }
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.starts_with("stopped after step "))
+    );
+}
+
+/// Whichever rank is asked, all of them stop after the same step, and go on from there.
+#[test]
+fn a_stop_of_one_rank_is_a_stop_of_all() {
+    let scratch = Scratch::new();
+    let mut command = scratch.real("tms_5-2.toml", "r", LONG);
+    command.args(["--cpus", "2"]);
+    let launcher = start(command);
+    let ranks = ranks_at_work(&scratch, launcher.id());
+    send(ranks[1], Signal::TERM);
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert!(
+        ended
+            .stderr
+            .contains(", which is saved; the same command goes on"),
+        "{}",
+        ended.stderr
+    );
+}

@@ -1,0 +1,18 @@
+//! A rank among others, and under whoever supervises it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use crate::heartbeat::Heartbeat;
+use crate::world::World;
+
+/// What a rank and whoever supervises it tell each other while it runs.
+#[derive(Debug, Clone, Default)]
+pub struct Supervision {
+    /// The ranks of the run.
+    pub world: World,
+    /// Set to have the rank save and leave.
+    pub stop: Arc<AtomicBool>,
+    /// How far the rank is.
+    pub heartbeat: Arc<Heartbeat>,
+}
