@@ -46,6 +46,9 @@ pub(crate) enum Message {
         /// The rank that it has been waiting for, for a while.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         waits_for: Option<usize>,
+        /// How long it has waited for others, in all, in milliseconds.
+        #[serde(default)]
+        waited_ms: u64,
     },
     /// It leaves on request: where, and what is saved, in words.
     Stopped(String),
@@ -171,6 +174,7 @@ impl Channel {
                         step: beat.step,
                         ticks: beat.ticks,
                         waits_for: beat.waits_for,
+                        waited_ms: u64::try_from(beat.waited.as_millis()).unwrap_or(u64::MAX),
                     });
                     last = beat;
                 }
@@ -235,6 +239,7 @@ mod tests {
             step,
             ticks: step + 1,
             waits_for: None,
+            waited_ms: 0,
         }
     }
 

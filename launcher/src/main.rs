@@ -38,6 +38,7 @@ mod run_dir;
 mod screen;
 mod slurm;
 mod stop;
+mod straggler;
 mod summary;
 mod supervise;
 mod supervisor;

@@ -180,6 +180,10 @@ fn act(action: &Action, ranks: &[Rank], supervisor: &Supervisor) {
         Action::Ask(rank) => ranks[rank].process.ask(),
         Action::Kill(rank) => ranks[rank].process.send_kill(),
         Action::Recovered(rank) => screen::note(&format!("rank {rank} goes on")),
+        Action::Slow { rank, percent } => screen::note(&format!(
+            "rank {rank} (pid {}) is slow: the others wait for it {percent} % of the time",
+            ranks[rank].process.pid()
+        )),
         Action::Tell {
             rank,
             silent,

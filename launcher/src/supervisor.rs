@@ -12,6 +12,7 @@ use spd_trainer::FaultKind;
 
 use crate::channel::Message;
 use crate::failure::Failure;
+use crate::straggler::{Pace, Stragglers, TRAIN};
 
 /// How long ranks are waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,6 +100,8 @@ pub(crate) enum Action {
     },
     /// Say that a rank that was named makes progress again.
     Recovered(usize),
+    /// Say that a rank is slow: the others wait for it so much of their time, in hundredths.
+    Slow { rank: usize, percent: u32 },
 }
 
 /// How an attempt ended.
@@ -167,6 +170,7 @@ pub(crate) struct Supervisor {
     interrupted: Option<i32>,
     /// When a failure was first heard of.
     failed: Option<Duration>,
+    stragglers: Stragglers,
 }
 
 #[derive(Debug)]
@@ -175,6 +179,8 @@ struct Rank {
     ticks: u64,
     /// The rank that it waits for.
     waits_for: Option<usize>,
+    /// How long it has waited for others, in all.
+    waited: Duration,
     /// When it last made progress.
     progressed: Duration,
     /// Its longest pause in each phase.
@@ -209,6 +215,7 @@ impl Supervisor {
             at: Whereabouts::default(),
             ticks: 0,
             waits_for: None,
+            waited: Duration::ZERO,
             progressed: now,
             longest: BTreeMap::new(),
             is_told: false,
@@ -224,6 +231,7 @@ impl Supervisor {
             asked: None,
             interrupted: None,
             failed: None,
+            stragglers: Stragglers::default(),
         }
     }
 
@@ -279,6 +287,7 @@ impl Supervisor {
                 step,
                 ticks,
                 waits_for,
+                waited_ms,
             } => {
                 // Who has waited long begins anew.
                 if rank.waits_for.is_some() && waits_for.is_none() {
@@ -298,6 +307,11 @@ impl Supervisor {
                 rank.at = Whereabouts { phase, step };
                 if std::mem::take(&mut rank.is_told) {
                     actions.push(Action::Recovered(index));
+                }
+                rank.waited = Duration::from_millis(waited_ms);
+                let steps: Vec<Pace> = self.ranks.iter().map(Rank::pace).collect();
+                if let Some((rank, percent)) = self.stragglers.look(now, &steps) {
+                    actions.push(Action::Slow { rank, percent });
                 }
             }
             Message::Stopped(words) => rank.stopped = Some(words),
@@ -485,6 +499,13 @@ const DONE: i32 = 0;
 const STOPPED: i32 = 3;
 
 impl Rank {
+    fn pace(&self) -> Pace {
+        Pace {
+            step: (self.at.phase == TRAIN).then_some(self.at.step),
+            waited: self.waited,
+        }
+    }
+
     fn longest(&self) -> Option<Duration> {
         self.longest.get(&self.at.phase).copied()
     }

@@ -3,6 +3,9 @@
 //! The training thread counts, and whoever supervises reads: neither waits for a disk or for the other.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use spd_engine::blocks::Waiting;
 
 /// The newest beat, and the last words of a rank that was asked to stop.
 #[derive(Debug, Default)]
@@ -22,6 +25,8 @@ pub struct Beat {
     pub ticks: u64,
     /// The rank that this one has been waiting for, for a while.
     pub waits_for: Option<usize>,
+    /// How long it has waited for others, in all.
+    pub waited: Duration,
 }
 
 impl Heartbeat {
@@ -32,13 +37,20 @@ impl Heartbeat {
             phase,
             step,
             ticks: beat.ticks + 1,
-            waits_for: None,
+            ..*beat
         };
     }
 
-    /// This rank waits for another, or does not any more.
-    pub(crate) fn waits_for(&self, rank: Option<usize>) {
-        self.beat().waits_for = rank;
+    /// This rank waits for another, or has waited.
+    pub(crate) fn waits(&self, waiting: Waiting) {
+        let mut beat = self.beat();
+        match waiting {
+            Waiting::For(rank) => beat.waits_for = Some(rank),
+            Waiting::Over(time) => {
+                beat.waits_for = None;
+                beat.waited += time;
+            }
+        }
     }
 
     /// What takes long begins after the steps that were finished.
@@ -82,7 +94,7 @@ mod tests {
             phase: "saving",
             step: 7,
             ticks: 3,
-            waits_for: None,
+            ..Beat::default()
         };
         assert_eq!(heartbeat.newest(), expected);
         heartbeat.set_stopped("stopped after step 7, which is saved");

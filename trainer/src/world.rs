@@ -39,7 +39,7 @@ impl World {
         heartbeat: &Arc<Heartbeat>,
     ) -> Result<Self, Fault> {
         let heartbeat = Arc::clone(heartbeat);
-        let waits = Box::new(move |whom| heartbeat.waits_for(whom));
+        let waits = Box::new(move |waiting| heartbeat.waits(waiting));
         let memory = SharedMemory::open(file, rank, size, waits);
         let memory = memory.context("the memory that ranks share")?;
         Ok(Self {

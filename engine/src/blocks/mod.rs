@@ -28,7 +28,7 @@ use crate::op::{BuildError, Builder, Result};
 use crate::ops::{AllReduce, PerBlock};
 use crate::value::Value;
 
-pub use shared_memory::{SharedMemory, Waits};
+pub use shared_memory::{SharedMemory, Waiting, Waits};
 pub use stages::Stages;
 
 /// The ranks of a run, each with as many blocks, which replay the same programs: where their sums meet.

@@ -36,8 +36,17 @@ const LOOKS: usize = 200;
 /// Time after which it is said who is waited for.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Told for whom a rank has been waiting for a while, and then that it goes on.
-pub type Waits = Box<dyn Fn(Option<usize>) + Send + Sync>;
+/// A wait for another rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waiting {
+    /// It has lasted for a while, for this rank.
+    For(usize),
+    /// It is over, and took so long.
+    Over(Duration),
+}
+
+/// Told of each wait for another rank.
+pub type Waits = Box<dyn Fn(Waiting) + Send + Sync>;
 
 /// One rank's end of the memory.
 pub struct SharedMemory {
@@ -220,8 +229,13 @@ impl SharedMemory {
 
     /// Waits until what rank `whom` does makes something so.
     fn wait_until(&self, whom: usize, is_so: impl Fn() -> bool) {
+        if is_so() {
+            return;
+        }
+        let began = Instant::now();
         for look in 0..LOOKS {
             if is_so() {
+                (self.waits)(Waiting::Over(began.elapsed()));
                 return;
             }
             if look < LOOKS / 2 {
@@ -230,7 +244,6 @@ impl SharedMemory {
                 std::thread::yield_now();
             }
         }
-        let (began, mut said) = (Instant::now(), false);
         loop {
             let seen = self.event(0).load(Ordering::SeqCst);
             self.event(1).fetch_add(1, Ordering::SeqCst);
@@ -243,13 +256,10 @@ impl SharedMemory {
                 break;
             }
             if began.elapsed() >= PATIENCE {
-                said = true;
-                (self.waits)(Some(whom));
+                (self.waits)(Waiting::For(whom));
             }
         }
-        if said {
-            (self.waits)(None);
-        }
+        (self.waits)(Waiting::Over(began.elapsed()));
     }
 
     /// Adds this rank's slice of a sum whose parts are all there.

@@ -155,7 +155,7 @@ fn every_world_finds_the_same_bits() {
                 for rank in 0..world {
                     scope.spawn(move || {
                         let file = file.try_clone().unwrap();
-                        let waits = Box::new(|_: Option<usize>| {});
+                        let waits = Box::new(|_: Waiting| {});
                         let ranks = SharedMemory::open(file, rank, world, waits).unwrap();
                         let found = trained(blocks, world, Some(ranks), 1 + rank % 2);
                         assert!(found == *expected, "{blocks} blocks, {world} ranks");

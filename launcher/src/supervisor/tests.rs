@@ -25,6 +25,7 @@ fn waiting(rank: usize, phase: &str, ticks: u64, waits_for: Option<usize>) -> Ev
             step: ticks,
             ticks,
             waits_for,
+            waited_ms: 0,
         },
     )
 }

@@ -239,6 +239,8 @@ fn a_rank_that_is_stopped_is_named_and_not_those_that_wait() {
         named[0]
     );
     assert!(lines.contains(&"rank 2 goes on"), "{}", ended.stderr);
+    // Four ranks on fewer cores wait for each other, and none of them is slow.
+    assert!(!ended.stderr.contains(" is slow: "), "{}", ended.stderr);
     for other in [0, 1, 3] {
         let of_other = format!("rank {other} ");
         assert!(
@@ -251,6 +253,37 @@ fn a_rank_that_is_stopped_is_named_and_not_those_that_wait() {
         lines
             .iter()
             .any(|line| line.starts_with("stopped after step "))
+    );
+}
+
+/// A rank that gets a fourth of its time is named, once, and nobody else.
+#[test]
+fn a_rank_that_is_slow_is_named() {
+    let scratch = Scratch::new();
+    let mut command = scratch.real("tms_5-2.toml", "r", LONG);
+    command.args(["--cpus", "2"]);
+    let launcher = start(command);
+    let ranks = ranks_at_work(&scratch, launcher.id());
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(6) {
+        send(ranks[1], Signal::STOP);
+        thread::sleep(Duration::from_millis(30));
+        send(ranks[1], Signal::CONT);
+        thread::sleep(Duration::from_millis(10));
+    }
+    send(launcher.id(), Signal::TERM);
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    let slow = ended
+        .stderr
+        .lines()
+        .filter(|line| line.contains(" is slow: "));
+    let slow: Vec<&str> = slow.collect();
+    let who = format!("rank 1 (pid {}) is slow: the others wait for it ", ranks[1]);
+    assert!(
+        slow.len() == 1 && slow[0].starts_with(&who),
+        "{}",
+        ended.stderr
     );
 }
 
