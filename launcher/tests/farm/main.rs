@@ -1,4 +1,5 @@
-//! The farm: broken files, odd command lines, kills, signals, damage, full disks and failing system calls, at random from a seed.
+//! The farm: broken files, odd command lines, kills, signals, damage, full disks, failing system calls and long runs under all kinds of
+//! faults, at random from a seed.
 //!
 //! ```sh
 //! cargo test --release -p spd-launch --test farm -- --ignored --nocapture
@@ -29,5 +30,6 @@ mod random;
 mod run_files;
 mod runs;
 mod signals;
+mod soak;
 mod suite;
 mod system_calls;
