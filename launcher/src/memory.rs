@@ -1,7 +1,7 @@
 //! Does a run fit into memory? Asked before it starts, so that no machine has to be driven into swap or the killer to learn it.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use spd_configs::Run;
 
@@ -25,9 +25,8 @@ pub(crate) fn available() -> Option<usize> {
 /// How often the kernel has killed something of this process's control group for want of memory; 0 where it does not tell.
 pub(crate) fn oom_kills() -> u64 {
     let groups = fs::read_to_string(CGROUP).unwrap_or_default();
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"));
-    let events = own.map(|own| Path::new(CGROUPS).join(own).join("memory.events"));
-    let text = events.and_then(|path| fs::read_to_string(path).ok());
+    let own = own_group(Path::new(CGROUPS), &groups);
+    let text = own.and_then(|(_, own, files)| fs::read_to_string(own.join(files.events)).ok());
     text.map_or(0, |text| counted_kills(&text))
 }
 
@@ -49,6 +48,15 @@ fn kilobytes(text: &str, label: &str) -> Option<usize> {
 /// The least that any group above this process leaves: its limit less what it uses, page cache that it could do without
 /// not counted.
 fn left_in_group(root: &Path, groups: &str) -> Option<usize> {
+    let (root, own, files) = own_group(root, groups)?;
+    own.ancestors()
+        .take_while(|group| group.starts_with(&root))
+        .filter_map(|group| left(group, files))
+        .min()
+}
+
+/// Where the groups that count memory lie, which of them is this process's, and what their files are called.
+fn own_group(root: &Path, groups: &str) -> Option<(PathBuf, PathBuf, &'static Files)> {
     let unified = groups.lines().find_map(|line| line.strip_prefix("0::/"));
     let legacy = groups.lines().find_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(":/")?;
@@ -63,23 +71,40 @@ fn left_in_group(root: &Path, groups: &str) -> Option<usize> {
         (None, None) => return None,
     };
     let own = root.join(path);
-    own.ancestors()
-        .take_while(|group| group.starts_with(&root))
-        .filter_map(|group| left(group, files))
-        .min()
+    Some((root, own, files))
 }
 
-/// Names of limit, use, and reclaimable page cache.
-type Files = (&'static str, &'static str, &'static str);
+/// What a group's files are called.
+#[derive(Debug)]
+struct Files {
+    limit: &'static str,
+    used: &'static str,
+    /// A line of `memory.stat`: page cache that the group could do without.
+    reclaimable: &'static str,
+    /// Counts kills for want of memory.
+    events: &'static str,
+}
 
-const UNIFIED: Files = ("memory.max", "memory.current", "inactive_file ");
-const LEGACY: Files = (
-    "memory.limit_in_bytes",
-    "memory.usage_in_bytes",
-    "total_inactive_file ",
-);
+const UNIFIED: Files = Files {
+    limit: "memory.max",
+    used: "memory.current",
+    reclaimable: "inactive_file ",
+    events: "memory.events",
+};
+const LEGACY: Files = Files {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    reclaimable: "total_inactive_file ",
+    events: "memory.oom_control",
+};
 
-fn left(group: &Path, (limit, used, reclaimable): &Files) -> Option<usize> {
+fn left(group: &Path, files: &Files) -> Option<usize> {
+    let &Files {
+        limit,
+        used,
+        reclaimable,
+        ..
+    } = files;
     let read = |name: &str| fs::read_to_string(group.join(name)).ok();
     let number = |name: &str| read(name)?.trim().parse::<usize>().ok();
     let cache = read("memory.stat").and_then(|text| {

@@ -476,7 +476,8 @@ impl Supervisor {
             .collect();
         failures.sort_by_key(|(order, _)| *order);
         let consequences = failures.iter().skip(1).map(|((.., rank), _)| *rank);
-        let consequences = consequences.collect();
+        let mut consequences: Vec<usize> = consequences.collect();
+        consequences.sort_unstable();
         if let Some(((.., rank), cause)) = failures.into_iter().next() {
             return Verdict::Failed {
                 rank,

@@ -38,11 +38,7 @@ const RUNS: [Small; 3] = [
         "checkpoint.every=100",
         "eval.every=1000",
     ]),
-    SHARED_TOY.with(&[
-        "train.steps=1500",
-        "checkpoint.every=25",
-        "eval.every=500",
-    ]),
+    SHARED_TOY.with(&["train.steps=1500", "checkpoint.every=25", "eval.every=500"]),
     SHARED_TEXT.with(&[
         "train.batch_size=4",
         "train.shards=4",
@@ -180,7 +176,9 @@ fn damage_newest(run: &Path) -> bool {
 fn check_growth(launcher: u32) -> Result<(), String> {
     let files = fs::read_dir(format!("/proc/{launcher}/fd")).map_or(0, Iterator::count);
     let status = fs::read_to_string(format!("/proc/{launcher}/status")).unwrap_or_default();
-    let held = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let held = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
     let held = held.and_then(|held| held.trim().trim_end_matches(" kB").parse::<u64>().ok());
     let held = held.unwrap_or(0);
     if files > MOST_FILES || held > MOST_KIB {

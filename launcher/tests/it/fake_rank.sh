@@ -48,7 +48,7 @@ unsaved) trap 'exit 3' TERM; alive ;;
 chatty) trap 'echo bye; exit 3' TERM; while :; do seq 100; phase train 1; sleep 0.02; done ;;
 stubborn) trap '' TERM; alive ;;
 hang) phase train 2; while :; do sleep 0.02; done ;;
-flood) yes 'a line that is long enough to be seen' | head -c 20000000; finish ;;
+flood) yes 'a line that is long enough to be seen' | head -c "${FAKE_BYTES:-20000000}"; finish ;;
 crash_loop) mkdir -p "$dir/checkpoints/step-00000005"; echo again >> "$dir/attempts"; exit 1 ;;
 crash_on)
     echo again >> "$dir/attempts"
