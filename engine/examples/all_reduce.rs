@@ -1,5 +1,6 @@
 //! How long does a sum over ranks of one machine take? Microseconds by size, for 2 and 4 ranks, each on a thread:
 //! `cargo run --release -p spd-engine --example all_reduce`.
+#![expect(clippy::print_stdout, reason = "prints its results")]
 
 use std::thread;
 use std::time::Instant;

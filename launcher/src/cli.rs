@@ -128,6 +128,15 @@ pub(crate) struct RunArgs {
     /// unless what ended it would end it again: bad input, numbers that are not finite, a lack of memory
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) restarts: u32,
+    /// Print results and errors alone
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Print too which processes are started, and what each rank begins with
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// Print objects of JSON, one a line: `time`, `kind` (`plan`, `note`, `detail`, `error`, `end`, `result`) and `text`
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Program started in place of this one; for tests of the launcher
     #[arg(long, value_name = "PATH", hide = true)]
     pub(crate) rank_program: Option<PathBuf>,

@@ -56,6 +56,7 @@ use spd_trainer::Fault;
 
 use crate::cli::{Cli, Command};
 use crate::exit::Exit;
+use crate::screen::Style;
 
 fn main() -> ExitCode {
     ranks::name_process();
@@ -71,6 +72,9 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Exit {
+    if let Some(asked) = &cli.run {
+        Style::of_run(asked.quiet, asked.verbose, asked.json).choose();
+    }
     let ended = match (cli.command, cli.run) {
         (Some(Command::Tokenize(asked)), _) => tokenize::tokenize(&asked),
         (Some(Command::Bench(asked)), _) => bench::bench(&asked),

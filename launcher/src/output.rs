@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::ioctl_fionbio;
 
-use crate::screen::plain;
+use crate::screen::{plain, unstamped};
 use crate::wait::wait_until;
 
 /// Lines kept: those that a launcher shows of a dead rank, and its own about them, for whoever launched the launcher.
@@ -167,7 +167,7 @@ pub(crate) fn last_words(lines: &[String]) -> Option<&str> {
     let error = lines
         .iter()
         .rev()
-        .find_map(|line| line.strip_prefix("error: "));
+        .find_map(|line| unstamped(line).strip_prefix("error: "));
     let panicked = || {
         let place = lines
             .iter()

@@ -63,7 +63,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         screen::result(&job.script());
         return Ok(Exit::Done);
     }
-    screen::result(&plan);
+    screen::plan(&plan);
     if asked.dry_run {
         screen::note("dry run: nothing was created");
         return Ok(Exit::Done);
@@ -361,10 +361,10 @@ fn supervise(asked: &RunArgs, run_dir: &RunDir, run_plan: &RunPlan) -> anyhow::R
         if let Some(first) = lines.next() {
             match attempt.exit {
                 Exit::Failed | Exit::BadInput => screen::error(first),
-                _ => screen::note(first),
+                _ => screen::end(first),
             }
         }
-        lines.for_each(|line| screen::note(line));
+        lines.for_each(|line| screen::end(line));
         if !attempt.may_restart || stop.asked() {
             return Ok(attempt.exit);
         }

@@ -17,6 +17,11 @@ use std::time::{Duration, Instant};
 
 use rustix::termios::tcgetwinsize;
 
+mod style;
+
+use style::Kind;
+pub(crate) use style::{Style, unstamped};
+
 /// Bytes that may wait before lines of progress are left out.
 const MOST_WAITING: usize = 64 << 10;
 
@@ -30,12 +35,33 @@ static SCREEN: Screen = Screen::new();
 
 /// Writes text that is a result: tables, summaries, reports.
 pub(crate) fn result(text: &str) {
-    SCREEN.write(To::Stdout, steady(text));
+    write(To::Stdout, Kind::Result, text);
+}
+
+/// Writes what will be done.
+pub(crate) fn plan(text: &str) {
+    write(To::Stdout, Kind::Plan, text);
 }
 
 /// Writes one line about what is going on.
 pub(crate) fn note(line: &str) {
-    SCREEN.write(To::Stderr, steady(&format!("{line}\n")));
+    write(To::Stderr, Kind::Note, &format!("{line}\n"));
+}
+
+/// Writes one line about how it ended.
+pub(crate) fn end(line: &str) {
+    write(To::Stderr, Kind::End, &format!("{line}\n"));
+}
+
+/// Writes one line that only those want who ask for details.
+pub(crate) fn detail(line: &str) {
+    write(To::Stderr, Kind::Detail, &format!("{line}\n"));
+}
+
+fn write(to: To, kind: Kind, text: &str) {
+    if let Some(text) = Style::chosen().text(kind, &steady(text)) {
+        SCREEN.write(to, text);
+    }
 }
 
 /// The first thing that went wrong.
@@ -44,7 +70,7 @@ static FIRST_ERROR: OnceLock<String> = OnceLock::new();
 /// Writes one line about what went wrong.
 pub(crate) fn error(line: &str) {
     let _ = FIRST_ERROR.set(line.to_owned());
-    note(&format!("error: {line}"));
+    write(To::Stderr, Kind::Error, &format!("error: {line}\n"));
 }
 
 /// The first line about what went wrong, if anything did.
@@ -54,7 +80,9 @@ pub(crate) fn first_error() -> Option<&'static str> {
 
 /// Writes one line that nobody misses where the terminal takes no more.
 pub(crate) fn progress(line: &str) {
-    SCREEN.progress(steady(&format!("{line}\n")));
+    if let Some(line) = Style::chosen().text(Kind::Note, &steady(&format!("{line}\n"))) {
+        SCREEN.progress(line);
+    }
 }
 
 /// Shows these lines below everything else, in place of those before.
@@ -64,7 +92,9 @@ pub(crate) fn live(lines: Vec<String>) {
 
 /// Whether there is a terminal that live lines can be drawn on.
 pub(crate) fn is_live() -> bool {
-    io::stderr().is_terminal() && env::var_os("TERM").is_none_or(|term| term != "dumb")
+    Style::chosen().draws()
+        && io::stderr().is_terminal()
+        && env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// Waits until all is written; where the terminal takes nothing, only as long as nobody `asked` to leave, and a little longer.

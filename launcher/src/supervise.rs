@@ -14,7 +14,7 @@ use indicatif::HumanDuration;
 use signal_hook::consts::{SIGABRT, SIGKILL};
 use spd_trainer::FaultKind;
 
-use crate::channel::Listener;
+use crate::channel::{Listener, Message};
 use crate::exit::Exit;
 use crate::failure::monotonic;
 use crate::memory;
@@ -64,6 +64,13 @@ pub(crate) fn attempt(
         .context("memory for ranks to share")?;
     let start = |rank| Rank::start(program, run_dir, rank, memory_of_ranks.as_ref());
     let mut ranks = (0..program.ranks).map(start).collect::<Result<Vec<_>>>()?;
+    for (index, rank) in ranks.iter().enumerate() {
+        screen::detail(&format!(
+            "rank {index} is process {}; it prints to {}",
+            rank.process.pid(),
+            run_dir.log(index).display()
+        ));
+    }
     drop(memory_of_ranks);
     let supervisor = Supervisor::new(ranks.len(), timeouts, monotonic());
     let supervisor = watch(&mut ranks, supervisor, timeouts, stop)?;
@@ -167,6 +174,11 @@ fn watch(
         }
         events.push(Event::Tick);
         for event in events {
+            if let Event::Said(rank, Message::Beat { phase, step, .. }) = &event
+                && *phase != supervisor.at(*rank).phase
+            {
+                screen::detail(&format!("rank {rank}: {phase}, step {step}"));
+            }
             for action in supervisor.on(monotonic(), event) {
                 act(&action, ranks, &supervisor);
             }
@@ -406,7 +418,6 @@ fn may_restart(kind: FaultKind) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::channel::Message;
     use crate::failure::Failure;
     use crate::supervisor::HangLimit;
 

@@ -99,7 +99,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         }
     }
     let run_plan = sweep.described(run_plan, &members, &found);
-    screen::result(&plan::text(
+    screen::plan(&plan::text(
         &format!("{}: {} runs", sweep.name, members.len()),
         &format!(
             "{} ({})",

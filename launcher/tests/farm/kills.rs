@@ -97,7 +97,8 @@ fn killed(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
             (1, false) => {
                 case.count("rank killed");
                 let error = ended.error()?;
-                let who = format!("rank {guilty} (pid {})", ranks[guilty]);
+                // Those before it may have ended by themselves.
+                let who = format!("(pid {}) was killed", ranks[guilty]);
                 if !error.contains(&who) || !error.contains("SIGKILL") {
                     return Err(format!("expected what killed {who}, found {error}"));
                 }

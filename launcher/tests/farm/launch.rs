@@ -197,9 +197,21 @@ fn read_to_end(mut stream: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
 fn texts(streams: [Option<JoinHandle<Vec<u8>>>; 2]) -> [String; 2] {
     streams.map(|stream| {
         let bytes = stream.map_or(vec![], |stream| stream.join().unwrap());
-        String::from_utf8(bytes)
-            .unwrap_or_else(|error| format!("\0{}", String::from_utf8_lossy(error.as_bytes())))
+        let text = String::from_utf8(bytes)
+            .unwrap_or_else(|error| format!("\0{}", String::from_utf8_lossy(error.as_bytes())));
+        unstamped(&text)
     })
+}
+
+/// Lines without the time before them: no terminal shows them as they come.
+fn unstamped(text: &str) -> String {
+    let line = |line: &str| match line.split_once("Z ") {
+        Some((time, rest)) if time.len() == "2026-11-23T11:40:05".len() && time.contains('T') => {
+            rest.to_owned()
+        }
+        _ => line.to_owned(),
+    };
+    text.split_inclusive('\n').map(line).collect()
 }
 
 fn told(command: &str, end: &str, stdout: &str, stderr: &str) -> String {

@@ -10,7 +10,7 @@ use std::path::Path;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, unstamped};
 
 const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
 
@@ -29,7 +29,7 @@ fn refused(scratch: &Scratch, config: &str, set: &[&str], expected: &str) {
         .env("SPD_CACHE", cache.path())
         .output()
         .unwrap();
-    let stderr = String::from_utf8(output.stderr).unwrap();
+    let stderr = unstamped(&String::from_utf8(output.stderr).unwrap());
     assert_eq!(
         stderr.trim_end().strip_prefix("error: ").unwrap_or(&stderr),
         expected

@@ -139,12 +139,23 @@ pub(crate) fn launch(command: Command) -> Ended {
     Ended::of(command.timeout(Duration::from_secs(60)).output().unwrap())
 }
 
+/// Lines without the time before them: no terminal shows them as they come.
+pub(crate) fn unstamped(text: &str) -> String {
+    let line = |line: &str| match line.split_once("Z ") {
+        Some((time, rest)) if time.len() == "2026-11-23T11:40:05".len() && time.contains('T') => {
+            rest.to_owned()
+        }
+        _ => line.to_owned(),
+    };
+    text.split_inclusive('\n').map(line).collect()
+}
+
 impl Ended {
     fn of(output: Output) -> Self {
         Self {
             code: output.status.code(),
             stdout: String::from_utf8(output.stdout).unwrap(),
-            stderr: String::from_utf8(output.stderr).unwrap(),
+            stderr: unstamped(&String::from_utf8(output.stderr).unwrap()),
         }
     }
 

@@ -1,0 +1,170 @@
+//! How lines look: as people read them, with the time before them where no terminal shows them as they come, or as objects of JSON.
+
+use std::io::IsTerminal;
+use std::sync::OnceLock;
+
+use jiff::{Timestamp, Unit};
+use serde_json::json;
+
+/// What a text is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// What was asked for.
+    Result,
+    /// What will be done.
+    Plan,
+    /// What is going on.
+    Note,
+    /// The same, in more detail than most want.
+    Detail,
+    /// What went wrong.
+    Error,
+    /// How it ended otherwise.
+    End,
+}
+
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Result => "result",
+            Self::Plan => "plan",
+            Self::Note => "note",
+            Self::Detail => "detail",
+            Self::Error => "error",
+            Self::End => "end",
+        }
+    }
+}
+
+/// What is shown, and how.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Style {
+    /// Results and errors alone.
+    pub(crate) quiet: bool,
+    /// Details too.
+    pub(crate) verbose: bool,
+    /// An object of JSON a text.
+    pub(crate) json: bool,
+    /// Lines have the time before them.
+    pub(crate) stamped: bool,
+}
+
+static STYLE: OnceLock<Style> = OnceLock::new();
+
+impl Style {
+    /// The style of a run, whose lines are watched or kept.
+    pub(crate) fn of_run(quiet: bool, verbose: bool, json: bool) -> Self {
+        Self {
+            quiet,
+            verbose,
+            json,
+            stamped: !std::io::stderr().is_terminal(),
+        }
+    }
+
+    /// Has everything written in this style, from now on; once.
+    pub(crate) fn choose(self) {
+        let _ = STYLE.set(self);
+    }
+
+    /// How everything is written.
+    pub(super) fn chosen() -> Self {
+        STYLE.get().copied().unwrap_or_default()
+    }
+
+    /// Whether lines may be drawn that are drawn over.
+    pub(super) fn draws(self) -> bool {
+        !self.quiet && !self.json
+    }
+
+    /// A text as it is written, if it is.
+    pub(super) fn text(self, kind: Kind, text: &str) -> Option<String> {
+        self.text_at(kind, text, Timestamp::now())
+    }
+
+    fn text_at(self, kind: Kind, text: &str, now: Timestamp) -> Option<String> {
+        let shown = match kind {
+            Kind::Result | Kind::Error | Kind::End => true,
+            Kind::Plan | Kind::Note => !self.quiet,
+            Kind::Detail => self.verbose && !self.quiet,
+        };
+        let now = now.round(Unit::Second).unwrap_or(now);
+        shown.then(|| match kind {
+            _ if self.json => {
+                let text = text.trim_end();
+                let line = json!({"time": now.to_string(), "kind": kind.name(), "text": text});
+                format!("{line}\n")
+            }
+            Kind::Note | Kind::Detail | Kind::Error | Kind::End if self.stamped => {
+                format!("{now} {text}")
+            }
+            _ => text.to_owned(),
+        })
+    }
+}
+
+/// A line without the time before it, if it has one.
+pub(crate) fn unstamped(line: &str) -> &str {
+    match line.split_once(' ') {
+        Some((time, line)) if time.ends_with('Z') && time.parse::<Timestamp>().is_ok() => line,
+        _ => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(style: Style, kind: Kind) -> Option<String> {
+        let now = "2026-11-23T11:40:05.4Z".parse().unwrap();
+        style.text_at(kind, "step 3\n", now)
+    }
+
+    #[test]
+    fn lines_that_nobody_watches_have_the_time() {
+        let stamped = Style {
+            stamped: true,
+            ..Style::default()
+        };
+        let line = "2026-11-23T11:40:05Z step 3\n".to_owned();
+        assert_eq!(unstamped(&line), "step 3\n");
+        assert_eq!(written(stamped, Kind::Error), Some(line));
+        assert_eq!(written(stamped, Kind::Result), Some("step 3\n".to_owned()));
+        assert_eq!(unstamped("no time"), "no time");
+        assert_eq!(unstamped("error: Z"), "error: Z");
+    }
+
+    #[test]
+    fn who_wants_less_or_more_has_it() {
+        use Kind::{Detail, Error, Note, Plan, Result};
+        let quiet = Style {
+            quiet: true,
+            ..Style::default()
+        };
+        let verbose = Style {
+            verbose: true,
+            ..Style::default()
+        };
+        for (style, shown) in [
+            (quiet, &[Result, Error][..]),
+            (Style::default(), &[Result, Error, Plan, Note]),
+            (verbose, &[Result, Error, Plan, Note, Detail]),
+        ] {
+            for kind in [Result, Plan, Note, Detail, Error] {
+                let is_shown = written(style, kind).is_some();
+                assert_eq!(is_shown, shown.contains(&kind), "{style:?} {kind:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_object_of_json_says_all_of_it() {
+        let style = Style {
+            json: true,
+            stamped: true,
+            ..Style::default()
+        };
+        let line = r#"{"time":"2026-11-23T11:40:05Z","kind":"note","text":"step 3"}"#;
+        assert_eq!(written(style, Kind::Note), Some(format!("{line}\n")));
+    }
+}
