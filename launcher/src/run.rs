@@ -55,7 +55,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         let command = own_command().map_err(Fault::Failed)?;
         let job = Job {
             name: &run.name,
-            threads: cli::threads(asked.threads),
+            threads: threads_of_rank(asked) * asked.cpus,
             gpus: asked.gpus,
             memory: &run_plan.memory,
             command,

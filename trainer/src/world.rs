@@ -119,9 +119,15 @@ pub fn refuses_world(shards: usize, ranks: usize) -> Option<String> {
         let is_whole = shards.is_multiple_of(ranks);
         is_whole && (shards.is_power_of_two() || ranks == 1 || ranks == shards)
     });
-    let may: Vec<String> = may.map(|ranks| ranks.to_string()).collect();
+    let mut may: Vec<String> = may.map(|ranks| ranks.to_string()).collect();
+    let most = may.pop()?;
+    if may.is_empty() {
+        return Some(format!(
+            "its batches are one shard, for one rank; a run by {ranks} begins with train.shards = {ranks}, by --fresh or another --out"
+        ));
+    }
     Some(format!(
-        "its batches are cut into {shards} shards, which {} ranks can share, and {ranks} cannot",
-        may.join(" or ")
+        "its batches are cut into {shards} shards, which {} or {most} ranks can share, and {ranks} cannot",
+        may.join(", ")
     ))
 }

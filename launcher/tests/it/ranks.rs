@@ -47,7 +47,7 @@ fn worlds_that_cannot_share_a_batch_are_refused() {
         (
             "train.shards=4",
             "3",
-            "--cpus 3: its batches are cut into 4 shards, which 1 or 2 or 4 ranks can share, and 3 cannot",
+            "--cpus 3: its batches are cut into 4 shards, which 1, 2 or 4 ranks can share, and 3 cannot",
         ),
         (
             "train.shards=6",
@@ -124,7 +124,7 @@ fn a_run_keeps_its_shards() {
     assert_eq!(by("1", "r", &[]).code, Some(0));
     let refused = by("3", "r", &[]);
     assert_eq!(refused.code, Some(2));
-    let line = "--cpus 3: its batches are cut into 4 shards, which 1 or 2 or 4 ranks can share, and 3 cannot";
+    let line = "--cpus 3: its batches are cut into 4 shards, which 1, 2 or 4 ranks can share, and 3 cannot";
     assert_eq!(refused.error(), line);
     // A run of one rank says nothing of shards.
     assert_eq!(by("1", "one", &[]).code, Some(0));
@@ -132,7 +132,7 @@ fn a_run_keeps_its_shards() {
     assert!(!resolved.contains("shards"), "{resolved}");
     assert_eq!(
         by("2", "one", &[]).error(),
-        "--cpus 2: its batches are cut into 1 shards, which 1 ranks can share, and 2 cannot"
+        "--cpus 2: its batches are one shard, for one rank; a run by 2 begins with train.shards = 2, by --fresh or another --out"
     );
 }
 

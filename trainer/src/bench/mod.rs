@@ -79,13 +79,11 @@ pub fn time(preset: &Preset, settings: &Settings, world: &World) -> Result<Repor
     let pool = Arc::new(Pool::new(settings.threads)?);
     let processor = processor(settings.gpu, &pool)?;
     let mut preset = preset.clone();
-    if world.size() > 1 {
-        let shards = world.size();
-        if let Some(why) = preset.run.refuses_shards(shards) {
-            return Err(Fault::BadInput(format!("{}: {why}", preset.name)));
-        }
-        preset.run.train.shards = Some(shards);
+    let shards = world.size();
+    if let Some(why) = preset.run.refuses_shards(shards) {
+        return Err(Fault::BadInput(format!("{}: {why}", preset.name)));
     }
+    preset.run.train.shards = Some(shards);
     time_on(&processor, &pool, &preset, settings, world)
 }
 
