@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{fstat, ftruncate};
@@ -33,15 +33,19 @@ const COMMON: usize = 4096;
 /// Looks before a rank goes to sleep.
 const LOOKS: usize = 200;
 
-/// Time after which it is said who is waited for.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// Nanoseconds after which it is said who is waited for.
+const PATIENCE: u64 = 200_000_000;
+
+/// Where the times of the ranks lie among the counters that all have in common, and for how many there is room.
+const TOLD: usize = 1024;
+const MOST_RANKS: usize = (COMMON - TOLD) / 8;
 
 /// A wait for another rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waiting {
     /// It has lasted for a while, for this rank.
     For(usize),
-    /// It is over, and took so long.
+    /// It is over, and the other came so long after this rank: a rank that is stopped while it waits is not waited for.
     Over(Duration),
 }
 
@@ -114,9 +118,9 @@ impl SharedMemory {
     ///
     /// # Panics
     ///
-    /// When there is no such rank.
+    /// When there is no such rank, or there are more than 384.
     pub fn open(file: OwnedFd, rank: usize, size: usize, waits: Waits) -> io::Result<Self> {
-        assert!(rank < size, "rank {rank} of {size}");
+        assert!(rank < size && size <= MOST_RANKS, "rank {rank} of {size}");
         if u64::try_from(fstat(&file)?.st_size).unwrap_or(0) < COMMON as u64 {
             return Err(io::Error::other("no memory of ranks"));
         }
@@ -160,12 +164,8 @@ impl SharedMemory {
         let goes_on = goes_on();
         if self.rank == 0 {
             let goes_on = goes_on && wishes.load(Ordering::Acquire) == 0;
-            if goes_on {
-                gone_on.store(question, Ordering::Release);
-            } else {
-                stopped.store(question, Ordering::Release);
-            }
-            self.tell();
+            let answer = if goes_on { gone_on } else { stopped };
+            self.tell(|| answer.store(question, Ordering::Release));
             return goes_on;
         }
         if !goes_on {
@@ -219,8 +219,29 @@ impl SharedMemory {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes those who sleep.
-    fn tell(&self) {
+    /// When a rank last told anything, in nanoseconds of the machine's clock.
+    fn told_at(&self, rank: usize) -> &AtomicU64 {
+        // SAFETY: as for `long`; there are fewer ranks than fit into the page.
+        unsafe {
+            &*self
+                .common
+                .as_ptr()
+                .add(TOLD + 8 * rank)
+                .cast::<AtomicU64>()
+        }
+    }
+
+    /// How long after `began` a rank told what was waited for, which it has by now.
+    fn waited(&self, whom: usize, began: u64) -> Duration {
+        let came = self.told_at(whom).load(Ordering::Acquire);
+        Duration::from_nanos(came.saturating_sub(began))
+    }
+
+    /// Says something to the others, and wakes those who sleep.
+    fn tell(&self, say: impl FnOnce()) {
+        self.told_at(self.rank)
+            .store(nanoseconds(), Ordering::Release);
+        say();
         self.event(0).fetch_add(1, Ordering::SeqCst);
         if self.event(1).load(Ordering::SeqCst) > 0 {
             wake(self.event(0));
@@ -232,10 +253,10 @@ impl SharedMemory {
         if is_so() {
             return;
         }
-        let began = Instant::now();
+        let began = nanoseconds();
         for look in 0..LOOKS {
             if is_so() {
-                (self.waits)(Waiting::Over(began.elapsed()));
+                (self.waits)(Waiting::Over(self.waited(whom, began)));
                 return;
             }
             if look < LOOKS / 2 {
@@ -255,11 +276,11 @@ impl SharedMemory {
             if is_so {
                 break;
             }
-            if began.elapsed() >= PATIENCE {
+            if nanoseconds().saturating_sub(began) >= PATIENCE {
                 (self.waits)(Waiting::For(whom));
             }
         }
-        (self.waits)(Waiting::Over(began.elapsed()));
+        (self.waits)(Waiting::Over(self.waited(whom, began)));
     }
 
     /// Adds this rank's slice of a sum whose parts are all there.
@@ -277,9 +298,8 @@ impl SharedMemory {
             std::slice::from_raw_parts_mut(self.elements(self.size, at.clone()), at.len())
         };
         tree::sum(&parts, to);
-        self.done(1, sum.number, self.rank)
-            .store(round, Ordering::Release);
-        self.tell();
+        let added = self.done(1, sum.number, self.rank);
+        self.tell(|| added.store(round, Ordering::Release));
     }
 
     /// Whether a rank is as far as a round of a sum.
@@ -352,8 +372,7 @@ impl Ranks for SharedMemory {
         state.sums[sum.number] = started;
         state.open.push(sum);
         let given = self.done(0, sum.number, self.rank);
-        given.store(started.round, Ordering::Release);
-        self.tell();
+        self.tell(|| given.store(started.round, Ordering::Release));
         self.add_what_is_there(&mut state);
     }
 
@@ -384,6 +403,13 @@ impl Ranks for SharedMemory {
 /// Bytes of the counters of so many sums, in whole pages.
 fn counter_bytes(sums: usize, size: usize) -> usize {
     (8 * sums * size).next_multiple_of(COMMON)
+}
+
+/// The machine's clock, which is one for all processes.
+fn nanoseconds() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let whole = u64::try_from(now.tv_sec).unwrap_or(0);
+    whole * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 #[cfg(target_os = "linux")]
