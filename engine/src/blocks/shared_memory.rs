@@ -70,9 +70,9 @@ pub struct SharedMemory {
 struct State {
     /// Sums that were started, in all.
     started: u32,
-    /// By number: which of them it was, its elements, and whether this rank's slice is added.
+    /// By number: which of them it was, and its elements.
     sums: Vec<Started>,
-    /// Numbers of those whose slice is still to be added.
+    /// Those of which this rank's slice is still to be added, in their order.
     open: Vec<Sum>,
     /// Questions that were asked.
     asked: u64,

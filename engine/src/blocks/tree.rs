@@ -9,34 +9,37 @@ use crate::ops::GRAIN;
 ///
 /// When there is no part, or one is shorter than `to`.
 pub fn sum(parts: &[&[f32]], to: &mut [f32]) {
-    match parts {
-        [] => panic!("a sum of something"),
-        [part] => to.copy_from_slice(&part[..to.len()]),
-        [one, other] => {
-            for ((to, one), other) in to.iter_mut().zip(*one).zip(*other) {
-                *to = one + other;
-            }
-        }
-        [a, b, c, d] => {
-            let (ab, cd) = (a.iter().zip(*b), c.iter().zip(*d));
-            for ((to, (a, b)), (c, d)) in to.iter_mut().zip(ab).zip(cd) {
-                *to = (a + b) + (c + d);
-            }
-        }
-        _ => {
-            for (at, to) in to.iter_mut().enumerate() {
-                *to = element(parts, at);
-            }
-        }
+    assert!(!parts.is_empty(), "a sum of something");
+    for (index, to) in to.chunks_mut(PIECE).enumerate() {
+        sum_piece(parts, index * PIECE, to);
     }
 }
 
-fn element(parts: &[&[f32]], at: usize) -> f32 {
-    if let [part] = parts {
-        return part[at];
+/// Elements that are added at once: half a sum of as many stays in the nearest cache.
+const PIECE: usize = 1024;
+
+/// Adds the elements from `first` on.
+fn sum_piece(parts: &[&[f32]], first: usize, to: &mut [f32]) {
+    let piece = |part: usize| &parts[part][first..first + to.len()];
+    match parts.len() {
+        1 => to.copy_from_slice(piece(0)),
+        2 => {
+            let (one, other) = (piece(0), piece(1));
+            for ((to, one), other) in to.iter_mut().zip(one).zip(other) {
+                *to = one + other;
+            }
+        }
+        count => {
+            let (halves, rest) = parts.split_at(half(count));
+            let mut of_rest = [0.0; PIECE];
+            let of_rest = &mut of_rest[..to.len()];
+            sum_piece(halves, first, to);
+            sum_piece(rest, first, of_rest);
+            to.iter_mut()
+                .zip(of_rest)
+                .for_each(|(to, rest)| *to += *rest);
+        }
     }
-    let (first, second) = parts.split_at(half(parts.len()));
-    element(first, at) + element(second, at)
 }
 
 /// The largest power of two below `parts`, which are two at least.
