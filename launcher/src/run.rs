@@ -63,11 +63,12 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         screen::result(&job.script());
         return Ok(Exit::Done);
     }
-    screen::plan(&plan);
     if asked.dry_run {
+        screen::result(&plan);
         screen::note("dry run: nothing was created");
         return Ok(Exit::Done);
     }
+    screen::plan(&plan);
     let _hold = if found == Found::Nothing {
         create(&run_dir, &run, asked.fresh)?
     } else {
