@@ -65,7 +65,7 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
     let world = match asked.memory_fd {
         Some(fd) => {
             let memory = inherited(fd).context("the memory that ranks share")?;
-            World::new(asked.rank.unwrap_or(0), asked.cpus, memory, &Arc::default())?
+            World::in_memory(asked.rank.unwrap_or(0), asked.cpus, memory, &Arc::default())?
         }
         None => World::default(),
     };

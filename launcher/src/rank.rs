@@ -27,7 +27,8 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
     };
     if let Some(fd) = asked.memory_fd {
         let memory = inherited(fd).context("the memory that ranks share")?;
-        supervision.world = World::new(asked.rank, asked.ranks, memory, &supervision.heartbeat)?;
+        supervision.world =
+            World::in_memory(asked.rank, asked.ranks, memory, &supervision.heartbeat)?;
     }
     let channel = Channel::open().context("the channel to the launcher");
     let Some(channel) = channel.map_err(Fault::Failed)? else {

@@ -175,7 +175,7 @@ fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
     }
     let Checked { run, run_dir, .. } = &checked;
     let destination = destination(run, run_dir, &checked.found)?;
-    let world = World::planned(asked.cpus);
+    let world = World::planned(asked.cpus, 1);
     let threads = threads_of_rank(asked);
     let run_plan = spd_trainer::run_plan(run, threads, on_gpu, &world)?;
     check_memory(asked, &path, &asked.set, run, &run_plan).map_err(Fault::BadInput)?;
@@ -210,7 +210,7 @@ pub(crate) fn check_memory(
         let set: Vec<String> = set.iter().chain(more).cloned().collect();
         let mut run = Run::load(path, &set).ok()?;
         decide_shards(&mut run, None, asked.cpus).ok()?;
-        let world = World::planned(asked.cpus);
+        let world = World::planned(asked.cpus, 1);
         let run_plan =
             spd_trainer::run_plan(&run, threads_of_rank(asked), asked.gpus > 0, &world).ok()?;
         Some(run_plan.memory.total())

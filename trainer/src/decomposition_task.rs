@@ -3,7 +3,7 @@
 mod task;
 
 use spd_dataloader::Source;
-use spd_engine::{Builder, Executor, Processor, SharedMemory, Store};
+use spd_engine::{Builder, Executor, Processor, Store};
 
 use crate::batch_program::BatchProgram;
 use crate::data::Sources;
@@ -188,10 +188,9 @@ impl DecompositionTask {
         let mut memory = Memory::of_task(&self.processor, store, batch, self.programs());
         let running: usize = self.on_batches().map(BatchProgram::running_bytes).sum();
         let elements = self.on_batches().map(BatchProgram::all_reduced_elements);
-        let ranks = self.world.size();
-        let shared = SharedMemory::bytes(ranks, elements.max().unwrap_or(0)) / ranks;
-        if blocks > 1 || ranks > 1 {
-            memory.parts.push(("sums of blocks", running + shared));
+        let of_ranks = self.world.bytes_of_sums(elements.max().unwrap_or(0));
+        if blocks > 1 || self.world.size() > 1 {
+            memory.parts.push(("sums of blocks", running + of_ranks));
         }
         memory
     }

@@ -1,13 +1,15 @@
 //! The ranks of a run. The first one holds the run's lock, rolls back, writes rows, figures and checkpoints, and decides whether to go
 //! on; the others read, and do what it does.
 
+use std::net::TcpStream;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::Context;
 use spd_dataloader::Shard;
-use spd_engine::{Ranks, SharedMemory};
+use spd_engine::blocks::{Lost, Waits};
+use spd_engine::{Ranks, SharedMemory, Sockets};
 
 use crate::fault::Fault;
 use crate::heartbeat::Heartbeat;
@@ -17,12 +19,14 @@ use crate::heartbeat::Heartbeat;
 pub struct World {
     rank: usize,
     size: usize,
-    memory: Option<Arc<SharedMemory>>,
+    /// Whether they are on one machine, and share memory.
+    is_near: bool,
+    ranks: Option<Arc<dyn Ranks>>,
 }
 
 impl Default for World {
     fn default() -> Self {
-        Self::planned(1)
+        Self::planned(1, 1)
     }
 }
 
@@ -32,29 +36,51 @@ impl World {
     /// # Errors
     ///
     /// When there is no memory to be shared.
-    pub fn new(
+    pub fn in_memory(
         rank: usize,
         size: usize,
         file: OwnedFd,
         heartbeat: &Arc<Heartbeat>,
     ) -> Result<Self, Fault> {
-        let heartbeat = Arc::clone(heartbeat);
-        let waits = Box::new(move |waiting| heartbeat.waits(waiting));
-        let memory = SharedMemory::open(file, rank, size, waits);
+        let memory = SharedMemory::open(file, rank, size, waits(heartbeat));
         let memory = memory.context("the memory that ranks share")?;
         Ok(Self {
             rank,
             size,
-            memory: Some(Arc::new(memory)),
+            is_near: true,
+            ranks: Some(Arc::new(memory)),
         })
     }
 
-    /// The first of `size` ranks, to plan with.
-    pub fn planned(size: usize) -> Self {
+    /// The world of rank `rank`, which has a connection with each of the others; `lost` is told of whoever is lost.
+    ///
+    /// # Errors
+    ///
+    /// When there is no thread for them.
+    pub fn over_connections(
+        rank: usize,
+        connections: Vec<Option<TcpStream>>,
+        heartbeat: &Arc<Heartbeat>,
+        lost: Lost,
+    ) -> Result<Self, Fault> {
+        let size = connections.len();
+        let sockets = Sockets::new(rank, connections, waits(heartbeat), lost);
+        let sockets = sockets.context("the connections with other ranks")?;
+        Ok(Self {
+            rank,
+            size,
+            is_near: false,
+            ranks: Some(Arc::new(sockets)),
+        })
+    }
+
+    /// The first of `size` ranks of as many nodes, to plan with.
+    pub fn planned(size: usize, nodes: usize) -> Self {
         Self {
             rank: 0,
             size,
-            memory: None,
+            is_near: nodes == 1,
+            ranks: None,
         }
     }
 
@@ -85,16 +111,29 @@ impl World {
 
     /// Where this rank meets the others, if there are any.
     pub(crate) fn ranks(&self) -> Option<Arc<dyn Ranks>> {
-        let memory = self.memory.as_ref()?;
-        Some(Arc::clone(memory) as Arc<dyn Ranks>)
+        self.ranks.clone()
+    }
+
+    /// Bytes that a rank needs for its sums with others, of programs with so many elements of them.
+    pub(crate) fn bytes_of_sums(&self, elements: usize) -> usize {
+        match (self.size, self.is_near) {
+            (1, _) => 0,
+            (size, true) => SharedMemory::bytes(size, elements) / size,
+            (_, false) => Sockets::bytes(elements),
+        }
     }
 
     /// Whether all go on. The first rank asks `goes_on`; what others find in theirs is told to it, for the next time.
     pub(crate) fn agree(&self, goes_on: impl FnOnce() -> bool) -> bool {
-        match &self.memory {
-            Some(memory) => memory.agree(goes_on),
-            None => goes_on(),
-        }
+        let goes_on = goes_on();
+        self.ranks
+            .as_ref()
+            .map_or(goes_on, |ranks| ranks.agree(goes_on))
+    }
+
+    /// Tells the others that this rank is done: its end is none of theirs.
+    pub fn leave(&self) {
+        self.ranks.iter().for_each(|ranks| ranks.leave());
     }
 
     /// Has the first rank do something, while the others wait. Whether all go on afterwards.
@@ -106,6 +145,12 @@ impl World {
         let goes_on = if self.is_first() { work()? } else { true };
         Ok(self.agree(|| goes_on))
     }
+}
+
+/// Tells a heartbeat for whom its rank waits.
+fn waits(heartbeat: &Arc<Heartbeat>) -> Waits {
+    let heartbeat = Arc::clone(heartbeat);
+    Box::new(move |waiting| heartbeat.waits(waiting))
 }
 
 /// Why a run in so many shards cannot be run by so many ranks, if so.

@@ -16,19 +16,22 @@
 //! the same tree. The bits are the same either way.
 
 mod shared_memory;
+mod sockets;
 mod stages;
 #[cfg(test)]
 mod tests;
 pub mod tree;
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::graph::{Graph, Home};
 use crate::op::{BuildError, Builder, Result};
 use crate::ops::{AllReduce, PerBlock};
 use crate::value::Value;
 
-pub use shared_memory::{SharedMemory, Waiting, Waits};
+pub use shared_memory::SharedMemory;
+pub use sockets::{Lost, Sockets};
 pub use stages::Stages;
 
 /// The ranks of a run, each with as many blocks, which replay the same programs: where their sums meet.
@@ -50,7 +53,26 @@ pub trait Ranks: fmt::Debug + Send + Sync {
 
     /// Waits for a sum that was started.
     fn wait(&self, sum: Sum, whole: &mut [f32]);
+
+    /// Whether all ranks go on. The first one says so, and the others hear it; that another does not want to is told to the first, for
+    /// its next question. All of them ask the same questions in the same order, and none once they do not go on.
+    fn agree(&self, goes_on: bool) -> bool;
+
+    /// Tells the others that this rank needs nothing more of them: its end is none of theirs.
+    fn leave(&self) {}
 }
+
+/// A wait for another rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waiting {
+    /// It has lasted for a while, for this rank.
+    For(usize),
+    /// It is over, and the other came so long after this rank: a rank that is stopped while it waits is not waited for.
+    Over(Duration),
+}
+
+/// Told of each wait for another rank.
+pub type Waits = Box<dyn Fn(Waiting) + Send + Sync>;
 
 /// What the time of all-reduces counts as: what it takes to give a part, and to wait for the sum.
 pub const ALL_REDUCE: &str = "all_reduce";

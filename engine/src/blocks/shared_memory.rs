@@ -11,7 +11,7 @@
 //! lie only after it has waited for all sums of the program before, to which all ranks have added their slices, having read the parts.
 //! It writes its slice of a sum only when all parts of that sum are there, which a rank gives after it has read the sums before.
 //!
-//! The first rank decides for all of them whether they go on ([`SharedMemory::agree`]), so that all stop after the same step.
+//! The first rank decides for all of them whether they go on ([`Ranks::agree`]), so that all stop after the same step.
 #![expect(unsafe_code, reason = "memory that other processes write")]
 
 use std::io;
@@ -24,7 +24,7 @@ use std::time::Duration;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{fstat, ftruncate};
 
-use super::{Ranks, Sum, tree};
+use super::{Ranks, Sum, Waiting, Waits, tree};
 use crate::fault::Fault;
 
 /// Bytes of the counters that all have in common.
@@ -39,18 +39,6 @@ const PATIENCE: u64 = 200_000_000;
 /// Where the times of the ranks lie among the counters that all have in common, and for how many there is room.
 const TOLD: usize = 1024;
 const MOST_RANKS: usize = (COMMON - TOLD) / 8;
-
-/// A wait for another rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Waiting {
-    /// It has lasted for a while, for this rank.
-    For(usize),
-    /// It is over, and the other came so long after this rank: a rank that is stopped while it waits is not waited for.
-    Over(Duration),
-}
-
-/// Told of each wait for another rank.
-pub type Waits = Box<dyn Fn(Waiting) + Send + Sync>;
 
 /// One rank's end of the memory.
 pub struct SharedMemory {
@@ -150,31 +138,6 @@ impl SharedMemory {
     /// Bytes that programs with sums of so many elements share, in all.
     pub fn bytes(size: usize, elements: usize) -> usize {
         4 * elements * (size + 1)
-    }
-
-    /// Whether all ranks go on. The first one says so, and the others hear it; what is not to go on for another is told to the first,
-    /// for its next question. All of them ask the same questions in the same order, and none once they do not go on.
-    pub fn agree(&self, goes_on: impl FnOnce() -> bool) -> bool {
-        let question = {
-            let mut state = self.state();
-            state.asked += 1;
-            state.asked
-        };
-        let [gone_on, stopped, wishes] = [0, 1, 2].map(|index| self.long(index));
-        let goes_on = goes_on();
-        if self.rank == 0 {
-            let goes_on = goes_on && wishes.load(Ordering::Acquire) == 0;
-            let answer = if goes_on { gone_on } else { stopped };
-            self.tell(|| answer.store(question, Ordering::Release));
-            return goes_on;
-        }
-        if !goes_on {
-            wishes.store(1, Ordering::Release);
-        }
-        self.wait_until(0, || {
-            gone_on.load(Ordering::Acquire) >= question || stopped.load(Ordering::Acquire) != 0
-        });
-        gone_on.load(Ordering::Acquire) >= question
     }
 
     /// Counters that all have in common: 0 to 7.
@@ -397,6 +360,28 @@ impl Ranks for SharedMemory {
         let from =
             unsafe { std::slice::from_raw_parts(self.elements(self.size, range), whole.len()) };
         whole.copy_from_slice(from);
+    }
+
+    fn agree(&self, goes_on: bool) -> bool {
+        let question = {
+            let mut state = self.state();
+            state.asked += 1;
+            state.asked
+        };
+        let [gone_on, stopped, wishes] = [0, 1, 2].map(|index| self.long(index));
+        if self.rank == 0 {
+            let goes_on = goes_on && wishes.load(Ordering::Acquire) == 0;
+            let answer = if goes_on { gone_on } else { stopped };
+            self.tell(|| answer.store(question, Ordering::Release));
+            return goes_on;
+        }
+        if !goes_on {
+            wishes.store(1, Ordering::Release);
+        }
+        self.wait_until(0, || {
+            gone_on.load(Ordering::Acquire) >= question || stopped.load(Ordering::Acquire) != 0
+        });
+        gone_on.load(Ordering::Acquire) >= question
     }
 }
 

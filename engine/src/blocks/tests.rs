@@ -1,3 +1,4 @@
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 
 use spd_draws::{Purpose, Stream};
@@ -82,9 +83,12 @@ fn step(blocks: usize) -> (Builder, Store, Vec<Slot>) {
 }
 
 /// What three steps leave, on a rank of `world`.
-fn trained(blocks: usize, world: usize, ranks: Option<SharedMemory>, threads: usize) -> Vec<u32> {
-    let rank = ranks.as_ref().map_or(0, SharedMemory::rank);
-    let ranks = ranks.map(|ranks| -> Arc<dyn Ranks> { Arc::new(ranks) });
+fn trained(
+    blocks: usize,
+    (rank, world): (usize, usize),
+    ranks: Option<Arc<dyn Ranks>>,
+    threads: usize,
+) -> Vec<u32> {
     let processor = Processor::Cpu(Arc::new(Pool::new(threads).unwrap()));
     let (b, mut store, kept) = step(blocks);
     let (of_rank, rows) = (blocks / world, BATCH / blocks);
@@ -142,27 +146,61 @@ fn trained(blocks: usize, world: usize, ranks: Option<SharedMemory>, threads: us
     found
 }
 
+/// The ranks of a world in one memory, and over connections.
+fn worlds(size: usize) -> [Vec<Arc<dyn Ranks>>; 2] {
+    let file = SharedMemory::file().unwrap();
+    let near = (0..size).map(|rank| -> Arc<dyn Ranks> {
+        let file = file.try_clone().unwrap();
+        Arc::new(SharedMemory::open(file, rank, size, Box::new(|_| {})).unwrap())
+    });
+    let far = connections(size).into_iter().enumerate();
+    let far = far.map(|(rank, streams)| -> Arc<dyn Ranks> {
+        let lost = Box::new(|rank, how: &str| panic!("rank {rank}: {how}"));
+        Arc::new(Sockets::new(rank, streams, Box::new(|_| {}), lost).unwrap())
+    });
+    [near.collect(), far.collect()]
+}
+
+/// The connections of each rank with all others.
+pub(super) fn connections(size: usize) -> Vec<Vec<Option<TcpStream>>> {
+    let mut of_ranks: Vec<Vec<Option<TcpStream>>> = Vec::new();
+    of_ranks.resize_with(size, || (0..size).map(|_| None).collect());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    for one in 0..size {
+        for other in 0..one {
+            let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            of_ranks[one][other] = Some(near);
+            of_ranks[other][one] = Some(listener.accept().unwrap().0);
+        }
+    }
+    of_ranks
+}
+
 #[test]
 fn every_world_finds_the_same_bits() {
     for blocks in [2, 4, 8] {
-        let expected = trained(blocks, 1, None, 1);
-        assert!(expected != trained(2 * blocks, 1, None, 1), "other blocks");
-        let mut world = 2;
-        while world <= blocks {
-            let file = SharedMemory::file().unwrap();
-            let (file, expected) = (&file, &expected);
-            std::thread::scope(|scope| {
-                for rank in 0..world {
-                    scope.spawn(move || {
-                        let file = file.try_clone().unwrap();
-                        let waits = Box::new(|_: Waiting| {});
-                        let ranks = SharedMemory::open(file, rank, world, waits).unwrap();
-                        let found = trained(blocks, world, Some(ranks), 1 + rank % 2);
-                        assert!(found == *expected, "{blocks} blocks, {world} ranks");
-                    });
-                }
-            });
-            world *= 2;
+        let expected = trained(blocks, (0, 1), None, 1);
+        assert!(
+            expected != trained(2 * blocks, (0, 1), None, 1),
+            "other blocks"
+        );
+        let mut size = 2;
+        while size <= blocks {
+            for world in worlds(size) {
+                let expected = &expected;
+                std::thread::scope(|scope| {
+                    for (rank, ranks) in world.into_iter().enumerate() {
+                        scope.spawn(move || {
+                            let name = format!("{blocks} blocks, {ranks:?}");
+                            let place = (rank, size);
+                            let found = trained(blocks, place, Some(ranks.clone()), 1 + rank % 2);
+                            ranks.leave();
+                            assert!(found == *expected, "{name}");
+                        });
+                    }
+                });
+            }
+            size *= 2;
         }
     }
 }
@@ -170,7 +208,7 @@ fn every_world_finds_the_same_bits() {
 // What all samples sum up to, in one block, and in two.
 #[test]
 fn blocks_add_up_to_the_batch() {
-    let [one, two] = [1, 2].map(|blocks| f32::from_bits(trained(blocks, 1, None, 1)[0]));
+    let [one, two] = [1, 2].map(|blocks| f32::from_bits(trained(blocks, (0, 1), None, 1)[0]));
     // Sums of some thousand numbers of order one, in another order.
     assert!((one / two - 1.0).abs() < 1e-5, "{one} {two}");
 }
@@ -200,24 +238,23 @@ fn what_differs_from_block_to_block_is_no_result() {
 
 #[test]
 fn the_first_rank_decides_for_all() {
-    let file = SharedMemory::file().unwrap();
-    let answers: Vec<Vec<bool>> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..3)
-            .map(|rank| {
-                let file = file.try_clone().unwrap();
+    for world in worlds(3) {
+        let answers: Vec<Vec<bool>> = std::thread::scope(|scope| {
+            let ranks = world.into_iter().map(|ranks| {
                 scope.spawn(move || {
-                    let ranks = SharedMemory::open(file, rank, 3, Box::new(|_| {})).unwrap();
                     let mut answers = Vec::new();
                     while answers.last() != Some(&false) {
                         let asked = answers.len();
-                        answers.push(ranks.agree(|| asked < 100));
+                        answers.push(ranks.agree(asked < 100));
                     }
+                    ranks.leave();
                     answers
                 })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
-    assert_eq!(answers[0].len(), 101);
-    assert!(answers.iter().all(|of_rank| *of_rank == answers[0]));
+            });
+            let ranks: Vec<_> = ranks.collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert_eq!(answers[0].len(), 101);
+        assert!(answers.iter().all(|of_rank| *of_rank == answers[0]));
+    }
 }
