@@ -4,7 +4,7 @@
 //! nothing but the end of it, which is the end of the launcher, and the rank's own.
 
 use std::env;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{self, Stdio};
@@ -15,9 +15,11 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process_group};
 use serde::{Deserialize, Serialize};
-use spd_trainer::{Beat, Heartbeat};
+use spd_trainer::Heartbeat;
 
 use crate::failure::Failure;
+use crate::nodes::mesh::Peers;
+use crate::nodes::wire::{Lines, line};
 
 /// Tells a rank that its standard input is this channel.
 pub(crate) const KEY: &str = "SPD_CHANNEL";
@@ -30,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The longest line that is taken.
 const LONGEST: usize = 64 << 10;
+
+/// The longest that is said of where all ranks are.
+const MOST_PEERS: u64 = 1 << 20;
 
 /// What a rank says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,7 +65,7 @@ pub(crate) enum Message {
 #[derive(Debug)]
 pub(crate) struct Listener {
     stream: UnixStream,
-    partial: Vec<u8>,
+    lines: Lines,
     is_over: bool,
 }
 
@@ -75,7 +80,7 @@ impl Listener {
         stream.set_nonblocking(true)?;
         let listener = Self {
             stream,
-            partial: Vec::new(),
+            lines: Lines::new(LONGEST),
             is_over: false,
         };
         Ok((listener, OwnedFd::from(rank).into()))
@@ -86,6 +91,15 @@ impl Listener {
         (!self.is_over).then(|| self.stream.as_fd())
     }
 
+    /// Tells the rank where it meets the others, before anything else.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone.
+    pub(crate) fn send(&mut self, peers: &Peers) -> io::Result<()> {
+        self.stream.write_all(&line(peers)?)
+    }
+
     /// What has come. A line that is no message is left out.
     pub(crate) fn read(&mut self) -> Vec<Message> {
         let (mut messages, mut buffer) = (Vec::new(), [0; 4096]);
@@ -93,14 +107,7 @@ impl Listener {
             match self.stream.read(&mut buffer) {
                 Ok(0) => self.is_over = true,
                 Ok(bytes) => {
-                    self.partial.extend(&buffer[..bytes]);
-                    while let Some(end) = self.partial.iter().position(|byte| *byte == b'\n') {
-                        let line: Vec<u8> = self.partial.drain(..=end).collect();
-                        messages.extend(serde_json::from_slice::<Message>(&line).ok());
-                    }
-                    if self.partial.len() > LONGEST {
-                        self.partial.clear();
-                    }
+                    messages.extend(self.lines.take::<Message>(&buffer[..bytes]));
                     continue;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -129,6 +136,22 @@ impl Channel {
         let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         stream.set_write_timeout(Some(PATIENCE))?;
         Ok(Some(Self(Arc::new(Mutex::new(stream)))))
+    }
+
+    /// Where this rank meets the others: what the launcher says before anything else, if there are others.
+    ///
+    /// # Errors
+    ///
+    /// When it says nothing of the kind.
+    pub(crate) fn peers(&self) -> io::Result<Peers> {
+        let stream = self.stream().try_clone()?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut line = Vec::new();
+        BufReader::new(&stream)
+            .take(MOST_PEERS)
+            .read_until(b'\n', &mut line)?;
+        stream.set_read_timeout(None)?;
+        Ok(serde_json::from_slice(&line)?)
     }
 
     /// Ends this process, with all that it started, as soon as the launcher is gone, however it went.
@@ -164,11 +187,12 @@ impl Channel {
     /// When there is no thread to be had.
     pub(crate) fn beat(&self, heartbeat: Arc<Heartbeat>) -> io::Result<()> {
         let channel = self.clone();
-        let mut last = Beat::default();
+        let mut last = None;
         let tell = move || {
             loop {
                 let beat = heartbeat.newest();
-                if beat != last {
+                // The first one says that the rank is up.
+                if last != Some(beat) {
                     channel.send_if_room(&Message::Beat {
                         phase: beat.phase.to_owned(),
                         step: beat.step,
@@ -176,7 +200,7 @@ impl Channel {
                         waits_for: beat.waits_for,
                         waited_ms: u64::try_from(beat.waited.as_millis()).unwrap_or(u64::MAX),
                     });
-                    last = beat;
+                    last = Some(beat);
                 }
                 thread::sleep(LOOK);
             }
@@ -190,7 +214,7 @@ impl Channel {
     /// Sends what must not be lost. A launcher that takes nothing is waited for a while.
     pub(crate) fn send(&self, message: &Message) {
         // What cannot be told is told by the end of the process.
-        let _ = line(message).and_then(|line| self.stream().write_all(&line));
+        let _ = line(message).map(|line| self.stream().write_all(&line));
     }
 
     /// Sends what the next one makes good for: a stopped launcher stops no rank.
@@ -210,12 +234,6 @@ impl Channel {
     }
 }
 
-fn line(message: &Message) -> io::Result<Vec<u8>> {
-    let mut line = serde_json::to_vec(message)?;
-    line.push(b'\n');
-    Ok(line)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
@@ -227,7 +245,7 @@ mod tests {
         stream.set_nonblocking(true).unwrap();
         let listener = Listener {
             stream,
-            partial: Vec::new(),
+            lines: Lines::new(LONGEST),
             is_over: false,
         };
         (listener, Channel(Arc::new(Mutex::new(rank))))
@@ -266,7 +284,7 @@ mod tests {
             channel.stream().write_all(&[b'x'; 4096]).unwrap();
             listener.read();
         }
-        assert!(listener.partial.len() <= LONGEST);
+        assert!(listener.lines.pending() <= LONGEST);
     }
 
     #[test]

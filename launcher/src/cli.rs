@@ -15,6 +15,8 @@ Examples:
   spd-launch tms_5-2 --set seed=1 --out runs/seed1
   spd-launch tms_5-2 --gpus 1                 on a GPU
   spd-launch tms_40-10 --cpus 2               by two ranks
+  srun --ntasks-per-node=1 spd-launch tms_40-10 --cpus 2
+                                              by two ranks on each node of a Slurm job
   spd-launch tms_5-2 --fresh                  start over; the old directory is moved aside
   spd-launch tms_5-2 --seeds 0..20            20 runs over the cores there are, and one table
   spd-launch tms_5-2 --sweep train.lr=1e-3,2e-3 --seeds 0..5
@@ -105,18 +107,22 @@ pub(crate) struct RunArgs {
     /// Check everything, print the plan, create nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Print a script for Slurm's `sbatch` that runs this command, saves before the job's time is over and goes on in the next
-    #[arg(long, requires = "dry_run", conflicts_with_all = ["seeds", "sweep"])]
-    pub(crate) slurm: bool,
+    /// Print a script for Slurm's `sbatch` that runs this command on so many nodes (on one, without a number), saves before the job's
+    /// time is over and goes on in the next
+    #[arg(long, value_name = "NODES", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = node_count, requires = "dry_run", conflicts_with_all = ["seeds", "sweep"])]
+    pub(crate) slurm: Option<u64>,
     /// Start over: an old run directory is moved to DIR.old-N first, or what it holds to DIR/old-N
     #[arg(long)]
     pub(crate) fresh: bool,
     /// GPUs to use: 0 or 1 (`spd-launch doctor` says what is there)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) gpus: usize,
-    /// Ranks on the CPU, among which batches and threads are shared out
+    /// Ranks on the CPU of each node, among which batches and threads are shared out
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = rank_count, conflicts_with_all = ["gpus", "seeds", "sweep"])]
     pub(crate) cpus: usize,
+    /// Seconds that the launchers of a run on several nodes wait for each other
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub(crate) join_seconds: u64,
     /// Seconds a rank has to save and leave when it is asked to; Slurm and Kubernetes give 30
     #[arg(long, value_name = "SECONDS", default_value_t = 25)]
     pub(crate) grace: u64,
@@ -306,6 +312,9 @@ pub(crate) struct RankArgs {
     /// File descriptor of the memory that ranks share
     #[arg(long, value_name = "FD")]
     pub(crate) memory_fd: Option<i32>,
+    /// File descriptor of the listener by which other ranks find this one
+    #[arg(long, value_name = "FD", conflicts_with = "memory_fd")]
+    pub(crate) listener_fd: Option<i32>,
 }
 
 /// Threads that this process may use: cores, less what affinity and cgroups take away.
@@ -357,6 +366,13 @@ fn rank_count(text: &str) -> Result<usize, String> {
         _ => Err(format!(
             "a number of ranks from 1 to {MOST_RANKS} is wanted"
         )),
+    }
+}
+
+fn node_count(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err("a number of nodes from 1 on is wanted".to_owned()),
     }
 }
 

@@ -2,8 +2,11 @@
 
 use std::process::ExitCode;
 
+use serde::{Deserialize, Serialize};
+
 /// The end of a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Exit {
     /// All is done.
     Done,

@@ -5,6 +5,7 @@
 //!          -> world                     who started this launcher, and on which node of a run it is
 //!          -> slurm                     the script for `sbatch`, where one is asked for
 //!          -> run_dir                   one directory a run, made whole or not at all
+//!          -> nodes                     the launchers of other nodes, which do as the first one says
 //!          -> supervise -> ranks        this program again, as `spd-launch rank`, and watched
 //!                       -> channel      what a rank tells: how far it is (a heartbeat), why it leaves (a failure)
 //!                       -> output       its lines: to the log, the last ones kept
@@ -26,6 +27,7 @@ mod exit;
 mod failure;
 mod figures;
 mod memory;
+mod nodes;
 mod output;
 mod plan;
 mod profile;

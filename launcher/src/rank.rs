@@ -6,12 +6,13 @@ use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_h
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
-use spd_trainer::{Fault, FaultKind, Outcome, Supervision, World};
+use spd_trainer::{Fault, FaultKind, Heartbeat, Outcome, Supervision, World};
 
 use crate::channel::{Channel, Message};
 use crate::cli::RankArgs;
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::nodes::mesh::{self, Peers};
 use crate::run::gpu;
 use crate::stop;
 
@@ -27,22 +28,31 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
     };
     if let Some(fd) = asked.memory_fd {
         let memory = inherited(fd).context("the memory that ranks share")?;
-        supervision.world =
-            World::in_memory(asked.rank, asked.ranks, memory, &supervision.heartbeat)?;
+        let (rank, ranks) = (asked.rank, asked.ranks);
+        supervision.world = World::in_memory(rank, ranks, memory, &supervision.heartbeat)?;
     }
     let channel = Channel::open().context("the channel to the launcher");
     let Some(channel) = channel.map_err(Fault::Failed)? else {
         return go(asked, &supervision);
     };
-    let heartbeat = &supervision.heartbeat;
+    let heartbeat = Arc::clone(&supervision.heartbeat);
+    let peers = asked.listener_fd.map(|_| channel.peers()).transpose();
+    let peers = peers.context("where the other ranks are")?;
     channel
         .end_with_launcher()
-        .and_then(|()| channel.beat(Arc::clone(heartbeat)))
+        .and_then(|()| channel.beat(Arc::clone(&heartbeat)))
         .context("a thread for the heartbeat")
         .map_err(Fault::Failed)?;
+    if let (Some(peers), Some(fd)) = (peers, asked.listener_fd) {
+        supervision.world = far_world(asked.rank, (fd, peers), &channel, &heartbeat)?;
+    }
     let panicked = remember_panics();
     let ended = catch_unwind(AssertUnwindSafe(|| go(asked, &supervision)));
     let beat = heartbeat.newest();
+    match &ended {
+        Ok(Ok(_)) => supervision.world.leave(),
+        Ok(Err(_)) | Err(_) => {}
+    }
     match &ended {
         Ok(Ok(Exit::Stopped)) => {
             let words = heartbeat.stopped().map_or_else(
@@ -63,6 +73,39 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
         }
     }
     ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// The world of a rank that has connections with the others, which its launcher says where to find.
+fn far_world(
+    rank: usize,
+    (listener, peers): (i32, Peers),
+    channel: &Channel,
+    heartbeat: &Arc<Heartbeat>,
+) -> Result<World, Fault> {
+    let listener = inherited(listener).context("the port for the other ranks")?;
+    let leaves = |other: usize, why: &str, channel: &Channel, heartbeat: &Heartbeat| {
+        let failure = Failure {
+            because_of: Some(other),
+            ..Failure::now(FaultKind::PeerLost, why.to_owned(), heartbeat.newest())
+        };
+        channel.send(&Message::Failure(failure));
+    };
+    heartbeat.enter("connecting");
+    let connections = mesh::connect(rank, &listener.into(), &peers);
+    let connections = match connections {
+        Ok(connections) => connections,
+        Err(mesh::Unreached { rank, why }) => {
+            leaves(rank, &why, channel, heartbeat);
+            return Err(Fault::Failed(anyhow::anyhow!(why)));
+        }
+    };
+    let (channel, told) = (channel.clone(), Arc::clone(heartbeat));
+    let lost = move |other: usize, how: &str| {
+        let host = peers.hosts.get(other).map_or("?", String::as_str);
+        let why = format!("rank {other} on {host} is lost: {how}");
+        leaves(other, &why, &channel, &told);
+    };
+    World::over_connections(rank, connections, heartbeat, Box::new(lost))
 }
 
 /// The file that this process was given under a number.

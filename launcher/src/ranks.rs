@@ -2,7 +2,9 @@
 
 use std::env;
 use std::io::{self, PipeWriter};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::net::TcpListener;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -13,6 +15,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use spd_trainer::SharedMemory;
 
 use crate::channel;
+use crate::nodes::mesh::Peers;
 use crate::wait::wait_until;
 use crate::world::{self, Node};
 
@@ -60,8 +63,24 @@ pub(crate) struct Program {
     pub(crate) threads: usize,
     /// GPUs: none or one.
     pub(crate) gpus: usize,
-    /// Number of ranks.
+    /// Number of ranks, on all nodes.
     pub(crate) ranks: usize,
+    /// Those of this node.
+    pub(crate) here: Range<usize>,
+}
+
+/// Where the ranks of an attempt meet.
+#[derive(Debug)]
+pub(crate) enum Meeting {
+    /// There is one.
+    Alone,
+    /// They share this memory.
+    Memory(OwnedFd),
+    /// They have connections with each other, and each of this node has a listener for those.
+    Connections {
+        listeners: Vec<TcpListener>,
+        peers: Peers,
+    },
 }
 
 /// A started process of ours. Dropping it kills it.
@@ -72,20 +91,23 @@ pub(crate) struct Process {
     status: Option<ExitStatus>,
 }
 
-impl Program {
-    /// Memory for its ranks to share, if there are several.
+impl Meeting {
+    /// Of the ranks of a program, which are on one node.
     ///
     /// # Errors
     ///
-    /// When there is none.
-    pub(crate) fn shared_memory(&self) -> io::Result<Option<OwnedFd>> {
-        (self.ranks > 1).then(SharedMemory::file).transpose()
+    /// When there is no memory for them to share.
+    pub(crate) fn of(program: &Program) -> io::Result<Self> {
+        if program.ranks == 1 {
+            return Ok(Self::Alone);
+        }
+        SharedMemory::file().map(Self::Memory)
     }
+}
 
-    /// The command that starts a rank.
-    ///
-    /// - `memory`: what the ranks share
-    pub(crate) fn command(&self, rank: usize, memory: Option<&OwnedFd>) -> Command {
+impl Program {
+    /// The command that starts a rank of this node.
+    pub(crate) fn command(&self, rank: usize, meeting: &Meeting) -> Command {
         let mut command = command(&self.path);
         command
             .arg("rank")
@@ -95,15 +117,22 @@ impl Program {
         if self.gpus > 0 {
             command.args(["--gpus", &self.gpus.to_string()]);
         }
-        if let Some(memory) = memory {
+        if self.ranks > 1 {
             command.args(["--rank", &rank.to_string()]);
             command.args(["--ranks", &self.ranks.to_string()]);
-            share_memory(&mut command, memory);
+        }
+        let local = rank - self.here.start;
+        match meeting {
+            Meeting::Alone => {}
+            Meeting::Memory(memory) => share_memory(&mut command, memory),
+            Meeting::Connections { listeners, .. } => {
+                hand_down(&mut command, "--listener-fd", listeners[local].as_fd());
+            }
         }
         for key in world::variables() {
             command.env_remove(key);
         }
-        command.envs(Node::environment(rank, self.ranks));
+        command.envs(Node::environment(rank, local, self.ranks));
         command.env(channel::KEY, "stdin");
         command
     }
@@ -184,10 +213,15 @@ impl Drop for Process {
     }
 }
 
-/// Lets the program have the memory of ours that ranks share, under the same number, which it is told.
+/// Lets the program have the memory of ours that ranks share.
 pub(crate) fn share_memory(command: &mut Command, memory: &OwnedFd) {
-    let fd: RawFd = memory.as_raw_fd();
-    command.args(["--memory-fd", &fd.to_string()]);
+    hand_down(command, "--memory-fd", memory.as_fd());
+}
+
+/// Lets the program have a file of ours, under the same number, which it is told.
+fn hand_down(command: &mut Command, option: &str, file: BorrowedFd<'_>) {
+    let fd: RawFd = file.as_raw_fd();
+    command.args([option, &fd.to_string()]);
     let keep = move || {
         #[expect(unsafe_code, reason = "a number stands for a file after the fork")]
         // SAFETY: whoever starts the command has the file open until it has started.

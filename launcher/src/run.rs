@@ -12,6 +12,7 @@ use spd_trainer::{Continuation, Fault, RunPlan, World, cuda, refuses_world};
 
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
+use crate::nodes::{First, Member};
 use crate::ranks::{Program, own_program};
 use crate::restart::{self, Restarts};
 use crate::run_dir::{Found, RunDir};
@@ -29,7 +30,10 @@ use crate::{memory, plan, screen, summary};
 /// Bad input, found before anything is created; failures of this machine on the way. What befalls a
 /// rank is printed here, and told by the exit alone.
 pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
-    let node = only_node()?;
+    let node = match asked.slurm {
+        Some(nodes) => Node::planned(nodes),
+        None => Node::from_env().map_err(Fault::BadInput)?,
+    };
     let on_gpu = gpu(asked.gpus)?.is_some();
     if let Some(jobs) = asked.jobs {
         return Err(Fault::BadInput(format!(
@@ -42,19 +46,30 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         found,
         destination,
         mut run_plan,
-    } = check(asked, on_gpu)?;
+    } = check(asked, &node, on_gpu)?;
     if let Some(derivation) = node.derivation() {
         run_plan.rows.push(("node".to_owned(), derivation));
     }
     if found == Found::Finished {
-        return finished(&run_dir);
+        return if node.is_first() {
+            finished(&run_dir)
+        } else {
+            Ok(Exit::Done)
+        };
+    }
+    if !node.is_first() {
+        if asked.dry_run {
+            return Ok(Exit::Done);
+        }
+        return join(asked, &node, &run, &run_dir);
     }
     let plan = plan::text(&run.name, &destination, &run_plan);
-    if asked.slurm {
+    if asked.slurm.is_some() {
         screen::note(plan.trim_end());
         let command = own_command().map_err(Fault::Failed)?;
         let job = Job {
             name: &run.name,
+            nodes: node.count,
             threads: threads_of_rank(asked) * asked.cpus,
             gpus: asked.gpus,
             memory: &run_plan.memory,
@@ -74,11 +89,36 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     } else {
         run_dir.hold().map_err(Fault::BadInput)?
     };
-    let exit = supervise(asked, &run_dir, &run_plan).map_err(Fault::Failed)?;
+    let mut stop = Stop::listen().context("signals cannot be listened to")?;
+    let mut others = None;
+    if node.count > 1 {
+        let opened = First::open(&run_dir, &node, asked.cpus).map_err(Fault::Failed)?;
+        let others = others.insert(opened);
+        if !others.join(&run, joins_within(asked), &mut stop)? {
+            return Ok(Exit::Stopped);
+        }
+    }
+    let program = program(asked, &node, &run_dir).map_err(Fault::Failed)?;
+    let memory = plan::memory(&run_plan.memory);
+    let restarts = Restarts::new(asked.restarts);
+    let ranks = Attempts {
+        program,
+        run_dir: &run_dir,
+        timeouts: timeouts(asked),
+        memory: &memory,
+    };
+    let exit = ranks.run(restarts, &mut stop, others.as_mut());
+    let exit = exit.map_err(Fault::Failed)?;
+    others.into_iter().for_each(|others| others.quit(exit));
     if exit == Exit::Done {
         show_end(&run_dir).map_err(Fault::Failed)?;
     }
     Ok(exit)
+}
+
+/// Ranks of all nodes.
+fn world_size(asked: &RunArgs, node: &Node) -> usize {
+    asked.cpus * node.nodes()
 }
 
 /// CPU threads of each rank.
@@ -128,7 +168,7 @@ pub(crate) fn only_node() -> Result<Node, Fault> {
     let node = Node::from_env().map_err(Fault::BadInput)?;
     if node.count > 1 {
         return Err(Fault::BadInput(format!(
-            "{node}: runs on several nodes are not offered yet; start one launcher"
+            "{node}: several runs at once share the cores of one node; start one launcher"
         )));
     }
     Ok(node)
@@ -145,7 +185,12 @@ struct Checked {
 }
 
 /// Everything that can be refused, for a run and for `--dry-run`: nothing is created.
-fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
+fn check(asked: &RunArgs, node: &Node, on_gpu: bool) -> Result<Checked, Fault> {
+    if on_gpu && node.count > 1 {
+        return Err(Fault::BadInput(format!(
+            "{node}: runs on GPUs of several nodes are not offered yet; --cpus runs on their processors"
+        )));
+    }
     let path =
         spd_configs::locate(&asked.config).map_err(|faults| Fault::BadInput(faults.to_string()))?;
     let mut run =
@@ -157,7 +202,8 @@ fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
             .unwrap_or_else(|| Path::new("runs").join(&run.name)),
     );
     let begun = if asked.fresh { None } else { run_dir.shards() };
-    decide_shards(&mut run, begun, asked.cpus).map_err(Fault::BadInput)?;
+    let ranks = world_size(asked, node);
+    decide_shards(&mut run, begun, ranks).map_err(Fault::BadInput)?;
     let found = if asked.fresh {
         run_dir.find_old().map(|_| Found::Nothing)
     } else {
@@ -174,12 +220,16 @@ fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
         return Ok(checked);
     }
     let Checked { run, run_dir, .. } = &checked;
-    let destination = destination(run, run_dir, &checked.found)?;
-    let world = World::planned(asked.cpus, 1);
+    let world = World::planned(ranks, node.nodes());
     let threads = threads_of_rank(asked);
     let run_plan = spd_trainer::run_plan(run, threads, on_gpu, &world)?;
-    check_memory(asked, &path, &asked.set, run, &run_plan).map_err(Fault::BadInput)?;
+    check_memory(asked, (&path, &asked.set), &world, run, &run_plan).map_err(Fault::BadInput)?;
     check_gpu_memory(asked, &path, run, &run_plan).map_err(Fault::BadInput)?;
+    // The directory is the first launcher's.
+    if !node.is_first() {
+        return Ok(checked);
+    }
+    let destination = destination(run, run_dir, &checked.found)?;
     run_dir
         .check(
             checkpoint_bytes(run, &run_plan, &checked.found),
@@ -199,8 +249,8 @@ fn check(asked: &RunArgs, on_gpu: bool) -> Result<Checked, Fault> {
 /// One line, with what would help most.
 pub(crate) fn check_memory(
     asked: &RunArgs,
-    path: &Path,
-    set: &[String],
+    (path, set): (&Path, &[String]),
+    world: &World,
     run: &Run,
     run_plan: &RunPlan,
 ) -> Result<Option<usize>, String> {
@@ -209,10 +259,9 @@ pub(crate) fn check_memory(
     memory::check(run, need, there, |more| {
         let set: Vec<String> = set.iter().chain(more).cloned().collect();
         let mut run = Run::load(path, &set).ok()?;
-        decide_shards(&mut run, None, asked.cpus).ok()?;
-        let world = World::planned(asked.cpus, 1);
+        decide_shards(&mut run, None, world.size()).ok()?;
         let run_plan =
-            spd_trainer::run_plan(&run, threads_of_rank(asked), asked.gpus > 0, &world).ok()?;
+            spd_trainer::run_plan(&run, threads_of_rank(asked), asked.gpus > 0, world).ok()?;
         Some(run_plan.memory.total())
     })?;
     Ok(there.map(|there| there / need.max(1)))
@@ -333,51 +382,102 @@ pub(crate) fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<Lock, F
     prepared
 }
 
-fn supervise(asked: &RunArgs, run_dir: &RunDir, run_plan: &RunPlan) -> anyhow::Result<Exit> {
-    let path = match &asked.rank_program {
-        Some(path) => path.clone(),
-        None => own_program().context("this program's own file cannot be found")?,
+/// What a launcher that is not the first does.
+fn join(asked: &RunArgs, node: &Node, run: &Run, run_dir: &RunDir) -> Result<Exit, Fault> {
+    let mut stop = Stop::listen().context("signals cannot be listened to")?;
+    let of_node = (run, run_dir, asked.cpus);
+    let member = Member::join(node, of_node, joins_within(asked), &mut stop)?;
+    let Some(member) = member else {
+        return Ok(Exit::Stopped);
     };
-    let program = Program {
-        path,
-        run_dir: run_dir.path().to_owned(),
-        threads: threads_of_rank(asked),
-        gpus: asked.gpus,
-        ranks: asked.cpus,
-    };
-    let timeouts = Timeouts {
+    let program = program(asked, node, run_dir).map_err(Fault::Failed)?;
+    let served = member.serve(&program, run_dir, &mut stop);
+    served.map_err(Fault::Failed)
+}
+
+/// How long the launchers of a run wait for each other.
+fn joins_within(asked: &RunArgs) -> Duration {
+    Duration::from_secs(asked.join_seconds)
+}
+
+fn timeouts(asked: &RunArgs) -> Timeouts {
+    Timeouts {
         grace: Duration::from_secs(asked.grace),
         hang: match asked.hang_seconds {
             None => HangLimit::Learned,
             Some(0) => HangLimit::Never,
             Some(seconds) => HangLimit::After(Duration::from_secs(seconds)),
         },
+    }
+}
+
+/// What is started on this node.
+fn program(asked: &RunArgs, node: &Node, run_dir: &RunDir) -> anyhow::Result<Program> {
+    let path = match &asked.rank_program {
+        Some(path) => path.clone(),
+        None => own_program().context("this program's own file cannot be found")?,
     };
-    let memory = plan::memory(&run_plan.memory);
-    let mut stop = Stop::listen().context("signals cannot be listened to")?;
-    let mut restarts = Restarts::new(asked.restarts);
-    loop {
-        let attempt = supervise::attempt(&program, run_dir, timeouts, &mut stop, &memory)?;
-        let mut lines = attempt.message.iter();
-        if let Some(first) = lines.next() {
-            match attempt.exit {
-                Exit::Failed | Exit::BadInput => screen::error(first),
-                _ => screen::end(first),
+    let first = node.place() * asked.cpus;
+    Ok(Program {
+        path,
+        run_dir: run_dir.path().to_owned(),
+        threads: threads_of_rank(asked),
+        gpus: asked.gpus,
+        ranks: world_size(asked, node),
+        here: first..first + asked.cpus,
+    })
+}
+
+/// A run, as often as it is started.
+struct Attempts<'a> {
+    program: Program,
+    run_dir: &'a RunDir,
+    timeouts: Timeouts,
+    /// What the run plans to use, in words.
+    memory: &'a str,
+}
+
+impl Attempts<'_> {
+    /// Runs it until it ends, or nothing more is to be hoped for.
+    fn run(
+        &self,
+        mut restarts: Restarts,
+        stop: &mut Stop,
+        mut others: Option<&mut First>,
+    ) -> anyhow::Result<Exit> {
+        let Self {
+            program,
+            run_dir,
+            timeouts,
+            memory,
+        } = self;
+        loop {
+            let of_others = others.as_deref_mut();
+            let attempt = supervise::attempt(program, run_dir, *timeouts, stop, of_others, memory)?;
+            let mut lines = attempt.message.iter();
+            if let Some(first) = lines.next() {
+                match attempt.exit {
+                    Exit::Failed | Exit::BadInput => screen::error(first),
+                    _ => screen::end(first),
+                }
             }
-        }
-        lines.for_each(|line| screen::end(line));
-        if !attempt.may_restart || stop.asked() {
-            return Ok(attempt.exit);
-        }
-        let newest = restart::newest(&run_dir.checkpoints());
-        match restarts.again(newest) {
-            Ok(()) => screen::note(&match newest {
-                Some(step) => format!("started again; its newest checkpoint is of step {step}"),
-                None => "started again from the beginning: there is no checkpoint yet".to_owned(),
-            }),
-            Err(reason) => {
-                reason.into_iter().for_each(screen::note);
+            lines.for_each(|line| screen::end(line));
+            let is_whole = others.as_ref().is_none_or(|others| others.is_whole());
+            if !attempt.may_restart || stop.asked() || !is_whole {
                 return Ok(attempt.exit);
+            }
+            let newest = restart::newest(&run_dir.checkpoints());
+            match restarts.again(newest) {
+                Ok(()) => screen::note(&match newest {
+                    Some(step) => format!("started again; its newest checkpoint is of step {step}"),
+                    None => {
+                        "started again from the beginning: there is no checkpoint yet".to_owned()
+                    }
+                }),
+                Err(reason) => {
+                    reason.into_iter().for_each(screen::note);
+                    return Ok(attempt.exit);
+                }
             }
         }
     }

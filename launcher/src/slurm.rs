@@ -14,7 +14,9 @@ const SAVE_BEFORE_END: u64 = 60;
 pub(crate) struct Job<'a> {
     /// Name of the run.
     pub(crate) name: &'a str,
-    /// CPU threads.
+    /// Nodes, a launcher on each.
+    pub(crate) nodes: u64,
+    /// CPU threads of each.
     pub(crate) threads: usize,
     /// GPUs.
     pub(crate) gpus: usize,
@@ -29,6 +31,7 @@ impl Job<'_> {
     pub(crate) fn script(&self) -> String {
         let Self {
             name,
+            nodes,
             threads,
             gpus,
             memory,
@@ -40,7 +43,10 @@ impl Job<'_> {
             0 => String::new(),
             gpus => format!("#SBATCH --gpus-per-node={gpus}\n"),
         };
-        let asked_here = |word: &&OsString| !matches!(word.to_str(), Some("--dry-run" | "--slurm"));
+        let asked_here = |word: &&OsString| {
+            let word = word.to_str().unwrap_or_default();
+            word != "--dry-run" && word != "--slurm" && !word.starts_with("--slurm=")
+        };
         let words = command.iter().filter(asked_here);
         let words: Vec<String> = words.map(|word| quoted(&word.to_string_lossy())).collect();
         format!(
@@ -48,7 +54,7 @@ impl Job<'_> {
 #SBATCH --job-name={name}
 #SBATCH --output={name}.slurm-%j.log
 #SBATCH --open-mode=append
-#SBATCH --nodes=1
+#SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task={threads}
 {gpus}#SBATCH --mem={mebibytes}M
@@ -89,9 +95,10 @@ mod tests {
             parts: vec![("programs", 1 << 30)],
         };
         let words = ["/bin/spd-launch", "a b.toml", "--dry-run", "--set", "x='1'"];
-        let command = words.iter().chain(&["--slurm"]).map(OsString::from);
+        let command = words.iter().chain(&["--slurm=3"]).map(OsString::from);
         let job = Job {
             name: "my run",
+            nodes: 3,
             threads: 8,
             gpus: 2,
             memory: &memory,
@@ -100,6 +107,7 @@ mod tests {
         let script = job.script();
         for line in [
             "#SBATCH --job-name=my_run",
+            "#SBATCH --nodes=3",
             "#SBATCH --cpus-per-task=8",
             "#SBATCH --gpus-per-node=2",
             "#SBATCH --mem=1536M",

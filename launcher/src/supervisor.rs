@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use spd_trainer::FaultKind;
 
 use crate::channel::Message;
@@ -54,6 +55,9 @@ const KILL_FIRST: Duration = Duration::from_secs(600);
 /// From the first word of a failure until all ranks are killed: whose fault it was may come a little later than whom it hit.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
+/// A rank that has said nothing listens to requests after this at the latest: a signal that comes before would end it.
+const LISTENS: Duration = Duration::from_secs(1);
+
 /// From a kill until the rank is given up.
 const GIVE_UP: Duration = Duration::from_secs(5);
 
@@ -76,16 +80,20 @@ pub(crate) enum Event {
 }
 
 /// How a process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Status {
     /// With this code.
     Code(i32),
     /// Of this signal.
     Signal(i32),
+    /// Nobody knows: the launcher of its node is lost, with which it ends.
+    Lost,
 }
 
 /// What is to be done.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Action {
     /// Ask a rank to save and leave.
     Ask(usize),
@@ -102,6 +110,19 @@ pub(crate) enum Action {
     Recovered(usize),
     /// Say that a rank is slow: the others wait for it so much of their time, in hundredths.
     Slow { rank: usize, percent: u32 },
+}
+
+impl Action {
+    /// The rank that it is about.
+    pub(crate) fn rank(&self) -> usize {
+        match *self {
+            Self::Ask(rank)
+            | Self::Kill(rank)
+            | Self::Tell { rank, .. }
+            | Self::Recovered(rank)
+            | Self::Slow { rank, .. } => rank,
+        }
+    }
 }
 
 /// How an attempt ended.
@@ -136,6 +157,8 @@ pub(crate) enum Cause {
     Overstayed,
     /// It was killed, and did not die.
     Undead,
+    /// The launcher of its node is lost.
+    Lost,
 }
 
 impl Cause {
@@ -146,12 +169,13 @@ impl Cause {
             Self::Code(_) => FaultKind::Bug,
             Self::Signal(_) => FaultKind::Killed,
             Self::Hung(_) | Self::Overstayed | Self::Undead => FaultKind::Hang,
+            Self::Lost => FaultKind::PeerLost,
         }
     }
 }
 
 /// Where a rank is.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Whereabouts {
     /// What goes on; empty before the first word.
     pub(crate) phase: String,
@@ -164,6 +188,7 @@ pub(crate) struct Whereabouts {
 pub(crate) struct Supervisor {
     ranks: Vec<Rank>,
     timeouts: Timeouts,
+    started: Duration,
     now: Duration,
     /// When a stop was asked for.
     asked: Option<Duration>,
@@ -175,6 +200,9 @@ pub(crate) struct Supervisor {
 
 #[derive(Debug)]
 struct Rank {
+    /// It has said something.
+    is_up: bool,
+    is_asked: bool,
     at: Whereabouts,
     ticks: u64,
     /// The rank that it waits for.
@@ -212,6 +240,8 @@ impl Supervisor {
     /// Of so many ranks that were started just now.
     pub(crate) fn new(ranks: usize, timeouts: Timeouts, now: Duration) -> Self {
         let rank = |_| Rank {
+            is_up: false,
+            is_asked: false,
             at: Whereabouts::default(),
             ticks: 0,
             waits_for: None,
@@ -227,6 +257,7 @@ impl Supervisor {
         Self {
             ranks: (0..ranks).map(rank).collect(),
             timeouts,
+            started: now,
             now,
             asked: None,
             interrupted: None,
@@ -238,6 +269,11 @@ impl Supervisor {
     /// Whether all ranks are gone, or given up.
     pub(crate) fn is_over(&self) -> bool {
         self.ranks.iter().all(|rank| rank.ended.is_some())
+    }
+
+    /// How many ranks there are.
+    pub(crate) fn ranks(&self) -> usize {
+        self.ranks.len()
     }
 
     /// Where a rank was when it last said so.
@@ -281,6 +317,7 @@ impl Supervisor {
     fn said(&mut self, index: usize, message: Message, actions: &mut Vec<Action>) {
         let now = self.now;
         let rank = &mut self.ranks[index];
+        rank.is_up = true;
         match message {
             Message::Beat {
                 phase,
@@ -349,10 +386,19 @@ impl Supervisor {
     }
 
     fn leave(&mut self, actions: &mut Vec<Action>) {
-        if self.asked.is_none() {
-            self.asked = Some(self.now);
-            let running = self.running().filter(|(_, rank)| rank.killed.is_none());
-            actions.extend(running.map(|(index, _)| Action::Ask(index)));
+        self.asked.get_or_insert(self.now);
+        self.ask(actions);
+    }
+
+    /// Asks those ranks to leave that listen.
+    fn ask(&mut self, actions: &mut Vec<Action>) {
+        let listen = self.now.saturating_sub(self.started) >= LISTENS;
+        for (index, rank) in self.ranks.iter_mut().enumerate() {
+            let is_running = rank.ended.is_none() && rank.killed.is_none();
+            if is_running && (rank.is_up || listen) && !rank.is_asked {
+                rank.is_asked = true;
+                actions.push(Action::Ask(index));
+            }
         }
     }
 
@@ -364,6 +410,9 @@ impl Supervisor {
         };
         if over(self.failed, LAST_WORDS) && self.asked.is_none() {
             self.kill_all(Killed::WithOthers, actions);
+        }
+        if self.asked.is_some() {
+            self.ask(actions);
         }
         if over(self.asked, self.timeouts.grace) {
             self.kill_all(Killed::Overstayed, actions);
@@ -542,6 +591,7 @@ impl Rank {
             (None, _) if self.left_unsaved(asked) => return None,
             (None, End::Status(Status::Code(code))) => Cause::Code(code),
             (None, End::Status(Status::Signal(signal))) => Cause::Signal(signal),
+            (None, End::Status(Status::Lost)) => Cause::Lost,
         };
         Some((ended, cause))
     }

@@ -130,15 +130,44 @@ impl Node {
         Self::from_variables(|key| env::var(key).ok())
     }
 
-    /// What the launcher tells rank `rank` of `ranks`. They share memory and meet at no port, so that is left open.
-    pub(crate) fn environment(rank: usize, ranks: usize) -> [(&'static str, String); 5] {
+    /// What the launcher tells rank `rank` of `ranks`, which is the `local`th of its node. It is told where to meet the others in another
+    /// way, so address and port are left open.
+    pub(crate) fn environment(
+        rank: usize,
+        local: usize,
+        ranks: usize,
+    ) -> [(&'static str, String); 5] {
         [
             ("RANK", rank.to_string()),
-            ("LOCAL_RANK", rank.to_string()),
+            ("LOCAL_RANK", local.to_string()),
             ("WORLD_SIZE", ranks.to_string()),
             ("MASTER_ADDR", "127.0.0.1".to_owned()),
             ("MASTER_PORT", "0".to_owned()),
         ]
+    }
+
+    /// The first of so many, to plan with.
+    pub(crate) fn planned(count: u64) -> Self {
+        Self {
+            index: 0,
+            count,
+            source: None,
+        }
+    }
+
+    /// Nodes of the run.
+    pub(crate) fn nodes(&self) -> usize {
+        usize::try_from(self.count).unwrap_or(usize::MAX)
+    }
+
+    /// Number of this node.
+    pub(crate) fn place(&self) -> usize {
+        usize::try_from(self.index).unwrap_or(usize::MAX)
+    }
+
+    /// Whether this is the launcher that decides.
+    pub(crate) fn is_first(&self) -> bool {
+        self.index == 0
     }
 
     /// Which variables say so, and what, where any does.

@@ -54,7 +54,7 @@ impl Heartbeat {
     }
 
     /// What takes long begins after the steps that were finished.
-    pub(crate) fn enter(&self, phase: &'static str) {
+    pub fn enter(&self, phase: &'static str) {
         let step = self.beat().step;
         self.tick(phase, step);
     }

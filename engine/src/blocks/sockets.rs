@@ -81,6 +81,8 @@ struct State {
     unsent: usize,
     /// Who takes nothing any more.
     is_gone: Vec<bool>,
+    /// This rank needs nothing more of the others.
+    has_left: bool,
     /// This one is to end.
     is_over: bool,
     spare: Vec<Vec<f32>>,
@@ -329,6 +331,7 @@ impl Ranks for Sockets {
 
     fn leave(&self) {
         let mut state = self.shared.state();
+        state.has_left = true;
         for rank in (0..self.shared.size).filter(|&rank| rank != self.shared.rank) {
             state.send(rank, Frame::new(Kind::Left, 0, Vec::new()));
         }
@@ -524,7 +527,9 @@ impl Shared {
             for peer in peers.iter_mut().filter(|peer| peer.is_here) {
                 if let Err(error) = self.exchange(peer) {
                     self.is_gone(peer);
-                    lost(peer.rank, &reason(&error));
+                    if !self.state().has_left {
+                        lost(peer.rank, &reason(&error));
+                    }
                 }
             }
             let has_added = match self.add_what_is_there() {
@@ -735,6 +740,13 @@ mod tests {
         assert_eq!((rank, how.as_str()), (2, "it closed the connection"));
         drop(ranks);
         assert!(told[0].recv().is_err(), "only one was lost");
+        // Whoever has left itself loses nobody.
+        let (mut ranks, told) = world(2);
+        ranks[0].leave();
+        drop(ranks.pop());
+        thread::sleep(LOOK);
+        drop(ranks);
+        assert!(told[0].recv().is_err() && told[1].recv().is_err());
     }
 
     #[test]

@@ -30,6 +30,15 @@ fn waiting(rank: usize, phase: &str, ticks: u64, waits_for: Option<usize>) -> Ev
     )
 }
 
+/// Of so many ranks, all of which are up.
+fn up(ranks: usize) -> Supervisor {
+    let mut supervisor = Supervisor::new(ranks, TIMEOUTS, ms(0));
+    for rank in 0..ranks {
+        supervisor.on(ms(0), beat(rank, "", 0));
+    }
+    supervisor
+}
+
 fn failure(kind: FaultKind, time: Duration, because_of: Option<usize>) -> Failure {
     Failure {
         kind,
@@ -146,12 +155,12 @@ fn a_rank_that_fails_and_does_not_leave_is_killed_soon() {
 
 #[test]
 fn a_request_to_stop_goes_to_all_and_the_grace_to_each() {
-    let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
+    let mut s = up(2);
     assert_eq!(s.on(ms(1), Event::Leave), [0, 1].map(Action::Ask));
     assert_eq!(s.on(ms(2), Event::Leave), []);
     s.on(ms(3), Event::Said(0, Message::Stopped("saved".to_owned())));
     assert_eq!(s.on(ms(4), code(0, 3)), []);
-    let mut other = Supervisor::new(2, TIMEOUTS, ms(0));
+    let mut other = up(2);
     other.on(ms(1), Event::Leave);
     other.on(ms(4), code(0, 3));
     assert_eq!(s.on(ms(5), code(1, 3)), []);
@@ -169,6 +178,17 @@ fn a_request_to_stop_goes_to_all_and_the_grace_to_each() {
 }
 
 #[test]
+fn a_rank_is_asked_when_it_listens() {
+    let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
+    s.on(ms(0), beat(1, "", 0));
+    assert_eq!(s.on(ms(1), Event::Leave), [Action::Ask(1)]);
+    assert_eq!(s.on(ms(2), beat(0, "", 0)), [Action::Ask(0)]);
+    assert_eq!(s.on(ms(999), beat(0, "data", 1)), []);
+    assert_eq!(s.on(ms(1000), Event::Tick), [Action::Ask(2)]);
+    assert_eq!(s.on(ms(2000), beat(2, "", 0)), []);
+}
+
+#[test]
 fn a_rank_that_is_asked_before_it_listens_has_stopped() {
     let mut s = Supervisor::new(1, TIMEOUTS, ms(0));
     s.on(ms(1), Event::Leave);
@@ -181,9 +201,24 @@ fn a_rank_that_is_asked_before_it_listens_has_stopped() {
 
 #[test]
 fn a_rank_that_was_asked_by_others_takes_all_along() {
-    let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
+    let mut s = up(3);
     s.on(ms(1), Event::Said(1, Message::Stopped("saved".to_owned())));
     assert_eq!(s.on(ms(1), code(1, 3)), [0, 2].map(Action::Ask));
+}
+
+#[test]
+fn ranks_of_a_lost_node_are_lost_and_those_that_lose_them_are_not_to_blame() {
+    let mut s = up(4);
+    let lost = failure(FaultKind::PeerLost, ms(5), Some(2));
+    s.on(ms(5), Event::Said(0, Message::Failure(lost)));
+    s.on(ms(6), Event::Ended(2, Status::Lost));
+    s.on(ms(6), Event::Ended(3, Status::Lost));
+    let expected = Verdict::Failed {
+        rank: 2,
+        cause: Cause::Lost,
+        consequences: vec![0],
+    };
+    assert_eq!(buried(&mut s, ms(7)), expected);
 }
 
 #[test]
@@ -334,7 +369,7 @@ fn a_launcher_that_was_stopped_blames_nobody() {
     s.on(ms(0), beat(0, "train", 1));
     s.on(ms(100), beat(0, "train", 2));
     assert_eq!(s.on(ms(3_600_000), Event::Tick), []);
-    let mut leaving = Supervisor::new(1, TIMEOUTS, ms(0));
+    let mut leaving = up(1);
     leaving.on(ms(100), Event::Leave);
     assert_eq!(leaving.on(ms(3_600_000), Event::Tick), []);
 }
@@ -365,8 +400,9 @@ fn event() -> impl Strategy<Value = Event> {
         1 => rank.clone().prop_map(|r| Event::Said(r, Message::Stopped("saved".to_owned()))),
         1 => (rank.clone(), prop_oneof![Just(0), Just(1), Just(2), Just(3), Just(101)])
             .prop_map(|(r, c)| code(r, c)),
-        1 => (rank, prop_oneof![Just(SIGKILL), Just(SIGTERM), Just(SIGABRT)])
+        1 => (rank.clone(), prop_oneof![Just(SIGKILL), Just(SIGTERM), Just(SIGABRT)])
             .prop_map(|(r, n)| signal(r, n)),
+        1 => rank.prop_map(|r| Event::Ended(r, Status::Lost)),
         1 => Just(Event::Leave),
         1 => Just(Event::LeaveNow(SIGTERM)),
         8 => Just(Event::Tick),

@@ -82,7 +82,15 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     };
     let (mut run_plan, largest) = sweep.check(&members, &found)?;
     let set = overrides(&asked.set, &largest.values);
-    let room_for = |run_plan| check_memory(asked, &path, &set, &largest.run, run_plan);
+    let room_for = |run_plan| {
+        check_memory(
+            asked,
+            (&path, &set),
+            &World::default(),
+            &largest.run,
+            run_plan,
+        )
+    };
     let room = room_for(&run_plan).map_err(Fault::BadInput)?;
     if let Some(room) = room.filter(|room| *room < sweep.jobs) {
         screen::note(&format!(

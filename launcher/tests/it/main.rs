@@ -12,6 +12,7 @@ mod figures;
 mod gpu;
 mod memory;
 mod metrics_rows;
+mod nodes;
 mod paths;
 mod ranks;
 mod refusals;

@@ -188,19 +188,21 @@ fn a_launcher_in_a_contradictory_environment_names_both_sources() {
         ("SLURM_STEP_NUM_TASKS", "2"),
     ];
     let by_hand = [("RANK", "0"), ("WORLD_SIZE", "1")];
-    for (variables, expected) in [
+    for (commands, variables, expected) in [
         (
+            &[&[][..], &["--dry-run"], &["--seeds", "0..2"]][..],
             [&slurm[..], &by_hand].concat(),
             "SLURM_PROCID=1 of SLURM_STEP_NUM_TASKS=2 contradicts RANK=0 of WORLD_SIZE=1; \
              unset the pair that is not meant",
         ),
         (
+            &[&["--seeds", "0..2"]],
             slurm.to_vec(),
-            "SLURM_PROCID=1 of SLURM_STEP_NUM_TASKS=2: runs on several nodes are not offered yet; start one launcher",
+            "SLURM_PROCID=1 of SLURM_STEP_NUM_TASKS=2: several runs at once share the cores of one node; start one launcher",
         ),
     ] {
         let scratch = Scratch::new();
-        for arguments in [&[][..], &["--dry-run"], &["--seeds", "0..2"]] {
+        for arguments in commands {
             let mut command = scratch.run("done", arguments);
             command.envs(variables.iter().copied());
             let ended = launch(command);

@@ -1,0 +1,221 @@
+//! A launcher that is not the first: it starts the ranks of its node, tells what happens to them, and does what the first one says.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use spd_configs::Run;
+use spd_trainer::Fault;
+
+use super::handshake::{self, Secret};
+use super::rendezvous::{self, Rendezvous};
+use super::wire::Wire;
+use super::{Hello, ToFirst, ToMember, VERSION, host, listeners};
+use crate::channel::Message;
+use crate::exit::Exit;
+use crate::failure::monotonic;
+use crate::ranks::{Meeting, Program};
+use crate::run_dir::RunDir;
+use crate::screen;
+use crate::stop::{Stop, StopRequest};
+use crate::supervise::local::Local;
+use crate::supervisor::Event;
+use crate::world::Node;
+
+/// Time between two looks for the first launcher.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// After which time it is said what is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long an answer of the first launcher is waited for.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// A launcher that has joined the first one.
+#[derive(Debug)]
+pub(crate) struct Member {
+    wire: Wire,
+    /// Where the first one is.
+    first: SocketAddr,
+    /// Those of its ranks to come.
+    listeners: Vec<TcpListener>,
+}
+
+impl Member {
+    /// Joins the first launcher of a run, once it is there. `None` where a request to stop comes before.
+    ///
+    /// # Errors
+    ///
+    /// One line: it is not there in time, or refuses.
+    pub(crate) fn join(
+        node: &Node,
+        (run, run_dir, ranks): (&Run, &RunDir, usize),
+        patience: Duration,
+        stop: &mut Stop,
+    ) -> Result<Option<Self>, Fault> {
+        let began = Instant::now();
+        let mut is_told = false;
+        let (mut wire, first) = loop {
+            if stop.request().is_some() {
+                screen::end("stopped while it waited for node 0");
+                return Ok(None);
+            }
+            if let Some(found) = reach(run_dir, node)? {
+                break found;
+            }
+            let place = rendezvous::path(run_dir.path());
+            if began.elapsed() >= patience {
+                return Err(Fault::Failed(anyhow!(
+                    "node 0 of {} is not there within {} s: nobody answers where {} says; the same command starts a launcher on each node, and all of them share the file",
+                    node.count,
+                    patience.as_secs(),
+                    place.display()
+                )));
+            }
+            if began.elapsed() >= PATIENCE && !std::mem::replace(&mut is_told, true) {
+                screen::note(&format!("waits for node 0, by {}", place.display()));
+            }
+            stop.wait([], LOOK);
+        };
+        wire.send(&ToFirst::Hello(Hello {
+            version: VERSION,
+            node: node.index,
+            nodes: node.count,
+            ranks,
+            host: host(),
+            run: run.to_toml(),
+        }));
+        let asked = Instant::now();
+        loop {
+            match wire.read().into_iter().next() {
+                Some(ToMember::Welcome) => break,
+                Some(ToMember::Refused(line)) => return Err(Fault::BadInput(line)),
+                Some(_) | None => {}
+            }
+            if wire.end().is_some() || asked.elapsed() >= ANSWER {
+                return Err(Fault::Failed(anyhow!(
+                    "node 0 ({first}) takes nobody any more"
+                )));
+            }
+            stop.wait(wire.fd(), LOOK);
+        }
+        screen::detail(&format!("joined node 0 ({first})"));
+        let mut member = Self {
+            wire,
+            first,
+            listeners: Vec::new(),
+        };
+        member.get_ready(ranks).map_err(Fault::Failed)?;
+        Ok(Some(member))
+    }
+
+    /// Makes room for the ranks of the next attempt.
+    fn get_ready(&mut self, ranks: usize) -> Result<()> {
+        let (listeners, addresses) = listeners(ranks).context("ports for the ranks")?;
+        self.listeners = listeners;
+        self.wire.send(&ToFirst::Ready(addresses));
+        Ok(())
+    }
+
+    /// Does what the first launcher says, until it says how the run ends.
+    ///
+    /// # Errors
+    ///
+    /// When the first one is lost, or a rank cannot be started; none is left running.
+    pub(crate) fn serve(
+        mut self,
+        program: &Program,
+        run_dir: &RunDir,
+        stop: &mut Stop,
+    ) -> Result<Exit> {
+        let mut local: Option<Local> = None;
+        let mut ahead = 0;
+        loop {
+            let fds: Vec<BorrowedFd<'_>> = self.wire.fd().into_iter().collect();
+            let of_ranks = local.iter().flat_map(Local::fds);
+            stop.wait(fds.into_iter().chain(of_ranks), Local::look(local.as_ref()));
+            match stop.request() {
+                Some(StopRequest::Leave(signal)) => self.wire.send(&ToFirst::Leave(signal)),
+                Some(StopRequest::LeaveNow(signal)) => self.wire.send(&ToFirst::LeaveNow(signal)),
+                None => {}
+            }
+            if let Some(local) = &mut local {
+                let events = local.events()?;
+                local.forward();
+                events.into_iter().for_each(|event| self.tell(event, ahead));
+            }
+            for message in self.wire.read() {
+                match message {
+                    ToMember::Start { peers, clock_ns } => {
+                        let own = u64::try_from(monotonic().as_nanos()).unwrap_or(u64::MAX);
+                        ahead = clock_ns.wrapping_sub(own);
+                        let listeners = std::mem::take(&mut self.listeners);
+                        let meeting = Meeting::Connections { listeners, peers };
+                        match Local::start(program, run_dir, &meeting) {
+                            Ok(started) => local = Some(started),
+                            Err(error) => {
+                                self.wire.send(&ToFirst::Failed(format!("{error:#}")));
+                                self.wire.finish(LOOK);
+                                return Err(error);
+                            }
+                        }
+                    }
+                    ToMember::Act(action, at) => {
+                        let note = local.as_ref().and_then(|local| local.act(&action, &at));
+                        note.into_iter()
+                            .for_each(|note| self.wire.send(&ToFirst::Note(note)));
+                    }
+                    ToMember::Finish => {
+                        let finished = local.take().map(Local::finish).unwrap_or_default();
+                        self.wire.send(&ToFirst::Finished(finished));
+                        self.get_ready(program.here.len())?;
+                    }
+                    ToMember::Quit(exit) => return Ok(exit),
+                    ToMember::Welcome | ToMember::Refused(_) => {}
+                }
+            }
+            if let Some(end) = self.wire.end() {
+                drop(local.take());
+                return Err(anyhow!(
+                    "node 0 ({}) is lost: {end}; the ranks here are killed, and the same command goes on from the last checkpoint",
+                    self.first
+                ));
+            }
+        }
+    }
+
+    /// Tells what happens here. Times are those of the first launcher's clock, which is `ahead` by so much.
+    fn tell(&mut self, event: Event, ahead: u64) {
+        match event {
+            Event::Said(rank, Message::Failure(mut failure)) => {
+                failure.time_ns = failure.time_ns.wrapping_add(ahead);
+                let said = Message::Failure(failure);
+                self.wire.send(&ToFirst::Said(rank, said));
+            }
+            Event::Said(rank, beat @ Message::Beat { .. }) => {
+                self.wire.send_if_room(&ToFirst::Said(rank, beat));
+            }
+            Event::Said(rank, said) => self.wire.send(&ToFirst::Said(rank, said)),
+            Event::Ended(rank, status) => self.wire.send(&ToFirst::Ended(rank, status)),
+            Event::Leave | Event::LeaveNow(_) | Event::Tick => {}
+        }
+    }
+}
+
+/// A connection with the first launcher, if it is there, and where that is.
+fn reach(run_dir: &RunDir, node: &Node) -> Result<Option<(Wire, SocketAddr)>, Fault> {
+    let Some((posted, secret)) = Rendezvous::posted(run_dir.path()) else {
+        return Ok(None);
+    };
+    Ok(posted
+        .addresses
+        .into_iter()
+        .find_map(|address| Some((connect(address, secret, node)?, address))))
+}
+
+fn connect(address: SocketAddr, secret: Secret, node: &Node) -> Option<Wire> {
+    let who = format!("node {}", node.index);
+    let stream = handshake::connect(address, secret, &who).ok()?;
+    Wire::new(stream).ok()
+}

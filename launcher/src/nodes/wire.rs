@@ -1,0 +1,194 @@
+//! Messages of two processes, a line of JSON each.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Bytes that are kept for who takes nothing. What is said over and over is left out then.
+const FULL: usize = 256 << 10;
+
+/// The longest line between launchers: a run file, or the last lines of some ranks.
+const LONGEST: usize = 4 << 20;
+
+/// Lines that come in pieces.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    partial: Vec<u8>,
+    longest: usize,
+}
+
+impl Lines {
+    /// Of so many bytes at most.
+    pub(crate) fn new(longest: usize) -> Self {
+        Self {
+            partial: Vec::new(),
+            longest,
+        }
+    }
+
+    /// The messages that are whole with these bytes. A line that is no message is left out.
+    pub(crate) fn take<M: DeserializeOwned>(&mut self, bytes: &[u8]) -> Vec<M> {
+        self.partial.extend(bytes);
+        let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else {
+            if self.partial.len() > self.longest {
+                self.partial.clear();
+            }
+            return Vec::new();
+        };
+        let whole: Vec<u8> = self.partial.drain(..=end).collect();
+        let lines = whole.split(|byte| *byte == b'\n');
+        lines
+            .filter_map(|line| serde_json::from_slice(line).ok())
+            .collect()
+    }
+
+    /// Bytes of a line that is not whole yet.
+    #[cfg(test)]
+    pub(crate) fn pending(&self) -> usize {
+        self.partial.len()
+    }
+}
+
+/// A message as a line.
+///
+/// # Errors
+///
+/// When it cannot be written as JSON.
+pub(crate) fn line<M: Serialize>(message: &M) -> serde_json::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// One launcher's end of a connection with another. Nothing here waits.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    stream: TcpStream,
+    lines: Lines,
+    out: Vec<u8>,
+    /// Why nothing more will come.
+    end: Option<String>,
+}
+
+impl Wire {
+    /// Over a connection.
+    ///
+    /// # Errors
+    ///
+    /// When it is none any more.
+    pub(crate) fn new(stream: TcpStream) -> std::io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self {
+            stream,
+            lines: Lines::new(LONGEST),
+            out: Vec::new(),
+            end: None,
+        })
+    }
+
+    /// What to wait for; nothing once it has ended.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.end.is_none().then(|| self.stream.as_fd())
+    }
+
+    /// Why it has ended, if it has.
+    pub(crate) fn end(&self) -> Option<&str> {
+        self.end.as_deref()
+    }
+
+    /// What has come.
+    pub(crate) fn read<M: DeserializeOwned>(&mut self) -> Vec<M> {
+        self.flush();
+        let (mut messages, mut buffer) = (Vec::new(), [0; 4096]);
+        while self.end.is_none() {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => self.end = Some("it has ended".to_owned()),
+                Ok(bytes) => messages.extend(self.lines.take(&buffer[..bytes])),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => self.end = Some(error.to_string()),
+            }
+        }
+        messages
+    }
+
+    /// Sends a message, now or as soon as it is taken.
+    pub(crate) fn send<M: Serialize>(&mut self, message: &M) {
+        match line(message) {
+            Ok(line) => self.out.extend(line),
+            Err(error) => self.end = Some(error.to_string()),
+        }
+        self.flush();
+    }
+
+    /// Sends what the next one makes good for, unless too much waits already.
+    pub(crate) fn send_if_room<M: Serialize>(&mut self, message: &M) {
+        if self.out.len() < FULL {
+            self.send(message);
+        }
+    }
+
+    /// Waits until all is sent, and not for ever.
+    pub(crate) fn finish(mut self, limit: Duration) {
+        let began = Instant::now();
+        while !self.out.is_empty() && self.end.is_none() && began.elapsed() < limit {
+            std::thread::sleep(Duration::from_millis(5));
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        while !self.out.is_empty() && self.end.is_none() {
+            match self.stream.write(&self.out) {
+                Ok(bytes) => drop(self.out.drain(..bytes)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => self.end = Some(error.to_string()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_may_come_in_pieces_and_junk_is_left_out() {
+        let mut lines = Lines::new(10);
+        assert_eq!(lines.take::<u32>(b"1\n2"), [1]);
+        assert_eq!(lines.take::<u32>(b"3\njunk\n4\n5"), [23, 4]);
+        assert!(lines.take::<u32>(b"00000000000").is_empty());
+        assert_eq!(lines.pending(), 0);
+        assert_eq!(lines.take::<u32>(b"7\n"), [7]);
+    }
+
+    #[test]
+    fn messages_arrive_though_nobody_reads_for_a_while() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut far = Wire::new(listener.accept().unwrap().0).unwrap();
+        let mut near = Wire::new(near).unwrap();
+        let words = "x".repeat(1 << 20);
+        for _ in 0..8 {
+            near.send(&words);
+        }
+        assert!(!near.out.is_empty());
+        let mut count = 0;
+        while count < 8 {
+            count += far.read::<String>().len();
+            near.read::<String>();
+        }
+        near.send_if_room(&1);
+        near.finish(Duration::from_secs(1));
+        while far.end().is_none() {
+            far.read::<u32>();
+        }
+        assert_eq!(far.end(), Some("it has ended"));
+        assert!(far.fd().is_none());
+    }
+}

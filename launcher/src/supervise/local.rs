@@ -1,0 +1,265 @@
+//! The ranks of this node, and all that is heard of them.
+
+use std::fs;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use indicatif::HumanDuration;
+use serde::{Deserialize, Serialize};
+
+use super::{LOOK, LOOK_SOON};
+use crate::channel::Listener;
+use crate::memory;
+use crate::output::Output;
+use crate::progress::place;
+use crate::ranks::{Meeting, Process, Program};
+use crate::run_dir::RunDir;
+use crate::screen;
+use crate::supervisor::{Action, Event, Status, Whereabouts};
+
+/// The ranks of this node while an attempt lasts.
+#[derive(Debug)]
+pub(crate) struct Local {
+    /// Which of the world they are.
+    here: Range<usize>,
+    ranks: Vec<Rank>,
+    /// What the kernel had killed for its memory before.
+    oom_kills: u64,
+    forwarded: Instant,
+}
+
+/// A rank, and all that is heard of it.
+#[derive(Debug)]
+struct Rank {
+    process: Process,
+    listener: Listener,
+    output: Output,
+    is_gone: bool,
+}
+
+/// What is left of the ranks of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Finished {
+    pub(crate) ranks: Vec<Ended>,
+    /// The kernel has killed something of their control group for its memory.
+    pub(crate) was_oom_killed: bool,
+}
+
+/// A rank that is gone.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ended {
+    pub(crate) pid: u32,
+    /// Its last.
+    pub(crate) lines: Vec<String>,
+    /// Where it was, if that is another node.
+    #[serde(skip)]
+    pub(crate) host: Option<String>,
+    /// Why its launcher is lost, if it is.
+    #[serde(skip)]
+    pub(crate) lost: Option<String>,
+}
+
+impl Local {
+    /// Starts the ranks of this node.
+    ///
+    /// # Errors
+    ///
+    /// When one cannot be started; none is left running then.
+    pub(crate) fn start(program: &Program, run_dir: &RunDir, meeting: &Meeting) -> Result<Self> {
+        let oom_kills = memory::oom_kills();
+        let here = program.here.clone();
+        let start = |rank| Rank::start(program, run_dir, rank, meeting);
+        let ranks = here.clone().map(start).collect::<Result<Vec<_>>>()?;
+        for (index, rank) in here.clone().zip(&ranks) {
+            screen::detail(&format!(
+                "rank {index} is process {}; it prints to {}",
+                rank.process.pid(),
+                run_dir.log(index).display()
+            ));
+        }
+        Ok(Self {
+            here,
+            ranks,
+            oom_kills,
+            forwarded: Instant::now(),
+        })
+    }
+
+    /// What to wait for.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let ranks = self.ranks.iter();
+        ranks.flat_map(|rank| rank.listener.fd().into_iter().chain(rank.output.fd()))
+    }
+
+    /// How long to wait for that at most.
+    pub(crate) fn look(local: Option<&Self>) -> Duration {
+        let mut ranks = local.iter().flat_map(|local| &local.ranks);
+        if ranks.any(|rank| rank.output.is_held()) {
+            LOOK_SOON
+        } else {
+            LOOK
+        }
+    }
+
+    /// What has happened since the last call.
+    ///
+    /// # Errors
+    ///
+    /// When the operating system does not tell.
+    pub(crate) fn events(&mut self) -> Result<Vec<Event>> {
+        let mut events = Vec::new();
+        for (index, rank) in self.here.clone().zip(&mut self.ranks) {
+            // Its end first: what it said before that is there then.
+            let status = rank.process.ended();
+            let status = status.with_context(|| format!("rank {index}: cannot be watched"))?;
+            let said = rank.listener.read().into_iter();
+            events.extend(said.map(|message| Event::Said(index, message)));
+            if let Some(status) = status
+                && !std::mem::replace(&mut rank.is_gone, true)
+            {
+                events.push(Event::Ended(index, Status::of(status)));
+            }
+            rank.output.read();
+        }
+        Ok(events)
+    }
+
+    /// Shows now and then what the ranks print, as far as a person could read it.
+    pub(crate) fn forward(&mut self) {
+        if self.forwarded.elapsed() < LOOK {
+            return;
+        }
+        for (index, rank) in self.here.clone().zip(&mut self.ranks) {
+            let (lines, skipped) = rank.output.news();
+            if skipped > 0 {
+                screen::progress(&format!(
+                    "[{index}] (left out here, see the log: {skipped} lines)"
+                ));
+            }
+            for line in lines {
+                screen::progress(&format!("[{index}] {line}"));
+            }
+        }
+        self.forwarded = Instant::now();
+    }
+
+    /// Whether a rank is one of this node.
+    pub(crate) fn has(&self, rank: usize) -> bool {
+        self.here.contains(&rank)
+    }
+
+    /// Does something to a rank of this node; what is to be said of it, if that is all.
+    pub(crate) fn act(&self, action: &Action, at: &Whereabouts) -> Option<String> {
+        let index = action.rank();
+        let process = match index.checked_sub(self.here.start) {
+            Some(at) => &self.ranks.get(at)?.process,
+            None => return None,
+        };
+        let pid = process.pid();
+        match *action {
+            Action::Ask(_) => {
+                process.ask();
+                None
+            }
+            Action::Kill(_) => {
+                process.send_kill();
+                None
+            }
+            Action::Recovered(rank) => Some(format!("rank {rank} goes on")),
+            Action::Slow { rank, percent } => Some(format!(
+                "rank {rank} (pid {pid}) is slow: the others wait for it {percent} % of the time"
+            )),
+            Action::Tell {
+                rank,
+                silent,
+                longest,
+                limit,
+            } => {
+                let what = if is_stopped(pid) {
+                    format!("is stopped (process {pid}; `kill -CONT {pid}` lets it go on)")
+                } else {
+                    "makes no progress".to_owned()
+                };
+                let longest = longest.map_or(String::new(), |longest| {
+                    format!(
+                        ", its longest pause there before was {:.1} s",
+                        longest.as_secs_f64()
+                    )
+                });
+                let limit = limit.map_or(String::new(), |limit| {
+                    format!("; it is killed after {}", HumanDuration(limit))
+                });
+                Some(format!(
+                    "rank {rank} {what}: nothing for {} {}{longest}{limit}",
+                    HumanDuration(silent),
+                    place(&at.phase, at.step)
+                ))
+            }
+        }
+    }
+
+    /// What is left of them, once they are gone, or are given up.
+    pub(crate) fn finish(self) -> Finished {
+        let ended = self.ranks.into_iter().map(|rank| Ended {
+            pid: rank.process.pid(),
+            lines: rank.output.last_lines(),
+            ..Ended::default()
+        });
+        Finished {
+            ranks: ended.collect(),
+            was_oom_killed: memory::oom_kills() > self.oom_kills,
+        }
+    }
+}
+
+impl Rank {
+    fn start(program: &Program, run_dir: &RunDir, rank: usize, meeting: &Meeting) -> Result<Self> {
+        let log = run_dir.log(rank);
+        let (output, writer) = Output::to_log(&log).with_context(|| log.display().to_string())?;
+        let (mut listener, input) = Listener::new().context("a channel to the rank")?;
+        let started = Process::start(program.command(rank, meeting), input, writer);
+        let process = started.with_context(|| {
+            format!("{}: rank {rank} cannot be started", program.path.display())
+        })?;
+        if let Meeting::Connections { peers, .. } = meeting {
+            listener.send(peers).context("a word to the rank")?;
+        }
+        Ok(Self {
+            process,
+            listener,
+            output,
+            is_gone: false,
+        })
+    }
+}
+
+/// Whether a signal has stopped a process, as far as the system tells.
+fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name before it may hold anything.
+    let state = stat.rsplit_once(") ").map(|(_, state)| state);
+    state.is_some_and(|state| state.starts_with(['T', 't']))
+}
+
+impl Status {
+    fn of(status: ExitStatus) -> Self {
+        match status.code() {
+            Some(code) => Self::Code(code),
+            None => Self::Signal(status.signal().unwrap_or(0)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_not_stopped() {
+        assert!(!is_stopped(std::process::id()));
+    }
+}

@@ -1,0 +1,336 @@
+//! What is said of an attempt: whose fault it was comes first.
+
+use signal_hook::consts::{SIGABRT, SIGKILL};
+use spd_trainer::FaultKind;
+
+use super::Attempt;
+use super::local::Finished;
+use crate::exit::Exit;
+use crate::output::{SHOWN, last_words};
+use crate::progress::place;
+use crate::run_dir::RunDir;
+use crate::stop;
+use crate::supervisor::{Cause, Supervisor, Timeouts, Verdict};
+
+/// How a stop ends that came before there was anything to save.
+const NOTHING_SAVED: &str = "nothing new is saved, and the same command goes on";
+
+/// What there is to be told of an attempt.
+pub(super) struct Report<'a> {
+    pub(super) supervisor: &'a Supervisor,
+    pub(super) finished: &'a Finished,
+    pub(super) timeouts: Timeouts,
+    pub(super) memory: &'a str,
+    pub(super) run_dir: &'a RunDir,
+}
+
+impl Report<'_> {
+    pub(super) fn attempt(&self) -> Attempt {
+        let said = |exit, line: String| Attempt {
+            exit,
+            message: vec![line],
+            may_restart: false,
+        };
+        match self.supervisor.verdict() {
+            Verdict::Done => Attempt {
+                exit: Exit::Done,
+                message: Vec::new(),
+                may_restart: false,
+            },
+            // What is saved, and of which step, only the rank knows.
+            Verdict::Stopped(Some(words)) => said(Exit::Stopped, words),
+            Verdict::Stopped(None) => said(
+                Exit::Stopped,
+                format!("stopped {}; {NOTHING_SAVED}", self.place(0)),
+            ),
+            Verdict::Interrupted(signal) => said(
+                Exit::Killed(signal),
+                format!(
+                    "killed by a second signal ({}) {}; the same command goes on from the last checkpoint",
+                    stop::name(signal),
+                    self.place(0)
+                ),
+            ),
+            Verdict::Failed {
+                rank,
+                cause,
+                consequences,
+            } => self.failed(rank, &cause, &consequences),
+        }
+    }
+
+    fn failed(&self, rank: usize, cause: &Cause, consequences: &[usize]) -> Attempt {
+        let kind = match cause {
+            Cause::Signal(SIGKILL) if self.finished.was_oom_killed => FaultKind::OutOfMemory,
+            cause => cause.kind(),
+        };
+        let mut message = vec![self.cause(rank, cause)];
+        if !consequences.is_empty() {
+            let ranks: Vec<String> = consequences.iter().map(usize::to_string).collect();
+            message.push(format!("ranks {} failed because of it", ranks.join(", ")));
+        }
+        message.extend(self.evidence(rank));
+        let exit = match kind {
+            FaultKind::BadInput | FaultKind::Held => Exit::BadInput,
+            _ => Exit::Failed,
+        };
+        Attempt {
+            exit,
+            message,
+            may_restart: !matches!(cause, Cause::Overstayed | Cause::Undead | Cause::Lost)
+                && may_restart(kind),
+        }
+    }
+
+    fn cause(&self, rank: usize, cause: &Cause) -> String {
+        let ended = &self.finished.ranks[rank];
+        let pid = ended.pid;
+        let who = match &ended.host {
+            Some(host) => format!("rank {rank} (pid {pid} on {host})"),
+            None => format!("rank {rank} (pid {pid})"),
+        };
+        let place = self.place(rank);
+        let words = last_words(&ended.lines).map_or(String::new(), |words| format!(": {words}"));
+        match cause {
+            Cause::Failure(failure) => {
+                let message = &failure.message;
+                match failure.kind {
+                    FaultKind::BadInput => format!("{who} refused its input: {message}"),
+                    FaultKind::Bug => {
+                        format!("{who} panicked {place}, which is a bug in spd: {message}")
+                    }
+                    _ => format!("{who} failed {place}: {message}"),
+                }
+            }
+            Cause::Code(1) => format!("{who} failed {place}{words}"),
+            Cause::Code(code) => format!("{who} left with code {code} {place}{words}"),
+            Cause::Signal(signal) => self.signalled(&who, *signal, &place, &words),
+            Cause::Hung(limit) => format!(
+                "{who} made no progress for {} s {place}: taken as hung and killed; --hang-seconds sets the limit",
+                limit.as_secs()
+            ),
+            Cause::Overstayed => format!(
+                "{who} did not leave within {} s of being asked, {place}, and was killed; --grace gives it longer",
+                self.timeouts.grace.as_secs()
+            ),
+            Cause::Lost => format!(
+                "rank {rank} is lost {place}, as the launcher of its node{} is: {}",
+                ended
+                    .host
+                    .as_ref()
+                    .map_or(String::new(), |host| format!(" ({host})")),
+                ended.lost.as_deref().unwrap_or("it does not answer")
+            ),
+            Cause::Undead => format!(
+                "{who} was killed {place} and does not die: it waits for a disk or a driver that does not answer, and ends when that does"
+            ),
+        }
+    }
+
+    fn signalled(&self, who: &str, signal: i32, place: &str, words: &str) -> String {
+        let name = stop::name(signal);
+        let hint = match signal {
+            SIGKILL if self.finished.was_oom_killed => format!(
+                "; the kernel did that for want of memory: the plan needs {}",
+                self.memory
+            ),
+            SIGKILL => format!(
+                "; not from here, so most likely the machine ran out of memory: the plan needs {}, `dmesg` tells",
+                self.memory
+            ),
+            SIGABRT if words.is_empty() => "; it aborted itself, which is a bug".to_owned(),
+            _ => words.to_owned(),
+        };
+        format!("{who} was killed by signal {signal} ({name}) {place}{hint}")
+    }
+
+    fn place(&self, rank: usize) -> String {
+        let at = self.supervisor.at(rank);
+        place(&at.phase, at.step)
+    }
+
+    fn evidence(&self, rank: usize) -> Vec<String> {
+        let (log, lines) = (self.run_dir.log(rank), &self.finished.ranks[rank].lines);
+        if self.finished.ranks[rank].lost.is_some() {
+            return Vec::new();
+        }
+        if lines.is_empty() {
+            return vec![format!("it printed nothing ({})", log.display())];
+        }
+        let mut evidence = vec![format!("its last lines ({}):", log.display())];
+        let last = &lines[lines.len().saturating_sub(SHOWN)..];
+        evidence.extend(last.iter().map(|line| format!("  {line}")));
+        evidence
+    }
+}
+
+/// Whether another attempt could end better than one that ended like this.
+fn may_restart(kind: FaultKind) -> bool {
+    match kind {
+        // The same files, numbers and memory would end it again.
+        FaultKind::BadInput | FaultKind::Held | FaultKind::NotFinite | FaultKind::OutOfMemory => {
+            false
+        }
+        FaultKind::InputOutput
+        | FaultKind::PeerLost
+        | FaultKind::Hang
+        | FaultKind::Bug
+        | FaultKind::Killed
+        | FaultKind::Failed => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::local::Ended;
+    use crate::channel::Message;
+    use crate::failure::Failure;
+    use crate::supervisor::{Event, HangLimit, Status};
+
+    use super::*;
+
+    const TIMEOUTS: Timeouts = Timeouts {
+        grace: Duration::from_secs(25),
+        hang: HangLimit::After(Duration::from_secs(1)),
+    };
+
+    /// What is said of one rank to which this happens.
+    fn report(events: Vec<Event>, lines: &[&str], was_oom_killed: bool) -> Attempt {
+        let mut supervisor = Supervisor::new(1, TIMEOUTS, Duration::ZERO);
+        for event in events {
+            supervisor.on(Duration::ZERO, event);
+        }
+        let lines = lines.iter().map(|line| (*line).to_owned()).collect();
+        Report {
+            supervisor: &supervisor,
+            finished: &Finished {
+                ranks: vec![Ended {
+                    pid: 7,
+                    lines,
+                    ..Ended::default()
+                }],
+                was_oom_killed,
+            },
+            timeouts: TIMEOUTS,
+            memory: "3.00 GiB",
+            run_dir: &RunDir::at("runs/x".into()),
+        }
+        .attempt()
+    }
+
+    fn ended(status: Status) -> Vec<Event> {
+        vec![Event::Ended(0, status)]
+    }
+
+    fn failed(kind: FaultKind, message: &str, code: i32) -> Vec<Event> {
+        let failure = Failure {
+            kind,
+            phase: "train".to_owned(),
+            step: 5,
+            time_ns: 1,
+            message: message.to_owned(),
+            because_of: None,
+        };
+        vec![
+            Event::Said(0, Message::Failure(failure)),
+            Event::Ended(0, Status::Code(code)),
+        ]
+    }
+
+    #[test]
+    fn the_cause_comes_first() {
+        let events = failed(FaultKind::NotFinite, "loss is NaN", 1);
+        let attempt = report(events, &["step 3", "error: loss is NaN"], false);
+        assert_eq!(
+            attempt.message,
+            [
+                "rank 0 (pid 7) failed after step 5 (decomposing): loss is NaN",
+                "its last lines (runs/x/logs/rank0.log):",
+                "  step 3",
+                "  error: loss is NaN",
+            ]
+        );
+        assert_eq!((attempt.exit, attempt.may_restart), (Exit::Failed, false));
+    }
+
+    #[test]
+    fn a_kill_from_outside_hints_at_memory() {
+        let killed = || ended(Status::Signal(SIGKILL));
+        let attempt = report(killed(), &[], false);
+        assert_eq!(
+            attempt.message,
+            [
+                "rank 0 (pid 7) was killed by signal 9 (SIGKILL) while it started; not from here, so \
+                 most likely the machine ran out of memory: the plan needs 3.00 GiB, `dmesg` tells",
+                "it printed nothing (runs/x/logs/rank0.log)",
+            ]
+        );
+        assert!(attempt.may_restart);
+        let attempt = report(killed(), &[], true);
+        assert!(
+            attempt.message[0]
+                .ends_with("; the kernel did that for want of memory: the plan needs 3.00 GiB")
+        );
+        assert!(!attempt.may_restart);
+    }
+
+    #[test]
+    fn what_may_start_again_follows_from_the_kind() {
+        for (kind, code, exit, again) in [
+            (FaultKind::BadInput, 2, Exit::BadInput, false),
+            (FaultKind::Held, 2, Exit::BadInput, false),
+            (FaultKind::NotFinite, 1, Exit::Failed, false),
+            (FaultKind::OutOfMemory, 1, Exit::Failed, false),
+            (FaultKind::InputOutput, 1, Exit::Failed, true),
+            (FaultKind::Bug, 101, Exit::Failed, true),
+            (FaultKind::Failed, 1, Exit::Failed, true),
+        ] {
+            let attempt = report(failed(kind, "it broke", code), &[], false);
+            assert_eq!(
+                (attempt.exit, attempt.may_restart),
+                (exit, again),
+                "{kind:?}"
+            );
+        }
+        // A code alone is no word: nobody refused anything.
+        for code in [1, 2, 101] {
+            let attempt = report(ended(Status::Code(code)), &[], false);
+            assert_eq!((attempt.exit, attempt.may_restart), (Exit::Failed, true));
+        }
+        // Nor a code that says a request: nobody asked.
+        let left = report(ended(Status::Code(3)), &[], false);
+        assert_eq!((left.exit, left.may_restart), (Exit::Failed, true));
+        let mut words = vec![Event::Said(0, Message::Stopped("stopped".to_owned()))];
+        words.extend(ended(Status::Code(3)));
+        let stopped = report(words, &[], false);
+        assert_eq!((stopped.exit, stopped.may_restart), (Exit::Stopped, false));
+        let left = vec![
+            Event::Leave,
+            Event::LeaveNow(2),
+            Event::Ended(0, Status::Signal(SIGKILL)),
+        ];
+        let left = report(left, &[], false);
+        assert_eq!((left.exit, left.may_restart), (Exit::Killed(2), false));
+    }
+
+    #[test]
+    fn a_rank_that_leaves_says_what_is_saved() {
+        let words = "stopped after step 120, which is saved; the same command goes on";
+        let events = vec![
+            Event::Leave,
+            Event::Said(0, Message::Stopped(words.to_owned())),
+            Event::Ended(0, Status::Code(3)),
+        ];
+        assert_eq!(report(events, &[], false).message, [words]);
+        let early = vec![
+            Event::Leave,
+            Event::Ended(0, Status::Signal(signal_hook::consts::SIGTERM)),
+        ];
+        assert_eq!(
+            report(early, &[], false).message,
+            ["stopped while it started; nothing new is saved, and the same command goes on"]
+        );
+    }
+}

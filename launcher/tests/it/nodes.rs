@@ -1,0 +1,336 @@
+//! Several nodes, which are all this machine: a launcher each, one trajectory, and whoever fails is named by the first.
+
+use std::fs;
+use std::io::Write;
+use std::net::TcpStream;
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::scratch::{Ended, Scratch, assert_goes, children, end, start};
+
+const SHORT: &[&str] = &[
+    "train.steps=60",
+    "train.batch_size=64",
+    "train.shards=4",
+    "train.faithfulness_warmup.steps=5",
+    "target.train.steps=50",
+    "eval.every=20",
+    "eval.batches=2",
+    "eval.batch_size=64",
+    "checkpoint.every=20",
+    "log.every=5",
+];
+
+const LONG: &[&str] = &["train.steps=200000", "eval.every=100000"];
+
+/// A launcher on node `node` of `nodes`.
+fn node(scratch: &Scratch, (node, nodes): (usize, usize), more: &[&str]) -> Child {
+    let mut command = scratch.real("tms_5-2.toml", "r", SHORT);
+    command
+        .args(more)
+        .env("RANK", node.to_string())
+        .env("WORLD_SIZE", nodes.to_string());
+    start(command)
+}
+
+/// A launcher on each of so many.
+fn nodes(scratch: &Scratch, count: usize, more: &[&str]) -> Vec<Child> {
+    let all = (0..count).map(|index| node(scratch, (index, count), more));
+    all.collect()
+}
+
+fn end_all(nodes: Vec<Child>) -> Vec<Ended> {
+    nodes.into_iter().map(end).collect()
+}
+
+fn set<'a>(values: &[&'a str]) -> Vec<&'a str> {
+    values.iter().flat_map(|value| ["--set", value]).collect()
+}
+
+/// A run of several nodes that is at work, and the ranks of each.
+fn at_work(scratch: &Scratch, count: usize, more: &[&str]) -> (Vec<Child>, Vec<Vec<u32>>) {
+    let more = [&set(LONG)[..], more].concat();
+    let nodes = nodes(scratch, count, &more);
+    let started = Instant::now();
+    let is_training = || {
+        let rows = fs::read_to_string(scratch.path().join("r/system.jsonl")).unwrap_or_default();
+        rows.lines()
+            .any(|row| row.contains("\"train\"") && !row.contains("\"step\":0,"))
+    };
+    while !is_training() {
+        assert!(started.elapsed() < Duration::from_secs(60));
+        thread::sleep(Duration::from_millis(10));
+    }
+    let ranks = nodes.iter().map(|node| children(node.id())).collect();
+    (nodes, ranks)
+}
+
+fn send(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+/// Every bit that a run leaves: its newest checkpoint and its rows.
+fn remains(scratch: &Scratch) -> (Vec<u8>, Vec<u8>) {
+    let dir = scratch.path().join("r");
+    let newest = crate::scratch::names(&dir.join("checkpoints"))
+        .pop()
+        .unwrap();
+    let tensors = dir
+        .join("checkpoints")
+        .join(newest)
+        .join("tensors.safetensors");
+    (
+        fs::read(tensors).unwrap(),
+        fs::read(dir.join("metrics.jsonl")).unwrap(),
+    )
+}
+
+#[test]
+fn any_number_of_nodes_ends_in_the_same_bits() {
+    let alone = Scratch::new();
+    assert_eq!(end_all(nodes(&alone, 1, &[]))[0].code, Some(0));
+    for (count, cpus) in [(2, "1"), (2, "2"), (4, "1")] {
+        let scratch = Scratch::new();
+        let ended = end_all(nodes(&scratch, count, &["--cpus", cpus]));
+        for (index, node) in ended.iter().enumerate() {
+            assert_eq!(node.code, Some(0), "{}", node.stderr);
+            // What there is to be said is said by the first.
+            assert_eq!(node.stdout.is_empty(), index > 0, "{}", node.stdout);
+        }
+        assert!(ended[0].stdout.contains("RANK=0 of WORLD_SIZE="));
+        assert!(ended[0].stderr.contains("node 1 ("), "{}", ended[0].stderr);
+        assert!(remains(&scratch) == remains(&alone), "{count} x {cpus}");
+        // The file by which they find each other is gone with them.
+        assert_eq!(scratch.names(), ["cache", "r"]);
+        // A finished run is finished for all.
+        let again = end_all(nodes(&scratch, count, &["--cpus", cpus]));
+        assert!(again.iter().all(|node| node.code == Some(0)));
+    }
+}
+
+#[test]
+fn a_rank_that_dies_on_another_node_is_named_with_its_host() {
+    let scratch = Scratch::new();
+    let (nodes, ranks) = at_work(&scratch, 2, &["--cpus", "2"]);
+    assert!(ranks.iter().all(|of_node| of_node.len() == 2));
+    send(ranks[1][0], Signal::KILL);
+    ranks.iter().flatten().for_each(|&rank| assert_goes(rank));
+    let ended = end_all(nodes);
+    assert!(ended.iter().all(|node| node.code == Some(1)), "{ended:?}");
+    let error = ended[0].error();
+    let who = format!("rank 2 (pid {} on ", ranks[1][0]);
+    assert!(error.starts_with(&who), "{error}");
+    assert!(
+        error.contains(") was killed by signal 9 (SIGKILL) after step "),
+        "{error}"
+    );
+    // The other launcher has nothing to add.
+    assert_eq!(ended[1].error(), "");
+}
+
+#[test]
+fn a_launcher_that_dies_takes_its_ranks_and_the_run_with_it() {
+    let scratch = Scratch::new();
+    let (mut nodes, ranks) = at_work(&scratch, 2, &["--cpus", "2", "--restarts", "3"]);
+    nodes[1].kill().unwrap();
+    ranks.iter().flatten().for_each(|&rank| assert_goes(rank));
+    let first = end_all(nodes).remove(0);
+    assert_eq!(first.code, Some(1), "{}", first.stderr);
+    let error = first.error();
+    assert!(error.starts_with("rank 2 is lost after step "), "{error}");
+    assert!(error.contains(", as the launcher of its node ("), "{error}");
+}
+
+#[test]
+fn nobody_outlives_the_first_launcher() {
+    let scratch = Scratch::new();
+    let (mut nodes, ranks) = at_work(&scratch, 2, &["--cpus", "2"]);
+    nodes[0].kill().unwrap();
+    let killed = Instant::now();
+    ranks.iter().flatten().for_each(|&rank| assert_goes(rank));
+    assert!(killed.elapsed() < Duration::from_millis(500));
+    let other = end_all(nodes).remove(1);
+    assert_eq!(other.code, Some(1), "{}", other.stderr);
+    let error = other.error();
+    assert!(
+        error.starts_with("node 0 (") && error.contains("is lost: "),
+        "{error}"
+    );
+    // The file that the first one left misleads nobody.
+    let short = ["--cpus", "2", "--set", "train.steps=60"];
+    let again = end_all(self::nodes(
+        &scratch,
+        2,
+        &[&short[..], &["--fresh"]].concat(),
+    ));
+    assert!(again.iter().all(|node| node.code == Some(0)), "{again:?}");
+}
+
+#[test]
+fn a_request_to_stop_may_come_to_any_node() {
+    let alone = Scratch::new();
+    assert_eq!(end_all(nodes(&alone, 1, &[]))[0].code, Some(0));
+    let scratch = Scratch::new();
+    let slow = [
+        "--cpus",
+        "2",
+        "--set",
+        "train.steps=60",
+        "--set",
+        "checkpoint.every=2",
+    ];
+    for asked in [0, 1] {
+        let nodes = nodes(&scratch, 2, &slow);
+        thread::sleep(Duration::from_millis(250));
+        send(nodes[asked].id(), Signal::TERM);
+        let ended = end_all(nodes);
+        let codes: Vec<_> = ended.iter().map(|node| node.code).collect();
+        assert!(
+            [[Some(3), Some(3)], [Some(0), Some(0)]]
+                .iter()
+                .any(|both| codes == both),
+            "{ended:?}"
+        );
+    }
+    let ended = end_all(nodes(&scratch, 2, &slow));
+    assert!(ended.iter().all(|node| node.code == Some(0)), "{ended:?}");
+    assert!(remains(&scratch).1 == remains(&alone).1);
+}
+
+#[test]
+fn a_run_starts_again_on_all_nodes() {
+    let scratch = Scratch::new();
+    let more = [
+        "--cpus",
+        "2",
+        "--restarts",
+        "1",
+        "--set",
+        "checkpoint.every=50",
+    ];
+    let (nodes, ranks) = at_work(&scratch, 2, &more);
+    send(ranks[1][1], Signal::KILL);
+    let started = Instant::now();
+    while children(nodes[1].id())
+        .iter()
+        .all(|rank| ranks[1].contains(rank))
+    {
+        assert!(started.elapsed() < Duration::from_secs(20));
+        thread::sleep(Duration::from_millis(20));
+    }
+    thread::sleep(Duration::from_millis(300));
+    send(nodes[1].id(), Signal::TERM);
+    let ended = end_all(nodes);
+    assert!(ended.iter().all(|node| node.code == Some(3)), "{ended:?}");
+    let said = &ended[0].stderr;
+    assert!(said.contains("started again"), "{said}");
+}
+
+#[test]
+fn a_rank_that_is_stopped_on_another_node_is_named_by_the_first() {
+    let scratch = Scratch::new();
+    let (nodes, ranks) = at_work(&scratch, 2, &[]);
+    send(ranks[1][0], Signal::STOP);
+    thread::sleep(Duration::from_secs(8));
+    send(ranks[1][0], Signal::CONT);
+    thread::sleep(Duration::from_millis(300));
+    send(nodes[0].id(), Signal::TERM);
+    let ended = end_all(nodes);
+    assert!(ended.iter().all(|node| node.code == Some(3)), "{ended:?}");
+    let said = &ended[0].stderr;
+    let named = format!("rank 1 is stopped (process {}; ", ranks[1][0]);
+    assert!(
+        said.contains(&named) && said.contains("rank 1 goes on"),
+        "{said}"
+    );
+}
+
+#[test]
+fn who_does_not_come_is_named() {
+    let scratch = Scratch::new();
+    let soon = ["--join-seconds", "1"];
+    let first = end(node(&scratch, (0, 4), &soon));
+    assert_eq!(first.code, Some(1));
+    let error = first.error();
+    assert!(
+        error.starts_with("nodes 1, 2, 3 of 4: not there within 1 s; ")
+            && error.contains("r.nodes"),
+        "{error}"
+    );
+    let other = end(node(&scratch, (1, 4), &soon));
+    assert_eq!(other.code, Some(1));
+    let error = other.error();
+    assert!(
+        error.starts_with("node 0 of 4 is not there within 1 s: ") && error.contains("r.nodes"),
+        "{error}"
+    );
+    // Whoever is asked to stop meanwhile says so.
+    let waiting = node(&scratch, (0, 2), &[]);
+    thread::sleep(Duration::from_millis(400));
+    send(waiting.id(), Signal::TERM);
+    let waiting = end(waiting);
+    assert_eq!(waiting.code, Some(3), "{}", waiting.stderr);
+    let line = "stopped while it waited for node 1 of 2; nothing new is saved, and the same command goes on";
+    assert!(waiting.stderr.contains(line), "{}", waiting.stderr);
+}
+
+#[test]
+fn one_that_comes_late_is_waited_for() {
+    let scratch = Scratch::new();
+    let first = node(&scratch, (0, 2), &[]);
+    thread::sleep(Duration::from_millis(700));
+    let late = node(&scratch, (1, 2), &[]);
+    let ended = end_all(vec![first, late]);
+    assert!(ended.iter().all(|node| node.code == Some(0)), "{ended:?}");
+}
+
+#[test]
+fn launchers_of_other_runs_are_refused_by_what_differs() {
+    for (more, expected) in [
+        (
+            &["--set", "seed=7"][..],
+            ") would do another run: seed: 0 here, 7 there",
+        ),
+        (&["--cpus", "2"], "another run: "),
+    ] {
+        let scratch = Scratch::new();
+        let first = node(&scratch, (0, 2), &[]);
+        let other = node(&scratch, (1, 2), more);
+        for ended in end_all(vec![first, other]) {
+            assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+            let error = ended.error();
+            assert!(error.starts_with("node 1 ("), "{error}");
+            assert!(
+                error.contains(expected) || error.contains("--cpus"),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn strangers_at_the_ports_are_nobody() {
+    let scratch = Scratch::new();
+    let first = node(&scratch, (0, 2), &[]);
+    let file = scratch.path().join("r.nodes");
+    let started = Instant::now();
+    while !file.exists() {
+        assert!(started.elapsed() < Duration::from_secs(20));
+        thread::sleep(Duration::from_millis(5));
+    }
+    let text = fs::read_to_string(&file).unwrap();
+    let port = text.split("127.0.0.1:").nth(1).unwrap();
+    let port = port.split('"').next().unwrap();
+    let mut strangers = Vec::new();
+    for words in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"", &[0; 100]] {
+        let mut stranger = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
+        stranger.write_all(words).unwrap();
+        strangers.push(stranger);
+    }
+    let ended = end_all(vec![first, node(&scratch, (1, 2), &[])]);
+    assert!(ended.iter().all(|node| node.code == Some(0)), "{ended:?}");
+}
