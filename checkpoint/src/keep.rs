@@ -37,8 +37,9 @@ pub fn prune(root: &Path, keep: NonZeroUsize) -> Result<Vec<PathBuf>, Checkpoint
 mod tests {
     use std::fs;
 
+    use spd_files::fault::{self, Then};
+
     use super::*;
-    use crate::fault::{self, Then};
     use crate::{Snapshot, newest, write};
 
     fn root_with(steps: &[u64]) -> tempfile::TempDir {

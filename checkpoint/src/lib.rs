@@ -41,8 +41,6 @@
 
 pub mod atomic;
 mod error;
-#[cfg(test)]
-mod fault;
 mod keep;
 mod latest;
 mod lock;

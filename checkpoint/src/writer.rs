@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use spd_files::atomic::NewFile;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use crate::atomic::{self, NewFile};
+use crate::atomic;
 use crate::manifest::{FileEntry, Files, MANIFEST, META, Manifest, TENSORS, entries, hex};
 use crate::step_path::step_path;
 use crate::{CheckpointError, FORMAT, Snapshot, prune, tensors};
@@ -251,8 +252,9 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
+    use spd_files::fault::{self, Then};
+
     use super::*;
-    use crate::fault::{self, Then};
     use crate::latest::steps;
     use crate::{Dtype, Tensor, newest};
 

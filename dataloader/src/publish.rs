@@ -1,9 +1,10 @@
-//! The only place that creates files: datasets are written inside the directory that is given, and get their names when all
-//! of them are on disk.
+//! Datasets are written inside the directory that is given, and get their names when all of them are on disk.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Write};
+use std::ffi::OsString;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+
+use spd_files::atomic;
 
 use crate::DataError;
 
@@ -51,7 +52,7 @@ impl Staging {
             .take_while(|path| !path.as_os_str().is_empty() && !path.is_dir())
             .map(Path::to_owned)
             .collect();
-        if let Err(error) = fs::create_dir_all(out) {
+        if let Err(error) = atomic::make_dir(out) {
             remove_empty(&made);
             return Err(DataError::io("create", out)(error));
         }
@@ -65,27 +66,27 @@ impl Staging {
         staging.settle()?;
         check_free(out, members, overwrite)?;
         let partial = staging.at(PARTIAL);
-        fs::create_dir(&partial).map_err(DataError::io("create", &partial))?;
+        atomic::create_dir(&partial).map_err(DataError::io("create", &partial))?;
         Ok(staging)
     }
 
     /// Makes a directory in the partial one.
     pub(crate) fn create_dir(&self, name: &str) -> Result<PathBuf, DataError> {
         let dir = self.at(PARTIAL).join(name);
-        fs::create_dir(&dir).map_err(DataError::io("create", &dir))?;
+        atomic::create_dir(&dir).map_err(DataError::io("create", &dir))?;
         Ok(dir)
     }
 
     /// Gives the datasets their names, once all of them are on disk.
     pub(crate) fn publish(mut self) -> Result<(), DataError> {
         let (partial, old) = (self.at(PARTIAL), self.at(OLD));
-        for entry in read_dir(&partial)? {
-            sync_dir(&entry)?;
+        for name in names(&partial)? {
+            sync_dir(&partial.join(name))?;
         }
         sync_dir(&partial)?;
-        fs::create_dir(&old).map_err(DataError::io("create", &old))?;
+        atomic::create_dir(&old).map_err(DataError::io("create", &old))?;
         self.move_members(&self.out, &old)?;
-        fs::rename(&partial, self.at(NEW)).map_err(DataError::io("rename", &partial))?;
+        atomic::rename(&partial, &self.at(NEW)).map_err(DataError::io("rename", &partial))?;
         sync_dir(&self.out)?;
         // From here on it is done, by this process or the next.
         self.made.clear();
@@ -112,7 +113,8 @@ impl Staging {
         for name in self.members {
             let member = from.join(name);
             if there(&member)? {
-                fs::rename(&member, to.join(name)).map_err(DataError::io("rename", &member))?;
+                atomic::rename(&member, &to.join(name))
+                    .map_err(DataError::io("rename", &member))?;
             }
         }
         Ok(())
@@ -141,31 +143,13 @@ fn there(path: &Path) -> Result<bool, DataError> {
     path.try_exists().map_err(DataError::io("look at", path))
 }
 
-/// Removes a directory, if it is there.
 fn remove(dir: &Path) -> Result<(), DataError> {
-    match fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(DataError::io("remove", dir)(error))
-        }
-        _ => Ok(()),
-    }
+    atomic::remove(dir).map_err(DataError::io("remove", dir))
 }
 
 /// Writes a new file, all parts in order, and waits until the disk has it.
 pub(crate) fn write_new(path: &Path, parts: &[&[u8]]) -> Result<(), DataError> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(path)
-        .map_err(DataError::io("create", path))?;
-    write_parts(file, parts).map_err(DataError::io("write", path))
-}
-
-fn write_parts(mut file: File, parts: &[&[u8]]) -> io::Result<()> {
-    for part in parts {
-        file.write_all(part)?;
-    }
-    file.sync_all()
+    atomic::create_file(path, parts).map_err(DataError::io("write", path))
 }
 
 fn lock(out: &Path) -> Result<Option<File>, DataError> {
@@ -181,17 +165,17 @@ fn lock(out: &Path) -> Result<Option<File>, DataError> {
 }
 
 fn check_free(out: &Path, members: &[&str], overwrite: bool) -> Result<(), DataError> {
-    let mut there = read_dir(out)?;
+    let mut there = names(out)?;
     // The root of a disk has it.
-    there.retain(|entry| !entry.ends_with("lost+found"));
+    there.retain(|entry| entry != "lost+found");
     if let Some(stranger) = there
         .iter()
-        .find(|entry| !members.iter().any(|name| entry.ends_with(name)))
+        .find(|entry| !members.iter().any(|name| entry == name))
     {
         return Err(DataError::Request(format!(
             "{}: holds {}, which is not ours to replace; use another name",
             out.display(),
-            stranger.file_name().unwrap_or_default().display()
+            stranger.display()
         )));
     }
     if !there.is_empty() && !overwrite {
@@ -203,27 +187,18 @@ fn check_free(out: &Path, members: &[&str], overwrite: bool) -> Result<(), DataE
     Ok(())
 }
 
-/// What a directory holds, by name.
-fn read_dir(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let mut entries = fs::read_dir(dir)
-        .and_then(|entries| {
-            entries
-                .map(|entry| Ok(entry?.path()))
-                .collect::<io::Result<Vec<_>>>()
-        })
-        .map_err(DataError::io("list", dir))?;
-    entries.sort();
-    Ok(entries)
+fn names(dir: &Path) -> Result<Vec<OsString>, DataError> {
+    atomic::names(dir).map_err(DataError::io("list", dir))
 }
 
 fn sync_dir(dir: &Path) -> Result<(), DataError> {
-    File::open(dir)
-        .and_then(|dir| dir.sync_all())
-        .map_err(DataError::io("sync", dir))
+    atomic::sync_dir(dir).map_err(DataError::io("sync", dir))
 }
 
 #[cfg(test)]
 mod tests {
+    use spd_files::fault::{self, Then};
+
     use super::*;
 
     const MEMBERS: &[&str] = &["val", "train"];
@@ -236,12 +211,8 @@ mod tests {
         staging.publish()
     }
 
-    fn names(dir: &Path) -> Vec<String> {
-        let entries = read_dir(dir).unwrap();
-        entries
-            .iter()
-            .map(|path| path.file_name().unwrap().display().to_string())
-            .collect()
+    fn names(dir: &Path) -> Vec<OsString> {
+        super::names(dir).unwrap()
     }
 
     fn content(out: &Path) -> [Vec<u8>; 2] {
@@ -287,50 +258,30 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_died_while_replacing_has_lost_nothing() {
-        let parent = tempfile::tempdir().unwrap();
-        let out = parent.path().join("data");
-        // Each of the moves that it may die after; then the next one, which finds what there was or what there is to be.
-        let moves: [&[(&str, &str)]; 5] = [
-            &[("val", ".old/val")],
-            &[("val", ".old/val"), ("train", ".old/train")],
-            &[
-                ("val", ".old/val"),
-                ("train", ".old/train"),
-                (".partial", ".new"),
-            ],
-            &[
-                ("val", ".old/val"),
-                ("train", ".old/train"),
-                (".partial", ".new"),
-                (".new/val", "val"),
-            ],
-            &[
-                ("val", ".old/val"),
-                ("train", ".old/train"),
-                (".partial", ".new"),
-                (".new/val", "val"),
-                (".new/train", "train"),
-            ],
-        ];
-        for (index, moves) in moves.iter().enumerate() {
-            publish_one(&out, b"old", true).unwrap();
-            fs::create_dir(out.join(".old")).unwrap();
-            for name in MEMBERS {
-                let dir = out.join(".partial").join(name);
-                fs::create_dir_all(&dir).unwrap();
-                write_new(&dir.join("a"), &[b"new"]).unwrap();
+    fn stopped_anywhere_while_replacing_nothing_is_lost() {
+        for then in [Then::Fail, Then::Crash] {
+            for operation in 0.. {
+                let parent = tempfile::tempdir().unwrap();
+                let out = parent.path().join("data");
+                publish_one(&out, b"old", false).unwrap();
+                let (outcome, fired) =
+                    fault::at(operation, then, || publish_one(&out, b"new", true));
+                // The next process finds what there was, or what there is to be.
+                let error = publish_one(&out, b"third", false).unwrap_err().to_string();
+                assert!(error.ends_with(
+                    "data: already holds a dataset; overwrite it by request, or use another name"
+                ));
+                let found = content(&out);
+                assert!(
+                    found == [b"new"; 2] || fired && found == [b"old"; 2],
+                    "{then:?} {operation}: {found:?}"
+                );
+                assert_eq!(names(&out), ["train", "val"]);
+                assert_eq!(outcome.is_err(), fired);
+                if !fired {
+                    break;
+                }
             }
-            for (from, to) in *moves {
-                fs::rename(out.join(from), out.join(to)).unwrap();
-            }
-            let error = publish_one(&out, b"third", false).unwrap_err().to_string();
-            assert!(error.ends_with(
-                "data: already holds a dataset; overwrite it by request, or use another name"
-            ));
-            let expected: &[u8] = if index < 2 { b"old" } else { b"new" };
-            assert_eq!(content(&out), [expected; 2], "{index}");
-            assert_eq!(names(&out), ["train", "val"]);
         }
     }
 
@@ -361,12 +312,5 @@ mod tests {
             )
         );
         assert_eq!(names(&out), ["photos"]);
-    }
-
-    #[test]
-    fn a_full_disk_is_an_error() {
-        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let error = write_parts(full, &[b"tokens"]).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
     }
 }

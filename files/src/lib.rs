@@ -1,4 +1,4 @@
-//! A file under a name, opened without waiting for it.
+//! A file under a name: opened without waiting for it, and made [whole or not at all](atomic).
 //!
 //! What stands under the name of a file may be none: to open a named pipe waits for whoever is to write it, and a device may
 //! never end. Every file that we read or append to is opened here, and anything else is refused by what it is.
@@ -10,6 +10,9 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
+
+pub mod atomic;
+pub mod fault;
 
 /// Opens a file for reading.
 ///

@@ -1,8 +1,10 @@
 //! One file of whole lines, appended to by one process, that never stops its caller.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+
+use spd_files::atomic;
 
 use crate::error::SpoolError;
 use crate::mark::{Mark, Prefix};
@@ -40,7 +42,7 @@ impl Lines {
             cut(path, written.offset)?;
             return Self::open(path);
         }
-        sync_parent(path).map_err(failed)?;
+        atomic::sync_name(path).map_err(failed)?;
         Ok(Self {
             path: path.to_path_buf(),
             file,
@@ -134,27 +136,10 @@ impl Lines {
     }
 }
 
-/// Makes a file end at `offset`, by giving its name to a shorter copy: a reader that follows the old one
-/// can tell, and a crash leaves one or the other.
+/// Cuts the lines past an offset.
 fn cut(path: &Path, offset: u64) -> Result<(), SpoolError> {
-    let shorter = path.with_extension("jsonl.tmp");
-    let cut = || {
-        fs::copy(path, &shorter)?;
-        let copy = OpenOptions::new().write(true).open(&shorter)?;
-        copy.set_len(offset)?;
-        copy.sync_all()?;
-        fs::rename(&shorter, path)?;
-        sync_parent(path)
-    };
-    cut().map_err(|found| SpoolError::io(path, "cut the rows past the checkpoint", found))
-}
-
-fn sync_parent(path: &Path) -> io::Result<()> {
-    let parent = path
-        .parent()
-        .filter(|parent| *parent != "")
-        .unwrap_or(Path::new("."));
-    File::open(parent)?.sync_all()
+    atomic::cut_file(path, offset)
+        .map_err(|found| SpoolError::io(path, "cut the rows past the checkpoint", found))
 }
 
 /// Whether a file begins with the lines that a mark proves; nothing is changed.
@@ -198,6 +183,7 @@ fn prove(path: &Path, mark: &Mark, whole: u64) -> Result<(), SpoolError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::Read;
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use spd_checkpoint::atomic::write_file;
 use spd_configs::{Active, Data, Input, Model, Run};
 use spd_dataloader::{Batch, CheckedFiles, DataError, Dataset, Features, Feed, Shard, Source};
 use spd_engine::Executor;
+use spd_files::atomic::{make_dir, write_shared};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cache::cache_dir;
@@ -102,10 +102,10 @@ fn check(source: &Source, record: &Path) -> Result<(), Fault> {
     if known != before
         && let Ok(text) = serde_json::to_vec(&known)
         && let Some(parent) = record.parent()
-        && fs::create_dir_all(parent).is_ok()
+        && make_dir(parent).is_ok()
     {
         // Where it cannot be kept, it is read again.
-        let _ = write_file(record, &text);
+        let _ = write_shared(record, &[&text]);
     }
     Ok(checked?)
 }

@@ -273,7 +273,7 @@ fn set_aside(
     heartbeat: &Arc<Heartbeat>,
 ) -> Result<(), Fault> {
     let aside = file.with_extension("bad");
-    std::fs::rename(file, &aside).with_context(|| {
+    spd_files::atomic::rename_synced(file, &aside).with_context(|| {
         format!(
             "{}: {reason}, and cannot be set aside; remove it",
             file.display()

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use spd_files::atomic::write_shared;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::Fault;
-use super::compiler::{keep, kept, write_whole};
+use super::compiler::{keep, kept};
 use super::product::Algorithm;
 
 /// First line of a run's record.
@@ -150,7 +151,7 @@ impl AutotuneRecord {
         let lines = self.known.iter();
         let lines = lines.map(|(kind, chosen)| format!("{kind:032x} {}\n", chosen.word()));
         let text = format!("{TITLE}\n{}", lines.collect::<String>());
-        write_whole(record, &[text.as_bytes()]).map_err(|error| {
+        write_shared(record, &[text.as_bytes()]).map_err(|error| {
             Fault::new(format!("{}: cannot be written: {error}", record.display()))
         })?;
         self.is_behind = false;

@@ -3,12 +3,11 @@
 #![expect(unsafe_code, reason = "NVRTC is a C library")]
 
 use std::ffi::{CStr, CString, c_char};
-use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 
 use cudarc::nvrtc::{result, sys};
 use rayon::prelude::*;
+use spd_files::atomic;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::Fault;
@@ -91,24 +90,8 @@ pub(super) fn kept(path: &Path) -> Option<Vec<u8>> {
 
 /// Keeps bytes behind their hash.
 pub(super) fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    write_whole(path, &[&xxh3_128(bytes).to_le_bytes(), bytes])
-}
-
-/// Under a name of its own first: nobody finds half a file.
-pub(super) fn write_whole(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
-    let directory = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(directory)?;
-    let own = path.with_extension(format!("{}.tmp", std::process::id()));
-    let mut file = fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&own)?;
-    for part in parts {
-        file.write_all(part)?;
-    }
-    file.sync_all()?;
-    fs::rename(&own, path)
+    atomic::make_dir(path.parent().unwrap_or(Path::new(".")))?;
+    atomic::write_shared(path, &[&xxh3_128(bytes).to_le_bytes(), bytes])
 }
 
 fn ask(source: &str, arch: &str, how: &[&str]) -> Result<(Vec<u8>, String), Fault> {

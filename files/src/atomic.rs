@@ -1,0 +1,396 @@
+//! Files and directories that are there whole or not at all: the only place that makes and replaces them.
+//!
+//! [`write_file`], [`write_shared`], [`write_dir`] and [`cut_file`] make the new content under a temporary name, sync every byte of
+//! it, give it its name in one operation and sync the directory that holds the name. On a file system that renames in one
+//! operation and keeps what it was told to sync:
+//!
+//! - At every moment, also after a crash of the process or the machine, a name stands for all of its new content or for what it
+//!   stood for before, which may be nothing.
+//! - Once the function has returned `Ok`, the new content survives a crash.
+//! - After `Err` the name stands for what it did before, unless it was the last sync that failed: then for either.
+//! - What was begun and not finished lies beside it under a name that starts with `.tmp-`. An error removes it; what a crash leaves is
+//!   removed by the next write of that name, or by whoever asks [`unfinished`] for it.
+//!
+//! One process at a time may write a name, except by [`write_shared`]; any number may read it. Errors are those of the operating system:
+//! the caller knows what it was doing and says so.
+//!
+//! The functions from [`unfinished`] on are the steps that these are made of, for a place that has to work in another order. The
+//! others' promises are not theirs.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags};
+
+use crate::fault;
+
+/// How the name of unfinished things begins.
+const UNFINISHED: &str = ".tmp-";
+
+/// Puts a file of these bytes, the pieces in order, at `path`, in place of one that may be there.
+pub fn write_file(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
+    let unfinished = beside(path, "");
+    remove(&unfinished)?;
+    finish(&unfinished, path, || create_file(&unfinished, pieces))
+}
+
+/// The same where others may be writing that name too, as in a cache: whoever ends last has it. What a crash leaves stays.
+pub fn write_shared(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
+    let mut number = 0_u64;
+    loop {
+        let unfinished = beside(path, &format!("{number}-"));
+        match new_file(&unfinished) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+            file => return finish(&unfinished, path, || fill(file?, pieces)),
+        }
+    }
+}
+
+/// A file of a directory that is yet to be: its name, and its content in pieces.
+pub struct NewFile<'a> {
+    /// Its name in the directory.
+    pub name: &'static str,
+    /// Its content, in order.
+    pub pieces: Vec<&'a [u8]>,
+}
+
+/// Puts a directory of these files at `path`, in place of one that may be there.
+pub fn write_dir(path: &Path, files: &[NewFile<'_>]) -> io::Result<()> {
+    let unfinished = beside(path, "");
+    remove(&unfinished)?;
+    finish(&unfinished, path, || {
+        create_dir(&unfinished)?;
+        for file in files {
+            create_file(&unfinished.join(file.name), &file.pieces)?;
+        }
+        sync_dir(&unfinished)
+    })
+}
+
+/// Makes a file end at byte `end`, by giving its name to a shorter copy: who follows the old one can tell.
+pub fn cut_file(path: &Path, end: u64) -> io::Result<()> {
+    let unfinished = beside(path, "");
+    remove(&unfinished)?;
+    finish(&unfinished, path, || {
+        let mut copy = new_file(&unfinished)?;
+        fault::before("write", || ())?;
+        io::copy(&mut crate::open(path)?.take(end), &mut copy)?;
+        sync(&copy)
+    })
+}
+
+/// Makes sure that there is a directory at `path`, with those above it.
+pub fn make_dir(path: &Path) -> io::Result<()> {
+    let made = match create_dir(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound && path.parent().is_some() => {
+            make_dir(parent(path))?;
+            create_dir(path)
+        }
+        outcome => outcome,
+    };
+    match made {
+        // It was there, or another process has made it just now.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        outcome => outcome.and_then(|()| sync_name(path)),
+    }
+}
+
+/// Gives what is at `from` the name `to`, which is free, in the same directory.
+pub fn rename_synced(from: &Path, to: &Path) -> io::Result<()> {
+    rename(from, to).and_then(|()| sync_name(to))
+}
+
+/// Removes a directory, which loses its name before it loses its first file.
+/// After an error what is left is [`unfinished`].
+pub fn remove_dir(path: &Path) -> io::Result<()> {
+    let unfinished = beside(path, "");
+    remove(&unfinished)?;
+    rename_synced(path, &unfinished)?;
+    remove(&unfinished)
+}
+
+/// What was begun in a directory and never finished, sorted. Only where nobody is writing is it to be removed.
+pub fn unfinished(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut names = names(dir)?;
+    names.retain(|name| name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()));
+    Ok(names.iter().map(|name| dir.join(name)).collect())
+}
+
+/// The names in a directory, sorted; none when there is no such directory.
+pub fn names(dir: &Path) -> io::Result<Vec<OsString>> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut names = entries
+        .map(|entry| Ok(entry?.file_name()))
+        .collect::<io::Result<Vec<_>>>()?;
+    names.sort();
+    Ok(names)
+}
+
+/// Makes a new file of these bytes, the pieces in order, and syncs it.
+pub fn create_file(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
+    fill(new_file(path)?, pieces)
+}
+
+/// Makes a directory.
+pub fn create_dir(path: &Path) -> io::Result<()> {
+    fault::before("create directory", || ())?;
+    fs::create_dir(path)
+}
+
+/// Has the disk keep the names in a directory.
+pub fn sync_dir(path: &Path) -> io::Result<()> {
+    fault::before("sync directory", || ())?;
+    #[expect(clippy::disallowed_methods, reason = "here it is done")]
+    File::open(path)?.sync_all()
+}
+
+/// Has the disk keep a name: syncs the directory that it is in.
+pub fn sync_name(path: &Path) -> io::Result<()> {
+    sync_dir(parent(path))
+}
+
+/// Gives what is at `from` the name `to`, which the disk keeps once the directories of both are synced.
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fault::before("rename", || ())?;
+    fs::rename(from, to)
+}
+
+/// Removes a file, or a directory with all that is in it, if it is there.
+pub fn remove(path: &Path) -> io::Result<()> {
+    let is_dir = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        found => found?.is_dir(),
+    };
+    fault::before("remove", || {
+        let first = names(path).ok().and_then(|names| names.into_iter().next());
+        let _ = first.map(|name| remove(&path.join(name)));
+    })?;
+    if is_dir {
+        fs::remove_dir_all(path)
+    } else {
+        fs::remove_file(path)
+    }
+}
+
+/// A temporary name.
+fn beside(path: &Path, own: &str) -> PathBuf {
+    let mut name = OsString::from(UNFINISHED);
+    name.push(own);
+    name.push(path.file_name().unwrap_or_default());
+    path.with_file_name(name)
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != "" => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Gives `path` to what `make` makes under a temporary name. The first error is the one to report: what cannot be removed either is
+/// found later.
+fn finish(unfinished: &Path, path: &Path, make: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    let give = || match rename(unfinished, path) {
+        Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
+            exchange(unfinished, path)?;
+            sync_name(path)?;
+            remove(unfinished)
+        }
+        renamed => renamed.and_then(|()| sync_name(path)),
+    };
+    make()
+        .and_then(|()| give())
+        .inspect_err(|_| drop(remove(unfinished)))
+}
+
+fn new_file(path: &Path) -> io::Result<File> {
+    fault::before("create file", || ())?;
+    File::create_new(path)
+}
+
+fn fill(mut file: File, pieces: &[&[u8]]) -> io::Result<()> {
+    for piece in pieces {
+        fault::before("write", || drop(file.write_all(&piece[..piece.len() / 2])))?;
+        file.write_all(piece)?;
+    }
+    sync(&file)
+}
+
+fn sync(file: &File) -> io::Result<()> {
+    fault::before("sync file", || ())?;
+    #[expect(clippy::disallowed_methods, reason = "here it is done")]
+    file.sync_all()
+}
+
+/// Swaps two names at once, so that at no time either is free.
+fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    fault::before("exchange", || ())?;
+    let swap = RenameFlags::EXCHANGE;
+    Ok(rustix::fs::renameat_with(CWD, one, CWD, other, swap)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::Then;
+
+    fn files(content: &[u8]) -> Vec<NewFile<'_>> {
+        vec![
+            NewFile {
+                name: "a",
+                pieces: vec![content, content],
+            },
+            NewFile {
+                name: "b",
+                pieces: vec![content],
+            },
+        ]
+    }
+
+    // A rename may reach the disk before the bytes do, and a name is only kept by its directory's sync.
+    #[test]
+    fn all_is_synced_before_the_name_and_the_name_after() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("dir");
+        let ((), first) = fault::record(|| write_dir(&path, &files(b"old")).unwrap());
+        assert_eq!(
+            first,
+            [
+                "create directory",
+                "create file",
+                "write",
+                "write",
+                "sync file",
+                "create file",
+                "write",
+                "sync file",
+                "sync directory",
+                "rename",
+                "sync directory",
+            ]
+        );
+        let ((), again) = fault::record(|| write_dir(&path, &files(b"new")).unwrap());
+        assert_eq!(
+            again[8..],
+            [
+                "sync directory",
+                "rename",
+                "exchange",
+                "sync directory",
+                "remove"
+            ]
+        );
+        assert_eq!(fs::read(path.join("b")).unwrap(), b"new");
+        assert_eq!(names(folder.path()).unwrap(), ["dir"]);
+    }
+
+    #[test]
+    fn a_file_stopped_anywhere_is_old_or_new() {
+        type Write = fn(&Path) -> io::Result<()>;
+        let writes: [Write; 3] = [
+            |path| write_file(path, &[b"new"]),
+            |path| write_shared(path, &[b"ne", b"w"]),
+            |path| cut_file(path, 3),
+        ];
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        for (write, then) in writes
+            .iter()
+            .flat_map(|write| [(write, Then::Fail), (write, Then::Crash)])
+        {
+            for operation in 0.. {
+                write_file(&path, &[b"new ", b"and more"]).unwrap();
+                let (outcome, fired) = fault::at(operation, then, || write(&path));
+                let found = fs::read(&path).unwrap();
+                assert!(
+                    found == b"new and more" || found == b"new",
+                    "{operation}: {found:?}"
+                );
+                assert_eq!(outcome.is_err(), fired);
+                if !fired {
+                    assert_eq!(found, b"new");
+                    break;
+                }
+                let left = unfinished(folder.path()).unwrap();
+                assert!(
+                    then == Then::Crash || left.is_empty(),
+                    "{operation}: {left:?}"
+                );
+                left.iter().for_each(|path| remove(path).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_crash_left_is_in_nobodys_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        for name in [".tmp-file", ".tmp-0-file", ".tmp-1-file"] {
+            create_file(&folder.path().join(name), &[b"half of something"]).unwrap();
+        }
+        write_shared(&path, &[b"shared"]).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"shared");
+        write_file(&path, &[b"own"]).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"own");
+        let left = [".tmp-0-file", ".tmp-1-file", "file"];
+        assert_eq!(names(folder.path()).unwrap(), left);
+    }
+
+    #[test]
+    fn a_shared_file_is_whole_however_many_write_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let contents = [b'a', b'b', b'c', b'd'].map(|letter| vec![letter; 1 << 16]);
+        std::thread::scope(|scope| {
+            for content in &contents {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        write_shared(&path, &[content]).unwrap();
+                        assert!(contents.contains(&fs::read(&path).unwrap()));
+                    }
+                });
+            }
+        });
+        assert_eq!(names(folder.path()).unwrap(), ["file"]);
+    }
+
+    #[test]
+    fn many_may_make_the_same_directory_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        for round in 0..200 {
+            let deep = folder.path().join(format!("{round}/a/b"));
+            let both = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                let make = || {
+                    both.wait();
+                    make_dir(&deep)
+                };
+                let other = scope.spawn(make);
+                make().unwrap();
+                other.join().unwrap().unwrap();
+            });
+        }
+    }
+
+    #[test]
+    fn directories_above_are_made_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = folder.path().join("a/b/c");
+        make_dir(&deep).unwrap();
+        make_dir(&deep).unwrap();
+        assert!(deep.is_dir());
+
+        write_file(&deep.join("file"), &[]).unwrap();
+        for (path, kind) in [
+            ("file/d", ErrorKind::NotADirectory),
+            ("file", ErrorKind::AlreadyExists),
+        ] {
+            assert_eq!(make_dir(&deep.join(path)).unwrap_err().kind(), kind);
+        }
+    }
+}
