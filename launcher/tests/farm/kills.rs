@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::launch::{LIMIT, children, wait_until_gone};
+use crate::both::children;
+use crate::launch::{LIMIT, wait_until_gone};
 use crate::runs::{SHARED_TEXT, SHARED_TMS, SHARED_TOY, TEXT, TOY, Uninterrupted, send};
 use crate::suite::{Case, Suite};
 

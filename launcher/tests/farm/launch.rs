@@ -1,7 +1,6 @@
 //! Launches with a time limit, and what holds for each of them.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,6 +8,7 @@ use std::sync::OnceLock;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::both::{children, is_gone, unstamped};
 use crate::suite::Case;
 
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_spd-launch");
@@ -203,17 +203,6 @@ fn texts(streams: [Option<JoinHandle<Vec<u8>>>; 2]) -> [String; 2] {
     })
 }
 
-/// Lines without the time before them: no terminal shows them as they come.
-fn unstamped(text: &str) -> String {
-    let line = |line: &str| match line.split_once("Z ") {
-        Some((time, rest)) if time.len() == "2026-11-23T11:40:05".len() && time.contains('T') => {
-            rest.to_owned()
-        }
-        _ => line.to_owned(),
-    };
-    text.split_inclusive('\n').map(line).collect()
-}
-
 fn told(command: &str, end: &str, stdout: &str, stderr: &str) -> String {
     let mut text = format!("  $ {command}\n  {end}\n");
     for (stream, name) in [(stdout, "stdout"), (stderr, "stderr")] {
@@ -240,34 +229,14 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// The processes that a process started and that live.
-pub(crate) fn children(parent: u32) -> Vec<u32> {
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    let children = processes.filter_map(|entry| {
-        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-        let (state, its_parent) = state(pid)?;
-        (its_parent == parent && state != 'Z').then_some(pid)
-    });
-    children.collect()
-}
-
 /// Waits for a process that nobody here can wait for.
 pub(crate) fn wait_until_gone(pid: u32) {
     let started = Instant::now();
-    while state(pid).is_some_and(|(state, _)| state != 'Z') {
+    while !is_gone(pid) {
         assert!(
             started.elapsed() < Duration::from_secs(5),
             "process {pid} outlives its launcher"
         );
         thread::sleep(Duration::from_millis(2));
     }
-}
-
-/// State and parent of a process.
-fn state(pid: u32) -> Option<(char, u32)> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, rest) = stat.rsplit_once(") ")?;
-    let mut words = rest.split(' ');
-    let state = words.next()?.chars().next()?;
-    Some((state, words.next()?.parse().ok()?))
 }

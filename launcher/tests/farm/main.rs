@@ -19,6 +19,8 @@
     reason = "test files are written once, and read by nobody else"
 )]
 
+#[path = "../both/mod.rs"]
+mod both;
 mod command_lines;
 mod corrupt;
 mod damages;

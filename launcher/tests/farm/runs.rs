@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::both::SHARED_ADVERSARY;
 use crate::launch::{launcher, wait};
 use crate::random::Random;
 
@@ -70,28 +71,7 @@ pub(crate) const TEXT: Small = Small {
 /// together, and one of a language model.
 pub(crate) const SHARED_TOY: Small = Small {
     config: "resid_mlp2.toml",
-    set: &[
-        "train.steps=60",
-        "train.batch_size=64",
-        "train.shards=4",
-        "train.faithfulness_warmup.steps=5",
-        "target.n_features=10",
-        "target.d_embed=40",
-        "target.d_mlp=10",
-        "target.train.steps=100",
-        "target.train.batch_size=64",
-        "decomposition.sites.0.C=20",
-        "checkpoint.every=7",
-        "log.every=5",
-        "eval.every=20",
-        "eval.batches=2",
-        "eval.batch_size=64",
-        "eval.known.0.identity=10",
-        "eval.known.1.dense=10",
-        "eval.loss.0.steps=3",
-        "loss.2.steps=3",
-        "loss.2.step_size=0.3",
-    ],
+    set: SHARED_ADVERSARY,
     more: &[],
 };
 

@@ -14,7 +14,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::launch::{Ended, children};
+use crate::both::children;
+use crate::launch::Ended;
 use crate::runs::{
     RUN, SHARED_TEXT, SHARED_TMS, SHARED_TOY, Small, TEXT, TOY, Uninterrupted, send, steps,
 };

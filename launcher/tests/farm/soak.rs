@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::launch::{LIMIT, children, wait, wait_until_gone};
+use crate::both::children;
+use crate::launch::{LIMIT, wait, wait_until_gone};
 use crate::runs::{RUN, SHARED_TEXT, SHARED_TMS, SHARED_TOY, Small, Uninterrupted, send, steps};
 use crate::suite::{Case, Suite};
 

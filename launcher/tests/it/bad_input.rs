@@ -10,7 +10,8 @@ use std::path::Path;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-use crate::scratch::{Scratch, unstamped};
+use crate::both::unstamped;
+use crate::scratch::Scratch;
 
 const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
 

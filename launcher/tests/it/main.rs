@@ -4,6 +4,8 @@
 mod bad_input;
 mod bench;
 mod blocked_output;
+#[path = "../both/mod.rs"]
+mod both;
 mod changed_inputs;
 mod doctor;
 mod exit_codes_and_restarts;

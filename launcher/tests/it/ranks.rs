@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::scratch::{Scratch, assert_goes, children, end, launch, start};
+use crate::both::children;
+use crate::scratch::{Scratch, assert_goes, end, launch, start};
 
 /// A run of some seconds in four shards.
 const LONG: &[&str] = &[

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::scratch::children;
+use crate::both::{self, children};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_spd-launch");
 const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs");
@@ -63,29 +63,8 @@ const SHARED_TOY: Case = Case {
 /// Adversaries that all ranks climb together, in the loss and in evaluations.
 const SHARED_ADVERSARY: Case = Case {
     config: "resid_mlp2.toml",
-    set: &[
-        "train.steps=200",
-        "train.batch_size=64",
-        "train.shards=4",
-        "train.faithfulness_warmup.steps=5",
-        "target.n_features=10",
-        "target.d_embed=40",
-        "target.d_mlp=10",
-        "target.train.steps=100",
-        "target.train.batch_size=64",
-        "decomposition.sites.0.C=20",
-        "eval.known.0.identity=10",
-        "eval.known.1.dense=10",
-        "eval.every=50",
-        "eval.batches=2",
-        "eval.batch_size=64",
-        "eval.loss.0.steps=3",
-        "loss.2.steps=3",
-        "loss.2.step_size=0.3",
-        "checkpoint.every=7",
-        "log.every=5",
-    ],
-    more: &[],
+    set: both::SHARED_ADVERSARY,
+    more: &["train.steps=200", "eval.every=50"],
     ranks: WORLDS,
     longest_ms: 700,
 };

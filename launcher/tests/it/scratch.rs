@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::both::{is_gone, unstamped};
+
 /// Where launches of one test happen; `runs/x` is the run directory.
 pub(crate) struct Scratch(TempDir);
 
@@ -139,17 +141,6 @@ pub(crate) fn launch(command: Command) -> Ended {
     Ended::of(command.timeout(Duration::from_secs(60)).output().unwrap())
 }
 
-/// Lines without the time before them: no terminal shows them as they come.
-pub(crate) fn unstamped(text: &str) -> String {
-    let line = |line: &str| match line.split_once("Z ") {
-        Some((time, rest)) if time.len() == "2026-11-23T11:40:05".len() && time.contains('T') => {
-            rest.to_owned()
-        }
-        _ => line.to_owned(),
-    };
-    text.split_inclusive('\n').map(line).collect()
-}
-
 impl Ended {
     fn of(output: Output) -> Self {
         Self {
@@ -165,30 +156,6 @@ impl Ended {
             .lines()
             .find_map(|line| line.strip_prefix("error: "))
             .unwrap_or_default()
-    }
-}
-
-/// The processes that a process started and that live, in the order in which they were started.
-pub(crate) fn children(parent: u32) -> Vec<u32> {
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    let children = processes.filter_map(|entry| {
-        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let (_, rest) = stat.rsplit_once(") ")?;
-        let mut words = rest.split(' ');
-        let (state, of) = (words.next()?, words.next()?);
-        (state != "Z" && of == parent.to_string()).then_some(pid)
-    });
-    let mut children: Vec<u32> = children.collect();
-    children.sort_unstable();
-    children
-}
-
-/// Whether a process is gone, or only its entry is left.
-pub(crate) fn is_gone(pid: u32) -> bool {
-    match fs::read_to_string(format!("/proc/{pid}/stat")) {
-        Err(_) => true,
-        Ok(stat) => stat.rsplit(") ").next().unwrap().starts_with('Z'),
     }
 }
 

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use spd_checkpoint::newest;
 
-use crate::scratch::{Ended, Scratch, assert_goes, end, is_gone, launch, names, start};
+use crate::both::is_gone;
+use crate::scratch::{Ended, Scratch, assert_goes, end, launch, names, start};
 
 /// Longer than it takes to tell a second signal from an echo of the first.
 const A_WHILE: Duration = Duration::from_millis(400);

@@ -7,7 +7,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::scratch::{Scratch, assert_goes, end, is_gone, launch, names, start};
+use crate::both::is_gone;
+use crate::scratch::{Scratch, assert_goes, end, launch, names, start};
 
 fn json(scratch: &Scratch) -> Value {
     serde_json::from_slice(&fs::read(scratch.path().join("runs/s/sweep.json")).unwrap()).unwrap()
