@@ -36,6 +36,9 @@ struct Records<'a> {
     saver: Saver<'a>,
 }
 
+/// Where a run goes on, and what a rank says of it.
+type Restored<'a> = (Option<At>, Progress, Option<Records<'a>>);
+
 impl<'a> Training<'a> {
     /// Restores the newest good checkpoint, if there is one, and cuts the rows back to it. Ranks but the first read what that leaves.
     ///
@@ -48,66 +51,14 @@ impl<'a> Training<'a> {
         place: &'a Place<'a>,
         stop: Stop<'a>,
     ) -> Result<Self, Fault> {
-        if !place.world.is_first() {
+        let (at, progress, records) = if place.world.is_first() {
+            let restored = restore_first(store, place)?;
             place.world.agree(|| true);
-            return Self::open_other(task, store, place, stop);
-        }
-        let root = place.dir.join(CHECKPOINTS);
-        if let Some(lock) = place.lock {
-            lock.sweep(place.dir)?;
-            lock.sweep(&root)?;
-        }
-        let found = newest(&root)?;
-        let resumed = found
-            .snapshot
-            .as_ref()
-            .map(|snapshot| state::restore(snapshot, store, place.config, place.made_of))
-            .transpose()?;
-        let lost = if resumed.is_none() {
-            resume::lost(place.dir, &found.set_aside)?
+            restored
         } else {
-            None
+            place.world.agree(|| true);
+            restore_other(store, place)?
         };
-        if let Some(line) = lost.as_ref().filter(|_| !place.is_kept) {
-            return Err(Fault::BadInput(line.clone()));
-        }
-        let (step, mark) = resumed.unwrap_or((0, Mark::default()));
-        let mut progress = Progress::at(place.progress.unwrap_or(place.dir), place.heartbeat)?;
-        for (path, reason) in &found.set_aside {
-            progress.event(
-                step,
-                format!("checkpoint set aside as {}: {reason}", path.display()),
-            );
-        }
-        if lost.is_some() {
-            progress.event(
-                step,
-                format!(
-                    "no checkpoint is left in {}; it is trained again",
-                    root.display()
-                ),
-            );
-        }
-        let spool = match Spool::roll_back(place.dir, &mark) {
-            // Nobody reads the rows of a target once it is trained.
-            Err(SpoolError::Short { .. } | SpoolError::Differs { .. }) if place.is_kept => {
-                let rows = place.dir.join(METRICS);
-                let note = format!(
-                    "{}: not the rows of its checkpoint; they begin again",
-                    rows.display()
-                );
-                progress.event(step, note);
-                Spool::roll_back(place.dir, &Mark::default())?
-            }
-            other => other?,
-        };
-        let at = found.snapshot.as_ref().map(At::of);
-        if let Some(at) = at {
-            progress.event(step, format!("continued from the checkpoint of {at}"));
-        }
-        let saver = Saver::new(&root, place, found.snapshot)?;
-        saver.remember(&mut progress);
-        place.world.agree(|| true);
         Ok(Self {
             task,
             place,
@@ -116,31 +67,7 @@ impl<'a> Training<'a> {
             store,
             stop,
             progress,
-            records: Some(Records { spool, saver }),
-        })
-    }
-
-    /// The same on a rank that writes nothing, after the first one has done it.
-    fn open_other(
-        task: &'a mut dyn Task,
-        store: &'a mut Store,
-        place: &'a Place<'a>,
-        stop: Stop<'a>,
-    ) -> Result<Self, Fault> {
-        let found = newest(&place.dir.join(CHECKPOINTS))?;
-        if let Some(snapshot) = &found.snapshot {
-            state::restore(snapshot, store, place.config, place.made_of)?;
-        }
-        let at = found.snapshot.as_ref().map(At::of);
-        Ok(Self {
-            task,
-            place,
-            at: at.unwrap_or(At::WarmUp(0)),
-            is_new: at.is_none(),
-            store,
-            stop,
-            progress: Progress::felt(place.heartbeat),
-            records: None,
+            records,
         })
     }
 
@@ -371,6 +298,76 @@ impl<'a> Training<'a> {
         };
         self.progress.show(phase, steps, step, now);
     }
+}
+
+/// What [`Training::open`] does on the rank that writes.
+fn restore_first<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored<'a>, Fault> {
+    let root = place.dir.join(CHECKPOINTS);
+    if let Some(lock) = place.lock {
+        lock.sweep(place.dir)?;
+        lock.sweep(&root)?;
+    }
+    let found = newest(&root)?;
+    let resumed = found
+        .snapshot
+        .as_ref()
+        .map(|snapshot| state::restore(snapshot, store, place.config, place.made_of))
+        .transpose()?;
+    let lost = if resumed.is_none() {
+        resume::lost(place.dir, &found.set_aside)?
+    } else {
+        None
+    };
+    if let Some(line) = lost.as_ref().filter(|_| !place.is_kept) {
+        return Err(Fault::BadInput(line.clone()));
+    }
+    let (step, mark) = resumed.unwrap_or((0, Mark::default()));
+    let mut progress = Progress::at(place.progress.unwrap_or(place.dir), place.heartbeat)?;
+    for (path, reason) in &found.set_aside {
+        progress.event(
+            step,
+            format!("checkpoint set aside as {}: {reason}", path.display()),
+        );
+    }
+    if lost.is_some() {
+        progress.event(
+            step,
+            format!(
+                "no checkpoint is left in {}; it is trained again",
+                root.display()
+            ),
+        );
+    }
+    let spool = match Spool::roll_back(place.dir, &mark) {
+        // Nobody reads the rows of a target once it is trained.
+        Err(SpoolError::Short { .. } | SpoolError::Differs { .. }) if place.is_kept => {
+            let rows = place.dir.join(METRICS);
+            let note = format!(
+                "{}: not the rows of its checkpoint; they begin again",
+                rows.display()
+            );
+            progress.event(step, note);
+            Spool::roll_back(place.dir, &Mark::default())?
+        }
+        other => other?,
+    };
+    let at = found.snapshot.as_ref().map(At::of);
+    if let Some(at) = at {
+        progress.event(step, format!("continued from the checkpoint of {at}"));
+    }
+    let saver = Saver::new(&root, place, found.snapshot)?;
+    saver.remember(&mut progress);
+    Ok((at, progress, Some(Records { spool, saver })))
+}
+
+/// The same on a rank that writes nothing, after the first one has done it.
+fn restore_other<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored<'a>, Fault> {
+    let found = newest(&place.dir.join(CHECKPOINTS))?;
+    if let Some(snapshot) = &found.snapshot {
+        state::restore(snapshot, store, place.config, place.made_of)?;
+    }
+    let at = found.snapshot.as_ref().map(At::of);
+    Ok((at, Progress::felt(place.heartbeat), None))
 }
 
 /// Whether `step` is one of every `steps`; none is where that is 0.
