@@ -3,9 +3,9 @@
 use spd_dataloader::Batch;
 use spd_engine::{Builder, Executor, Stages, Store};
 
+use crate::arena::InArena;
 use crate::data::fill_block;
 use crate::fault::Fault;
-use crate::task::InArena;
 use crate::world::World;
 
 /// A program on a batch. Its outputs are those of `program`.

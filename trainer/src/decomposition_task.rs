@@ -5,6 +5,7 @@ mod task;
 use spd_dataloader::Source;
 use spd_engine::{Builder, Executor, Processor, Store};
 
+use crate::arena::arena_bytes;
 use crate::batch_program::BatchProgram;
 use crate::data::Sources;
 use crate::decomposition::Decomposition;
@@ -12,7 +13,6 @@ use crate::evaluation::Evaluation;
 use crate::fault::Fault;
 use crate::memory::{Memory, input_bytes};
 use crate::parameters::{Group, HALT};
-use crate::task::arena_bytes;
 use crate::world::World;
 
 /// A decomposition in training.

@@ -4,11 +4,12 @@ use spd_configs::{Data, Input};
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Builder, Executor, Result, Store, Type, Value};
 
+use crate::arena::in_arena_of;
 use crate::batch_program::BatchProgram;
 use crate::decomposition::{Decomposition, over_blocks};
 use crate::fault::Fault;
 use crate::metrics::{Evaluated, METRICS};
-use crate::task::{GoOn, Measured, in_arena_of};
+use crate::task::{GoOn, Measured};
 use crate::world::World;
 
 /// The evaluation of a decomposition, or of a target in training.

@@ -8,8 +8,8 @@ use std::fs;
 
 use spd_engine::{Executor, MATRIX_PRODUCTS, PINNED, Processor, Store};
 
+use crate::arena::arena_bytes;
 use crate::data::PREFETCHED;
-use crate::task::arena_bytes;
 
 /// Measured on the shipped runs: the stack that a thread comes to use, and its part of the allocator.
 const THREAD: usize = 256 << 10;

@@ -22,7 +22,7 @@ pub(crate) fn first_not_finite(
     let gradients = task.site_norms(store);
     let scalars = task.scalars(step);
     let processor = task.processor().clone();
-    drop(task.program().detach());
+    drop(task.program().program.detach());
 
     let decomposition = &task.decomposition;
     let run = &decomposition.run;

@@ -4,12 +4,13 @@
 use spd_dataloader::{Batch, Features, Source};
 use spd_engine::{Executor, Processor, Store};
 
+use crate::arena::in_arena_of;
 use crate::data::{Sources, fill};
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::evaluation::scalar_outputs;
 use crate::fault::Fault;
-use crate::task::{Task as _, in_arena_of, run_step};
+use crate::task::{Task as _, run_step};
 use crate::world::World;
 
 /// The warm-up, the step and the evaluation of a decomposition, as training runs them.
@@ -47,7 +48,7 @@ impl Replay {
 
     /// The program of a step: its inputs, and after [`step`](Self::step) its outputs.
     pub fn program(&mut self) -> &mut Executor {
-        self.task.program()
+        &mut self.task.program().program
     }
 
     /// One more update of the warm-up, of which `made` are made. The last one discards the moments.
@@ -67,7 +68,7 @@ impl Replay {
     /// When a GPU refuses.
     pub fn step(&mut self, store: &mut Store, batch: &Batch, step: u64) -> Result<(), Fault> {
         run_step(&mut self.task, store, batch, step)?;
-        self.task.program().fetch(store)?;
+        self.task.program().program.fetch(store)?;
         Ok(store.fetch()?)
     }
 

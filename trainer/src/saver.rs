@@ -463,7 +463,7 @@ mod tests {
             return;
         }
         let mut training = Training::on(&gpu(&Device::emulated()));
-        let others = PINNED + training.task.program().own_bytes();
+        let others = PINNED + training.task.program().program.own_bytes();
         let (waits, told) = saved_on(&Device::emulated_that_pins(others));
         assert!(waits[0] > 2 && waits[1] > 1, "{waits:?}");
         for step in [3, 6, 8] {

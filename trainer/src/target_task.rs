@@ -7,6 +7,8 @@ use spd_dataloader::{Batch, Feed, Source};
 use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Executor, Processor, Slot, Store, Type, Value};
 
+use crate::arena::arena_bytes;
+use crate::batch_program::BatchProgram;
 use crate::data::{Sources, eval_feed, training_feed};
 use crate::decomposition::transposed;
 use crate::evaluation::Evaluation;
@@ -16,7 +18,7 @@ use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
 use crate::schedule::learning_rate;
 use crate::target_models::{Network, TargetTensor, Weights};
-use crate::task::{GoOn, Measured, NonFinite, Task, arena_bytes};
+use crate::task::{GoOn, Measured, NonFinite, Task};
 
 /// A target in training.
 pub(crate) struct TargetTask {
@@ -26,7 +28,7 @@ pub(crate) struct TargetTask {
     tensors: Vec<(TargetTensor, Slot)>,
     parameters: Parameters,
     processor: Processor,
-    program: Executor,
+    program: BatchProgram,
     evaluation: Evaluation,
     sources: Sources,
     eval_rows: usize,
@@ -80,7 +82,7 @@ impl TargetTask {
         let loss = own_loss(&mut b, store, run, network, &tensors, train.batch_size)?;
         b.output("loss/target", loss);
         parameters.update(&mut b, store, loss, |_| update)?;
-        let program = Executor::planned(&b, processor);
+        let program = BatchProgram::whole(Executor::planned(&b, processor));
         let mut b = Builder::new();
         let loss = own_loss(&mut b, store, run, network, &tensors, run.eval.batch_size)?;
         b.output("eval/loss", loss);
@@ -125,11 +127,11 @@ impl TargetTask {
     /// Makes the arena that the programs share.
     pub(crate) fn make_room(&mut self) -> Result<(), Fault> {
         let arena = self.processor.arena(arena_bytes(self.programs()))?;
-        Ok(self.program.attach(arena)?)
+        Ok(self.program.program.attach(arena)?)
     }
 
     fn programs(&self) -> [&Executor; 2] {
-        [&self.program, &self.evaluation.program.program]
+        [&self.program, &self.evaluation.program].map(|program| &program.program)
     }
 
     /// What it will hold at its fullest on a GPU, if it runs on one.
@@ -196,7 +198,7 @@ impl Task for TargetTask {
         self.eval_every
     }
 
-    fn program(&mut self) -> &mut Executor {
+    fn program(&mut self) -> &mut BatchProgram {
         &mut self.program
     }
 
@@ -229,8 +231,8 @@ impl Task for TargetTask {
     }
 
     fn observe(&self, store: &Store) -> Vec<(String, f64)> {
-        let loss = f64::from(self.program.scalar_output("loss/target", store));
-        let norms = self.program.output("norms/target", store);
+        let loss = f64::from(self.program.program.scalar_output("loss/target", store));
+        let norms = self.program.program.output("norms/target", store);
         let norm = f64::from(norms.last().copied().unwrap_or(0.0)).sqrt();
         vec![
             ("loss/total".into(), loss),
@@ -244,7 +246,7 @@ impl Task for TargetTask {
         _batch: &Batch,
         _step: u64,
     ) -> Result<NonFinite, Fault> {
-        let norms = self.program.output("norms/target", store);
+        let norms = self.program.program.output("norms/target", store);
         let mut names = self.parameters.names(store, Group::Target).zip(norms);
         let bad = names.find(|(_, norm)| !norm.is_finite());
         Ok(NonFinite {
@@ -261,7 +263,7 @@ impl Task for TargetTask {
     ) -> Result<Option<Measured>, Fault> {
         let feed = eval_feed(self.train.seed, self.eval_rows);
         let held_out = (&self.sources.eval, &feed, self.eval_batches);
-        let owner = &mut self.program;
+        let owner = &mut self.program.program;
         self.evaluation.measure(owner, store, held_out, go_on)
     }
 }

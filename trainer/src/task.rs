@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use spd_dataloader::{Batch, Feed, Source};
-use spd_engine::{Executor, Store};
+use spd_engine::Store;
 
-use crate::data::fill;
+use crate::batch_program::BatchProgram;
 use crate::fault::Fault;
 use crate::parameters::{corrections, set_scalars};
 
@@ -35,27 +35,8 @@ pub(crate) trait Task {
     /// Steps between evaluations; 0 for the ends only.
     fn eval_every(&self) -> u64;
 
-    /// The program of a step, or its last stage.
-    fn program(&mut self) -> &mut Executor;
-
-    /// One replay of a step on a batch.
-    ///
-    /// - `set`: gives a program its numbers
-    ///
-    /// # Errors
-    ///
-    /// When a GPU refuses, or failed before.
-    fn run(
-        &mut self,
-        store: &mut Store,
-        batch: &Batch,
-        set: &dyn Fn(&mut Executor),
-    ) -> Result<(), Fault> {
-        let program = self.program();
-        fill(program, batch);
-        set(program);
-        Ok(program.run(store)?)
-    }
+    /// The program of a step.
+    fn program(&mut self) -> &mut BatchProgram;
 
     /// Where batches come from.
     fn source(&self) -> (Source, Feed);
@@ -124,46 +105,6 @@ pub(crate) trait Task {
     ) -> Result<Option<Measured>, Fault>;
 }
 
-/// Something that runs in an arena.
-pub(crate) trait InArena {
-    /// The program that has the arena.
-    fn executor(&mut self) -> &mut Executor;
-}
-
-impl InArena for Executor {
-    fn executor(&mut self) -> &mut Executor {
-        self
-    }
-}
-
-/// Runs `work` on a program in the arena of another, which has it back afterwards.
-///
-/// # Errors
-///
-/// When a GPU refuses the program, or `work` fails.
-pub(crate) fn in_arena_of<P: InArena, R>(
-    owner: &mut Executor,
-    program: &mut P,
-    work: impl FnOnce(&mut P) -> Result<R, Fault>,
-) -> Result<R, Fault> {
-    if let Some(arena) = owner.detach() {
-        program.executor().attach(arena)?;
-    }
-    let result = work(program);
-    if let Some(arena) = program.executor().detach() {
-        owner.attach(arena)?;
-    }
-    result
-}
-
-/// Bytes of an arena in which any one of the programs can run.
-pub(crate) fn arena_bytes<'a>(programs: impl IntoIterator<Item = &'a Executor>) -> usize {
-    let sizes = programs
-        .into_iter()
-        .map(|program| program.plan().arena_bytes());
-    sizes.max().unwrap_or(0)
-}
-
 /// One replay on a batch.
 ///
 /// # Errors
@@ -177,7 +118,7 @@ pub(crate) fn run_step(
 ) -> Result<(), Fault> {
     let scalars = task.scalars(step);
     let corrections = corrections(task.beta2(), step + 1);
-    task.run(store, batch, &|program| {
+    task.program().run(store, batch, &|program| {
         program.parameters().step = u32::try_from(step).unwrap_or(u32::MAX);
         set_scalars(program, scalars.iter().copied());
         set_scalars(program, corrections);

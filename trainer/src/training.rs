@@ -136,16 +136,16 @@ impl<'a> Training<'a> {
         let batch = loader.next()?;
         let waited = clock.elapsed();
         // On a GPU the clock of the ops would cost the step its graph.
-        if is_logged && matches!(task.program(), Executor::Cpu(_)) {
-            task.program().start_profile();
+        if is_logged && matches!(task.program().program, Executor::Cpu(_)) {
+            task.program().program.start_profile();
         }
         run_step(&mut **task, store, &batch, step)?;
         if let Some(Records { saver, .. }) = &mut self.records {
             saver.make_room(store);
         }
         if is_logged {
-            task.program().fetch(store)?;
-            let parts = task.program().part_times();
+            task.program().program.fetch(store)?;
+            let parts = task.program().program.part_times();
             self.progress.times(step, waited, clock.elapsed(), &parts);
         }
         loader.recycle(batch);

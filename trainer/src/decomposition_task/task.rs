@@ -7,6 +7,8 @@ use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Executor, Store};
 
 use super::DecompositionTask;
+use crate::arena::in_arena_of;
+use crate::batch_program::BatchProgram;
 use crate::data::{eval_feed, training_feed};
 use crate::fault::Fault;
 use crate::figures;
@@ -17,7 +19,7 @@ use crate::parameters::{BETA2, Group, corrections, set_scalars};
 use crate::refused_step::{halted, refused};
 use crate::schedule::learning_rate;
 use crate::step::WARMUP_LOSS;
-use crate::task::{GoOn, Measured, NonFinite, Task, in_arena_of};
+use crate::task::{GoOn, Measured, NonFinite, Task};
 
 /// One update on faithfulness alone, counted from 1.
 fn warm_up(
@@ -45,17 +47,8 @@ impl Task for DecompositionTask {
         self.decomposition.run.eval.every
     }
 
-    fn program(&mut self) -> &mut Executor {
-        &mut self.program.program
-    }
-
-    fn run(
-        &mut self,
-        store: &mut Store,
-        batch: &Batch,
-        set: &dyn Fn(&mut Executor),
-    ) -> Result<(), Fault> {
-        self.program.run(store, batch, set)
+    fn program(&mut self) -> &mut BatchProgram {
+        &mut self.program
     }
 
     fn source(&self) -> (Source, Feed) {

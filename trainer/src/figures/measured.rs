@@ -6,13 +6,14 @@ use spd_engine::Store;
 
 use super::histogram::{Counts, count};
 use super::matrix::{MOST_DENSE, Matrix};
+use crate::arena::in_arena_of;
 use crate::data::{eval_feed, fill};
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::metrics::known_importance::{identity_order, sum_order};
 use crate::metrics::toy::{self, Answer};
-use crate::task::{GoOn, in_arena_of};
+use crate::task::GoOn;
 
 /// Held-out batches that distributions are taken from, at most.
 const BATCHES: u64 = 5;

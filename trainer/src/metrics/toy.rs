@@ -6,12 +6,12 @@ use spd_engine::Store;
 use super::known_importance::{
     columns_in_use, dense_error, identity_error, matched_features, mmcs_ml2r,
 };
+use crate::arena::in_arena_of;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::sites::Site;
 use crate::target_models::{FeatureDirections, Target};
-use crate::task::in_arena_of;
 
 /// Magnitude of the single feature in each probing row.
 const PROBE: f32 = 0.75;
