@@ -154,11 +154,7 @@ fn gates(pool: &Arc<Pool>, rows: usize, c: usize, gates: Gates, noise: LogitNois
         alive: 0.0,
     };
     let found = bench.builder.importance_gates(op, z, None)?;
-    let penalty = ImportanceMinimality {
-        rows,
-        beta: 0.0,
-        ranks: 1,
-    };
+    let penalty = ImportanceMinimality { rows, beta: 0.0 };
     let penalty = bench
         .builder
         .importance_minimality(penalty, found.power_sums)?;

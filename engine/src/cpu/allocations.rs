@@ -142,7 +142,6 @@ impl Step {
         let penalty = ImportanceMinimality {
             rows: B * T,
             beta: 0.5,
-            ranks: 1,
         };
         let penalty = self
             .b

@@ -239,11 +239,7 @@ impl EveryOp {
             };
             let found = self.b.importance_gates(op, z, Some(noise))?;
             if exponent.is_some() {
-                let op = ImportanceMinimality {
-                    rows,
-                    beta: 0.5,
-                    ranks: 2,
-                };
+                let op = ImportanceMinimality { rows, beta: 0.5 };
                 let penalty = self.b.importance_minimality(op, found.power_sums)?;
                 self.terms.push((0.1, penalty));
             }

@@ -21,7 +21,6 @@ impl LossTerm for ImportanceMinimality {
             let op = ops::ImportanceMinimality {
                 rows: site.rows * b.blocks(),
                 beta,
-                ranks: 1,
             };
             Ok((1.0, b.importance_minimality(op, power_sums)?))
         });

@@ -3,8 +3,8 @@ use crate::cuda::lowering::{Argument, Lowering, Source};
 
 const KERNELS: Source = Source::new("importance_minimality", include_str!("kernel.cu"));
 
-fn settings(op: &ImportanceMinimality) -> [Argument; 3] {
-    [op.rows as f64, f64::from(op.beta), op.ranks as f64].map(Argument::from)
+fn settings(op: &ImportanceMinimality) -> [Argument; 2] {
+    [op.rows as f64, f64::from(op.beta)].map(Argument::from)
 }
 
 pub(super) fn value(op: &ImportanceMinimality, to: &mut Lowering<'_>) {

@@ -1,12 +1,12 @@
 //! The sparsity penalty from power sums: how much importance there is, and how often.
 //!
 //! ```text
-//! L = sum_c s_c / n (1 + beta log2(1 + s_c w))            s_c: power sums over n rows, w: ranks
-//! dL/ds_c = (1 + beta log2(1 + s_c w)) / n + s_c / n beta w / ((1 + s_c w) ln 2)
+//! L = sum_c s_c / n (1 + beta log2(1 + s_c))            s_c: power sums over n rows
+//! dL/ds_c = (1 + beta log2(1 + s_c)) / n + s_c / n beta / ((1 + s_c) ln 2)
 //! ```
 //!
-//! summed over components, a mean over rows, not divided by sites. `s_c w` estimates the sum over all ranks. The formula and
-//! its normalisation are those of the reference implementation.
+//! summed over components, a mean over rows, not divided by sites. The formula and its normalisation are those of
+//! the reference implementation.
 
 mod cuda;
 
@@ -22,8 +22,6 @@ pub struct ImportanceMinimality {
     pub rows: usize,
     /// Weight of the frequency term.
     pub beta: f32,
-    /// Number of ranks.
-    pub ranks: usize,
 }
 
 /// Inputs: gradient of the penalty (scalar), the sums.
@@ -49,9 +47,8 @@ impl ImportanceMinimality {
     /// Penalty of one component and its slope.
     fn term(&self, sum: f32) -> (f64, f64) {
         let (s, n, beta) = (f64::from(sum), self.rows as f64, f64::from(self.beta));
-        let total = s * self.ranks as f64;
-        let frequency = 1.0 + beta * total.ln_1p() / std::f64::consts::LN_2;
-        let slope = beta * self.ranks as f64 / ((1.0 + total) * std::f64::consts::LN_2);
+        let frequency = 1.0 + beta * s.ln_1p() / std::f64::consts::LN_2;
+        let slope = beta / ((1.0 + s) * std::f64::consts::LN_2);
         (s / n * frequency, frequency / n + s / n * slope)
     }
 }
@@ -134,11 +131,7 @@ mod tests {
             (0.0, 5.0),
             (1.0, 2.0 * (1.0 + 5f64.log2()) + 3.0 * (1.0 + 7f64.log2())),
         ] {
-            let op = ImportanceMinimality {
-                rows: 2,
-                beta,
-                ranks: 1,
-            };
+            let op = ImportanceMinimality { rows: 2, beta };
             let found = op.term(4.0).0 + op.term(6.0).0;
             assert!((found - expected).abs() < 1e-12, "{found} {expected}");
         }
@@ -151,19 +144,10 @@ mod tests {
             values: vec![0.0, 0.5, 3.0, 100.0],
         };
         Oracle::new(&[sums])
-            .ours(|b, v| {
-                b.importance_minimality(
-                    ImportanceMinimality {
-                        rows: 7,
-                        beta: 0.3,
-                        ranks: 2,
-                    },
-                    v[0],
-                )
-            })
+            .ours(|b, v| b.importance_minimality(ImportanceMinimality { rows: 7, beta: 0.3 }, v[0]))
             .candle(|v| {
                 let mean = (&v[0] / 7.0)?;
-                let frequency = (((&v[0] * 2.0)? + 1.0)?.log()? * (0.3 / std::f64::consts::LN_2))?;
+                let frequency = ((&v[0] + 1.0)?.log()? * (0.3 / std::f64::consts::LN_2))?;
                 (&mean * (frequency + 1.0)?)?.sum_all()
             })
             // candle works in f32.
