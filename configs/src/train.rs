@@ -79,12 +79,17 @@ impl Train {
     pub fn blocks(&self) -> usize {
         self.shards.unwrap_or(1)
     }
+
+    /// Why its batches cannot be cut into so many shards, if so.
+    pub fn refuses_shards(&self, shards: usize) -> Option<String> {
+        no_shards(shards, self.batch_size)
+    }
 }
 
 impl Run {
-    /// Why its batches cannot be cut into so many shards, if so.
+    /// Why its batches, those of evaluations too, cannot be cut into so many shards, if so.
     pub fn refuses_shards(&self, shards: usize) -> Option<String> {
-        no_shards(shards, self.train.batch_size).or_else(|| {
+        self.train.refuses_shards(shards).or_else(|| {
             let of_eval = no_shards(shards, self.eval.batch_size)?;
             Some(of_eval.replacen("batch_size", "eval.batch_size", 1))
         })

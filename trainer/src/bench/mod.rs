@@ -80,9 +80,7 @@ pub fn time(preset: &Preset, settings: &Settings, world: &World) -> Result<Repor
     let processor = processor(settings.gpu, &pool)?;
     let mut preset = preset.clone();
     let shards = world.size();
-    if let Some(why) = preset.run.refuses_shards(shards) {
-        return Err(Fault::BadInput(format!("{}: {why}", preset.name)));
-    }
+    preset.check_ranks(shards)?;
     preset.run.train.shards = Some(shards);
     time_on(&processor, &pool, &preset, settings, world)
 }

@@ -98,6 +98,24 @@ impl Preset {
         }
     }
 
+    /// Refuses a number of ranks that cannot share its batch.
+    ///
+    /// # Errors
+    ///
+    /// In one line.
+    pub fn check_ranks(&self, ranks: usize) -> Result<(), Fault> {
+        let why = match self.step {
+            Step::GivenMasks { .. } if ranks > 1 => Some(format!(
+                "a step of given masks is not cut for {ranks} ranks; leave out --cpus"
+            )),
+            _ => self.run.train.refuses_shards(ranks),
+        };
+        match why {
+            None => Ok(()),
+            Some(why) => Err(Fault::BadInput(format!("bench {}: {why}", self.name))),
+        }
+    }
+
     /// Tokens a row, if rows are tokens.
     pub(super) fn seq(&self) -> Option<usize> {
         match self.run.data {
@@ -223,7 +241,6 @@ pub fn preset(name: &str, overrides: &Overrides<'_>) -> Result<Preset, Fault> {
         name = format!("{name}@{}", spelled(precision));
     }
     run.train.batch_size = rows;
-    run.eval.batch_size = rows;
     run.precision = precision;
     Ok(Preset { name, run, step })
 }
@@ -367,6 +384,37 @@ mod tests {
             preset("seed-16x128", &batch).unwrap().name,
             "seed-16x128@2x128@bf16"
         );
+    }
+
+    // There is no evaluation, so its batches need not be shared.
+    #[test]
+    fn ranks_share_the_batch_of_a_step() {
+        let eight = Overrides {
+            batch: Some(8),
+            ..Overrides::default()
+        };
+        let mut toy = preset("tiny-tms", &eight).unwrap();
+        toy.run.eval.batch_size = 3;
+        toy.check_ranks(4).unwrap();
+        let masked = preset("tiny-seed", &eight).unwrap();
+        masked.check_ranks(1).unwrap();
+        for (preset, ranks, expected) in [
+            (
+                &toy,
+                3,
+                "bench tiny-tms@8@fp32: expected a divisor of the rows of a batch, batch_size = 8, found 3",
+            ),
+            (
+                &masked,
+                2,
+                "bench tiny-seed@8x16@fp32: a step of given masks is not cut for 2 ranks; leave out --cpus",
+            ),
+        ] {
+            let Err(Fault::BadInput(line)) = preset.check_ranks(ranks) else {
+                panic!("{expected}")
+            };
+            assert_eq!(line, expected);
+        }
     }
 
     #[test]
