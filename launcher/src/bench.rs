@@ -1,14 +1,16 @@
 //! `spd-launch bench`: how long a training step takes. JSON lines on stdout, tables on stderr.
 
-use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
 
 use anyhow::Context;
+use rustix::io::retry_on_intr;
+use rustix::process::{WaitId, WaitIdOptions, waitid};
 use spd_trainer::bench::{
     OpRow, Overrides, Phases, Preset, Report, Settings, all, compile, preset, time,
 };
@@ -20,8 +22,8 @@ use crate::exit::Exit;
 use crate::rank::inherited;
 use crate::ranks::{command, die_with_launcher, own_program, share_memory};
 use crate::run::gpu;
-use crate::screen;
 use crate::table::{Align, Table};
+use crate::{screen, stop};
 
 /// As many as the peers make when they are not told.
 const STEPS: usize = 50;
@@ -50,6 +52,7 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
         .collect::<Result<_, Fault>>()?;
     for (_, preset) in presets.iter().flatten() {
         preset.check_processor(asked.gpus > 0)?;
+        preset.check_ranks(asked.cpus)?;
     }
     let mut out = asked.out.as_deref().map(open).transpose()?;
     let settings = Settings {
@@ -60,7 +63,7 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
         phases: asked.phases || asked.vary.is_some(),
     };
     if asked.cpus > 1 && asked.rank.is_none() {
-        return ranks(asked).map_err(Fault::Failed);
+        return by_ranks(asked).map_err(Fault::Failed);
     }
     let world = match asked.memory_fd {
         Some(fd) => {
@@ -95,45 +98,116 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
 }
 
 /// Has each workload timed by several ranks, the first of which prints.
-fn ranks(asked: &BenchArgs) -> anyhow::Result<Exit> {
+fn by_ranks(asked: &BenchArgs) -> anyhow::Result<Exit> {
     let program = own_program().context("this program's own file cannot be found")?;
-    let options: Vec<OsString> = env::args_os().skip(2).collect();
-    let options = options.iter().filter(|word| {
-        let is_name = |name: &String| OsStr::new(name) == **word;
-        !asked.names.iter().any(is_name)
-    });
     for name in &asked.names {
         let memory = SharedMemory::file().context("memory for ranks to share")?;
-        let start = |rank: usize| {
+        let mut ranks = Ranks(Vec::new());
+        for rank in 0..asked.cpus {
             let mut command = command(&program);
-            command.arg("bench").arg(name).args(options.clone());
-            command.args(["--rank", &rank.to_string()]);
+            command.args(words(asked, name, rank));
             share_memory(&mut command, &memory);
             if rank > 0 {
-                command.stdout(Stdio::null()).stderr(Stdio::null());
+                command.stdout(Stdio::null());
             }
             die_with_launcher(&mut command);
-            command.spawn().with_context(|| format!("rank {rank}"))
-        };
-        let mut ranks = (0..asked.cpus)
-            .map(start)
-            .collect::<anyhow::Result<Vec<_>>>()?;
-        let first = ranks[0].wait().context("rank 0")?;
-        for other in &mut ranks[1..] {
-            if !first.success() {
-                // It waits for one that is gone.
-                let _ = other.kill();
-            }
-            other.wait().context("a rank")?;
+            let started = command.spawn();
+            ranks
+                .0
+                .push(started.with_context(|| format!("bench {name}: rank {rank}"))?);
         }
-        if !first.success() {
-            return Ok(match first.code() {
-                Some(2) => Exit::BadInput,
-                _ => Exit::Failed,
-            });
-        }
+        ranks.wait().with_context(|| format!("bench {name}"))?;
     }
     Ok(Exit::Done)
+}
+
+/// What a rank is told: its workload, and of what was asked for what holds for ranks.
+fn words(asked: &BenchArgs, name: &str, rank: usize) -> Vec<OsString> {
+    let BenchArgs {
+        steps,
+        warmup,
+        threads,
+        cpus,
+        batch,
+        seq,
+        precision,
+        out,
+        names: _,
+        compile_only: _,
+        arch: _,
+        gpus: _,
+        rank: _,
+        memory_fd: _,
+        vary: _,
+        phases: _,
+    } = asked;
+    let mut words: Vec<OsString> = vec!["bench".into(), name.into()];
+    for (key, number) in [
+        ("cpus", Some(*cpus)),
+        ("rank", Some(rank)),
+        ("steps", *steps),
+        ("warmup", *warmup),
+        ("threads", *threads),
+        ("batch", *batch),
+        ("seq", *seq),
+    ] {
+        words.extend(number.map(|number| format!("--{key}={number}").into()));
+    }
+    words.extend(
+        precision
+            .as_ref()
+            .map(|p| format!("--precision={p}").into()),
+    );
+    if let (Some(out), 0) = (out, rank) {
+        let mut word = OsString::from("--out=");
+        word.push(out);
+        words.push(word);
+    }
+    words
+}
+
+/// The ranks of a workload, in order. Dropping them kills those that are left.
+struct Ranks(Vec<Child>);
+
+impl Ranks {
+    /// Waits until all are done, or one has failed.
+    fn wait(&mut self) -> anyhow::Result<()> {
+        let count = self.0.len();
+        loop {
+            let mut left = 0;
+            for (rank, child) in self.0.iter_mut().enumerate() {
+                match child.try_wait()? {
+                    Some(status) if status.success() => {}
+                    Some(status) => anyhow::bail!("rank {rank} of {count} {}", end(status)),
+                    None => left += 1,
+                }
+            }
+            if left == 0 {
+                return Ok(());
+            }
+            // Which one it was is asked above.
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            retry_on_intr(|| waitid(WaitId::All, options))?;
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // It fails only for one that has ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// How a process ended, in words.
+fn end(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("left with code {code}"),
+        (None, signal) => format!("was killed by {}", stop::name(signal.unwrap_or(0))),
+    }
 }
 
 fn overrides(asked: &BenchArgs) -> Overrides<'_> {

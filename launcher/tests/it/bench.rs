@@ -1,8 +1,13 @@
 //! Timing steps, from outside.
 
 use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use crate::scratch::{Scratch, launch};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::both::children;
+use crate::scratch::{Scratch, assert_goes, end, launch, start};
 
 #[test]
 fn stdout_and_the_file_hold_one_line_a_workload() {
@@ -26,6 +31,53 @@ fn stdout_and_the_file_hold_one_line_a_workload() {
     assert!(lines.iter().all(|line| line["finite"] == true));
     assert_eq!(fs::read_to_string(file).unwrap(), ended.stdout);
     assert_eq!(ended.stderr, "");
+}
+
+// Both ranks would write to a file that both were told of; its name is that of a workload.
+#[test]
+fn one_of_several_ranks_writes_a_line() {
+    let scratch = Scratch::new();
+    let args = "bench tiny-tms tiny-gpt2-h1 --steps 2 --warmup 1 --cpus 2 --batch 8 --out tiny-tms";
+    let ended = launch(scratch.launcher(&args.split(' ').collect::<Vec<_>>()));
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+    assert_eq!(ended.stdout.lines().count(), 2);
+    let written = fs::read_to_string(scratch.path().join("tiny-tms")).unwrap();
+    assert_eq!(written, ended.stdout);
+}
+
+#[test]
+fn ranks_that_cannot_share_a_batch_are_refused_before_any_is_started() {
+    let scratch = Scratch::new();
+    let args = "bench tiny-tms --cpus 3 --batch 8 --out o";
+    let ended = launch(scratch.launcher(&args.split(' ').collect::<Vec<_>>()));
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""));
+    assert_eq!(
+        ended.stderr,
+        "error: bench tiny-tms@8@fp32: expected a divisor of the rows of a batch, batch_size = 8, found 3\n"
+    );
+    assert!(scratch.names().is_empty());
+}
+
+#[test]
+fn whichever_rank_dies_is_named_and_none_is_left() {
+    for rank in [0, 1] {
+        let scratch = Scratch::new();
+        let args = "bench tiny-tms --steps 100000000 --cpus 2 --batch 8";
+        let launcher = start(scratch.launcher(&args.split(' ').collect::<Vec<_>>()));
+        let started = Instant::now();
+        while children(launcher.id()).len() < 2 {
+            assert!(started.elapsed() < Duration::from_secs(20), "no ranks");
+            thread::sleep(Duration::from_millis(5));
+        }
+        let ranks = children(launcher.id());
+        let pid = Pid::from_raw(i32::try_from(ranks[rank]).unwrap()).unwrap();
+        kill_process(pid, Signal::KILL).unwrap();
+        let ended = end(launcher);
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(1), ""));
+        let expected = format!("error: bench tiny-tms: rank {rank} of 2 was killed by SIGKILL\n");
+        assert_eq!(ended.stderr, expected);
+        ranks.into_iter().for_each(assert_goes);
+    }
 }
 
 #[test]
