@@ -1,6 +1,6 @@
 //! Files and directories that are there whole or not at all: the only place that makes and replaces them.
 //!
-//! [`write_file`], [`write_shared`], [`write_dir`] and [`cut_file`] make the new content under a temporary name, sync every byte of
+//! [`write_file`], [`write_private`], [`write_shared`], [`write_dir`] and [`cut_file`] make the new content under a temporary name, sync every byte of
 //! it, give it its name in one operation and sync the directory that holds the name. On a file system that renames in one
 //! operation and keeps what it was told to sync:
 //!
@@ -18,8 +18,9 @@
 //! others' promises are not theirs.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags};
@@ -36,7 +37,19 @@ pub fn write_file(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
     finish(&unfinished, path, || create_file(&unfinished, pieces))
 }
 
-/// The same where others may be writing that name too, as in a cache: whoever ends last has it. What a crash leaves stays.
+/// The same for a file that nobody but its owner may read.
+pub fn write_private(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
+    let unfinished = beside(path, "");
+    remove(&unfinished)?;
+    finish(&unfinished, path, || {
+        fault::before("create file", || ())?;
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(0o600);
+        fill(file.open(&unfinished)?, pieces)
+    })
+}
+
+/// The same as [`write_file`] where others may be writing that name too, as in a cache: whoever ends last has it. What a crash leaves stays.
 pub fn write_shared(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
     let mut number = 0_u64;
     loop {

@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use spd_checkpoint::atomic::write_file;
+use spd_files::atomic::write_private;
 
 use super::handshake::Secret;
 
@@ -56,11 +57,9 @@ impl Rendezvous {
             secret: secret.hex(),
         };
         let path = path(run_dir);
-        // Only its owner may read what is made here.
-        let mask = rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o077));
-        let written = write_file(&path, serde_json::to_string(&rendezvous)?.as_bytes());
-        rustix::process::umask(mask);
-        written?;
+        let text = serde_json::to_string(&rendezvous)?;
+        let written = write_private(&path, &[text.as_bytes()]);
+        written.with_context(|| format!("{}: cannot be written", path.display()))?;
         Ok(Posted { path, rendezvous })
     }
 
@@ -173,7 +172,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("tms");
         for junk in ["", "{}", "{\"addresses\":[],\"secret\":\"12\"}"] {
-            write_file(&path(&run_dir), junk.as_bytes()).unwrap();
+            write_private(&path(&run_dir), &[junk.as_bytes()]).unwrap();
             assert!(Rendezvous::posted(&run_dir).is_none());
         }
     }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::scratch::{Ended, Scratch, assert_goes, children, end, start};
+use crate::both::children;
+use crate::scratch::{Ended, Scratch, assert_goes, end, start};
 
 const SHORT: &[&str] = &[
     "train.steps=60",

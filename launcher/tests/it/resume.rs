@@ -8,7 +8,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -27,14 +27,20 @@ struct Case {
     set: &'static [&'static str],
     /// Said after those.
     more: &'static [&'static str],
-    /// Ranks of its lives, one after the other.
-    ranks: &'static [usize],
+    /// Nodes of its lives, one after the other, and ranks of each node.
+    worlds: &'static [World],
     /// Longest life before a kill, for a start.
     longest_ms: u64,
 }
 
+/// Nodes, which are all this machine, and ranks of each.
+type World = (usize, usize);
+
 /// Ranks that share the batches of a run in four shards.
-const WORLDS: &[usize] = &[4, 2, 1, 4];
+const WORLDS: &[World] = &[(1, 4), (1, 2), (1, 1), (1, 4)];
+
+/// The same on several nodes.
+const NODES: &[World] = &[(2, 2), (4, 1), (1, 1), (2, 1)];
 
 const TOY: Case = Case {
     config: "tms_5-2.toml",
@@ -50,14 +56,19 @@ const TOY: Case = Case {
         "eval.batch_size=256",
     ],
     more: &[],
-    ranks: &[1],
+    worlds: &[(1, 1)],
     longest_ms: 400,
 };
 
 const SHARED_TOY: Case = Case {
     more: &["train.shards=4"],
-    ranks: WORLDS,
+    worlds: WORLDS,
     ..TOY
+};
+
+const TOY_ON_NODES: Case = Case {
+    worlds: NODES,
+    ..SHARED_TOY
 };
 
 /// Adversaries that all ranks climb together, in the loss and in evaluations.
@@ -65,7 +76,7 @@ const SHARED_ADVERSARY: Case = Case {
     config: "resid_mlp2.toml",
     set: both::SHARED_ADVERSARY,
     more: &["train.steps=200", "eval.every=50"],
-    ranks: WORLDS,
+    worlds: WORLDS,
     longest_ms: 700,
 };
 
@@ -76,7 +87,7 @@ const SHARED_LANGUAGE_MODEL: Case = Case {
         "train.shards=4",
         "eval.batch_size=4",
     ],
-    ranks: WORLDS,
+    worlds: WORLDS,
     longest_ms: 700,
     ..LANGUAGE_MODEL
 };
@@ -101,15 +112,17 @@ const LANGUAGE_MODEL: Case = Case {
         "eval.batch_size=2",
     ],
     more: &[],
-    ranks: &[1],
+    worlds: &[(1, 1)],
     longest_ms: 250,
 };
 
 /// Who is killed.
 #[derive(Clone, Copy)]
 enum Victim {
-    Launcher,
-    Rank(usize),
+    /// Of a node.
+    Launcher(usize),
+    /// Of a node, and which of its ranks.
+    Rank(usize, usize),
 }
 
 /// What came of a launcher that was to be killed.
@@ -159,7 +172,8 @@ impl Place {
         command
     }
 
-    fn run(&self, case: &Case, out: &str, threads: &str, ranks: usize) -> Command {
+    /// The launchers of a run, one for each node.
+    fn run(&self, case: &Case, out: &str, threads: &str, (nodes, ranks): World) -> Vec<Command> {
         let config = Path::new(CONFIGS).join(case.config);
         let ranks = ranks.to_string();
         let mut args = vec![config.to_str().unwrap(), "--out", out, "--threads", threads];
@@ -167,41 +181,56 @@ impl Place {
         for set in case.set.iter().chain(case.more) {
             args.extend(["--set", set]);
         }
-        self.command(&args)
+        let launcher = |node: usize| {
+            let mut command = self.command(&args);
+            if nodes > 1 {
+                // One whose others are killed while they start need not wait for long.
+                command.args(["--join-seconds", "3"]);
+                let place = [("RANK", node), ("WORLD_SIZE", nodes)];
+                command.envs(place.map(|(key, value)| (key, value.to_string())));
+            }
+            command
+        };
+        (0..nodes).map(launcher).collect()
     }
 
-    /// A launcher, or one of its ranks, killed after `life`, unless it ends before.
-    fn life(&self, mut command: Command, victim: Victim, life: Duration) -> Life {
-        let mut launcher = command.spawn().unwrap();
-        sleep(life);
-        let of_launcher = children(launcher.id());
-        if let Victim::Rank(rank) = victim
-            && let Some(&pid) = of_launcher.get(rank)
-        {
-            let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-            // One that is gone has ended by itself.
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            return match launcher.wait().unwrap().code() {
-                Some(1) => Life::Killed,
-                Some(0) => Life::Finished,
-                code => panic!("{code:?}"),
-            };
+    /// A run that nobody disturbs.
+    fn straight(&self, case: &Case, out: &str, threads: &str, world: World) {
+        let run = self.run(case, out, threads, world);
+        for status in ends(started(run)) {
+            assert!(status.success(), "{}, {out}: {status}", case.config);
         }
-        let lived = match launcher.try_wait().unwrap() {
-            None => {
-                launcher.kill().unwrap();
-                launcher.wait().unwrap();
-                Life::Killed
-            }
-            Some(status) if status.success() => Life::Finished,
-            Some(status) => {
-                assert_eq!(status.code(), Some(2), "{status}");
-                Life::LockedOut
-            }
+    }
+
+    /// A run of which one launcher, or one rank, is killed after `life`, unless it ends before.
+    fn life(&self, run: Vec<Command>, victim: Victim, life: Duration) -> Life {
+        let mut launchers = started(run);
+        sleep(life);
+        let (node, rank) = match victim {
+            Victim::Launcher(node) => (node, None),
+            Victim::Rank(node, rank) => (node, children(launchers[node].id()).get(rank).copied()),
         };
-        // The rank dies with its launcher, a moment later.
+        match rank {
+            Some(pid) => {
+                let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+                // One that is gone has ended by itself.
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+            None => launchers[node].kill().unwrap(),
+        }
+        let ended = ends(launchers);
+        // The ranks of a launcher die with it, a moment later.
         sleep(Duration::from_millis(30));
-        lived
+        let codes: Vec<Option<i32>> = ended.iter().map(ExitStatus::code).collect();
+        assert!(
+            codes.iter().all(|code| matches!(code, None | Some(0..=2))),
+            "{codes:?}"
+        );
+        match codes[0] {
+            Some(0) => Life::Finished,
+            Some(2) => Life::LockedOut,
+            _ => Life::Killed,
+        }
     }
 
     /// Every bit that a run leaves: its newest checkpoint's tensors (parameters, moments, target) and its rows.
@@ -218,6 +247,20 @@ impl Place {
             fs::read(dir.join("metrics.jsonl")).unwrap(),
         )
     }
+}
+
+fn started(run: Vec<Command>) -> Vec<Child> {
+    let launchers = run.into_iter();
+    launchers
+        .map(|mut command| command.spawn().unwrap())
+        .collect()
+}
+
+fn ends(launchers: Vec<Child>) -> Vec<ExitStatus> {
+    let launchers = launchers.into_iter();
+    launchers
+        .map(|mut launcher| launcher.wait().unwrap())
+        .collect()
 }
 
 fn assert_same(case: &Case, place: &Place, a: &str, b: &str) {
@@ -241,16 +284,12 @@ fn assert_same(case: &Case, place: &Place, a: &str, b: &str) {
 
 fn killed_is_unkilled(case: &Case) {
     let place = Place::new();
-    let straight = |out: &str, threads: &str, ranks| {
-        let status = place.run(case, out, threads, ranks).status();
-        assert!(status.unwrap().success(), "{out}");
-    };
-    straight("straight", "1", 1);
-    straight("two-threads", "2", 1);
+    place.straight(case, "straight", "1", (1, 1));
+    place.straight(case, "two-threads", "2", (1, 1));
     assert_same(case, &place, "straight", "two-threads");
-    for &ranks in &case.ranks[1..] {
-        let out = format!("ranks-{ranks}");
-        straight(&out, "2", ranks);
+    for &world in &case.worlds[1..] {
+        let out = format!("by-{world:?}");
+        place.straight(case, &out, "2", world);
         assert_same(case, &place, "straight", &out);
     }
 
@@ -268,19 +307,21 @@ fn killed_is_unkilled(case: &Case) {
             random ^= random << 17;
             let life = Duration::from_millis(30 + random % longest_ms);
             let threads = if kills % 2 == 0 { "1" } else { "2" };
-            let ranks = case.ranks[kills % case.ranks.len()];
+            let world = case.worlds[kills % case.worlds.len()];
+            let (nodes, ranks) = world;
+            let node = kills / 2 % nodes;
             let victim = match kills % 3 {
-                1 => Victim::Rank(kills / 3 % ranks),
-                _ => Victim::Launcher,
+                1 => Victim::Rank(node, kills / 3 % ranks),
+                _ => Victim::Launcher(node),
             };
-            let command = place.run(case, &killed, threads, ranks);
-            match place.life(command, victim, life) {
+            let run = place.run(case, &killed, threads, world);
+            match place.life(run, victim, life) {
                 Life::Killed => kills += 1,
                 Life::LockedOut => (),
                 Life::Finished => break,
             }
         }
-        straight(&killed, "2", case.ranks[0]);
+        place.straight(case, &killed, "2", case.worlds[0]);
         assert_same(case, &place, "straight", &killed);
         if kills == KILLS {
             return;
@@ -306,6 +347,11 @@ fn a_killed_toy_ends_in_the_same_bits_by_any_number_of_ranks() {
 }
 
 #[test]
+fn and_by_any_number_of_nodes() {
+    killed_is_unkilled(&TOY_ON_NODES);
+}
+
+#[test]
 fn so_does_one_with_an_adversary_that_all_ranks_share() {
     killed_is_unkilled(&SHARED_ADVERSARY);
 }
@@ -319,25 +365,13 @@ fn a_killed_language_model_ends_in_the_same_bits_by_any_number_of_ranks() {
 #[test]
 fn a_stopped_run_continues_where_it_was() {
     let place = Place::new();
-    assert!(
-        place
-            .run(&TOY, "straight", "2", 1)
-            .status()
-            .unwrap()
-            .success()
-    );
-    let launcher = place.run(&TOY, "stopped", "2", 1).spawn().unwrap();
+    place.straight(&TOY, "straight", "2", (1, 1));
+    let launcher = started(place.run(&TOY, "stopped", "2", (1, 1)));
     sleep(Duration::from_millis(700));
-    let pid = rustix::process::Pid::from_raw(i32::try_from(launcher.id()).unwrap()).unwrap();
+    let pid = rustix::process::Pid::from_raw(i32::try_from(launcher[0].id()).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    let status = launcher.wait_with_output().unwrap().status;
+    let status = ends(launcher)[0];
     assert!(matches!(status.code(), Some(0 | 3)), "{status}");
-    assert!(
-        place
-            .run(&TOY, "stopped", "1", 1)
-            .status()
-            .unwrap()
-            .success()
-    );
+    place.straight(&TOY, "stopped", "1", (1, 1));
     assert_same(&TOY, &place, "straight", "stopped");
 }
