@@ -5,9 +5,9 @@
 //! wait         sum, slice j              ->  all
 //! ```
 //!
-//! A rank sends its slices of a part and goes on; a thread of its own sends, receives and adds. Every rank sends and receives as much as
-//! in a ring, and the order of the additions is that of the [tree](super::tree): the bits are those of
-//! [`SharedMemory`](super::SharedMemory).
+//! A rank sends its slices of a part and goes on; a thread of its own sends, receives and adds meanwhile. While the rank waits it does
+//! so itself, as no other thread has to be woken then. Every rank sends and receives as much as in a ring, and the order of the additions is
+//! that of the [tree](super::tree): the bits are those of [`SharedMemory`](super::SharedMemory).
 //!
 //! A connection brings frames: 40 bytes that say what it is, of which sum, how long, the hash of what follows and that of all this. What
 //! is damaged is never added.
@@ -20,11 +20,12 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Ranks, Sum, Waiting, Waits, tree};
@@ -35,6 +36,15 @@ const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Time between two looks at a sum that is waited for.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// The same, for the operating system.
+const LIMIT: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
+
+/// How long the thread stays away from a rank that waits.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// How long others are waited for to take what this rank has still to send when it leaves.
 const LEAVE: Duration = Duration::from_secs(5);
@@ -58,7 +68,13 @@ struct Shared {
     rank: usize,
     size: usize,
     state: Mutex<State>,
-    changed: Condvar,
+    /// The other ranks, for whoever sends and receives; locked before the state.
+    peers: Mutex<Vec<Peer>>,
+    /// Those of the others, by which it is waited.
+    streams: Vec<Arc<TcpStream>>,
+    /// The rank waits, and sends and receives itself.
+    is_waiting: AtomicBool,
+    lost: Lost,
 }
 
 /// What a rank has begun, and what others have sent.
@@ -170,12 +186,14 @@ impl Sockets {
         lost: Lost,
     ) -> io::Result<Self> {
         let size = streams.len();
-        let mut peers = Vec::new();
+        let (mut peers, mut streams_of) = (Vec::new(), Vec::new());
         for (index, stream) in streams.into_iter().enumerate() {
             assert!(stream.is_some() != (index == rank), "a connection each");
             if let Some(stream) = stream {
                 stream.set_nonblocking(true)?;
                 stream.set_nodelay(true)?;
+                let stream = Arc::new(stream);
+                streams_of.push(Arc::clone(&stream));
                 peers.push(Peer::new(index, stream));
             }
         }
@@ -191,12 +209,15 @@ impl Sockets {
                 is_gone: vec![false; size],
                 ..State::default()
             }),
-            changed: Condvar::new(),
+            peers: Mutex::new(peers),
+            streams: streams_of,
+            is_waiting: AtomicBool::new(false),
+            lost,
         });
         let of_thread = Arc::clone(&shared);
         let io = thread::Builder::new()
             .name("ranks".to_owned())
-            .spawn(move || of_thread.serve(peers, &woken, &lost))?;
+            .spawn(move || of_thread.serve(&woken))?;
         Ok(Self {
             shared,
             wake,
@@ -211,6 +232,20 @@ impl Sockets {
         4 * 4 * elements
     }
 
+    /// Sends what is taken at once, and has the thread do the rest.
+    fn send(&self) {
+        let is_sent = match self.shared.peers.try_lock() {
+            Ok(mut peers) => {
+                self.shared.step(&mut peers);
+                !peers.iter().any(Peer::sends)
+            }
+            Err(_) => false,
+        };
+        if !is_sent {
+            self.wake();
+        }
+    }
+
     /// Has the thread look at what there is to do.
     fn wake(&self) {
         // Where there is no room, it has something to wake of already.
@@ -218,11 +253,13 @@ impl Sockets {
     }
 
     /// What the first rank says to all.
-    fn tell(&self, state: &mut State, values: &[f32]) {
+    fn tell(&self, values: &[f32]) {
+        let mut state = self.shared.state();
         for rank in 1..self.shared.size {
             state.send(rank, Frame::new(Kind::Said, 0, values.to_vec()));
         }
-        self.wake();
+        drop(state);
+        self.send();
     }
 
     /// The next word of the first rank.
@@ -232,26 +269,32 @@ impl Sockets {
 
     /// Waits until `found` finds what it looks for; it says too which rank it would wait for.
     fn wait_until<T>(&self, mut found: impl FnMut(&mut State) -> (Option<T>, usize)) -> T {
-        let mut state = self.shared.state();
+        let shared = &*self.shared;
         let mut waited = Duration::ZERO;
-        loop {
-            let (value, whom) = found(&mut state);
+        shared.is_waiting.store(true, Ordering::Relaxed);
+        let value = loop {
+            // From here on the thread leaves all to this one.
+            shared.step(&mut shared.peers());
+            let (value, whom) = found(&mut shared.state());
             if let Some(value) = value {
-                drop(state);
-                if !waited.is_zero() {
-                    (self.waits)(Waiting::Over(waited));
-                }
-                return value;
+                break value;
             }
             if waited >= PATIENCE {
                 (self.waits)(Waiting::For(whom));
             }
             let began = Instant::now();
-            let again = self.shared.changed.wait_timeout(state, LOOK);
-            state = again.unwrap_or_else(PoisonError::into_inner).0;
+            shared.poll(None);
             // A rank that is stopped itself meanwhile has not waited for another.
             waited += began.elapsed().min(2 * LOOK);
+        };
+        shared.is_waiting.store(false, Ordering::Relaxed);
+        if shared.peers().iter().any(Peer::sends) {
+            self.wake();
         }
+        if !waited.is_zero() {
+            (self.waits)(Waiting::Over(waited));
+        }
+        value
     }
 }
 
@@ -281,7 +324,7 @@ impl Ranks for Sockets {
             }
         }
         drop(state);
-        self.wake();
+        self.send();
     }
 
     fn wait(&self, sum: Sum, whole: &mut [f32]) {
@@ -314,17 +357,18 @@ impl Ranks for Sockets {
 
     fn agree(&self, goes_on: bool) -> bool {
         if self.shared.rank == 0 {
-            let mut state = self.shared.state();
-            let goes_on = goes_on && !state.is_enough;
-            self.tell(&mut state, &[f32::from(u8::from(goes_on))]);
+            // What others have said meanwhile counts.
+            let goes_on = goes_on && !self.shared.state().is_enough;
+            self.tell(&[f32::from(u8::from(goes_on))]);
             return goes_on;
         }
         if !goes_on {
             let mut state = self.shared.state();
             if !std::mem::replace(&mut state.has_told_enough, true) {
                 state.send(0, Frame::new(Kind::Enough, 0, Vec::new()));
-                self.wake();
             }
+            drop(state);
+            self.send();
         }
         self.hear() == [1.0]
     }
@@ -335,11 +379,11 @@ impl Ranks for Sockets {
         for rank in (0..self.shared.size).filter(|&rank| rank != self.shared.rank) {
             state.send(rank, Frame::new(Kind::Left, 0, Vec::new()));
         }
-        self.wake();
+        drop(state);
+        self.send();
         let began = Instant::now();
-        while state.unsent > 0 && began.elapsed() < LEAVE {
-            let again = self.shared.changed.wait_timeout(state, LOOK);
-            state = again.unwrap_or_else(PoisonError::into_inner).0;
+        while self.shared.state().unsent > 0 && began.elapsed() < LEAVE {
+            thread::sleep(PAUSE);
         }
     }
 }
@@ -388,7 +432,7 @@ impl State {
 /// Another rank, as the thread has it.
 struct Peer {
     rank: usize,
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     /// What is being sent, and its bytes that are sent.
     sending: Option<(Frame, usize)>,
     header: [u8; HEADER],
@@ -409,7 +453,7 @@ struct Header {
 }
 
 impl Peer {
-    fn new(rank: usize, stream: TcpStream) -> Self {
+    fn new(rank: usize, stream: Arc<TcpStream>) -> Self {
         Self {
             rank,
             stream,
@@ -419,6 +463,11 @@ impl Peer {
             received: 0,
             is_here: true,
         }
+    }
+
+    /// Whether it has not taken yet all that is being sent.
+    fn sends(&self) -> bool {
+        self.sending.is_some()
     }
 
     /// Sends what there is, as far as it is taken; frames that are sent whole are counted and their buffers given back.
@@ -438,7 +487,7 @@ impl Peer {
                 } else {
                     &payload[*sent - HEADER..]
                 };
-                match self.stream.write(rest) {
+                match (&*self.stream).write(rest) {
                     Ok(bytes) => *sent += bytes,
                     Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -450,7 +499,6 @@ impl Peer {
             state
                 .spare
                 .extend(self.sending.take().map(|(frame, _)| frame.values));
-            shared.changed.notify_all();
         }
     }
 
@@ -464,7 +512,7 @@ impl Peer {
                 &mut payload[self.received - HEADER..]
             };
             if !rest.is_empty() {
-                match self.stream.read(rest) {
+                match (&*self.stream).read(rest) {
                     Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                     Ok(bytes) => self.received += bytes,
                     Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
@@ -521,48 +569,77 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends, receives and adds until this rank is gone.
-    fn serve(&self, mut peers: Vec<Peer>, woken: &UnixStream, lost: &Lost) {
+    fn peers(&self) -> MutexGuard<'_, Vec<Peer>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends, receives and adds while the rank does something else, until it is gone.
+    fn serve(&self, woken: &UnixStream) {
+        while !self.state().is_over {
+            {
+                let mut peers = self.peers();
+                if !self.is_waiting.load(Ordering::Relaxed) {
+                    self.step(&mut peers);
+                }
+            }
+            if self.is_waiting.load(Ordering::Relaxed) {
+                // Whoever waits often is not disturbed.
+                thread::sleep(PAUSE);
+                continue;
+            }
+            self.poll(Some(woken));
+            while matches!((&*woken).read(&mut [0; 64]), Ok(1..)) {}
+        }
+    }
+
+    /// Waits until there is something to do, or for a while.
+    fn poll(&self, woken: Option<&UnixStream>) {
+        let mut fds: Vec<PollFd<'_>> = Vec::new();
+        for peer in self.peers().iter().filter(|peer| peer.is_here) {
+            let mut flags = PollFlags::IN;
+            if peer.sends() {
+                flags |= PollFlags::OUT;
+            }
+            let at = peer.rank - usize::from(peer.rank > self.rank);
+            fds.push(PollFd::new(&self.streams[at], flags));
+        }
+        // Whoever waits looks again soon, and the thread is woken.
+        let limit = match woken {
+            Some(woken) => {
+                fds.push(PollFd::new(woken, PollFlags::IN));
+                None
+            }
+            None => Some(LIMIT),
+        };
+        // Whatever ends it, all are looked at again.
+        let _ = poll(&mut fds, limit.as_ref());
+    }
+
+    /// Sends, receives and adds all that there is.
+    fn step(&self, peers: &mut [Peer]) {
         loop {
             for peer in peers.iter_mut().filter(|peer| peer.is_here) {
                 if let Err(error) = self.exchange(peer) {
-                    self.is_gone(peer);
-                    if !self.state().has_left {
-                        lost(peer.rank, &reason(&error));
-                    }
+                    self.lose(peer, &error);
                 }
             }
-            let has_added = match self.add_what_is_there() {
-                Ok(has_added) => has_added,
+            match self.add_what_is_there() {
+                Ok(true) => {}
+                Ok(false) => return,
                 Err(other) => {
                     let other = peers.iter_mut().find(|peer| peer.rank == other);
-                    other.into_iter().for_each(|other| {
-                        self.is_gone(other);
-                        lost(other.rank, &reason(&ErrorKind::InvalidInput.into()));
-                    });
-                    false
+                    let other = other.expect("a rank fits its own sum");
+                    self.lose(other, &ErrorKind::InvalidInput.into());
+                    return;
                 }
-            };
-            if self.state().is_over {
-                return;
             }
-            if has_added {
-                continue;
-            }
-            let mut fds = vec![PollFd::new(woken, PollFlags::IN)];
-            let here = peers.iter().filter(|peer| peer.is_here);
-            fds.extend(here.map(|peer| {
-                let sends = peer.sending.is_some();
-                let out = if sends {
-                    PollFlags::OUT
-                } else {
-                    PollFlags::empty()
-                };
-                PollFd::new(&peer.stream, PollFlags::IN | out)
-            }));
-            // Whatever ends it, all are looked at again.
-            let _ = poll(&mut fds, None);
-            while matches!((&*woken).read(&mut [0; 64]), Ok(1..)) {}
+        }
+    }
+
+    fn lose(&self, peer: &mut Peer, error: &io::Error) {
+        self.is_gone(peer);
+        if !self.state().has_left {
+            (self.lost)(peer.rank, &reason(error));
         }
     }
 
@@ -573,7 +650,6 @@ impl Shared {
         state.is_gone[peer.rank] = true;
         state.unsent -= state.out[peer.rank].len() + usize::from(peer.sending.take().is_some());
         state.out[peer.rank].clear();
-        self.changed.notify_all();
     }
 
     fn exchange(&self, peer: &mut Peer) -> io::Result<()> {
@@ -605,7 +681,6 @@ impl Shared {
                     return Ok(());
                 }
             }
-            self.changed.notify_all();
         }
         Ok(())
     }
@@ -649,7 +724,6 @@ impl Shared {
         }
         state.spare.extend(parts);
         state.pending(number, self.size).slices[self.rank] = Some(whole);
-        self.changed.notify_all();
         Ok(true)
     }
 }
