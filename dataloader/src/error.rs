@@ -49,6 +49,9 @@ pub enum DataError {
     /// The caller asked for something that no file can give; the text says what.
     #[error("{0}")]
     Request(String),
+    /// Whoever asked for something changed their mind. Nothing is left of it.
+    #[error("stopped on request")]
+    Asked,
     /// [`Loader::next`](crate::Loader::next) was called again after it had returned an error.
     #[error("the data loader has stopped, after an error it has reported; start another one")]
     Stopped,

@@ -35,6 +35,6 @@ pub use features::Features;
 pub use index::TokenizerId;
 pub use order::Order;
 pub use prefetch::Loader;
-pub use tokenize::{Report, Tokenize, TokenizerChoice, tokenize};
+pub use tokenize::{Report, Tokenize, TokenizerChoice, tokenize, tokenize_unless};
 pub use tokens::Dtype;
 pub use windows::Windows;

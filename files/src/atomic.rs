@@ -25,13 +25,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags};
 
-use crate::fault;
+use crate::{fault, making};
 
 /// How the name of unfinished things begins.
 const UNFINISHED: &str = ".tmp-";
 
 /// Puts a file of these bytes, the pieces in order, at `path`, in place of one that may be there.
 pub fn write_file(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
+    let _making = making();
     let unfinished = beside(path, "");
     remove(&unfinished)?;
     finish(&unfinished, path, || create_file(&unfinished, pieces))
@@ -51,6 +52,7 @@ pub fn write_private(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
 
 /// The same as [`write_file`] where others may be writing that name too, as in a cache: whoever ends last has it. What a crash leaves stays.
 pub fn write_shared(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
+    let _making = making();
     let mut number = 0_u64;
     loop {
         let unfinished = beside(path, &format!("{number}-"));
@@ -71,6 +73,7 @@ pub struct NewFile<'a> {
 
 /// Puts a directory of these files at `path`, in place of one that may be there.
 pub fn write_dir(path: &Path, files: &[NewFile<'_>]) -> io::Result<()> {
+    let _making = making();
     let unfinished = beside(path, "");
     remove(&unfinished)?;
     finish(&unfinished, path, || {
@@ -84,6 +87,7 @@ pub fn write_dir(path: &Path, files: &[NewFile<'_>]) -> io::Result<()> {
 
 /// Makes a file end at byte `end`, by giving its name to a shorter copy: who follows the old one can tell.
 pub fn cut_file(path: &Path, end: u64) -> io::Result<()> {
+    let _making = making();
     let unfinished = beside(path, "");
     remove(&unfinished)?;
     finish(&unfinished, path, || {

@@ -8,6 +8,7 @@ use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::fs::OFlags;
 
@@ -90,6 +91,7 @@ pub fn try_dir(path: &Path) -> Result<PathBuf, String> {
         }
         Err(error) => return Err(refused(&format!("{place}: {error}"))),
     }
+    let _making = making();
     let probe = standing.join(format!("{PROBE}{}", std::process::id()));
     fs::create_dir(&probe)
         .and_then(|()| fs::remove_dir(&probe))
@@ -99,6 +101,18 @@ pub fn try_dir(path: &Path) -> Result<PathBuf, String> {
 
 /// How the name of a directory begins that is made and removed at once, to see whether it can be.
 pub const PROBE: &str = ".spd-probe-";
+
+/// Held for reading while something has a temporary name.
+static MAKING: RwLock<()> = RwLock::new(());
+
+fn making() -> RwLockReadGuard<'static, ()> {
+    MAKING.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until nothing that is made here has a temporary name; while the guard lives, nothing gets one. For whoever ends the process.
+pub fn settled() -> RwLockWriteGuard<'static, ()> {
+    MAKING.write().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn is_file(found: FileType) -> io::Result<()> {
     if found.is_file() {
@@ -225,6 +239,23 @@ mod tests {
             "{error}"
         );
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn who_ends_the_process_waits_for_what_is_being_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let settled = settled();
+        std::thread::scope(|scope| {
+            let write = scope.spawn(|| atomic::write_file(&path, &[b"text"]));
+            let tried = scope.spawn(|| try_dir(dir.path()));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+            drop(settled);
+            write.join().unwrap().unwrap();
+            tried.join().unwrap().unwrap();
+        });
+        assert_eq!(atomic::names(dir.path()).unwrap(), ["file"]);
     }
 
     #[test]

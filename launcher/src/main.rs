@@ -61,10 +61,18 @@ use crate::exit::Exit;
 use crate::screen::Style;
 
 fn main() -> ExitCode {
+    let is_rank = std::env::args_os()
+        .nth(1)
+        .is_some_and(|word| word == "rank");
+    let heard = stop::hear(is_rank);
     ranks::name_process();
-    let exit = match Cli::try_parse() {
-        Ok(cli) => run(cli),
-        Err(said) => refused(&said),
+    let exit = match (heard, Cli::try_parse()) {
+        (Ok(()), Ok(cli)) => run(cli),
+        (Ok(()), Err(said)) => refused(&said),
+        (Err(error), _) => {
+            screen::error(&format!("signals cannot be listened to: {error}"));
+            Exit::Failed
+        }
     };
     if let Some(line) = screen::first_error() {
         world::tell_torchrun(line);
@@ -76,6 +84,10 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Exit {
     if let Some(asked) = &cli.run {
         Style::of_run(asked.quiet, asked.verbose, asked.json).choose();
+    }
+    match cli.command {
+        None | Some(Command::Rank(_) | Command::Tokenize(_)) => {}
+        Some(_) => stop::die(),
     }
     let ended = match (cli.command, cli.run) {
         (Some(Command::Tokenize(asked)), _) => tokenize::tokenize(&asked),

@@ -23,7 +23,7 @@ use crate::stop;
 /// What the trainer finds.
 pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
     let mut supervision = Supervision {
-        stop: stop::flag().map_err(|error| Fault::Failed(error.into()))?,
+        stop: stop::flag(),
         ..Supervision::default()
     };
     if let Some(fd) = asked.memory_fd {

@@ -17,7 +17,7 @@ use crate::ranks::{Program, own_program};
 use crate::restart::{self, Restarts};
 use crate::run_dir::{Found, RunDir};
 use crate::slurm::Job;
-use crate::stop::Stop;
+use crate::stop::{self, Stop};
 use crate::supervise;
 use crate::supervisor::{HangLimit, Timeouts};
 use crate::world::Node;
@@ -360,6 +360,7 @@ pub(crate) fn goes_on(run: &Run, run_dir: &RunDir, found: &Found) -> Result<Stri
 ///
 /// When the file system refuses, or a launcher runs what stands there.
 pub(crate) fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<Lock, Fault> {
+    let _whole = stop::hold();
     let in_the_way = fresh && run_dir.find_old().map_err(Fault::BadInput)?;
     let aside = if in_the_way {
         Some(run_dir.set_aside().map_err(Fault::BadInput)?)

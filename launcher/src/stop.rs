@@ -1,5 +1,8 @@
 //! Signals to the launcher: the first asks the rank to save and leave, a second one does not wait. And waiting for them, for the end
 //! of a process of ours, and for what these say, whichever comes first.
+//!
+//! They are heard from the first line of `main` on, by a thread of its own: what prepares a run has nothing to save, so the thread ends
+//! the process at once, where no file is half made. Commands that nobody goes on with are ended by the signal itself.
 
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
@@ -7,17 +10,39 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::low_level::{emulate_default_handler, exit, pipe};
+
+use crate::exit::Exit;
+use crate::screen;
 
 /// Signals that ask for an orderly stop.
 const ASKING: [i32; 4] = [SIGINT, SIGTERM, SIGUSR1, SIGHUP];
 
 /// Raised by each of them.
-static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+static ASKED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+
+/// Raised by one of them each, in that order.
+static SEEN: LazyLock<[Arc<AtomicBool>; ASKING.len()]> = LazyLock::new(Default::default);
+
+/// What comes of a request to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// The process leaves at once: a run is being prepared.
+    Leave,
+    /// The signal does what it does to a process that does not listen.
+    Die,
+    /// Whoever works looks for it.
+    Heeded,
+}
+
+/// Locked while it is acted on, and while files are made that belong together.
+static ANSWER: Mutex<Answer> = Mutex::new(Answer::Leave);
 
 /// A second signal sooner than this is the first one again: `timeout` sends its signal to the process
 /// and then to the whole group.
@@ -32,37 +57,29 @@ pub(crate) enum StopRequest {
     LeaveNow(i32),
 }
 
-/// Listens for signals from its making on.
+/// Heeds the signals that have come, and those to come.
 #[derive(Debug)]
 pub(crate) struct Stop {
-    seen: [Arc<AtomicBool>; ASKING.len()],
     asked: Option<Instant>,
     /// Has something to read when one of them, or the end of a process, has come.
     woken: UnixStream,
 }
 
 impl Stop {
-    /// Installs the handlers: from here on a signal no longer ends this process.
+    /// From here on a signal no longer ends this process.
     ///
     /// # Errors
     ///
     /// When the operating system refuses.
     pub(crate) fn listen() -> io::Result<Self> {
-        let seen = ASKING.map(|_| Arc::new(AtomicBool::new(false)));
-        flag()?;
         let (woken, wake) = UnixStream::pair()?;
         woken.set_nonblocking(true)?;
-        for (signal, seen) in ASKING.into_iter().zip(&seen).filter(|(s, _)| is_heard(*s)) {
-            signal_hook::flag::register(signal, Arc::clone(seen))?;
-            // After the flag: whoever is woken finds it raised.
-            signal_hook::low_level::pipe::register(signal, wake.try_clone()?)?;
+        for signal in ASKING.into_iter().filter(|&signal| is_heard(signal)) {
+            pipe::register(signal, wake.try_clone()?)?;
         }
-        signal_hook::low_level::pipe::register(SIGCHLD, wake)?;
-        Ok(Self {
-            seen,
-            asked: None,
-            woken,
-        })
+        pipe::register(SIGCHLD, wake)?;
+        *answer() = Answer::Heeded;
+        Ok(Self { asked: None, woken })
     }
 
     /// Waits until there is something to read from one of these, a signal or the end of a process has come, or for this long.
@@ -89,7 +106,7 @@ impl Stop {
     /// What was asked for since the last call.
     pub(crate) fn request(&mut self) -> Option<StopRequest> {
         let mut request = None;
-        for (signal, seen) in ASKING.into_iter().zip(&self.seen) {
+        for (signal, seen) in ASKING.into_iter().zip(&*SEEN) {
             if seen.swap(false, Ordering::Relaxed) {
                 request = request.or(after(self.asked, Instant::now(), signal));
             }
@@ -106,22 +123,79 @@ impl Stop {
     }
 }
 
-/// The flag that is raised when this process is asked to save and leave, from the first call on.
+/// Hears signals from here on. The first ends this process with the code of a stop, until [`Stop`] or [`flag`] heeds them; those to a
+/// rank wait for that.
 ///
 /// # Errors
 ///
-/// When the operating system refuses the handlers.
-pub(crate) fn flag() -> io::Result<Arc<AtomicBool>> {
-    let flag = ASKED.get_or_init(Arc::default);
-    for signal in ASKING.into_iter().filter(|&signal| is_heard(signal)) {
-        signal_hook::flag::register(signal, Arc::clone(flag))?;
+/// When the operating system refuses the handlers, or a thread.
+pub(crate) fn hear(is_rank: bool) -> io::Result<()> {
+    if is_rank {
+        *answer() = Answer::Heeded;
     }
-    Ok(Arc::clone(flag))
+    let (woken, wake) = UnixStream::pair()?;
+    for (signal, seen) in ASKING.into_iter().zip(&*SEEN) {
+        if is_heard(signal) {
+            signal_hook::flag::register(signal, Arc::clone(&ASKED))?;
+            signal_hook::flag::register(signal, Arc::clone(seen))?;
+            // After the flags: whoever is woken finds them raised.
+            pipe::register(signal, wake.try_clone()?)?;
+        }
+    }
+    let thread = thread::Builder::new().name("signals".to_owned());
+    thread.spawn(move || {
+        while let Ok(1..) = (&woken).read(&mut [0; 64]) {
+            act()
+        }
+    })?;
+    Ok(())
 }
 
-/// Whether this process was asked to save and leave since it listens.
+/// Does what a signal that has come is answered by.
+fn act() {
+    let answer = answer();
+    match *answer {
+        Answer::Leave => {
+            let _whole = spd_files::settled();
+            screen::end(
+                "stopped while it prepared; nothing new is saved, and the same command goes on",
+            );
+            screen::finish(asked);
+            exit(Exit::Stopped.code().into());
+        }
+        Answer::Die => {
+            let came = |seen: &Arc<AtomicBool>| seen.load(Ordering::Relaxed);
+            let signal = ASKING.into_iter().zip(&*SEEN).find(|(_, seen)| came(seen));
+            // It ends the process; should the system refuse, there is another signal.
+            let _ = signal.map(|(signal, _)| emulate_default_handler(signal));
+        }
+        Answer::Heeded => {}
+    }
+}
+
+fn answer() -> MutexGuard<'static, Answer> {
+    ANSWER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From here on a signal ends this process as if nobody listened: nothing is left to go on with.
+pub(crate) fn die() {
+    *answer() = Answer::Die;
+}
+
+/// The flag that is raised when this process is asked to save and leave. From here on that is all that a signal does.
+pub(crate) fn flag() -> Arc<AtomicBool> {
+    *answer() = Answer::Heeded;
+    Arc::clone(&ASKED)
+}
+
+/// A time in which no signal ends this process: it comes to an end first, or what it makes is whole.
+pub(crate) fn hold() -> impl Drop {
+    answer()
+}
+
+/// Whether this process was asked to save and leave.
 pub(crate) fn asked() -> bool {
-    ASKED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
+    ASKED.load(Ordering::Relaxed)
 }
 
 /// Whether a signal is listened to: under `nohup` a hang-up is ignored, and stays so.

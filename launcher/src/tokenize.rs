@@ -1,13 +1,13 @@
 //! `spd-launch tokenize`: text files in, a token dataset out.
 
 use indicatif::{HumanBytes, HumanCount};
-use spd_dataloader::{Report, Tokenize, TokenizerChoice};
+use spd_dataloader::{DataError, Report, Tokenize, TokenizerChoice};
 use spd_trainer::Fault;
 
 use crate::cli::TokenizeArgs;
 use crate::exit::Exit;
-use crate::screen;
 use crate::table::{Align, Table};
+use crate::{screen, stop};
 
 /// Makes datasets of text files.
 ///
@@ -16,9 +16,14 @@ use crate::table::{Align, Table};
 /// Bad input: whatever the dataloader refuses, it leaves the output directory as it was.
 pub(crate) fn tokenize(asked: &TokenizeArgs) -> Result<Exit, Fault> {
     let options = options(asked);
-    let report =
-        spd_dataloader::tokenize(&options).map_err(|error| Fault::BadInput(error.to_string()))?;
-    screen::result(&text(&options, &report));
+    match spd_dataloader::tokenize_unless(&options, &stop::flag()) {
+        Ok(report) => screen::result(&text(&options, &report)),
+        Err(DataError::Asked) => {
+            screen::end("stopped; nothing was made, and the same command begins again");
+            return Ok(Exit::Stopped);
+        }
+        Err(error) => return Err(Fault::BadInput(error.to_string())),
+    }
     Ok(Exit::Done)
 }
 

@@ -10,6 +10,7 @@ mod encoder;
 mod writer;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use rayon::prelude::*;
@@ -102,6 +103,15 @@ pub struct Report {
 /// When an input or the tokenizer cannot be read, a text is not what the tokenizer takes, `out` is taken
 /// or cannot be written, or a split would be empty. `out` is then as it was.
 pub fn tokenize(options: &Tokenize) -> Result<Report, DataError> {
+    tokenize_unless(options, &AtomicBool::new(false))
+}
+
+/// The same, unless `stop` is raised before all text is encoded.
+///
+/// # Errors
+///
+/// As [`tokenize`], and [`DataError::Asked`].
+pub fn tokenize_unless(options: &Tokenize, stop: &AtomicBool) -> Result<Report, DataError> {
     let start = Instant::now();
     check(options)?;
     let encoder = Encoder::load(&options.tokenizer, options.eos.as_deref())?;
@@ -132,6 +142,7 @@ pub fn tokenize(options: &Tokenize) -> Result<Report, DataError> {
             options,
             inputs: &inputs,
             encoder: &encoder,
+            stop,
         };
         pool.install(|| encoding.write(spans, &mut writer))?;
         *count = writer.finish(encoder.id())?.ok_or_else(|| {
@@ -188,6 +199,7 @@ struct Encoding<'a> {
     options: &'a Tokenize,
     inputs: &'a [Mapped],
     encoder: &'a Encoder,
+    stop: &'a AtomicBool,
 }
 
 impl<'a> Encoding<'a> {
@@ -215,6 +227,9 @@ impl<'a> Encoding<'a> {
     }
 
     fn encode(&self, chunk: &Chunk<'_>) -> Result<Vec<u32>, DataError> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(DataError::Asked);
+        }
         self.encoder.encode(chunk.text).map_err(|fault| {
             let place = chunk.first_byte + fault.at;
             DataError::damaged(

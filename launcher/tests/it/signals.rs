@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -86,6 +86,81 @@ fn a_request_to_stop_is_passed_on_and_leaves_a_run_that_goes_on() {
         );
         assert_eq!(launch(scratch.run("done", &[])).code, Some(0));
     }
+}
+
+/// Waits until a process has a handler for SIGTERM.
+fn wait_until_it_hears(pid: u32) {
+    let started = Instant::now();
+    let hears = || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:"));
+        let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+        caught & 1 << (Signal::TERM.as_raw() - 1) != 0
+    };
+    while !hears() {
+        assert!(started.elapsed() < Duration::from_secs(20), "it never does");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+// Ten thousand runs are looked at for a second or more before the first is begun.
+#[test]
+fn a_request_to_stop_is_heard_while_runs_are_prepared() {
+    for after in [Duration::ZERO, Duration::from_millis(50), A_WHILE] {
+        let scratch = Scratch::new();
+        let launcher = start(scratch.sweep("polite", &["--seeds", "0..10000"]));
+        wait_until_it_hears(launcher.id());
+        thread::sleep(after);
+        let asked = Instant::now();
+        send(launcher.id(), Signal::TERM);
+        let ended = end(launcher);
+        assert!(asked.elapsed() < Duration::from_secs(1));
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(3), ""));
+        assert_eq!(
+            ended.stderr,
+            "stopped while it prepared; nothing new is saved, and the same command goes on\n"
+        );
+        assert!(scratch.names().is_empty(), "{:?}", scratch.names());
+    }
+}
+
+#[test]
+fn a_request_to_stop_is_heard_while_text_is_tokenized() {
+    let scratch = Scratch::new();
+    let text = fs::File::create_new(scratch.path().join("text")).unwrap();
+    text.set_len(4 << 30).unwrap();
+    let words = ["tokenize", "text", "--tokenizer", "bytes", "--out", "data"];
+    let launcher = start(scratch.launcher(&words));
+    wait_for(&scratch.path().join("data/.partial/train"));
+    let asked = Instant::now();
+    send(launcher.id(), Signal::TERM);
+    let ended = end(launcher);
+    assert!(asked.elapsed() < Duration::from_secs(2));
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(3), ""));
+    assert_eq!(
+        ended.stderr,
+        "stopped; nothing was made, and the same command begins again\n"
+    );
+    assert_eq!(scratch.names(), ["text"]);
+}
+
+// What nobody goes on with ends as by default.
+#[test]
+fn a_command_that_saves_nothing_is_ended_by_the_signal() {
+    let scratch = Scratch::new();
+    let words = [
+        "bench",
+        "tiny-tms",
+        "--steps",
+        "100000000",
+        "--out",
+        "lines",
+    ];
+    let launcher = start(scratch.launcher(&words));
+    wait_for(&scratch.path().join("lines"));
+    send(launcher.id(), Signal::TERM);
+    let status = launcher.wait_with_output().unwrap().status;
+    assert_eq!(status.signal(), Some(Signal::TERM.as_raw()));
 }
 
 #[test]
