@@ -71,6 +71,8 @@ pub(crate) enum Event {
     Said(usize, Message),
     /// A rank is gone.
     Ended(usize, Status),
+    /// Nothing is heard of the node of a rank, or it is heard again.
+    Silent(usize, bool),
     /// A signal asks for an orderly stop.
     Leave,
     /// A second one does not want to wait. Holds the signal.
@@ -203,6 +205,7 @@ struct Rank {
     /// It has said something.
     is_up: bool,
     is_asked: bool,
+    is_silent: bool,
     at: Whereabouts,
     ticks: u64,
     /// The rank that it waits for.
@@ -242,6 +245,7 @@ impl Supervisor {
         let rank = |_| Rank {
             is_up: false,
             is_asked: false,
+            is_silent: false,
             at: Whereabouts::default(),
             ticks: 0,
             waits_for: None,
@@ -289,6 +293,7 @@ impl Supervisor {
         match event {
             Event::Said(rank, message) => self.said(rank, message, &mut actions),
             Event::Ended(rank, status) => self.ended(rank, status, &mut actions),
+            Event::Silent(rank, is_silent) => self.ranks[rank].is_silent = is_silent,
             Event::Leave => self.leave(&mut actions),
             Event::LeaveNow(signal) => {
                 self.interrupted.get_or_insert(signal);
@@ -427,9 +432,18 @@ impl Supervisor {
             }
             if let Some((since, _)) = rank.killed {
                 if over(Some(since), GIVE_UP) {
-                    rank.ended = Some((now, End::Undead));
+                    let end = if rank.is_silent {
+                        End::Status(Status::Lost)
+                    } else {
+                        End::Undead
+                    };
+                    rank.ended = Some((now, end));
                 }
                 continue;
+            }
+            if rank.is_silent {
+                // Its connection ends it, if it is not heard again.
+                rank.progressed = now;
             }
             if self.asked.is_some() || is_idle {
                 continue;

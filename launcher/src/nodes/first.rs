@@ -27,6 +27,9 @@ use crate::world::Node;
 /// Time between two looks at who has come.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// After which time a launcher that says nothing is called silent.
+const SILENT: Duration = Duration::from_secs(5);
+
 /// How long the others are waited for when an attempt, or the run, is over.
 const FINISH: Duration = Duration::from_secs(10);
 
@@ -40,6 +43,8 @@ pub(crate) struct First {
     /// By number of the node, from 1 on.
     others: Vec<Option<Other>>,
     attempts: u64,
+    /// When they were last listened to.
+    listened: Instant,
     /// Requests to stop that came between two attempts.
     asked: Vec<Event>,
     posted: Posted,
@@ -55,6 +60,9 @@ struct Other {
     /// Why nothing more is to be had of it.
     lost: Option<String>,
     is_lost_told: bool,
+    /// When it was last heard.
+    heard: Instant,
+    is_silent: bool,
 }
 
 impl First {
@@ -75,6 +83,7 @@ impl First {
             ranks,
             others: (1..node.count).map(|_| None).collect(),
             attempts: 0,
+            listened: Instant::now(),
             asked: Vec::new(),
             posted,
         })
@@ -135,6 +144,8 @@ impl First {
                 finished: None,
                 lost: None,
                 is_lost_told: false,
+                heard: Instant::now(),
+                is_silent: false,
             });
         }
         Ok(true)
@@ -251,9 +262,16 @@ impl First {
     pub(crate) fn events(&mut self) -> Vec<Event> {
         let mut events = std::mem::take(&mut self.asked);
         let ranks = self.ranks;
+        // A launcher that was stopped itself has heard nobody.
+        let pause = std::mem::replace(&mut self.listened, Instant::now()).elapsed();
         for (other, node) in self.others.iter_mut().zip(1..) {
             let Some(other) = other else { continue };
+            let of_node = node * ranks..(node + 1) * ranks;
+            if pause > SILENT {
+                other.heard += pause;
+            }
             for message in other.wire.read::<ToFirst>() {
+                other.heard = Instant::now();
                 match message {
                     ToFirst::Said(rank, message) => events.push(Event::Said(rank, message)),
                     ToFirst::Ended(rank, status) => events.push(Event::Ended(rank, status)),
@@ -270,20 +288,33 @@ impl First {
                     ToFirst::Ready(addresses) => other.ready.push_back(addresses),
                     ToFirst::Finished(finished) => other.finished = Some(finished),
                     ToFirst::Failed(line) => other.lost = Some(line),
-                    ToFirst::Hello(_) => {}
+                    ToFirst::Hello(_) | ToFirst::Alive => {}
                 }
             }
             if let Some(end) = other.wire.end() {
                 other.lost.get_or_insert_with(|| end.to_owned());
             }
             if other.lost.is_some() && !std::mem::replace(&mut other.is_lost_told, true) {
-                let of_node = node * ranks..(node + 1) * ranks;
                 events.extend(of_node.map(|rank| Event::Ended(rank, Status::Lost)));
+                continue;
+            }
+            let is_silent = other.heard.elapsed() > SILENT;
+            if is_silent != std::mem::replace(&mut other.is_silent, is_silent) {
+                events.extend(of_node.map(|rank| Event::Silent(rank, is_silent)));
+                let who = format!("node {node} ({})", other.host);
+                screen::note(&if is_silent {
+                    format!(
+                        "{who} is silent: its launcher is stopped, or the network is gone; it is lost when nothing answers for {} s",
+                        SILENCE.as_secs()
+                    )
+                } else {
+                    format!("{who} is heard again")
+                });
             }
         }
         let is_ours = |rank: usize| rank >= ranks && rank < ranks * (self.others.len() + 1);
         events.retain(|event| match event {
-            Event::Said(rank, _) | Event::Ended(rank, _) => is_ours(*rank),
+            Event::Said(rank, _) | Event::Ended(rank, _) | Event::Silent(rank, _) => is_ours(*rank),
             _ => true,
         });
         events
@@ -303,7 +334,8 @@ impl First {
             other.wire.send(&ToMember::Finish);
         }
         let began = Instant::now();
-        let is_open = |other: &Other| other.finished.is_none() && other.lost.is_none();
+        let is_open =
+            |other: &Other| other.finished.is_none() && other.lost.is_none() && !other.is_silent;
         while self.others().any(is_open) && began.elapsed() < FINISH {
             stop.wait(self.fds(), LOOK);
             self.events();

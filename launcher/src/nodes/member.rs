@@ -11,7 +11,7 @@ use spd_trainer::Fault;
 use super::handshake::{self, Secret};
 use super::rendezvous::{self, Rendezvous};
 use super::wire::Wire;
-use super::{Hello, ToFirst, ToMember, VERSION, host, listeners};
+use super::{ALIVE, Hello, ToFirst, ToMember, VERSION, host, listeners};
 use crate::channel::Message;
 use crate::exit::Exit;
 use crate::failure::monotonic;
@@ -130,7 +130,7 @@ impl Member {
         stop: &mut Stop,
     ) -> Result<Exit> {
         let mut local: Option<Local> = None;
-        let mut ahead = 0;
+        let (mut ahead, mut alive) = (0, Instant::now());
         loop {
             let fds: Vec<BorrowedFd<'_>> = self.wire.fd().into_iter().collect();
             let of_ranks = local.iter().flat_map(Local::fds);
@@ -139,6 +139,10 @@ impl Member {
                 Some(StopRequest::Leave(signal)) => self.wire.send(&ToFirst::Leave(signal)),
                 Some(StopRequest::LeaveNow(signal)) => self.wire.send(&ToFirst::LeaveNow(signal)),
                 None => {}
+            }
+            if alive.elapsed() >= ALIVE {
+                self.wire.send_if_room(&ToFirst::Alive);
+                alive = Instant::now();
             }
             if let Some(local) = &mut local {
                 let events = local.events()?;
@@ -198,7 +202,7 @@ impl Member {
             }
             Event::Said(rank, said) => self.wire.send(&ToFirst::Said(rank, said)),
             Event::Ended(rank, status) => self.wire.send(&ToFirst::Ended(rank, status)),
-            Event::Leave | Event::LeaveNow(_) | Event::Tick => {}
+            Event::Silent(..) | Event::Leave | Event::LeaveNow(_) | Event::Tick => {}
         }
     }
 }

@@ -18,6 +18,7 @@ pub(crate) mod rendezvous;
 pub(crate) mod wire;
 
 use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +61,8 @@ enum ToFirst {
     Leave(i32),
     /// A second one does not want to wait.
     LeaveNow(i32),
+    /// It is there, though it has nothing to tell.
+    Alive,
     /// For people.
     Note(String),
     /// Its ranks are gone, or given up.
@@ -85,6 +88,9 @@ enum ToMember {
     /// The run is.
     Quit(Exit),
 }
+
+/// How often a launcher says that it is there.
+const ALIVE: Duration = Duration::from_secs(1);
 
 /// The name of this machine.
 fn host() -> String {

@@ -222,6 +222,27 @@ fn ranks_of_a_lost_node_are_lost_and_those_that_lose_them_are_not_to_blame() {
 }
 
 #[test]
+fn who_is_not_heard_is_not_blamed() {
+    let mut s = up(2);
+    s.on(ms(100), beat(1, "train", 1));
+    s.on(ms(200), waiting(0, "train", 1, Some(1)));
+    s.on(ms(5000), Event::Silent(1, true));
+    assert_eq!(waits(&mut s, 5200, 64_000), []);
+    let lost = failure(FaultKind::PeerLost, ms(64_000), Some(1));
+    s.on(ms(64_000), Event::Said(0, Message::Failure(lost.clone())));
+    s.on(ms(64_500), Event::Tick);
+    s.on(ms(64_600), signal(0, SIGKILL));
+    waits(&mut s, 64_800, 69_800);
+    assert!(s.is_over());
+    let expected = Verdict::Failed {
+        rank: 0,
+        cause: Cause::Failure(lost),
+        consequences: Vec::new(),
+    };
+    assert_eq!(s.verdict(), expected);
+}
+
+#[test]
 fn a_second_signal_waits_for_nobody() {
     let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
     s.on(ms(1), Event::Leave);

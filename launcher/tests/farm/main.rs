@@ -28,6 +28,7 @@ mod data_files;
 mod disks;
 mod kills;
 mod launch;
+mod network;
 mod random;
 mod run_files;
 mod runs;
