@@ -86,6 +86,18 @@ pub struct Found {
 }
 
 impl Found {
+    /// The library of a file.
+    #[cfg(test)]
+    pub(super) fn at(path: &Path) -> Self {
+        // SAFETY: a library of a test's own, which initialises nothing.
+        let handle = unsafe { Handle::open(Some(path), RTLD_LAZY | RTLD_LOCAL) };
+        Self {
+            path: path.to_owned(),
+            version: None,
+            handle: handle.expect("a library"),
+        }
+    }
+
     /// A function of it, by its name.
     ///
     /// # Safety

@@ -90,6 +90,9 @@ pub(crate) mod kernel;
 pub mod libraries;
 pub(crate) mod lowering;
 pub(crate) mod mirror;
+pub(crate) mod nccl;
+#[cfg(test)]
+mod nccl_tests;
 pub(crate) mod operand;
 mod placed;
 pub mod probes;

@@ -20,7 +20,10 @@ fn deep(scratch: &Scratch, wrong: &str) -> Option<Command> {
 /// Has it find a library in NCCL's place, and leaves nothing else where it is launched.
 fn with_nccl(command: &mut Command, libraries: &Scratch) {
     let library = libraries.path().join("libnccl.so.2");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/nccl_stand_in.c");
+    let source = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../engine/src/cuda/emulated/nccl.c"
+    );
     let mut made = Command::new("cc");
     made.args(["-shared", "-fPIC", "-O1", "-o"])
         .arg(library)
@@ -159,7 +162,7 @@ fn what_goes_wrong_between_two_ranks_is_told_with_the_rank() {
         (
             "refuse",
             "rank ",
-            ": NCCL cannot join two ranks: invalid usage: Duplicate GPU detected",
+            ": NCCL cannot join 2 ranks: invalid usage: Duplicate GPU detected",
         ),
     ] {
         let scratch = Scratch::new();

@@ -1,0 +1,165 @@
+//! Communicators of several threads, beside the library that stands in for NCCL.
+#![expect(unsafe_code, reason = "memory of the host stands for a device's")]
+#![expect(clippy::disallowed_methods, reason = "files of a test alone")]
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use super::libraries::Found;
+use super::nccl::{Communicator, Nccl, Parcel};
+use super::{Fault, Result};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What stands in for NCCL; `None`, and a line that says so, where there is no C compiler.
+pub(super) fn stand_in() -> Option<Nccl> {
+    static MADE: OnceLock<Option<Nccl>> = OnceLock::new();
+    *MADE.get_or_init(|| {
+        let program = std::env::current_exe().unwrap();
+        let made = program.with_file_name(format!("nccl-{}.so", std::process::id()));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/emulated/nccl.c");
+        let compiler = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-o"])
+            .args([&made, &source])
+            .status();
+        let Ok(status) = compiler else {
+            println!("no cc: ranks on several GPUs were not tested");
+            return None;
+        };
+        assert!(status.success());
+        let found = Box::leak(Box::new(Found::at(&made)));
+        std::fs::remove_file(&made).unwrap();
+        Some(Nccl::of(found).unwrap())
+    })
+}
+
+/// What each of `size` ranks makes of its communicator.
+pub(super) fn ranks<T: Send>(
+    nccl: Nccl,
+    size: usize,
+    work: impl Fn(Communicator) -> T + Sync,
+) -> Vec<T> {
+    let (id, work) = (nccl.id().unwrap(), &work);
+    std::thread::scope(|scope| {
+        let ranks = (0..size).map(|rank| {
+            let joined = move || Communicator::join(nccl, id, (rank, size), PATIENCE).unwrap();
+            scope.spawn(move || work(joined()))
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn address(numbers: &mut [f32]) -> u64 {
+    numbers.as_mut_ptr().expose_provenance() as u64
+}
+
+/// A number of a rank for another.
+fn number(from: usize, to: usize, at: usize) -> f32 {
+    (100 * from + 10 * to + at % 7) as f32
+}
+
+#[test]
+fn what_is_sent_arrives_where_it_is_received() {
+    let Some(nccl) = stand_in() else { return };
+    for (size, len) in [(1, 3), (2, 1), (3, 40_000), (4, 100)] {
+        let found = ranks(nccl, size, |joined| {
+            let rank = joined.rank;
+            let fill = |to| (0..len).map(move |at| number(rank, to, at));
+            let mut sent: Vec<f32> = (0..size).flat_map(fill).collect();
+            let mut received = vec![0.0; size * len];
+            // In two parcels each.
+            let half = len / 2;
+            let parcels = |numbers: &mut [f32]| {
+                let start = address(numbers);
+                let each = (0..size).flat_map(move |rank| {
+                    let base = start + 4 * (rank * len) as u64;
+                    [
+                        Parcel {
+                            address: base,
+                            len: half,
+                            rank,
+                        },
+                        Parcel {
+                            address: base + 4 * half as u64,
+                            len: len - half,
+                            rank,
+                        },
+                    ]
+                });
+                each.collect::<Vec<_>>()
+            };
+            let (from, to) = (parcels(&mut sent), parcels(&mut received));
+            for _ in 0..3 {
+                received.fill(0.0);
+                // SAFETY: as long as the parcels say; the stand-in is done when it returns.
+                unsafe { joined.exchange(0, &from, &to) }.unwrap();
+            }
+            joined.watch().unwrap();
+            joined.leave().unwrap();
+            received
+        });
+        for (rank, received) in found.iter().enumerate() {
+            let expected =
+                (0..size).flat_map(|from| (0..len).map(move |at| number(from, rank, at)));
+            assert!(expected.eq(received.iter().copied()), "{rank} of {size}");
+        }
+    }
+}
+
+#[test]
+fn sums_of_nccls_own_are_sums() {
+    let Some(nccl) = stand_in() else { return };
+    let found = ranks(nccl, 4, |joined| {
+        let mut numbers = [1.0, 2.0, 3.0].map(|x| x + joined.rank as f32);
+        let at = address(&mut numbers);
+        // SAFETY: as long as is said.
+        unsafe { joined.sum(0, &[(at, 1), (at + 4, 2)]) }.unwrap();
+        joined.leave().unwrap();
+        numbers
+    });
+    assert_eq!(found, [[10.0, 14.0, 18.0]; 4]);
+}
+
+#[test]
+fn who_waits_for_ranks_that_do_not_join_is_told_whom() {
+    let Some(nccl) = stand_in() else { return };
+    let id = nccl.id().unwrap();
+    let missed = Communicator::join(nccl, id, (1, 3), Duration::from_millis(250));
+    let fault = missed.unwrap_err();
+    assert_eq!(
+        fault.to_string(),
+        "NCCL: rank 1 of 3 has waited 0.25 s for rank 0, 2 to join, and not all have come"
+    );
+    assert!(fault.is_peer_lost());
+}
+
+#[test]
+fn a_rank_that_is_gone_is_named_to_those_that_wait_for_it() {
+    let Some(nccl) = stand_in() else { return };
+    let told: Vec<Option<Fault>> = ranks(nccl, 2, |joined| {
+        if joined.rank == 1 {
+            // Dropped, and so aborted.
+            return None;
+        }
+        let mut numbers = [0.0; 4];
+        let parcel = Parcel {
+            address: address(&mut numbers),
+            len: 4,
+            rank: 1,
+        };
+        // SAFETY: as long as is said.
+        let asked: Result<()> = unsafe { joined.exchange(0, &[], &[parcel]) };
+        let fault = asked.and_then(|()| joined.watch()).unwrap_err();
+        assert!(joined.watch().is_err(), "it stays so");
+        Some(fault)
+    });
+    let fault = told[0].clone().unwrap();
+    assert_eq!(
+        fault.to_string(),
+        "NCCL cannot exchange parts of sums: remote process exited or there was a network error: rank 1 has gone"
+    );
+    assert!(fault.is_peer_lost());
+}
