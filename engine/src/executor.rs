@@ -167,19 +167,15 @@ impl Executor {
         both!(self, executor => executor.plan())
     }
 
-    /// Has its all-reduces meet those of other ranks.
-    ///
-    /// # Panics
-    ///
-    /// When it runs on a GPU.
+    /// Has its all-reduces meet those of other ranks. Those of a GPU meet [where it has joined others](Device::join).
     pub fn meet(&mut self, ranks: Arc<dyn Ranks>) {
         match self {
             Self::Cpu(executor) => executor.meet(ranks),
-            Self::Gpu(_) => panic!("GPUs have no ranks to meet"),
+            Self::Gpu(_) => {}
         }
     }
 
-    /// Elements of its sums over other ranks, at each replay.
+    /// Elements of its sums over other ranks that lie in what these share, at each replay.
     pub fn all_reduced_elements(&self) -> usize {
         match self {
             Self::Cpu(executor) => executor.all_reduced_elements(),
@@ -200,6 +196,14 @@ impl Executor {
         match self {
             Self::Cpu(_) => 0,
             Self::Gpu(executor) => executor.own_bytes(),
+        }
+    }
+
+    /// Bytes on a GPU beside those, for sums over ranks.
+    pub fn all_reduce_bytes(&self) -> usize {
+        match self {
+            Self::Cpu(_) => 0,
+            Self::Gpu(executor) => executor.all_reduce_bytes(),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::blocks::Reduction;
 use crate::precision::Precision;
 use crate::store::Slot;
 use crate::value::{Type, Value};
@@ -65,6 +66,8 @@ pub struct Graph<P> {
     pub(crate) in_bf16: BTreeSet<Slot>,
     /// Blocks of the batch, of which the program is one.
     pub(crate) blocks: usize,
+    /// In which order they are added up, where a device does it.
+    pub(crate) reduction: Reduction,
     /// Values that are sums over all blocks.
     pub(crate) all_reduced: BTreeSet<Value>,
     /// Per value, the products that were written in another order, and depend on it without reading it.
@@ -101,6 +104,7 @@ impl<P> Default for Graph<P> {
             frozen: BTreeSet::new(),
             in_bf16: BTreeSet::new(),
             blocks: 1,
+            reduction: Reduction::Exact,
             all_reduced: BTreeSet::new(),
             bypassed: BTreeMap::new(),
             persistent: BTreeMap::new(),
@@ -134,6 +138,7 @@ impl<P> Graph<P> {
             frozen: self.frozen.clone(),
             in_bf16: self.in_bf16.clone(),
             blocks: self.blocks,
+            reduction: self.reduction,
             all_reduced: self.all_reduced.clone(),
             precision: self.precision,
             ..Graph::default()

@@ -44,7 +44,7 @@ mod step_parameters;
 mod store;
 mod value;
 
-pub use blocks::{Ranks, SharedMemory, Sockets, Stages, Sum};
+pub use blocks::{Ranks, Reduction, SharedMemory, Sockets, Stages, Sum};
 pub use builder::BACKWARD;
 pub use cpu::{Frame, Pool, TooManyThreads, has_bf16_products};
 pub use cuda::{Fault, MATRIX_PRODUCTS, PINNED, Staged};

@@ -58,8 +58,21 @@ pub trait Ranks: fmt::Debug + Send + Sync {
     /// its next question. All of them ask the same questions in the same order, and none once they do not go on.
     fn agree(&self, goes_on: bool) -> bool;
 
+    /// Gives bytes of the first rank to all, 1024 at most; all of them ask for as many, in the same order as for whatever else.
+    fn broadcast(&self, bytes: &mut [u8]);
+
     /// Tells the others that this rank needs nothing more of them: its end is none of theirs.
     fn leave(&self) {}
+}
+
+/// In which order parts of a sum are added up between GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Reduction {
+    /// Along the [tree], as everywhere else: the bits are the same for every number of ranks.
+    #[default]
+    Exact,
+    /// As NCCL thinks fast. Other numbers of ranks have other bits.
+    Fast,
 }
 
 /// A wait for another rank.
@@ -90,6 +103,11 @@ impl Builder {
     /// Lets the program be one of so many blocks of a batch.
     pub fn in_blocks(&mut self, blocks: usize) {
         self.blocks = blocks;
+    }
+
+    /// Has GPUs add up blocks in this order.
+    pub fn reduce(&mut self, reduction: Reduction) {
+        self.reduction = reduction;
     }
 
     /// In how many blocks the batch is.

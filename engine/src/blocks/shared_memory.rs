@@ -38,7 +38,11 @@ const PATIENCE: u64 = 200_000_000;
 
 /// Where the times of the ranks lie among the counters that all have in common, and for how many there is room.
 const TOLD: usize = 1024;
-const MOST_RANKS: usize = (COMMON - TOLD) / 8;
+const MOST_RANKS: usize = (BROADCAST - TOLD) / 8;
+
+/// Where what the first rank gives to all lies there, and how many bytes that may be.
+const BROADCAST: usize = COMMON - MOST_BROADCAST;
+const MOST_BROADCAST: usize = 1024;
 
 /// One rank's end of the memory.
 pub struct SharedMemory {
@@ -64,6 +68,8 @@ struct State {
     open: Vec<Sum>,
     /// Questions that were asked.
     asked: u64,
+    /// What the first rank has given to all, so often.
+    broadcast: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -106,7 +112,7 @@ impl SharedMemory {
     ///
     /// # Panics
     ///
-    /// When there is no such rank, or there are more than 384.
+    /// When there is no such rank, or there are more than 256.
     pub fn open(file: OwnedFd, rank: usize, size: usize, waits: Waits) -> io::Result<Self> {
         assert!(rank < size && size <= MOST_RANKS, "rank {rank} of {size}");
         if u64::try_from(fstat(&file)?.st_size).unwrap_or(0) < COMMON as u64 {
@@ -337,6 +343,34 @@ impl Ranks for SharedMemory {
         let given = self.done(0, sum.number, self.rank);
         self.tell(|| given.store(started.round, Ordering::Release));
         self.add_what_is_there(&mut state);
+    }
+
+    fn broadcast(&self, bytes: &mut [u8]) {
+        assert!(bytes.len() <= MOST_BROADCAST, "{} bytes", bytes.len());
+        let [told, heard] = [3, 4].map(|index| self.long(index));
+        let round = {
+            let mut state = self.state();
+            state.broadcast += 1;
+            state.broadcast
+        };
+        let others = (self.size - 1) as u64;
+        // SAFETY: inside the mapped page. The first rank writes it when all have read what was there, and the others read it when it
+        // says that it has written.
+        let place = unsafe { self.common.as_mut_ptr().add(BROADCAST) };
+        if self.rank == 0 {
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len()) };
+            self.tell(|| told.store(round, Ordering::Release));
+            let one = 1.min(self.size - 1);
+            self.wait_until(one, || heard.load(Ordering::Acquire) == others * round);
+        } else {
+            self.wait_until(0, || told.load(Ordering::Acquire) >= round);
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(place, bytes.as_mut_ptr(), bytes.len()) };
+            self.tell(|| {
+                heard.fetch_add(1, Ordering::AcqRel);
+            });
+        }
     }
 
     fn wait(&self, sum: Sum, whole: &mut [f32]) {

@@ -373,6 +373,21 @@ impl Ranks for Sockets {
         self.hear() == [1.0]
     }
 
+    fn broadcast(&self, bytes: &mut [u8]) {
+        if self.shared.rank == 0 {
+            let values: Vec<f32> = bytes.iter().map(|&byte| byte.into()).collect();
+            self.tell(&values);
+            return;
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "they were bytes"
+        )]
+        let said = self.hear().into_iter().map(|value| value as u8);
+        bytes.iter_mut().zip(said).for_each(|(to, byte)| *to = byte);
+    }
+
     fn leave(&self) {
         let mut state = self.shared.state();
         state.has_left = true;

@@ -5,6 +5,10 @@ use spd_draws::{Purpose, Stream};
 
 use super::*;
 use crate::cpu::Pool;
+use crate::cuda::Device;
+use crate::cuda::emulated::{Emulated, Order, is_there};
+use crate::cuda::nccl::Communicator;
+use crate::cuda::nccl_tests::{ranks, stand_in};
 use crate::executor::{Executor, Processor};
 use crate::ops::oracle::random;
 use crate::ops::{AdamW, AdamWOperands, Expr};
@@ -82,17 +86,27 @@ fn step(blocks: usize) -> (Builder, Store, Vec<Slot>) {
     (b, store, kept)
 }
 
-/// What three steps leave, on a rank of `world`.
+/// What three steps leave, on a rank of `world` with so many threads.
 fn trained(
     blocks: usize,
-    (rank, world): (usize, usize),
+    rank_of: (usize, usize),
     ranks: Option<Arc<dyn Ranks>>,
     threads: usize,
 ) -> Vec<u32> {
     let processor = Processor::Cpu(Arc::new(Pool::new(threads).unwrap()));
+    trained_on(&processor, blocks, rank_of, ranks)
+}
+
+/// The same on a processor, or on the GPU of a rank that has joined those of others.
+fn trained_on(
+    processor: &Processor,
+    blocks: usize,
+    (rank, world): (usize, usize),
+    ranks: Option<Arc<dyn Ranks>>,
+) -> Vec<u32> {
     let (b, mut store, kept) = step(blocks);
     let (of_rank, rows) = (blocks / world, BATCH / blocks);
-    let planned = |b: &Builder| Executor::planned(b, &processor);
+    let planned = |b: &Builder| Executor::planned(b, processor);
     let (mut stages, mut program) = if of_rank == 1 {
         (None, planned(&b))
     } else {
@@ -135,11 +149,12 @@ fn trained(
             }
             None => fill(&mut program, 0),
         }
-        program.run(&mut store).unwrap();
+        program.run_and_fetch(&mut store).unwrap();
         for name in ["total", "norm", "source"] {
             found.extend(program.output(name, &store).iter().map(|x| x.to_bits()));
         }
     }
+    store.fetch().unwrap();
     for slot in kept {
         found.extend(store.get(slot).iter().map(|x| x.to_bits()));
     }
@@ -202,6 +217,62 @@ fn every_world_finds_the_same_bits() {
             }
             size *= 2;
         }
+    }
+}
+
+// Four blocks on one GPU, two on each of two, one on each of four: whatever the devices do first.
+#[test]
+fn gpus_find_the_same_bits_in_every_world() {
+    let Some(nccl) = stand_in().filter(|_| is_there()) else {
+        return;
+    };
+    let on = |order, joined: Option<Communicator>| {
+        let device = Device::of(Emulated::new(order));
+        joined.into_iter().for_each(|joined| device.joins(joined));
+        Processor::Gpu(Some(device))
+    };
+    let expected = trained_on(&on(Order::new(false, false), None), 4, (0, 1), None);
+    for (number, order) in Order::ALL.into_iter().enumerate() {
+        for world in [1, 2, 4] {
+            let file = SharedMemory::file().unwrap();
+            let found = ranks(nccl, world, |joined| {
+                let rank = joined.rank;
+                let file = file.try_clone().unwrap();
+                let waits = Box::new(|_: Waiting| {});
+                let ranks = SharedMemory::open(file, rank, world, waits).unwrap();
+                // Each rank does other things first.
+                let order = Order::ALL[(number + rank) % Order::ALL.len()];
+                trained_on(
+                    &on(order, Some(joined)),
+                    4,
+                    (rank, world),
+                    Some(Arc::new(ranks)),
+                )
+            });
+            assert!(
+                found.iter().all(|of_rank| *of_rank == expected),
+                "{order:?}, {world} ranks"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_the_first_rank_gives_all_have() {
+    for world in worlds(3) {
+        std::thread::scope(|scope| {
+            for (rank, ranks) in world.into_iter().enumerate() {
+                scope.spawn(move || {
+                    for round in 0..100u8 {
+                        let mut bytes = [if rank == 0 { round } else { 255 }; 1024];
+                        ranks.broadcast(&mut bytes);
+                        assert_eq!(bytes, [round; 1024]);
+                        assert_eq!(ranks.agree(round < 99), round < 99);
+                    }
+                    ranks.leave();
+                });
+            }
+        });
     }
 }
 

@@ -8,13 +8,32 @@
 //!
 //! A bucket's all-reduce starts when its last value is made, and is waited for before the first of its values is read: gradients of
 //! the last layers travel while those of the first are computed. All ranks replay one program, so their all-reduces have one order.
+//!
+//! Blocks are added along the [tree](crate::blocks::tree), at the traffic of a ring. A bucket is cut into a slice for each rank:
+//!
+//! ```text
+//! each rank    sends each slice of its values to whose it is     adds what it has of its own slice     sends the sum to all
+//! ```
+//!
+//! Parts and sum of a slice lie in memory of the program's own, which all of its buckets use in turn.
+#![expect(unsafe_code, reason = "addresses of a device")]
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
 
+use super::Fault;
 use super::device_op::DeviceGraph;
+use super::driver::{Argument, Driver, LibraryCall, Stream};
+use super::kernel::Kernel;
+use super::lowering::{self, Command, Launch, Lowering, Source, THREADS};
+use super::nccl::{Communicator, Parcel};
 use super::placed::{Placed, PlacedOp};
 use crate::plan::Plan;
-use crate::value::Value;
+use crate::value::{DType, Value};
+
+/// The kernel that adds the parts of a slice.
+const KERNELS: Source = Source::new("all_reduce", include_str!("all_reduce.cu"));
 
 /// Bytes of a bucket: below them, the latency of an all-reduce costs more than its transfer. Unmeasured.
 pub(super) const BUCKET: usize = 16 << 20;
@@ -26,6 +45,185 @@ pub(crate) struct Bucket {
     /// The first step that may run after they are given away, and the first that waits for them.
     pub(crate) made: usize,
     pub(crate) read: usize,
+}
+
+/// A stretch of a value, and its first element in the slice that it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Piece {
+    placed: Placed,
+    at: usize,
+}
+
+impl Bucket {
+    fn len(&self) -> usize {
+        self.values.iter().map(|placed| placed.len).sum()
+    }
+
+    /// Elements of a slice, but for the last ones; whole vectors.
+    fn stride(&self, ranks: usize) -> usize {
+        self.len().div_ceil(ranks).next_multiple_of(4)
+    }
+
+    /// The slice of a rank.
+    fn slice(&self, rank: usize, ranks: usize) -> Range<usize> {
+        let [first, end] = [rank, rank + 1].map(|rank| rank * self.stride(ranks));
+        first.min(self.len())..end.min(self.len())
+    }
+
+    /// What a slice is made of.
+    fn pieces(&self, rank: usize, ranks: usize) -> Vec<Piece> {
+        let slice = self.slice(rank, ranks);
+        let mut before = 0;
+        let pieces = self.values.iter().filter_map(|placed| {
+            let value = before..before + placed.len;
+            before = value.end;
+            let own = value.start.max(slice.start)..value.end.min(slice.end);
+            (!own.is_empty()).then(|| Piece {
+                placed: Placed {
+                    first: placed.first + own.start - value.start,
+                    len: own.len(),
+                    ..*placed
+                },
+                at: own.start - slice.start,
+            })
+        });
+        pieces.collect()
+    }
+}
+
+/// f32s that the parts and the sum of a slice of any of the buckets take.
+pub(super) fn room(buckets: &[Bucket], ranks: usize) -> usize {
+    let strides = buckets.iter().map(|bucket| bucket.stride(ranks));
+    (ranks + 1) * strides.max().unwrap_or(0)
+}
+
+/// What adds the parts of a slice, one of each rank. Its words are the elements from one part to the next, and those of the slice.
+pub(super) fn tree_sum(ranks: usize) -> Launch {
+    let mut to = Lowering::new(&[], &[], &[]);
+    let [parts, sum] = [0, 1].map(|_| to.scratch(0));
+    let words = [0, 0].map(lowering::Argument::Word);
+    let operands = [parts.into(), sum.out().into()];
+    to.kernel(KERNELS, "tree_sum", &[ranks.into()])
+        .launch(&[operands, words].concat());
+    match to.finish().0.pop() {
+        Some(Command::Launch(launch)) => launch,
+        _ => unreachable!("one launch was asked for"),
+    }
+}
+
+/// Where a bucket is added up.
+pub(super) struct Meeting<'a> {
+    pub(super) driver: &'a dyn Driver,
+    pub(super) joined: &'a Arc<Communicator>,
+    /// Where each of its values lies.
+    pub(super) argument: &'a dyn Fn(&Placed) -> Argument,
+}
+
+impl Meeting<'_> {
+    /// Puts the sums of a bucket on the stream of all-reduces, in the order that NCCL thinks fast.
+    ///
+    /// # Safety
+    ///
+    /// Values lie in their places, where nothing else reads or writes them until that is done.
+    pub(super) unsafe fn fast(&self, bucket: &Bucket) -> Result<(), Fault> {
+        let values: Vec<Argument> = bucket.values.iter().map(self.argument).collect();
+        let places: Vec<(u64, usize)> = values.iter().map(|at| (at.address, at.len)).collect();
+        let joined = Arc::clone(self.joined);
+        // SAFETY: the caller's promise.
+        let call: LibraryCall = Arc::new(move |stream| unsafe { joined.sum(stream, &places) });
+        // SAFETY: as above.
+        unsafe { self.driver.call(Stream::AllReduce, &values, call) }
+    }
+
+    /// Puts the sums of a bucket on the stream of all-reduces, along the tree.
+    ///
+    /// - `room`: memory of as many f32s as [`room`] says
+    /// - `function`, `kernel`: that of [`tree_sum`]
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::fast`]; nothing but other buckets uses the room.
+    pub(super) unsafe fn exact(
+        &self,
+        bucket: &Bucket,
+        room: Argument,
+        (function, kernel): (u64, &Kernel),
+    ) -> Result<(), Fault> {
+        let (rank, ranks) = (self.joined.rank, self.joined.size);
+        let stride = bucket.stride(ranks);
+        let part = |of: usize, piece: &Piece| Parcel {
+            address: room.address + 4 * (of * stride + piece.at) as u64,
+            len: piece.placed.len,
+            rank: of,
+        };
+        let value = |of: usize, piece: &Piece| Parcel {
+            address: (self.argument)(&piece.placed).address,
+            len: piece.placed.len,
+            rank: of,
+        };
+        let own = bucket.pieces(rank, ranks);
+        let of_all = || {
+            (0..ranks).flat_map(|of| {
+                bucket
+                    .pieces(of, ranks)
+                    .into_iter()
+                    .map(move |piece| (of, piece))
+            })
+        };
+        let own_of_all = || (0..ranks).flat_map(|of| own.iter().map(move |piece| (of, piece)));
+        let values: Vec<Parcel> = of_all().map(|(of, piece)| value(of, &piece)).collect();
+        let parts: Vec<Parcel> = own_of_all().map(|(of, piece)| part(of, piece)).collect();
+        let sums = own_of_all().map(|(of, piece)| Parcel {
+            rank: of,
+            ..part(ranks, piece)
+        });
+        let sums: Vec<Parcel> = sums.collect();
+        let mut operands: Vec<Argument> = bucket.values.iter().map(self.argument).collect();
+        operands.push(room);
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.exchange(&operands, values.clone(), parts)?;
+            let len = bucket.slice(rank, ranks).len();
+            if len > 0 {
+                let stretch = |first: usize, len, written| Argument {
+                    address: room.address + 4 * (first * stride) as u64,
+                    len,
+                    written,
+                    dtype: DType::F32,
+                };
+                let arguments = [stretch(0, ranks * stride, false), stretch(ranks, len, true)];
+                let words = [stride, len].map(|n| u32::try_from(n).expect("elements of a slice"));
+                let blocks = [len.div_ceil(THREADS), 1];
+                self.driver.launch(
+                    Stream::AllReduce,
+                    function,
+                    kernel,
+                    blocks,
+                    &arguments,
+                    &words,
+                )?;
+            }
+            self.exchange(&operands, sums, values)
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Parcels lie in the operands, which nothing else reads or writes until the stream has done it.
+    unsafe fn exchange(
+        &self,
+        operands: &[Argument],
+        sent: Vec<Parcel>,
+        received: Vec<Parcel>,
+    ) -> Result<(), Fault> {
+        let joined = Arc::clone(self.joined);
+        let call: LibraryCall = Arc::new(move |stream| {
+            // SAFETY: the caller's promise.
+            unsafe { joined.exchange(stream, &sent, &received) }
+        });
+        // SAFETY: as above.
+        unsafe { self.driver.call(Stream::AllReduce, operands, call) }
+    }
 }
 
 /// A value in its place, and between which steps it is neither written nor read.
@@ -84,10 +282,14 @@ pub(crate) fn buckets(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blocks::tree;
+    use crate::cuda::Device;
     use crate::cuda::Executor;
     use crate::cuda::device_op::on_device;
     use crate::cuda::driver::Stream;
-    use crate::cuda::emulated::{Call, Ignored, Order, is_there};
+    use crate::cuda::emulated::{Call, Emulated, Ignored, Order, is_there};
+    use crate::cuda::nccl_tests::{ranks, stand_in};
+    use crate::cuda::placed::Memory;
     use crate::cuda::program::{Program, value};
     use crate::cuda::replay_tests::emulated;
     use crate::cuda::tests::same_bits;
@@ -194,16 +396,115 @@ mod tests {
         );
     }
 
+    #[test]
+    fn slices_are_all_of_a_bucket() {
+        let placed = |offset, len| Placed {
+            memory: Memory::Arena(offset),
+            dtype: DType::F32,
+            first: 0,
+            len,
+            written: false,
+        };
+        for lens in [&[1][..], &[7, 1, 100], &[4096, 3, 0, 5]] {
+            let values = lens.iter().enumerate();
+            let bucket = Bucket {
+                values: values.map(|(at, &len)| placed(1000 * at, len)).collect(),
+                made: 0,
+                read: 0,
+            };
+            for ranks in 1..=8 {
+                let mut at_value = (0, 0);
+                for rank in 0..ranks {
+                    let mut at = 0;
+                    for piece in bucket.pieces(rank, ranks) {
+                        while bucket.values[at_value.0].len == at_value.1 {
+                            at_value = (at_value.0 + 1, 0);
+                        }
+                        let expected = (bucket.values[at_value.0].memory, at_value.1, at);
+                        let found = (piece.placed.memory, piece.placed.first, piece.at);
+                        assert_eq!(found, expected);
+                        at_value.1 += piece.placed.len;
+                        at += piece.placed.len;
+                    }
+                    assert!(at <= bucket.stride(ranks));
+                }
+                let whole = lens.iter().rposition(|&len| len > 0).unwrap();
+                assert_eq!(at_value, (whole, lens[whole]));
+                let room = super::room(std::slice::from_ref(&bucket), ranks);
+                assert!(room >= bucket.len() && room <= (bucket.len() / ranks + 4) * (ranks + 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_adds_parts_as_the_processor_does() {
+        if !is_there() {
+            return;
+        }
+        let device = Device::of(Emulated::new(Order::new(true, true)));
+        for ranks in 1..=8 {
+            let kernel = Kernel::of(&tree_sum(ranks));
+            let module = device.driver().load(std::slice::from_ref(&kernel)).unwrap();
+            for len in [1usize, 5, 256, 1001] {
+                let stride = len.next_multiple_of(4);
+                let parts = random(&[ranks * stride], (ranks * len) as u64).values;
+                let slices: Vec<&[f32]> = parts.chunks(stride).map(|part| &part[..len]).collect();
+                let mut expected = vec![0.0; len];
+                tree::sum(&slices, &mut expected);
+                let given = device.allocate(4 * parts.len(), "parts").unwrap();
+                let sum = device.allocate(4 * len, "a sum").unwrap();
+                let argument = |address, len, written| Argument {
+                    address,
+                    len,
+                    written,
+                    dtype: DType::F32,
+                };
+                let arguments = [
+                    argument(given.address, parts.len(), false),
+                    argument(sum.address, len, true),
+                ];
+                let words = [stride, len].map(|n| u32::try_from(n).unwrap());
+                let mut found = vec![0.0; len];
+                // SAFETY: memory of as many.
+                unsafe {
+                    device.upload(&[(given.address, &parts)]).unwrap();
+                    let driver = device.driver();
+                    let blocks = [len.div_ceil(THREADS), 1];
+                    let function = module.functions[0];
+                    driver
+                        .launch(
+                            Stream::AllReduce,
+                            function,
+                            &kernel,
+                            blocks,
+                            &arguments,
+                            &words,
+                        )
+                        .unwrap();
+                    let done = device.event().unwrap();
+                    done.record(Stream::AllReduce).unwrap();
+                    device.wait(&done).unwrap();
+                    device.download(&mut [(sum.address, &mut found)]).unwrap();
+                }
+                let bits =
+                    |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&found), bits(&expected), "{ranks} parts of {len}");
+            }
+            // SAFETY: all that was launched is done.
+            unsafe { device.driver().unload(&module) };
+        }
+    }
+
     /// What three replays find, the other rank having as much; and what was asked of the device for the last.
     fn found(
         order: Order,
-        all_reduced: bool,
+        joined: Option<Communicator>,
         ignored: Option<Ignored>,
     ) -> (Vec<(String, Vec<f32>)>, Vec<Call>) {
         let (emulated, device) = emulated(order);
-        emulated.set_other_rank(|x| x);
         emulated.ignore(ignored);
-        let (b, mut store) = chain(6, all_reduced);
+        let (b, mut store) = chain(6, joined.is_some());
+        joined.into_iter().for_each(|joined| device.joins(joined));
         let mut executor = Executor::of(with_buckets(&b, TWO));
         let arena = Arena::new(&device, executor.plan().arena_bytes());
         executor.attach(arena.unwrap()).unwrap();
@@ -217,11 +518,17 @@ mod tests {
 
     #[test]
     fn whoever_reads_a_gradient_reads_the_sum_whatever_a_device_does_first() {
-        if !is_there() {
+        let Some(nccl) = stand_in().filter(|_| is_there()) else {
             return;
-        }
+        };
+        let of_ranks = |order, ignored| {
+            let mut found = ranks(nccl, 2, |joined| found(order, Some(joined), ignored));
+            let (one, other) = (found.pop().unwrap(), found.pop().unwrap());
+            assert!(ignored.is_some() || one == other);
+            one
+        };
         // Twice the gradients, four times their squares: the same bits but for the exponents.
-        let (mut expected, _) = found(Order::new(true, true), false, None);
+        let (mut expected, _) = found(Order::new(true, true), None, None);
         for (name, values) in &mut expected {
             let factor = match name.as_str() {
                 "norms" => 4.0,
@@ -231,15 +538,15 @@ mod tests {
             values.iter_mut().for_each(|x| *x *= factor);
         }
         for order in Order::ALL {
-            let (found, calls) = found(order, true, None);
+            let (found, calls) = of_ranks(order, None);
             same_bits(&format!("in {order:?}"), &found, &expected);
             // The meetings are part of the graph.
-            assert!(calls.contains(&Call::Graph) && !calls.contains(&Call::Agree));
+            assert!(calls.contains(&Call::Graph) && !calls.contains(&Call::Library));
         }
         // The test can fail: each wait is needed in one of the orders.
         for stream in [Stream::AllReduce, Stream::Programs] {
             let wrong = Order::ALL.iter().any(|&order| {
-                let (found, _) = found(order, true, Some(Ignored::Follow(stream)));
+                let (found, _) = of_ranks(order, Some(Ignored::Follow(stream)));
                 let pairs = found.iter().zip(&expected);
                 pairs.into_iter().any(|((_, one), (_, other))| {
                     one.iter()

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::Fault;
 use super::compiler::compile_all;
-use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer};
+use super::driver::{Argument, Driver, Factors, LibraryCall, Module, Stream, Transfer};
 use super::kernel::Kernel;
 use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
@@ -117,7 +117,7 @@ impl Driver for Compiling {
         Ok(())
     }
 
-    fn wait(&self, _event: u64) -> Result<(), Fault> {
+    fn wait(&self, _event: u64, _watch: &dyn Fn() -> Result<(), Fault>) -> Result<(), Fault> {
         Ok(())
     }
 
@@ -144,6 +144,7 @@ impl Driver for Compiling {
 
     unsafe fn launch(
         &self,
+        _stream: Stream,
         _function: u64,
         _kernel: &Kernel,
         _blocks: [usize; 2],
@@ -162,7 +163,12 @@ impl Driver for Compiling {
         Ok(())
     }
 
-    unsafe fn all_reduce(&self, _values: &[Argument]) -> Result<(), Fault> {
+    unsafe fn call(
+        &self,
+        _stream: Stream,
+        _operands: &[Argument],
+        _call: LibraryCall,
+    ) -> Result<(), Fault> {
         Ok(())
     }
 

@@ -4,13 +4,15 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::Fault;
 use super::autotune_record::AutotuneRecord;
 use super::compiling::Compiling;
 use super::driver::{Driver, Stream, Transfer, Way};
 use super::gpu::Gpu;
+use super::nccl::{Communicator, Id, Nccl, PATIENCE};
+use crate::blocks::Ranks;
 
 /// Bytes of each of the two pieces of pinned memory that tensors travel through.
 const PIECE: usize = 4 << 20;
@@ -23,6 +25,8 @@ pub(super) const ALIGN: usize = 256;
 
 /// A GPU that is open.
 pub struct Device {
+    /// The GPUs of other ranks, if there are any; they are left before the driver is closed.
+    joined: OnceLock<Arc<Communicator>>,
     pub(super) driver: Arc<dyn Driver>,
     autotuned: Mutex<AutotuneRecord>,
     /// Derivation when the first tensor travels.
@@ -73,6 +77,7 @@ impl Device {
         // As late as can be: what is not waited for is not there.
         let emulated = Emulated::new(Order::new(false, false));
         emulated.pin_at_most(bytes);
+        emulated.is_beside_others();
         Self::of(emulated)
     }
 
@@ -85,6 +90,7 @@ impl Device {
     /// A device behind a driver; what was measured on it is kept in a directory.
     pub(crate) fn with_cache(driver: Arc<dyn Driver>, cache: Option<PathBuf>) -> Arc<Self> {
         Arc::new(Self {
+            joined: OnceLock::new(),
             driver,
             autotuned: Mutex::new(AutotuneRecord::new(cache)),
             pinned_pair: Mutex::new(None),
@@ -131,10 +137,55 @@ impl Device {
         &*self.driver
     }
 
+    /// Joins the GPUs of the other ranks, which do the same: programs of one block each add up over all of them from then on.
+    ///
+    /// - `ranks`: where the first rank tells the others by what they find it
+    ///
+    /// # Errors
+    ///
+    /// When NCCL is missing or refuses, or not all of them come.
+    ///
+    /// # Panics
+    ///
+    /// When it has joined before.
+    pub fn join(&self, ranks: &dyn Ranks, rank: usize, size: usize) -> Result<(), Fault> {
+        let nccl = Nccl::found()?;
+        let mut id = if rank == 0 { nccl.id()? } else { Id([0; 128]) };
+        ranks.broadcast(&mut id.0);
+        // NCCL takes the GPU that this thread last used.
+        self.memory()?;
+        self.joins(Communicator::join(nccl, id, (rank, size), PATIENCE)?);
+        Ok(())
+    }
+
+    pub(crate) fn joins(&self, joined: Communicator) {
+        let before = self.joined.set(Arc::new(joined));
+        before.expect("joined once");
+    }
+
+    /// Leaves the GPUs of the other ranks, as all of them do when a run ends well. Programs that add up over them are gone.
+    ///
+    /// # Errors
+    ///
+    /// When NCCL fails.
+    pub fn leave(&self) -> Result<(), Fault> {
+        self.joined.get().map_or(Ok(()), |joined| joined.leave())
+    }
+
+    pub(super) fn joined(&self) -> Option<&Arc<Communicator>> {
+        self.joined.get()
+    }
+
     /// Waits for an event, which is then one more time that the host has waited.
     pub(super) fn wait(&self, event: &Event) -> Result<(), Fault> {
         self.waits.fetch_add(1, Ordering::Relaxed);
-        self.driver.wait(event.handle)
+        self.wait_uncounted(event)
+    }
+
+    /// Waits for an event that no result depends on.
+    pub(super) fn wait_uncounted(&self, event: &Event) -> Result<(), Fault> {
+        let watch = || self.joined().map_or(Ok(()), |joined| joined.watch());
+        self.driver.wait(event.handle, &watch)
     }
 
     /// Memory for `what`.
@@ -266,16 +317,14 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        let pinned_pair = self
-            .pinned_pair
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
+        let pinned_pair = self.pinned_pair.lock();
+        let pinned_pair = pinned_pair.unwrap_or_else(PoisonError::into_inner);
         for piece in pinned_pair
             .iter()
             .flat_map(|pinned_pair| &pinned_pair.pieces)
         {
             // Pinned memory is given back when nothing reads it any more.
-            let _ = self.driver.wait(piece.arrived.handle);
+            let _ = self.wait_uncounted(&piece.arrived);
         }
     }
 }
@@ -422,7 +471,7 @@ impl Event {
 
     /// This thread goes on when it has happened. For threads beside that of the steps: [`Device::waits`] does not count it.
     pub(super) fn wait(&self) -> Result<(), Fault> {
-        self.driver.wait(self.handle)
+        self.driver.wait(self.handle, &|| Ok(()))
     }
 }
 

@@ -5,6 +5,8 @@
 //! Addresses and handles are numbers, as they are for CUDA.
 #![expect(unsafe_code, reason = "addresses of a device are given by number")]
 
+use std::sync::Arc;
+
 use super::Fault;
 use super::kernel::Kernel;
 use super::placed::PlacedProduct;
@@ -72,6 +74,9 @@ pub(crate) struct Module {
     pub(crate) functions: Vec<u64>,
 }
 
+/// A call of a library that puts something on a stream, which it is given as CUDA's libraries take it.
+pub(crate) type LibraryCall = Arc<dyn Fn(u64) -> Result<(), Fault> + Send + Sync>;
+
 /// A GPU, or what stands for one.
 pub(crate) trait Driver: Send + Sync {
     /// What it is, and whatever else of this machine its times depend on.
@@ -122,8 +127,9 @@ pub(crate) trait Driver: Send + Sync {
     /// recorded when the graph is launched, not when it was captured.
     fn follow_anew(&self, event: u64) -> Result<(), Fault>;
 
-    /// The host goes on when the event has happened, as it was last recorded; at once if it never was.
-    fn wait(&self, event: u64) -> Result<(), Fault>;
+    /// The host goes on when the event has happened, as it was last recorded; at once if it never was. `watch` is asked meanwhile whether
+    /// it still can.
+    fn wait(&self, event: u64, watch: &dyn Fn() -> Result<(), Fault>) -> Result<(), Fault>;
 
     /// Milliseconds between two events that have happened.
     fn elapsed(&self, from: u64, to: u64) -> Result<f32, Fault>;
@@ -145,13 +151,14 @@ pub(crate) trait Driver: Send + Sync {
     /// None of them runs, or is part of a graph that will be launched.
     unsafe fn unload(&self, module: &Module);
 
-    /// Puts a kernel on the stream of programs.
+    /// Puts a kernel on a stream.
     ///
     /// # Safety
     ///
     /// Arguments are what the kernel takes, in live memory.
     unsafe fn launch(
         &self,
+        stream: Stream,
         function: u64,
         kernel: &Kernel,
         blocks: [usize; 2],
@@ -169,12 +176,17 @@ pub(crate) trait Driver: Send + Sync {
     /// Operands are as large as the product says, in live memory.
     unsafe fn multiply(&self, placed: &PlacedProduct, factors: Factors) -> Result<(), Fault>;
 
-    /// Enqueues an all-reduce: values become their means over all ranks, which all-reduce the same values in the same order.
+    /// Puts a call of a library on a stream.
     ///
     /// # Safety
     ///
-    /// They are f32s in live memory, which nothing else reads or writes meanwhile.
-    unsafe fn all_reduce(&self, values: &[Argument]) -> Result<(), Fault>;
+    /// It takes and gives these operands and nothing else, which live until the stream has done it.
+    unsafe fn call(
+        &self,
+        stream: Stream,
+        operands: &[Argument],
+        call: LibraryCall,
+    ) -> Result<(), Fault>;
 
     /// A stream as CUDA's libraries take it.
     fn handle(&self, stream: Stream) -> u64;

@@ -39,7 +39,14 @@ pub(super) unsafe fn enqueue(
                 let arguments: Vec<Argument> = operands.iter().map(argument).collect();
                 let function = module.functions[*kernel];
                 let kernel = &kernels[*kernel];
-                driver.launch(function, kernel, *blocks, &arguments, words)
+                driver.launch(
+                    Stream::Programs,
+                    function,
+                    kernel,
+                    *blocks,
+                    &arguments,
+                    words,
+                )
             }
             Step::Product(placed) => driver.multiply(
                 placed,

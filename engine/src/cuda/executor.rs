@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Fault;
+use super::all_reduce::{Bucket, Meeting};
 use super::device::{Device, Event, Graph, Memory};
 use super::device_op::DeviceGraph;
 use super::driver::{Argument, Module, Stream};
@@ -95,6 +96,8 @@ struct Loaded {
     done: Event,
     /// Of each bucket: that it is made, and that its all-reduce is done.
     meetings: Vec<[Event; 2]>,
+    /// Where parts of sums are added up.
+    all_reduces: Memory,
 }
 
 impl Loaded {
@@ -105,6 +108,7 @@ impl Loaded {
             program.buckets.iter().map(meeting).collect();
         Ok(Self {
             meetings: meetings?,
+            all_reduces: device.allocate(program.all_reduce_bytes(), "sums over ranks")?,
             numbers: device.allocate(numbers, "the numbers of a step")?,
             inputs: Inputs::new(device, program)?,
             done: device.event()?,
@@ -246,6 +250,11 @@ impl Executor {
     /// Bytes on the device beside the arena and the store.
     pub fn own_bytes(&self) -> usize {
         inputs::bytes(&self.program) + 4 * (FIXED_PARAMETERS + self.program.scalars.len())
+    }
+
+    /// Bytes on the device beside those, for sums over ranks.
+    pub fn all_reduce_bytes(&self) -> usize {
+        self.program.all_reduce_bytes()
     }
 
     /// Bytes that the host writes before a replay.
@@ -499,18 +508,50 @@ impl Executor {
         let loaded = self.loaded.as_ref().expect("a program that is loaded");
         let meetings = || self.program.buckets.iter().zip(&loaded.meetings);
         for (bucket, [made, all_reduced]) in meetings().filter(|(bucket, _)| bucket.made == step) {
-            let values = bucket.values.iter();
-            let values: Vec<Argument> = values.map(|placed| self.argument(placed, store)).collect();
             made.record(Stream::Programs)?;
             made.hold(Stream::AllReduce)?;
-            // SAFETY: values in their places, which no step reads or writes between these two (`all_reduces`).
-            unsafe { loaded.device.driver().all_reduce(&values) }?;
+            self.all_reduce(bucket, store)?;
             all_reduced.record(Stream::AllReduce)?;
         }
         for (_, [_, all_reduced]) in meetings().filter(|(bucket, _)| bucket.read == step) {
             all_reduced.hold(Stream::Programs)?;
         }
         Ok(())
+    }
+
+    /// Puts the sums of a bucket over all ranks on their stream.
+    fn all_reduce(&self, bucket: &Bucket, store: &Store) -> Result<(), Fault> {
+        let loaded = self.loaded.as_ref().expect("a program that is loaded");
+        let Program {
+            ranks, tree_sum, ..
+        } = self.program;
+        let joined = loaded.device.joined();
+        let joined = joined.filter(|joined| joined.size == ranks);
+        let joined = joined.ok_or_else(|| {
+            Fault::new(format!(
+                "a program of {ranks} ranks, whose GPUs have not joined"
+            ))
+        })?;
+        let meeting = Meeting {
+            driver: loaded.device.driver(),
+            joined,
+            argument: &|placed| self.argument(placed, store),
+        };
+        // SAFETY: values in their places, which no step reads or writes before their all-reduce is waited for (`buckets`); one stream
+        // has the room.
+        unsafe {
+            let Some(kernel) = tree_sum else {
+                return meeting.fast(bucket);
+            };
+            let room = Argument {
+                address: loaded.all_reduces.address,
+                dtype: DType::F32,
+                len: loaded.all_reduces.bytes / 4,
+                written: true,
+            };
+            let function = loaded.module.functions[kernel];
+            meeting.exact(bucket, room, (function, &self.program.kernels[kernel]))
+        }
     }
 
     /// Puts a step, by its number; before the first that writes to the store, what was staged has left.

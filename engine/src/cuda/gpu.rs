@@ -15,7 +15,7 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use super::Fault;
 use super::compiler::compile_all;
 use super::cublaslt::{Addresses, CublasLt, WORKSPACE};
-use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
+use super::driver::{Argument, Driver, Factors, LibraryCall, Module, Stream, Transfer, Way};
 use super::kernel::Kernel;
 use super::libraries;
 use super::placed::PlacedProduct;
@@ -90,7 +90,10 @@ impl Gpu {
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let stream = || context.new_stream().map_err(&open);
         let (programs, inputs) = (stream()?, stream()?);
-        let (staging, all_reduces, zeros) = (stream()?, stream()?, stream()?);
+        let (staging, zeros) = (stream()?, stream()?);
+        // What others wait for goes first.
+        let (_, highest) = result::stream::get_priority_range().map_err(&open)?;
+        let all_reduces = context.new_stream_with_priority(highest).map_err(&open)?;
         // SAFETY: freed with `self`.
         let workspace = unsafe { result::malloc_sync(WORKSPACE) }
             .map_err(failed("give memory to matrix products"))?;
@@ -232,13 +235,14 @@ impl Driver for Gpu {
         self.hold(Stream::Programs, event, flags)
     }
 
-    fn wait(&self, event: u64) -> Result<(), Fault> {
+    fn wait(&self, event: u64, watch: &dyn Fn() -> Result<(), Fault>) -> Result<(), Fault> {
         self.bind("finish what it was given")?;
         let start = Instant::now();
         loop {
             // SAFETY: an event of this context.
             match unsafe { result::event::query(pointer(event)) } {
-                Ok(()) => return Ok(()),
+                // What a rank that is gone left is no sum.
+                Ok(()) => return watch(),
                 Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => {}
                 Err(error) => return Err(failed("finish what it was given")(error)),
             }
@@ -249,7 +253,10 @@ impl Driver for Gpu {
                         DEADLINE.as_secs()
                     )));
                 }
-                waited if waited >= SPIN => std::thread::sleep(LOOK_EVERY),
+                waited if waited >= SPIN => {
+                    watch()?;
+                    std::thread::sleep(LOOK_EVERY);
+                }
                 _ => std::hint::spin_loop(),
             }
         }
@@ -330,6 +337,7 @@ impl Driver for Gpu {
 
     unsafe fn launch(
         &self,
+        stream: Stream,
         function: u64,
         kernel: &Kernel,
         [x, y]: [usize; 2],
@@ -352,7 +360,7 @@ impl Driver for Gpu {
                 (size(x), size(y), 1),
                 (size(kernel.threads), 1, 1),
                 size(kernel.shared),
-                self.programs.cu_stream(),
+                self.stream(stream),
                 &mut arguments,
             )
         }
@@ -378,10 +386,14 @@ impl Driver for Gpu {
         products.multiply(placed, at, self.programs.cu_stream())
     }
 
-    unsafe fn all_reduce(&self, _values: &[Argument]) -> Result<(), Fault> {
-        Err(Fault::new(
-            "GPUs of several ranks are not joined yet; start the run with --gpus 1",
-        ))
+    unsafe fn call(
+        &self,
+        stream: Stream,
+        _operands: &[Argument],
+        call: LibraryCall,
+    ) -> Result<(), Fault> {
+        self.bind("call a library")?;
+        call(self.handle(stream))
     }
 
     fn handle(&self, stream: Stream) -> u64 {
@@ -401,7 +413,10 @@ impl Driver for Gpu {
         // SAFETY: the stream is being captured; the graph is done with when it is instantiated.
         unsafe {
             let graph = result::stream::end_capture(self.programs.cu_stream()).map_err(&capture)?;
-            let made = result::graph::instantiate(graph, CUgraphInstantiate_flags(0));
+            // As the streams had it when they were captured.
+            let priorities =
+                CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+            let made = result::graph::instantiate(graph, priorities);
             let _ = result::graph::destroy(graph);
             made.map(number).map_err(&capture)
         }

@@ -121,7 +121,7 @@ impl Inputs {
     fn wait(&mut self) -> Result<(), Fault> {
         let buffer = &mut self.buffers[self.next];
         if buffer.sent {
-            self.device.driver().wait(buffer.travelled.handle)?;
+            self.device.wait_uncounted(&buffer.travelled)?;
             buffer.sent = false;
         }
         Ok(())
@@ -195,7 +195,7 @@ impl Drop for Inputs {
     fn drop(&mut self) {
         for buffer in &self.buffers {
             // Pinned memory is given back when nothing reads it any more.
-            let _ = self.device.driver().wait(buffer.travelled.handle);
+            let _ = self.device.wait_uncounted(&buffer.travelled);
         }
     }
 }

@@ -9,8 +9,9 @@
 //! - Where a masked site and its gradients can be one op each, what lies between is never written; on a GPU that is chosen by
 //!   measurement, once for each shape, and a run keeps to it. So is the algorithm of each matrix product: cublasLt offers eight, and a
 //!   kernel of our own is tried where the product is thin and taken where cublasLt refuses.
-//! - All-reduces have a stream of their own inside the graph, in buckets (`all_reduce`); what travels there between
-//!   GPUs, an all-reduce of NCCL, is not there yet, so a program of many ranks runs on the emulated device alone.
+//! - All-reduces have a stream of their own inside the graph, in buckets (`all_reduce`). GPUs send each other their parts by NCCL
+//!   (`nccl`) and add them along the tree of [`blocks`](crate::blocks), so any number of GPUs has the same bits. Tests run ranks as threads,
+//!   each on an emulated device, and as processes, beside a library that stands in for NCCL; no GPU has run it.
 //! - What may be is stored in bf16, if the program is to be ([`Precision`](crate::Precision)): a kernel takes the types of its
 //!   operands as they come, and computes in f32.
 //! - Kernels need no header, no atomics, and sum in one order. Their tests run them on this machine's processor, thread by
@@ -92,7 +93,7 @@ pub(crate) mod lowering;
 pub(crate) mod mirror;
 pub(crate) mod nccl;
 #[cfg(test)]
-mod nccl_tests;
+pub(crate) mod nccl_tests;
 pub(crate) mod operand;
 mod placed;
 pub mod probes;

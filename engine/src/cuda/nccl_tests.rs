@@ -14,7 +14,7 @@ use super::{Fault, Result};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What stands in for NCCL; `None`, and a line that says so, where there is no C compiler.
-pub(super) fn stand_in() -> Option<Nccl> {
+pub(crate) fn stand_in() -> Option<Nccl> {
     static MADE: OnceLock<Option<Nccl>> = OnceLock::new();
     *MADE.get_or_init(|| {
         let program = std::env::current_exe().unwrap();
@@ -36,7 +36,7 @@ pub(super) fn stand_in() -> Option<Nccl> {
 }
 
 /// What each of `size` ranks makes of its communicator.
-pub(super) fn ranks<T: Send>(
+pub(crate) fn ranks<T: Send>(
     nccl: Nccl,
     size: usize,
     work: impl Fn(Communicator) -> T + Sync,

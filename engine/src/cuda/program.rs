@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Fault;
-use super::all_reduce::{BUCKET, Bucket, buckets};
+use super::all_reduce::{BUCKET, Bucket, buckets, room, tree_sum};
 use super::device_op::{DeviceGraph, DeviceNode, on_device};
 use super::fusion::fused;
 use super::kernel::{Kernel, Writer};
@@ -12,6 +12,7 @@ use super::lowering::{Command, Lowering};
 use super::operand::{At, Operand};
 use super::placed::{FIXED_PARAMETERS, Memory, Placed, PlacedOp, PlacedProduct, Step, Way};
 use super::sites::{self, Found};
+use crate::blocks::Reduction;
 use crate::cuda::casts::stored;
 use crate::op::Builder;
 use crate::plan::{Place, Plan};
@@ -28,8 +29,10 @@ pub(crate) struct Program {
     pub(crate) kernels: Vec<Kernel>,
     pub(crate) steps: Vec<Step>,
     pub(crate) ops: Vec<PlacedOp>,
-    /// What is all-reduced.
+    /// What is all-reduced, over so many ranks, by which kernel; none where NCCL adds.
     pub(crate) buckets: Vec<Bucket>,
+    pub(crate) ranks: usize,
+    pub(crate) tree_sum: Option<usize>,
     pub(crate) inputs: BTreeMap<String, Placed>,
     pub(crate) outputs: Vec<(String, Placed)>,
     pub(crate) scalars: Vec<String>,
@@ -139,8 +142,12 @@ impl Program {
         let outputs =
             outputs.map(|(name, v)| (name.clone(), at(*v).expect("an output is computed")));
         let buckets = buckets(builder, (&plan, &ops), at, BUCKET);
+        let ranks = builder.blocks;
+        let is_exact = builder.reduction == Reduction::Exact && !buckets.is_empty();
         Self {
+            tree_sum: is_exact.then(|| writer.kernel(&tree_sum(ranks))),
             buckets,
+            ranks,
             inputs: inputs.collect(),
             outputs: outputs.collect(),
             scalars: builder.scalars.clone(),
@@ -149,6 +156,12 @@ impl Program {
             ops,
             plan,
         }
+    }
+
+    /// Bytes that its all-reduces take beside the arena.
+    pub(crate) fn all_reduce_bytes(&self) -> usize {
+        self.tree_sum
+            .map_or(0, |_| 4 * room(&self.buckets, self.ranks))
     }
 
     /// Has its products computed as `chosen` says.

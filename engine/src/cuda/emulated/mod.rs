@@ -16,7 +16,8 @@ mod work;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use kernels::Kernels;
 #[cfg(test)]
@@ -30,7 +31,7 @@ use work::{Work, Worker};
 
 use super::Fault;
 use super::compiler::compile_all;
-use super::driver::{Argument, Driver, Factors, Module, Stream, Transfer, Way};
+use super::driver::{Argument, Driver, Factors, LibraryCall, Module, Stream, Transfer, Way};
 use super::kernel::{Kernel, source};
 use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
@@ -44,7 +45,7 @@ pub(crate) enum Call {
     Wait,
     Copy(Stream, Way),
     Launch,
-    Agree,
+    Library,
     Capture,
     Graph,
 }
@@ -52,6 +53,7 @@ pub(crate) enum Call {
 /// The device.
 pub(crate) struct Emulated {
     state: Mutex<State>,
+    own: Weak<Self>,
 }
 
 struct State {
@@ -65,7 +67,13 @@ struct State {
     fails_in: Option<usize>,
     /// Whether there is an algorithm for products.
     multiplies: bool,
+    /// Whether other ranks wait for what it does, and it goes on without being asked.
+    is_beside_others: bool,
+    goes_on: bool,
 }
+
+/// How long it is left alone, where it goes on without being asked.
+const LEFT_ALONE: Duration = Duration::from_millis(1);
 
 impl Emulated {
     /// A device.
@@ -75,7 +83,8 @@ impl Emulated {
 
     /// A device with so many bytes of memory.
     pub(crate) fn of_size(order: Order, size: usize) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new_cyclic(|own| Self {
+            own: Weak::clone(own),
             state: Mutex::new(State {
                 worker: Worker::new(Memory::new(size)),
                 streams: Streams::new(order),
@@ -84,8 +93,28 @@ impl Emulated {
                 calls: Vec::new(),
                 fails_in: None,
                 multiplies: true,
+                is_beside_others: false,
+                goes_on: false,
             }),
         })
+    }
+
+    /// Has it do what it was given though nobody waits for it, as GPUs do, from the first call of a library on: other processes wait for what
+    /// such a call sends.
+    #[cfg(feature = "emulated")]
+    pub(crate) fn is_beside_others(&self) {
+        self.state().is_beside_others = true;
+    }
+
+    fn go_on_by_itself(&self) {
+        let own = Weak::clone(&self.own);
+        std::thread::spawn(move || {
+            loop {
+                std::thread::sleep(LEFT_ALONE);
+                let Some(device) = own.upgrade() else { return };
+                device.state().finish();
+            }
+        });
     }
 
     /// Has it pin no more than so many bytes in all.
@@ -138,12 +167,6 @@ impl Emulated {
     #[cfg(test)]
     pub(crate) fn fail_in(&self, calls: usize) {
         self.state().fails_in = Some(calls);
-    }
-
-    /// Lets there be another rank, which has this where this one has a number.
-    #[cfg(test)]
-    pub(crate) fn set_other_rank(&self, other: fn(f32) -> f32) {
-        self.state().worker.other_rank = Some(other);
     }
 
     /// Has the device ignore something from now on.
@@ -291,14 +314,14 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    fn wait(&self, event: u64) -> Result<(), Fault> {
+    fn wait(&self, event: u64, watch: &dyn Fn() -> Result<(), Fault>) -> Result<(), Fault> {
         let mut state = self.state();
         state.called(Call::Wait)?;
         let State {
             streams, worker, ..
         } = &mut *state;
         streams.wait(event, worker);
-        Ok(())
+        worker.fault.clone().map_or_else(watch, Err)
     }
 
     fn elapsed(&self, from: u64, to: u64) -> Result<f32, Fault> {
@@ -342,6 +365,7 @@ impl Driver for Emulated {
 
     unsafe fn launch(
         &self,
+        stream: Stream,
         function: u64,
         kernel: &Kernel,
         blocks: [usize; 2],
@@ -357,7 +381,7 @@ impl Driver for Emulated {
             arguments: arguments.to_vec(),
             words: words.to_vec(),
         };
-        state.enqueue(Stream::Programs, Item::Do(work));
+        state.enqueue(stream, Item::Do(work));
         Ok(())
     }
 
@@ -377,11 +401,21 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    unsafe fn all_reduce(&self, values: &[Argument]) -> Result<(), Fault> {
+    unsafe fn call(
+        &self,
+        stream: Stream,
+        operands: &[Argument],
+        call: LibraryCall,
+    ) -> Result<(), Fault> {
         let mut state = self.state();
-        state.called(Call::Agree)?;
-        let work = Work::AllReduce(values.to_vec());
-        state.enqueue(Stream::AllReduce, Item::Do(work));
+        state.called(Call::Library)?;
+        if state.is_beside_others && !state.goes_on {
+            state.goes_on = true;
+            drop(state);
+            self.go_on_by_itself();
+            state = self.state();
+        }
+        state.enqueue(stream, Item::Do(Work::Call(operands.to_vec(), call)));
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! What a device does, as opposed to when: copies, kernels, products, all-reduces, and what a clock says of them.
+//! What a device does, as opposed to when: copies, kernels, products, calls of libraries, and what a clock says of them.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use super::kernels::{Kernels, Operand, Span, Traffic, multiply};
 use super::memory::Memory;
-use crate::cuda::driver::{Argument, Factors, Transfer, Way};
+use crate::cuda::Fault;
+use crate::cuda::driver::{Argument, Factors, LibraryCall, Transfer, Way};
 use crate::cuda::kernel::Kernel;
 use crate::cuda::product::Product;
 
@@ -22,7 +23,7 @@ pub(super) enum Work {
         words: Vec<u32>,
     },
     Multiply(Box<(Product, bool, Factors)>),
-    AllReduce(Vec<Argument>),
+    Call(Vec<Argument>, LibraryCall),
 }
 
 /// Who does it, with what it has at hand.
@@ -38,8 +39,8 @@ pub(super) struct Worker {
     pub(super) pace: Option<fn(&str) -> f32>,
     /// Milliseconds that all took so far, by its pace.
     paced: f32,
-    /// What another rank has where this one has a number, if there is another.
-    pub(super) other_rank: Option<fn(f32) -> f32>,
+    /// Why a call of a library failed, if one did.
+    pub(super) fault: Option<Fault>,
 }
 
 /// A time of day, by both clocks.
@@ -58,7 +59,7 @@ impl Worker {
             traffic: Vec::new(),
             pace: None,
             paced: 0.0,
-            other_rank: None,
+            fault: None,
         }
     }
 
@@ -91,7 +92,14 @@ impl Worker {
                 let (product, tf32, factors) = &**multiplied;
                 self.multiply(product, *tf32, factors);
             }
-            Work::AllReduce(values) => self.all_reduce(values),
+            Work::Call(operands, call) => {
+                for operand in operands {
+                    self.span(operand, std::ptr::null_mut());
+                }
+                if let Err(fault) = call(0) {
+                    self.fault.get_or_insert(fault);
+                }
+            }
         }
     }
 
@@ -156,20 +164,6 @@ impl Worker {
         let bias = factors.bias.as_ref().map(&mut span);
         multiply(product, tf32, [a, b], out, bias);
         self.took("product");
-    }
-
-    /// Numbers become their sums over this rank and the other; alone, they are that.
-    fn all_reduce(&mut self, values: &[Argument]) {
-        let Some(other) = self.other_rank else { return };
-        for argument in values {
-            let start = self
-                .memory
-                .stretch(argument.address, 4 * argument.len, false);
-            // SAFETY: allocated, and f32s like all that is all-reduced.
-            let numbers =
-                unsafe { std::slice::from_raw_parts_mut(start.cast::<f32>(), argument.len) };
-            numbers.iter_mut().for_each(|x| *x += other(*x));
-        }
     }
 
     fn span(&mut self, argument: &Argument, accesses: *mut u64) -> Span {

@@ -275,10 +275,14 @@ impl Primitive {
         // SAFETY: operands are as long as the kernel takes them, and are waited for before it is unloaded.
         unsafe {
             let function = module.functions[0];
-            let launched =
-                device
-                    .driver()
-                    .launch(function, &kernel, launch.blocks, &arguments, &launch.words);
+            let launched = device.driver().launch(
+                driver::Stream::Programs,
+                function,
+                &kernel,
+                launch.blocks,
+                &arguments,
+                &launch.words,
+            );
             let fetched = launched.and_then(|()| device.download(&mut [(result, &mut found)]));
             device.driver().unload(&module);
             fetched?;
