@@ -282,7 +282,7 @@ pub(crate) fn buckets(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::tree;
+    use crate::blocks::{Reduction, tree};
     use crate::cuda::Device;
     use crate::cuda::Executor;
     use crate::cuda::device_op::on_device;
@@ -492,6 +492,72 @@ mod tests {
             }
             // SAFETY: all that was launched is done.
             unsafe { device.driver().unload(&module) };
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_gone_is_told_and_nothing_is_left_on_the_device() {
+        let Some(nccl) = stand_in().filter(|_| is_there()) else {
+            return;
+        };
+        let told = ranks(nccl, 2, |joined| {
+            let goes = joined.rank == 1;
+            let (emulated, device) = emulated(Order::new(false, false));
+            device.joins(joined);
+            let (b, mut store) = chain(6, true);
+            let mut executor = Executor::of(with_buckets(&b, TWO));
+            let arena = Arena::new(&device, executor.plan().arena_bytes());
+            executor.attach(arena.unwrap()).unwrap();
+            executor.run(&mut store).unwrap();
+            executor.fetch(&mut store).unwrap();
+            if goes {
+                return None;
+            }
+            let ended = executor.run(&mut store);
+            let fault = ended.and_then(|()| executor.fetch(&mut store)).unwrap_err();
+            drop((executor, store, device));
+            assert!(emulated.is_empty());
+            Some(fault)
+        });
+        let fault = told[0].clone().unwrap();
+        assert!(fault.is_peer_lost());
+        assert_eq!(
+            fault.to_string(),
+            "NCCL cannot exchange parts of sums: remote process exited or there was a network error: rank 1 has gone"
+        );
+    }
+
+    #[test]
+    fn a_fast_sum_is_one_call_of_nccl_and_takes_no_memory() {
+        let Some(nccl) = stand_in().filter(|_| is_there()) else {
+            return;
+        };
+        let (expected, _) = found(Order::new(false, false), None, None);
+        let found = ranks(nccl, 2, |joined| {
+            let (emulated, device) = emulated(Order::new(false, false));
+            device.joins(joined);
+            let (mut b, mut store) = chain(6, true);
+            let exact = Program::laid_out(&on_device(&b)).all_reduce_bytes();
+            b.reduce(Reduction::Fast);
+            let program = Program::laid_out(&on_device(&b));
+            // Six matrices of 64 elements: slices of a half, one of each rank and their sum.
+            assert_eq!((exact, program.all_reduce_bytes()), (4 * 3 * 192, 0));
+            let mut executor = Executor::of(program);
+            let arena = Arena::new(&device, executor.plan().arena_bytes());
+            executor.attach(arena.unwrap()).unwrap();
+            executor.run(&mut store).unwrap();
+            let calls = emulated.calls();
+            let calls = calls.iter().filter(|call| **call == Call::Library);
+            // At once, and in a graph.
+            assert_eq!(calls.count(), 2);
+            tests::found(&mut executor, &mut store).unwrap()
+        });
+        for (name, values) in found.into_iter().flatten() {
+            let (_, alone) = expected.iter().find(|(known, _)| *known == name).unwrap();
+            if name.starts_with("gradient") {
+                let twice: Vec<f32> = alone.iter().map(|x| 2.0 * x).collect();
+                assert_eq!(values, twice, "{name}");
+            }
         }
     }
 
