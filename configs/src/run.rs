@@ -278,6 +278,9 @@ pub struct Train {
     /// file where that is not decided yet: one, or one a rank at the first start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shards: Option<usize>,
+    /// In which order several GPUs add up blocks.
+    #[serde(skip_serializing_if = "Reduction::is_exact")]
+    pub reduction: Reduction,
     /// Mask draws per stochastic term.
     pub mask_samples: usize,
     /// Distance between outputs.
@@ -292,6 +295,23 @@ pub struct Train {
     pub clip_importance: Option<f64>,
     /// Updates on faithfulness alone before the first step.
     pub faithfulness_warmup: FaithfulnessWarmup,
+}
+
+/// In which order several GPUs add up blocks of samples.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduction {
+    /// Along one tree: any number of ranks gives the same bits.
+    #[default]
+    Exact,
+    /// As NCCL adds them: another number of GPUs gives other bits. Everything else adds along the tree as before.
+    Fast,
+}
+
+impl Reduction {
+    fn is_exact(&self) -> bool {
+        *self == Self::Exact
+    }
 }
 
 /// Distance between outputs.

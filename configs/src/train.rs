@@ -3,13 +3,16 @@
 use crate::{
     losses::{Loss, SAMPLES},
     reader::Table,
-    run::{FaithfulnessWarmup, OutputLoss, Run, Train},
+    run::{FaithfulnessWarmup, OutputLoss, Reduction, Run, Train},
     schedule,
     target::Facts,
     values::{Clip, Number, OneOf, Size, Whole},
 };
 
 const OUTPUT_LOSSES: OneOf<OutputLoss> = OneOf(&[("kl", OutputLoss::Kl), ("mse", OutputLoss::Mse)]);
+
+const REDUCTIONS: OneOf<Reduction> =
+    OneOf(&[("exact", Reduction::Exact), ("fast", Reduction::Fast)]);
 
 pub(crate) fn read(
     table: &mut Table<'_>,
@@ -19,6 +22,7 @@ pub(crate) fn read(
     let steps = table.need("steps", Whole::at_least(1));
     let batch_size = table.need("batch_size", Size::at_least(1));
     let shards = table.maybe("shards", Size::at_least(1));
+    let reduction = table.or("reduction", REDUCTIONS, Reduction::Exact);
     let mask_samples = table.or("mask_samples", Size::at_least(1), 1);
     let natural_loss = match target.of_tokens() {
         Some(_) => OutputLoss::Kl,
@@ -58,6 +62,7 @@ pub(crate) fn read(
         steps: steps?,
         batch_size: batch_size?,
         shards: shards?,
+        reduction: reduction?,
         mask_samples: mask_samples?,
         output_loss: output_loss?,
         lr: lr?,

@@ -6,7 +6,7 @@ use spd_engine::{Builder, Executor, Result, Store, Type, Value};
 
 use crate::arena::in_arena_of;
 use crate::batch_program::BatchProgram;
-use crate::decomposition::{Decomposition, over_blocks};
+use crate::decomposition::{Decomposition, in_blocks, over_blocks};
 use crate::fault::Fault;
 use crate::metrics::{Evaluated, METRICS};
 use crate::task::{GoOn, Measured};
@@ -98,7 +98,7 @@ impl Decomposition {
     /// When shapes do not fit.
     pub fn eval_program(&self, store: &Store, is_slow: bool) -> Result<(Builder, Vec<f64>)> {
         let mut b = Builder::new();
-        b.in_blocks(self.run.train.blocks());
+        in_blocks(&mut b, &self.run.train);
         let shape = self.block_shape(self.run.eval.batch_size);
         let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
         let labels = match self.run.data {

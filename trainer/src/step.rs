@@ -3,7 +3,7 @@
 use spd_configs::FaithfulnessWarmup;
 use spd_engine::{Builder, Result, Store, Value};
 
-use crate::decomposition::{Decomposition, over_blocks};
+use crate::decomposition::{Decomposition, in_blocks, over_blocks};
 use crate::parameters::{BETA2, Group, Update};
 
 /// The loss of the warm-up, in its program and in messages.
@@ -20,7 +20,7 @@ impl Decomposition {
     /// When shapes do not fit.
     pub fn step_program(&self, store: &Store) -> Result<Builder> {
         let mut b = Builder::with_precision(self.precision());
-        b.in_blocks(self.run.train.blocks());
+        in_blocks(&mut b, &self.run.train);
         let shape = self.block_shape(self.run.train.batch_size);
         let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
         b.part("losses");

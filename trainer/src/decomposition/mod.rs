@@ -13,7 +13,7 @@ mod masks;
 
 use std::collections::BTreeMap;
 
-use spd_configs::{Dtype, Input, Run, TiedUpdate};
+use spd_configs::{Dtype, Input, Reduction, Run, TiedUpdate, Train};
 use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValues};
 use spd_engine::{BuildError, Builder, Precision, Result, Slot, Store, Type, Value};
 
@@ -422,6 +422,15 @@ impl Decomposition {
         });
         (sites.collect(), of_importances.values().sum())
     }
+}
+
+/// Lets a program be one of the blocks that batches are cut into.
+pub(crate) fn in_blocks(b: &mut Builder, train: &Train) {
+    b.in_blocks(train.blocks());
+    b.reduce(match train.reduction {
+        Reduction::Exact => spd_engine::Reduction::Exact,
+        Reduction::Fast => spd_engine::Reduction::Fast,
+    });
 }
 
 /// Means over a whole batch, from those over its blocks. What is the same for all blocks stays as it is.
