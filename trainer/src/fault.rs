@@ -71,6 +71,9 @@ impl Fault {
 
 /// The kind of an error, or of what it names as its cause without holding it as a source.
 fn kind(error: &(dyn std::error::Error + 'static)) -> Option<FaultKind> {
+    if let Some(fault) = error.downcast_ref::<spd_engine::Fault>() {
+        return fault.is_peer_lost().then_some(FaultKind::PeerLost);
+    }
     let found = match error.downcast_ref::<CheckpointError>() {
         Some(CheckpointError::Io { found, .. } | CheckpointError::Denied { found, .. }) => {
             Some(found)
@@ -203,6 +206,10 @@ mod tests {
         let memory = io::Error::from(ErrorKind::OutOfMemory);
         let memory = Fault::from(anyhow::Error::from(memory));
         assert_eq!(memory.kind(), FaultKind::OutOfMemory);
+        let peer = spd_engine::Fault::peer_lost("rank 1 has gone");
+        assert_eq!(Fault::from(peer).kind(), FaultKind::PeerLost);
+        let gpu = spd_engine::Fault::new("the GPU cannot go on");
+        assert_eq!(Fault::from(gpu).kind(), FaultKind::Failed);
         let other = Fault::from(anyhow::anyhow!("no idea"));
         assert_eq!(other.kind(), FaultKind::Failed);
     }
