@@ -15,6 +15,7 @@ Examples:
   spd-launch tms_5-2 --set seed=1 --out runs/seed1
   spd-launch tms_5-2 --gpus 1                 on a GPU
   spd-launch tms_40-10 --cpus 2               by two ranks
+  spd-launch shakespeare --gpus 4             by four ranks, on a GPU each
   srun --ntasks-per-node=1 spd-launch tms_40-10 --cpus 2
                                               by two ranks on each node of a Slurm job
   spd-launch tms_5-2 --fresh                  start over; the old directory is moved aside
@@ -114,8 +115,8 @@ pub(crate) struct RunArgs {
     /// Start over: an old run directory is moved to DIR.old-N first, or what it holds to DIR/old-N
     #[arg(long)]
     pub(crate) fresh: bool,
-    /// GPUs to use: 0 or 1 (`spd-launch doctor` says what is there)
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// GPUs of each node to use, with a rank on each (`spd-launch doctor` says what is there)
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = gpu_count)]
     pub(crate) gpus: usize,
     /// Ranks on the CPU of each node, among which batches and threads are shared out
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = rank_count, conflicts_with_all = ["gpus", "seeds", "sweep"])]
@@ -234,6 +235,19 @@ pub(crate) struct BenchArgs {
     pub(crate) out: Option<PathBuf>,
 }
 
+impl RunArgs {
+    /// Ranks of each node: one on each GPU, or those on the CPU.
+    pub(crate) fn ranks(&self) -> usize {
+        // The two exclude each other.
+        self.cpus.max(self.gpus)
+    }
+
+    /// What asks for them.
+    pub(crate) fn flag(&self) -> &'static str {
+        if self.gpus > 0 { "--gpus" } else { "--cpus" }
+    }
+}
+
 /// `spd-launch profile`.
 #[derive(Debug, Args)]
 pub(crate) struct ProfileArgs {
@@ -300,9 +314,9 @@ pub(crate) struct RankArgs {
     /// CPU threads
     #[arg(long, value_name = "N", value_parser = thread_count)]
     pub(crate) threads: usize,
-    /// GPUs to use: 0 or 1
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) gpus: usize,
+    /// Number of the GPU to use
+    #[arg(long, value_name = "N")]
+    pub(crate) gpu: Option<usize>,
     /// Which rank, from 0
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) rank: usize,
@@ -373,6 +387,13 @@ fn node_count(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
         _ => Err("a number of nodes from 1 on is wanted".to_owned()),
+    }
+}
+
+fn gpu_count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number <= MOST_RANKS => Ok(number),
+        _ => Err(format!("a number of GPUs up to {MOST_RANKS} is wanted")),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::cli::RankArgs;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::nodes::mesh::{self, Peers};
-use crate::run::gpu;
+use crate::run::gpus;
 use crate::stop;
 
 /// Runs this process's rank to its end, and tells the launcher of it.
@@ -120,7 +120,8 @@ pub(crate) fn inherited(fd: i32) -> std::io::Result<OwnedFd> {
 }
 
 fn go(asked: &RankArgs, supervision: &Supervision) -> Result<Exit, Fault> {
-    let gpu = gpu(asked.gpus)?;
+    let gpu = asked.gpu;
+    gpus(gpu.map_or(0, |gpu| gpu + 1))?;
     Ok(
         match spd_trainer::rank(&asked.run_dir, asked.threads, gpu, supervision)? {
             Outcome::Done => Exit::Done,

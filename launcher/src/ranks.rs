@@ -61,8 +61,8 @@ pub(crate) struct Program {
     pub(crate) run_dir: PathBuf,
     /// CPU threads.
     pub(crate) threads: usize,
-    /// GPUs: none or one.
-    pub(crate) gpus: usize,
+    /// Whether each rank has a GPU.
+    pub(crate) on_gpu: bool,
     /// Number of ranks, on all nodes.
     pub(crate) ranks: usize,
     /// Those of this node.
@@ -114,14 +114,14 @@ impl Program {
             .arg("--run-dir")
             .arg(&self.run_dir)
             .args(["--threads", &self.threads.to_string()]);
-        if self.gpus > 0 {
-            command.args(["--gpus", &self.gpus.to_string()]);
-        }
         if self.ranks > 1 {
             command.args(["--rank", &rank.to_string()]);
             command.args(["--ranks", &self.ranks.to_string()]);
         }
         let local = rank - self.here.start;
+        if self.on_gpu {
+            command.args(["--gpu", &local.to_string()]);
+        }
         match meeting {
             Meeting::Alone => {}
             Meeting::Memory(memory) => share_memory(&mut command, memory),

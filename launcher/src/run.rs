@@ -34,7 +34,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         Some(nodes) => Node::planned(nodes),
         None => Node::from_env().map_err(Fault::BadInput)?,
     };
-    let on_gpu = gpu(asked.gpus)?.is_some();
+    let on_gpu = gpus(asked.gpus)? > 0;
     if let Some(jobs) = asked.jobs {
         return Err(Fault::BadInput(format!(
             "--jobs {jobs}: there is one run; it goes with --seeds or --sweep"
@@ -70,7 +70,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         let job = Job {
             name: &run.name,
             nodes: node.count,
-            threads: threads_of_rank(asked) * asked.cpus,
+            threads: threads_of_rank(asked) * asked.ranks(),
             gpus: asked.gpus,
             memory: &run_plan.memory,
             command,
@@ -92,7 +92,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     let mut stop = Stop::listen().context("signals cannot be listened to")?;
     let mut others = None;
     if node.count > 1 {
-        let opened = First::open(&run_dir, &node, asked.cpus).map_err(Fault::Failed)?;
+        let opened = First::open(&run_dir, &node, asked.ranks()).map_err(Fault::Failed)?;
         let others = others.insert(opened);
         if !others.join(&run, joins_within(asked), &mut stop)? {
             return Ok(Exit::Stopped);
@@ -118,31 +118,37 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
 
 /// Ranks of all nodes.
 fn world_size(asked: &RunArgs, node: &Node) -> usize {
-    asked.cpus * node.nodes()
+    asked.ranks() * node.nodes()
 }
 
 /// CPU threads of each rank.
 fn threads_of_rank(asked: &RunArgs) -> usize {
-    (cli::threads(asked.threads) / asked.cpus).max(1)
+    (cli::threads(asked.threads) / asked.ranks()).max(1)
 }
 
 /// Decides into how many shards the batches of a run are cut, where its file leaves that open: as when it began, or one a rank.
 ///
 /// - `begun`: those of the run that stands there
+/// - `flag`: what asked for the ranks
 ///
 /// # Errors
 ///
 /// One line, where the ranks cannot share them.
-fn decide_shards(run: &mut Run, begun: Option<usize>, ranks: usize) -> Result<(), String> {
+fn decide_shards(
+    run: &mut Run,
+    begun: Option<usize>,
+    ranks: usize,
+    flag: &str,
+) -> Result<(), String> {
     let given = run.train.shards;
     let shards = given.or(begun).unwrap_or(ranks);
     if given.is_none()
         && let Some(why) = run.refuses_shards(shards)
     {
-        return Err(format!("--cpus {ranks}: {why}"));
+        return Err(format!("{flag} {ranks}: {why}"));
     }
     if let Some(why) = refuses_world(shards, ranks) {
-        return Err(format!("--cpus {ranks}: {why}"));
+        return Err(format!("{flag} {ranks}: {why}"));
     }
     // One is what a run has that says nothing.
     run.train.shards = (shards > 1).then_some(shards);
@@ -203,7 +209,7 @@ fn check(asked: &RunArgs, node: &Node, on_gpu: bool) -> Result<Checked, Fault> {
     );
     let begun = if asked.fresh { None } else { run_dir.shards() };
     let ranks = world_size(asked, node);
-    decide_shards(&mut run, begun, ranks).map_err(Fault::BadInput)?;
+    decide_shards(&mut run, begun, ranks, asked.flag()).map_err(Fault::BadInput)?;
     let found = if asked.fresh {
         run_dir.find_old().map(|_| Found::Nothing)
     } else {
@@ -224,7 +230,7 @@ fn check(asked: &RunArgs, node: &Node, on_gpu: bool) -> Result<Checked, Fault> {
     let threads = threads_of_rank(asked);
     let run_plan = spd_trainer::run_plan(run, threads, on_gpu, &world)?;
     check_memory(asked, (&path, &asked.set), &world, run, &run_plan).map_err(Fault::BadInput)?;
-    check_gpu_memory(asked, &path, run, &run_plan).map_err(Fault::BadInput)?;
+    check_gpu_memory(asked, &path, &world, run, &run_plan).map_err(Fault::BadInput)?;
     // The directory is the first launcher's.
     if !node.is_first() {
         return Ok(checked);
@@ -259,7 +265,7 @@ pub(crate) fn check_memory(
     memory::check(run, need, there, |more| {
         let set: Vec<String> = set.iter().chain(more).cloned().collect();
         let mut run = Run::load(path, &set).ok()?;
-        decide_shards(&mut run, None, world.size()).ok()?;
+        decide_shards(&mut run, None, world.size(), asked.flag()).ok()?;
         let run_plan =
             spd_trainer::run_plan(&run, threads_of_rank(asked), asked.gpus > 0, world).ok()?;
         Some(run_plan.memory.total())
@@ -271,46 +277,61 @@ pub(crate) fn check_memory(
 fn check_gpu_memory(
     asked: &RunArgs,
     path: &Path,
+    world: &World,
     run: &Run,
     run_plan: &RunPlan,
 ) -> Result<(), String> {
     let Some(need) = &run_plan.gpu_memory else {
         return Ok(());
     };
-    let there = cuda::free_memory(GPU)?;
-    let with = |more: &[String]| {
-        let set: Vec<String> = asked.set.iter().chain(more).cloned().collect();
-        let run = Run::load(path, &set).ok()?;
-        let world = World::default();
-        let run_plan =
-            spd_trainer::run_plan(&run, cli::threads(asked.threads), true, &world).ok()?;
-        run_plan.gpu_memory.map(|memory| memory.total())
-    };
-    memory::check(run, need.total(), Some(there), with)
-        .map_err(|line| line.replacen(" of memory", &format!(" of the memory of GPU {GPU}"), 1))
+    // Every rank needs as much.
+    for gpu in 0..asked.ranks() {
+        let there = cuda::free_memory(gpu)?;
+        let with = |more: &[String]| {
+            let set: Vec<String> = asked.set.iter().chain(more).cloned().collect();
+            let mut run = Run::load(path, &set).ok()?;
+            decide_shards(&mut run, None, world.size(), asked.flag()).ok()?;
+            let run_plan = spd_trainer::run_plan(&run, threads_of_rank(asked), true, world).ok()?;
+            run_plan.gpu_memory.map(|memory| memory.total())
+        };
+        memory::check(run, need.total(), Some(there), with).map_err(|line| {
+            line.replacen(" of memory", &format!(" of the memory of GPU {gpu}"), 1)
+        })?;
+    }
+    Ok(())
 }
 
-/// The GPU that a run on one uses.
+/// The GPU that is used where there is one rank.
 pub(crate) const GPU: usize = 0;
 
-/// The GPU that `--gpus` asks for, if it asks for one.
+/// The GPUs that `--gpus` asks for: as many.
+///
+/// # Errors
+///
+/// One line, where there are not so many, or what they need is missing.
+pub(crate) fn gpus(asked: usize) -> Result<usize, Fault> {
+    if asked > 0
+        && let Some(lacks) = cuda::lacks(asked)
+    {
+        return Err(Fault::BadInput(format!(
+            "--gpus {asked}: {lacks}; `spd-launch doctor` says what this machine has; leave it out to run on the CPU"
+        )));
+    }
+    Ok(asked)
+}
+
+/// The GPU that `--gpus` asks for, where one rank does the work.
 ///
 /// # Errors
 ///
 /// One line, where there is none, or several are wanted.
-pub(crate) fn gpu(gpus: usize) -> Result<Option<usize>, Fault> {
-    match gpus {
-        0 => Ok(None),
-        1 => match cuda::lacks(1) {
-            None => Ok(Some(GPU)),
-            Some(lacks) => Err(Fault::BadInput(format!(
-                "--gpus 1: {lacks}; `spd-launch doctor` says what this machine has; leave it out to run on the CPU"
-            ))),
-        },
-        more => Err(Fault::BadInput(format!(
-            "--gpus {more}: runs on several GPUs are not offered yet; --gpus 1 runs on one"
-        ))),
+pub(crate) fn gpu(asked: usize) -> Result<Option<usize>, Fault> {
+    if asked > 1 {
+        return Err(Fault::BadInput(format!(
+            "--gpus {asked}: only a run uses several GPUs; --gpus 1 is one"
+        )));
     }
+    Ok((gpus(asked)? > 0).then_some(GPU))
 }
 
 /// What the checkpoints that are still to be written may take; one more than are kept, while it is written.
@@ -386,7 +407,7 @@ pub(crate) fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<Lock, F
 /// What a launcher that is not the first does.
 fn join(asked: &RunArgs, node: &Node, run: &Run, run_dir: &RunDir) -> Result<Exit, Fault> {
     let mut stop = Stop::listen().context("signals cannot be listened to")?;
-    let of_node = (run, run_dir, asked.cpus);
+    let of_node = (run, run_dir, asked.ranks());
     let member = Member::join(node, of_node, joins_within(asked), &mut stop)?;
     let Some(member) = member else {
         return Ok(Exit::Stopped);
@@ -418,14 +439,14 @@ fn program(asked: &RunArgs, node: &Node, run_dir: &RunDir) -> anyhow::Result<Pro
         Some(path) => path.clone(),
         None => own_program().context("this program's own file cannot be found")?,
     };
-    let first = node.place() * asked.cpus;
+    let first = node.place() * asked.ranks();
     Ok(Program {
         path,
         run_dir: run_dir.path().to_owned(),
         threads: threads_of_rank(asked),
-        gpus: asked.gpus,
+        on_gpu: asked.gpus > 0,
         ranks: world_size(asked, node),
-        here: first..first + asked.cpus,
+        here: first..first + asked.ranks(),
     })
 }
 

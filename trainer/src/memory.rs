@@ -67,13 +67,18 @@ impl Memory {
         programs: impl IntoIterator<Item = &'a Executor> + Clone,
     ) -> Option<Self> {
         let inputs = programs.clone().into_iter().map(Executor::own_bytes).sum();
-        matches!(processor, Processor::Gpu(_)).then(|| Self {
-            parts: vec![
+        let sums = programs.clone().into_iter();
+        let sums: usize = sums.map(Executor::all_reduce_bytes).sum();
+        let sums = (sums > 0).then_some(("sums over ranks", sums));
+        matches!(processor, Processor::Gpu(_)).then(|| {
+            let parts = [
                 ("state", store.device_bytes()),
                 ("programs", arena_bytes(programs)),
                 ("inputs", inputs),
                 ("matrix products", MATRIX_PRODUCTS),
-            ],
+            ];
+            let parts = parts.into_iter().chain(sums).collect();
+            Self { parts }
         })
     }
 

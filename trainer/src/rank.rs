@@ -67,7 +67,15 @@ pub fn rank(
         started,
     };
     // The loop runs on a thread of the pool, so that no step has to wake one.
-    pool.enter(|| job.go(&processor, peak, supervision))
+    pool.enter(|| {
+        if let Some(device) = processor.device() {
+            supervision.world.join(device, &supervision.heartbeat)?;
+        }
+        let outcome = job.go(&processor, peak, supervision)?;
+        // Who fails leaves without a word.
+        processor.device().map_or(Ok(()), |device| device.leave())?;
+        Ok(outcome)
+    })
 }
 
 /// Decomposes a network of the calling program: runs `run`, whose `[target]` has `kind = "custom"`, to its end on `threads` threads of
@@ -182,8 +190,20 @@ impl Job<'_> {
         let decomposition = Decomposition::of(run, network, &mut store)?;
         decomposition.set_target(&mut store, &weights);
         drop(weights);
-        let mut task =
-            DecompositionTask::new(decomposition, sources.clone(), &mut store, processor, world)?;
+        let plan = || {
+            if !world.is_first() {
+                keep_record(processor, run_dir)?;
+            }
+            DecompositionTask::new(decomposition, sources.clone(), &mut store, processor, world)
+        };
+        // What is chosen by measuring on a GPU is chosen by the first rank, and the others read it.
+        let task = match processor {
+            Processor::Gpu(_) => world.in_turn(plan)?,
+            Processor::Cpu(_) => Some(plan()?),
+        };
+        let Some(mut task) = task else {
+            return Ok(Outcome::Stopped);
+        };
         task.make_room()?;
         let place = Place {
             dir: run_dir,

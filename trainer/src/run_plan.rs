@@ -56,12 +56,6 @@ pub struct SitePlan {
 /// Whatever would keep the run from starting, as bad input.
 pub fn run_plan(run: &Run, threads: usize, on_gpu: bool, world: &World) -> Result<RunPlan, Fault> {
     check_precision(run, on_gpu)?;
-    if on_gpu && run.train.blocks() > 1 {
-        return Err(Fault::BadInput(format!(
-            "[train] shards = {}: batches in several shards are for CPUs, for now; leave out --gpus, or set shards = 1",
-            run.train.blocks()
-        )));
-    }
     let sources = data::open_checked(run)?;
     let network = shipped(&run.target.model)?;
     target::check_cache(run, &*network)?;
@@ -262,7 +256,8 @@ fn rows(
 fn device(shards: usize, threads: usize, on_gpu: bool, world: &World) -> String {
     let threads = format!("{threads} thread{}", if threads == 1 { "" } else { "s" });
     let device = match (on_gpu, world.size()) {
-        (true, _) => "GPU 0".to_owned(),
+        (true, 1) => "GPU 0".to_owned(),
+        (true, ranks) => format!("{ranks} GPUs, a rank each"),
         (false, 1) => format!("CPU, {threads}"),
         (false, ranks) => format!("CPU, {ranks} ranks of {threads}"),
     };

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use spd_dataloader::Shard;
 use spd_engine::blocks::{Lost, Waits};
+use spd_engine::cuda::Device;
 use spd_engine::{Ranks, SharedMemory, Sockets};
 
 use crate::fault::Fault;
@@ -123,6 +124,19 @@ impl World {
         }
     }
 
+    /// Has a GPU of this rank join those of the others, if there are any.
+    ///
+    /// # Errors
+    ///
+    /// When NCCL is missing or refuses, or not all of them come.
+    pub(crate) fn join(&self, device: &Device, heartbeat: &Heartbeat) -> Result<(), Fault> {
+        let Some(ranks) = self.ranks() else {
+            return Ok(());
+        };
+        heartbeat.enter("joining");
+        Ok(device.join(&*ranks, self.rank, self.size)?)
+    }
+
     /// Whether all go on. The first rank asks `goes_on`; what others find in theirs is told to it, for the next time.
     pub(crate) fn agree(&self, goes_on: impl FnOnce() -> bool) -> bool {
         let goes_on = goes_on();
@@ -144,6 +158,24 @@ impl World {
     pub(crate) fn first<E>(&self, work: impl FnOnce() -> Result<bool, E>) -> Result<bool, E> {
         let goes_on = if self.is_first() { work()? } else { true };
         Ok(self.agree(|| goes_on))
+    }
+
+    /// Has the first rank do something before the others do it; nothing where they do not go on.
+    ///
+    /// # Errors
+    ///
+    /// What any of them finds; it leaves then, and the others with it.
+    pub(crate) fn in_turn<T, E>(
+        &self,
+        work: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Option<T>, E> {
+        let goes_on = self.is_first() || self.agree(|| true);
+        if !goes_on {
+            return Ok(None);
+        }
+        let done = work()?;
+        let goes_on = !self.is_first() || self.agree(|| true);
+        Ok(goes_on.then_some(done))
     }
 }
 
@@ -175,4 +207,35 @@ pub fn refuses_world(shards: usize, ranks: usize) -> Option<String> {
         "its batches are cut into {shards} shards, which {} or {most} ranks can share, and {ranks} cannot",
         may.join(", ")
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_first_rank_is_done_before_the_others_begin() {
+        let file = SharedMemory::file().unwrap();
+        let done = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for rank in 0..3 {
+                let (file, done) = (file.try_clone().unwrap(), &done);
+                scope.spawn(move || {
+                    let world = World::in_memory(rank, 3, file, &Arc::default()).unwrap();
+                    let work = || {
+                        if rank == 0 {
+                            thread::sleep(Duration::from_millis(50));
+                        }
+                        Ok::<_, Fault>(done.fetch_add(1, Ordering::SeqCst))
+                    };
+                    let before = world.in_turn(work).unwrap().unwrap();
+                    assert_eq!(before == 0, rank == 0);
+                });
+            }
+        });
+    }
 }

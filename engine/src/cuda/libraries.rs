@@ -408,7 +408,9 @@ pub fn lacks_gpu(ordinal: usize) -> Option<String> {
 
 fn misses(gpus: usize, joined: bool) -> Option<String> {
     if super::is_emulated() {
-        return None;
+        let nccl = Library::Nccl;
+        let lacks = joined && nccl.found().is_none();
+        return lacks.then(|| format!("{} not found", nccl.files()[0]));
     }
     let needed = Library::ALL
         .into_iter()

@@ -12,6 +12,7 @@ mod exit_codes_and_restarts;
 mod faults_during_a_run;
 mod figures;
 mod gpu;
+mod gpus;
 mod memory;
 mod metrics_rows;
 mod nodes;

@@ -59,13 +59,26 @@ fn every_fault_of_a_run_file_is_one_line() {
 }
 
 #[test]
-fn several_gpus_and_several_runs_on_one_are_refused() {
+fn gpus_that_are_not_there_and_several_runs_on_one_are_refused() {
     let scratch = Scratch::new();
-    let ended = launch(scratch.run("done", &["--gpus", "2"]));
+    // As many no machine has.
+    let ended = launch(scratch.run("done", &["--gpus", "200"]));
     assert_eq!(ended.code, Some(2));
+    assert!(
+        ended.stderr.starts_with("error: --gpus 200: ")
+            && ended.stderr.ends_with(
+                "; `spd-launch doctor` says what this machine has; leave it out to run on the CPU\n"
+            ),
+        "{}",
+        ended.stderr
+    );
+    let ended = launch(scratch.launcher(&["bench", "tiny-gpt2-h1", "--gpus", "2"]));
     assert_eq!(
-        ended.stderr,
-        "error: --gpus 2: runs on several GPUs are not offered yet; --gpus 1 runs on one\n"
+        (ended.code, ended.stderr.as_str()),
+        (
+            Some(2),
+            "error: --gpus 2: only a run uses several GPUs; --gpus 1 is one\n"
+        )
     );
     let mut command = scratch.run("done", &["--gpus", "1", "--seeds", "0..2"]);
     command.env("SPD_EMULATED_GPU", "1");

@@ -1,0 +1,151 @@
+//! Runs on several GPUs: emulated ones, a process each, beside a library that stands in for NCCL.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::both::children;
+use crate::scratch::{Scratch, assert_goes, end, start};
+
+/// A whole run, target, warm-up and evaluation included, that is over soon.
+const SHORT: [&str; 11] = [
+    "train.shards=4",
+    "train.steps=9",
+    "train.batch_size=16",
+    "train.faithfulness_warmup.steps=3",
+    "target.train.steps=10",
+    "target.train.batch_size=16",
+    "checkpoint.every=3",
+    "log.every=2",
+    "eval.every=4",
+    "eval.batches=2",
+    "eval.batch_size=16",
+];
+
+/// What stands in for NCCL; `None`, and a line that says so, where there is no compiler for it or for kernels.
+fn nccl() -> Option<Scratch> {
+    for compiler in ["cc", "g++"] {
+        if Command::new(compiler).arg("--version").output().is_err() {
+            println!("no {compiler}: runs on several GPUs were not tested");
+            return None;
+        }
+    }
+    let libraries = Scratch::new();
+    let source = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../engine/src/cuda/emulated/nccl.c"
+    );
+    let mut made = Command::new("cc");
+    made.args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(libraries.path().join("libnccl.so.2"))
+        .arg(source);
+    assert!(made.status().unwrap().success());
+    Some(libraries)
+}
+
+/// A run on so many emulated GPUs.
+fn run(scratch: &Scratch, libraries: &Scratch, gpus: usize, set: &[&str]) -> Command {
+    let mut command = scratch.real("tms_5-2.toml", &format!("r{gpus}"), set);
+    command
+        .args(["--threads", "1", "--gpus", &gpus.to_string()])
+        .env("SPD_EMULATED_GPU", "1")
+        .env("SPD_CUDA_LIBRARIES", libraries.path());
+    command
+}
+
+/// What a run leaves that says nothing of times: rows, and tensors of its checkpoints.
+fn left(dir: &Path) -> Vec<Vec<u8>> {
+    let mut left = vec![fs::read(dir.join("metrics.jsonl")).unwrap()];
+    for step in ["step-00000006", "step-00000009"] {
+        let tensors = dir
+            .join("checkpoints")
+            .join(step)
+            .join("tensors.safetensors");
+        left.push(fs::read(tensors).unwrap());
+    }
+    left
+}
+
+#[test]
+fn any_number_of_gpus_leaves_the_same_bits() {
+    let Some(libraries) = nccl() else { return };
+    let scratch = Scratch::new();
+    let mut found = Vec::new();
+    for (gpus, device) in [
+        (1, "GPU 0; each batch in 4 shards"),
+        (2, "2 GPUs, a rank each; each batch in 4 shards"),
+        (4, "4 GPUs, a rank each; each batch in 4 shards"),
+    ] {
+        let ended = end(start(run(&scratch, &libraries, gpus, &SHORT)));
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert!(ended.stdout.contains(device), "{}", ended.stdout);
+        found.push(left(&scratch.path().join(format!("r{gpus}"))));
+    }
+    assert!(found[0][0].len() > 1000);
+    for (name, of_several) in ["two", "four"].into_iter().zip(&found[1..]) {
+        assert!(*of_several == found[0], "{name} GPUs");
+    }
+}
+
+#[test]
+fn a_fast_reduction_is_a_setting_of_the_run() {
+    let Some(libraries) = nccl() else { return };
+    let scratch = Scratch::new();
+    let set = [&SHORT[..], &["train.shards=2", "train.reduction=fast"]].concat();
+    let ended = end(start(run(&scratch, &libraries, 2, &set)));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let resolved = fs::read_to_string(scratch.path().join("r2/config.toml")).unwrap();
+    assert!(resolved.contains("\nreduction = \"fast\"\n"), "{resolved}");
+}
+
+#[test]
+fn gpus_that_nccl_does_not_join_are_told_in_its_words() {
+    let Some(libraries) = nccl() else { return };
+    let scratch = Scratch::new();
+    let mut command = run(&scratch, &libraries, 2, &SHORT);
+    command.env("STAND_IN_NCCL", "refuse");
+    let ended = end(start(command));
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let error = ended.error();
+    let words = "NCCL cannot join 2 ranks: invalid usage: Duplicate GPU detected";
+    assert!(
+        error.starts_with("rank ") && error.contains(words),
+        "{error}"
+    );
+}
+
+/// What the others wait for on their GPUs ends with them.
+#[test]
+fn whoever_dies_is_named_and_the_others_go_at_once() {
+    let Some(libraries) = nccl() else { return };
+    let scratch = Scratch::new();
+    let set = [&SHORT[..], &["train.steps=200000", "eval.every=100000"]].concat();
+    let launcher = start(run(&scratch, &libraries, 4, &set));
+    let started = Instant::now();
+    let is_training = || {
+        let rows = fs::read_to_string(scratch.path().join("r4/system.jsonl")).unwrap_or_default();
+        rows.lines()
+            .any(|row| row.contains("\"train\"") && !row.contains("\"step\":0,"))
+    };
+    while !is_training() {
+        assert!(started.elapsed() < Duration::from_secs(60));
+        thread::sleep(Duration::from_millis(10));
+    }
+    let ranks = children(launcher.id());
+    assert_eq!(ranks.len(), 4);
+    let pid = Pid::from_raw(i32::try_from(ranks[2]).unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    ranks.iter().for_each(|&rank| assert_goes(rank));
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let who = format!("rank 2 (pid {})", ranks[2]);
+    let error = ended.error();
+    assert!(
+        error.starts_with(&who) && error.contains("SIGKILL"),
+        "{error}"
+    );
+}
