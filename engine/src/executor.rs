@@ -183,11 +183,15 @@ impl Executor {
         }
     }
 
-    /// The threads that it runs on, or that add up what it makes.
+    /// The threads that it runs on.
+    ///
+    /// # Panics
+    ///
+    /// When it runs on a GPU.
     pub(crate) fn pool(&self) -> Arc<Pool> {
         match self {
             Self::Cpu(executor) => Arc::clone(executor.pool()),
-            Self::Gpu(_) => Arc::new(Pool::single()),
+            Self::Gpu(_) => panic!("a GPU has no threads of ours"),
         }
     }
 

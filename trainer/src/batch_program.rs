@@ -73,6 +73,11 @@ impl BatchProgram {
         self.stages.running_bytes(self.blocks)
     }
 
+    /// Bytes that they take on a GPU, on a rank of `ranks`.
+    pub(crate) fn gpu_bytes(&self, ranks: usize) -> usize {
+        self.stages.gpu_bytes(self.blocks, ranks)
+    }
+
     /// Elements of the sums over ranks at a time.
     pub(crate) fn all_reduced_elements(&self) -> usize {
         let of_stages = self.stages.most_elements();

@@ -176,7 +176,14 @@ impl DecompositionTask {
 
     /// What it will hold at its fullest on a GPU, if it runs on one.
     pub(crate) fn gpu_memory(&self, store: &Store) -> Option<Memory> {
-        Memory::on_gpu(&self.processor, store, self.programs())
+        let mut memory = Memory::on_gpu(&self.processor, store, self.programs())?;
+        let ranks = self.world.size();
+        let sums = self.on_batches().map(|program| program.gpu_bytes(ranks));
+        match sums.sum() {
+            0 => {}
+            sums => memory.parts.push(("sums of blocks", sums)),
+        }
+        Some(memory)
     }
 
     /// What a rank will hold at its fullest on this machine.

@@ -1,12 +1,14 @@
 //! A program for a rank that has several blocks: cut at its all-reduces.
 //!
 //! A stage makes what the all-reduces of one depth sum, from what is in the store, the sums of the stages before, and one block of the
-//! batch. It computes anew what earlier stages computed of the block, so memory does not grow with the number of blocks.
+//! batch. It computes anew what earlier stages computed of the block, so memory does not grow with the number of blocks. A GPU adds its
+//! blocks up where they are, and meets those of other ranks [where it has joined them](crate::cuda::Device::join).
 
 use std::sync::Arc;
 
 use super::tree::Running;
 use super::{Ranks, Sum};
+use crate::cuda::BlockSums;
 use crate::executor::{Arena, Executor};
 use crate::fault::Result;
 use crate::graph::Home;
@@ -27,7 +29,14 @@ struct Stage {
     sums: Vec<Slot>,
     names: Vec<String>,
     elements: usize,
-    running: Running,
+    running: Adding,
+}
+
+/// Where blocks are added up.
+enum Adding {
+    /// Beside the store.
+    Cpu(Running),
+    Gpu(BlockSums),
 }
 
 impl Stages {
@@ -73,12 +82,17 @@ impl Stages {
             for (name, (_, part, ..)) in names.iter().zip(&of_stage) {
                 program.output(name, *part);
             }
+            let program = planned(&program);
+            let elements = of_stage.iter().map(|(_, part, ..)| b.ty(*part).len()).sum();
             Stage {
-                program: planned(&program),
+                running: match &program {
+                    Executor::Cpu(_) => Adding::Cpu(Running::default()),
+                    Executor::Gpu(_) => Adding::Gpu(BlockSums::new(elements)),
+                },
+                program,
                 sums: of_stage.iter().map(|(.., slot)| *slot).collect(),
                 names,
-                elements: of_stage.iter().map(|(_, part, ..)| b.ty(*part).len()).sum(),
-                running: Running::default(),
+                elements,
             }
         });
         let stages = Self {
@@ -95,19 +109,29 @@ impl Stages {
 
     /// Bytes that the sums take beside the store while `blocks` blocks are added up.
     pub fn running_bytes(&self, blocks: usize) -> usize {
-        let stages = self.stages.iter();
+        let stages = self.on_cpu();
         stages
             .map(|stage| 4 * stage.elements * Running::buffers(blocks))
             .sum()
     }
 
-    /// Elements of the sums of the largest stage: what ranks add at once.
+    /// Bytes that they take on a GPU, if they are added up there, on a rank of `ranks`.
+    pub fn gpu_bytes(&self, blocks: usize, ranks: usize) -> usize {
+        let stages = self.stages.iter();
+        let stages = stages.filter(|stage| matches!(stage.running, Adding::Gpu(_)));
+        stages
+            .map(|stage| BlockSums::bytes(stage.elements, blocks, ranks))
+            .sum()
+    }
+
+    /// Elements of the sums of the largest stage: what ranks add at once in what they share.
     pub fn most_elements(&self) -> usize {
-        self.stages
-            .iter()
-            .map(|stage| stage.elements)
-            .max()
-            .unwrap_or(0)
+        self.on_cpu().map(|stage| stage.elements).max().unwrap_or(0)
+    }
+
+    fn on_cpu(&self) -> impl Iterator<Item = &Stage> {
+        let stages = self.stages.iter();
+        stages.filter(|stage| matches!(stage.running, Adding::Cpu(_)))
     }
 
     /// Has its sums meet those of other ranks.
@@ -165,10 +189,24 @@ impl Stage {
             ..
         } = self;
         program.attach(arena)?;
+        let running = match running {
+            Adding::Cpu(running) => running,
+            Adding::Gpu(running) => {
+                for block in 0..blocks {
+                    fill(program, block);
+                    program.run(store)?;
+                    let Executor::Gpu(found) = &*program else {
+                        unreachable!("a program of a GPU");
+                    };
+                    running.add((found, names), store, (block, blocks))?;
+                }
+                return running.finish(store, sums);
+            }
+        };
         let pool = program.pool();
         for block in 0..blocks {
             fill(program, block);
-            program.run_and_fetch(store)?;
+            program.run(store)?;
             running.add(&pool, names.iter().map(|name| program.output(name, store)));
         }
         let mut whole = running.finish(&pool);

@@ -26,14 +26,14 @@ use super::Fault;
 use super::device_op::DeviceGraph;
 use super::driver::{Argument, Driver, LibraryCall, Stream};
 use super::kernel::Kernel;
-use super::lowering::{self, Command, Launch, Lowering, Source, THREADS};
+use super::lowering::{self, Launch, Lowering, Source, THREADS};
 use super::nccl::{Communicator, Parcel};
 use super::placed::{Placed, PlacedOp};
 use crate::plan::Plan;
 use crate::value::{DType, Value};
 
-/// The kernel that adds the parts of a slice.
-const KERNELS: Source = Source::new("all_reduce", include_str!("all_reduce.cu"));
+/// The kernels that add parts.
+pub(super) const KERNELS: Source = Source::new("all_reduce", include_str!("all_reduce.cu"));
 
 /// Bytes of a bucket: below them, the latency of an all-reduce costs more than its transfer. Unmeasured.
 pub(super) const BUCKET: usize = 16 << 20;
@@ -105,10 +105,7 @@ pub(super) fn tree_sum(ranks: usize) -> Launch {
     let operands = [parts.into(), sum.out().into()];
     to.kernel(KERNELS, "tree_sum", &[ranks.into()])
         .launch(&[operands, words].concat());
-    match to.finish().0.pop() {
-        Some(Command::Launch(launch)) => launch,
-        _ => unreachable!("one launch was asked for"),
-    }
+    to.only_launch()
 }
 
 /// Where a bucket is added up.

@@ -435,6 +435,27 @@ impl Executor {
         }
     }
 
+    /// Where it is loaded.
+    ///
+    /// # Panics
+    ///
+    /// When it has had no arena.
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self
+            .loaded
+            .as_ref()
+            .expect("a program that is loaded")
+            .device
+    }
+
+    /// Where an output lies.
+    pub(super) fn output_at(&self, name: &str, store: &Store) -> Argument {
+        let mut outputs = self.program.outputs.iter();
+        let found = outputs.find(|(known, _)| known == name);
+        let (_, placed) = found.unwrap_or_else(|| panic!("the program has an output `{name}`"));
+        self.argument(placed, store)
+    }
+
     /// Starts (or restarts) the clock of every op. While it runs, a replay is enqueued op by op, and waited for.
     pub fn start_profile(&mut self) {
         self.clock = Some(vec![Duration::ZERO; self.program.ops.len()]);

@@ -207,6 +207,14 @@ impl<'a> Lowering<'a> {
         }
     }
 
+    /// The launch of what was asked for one.
+    pub(crate) fn only_launch(self) -> Launch {
+        match self.finish().0.pop() {
+            Some(Command::Launch(launch)) => launch,
+            _ => unreachable!("one launch was asked for"),
+        }
+    }
+
     /// Starts a launch of a function of a source, with its constants.
     pub(crate) fn kernel(
         &mut self,

@@ -69,6 +69,7 @@ mod autotune_record;
 mod autotune_tests;
 #[cfg(feature = "compare-emulated")]
 mod bf16_roundings;
+mod block_sums;
 pub(crate) mod casts;
 #[cfg(feature = "compare-emulated")]
 pub(crate) mod compare_emulated;
@@ -112,6 +113,7 @@ pub(crate) mod tests;
 mod trial;
 
 pub use crate::fault::{Fault, Result};
+pub(crate) use block_sums::BlockSums;
 pub use compiling::Compiling;
 pub use cublaslt::WORKSPACE as MATRIX_PRODUCTS;
 pub use device::{Device, PINNED};

@@ -1,6 +1,6 @@
 //! What cublasLt refuses, and what is so thin that all of its algorithms waste most of their work: products by a kernel of our own.
 
-use super::lowering::{Argument, Command, Constant, Launch, Lowering, Source};
+use super::lowering::{Argument, Constant, Launch, Lowering, Source};
 use super::product::{Matrix, Product};
 
 /// The kernels of products of our own.
@@ -43,9 +43,6 @@ impl Product {
                 strides(&self.b),
                 strides(&self.out),
             ]);
-        match to.finish().0.pop() {
-            Some(Command::Launch(launch)) => launch,
-            _ => unreachable!("a product has elements"),
-        }
+        to.only_launch()
     }
 }

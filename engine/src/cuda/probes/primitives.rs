@@ -9,7 +9,7 @@ use spd_draws::{Purpose, Stream};
 use super::Place;
 use crate::cuda::driver;
 use crate::cuda::kernel::Kernel;
-use crate::cuda::lowering::{Argument, Command, Launch, Lowering, Source};
+use crate::cuda::lowering::{Argument, Launch, Lowering, Source};
 use crate::cuda::{Device, Fault, Result};
 use crate::value::{DType, Type};
 
@@ -234,10 +234,7 @@ impl Primitive {
         let arguments: Vec<Argument> = inputs.chain(word).chain([output]).collect();
         let pending = to.kernel(KERNELS, self.function, &[]).threads(32);
         pending.shared(self.shared).launch(&arguments);
-        match to.finish().0.pop() {
-            Some(Command::Launch(launch)) => launch,
-            _ => unreachable!("one launch was asked for"),
-        }
+        to.only_launch()
     }
 
     pub(super) fn kernel(&self) -> Kernel {

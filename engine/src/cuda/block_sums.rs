@@ -1,0 +1,332 @@
+//! Sums of blocks that one rank has on its GPU, one after the other: [`Running`](crate::blocks::tree::Running) on a device.
+//!
+//! What a replay found is put beside the sums of the blocks before it, along the tree, and what all blocks of the rank sum up to meets the
+//! other ranks bucket by bucket. The host asks for it and waits for nothing.
+#![expect(unsafe_code, reason = "addresses of a device")]
+
+use std::sync::Arc;
+
+use super::Fault;
+use super::all_reduce::{BUCKET, Bucket, KERNELS, Meeting, room, tree_sum};
+use super::device::{Device, Event, Memory};
+use super::driver::{Argument, Module, Stream, Transfer, Way};
+use super::executor::Executor;
+use super::kernel::Kernel;
+use super::lowering::{self, Launch, Lowering, THREADS};
+use super::placed::{self, Placed};
+use crate::blocks::tree::Running;
+use crate::store::{Slot, Store};
+use crate::value::DType;
+
+/// The sums of a stage.
+#[derive(Default)]
+pub(crate) struct BlockSums {
+    elements: usize,
+    /// Of 1, 2, 4, .. blocks, whether there is one, in the buffer behind the one that parts come to.
+    subtrees: Vec<bool>,
+    loaded: Option<Loaded>,
+}
+
+/// What it takes on a device.
+struct Loaded {
+    device: Arc<Device>,
+    module: Module,
+    kernels: [Kernel; 2],
+    buffers: Memory,
+    room: Memory,
+    made: Event,
+    all_reduced: Event,
+}
+
+/// What adds a part to a sum. Its word is their length.
+fn add_part() -> Launch {
+    let mut to = Lowering::new(&[], &[], &[]);
+    let [part, sum] = [0, 1].map(|_| to.scratch(0));
+    let length = lowering::Argument::Word(0);
+    to.kernel(KERNELS, "add_part", &[])
+        .launch(&[part.into(), sum.out().into(), length]);
+    to.only_launch()
+}
+
+/// Elements of the sums, in buckets.
+fn buckets(elements: usize) -> Vec<Bucket> {
+    let each = BUCKET / 4;
+    let values = (0..elements.div_ceil(each)).map(|number| Placed {
+        memory: placed::Memory::Arena(0),
+        dtype: DType::F32,
+        first: number * each,
+        len: each.min(elements - number * each),
+        written: true,
+    });
+    let bucket = |value| Bucket {
+        values: vec![value],
+        made: 0,
+        read: 0,
+    };
+    values.map(bucket).collect()
+}
+
+fn buffers(blocks: usize) -> usize {
+    // One more for the part that comes.
+    Running::buffers(blocks) + 1
+}
+
+impl BlockSums {
+    /// Sums of so many elements.
+    pub(crate) fn new(elements: usize) -> Self {
+        Self {
+            elements,
+            ..Self::default()
+        }
+    }
+
+    /// Bytes that they take on a device, for a rank of `ranks` with so many blocks.
+    pub(crate) fn bytes(elements: usize, blocks: usize, ranks: usize) -> usize {
+        let room = if ranks > 1 {
+            room(&buckets(elements), ranks)
+        } else {
+            0
+        };
+        4 * (elements * buffers(blocks) + room)
+    }
+
+    /// Adds what the last replay of a program found as these outputs.
+    ///
+    /// - `block`, `blocks`: its number among those of this rank
+    pub(crate) fn add(
+        &mut self,
+        (program, names): (&Executor, &[String]),
+        store: &Store,
+        (block, blocks): (usize, usize),
+    ) -> Result<(), Fault> {
+        if block == 0 {
+            self.subtrees.clear();
+            self.subtrees.resize(buffers(blocks) - 1, false);
+            self.load(program.device(), blocks)?;
+        }
+        let mut first = 0;
+        for name in names {
+            let from = program.output_at(name, store);
+            self.copy(from.address, self.address(0, first), from.len)?;
+            first += from.len;
+        }
+        for size in 0..self.subtrees.len() {
+            if !std::mem::replace(&mut self.subtrees[size], true) {
+                return self.copy(self.address(0, 0), self.address(size + 1, 0), self.elements);
+            }
+            self.subtrees[size] = false;
+            self.add_to_first(size + 1)?;
+        }
+        unreachable!("a buffer for each subtree of {blocks} blocks")
+    }
+
+    /// Adds up what there is, with what other ranks have, to tensors of the store, which it fills in their order.
+    pub(crate) fn finish(&mut self, store: &mut Store, sums: &[Slot]) -> Result<(), Fault> {
+        let mut is_first = true;
+        for size in 0..self.subtrees.len() {
+            if !self.subtrees[size] {
+                continue;
+            }
+            if std::mem::take(&mut is_first) {
+                self.copy(self.address(size + 1, 0), self.address(0, 0), self.elements)?;
+            } else {
+                self.add_to_first(size + 1)?;
+            }
+        }
+        self.all_reduce()?;
+        store.send(&self.loaded().device, sums)?;
+        let mut first = 0;
+        for &slot in sums {
+            let len = store.ty(slot).len();
+            self.copy(self.address(0, first), store.mirror().address(slot), len)?;
+            first += len;
+        }
+        store.changed_on_device(sums);
+        Ok(())
+    }
+
+    fn load(&mut self, device: &Arc<Device>, blocks: usize) -> Result<(), Fault> {
+        let bytes = 4 * self.elements * buffers(blocks);
+        let is_there =
+            |loaded: &Loaded| Arc::ptr_eq(&loaded.device, device) && loaded.buffers.bytes >= bytes;
+        if self.loaded.as_ref().is_some_and(is_there) {
+            return Ok(());
+        }
+        self.loaded = None;
+        let ranks = device.joined().map_or(1, |joined| joined.size);
+        let what = "sums of blocks";
+        let kernels = [add_part(), tree_sum(ranks)].map(|launch| Kernel::of(&launch));
+        let buffers = device.allocate(bytes, what)?;
+        let room = Self::bytes(self.elements, blocks, ranks) - bytes;
+        self.loaded = Some(Loaded {
+            buffers,
+            room: device.allocate(room, what)?,
+            made: device.event()?,
+            all_reduced: device.event()?,
+            module: device.driver().load(&kernels)?,
+            kernels,
+            device: Arc::clone(device),
+        });
+        Ok(())
+    }
+
+    fn loaded(&self) -> &Loaded {
+        self.loaded.as_ref().expect("a part was added")
+    }
+
+    /// An element of a buffer.
+    fn address(&self, buffer: usize, element: usize) -> u64 {
+        self.loaded().buffers.address + 4 * (buffer * self.elements + element) as u64
+    }
+
+    fn argument(&self, buffer: usize, written: bool) -> Argument {
+        Argument {
+            address: self.address(buffer, 0),
+            dtype: DType::F32,
+            len: self.elements,
+            written,
+        }
+    }
+
+    fn copy(&self, from: u64, to: u64, len: usize) -> Result<(), Fault> {
+        let transfer = Transfer {
+            way: Way::Within,
+            from,
+            to,
+            bytes: 4 * len,
+        };
+        // SAFETY: outputs in their arena, buffers and tensors of the store are as long; all of them are used on this stream.
+        unsafe {
+            self.loaded()
+                .device
+                .driver()
+                .copy(Stream::Programs, transfer)
+        }
+    }
+
+    /// Adds a buffer to the first.
+    fn add_to_first(&self, buffer: usize) -> Result<(), Fault> {
+        let loaded = self.loaded();
+        let arguments = [self.argument(buffer, false), self.argument(0, true)];
+        let len = u32::try_from(self.elements).expect("elements of sums");
+        // SAFETY: two buffers of as many elements.
+        unsafe {
+            loaded.device.driver().launch(
+                Stream::Programs,
+                loaded.module.functions[0],
+                &loaded.kernels[0],
+                [self.elements.div_ceil(THREADS), 1],
+                &arguments,
+                &[len],
+            )
+        }
+    }
+
+    /// Makes the first buffer its sum over all ranks.
+    fn all_reduce(&self) -> Result<(), Fault> {
+        let loaded = self.loaded();
+        let joined = loaded.device.joined();
+        let Some(joined) = joined.filter(|joined| joined.size > 1) else {
+            return Ok(());
+        };
+        let first = self.argument(0, true);
+        let meeting = Meeting {
+            driver: loaded.device.driver(),
+            joined,
+            argument: &|placed| Argument {
+                address: first.address + placed.skipped() as u64,
+                len: placed.len,
+                ..first
+            },
+        };
+        let room = Argument {
+            address: loaded.room.address,
+            len: loaded.room.bytes / 4,
+            ..first
+        };
+        loaded.made.record(Stream::Programs)?;
+        loaded.made.hold(Stream::AllReduce)?;
+        for bucket in buckets(self.elements) {
+            let kernel = (loaded.module.functions[1], &loaded.kernels[1]);
+            // SAFETY: the first buffer is left alone until `all_reduced` has happened.
+            unsafe { meeting.exact(&bucket, room, kernel) }?;
+        }
+        loaded.all_reduced.record(Stream::AllReduce)?;
+        loaded.all_reduced.hold(Stream::Programs)
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        // Nothing may run in memory that is given back.
+        let _ = self
+            .made
+            .record(Stream::Programs)
+            .and_then(|()| self.device.wait_uncounted(&self.made));
+        // SAFETY: all that was asked of it is over.
+        unsafe { self.device.driver().unload(&self.module) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::tree;
+    use crate::cuda::emulated::{Emulated, Order, is_there};
+    use crate::cuda::tests::on;
+    use crate::op::Builder;
+    use crate::ops::oracle::random;
+    use crate::value::Type;
+
+    #[test]
+    fn blocks_are_added_as_on_the_processor_whatever_a_device_does_first() {
+        if !is_there() {
+            return;
+        }
+        let names = ["y".to_owned(), "z".to_owned()];
+        for order in Order::ALL {
+            let device = Device::of(Emulated::new(order));
+            let (mut b, mut store) = (Builder::new(), Store::new());
+            let x = b.input("x", &Type::f32(&[37])).unwrap();
+            let z = b.slice(x, 5..8).unwrap();
+            for (name, value) in names.iter().zip([x, z]) {
+                let twice = b.add(value, value).unwrap();
+                b.output(name, twice);
+            }
+            let slots = [("sum of y", 37), ("sum of z", 3)]
+                .map(|(name, len)| store.transient(name, &[len]));
+            let mut executor = on(&device, &b).unwrap();
+            let mut sums = BlockSums::new(40);
+            for blocks in 1..=7 {
+                let parts: Vec<Vec<f32>> = (0..blocks)
+                    .map(|block| random(&[37], (10 * blocks + block) as u64).values)
+                    .collect();
+                for (block, part) in parts.iter().enumerate() {
+                    executor.input("x").copy_from_slice(part);
+                    executor.run(&mut store).unwrap();
+                    sums.add((&executor, &names), &store, (block, blocks))
+                        .unwrap();
+                }
+                sums.finish(&mut store, &slots).unwrap();
+                store.fetch().unwrap();
+                let parts: Vec<&[f32]> = parts.iter().map(Vec::as_slice).collect();
+                let mut whole = [0.0; 37];
+                tree::sum(&parts, &mut whole);
+                let twice = whole.map(|x| 2.0 * x);
+                assert_eq!(store.get(slots[0]), twice, "{blocks} blocks, {order:?}");
+                assert_eq!(store.get(slots[1]), &twice[5..8]);
+            }
+        }
+    }
+
+    // By hand: sums of one block, of two and of four, and the part that comes; two parts of a slice of 50, in whole vectors, and their sum.
+    #[test]
+    fn what_sums_take_is_known_before() {
+        assert_eq!(BlockSums::bytes(100, 4, 1), 4 * 400);
+        assert_eq!(BlockSums::bytes(100, 4, 2), 4 * (400 + 3 * 52));
+        // Of many, one bucket at a time.
+        let elements = 10 * BUCKET / 4;
+        let room = 3 * BUCKET / 8;
+        assert_eq!(BlockSums::bytes(elements, 2, 2), 4 * (3 * elements + room));
+    }
+}
