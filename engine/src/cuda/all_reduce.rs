@@ -135,7 +135,7 @@ impl Meeting<'_> {
     /// Puts the sums of a bucket on the stream of all-reduces, along the tree.
     ///
     /// - `room`: memory of as many f32s as [`room`] says
-    /// - `function`, `kernel`: that of [`tree_sum`]
+    /// - `kernel`: that of [`tree_sum`], as it is loaded
     ///
     /// # Safety
     ///
@@ -144,7 +144,7 @@ impl Meeting<'_> {
         &self,
         bucket: &Bucket,
         room: Argument,
-        (function, kernel): (u64, &Kernel),
+        kernel: (u64, &Kernel),
     ) -> Result<(), Fault> {
         let (rank, ranks) = (self.joined.rank, self.joined.size);
         let stride = bucket.stride(ranks);
@@ -191,14 +191,8 @@ impl Meeting<'_> {
                 let arguments = [stretch(0, ranks * stride, false), stretch(ranks, len, true)];
                 let words = [stride, len].map(|n| u32::try_from(n).expect("elements of a slice"));
                 let blocks = [len.div_ceil(THREADS), 1];
-                self.driver.launch(
-                    Stream::AllReduce,
-                    function,
-                    kernel,
-                    blocks,
-                    &arguments,
-                    &words,
-                )?;
+                self.driver
+                    .launch(Stream::AllReduce, kernel, blocks, &arguments, &words)?;
             }
             self.exchange(&operands, sums, values)
         }
@@ -471,8 +465,7 @@ mod tests {
                     driver
                         .launch(
                             Stream::AllReduce,
-                            function,
-                            &kernel,
+                            (function, &kernel),
                             blocks,
                             &arguments,
                             &words,

@@ -24,7 +24,7 @@ pub(crate) struct BlockSums {
     elements: usize,
     /// Of 1, 2, 4, .. blocks, whether there is one, in the buffer behind the one that parts come to.
     subtrees: Vec<bool>,
-    loaded: Option<Loaded>,
+    loaded: Option<Box<Loaded>>,
 }
 
 /// What it takes on a device.
@@ -149,7 +149,7 @@ impl BlockSums {
         let bytes = 4 * self.elements * buffers(blocks);
         let is_there =
             |loaded: &Loaded| Arc::ptr_eq(&loaded.device, device) && loaded.buffers.bytes >= bytes;
-        if self.loaded.as_ref().is_some_and(is_there) {
+        if self.loaded.as_deref().is_some_and(is_there) {
             return Ok(());
         }
         self.loaded = None;
@@ -158,7 +158,7 @@ impl BlockSums {
         let kernels = [add_part(), tree_sum(ranks)].map(|launch| Kernel::of(&launch));
         let buffers = device.allocate(bytes, what)?;
         let room = Self::bytes(self.elements, blocks, ranks) - bytes;
-        self.loaded = Some(Loaded {
+        self.loaded = Some(Box::new(Loaded {
             buffers,
             room: device.allocate(room, what)?,
             made: device.event()?,
@@ -166,12 +166,12 @@ impl BlockSums {
             module: device.driver().load(&kernels)?,
             kernels,
             device: Arc::clone(device),
-        });
+        }));
         Ok(())
     }
 
     fn loaded(&self) -> &Loaded {
-        self.loaded.as_ref().expect("a part was added")
+        self.loaded.as_deref().expect("a part was added")
     }
 
     /// An element of a buffer.
@@ -213,8 +213,7 @@ impl BlockSums {
         unsafe {
             loaded.device.driver().launch(
                 Stream::Programs,
-                loaded.module.functions[0],
-                &loaded.kernels[0],
+                (loaded.module.functions[0], &loaded.kernels[0]),
                 [self.elements.div_ceil(THREADS), 1],
                 &arguments,
                 &[len],

@@ -145,8 +145,7 @@ impl Driver for Compiling {
     unsafe fn launch(
         &self,
         _stream: Stream,
-        _function: u64,
-        _kernel: &Kernel,
+        _kernel: (u64, &Kernel),
         _blocks: [usize; 2],
         _arguments: &[Argument],
         _words: &[u32],

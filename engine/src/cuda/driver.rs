@@ -151,7 +151,7 @@ pub(crate) trait Driver: Send + Sync {
     /// None of them runs, or is part of a graph that will be launched.
     unsafe fn unload(&self, module: &Module);
 
-    /// Puts a kernel on a stream.
+    /// Puts a kernel, which is loaded as a function, on a stream.
     ///
     /// # Safety
     ///
@@ -159,8 +159,7 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn launch(
         &self,
         stream: Stream,
-        function: u64,
-        kernel: &Kernel,
+        kernel: (u64, &Kernel),
         blocks: [usize; 2],
         arguments: &[Argument],
         words: &[u32],

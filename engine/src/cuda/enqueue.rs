@@ -41,8 +41,7 @@ pub(super) unsafe fn enqueue(
                 let kernel = &kernels[*kernel];
                 driver.launch(
                     Stream::Programs,
-                    function,
-                    kernel,
+                    (function, kernel),
                     *blocks,
                     &arguments,
                     words,

@@ -338,8 +338,7 @@ impl Driver for Gpu {
     unsafe fn launch(
         &self,
         stream: Stream,
-        function: u64,
-        kernel: &Kernel,
+        (function, kernel): (u64, &Kernel),
         [x, y]: [usize; 2],
         arguments: &[Argument],
         words: &[u32],

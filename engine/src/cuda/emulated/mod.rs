@@ -366,8 +366,7 @@ impl Driver for Emulated {
     unsafe fn launch(
         &self,
         stream: Stream,
-        function: u64,
-        kernel: &Kernel,
+        (function, kernel): (u64, &Kernel),
         blocks: [usize; 2],
         arguments: &[Argument],
         words: &[u32],

@@ -274,8 +274,7 @@ impl Primitive {
             let function = module.functions[0];
             let launched = device.driver().launch(
                 driver::Stream::Programs,
-                function,
-                &kernel,
+                (function, &kernel),
                 launch.blocks,
                 &arguments,
                 &launch.words,
