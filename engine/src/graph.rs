@@ -3,8 +3,8 @@
 use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::blocks::Reduction;
 use crate::precision::Precision;
+use crate::reduction::Reduction;
 use crate::store::Slot;
 use crate::value::{Type, Value};
 

@@ -38,13 +38,14 @@ mod precision;
 mod profile;
 #[cfg(test)]
 mod random_programs;
+mod reduction;
 mod rounding;
 mod schedule;
 mod step_parameters;
 mod store;
 mod value;
 
-pub use blocks::{Ranks, Reduction, SharedMemory, Sockets, Stages, Sum};
+pub use blocks::{Ranks, SharedMemory, Sockets, Stages, Sum};
 pub use builder::BACKWARD;
 pub use cpu::{Frame, Pool, TooManyThreads, has_bf16_products};
 pub use cuda::{Fault, MATRIX_PRODUCTS, PINNED, Staged};
@@ -55,6 +56,7 @@ pub use op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Result}
 pub use plan::Plan;
 pub use precision::Precision;
 pub use profile::OpProfile;
+pub use reduction::Reduction;
 pub use step_parameters::StepParameters;
 pub use store::{Named, Slot, Store, Values};
 pub use value::{DType, StepScalar, Type, Value};

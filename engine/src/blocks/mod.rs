@@ -28,6 +28,7 @@ use std::time::Duration;
 use crate::graph::{Graph, Home};
 use crate::op::{BuildError, Builder, Result};
 use crate::ops::{AllReduce, PerBlock};
+use crate::reduction::Reduction;
 use crate::value::Value;
 
 pub use shared_memory::SharedMemory;
@@ -63,16 +64,6 @@ pub trait Ranks: fmt::Debug + Send + Sync {
 
     /// Tells the others that this rank needs nothing more of them: its end is none of theirs.
     fn leave(&self) {}
-}
-
-/// In which order parts of a sum are added up between GPUs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Reduction {
-    /// Along the [tree], as everywhere else: the bits are the same for every number of ranks.
-    #[default]
-    Exact,
-    /// As NCCL thinks fast. Other numbers of ranks have other bits.
-    Fast,
 }
 
 /// A wait for another rank.

@@ -273,7 +273,7 @@ pub(crate) fn buckets(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::{Reduction, tree};
+    use crate::blocks::tree;
     use crate::cuda::Device;
     use crate::cuda::Executor;
     use crate::cuda::device_op::on_device;
@@ -287,6 +287,7 @@ mod tests {
     use crate::cuda::{Arena, tests};
     use crate::op::Builder;
     use crate::ops::oracle::random;
+    use crate::reduction::Reduction;
     use crate::store::Store;
 
     /// Bytes of a bucket of two of the gradients below.
