@@ -49,9 +49,8 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
     let panicked = remember_panics();
     let ended = catch_unwind(AssertUnwindSafe(|| go(asked, &supervision)));
     let beat = heartbeat.newest();
-    match &ended {
-        Ok(Ok(_)) => supervision.world.leave(),
-        Ok(Err(_)) | Err(_) => {}
+    if let Ok(Ok(_)) = &ended {
+        supervision.world.leave();
     }
     match &ended {
         Ok(Ok(Exit::Stopped)) => {

@@ -181,12 +181,11 @@ pub(super) fn connections(size: usize) -> Vec<Vec<Option<TcpStream>>> {
     let mut of_ranks: Vec<Vec<Option<TcpStream>>> = Vec::new();
     of_ranks.resize_with(size, || (0..size).map(|_| None).collect());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    for one in 0..size {
-        for other in 0..one {
-            let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            of_ranks[one][other] = Some(near);
-            of_ranks[other][one] = Some(listener.accept().unwrap().0);
-        }
+    let pairs = (0..size).flat_map(|one| (0..one).map(move |other| (one, other)));
+    for (one, other) in pairs {
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        of_ranks[one][other] = Some(near);
+        of_ranks[other][one] = Some(listener.accept().unwrap().0);
     }
     of_ranks
 }

@@ -1,6 +1,5 @@
 //! Communicators of several threads, beside the library that stands in for NCCL.
 #![expect(unsafe_code, reason = "memory of the host stands for a device's")]
-#![expect(clippy::disallowed_methods, reason = "files of a test alone")]
 
 use std::path::Path;
 use std::process::Command;

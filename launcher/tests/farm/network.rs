@@ -99,8 +99,9 @@ impl Wire {
         let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/tms_5-2.toml");
         command.args(["netns", "exec", &self.names[node], BINARY, config]);
         command.args(["--out", out, "--threads", "1"]);
-        SET.iter()
-            .for_each(|set| drop(command.args(["--set", set])));
+        for set in SET {
+            command.args(["--set", set]);
+        }
         let stderr = fs::File::create_new(dir.join(format!("{out}.{node}"))).unwrap();
         command
             .current_dir(dir)
@@ -117,9 +118,9 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        self.names
-            .iter()
-            .for_each(|name| drop(ip(&format!("netns del {name}"))));
+        for name in &self.names {
+            ip(&format!("netns del {name}"));
+        }
     }
 }
 

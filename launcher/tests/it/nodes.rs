@@ -319,11 +319,13 @@ fn strangers_at_the_ports_are_nobody() {
     let first = node(&scratch, (0, 2), &[]);
     let file = scratch.path().join("r.nodes");
     let started = Instant::now();
-    while !file.exists() {
-        assert!(started.elapsed() < Duration::from_secs(20));
+    let text = loop {
+        match fs::read_to_string(&file) {
+            Ok(text) => break text,
+            Err(_) => assert!(started.elapsed() < Duration::from_secs(20)),
+        }
         thread::sleep(Duration::from_millis(5));
-    }
-    let text = fs::read_to_string(&file).unwrap();
+    };
     let port = text.split("127.0.0.1:").nth(1).unwrap();
     let port = port.split('"').next().unwrap();
     let mut strangers = Vec::new();
