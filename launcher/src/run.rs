@@ -129,7 +129,7 @@ fn threads_of_rank(asked: &RunArgs) -> usize {
 /// Decides into how many shards the batches of a run are cut, where its file leaves that open: as when it began, or one a rank.
 ///
 /// - `begun`: those of the run that stands there
-/// - `flag`: what asked for the ranks
+/// - `ranks`: of all nodes
 ///
 /// # Errors
 ///
@@ -138,17 +138,25 @@ fn decide_shards(
     run: &mut Run,
     begun: Option<usize>,
     ranks: usize,
-    flag: &str,
+    asked: &RunArgs,
 ) -> Result<(), String> {
+    let refused = |why: String| {
+        let (flag, here) = (asked.flag(), asked.ranks());
+        if here == ranks {
+            format!("{flag} {ranks}: {why}")
+        } else {
+            format!("{flag} {here} on {} nodes: {why}", ranks / here)
+        }
+    };
     let given = run.train.shards;
     let shards = given.or(begun).unwrap_or(ranks);
     if given.is_none()
         && let Some(why) = run.refuses_shards(shards)
     {
-        return Err(format!("{flag} {ranks}: {why}"));
+        return Err(refused(why));
     }
     if let Some(why) = refuses_world(shards, ranks) {
-        return Err(format!("{flag} {ranks}: {why}"));
+        return Err(refused(why));
     }
     // One is what a run has that says nothing.
     run.train.shards = (shards > 1).then_some(shards);
@@ -209,7 +217,7 @@ fn check(asked: &RunArgs, node: &Node, on_gpu: bool) -> Result<Checked, Fault> {
     );
     let begun = if asked.fresh { None } else { run_dir.shards() };
     let ranks = world_size(asked, node);
-    decide_shards(&mut run, begun, ranks, asked.flag()).map_err(Fault::BadInput)?;
+    decide_shards(&mut run, begun, ranks, asked).map_err(Fault::BadInput)?;
     let found = if asked.fresh {
         run_dir.find_old().map(|_| Found::Nothing)
     } else {
@@ -265,7 +273,7 @@ pub(crate) fn check_memory(
     memory::check(run, need, there, |more| {
         let set: Vec<String> = set.iter().chain(more).cloned().collect();
         let mut run = Run::load(path, &set).ok()?;
-        decide_shards(&mut run, None, world.size(), asked.flag()).ok()?;
+        decide_shards(&mut run, None, world.size(), asked).ok()?;
         let run_plan =
             spd_trainer::run_plan(&run, threads_of_rank(asked), asked.gpus > 0, world).ok()?;
         Some(run_plan.memory.total())
@@ -290,7 +298,7 @@ fn check_gpu_memory(
         let with = |more: &[String]| {
             let set: Vec<String> = asked.set.iter().chain(more).cloned().collect();
             let mut run = Run::load(path, &set).ok()?;
-            decide_shards(&mut run, None, world.size(), asked.flag()).ok()?;
+            decide_shards(&mut run, None, world.size(), asked).ok()?;
             let run_plan = spd_trainer::run_plan(&run, threads_of_rank(asked), true, world).ok()?;
             run_plan.gpu_memory.map(|memory| memory.total())
         };

@@ -13,7 +13,7 @@ use super::handshake::{self, SILENCE, Secret};
 use super::mesh::Peers;
 use super::rendezvous::{self, Posted, Rendezvous, next};
 use super::wire::Wire;
-use super::{Hello, ToFirst, ToMember, VERSION, host, listeners};
+use super::{FIRST, Hello, ToFirst, ToMember, VERSION, host, listeners};
 use crate::exit::Exit;
 use crate::failure::monotonic;
 use crate::ranks::Meeting;
@@ -120,7 +120,7 @@ impl First {
                 stop.wait([self.listener.as_fd()], LOOK);
                 continue;
             };
-            let Ok((stream, _)) = handshake::accept(stream, self.secret) else {
+            let Ok((stream, _)) = handshake::accept(stream, self.secret, FIRST) else {
                 continue;
             };
             let Ok(mut wire) = Wire::new(stream) else {

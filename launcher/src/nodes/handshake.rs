@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! connects    greeting, nonce            ->
-//!                                        <-   nonce, proof of (accepts, both nonces)                          accepts
+//!                                        <-   nonce, proof of (accepts, both nonces, whom)                    accepts
 //! connects    who, proof of (connects, both nonces, who)   ->
 //! ```
 //!
@@ -60,12 +60,17 @@ impl Secret {
 
 /// Connects with a process of the run.
 ///
-/// - `who`: what this process is to it
+/// - `who`: what this process is
+/// - `whom`: what the other is
 ///
 /// # Errors
 ///
-/// When nobody is there, or it is none of the run.
-pub(crate) fn connect(address: SocketAddr, secret: Secret, who: &str) -> io::Result<TcpStream> {
+/// When nobody is there, or it is another process, of the run or not.
+pub(crate) fn connect(
+    address: SocketAddr,
+    secret: Secret,
+    (who, whom): (&str, &str),
+) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, STEP)?;
     prepare(&stream)?;
     let own = random()?;
@@ -74,7 +79,7 @@ pub(crate) fn connect(address: SocketAddr, secret: Secret, who: &str) -> io::Res
     stream.read_exact(&mut other)?;
     stream.read_exact(&mut proof)?;
     let nonces = [own, other];
-    check(proof, secret.proof("accepts", &nonces, ""))?;
+    check(proof, secret.proof("accepts", &nonces, whom))?;
     let len = u8::try_from(who.len()).map_err(|_| ErrorKind::InvalidInput)?;
     let proof = secret.proof("connects", &nonces, who);
     stream.write_all(&[&[len], who.as_bytes(), proof.as_bytes()].concat())?;
@@ -83,10 +88,16 @@ pub(crate) fn connect(address: SocketAddr, secret: Secret, who: &str) -> io::Res
 
 /// Takes a connection, if it is one of a process of the run; what that says of itself.
 ///
+/// - `whom`: what this process is
+///
 /// # Errors
 ///
 /// When it is none, or says nothing.
-pub(crate) fn accept(mut stream: TcpStream, secret: Secret) -> io::Result<(TcpStream, String)> {
+pub(crate) fn accept(
+    mut stream: TcpStream,
+    secret: Secret,
+    whom: &str,
+) -> io::Result<(TcpStream, String)> {
     prepare(&stream)?;
     let mut greeting = [0; GREETING.len()];
     stream.read_exact(&mut greeting)?;
@@ -97,7 +108,7 @@ pub(crate) fn accept(mut stream: TcpStream, secret: Secret) -> io::Result<(TcpSt
     stream.read_exact(&mut other)?;
     let own = random()?;
     let nonces = [other, own];
-    let proof = secret.proof("accepts", &nonces, "");
+    let proof = secret.proof("accepts", &nonces, whom);
     stream.write_all(&[own, *proof.as_bytes()].concat())?;
     let mut len = [0];
     stream.read_exact(&mut len)?;
@@ -145,7 +156,8 @@ fn check(proof: [u8; 32], expected: blake3::Hash) -> io::Result<()> {
 }
 
 fn stranger() -> io::Error {
-    io::Error::new(ErrorKind::PermissionDenied, "it is no process of this run")
+    let line = "it is another process, or none of this run";
+    io::Error::new(ErrorKind::PermissionDenied, line)
 }
 
 fn random() -> io::Result<[u8; 32]> {
@@ -165,12 +177,12 @@ mod tests {
     use super::*;
 
     /// What comes of a meeting: for who connects, and for who accepts.
-    fn meet(connects: Secret, accepts: Secret) -> [io::Result<String>; 2] {
+    fn meet(connects: Secret, accepts: Secret, whom: &str) -> [io::Result<String>; 2] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         thread::scope(|scope| {
-            let connected = scope.spawn(move || connect(address, connects, "rank 3"));
-            let accepted = accept(listener.accept().unwrap().0, accepts);
+            let connected = scope.spawn(move || connect(address, connects, ("rank 3", "rank 1")));
+            let accepted = accept(listener.accept().unwrap().0, accepts, whom);
             let connected = connected.join().unwrap();
             [
                 connected.map(|_| String::new()),
@@ -184,13 +196,15 @@ mod tests {
         let [one, other] = [(); 2].map(|()| Secret::new().unwrap());
         assert_eq!(Secret::of(&one.hex()), Some(one));
         assert_eq!(Secret::of("12"), None);
-        let [connected, accepted] = meet(one, one);
+        let [connected, accepted] = meet(one, one, "rank 1");
         assert!(connected.is_ok());
         assert_eq!(accepted.unwrap(), "rank 3");
-        let [connected, accepted] = meet(one, other);
-        let line = "it is no process of this run";
-        assert_eq!(connected.unwrap_err().to_string(), line);
-        assert!(accepted.is_err());
+        for (secret, whom) in [(other, "rank 1"), (one, "rank 2")] {
+            let [connected, accepted] = meet(one, secret, whom);
+            let line = "it is another process, or none of this run";
+            assert_eq!(connected.unwrap_err().to_string(), line);
+            assert!(accepted.is_err());
+        }
     }
 
     #[test]
@@ -199,7 +213,7 @@ mod tests {
         let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         let secret = Secret::new().unwrap();
-        let refused = accept(listener.accept().unwrap().0, secret).unwrap_err();
+        let refused = accept(listener.accept().unwrap().0, secret, "rank 0").unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
         let mut answer = Vec::new();
         // It is closed, with what was sent unread.

@@ -11,7 +11,7 @@ use spd_trainer::Fault;
 use super::handshake::{self, Secret};
 use super::rendezvous::{self, Rendezvous};
 use super::wire::Wire;
-use super::{ALIVE, Hello, ToFirst, ToMember, VERSION, host, listeners};
+use super::{ALIVE, FIRST, Hello, ToFirst, ToMember, VERSION, host, listeners};
 use crate::channel::Message;
 use crate::exit::Exit;
 use crate::failure::monotonic;
@@ -220,6 +220,6 @@ fn reach(run_dir: &RunDir, node: &Node) -> Result<Option<(Wire, SocketAddr)>, Fa
 
 fn connect(address: SocketAddr, secret: Secret, node: &Node) -> Option<Wire> {
     let who = format!("node {}", node.index);
-    let stream = handshake::connect(address, secret, &who).ok()?;
+    let stream = handshake::connect(address, secret, (&who, FIRST)).ok()?;
     Wire::new(stream).ok()
 }

@@ -72,10 +72,11 @@ fn connect_within(
     connections.resize_with(peers.addresses.len(), || None);
     let own = name(rank, peers.attempt);
     for (other, addresses) in peers.addresses.iter().enumerate().take(rank) {
+        let whom = name(other, peers.attempt);
         while connections[other].is_none() {
             let mut why = "it has no address".to_owned();
             for &address in addresses {
-                match handshake::connect(address, secret, &own) {
+                match handshake::connect(address, secret, (&own, &whom)) {
                     Ok(stream) => {
                         connections[other] = Some(stream);
                         break;
@@ -98,8 +99,8 @@ fn connect_within(
     while let Some(other) = missing(&connections) {
         match next(listener) {
             Ok(Some(stream)) => {
-                // Strangers, and ranks of an earlier start, are let go.
-                let Ok((stream, who)) = handshake::accept(stream, secret) else {
+                // Strangers, and ranks of another start, are let go.
+                let Ok((stream, who)) = handshake::accept(stream, secret, &own) else {
                     continue;
                 };
                 let later = rank + 1..peers.addresses.len();
@@ -199,9 +200,10 @@ mod tests {
         thread::scope(|scope| {
             let (listeners, peers, earlier) = (&listeners, &peers, &earlier);
             scope.spawn(move || {
-                let stale = connect(1, &listeners[1], earlier);
-                thread::sleep(Duration::from_millis(100));
-                drop(stale);
+                let patience = Duration::from_millis(100);
+                let stale = connect_within(1, &listeners[1], earlier, patience);
+                let line = stale.unwrap_err().why;
+                assert!(line.ends_with(": it is another process, or none of this run"), "{line}");
                 assert!(connect(1, &listeners[1], peers).is_ok());
             });
             let connections = connect(0, &listeners[0], peers).unwrap();

@@ -89,6 +89,9 @@ enum ToMember {
     Quit(Exit),
 }
 
+/// What the first launcher is called when others connect with it.
+const FIRST: &str = "node 0";
+
 /// How often a launcher says that it is there.
 const ALIVE: Duration = Duration::from_secs(1);
 

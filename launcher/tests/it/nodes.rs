@@ -280,6 +280,17 @@ fn who_does_not_come_is_named() {
 }
 
 #[test]
+fn nodes_that_cannot_share_a_batch_are_refused() {
+    let scratch = Scratch::new();
+    let refused = end(node(&scratch, (1, 3), &["--cpus", "2"]));
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert_eq!(
+        refused.error(),
+        "--cpus 2 on 3 nodes: its batches are cut into 4 shards, which 1, 2 or 4 ranks can share, and 6 cannot"
+    );
+}
+
+#[test]
 fn one_that_comes_late_is_waited_for() {
     let scratch = Scratch::new();
     let first = node(&scratch, (0, 2), &[]);
