@@ -203,7 +203,10 @@ mod tests {
                 let patience = Duration::from_millis(100);
                 let stale = connect_within(1, &listeners[1], earlier, patience);
                 let line = stale.unwrap_err().why;
-                assert!(line.ends_with(": it is another process, or none of this run"), "{line}");
+                assert!(
+                    line.ends_with(": it is another process, or none of this run"),
+                    "{line}"
+                );
                 assert!(connect(1, &listeners[1], peers).is_ok());
             });
             let connections = connect(0, &listeners[0], peers).unwrap();
