@@ -488,7 +488,8 @@ impl Supervisor {
 
     /// Whether a rank makes no progress because it waits for another, which is then looked at. Where all wait, each is looked at.
     fn is_idle(&self, rank: usize) -> bool {
-        let works = |(_, rank): (usize, &Rank)| rank.waits_for.is_none();
+        // What one that is not heard does is not known: it may wait no more.
+        let works = |(_, rank): (usize, &Rank)| rank.waits_for.is_none() || rank.is_silent;
         self.ranks[rank].waits_for.is_some() && self.running().any(works)
     }
 

@@ -28,7 +28,7 @@ use crate::world::Node;
 const LOOK: Duration = Duration::from_millis(100);
 
 /// After which time a launcher that says nothing is called silent.
-const SILENT: Duration = Duration::from_secs(5);
+const SILENT: Duration = Duration::from_secs(3);
 
 /// How long the others are waited for when an attempt, or the run, is over.
 const FINISH: Duration = Duration::from_secs(10);

@@ -224,10 +224,11 @@ fn ranks_of_a_lost_node_are_lost_and_those_that_lose_them_are_not_to_blame() {
 #[test]
 fn who_is_not_heard_is_not_blamed() {
     let mut s = up(2);
-    s.on(ms(100), beat(1, "train", 1));
+    // When last heard, each waited for the other.
+    s.on(ms(100), waiting(1, "train", 1, Some(0)));
     s.on(ms(200), waiting(0, "train", 1, Some(1)));
-    s.on(ms(5000), Event::Silent(1, true));
-    assert_eq!(waits(&mut s, 5200, 64_000), []);
+    s.on(ms(4000), Event::Silent(1, true));
+    assert_eq!(waits(&mut s, 4200, 64_000), []);
     let lost = failure(FaultKind::PeerLost, ms(64_000), Some(1));
     s.on(ms(64_000), Event::Said(0, Message::Failure(lost.clone())));
     s.on(ms(64_500), Event::Tick);
