@@ -46,6 +46,9 @@ pub enum DataError {
         /// What the system said.
         source: io::Error,
     },
+    /// The thread that reads ahead could not be started.
+    #[error("cannot start the data thread: {0}; is a limit reached?")]
+    Thread(io::Error),
     /// The caller asked for something that no file can give; the text says what.
     #[error("{0}")]
     Request(String),

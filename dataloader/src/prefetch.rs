@@ -44,11 +44,7 @@ impl Loader {
         let thread = thread::Builder::new()
             .name("data".to_owned())
             .spawn(move || fill_ahead(&source, &feed, position, &filled_in, &spent_out))
-            .map_err(|error| {
-                DataError::Request(format!(
-                    "cannot start the data thread: {error}; is a limit reached?"
-                ))
-            })?;
+            .map_err(DataError::Thread)?;
         Ok(Self {
             filled,
             spent,

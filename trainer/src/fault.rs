@@ -108,7 +108,7 @@ impl From<anyhow::Error> for Fault {
 }
 
 impl From<DataError> for Fault {
-    /// Data is the user's to mend, but for a disk that fails while it is read.
+    /// Data is the user's to mend, but for a disk that fails while it is read, and a machine that has no thread to give.
     fn from(err: DataError) -> Self {
         match &err {
             DataError::Io { source, .. }
@@ -119,6 +119,7 @@ impl From<DataError> for Fault {
             {
                 Self::Failed(err.into())
             }
+            DataError::Thread(_) => Self::Failed(err.into()),
             _ => Self::BadInput(err.to_string()),
         }
     }
@@ -203,6 +204,8 @@ mod tests {
             source: ErrorKind::NotFound.into(),
         };
         assert_eq!(Fault::from(missing).kind(), FaultKind::BadInput);
+        let no_thread = DataError::Thread(io::Error::from_raw_os_error(11));
+        assert!(matches!(Fault::from(no_thread), Fault::Failed(_)));
         let memory = io::Error::from(ErrorKind::OutOfMemory);
         let memory = Fault::from(anyhow::Error::from(memory));
         assert_eq!(memory.kind(), FaultKind::OutOfMemory);
