@@ -540,8 +540,8 @@ impl Peer {
             }
             let header = header(&self.header)?;
             if self.received == HEADER {
+                // What lies there is written over.
                 self.values = shared.state().spare.pop().unwrap_or_default();
-                self.values.clear();
                 self.values.resize(header.len, 0.0);
             }
             if self.received == HEADER + 4 * self.values.len() {
@@ -726,7 +726,6 @@ impl Shared {
         let len = parts[self.rank].len();
         let mut whole = state.spare.pop().unwrap_or_default();
         drop(state);
-        whole.clear();
         whole.resize(len, 0.0);
         let of_all: Vec<&[f32]> = parts.iter().map(Vec::as_slice).collect();
         tree::sum(&of_all, &mut whole);
