@@ -117,14 +117,10 @@ int ncclCommInitRankConfig(void **made, int ranks, Id id, int rank, Config *conf
     return IN_PROGRESS;
 }
 
-// Sets the error of a communicator where a rank that is needed is gone.
-static void look(Comm *comm, int peer) {
+static int has_gone(Comm *comm, int peer) {
     int state = load(&comm->meeting->state[peer]);
     int process = comm->meeting->process[peer];
-    if (state >= LEFT || (state == HERE && kill(process, 0) && errno == ESRCH)) {
-        snprintf(last_error, sizeof last_error, "rank %d has gone", peer);
-        __atomic_store_n(&comm->error, REMOTE_ERROR, __ATOMIC_RELEASE);
-    }
+    return state >= LEFT || (state == HERE && kill(process, 0) && errno == ESRCH);
 }
 
 int ncclCommGetAsyncError(Comm *comm, int *error) {
@@ -203,9 +199,17 @@ static void run(void) {
     for (unsigned idle = 0; advance(&moved); idle = moved ? 0 : idle + 1) {
         if (idle > 100) {
             for (size_t index = 0; index < call_count; ++index) {
-                if (calls[index].bytes) {
-                    look(calls[index].comm, calls[index].peer);
+                Call *call = &calls[index];
+                if (!call->bytes || !has_gone(call->comm, call->peer)) {
+                    continue;
                 }
+                // It may have sent the rest before it went.
+                advance(&moved);
+                if (!moved && call->bytes) {
+                    snprintf(last_error, sizeof last_error, "rank %d has gone", call->peer);
+                    __atomic_store_n(&call->comm->error, REMOTE_ERROR, __ATOMIC_RELEASE);
+                }
+                break;
             }
             nap();
         }
