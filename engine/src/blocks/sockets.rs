@@ -37,12 +37,6 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// Time between two looks at a sum that is waited for.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The same, for the operating system.
-const LIMIT: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 100_000_000,
-};
-
 /// How long the thread stays away from a rank that waits.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -70,8 +64,6 @@ struct Shared {
     state: Mutex<State>,
     /// The other ranks, for whoever sends and receives; locked before the state.
     peers: Mutex<Vec<Peer>>,
-    /// Those of the others, by which it is waited.
-    streams: Vec<Arc<TcpStream>>,
     /// The rank waits, and sends and receives itself.
     is_waiting: AtomicBool,
     lost: Lost,
@@ -186,14 +178,12 @@ impl Sockets {
         lost: Lost,
     ) -> io::Result<Self> {
         let size = streams.len();
-        let (mut peers, mut streams_of) = (Vec::new(), Vec::new());
+        let mut peers = Vec::new();
         for (index, stream) in streams.into_iter().enumerate() {
             assert!(stream.is_some() != (index == rank), "a connection each");
             if let Some(stream) = stream {
                 stream.set_nonblocking(true)?;
                 stream.set_nodelay(true)?;
-                let stream = Arc::new(stream);
-                streams_of.push(Arc::clone(&stream));
                 peers.push(Peer::new(index, stream));
             }
         }
@@ -210,7 +200,6 @@ impl Sockets {
                 ..State::default()
             }),
             peers: Mutex::new(peers),
-            streams: streams_of,
             is_waiting: AtomicBool::new(false),
             lost,
         });
@@ -330,22 +319,12 @@ impl Ranks for Sockets {
     fn wait(&self, sum: Sum, whole: &mut [f32]) {
         let Shared { rank, size, .. } = *self.shared;
         let number = self.shared.state().newest[&sum.number];
+        // Where nothing of the others is missing, this rank has added its own slice.
         let pending = self.wait_until(|state| {
             let pending = state.pending(number, size);
-            let missing = |all: &[Option<Vec<f32>>]| {
-                let mut all = all.iter().enumerate();
-                all.find(|(of, values)| *of != rank && values.is_none())
-                    .map(|(of, _)| of)
-            };
-            let whom = if pending.is_added {
-                missing(&pending.slices)
-            } else {
-                missing(&pending.parts).or(missing(&pending.slices))
-            };
-            let is_whole = pending.slices.iter().all(Option::is_some);
-            match whom {
-                None if is_whole => (state.sums.remove(&number), 0),
-                whom => (None, whom.unwrap_or(rank)),
+            match pending.missing(rank) {
+                None => (state.sums.remove(&number), rank),
+                Some(whom) => (None, whom),
             }
         });
         let (len, mut state) = (whole.len(), self.shared.state());
@@ -420,6 +399,16 @@ fn slice(len: usize, rank: usize, size: usize) -> Range<usize> {
 }
 
 impl Pending {
+    /// Another rank whose part, or else whose slice of the sum, has not come to rank `rank`.
+    fn missing(&self, rank: usize) -> Option<usize> {
+        let of = |all: &[Option<Vec<f32>>]| {
+            let mut others = (0..all.len()).filter(|&other| other != rank);
+            others.find(|&other| all[other].is_none())
+        };
+        let part = if self.is_added { None } else { of(&self.parts) };
+        part.or_else(|| of(&self.slices))
+    }
+
     /// Whether a slice is as long as it should be, as far as that is known.
     fn fits(&self, values: &[f32], of: usize) -> bool {
         let len = self.len.map(|len| slice(len, of, self.parts.len()).len());
@@ -451,10 +440,11 @@ struct Peer {
     /// What is being sent, and its bytes that are sent.
     sending: Option<(Frame, usize)>,
     header: [u8; HEADER],
+    /// What that says, once it is there.
+    frame: Option<Header>,
     values: Vec<f32>,
     /// Bytes of a frame that are there.
     received: usize,
-    is_here: bool,
 }
 
 /// What a frame says of itself.
@@ -468,15 +458,15 @@ struct Header {
 }
 
 impl Peer {
-    fn new(rank: usize, stream: Arc<TcpStream>) -> Self {
+    fn new(rank: usize, stream: TcpStream) -> Self {
         Self {
             rank,
-            stream,
+            stream: Arc::new(stream),
             sending: None,
             header: [0; HEADER],
+            frame: None,
             values: Vec::new(),
             received: 0,
-            is_here: true,
         }
     }
 
@@ -526,31 +516,34 @@ impl Peer {
             } else {
                 &mut payload[self.received - HEADER..]
             };
-            if !rest.is_empty() {
-                match (&*self.stream).read(rest) {
-                    Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                    Ok(bytes) => self.received += bytes,
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-                    Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                    Err(error) => return Err(error),
-                }
+            match (&*self.stream).read(rest) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(bytes) => self.received += bytes,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
             }
             if self.received < HEADER {
                 continue;
             }
-            let header = header(&self.header)?;
-            if self.received == HEADER {
+            if self.frame.is_none() {
+                let header = header(&self.header)?;
                 // What lies there is written over.
                 self.values = shared.state().spare.pop().unwrap_or_default();
                 self.values.resize(header.len, 0.0);
+                self.frame = Some(header);
             }
-            if self.received == HEADER + 4 * self.values.len() {
-                if xxh3_64(bytemuck::cast_slice(&self.values)) != header.hash {
-                    return Err(damaged());
+            if self.received < HEADER + 4 * self.values.len() {
+                continue;
+            }
+            self.received = 0;
+            let values = std::mem::take(&mut self.values);
+            return match self.frame.take() {
+                Some(header) if xxh3_64(bytemuck::cast_slice(&values)) == header.hash => {
+                    Ok(Some((header, values)))
                 }
-                self.received = 0;
-                return Ok(Some((header, std::mem::take(&mut self.values))));
-            }
+                _ => Err(damaged()),
+            };
         }
     }
 }
@@ -609,31 +602,42 @@ impl Shared {
 
     /// Waits until there is something to do, or for a while.
     fn poll(&self, woken: Option<&UnixStream>) {
-        let mut fds: Vec<PollFd<'_>> = Vec::new();
-        for peer in self.peers().iter().filter(|peer| peer.is_here) {
-            let mut flags = PollFlags::IN;
-            if peer.sends() {
-                flags |= PollFlags::OUT;
+        let mut streams: Vec<(Arc<TcpStream>, PollFlags)> = Vec::new();
+        {
+            let (peers, state) = (self.peers(), self.state());
+            for peer in peers.iter().filter(|peer| !state.is_gone[peer.rank]) {
+                let mut flags = PollFlags::IN;
+                if peer.sends() {
+                    flags |= PollFlags::OUT;
+                }
+                streams.push((Arc::clone(&peer.stream), flags));
             }
-            let at = peer.rank - usize::from(peer.rank > self.rank);
-            fds.push(PollFd::new(&self.streams[at], flags));
         }
+        let fds = streams.iter();
+        let mut fds: Vec<PollFd<'_>> = fds.map(|(of, flags)| PollFd::new(of, *flags)).collect();
         // Whoever waits looks again soon, and the thread is woken.
+        let limit = Timespec {
+            tv_sec: 0,
+            tv_nsec: LOOK.subsec_nanos().into(),
+        };
         let limit = match woken {
             Some(woken) => {
                 fds.push(PollFd::new(woken, PollFlags::IN));
                 None
             }
-            None => Some(LIMIT),
+            None => Some(&limit),
         };
         // Whatever ends it, all are looked at again.
-        let _ = poll(&mut fds, limit.as_ref());
+        let _ = poll(&mut fds, limit);
     }
 
     /// Sends, receives and adds all that there is.
     fn step(&self, peers: &mut [Peer]) {
         loop {
-            for peer in peers.iter_mut().filter(|peer| peer.is_here) {
+            for peer in &mut *peers {
+                if self.state().is_gone[peer.rank] {
+                    continue;
+                }
                 if let Err(error) = self.exchange(peer) {
                     self.lose(peer, &error);
                 }
@@ -660,7 +664,6 @@ impl Shared {
 
     /// Sends a rank nothing any more, and hears nothing of it.
     fn is_gone(&self, peer: &mut Peer) {
-        peer.is_here = false;
         let mut state = self.state();
         state.is_gone[peer.rank] = true;
         state.unsent -= state.out[peer.rank].len() + usize::from(peer.sending.take().is_some());
