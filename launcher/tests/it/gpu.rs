@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::scratch::{Ended, Scratch, end, launch, start};
 
 /// A whole run, target, warm-up and evaluation included, that is over soon.
-const SHORT: [&str; 11] = [
+pub(crate) const SHORT: [&str; 11] = [
     "train.steps=9",
     "train.batch_size=16",
     "train.faithfulness_warmup.steps=3",

@@ -3,28 +3,12 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use crate::both::children;
-use crate::scratch::{Scratch, assert_goes, end, start};
-
-/// A whole run, target, warm-up and evaluation included, that is over soon.
-const SHORT: [&str; 11] = [
-    "train.shards=4",
-    "train.steps=9",
-    "train.batch_size=16",
-    "train.faithfulness_warmup.steps=3",
-    "target.train.steps=10",
-    "target.train.batch_size=16",
-    "checkpoint.every=3",
-    "log.every=2",
-    "eval.every=4",
-    "eval.batches=2",
-    "eval.batch_size=16",
-];
+use crate::gpu::SHORT;
+use crate::scratch::{Scratch, assert_goes, end, send, start, wait_until_it_trains};
 
 /// What stands in for NCCL; `None`, and a line that says so, where there is no compiler for it or for kernels.
 fn nccl() -> Option<Scratch> {
@@ -49,7 +33,8 @@ fn nccl() -> Option<Scratch> {
 
 /// A run on so many emulated GPUs.
 fn run(scratch: &Scratch, libraries: &Scratch, gpus: usize, set: &[&str]) -> Command {
-    let mut command = scratch.real("tms_5-2.toml", &format!("r{gpus}"), set);
+    let set = [&["train.shards=4"], set].concat();
+    let mut command = scratch.real("tms_5-2.toml", &format!("r{gpus}"), &set);
     command
         .args(["--threads", "1", "--gpus", &gpus.to_string()])
         .env("SPD_EMULATED_GPU", "1")
@@ -125,20 +110,10 @@ fn whoever_dies_is_named_and_the_others_go_at_once() {
     let scratch = Scratch::new();
     let set = [&SHORT[..], &["train.steps=200000", "eval.every=100000"]].concat();
     let launcher = start(run(&scratch, &libraries, 4, &set));
-    let started = Instant::now();
-    let is_training = || {
-        let rows = fs::read_to_string(scratch.path().join("r4/system.jsonl")).unwrap_or_default();
-        rows.lines()
-            .any(|row| row.contains("\"train\"") && !row.contains("\"step\":0,"))
-    };
-    while !is_training() {
-        assert!(started.elapsed() < Duration::from_secs(60));
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_until_it_trains(&scratch.path().join("r4"));
     let ranks = children(launcher.id());
     assert_eq!(ranks.len(), 4);
-    let pid = Pid::from_raw(i32::try_from(ranks[2]).unwrap()).unwrap();
-    kill_process(pid, Signal::KILL).unwrap();
+    send(ranks[2], Signal::KILL);
     ranks.iter().for_each(|&rank| assert_goes(rank));
     let ended = end(launcher);
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);

@@ -7,10 +7,10 @@ use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use crate::both::children;
-use crate::scratch::{Ended, Scratch, assert_goes, end, start};
+use crate::scratch::{Ended, Scratch, assert_goes, end, send, start, wait_until_it_trains};
 
 const SHORT: &[&str] = &[
     "train.steps=60",
@@ -55,23 +55,9 @@ fn set<'a>(values: &[&'a str]) -> Vec<&'a str> {
 fn at_work(scratch: &Scratch, count: usize, more: &[&str]) -> (Vec<Child>, Vec<Vec<u32>>) {
     let more = [&set(LONG)[..], more].concat();
     let nodes = nodes(scratch, count, &more);
-    let started = Instant::now();
-    let is_training = || {
-        let rows = fs::read_to_string(scratch.path().join("r/system.jsonl")).unwrap_or_default();
-        rows.lines()
-            .any(|row| row.contains("\"train\"") && !row.contains("\"step\":0,"))
-    };
-    while !is_training() {
-        assert!(started.elapsed() < Duration::from_secs(60));
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_until_it_trains(&scratch.path().join("r"));
     let ranks = nodes.iter().map(|node| children(node.id())).collect();
     (nodes, ranks)
-}
-
-fn send(pid: u32, signal: Signal) {
-    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-    kill_process(pid, signal).unwrap();
 }
 
 /// Every bit that a run leaves: its newest checkpoint and its rows.

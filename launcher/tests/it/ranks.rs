@@ -6,10 +6,10 @@ use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use crate::both::children;
-use crate::scratch::{Scratch, assert_goes, end, launch, start};
+use crate::scratch::{Scratch, assert_goes, end, launch, send, start, wait_until_it_trains};
 
 /// A run of some seconds in four shards.
 const LONG: &[&str] = &[
@@ -22,23 +22,9 @@ const LONG: &[&str] = &[
     "eval.batch_size=64",
 ];
 
-fn send(pid: u32, signal: Signal) {
-    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-    kill_process(pid, signal).unwrap();
-}
-
 /// Waits until a run has made a step, and returns its ranks.
 fn ranks_at_work(scratch: &Scratch, launcher: u32) -> Vec<u32> {
-    let started = Instant::now();
-    let is_training = || {
-        let rows = fs::read_to_string(scratch.path().join("r/system.jsonl")).unwrap_or_default();
-        rows.lines()
-            .any(|row| row.contains("\"train\"") && !row.contains("\"step\":0,"))
-    };
-    while !is_training() {
-        assert!(started.elapsed() < Duration::from_secs(60));
-        thread::sleep(Duration::from_millis(10));
-    }
+    wait_until_it_trains(&scratch.path().join("r"));
     children(launcher)
 }
 

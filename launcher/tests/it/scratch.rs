@@ -6,6 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::both::{is_gone, unstamped};
@@ -110,6 +111,25 @@ impl Scratch {
             .parse()
             .unwrap()
     }
+}
+
+/// Waits until the run in a directory has made a step.
+pub(crate) fn wait_until_it_trains(run_dir: &Path) {
+    let started = Instant::now();
+    let is_training = || {
+        let rows = fs::read_to_string(run_dir.join("system.jsonl")).unwrap_or_default();
+        rows.lines()
+            .any(|row| row.contains("\"train\"") && !row.contains("\"step\":0,"))
+    };
+    while !is_training() {
+        assert!(started.elapsed() < Duration::from_secs(60));
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+pub(crate) fn send(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
 }
 
 pub(crate) fn names(dir: &Path) -> Vec<String> {
