@@ -1,0 +1,116 @@
+//! Another rank: its connection, and the frames that are on their way.
+
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use super::Shared;
+use super::frame::{Frame, HEADER, Header, damaged};
+
+/// Another rank, as whoever sends and receives has it.
+pub(super) struct Peer {
+    pub(super) rank: usize,
+    pub(super) stream: Arc<TcpStream>,
+    /// What is being sent, and its bytes that are sent.
+    sending: Option<(Frame, usize)>,
+    header: [u8; HEADER],
+    /// What that says, once it is there.
+    frame: Option<Header>,
+    values: Vec<f32>,
+    /// Bytes of a frame that are there.
+    received: usize,
+}
+
+impl Peer {
+    pub(super) fn new(rank: usize, stream: TcpStream) -> Self {
+        Self {
+            rank,
+            stream: Arc::new(stream),
+            sending: None,
+            header: [0; HEADER],
+            frame: None,
+            values: Vec::new(),
+            received: 0,
+        }
+    }
+
+    /// Whether it has not taken yet all that is being sent.
+    pub(super) fn sends(&self) -> bool {
+        self.sending.is_some()
+    }
+
+    /// Sends nothing more of the frame that is being sent. Whether there was one.
+    pub(super) fn drop_sending(&mut self) -> bool {
+        self.sending.take().is_some()
+    }
+
+    /// Sends what there is, as far as it is taken; frames that are sent whole are counted and their buffers given back.
+    pub(super) fn send(&mut self, shared: &Shared) -> io::Result<()> {
+        loop {
+            if self.sending.is_none() {
+                let next = shared.state().out[self.rank].pop_front();
+                self.sending = next.map(|frame| (frame, 0));
+            }
+            let Some((frame, sent)) = &mut self.sending else {
+                return Ok(());
+            };
+            let payload: &[u8] = bytemuck::cast_slice(&frame.values);
+            while *sent < HEADER + payload.len() {
+                let (of_header, of_payload) = ((*sent).min(HEADER), sent.saturating_sub(HEADER));
+                let rest = [
+                    IoSlice::new(&frame.header[of_header..]),
+                    IoSlice::new(&payload[of_payload..]),
+                ];
+                match (&*self.stream).write_vectored(&rest) {
+                    Ok(bytes) => *sent += bytes,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            let mut state = shared.state();
+            state.unsent -= 1;
+            state
+                .spare
+                .extend(self.sending.take().map(|(frame, _)| frame.values));
+        }
+    }
+
+    /// Receives a frame, if all of it has come.
+    pub(super) fn receive(&mut self, shared: &Shared) -> io::Result<Option<(Header, Vec<f32>)>> {
+        loop {
+            let payload: &mut [u8] = bytemuck::cast_slice_mut(&mut self.values);
+            let rest = if self.received < HEADER {
+                &mut self.header[self.received..]
+            } else {
+                &mut payload[self.received - HEADER..]
+            };
+            match (&*self.stream).read(rest) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(bytes) => self.received += bytes,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            }
+            if self.received < HEADER {
+                continue;
+            }
+            if self.frame.is_none() {
+                let header = Header::read(&self.header)?;
+                // What lies there is written over.
+                self.values = shared.state().spare.pop().unwrap_or_default();
+                self.values.resize(header.len, 0.0);
+                self.frame = Some(header);
+            }
+            if self.received < HEADER + 4 * self.values.len() {
+                continue;
+            }
+            self.received = 0;
+            let values = std::mem::take(&mut self.values);
+            return match self.frame.take() {
+                Some(header) if header.is_of(&values) => Ok(Some((header, values))),
+                _ => Err(damaged()),
+            };
+        }
+    }
+}
