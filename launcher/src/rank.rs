@@ -120,7 +120,7 @@ pub(crate) fn inherited(fd: i32) -> std::io::Result<OwnedFd> {
 
 fn go(asked: &RankArgs, supervision: &Supervision) -> Result<Exit, Fault> {
     let gpu = asked.gpu;
-    gpus(gpu.map_or(0, |gpu| gpu + 1))?;
+    gpus(gpu.map_or(0, |gpu| gpu + 1), asked.ranks)?;
     Ok(
         match spd_trainer::rank(&asked.run_dir, asked.threads, gpu, supervision)? {
             Outcome::Done => Exit::Done,

@@ -12,7 +12,7 @@ use spd_trainer::{Continuation, Fault, RunPlan, World, cuda, refuses_world};
 
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
-use crate::nodes::{First, Member};
+use crate::nodes::{First, Here, Member};
 use crate::ranks::{Program, own_program};
 use crate::restart::{self, Restarts};
 use crate::run_dir::{Found, RunDir};
@@ -34,7 +34,10 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         Some(nodes) => Node::planned(nodes),
         None => Node::from_env().map_err(Fault::BadInput)?,
     };
-    let on_gpu = gpus(asked.gpus)? > 0;
+    // A job for Slurm is planned where there may be no GPU.
+    if asked.slurm.is_none() {
+        gpus(asked.gpus, world_size(asked, &node))?;
+    }
     if let Some(jobs) = asked.jobs {
         return Err(Fault::BadInput(format!(
             "--jobs {jobs}: there is one run; it goes with --seeds or --sweep"
@@ -46,7 +49,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         found,
         destination,
         mut run_plan,
-    } = check(asked, &node, on_gpu)?;
+    } = check(asked, &node)?;
     if let Some(derivation) = node.derivation() {
         run_plan.rows.push(("node".to_owned(), derivation));
     }
@@ -92,7 +95,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     let mut stop = Stop::listen().context("signals cannot be listened to")?;
     let mut others = None;
     if node.count > 1 {
-        let opened = First::open(&run_dir, &node, asked.ranks()).map_err(Fault::Failed)?;
+        let opened = First::open(&run_dir, &node, here(asked)).map_err(Fault::Failed)?;
         let others = others.insert(opened);
         if !others.join(&run, joins_within(asked), &mut stop)? {
             return Ok(Exit::Stopped);
@@ -199,12 +202,7 @@ struct Checked {
 }
 
 /// Everything that can be refused, for a run and for `--dry-run`: nothing is created.
-fn check(asked: &RunArgs, node: &Node, on_gpu: bool) -> Result<Checked, Fault> {
-    if on_gpu && node.count > 1 {
-        return Err(Fault::BadInput(format!(
-            "{node}: runs on GPUs of several nodes are not offered yet; --cpus runs on their processors"
-        )));
-    }
+fn check(asked: &RunArgs, node: &Node) -> Result<Checked, Fault> {
     let path =
         spd_configs::locate(&asked.config).map_err(|faults| Fault::BadInput(faults.to_string()))?;
     let mut run =
@@ -236,7 +234,7 @@ fn check(asked: &RunArgs, node: &Node, on_gpu: bool) -> Result<Checked, Fault> {
     let Checked { run, run_dir, .. } = &checked;
     let world = World::planned(ranks, node.nodes());
     let threads = threads_of_rank(asked);
-    let run_plan = spd_trainer::run_plan(run, threads, on_gpu, &world)?;
+    let run_plan = spd_trainer::run_plan(run, threads, asked.gpus > 0, &world)?;
     check_memory(asked, (&path, &asked.set), &world, run, &run_plan).map_err(Fault::BadInput)?;
     check_gpu_memory(asked, &path, &world, run, &run_plan).map_err(Fault::BadInput)?;
     // The directory is the first launcher's.
@@ -292,6 +290,9 @@ fn check_gpu_memory(
     let Some(need) = &run_plan.gpu_memory else {
         return Ok(());
     };
+    if asked.slurm.is_some() {
+        return Ok(());
+    }
     // Every rank needs as much.
     for gpu in 0..asked.ranks() {
         let there = cuda::free_memory(gpu)?;
@@ -314,12 +315,14 @@ pub(crate) const GPU: usize = 0;
 
 /// The GPUs that `--gpus` asks for: as many.
 ///
+/// - `ranks`: of all nodes
+///
 /// # Errors
 ///
 /// One line, where there are not so many, or what they need is missing.
-pub(crate) fn gpus(asked: usize) -> Result<usize, Fault> {
+pub(crate) fn gpus(asked: usize, ranks: usize) -> Result<usize, Fault> {
     if asked > 0
-        && let Some(lacks) = cuda::lacks(asked)
+        && let Some(lacks) = cuda::lacks(asked, ranks > 1)
     {
         return Err(Fault::BadInput(format!(
             "--gpus {asked}: {lacks}; `spd-launch doctor` says what this machine has; leave it out to run on the CPU"
@@ -339,7 +342,7 @@ pub(crate) fn gpu(asked: usize) -> Result<Option<usize>, Fault> {
             "--gpus {asked}: only a run uses several GPUs; --gpus 1 is one"
         )));
     }
-    Ok((gpus(asked)? > 0).then_some(GPU))
+    Ok((gpus(asked, 1)? > 0).then_some(GPU))
 }
 
 /// What the checkpoints that are still to be written may take; one more than are kept, while it is written.
@@ -415,7 +418,7 @@ pub(crate) fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<Lock, F
 /// What a launcher that is not the first does.
 fn join(asked: &RunArgs, node: &Node, run: &Run, run_dir: &RunDir) -> Result<Exit, Fault> {
     let mut stop = Stop::listen().context("signals cannot be listened to")?;
-    let of_node = (run, run_dir, asked.ranks());
+    let of_node = (run, run_dir, here(asked));
     let member = Member::join(node, of_node, joins_within(asked), &mut stop)?;
     let Some(member) = member else {
         return Ok(Exit::Stopped);
@@ -423,6 +426,14 @@ fn join(asked: &RunArgs, node: &Node, run: &Run, run_dir: &RunDir) -> Result<Exi
     let program = program(asked, node, run_dir).map_err(Fault::Failed)?;
     let served = member.serve(&program, run_dir, &mut stop);
     served.map_err(Fault::Failed)
+}
+
+/// What this node has for a run.
+fn here(asked: &RunArgs) -> Here {
+    Here {
+        ranks: asked.ranks(),
+        computed_by: spd_trainer::computed_by(asked.gpus),
+    }
 }
 
 /// How long the launchers of a run wait for each other.

@@ -61,4 +61,4 @@ pub use resume::Continuation;
 pub use run_plan::{RunPlan, SitePlan, check_precision, run_plan};
 pub use spd_engine::SharedMemory;
 pub use supervision::Supervision;
-pub use world::{World, refuses_world};
+pub use world::{World, computed_by, refuses_world};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use spd_dataloader::Shard;
 use spd_engine::blocks::{Lost, Waits};
-use spd_engine::cuda::Device;
+use spd_engine::cuda::{Device, libraries};
 use spd_engine::{Ranks, SharedMemory, Sockets};
 
 use crate::fault::Fault;
@@ -183,6 +183,22 @@ impl World {
 fn waits(heartbeat: &Arc<Heartbeat>) -> Waits {
     let heartbeat = Arc::clone(heartbeat);
     Box::new(move |waiting| heartbeat.waits(waiting))
+}
+
+/// What computes the ranks of this node, each of which has one of its first `gpus` GPUs, or none: ranks that are computed by
+/// something else round differently.
+pub fn computed_by(gpus: usize) -> String {
+    if gpus == 0 {
+        return spd_engine::instructions();
+    }
+    let found = libraries::gpus().unwrap_or_default().into_iter();
+    let mut names: Vec<String> = found.take(gpus).map(|gpu| gpu.name).collect();
+    names.sort();
+    names.dedup();
+    if names.is_empty() {
+        return "emulated GPUs".to_owned();
+    }
+    names.join(" and ")
 }
 
 /// Why a run in so many shards cannot be run by so many ranks, if so.

@@ -78,7 +78,7 @@ unsafe impl Send for CublasLt {}
 impl Gpu {
     /// Opens a GPU. Compiled kernels are kept in the directory `cache`.
     pub(super) fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Self, Fault> {
-        if let Some(lacks) = libraries::lacks_gpu(ordinal) {
+        if let Some(lacks) = libraries::lacks(ordinal.saturating_add(1), false) {
             return Err(Fault::new(lacks));
         }
         let open = failed("be opened");

@@ -396,17 +396,10 @@ pub fn free_memory(ordinal: usize) -> Result<usize, String> {
         .map_err(|(call, code)| format!("GPU {ordinal}: the driver refuses ({call}: error {code})"))
 }
 
-/// What this machine lacks for a run on `gpus` GPUs, in one line; `None` where nothing is missing.
-pub fn lacks(gpus: usize) -> Option<String> {
-    misses(gpus, gpus > 1)
-}
-
-/// What it lacks for the GPU of a number to be opened.
-pub fn lacks_gpu(ordinal: usize) -> Option<String> {
-    misses(ordinal.saturating_add(1), false)
-}
-
-fn misses(gpus: usize, joined: bool) -> Option<String> {
+/// What this machine lacks for `gpus` of its GPUs to be used, in one line; `None` where nothing is missing.
+///
+/// - `joined`: whether they are of a run of several ranks
+pub fn lacks(gpus: usize, joined: bool) -> Option<String> {
     if super::is_emulated() {
         let nccl = Library::Nccl;
         let lacks = joined && nccl.found().is_none();

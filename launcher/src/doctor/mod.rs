@@ -56,7 +56,7 @@ fn text() -> String {
         "{}Searched: the directories in {DIRECTORIES}, the loader's, the CUDA toolkit, the Python environment.\n\
          {}\n",
         table.text(),
-        match cuda::lacks(1) {
+        match cuda::lacks(1, false) {
             None => "Runs go to the CPU, or with --gpus 1 to GPU 0.".to_owned(),
             Some(lacks) => format!("Runs go to the CPU; --gpus 1 is refused here: {lacks}."),
         }

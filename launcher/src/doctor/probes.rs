@@ -56,7 +56,7 @@ impl Outcome {
 
 /// Runs every probe, and prints a line as each ends.
 pub(super) fn deep(gpu: usize) -> Exit {
-    if let Some(lacks) = cuda::lacks_gpu(gpu) {
+    if let Some(lacks) = cuda::lacks(gpu.saturating_add(1), false) {
         screen::result(&format!("\nGPU {gpu} cannot be probed: {lacks}.\n"));
         return Exit::Failed;
     }

@@ -13,7 +13,7 @@ use super::handshake::{self, SILENCE, Secret};
 use super::mesh::Peers;
 use super::rendezvous::{self, Posted, Rendezvous, next};
 use super::wire::Wire;
-use super::{FIRST, Hello, ToFirst, ToMember, VERSION, host, listeners};
+use super::{FIRST, Hello, Here, ToFirst, ToMember, VERSION, host, listeners};
 use crate::exit::Exit;
 use crate::failure::monotonic;
 use crate::ranks::Meeting;
@@ -38,8 +38,8 @@ const FINISH: Duration = Duration::from_secs(10);
 pub(crate) struct First {
     listener: TcpListener,
     secret: Secret,
-    /// Ranks of each node.
-    ranks: usize,
+    /// Of this node; the others have the same.
+    here: Here,
     /// By number of the node, from 1 on.
     others: Vec<Option<Other>>,
     attempts: u64,
@@ -68,19 +68,17 @@ struct Other {
 impl First {
     /// Opens a run of several nodes to the others.
     ///
-    /// - `ranks`: those of each node
-    ///
     /// # Errors
     ///
     /// When there is no port to be had, or the file by which they find it cannot be written.
-    pub(crate) fn open(run_dir: &RunDir, node: &Node, ranks: usize) -> Result<Self> {
+    pub(crate) fn open(run_dir: &RunDir, node: &Node, here: Here) -> Result<Self> {
         let listener = rendezvous::listener().context("a port for the other launchers")?;
         let secret = Secret::new().context("a secret for the run")?;
         let posted = Rendezvous::post(run_dir.path(), &listener, secret)?;
         Ok(Self {
             listener,
             secret,
-            ranks,
+            here,
             others: (1..node.count).map(|_| None).collect(),
             attempts: 0,
             listened: Instant::now(),
@@ -180,10 +178,17 @@ impl First {
         if self.others[usize::try_from(hello.node - 1).ok()?].is_some() {
             return Some(format!("{who}: node {} has joined already", hello.node));
         }
-        if hello.ranks != self.ranks {
+        let Here { ranks, computed_by } = &self.here;
+        if hello.ranks != *ranks {
             return Some(format!(
-                "{who} has {} ranks, and this node has {}: give --cpus the same number on all",
-                hello.ranks, self.ranks
+                "{who} has {} ranks, and this node has {ranks}: give --cpus or --gpus the same number on all",
+                hello.ranks
+            ));
+        }
+        if hello.computed_by != *computed_by {
+            return Some(format!(
+                "{who} computes with {}, and this node with {computed_by}: they round differently, and ranks would go apart; start the run on nodes of one kind",
+                hello.computed_by
             ));
         }
         let theirs = Run::from_resolved(&hello.run).ok();
@@ -218,7 +223,7 @@ impl First {
             }
             stop.wait(self.fds(), LOOK);
         }
-        let (own, addresses) = listeners(self.ranks).context("ports for the ranks")?;
+        let (own, addresses) = listeners(self.here.ranks).context("ports for the ranks")?;
         let mut peers = Peers {
             secret: self.secret.hex(),
             attempt: self.attempts,
@@ -261,7 +266,7 @@ impl First {
     /// What has happened on the other nodes.
     pub(crate) fn events(&mut self) -> Vec<Event> {
         let mut events = std::mem::take(&mut self.asked);
-        let ranks = self.ranks;
+        let ranks = self.here.ranks;
         // A launcher that was stopped itself has heard nobody.
         let pause = std::mem::replace(&mut self.listened, Instant::now()).elapsed();
         for (other, node) in self.others.iter_mut().zip(1..) {
@@ -322,7 +327,7 @@ impl First {
 
     /// Has the launcher of a rank do something to it.
     pub(crate) fn act(&mut self, action: &Action, at: &Whereabouts) {
-        let node = action.rank() / self.ranks;
+        let node = action.rank() / self.here.ranks;
         if let Some(Some(other)) = self.others.get_mut(node.wrapping_sub(1)) {
             other.wire.send(&ToMember::Act(action.clone(), at.clone()));
         }
@@ -345,7 +350,7 @@ impl First {
             let finished = other.finished.take().unwrap_or_default();
             all.was_oom_killed |= finished.was_oom_killed;
             let mut ranks = finished.ranks;
-            ranks.resize_with(self.ranks, Ended::default);
+            ranks.resize_with(self.here.ranks, Ended::default);
             for rank in &mut ranks {
                 rank.host = Some(other.host.clone());
                 rank.lost.clone_from(&other.lost);

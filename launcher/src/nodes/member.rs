@@ -11,7 +11,7 @@ use spd_trainer::Fault;
 use super::handshake::{self, Secret};
 use super::rendezvous::{self, Rendezvous};
 use super::wire::Wire;
-use super::{ALIVE, FIRST, Hello, ToFirst, ToMember, VERSION, host, listeners};
+use super::{ALIVE, FIRST, Hello, Here, ToFirst, ToMember, VERSION, host, listeners};
 use crate::channel::Message;
 use crate::exit::Exit;
 use crate::failure::monotonic;
@@ -50,7 +50,7 @@ impl Member {
     /// One line: it is not there in time, or refuses.
     pub(crate) fn join(
         node: &Node,
-        (run, run_dir, ranks): (&Run, &RunDir, usize),
+        (run, run_dir, here): (&Run, &RunDir, Here),
         patience: Duration,
         stop: &mut Stop,
     ) -> Result<Option<Self>, Fault> {
@@ -82,8 +82,9 @@ impl Member {
             version: VERSION,
             node: node.index,
             nodes: node.count,
-            ranks,
+            ranks: here.ranks,
             host: host(),
+            computed_by: here.computed_by,
             run: run.to_toml(),
         }));
         let asked = Instant::now();
@@ -106,7 +107,7 @@ impl Member {
             first,
             listeners: Vec::new(),
         };
-        member.get_ready(ranks).map_err(Fault::Failed)?;
+        member.get_ready(here.ranks).map_err(Fault::Failed)?;
         Ok(Some(member))
     }
 

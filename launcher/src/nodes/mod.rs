@@ -31,7 +31,16 @@ pub(crate) use first::First;
 pub(crate) use member::Member;
 
 /// What launchers of one version say to each other; another version says something else.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+
+/// What a node has for a run.
+#[derive(Debug, Clone)]
+pub(crate) struct Here {
+    /// Number of its ranks.
+    pub(crate) ranks: usize,
+    /// What computes them, in words.
+    pub(crate) computed_by: String,
+}
 
 /// What a launcher says of itself when it joins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +51,8 @@ struct Hello {
     /// Ranks of each node.
     ranks: usize,
     host: String,
+    /// What computes its ranks.
+    computed_by: String,
     /// The run as it is resolved there.
     run: String,
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 
 use rustix::process::Signal;
 
@@ -74,6 +74,71 @@ fn any_number_of_gpus_leaves_the_same_bits() {
     for (name, of_several) in ["two", "four"].into_iter().zip(&found[1..]) {
         assert!(*of_several == found[0], "{name} GPUs");
     }
+}
+
+/// Launchers on two nodes, which are this machine, with two GPUs each.
+fn on_two_nodes(scratch: &Scratch, libraries: &Scratch, set: &[&str]) -> [Child; 2] {
+    ["0", "1"].map(|node| {
+        let mut command = run(scratch, libraries, 2, set);
+        command.env("RANK", node).env("WORLD_SIZE", "2");
+        start(command)
+    })
+}
+
+#[test]
+fn gpus_of_several_nodes_leave_the_same_bits_too() {
+    let Some(libraries) = nccl() else { return };
+    let alone = Scratch::new();
+    let ended = end(start(run(&alone, &libraries, 1, &SHORT)));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let scratch = Scratch::new();
+    let [first, other] = on_two_nodes(&scratch, &libraries, &SHORT).map(end);
+    assert_eq!(
+        (first.code, other.code),
+        (Some(0), Some(0)),
+        "{first:?} {other:?}"
+    );
+    let device = "4 GPUs, a rank each; each batch in 4 shards";
+    assert!(first.stdout.contains(device), "{}", first.stdout);
+    let (alone, nodes) = (alone.path().join("r1"), scratch.path().join("r2"));
+    assert!(left(&alone) == left(&nodes));
+}
+
+#[test]
+fn whoever_dies_on_another_node_is_named_with_its_host() {
+    let Some(libraries) = nccl() else { return };
+    let scratch = Scratch::new();
+    let set = [&SHORT[..], &["train.steps=200000", "eval.every=100000"]].concat();
+    let nodes = on_two_nodes(&scratch, &libraries, &set);
+    wait_until_it_trains(&scratch.path().join("r2"));
+    let ranks = nodes.each_ref().map(|node| children(node.id())).concat();
+    assert_eq!(ranks.len(), 4);
+    send(ranks[3], Signal::KILL);
+    ranks.iter().for_each(|&rank| assert_goes(rank));
+    let [first, other] = nodes.map(end);
+    assert_eq!((first.code, other.code), (Some(1), Some(1)));
+    let (error, who) = (first.error(), format!("rank 3 (pid {} on ", ranks[3]));
+    assert!(
+        error.starts_with(&who) && error.contains("SIGKILL"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_job_on_gpus_is_planned_where_there_are_none() {
+    let scratch = Scratch::new();
+    let mut command = scratch.real("tms_5-2.toml", "r", &[]);
+    command
+        .args(["--gpus", "4", "--dry-run", "--slurm=2"])
+        .env("SPD_CUDA_LIBRARIES", scratch.path());
+    let ended = end(start(command));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stdout.contains("#SBATCH --gpus-per-node=4"));
+    assert!(
+        ended.stderr.contains("8 GPUs, a rank each"),
+        "{}",
+        ended.stderr
+    );
 }
 
 #[test]

@@ -311,6 +311,31 @@ fn launchers_of_other_runs_are_refused_by_what_differs() {
 }
 
 #[test]
+fn nodes_that_round_differently_are_refused() {
+    let scratch = Scratch::new();
+    let start_as = |index: usize, bf16: &str| {
+        let mut command = scratch.real("tms_5-2.toml", "r", SHORT);
+        command
+            .env("SPD_BF16_PRODUCTS", bf16)
+            .env("RANK", index.to_string())
+            .env("WORLD_SIZE", "2");
+        start(command)
+    };
+    let ended = end_all(vec![start_as(0, "on"), start_as(1, "off")]);
+    for ended in ended {
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        let error = ended.error();
+        let end =
+            "they round differently, and ranks would go apart; start the run on nodes of one kind";
+        assert!(error.starts_with("node 1 ("), "{error}");
+        assert!(
+            error.contains(") computes with ") && error.ends_with(end),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn strangers_at_the_ports_are_nobody() {
     let scratch = Scratch::new();
     let first = node(&scratch, (0, 2), &[]);

@@ -61,7 +61,37 @@ pub fn has_bf16_products() -> bool {
     }
 }
 
+/// The instructions that decide how a program rounds on this processor, such as `AVX-512, AVX512_BF16`. Processors that have the same
+/// compute the same bits.
+pub fn instructions() -> String {
+    let mut found = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        found.push("AVX-512");
+    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        found.push("AVX2");
+    }
+    if has_bf16_products() {
+        found.push(Unit::best().name());
+    }
+    if found.is_empty() {
+        found.push(std::env::consts::ARCH);
+    }
+    found.join(", ")
+}
+
 impl Unit {
+    /// As processors' makers call it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Vectors => "bf16 by f32",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "AVX512_BF16",
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::Amx => "AMX",
+        }
+    }
+
     /// The fastest that this processor has.
     fn best() -> Self {
         static BEST: OnceLock<Unit> = OnceLock::new();
