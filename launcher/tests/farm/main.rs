@@ -12,6 +12,7 @@
 //! |---|---|
 //! | `SPD_FARM_SEED` | another seed, other cases |
 //! | `SPD_FARM_SCALE` | factor on the number of cases; 1 takes some minutes on two cores |
+//! | `SPD_FARM_MINUTES` | as many cases of each suite as begin in that time |
 //! | `SPD_FARM_CASE` | one case alone, by its number; what depends on the moment of a signal may then end otherwise |
 #![cfg(test)]
 #![expect(

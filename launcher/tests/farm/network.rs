@@ -1,11 +1,13 @@
 //! Two nodes in two network namespaces, and what networks do to them: the wire between them breaks and heals, carries one way alone, or
-//! never heals. What the kernel cannot do here (delays and losses need `sch_netem`) is named.
+//! never heals. Where it is to be slow and to lose packets, it is made of TUN devices and `relay.py`, as few kernels have `sch_netem`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use std::{fs, process};
+
+use tempfile::TempDir;
 
 use crate::launch::BINARY;
 
@@ -24,6 +26,8 @@ const SET: &[&str] = &[
 /// What happens to the wire some seconds after the start.
 struct Fault {
     name: &'static str,
+    /// Whether it is done by the relay.
+    needs_relay: bool,
     begins: fn(&Wire) -> bool,
     heals: Option<fn(&Wire) -> bool>,
 }
@@ -31,26 +35,31 @@ struct Fault {
 const FAULTS: &[Fault] = &[
     Fault {
         name: "nothing",
+        needs_relay: false,
         begins: |_| true,
         heals: Some(|_| true),
     },
     Fault {
-        name: "delay and loss",
-        begins: |wire| wire.in_b("tc qdisc add dev DEV root netem delay 50ms loss 5%"),
-        heals: Some(|wire| wire.in_b("tc qdisc del dev DEV root")),
+        name: "50 ms late, and one packet of twenty lost",
+        needs_relay: true,
+        begins: |wire| fs::write(wire.slow(), "").is_ok(),
+        heals: Some(|wire| fs::remove_file(wire.slow()).is_ok()),
     },
     Fault {
         name: "a partition of 20 s",
+        needs_relay: false,
         begins: |wire| wire.in_b("ip link set DEV down"),
         heals: Some(|wire| wire.in_b("ip link set DEV up")),
     },
     Fault {
         name: "20 s without a way back",
+        needs_relay: false,
         begins: |wire| wire.in_b("ip route add blackhole 10.77.0.1/32"),
         heals: Some(|wire| wire.in_b("ip route del blackhole 10.77.0.1/32")),
     },
     Fault {
         name: "a partition for ever",
+        needs_relay: false,
         begins: |wire| wire.in_b("ip link set DEV down"),
         heals: None,
     },
@@ -59,34 +68,77 @@ const FAULTS: &[Fault] = &[
 /// Two namespaces and the wire between them, which go when this is dropped.
 struct Wire {
     names: [String; 2],
+    /// What is between them, if the kernel is not, and the folder in which those meet.
+    relays: Vec<Child>,
+    folder: TempDir,
 }
 
 fn ip(arguments: &str) -> bool {
     let words = arguments.split(' ');
     let status = Command::new("ip")
         .args(words)
+        .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
     status.is_ok_and(|status| status.success())
 }
 
 impl Wire {
-    /// `None` where this process may not make one.
-    fn new() -> Option<Self> {
+    /// Two namespaces; `None` where this process may not make them.
+    fn bare(kind: &str) -> Option<Self> {
         let wire = Self {
-            names: ["a", "b"].map(|name| format!("spd{}{name}", process::id())),
+            names: ["a", "b"].map(|name| format!("spd{}{kind}{name}", process::id())),
+            relays: Vec::new(),
+            folder: tempfile::tempdir().unwrap(),
         };
-        let [a, b] = &wire.names;
-        let made = [a, b].iter().all(|name| ip(&format!("netns add {name}")))
-            && ip(&format!(
-                "link add veth0 netns {a} type veth peer name veth0 netns {b}"
-            ))
-            && [(a, 1), (b, 2)].iter().all(|(name, number)| {
-                ip(&format!("-n {name} addr add 10.77.0.{number}/24 dev veth0"))
-                    && ip(&format!("-n {name} link set lo up"))
-                    && ip(&format!("-n {name} link set veth0 up"))
-            });
+        let mut names = wire.names.iter();
+        let made = names.all(|name| {
+            ip(&format!("netns add {name}")) && ip(&format!("-n {name} link set lo up"))
+        });
         made.then_some(wire)
+    }
+
+    /// A wire of the kernel's.
+    fn new() -> Option<Self> {
+        let wire = Self::bare("v")?;
+        let [a, b] = &wire.names;
+        let made = ip(&format!(
+            "link add veth0 netns {a} type veth peer name veth0 netns {b}"
+        )) && [(a, 1), (b, 2)].iter().all(|(name, number)| {
+            ip(&format!("-n {name} addr add 10.77.0.{number}/24 dev veth0"))
+                && ip(&format!("-n {name} link set veth0 up"))
+        });
+        made.then_some(wire)
+    }
+
+    /// A wire that may be made [slow](Self::slow); `None` where there is no Python, or no TUN device.
+    fn relayed() -> Option<Self> {
+        let mut wire = Self::bare("t")?;
+        let folder = wire.folder.path();
+        let ends = ["a", "b"].map(|name| folder.join(name));
+        for (at, name) in wire.names.iter().enumerate() {
+            let mut relay = Command::new("ip");
+            relay
+                .args(["netns", "exec", name, "python3"])
+                .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/farm/relay.py"))
+                .args([&ends[at], &ends[1 - at]])
+                .arg(format!("10.77.0.{}/24", at + 1))
+                // One end is slow, as one device would be.
+                .arg(folder.join(if at == 0 { "slow" } else { "never" }))
+                .stderr(Stdio::null());
+            wire.relays.push(relay.spawn().ok()?);
+        }
+        let [a, _] = &wire.names;
+        let answers = |_| {
+            sleep(Duration::from_millis(200));
+            ip(&format!("netns exec {a} ping -c 1 -W 1 10.77.0.2"))
+        };
+        (0..50).any(answers).then_some(wire)
+    }
+
+    /// While this file is there, the wire is slow.
+    fn slow(&self) -> PathBuf {
+        self.folder.path().join("slow")
     }
 
     fn in_b(&self, command: &str) -> bool {
@@ -118,6 +170,11 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
+        for relay in &mut self.relays {
+            // It may be gone.
+            let _ = relay.kill();
+            let _ = relay.wait();
+        }
         for name in &self.names {
             ip(&format!("netns del {name}"));
         }
@@ -131,22 +188,27 @@ fn network() {
         println!("skipped: network: this process may make no network namespaces");
         return;
     };
+    let relayed = Wire::relayed();
     let dir = tempfile::tempdir().unwrap();
     let rows = |out: &str| fs::read(dir.path().join(out).join("metrics.jsonl")).unwrap();
     for (index, fault) in FAULTS.iter().enumerate() {
+        let wire = match (&relayed, fault.needs_relay) {
+            (_, false) => &wire,
+            (Some(relayed), true) => relayed,
+            (None, true) => {
+                let name = fault.name;
+                println!("skipped: network: {name}: needs python3, ping and /dev/net/tun");
+                continue;
+            }
+        };
         let out = format!("r{index}");
         let mut nodes = [0, 1].map(|node| wire.node(dir.path(), node, &out));
         sleep(Duration::from_secs(8));
         let began = Instant::now();
-        if !(fault.begins)(&wire) {
-            println!("skipped: network: {}: this kernel cannot", fault.name);
-            nodes.iter_mut().for_each(|node| drop(node.kill()));
-            nodes.iter_mut().for_each(|node| drop(node.wait()));
-            continue;
-        }
+        assert!((fault.begins)(wire), "{}", fault.name);
         if let Some(heals) = fault.heals {
             sleep(Duration::from_secs(20));
-            assert!(heals(&wire), "{}", fault.name);
+            assert!(heals(wire), "{}", fault.name);
         }
         let codes = nodes.each_mut().map(|node| node.wait().unwrap().code());
         let told = |node: usize| fs::read_to_string(dir.path().join(format!("{out}.{node}")));

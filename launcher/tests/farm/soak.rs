@@ -1,6 +1,6 @@
 //! Runs under faults from their start to their end: ranks and launchers that are killed, stopped, asked to leave, slowed down or
 //! started again as another number of ranks, and newest checkpoints that are damaged. Each run ends in the bits of a straight one, and
-//! launchers do not grow. Scale 1 takes some five minutes; `SPD_FARM_SCALE=12` an hour.
+//! launchers do not grow. Scale 1 takes some five minutes; `SPD_FARM_MINUTES=60` an hour.
 
 use std::fs;
 use std::path::Path;

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -70,6 +70,12 @@ struct Tally {
     faults: Vec<String>,
 }
 
+impl Tally {
+    fn tried(&self) -> u32 {
+        self.rows.values().map(|row| row.tried).sum()
+    }
+}
+
 impl Suite {
     /// Runs every case, prints the table, and fails if a case found a fault.
     ///
@@ -82,15 +88,20 @@ impl Suite {
             .take_while(|&cases| f64::from(cases) <= f64::from(self.cases) * scale)
             .last()
             .unwrap_or(1);
-        let cases = match variable("SPD_FARM_CASE") {
-            Some(case) => case..case + 1,
-            None => 0..cases,
+        let minutes: Option<f64> = variable("SPD_FARM_MINUTES");
+        let cases = match (variable("SPD_FARM_CASE"), minutes) {
+            (Some(case), _) => case..case + 1,
+            (None, Some(_)) => 0..u32::MAX,
+            (None, None) => 0..cases,
         };
+        let limit = minutes.map_or(Duration::MAX, |minutes| {
+            Duration::from_secs_f64(60.0 * minutes)
+        });
         let (next, harvest) = (AtomicU32::new(cases.start), Mutex::new(Tally::default()));
         let started = Instant::now();
         let work = || loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
-            if number >= cases.end {
+            if number >= cases.end || started.elapsed() >= limit {
                 return;
             }
             let mut case = Case {
@@ -115,7 +126,7 @@ impl Suite {
         println!(
             "{}: seed {seed}, {} cases in {:.0} s\n{}",
             self.name,
-            cases.len(),
+            harvest.tried(),
             started.elapsed().as_secs_f64(),
             self.table(&harvest)
         );
