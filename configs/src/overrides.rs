@@ -14,8 +14,8 @@ use crate::{
 
 /// Puts the overrides of `source` into the table of its file, and notes those that have no place there.
 ///
-/// A key is dotted, rows of a list are numbered from 0: `train.steps=5`, `loss.0.coeff=0.1`. A value
-/// is TOML or, where it is not, a string. Tables on the way are made; whether their keys are known is
+/// A key is dotted, rows of a list are numbered from 0, or named by their `name`, `kind` or `pattern`: `train.steps=5`,
+/// `loss.0.coeff=0.1`, `loss.faithfulness.coeff=1e5`. A value is TOML or, where it is not, a string. Tables on the way are made; whether their keys are known is
 /// for the reader to say.
 pub(crate) fn apply<'s>(source: &Source<'s>, file: DeTable<'s>) -> (DeTable<'s>, Vec<Note>) {
     let mut root = Spanned::new(0..0, DeValue::Table(file));
@@ -64,13 +64,23 @@ impl<'s> Override<'s> {
                 self.put(child, below)
             }
             DeValue::Array(rows) => {
+                let named = named(rows, step);
+                let row = step.parse().ok().or(match named[..] {
+                    [row] => Some(row),
+                    _ => None,
+                });
                 let count = rows.len();
-                let row = step
-                    .parse()
-                    .ok()
-                    .and_then(|index: usize| rows.get_mut(index));
-                match row {
+                match row.and_then(|row: usize| rows.get_mut(row)) {
                     Some(row) => self.put(row, below),
+                    None if named.len() > 1 => Err(format!(
+                        "`{}` has {} rows of the name `{step}`: {}; give the number of one",
+                        self.above(steps),
+                        named.len(),
+                        {
+                            let numbers: Vec<_> = named.iter().map(usize::to_string).collect();
+                            numbers.join(", ")
+                        }
+                    )),
                     None => Err(format!(
                         "`{}` has {count} row{}, numbered from 0; found no `{}`",
                         self.above(steps),
@@ -100,6 +110,20 @@ impl<'s> Override<'s> {
             .escape_debug()
             .to_string()
     }
+}
+
+/// The rows that have a name: that of their `name`, or else of their `kind`, or their `pattern`.
+fn named(rows: &DeArray<'_>, name: &str) -> Vec<usize> {
+    let is_named = |row: &Spanned<DeValue<'_>>| {
+        let DeValue::Table(row) = row.get_ref() else {
+            return false;
+        };
+        let mut keys = ["name", "kind", "pattern"].iter();
+        let own = keys.find_map(|key| row.get(*key)?.get_ref().as_str());
+        own == Some(name)
+    };
+    let rows = rows.iter().enumerate().filter(|(_, row)| is_named(row));
+    rows.map(|(index, _)| index).collect()
 }
 
 fn parse(text: &str, offset: usize) -> DeValue<'_> {

@@ -46,6 +46,22 @@ fn an_override_is_refused_as_a_key_of_the_file_would_be() {
             &["--set loss.first.coeff: `loss` has 1 row, numbered from 0; found no `first`"],
         ),
         toy_with(
+            &["loss.stochastic_recon.coef=0.1"],
+            &[
+                "--set loss.stochastic_recon.coef: unknown key `coef` in [loss.0]; did you mean `coeff`?",
+            ],
+        ),
+        toy_with(
+            &[
+                "loss=[{ kind = 'faithfulness', coeff = 1 }, { kind = 'faithfulness', coeff = 2 }]",
+                "loss.faithfulness.coeff=3",
+            ],
+            &[
+                r#"--set loss: [loss.1] kind: found "faithfulness" twice; add up the coefficients"#,
+                "--set loss.faithfulness.coeff: `loss` has 2 rows of the name `faithfulness`: 0, 1; give the number of one",
+            ],
+        ),
+        toy_with(
             &["loss.0.coef=0.1"],
             &["--set loss.0.coef: unknown key `coef` in [loss.0]; did you mean `coeff`?"],
         ),
