@@ -20,6 +20,6 @@ pub(super) fn figure(sums: &[SiteSums], when: &str) -> Result<Option<Figure>, Fa
     });
     let title =
         format!("components by the part of the positions on which they are active ({when})");
-    let svg = grid(&title, &panels.collect::<Vec<_>>(), 3)?;
+    let svg = grid(&title, &panels.collect::<Vec<_>>(), 1)?;
     Figure::new("activation_density", &all, svg).map(Some)
 }

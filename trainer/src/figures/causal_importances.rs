@@ -41,7 +41,7 @@ fn figure(
         Panel::Heat(axes, Heat::from_zero(site))
     });
     let title = format!("causal importances ({when})");
-    let svg = grid(&title, &panels.collect::<Vec<_>>(), 3)?;
+    let svg = grid(&title, &panels.collect::<Vec<_>>(), 1)?;
     Figure::new(name, &sites, svg).map(Some)
 }
 

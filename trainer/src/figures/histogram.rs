@@ -20,33 +20,72 @@ pub(super) struct Histogram {
     pub(super) counts: Vec<u64>,
 }
 
-/// How many values there are of each thousandth.
-pub(super) type Counts = BTreeMap<i64, u64>;
+/// How many values there are of each thousandth. Values come by the thousand million: those near 0, which nearly all are, are counted in
+/// a table.
+#[derive(Default)]
+pub(super) struct Counts {
+    /// The bin that the table begins with.
+    first: i64,
+    near: Vec<u64>,
+    far: BTreeMap<i64, u64>,
+}
 
 /// Fine bins that values are counted in as they come, before the borders of the histogram are known.
-const FINE: f64 = 1000.0;
+const FINE: f32 = 1000.0;
 
-/// Adds values, rounded to a thousandth; a value that is not finite is no value.
-pub(super) fn count(counts: &mut Counts, values: &[f32]) {
-    for &value in values.iter().filter(|value| value.is_finite()) {
-        *counts.entry(rounded(f64::from(value))).or_insert(0) += 1;
+/// Fine bins of the table on either side of 0, at most: values up to 8.
+const NEAR: i64 = 8000;
+
+impl Counts {
+    /// Adds values, rounded to a thousandth; a value that is not finite is no value.
+    pub(super) fn add(&mut self, values: &[f32]) {
+        for &value in values.iter().filter(|value| value.is_finite()) {
+            let bin = rounded(value);
+            let place = usize::try_from(bin - self.first).unwrap_or(usize::MAX);
+            match self.near.get_mut(place) {
+                Some(count) => *count += 1,
+                None => self.add_outside(bin),
+            }
+        }
+    }
+
+    /// Adds one to a bin that the table has not: the table grows, or the bin is far.
+    #[cold]
+    fn add_outside(&mut self, bin: i64) {
+        if bin.abs() > NEAR {
+            *self.far.entry(bin).or_insert(0) += 1;
+            return;
+        }
+        if self.near.is_empty() {
+            self.first = bin;
+        }
+        let before = usize::try_from(self.first - bin).unwrap_or(0);
+        self.near.splice(..0, std::iter::repeat_n(0, before));
+        self.first = self.first.min(bin);
+        let place = usize::try_from(bin - self.first).expect("the first, or later");
+        self.near.resize(self.near.len().max(place + 1), 0);
+        self.near[place] += 1;
+    }
+
+    /// The values that there are, and how many of each.
+    pub(super) fn values(&self) -> Vec<(f64, u64)> {
+        let near = (self.first..).zip(self.near.iter().copied());
+        let near = near.filter(|(_, count)| *count > 0);
+        let below = self.far.range(..0).map(|(&bin, &count)| (bin, count));
+        let above = self.far.range(0..).map(|(&bin, &count)| (bin, count));
+        let all = below.chain(near).chain(above);
+        all.map(|(bin, count)| (bin as f64 / f64::from(FINE), count))
+            .collect()
     }
 }
 
-/// The values of counts, and how many there are of each.
-pub(super) fn values(counts: &Counts) -> Vec<(f64, u64)> {
-    let values = counts.iter();
-    values
-        .map(|(&value, &count)| (value as f64 / FINE, count))
-        .collect()
-}
-
+/// The nearest bin, without a call of the mathematics library.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "saturates, far outside of every figure"
 )]
-fn rounded(value: f64) -> i64 {
-    (value * FINE).round() as i64
+fn rounded(value: f32) -> i64 {
+    i64::from((value * FINE + 0.5_f32.copysign(value)) as i32)
 }
 
 /// Smallest and largest value.
@@ -102,12 +141,21 @@ mod tests {
 
     #[test]
     fn values_are_counted_to_a_thousandth() {
-        let mut counts = Counts::new();
-        count(&mut counts, &[0.5, f32::NAN, 0.500_1]);
-        count(&mut counts, &[-1.0, f32::INFINITY]);
-        let counts = values(&counts);
-        assert_eq!(counts, [(-1.0, 1), (0.5, 2)]);
-        assert_eq!(spread(&counts), (-1.0, 0.5));
+        let mut counts = Counts::default();
+        counts.add(&[0.5, f32::NAN, 0.500_1, 8.0, -8.0]);
+        counts.add(&[-1.0, f32::INFINITY, -8.001, 9.5, -100.0, 9.5]);
+        let counts = counts.values();
+        let expected = [
+            (-100.0, 1),
+            (-8.001, 1),
+            (-8.0, 1),
+            (-1.0, 1),
+            (0.5, 2),
+            (8.0, 1),
+            (9.5, 2),
+        ];
+        assert_eq!(counts, expected);
+        assert_eq!(spread(&counts), (-100.0, 9.5));
         assert_eq!(spread(&[(0.0, 3)]), (0.0, 1e-3));
     }
 }

@@ -1,7 +1,7 @@
 //! `importance_histograms`: importances of all positions, and the logits before the gate, two panels a site.
 
 use super::Figure;
-use super::histogram::{Histogram, histogram, spread, values};
+use super::histogram::{Histogram, histogram, spread};
 use super::measured::SiteSums;
 use super::panel::{Axes, Panel, Steps, grid};
 use crate::fault::Fault;
@@ -9,7 +9,7 @@ use crate::fault::Fault;
 pub(super) fn figure(sums: &[SiteSums], when: &str) -> Result<Option<Figure>, Fault> {
     let of_site = |site: &SiteSums| {
         let named = |what: &str| format!("{} {what}", site.site);
-        let (importances, logits) = (values(&site.importances), values(&site.logits));
+        let (importances, logits) = (site.importances.values(), site.logits.values());
         [
             histogram(named("importance"), (0.0, 1.0), &importances),
             histogram(named("logit"), spread(&logits), &logits),

@@ -4,7 +4,7 @@ use spd_configs::{KnownSolution, Sigmoid, pattern_matches};
 use spd_dataloader::Batch;
 use spd_engine::Store;
 
-use super::histogram::{Counts, count};
+use super::histogram::Counts;
 use super::matrix::{MOST_DENSE, Matrix};
 use crate::arena::in_arena_of;
 use crate::data::{eval_feed, fill};
@@ -142,8 +142,8 @@ impl SiteSums {
             positions: 0,
             sums: vec![0.0; c],
             active: vec![0; c],
-            importances: Counts::new(),
-            logits: Counts::new(),
+            importances: Counts::default(),
+            logits: Counts::default(),
         }
     }
 
@@ -151,19 +151,48 @@ impl SiteSums {
         let c = self.sums.len();
         for row in importance.chunks(c) {
             self.positions += 1;
-            for (index, &g) in row.iter().enumerate() {
-                self.sums[index] += f64::from(g);
-                self.active[index] += u64::from(g > alive);
+            for ((sum, active), &g) in self.sums.iter_mut().zip(&mut self.active).zip(row) {
+                *sum += f64::from(g);
+                *active += u64::from(g > alive);
             }
         }
-        count(&mut self.importances, importance);
-        count(&mut self.logits, logits);
+        self.importances.add(importance);
+        self.logits.add(logits);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // The 48 matrices of GPT-2, as many components as it is decomposed into.
+    #[test]
+    fn figures_of_many_sites_are_small_and_no_towers() {
+        let logits: Vec<f32> = (0..1536 * 20).map(|at| (at as f32).sin() * 6.0).collect();
+        let importance: Vec<f32> = logits.iter().map(|logit| logit.clamp(0.0, 1.0)).collect();
+        let sites: Vec<SiteSums> = (0..48)
+            .map(|index| {
+                let mut site = SiteSums::new(&format!("h.{index}.mlp.c_fc"), 1536);
+                site.add(&importance, &logits, 0.1);
+                site
+            })
+            .collect();
+        for draw in super::super::OF_ALL {
+            let figure = draw(&sites, "now").unwrap().unwrap();
+            assert!(
+                figure.svg.len() < 1 << 20,
+                "{}: {}",
+                figure.name,
+                figure.svg.len()
+            );
+            let pixels = |key: &str| {
+                let text = figure.svg.split_once(key).unwrap().1;
+                text.split('"').next().unwrap().parse::<f64>().unwrap()
+            };
+            let shape = pixels("width=\"") / pixels("height=\"");
+            assert!((1.0..2.0).contains(&shape), "{}: {shape}", figure.name);
+        }
+    }
 
     #[test]
     fn a_site_adds_up_its_positions() {

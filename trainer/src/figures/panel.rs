@@ -23,6 +23,9 @@ const SHADES: f32 = 64.0;
 /// Smallest mean that a log scale reaches down to.
 const FLOOR: f64 = 1e-6;
 
+/// Most points of a line.
+const POINTS: usize = 150;
+
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(31, 88, 150);
 
@@ -271,16 +274,20 @@ impl Trace {
         let most = self.values.iter().copied().fold(FLOOR, f64::max);
         let least = self.values.iter().copied().fold(most, f64::min).max(FLOOR);
         let last = self.values.len() as f64;
+        let count = self.values.len();
+        let shown = count.min(POINTS);
+        // Of more values than pixels, some; the first and the last are among them.
+        let rank = |point: usize| point * (count - 1) / (shown - 1).max(1);
         let points = || {
-            let values = self.values.iter().enumerate();
-            values.map(|(rank, &value)| {
-                (
-                    rank as f64 + 0.5,
-                    value.max(if axes.log { FLOOR } else { 0.0 }),
-                )
+            (0..shown).map(rank).map(|rank| {
+                let floor = if axes.log { FLOOR } else { 0.0 };
+                (rank as f64 + 0.5, self.values[rank].max(floor))
             })
         };
-        let dots = || points().map(|point| Circle::new(point, 2, INK.filled()));
+        let dots = || {
+            let few = points().take(if count > shown { 0 } else { shown });
+            few.map(|point| Circle::new(point, 2, INK.filled()))
+        };
         let mut builder = titled(area, axes);
         if axes.log {
             // From one power of ten to another, so that both ends have a tick.
@@ -301,9 +308,14 @@ impl Trace {
     }
 }
 
-/// The panels under a title, `columns` beside each other, as the text of an SVG file.
-pub(super) fn grid(title: &str, panels: &[Panel], columns: usize) -> Result<String, Fault> {
-    let columns = columns.min(panels.len()).max(1);
+/// The panels under a title, as the text of an SVG file: a picture about as wide as it is high.
+///
+/// - `together`: so many that follow each other are of one site, and side by side
+pub(super) fn grid(title: &str, panels: &[Panel], together: usize) -> Result<String, Fault> {
+    let sites = panels.len().div_ceil(together);
+    // Two panels are wider than one is high.
+    let beside = (1..=sites).find(|beside| beside * beside * together >= sites);
+    let columns = together * beside.unwrap_or(1);
     let rows = panels.len().div_ceil(columns).max(1);
     let pixels = |count: usize, each: u32| {
         u32::try_from(count)
