@@ -7,9 +7,9 @@ use crate::{
     losses::{self, SAMPLES},
     pattern::is_literal,
     reader::Table,
-    run::{Decomposition, Eval, KnownImportance, KnownSolution, Train},
+    run::{Decomposition, Eval, KnownImportance, KnownSolution, Subset, Train},
     target::Facts,
-    values::{Number, Size, Text, Whole},
+    values::{Flag, Number, Patterns, Size, Text, Whole},
 };
 
 pub(crate) fn read(
@@ -52,6 +52,8 @@ pub(crate) fn read(
         );
         table.refuse::<()>("loss", message);
     }
+    let mut names = Vec::new();
+    let subsets = table.rows_or_none("subset", |subset| read_subset(subset, target, &mut names));
     if let (Some(name), Some([_, ..])) = (target.of_tokens(), known.as_deref()) {
         let message =
             format!("expected a tms or resid_mlp target, whose features are known, found {name}");
@@ -66,6 +68,41 @@ pub(crate) fn read(
         rounding_threshold: rounding_threshold?,
         known: known?,
         losses: losses?,
+        subsets: subsets?,
+    })
+}
+
+/// - `names`: of the subsets before it
+fn read_subset(table: &mut Table<'_>, target: &Facts, names: &mut Vec<String>) -> Option<Subset> {
+    let name = table.need("name", Text::RUN_NAME);
+    if let Some(name) = &name {
+        if names.contains(name) {
+            table.refuse::<()>("name", format!("found {name:?} twice"));
+        }
+        names.push(name.clone());
+    }
+    let sites = table.maybe("sites", Patterns);
+    let all_but = table.maybe("all_but", Patterns);
+    match (table.has("sites"), table.has("all_but")) {
+        (true, true) => table.refuse(
+            "all_but",
+            "expected either `sites` or `all_but`, found both",
+        ),
+        (false, false) => table.refuse_table(
+            "expected `sites = [PATTERN, ..]` or `all_but = [PATTERN, ..]`, found neither",
+        ),
+        _ => Some(()),
+    };
+    let masked = table.or("masked", Flag, target.of_tokens().is_some());
+    if let (Some(true), Some(name)) = (masked, target.of_features()) {
+        let message = format!("expected false for a {name} target, found true");
+        table.refuse::<()>("masked", message);
+    }
+    Some(Subset {
+        name: name?,
+        sites: sites?.unwrap_or_default(),
+        all_but: all_but?.unwrap_or_default(),
+        masked: masked?,
     })
 }
 

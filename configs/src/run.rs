@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::{
     losses::{Loss, Measure},
     networks::Model,
+    pattern::pattern_matches,
 };
 
 /// One run: which network is taken apart, on what data, how, and what is written down.
@@ -355,6 +356,39 @@ pub struct Eval {
     /// Reconstruction terms that are measured beside the usual masks.
     #[serde(rename = "loss")]
     pub losses: Vec<Measure>,
+    /// Sites that are measured together.
+    #[serde(rename = "subset", skip_serializing_if = "Vec::is_empty")]
+    pub subsets: Vec<Subset>,
+}
+
+/// Some of the sites, which are measured together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Subset {
+    /// Its name in metrics, `eval/l0/<name>` and `eval/subset/<name>/...`.
+    pub name: String,
+    /// Patterns of its sites, as in `SitePattern`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sites: Vec<String>,
+    /// Instead of those, patterns of the sites that are not in it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub all_but: Vec<String>,
+    /// Whether a pass is made in which its sites alone are masked; not only L0 is summed then.
+    pub masked: bool,
+}
+
+impl Subset {
+    /// Whether a site is in it.
+    pub fn has(&self, path: &str) -> bool {
+        let any = |patterns: &[String]| {
+            let mut patterns = patterns.iter();
+            patterns.any(|pattern| pattern_matches(pattern, path))
+        };
+        if self.all_but.is_empty() {
+            any(&self.sites)
+        } else {
+            !any(&self.all_but)
+        }
+    }
 }
 
 /// What the importances of a site should look like on single-feature inputs.

@@ -315,6 +315,25 @@ impl Kind for Widths {
     }
 }
 
+/// Patterns of module paths, at least one.
+pub(crate) struct Patterns;
+
+impl Kind for Patterns {
+    type Value = Vec<String>;
+
+    fn expected(&self) -> String {
+        "a list of patterns of sites, such as [\"h.*.mlp.*\"]".to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<Vec<String>, String> {
+        let patterns = value.as_array().filter(|patterns| !patterns.is_empty());
+        let read = |pattern: &DeValue<'_>| Text::ANY.read(pattern).ok();
+        patterns
+            .and_then(|patterns| patterns.iter().map(|item| read(item.get_ref())).collect())
+            .ok_or_else(|| self.expected())
+    }
+}
+
 /// Groups of things that are numbered from 0, none of them empty.
 pub(crate) struct Groups;
 

@@ -1,7 +1,7 @@
 //! Which matrices are decomposed: the run file's patterns against the target's layers, and the identity matrices
 //! that it puts before some of them.
 
-use spd_configs::{Decomposition, SitePattern, pattern_matches, pre_identity};
+use spd_configs::{Decomposition, SitePattern, Subset, pattern_matches, pre_identity};
 
 use crate::fault::Fault;
 use crate::target_models::{Layer, LayerKind};
@@ -61,6 +61,31 @@ pub fn resolve(said: &Decomposition, layers: &[Layer]) -> Result<Vec<Site>, Faul
         sites.push(Site { layer, components });
     }
     Ok(sites)
+}
+
+/// Whether each subset of the evaluation has sites, and a name of its own.
+///
+/// # Errors
+///
+/// One line about the first that has not.
+pub(crate) fn check_subsets(subsets: &[Subset], sites: &[Site]) -> Result<(), Fault> {
+    for subset in subsets {
+        let name = &subset.name;
+        if sites.iter().any(|site| site.path() == name) {
+            return Err(Fault::BadInput(format!(
+                "[eval.subset] name: expected a name that no site has, found `{name}`"
+            )));
+        }
+        if !sites.iter().any(|site| subset.has(site.path())) {
+            let known: Vec<&str> = sites.iter().map(Site::path).take(6).collect();
+            let more = if sites.len() > 6 { ", ..." } else { "" };
+            return Err(Fault::BadInput(format!(
+                "[eval.subset] `{name}`: its patterns leave no site; the sites are {}{more}",
+                known.join(", ")
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The layers that the patterns of one key of `[decomposition]` mean.

@@ -27,6 +27,33 @@ fn a_language_model_is_filled_in_with_the_defaults_of_gpt2() {
 }
 
 #[test]
+fn a_row_of_a_list_may_be_named() {
+    let named = [
+        "loss.stochastic_recon.coeff=3",
+        "decomposition.sites.linear1.C=7",
+    ];
+    let named = load(TMS.as_bytes(), &named).unwrap();
+    let numbered = ["loss.0.coeff=3", "decomposition.sites.0.C=7"];
+    assert_eq!(named, load(TMS.as_bytes(), &numbered).unwrap());
+}
+
+#[test]
+fn subsets_of_sites_are_masked_where_there_are_tokens() {
+    let subset = "eval.subset=[{ name = 'rest', all_but = ['*.c_fc'] }]";
+    let run = load(GPT2.as_bytes(), &[subset]).unwrap();
+    let of = &run.eval.subsets[0];
+    assert!(of.masked && of.has("h.0.mlp.c_proj") && !of.has("h.0.mlp.c_fc"));
+    assert_written_and_read_again(&run);
+    let run = load(
+        TMS.as_bytes(),
+        &["eval.subset=[{ name = 'a', sites = ['linear1'] }]"],
+    );
+    let of = &run.as_ref().unwrap().eval.subsets[0];
+    assert!(!of.masked && of.has("linear1") && !of.has("linear2"));
+    assert_written_and_read_again(&run.unwrap());
+}
+
+#[test]
 fn the_mlp_of_a_llama_is_as_large_as_one_of_four_widths() {
     let llama = |n_kv_head, d_mlp| Llama {
         vocab: 256,

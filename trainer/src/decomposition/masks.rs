@@ -26,7 +26,7 @@ pub struct MaskSample {
 pub enum Draws {
     /// Counters: a function of (seed, purpose, step, site, row, component).
     Counters,
-    /// Inputs of the program, named `src.<sample>.<site>`, `dmask.<sample>.<site>`, `route.<sample>.<site>` and
+    /// Inputs of the program, named `src.<sample>.<site>`, `random.<sample>.<site>`, `dmask.<sample>.<site>`, `route.<sample>.<site>` and
     /// `noise.<site>`: recorded numbers, to replay another implementation. Of an adversary they are where it starts, if at random.
     Inputs,
 }
@@ -61,6 +61,8 @@ pub enum Masking {
     Stochastic,
     /// Ones where the importance exceeds a threshold.
     Rounded(f32),
+    /// Uniform between zero and one.
+    Random,
     /// All zeros.
     Zeros,
 }
@@ -133,6 +135,18 @@ impl Decomposition {
                 Masking::Importance => values.mask = Mask::Importance,
                 Masking::Rounded(threshold) => values.mask = Mask::Rounded(threshold),
                 Masking::Zeros => values.mask = Mask::Rounded(f32::INFINITY),
+                Masking::Random => {
+                    let source = sample.stream(Purpose::Source, index);
+                    values.mask = Mask::Drawn(match sample.draws {
+                        Draws::Inputs => Draw::Given,
+                        Draws::Counters => Draw::Uniform(source),
+                    });
+                    if sample.draws == Draws::Inputs {
+                        let dims = b.ty(importance).dims.clone();
+                        let given = sample.given(b, "random", &self.sites[index], &dims)?;
+                        values.given = Some(given);
+                    }
+                }
                 Masking::Stochastic => {
                     let (site, has_delta) = (&self.sites[index], self.run.decomposition.delta);
                     let source = sample.stream(Purpose::Source, index);

@@ -24,7 +24,7 @@ pub use masks::{AdversarialSource, Draws, MaskSample, Masking};
 use crate::fault::Fault;
 use crate::parameters::{Group, Parameters};
 use crate::pass::Pass;
-use crate::sites::{Site, resolve};
+use crate::sites::{Site, check_subsets, resolve};
 use crate::target_models::{Layer, LayerKind, Network, Weights, shipped};
 
 /// The decomposition of one target: its sites, and where their parameters lie in the store.
@@ -142,6 +142,7 @@ impl Decomposition {
         }
         let mut layers = target.layers();
         let sites = resolve(&run.decomposition, &layers)?;
+        check_subsets(&run.eval.subsets, &sites)?;
         importance::check(&run.importance, &sites)?;
         let frozen = target.tensors().into_iter().map(|tensor| {
             let slot = store.zeros(format!("target_model.{}", tensor.name), &tensor.dims);

@@ -13,7 +13,7 @@ use crate::data::{eval_feed, training_feed};
 use crate::fault::Fault;
 use crate::figures;
 use crate::losses::loss_term;
-use crate::metrics::toy;
+use crate::metrics::{derived, toy};
 use crate::non_finite::first_not_finite;
 use crate::parameters::{BETA2, Group, corrections, set_scalars};
 use crate::refused_step::{halted, refused};
@@ -195,6 +195,8 @@ impl Task for DecompositionTask {
         let Some(mut found) = evaluation.measure(owner, store, held_out, go_on)? else {
             return Ok(None);
         };
+        let derived = derived(&found, &self.decomposition.run);
+        found.extend(derived);
         let known = toy::known_sites(self, store)?;
         let known = toy::values(&known).into_iter();
         found.extend(known.map(|(name, value)| (format!("eval/{name}"), value)));

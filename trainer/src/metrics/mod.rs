@@ -14,12 +14,14 @@ pub(crate) mod summary;
 mod terms;
 pub(crate) mod toy;
 
+use spd_configs::Run;
 use spd_engine::{Builder, Result, Store, Value};
 
 pub use bigram::bigram_cross_entropy;
 pub use summary::number;
 
 use crate::decomposition::{CleanPass, Decomposition};
+use crate::task::Measured;
 
 /// Means of a metric on one batch.
 pub(crate) type Metric = fn(&mut Builder, &Evaluated<'_>) -> Result<Vec<Mean>>;
@@ -31,6 +33,13 @@ pub(crate) const METRICS: [Metric; 4] = [
     active::means,
     faithfulness::means,
 ];
+
+/// What follows from the means over all batches, as they are named in rows.
+pub(crate) fn derived(means: &[(String, f64)], run: &Run) -> Measured {
+    let mut derived = masked_output::derived(means);
+    derived.extend(active::derived(means, &run.eval.subsets));
+    derived
+}
 
 /// One number of a metric on a batch.
 #[derive(Debug, Clone)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use spd_configs::{Input, KnownSolution, Measure, Run};
+use spd_configs::{Input, KnownSolution, Measure, Run, Subset};
 use spd_engine::Store;
 use spd_tracker::{Kind, METRICS, Mark, Read, Reader};
 
@@ -25,12 +25,13 @@ use crate::target_models::{SolvedWhen, Target};
 use crate::task::{GoOn, Measured};
 
 /// The kinds of masks, as the evaluation names them and as people read them.
-const MASKS: [(&str, &str); 6] = [
+const MASKS: [(&str, &str); 7] = [
     ("target", "target"),
     ("unmasked", "unmasked"),
     ("ci_masked", "CI-masked"),
     ("rounded", "rounded"),
     ("stochastic", "stochastic"),
+    ("random", "random"),
     ("zero", "all ablated"),
 ];
 
@@ -78,7 +79,7 @@ pub(crate) fn text(
     let run = task.decomposition.run.clone();
     let first = first_evaluation(run_dir);
     let mut values = last.clone();
-    let mut tables = vec![masks_table(&first, &last)];
+    let mut tables = vec![masks_table(&run.eval.subsets, &first, &last)];
     if !run.eval.losses.is_empty() {
         tables.push(terms_table(&run.eval.losses, &first, &last));
     }
@@ -173,7 +174,11 @@ fn mebibytes(bytes: usize) -> String {
 type Table = (String, Vec<String>, Vec<Vec<String>>);
 
 /// Every kind of mask against the target, at the first evaluation and at the last.
-fn masks_table(first: &BTreeMap<String, f64>, last: &BTreeMap<String, f64>) -> Table {
+fn masks_table(
+    subsets: &[Subset],
+    first: &BTreeMap<String, f64>,
+    last: &BTreeMap<String, f64>,
+) -> Table {
     let measures: Vec<&str> = ["ce", "kl", "mse"]
         .into_iter()
         .filter(|kind| last.contains_key(&format!("eval/{kind}/ci_masked")))
@@ -183,21 +188,26 @@ fn masks_table(first: &BTreeMap<String, f64>, last: &BTreeMap<String, f64>) -> T
         let kind = kind.to_uppercase();
         columns.extend([format!("{kind} at start"), format!("{kind} at end")]);
     }
-    let rows = MASKS
-        .iter()
-        .filter(|(key, _)| last.keys().any(|name| name.ends_with(&format!("/{key}"))))
-        .map(|(key, label)| {
-            let mut row = vec![(*label).to_owned()];
-            for kind in &measures {
-                let name = format!("eval/{kind}/{key}");
-                row.extend(
-                    [first, last]
-                        .map(|values| values.get(&name).copied().map_or("-".into(), number)),
-                );
-            }
-            row
-        })
-        .collect();
+    let row = |label: String, name: &dyn Fn(&str) -> String| {
+        let mut row = vec![label];
+        for kind in &measures {
+            let value = |values: &BTreeMap<String, f64>| {
+                values.get(&name(kind)).copied().map_or("-".into(), number)
+            };
+            row.extend([first, last].map(value));
+        }
+        row
+    };
+    let masks = MASKS.iter();
+    let masks = masks.filter(|(key, _)| last.keys().any(|name| name.ends_with(&format!("/{key}"))));
+    let masks =
+        masks.map(|(key, label)| row((*label).to_owned(), &|kind| format!("eval/{kind}/{key}")));
+    let subsets = subsets.iter().filter(|subset| subset.masked);
+    let subsets = subsets.map(|Subset { name, .. }| {
+        let label = format!("stochastic, {name} alone");
+        row(label, &|kind| format!("eval/subset/{name}/{kind}"))
+    });
+    let rows = masks.chain(subsets).collect();
     ("held-out rows, means".into(), columns, rows)
 }
 
@@ -236,25 +246,22 @@ fn sites_table(
     let columns = ["site", "C", "L0 at start", "L0 at end"]
         .map(str::to_owned)
         .to_vec();
-    let rows = task
-        .decomposition
-        .sites
-        .iter()
-        .map(|site| {
-            let name = format!("eval/l0/{}", site.path());
-            let l0 = |values: &BTreeMap<String, f64>| {
-                values
-                    .get(&name)
-                    .map_or("-".to_owned(), |value| format!("{value:.2}"))
-            };
-            vec![
-                site.path().to_owned(),
-                site.components.to_string(),
-                l0(first),
-                l0(last),
-            ]
-        })
-        .collect();
+    let row = |name: &str, components: usize| {
+        let key = format!("eval/l0/{name}");
+        let l0 = |values: &BTreeMap<String, f64>| {
+            let l0 = values.get(&key);
+            l0.map_or("-".to_owned(), |l0| format!("{l0:.2}"))
+        };
+        vec![name.to_owned(), components.to_string(), l0(first), l0(last)]
+    };
+    let sites = &task.decomposition.sites;
+    let of_subset = |subset: &Subset| {
+        let sites = sites.iter().filter(|site| subset.has(site.path()));
+        row(&subset.name, sites.map(|site| site.components).sum())
+    };
+    let of_sites = sites.iter().map(|site| row(site.path(), site.components));
+    let of_subsets = task.decomposition.run.eval.subsets.iter().map(of_subset);
+    let rows = of_sites.chain(of_subsets).collect();
     ("active components a position (L0)".into(), columns, rows)
 }
 

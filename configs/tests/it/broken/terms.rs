@@ -63,6 +63,22 @@ fn a_term_is_refused_by_the_key_that_is_wrong() {
             ],
         ),
         toy_with(
+            &["eval.subset=[{ sites = ['*'] }, { name = 'a', all_but = [] }, { name = 'a' }]"],
+            &[
+                "--set eval.subset: missing key `name` in [eval.subset.0]; expected a string of letters, digits, `.`, `_` and `-` that starts with a letter or a digit",
+                r#"--set eval.subset: [eval.subset.1] all_but: expected a list of patterns of sites, such as ["h.*.mlp.*"], found []"#,
+                r#"--set eval.subset: [eval.subset.2] name: found "a" twice"#,
+                "--set eval.subset: [eval.subset.2]: expected `sites = [PATTERN, ..]` or `all_but = [PATTERN, ..]`, found neither",
+            ],
+        ),
+        toy_with(
+            &["eval.subset=[{ name = 'a', sites = ['*'], all_but = ['b'], masked = true }]"],
+            &[
+                "--set eval.subset: [eval.subset.0] all_but: expected either `sites` or `all_but`, found both",
+                "--set eval.subset: [eval.subset.0] masked: expected false for a tms target, found true",
+            ],
+        ),
+        toy_with(
             &["eval.loss=[{ kind = 'unmasked_recon', coeff = 1 }]"],
             &[
                 "--set eval.loss: unknown key `coeff` in [eval.loss.0]; known keys: `kind`, `name`, `slow`",

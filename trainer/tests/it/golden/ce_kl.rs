@@ -1,12 +1,9 @@
-//! The evaluation of a language model: divergence and cross-entropy under its five kinds of masks; and under masks at random,
-//! which it does not have, on a pass of this file.
+//! The evaluation of a language model: divergence and cross-entropy under its six kinds of masks.
 
-use spd_engine::ops::{Draw, Mask, MaskValues};
-use spd_engine::{Builder, Executor, Type};
-use spd_trainer::losses::divergence_and_cross_entropy;
+use spd_engine::Executor;
 
 use super::compare::Comparison;
-use super::numbers::{Numbers, Tensor};
+use super::numbers::Numbers;
 use super::replica::Replica;
 use super::run_file::{self, FAITHFULNESS, Settings, number};
 use crate::harness::Outcome;
@@ -40,16 +37,19 @@ pub(super) fn check(name: &str) -> Outcome {
     let held_out = replica.batch(batch);
     let feed = |executor: &mut Executor| {
         for site in &replica.decomposition.sites {
-            for kind in ["src", "dmask"] {
-                let theirs = format!("rng.ce_kl.m0.{kind}.{}", site.path());
+            for (kind, theirs) in [
+                ("src", "m0.src"),
+                ("dmask", "m0.dmask"),
+                ("random", "random_mask"),
+            ] {
+                let theirs = format!("rng.ce_kl.{theirs}.{}", site.path());
                 let ours = executor.input(&format!("{kind}.eval.{}", site.path()));
                 ours.copy_from_slice(&case.get(&theirs).f32());
             }
         }
     };
     let measured = replay.evaluate(&mut replica.store, &held_out, feed);
-    let mut measured = measured.expect("a processor that works");
-    measured.extend(random(&mut replica, &case, batch));
+    let measured = measured.expect("a processor that works");
 
     // As for the transformer's single steps. Differences of cross-entropies are as exact as these, not as themselves.
     let mut comparison = Comparison::new(&format!("{name} ce_kl"), 1e-4);
@@ -76,47 +76,4 @@ pub(super) fn check(name: &str) -> Outcome {
         }
     }
     Ok(comparison.finish())
-}
-
-/// Divergence and cross-entropy under masks that are draws alone, named as an evaluation would.
-fn random(replica: &mut Replica, case: &Numbers, batch: &Tensor) -> [(String, f64); 2] {
-    let (mut b, clean_pass): (Builder, _) = replica.clean_pass();
-    let mut masked = Vec::new();
-    for (index, site) in replica.decomposition.sites.iter().enumerate() {
-        let importance = clean_pass.sites[index].importance;
-        let like_importance = b.ty(importance).clone();
-        let name = format!("random_mask.{}", site.path());
-        let values = MaskValues {
-            mask: Mask::Drawn(Draw::Given),
-            importance: Some(importance),
-            given: Some(b.input(&name, &like_importance).expect("one type")),
-            delta: None,
-            route: None,
-        };
-        masked.push((index, values));
-    }
-    let pass = replica
-        .decomposition
-        .masked_pass(&mut b, &clean_pass, &masked);
-    let output = pass.expect("shapes fit").output;
-    let labels = b.input("labels", &Type::u32(&batch.dims)).expect("new");
-    let found = divergence_and_cross_entropy(&mut b, clean_pass.output, output, labels);
-    let [kl, ce] = found.expect("shapes fit");
-    b.output("eval/kl/random", kl);
-    b.output("eval/ce/random", ce);
-    let mut executor = replica.executor(&b, batch);
-    for site in &replica.decomposition.sites {
-        let name = format!("random_mask.{}", site.path());
-        let theirs = case.get(&format!("rng.ce_kl.{name}")).f32();
-        executor.input(&name).copy_from_slice(&theirs);
-    }
-    executor
-        .run_and_fetch(&mut replica.store)
-        .expect("a processor that works");
-    ["eval/kl/random", "eval/ce/random"].map(|name| {
-        (
-            name.to_owned(),
-            executor.scalar_output(name, &replica.store).into(),
-        )
-    })
 }
