@@ -14,8 +14,8 @@ use crate::derivation::SiteInputs;
 use crate::op::{Builder, Result};
 use crate::ops::oracle::random;
 use crate::ops::{
-    AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, GeluKind, ImportanceGates,
-    ImportanceMinimality, LogitNoise, Mask, MaskValues,
+    AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, GeluKind, Heads, ImportanceGates,
+    ImportanceMinimality, LogitNoise, Mask, MaskValues, Qkv,
 };
 use crate::store::Store;
 use crate::value::{Type, Value};
@@ -86,15 +86,18 @@ impl Step {
         let x = self.b.embed(tokens, wte, Some(wpe))?;
         let normed = self.b.layer_norm(x, scale, shift, 1e-5)?;
         let qkv = self.b.linear_io(normed, w_qkv, None)?;
-        let attended = self.b.fused_attention(qkv, 2, true)?;
+        let attended = self
+            .b
+            .attention(Qkv::Joined(qkv), Heads::causal(2, 2), None)?;
         let x = self.b.add(x, attended)?;
         let x = self.b.gelu(x, GeluKind::Tanh)?;
         let x = self.b.relu(x)?;
         let w_kv = self.parameter("w_kv", &[D, D / 2]);
         let q = self.b.rms_norm(x, scale, 1e-6)?;
         let kv = self.b.linear_io(q, w_kv, None)?;
-        let table = self.b.rotary_table(T, D / 4, 1e4)?;
-        let turned = self.b.attention([q, kv, kv], (4, 2), true, Some(table))?;
+        let table = self.b.rotary_table(T, D / 4, 1e4, None)?;
+        let qkv = Qkv::Apart([q, kv, kv]);
+        let turned = self.b.attention(qkv, Heads::causal(4, 2), Some(table))?;
         let y = self.b.swiglu(turned, x)?;
         let both = self.b.concatenate(&[y, x])?;
         let half = self.b.slice(both, D / 2..D + D / 2)?;

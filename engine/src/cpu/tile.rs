@@ -80,13 +80,41 @@ impl<'a> Tile<'a> {
     }
 }
 
-/// The tiles of a batch of matrices `[batch, rows, stride]`, numbered: in each matrix, `across` tiles side by side.
+/// Columns of a matrix that are cut into tiles.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Window {
+    /// First column of the first tile.
+    pub(crate) first: usize,
+    /// Columns of a tile.
+    pub(crate) columns: usize,
+    /// Columns from one tile to the next.
+    pub(crate) step: usize,
+}
+
+impl Window {
+    /// Tiles without columns between them.
+    pub(crate) fn side_by_side(first: usize, columns: usize) -> Self {
+        Self {
+            first,
+            columns,
+            step: columns,
+        }
+    }
+
+    /// The column after the last of `across` tiles.
+    fn end(self, across: usize) -> usize {
+        self.first + across.saturating_sub(1) * self.step + self.columns
+    }
+}
+
+/// The tiles of a batch of matrices `[batch, rows, stride]`, numbered: in each matrix, `across` tiles in a row.
 pub(crate) struct Tiles<'a> {
     start: *mut f32,
     rows: usize,
     columns: usize,
     stride: usize,
     across: usize,
+    step: usize,
     numbers: Range<usize>,
     marker: PhantomData<&'a mut [f32]>,
 }
@@ -95,7 +123,8 @@ pub(crate) struct Tiles<'a> {
 unsafe impl Send for Tiles<'_> {}
 
 impl<'a> Tiles<'a> {
-    /// Cuts `values`, f32 `[batch, rows, stride]`, into one set of tiles for each window `(first column, columns of a tile)`.
+    /// Cuts `values`, f32 `[batch, rows, stride]`, into one set of tiles for each window. Windows follow each other, or their
+    /// tiles take turns.
     ///
     /// # Panics
     ///
@@ -104,25 +133,33 @@ impl<'a> Tiles<'a> {
         values: &'a mut [f32],
         (rows, stride): (usize, usize),
         across: usize,
-        windows: [(usize, usize); N],
+        windows: [Window; N],
     ) -> [Self; N] {
-        let mut taken = 0;
-        for (first, columns) in windows {
-            assert!(first >= taken, "windows {windows:?} of {across} overlap");
-            taken = first + across * columns;
-        }
+        let (start, end) = (windows[0].first, windows[N - 1].end(1));
+        let pairs = || windows.iter().zip(&windows[1..]);
+        let follow = pairs().all(|(one, next)| next.first >= one.end(across));
+        // The first tiles of all windows lie within one step, which is the same for all.
+        let take_turns = pairs()
+            .all(|(one, next)| next.first >= one.end(1) && next.step == one.step)
+            && end <= start + windows[0].step;
         assert!(
-            taken <= stride && values.len().is_multiple_of(rows * stride),
+            windows.iter().all(|window| window.columns <= window.step) && (follow || take_turns),
+            "windows {windows:?} of {across} overlap"
+        );
+        assert!(
+            windows.iter().all(|window| window.end(across) <= stride)
+                && values.len().is_multiple_of(rows * stride),
             "windows {windows:?} of {across} in [.., {rows}, {stride}]"
         );
         let start = values.as_mut_ptr();
         let count = values.len() / (rows * stride) * across;
-        windows.map(|(first, columns)| Self {
-            start: start.wrapping_add(first),
+        windows.map(|window| Self {
+            start: start.wrapping_add(window.first),
             rows,
-            columns,
+            columns: window.columns,
             stride,
             across,
+            step: window.step,
             numbers: 0..count,
             marker: PhantomData,
         })
@@ -132,7 +169,7 @@ impl<'a> Tiles<'a> {
     pub(crate) fn tile(&mut self, number: usize) -> Tile<'_> {
         assert!(self.numbers.contains(&number), "{number}");
         let (matrix, column) = (number / self.across, number % self.across);
-        let offset = matrix * self.rows * self.stride + column * self.columns;
+        let offset = matrix * self.rows * self.stride + column * self.step;
         Tile {
             start: self.start.wrapping_add(offset),
             rows: self.rows,
@@ -168,7 +205,8 @@ mod tests {
     fn each_element_is_in_one_tile() {
         // Two matrices of 3 rows and 7 columns: tiles of 2 and 1 columns, two of each, and a column that is in none.
         let mut values = vec![0.0; 2 * 3 * 7];
-        let [wide, narrow] = Tiles::cut(&mut values, (3, 7), 2, [(0, 2), (5, 1)]);
+        let windows = [Window::side_by_side(0, 2), Window::side_by_side(5, 1)];
+        let [wide, narrow] = Tiles::cut(&mut values, (3, 7), 2, windows);
         let pool = Pool::new(2).unwrap();
         pool.enter(|| {
             pool.run(4, 1, (wide, narrow), |numbers, (mut wide, mut narrow)| {
@@ -197,9 +235,41 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "windows [(0, 3), (5, 1)] of 2 overlap")]
+    #[should_panic(expected = "of 2 overlap")]
     fn windows_that_overlap_are_refused() {
-        Tiles::cut(&mut [0.0; 10], (1, 10), 2, [(0, 3), (5, 1)]);
+        let windows = [Window::side_by_side(0, 3), Window::side_by_side(5, 1)];
+        Tiles::cut(&mut [0.0; 10], (1, 10), 2, windows);
+    }
+
+    #[test]
+    fn tiles_of_several_windows_may_take_turns() {
+        let mut values = vec![0.0; 12];
+        let window = |first, columns| Window {
+            first,
+            columns,
+            step: 3,
+        };
+        let [mut wide, mut narrow] =
+            Tiles::cut(&mut values, (1, 6), 2, [window(0, 2), window(2, 1)]);
+        for number in 0..4 {
+            wide.tile(number).fill(1.0 + number as f32);
+            narrow.tile(number).fill(-1.0 - number as f32);
+        }
+        let expected = [
+            1.0, 1.0, -1.0, 2.0, 2.0, -2.0, 3.0, 3.0, -3.0, 4.0, 4.0, -4.0,
+        ];
+        assert_eq!(values, expected);
+    }
+
+    #[test]
+    #[should_panic(expected = "of 2 overlap")]
+    fn tiles_that_take_turns_and_overlap_are_refused() {
+        let window = |first, columns| Window {
+            first,
+            columns,
+            step: 3,
+        };
+        Tiles::cut(&mut [0.0; 6], (1, 6), 2, [window(0, 2), window(2, 2)]);
     }
 
     #[test]

@@ -6,8 +6,8 @@ use crate::derivation::SiteInputs;
 use crate::op::{Builder, Result};
 use crate::ops::oracle::random;
 use crate::ops::{
-    AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, GeluKind, ImportanceGates,
-    ImportanceMinimality, LogitNoise, Mask, MaskValues,
+    AdamW, AdamWOperands, ComponentMlpWeights, Draw, Gates, GeluKind, Heads, ImportanceGates,
+    ImportanceMinimality, LogitNoise, Mask, MaskValues, Qkv, RotaryScaling,
 };
 use crate::store::Store;
 use crate::value::{Type, Value};
@@ -173,16 +173,34 @@ impl EveryOp {
         let normal = self.b.layer_norm(x, weight, bias, 1e-5)?;
         let (w, bias) = (self.leaf(&[3 * d, d]), self.leaf(&[3 * d]));
         let qkv = self.b.linear_oi(normal, w, Some(bias))?;
-        let attended = self.b.fused_attention(qkv, heads, true)?;
+        let joined = self
+            .b
+            .attention(Qkv::Joined(qkv), Heads::causal(heads, heads), None)?;
+        let scaling = RotaryScaling {
+            factor: 4.0,
+            low: 1.0,
+            high: 4.0,
+            context: 16.0,
+        };
+        let table = self.b.rotary_table(positions, 2, 10.0, Some(scaling))?;
+        let local = Heads {
+            window: Some(3),
+            scale: Some(1.0),
+            ..Heads::causal(heads, heads)
+        };
+        let by_head = self.b.attention(Qkv::ByHead(qkv), local, Some(table))?;
+        let attended = self.b.add(joined, by_head)?;
         let x = self.b.add(x, attended)?;
         let weight = self.leaf(&[d]);
         let normal = self.b.rms_norm(x, weight, 1e-5)?;
         let weights = [self.leaf(&[d, d]), self.leaf(&[d, kv]), self.leaf(&[d, kv])];
         let [q, k, v] = weights.map(|w| self.b.linear_io(normal, w, None).unwrap());
-        let table = self.b.rotary_table(positions, size, 1e4)?;
-        let heads = (heads, kv_heads);
-        let causal = self.b.attention([q, k, v], heads, true, Some(table))?;
-        let all = self.b.attention([q, k, v], heads, false, None)?;
+        let table = self.b.rotary_table(positions, size, 1e4, None)?;
+        let qkv = Qkv::Apart([q, k, v]);
+        let causal = self
+            .b
+            .attention(qkv, Heads::causal(heads, kv_heads), Some(table))?;
+        let all = self.b.attention(qkv, Heads::full(heads, kv_heads), None)?;
         let x = self.b.add(causal, all)?;
         let (w_gate, w_up) = (self.leaf(&[d, 2 * d]), self.leaf(&[d, 2 * d]));
         let (gate, up) = (self.b.matmul(x, w_gate)?, self.b.matmul(x, w_up)?);

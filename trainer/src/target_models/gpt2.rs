@@ -5,7 +5,7 @@
 //! Radford et al., "Language models are unsupervised multitask learners", 2019.
 
 use spd_configs::{Gpt2, Input};
-use spd_engine::ops::GeluKind;
+use spd_engine::ops::{GeluKind, Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
 
 use super::{Layer, LayerKind, Start, Target, TargetTensor};
@@ -135,17 +135,16 @@ impl Target for Network {
             let mut project = |b: &mut Builder, name: &str| {
                 pass.linear(b, &format!("{block}.attn.{name}"), normed_btd)
             };
-            let mixed_btd = if self.simple {
-                let qkv = [
+            let qkv = if self.simple {
+                Qkv::Apart([
                     project(b, "q_proj")?,
                     project(b, "k_proj")?,
                     project(b, "v_proj")?,
-                ];
-                b.attention(qkv, (n_head, n_head), true, None)?
+                ])
             } else {
-                let qkv_btd = project(b, "c_attn")?;
-                b.fused_attention(qkv_btd, n_head, true)?
+                Qkv::Joined(project(b, "c_attn")?)
             };
+            let mixed_btd = b.attention(qkv, Heads::causal(n_head, n_head), None)?;
             let attn_btd = pass.linear(b, &format!("{block}.{attn_out}"), mixed_btd)?;
             x_btd = b.add(x_btd, attn_btd)?;
             let normed_btd = norm(b, pass, format!("{block}.ln_2"), x_btd)?;

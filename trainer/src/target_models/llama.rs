@@ -4,14 +4,14 @@
 //! Touvron et al., "LLaMA: open and efficient foundation language models", 2023; names and layouts are the reference's.
 
 use spd_configs::{Input, Llama};
-use spd_engine::ops::GeluKind;
+use spd_engine::ops::{GeluKind, Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
 
 use super::{Layer, Start, Target, TargetTensor};
 use crate::pass::Pass;
 
 const EPS: f32 = 1e-6;
-const ROTARY_BASE: f32 = 10_000.0;
+const ROTARY_BASE: f64 = 10_000.0;
 
 /// A Llama with one of its MLPs.
 #[derive(Debug)]
@@ -93,7 +93,7 @@ impl Target for Network {
             b.rms_norm(x_btd, pass.weight(&format!("{name}.weight")), EPS)
         };
         let positions = b.ty(tokens_bt).columns();
-        let rotary = b.rotary_table(positions, s.d_model / s.n_head, ROTARY_BASE)?;
+        let rotary = b.rotary_table(positions, s.d_model / s.n_head, ROTARY_BASE, None)?;
         let mut x_btd = pass.embedding(b, "wte", tokens_bt, None)?;
         for layer in 0..s.n_layer {
             let block = format!("h.{layer}");
@@ -101,12 +101,12 @@ impl Target for Network {
             let mut project = |b: &mut Builder, name: &str| {
                 pass.linear(b, &format!("{block}.attn.{name}"), normed_btd)
             };
-            let qkv = [
+            let qkv = Qkv::Apart([
                 project(b, "q_proj")?,
                 project(b, "k_proj")?,
                 project(b, "v_proj")?,
-            ];
-            let mixed_btd = b.attention(qkv, (s.n_head, s.n_kv_head), true, Some(rotary))?;
+            ]);
+            let mixed_btd = b.attention(qkv, Heads::causal(s.n_head, s.n_kv_head), Some(rotary))?;
             let attn_btd = pass.linear(b, &format!("{block}.attn.o_proj"), mixed_btd)?;
             x_btd = b.add(x_btd, attn_btd)?;
             let normed_btd = norm(b, pass, &format!("{block}.rms_2"), x_btd)?;

@@ -6,8 +6,8 @@ mod layer_norm;
 mod rms_norm;
 mod rotary_table;
 
-pub use attention::Attention;
+pub use attention::{Attention, Heads, Qkv};
 pub use embedding::{AddPositions, Embed};
 pub use layer_norm::LayerNorm;
 pub use rms_norm::RmsNorm;
-pub use rotary_table::RotaryTable;
+pub use rotary_table::{RotaryScaling, RotaryTable};

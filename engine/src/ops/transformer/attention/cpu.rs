@@ -1,11 +1,11 @@
 use std::ops::Range;
 
-use super::{Attention, BLOCK, Sizes, chunk};
+use super::{Attention, BLOCK, Columns, Layout, Sizes, chunk};
 use crate::cpu::gemm::block;
 use crate::cpu::math::{dot, exp, ln, vectorised};
 use crate::cpu::reduce::{max, sum_over};
 use crate::cpu::shape::{Shape, Strided};
-use crate::cpu::tile::{Tile, Tiles};
+use crate::cpu::tile::{Tile, Tiles, Window};
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::transformer::rotary_table::{turn, turn_back};
 use crate::precision::Precision;
@@ -31,8 +31,7 @@ impl<'a> Head<'a> {
 #[derive(Clone, Copy)]
 struct Operand<'a> {
     values: &'a [f32],
-    first: usize,
-    stride: usize,
+    columns: Columns,
 }
 
 /// What both kernels read, and how it is shaped.
@@ -49,24 +48,16 @@ struct Problem<'a> {
 impl<'a> Problem<'a> {
     fn new(op: &'a Attention, frame: &Frame<'a>) -> Self {
         let sizes = op.sizes(&[frame.ty(0)]);
-        let operand = |index: usize, first: usize| Operand {
-            values: frame.input(index),
-            first,
-            stride: frame.ty(index).columns(),
-        };
-        let d = op.heads * sizes.size;
-        let [q, k, v] = if op.fused {
-            [0, d, 2 * d].map(|first| operand(0, first))
-        } else {
-            [0, 1, 2].map(|index| operand(index, 0))
-        };
+        let [of_q, of_k, of_v] = op.columns(sizes.size);
+        let [q, k, v] = op.indices().map(|index| frame.input(index));
+        let operand = |values, columns| Operand { values, columns };
         Self {
             op,
             sizes,
-            q,
-            k,
-            v,
-            rotary: op.rotary.then(|| frame.input(op.operands())),
+            q: operand(q, of_q),
+            k: operand(k, of_k),
+            v: operand(v, of_v),
+            rotary: (op.turned > 0).then(|| frame.input(op.operands())),
         }
     }
 
@@ -90,16 +81,18 @@ impl<'a> Problem<'a> {
         rows: Range<usize>,
         scratch: &'s mut [f32],
     ) -> Strided<'s> {
-        let size = self.sizes.size;
+        let (size, turned) = (self.sizes.size, self.op.turned);
         vectorised(
             #[inline(always)]
             || {
                 for (position, out) in rows.zip(scratch.chunks_exact_mut(size)) {
+                    let x = head.row(position, size);
                     turn(
-                        &table[position * size..][..size],
-                        head.row(position, size),
-                        out,
+                        &table[position * turned..][..turned],
+                        &x[..turned],
+                        &mut out[..turned],
                     );
+                    out[turned..].copy_from_slice(&x[turned..]);
                 }
             },
         );
@@ -108,14 +101,21 @@ impl<'a> Problem<'a> {
 
     /// `out = [out +] x` turned back, where `x` is `[rows, size]`.
     fn add_turned_back(&self, first: usize, x: &[f32], out: &mut Tile<'_>, add: bool) {
-        let size = self.sizes.size;
-        let table = &self.rotary.expect("there is a rotation")[first * size..];
+        let (size, turned) = (self.sizes.size, self.op.turned);
+        let table = &self.rotary.expect("there is a rotation")[first * turned..];
         vectorised(
             #[inline(always)]
             || {
-                let rows = x.chunks_exact(size).zip(table.chunks_exact(size));
+                let rows = x.chunks_exact(size).zip(table.chunks_exact(turned));
                 for (row, (x, table)) in rows.enumerate() {
-                    turn_back(table, x, out.row(row), add);
+                    let (out, rest) = out.row(row).split_at_mut(turned);
+                    turn_back(table, &x[..turned], out, add);
+                    if !add {
+                        rest.fill(0.0);
+                    }
+                    for (out, x) in rest.iter_mut().zip(&x[turned..]) {
+                        *out += x;
+                    }
                 }
             },
         );
@@ -133,27 +133,33 @@ impl Unit {
     fn new(problem: &Problem<'_>, number: usize) -> Self {
         Self {
             sizes: problem.sizes,
-            batch_row: number / problem.op.kv_heads,
-            kv_head: number % problem.op.kv_heads,
+            batch_row: number / problem.op.heads.kv,
+            kv_head: number % problem.op.heads.kv,
         }
     }
 
     fn head<'a>(&self, of: Operand<'a>, head: usize) -> Head<'a> {
         let row = self.batch_row * self.sizes.positions;
-        let start = row * of.stride + of.first + head * self.sizes.size;
+        let Columns {
+            first,
+            step,
+            stride,
+        } = of.columns;
         Head {
-            values: &of.values[start..],
-            stride: of.stride,
+            values: &of.values[row * stride + first + head * step..],
+            stride,
         }
     }
 }
 
-/// Queries at `rows` and the keys that they may see, those before `keys`.
+/// Queries at `rows` and the keys that any of them sees.
 struct Block {
     rows: Range<usize>,
-    keys: usize,
+    keys: Range<usize>,
     size: usize,
     causal: bool,
+    window: usize,
+    scale: f32,
 }
 
 impl Block {
@@ -162,68 +168,76 @@ impl Block {
             positions, size, ..
         } = problem.sizes;
         let rows = start..positions.min(start + BLOCK);
-        let causal = problem.op.causal;
+        let causal = problem.op.heads.causal;
+        let window = problem.op.heads.window.unwrap_or(usize::MAX);
+        let end = if causal { rows.end } else { positions };
         Self {
-            keys: if causal { rows.end } else { positions },
+            keys: (rows.start + 1).saturating_sub(window)..end,
             rows,
             size,
             causal,
+            window,
+            scale: problem.op.scale(size),
         }
     }
 
-    fn scale(&self) -> f32 {
-        1.0 / (self.size as f32).sqrt()
-    }
-
-    /// Keys that the query `row` of the block sees.
-    fn seen(&self, row: usize) -> usize {
+    /// Keys that the query `row` of the block sees, from the first key of the block.
+    fn seen(&self, row: usize) -> Range<usize> {
         if self.causal {
-            self.rows.start + row + 1
+            let end = self.rows.start + row + 1;
+            let start = end.saturating_sub(self.window).max(self.keys.start);
+            start - self.keys.start..end - self.keys.start
         } else {
-            self.keys
+            0..self.keys.len()
         }
     }
 
-    /// Products of queries with something of each key, `[rows, keys]`.
+    /// The rows of the block's keys, of those of all positions.
+    fn of_keys<'s>(&self, all: Strided<'s>) -> Strided<'s> {
+        Strided::rows(&all.values[self.keys.start * all.row..], all.row)
+    }
+
+    /// Products of queries with something of each key, `[rows, keys]`; `k` is of all positions.
     fn scores(&self, scale: f32, q: Strided<'_>, k: Strided<'_>, out: &mut [f32]) {
         let shape = Shape {
             m: self.rows.len(),
-            n: self.keys,
+            n: self.keys.len(),
             k: self.size,
         };
         block(
             Precision::F32,
             shape,
             scale,
-            (q, k.t()),
-            (Tile::whole(out, self.keys), false),
+            (q, self.of_keys(k).t()),
+            (Tile::whole(out, self.keys.len()), false),
         );
     }
 
-    /// Sums of something of each key by weights `[rows, keys]`.
+    /// Sums of something of each key by weights `[rows, keys]`; `k` is of all positions.
     fn by_query(&self, weights: &[f32], k: Strided<'_>, out: (Tile<'_>, bool)) {
         let shape = Shape {
             m: self.rows.len(),
             n: self.size,
-            k: self.keys,
+            k: self.keys.len(),
         };
         block(
             Precision::F32,
             shape,
             1.0,
-            (Strided::rows(weights, self.keys), k),
+            (Strided::rows(weights, self.keys.len()), self.of_keys(k)),
             out,
         );
     }
 
-    /// Adds to each key the sum of something of each query by weights `[rows, keys]`.
-    fn add_by_key(&self, weights: &[f32], q: Strided<'_>, out: Tile<'_>) {
+    /// Adds to each key the sum of something of each query by weights `[rows, keys]`; `out` is of all positions.
+    fn add_by_key(&self, weights: &[f32], q: Strided<'_>, mut out: Tile<'_>) {
         let shape = Shape {
-            m: self.keys,
+            m: self.keys.len(),
             n: self.size,
             k: self.rows.len(),
         };
-        let weights = Strided::rows(weights, self.keys).t();
+        let weights = Strided::rows(weights, self.keys.len()).t();
+        let out = out.part(self.keys.clone(), 0..self.size);
         block(Precision::F32, shape, 1.0, (weights, q), (out, true));
     }
 }
@@ -240,8 +254,8 @@ pub(super) fn run(op: &Attention, frame: &mut Frame<'_>) {
         ..
     } = problem.sizes;
     let units = problem.sizes.units(op);
-    let window = (0, group * size);
-    let [y] = Tiles::cut(y, (positions, op.heads * size), op.kv_heads, [window]);
+    let window = Window::side_by_side(0, group * size);
+    let [y] = Tiles::cut(y, (positions, op.heads.count * size), op.heads.kv, [window]);
     let parts = (
         y,
         Rows(lse, group * positions),
@@ -282,9 +296,9 @@ fn forward(
         for start in (0..positions).step_by(BLOCK) {
             let block = Block::new(problem, start);
             let rows = block.rows.clone();
-            let probabilities = &mut scores[..rows.len() * block.keys];
+            let probabilities = &mut scores[..rows.len() * block.keys.len()];
             let queries = problem.queries(q, rows.clone(), queries);
-            block.scores(block.scale(), queries, keys, probabilities);
+            block.scores(block.scale, queries, keys, probabilities);
             softmax(&block, probabilities, &mut lse[rows.clone()]);
             let out = y.part(rows, index * size..(index + 1) * size);
             block.by_query(probabilities, values, (out, false));
@@ -297,9 +311,12 @@ fn softmax(block: &Block, scores: &mut [f32], lse: &mut [f32]) {
     vectorised(
         #[inline(always)]
         || {
-            let rows = scores.chunks_exact_mut(block.keys).zip(lse);
+            let rows = scores.chunks_exact_mut(block.keys.len()).zip(lse);
             for (row, (scores, lse)) in rows.enumerate() {
-                let (seen, unseen) = scores.split_at_mut(block.seen(row));
+                let Range { start, end } = block.seen(row);
+                scores[..start].fill(0.0);
+                scores[end..].fill(0.0);
+                let seen = &mut scores[start..end];
                 let largest = max(seen);
                 for score in seen.iter_mut() {
                     *score = exp(*score - largest);
@@ -308,7 +325,6 @@ fn softmax(block: &Block, scores: &mut [f32], lse: &mut [f32]) {
                 for p in seen.iter_mut() {
                     *p /= total;
                 }
-                unseen.fill(0.0);
                 *lse = largest + ln(total);
             }
         },
@@ -325,7 +341,7 @@ struct Out<'a> {
 pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
     let scratch = frame.scratch();
     let problem = Problem::new(op, frame);
-    let first = op.operands() + usize::from(op.rotary);
+    let first = op.operands() + usize::from(op.turned > 0);
     let [y, lse, g] = [0, 1, 2].map(|index| frame.input(first + index));
     let Sizes {
         positions,
@@ -333,24 +349,29 @@ pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
         group,
         ..
     } = problem.sizes;
-    let (wide, narrow) = (group * size, size);
-    let (tiles, adds) = if op.fused {
-        let (out, add) = frame.output(0);
-        let d = op.heads * size;
-        let windows = [(0, wide), (d, narrow), (2 * d, narrow)];
-        let tiles = Tiles::cut(out, (positions, 3 * d), op.kv_heads, windows);
-        (tiles, [add; 3])
-    } else {
+    // A key head's queries lie side by side.
+    let columns = op.columns(size);
+    let groups = [group, 1, 1];
+    let window = |index: usize| Window {
+        first: columns[index].first,
+        columns: groups[index] * size,
+        step: groups[index] * columns[index].step,
+    };
+    let (tiles, adds) = if op.layout == Layout::Apart {
         let outputs = [0, 1, 2].map(|index| frame.output(index));
         let adds = [outputs[0].1, outputs[1].1, outputs[2].1];
-        let columns = [wide, narrow, narrow].into_iter();
-        let mut tiles = outputs.into_iter().zip(columns).map(|((out, _), columns)| {
-            let stride = op.kv_heads * columns;
-            let [tiles] = Tiles::cut(out, (positions, stride), op.kv_heads, [(0, columns)]);
+        let mut tiles = outputs.into_iter().enumerate().map(|(index, (out, _))| {
+            let rows = (positions, columns[index].stride);
+            let [tiles] = Tiles::cut(out, rows, op.heads.kv, [window(index)]);
             tiles
         });
         let mut next = || tiles.next().expect("three outputs");
         ([next(), next(), next()], adds)
+    } else {
+        let (out, add) = frame.output(0);
+        let rows = (positions, columns[0].stride);
+        let tiles = Tiles::cut(out, rows, op.heads.kv, [0, 1, 2].map(window));
+        (tiles, [add; 3])
     };
     let units = problem.sizes.units(op);
     let [q, k, v] = tiles;
@@ -395,8 +416,11 @@ fn backward(
     let (keys, keys_out) = scratch.split_at_mut(positions * columns);
     let output = |values| Operand {
         values,
-        first: 0,
-        stride: problem.op.heads * size,
+        columns: Columns {
+            first: 0,
+            step: size,
+            stride: problem.op.heads.count * size,
+        },
     };
     let keys = problem.queries(unit.head(problem.k, unit.kv_head), 0..positions, keys);
     let values = unit.head(problem.v, unit.kv_head).from(0);
@@ -416,16 +440,16 @@ fn backward(
     for index in 0..group {
         let number = unit.kv_head * group + index;
         let [q, y, g] = [problem.q, output(y), output(g)].map(|of| unit.head(of, number));
-        let row = unit.batch_row * problem.op.heads + number;
+        let row = unit.batch_row * problem.op.heads.count + number;
         let lse = &lse[row * positions..][..positions];
         for start in (0..positions).step_by(BLOCK) {
             let block = Block::new(problem, start);
             let rows = block.rows.clone();
-            let probabilities = &mut probabilities[..rows.len() * block.keys];
-            let slopes = &mut slopes[..rows.len() * block.keys];
+            let probabilities = &mut probabilities[..rows.len() * block.keys.len()];
+            let slopes = &mut slopes[..rows.len() * block.keys.len()];
             let queries = problem.queries(q, rows.clone(), queries);
             let (y, g) = (y.from(start), g.from(start));
-            block.scores(block.scale(), queries, keys, probabilities);
+            block.scores(block.scale, queries, keys, probabilities);
             block.scores(1.0, g, values, slopes);
             softmax_gradient(&block, (probabilities, slopes), &lse[rows.clone()], (y, g));
             let columns = index * size..(index + 1) * size;
@@ -454,10 +478,9 @@ fn softmax_gradient(
     lse: &[f32],
     (y, g): (Strided<'_>, Strided<'_>),
 ) {
-    let scale = block.scale();
     let rows = scores
-        .chunks_exact_mut(block.keys)
-        .zip(slopes.chunks_exact_mut(block.keys));
+        .chunks_exact_mut(block.keys.len())
+        .zip(slopes.chunks_exact_mut(block.keys.len()));
     vectorised(
         #[inline(always)]
         || {
@@ -465,14 +488,15 @@ fn softmax_gradient(
                 let y = &y.values[row * y.row..][..block.size];
                 let g = &g.values[row * g.row..][..block.size];
                 let mean = dot(y, g);
-                let (seen, unseen) = scores.split_at_mut(block.seen(row));
-                let (seen_slopes, unseen_slopes) = slopes.split_at_mut(block.seen(row));
-                for (p, slope) in seen.iter_mut().zip(seen_slopes) {
-                    *p = exp(*p - lse);
-                    *slope = *p * (*slope - mean) * scale;
+                let Range { start, end } = block.seen(row);
+                for unseen in [&mut *scores, &mut *slopes] {
+                    unseen[..start].fill(0.0);
+                    unseen[end..].fill(0.0);
                 }
-                unseen.fill(0.0);
-                unseen_slopes.fill(0.0);
+                for (p, slope) in scores[start..end].iter_mut().zip(&mut slopes[start..end]) {
+                    *p = exp(*p - lse);
+                    *slope = *p * (*slope - mean) * block.scale;
+                }
             }
         },
     );

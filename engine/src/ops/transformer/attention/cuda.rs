@@ -16,45 +16,43 @@ struct Problem {
     /// f32s of a tile in shared memory.
     tile: usize,
     operands: [Argument; 4],
+    scale: Argument,
 }
 
 impl Problem {
     fn new(op: &Attention, to: &Lowering<'_>) -> Self {
         let sizes = op.sizes(&[to.ty(0)]);
-        let d = op.heads * sizes.size;
-        let [q, k, v] = if op.fused { [0, 0, 0] } else { [0, 1, 2] }.map(|index| to.input(index));
-        let kv_stride = if op.fused {
-            3 * d
-        } else {
-            op.kv_heads * sizes.size
-        };
-        let (q_stride, k_first, v_first) = if op.fused {
-            (3 * d, d, 2 * d)
-        } else {
-            (d, 0, 0)
-        };
-        let table = op.rotary.then(|| to.input(op.operands()));
+        let [q, k, v] = op.indices().map(|index| to.input(index));
+        let [of_q, of_k, of_v] = op.columns(sizes.size);
+        let table = (op.turned > 0).then(|| to.input(op.operands()));
         let numbers = [
             sizes.positions,
-            op.heads,
-            op.kv_heads,
+            op.heads.count,
+            op.heads.kv,
             sizes.size,
-            usize::from(op.causal),
-            usize::from(op.rotary),
-            q_stride,
-            kv_stride,
-            k_first,
-            v_first,
+            usize::from(op.heads.causal),
+            // No window reaches further than all positions.
+            op.heads
+                .window
+                .unwrap_or(sizes.positions)
+                .min(sizes.positions),
+            op.turned,
+            of_q.step,
+            of_q.stride,
+            of_k.stride,
+            of_k.first,
+            of_v.first,
         ];
         let numbers = numbers.map(|number| number.to_string()).join(", ");
         Self {
             heads: format!("Heads<{numbers}>"),
-            units: sizes.batch * op.heads,
-            kv_units: sizes.batch * op.kv_heads,
+            units: sizes.batch * op.heads.count,
+            kv_units: sizes.batch * op.heads.kv,
             tiles: sizes.positions.div_ceil(TILE),
             positions: sizes.positions,
             tile: TILE * (sizes.size + 1),
             operands: [q.into(), k.into(), v.into(), table.into()],
+            scale: op.scale(sizes.size).into(),
         }
     }
 
@@ -72,15 +70,15 @@ pub(super) fn value(op: &Attention, to: &mut Lowering<'_>) {
     to.kernel(KERNELS, &problem.function("attention", &[]), &[])
         .blocks(problem.tiles * problem.units, 1)
         .shared(2 * problem.tile + TILE * 33)
-        .launch(&[q, k, v, table, y.into(), lse.into()]);
+        .launch(&[q, k, v, table, y.into(), lse.into(), problem.scale]);
 }
 
 pub(super) fn gradient(op: &Attention, to: &mut Lowering<'_>) {
     let problem = Problem::new(op, to);
     let [q, k, v, table] = problem.operands.clone();
-    let first = op.operands() + usize::from(op.rotary);
+    let first = op.operands() + usize::from(op.turned > 0);
     let [y, lse, g] = [0, 1, 2].map(|index| to.input(first + index));
-    let [of_q, of_k, of_v] = if op.fused { [0, 0, 0] } else { [0, 1, 2] };
+    let [of_q, of_k, of_v] = op.indices();
     let rows = problem.units * problem.positions;
     let dots = to.scratch(rows);
     to.kernel(
@@ -96,11 +94,17 @@ pub(super) fn gradient(op: &Attention, to: &mut Lowering<'_>) {
     to.kernel(KERNELS, &problem.function("attention_grad_kv", &adds), &[])
         .blocks(problem.tiles * problem.kv_units, 1)
         .shared(4 * problem.tile + 2 * TILE * 33)
-        .launch(&[&operands[..], &[out[0].into(), out[1].into()]].concat());
+        .launch(
+            &[
+                &operands[..],
+                &[out[0].into(), out[1].into(), problem.scale.clone()],
+            ]
+            .concat(),
+        );
     let add = usize::from(to.adds(of_q));
     let out = to.output(of_q);
     to.kernel(KERNELS, &problem.function("attention_grad_q", &[add]), &[])
         .blocks(problem.tiles * problem.units, 1)
         .shared(4 * problem.tile + TILE * 33)
-        .launch(&[&operands[..], &[out.into()]].concat());
+        .launch(&[&operands[..], &[out.into(), problem.scale]].concat());
 }

@@ -3,37 +3,49 @@
 
 const int TILE = 32;
 
-template <i64 POSITIONS, int HEADS, int KV_HEADS, int SIZE, bool CAUSAL, bool ROTARY, i64 Q_STRIDE, i64 K_STRIDE, i64 K_FIRST,
-          i64 V_FIRST>
+// Of each head of SIZE columns the first TURNED are turned; heads begin STEP columns apart. A causal query sees WINDOW keys.
+template <i64 POSITIONS, int HEADS, int KV_HEADS, int SIZE, bool CAUSAL, i64 WINDOW, int TURNED, int STEP, i64 Q_STRIDE,
+          i64 K_STRIDE, i64 K_FIRST, i64 V_FIRST>
 struct Heads {
     static const i64 positions = POSITIONS, q_stride = Q_STRIDE, k_stride = K_STRIDE, k_first = K_FIRST, v_first = V_FIRST;
     static const int heads = HEADS, kv_heads = KV_HEADS, size = SIZE, group = HEADS / KV_HEADS;
     static const int pitch = SIZE + 1, columns = (SIZE + 31) / 32;
     static const i64 tiles = (POSITIONS + TILE - 1) / TILE;
-    static const bool causal = CAUSAL, rotary = ROTARY;
+    static const bool causal = CAUSAL, rotary = TURNED > 0;
+    static const int turned = TURNED;
+    static const i64 window = WINDOW;
 
     // Where a query, or what has its shape without its neighbours, and a key of a batch row begin.
-    DEVICE_MEMBER static i64 query(i64 b, int head, i64 t) { return (b * POSITIONS + t) * Q_STRIDE + head * SIZE; }
-    DEVICE_MEMBER static i64 key(i64 b, int head, i64 t) { return (b * POSITIONS + t) * K_STRIDE + head * SIZE; }
+    DEVICE_MEMBER static i64 query(i64 b, int head, i64 t) { return (b * POSITIONS + t) * Q_STRIDE + head * STEP; }
+    DEVICE_MEMBER static i64 key(i64 b, int head, i64 t) { return (b * POSITIONS + t) * K_STRIDE + head * STEP; }
     DEVICE_MEMBER static i64 output(i64 b, int head, i64 t) { return (b * POSITIONS + t) * (HEADS * SIZE) + head * SIZE; }
-};
 
-DEVICE float attention_scale(int size) { return 1.0f / sqrtf((float)size); }
+    // The first tile of keys that a tile of queries sees, and the one after the last; and of queries that see a tile of keys.
+    DEVICE_MEMBER static i64 first_keys(i64 tile) {
+        return CAUSAL && tile * TILE >= WINDOW ? (tile * TILE - WINDOW + 1) / TILE : 0;
+    }
+    DEVICE_MEMBER static i64 end_keys(i64 tile) { return CAUSAL ? tile + 1 : tiles; }
+    DEVICE_MEMBER static i64 first_queries(i64 tile) { return CAUSAL ? tile : 0; }
+    DEVICE_MEMBER static i64 end_queries(i64 tile) {
+        i64 end = (tile * TILE + TILE + WINDOW - 2) / TILE + 1;
+        return CAUSAL && end < tiles ? end : tiles;
+    }
+};
 
 // A tile of rows `first + stride row`, those beyond the last position zeros; with TURN, turned by their positions.
 template <class H, bool TURN>
 DEVICE void load_tile(Shared<float> tile, InFloats auto x, In<float> table, i64 first, i64 stride, i64 position) {
-    const int half = H::size / 2;
+    const int half = H::turned / 2;
     for (int at = threadIdx.x; at < TILE * H::size; at += 256) {
         int row = at / H::size, column = at % H::size;
         float value = 0.0f;
         if (position + row < H::positions) {
             i64 from = first + row * stride;
             value = x[from + column];
-            if (TURN) {
+            if (TURN && column < H::turned) {
                 int pair = column % half;
                 float other = column < half ? -x[from + column + half] : x[from + column - half];
-                i64 angle = (position + row) * H::size + pair;
+                i64 angle = (position + row) * H::turned + pair;
                 value = value * table[angle] + other * table[angle + half];
             }
         }
@@ -44,15 +56,15 @@ DEVICE void load_tile(Shared<float> tile, InFloats auto x, In<float> table, i64 
 // y = [y +] a tile, with TURN turned back.
 template <class H, bool TURN, bool ADD>
 DEVICE void store_tile(Shared<float> tile, OutFloats auto y, In<float> table, i64 first, i64 stride, i64 position) {
-    const int half = H::size / 2;
+    const int half = H::turned / 2;
     for (int at = threadIdx.x; at < TILE * H::size; at += 256) {
         int row = at / H::size, column = at % H::size;
         if (position + row < H::positions) {
             float value = tile[row * H::pitch + column];
-            if (TURN) {
+            if (TURN && column < H::turned) {
                 int pair = column % half;
                 float other = tile[row * H::pitch + (column < half ? column + half : column - half)];
-                i64 angle = (position + row) * H::size + pair;
+                i64 angle = (position + row) * H::turned + pair;
                 value = value * table[angle] + (column < half ? other : -other) * table[angle + half];
             }
             give<ADD>(y, first + row * stride + column, value);
@@ -69,12 +81,12 @@ template <class H> DEVICE float tile_dot(Shared<float> a, int row, Shared<float>
 }
 
 template <class H> DEVICE bool sees(i64 query, i64 key) {
-    return key < H::positions && query < H::positions && (!H::causal || key <= query);
+    return key < H::positions && query < H::positions && (!H::causal || (key <= query && query - key < H::window));
 }
 
 // One tile of queries of one head.
 template <class H>
-DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, OutFloats auto y, Out<float> lse) {
+DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, OutFloats auto y, Out<float> lse, float scale) {
     LAUNCHED(memory, 2 * TILE * H::pitch + TILE * 33);
     Shared<float> queries = memory, keys = part_of(memory, TILE * H::pitch);
     Shared<float> weights = part_of(memory, 2 * TILE * H::pitch);
@@ -91,8 +103,8 @@ DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<floa
             sum[i][c] = 0.0f;
         }
     }
-    i64 end = H::causal ? tile + 1 : H::tiles;
-    for (i64 other = 0; other < end; ++other) {
+    i64 end = H::end_keys(tile);
+    for (i64 other = H::first_keys(tile); other < end; ++other) {
         i64 first = other * TILE;
         __syncthreads();
         load_tile<H, H::rotary>(keys, k, table, H::k_first + H::key(b, kv, first), H::k_stride, first);
@@ -100,9 +112,9 @@ DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<floa
         for (int i = 0; i < 4; ++i) {
             int row = line + 8 * i;
             bool seen = sees<H>(position + row, first + lane);
-            float score = attention_scale(H::size) * tile_dot<H>(queries, row, keys, lane);
+            float score = scale * tile_dot<H>(queries, row, keys, lane);
             float most = larger(largest[i], warp_max(seen ? score : -f32(INFINITE)));
-            // A row without keys, beyond the last position, stays as it is.
+            // A row that sees none of these keys, or is beyond the last position, stays as it is.
             float rescale = most == largest[i] ? 1.0f : expf(largest[i] - most);
             float p = seen ? expf(score - most) : 0.0f;
             total[i] = total[i] * rescale + warp_sum(p);
@@ -163,16 +175,16 @@ template <class H, i64 UNITS> DEVICE void attention_dots(InFloats auto y, InFloa
 // they are asked for.
 template <class H, bool BOTH>
 DEVICE void score_slopes(Shared<float> queries, Shared<float> gradients, Shared<float> keys, Shared<float> values,
-                         In<float> lse, In<float> dots, i64 unit, i64 position, i64 first, Shared<float> probabilities,
-                         Shared<float> slopes) {
+                         In<float> lse, In<float> dots, i64 unit, i64 position, i64 first, float scale,
+                         Shared<float> probabilities, Shared<float> slopes) {
     int lane = threadIdx.x % 32, line = threadIdx.x / 32;
     for (int i = 0; i < 4; ++i) {
         int row = line + 8 * i;
         float p = 0.0f, slope = 0.0f;
         if (sees<H>(position + row, first + lane)) {
             i64 at = unit * H::positions + position + row;
-            p = expf(attention_scale(H::size) * tile_dot<H>(queries, row, keys, lane) - lse[at]);
-            slope = p * (tile_dot<H>(gradients, row, values, lane) - dots[at]) * attention_scale(H::size);
+            p = expf(scale * tile_dot<H>(queries, row, keys, lane) - lse[at]);
+            slope = p * (tile_dot<H>(gradients, row, values, lane) - dots[at]) * scale;
         }
         if (BOTH) {
             probabilities[row * 33 + lane] = p;
@@ -184,7 +196,7 @@ DEVICE void score_slopes(Shared<float> queries, Shared<float> gradients, Shared<
 // Of one tile of keys and their values: all queries of all heads that read them.
 template <class H, bool ADD_K, bool ADD_V>
 DEVICE void attention_grad_kv(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, In<float> lse, InFloats auto g,
-                              In<float> dots, OutFloats auto of_k, OutFloats auto of_v) {
+                              In<float> dots, OutFloats auto of_k, OutFloats auto of_v, float scale) {
     const int tile_len = TILE * H::pitch;
     LAUNCHED(memory, 4 * tile_len + 2 * TILE * 33);
     Shared<float> keys = memory, values = part_of(memory, tile_len);
@@ -205,14 +217,14 @@ DEVICE void attention_grad_kv(InFloats auto q, InFloats auto k, InFloats auto v,
     }
     for (int index = 0; index < H::group; ++index) {
         int head = kv * H::group + index;
-        for (i64 other = H::causal ? tile : 0; other < H::tiles; ++other) {
+        for (i64 other = H::first_queries(tile); other < H::end_queries(tile); ++other) {
             i64 position = other * TILE;
             __syncthreads();
             load_tile<H, H::rotary>(queries, q, table, H::query(b, head, position), H::q_stride, position);
             load_tile<H, false>(gradients, g, table, H::output(b, head, position), H::heads * H::size, position);
             __syncthreads();
             score_slopes<H, true>(queries, gradients, keys, values, lse, dots, b * H::heads + head, position, first,
-                                  probabilities, slopes);
+                                  scale, probabilities, slopes);
             __syncthreads();
             for (int at = 0; at < TILE; ++at) {
                 for (int c = 0; c < H::columns; ++c) {
@@ -244,7 +256,7 @@ DEVICE void attention_grad_kv(InFloats auto q, InFloats auto k, InFloats auto v,
 // Of one tile of queries of one head.
 template <class H, bool ADD>
 DEVICE void attention_grad_q(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, In<float> lse, InFloats auto g,
-                             In<float> dots, OutFloats auto of_q) {
+                             In<float> dots, OutFloats auto of_q, float scale) {
     const int tile_len = TILE * H::pitch;
     LAUNCHED(memory, 4 * tile_len + TILE * 33);
     Shared<float> keys = memory, values = part_of(memory, tile_len);
@@ -261,14 +273,14 @@ DEVICE void attention_grad_q(InFloats auto q, InFloats auto k, InFloats auto v, 
             sum[i][c] = 0.0f;
         }
     }
-    i64 end = H::causal ? tile + 1 : H::tiles;
-    for (i64 other = 0; other < end; ++other) {
+    i64 end = H::end_keys(tile);
+    for (i64 other = H::first_keys(tile); other < end; ++other) {
         i64 first = other * TILE;
         __syncthreads();
         load_tile<H, H::rotary>(keys, k, table, H::k_first + H::key(b, kv, first), H::k_stride, first);
         load_tile<H, false>(values, v, table, H::v_first + H::key(b, kv, first), H::k_stride, first);
         __syncthreads();
-        score_slopes<H, false>(queries, gradients, keys, values, lse, dots, unit, position, first, slopes, slopes);
+        score_slopes<H, false>(queries, gradients, keys, values, lse, dots, unit, position, first, scale, slopes, slopes);
         __syncthreads();
         for (int at = 0; at < TILE; ++at) {
             for (int c = 0; c < H::columns; ++c) {

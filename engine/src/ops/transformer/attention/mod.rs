@@ -1,23 +1,26 @@
-//! `y = softmax(q k^T / sqrt(size)) v` for each head of `size` columns; with `causal`, a query sees the keys up to its own
-//! position.
+//! `y = softmax(scale q k^T) v` for each head of `size` columns, `scale` being `1 / sqrt(size)` unless it is said; with `causal`, a
+//! query sees the keys up to its own position, and with a `window` of `w` the last `w` of those, its own included.
 //!
 //! Heads may share keys and values (grouped queries: query head `h` reads key head `h / (heads / kv_heads)`), and
-//! `q` and `k` may be turned by their positions first ([`RotaryTable`](super::RotaryTable)). Neither is written down: shared heads are
-//! read where they are, and rotated ones live in scratch, one head at a time.
+//! the first columns of each head of `q` and `k`, or all, may be turned by their positions first
+//! ([`RotaryTable`](super::RotaryTable)). Neither is written down: shared heads are read where they are, and rotated ones live in
+//! scratch, one head at a time.
 //!
 //! For one head, with `s` the scaled scores, `p` the probabilities, `g` the gradient of `y`, and rows as queries:
 //!
 //! ```text
-//! v: p^T g       p: g v^T       s: p * (dp - sum over keys of p dp)      q: ds k / sqrt(size)
-//!                                                                        k: ds^T q / sqrt(size)
+//! v: p^T g       p: g v^T       s: p * (dp - sum over keys of p dp)      q: scale ds k
+//!                                                                        k: scale ds^T q
 //! sum over keys of p dp = sum over columns of g y,   since y = p v and dp = g v^T
 //! ```
 //!
-//! Shared keys and values get the sum over their query heads. A rotation `R` is orthogonal, so what `R x` gets
-//! reaches `x` as `R^T`, a turn backwards.
+//! A key that is not seen has `p = 0`, so nothing reaches it.
 //!
-//! Both directions go through blocks of at most [`BLOCK`] queries, and beyond the diagonal's blocks nothing is
-//! computed: `[t, t]` exists nowhere. The log-sum-exp of each row of scores is kept, from which the gradient
+//! Shared keys and values get the sum over their query heads. A rotation `R` is orthogonal, so what `R x` gets
+//! reaches `x` as `R^T`, a turn backwards; columns that are not turned go through as they are.
+//!
+//! Both directions go through blocks of at most [`BLOCK`] queries, and beyond the diagonal's blocks or before the window nothing
+//! is computed: `[t, t]` exists nowhere. The log-sum-exp of each row of scores is kept, from which the gradient
 //! computes the probabilities again: `p = e^(s - lse)`.
 
 mod cpu;
@@ -35,20 +38,70 @@ const BLOCK: usize = 64;
 /// Every chunk has scratch of its own, so there are few.
 const MOST_CHUNKS: usize = 64;
 
-/// Self-attention, to f32 `[b, t, heads size]` and the log-sum-exps `[b, heads, t]`.
-///
-/// From `q | k | v` in one, f32 `[b, t, 3 heads size]`, or from three: f32 `[b, t, heads size]`, and twice
-/// `[b, t, kv_heads size]`; then the rotary table, if `q` and `k` are turned.
-#[derive(Debug, Clone, Copy)]
-pub struct Attention {
-    /// Number of query heads, which lie side by side.
-    pub heads: usize,
-    /// Number of key and value heads; divides `heads`.
-    pub kv_heads: usize,
+/// The heads of an attention, and what a query sees.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Heads {
+    /// Number of query heads.
+    pub count: usize,
+    /// Number of key and value heads; divides `count`.
+    pub kv: usize,
     /// Whether a query sees nothing after its own position.
     pub causal: bool,
-    fused: bool,
-    rotary: bool,
+    /// How many keys a causal query sees at most, its own the last of them; `None` for all.
+    pub window: Option<usize>,
+    /// What scores are multiplied by; `None` for `1 / sqrt(size)`.
+    pub scale: Option<f32>,
+}
+
+impl Heads {
+    /// Heads whose queries see every position.
+    pub fn full(count: usize, kv: usize) -> Self {
+        Self {
+            count,
+            kv,
+            causal: false,
+            window: None,
+            scale: None,
+        }
+    }
+
+    /// Heads whose queries see the positions up to their own.
+    pub fn causal(count: usize, kv: usize) -> Self {
+        Self {
+            causal: true,
+            ..Self::full(count, kv)
+        }
+    }
+}
+
+/// Where queries, keys and values lie.
+#[derive(Debug, Clone, Copy)]
+pub enum Qkv {
+    /// In three values: `q` f32 `[b, t, heads size]`, `k` and `v` f32 `[b, t, kv_heads size]`.
+    Apart([Value; 3]),
+    /// In one, f32 `[b, t, 3 heads size]`: all of `q`, all of `k`, all of `v`.
+    Joined(Value),
+    /// In one, f32 `[b, t, 3 heads size]`: `q`, `k` and `v` of the first head, then those of the next.
+    ByHead(Value),
+}
+
+/// [`Qkv`] without the values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Layout {
+    Apart,
+    Joined,
+    ByHead,
+}
+
+/// Self-attention, to f32 `[b, t, heads size]` and the log-sum-exps `[b, heads, t]`.
+///
+/// From the values of a [`Qkv`]; then the rotary table, if `q` and `k` are turned.
+#[derive(Debug, Clone, Copy)]
+pub struct Attention {
+    heads: Heads,
+    layout: Layout,
+    /// Columns of a head of `q` and `k` that are turned.
+    turned: usize,
 }
 
 /// Gradient of [`Attention`], from its operands, `y`, the log-sum-exps and the gradient of `y`.
@@ -56,45 +109,25 @@ pub struct Attention {
 struct AttentionGrad(Attention);
 
 impl Builder {
-    /// Multi-head self-attention: `q` f32 `[b, t, heads size]`, `k` and `v` f32 `[b, t, kv_heads size]` to f32
-    /// `[b, t, heads size]`. With `rotary`, f32 `[t, size]` from [`Builder::rotary_table`], `q` and `k` are turned first.
+    /// Multi-head self-attention to f32 `[b, t, heads size]`. With `rotary`, f32 `[t, turned]` from
+    /// [`Builder::rotary_table`], the first `turned` columns of each head of `q` and `k` are turned first.
     ///
     /// # Errors
     ///
-    /// When shapes do not fit, or `kv_heads` does not divide `heads`.
-    pub fn attention(
-        &mut self,
-        [q, k, v]: [Value; 3],
-        (heads, kv_heads): (usize, usize),
-        causal: bool,
-        rotary: Option<Value>,
-    ) -> Result<Value> {
+    /// When shapes do not fit, key heads do not divide query heads, or a window is no causal one.
+    pub fn attention(&mut self, qkv: Qkv, heads: Heads, rotary: Option<Value>) -> Result<Value> {
+        let (layout, values) = match &qkv {
+            Qkv::Apart(values) => (Layout::Apart, &values[..]),
+            Qkv::Joined(value) => (Layout::Joined, std::slice::from_ref(value)),
+            Qkv::ByHead(value) => (Layout::ByHead, std::slice::from_ref(value)),
+        };
         let op = Attention {
             heads,
-            kv_heads,
-            causal,
-            fused: false,
-            rotary: rotary.is_some(),
+            layout,
+            turned: rotary.map_or(0, |table| self.ty(table).columns()),
         };
-        let operands: Vec<Value> = [q, k, v].into_iter().chain(rotary).collect();
+        let operands: Vec<Value> = values.iter().copied().chain(rotary).collect();
         self.op1(op, &operands)
-    }
-
-    /// The same from one matrix whose columns are `q | k | v`, each split into as many heads: f32 `[b, t, 3 d]` to
-    /// f32 `[b, t, d]`.
-    ///
-    /// # Errors
-    ///
-    /// When `qkv` does not have such a shape, or `d` is no multiple of `heads`.
-    pub fn fused_attention(&mut self, qkv: Value, heads: usize, causal: bool) -> Result<Value> {
-        let op = Attention {
-            heads,
-            kv_heads: heads,
-            causal,
-            fused: true,
-            rotary: false,
-        };
-        self.op1(op, &[qkv])
     }
 }
 
@@ -109,16 +142,27 @@ struct Sizes {
     group: usize,
 }
 
+/// Where the heads of one of `q`, `k` and `v` lie in a row.
+#[derive(Debug, Clone, Copy)]
+struct Columns {
+    /// Column of the first head.
+    first: usize,
+    /// Columns from one head to the next.
+    step: usize,
+    /// Columns of the whole row.
+    stride: usize,
+}
+
 impl Sizes {
     /// Batch rows times key heads: what is computed by itself.
     fn units(&self, op: &Attention) -> usize {
-        self.batch * op.kv_heads
+        self.batch * op.heads.kv
     }
 
     /// f32s of scratch of a chunk of the forward kernel, and of the gradient.
     fn scratch(&self, op: &Attention) -> [usize; 2] {
         let scores = BLOCK * self.positions;
-        let turned = if op.rotary {
+        let turned = if op.turned > 0 {
             (BLOCK + self.positions) * self.size
         } else {
             0
@@ -135,18 +179,61 @@ fn chunk(units: usize) -> usize {
 impl Attention {
     /// Operands before `y`, the log-sum-exps and the gradient.
     fn operands(&self) -> usize {
-        if self.fused { 1 } else { 3 }
+        match self.layout {
+            Layout::Apart => 3,
+            Layout::Joined | Layout::ByHead => 1,
+        }
+    }
+
+    /// The operands, or the gradients of them, that hold `q`, `k` and `v`.
+    fn indices(&self) -> [usize; 3] {
+        match self.layout {
+            Layout::Apart => [0, 1, 2],
+            Layout::Joined | Layout::ByHead => [0; 3],
+        }
     }
 
     fn sizes(&self, inputs: &[&Type]) -> Sizes {
         let dims = &inputs[0].dims;
-        let columns = if self.fused { dims[2] / 3 } else { dims[2] };
+        let columns = match self.layout {
+            Layout::Apart => dims[2],
+            Layout::Joined | Layout::ByHead => dims[2] / 3,
+        };
         Sizes {
             batch: dims[0],
             positions: dims[1],
-            size: columns / self.heads,
-            group: self.heads / self.kv_heads,
+            size: columns / self.heads.count,
+            group: self.heads.count / self.heads.kv,
         }
+    }
+
+    /// Where the heads of `q`, `k` and `v` are, of `size` columns each.
+    fn columns(&self, size: usize) -> [Columns; 3] {
+        let d = self.heads.count * size;
+        match self.layout {
+            Layout::Apart => {
+                [d, self.heads.kv * size, self.heads.kv * size].map(|stride| Columns {
+                    first: 0,
+                    step: size,
+                    stride,
+                })
+            }
+            Layout::Joined => [0, d, 2 * d].map(|first| Columns {
+                first,
+                step: size,
+                stride: 3 * d,
+            }),
+            Layout::ByHead => [0, size, 2 * size].map(|first| Columns {
+                first,
+                step: 3 * size,
+                stride: 3 * d,
+            }),
+        }
+    }
+
+    /// What scores are multiplied by.
+    fn scale(&self, size: usize) -> f32 {
+        self.heads.scale.unwrap_or(1.0 / (size as f32).sqrt())
     }
 
     fn check(&self, inputs: &[&Type]) -> Result<()> {
@@ -158,18 +245,31 @@ impl Attention {
                 format!("needs {promised}, found {found}"),
             ))
         };
-        let Self {
-            heads, kv_heads, ..
-        } = *self;
+        let Heads {
+            count: heads,
+            kv: kv_heads,
+            ..
+        } = self.heads;
         if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return refuse(format!("{kv_heads} key heads to divide {heads} heads"));
         }
-        let parts = if self.fused { 3 } else { 1 };
+        if self.heads.window.is_some_and(|window| window == 0)
+            || self.heads.window.is_some() && !self.heads.causal
+        {
+            return refuse("a window of at least one key, of causal heads".to_owned());
+        }
+        let fused = self.layout != Layout::Apart;
+        if fused && heads != kv_heads {
+            return refuse(format!(
+                "as many key heads as heads, {heads}, where they are in one value"
+            ));
+        }
+        let parts = if fused { 3 } else { 1 };
         let [b, t, columns] = inputs[0].dims[..] else {
             return refuse("[b, t, columns]".to_owned());
         };
         if columns == 0 || !columns.is_multiple_of(parts * heads) {
-            return refuse(if self.fused {
+            return refuse(if fused {
                 format!("f32 [b, t, 3 d] with d a multiple of {heads} heads")
             } else {
                 format!("q f32 [b, t, d] with d a multiple of {heads} heads")
@@ -177,12 +277,14 @@ impl Attention {
         }
         let size = columns / parts / heads;
         let shared = Type::f32(&[b, t, kv_heads * size]);
-        if !self.fused && (*inputs[1] != shared || *inputs[2] != shared) {
+        if !fused && (*inputs[1] != shared || *inputs[2] != shared) {
             return refuse(format!("k and v {shared}"));
         }
-        if self.rotary && (size % 2 == 1 || inputs[self.operands()].dims != [t, size]) {
+        if let Some(table) = inputs.get(self.operands())
+            && (self.turned % 2 == 1 || self.turned > size || table.dims != [t, self.turned])
+        {
             return refuse(format!(
-                "a rotary table [{t}, {size}] of an even number of columns"
+                "a rotary table [{t}, n] of an even number of columns up to {size}"
             ));
         }
         Ok(())
@@ -196,12 +298,13 @@ impl Attention {
             size,
             ..
         } = self.sizes(inputs);
-        let seen = if self.causal {
+        let seen = if self.heads.causal {
             positions.div_ceil(2)
         } else {
             positions
         };
-        2 * (products * batch * positions * seen * self.heads * size) as u64
+        let seen = seen.min(self.heads.window.unwrap_or(seen));
+        2 * (products * batch * positions * seen * self.heads.count * size) as u64
     }
 }
 
@@ -223,8 +326,8 @@ impl Op for Attention {
             ..
         } = self.sizes(inputs);
         Ok(vec![
-            Type::f32(&[batch, positions, self.heads * size]),
-            Type::f32(&[batch, self.heads, positions]),
+            Type::f32(&[batch, positions, self.heads.count * size]),
+            Type::f32(&[batch, self.heads.count, positions]),
         ])
     }
 

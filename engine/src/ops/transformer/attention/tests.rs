@@ -1,5 +1,6 @@
 use candle_core::{D, Device, Tensor};
 
+use super::{Heads, Qkv};
 use crate::op::Builder;
 use crate::ops::oracle::{Oracle, random};
 use crate::value::Type;
@@ -8,11 +9,14 @@ use crate::value::Type;
 const TOLERANCE: f32 = 1e-5;
 
 /// Attention of `q`, `k` and `v`, f32 `[b, heads, t, size]`, with as many heads each, to `[b, t, heads size]`.
-fn reference(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool) -> candle_core::Result<Tensor> {
+fn reference(q: &Tensor, k: &Tensor, v: &Tensor, of: &Heads) -> candle_core::Result<Tensor> {
     let (b, heads, t, size) = q.dims4()?;
-    let scores = (q.matmul(&k.t()?.contiguous()?)? / (size as f64).sqrt())?;
+    let scale = of.scale.map_or(1.0 / (size as f64).sqrt(), f64::from);
+    let scores = (q.matmul(&k.t()?.contiguous()?)? * scale)?;
+    let window = of.window.unwrap_or(t);
+    let sees = |query: usize, key: usize| !of.causal || key <= query && query < key + window;
     let mask: Vec<f32> = (0..t * t)
-        .map(|i| if causal && i % t > i / t { -1e9 } else { 0.0 })
+        .map(|i| if sees(i / t, i % t) { 0.0 } else { -1e9 })
         .collect();
     let scores = scores.broadcast_add(&Tensor::from_vec(mask, (t, t), &Device::Cpu)?)?;
     let powers = scores
@@ -30,16 +34,16 @@ fn split(x: &Tensor, heads: usize) -> candle_core::Result<Tensor> {
         .contiguous()
 }
 
-fn fused_reference(qkv: &Tensor, heads: usize, causal: bool) -> candle_core::Result<Tensor> {
+fn joined_reference(qkv: &Tensor, of: &Heads) -> candle_core::Result<Tensor> {
     let d = qkv.dim(2)? / 3;
-    let part = |index: usize| split(&qkv.narrow(2, index * d, d)?, heads);
-    reference(&part(0)?, &part(1)?, &part(2)?, causal)
+    let part = |index: usize| split(&qkv.narrow(2, index * d, d)?, of.count);
+    reference(&part(0)?, &part(1)?, &part(2)?, of)
 }
 
-fn check_fused(b: usize, t: usize, d: usize, heads: usize, causal: bool) {
+fn check_joined(b: usize, t: usize, d: usize, heads: Heads) {
     Oracle::new(&[random(&[b, t, 3 * d], 1)])
-        .ours(|b, v| b.fused_attention(v[0], heads, causal))
-        .candle(|v| fused_reference(&v[0], heads, causal))
+        .ours(|b, v| b.attention(Qkv::Joined(v[0]), heads, None))
+        .candle(|v| joined_reference(&v[0], &heads))
         .agree(TOLERANCE);
 }
 
@@ -67,23 +71,25 @@ fn repeated(x: &Tensor, group: usize) -> candle_core::Result<Tensor> {
     Tensor::cat(&copies, 2)?.reshape((b, heads * group, t, size))
 }
 
-/// `[b, t]`, query and key heads, columns of a head.
-fn check_grouped([b, t]: [usize; 2], (heads, kv_heads): (usize, usize), size: usize, rotary: bool) {
-    const BASE: f32 = 100.0;
+const BASE: f64 = 100.0;
+
+/// `[b, t]`, heads, columns of a head.
+fn check_grouped([b, t]: [usize; 2], of: Heads, size: usize, rotary: bool) {
+    let (heads, kv_heads) = (of.count, of.kv);
     let sample = |heads, seed| random(&[b, t, heads * size], seed);
     let samples = [sample(heads, 1), sample(kv_heads, 2), sample(kv_heads, 3)];
     Oracle::new(&samples)
         .ours(|b, v| {
-            let table = rotary.then(|| b.rotary_table(t, size, BASE)).transpose()?;
-            b.attention([v[0], v[1], v[2]], (heads, kv_heads), true, table)
+            let table = rotary.then(|| b.rotary_table(t, size, BASE, None));
+            b.attention(Qkv::Apart([v[0], v[1], v[2]]), of, table.transpose()?)
         })
         .candle(|v| {
             let [mut q, mut k] = [split(&v[0], heads)?, split(&v[1], kv_heads)?];
             if rotary {
-                (q, k) = (turned(&q, f64::from(BASE))?, turned(&k, f64::from(BASE))?);
+                (q, k) = (turned(&q, BASE)?, turned(&k, BASE)?);
             }
             let [k, v] = [k, split(&v[2], kv_heads)?].map(|x| repeated(&x, heads / kv_heads));
-            reference(&q, &k?, &v?, true)
+            reference(&q, &k?, &v?, &of)
         })
         .agree(TOLERANCE);
 }
@@ -91,22 +97,101 @@ fn check_grouped([b, t]: [usize; 2], (heads, kv_heads): (usize, usize), size: us
 #[test]
 fn whole_and_broken_blocks_agree_with_candle() {
     for t in [1, 2, 63, 64, 65, 150] {
-        check_fused(2, t, 12, 3, true);
-        check_fused(1, t, 8, 1, false);
+        check_joined(2, t, 12, Heads::causal(3, 3));
+        check_joined(1, t, 8, Heads::full(1, 1));
     }
 }
 
 #[test]
 fn chunks_of_several_heads_agree_with_candle() {
-    check_fused(80, 7, 4, 2, true);
+    check_joined(80, 7, 4, Heads::causal(2, 2));
 }
 
 #[test]
 fn queries_that_share_keys_agree_with_candle() {
     for rotary in [false, true] {
-        check_grouped([2, 70], (4, 2), 6, rotary);
-        check_grouped([1, 5], (3, 1), 2, rotary);
-        check_grouped([3, 65], (2, 2), 8, rotary);
+        check_grouped([2, 70], Heads::causal(4, 2), 6, rotary);
+        check_grouped([1, 5], Heads::causal(3, 1), 2, rotary);
+        check_grouped([3, 65], Heads::causal(2, 2), 8, rotary);
+    }
+}
+
+// Windows of one key, within a block, of a block and one more, and beyond all positions. Scales are no larger than usual: roundings of
+// scores grow with them.
+#[test]
+fn windows_and_scales_agree_with_candle() {
+    for (window, scale) in [(1, None), (3, Some(0.3)), (65, None), (500, Some(0.1))] {
+        let heads = |count, kv| Heads {
+            window: Some(window),
+            scale,
+            ..Heads::causal(count, kv)
+        };
+        check_joined(2, 150, 12, heads(3, 3));
+        check_grouped([2, 70], heads(4, 2), 6, true);
+    }
+}
+
+/// Turns the first `columns` of each head of f32 `[b, heads, t, size]`.
+fn partly_turned(x: &Tensor, columns: usize) -> candle_core::Result<Tensor> {
+    let rest = x.dim(3)? - columns;
+    let turned = turned(&x.narrow(3, 0, columns)?, BASE)?;
+    Tensor::cat(&[turned, x.narrow(3, columns, rest)?], 3)
+}
+
+#[test]
+fn heads_that_are_turned_in_part_agree_with_candle() {
+    for (t, size, columns) in [(5, 8, 2), (70, 6, 4)] {
+        let heads = Heads::causal(4, 2);
+        let sample = |heads: usize, seed| random(&[2, t, heads * size], seed);
+        Oracle::new(&[sample(4, 1), sample(2, 2), sample(2, 3)])
+            .ours(|b, v| {
+                let table = b.rotary_table(t, columns, BASE, None)?;
+                let x = b.attention(Qkv::Apart([v[0], v[1], v[2]]), heads, Some(table))?;
+                // A second use adds to the gradients.
+                let y = b.attention(Qkv::Apart([x, v[1], v[2]]), heads, Some(table))?;
+                b.add(x, y)
+            })
+            .candle(|v| {
+                let [k, values] = [split(&v[1], 2)?, split(&v[2], 2)?];
+                let (k, values) = (
+                    repeated(&partly_turned(&k, columns)?, 2)?,
+                    repeated(&values, 2)?,
+                );
+                let attend = |q: &Tensor| {
+                    reference(&partly_turned(&split(q, 4)?, columns)?, &k, &values, &heads)
+                };
+                let x = attend(&v[0])?;
+                attend(&x)? + x
+            })
+            .agree(TOLERANCE);
+    }
+}
+
+#[test]
+fn one_value_that_is_cut_by_heads_agrees_with_candle() {
+    for (t, heads) in [(5, 3), (70, 2)] {
+        let (size, of) = (4, Heads::causal(heads, heads));
+        Oracle::new(&[random(&[2, t, 3 * heads * size], 1)])
+            .ours(|b, v| {
+                let table = b.rotary_table(t, 2, BASE, None)?;
+                let x = b.attention(Qkv::ByHead(v[0]), of, Some(table))?;
+                let y = b.attention(Qkv::ByHead(v[0]), of, None)?;
+                b.add(x, y)
+            })
+            .candle(|v| {
+                let parts = v[0].reshape((2, t, heads, 3, size))?;
+                let part = |index: usize| {
+                    parts
+                        .narrow(3, index, 1)?
+                        .squeeze(3)?
+                        .transpose(1, 2)?
+                        .contiguous()
+                };
+                let (q, k, v) = (part(0)?, part(1)?, part(2)?);
+                let [turned_q, turned_k] = [partly_turned(&q, 2)?, partly_turned(&k, 2)?];
+                reference(&turned_q, &turned_k, &v, &of)? + reference(&q, &k, &v, &of)?
+            })
+            .agree(TOLERANCE);
     }
 }
 
@@ -114,11 +199,14 @@ fn queries_that_share_keys_agree_with_candle() {
 fn a_second_use_adds_to_the_gradient() {
     Oracle::new(&[random(&[2, 5, 12], 1)])
         .ours(|b, v| {
-            let causal = b.fused_attention(v[0], 2, true)?;
-            let full = b.fused_attention(v[0], 2, false)?;
+            let causal = b.attention(Qkv::Joined(v[0]), Heads::causal(2, 2), None)?;
+            let full = b.attention(Qkv::Joined(v[0]), Heads::full(2, 2), None)?;
             b.add(causal, full)
         })
-        .candle(|v| fused_reference(&v[0], 2, true)? + fused_reference(&v[0], 2, false)?)
+        .candle(|v| {
+            let causal = joined_reference(&v[0], &Heads::causal(2, 2))?;
+            causal + joined_reference(&v[0], &Heads::full(2, 2))?
+        })
         .agree(TOLERANCE);
 }
 
@@ -129,15 +217,15 @@ fn one_value_as_queries_keys_and_values_gets_the_sum() {
     Oracle::new(&[random(&[2, 5, 12], 1)])
         .ours(|b, v| {
             let x = b.add(v[0], v[0])?;
-            let table = b.rotary_table(5, 6, base)?;
-            let y = b.attention([x, x, x], (2, 2), false, Some(table))?;
+            let table = b.rotary_table(5, 6, base, None)?;
+            let y = b.attention(Qkv::Apart([x, x, x]), Heads::full(2, 2), Some(table))?;
             b.add(y, x)
         })
         .candle(|v| {
             let x = (&v[0] * 2.0)?;
             let heads = split(&x, 2)?;
-            let turned = turned(&heads, f64::from(base))?;
-            reference(&turned, &turned, &heads, false)? + x
+            let turned = turned(&heads, base)?;
+            reference(&turned, &turned, &heads, &Heads::full(2, 2))? + x
         })
         .agree(TOLERANCE);
 }
@@ -155,31 +243,49 @@ fn shapes_that_do_not_fit_are_refused() {
     assert_eq!(
         refused(|b| {
             let qkv = input(b, 12);
-            b.fused_attention(qkv, 3, true)
+            b.attention(Qkv::Joined(qkv), Heads::causal(3, 3), None)
         }),
         "attention: needs f32 [b, t, 3 d] with d a multiple of 3 heads, found f32 [2, 5, 12]"
     );
     assert_eq!(
         refused(|b| {
             let (q, k) = (input(b, 12), input(b, 6));
-            b.attention([q, k, k], (4, 3), true, None)
+            b.attention(Qkv::Apart([q, k, k]), Heads::causal(4, 3), None)
         }),
         "attention: needs 3 key heads to divide 4 heads, found f32 [2, 5, 12], f32 [2, 5, 6], f32 [2, 5, 6]"
     );
     assert_eq!(
         refused(|b| {
             let (q, k) = (input(b, 12), input(b, 4));
-            b.attention([q, k, k], (4, 2), true, None)
+            b.attention(Qkv::Apart([q, k, k]), Heads::causal(4, 2), None)
         }),
         "attention: needs k and v f32 [2, 5, 6], found f32 [2, 5, 12], f32 [2, 5, 4], f32 [2, 5, 4]"
     );
     assert_eq!(
         refused(|b| {
             let (q, k) = (input(b, 12), input(b, 6));
-            let table = b.rotary_table(5, 2, 1e4)?;
-            b.attention([q, k, k], (4, 2), true, Some(table))
+            let table = b.rotary_table(5, 4, 1e4, None)?;
+            b.attention(Qkv::Apart([q, k, k]), Heads::causal(4, 2), Some(table))
         }),
-        "attention: needs a rotary table [5, 3] of an even number of columns, found f32 [2, 5, 12], f32 [2, 5, 6], \
-         f32 [2, 5, 6], f32 [5, 2]"
+        "attention: needs a rotary table [5, n] of an even number of columns up to 3, found f32 [2, 5, 12], f32 [2, 5, 6], \
+         f32 [2, 5, 6], f32 [5, 4]"
+    );
+    assert_eq!(
+        refused(|b| {
+            let qkv = input(b, 12);
+            b.attention(Qkv::ByHead(qkv), Heads::causal(2, 1), None)
+        }),
+        "attention: needs as many key heads as heads, 2, where they are in one value, found f32 [2, 5, 12]"
+    );
+    let window = Heads {
+        window: Some(3),
+        ..Heads::full(2, 2)
+    };
+    assert_eq!(
+        refused(|b| {
+            let qkv = input(b, 12);
+            b.attention(Qkv::Joined(qkv), window, None)
+        }),
+        "attention: needs a window of at least one key, of causal heads, found f32 [2, 5, 12]"
     );
 }

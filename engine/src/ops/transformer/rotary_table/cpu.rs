@@ -3,11 +3,11 @@ use crate::cpu::{Frame, Rows};
 
 pub(super) fn run(op: &RotaryTable, frame: &mut Frame<'_>) {
     let (table, _) = frame.output(0);
-    let (base, half) = (f64::from(op.base), op.size / 2);
+    let half = op.size / 2;
     let rows = Rows(table, op.size);
     frame.pool.run(op.positions, 16, rows, |range, rows| {
         for i in 0..half {
-            let frequency = base.powf(-((2 * i) as f64) / (2 * half) as f64);
+            let frequency = op.angle(i);
             for (position, row) in range.clone().zip(rows.0.chunks_exact_mut(2 * half)) {
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
                 #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]

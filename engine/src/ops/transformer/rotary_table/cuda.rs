@@ -1,4 +1,4 @@
-use super::RotaryTable;
+use super::{RotaryScaling, RotaryTable};
 use crate::cuda::lowering::{Lowering, Source};
 
 const KERNELS: Source = Source::new("rotary_table", include_str!("kernel.cu"));
@@ -6,7 +6,21 @@ const KERNELS: Source = Source::new("rotary_table", include_str!("kernel.cu"));
 pub(super) fn value(op: &RotaryTable, to: &mut Lowering<'_>) {
     let table = to.output(0);
     let (positions, half) = (op.positions, op.size / 2);
+    // Divided by 1, every angle stays.
+    let scaling = op.scaling.unwrap_or(RotaryScaling {
+        factor: 1.0,
+        low: 1.0,
+        high: 2.0,
+        context: 1.0,
+    });
     to.kernel(KERNELS, "rotary_table", &[positions.into(), half.into()])
         .threads_over(positions * half)
-        .launch(&[table.into(), f64::from(op.base).into()]);
+        .launch(&[
+            table.into(),
+            op.base.into(),
+            scaling.factor.into(),
+            scaling.low.into(),
+            scaling.high.into(),
+            scaling.context.into(),
+        ]);
 }

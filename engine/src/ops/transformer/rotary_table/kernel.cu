@@ -1,8 +1,12 @@
-template <i64 POSITIONS, i64 HALF> DEVICE void rotary_table(Out<float> table, double base) {
+template <i64 POSITIONS, i64 HALF> DEVICE void rotary_table(Out<float> table, double base, double factor, double low, double high,
+                                                              double context) {
     i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at < POSITIONS * HALF) {
         i64 position = at / HALF, i = at % HALF;
-        double angle = (double)position * pow(base, -(double)i / (double)HALF);
+        double frequency = pow(base, -(double)i / (double)HALF);
+        double kept = (context * frequency / 6.283185307179586476925 - low) / (high - low);
+        kept = kept < 0.0 ? 0.0 : kept > 1.0 ? 1.0 : kept;
+        double angle = (double)position * frequency * (kept + (1.0 - kept) / factor);
         table[position * 2 * HALF + i] = (float)cos(angle);
         table[position * 2 * HALF + HALF + i] = (float)sin(angle);
     }

@@ -5,6 +5,13 @@
 //! y_i = x_i cos - x_j sin        y_j = x_j cos + x_i sin        j = i + size / 2
 //! ```
 //!
+//! The angles of Llama 3.1 and later are those of longer texts ([`RotaryScaling`]): with `f = base^(-2 i / size)` and `r` the turns that
+//! it makes in the context of the training before, `r = context f / 2 pi`,
+//!
+//! ```text
+//! f if r > high,   f / factor if r < low,   else  f (m + (1 - m) / factor)  with  m = (r - low) / (high - low)
+//! ```
+//!
 //! A product of two such vectors depends on the difference of their positions alone. A rotation is orthogonal: the
 //! gradient of `x` is that of `y`, turned back. Su et al., "RoFormer", 2021; columns are paired as in Llama.
 //!
@@ -30,20 +37,62 @@ pub struct RotaryTable {
     /// Columns of a head, an even number.
     pub size: usize,
     /// Ratio of the fastest angle to the slowest, nearly.
-    pub base: f32,
+    pub base: f64,
+    /// Slower angles for longer texts.
+    pub scaling: Option<RotaryScaling>,
+}
+
+/// How slow angles are made slower still, so that a model reads longer texts than it was trained on at first.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RotaryScaling {
+    /// What the slowest angles are divided by.
+    pub factor: f64,
+    /// Angles that make fewer turns in `context` positions are divided whole.
+    pub low: f64,
+    /// Angles that make more turns stay as they are.
+    pub high: f64,
+    /// Positions of the first training.
+    pub context: f64,
+}
+
+impl RotaryTable {
+    /// The angle between two positions, of columns `i` and `i + size / 2`.
+    fn angle(&self, i: usize) -> f64 {
+        let angle = self.base.powf(-((2 * i) as f64) / self.size as f64);
+        let Some(RotaryScaling {
+            factor,
+            low,
+            high,
+            context,
+        }) = self.scaling
+        else {
+            return angle;
+        };
+        let turns = context * angle / std::f64::consts::TAU;
+        // At both ends, the middle formula gives what is beyond them.
+        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        angle * (kept + (1.0 - kept) / factor)
+    }
 }
 
 impl Builder {
-    /// Cosines and sines for heads of `size` columns, f32 `[positions, size]`.
+    /// Cosines and sines for `size` columns of a head, f32 `[positions, size]`.
     ///
     /// # Errors
     ///
     /// When `size` is odd.
-    pub fn rotary_table(&mut self, positions: usize, size: usize, base: f32) -> Result<Value> {
+    pub fn rotary_table(
+        &mut self,
+        positions: usize,
+        size: usize,
+        base: f64,
+        scaling: Option<RotaryScaling>,
+    ) -> Result<Value> {
         let op = RotaryTable {
             positions,
             size,
             base,
+            scaling,
         };
         self.op1(op, &[])
     }
@@ -80,9 +129,17 @@ mod tests {
     use crate::cpu::{Executor, Pool};
     use crate::ops::oracle::{close, random};
 
-    fn table(positions: usize, size: usize, base: f32) -> Vec<f32> {
+    fn table(positions: usize, size: usize, base: f64) -> Vec<f32> {
+        scaled_table((positions, size), base, None)
+    }
+
+    fn scaled_table(
+        (positions, size): (usize, usize),
+        base: f64,
+        scaling: Option<RotaryScaling>,
+    ) -> Vec<f32> {
         let mut b = Builder::new();
-        let table = b.rotary_table(positions, size, base).unwrap();
+        let table = b.rotary_table(positions, size, base, scaling).unwrap();
         b.output("table", table);
         let mut executor = Executor::new(&b, Arc::new(Pool::new(2).unwrap()));
         let mut store = Store::new();
@@ -98,6 +155,29 @@ mod tests {
             .flat_map(|p| [p.cos(), (0.1 * p).cos(), p.sin(), (0.1 * p).sin()])
             .collect();
         close("table", &table(3, 4, 100.0), &expected, 1e-7);
+    }
+
+    // By hand: angles 1, 1 / 10, 1 / 100 and 1 / 1000 make 15.9, 1.59, 0.159 and 0.0159 turns in 100 positions: the first stays, of the
+    // second 0.0915 / 0.5 are kept, and the others are divided by 4.
+    #[test]
+    fn angles_of_few_turns_are_scaled() {
+        let scaling = RotaryScaling {
+            factor: 4.0,
+            low: 1.5,
+            high: 2.0,
+            context: 100.0,
+        };
+        let found = scaled_table((2, 8), 1e4, Some(scaling));
+        let kept = (100.0 * 0.1 / std::f64::consts::TAU - 1.5) / 0.5;
+        let angles = [1.0, 0.1 * (kept + (1.0 - kept) / 4.0), 0.0025, 0.000_25];
+        #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
+        let expected = [angles.map(f64::cos), angles.map(f64::sin)]
+            .concat()
+            .into_iter()
+            .map(|x| x as f32)
+            .collect::<Vec<f32>>();
+        assert!((0.1..0.3).contains(&kept), "{kept}");
+        close("angles", &found[8..], &expected, 1e-7);
     }
 
     #[test]
@@ -142,7 +222,7 @@ mod tests {
     fn an_odd_number_of_columns_is_refused() {
         assert_eq!(
             Builder::new()
-                .rotary_table(2, 3, 1e4)
+                .rotary_table(2, 3, 1e4, None)
                 .unwrap_err()
                 .to_string(),
             "rotary_table: 3 columns cannot be paired"
