@@ -5,7 +5,7 @@
 //! that is wrong at once. [`Run::to_toml`] writes the resolved run, which is a run file again.
 //!
 //! ```text
-//! file + overrides -> tables with positions -> reader, a module a table -> Run -> to_toml, differences
+//! file + overrides (+ config.json of the weights) -> tables with positions -> reader, a module a table -> Run -> to_toml, differences
 //! ```
 //!
 //! A key is named in one way everywhere, in faults, overrides and differences: dotted, rows of a list
@@ -15,6 +15,7 @@ mod data;
 mod decomposition;
 mod eval;
 mod faults;
+mod huggingface;
 mod load;
 mod locate;
 mod losses;
@@ -36,6 +37,9 @@ pub use losses::{
     CiMaskedRecon, Faithfulness, ImportanceMinimality, Loss, Measure, PgdInit, PgdRecon, PgdScope,
     Routing, StochasticHiddenActsRecon, StochasticRecon, Term, UnmaskedRecon,
 };
-pub use networks::{Activation, Custom, Gpt2, Input, Llama, Model, ResidMlp, Tms};
+pub use networks::{
+    Activation, Custom, Gelu, Gpt2, GptNeo, GptNeoX, Input, Llama, LlamaSimple, Model, ResidMlp,
+    RopeScaling, Tms,
+};
 pub use pattern::pattern_matches;
 pub use run::*;

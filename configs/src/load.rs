@@ -7,7 +7,7 @@ use toml::de::DeTable;
 use crate::{
     Faults, Place, Run, data, decomposition, eval,
     faults::{Note, Source, line_and_column},
-    losses, overrides,
+    huggingface, losses, overrides,
     reader::{Table, read_file},
     run::{Checkpoint, Log, Precision},
     target::{self, Facts},
@@ -22,7 +22,11 @@ impl Run {
     /// # Errors
     ///
     /// Every fault of the file and the overrides at once: keys that are unknown, missing, of the wrong
-    /// type or out of range, and those that do not go together. When the file is not TOML, only that.
+    /// type or out of range, and those that do not go together. When the file is not TOML, or the weights' directory does not say what
+    /// network it has, only that.
+    ///
+    /// Where `weights` of `[target]` is a directory with a `config.json`, as Hugging Face lays it out, that says the network and its
+    /// sizes; keys that are given too have to agree.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self, Faults> {
         let bytes = spd_files::read(path).map_err(|error| {
             let message = match error.kind() {
@@ -44,11 +48,12 @@ impl Run {
             };
             Faults::one(place, "expected UTF-8, found other bytes")
         })?;
-        Self::parse(&Source {
+        let source = Source {
             file: path,
             text,
             overrides,
-        })
+        };
+        Self::parse(&source, true)
     }
 
     /// Reads what [`Run::to_toml`] wrote: `from_resolved(&run.to_toml()) == run`.
@@ -57,14 +62,17 @@ impl Run {
     ///
     /// As [`Run::load`]; the file is called `resolved run`.
     pub fn from_resolved(text: &str) -> Result<Self, Faults> {
-        Self::parse(&Source {
+        let source = Source {
             file: Path::new("resolved run"),
             text,
             overrides: &[],
-        })
+        };
+        // It says all that was found once.
+        Self::parse(&source, false)
     }
 
-    fn parse(source: &Source<'_>) -> Result<Self, Faults> {
+    /// - `looks`: whether a directory of weights is asked for the sizes of its network
+    fn parse(source: &Source<'_>, looks: bool) -> Result<Self, Faults> {
         let (file, errors) = DeTable::parse_recoverable(source.text);
         if !errors.is_empty() {
             let note = |error: toml::de::Error| Note {
@@ -83,10 +91,25 @@ impl Run {
             return Err(source.faults(notes));
         }
         let (file, mut notes) = overrides::apply(source, file.into_inner());
+        let keys = match looks.then(|| huggingface::look(&file)).transpose() {
+            Ok(keys) => keys.flatten(),
+            // Without its sizes, the target would be a list of missing keys.
+            Err(more) => {
+                notes.extend(more);
+                return Err(source.faults(notes));
+            }
+        };
+        let mut file = file;
+        if let Some(keys) = &keys {
+            notes.extend(keys.put(&mut file));
+        }
         match read_file(&file, read) {
             Ok(run) if notes.is_empty() => Ok(run),
             Ok(_) => Err(source.faults(notes)),
-            Err(more) => {
+            Err(mut more) => {
+                if let Some(keys) = &keys {
+                    more.iter_mut().for_each(|note| keys.explain(note));
+                }
                 notes.extend(more);
                 Err(source.faults(notes))
             }

@@ -334,6 +334,30 @@ impl Kind for Patterns {
     }
 }
 
+/// Things that are numbered from 0, or none.
+pub(crate) struct Sizes;
+
+impl Kind for Sizes {
+    type Value = Vec<usize>;
+
+    fn expected(&self) -> String {
+        "a list of numbers from 0, such as [1, 3]".to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<Vec<usize>, String> {
+        let read = |number| Size::at_least(0).read(number).ok();
+        value
+            .as_array()
+            .and_then(|numbers| {
+                numbers
+                    .iter()
+                    .map(|number| read(number.get_ref()))
+                    .collect()
+            })
+            .ok_or_else(|| self.expected())
+    }
+}
+
 /// Groups of things that are numbered from 0, none of them empty.
 pub(crate) struct Groups;
 

@@ -136,7 +136,7 @@ impl<'a> Pass<'a> {
     }
 
     fn frozen(&self, b: &mut Builder, layer: &Layer, x: Value) -> Result<Value> {
-        let weight = || self.weight(&format!("{}.weight", layer.path));
+        let weight = || self.weight(&layer.weight_name());
         match layer.kind {
             LayerKind::OutIn => b.linear_oi(x, weight(), self.bias(layer)),
             LayerKind::InOut => b.linear_io(x, weight(), self.bias(layer)),

@@ -56,6 +56,7 @@ pub fn resolve(said: &Decomposition, layers: &[Layer]) -> Result<Vec<Site>, Faul
             d_out: layer.d_in,
             kind: LayerKind::Identity,
             bias: false,
+            tied_to: None,
             ..layer
         };
         sites.push(Site { layer, components });
@@ -146,6 +147,8 @@ mod tests {
             n_layer: 2,
             n_head: 2,
             d_mlp: 64,
+            activation: spd_configs::Gelu::Tanh,
+            norm_eps: 1e-5,
         };
         shipped(&Model::Gpt2(sizes)).unwrap().layers()
     }

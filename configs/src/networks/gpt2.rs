@@ -1,13 +1,18 @@
-//! `kind = "gpt2"`, in Hugging Face's layout: a fused `c_attn`, Conv1D weights, a tied head; and `kind = "gpt2_simple"`, the
-//! reference's: separate `q_proj`, `k_proj` and `v_proj`, and PyTorch's linear layers.
+//! `kind = "gpt2"`, in Hugging Face's layout: a fused `c_attn`, Conv1D weights, a tied head; `kind = "gpt2_simple"`, the
+//! reference's: separate `q_proj`, `k_proj` and `v_proj`, and PyTorch's linear layers; and `kind = "gpt_neo"`, Hugging Face's
+//! GPT-Neo: as the reference's without biases of `q`, `k` and `v`, scores that are not scaled, and a window in some blocks.
 
 use serde::Serialize;
 
 use super::{Found, Input, Reads, read_heads};
-use crate::{reader::Table, values::Size};
+use crate::{
+    huggingface::ConfigJson,
+    reader::Table,
+    values::{Number, OneOf, Size, Sizes},
+};
 
 /// Sizes of a GPT-2.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Gpt2 {
     /// Vocabulary size.
     pub vocab: usize,
@@ -21,6 +26,62 @@ pub struct Gpt2 {
     pub n_head: usize,
     /// Width of the MLP.
     pub d_mlp: usize,
+    /// Nonlinearity of the MLP. Left out of the file where it is what every older file means, as is the next.
+    #[serde(skip_serializing_if = "Gelu::is_tanh")]
+    pub activation: Gelu,
+    /// Added to variances.
+    #[serde(skip_serializing_if = "is_usual_eps")]
+    pub norm_eps: f64,
+}
+
+/// A form of GELU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub enum Gelu {
+    /// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+    #[default]
+    #[serde(rename = "gelu_tanh")]
+    Tanh,
+    /// `x` times the normal distribution function of `x`.
+    #[serde(rename = "gelu")]
+    Exact,
+}
+
+impl Gelu {
+    pub(super) const WORDS: OneOf<Self> =
+        OneOf(&[("gelu_tanh", Self::Tanh), ("gelu", Self::Exact)]);
+
+    /// The names of Hugging Face, and ours.
+    pub(super) const NAMES: &[(&str, &str)] = &[
+        ("gelu_new", "gelu_tanh"),
+        ("gelu_fast", "gelu_tanh"),
+        ("gelu_pytorch_tanh", "gelu_tanh"),
+        ("gelu", "gelu"),
+    ];
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+    fn is_tanh(&self) -> bool {
+        *self == Self::Tanh
+    }
+}
+
+/// What is added to variances where nothing is said.
+pub(super) const NORM_EPS: f64 = 1e-5;
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_usual_eps(eps: &f64) -> bool {
+    eps.to_bits() == NORM_EPS.to_bits()
+}
+
+/// Sizes of a GPT-Neo.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GptNeo {
+    /// Those that a GPT-2 has too.
+    #[serde(flatten)]
+    pub sizes: Gpt2,
+    /// Keys that a query of a local block sees, its own the last.
+    pub window: usize,
+    /// Blocks with a window, from 0.
+    pub local_layers: Vec<usize>,
 }
 
 impl Gpt2 {
@@ -33,6 +94,13 @@ impl Gpt2 {
     }
 }
 
+impl GptNeo {
+    /// What it reads.
+    pub fn input(&self) -> Input {
+        self.sizes.input()
+    }
+}
+
 pub(super) fn read(table: &mut Table<'_>) -> Found<Gpt2> {
     let vocab = table.need("vocab", Size::at_least(1));
     let n_ctx = table.need("n_ctx", Size::at_least(1));
@@ -41,6 +109,8 @@ pub(super) fn read(table: &mut Table<'_>) -> Found<Gpt2> {
     let n_head = read_heads(table, d_model);
     let four_wide = d_model.map_or(1, |d_model| d_model.saturating_mul(4).min(Size::MOST));
     let d_mlp = table.or("d_mlp", Size::at_least(1), four_wide);
+    let activation = table.or("activation", Gelu::WORDS, Gelu::Tanh);
+    let norm_eps = table.or("norm_eps", Number::POSITIVE, NORM_EPS);
     let network = || {
         Some(Gpt2 {
             vocab: vocab?,
@@ -49,10 +119,69 @@ pub(super) fn read(table: &mut Table<'_>) -> Found<Gpt2> {
             n_layer: n_layer?,
             n_head: n_head?,
             d_mlp: d_mlp?,
+            activation: activation?,
+            norm_eps: norm_eps?,
         })
     };
     Found {
         reads: Reads::Tokens { n_ctx },
         network: network(),
     }
+}
+
+/// Blocks with a window alternate with others, from the second on, where nothing is said.
+pub(super) fn read_neo(table: &mut Table<'_>) -> Found<GptNeo> {
+    let found = read(table);
+    let window = table.or("window", Size::at_least(1), 256);
+    let n_layer = found.network.map_or(0, |sizes| sizes.n_layer);
+    let local_layers = table.or("local_layers", Sizes, (1..n_layer).step_by(2).collect());
+    let beyond = |layers: &Vec<usize>| layers.iter().copied().find(|&layer| layer >= n_layer);
+    if let (Some(_), Some(layer)) = (found.network, local_layers.as_ref().and_then(beyond)) {
+        let message = format!("expected blocks below n_layer = {n_layer}, found {layer}");
+        table.refuse::<()>("local_layers", message);
+    }
+    let network = || {
+        Some(GptNeo {
+            sizes: found.network?,
+            window: window?,
+            local_layers: local_layers?,
+        })
+    };
+    Found {
+        reads: found.reads,
+        network: network(),
+    }
+}
+
+/// The keys of a GPT-2 of Hugging Face.
+pub(super) fn of_json(json: &mut ConfigJson) {
+    json.size("vocab", &["vocab_size"]);
+    json.size("n_ctx", &["n_positions", "n_ctx"]);
+    json.size("d_model", &["n_embd"]);
+    json.size("n_layer", &["n_layer"]);
+    json.size("n_head", &["n_head"]);
+    json.maybe("d_mlp", &["n_inner"]);
+    json.only("scale_attn_weights", &[true.into()]);
+    json.only("scale_attn_by_inverse_layer_idx", &[false.into()]);
+    json.only("add_cross_attention", &[false.into()]);
+    of_both(json);
+}
+
+/// And of a GPT-Neo.
+pub(super) fn neo_of_json(json: &mut ConfigJson) {
+    json.size("vocab", &["vocab_size"]);
+    json.size("n_ctx", &["max_position_embeddings"]);
+    json.size("d_model", &["hidden_size"]);
+    json.size("n_layer", &["num_layers"]);
+    json.size("n_head", &["num_heads"]);
+    json.maybe("d_mlp", &["intermediate_size"]);
+    json.maybe("window", &["window_size"]);
+    json.local_layers("local_layers", "attention_types");
+    of_both(json);
+}
+
+fn of_both(json: &mut ConfigJson) {
+    json.word("activation", "activation_function", Gelu::NAMES);
+    json.maybe("norm_eps", &["layer_norm_epsilon"]);
+    json.only("tie_word_embeddings", &[true.into()]);
 }

@@ -4,18 +4,21 @@
 mod custom;
 mod gpt2;
 mod llama;
+mod neox;
 mod resid_mlp;
 mod tms;
 
 use serde::Serialize;
 
 pub use custom::Custom;
-pub use gpt2::Gpt2;
-pub use llama::Llama;
+pub use gpt2::{Gelu, Gpt2, GptNeo};
+pub use llama::{Llama, LlamaSimple, RopeScaling};
+pub use neox::GptNeoX;
 pub use resid_mlp::{Activation, ResidMlp};
 pub use tms::Tms;
 
 use crate::{
+    huggingface::ConfigJson,
     reader::Table,
     values::{OneOf, Size},
 };
@@ -120,8 +123,11 @@ networks! {
     "resid_mlp" => ResidMlp(ResidMlp), resid_mlp::read, resid_mlp::TRAITS;
     "gpt2" => Gpt2(Gpt2), gpt2::read, Traits::PLAIN;
     "gpt2_simple" => Gpt2Simple(Gpt2), gpt2::read, Traits::PLAIN;
-    "llama_simple" => LlamaSimple(Llama), llama::read_gated, Traits::PLAIN;
-    "llama_simple_mlp" => LlamaSimpleMlp(Llama), llama::read_plain, Traits::PLAIN;
+    "gpt_neo" => GptNeo(GptNeo), gpt2::read_neo, Traits::PLAIN;
+    "gpt_neox" => GptNeoX(GptNeoX), neox::read, Traits::PLAIN;
+    "llama" => Llama(Llama), llama::read, Traits::PLAIN;
+    "llama_simple" => LlamaSimple(LlamaSimple), llama::read_gated, Traits::PLAIN;
+    "llama_simple_mlp" => LlamaSimpleMlp(LlamaSimple), llama::read_plain, Traits::PLAIN;
     "custom" => Custom(Custom), custom::read, Traits::PLAIN;
 }
 
@@ -131,6 +137,68 @@ impl Kind {
         KINDS.word(self)
     }
 }
+
+/// An architecture of Hugging Face: its `model_type`, the word of a run file for the network that has it, and what reads its sizes.
+pub(crate) struct Architecture {
+    pub(crate) model_type: &'static str,
+    pub(crate) kind: &'static str,
+    pub(crate) read: fn(&mut ConfigJson),
+}
+
+pub(crate) const ARCHITECTURES: &[Architecture] = &[
+    Architecture {
+        model_type: "gpt2",
+        kind: "gpt2",
+        read: gpt2::of_json,
+    },
+    Architecture {
+        model_type: "gpt_neo",
+        kind: "gpt_neo",
+        read: gpt2::neo_of_json,
+    },
+    Architecture {
+        model_type: "gpt_neox",
+        kind: "gpt_neox",
+        read: neox::of_json,
+    },
+    Architecture {
+        model_type: "llama",
+        kind: "llama",
+        read: |json| llama::of_json(json, PLAIN_LLAMA),
+    },
+    Architecture {
+        model_type: "mistral",
+        kind: "llama",
+        read: |json| llama::of_json(json, PLAIN_LLAMA),
+    },
+    Architecture {
+        model_type: "qwen2",
+        kind: "llama",
+        read: |json| {
+            let family = llama::Family {
+                qkv_bias: true,
+                ..PLAIN_LLAMA
+            };
+            llama::of_json(json, family);
+        },
+    },
+    Architecture {
+        model_type: "qwen3",
+        kind: "llama",
+        read: |json| {
+            let family = llama::Family {
+                qk_norm: true,
+                ..PLAIN_LLAMA
+            };
+            llama::of_json(json, family);
+        },
+    },
+];
+
+const PLAIN_LLAMA: llama::Family = llama::Family {
+    qkv_bias: false,
+    qk_norm: false,
+};
 
 /// The number of heads, which has to divide the width.
 fn read_heads(table: &mut Table<'_>, d_model: Option<usize>) -> Option<usize> {

@@ -1,6 +1,7 @@
 //! Stories of run files: what is read, what is refused and in which words, what is written again.
 
 mod broken;
+mod huggingface;
 mod resolved;
 mod shipped;
 

@@ -1,8 +1,8 @@
 //! A resolved run is a run file: it loads to the same run, and two of them can be compared.
 
 use spd_configs::{
-    Activation, Active, Data, ImportanceMinimality, Llama, Model, PgdInit, PgdRecon, PgdScope,
-    ResidMlp, Routing, Run, StochasticRecon, Term, TiedUpdate, pre_identity,
+    Activation, Active, Data, ImportanceMinimality, LlamaSimple, Model, PgdInit, PgdRecon,
+    PgdScope, ResidMlp, Routing, Run, StochasticRecon, Term, TiedUpdate, pre_identity,
 };
 
 use crate::{GPT2, LLAMA, RESID_MLP, TMS, load};
@@ -55,7 +55,7 @@ fn subsets_of_sites_are_masked_where_there_are_tokens() {
 
 #[test]
 fn the_mlp_of_a_llama_is_as_large_as_one_of_four_widths() {
-    let llama = |n_kv_head, d_mlp| Llama {
+    let llama = |n_kv_head, d_mlp| LlamaSimple {
         vocab: 256,
         n_ctx: 128,
         d_model: 64,

@@ -374,7 +374,7 @@ impl Decomposition {
         if site.layer.kind == LayerKind::Identity {
             return b.identity(site.layer.d_in);
         }
-        let slot = self.frozen.get(&format!("{}.weight", site.path()));
+        let slot = self.frozen.get(&site.layer.weight_name());
         Ok(b.persistent(store, *slot.expect("a layer has a weight")))
     }
 

@@ -22,10 +22,12 @@ pub struct Layer {
     pub d_in: usize,
     /// Length of its output.
     pub d_out: usize,
-    /// What it does, and the layout of `<path>.weight`, if there is one.
+    /// What it does, and the layout of its weight, if there is one.
     pub kind: LayerKind,
     /// Whether there is a `<path>.bias`.
     pub bias: bool,
+    /// Path of the layer whose weight it uses, if it has none of its own.
+    pub tied_to: Option<String>,
 }
 
 impl Layer {
@@ -37,6 +39,15 @@ impl Layer {
             d_out,
             kind: LayerKind::OutIn,
             bias,
+            tied_to: None,
+        }
+    }
+
+    /// The head of a language model: a linear layer with a weight of its own, or that of the token embedding at a path.
+    pub fn head(path: impl Into<String>, d: usize, vocab: usize, tied_to: Option<String>) -> Self {
+        Self {
+            tied_to,
+            ..Self::linear(path, d, vocab, false)
         }
     }
 
@@ -48,7 +59,13 @@ impl Layer {
             d_out: d,
             kind: LayerKind::Embedding,
             bias: false,
+            tied_to: None,
         }
+    }
+
+    /// Name of the tensor that is its weight.
+    pub fn weight_name(&self) -> String {
+        format!("{}.weight", self.tied_to.as_ref().unwrap_or(&self.path))
     }
 
     /// Shape of the weight.

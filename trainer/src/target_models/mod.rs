@@ -14,6 +14,7 @@
 mod gpt2;
 pub(crate) mod layer;
 mod llama;
+mod neox;
 mod resid_mlp;
 mod tms;
 mod weights;
@@ -25,7 +26,7 @@ use spd_configs::{Input, Model};
 use spd_engine::{Builder, DType, Result, Type, Value};
 
 pub use layer::{Layer, LayerKind};
-pub use weights::{Weights, load, read_tensors};
+pub use weights::{Weights, load};
 
 use crate::fault::Fault;
 use crate::pass::Pass;
@@ -187,19 +188,13 @@ pub fn shipped(model: &Model) -> std::result::Result<Network, Fault> {
     Ok(match *model {
         Model::Tms(sizes) => Arc::new(sizes),
         Model::ResidMlp(sizes) => Arc::new(sizes),
-        Model::Gpt2(sizes) => Arc::new(gpt2::Network {
-            sizes,
-            simple: false,
-        }),
-        Model::Gpt2Simple(sizes) => Arc::new(gpt2::Network {
-            sizes,
-            simple: true,
-        }),
-        Model::LlamaSimple(sizes) => Arc::new(llama::Network { sizes, gated: true }),
-        Model::LlamaSimpleMlp(sizes) => Arc::new(llama::Network {
-            sizes,
-            gated: false,
-        }),
+        Model::Gpt2(sizes) => Arc::new(gpt2::Network::huggingface(sizes)),
+        Model::Gpt2Simple(sizes) => Arc::new(gpt2::Network::simple(sizes)),
+        Model::GptNeo(ref sizes) => Arc::new(gpt2::Network::neo(sizes)),
+        Model::GptNeoX(sizes) => Arc::new(sizes),
+        Model::Llama(sizes) => Arc::new(llama::Network::huggingface(sizes)),
+        Model::LlamaSimple(sizes) => Arc::new(llama::Network::simple(sizes, true)),
+        Model::LlamaSimpleMlp(sizes) => Arc::new(llama::Network::simple(sizes, false)),
         Model::Custom(_) => {
             return Err(Fault::BadInput(
                 "[target] kind: \"custom\" is a network of a program that uses spd_trainer as a library, and only that program \

@@ -31,8 +31,16 @@ pub(crate) struct Compared {
 #[derive(Clone)]
 pub(crate) struct Skipped {
     pub(crate) what: String,
-    /// The file below the shared folder that is not there.
-    pub(crate) absent: String,
+    pub(crate) absent: Absent,
+}
+
+/// What a test needs that is not there.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Absent {
+    /// A file below the shared folder.
+    File(String),
+    /// A variable of the environment, which is to be set.
+    Variable(&'static str),
 }
 
 #[derive(Default)]
@@ -160,11 +168,14 @@ test result: {result}. {passed} passed; {} failed; {whole} skipped",
 impl Skipped {
     fn is_refused(&self) -> bool {
         let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
-        std::env::var_os("SPD_GOLDEN_ALL").is_some() && beside.join(&self.absent).is_file()
+        let Absent::File(absent) = &self.absent else {
+            return false;
+        };
+        std::env::var_os("SPD_GOLDEN_ALL").is_some() && beside.join(absent).is_file()
     }
 }
 
-/// What was skipped, counted and named, by the file that is not there.
+/// What was skipped, counted and named, by what is not there.
 fn last_line(skipped: &[Skipped]) -> String {
     match skipped.len() {
         0 => "skipped: nothing".to_owned(),
@@ -173,13 +184,17 @@ fn last_line(skipped: &[Skipped]) -> String {
 }
 
 fn list<'s>(skipped: impl IntoIterator<Item = &'s Skipped>) -> String {
-    let mut by_file: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut by_file: BTreeMap<&Absent, Vec<&str>> = BTreeMap::new();
     for Skipped { what, absent } in skipped {
         by_file.entry(absent).or_default().push(what);
     }
     let files = by_file.iter_mut().map(|(file, what)| {
         what.sort_unstable();
-        format!("{} (no shared/{file})", what.join(", "))
+        let what = what.join(", ");
+        match file {
+            Absent::File(file) => format!("{what} (no shared/{file})"),
+            Absent::Variable(name) => format!("{what} ({name} is not set)"),
+        }
     });
     files.collect::<Vec<_>>().join("; ")
 }

@@ -2,9 +2,12 @@
 
 mod golden;
 mod harness;
+mod huggingface;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    harness::run(&golden::tests())
+    let mut tests = golden::tests();
+    tests.extend(huggingface::tests());
+    harness::run(&tests)
 }

@@ -1,0 +1,131 @@
+//! A target's weights from its files: names, shapes and numbers checked before anything is built on them.
+
+mod pickle;
+mod safetensors;
+mod stored;
+mod torch;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use spd_configs::Input;
+use stored::{Stock, StoredDtype};
+
+use super::Target;
+use crate::fault::Fault;
+
+/// Name, shape and values of each tensor of a target, in the target's order.
+pub type Weights = Vec<(String, Vec<usize>, Vec<f32>)>;
+
+/// What may stand before the names of a model's tensors, and is missing in files of the bare model.
+const TOPS: [&str; 3] = ["transformer.", "model.", "gpt_neox."];
+
+/// Two names of the same head.
+const HEADS: [&str; 2] = ["embed_out.weight", "lm_head.weight"];
+
+/// The name that a file has for a tensor.
+fn name_in<'n>(stock: &Stock, name: &'n str) -> Option<&'n str> {
+    let bare = TOPS.iter().find_map(|top| name.strip_prefix(top));
+    let heads = HEADS.iter().filter(|_| HEADS.contains(&name)).copied();
+    let mut names = [Some(name), bare].into_iter().flatten().chain(heads);
+    names.find(|name| stock.get(name).is_some())
+}
+
+/// The tensors of `target`, in its names and order: from a safetensors file, a file of `torch.save`, or a directory of one or several of
+/// them in Hugging Face's layout. One tensor is read at a time.
+///
+/// A file of a toy holds nothing else: with a layer or a bias more it would be another network.
+///
+/// What stands before all names of a model, such as `transformer.`, may be missing, as in files of the bare model. Where a head is tied to
+/// the embedding and the file has it too, both must be equal.
+///
+/// # Errors
+///
+/// When a tensor is missing or too many, has another shape, or holds a number that is not finite.
+pub fn load(path: &Path, target: &dyn Target) -> Result<Weights, Fault> {
+    let stock = Stock::open(path)?;
+    let shown = stock.shown();
+    let (mut all, mut used) = (Weights::new(), BTreeSet::new());
+    for tensor in target.tensors() {
+        let Some(name) = name_in(&stock, &tensor.name) else {
+            return Err(Fault::BadInput(format!(
+                "{shown}: no tensor `{}`, which the target needs; {}",
+                tensor.name,
+                inventory(&stock)
+            )));
+        };
+        used.insert(name.to_owned());
+        let dims = stock
+            .get(name)
+            .map(|stored| stored.dims.clone())
+            .unwrap_or_default();
+        if let Some(StoredDtype::Other(dtype)) = stock.get(name).map(|stored| stored.dtype) {
+            return Err(Fault::BadInput(format!(
+                "{shown}: `{}` is of {dtype}; weights are read from F64, F32, F16 and BF16, so save it as one of them",
+                tensor.name
+            )));
+        }
+        if dims != tensor.dims {
+            return Err(Fault::BadInput(format!(
+                "{shown}: `{}` has shape {dims:?}, the run file's [target] says {:?}",
+                tensor.name, tensor.dims
+            )));
+        }
+        let values = stock.read(name)?;
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Err(Fault::BadInput(format!(
+                "{shown}: `{}` holds {} at element {at}; weights must be finite",
+                tensor.name, values[at]
+            )));
+        }
+        all.push((tensor.name, dims, values));
+    }
+    if let Input::Features(_) = target.input()
+        && let Some(name) = stock.names().find(|name| !used.contains(*name))
+    {
+        return Err(Fault::BadInput(format!(
+            "{shown}: `{name}` is no tensor of the target; are the layers and biases of [target] those of the file?"
+        )));
+    }
+    check_tied(&stock, target, &all)?;
+    Ok(all)
+}
+
+/// What a file has, for whoever looks for something else.
+fn inventory(stock: &Stock) -> String {
+    let names: Vec<&str> = stock.names().take(4).collect();
+    if names.is_empty() {
+        return "the file has no tensor at all".to_owned();
+    }
+    let more = if stock.names().len() > names.len() {
+        ", ..."
+    } else {
+        ""
+    };
+    format!("the file has {}{more}", names.join(", "))
+}
+
+/// Refuses a file with a matrix of its own for a layer that uses that of another one.
+fn check_tied(stock: &Stock, target: &dyn Target, all: &Weights) -> Result<(), Fault> {
+    for layer in target.layers() {
+        let (own, tied) = (format!("{}.weight", layer.path), layer.weight_name());
+        let Some(own) = name_in(stock, &own).filter(|_| layer.tied_to.is_some()) else {
+            continue;
+        };
+        let values = all.iter().find(|(name, ..)| *name == tied);
+        let read = matches!(stock.get(own), Some(stored) if !matches!(stored.dtype, StoredDtype::Other(_)));
+        let is_same = |values: &[f32]| Ok::<_, Fault>(read && stock.read(own)? == values);
+        if let Some((_, dims, values)) = values
+            && (stock.get(own).is_none_or(|stored| stored.dims != *dims) || !is_same(values)?)
+        {
+            return Err(Fault::BadInput(format!(
+                "{}: `{own}` differs from `{tied}`; this target has a tied head",
+                stock.shown()
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,479 @@
+//! The pickle of a PyTorch file, read as what `torch.save` writes for a dict of tensors, and nothing else.
+//!
+//! A pickle is a program for a stack machine that can call anything Python has. This machine knows the few instructions and the few
+//! names that a dict of tensors needs, calls nothing, and refuses the rest by name. Values are numbers into pools, so that nothing here
+//! is nested however deep the pickle is, and each instruction makes a bounded number of them: memory grows with the length of the
+//! pickle alone. The instructions are those of Python's `pickletools`.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::StoredDtype;
+
+/// A tensor of a pickle: a view of a storage.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct View {
+    /// Key of the storage.
+    pub(super) storage: String,
+    pub(super) dtype: StoredDtype,
+    /// Elements before its first.
+    pub(super) offset: u64,
+    pub(super) dims: Vec<usize>,
+    /// Elements from one index of each dimension to the next.
+    pub(super) strides: Vec<usize>,
+}
+
+/// A value on the stack.
+#[derive(Debug, Clone, Copy)]
+enum Item {
+    Int(i64),
+    /// Bytes of the pickle, which are UTF-8.
+    Text(usize, usize),
+    Global(Global),
+    /// Items of the pool.
+    Tuple(usize, usize),
+    /// A number of a dict.
+    Dict(usize),
+    Storage(usize),
+    Tensor(usize),
+    /// Something that no tensor is made of: None, flags, fractions, lists.
+    Other,
+}
+
+/// A name that a dict of tensors needs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Global {
+    OrderedDict,
+    RebuildTensor,
+    RebuildParameter,
+    Storage(StoredDtype),
+}
+
+const GLOBALS: &[(&str, &str, Global)] = &[
+    ("collections", "OrderedDict", Global::OrderedDict),
+    ("torch._utils", "_rebuild_tensor_v2", Global::RebuildTensor),
+    (
+        "torch._utils",
+        "_rebuild_parameter",
+        Global::RebuildParameter,
+    ),
+    ("torch", "FloatStorage", Global::Storage(StoredDtype::F32)),
+    ("torch", "HalfStorage", Global::Storage(StoredDtype::F16)),
+    (
+        "torch",
+        "BFloat16Storage",
+        Global::Storage(StoredDtype::Bf16),
+    ),
+    ("torch", "DoubleStorage", Global::Storage(StoredDtype::F64)),
+    (
+        "torch",
+        "LongStorage",
+        Global::Storage(StoredDtype::Other("I64")),
+    ),
+    (
+        "torch",
+        "IntStorage",
+        Global::Storage(StoredDtype::Other("I32")),
+    ),
+    (
+        "torch",
+        "ShortStorage",
+        Global::Storage(StoredDtype::Other("I16")),
+    ),
+    (
+        "torch",
+        "CharStorage",
+        Global::Storage(StoredDtype::Other("I8")),
+    ),
+    (
+        "torch",
+        "ByteStorage",
+        Global::Storage(StoredDtype::Other("U8")),
+    ),
+    (
+        "torch",
+        "BoolStorage",
+        Global::Storage(StoredDtype::Other("BOOL")),
+    ),
+];
+
+struct Machine<'p> {
+    bytes: &'p [u8],
+    at: usize,
+    stack: Vec<Item>,
+    marks: Vec<usize>,
+    memo: BTreeMap<u32, Item>,
+    pool: Vec<Item>,
+    dicts: Vec<Vec<(Item, Item)>>,
+    storages: Vec<(StoredDtype, (usize, usize))>,
+    tensors: Vec<View>,
+}
+
+/// The tensors of the dict that a pickle holds, by name.
+///
+/// # Errors
+///
+/// What else it holds, and where.
+pub(super) fn read(bytes: &[u8]) -> Result<BTreeMap<String, View>, String> {
+    let mut machine = Machine {
+        bytes,
+        at: 0,
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: BTreeMap::new(),
+        pool: Vec::new(),
+        dicts: Vec::new(),
+        storages: Vec::new(),
+        tensors: Vec::new(),
+    };
+    let dict = loop {
+        let at = machine.at;
+        match machine.step() {
+            Ok(None) => {}
+            Ok(Some(item)) => break item,
+            Err(reason) => return Err(format!("its pickle, byte {at}: {reason}")),
+        }
+    };
+    let Item::Dict(dict) = dict else {
+        return Err("its pickle holds no dict of tensors".to_owned());
+    };
+    let mut all = BTreeMap::new();
+    for (key, value) in &machine.dicts[dict] {
+        if let (Item::Text(start, end), Item::Tensor(tensor)) = (key, value) {
+            let view = machine.tensors[*tensor].clone();
+            all.insert(machine.text(*start..*end)?.to_owned(), view);
+        }
+    }
+    Ok(all)
+}
+
+impl<'p> Machine<'p> {
+    /// Does one instruction; the value that the pickle is of, at its end.
+    fn step(&mut self) -> Result<Option<Item>, String> {
+        match self.byte()? {
+            0x80 => _ = self.byte()?,
+            // A frame says how many bytes follow, which are there or not.
+            0x95 => _ = self.take(8)?,
+            b'(' => self.marks.push(self.stack.len()),
+            b'.' => return self.pop().map(Some),
+            b'N' | 0x88 | 0x89 | b']' => self.stack.push(Item::Other),
+            b'G' => {
+                self.take(8)?;
+                self.stack.push(Item::Other);
+            }
+            b'K' => {
+                let value = self.byte()?;
+                self.stack.push(Item::Int(value.into()));
+            }
+            b'M' => {
+                let value = u16::from_le_bytes(self.array()?);
+                self.stack.push(Item::Int(value.into()));
+            }
+            b'J' => {
+                let value = i32::from_le_bytes(self.array()?);
+                self.stack.push(Item::Int(value.into()));
+            }
+            0x8a => self.long()?,
+            b'X' => {
+                let length = u32::from_le_bytes(self.array()?);
+                self.string(usize::try_from(length).map_err(|_| TOO_LONG)?)?;
+            }
+            0x8c => {
+                let length = self.byte()?;
+                self.string(length.into())?;
+            }
+            b'}' => self.dict(),
+            b')' => self.tuple(self.stack.len())?,
+            0x85 => self.tuple(self.below(1)?)?,
+            0x86 => self.tuple(self.below(2)?)?,
+            0x87 => self.tuple(self.below(3)?)?,
+            b't' => {
+                let mark = self.mark()?;
+                self.tuple(mark)?;
+            }
+            // A list's items are no part of a tensor.
+            b'a' => _ = self.pop()?,
+            b'e' => {
+                let mark = self.mark()?;
+                self.stack.truncate(mark);
+            }
+            b'q' => {
+                let key = self.byte()?;
+                self.remember(key.into())?;
+            }
+            b'r' => {
+                let key = u32::from_le_bytes(self.array()?);
+                self.remember(key)?;
+            }
+            0x94 => {
+                let key = u32::try_from(self.memo.len()).map_err(|_| TOO_LONG)?;
+                self.remember(key)?;
+            }
+            b'h' => {
+                let key = self.byte()?;
+                self.recall(key.into())?;
+            }
+            b'j' => {
+                let key = u32::from_le_bytes(self.array()?);
+                self.recall(key)?;
+            }
+            b'c' => {
+                let [module, name] = [self.line()?, self.line()?];
+                self.global(module, name)?;
+            }
+            0x93 => {
+                let (name, module) = (self.pop()?, self.pop()?);
+                let (Item::Text(a, b), Item::Text(c, d)) = (module, name) else {
+                    return Err("a name that is no string".to_owned());
+                };
+                self.global(a..b, c..d)?;
+            }
+            b's' => {
+                let start = self.below(2)?;
+                self.set_items(start)?;
+            }
+            b'u' => {
+                let mark = self.mark()?;
+                self.set_items(mark)?;
+            }
+            b'Q' => self.storage()?,
+            b'R' => self.call()?,
+            // The state of an ordered dict, which PyTorch gives versions of modules.
+            b'b' => {
+                self.pop()?;
+                if !matches!(self.stack.last(), Some(Item::Dict(_))) {
+                    return Err("a state of something that is no dict".to_owned());
+                }
+            }
+            other => {
+                return Err(format!(
+                    "instruction 0x{other:02x}, which no dict of tensors needs"
+                ));
+            }
+        }
+        Ok(None)
+    }
+
+    fn take(&mut self, count: usize) -> Result<Range<usize>, String> {
+        let end = self
+            .at
+            .checked_add(count)
+            .filter(|end| *end <= self.bytes.len());
+        let end = end.ok_or("it ends in the middle")?;
+        let range = self.at..end;
+        self.at = end;
+        Ok(range)
+    }
+
+    fn byte(&mut self) -> Result<u8, String> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let range = self.take(N)?;
+        self.bytes[range]
+            .try_into()
+            .map_err(|_| TOO_LONG.to_owned())
+    }
+
+    fn text(&self, range: Range<usize>) -> Result<&'p str, String> {
+        std::str::from_utf8(&self.bytes[range]).map_err(|_| "a string that is not UTF-8".to_owned())
+    }
+
+    fn line(&mut self) -> Result<Range<usize>, String> {
+        let length = self.bytes[self.at..].iter().position(|byte| *byte == b'\n');
+        let range = self.take(length.ok_or("it ends in the middle")?)?;
+        self.at += 1;
+        Ok(range)
+    }
+
+    fn string(&mut self, length: usize) -> Result<(), String> {
+        let range = self.take(length)?;
+        self.text(range.clone())?;
+        self.stack.push(Item::Text(range.start, range.end));
+        Ok(())
+    }
+
+    /// A whole number of up to eight bytes, the last with the sign.
+    fn long(&mut self) -> Result<(), String> {
+        let length = usize::from(self.byte()?);
+        let range = self.take(length)?;
+        let bytes = &self.bytes[range];
+        if length > 8 {
+            return Err("a number beyond 64 bits".to_owned());
+        }
+        let sign = bytes.last().is_some_and(|last| *last >= 0x80);
+        let mut whole = [if sign { 0xff } else { 0 }; 8];
+        whole[..length].copy_from_slice(bytes);
+        self.stack.push(Item::Int(i64::from_le_bytes(whole)));
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Result<Item, String> {
+        let floor = self.marks.last().copied().unwrap_or(0);
+        match self.stack.len() > floor {
+            true => self.stack.pop().ok_or_else(|| EMPTY.to_owned()),
+            false => Err(EMPTY.to_owned()),
+        }
+    }
+
+    /// Where the uppermost items begin.
+    fn below(&self, count: usize) -> Result<usize, String> {
+        self.stack
+            .len()
+            .checked_sub(count)
+            .ok_or_else(|| EMPTY.to_owned())
+    }
+
+    fn mark(&mut self) -> Result<usize, String> {
+        let mark = self.marks.pop();
+        mark.filter(|mark| *mark <= self.stack.len())
+            .ok_or_else(|| "no mark on the stack".to_owned())
+    }
+
+    fn tuple(&mut self, start: usize) -> Result<(), String> {
+        let first = self.pool.len();
+        self.pool.extend(self.stack.drain(start..));
+        self.stack.push(Item::Tuple(first, self.pool.len()));
+        Ok(())
+    }
+
+    fn dict(&mut self) {
+        self.stack.push(Item::Dict(self.dicts.len()));
+        self.dicts.push(Vec::new());
+    }
+
+    fn set_items(&mut self, start: usize) -> Result<(), String> {
+        let Some(Item::Dict(dict)) = start.checked_sub(1).and_then(|at| self.stack.get(at)) else {
+            return Err("items of something that is no dict".to_owned());
+        };
+        let dict = *dict;
+        let items: Vec<Item> = self.stack.drain(start..).collect();
+        let (pairs, []) = items.as_chunks() else {
+            return Err("a key without a value".to_owned());
+        };
+        self.dicts[dict].extend(pairs.iter().map(|[key, value]| (*key, *value)));
+        Ok(())
+    }
+
+    fn remember(&mut self, key: u32) -> Result<(), String> {
+        let item = *self.stack.last().ok_or(EMPTY)?;
+        self.memo.insert(key, item);
+        Ok(())
+    }
+
+    fn recall(&mut self, key: u32) -> Result<(), String> {
+        let item = self.memo.get(&key).copied();
+        self.stack
+            .push(item.ok_or("something that was not remembered")?);
+        Ok(())
+    }
+
+    fn global(&mut self, module: Range<usize>, name: Range<usize>) -> Result<(), String> {
+        let (module, name) = (self.text(module)?, self.text(name)?);
+        let known = GLOBALS
+            .iter()
+            .find(|(of, known, _)| (*of, *known) == (module, name));
+        let Some((.., global)) = known else {
+            let shown: String = format!("{module}.{name}").chars().take(80).collect();
+            return Err(format!(
+                "`{}`, which no dict of tensors needs; nothing was run",
+                shown.escape_debug()
+            ));
+        };
+        self.stack.push(Item::Global(*global));
+        Ok(())
+    }
+
+    fn items(&self, item: Item) -> Result<&[Item], String> {
+        match item {
+            Item::Tuple(start, end) => Ok(&self.pool[start..end]),
+            _ => Err("no tuple where one is due".to_owned()),
+        }
+    }
+
+    /// `("storage", type, key, device, elements)`: bytes that lie beside the pickle.
+    fn storage(&mut self) -> Result<(), String> {
+        let id = self.pop()?;
+        let [
+            _,
+            Item::Global(Global::Storage(dtype)),
+            Item::Text(start, end),
+            ..,
+        ] = self.items(id)?
+        else {
+            return Err("a reference to something that is no storage".to_owned());
+        };
+        let storage = (*dtype, (*start, *end));
+        self.stack.push(Item::Storage(self.storages.len()));
+        self.storages.push(storage);
+        Ok(())
+    }
+
+    fn call(&mut self) -> Result<(), String> {
+        let (arguments, function) = (self.pop()?, self.pop()?);
+        let Item::Global(function) = function else {
+            return Err("a call of something that is no function".to_owned());
+        };
+        match function {
+            Global::OrderedDict => match self.items(arguments)? {
+                [] => self.dict(),
+                _ => return Err("an ordered dict of something".to_owned()),
+            },
+            Global::RebuildParameter => match self.items(arguments)? {
+                [tensor @ Item::Tensor(_), ..] => {
+                    let tensor = *tensor;
+                    self.stack.push(tensor);
+                }
+                _ => return Err("a parameter of something that is no tensor".to_owned()),
+            },
+            Global::RebuildTensor => {
+                let tensor = self.tensor(arguments)?;
+                self.stack.push(Item::Tensor(self.tensors.len()));
+                self.tensors.push(tensor);
+            }
+            Global::Storage(_) => return Err("a call of a storage".to_owned()),
+        }
+        Ok(())
+    }
+
+    /// `(storage, offset, dims, strides, ...)`.
+    fn tensor(&self, arguments: Item) -> Result<View, String> {
+        let [Item::Storage(storage), Item::Int(offset), dims, strides, ..] =
+            self.items(arguments)?
+        else {
+            return Err("a tensor without a storage, an offset, a shape and strides".to_owned());
+        };
+        /// More dimensions than any weight has.
+        const MOST: usize = 8;
+        let numbers = |item: Item| {
+            let items = self.items(item)?;
+            let whole = |item: &Item| match item {
+                Item::Int(number) => usize::try_from(*number).ok(),
+                _ => None,
+            };
+            let numbers: Option<Vec<usize>> = items.iter().take(MOST + 1).map(whole).collect();
+            numbers
+                .ok_or("a shape or stride that is no whole number")
+                .map_err(str::to_owned)
+        };
+        let (dims, strides) = (numbers(*dims)?, numbers(*strides)?);
+        if dims.len() != strides.len() || dims.len() > MOST {
+            let (dims, strides) = (dims.len(), strides.len());
+            return Err(format!(
+                "a tensor of {dims} dimensions and {strides} strides"
+            ));
+        }
+        let (dtype, (start, end)) = self.storages[*storage];
+        Ok(View {
+            storage: self.text(start..end)?.to_owned(),
+            dtype,
+            offset: u64::try_from(*offset).map_err(|_| "a negative offset")?,
+            dims,
+            strides,
+        })
+    }
+}
+
+const EMPTY: &str = "nothing on the stack where something is due";
+const TOO_LONG: &str = "a length that does not fit";

@@ -1,0 +1,77 @@
+//! The header of a safetensors file.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+
+use super::stored::{Stored, StoredDtype, dense};
+
+/// Longer headers are refused, as the library does.
+const MOST_HEADER_BYTES: u64 = 100_000_000;
+
+/// The tensors of a file of so many bytes, by name.
+///
+/// # Errors
+///
+/// What is wrong with its header, or that the file is not as long as that says.
+pub(super) fn tensors(file: &File, bytes: u64) -> Result<BTreeMap<String, Stored>, String> {
+    if bytes < 8 {
+        return Err(format!("{bytes} bytes are no header"));
+    }
+    let mut length = [0; 8];
+    let cannot = |err: std::io::Error| format!("it cannot be read: {err}");
+    file.read_exact_at(&mut length, 0).map_err(cannot)?;
+    let length = u64::from_le_bytes(length);
+    if length > MOST_HEADER_BYTES || length > bytes - 8 {
+        return Err(format!(
+            "a header of {length} bytes is said to be in its {bytes}"
+        ));
+    }
+    let mut header = vec![0; usize::try_from(length).map_err(|err| err.to_string())?];
+    file.read_exact_at(&mut header, 8).map_err(cannot)?;
+    let header: Metadata = serde_json::from_slice(&header).map_err(|err| err.to_string())?;
+    let expected = (header.data_len() as u64).saturating_add(8 + length);
+    if expected != bytes {
+        return Err(format!("its header says {expected} bytes, it has {bytes}"));
+    }
+    let stored = |name: String| {
+        let info = header.info(&name)?;
+        let dtype = match info.dtype {
+            Dtype::F64 => StoredDtype::F64,
+            Dtype::F32 => StoredDtype::F32,
+            Dtype::F16 => StoredDtype::F16,
+            Dtype::BF16 => StoredDtype::Bf16,
+            other => StoredDtype::Other(name_of(other)),
+        };
+        let stored = Stored {
+            dtype,
+            strides: dense(&info.shape),
+            dims: info.shape.clone(),
+            start: 8 + length + info.data_offsets.0 as u64,
+        };
+        Some((name, stored))
+    };
+    Ok(header
+        .offset_keys()
+        .into_iter()
+        .filter_map(stored)
+        .collect())
+}
+
+fn name_of(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::BOOL => "BOOL",
+        Dtype::U8 => "U8",
+        Dtype::I8 => "I8",
+        Dtype::I16 => "I16",
+        Dtype::U16 => "U16",
+        Dtype::I32 => "I32",
+        Dtype::U32 => "U32",
+        Dtype::I64 => "I64",
+        Dtype::U64 => "U64",
+        _ => "another dtype",
+    }
+}
