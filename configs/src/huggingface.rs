@@ -5,6 +5,7 @@ use std::{
     borrow::Cow,
     fs,
     path::{Path, PathBuf},
+    str::FromStr,
 };
 
 use serde_json::{Map, Value};
@@ -62,6 +63,13 @@ pub(crate) fn look(run_file: &DeTable<'_>) -> Result<Option<ConfigKeys>, Vec<Not
     let Some(dir) = weights.get_ref().as_str().filter(|dir| !dir.is_empty()) else {
         return Ok(None);
     };
+    if let Some(name) = dir.strip_prefix("hf://") {
+        let message = format!(
+            "expected a path, found {dir:?}; fetch it with `hf download {} --local-dir DIR`, and give DIR",
+            name.split('@').next().unwrap_or(name).escape_debug()
+        );
+        return Err(vec![note(message)]);
+    }
     let dir = Path::new(dir);
     let has_kind = target.contains_key("kind");
     match fs::metadata(dir) {
@@ -77,7 +85,7 @@ pub(crate) fn look(run_file: &DeTable<'_>) -> Result<Option<ConfigKeys>, Vec<Not
         }
     }
     let path = dir.join(FILE);
-    if has_kind && !path.exists() {
+    if has_kind && !path.try_exists().unwrap_or(true) {
         return Ok(None);
     }
     let json = ConfigJson::read(path).map_err(|message| vec![note(message)])?;
@@ -308,7 +316,7 @@ impl ConfigJson {
     }
 
     /// A number that was said already.
-    fn number(&self, key: &str) -> Option<f64> {
+    fn number<N: FromStr>(&self, key: &str) -> Option<N> {
         let said = self.said.iter().find(|said| said.key == key)?;
         said.value.parse().ok()
     }
@@ -329,7 +337,7 @@ impl ConfigJson {
                 ));
             }
         };
-        if let (Some(width), Some(heads)) = (self.number(width), self.number(heads))
+        if let (Some(width), Some(heads)) = (self.number::<f64>(width), self.number::<f64>(heads))
             && heads > 0.0
         {
             let columns = ((width / heads).floor() * part).floor();
@@ -342,7 +350,7 @@ impl ConfigJson {
         let Some(found) = self.get(name) else {
             return;
         };
-        let n_layer = self.number("n_layer").unwrap_or_default();
+        let n_layer = self.number::<usize>("n_layer").unwrap_or_default();
         let Some(layers) = expanded(found) else {
             let found = shown_value(found);
             return self.refuse(format!(
@@ -350,7 +358,7 @@ impl ConfigJson {
                  [[[\"global\", \"local\"], 4]], found {found}"
             ));
         };
-        if layers.len() as f64 != n_layer {
+        if layers.len() != n_layer {
             let count = layers.len();
             return self.refuse(format!(
                 "`{name}` is of {count} layers, `num_layers` says {n_layer}"

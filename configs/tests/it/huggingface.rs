@@ -36,6 +36,19 @@ const LLAMA3: &str = r#"{"model_type": "llama", "attention_bias": false, "head_d
 "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0, "tie_word_embeddings": true,
 "vocab_size": 128256}"#;
 
+/// The `config.json` of the weights that a run file of ours needs.
+pub(crate) fn shipped(name: &str) -> Option<&'static str> {
+    let known = [
+        ("gpt2", GPT2),
+        ("tinystories", TINY_STORIES),
+        ("pythia-70m", PYTHIA),
+    ];
+    known
+        .iter()
+        .find(|(known, _)| *known == name)
+        .map(|(_, json)| *json)
+}
+
 /// A run file whose target says `keys` beside its weights in `DIR`.
 fn text(dir: &Path, keys: &str) -> String {
     format!(
@@ -267,6 +280,12 @@ fn a_directory_without_its_config_needs_a_kind_and_sizes() {
     assert_eq!(
         network("", sizes),
         "kind \"gpt2\", vocab 9, n_ctx 8, d_model 4, n_layer 1, n_head 2, d_mlp 16"
+    );
+    let from_hub = text(Path::new("hf://openai-community/gpt2@main"), "");
+    assert_eq!(
+        super::load(from_hub.as_bytes(), &[]).unwrap_err(),
+        "run.toml:3:1: [target] weights: expected a path, found \"hf://openai-community/gpt2@main\"; fetch it with `hf download \
+         openai-community/gpt2 --local-dir DIR`, and give DIR"
     );
     let text = text(Path::new("nowhere"), "");
     assert_eq!(

@@ -25,3 +25,4 @@ mod signals;
 mod sweep;
 mod target;
 mod toy_models;
+mod weights_directory;

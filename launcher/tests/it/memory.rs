@@ -40,10 +40,16 @@ fn shipped_runs_take_the_memory_that_is_planned() {
     ];
     assert_eq!(launch(scratch.launcher(&text)).code, Some(0));
     let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
-    let mut shipped: Vec<String> = fs::read_dir(configs)
+    let mut shipped: Vec<String> = fs::read_dir(&configs)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .filter(|name| name.ends_with(".toml") && name != "Cargo.toml")
+        // Weights of other people are not here.
+        .filter(|name| {
+            !fs::read_to_string(configs.join(name))
+                .unwrap()
+                .contains("\nweights = ")
+        })
         .collect();
     shipped.sort();
     let mut told = Vec::new();

@@ -89,7 +89,9 @@ impl Stock {
         }
         let standing = |names: [&str; 2]| {
             let paths = names.map(|name| path.join(name));
-            paths.into_iter().find(|path| path.exists())
+            paths
+                .into_iter()
+                .find(|path| path.try_exists().unwrap_or(true))
         };
         if let Some(file) =
             standing([WHOLE[0], PARTS[0]]).or_else(|| standing([WHOLE[1], PARTS[1]]))
