@@ -1,8 +1,12 @@
 //! Directories of weights: what their `config.json` says, what a run file may say beside it, and what is refused.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
 
 use std::{fs, path::Path};
 
-use spd_configs::{Model, Run};
+use spd_configs::{Model, RopeScaling, Run};
 
 const GPT2: &str = r#"{"model_type": "gpt2", "activation_function": "gelu_new", "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768,
 "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257, "resid_pdrop": 0.1}"#;
@@ -60,14 +64,14 @@ fn text(dir: &Path, keys: &str) -> String {
 
 /// Loads such a run file beside a `config.json`; faults have `DIR` and `run.toml` for paths.
 fn loaded(json: &str, keys: &str) -> Result<Run, String> {
-    let house = tempfile::tempdir().unwrap();
+    let house = tempfile::tempdir().expect("a temporary directory");
     let dir = house.path().join("weights");
-    fs::create_dir(&dir).unwrap();
+    fs::create_dir(&dir).expect("room for it");
     if !json.is_empty() {
-        fs::write(dir.join("config.json"), json).unwrap();
+        fs::write(dir.join("config.json"), json).expect("room for it");
     }
     let file = house.path().join("run.toml");
-    fs::write(&file, text(&dir, keys)).unwrap();
+    fs::write(&file, text(&dir, keys)).expect("room for it");
     let run = Run::load(&file, &[]).map_err(|faults| {
         let faults = faults.to_string();
         let faults = faults.replace(&file.display().to_string(), "run.toml");
@@ -83,7 +87,7 @@ fn loaded(json: &str, keys: &str) -> Result<Run, String> {
 fn network(json: &str, keys: &str) -> String {
     let run = loaded(json, keys).unwrap_or_else(|faults| panic!("{faults}"));
     let text = run.to_toml();
-    let target = text.split("[target]\n").nth(1).unwrap();
+    let target = text.split("[target]\n").nth(1).expect("a target");
     let keys: Vec<&str> = target
         .lines()
         .take_while(|line| !line.is_empty())
@@ -126,16 +130,13 @@ fn sizes_are_those_of_the_file() {
     let Model::Llama(llama) = loaded(LLAMA3, "").unwrap().target.model else {
         panic!("a Llama");
     };
-    let scaling = llama.rope_scaling.unwrap();
-    assert_eq!(
-        [
-            scaling.factor,
-            scaling.low,
-            scaling.high,
-            scaling.n_ctx as f64
-        ],
-        [32.0, 1.0, 4.0, 8192.0]
-    );
+    let expected = RopeScaling {
+        factor: 32.0,
+        low: 1.0,
+        high: 4.0,
+        n_ctx: 8192,
+    };
+    assert_eq!(llama.rope_scaling, Some(expected));
 }
 
 #[test]
@@ -303,7 +304,7 @@ fn a_changed_config_is_read_or_refused() {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        usize::try_from(state % bound as u64).unwrap()
+        usize::try_from(state % bound as u64).expect("below a usize")
     };
     let values = [
         "null",

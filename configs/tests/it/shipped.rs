@@ -1,4 +1,8 @@
 //! The run files we ship: they load, and no damage to one of them makes the reader panic.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
 
 use std::{
     fs,
@@ -15,18 +19,21 @@ use crate::{huggingface, load};
 /// Name and text of each run file beside the crate. Weights that are to be had elsewhere are in `house`, as far as their sizes go.
 fn shipped_with(house: &Path) -> Vec<(PathBuf, String)> {
     let texts = shipped().into_iter().map(|(path, text)| {
-        let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap();
+        let stem = path
+            .file_stem()
+            .and_then(|stem| stem.to_str())
+            .expect("a name");
         let Some(json) = huggingface::shipped(stem) else {
             return (path, text);
         };
         let dir = house.join(stem);
-        fs::create_dir_all(&dir).unwrap();
-        fs::write(dir.join("config.json"), json).unwrap();
-        let (before, after) = text.split_once("weights = \"weights/").unwrap();
-        let (_, after) = after.split_once('\n').unwrap();
+        fs::create_dir_all(&dir).expect("room for it");
+        fs::write(dir.join("config.json"), json).expect("room for it");
+        let (before, after) = text.split_once("weights = \"weights/").expect("weights");
+        let (_, after) = after.split_once('\n').expect("a line");
         let text = format!("{before}weights = {dir:?}\n{after}");
-        let path = house.join(path.file_name().unwrap());
-        fs::write(&path, &text).unwrap();
+        let path = house.join(path.file_name().expect("a name"));
+        fs::write(&path, &text).expect("room for it");
         (path, text)
     });
     texts.collect()

@@ -7,6 +7,10 @@
 //! ```text
 //! SPD_PYTHON=python3 SPD_REAL_SIZES=1 cargo test --release -p spd-trainer --test it -- huggingface --test-threads 1 --nocapture
 //! ```
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -85,7 +89,7 @@ fn check(case: &'static str, is_real: bool) -> Outcome {
         assert!(worst < TOLERANCE, "{report}");
     }
     let sites = out.path().join("sites.safetensors");
-    if sites.exists() {
+    if !is_real {
         let dir = out.path().join("shards");
         let tokens = Recorded::read(&out.path().join("shards.safetensors"));
         let worst = gradients(&network(&dir), &dir, &tokens, &Recorded::read(&sites));
