@@ -3,12 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{CheckedFiles, DataError, Dataset, Features, Order, Windows};
+use crate::reader::Reader;
+use crate::{CheckedFiles, DataError, Dataset, Features, Windows};
 
 /// Where rows come from.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// Windows of a token dataset, in the order that [`Order`] gives them.
+    /// Windows of a token dataset, in the order that [`Order`](crate::Order) gives them.
     Tokens(Windows),
     /// Generated features; there is no end to them, and no epoch.
     Features(Features),
@@ -106,36 +107,10 @@ impl Source {
     ///
     /// # Errors
     ///
-    /// When a token is not in the vocabulary, a file has changed its length, or the feed makes no sense.
+    /// When a token is not in the vocabulary, a file was written to or cut, or the feed makes no sense.
     /// `batch` then holds junk.
     pub fn fill(&self, feed: &Feed, position: u64, batch: &mut Batch) -> Result<(), DataError> {
-        let rows = feed.own_rows()?;
-        if position.checked_add(feed.rows as u64).is_none() {
-            return Err(DataError::Request(format!(
-                "data position {position} plus {} rows is beyond 64 bits; was the checkpoint damaged?",
-                feed.rows
-            )));
-        }
-        (batch.position, batch.first_row, batch.rows) = (position, rows.start, rows.len());
-        let positions = position + rows.start as u64..position + rows.end as u64;
-        match self {
-            Self::Tokens(windows) => {
-                batch.features.clear();
-                resize(&mut batch.tokens, rows.len(), windows.width())?;
-                let order = Order::new(feed.seed, windows.samples());
-                for (at, row) in positions.zip(batch.tokens.chunks_exact_mut(windows.width())) {
-                    windows.read(order.at(at), row)?;
-                }
-            }
-            Self::Features(features) => {
-                batch.tokens.clear();
-                resize(&mut batch.features, rows.len(), features.width())?;
-                for (at, row) in positions.zip(batch.features.chunks_exact_mut(features.width())) {
-                    features.make(feed.seed, at, row);
-                }
-            }
-        }
-        Ok(())
+        Reader::new(self, *feed)?.fill(position, batch)
     }
 }
 
@@ -159,26 +134,6 @@ impl Feed {
         let start = |rank: u32| (self.rows as u128 * u128::from(rank) / u128::from(world)) as usize;
         Ok(start(rank)..start(rank + 1))
     }
-}
-
-/// Sizes a buffer without a panic when a flag asks for more than there is.
-fn resize<T: Copy + Default>(
-    buffer: &mut Vec<T>,
-    rows: usize,
-    width: usize,
-) -> Result<(), DataError> {
-    let fits = rows.checked_mul(width).filter(|&len| {
-        buffer
-            .try_reserve_exact(len.saturating_sub(buffer.len()))
-            .is_ok()
-    });
-    let Some(len) = fits else {
-        return Err(DataError::Request(format!(
-            "a batch of {rows} rows of {width} values does not fit in memory; use fewer rows"
-        )));
-    };
-    buffer.resize(len, T::default());
-    Ok(())
 }
 
 #[cfg(test)]

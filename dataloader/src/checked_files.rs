@@ -48,7 +48,7 @@ pub(crate) struct Contents {
 impl CheckedFiles {
     /// What a file holds: as it was found, or read now.
     pub(crate) fn contents(&mut self, file: &TokenFile) -> Result<Contents, DataError> {
-        let (path, state) = (path(file), State::of(&file.mapped.metadata()?));
+        let (path, state) = (path(file), State::of(&file.opened.metadata()?));
         if let Some(known) = self.files.get(&path).filter(|known| known.state == state) {
             return Ok(known.contents.clone());
         }
@@ -58,7 +58,7 @@ impl CheckedFiles {
             largest,
         };
         // What was changed while it was read is not known.
-        if State::of(&file.mapped.metadata()?) == state {
+        if State::of(&file.opened.metadata()?) == state {
             let contents = contents.clone();
             self.files.insert(path, File { state, contents });
         }

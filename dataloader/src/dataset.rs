@@ -1,4 +1,4 @@
-//! A dataset: files of tokens in a fixed order, mapped.
+//! A dataset: files of tokens in a fixed order.
 
 use std::path::Path;
 use std::{fs, io};
@@ -10,7 +10,7 @@ use crate::index::{self, Index, TokenizerId};
 use crate::tokens::{Dtype, TokenFile};
 use crate::{DataError, plain, shard};
 
-/// Mapped tokens, and what is known about them. `FORMAT.md` describes the files.
+/// Files of tokens, and what is known about them. `FORMAT.md` describes the files.
 #[derive(Debug)]
 pub struct Dataset {
     files: Vec<TokenFile>,
@@ -19,7 +19,7 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Maps a directory that [`tokenize()`](crate::tokenize()) wrote, and checks every header and length
+    /// Opens a directory that [`tokenize()`](crate::tokenize()) wrote, and checks every header and length
     /// against its index. The tokens themselves are read when they are used, or by [`Dataset::check`].
     ///
     /// # Errors
@@ -65,16 +65,15 @@ impl Dataset {
         })
     }
 
-    /// Maps one file of nanoGPT (nothing but ids) or llm.c (256 words, then ids), as it is.
+    /// Opens one file of nanoGPT (nothing but ids) or llm.c (256 words, then ids), as it is.
     ///
-    /// Neither says which vocabulary it is for, and nanoGPT's does not say its dtype: `dtype` must be
-    /// known.
+    /// Neither says which vocabulary it is for, and nanoGPT's does not say its dtype: of it, `dtype` must be given.
     ///
     /// # Errors
     ///
     /// [`DataError::Missing`] when nothing is at `path`; when the length does not fit the dtype or the
     /// header, or the ids are plainly of the other dtype.
-    pub fn open_bin(path: &Path, dtype: Dtype) -> Result<Self, DataError> {
+    pub fn open_bin(path: &Path, dtype: Option<Dtype>) -> Result<Self, DataError> {
         let file = plain::open(path, dtype).map_err(|error| match error {
             DataError::Io { path, source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 DataError::Missing { path }
@@ -89,15 +88,12 @@ impl Dataset {
 
     /// Number of tokens.
     pub fn tokens(&self) -> u64 {
-        self.files.iter().map(|file| file.len() as u64).sum()
+        self.files.iter().map(|file| file.len()).sum()
     }
 
     /// Number of documents, where the format says so.
     pub fn documents(&self) -> Option<u64> {
-        self.files
-            .iter()
-            .map(|file| file.documents().map(|documents| documents as u64))
-            .sum()
+        self.files.iter().map(TokenFile::documents).sum()
     }
 
     /// How many ids the tokenizer has, where the format says so.
@@ -182,13 +178,13 @@ fn open_shard(
         return Err(DataError::damaged(
             path,
             format!(
-                "holds {:?} ids, {} promises {dtype:?}",
+                "holds {} ids, {} promises {dtype}",
                 file.dtype,
                 index::FILE_NAME
             ),
         ));
     }
-    let found = (file.len() as u64, file.documents().unwrap_or(0) as u64);
+    let found = (file.len(), file.documents().unwrap_or(0));
     if found != (entry.tokens, entry.documents) {
         return Err(DataError::damaged(
             path,

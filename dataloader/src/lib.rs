@@ -1,12 +1,12 @@
-//! Token files to batches: mapped, shuffled without memory, prefetched.
+//! Token files to batches: shuffled without memory, prefetched.
 //!
 //! ```text
 //! text --tokenize--> Dataset --Order--> Windows --fill--> Batch --Loader--> step
 //! ```
 //!
-//! Read in that order: [`tokenize()`] writes what `FORMAT.md` describes, [`Dataset`] maps it, [`Order`]
+//! Read in that order: [`tokenize()`] writes what `FORMAT.md` describes, [`Dataset`] opens it, [`Order`]
 //! says which sample comes when, [`Source::fill`] makes a batch of it, and [`Loader`] does so ahead of
-//! time on a thread of its own.
+//! time on threads of its own.
 //!
 //! A batch is a function of `(seed, position)`. The position, one integer that grows by the rows of a
 //! batch, is all the data state that a checkpoint holds; it means the same at any world size, prefetch
@@ -18,10 +18,12 @@ mod dataset;
 mod error;
 mod features;
 mod index;
+mod opened;
 mod order;
 mod plain;
 mod prefetch;
 mod publish;
+mod reader;
 mod shard;
 mod tokenize;
 mod tokens;
@@ -33,8 +35,8 @@ pub use dataset::Dataset;
 pub use error::DataError;
 pub use features::Features;
 pub use index::TokenizerId;
-pub use order::Order;
-pub use prefetch::Loader;
+pub use order::{Epoch, Order};
+pub use prefetch::{Ahead, Loader};
 pub use tokenize::{Report, Tokenize, TokenizerChoice, tokenize, tokenize_unless};
 pub use tokens::Dtype;
 pub use windows::Windows;

@@ -36,18 +36,29 @@ impl Order {
 
     /// The sample at a position: epoch `position / samples`, place `position % samples` in it.
     pub fn at(&self, position: u64) -> u64 {
-        let keys = self.epoch_keys(position / self.samples);
-        let mut sample = position % self.samples;
-        loop {
-            sample = self.permute(&keys, sample);
-            if sample < self.samples.get() {
-                return sample;
-            }
+        self.epoch(position / self.samples)
+            .at(position % self.samples)
+    }
+
+    /// One pass over all samples.
+    pub fn epoch(&self, number: u64) -> Epoch {
+        Epoch {
+            order: *self,
+            number,
+            keys: self.keys(number),
         }
     }
 
+    /// The epoch of a position: `epoch` itself where it is in that one.
+    pub(crate) fn epoch_at(&self, position: u64, epoch: Option<Epoch>) -> Epoch {
+        let number = position / self.samples;
+        epoch
+            .filter(|epoch| epoch.number == number && epoch.order == *self)
+            .unwrap_or_else(|| self.epoch(number))
+    }
+
     /// The key of each round.
-    fn epoch_keys(&self, epoch: u64) -> [u64; ROUNDS] {
+    fn keys(&self, epoch: u64) -> [u64; ROUNDS] {
         #[expect(
             clippy::cast_possible_truncation,
             reason = "the two halves of the epoch"
@@ -61,17 +72,39 @@ impl Order {
         }
         keys
     }
+}
+
+/// The order of one epoch: its keys are derived once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Epoch {
+    order: Order,
+    number: u64,
+    keys: [u64; ROUNDS],
+}
+
+impl Epoch {
+    /// The sample at a place, which is below the number of samples.
+    pub fn at(&self, place: u64) -> u64 {
+        let mut sample = place;
+        loop {
+            sample = self.permute(sample);
+            if sample < self.order.samples.get() {
+                return sample;
+            }
+        }
+    }
 
     /// One pass of the network over `0 .. 4^half_bits`.
-    fn permute(&self, keys: &[u64; ROUNDS], number: u64) -> u64 {
-        let mask = (1 << self.half_bits) - 1;
-        let (mut left, mut right) = (number >> self.half_bits, number & mask);
-        for key in keys {
+    fn permute(&self, number: u64) -> u64 {
+        let half_bits = self.order.half_bits;
+        let mask = (1 << half_bits) - 1;
+        let (mut left, mut right) = (number >> half_bits, number & mask);
+        for key in self.keys {
             // The upper bits of the product chain are the well mixed ones.
-            let change = mix(right ^ key) >> (u64::BITS - self.half_bits);
+            let change = mix(right ^ key) >> (u64::BITS - half_bits);
             (left, right) = (right, left ^ change);
         }
-        left << self.half_bits | right
+        left << half_bits | right
     }
 }
 
@@ -91,11 +124,25 @@ mod tests {
         Order::new(seed, NonZero::new(samples).unwrap())
     }
 
-    fn epoch(order: Order, epoch: u64) -> Vec<usize> {
-        let first = epoch * order.samples.get();
-        (first..first + order.samples.get())
-            .map(|position| usize::try_from(order.at(position)).unwrap())
+    fn epoch(order: Order, number: u64) -> Vec<usize> {
+        let epoch = order.epoch(number);
+        (0..order.samples.get())
+            .map(|place| usize::try_from(epoch.at(place)).unwrap())
             .collect()
+    }
+
+    // Two of them, so that one has to be left for the other and come back to.
+    #[test]
+    fn an_epoch_that_is_kept_gives_what_each_position_gives() {
+        let orders = [order(3, 10), order(4, 10)];
+        let mut kept = None;
+        for position in (0..40).chain([39, 0, 20]) {
+            for order in orders {
+                let epoch = order.epoch_at(position, kept);
+                assert_eq!(epoch.at(position % 10), order.at(position), "{position}");
+                kept = Some(epoch);
+            }
+        }
     }
 
     #[test]

@@ -3,34 +3,40 @@
 use std::path::Path;
 
 use crate::DataError;
-use crate::tokens::{Dtype, Mapped, TokenFile};
+use crate::opened::Opened;
+use crate::tokens::{Dtype, TokenFile};
 
 /// Bytes of llm.c's header: 256 i32, of which the magic, the version and the token count are used.
-const HEADER_BYTES: usize = 1024;
+const HEADER_BYTES: u64 = 1024;
 /// llm.c's magic numbers, each with its version and dtype. As ids they would be 20 million in u32, and
 /// in u16 lie beyond the 50,257 of the GPT-2 vocabulary: no nanoGPT file begins so.
 const MAGICS: [(u32, u32, Dtype); 2] = [(20_240_520, 1, Dtype::U16), (20_240_801, 7, Dtype::U32)];
 /// How many ids tell that u32 is being read as u16.
 const SAMPLE: usize = 1024;
 
-/// Maps a plain file; `dtype` is never guessed, but an obvious mistake is refused.
-pub(crate) fn open(path: &Path, dtype: Dtype) -> Result<TokenFile, DataError> {
-    let mapped = Mapped::open(path)?;
-    let start =
-        token_start(mapped.bytes()?, dtype).map_err(|fault| DataError::damaged(path, fault))?;
-    let token_bytes = start..mapped.len();
+/// Opens a plain file; `dtype` is never guessed, but an obvious mistake is refused.
+pub(crate) fn open(path: &Path, dtype: Option<Dtype>) -> Result<TokenFile, DataError> {
+    let opened = Opened::open(path)?;
+    let bytes = opened.len();
+    #[expect(clippy::cast_possible_truncation, reason = "at most the sample")]
+    let mut head = vec![0; bytes.min(2 * SAMPLE as u64) as usize];
+    opened.read(0, &mut head)?;
+    let (dtype, start) =
+        layout(&head, bytes, dtype).map_err(|fault| DataError::damaged(path, fault))?;
     Ok(TokenFile {
-        mapped,
+        opened,
         dtype,
-        token_bytes,
+        token_bytes: start..bytes,
         end_bytes: None,
     })
 }
 
-/// Where the ids begin, in bytes.
-fn token_start(file: &[u8], dtype: Dtype) -> Result<usize, String> {
+/// How ids are stored, and where they begin, in bytes.
+///
+/// - `head`: the first bytes of a file of `bytes`
+fn layout(head: &[u8], bytes: u64, dtype: Option<Dtype>) -> Result<(Dtype, u64), String> {
     let word = |index: usize| {
-        file.get(4 * index..)
+        head.get(4 * index..)
             .and_then(|bytes| bytes.first_chunk())
             .map(|&bytes| u32::from_le_bytes(bytes))
     };
@@ -39,8 +45,7 @@ fn token_start(file: &[u8], dtype: Dtype) -> Result<usize, String> {
     {
         let (Some(found), Some(tokens)) = (word(1), word(2)) else {
             return Err(format!(
-                "begins like llm.c's files, but has only {} bytes",
-                file.len()
+                "begins like llm.c's files, but has only {bytes} bytes"
             ));
         };
         if found != version {
@@ -48,34 +53,42 @@ fn token_start(file: &[u8], dtype: Dtype) -> Result<usize, String> {
                 "llm.c header {magic} of version {found}; version {version} is the one we read"
             ));
         }
-        if stored != dtype {
+        if let Some(dtype) = dtype.filter(|&dtype| dtype != stored) {
             return Err(format!(
-                "llm.c header {magic} promises {stored:?} ids, the dtype given is {dtype:?}"
+                "llm.c header {magic} promises {stored} ids, the dtype given is {dtype}; leave it out"
             ));
         }
-        let promised = HEADER_BYTES as u64 + u64::from(tokens) * dtype.bytes() as u64;
-        if promised != file.len() as u64 {
+        let promised = HEADER_BYTES + u64::from(tokens) * stored.bytes() as u64;
+        if promised != bytes {
             return Err(format!(
-                "header promises {tokens} tokens ({promised} bytes), file has {} bytes; was it still \
-                 being written?",
-                file.len()
+                "header promises {tokens} tokens ({promised} bytes), file has {bytes} bytes; was it still \
+                 being written?"
             ));
         }
-        return Ok(HEADER_BYTES);
+        if tokens == 0 {
+            return Err("header promises 0 tokens; was it still being written?".to_owned());
+        }
+        return Ok((stored, HEADER_BYTES));
     }
-    if !file.len().is_multiple_of(dtype.bytes()) {
+    let Some(dtype) = dtype else {
+        return Err(
+            "bare ids do not say how they are stored; set [data] dtype = \"u16\", as nanoGPT writes them, or \
+             \"u32\""
+                .to_owned(),
+        );
+    };
+    if !bytes.is_multiple_of(dtype.bytes() as u64) {
         return Err(format!(
-            "has {} bytes, which is no multiple of {} ({dtype:?}); was it copied whole?",
-            file.len(),
+            "has {bytes} bytes, which is no multiple of {} ({dtype}); was it copied whole?",
             dtype.bytes()
         ));
     }
-    if dtype == Dtype::U16 && looks_like_u32(file) {
+    if dtype == Dtype::U16 && looks_like_u32(head) {
         return Err(format!(
             "every second one of its first {SAMPLE} ids is 0: was u16 the right dtype, or is it u32?"
         ));
     }
-    Ok(0)
+    Ok((dtype, 0))
 }
 
 /// Ids below 65,536 stored as u32 and read as u16 are valid ids with a 0 after each.
@@ -96,31 +109,43 @@ mod tests {
             .iter()
             .flat_map(|word| word.to_le_bytes())
             .collect();
-        file.resize(HEADER_BYTES, 0);
+        file.resize(1024, 0);
         file.extend_from_slice(data);
         file
     }
 
+    fn of(file: &[u8], dtype: Option<Dtype>) -> Result<(Dtype, u64), String> {
+        layout(
+            &file[..file.len().min(2 * SAMPLE)],
+            file.len() as u64,
+            dtype,
+        )
+    }
+
     #[test]
-    fn both_headers_of_llm_c_are_skipped() {
-        assert_eq!(
-            token_start(&llm_c(20_240_520, 1, 3, &[0; 6]), Dtype::U16),
-            Ok(1024)
-        );
-        assert_eq!(
-            token_start(&llm_c(20_240_801, 7, 3, &[0; 12]), Dtype::U32),
-            Ok(1024)
-        );
+    fn both_headers_of_llm_c_are_skipped_and_say_their_dtype() {
+        for dtype in [None, Some(Dtype::U16)] {
+            let file = llm_c(20_240_520, 1, 3, &[0; 6]);
+            assert_eq!(of(&file, dtype), Ok((Dtype::U16, 1024)));
+        }
+        for dtype in [None, Some(Dtype::U32)] {
+            let file = llm_c(20_240_801, 7, 3, &[0; 12]);
+            assert_eq!(of(&file, dtype), Ok((Dtype::U32, 1024)));
+        }
     }
 
     #[test]
     fn a_header_that_promises_more_than_the_file_has_is_refused() {
         assert_eq!(
-            token_start(&llm_c(20_240_520, 1, 1000, &[0; 476]), Dtype::U16).unwrap_err(),
+            of(&llm_c(20_240_520, 1, 1000, &[0; 476]), None).unwrap_err(),
             "header promises 1000 tokens (3024 bytes), file has 1500 bytes; was it still being written?"
         );
         assert_eq!(
-            token_start(&20_240_520_u32.to_le_bytes(), Dtype::U16).unwrap_err(),
+            of(&llm_c(20_240_520, 1, 0, &[]), None).unwrap_err(),
+            "header promises 0 tokens; was it still being written?"
+        );
+        assert_eq!(
+            of(&20_240_520_u32.to_le_bytes(), None).unwrap_err(),
             "begins like llm.c's files, but has only 4 bytes"
         );
     }
@@ -128,11 +153,11 @@ mod tests {
     #[test]
     fn the_dtype_given_must_be_the_one_of_the_header() {
         assert_eq!(
-            token_start(&llm_c(20_240_520, 1, 2, &[0; 4]), Dtype::U32).unwrap_err(),
-            "llm.c header 20240520 promises U16 ids, the dtype given is U32"
+            of(&llm_c(20_240_520, 1, 2, &[0; 4]), Some(Dtype::U32)).unwrap_err(),
+            "llm.c header 20240520 promises u16 ids, the dtype given is u32; leave it out"
         );
         assert_eq!(
-            token_start(&llm_c(20_240_520, 2, 2, &[0; 4]), Dtype::U16).unwrap_err(),
+            of(&llm_c(20_240_520, 2, 2, &[0; 4]), None).unwrap_err(),
             "llm.c header 20240520 of version 2; version 1 is the one we read"
         );
     }
@@ -140,19 +165,21 @@ mod tests {
     #[test]
     fn bare_ids_begin_at_once_in_the_dtype_given() {
         let ids: Vec<u8> = (0..2000_u32).flat_map(u32::to_le_bytes).collect();
-        assert_eq!(token_start(&ids, Dtype::U32), Ok(0));
+        let (u16, u32) = (Some(Dtype::U16), Some(Dtype::U32));
+        assert_eq!(of(&ids, u32), Ok((Dtype::U32, 0)));
         assert_eq!(
-            token_start(&ids, Dtype::U16).unwrap_err(),
+            of(&ids, u16).unwrap_err(),
             "every second one of its first 1024 ids is 0: was u16 the right dtype, or is it u32?"
         );
+        assert_eq!(of(&ids[..20], u16), Ok((Dtype::U16, 0)), "too few to tell");
         assert_eq!(
-            token_start(&ids[..20], Dtype::U16),
-            Ok(0),
-            "too few to tell"
+            of(&ids[..7], u16).unwrap_err(),
+            "has 7 bytes, which is no multiple of 2 (u16); was it copied whole?"
         );
         assert_eq!(
-            token_start(&ids[..7], Dtype::U16).unwrap_err(),
-            "has 7 bytes, which is no multiple of 2 (U16); was it copied whole?"
+            of(&ids, None).unwrap_err(),
+            "bare ids do not say how they are stored; set [data] dtype = \"u16\", as nanoGPT writes them, or \
+             \"u32\""
         );
     }
 }

@@ -1,55 +1,87 @@
-//! Batches ahead of time: a thread, a bounded channel, recycled buffers.
+//! Batches ahead of time: threads, bounded channels, recycled buffers.
+//!
+//! Thread `t` of `n` fills every `n`-th batch, from the `t`-th on, and has a channel of its own; batches are taken from the
+//! channels in turn, so that they come in one order without anyone waiting for another thread.
 
 use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender};
 
+use crate::reader::Reader;
 use crate::{Batch, DataError, Feed, Source};
 
-/// Fills batches on a thread of its own, in order, up to a depth ahead.
+/// How far ahead, and by how many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ahead {
+    /// Batches ready before they are asked for, 1 to 1024; rounded up to a multiple of `threads`.
+    pub batches: usize,
+    /// Threads that fill them, 1 to 64. They change no batch.
+    pub threads: usize,
+}
+
+/// Fills batches on threads of its own, in order.
 ///
-/// With every batch given back by [`Loader::recycle`] before the next is taken, `depth + 2` buffers
-/// circulate and nothing is allocated after they exist. Dropping the loader ends its thread, after at
-/// most the batch it is filling.
+/// With every batch given back by [`Loader::recycle`] before the next is taken, `batches + threads + 1` buffers
+/// circulate and nothing is allocated after they exist. Dropping the loader ends its threads, after at
+/// most the batches they are filling.
 #[derive(Debug)]
 pub struct Loader {
-    filled: Receiver<Result<Batch, DataError>>,
+    /// Those of each thread.
+    filled: Vec<Receiver<Result<Batch, DataError>>>,
     spent: Sender<Batch>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
+    /// Whose turn it is; `None` after an error.
+    next: Option<usize>,
 }
 
 impl Loader {
     /// Starts filling the batches at `position`, `position + feed.rows`, and so on.
     ///
-    /// - `depth`: batches ready before they are asked for, at least 1
-    ///
     /// # Errors
     ///
-    /// When the feed makes no sense, `depth` is 0, or no thread can be started. What is wrong with the
+    /// When the feed or `ahead` make no sense, or no thread can be started. What is wrong with the
     /// data is said by [`Loader::next`].
     pub fn spawn(
         source: Source,
         feed: Feed,
         position: u64,
-        depth: usize,
+        ahead: Ahead,
     ) -> Result<Self, DataError> {
         feed.own_rows()?;
-        if !(1..=MAX_DEPTH).contains(&depth) {
+        let Ahead { batches, threads } = ahead;
+        if !(1..=MOST_BATCHES).contains(&batches) {
             return Err(DataError::Request(format!(
-                "a prefetch depth of {depth} was asked for, must be 1 to {MAX_DEPTH}"
+                "a prefetch depth of {batches} was asked for, must be 1 to {MOST_BATCHES}"
             )));
         }
-        let (filled_in, filled) = crossbeam_channel::bounded(depth);
-        let (spent, spent_out) = crossbeam_channel::bounded(depth + 2);
-        let thread = thread::Builder::new()
-            .name("data".to_owned())
-            .spawn(move || fill_ahead(&source, &feed, position, &filled_in, &spent_out))
-            .map_err(DataError::Thread)?;
-        Ok(Self {
-            filled,
+        if !(1..=MOST_THREADS).contains(&threads) {
+            return Err(DataError::Request(format!(
+                "{threads} prefetch threads were asked for, must be 1 to {MOST_THREADS}"
+            )));
+        }
+        let depth = batches.div_ceil(threads);
+        let (spent, spent_out) = crossbeam_channel::bounded((depth + 1) * threads + 1);
+        let mut loader = Self {
+            filled: Vec::new(),
             spent,
-            thread: Some(thread),
-        })
+            threads: Vec::new(),
+            next: Some(0),
+        };
+        for thread in 0..threads {
+            let (filled_in, filled) = crossbeam_channel::bounded(depth);
+            let (source, spent) = (source.clone(), spent_out.clone());
+            let every = Every {
+                first: thread as u64,
+                threads: threads as u64,
+            };
+            let spawned = thread::Builder::new()
+                .name("data".to_owned())
+                .spawn(move || fill_ahead((&source, feed), position, every, &filled_in, &spent))
+                .map_err(DataError::Thread)?;
+            loader.filled.push(filled);
+            loader.threads.push(spawned);
+        }
+        Ok(loader)
     }
 
     /// The next batch; waits for it when it is not ready.
@@ -62,46 +94,71 @@ impl Loader {
         reason = "an iterator has no error that ends it"
     )]
     pub fn next(&mut self) -> Result<Batch, DataError> {
-        self.filled.recv().unwrap_or(Err(DataError::Stopped))
+        let turn = self.next.take().ok_or(DataError::Stopped)?;
+        let batch = self.filled[turn]
+            .recv()
+            .unwrap_or(Err(DataError::Stopped))?;
+        self.next = Some((turn + 1) % self.filled.len());
+        Ok(batch)
     }
 
     /// Gives the memory of a batch back, to be filled again.
     pub fn recycle(&mut self, batch: Batch) {
-        // When the thread has ended, or more come back than went out, the memory is freed here.
+        // When the threads have ended, or more come back than went out, the memory is freed here.
         drop(self.spent.try_send(batch));
     }
 }
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        // Without a receiver the thread's next send fails, also one that is waiting now.
-        self.filled = crossbeam_channel::never();
-        if let Some(thread) = self.thread.take() {
+        // Without a receiver the next send of a thread fails, also one that is waiting now.
+        self.filled.clear();
+        for thread in self.threads.drain(..) {
             // A panic there has printed itself, and `next` has said that the loader stopped.
             drop(thread.join());
         }
     }
 }
 
-/// More would only hold memory; it also keeps the channel's own allocation small.
-const MAX_DEPTH: usize = 1024;
+/// More would only hold memory; it also keeps the channels' own allocation small.
+const MOST_BATCHES: usize = 1024;
+const MOST_THREADS: usize = 64;
+/// Batches of a thread that the kernel is asked for before they are filled: as many reads wait for the disk side by side.
+const ASKED_AHEAD: u64 = 4;
+
+/// Which batches are those of a thread.
+#[derive(Clone, Copy)]
+struct Every {
+    first: u64,
+    threads: u64,
+}
 
 fn fill_ahead(
-    source: &Source,
-    feed: &Feed,
-    mut position: u64,
+    (source, feed): (&Source, Feed),
+    position: u64,
+    every: Every,
     filled: &Sender<Result<Batch, DataError>>,
     spent: &Receiver<Batch>,
 ) {
+    let (stride, mut reader) = match Reader::new(source, feed) {
+        Ok(reader) => (feed.rows as u64 * every.threads, reader),
+        Err(error) => return drop(filled.send(Err(error))),
+    };
+    // Where 64 bits end, `fill` says so.
+    let mut position = position.saturating_add(feed.rows as u64 * every.first);
+    let ahead = |position: u64, batches: u64| position.saturating_add(stride * batches);
+    for number in 1..ASKED_AHEAD {
+        reader.will_need(ahead(position, number));
+    }
     loop {
+        reader.will_need(ahead(position, ASKED_AHEAD));
         let mut batch = spent.try_recv().unwrap_or_default();
-        let result = source.fill(feed, position, &mut batch).map(|()| batch);
+        let result = reader.fill(position, &mut batch).map(|()| batch);
         let failed = result.is_err();
         if filled.send(result).is_err() || failed {
             return;
         }
-        // `fill` has refused positions at which this would overflow.
-        position += feed.rows as u64;
+        position = ahead(position, 1);
     }
 }
 
@@ -122,17 +179,21 @@ mod tests {
         Source::features(6, 0.5, 0.0, 1.0).unwrap()
     }
 
+    fn ahead(batches: usize, threads: usize) -> Ahead {
+        Ahead { batches, threads }
+    }
+
     #[test]
-    fn batches_come_in_order_whatever_the_depth() {
-        for depth in 1..=4 {
-            let mut loader = Loader::spawn(source(), FEED, 100, depth).unwrap();
+    fn batches_come_in_order_whatever_the_depth_and_the_threads() {
+        for (depth, threads) in [(1, 1), (2, 1), (4, 1), (1, 2), (3, 2), (5, 8), (64, 8)] {
+            let mut loader = Loader::spawn(source(), FEED, 100, ahead(depth, threads)).unwrap();
             let mut expected = Batch::default();
             for number in 0..20 {
                 source()
                     .fill(&FEED, 100 + 4 * number, &mut expected)
                     .unwrap();
                 let batch = loader.next().unwrap();
-                assert_eq!(batch, expected, "depth {depth}");
+                assert_eq!(batch, expected, "depth {depth}, {threads} threads");
                 loader.recycle(batch);
             }
         }
@@ -140,8 +201,8 @@ mod tests {
 
     #[test]
     fn recycled_buffers_are_all_there_is() {
-        for depth in 1..=4 {
-            let mut loader = Loader::spawn(source(), FEED, 0, depth).unwrap();
+        for (depth, threads) in [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (8, 4)] {
+            let mut loader = Loader::spawn(source(), FEED, 0, ahead(depth, threads)).unwrap();
             let mut buffers = BTreeSet::new();
             for _ in 0..300 {
                 let batch = loader.next().unwrap();
@@ -150,17 +211,17 @@ mod tests {
                 loader.recycle(batch);
             }
             assert!(
-                buffers.len() <= depth + 2,
-                "depth {depth}: {} buffers",
+                buffers.len() <= depth + threads + 1,
+                "depth {depth}, {threads} threads: {} buffers",
                 buffers.len()
             );
         }
     }
 
     #[test]
-    fn a_dropped_loader_ends_its_thread() {
-        for taken in [0, 3] {
-            let mut loader = Loader::spawn(source(), FEED, 0, 2).unwrap();
+    fn a_dropped_loader_ends_its_threads() {
+        for (taken, threads) in [(0, 1), (3, 1), (0, 8), (3, 8)] {
+            let mut loader = Loader::spawn(source(), FEED, 0, ahead(2, threads)).unwrap();
             for _ in 0..taken {
                 loader.next().unwrap();
             }
@@ -168,27 +229,39 @@ mod tests {
             drop(loader);
             assert!(
                 start.elapsed() < Duration::from_secs(2),
-                "drop waits for the thread to end"
+                "drop waits for the threads to end"
             );
         }
     }
 
     #[test]
-    fn an_error_is_said_once_and_then_the_loader_has_stopped() {
-        let mut loader = Loader::spawn(source(), FEED, u64::MAX - 4, 1).unwrap();
-        loader.next().unwrap();
-        assert!(matches!(loader.next(), Err(DataError::Request(_))));
-        assert_eq!(
-            loader.next().unwrap_err().to_string(),
-            "the data loader has stopped, after an error it has reported; start another one"
-        );
+    fn an_error_is_said_once_in_its_place_and_then_the_loader_has_stopped() {
+        for threads in 1..=3 {
+            let mut loader =
+                Loader::spawn(source(), FEED, u64::MAX - 8, ahead(1, threads)).unwrap();
+            loader.next().unwrap();
+            loader.next().unwrap();
+            assert!(matches!(loader.next(), Err(DataError::Request(_))));
+            assert_eq!(
+                loader.next().unwrap_err().to_string(),
+                "the data loader has stopped, after an error it has reported; start another one"
+            );
+        }
     }
 
     #[test]
     fn a_depth_of_nothing_is_refused() {
+        let refusal = |ahead| {
+            let refused = Loader::spawn(source(), FEED, 0, ahead);
+            refused.unwrap_err().to_string()
+        };
         assert_eq!(
-            Loader::spawn(source(), FEED, 0, 0).unwrap_err().to_string(),
+            refusal(ahead(0, 1)),
             "a prefetch depth of 0 was asked for, must be 1 to 1024"
+        );
+        assert_eq!(
+            refusal(ahead(4, 0)),
+            "0 prefetch threads were asked for, must be 1 to 64"
         );
     }
 }

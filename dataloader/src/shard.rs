@@ -5,7 +5,8 @@ use std::path::Path;
 
 use safetensors::tensor::{Dtype as StoredDtype, Metadata, TensorInfo};
 
-use crate::tokens::{Dtype, Mapped, TokenFile};
+use crate::opened::Opened;
+use crate::tokens::{Dtype, TokenFile};
 use crate::{DataError, publish};
 
 /// Name of the tensor that holds the ids.
@@ -18,14 +19,13 @@ pub(crate) fn file_name(number: usize) -> String {
     format!("tokens-{number:05}.safetensors")
 }
 
-/// Maps a shard and reads its header; the tokens themselves are not touched.
+/// Opens a shard and reads its header; the tokens themselves are not touched.
 pub(crate) fn open(path: &Path) -> Result<TokenFile, DataError> {
-    let mapped = Mapped::open(path)?;
-    let (data, metadata) =
-        read_header(mapped.bytes()?).map_err(|fault| DataError::damaged(path, fault))?;
+    let opened = Opened::open(path)?;
+    let (data, metadata) = read_header(&opened)?;
     let tensor = |name, dtypes: &[StoredDtype]| {
         find(&metadata, name, dtypes)
-            .map(|info| data + info.data_offsets.0..data + info.data_offsets.1)
+            .map(|info| data + info.data_offsets.0 as u64..data + info.data_offsets.1 as u64)
             .map_err(|fault| DataError::damaged(path, fault))
     };
     let token_bytes = tensor(TOKENS, &[StoredDtype::U16, StoredDtype::U32])?;
@@ -35,7 +35,7 @@ pub(crate) fn open(path: &Path) -> Result<TokenFile, DataError> {
         _ => Dtype::U32,
     };
     Ok(TokenFile {
-        mapped,
+        opened,
         dtype,
         token_bytes,
         end_bytes: Some(end_bytes),
@@ -79,32 +79,56 @@ pub(crate) fn write(
     publish::write_new(path, &[&header_bytes, &header, document_ends, tokens])
 }
 
-/// Where the data begin, and what they are. The header is checked against the length of the file in
-/// arithmetic that cannot overflow, so that every offset it gives lies inside the file.
-fn read_header(file: &[u8]) -> Result<(usize, Metadata), String> {
-    let (&header_bytes, rest) = file
-        .split_first_chunk()
-        .ok_or_else(|| format!("has {} bytes, too few for a safetensors file", file.len()))?;
-    let header_bytes = u64::from_le_bytes(header_bytes);
-    let header = usize::try_from(header_bytes)
+/// Where the data begin, and what they are.
+fn read_header(opened: &Opened) -> Result<(u64, Metadata), DataError> {
+    let damaged = |fault| DataError::damaged(opened.path(), fault);
+    let mut prefix = [0; 8];
+    if opened.len() < 8 {
+        return Err(damaged(format!(
+            "has {} bytes, too few for a safetensors file",
+            opened.len()
+        )));
+    }
+    opened.read(0, &mut prefix)?;
+    let header_bytes = u64::from_le_bytes(prefix);
+    let rest = opened.len() - 8;
+    let Some(header) = usize::try_from(header_bytes)
         .ok()
-        .and_then(|bytes| rest.get(..bytes))
-        .ok_or_else(|| {
-            format!(
-                "a safetensors header of {header_bytes} bytes is promised, the file has {} bytes; was it \
-                 copied whole?",
-                file.len()
-            )
-        })?;
+        .filter(|_| header_bytes <= rest)
+    else {
+        return Err(damaged(format!(
+            "a safetensors header of {header_bytes} bytes is promised, the file has {} bytes; was it \
+             copied whole?",
+            opened.len()
+        )));
+    };
+    if header > MOST_HEADER_BYTES {
+        return Err(damaged(format!(
+            "a safetensors header of {header_bytes} bytes is promised, {MOST_HEADER_BYTES} is the most; is \
+             it a safetensors file?"
+        )));
+    }
+    let mut header = vec![0; header];
+    opened.read(8, &mut header)?;
+    let metadata = described(&header, rest - header_bytes).map_err(damaged)?;
+    Ok((8 + header_bytes, metadata))
+}
+
+/// As much as the format allows.
+const MOST_HEADER_BYTES: usize = 100_000_000;
+
+/// What a header says of `found` bytes of data. It is checked in arithmetic that cannot overflow, so that every offset it gives
+/// lies inside the file.
+fn described(header: &[u8], found: u64) -> Result<Metadata, String> {
     let metadata: Metadata = serde_json::from_slice(header)
         .map_err(|fault| format!("the safetensors header cannot be read: {fault}"))?;
-    let (promised, found) = (metadata.data_len(), rest.len() - header.len());
+    let promised = metadata.data_len() as u64;
     if promised != found {
         return Err(format!(
             "{promised} bytes of tensors are promised, {found} are there; was it copied whole?"
         ));
     }
-    Ok((8 + header.len(), metadata))
+    Ok(metadata)
 }
 
 fn find<'a>(
@@ -129,10 +153,6 @@ fn find<'a>(
 mod tests {
     use super::*;
 
-    fn file_with_header(header: &str) -> Vec<u8> {
-        [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()
-    }
-
     // Eight tensors of 2^61 - 1 bytes end at 2^64 - 8: adding the header's own length would overflow.
     #[test]
     fn sizes_near_the_end_of_the_number_range_are_refused() {
@@ -145,8 +165,8 @@ mod tests {
                 )
             })
             .collect();
-        let file = file_with_header(&format!("{{{}}}", tensors.join(",")));
-        let fault = read_header(&file).unwrap_err();
+        let header = format!("{{{}}}", tensors.join(","));
+        let fault = described(header.as_bytes(), 0).unwrap_err();
         assert_eq!(
             fault,
             "18446744073709551608 bytes of tensors are promised, 0 are there; was it copied whole?"
@@ -155,9 +175,8 @@ mod tests {
 
     #[test]
     fn a_tensor_of_another_dtype_is_refused() {
-        let file =
-            file_with_header(r#"{"tokens":{"dtype":"I64","shape":[0,3],"data_offsets":[0,0]}}"#);
-        let (_, metadata) = read_header(&file).unwrap();
+        let header = br#"{"tokens":{"dtype":"I64","shape":[0,3],"data_offsets":[0,0]}}"#;
+        let metadata = described(header, 0).unwrap();
         assert_eq!(
             find(&metadata, "tokens", &[StoredDtype::U16, StoredDtype::U32]).unwrap_err(),
             "tensor `tokens` is I64 of 2 dimensions, expected [U16, U32] of one"

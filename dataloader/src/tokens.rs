@@ -1,14 +1,13 @@
-//! One mapped file of tokens: read where it lies, checked on the way.
+//! One file of tokens: read by the row, checked on the way.
 
-use std::fs::{File, Metadata};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use memmap2::Mmap;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::DataError;
+use crate::opened::{Opened, PIECE_BYTES};
 
 /// How an id is stored; little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +17,15 @@ pub enum Dtype {
     U16,
     /// Four bytes an id.
     U32,
+}
+
+impl std::fmt::Display for Dtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::U16 => "u16",
+            Self::U32 => "u32",
+        })
+    }
 }
 
 impl Dtype {
@@ -39,110 +47,61 @@ impl Dtype {
     }
 }
 
-/// A whole file in memory, and the handle to ask whether it still is whole.
-#[derive(Debug)]
-pub(crate) struct Mapped {
-    path: PathBuf,
-    file: File,
-    map: Mmap,
-}
-
-impl Mapped {
-    /// Maps a regular file that is not empty.
-    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
-        let file = spd_files::open(path).map_err(DataError::io("open", path))?;
-        if file.metadata().map_err(DataError::io("open", path))?.len() == 0 {
-            return Err(DataError::damaged(
-                path,
-                "is empty; was it still being written?",
-            ));
-        }
-        #[expect(
-            unsafe_code,
-            reason = "datasets are larger than memory, and every rank shares the pages"
-        )]
-        // SAFETY: the bytes are only read, and nothing of ours writes to a file that has its final name:
-        // `publish` renames whole directories into place. Another program could still overwrite or
-        // shorten the file. Every read goes through `bytes`, which refuses a shorter file first; a file
-        // that shrinks between that check and the read ends the process by SIGBUS, as FORMAT.md says.
-        let map = unsafe { Mmap::map(&file) }.map_err(DataError::io("map", path))?;
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            map,
-        })
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.map.len()
-    }
-
-    /// What the file system says of the file that is mapped, whatever its path names by now.
-    pub(crate) fn metadata(&self) -> Result<Metadata, DataError> {
-        let found = self.file.metadata();
-        found.map_err(DataError::io("stat", &self.path))
-    }
-
-    /// The bytes of the file, for one read at once: ask again before the next one.
-    ///
-    /// # Errors
-    ///
-    /// When the file has another length than when it was mapped.
-    pub(crate) fn bytes(&self) -> Result<&[u8], DataError> {
-        let now = self.metadata()?.len();
-        if now == self.map.len() as u64 {
-            return Ok(&self.map);
-        }
-        Err(DataError::damaged(
-            &self.path,
-            format!(
-                "had {} bytes when it was opened, has {now} now; restore it, and replace files in use by \
-                 renaming, never in place",
-                self.map.len()
-            ),
-        ))
-    }
-}
-
-/// The tokens of one mapped file.
+/// The tokens of one file.
 #[derive(Debug)]
 pub(crate) struct TokenFile {
-    pub(crate) mapped: Mapped,
+    pub(crate) opened: Opened,
     pub(crate) dtype: Dtype,
     /// Where the tokens lie in the file, in bytes: a whole number of ids, inside the file.
-    pub(crate) token_bytes: Range<usize>,
+    pub(crate) token_bytes: Range<u64>,
     /// Where the document ends (u64 each) lie, if the format has them.
-    pub(crate) end_bytes: Option<Range<usize>>,
+    pub(crate) end_bytes: Option<Range<u64>>,
 }
 
 impl TokenFile {
     pub(crate) fn path(&self) -> &Path {
-        self.mapped.path()
+        self.opened.path()
     }
 
     /// Number of tokens.
-    pub(crate) fn len(&self) -> usize {
-        self.token_bytes.len() / self.dtype.bytes()
+    pub(crate) fn len(&self) -> u64 {
+        bytes_of(&self.token_bytes) / self.dtype.bytes() as u64
     }
 
     /// Number of documents that end in this file, if the format says so.
-    pub(crate) fn documents(&self) -> Option<usize> {
-        self.end_bytes.as_ref().map(|bytes| bytes.len() / 8)
+    pub(crate) fn documents(&self) -> Option<u64> {
+        self.end_bytes.as_ref().map(|bytes| bytes_of(bytes) / 8)
+    }
+
+    /// Asks the kernel to read `count` tokens from `first` on, which must exist, ahead of time.
+    pub(crate) fn will_need(&self, first: u64, count: usize) {
+        self.opened.will_need(self.place(first, count));
+    }
+
+    /// Where `count` tokens from `first` on lie, in bytes.
+    fn place(&self, first: u64, count: usize) -> Range<u64> {
+        let size = self.dtype.bytes() as u64;
+        let start = self.token_bytes.start + first * size;
+        start..start + count as u64 * size
     }
 
     /// Widens the tokens `first .. first + out.len()`, which must exist, into `out`.
     ///
+    /// - `stored`: memory for them as they are stored, used again by the next call
+    ///
     /// # Errors
     ///
-    /// When one of them is not below `vocab`, or the file has changed its length. `out` then holds junk.
-    pub(crate) fn copy(&self, first: usize, vocab: u32, out: &mut [u32]) -> Result<(), DataError> {
-        let size = self.dtype.bytes();
-        let start = self.token_bytes.start + first * size;
-        let stored = &self.mapped.bytes()?[start..start + out.len() * size];
+    /// When one of them is not below `vocab`, or they cannot be read. `out` then holds junk.
+    pub(crate) fn copy(
+        &self,
+        first: u64,
+        vocab: u32,
+        stored: &mut Vec<u8>,
+        out: &mut [u32],
+    ) -> Result<(), DataError> {
+        stored.resize(out.len() * self.dtype.bytes(), 0);
+        self.opened
+            .read(self.place(first, out.len()).start, stored)?;
         // One pass, without a branch for each token, so that it compiles to vector instructions.
         let largest = match self.dtype {
             Dtype::U16 => widen(stored, out, |bytes: [u8; 2]| {
@@ -154,9 +113,11 @@ impl TokenFile {
             return Ok(());
         }
         let at = out.iter().position(|&id| id >= vocab).unwrap_or(0);
+        // Junk may be of a file that is being written just now.
+        self.opened.check_unchanged()?;
         Err(DataError::Vocabulary {
             path: self.path().to_owned(),
-            offset: (first + at) as u64,
+            offset: first + at as u64,
             id: out[at],
             vocab,
             hint: self.hint(out[at], vocab),
@@ -167,41 +128,47 @@ impl TokenFile {
     ///
     /// # Errors
     ///
-    /// When the file has changed its length, or its document ends do not ascend within its tokens.
+    /// When the file cannot be read, or its document ends do not ascend within its tokens.
     pub(crate) fn read_all(&self) -> Result<(u128, u32), DataError> {
         let (mut hash, mut largest) = (Xxh3::new(), 0);
-        for start in self.token_bytes.clone().step_by(CHUNK_BYTES) {
-            let end = self.token_bytes.end.min(start + CHUNK_BYTES);
-            let stored = &self.mapped.bytes()?[start..end];
-            hash.update(stored);
-            largest = largest.max(match self.dtype {
-                Dtype::U16 => largest_of(stored, |bytes: [u8; 2]| {
-                    u32::from(u16::from_le_bytes(bytes))
-                }),
-                Dtype::U32 => largest_of(stored, u32::from_le_bytes),
-            });
-        }
-        self.check_document_ends()?;
+        self.opened
+            .read_pieces(self.token_bytes.clone(), |stored| {
+                hash.update(stored);
+                largest = largest.max(match self.dtype {
+                    Dtype::U16 => largest_of(stored, |bytes: [u8; 2]| {
+                        u32::from(u16::from_le_bytes(bytes))
+                    }),
+                    Dtype::U32 => largest_of(stored, u32::from_le_bytes),
+                });
+                Ok(())
+            })?;
+        self.each_document_end(|_| {})?;
         Ok((hash.digest128(), largest))
     }
 
-    fn check_document_ends(&self) -> Result<(), DataError> {
-        let bytes = &self.mapped.bytes()?[self.end_bytes.clone().unwrap_or_default()];
-        let ends = bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&end| u64::from_le_bytes(end));
-        let last = ends.clone().next_back().unwrap_or(0);
-        // Each beyond the one before, from 0 on.
-        let all = std::iter::once(0).chain(ends);
-        if last <= self.len() as u64 && all.is_sorted_by(|a, b| a < b) {
-            return Ok(());
-        }
-        Err(DataError::damaged(
-            self.path(),
-            "its document ends do not ascend within its tokens; copy it again, or tokenize again",
-        ))
+    /// Calls `each` with the end of each document, where the format has them.
+    ///
+    /// # Errors
+    ///
+    /// When they do not ascend within the tokens.
+    pub(crate) fn each_document_end(&self, mut each: impl FnMut(u64)) -> Result<(), DataError> {
+        let (mut last, most) = (0, self.len());
+        let bytes = self.end_bytes.clone().unwrap_or_default();
+        self.opened.read_pieces(bytes, |stored| {
+            for &end in stored.as_chunks().0 {
+                let end = u64::from_le_bytes(end);
+                // Each beyond the one before, from 0 on.
+                if end <= last || end > most {
+                    return Err(DataError::damaged(
+                        self.path(),
+                        "its document ends do not ascend within its tokens; copy it again, or tokenize again",
+                    ));
+                }
+                each(end);
+                last = end;
+            }
+            Ok(())
+        })
     }
 
     /// Reads every token against a vocabulary.
@@ -210,10 +177,13 @@ impl TokenFile {
     ///
     /// The first token that is not below `vocab`.
     pub(crate) fn find_outside(&self, vocab: u32) -> Result<(), DataError> {
-        let mut ids = vec![0; CHUNK_BYTES.min(self.len())];
-        for first in (0..self.len()).step_by(CHUNK_BYTES) {
-            let count = (self.len() - first).min(ids.len());
-            self.copy(first, vocab, &mut ids[..count])?;
+        let (mut ids, mut stored) = (vec![0; PIECE_BYTES], Vec::new());
+        let mut first = 0;
+        while first < self.len() {
+            #[expect(clippy::cast_possible_truncation, reason = "at most a piece")]
+            let count = (self.len() - first).min(PIECE_BYTES as u64) as usize;
+            self.copy(first, vocab, &mut stored, &mut ids[..count])?;
+            first += count as u64;
         }
         Ok(())
     }
@@ -228,8 +198,9 @@ impl TokenFile {
     }
 }
 
-/// What is read at once: between two pieces the length of the file is looked at again. A multiple of an id's bytes.
-const CHUNK_BYTES: usize = 1 << 20;
+fn bytes_of(range: &Range<u64>) -> u64 {
+    range.end - range.start
+}
 
 fn largest_of<const N: usize>(stored: &[u8], id: impl Fn([u8; N]) -> u32) -> u32 {
     let ids = stored.as_chunks().0.iter();
@@ -264,18 +235,5 @@ mod tests {
             u32::from(u16::from_le_bytes(pair))
         });
         assert_eq!((out, largest), ([1, 65_535], 65_535));
-    }
-
-    #[test]
-    fn a_directory_is_no_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let error = Mapped::open(dir.path()).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            format!(
-                "{}: cannot open: expected a file, found a directory",
-                dir.path().display()
-            )
-        );
     }
 }

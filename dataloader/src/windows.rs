@@ -36,13 +36,13 @@ impl Windows {
             let windows = file
                 .len()
                 .saturating_sub(1)
-                .checked_div(seq_len)
+                .checked_div(seq_len as u64)
                 .ok_or_else(|| {
                     DataError::Request(
                         "windows of 0 tokens were asked for; seq_len is at least 1".to_owned(),
                     )
                 })?;
-            samples += windows as u64;
+            samples += windows;
             ends.push(samples);
         }
         let Some(samples) = NonZero::new(samples) else {
@@ -81,15 +81,34 @@ impl Windows {
         self.dataset.check(self.vocab, known)
     }
 
-    /// Reads window `sample`, which is below [`Windows::samples`], into `out` of [`Windows::width`].
-    pub(crate) fn read(&self, sample: u64, out: &mut [u32]) -> Result<(), DataError> {
+    /// Reads window `sample`, which is below [`Windows::samples`], into `out` of [`Windows::width`]. Returns the number of its file.
+    pub(crate) fn read(
+        &self,
+        sample: u64,
+        stored: &mut Vec<u8>,
+        out: &mut [u32],
+    ) -> Result<usize, DataError> {
+        let (file, first) = self.place(sample);
+        self.dataset.files()[file].copy(first, self.vocab, stored, out)?;
+        Ok(file)
+    }
+
+    /// Asks the kernel to read a window ahead of time.
+    pub(crate) fn will_need(&self, sample: u64) {
+        let (file, first) = self.place(sample);
+        self.dataset.files()[file].will_need(first, self.width());
+    }
+
+    /// Says whether files are still those that were opened.
+    pub(crate) fn check_unchanged(&self, files: &[usize]) -> Result<(), DataError> {
+        let files = files.iter().map(|&file| &self.dataset.files()[file]);
+        files.map(|file| file.opened.check_unchanged()).collect()
+    }
+
+    /// The file of a window, and its first token there.
+    fn place(&self, sample: u64) -> (usize, u64) {
         let file = self.ends.partition_point(|&end| end <= sample);
         let before = if file == 0 { 0 } else { self.ends[file - 1] };
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "less than the tokens of a mapped file"
-        )]
-        let window = (sample - before) as usize;
-        self.dataset.files()[file].copy(window * self.seq_len, self.vocab, out)
+        (file, (sample - before) * self.seq_len as u64)
     }
 }

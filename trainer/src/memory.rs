@@ -9,7 +9,7 @@ use std::fs;
 use spd_engine::{Executor, MATRIX_PRODUCTS, PINNED, Processor, Store};
 
 use crate::arena::arena_bytes;
-use crate::data::PREFETCHED;
+use crate::data::AHEAD;
 
 /// Measured on the shipped runs: the stack that a thread comes to use, and its part of the allocator.
 const THREAD: usize = 256 << 10;
@@ -35,8 +35,8 @@ impl Memory {
         programs: impl IntoIterator<Item = &'a Executor> + Clone,
     ) -> Self {
         let largest = store.slots().map(|slot| store.ty(slot).bytes()).max();
-        // Those that wait, the one in use, the one being filled, and one of an evaluation.
-        let batches = PREFETCHED + 3;
+        // Those that wait, the one in use, those being filled, and one of an evaluation.
+        let batches = AHEAD.batches + AHEAD.threads + 2;
         let inputs: usize = programs.clone().into_iter().map(Executor::own_bytes).sum();
         let (arena, threads, packed, staged) = match processor {
             Processor::Cpu(pool) => {

@@ -3,7 +3,7 @@
 use spd_dataloader::Loader;
 use spd_engine::Store;
 
-use crate::data::PREFETCHED;
+use crate::data::AHEAD;
 use crate::fault::{Fault, Outcome};
 use crate::progress::Stop;
 use crate::saver::{At, Place, TRAINING_GOES_ON};
@@ -40,7 +40,7 @@ fn until_end(training: &mut Training<'_>) -> Result<Outcome, Fault> {
     let first = training.at.step();
     let (source, feed) = training.task.source();
     let position = first * feed.rows as u64;
-    let mut loader = Loader::spawn(source, feed, position, PREFETCHED)?;
+    let mut loader = Loader::spawn(source, feed, position, AHEAD)?;
     training.show(true);
     for step in first..training.task.steps() {
         training.poll_writer(TRAINING_GOES_ON);

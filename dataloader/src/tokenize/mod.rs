@@ -7,6 +7,7 @@
 
 mod chunks;
 mod encoder;
+mod mapped;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -17,9 +18,9 @@ use rayon::prelude::*;
 
 use crate::DataError;
 use crate::publish::Staging;
-use crate::tokens::Mapped;
 use chunks::{Chunk, Chunks, Span};
 use encoder::Encoder;
+use mapped::Mapped;
 use writer::Writer;
 
 /// Names of the two datasets in the output directory.

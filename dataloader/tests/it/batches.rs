@@ -3,15 +3,21 @@
 use std::fs::OpenOptions;
 use std::sync::Arc;
 
-use spd_dataloader::{Batch, CheckedFiles, DataError, Dataset, Dtype, Feed, Loader, Shard, Source};
+use spd_dataloader::{
+    Ahead, Batch, CheckedFiles, DataError, Dataset, Dtype, Feed, Loader, Shard, Source,
+};
 
 use crate::{alone, counting_dataset, fresh, put};
 
 fn counting_source(tokens: usize, shard_tokens: usize, seq_len: usize) -> Source {
     let dir = fresh();
     let dataset = Dataset::open(&counting_dataset(dir.path(), tokens, shard_tokens)).unwrap();
-    // The mapped files live on after the directory is gone.
+    // The open files live on after the directory is gone.
     Source::tokens(Arc::new(dataset), seq_len, 256).unwrap()
+}
+
+fn ahead(batches: usize, threads: usize) -> Ahead {
+    Ahead { batches, threads }
 }
 
 fn both_sources() -> [Source; 2] {
@@ -36,12 +42,12 @@ fn bits(batch: &Batch) -> Vec<u32> {
 #[test]
 fn a_resumed_run_sees_the_rows_it_would_have_seen() {
     for source in both_sources() {
-        let mut straight = Loader::spawn(source.clone(), alone(9, 6), 0, 2).unwrap();
+        let mut straight = Loader::spawn(source.clone(), alone(9, 6), 0, ahead(2, 1)).unwrap();
         for number in 0..60 {
             let batch = straight.next().unwrap();
             assert_eq!(batch.position, 6 * number);
             let mut resumed =
-                Loader::spawn(source.clone(), alone(9, 6), batch.position, 3).unwrap();
+                Loader::spawn(source.clone(), alone(9, 6), batch.position, ahead(3, 2)).unwrap();
             assert_eq!(resumed.next().unwrap(), batch);
             straight.recycle(batch);
         }
@@ -49,10 +55,17 @@ fn a_resumed_run_sees_the_rows_it_would_have_seen() {
 }
 
 #[test]
-fn rows_come_in_one_order_whatever_the_batch_the_depth_and_the_world() {
+fn rows_come_in_one_order_whatever_the_batch_the_depth_the_threads_and_the_world() {
     for source in both_sources() {
         let expected: Vec<u32> = bits(&fill(&source, &alone(4, 240), 0));
-        for (rows, depth, world) in [(1, 1, 1), (4, 2, 1), (8, 4, 2), (12, 3, 5), (240, 1, 3)] {
+        for (rows, depth, threads, world) in [
+            (1, 1, 1, 1),
+            (1, 64, 8, 1),
+            (4, 2, 3, 1),
+            (8, 4, 8, 2),
+            (12, 3, 2, 5),
+            (240, 1, 1, 3),
+        ] {
             let mut ranks: Vec<Loader> = (0..world)
                 .map(|rank| {
                     let feed = Feed {
@@ -60,7 +73,7 @@ fn rows_come_in_one_order_whatever_the_batch_the_depth_and_the_world() {
                         rows,
                         shard: Shard { rank, world },
                     };
-                    Loader::spawn(source.clone(), feed, 0, depth).unwrap()
+                    Loader::spawn(source.clone(), feed, 0, ahead(depth, threads)).unwrap()
                 })
                 .collect();
             let mut seen = Vec::new();
@@ -71,7 +84,10 @@ fn rows_come_in_one_order_whatever_the_batch_the_depth_and_the_world() {
                     loader.recycle(batch);
                 }
             }
-            assert_eq!(seen, expected, "{rows} rows, depth {depth}, {world} ranks");
+            assert_eq!(
+                seen, expected,
+                "{rows} rows, depth {depth}, {threads} threads, {world} ranks"
+            );
         }
     }
 }
@@ -133,7 +149,7 @@ fn plain_files_are_read_as_the_dtype_that_was_given() {
         ),
     ];
     for (path, dtype) in files {
-        let dataset = Dataset::open_bin(&path, dtype).unwrap();
+        let dataset = Dataset::open_bin(&path, Some(dtype)).unwrap();
         assert_eq!(
             (dataset.tokens(), dataset.vocab_size(), dataset.documents()),
             (21, None, None)
@@ -178,7 +194,7 @@ fn u16_read_as_u32_is_refused_by_its_first_batch() {
         .collect();
     let path = put(&dir.path().join("train.bin"), &words);
     let source = Source::tokens(
-        Arc::new(Dataset::open_bin(&path, Dtype::U32).unwrap()),
+        Arc::new(Dataset::open_bin(&path, Some(Dtype::U32)).unwrap()),
         2499,
         50_257,
     )
@@ -201,7 +217,7 @@ fn a_shard_that_shrinks_while_it_is_read_is_an_error_and_no_signal() {
     let dir = fresh();
     let data = counting_dataset(dir.path(), 100_000, 100_000);
     let source = Source::tokens(Arc::new(Dataset::open(&data).unwrap()), 64, 256).unwrap();
-    let mut loader = Loader::spawn(source, alone(0, 4), 0, 1).unwrap();
+    let mut loader = Loader::spawn(source, alone(0, 4), 0, ahead(1, 1)).unwrap();
     loader.next().unwrap();
     let shard = data.join("tokens-00000.safetensors");
     OpenOptions::new()
@@ -224,6 +240,65 @@ fn a_shard_that_shrinks_while_it_is_read_is_an_error_and_no_signal() {
         "{text}"
     );
     assert!(matches!(loader.next(), Err(DataError::Stopped)));
+}
+
+#[test]
+fn a_shard_that_is_cut_at_any_moment_is_an_error_or_gives_the_right_rows() {
+    let dir = fresh();
+    let data = counting_dataset(dir.path(), 200_000, 200_000);
+    let shard = data.join("tokens-00000.safetensors");
+    let open = || Source::tokens(Arc::new(Dataset::open(&data).unwrap()), 64, 256).unwrap();
+    let whole = std::fs::read(&shard).unwrap();
+    let expected: Vec<_> = (0..200)
+        .map(|n| fill(&open(), &alone(0, 4), 4 * n))
+        .collect();
+    for round in 0..20_u32 {
+        let source = open();
+        let mut loader = Loader::spawn(source.clone(), alone(0, 4), 0, ahead(4, 2)).unwrap();
+        let cutter = std::thread::spawn({
+            let shard = shard.clone();
+            move || {
+                std::thread::sleep(std::time::Duration::from_micros(u64::from(37 * round)));
+                let file = OpenOptions::new().write(true).open(&shard).unwrap();
+                file.set_len(u64::from(1000 * round)).unwrap();
+            }
+        });
+        for batch in &expected {
+            match loader.next() {
+                Ok(found) => assert_eq!(&found, batch),
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(text.starts_with(&shard.display().to_string()), "{text}");
+                    break;
+                }
+            }
+        }
+        cutter.join().unwrap();
+        drop(loader);
+        put(&shard, &whole);
+        // The time of writing is another one now: to be read again, it has to be opened again.
+        let error = source
+            .fill(&alone(0, 4), 0, &mut Batch::default())
+            .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains(": was written to while it was read; "),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_shard_whose_name_another_file_takes_is_read_to_the_end() {
+    let dir = fresh();
+    let data = counting_dataset(dir.path(), 1000, 1000);
+    let source = Source::tokens(Arc::new(Dataset::open(&data).unwrap()), 9, 256).unwrap();
+    let before = fill(&source, &alone(0, 100), 0);
+    let shard = data.join("tokens-00000.safetensors");
+    let other = put(&data.join("other"), &[0; 3000]);
+    std::fs::rename(other, shard).unwrap();
+    assert_eq!(fill(&source, &alone(0, 100), 0), before);
 }
 
 #[test]

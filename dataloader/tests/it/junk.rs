@@ -196,9 +196,7 @@ fn a_missing_dataset_and_a_missing_shard_are_told_apart() {
         )
     );
     assert_eq!(
-        Dataset::open_bin(&nowhere, Dtype::U16)
-            .unwrap_err()
-            .to_string(),
+        Dataset::open_bin(&nowhere, None).unwrap_err().to_string(),
         format!("{}: no such dataset", nowhere.display())
     );
 }
@@ -227,7 +225,7 @@ fn an_index_of_another_dtype_is_refused() {
     assert_eq!(
         refusal(&data),
         format!(
-            "{}: holds U16 ids, index.json promises U32",
+            "{}: holds u16 ids, index.json promises u32",
             data.join("tokens-00000.safetensors").display()
         )
     );
@@ -275,7 +273,7 @@ proptest! {
         let dir = fresh();
         let start = if magic { 20_240_520_u32.to_le_bytes().to_vec() } else { Vec::new() };
         let path = put(&dir.path().join("x.bin"), &[start, bytes].concat());
-        for dtype in [Dtype::U16, Dtype::U32] {
+        for dtype in [None, Some(Dtype::U16), Some(Dtype::U32)] {
             if let Err(error) = Dataset::open_bin(&path, dtype) {
                 prop_assert!(names(&error.to_string(), &path), "{}", error);
             }

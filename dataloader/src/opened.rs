@@ -1,0 +1,197 @@
+//! A file that is read by position, and noticed when it is not what it was.
+//!
+//! It is read, not mapped: what a map meets on a file that became shorter, or on a disk that fails, is a signal that ends the
+//! process; what a read meets is an error. A row of 513 ids costs the same either way (`examples/loading.rs`).
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::num::NonZero;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Advice, fadvise};
+
+use crate::DataError;
+
+/// An open file of known length.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, i64),
+}
+
+impl Opened {
+    /// Opens a regular file that is not empty.
+    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
+        let file = spd_files::open(path).map_err(DataError::io("open", path))?;
+        let found = file.metadata().map_err(DataError::io("open", path))?;
+        if found.len() == 0 {
+            return Err(DataError::damaged(
+                path,
+                "is empty; was it still being written?",
+            ));
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            bytes: found.len(),
+            modified: modified(&found),
+        })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Length when it was opened.
+    pub(crate) fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What the file system says of the file that is open, whatever its path names by now.
+    pub(crate) fn metadata(&self) -> Result<Metadata, DataError> {
+        let found = self.file.metadata();
+        found.map_err(DataError::io("stat", &self.path))
+    }
+
+    /// Fills `out` with the bytes from `start` on, all of which the file had when it was opened.
+    ///
+    /// # Errors
+    ///
+    /// When it has them no more, or the disk cannot read them.
+    pub(crate) fn read(&self, start: u64, out: &mut [u8]) -> Result<(), DataError> {
+        self.file.read_exact_at(out, start).map_err(|error| {
+            if error.kind() != io::ErrorKind::UnexpectedEof {
+                return DataError::io("read", &self.path)(error);
+            }
+            let now = self.metadata().map_or(0, |found| found.len());
+            self.shrunk(now)
+        })
+    }
+
+    /// The bytes of a range, in pieces of at most [`PIECE_BYTES`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Opened::read`], and what `each` says.
+    pub(crate) fn read_pieces(
+        &self,
+        bytes: Range<u64>,
+        mut each: impl FnMut(&[u8]) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let mut buffer = Vec::new();
+        let mut start = bytes.start;
+        while start < bytes.end {
+            #[expect(clippy::cast_possible_truncation, reason = "at most a piece")]
+            let piece = (bytes.end - start).min(PIECE_BYTES as u64) as usize;
+            buffer.resize(piece, 0);
+            self.read(start, &mut buffer)?;
+            each(&buffer)?;
+            start += piece as u64;
+        }
+        Ok(())
+    }
+
+    /// Asks the kernel to read a range ahead of time.
+    pub(crate) fn will_need(&self, bytes: Range<u64>) {
+        let length = NonZero::new(bytes.end - bytes.start);
+        // Where it is not taken (some network disks), reading waits as it would have.
+        let _ = fadvise(&self.file, bytes.start, length, Advice::WillNeed);
+    }
+
+    /// Says whether what was read until now was read from the file as it was opened.
+    ///
+    /// A file that another one took the name of is still the one that was opened.
+    ///
+    /// # Errors
+    ///
+    /// When the file was written to, or cut.
+    pub(crate) fn check_unchanged(&self) -> Result<(), DataError> {
+        let now = self.metadata()?;
+        if now.len() != self.bytes {
+            return Err(self.shrunk(now.len()));
+        }
+        if modified(&now) != self.modified {
+            return Err(DataError::damaged(
+                &self.path,
+                "was written to while it was read; restore it, and replace files in use by renaming, never \
+                 in place",
+            ));
+        }
+        Ok(())
+    }
+
+    fn shrunk(&self, now: u64) -> DataError {
+        DataError::damaged(
+            &self.path,
+            format!(
+                "had {} bytes when it was opened, has {now} now; restore it, and replace files in use by \
+                 renaming, never in place",
+                self.bytes
+            ),
+        )
+    }
+}
+
+/// What is read at once of a long range. A multiple of everything that files here are made of, but for llm.c's header.
+pub(crate) const PIECE_BYTES: usize = 1 << 20;
+
+fn modified(found: &Metadata) -> (i64, i64) {
+    (found.mtime(), found.mtime_nsec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = Opened::open(dir.path()).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!(
+                "{}: cannot open: expected a file, found a directory",
+                dir.path().display()
+            )
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_cut_or_written_to_is_an_error_and_one_that_lost_its_name_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        std::fs::write(&path, [7; 3000]).unwrap();
+        let opened = Opened::open(&path).unwrap();
+        let mut out = [0; 2000];
+        opened.read(1000, &mut out).unwrap();
+        assert_eq!(out, [7; 2000]);
+        std::fs::rename(&path, dir.path().join("y")).unwrap();
+        opened.check_unchanged().unwrap();
+        let place = path.display();
+        let file = File::options()
+            .write(true)
+            .open(dir.path().join("y"))
+            .unwrap();
+        file.set_times(std::fs::FileTimes::new().set_modified(std::time::UNIX_EPOCH))
+            .unwrap();
+        assert_eq!(
+            opened.check_unchanged().unwrap_err().to_string(),
+            format!(
+                "{place}: was written to while it was read; restore it, and replace files in use by renaming, \
+                 never in place"
+            )
+        );
+        file.set_len(1500).unwrap();
+        let shrunk = format!(
+            "{place}: had 3000 bytes when it was opened, has 1500 now; restore it, and replace files in use \
+             by renaming, never in place"
+        );
+        assert_eq!(opened.check_unchanged().unwrap_err().to_string(), shrunk);
+        assert_eq!(opened.read(1000, &mut out).unwrap_err().to_string(), shrunk);
+    }
+}
