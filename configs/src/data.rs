@@ -1,10 +1,14 @@
 //! `[data]`: where batches come from.
 
+use std::path::PathBuf;
+
+use toml::de::DeValue;
+
 use crate::{
     reader::Table,
-    run::{Active, Data},
+    run::{Active, Data, EvalData, Ids},
     target::Facts,
-    values::{Groups, Location, Number, OneOf, Size, Text},
+    values::{Flag, Groups, Kind, Location, Number, OneOf, Size, Text},
 };
 
 #[derive(Clone, Copy, PartialEq)]
@@ -125,8 +129,16 @@ fn check_groups(table: &mut Table<'_>, groups: &[Vec<usize>], target: &Facts) {
 
 fn read_tokens(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
     let train = table.need("train", Location);
-    let eval = table.need("eval", Location);
+    let eval = if table.has_table("eval") {
+        let part = table.table("eval", |eval| eval.need("held_out", Number::PART));
+        part.map(|held_out| EvalData::HeldOut { held_out })
+    } else {
+        table.need("eval", DatasetOrPart).map(EvalData::Dataset)
+    };
     let seq_len = table.need("seq_len", Size::at_least(1));
+    let dtype = table.maybe("dtype", IDS);
+    let cross_documents = table.or("cross_documents", Flag, true);
+    let document_end = table.maybe("document_end", Size::at_least(0));
     let make = table.maybe("make", Text::ANY);
     if let (Some(seq_len), Some(n_ctx)) = (seq_len, target.n_ctx())
         && seq_len > n_ctx
@@ -135,10 +147,36 @@ fn read_tokens(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
             format!("expected at most the target's {n_ctx} positions (n_ctx), found {seq_len}");
         table.refuse::<()>("seq_len", message);
     }
+    if let (Some(Some(_)), Some(true)) = (document_end, cross_documents) {
+        table.refuse::<()>(
+            "document_end",
+            "expected `cross_documents = false` with it: rows go on over the ends of documents otherwise",
+        );
+    }
     Some(Data::Tokens {
         train: train?,
         eval: eval?,
         seq_len: seq_len?,
+        dtype: dtype?,
+        cross_documents: cross_documents?,
+        document_end: document_end?,
         make: make?,
     })
+}
+
+const IDS: OneOf<Ids> = OneOf(&[("u16", Ids::U16), ("u32", Ids::U32)]);
+
+/// A path, where a table would do too.
+struct DatasetOrPart;
+
+impl Kind for DatasetOrPart {
+    type Value = PathBuf;
+
+    fn expected(&self) -> String {
+        "a path, or { held_out = PART } for the end of the training data".to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<PathBuf, String> {
+        Location.read(value).map_err(|_| self.expected())
+    }
 }

@@ -142,15 +142,52 @@ pub enum Data {
     },
     /// Windows of a token dataset.
     Tokens {
-        /// Dataset directory of the training split.
+        /// The training split: a dataset directory, or files of ids of nanoGPT, llm.c or Megatron.
         train: PathBuf,
-        /// Dataset directory of the held-out split.
-        eval: PathBuf,
+        /// The held-out split.
+        eval: EvalData,
         /// Tokens per row.
         seq_len: usize,
+        /// How ids are stored, where the files do not say.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        dtype: Option<Ids>,
+        /// Whether documents may begin and end inside of a row.
+        #[serde(skip_serializing_if = "is_true")]
+        cross_documents: bool,
+        /// The id that ends each document, where the format does not list them and rows do not cross them.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        document_end: Option<usize>,
         /// The command that makes the datasets; printed when one is missing.
         make: Option<String>,
     },
+}
+
+/// What is evaluated on.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum EvalData {
+    /// A dataset of its own.
+    Dataset(PathBuf),
+    /// The end of the training data, which is then not trained on.
+    HeldOut {
+        /// Its part of the rows, above 0 and below 1.
+        held_out: f64,
+    },
+}
+
+/// How ids are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ids {
+    /// Two bytes an id.
+    U16,
+    /// Four bytes an id.
+    U32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_true(flag: &bool) -> bool {
+    *flag
 }
 
 /// Which features of a generated vector are on.

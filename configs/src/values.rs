@@ -129,6 +129,10 @@ impl Number {
         expected: "a number in (0, 1]",
         holds: |x| x > 0.0 && x <= 1.0,
     };
+    pub(crate) const PART: Self = Self {
+        expected: "a number above 0 and below 1",
+        holds: |x| x > 0.0 && x < 1.0,
+    };
     pub(crate) const DECAY: Self = Self {
         expected: "a number in [0, 1)",
         holds: |x| (0.0..1.0).contains(&x),

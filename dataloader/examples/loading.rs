@@ -54,7 +54,7 @@ fn main() {
 
 /// Opened anew: the page cache keeps what is mapped.
 fn opened(path: &Path) -> Source {
-    let dataset = Dataset::open_bin(path, Some(Dtype::U16)).unwrap();
+    let dataset = Dataset::open_as(path, Some(Dtype::U16)).unwrap();
     Source::tokens(Arc::new(dataset), SEQ_LEN, 50_257).unwrap()
 }
 

@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::reader::Reader;
-use crate::{CheckedFiles, DataError, Dataset, Features, Windows};
+use crate::{CheckedFiles, DataError, Dataset, Documents, Features, Rows, Windows};
 
 /// Where rows come from.
 #[derive(Debug, Clone)]
@@ -57,13 +56,19 @@ pub struct Batch {
 }
 
 impl Source {
-    /// Windows of a dataset; see [`Windows::new`].
+    /// Windows of a dataset, whatever its documents; see [`Windows::new`].
     ///
     /// # Errors
     ///
     /// When no window fits.
     pub fn tokens(dataset: Arc<Dataset>, seq_len: usize, vocab: u32) -> Result<Self, DataError> {
-        Windows::new(dataset, seq_len, vocab).map(Self::Tokens)
+        let documents = Documents::Joined;
+        let rows = Rows {
+            seq_len,
+            vocab,
+            documents,
+        };
+        Windows::new(dataset, rows).map(Self::Tokens)
     }
 
     /// Generated features; see [`Features::new`].
@@ -99,18 +104,6 @@ impl Source {
             Self::Tokens(windows) => windows.check(known),
             Self::Features(_) => Ok(()),
         }
-    }
-
-    /// Makes the batch at `position`, reusing the memory of `batch`.
-    ///
-    /// The same arguments give the same batch, and the parts of all ranks are the batch of a rank alone.
-    ///
-    /// # Errors
-    ///
-    /// When a token is not in the vocabulary, a file was written to or cut, or the feed makes no sense.
-    /// `batch` then holds junk.
-    pub fn fill(&self, feed: &Feed, position: u64, batch: &mut Batch) -> Result<(), DataError> {
-        Reader::new(self, *feed)?.fill(position, batch)
     }
 }
 

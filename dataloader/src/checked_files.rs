@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::tokens::TokenFile;
-use crate::{DataError, index};
+use crate::DataError;
+use crate::tokens::{Contents, TokenFile};
 
 /// What [`Dataset::check`](crate::Dataset::check) found in files. The caller keeps it where it likes, as JSON.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,15 +36,6 @@ struct State {
     changed: (i64, i64),
 }
 
-/// What the tokens of a file are. Its document ends ascend.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Contents {
-    /// xxh3-128 of the tokens as stored, 32 hexadecimal digits.
-    pub(crate) xxh3: String,
-    /// The largest id.
-    pub(crate) largest: u32,
-}
-
 impl CheckedFiles {
     /// What a file holds: as it was found, or read now.
     pub(crate) fn contents(&mut self, file: &TokenFile) -> Result<Contents, DataError> {
@@ -52,11 +43,7 @@ impl CheckedFiles {
         if let Some(known) = self.files.get(&path).filter(|known| known.state == state) {
             return Ok(known.contents.clone());
         }
-        let (hash, largest) = file.read_all()?;
-        let contents = Contents {
-            xxh3: index::hex(hash),
-            largest,
-        };
+        let contents = file.read_all()?;
         // What was changed while it was read is not known.
         if State::of(&file.opened.metadata()?) == state {
             let contents = contents.clone();

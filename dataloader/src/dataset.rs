@@ -3,45 +3,90 @@
 use std::path::Path;
 use std::{fs, io};
 
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::checked_files::CheckedFiles;
+use crate::hash::hex;
 use crate::index::{self, Index, TokenizerId};
-use crate::tokens::{Dtype, TokenFile};
-use crate::{DataError, plain, shard};
+use crate::tokens::{Ends, TokenFile};
+use crate::{DataError, Dtype, megatron, plain, shard};
 
 /// Files of tokens, and what is known about them. `FORMAT.md` describes the files.
 #[derive(Debug)]
 pub struct Dataset {
     files: Vec<TokenFile>,
-    /// None for files of other trainers, which do not say.
+    /// None for files of other trainers.
     index: Option<Index>,
+    /// xxh3-128 of its file, 32 hexadecimal digits.
+    index_xxh3: Option<String>,
 }
 
 impl Dataset {
-    /// Opens a directory that [`tokenize()`](crate::tokenize()) wrote, and checks every header and length
-    /// against its index. The tokens themselves are read when they are used, or by [`Dataset::check`].
+    /// Opens what stands at a path: see [`Dataset::open_as`].
     ///
     /// # Errors
     ///
-    /// [`DataError::Missing`] when nothing is at `dir`; otherwise the file that is absent, damaged, or
-    /// not what the index promises.
-    pub fn open(dir: &Path) -> Result<Self, DataError> {
-        match fs::metadata(dir) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(DataError::Missing {
-                    path: dir.to_owned(),
-                });
-            }
-            Err(error) => return Err(DataError::io("open", dir)(error)),
-            Ok(kind) if !kind.is_dir() => {
-                return Err(DataError::damaged(
-                    dir,
-                    "is no dataset directory; a plain .bin file is read when its dtype is given",
-                ));
-            }
-            Ok(_) => {}
+    /// As that.
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        Self::open_as(path, None)
+    }
+
+    /// Opens what stands at a path, and checks every header and length. The tokens are read when they are used, or by
+    /// [`Dataset::check`].
+    ///
+    /// | at the path | is |
+    /// |---|---|
+    /// | a directory with `index.json` | what [`tokenize()`](crate::tokenize()) wrote |
+    /// | `NAME.bin`, `NAME.idx` or `NAME`, with `NAME.idx` beside it | Megatron's |
+    /// | `NAME.bin` that begins with llm.c's magic | llm.c's |
+    /// | `NAME.bin` | nanoGPT's: nothing but ids, of which `dtype` must be given |
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Missing`] when nothing is there; otherwise the file that is absent, damaged, not what its index or header
+    /// promises, or of another dtype.
+    pub fn open_as(path: &Path, dtype: Option<Dtype>) -> Result<Self, DataError> {
+        let found = match fs::metadata(path) {
+            Ok(found) => Some(found),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(DataError::io("open", path)(error)),
+        };
+        if found.as_ref().is_some_and(fs::Metadata::is_dir) {
+            let dataset = Self::open_dir(path)?;
+            let stored = dataset.index.as_ref().map(|index| index.dtype);
+            check_dtype(&path.join(index::FILE_NAME), stored, dtype)?;
+            return Ok(dataset);
         }
+        let file = if let Some(idx) = megatron::index_of(path) {
+            let (index, opened, stored) = megatron::open(&idx)?;
+            check_dtype(&idx, Some(stored), dtype)?;
+            TokenFile {
+                token_bytes: 0..opened.len(),
+                opened,
+                dtype: stored,
+                ends: Ends::Listed(index),
+            }
+        } else if found.is_none() {
+            return Err(DataError::Missing {
+                path: path.to_owned(),
+            });
+        } else if path.extension().is_some_and(|end| end == "bin") {
+            plain::open(path, dtype)?
+        } else {
+            return Err(DataError::damaged(
+                path,
+                "is neither a dataset directory nor a .bin file of ids; spd-launch tokenize makes a dataset of \
+                 text, JSON lines or parquet",
+            ));
+        };
+        Ok(Self {
+            files: vec![file],
+            index: None,
+            index_xxh3: None,
+        })
+    }
+
+    fn open_dir(dir: &Path) -> Result<Self, DataError> {
         let path = dir.join(index::FILE_NAME);
         let json = spd_files::read(&path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => DataError::damaged(
@@ -62,27 +107,7 @@ impl Dataset {
         Ok(Self {
             files,
             index: Some(index),
-        })
-    }
-
-    /// Opens one file of nanoGPT (nothing but ids) or llm.c (256 words, then ids), as it is.
-    ///
-    /// Neither says which vocabulary it is for, and nanoGPT's does not say its dtype: of it, `dtype` must be given.
-    ///
-    /// # Errors
-    ///
-    /// [`DataError::Missing`] when nothing is at `path`; when the length does not fit the dtype or the
-    /// header, or the ids are plainly of the other dtype.
-    pub fn open_bin(path: &Path, dtype: Option<Dtype>) -> Result<Self, DataError> {
-        let file = plain::open(path, dtype).map_err(|error| match error {
-            DataError::Io { path, source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                DataError::Missing { path }
-            }
-            other => other,
-        })?;
-        Ok(Self {
-            files: vec![file],
-            index: None,
+            index_xxh3: Some(hex(xxh3_128(&json))),
         })
     }
 
@@ -120,18 +145,30 @@ impl Dataset {
     pub fn check(&self, vocab: u32, known: &mut CheckedFiles) -> Result<(), DataError> {
         for (number, file) in self.files.iter().enumerate() {
             let contents = known.contents(file)?;
-            let entry = self.index.as_ref().map(|index| &index.shards[number]);
-            if let Some(entry) = entry.filter(|entry| entry.xxh3 != contents.xxh3) {
-                known.forget(file);
-                return Err(DataError::damaged(
-                    file.path(),
-                    format!(
-                        "its tokens hash to {}, {} promises {}; copy it again, or tokenize again",
-                        contents.xxh3,
-                        index::FILE_NAME,
-                        entry.xxh3
+            if let Some(entry) = self.index.as_ref().map(|index| &index.shards[number]) {
+                let ends = entry.document_ends_xxh3.as_ref();
+                let pairs = [
+                    ("tokens", &contents.xxh3, Some(&entry.xxh3)),
+                    (
+                        "document ends",
+                        contents.documents.as_ref().unwrap_or(&entry.xxh3),
+                        ends,
                     ),
-                ));
+                ];
+                for (what, found, promised) in pairs {
+                    let Some(promised) = promised.filter(|&promised| promised != found) else {
+                        continue;
+                    };
+                    known.forget(file);
+                    return Err(DataError::damaged(
+                        file.path(),
+                        format!(
+                            "its {what} hash to {found}, {} promises {promised}; copy it again, or tokenize \
+                             again",
+                            index::FILE_NAME
+                        ),
+                    ));
+                }
             }
             if contents.largest >= vocab {
                 file.find_outside(vocab)?;
@@ -140,20 +177,55 @@ impl Dataset {
         Ok(())
     }
 
-    /// xxh3-128 of the index of the dataset at `dir`, 32 hexadecimal digits: as the index holds the hashes of the shards,
-    /// two datasets of one fingerprint are the same, wherever they lie.
+    /// A hash of what the dataset is, wherever it lies, 32 hexadecimal digits: xxh3-128 of `index.json`, which holds the hashes of the
+    /// shards; of files without one, of the hashes of their tokens and of what says where documents end.
+    ///
+    /// - `known`: as of [`Dataset::check`]; a directory needs none of it
     ///
     /// # Errors
     ///
-    /// When there is no index, or it cannot be read.
-    pub fn fingerprint(dir: &Path) -> Result<String, DataError> {
-        let path = dir.join(index::FILE_NAME);
-        let json = spd_files::read(&path).map_err(DataError::io("read", &path))?;
-        Ok(index::hex(xxh3_128(&json)))
+    /// When a file cannot be read.
+    pub fn fingerprint(&self, known: &mut CheckedFiles) -> Result<String, DataError> {
+        if let Some(hash) = &self.index_xxh3 {
+            return Ok(hash.clone());
+        }
+        let mut hash = Xxh3::new();
+        for file in &self.files {
+            let contents = known.contents(file)?;
+            hash.update(contents.xxh3.as_bytes());
+            hash.update(contents.documents.unwrap_or_default().as_bytes());
+        }
+        Ok(hex(hash.digest128()))
+    }
+
+    /// How ids are stored.
+    pub fn dtype(&self) -> Option<Dtype> {
+        self.files.first().map(|file| file.dtype)
+    }
+
+    /// The files, in order.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(TokenFile::path)
+    }
+
+    /// What to call it: its first file.
+    pub(crate) fn place(&self) -> String {
+        let first = self.paths().next();
+        first.map_or("dataset".to_owned(), |path| path.display().to_string())
     }
 
     pub(crate) fn files(&self) -> &[TokenFile] {
         &self.files
+    }
+}
+
+fn check_dtype(path: &Path, stored: Option<Dtype>, given: Option<Dtype>) -> Result<(), DataError> {
+    match (stored, given) {
+        (Some(stored), Some(given)) if stored != given => Err(DataError::damaged(
+            path,
+            format!("promises {stored} ids, the dtype given is {given}; leave it out"),
+        )),
+        _ => Ok(()),
     }
 }
 

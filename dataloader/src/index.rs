@@ -1,11 +1,11 @@
 //! `index.json`: what a dataset directory holds, so that every other file can be checked against it.
 
+use std::fmt::{self, Display, Formatter};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::DataError;
-use crate::tokens::Dtype;
+use crate::{DataError, Dtype};
 
 /// Name of the file in a dataset directory; written last.
 pub(crate) const FILE_NAME: &str = "index.json";
@@ -27,6 +27,15 @@ pub enum TokenizerId {
     },
 }
 
+impl Display for TokenizerId {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes => f.write_str("bytes as ids"),
+            Self::File { name, xxh3 } => write!(f, "{name} of the hash {xxh3}"),
+        }
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Index {
@@ -46,6 +55,9 @@ pub(crate) struct ShardEntry {
     pub(crate) documents: u64,
     /// xxh3-128 of the tokens as stored, 32 hexadecimal digits.
     pub(crate) xxh3: String,
+    /// The same of the document ends; `None` in datasets of earlier builds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) document_ends_xxh3: Option<String>,
 }
 
 /// What is read before anything else, so that a later format is named as such.
@@ -105,11 +117,6 @@ impl Index {
         }
         Ok(())
     }
-}
-
-/// A hash as the index writes it.
-pub(crate) fn hex(hash: u128) -> String {
-    format!("{hash:032x}")
 }
 
 #[cfg(test)]

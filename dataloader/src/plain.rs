@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use crate::DataError;
+use crate::Dtype;
 use crate::opened::Opened;
-use crate::tokens::{Dtype, TokenFile};
+use crate::tokens::{Ends, TokenFile};
 
 /// Bytes of llm.c's header: 256 i32, of which the magic, the version and the token count are used.
 const HEADER_BYTES: u64 = 1024;
@@ -27,7 +28,7 @@ pub(crate) fn open(path: &Path, dtype: Option<Dtype>) -> Result<TokenFile, DataE
         opened,
         dtype,
         token_bytes: start..bytes,
-        end_bytes: None,
+        ends: Ends::Unknown,
     })
 }
 

@@ -90,6 +90,20 @@ impl<'s> Reader<'s> {
     }
 }
 
+impl Source {
+    /// Makes the batch at `position`, reusing the memory of `batch`.
+    ///
+    /// The same arguments give the same batch, and the parts of all ranks are the batch of a rank alone.
+    ///
+    /// # Errors
+    ///
+    /// When a token is not in the vocabulary, a file was written to or cut, or the feed makes no sense.
+    /// `batch` then holds junk.
+    pub fn fill(&self, feed: &Feed, position: u64, batch: &mut Batch) -> Result<(), DataError> {
+        Reader::new(self, *feed)?.fill(position, batch)
+    }
+}
+
 /// Sizes a buffer without a panic when a flag asks for more than there is.
 fn resize<T: Copy + Default>(
     buffer: &mut Vec<T>,

@@ -5,8 +5,9 @@ use std::path::Path;
 
 use safetensors::tensor::{Dtype as StoredDtype, Metadata, TensorInfo};
 
+use crate::Dtype;
 use crate::opened::Opened;
-use crate::tokens::{Dtype, TokenFile};
+use crate::tokens::{Ends, TokenFile};
 use crate::{DataError, publish};
 
 /// Name of the tensor that holds the ids.
@@ -38,7 +39,7 @@ pub(crate) fn open(path: &Path) -> Result<TokenFile, DataError> {
         opened,
         dtype,
         token_bytes,
-        end_bytes: Some(end_bytes),
+        ends: Ends::Stored(end_bytes),
     })
 }
 

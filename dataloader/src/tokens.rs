@@ -7,45 +7,10 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::DataError;
+use crate::Dtype;
+use crate::hash::hex;
+use crate::megatron::SequenceIndex;
 use crate::opened::{Opened, PIECE_BYTES};
-
-/// How an id is stored; little-endian.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Dtype {
-    /// Two bytes an id.
-    U16,
-    /// Four bytes an id.
-    U32,
-}
-
-impl std::fmt::Display for Dtype {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::U16 => "u16",
-            Self::U32 => "u32",
-        })
-    }
-}
-
-impl Dtype {
-    /// Bytes of one id.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Self::U16 => 2,
-            Self::U32 => 4,
-        }
-    }
-
-    /// The smallest dtype that holds all ids below `vocab`.
-    pub const fn holding(vocab: u32) -> Self {
-        if vocab <= 1 << 16 {
-            Self::U16
-        } else {
-            Self::U32
-        }
-    }
-}
 
 /// The tokens of one file.
 #[derive(Debug)]
@@ -54,8 +19,18 @@ pub(crate) struct TokenFile {
     pub(crate) dtype: Dtype,
     /// Where the tokens lie in the file, in bytes: a whole number of ids, inside the file.
     pub(crate) token_bytes: Range<u64>,
-    /// Where the document ends (u64 each) lie, if the format has them.
-    pub(crate) end_bytes: Option<Range<u64>>,
+    pub(crate) ends: Ends,
+}
+
+/// Where documents end.
+#[derive(Debug)]
+pub(crate) enum Ends {
+    /// The format does not say.
+    Unknown,
+    /// Numbers (u64 each) in the same file, and where they lie.
+    Stored(Range<u64>),
+    /// In an index beside it.
+    Listed(SequenceIndex),
 }
 
 impl TokenFile {
@@ -70,7 +45,11 @@ impl TokenFile {
 
     /// Number of documents that end in this file, if the format says so.
     pub(crate) fn documents(&self) -> Option<u64> {
-        self.end_bytes.as_ref().map(|bytes| bytes_of(bytes) / 8)
+        match &self.ends {
+            Ends::Unknown => None,
+            Ends::Stored(bytes) => Some(bytes_of(bytes) / 8),
+            Ends::Listed(index) => Some(index.documents()),
+        }
     }
 
     /// Asks the kernel to read `count` tokens from `first` on, which must exist, ahead of time.
@@ -124,26 +103,43 @@ impl TokenFile {
         })
     }
 
-    /// xxh3-128 of the tokens as they are stored, and the largest of them; 0 where there is none.
+    /// Reads the whole file.
     ///
     /// # Errors
     ///
-    /// When the file cannot be read, or its document ends do not ascend within its tokens.
-    pub(crate) fn read_all(&self) -> Result<(u128, u32), DataError> {
+    /// When it cannot be read, or its document ends do not ascend within its tokens.
+    pub(crate) fn read_all(&self) -> Result<Contents, DataError> {
         let (mut hash, mut largest) = (Xxh3::new(), 0);
-        self.opened
-            .read_pieces(self.token_bytes.clone(), |stored| {
-                hash.update(stored);
-                largest = largest.max(match self.dtype {
-                    Dtype::U16 => largest_of(stored, |bytes: [u8; 2]| {
-                        u32::from(u16::from_le_bytes(bytes))
-                    }),
-                    Dtype::U32 => largest_of(stored, u32::from_le_bytes),
-                });
-                Ok(())
-            })?;
-        self.each_document_end(|_| {})?;
-        Ok((hash.digest128(), largest))
+        self.each_piece(|stored| {
+            hash.update(stored);
+            largest = largest.max(match self.dtype {
+                Dtype::U16 => largest_of(stored, |bytes: [u8; 2]| {
+                    u32::from(u16::from_le_bytes(bytes))
+                }),
+                Dtype::U32 => largest_of(stored, u32::from_le_bytes),
+            });
+        })?;
+        let mut ends = Xxh3::new();
+        let documents = match &self.ends {
+            Ends::Unknown => None,
+            Ends::Listed(index) => Some(index.fingerprint()?),
+            Ends::Stored(_) => {
+                self.each_document_end(|end| ends.update(&end.to_le_bytes()))?;
+                Some(hex(ends.digest128()))
+            }
+        };
+        Ok(Contents {
+            xxh3: hex(hash.digest128()),
+            largest,
+            documents,
+        })
+    }
+
+    fn each_piece(&self, mut each: impl FnMut(&[u8])) -> Result<(), DataError> {
+        self.opened.read_pieces(self.token_bytes.clone(), |stored| {
+            each(stored);
+            Ok(())
+        })
     }
 
     /// Calls `each` with the end of each document, where the format has them.
@@ -152,8 +148,12 @@ impl TokenFile {
     ///
     /// When they do not ascend within the tokens.
     pub(crate) fn each_document_end(&self, mut each: impl FnMut(u64)) -> Result<(), DataError> {
+        let bytes = match &self.ends {
+            Ends::Unknown => return Ok(()),
+            Ends::Listed(index) => return index.each_document_end(each),
+            Ends::Stored(bytes) => bytes.clone(),
+        };
         let (mut last, most) = (0, self.len());
-        let bytes = self.end_bytes.clone().unwrap_or_default();
         self.opened.read_pieces(bytes, |stored| {
             for &end in stored.as_chunks().0 {
                 let end = u64::from_le_bytes(end);
@@ -169,6 +169,33 @@ impl TokenFile {
             }
             Ok(())
         })
+    }
+
+    /// Calls `each` with the places after each token `id`: documents end with it.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be read.
+    pub(crate) fn each_end_by(&self, id: u32, mut each: impl FnMut(u64)) -> Result<(), DataError> {
+        let mut before = 0;
+        self.each_piece(|stored| {
+            let mut found = |at: usize| each(before + at as u64 + 1);
+            match self.dtype {
+                Dtype::U16 => {
+                    let id = u16::try_from(id).map(u16::to_le_bytes).ok();
+                    let ids = stored.as_chunks().0.iter().enumerate();
+                    ids.filter(|(_, found)| Some(**found) == id)
+                        .for_each(|(at, _)| found(at));
+                }
+                Dtype::U32 => {
+                    let ids = stored.as_chunks().0.iter().enumerate();
+                    ids.filter(|(_, found)| **found == id.to_le_bytes())
+                        .for_each(|(at, _)| found(at));
+                }
+            }
+            before += (stored.len() / self.dtype.bytes()) as u64;
+        })?;
+        self.opened.check_unchanged()
     }
 
     /// Reads every token against a vocabulary.
@@ -198,6 +225,17 @@ impl TokenFile {
     }
 }
 
+/// What a file holds. Its document ends ascend.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Contents {
+    /// xxh3-128 of the tokens as stored, 32 hexadecimal digits.
+    pub(crate) xxh3: String,
+    /// The largest id; 0 where there is none.
+    pub(crate) largest: u32,
+    /// xxh3-128 of what says where documents end, if the format does.
+    pub(crate) documents: Option<String>,
+}
+
 fn bytes_of(range: &Range<u64>) -> u64 {
     range.end - range.start
 }
@@ -220,12 +258,6 @@ fn widen<const N: usize>(stored: &[u8], out: &mut [u32], id: impl Fn([u8; N]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sixty_five_thousand_five_hundred_and_thirty_six_ids_fit_two_bytes() {
-        assert_eq!(Dtype::holding(65_536), Dtype::U16);
-        assert_eq!(Dtype::holding(65_537), Dtype::U32);
-    }
 
     #[test]
     fn tokens_are_read_from_an_odd_address() {

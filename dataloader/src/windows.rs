@@ -1,69 +1,169 @@
 //! Windows of tokens: the samples of a language model.
 
 use std::num::NonZero;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{CheckedFiles, DataError, Dataset};
 
+/// What is made of a dataset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rows {
+    /// Input tokens of a window, which has one token more.
+    pub seq_len: usize,
+    /// Ids that the model has; each token is checked when it is read.
+    pub vocab: u32,
+    /// Where windows may not go on.
+    pub documents: Documents,
+}
+
+/// What documents mean to windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Documents {
+    /// Nothing: they may begin and end inside of a window.
+    Joined,
+    /// A window lies in one document, by the ends that the format lists.
+    Apart,
+    /// The same, where each document ends with this id.
+    EndWith(u32),
+}
+
 /// A dataset seen as windows of `seq_len` inputs and the label of the last one.
 ///
-/// Window `i` of a file is its tokens `i * seq_len ..= (i + 1) * seq_len`: the last token of a window is
-/// the first one of the next. No window crosses the end of a file, so what is left there, at most
-/// `seq_len` tokens, is never read. Documents may begin and end inside a window.
+/// Window `i` of a stretch of tokens is its tokens `i * seq_len ..= (i + 1) * seq_len`: the last token of a window is
+/// the first one of the next. A stretch is a file, or a document in it where documents are kept apart. No window crosses its
+/// end, so what is left there, at most `seq_len` tokens, is never read.
 #[derive(Debug, Clone)]
 pub struct Windows {
     dataset: Arc<Dataset>,
-    seq_len: usize,
-    vocab: u32,
-    /// Number of windows up to and with each file.
-    ends: Vec<u64>,
+    rows: Rows,
+    stretches: Arc<[Stretch]>,
+    /// Those of all windows that are samples here.
+    part: Range<u64>,
     samples: NonZero<u64>,
+}
+
+/// Tokens that windows do not leave. Stretches without a window are not kept.
+#[derive(Debug, Clone, Copy)]
+struct Stretch {
+    /// Number of windows in stretches before it.
+    before: u64,
+    /// Its first token in its file.
+    first: u64,
+    file: usize,
 }
 
 impl Windows {
     /// Every window of a dataset.
     ///
-    /// - `seq_len`: input tokens of a window, which has one token more
-    /// - `vocab`: ids that the model has; each token is checked when it is read
-    ///
     /// # Errors
     ///
-    /// When no file has `seq_len + 1` tokens, or `seq_len` is 0.
-    pub fn new(dataset: Arc<Dataset>, seq_len: usize, vocab: u32) -> Result<Self, DataError> {
-        let mut samples = 0_u64;
-        let mut ends = Vec::with_capacity(dataset.files().len());
-        for file in dataset.files() {
-            let windows = file
-                .len()
-                .saturating_sub(1)
-                .checked_div(seq_len as u64)
-                .ok_or_else(|| {
-                    DataError::Request(
-                        "windows of 0 tokens were asked for; seq_len is at least 1".to_owned(),
-                    )
-                })?;
-            samples += windows;
-            ends.push(samples);
+    /// When none fits, `seq_len` is 0, or it is not known where documents end.
+    pub fn new(dataset: Arc<Dataset>, rows: Rows) -> Result<Self, DataError> {
+        if rows.seq_len == 0 {
+            return Err(DataError::Request(
+                "windows of 0 tokens were asked for; seq_len is at least 1".to_owned(),
+            ));
         }
-        let Some(samples) = NonZero::new(samples) else {
-            let first = dataset.files().first();
+        let (mut stretches, mut windows) = (Vec::new(), 0_u64);
+        for (number, file) in dataset.files().iter().enumerate() {
+            let mut first = 0;
+            let mut add = |end: u64| {
+                let inside = (end - first).saturating_sub(1) / rows.seq_len as u64;
+                if inside > 0 {
+                    stretches.push(Stretch {
+                        before: windows,
+                        first,
+                        file: number,
+                    });
+                    windows += inside;
+                }
+                first = end;
+            };
+            match rows.documents {
+                Documents::Joined => {}
+                Documents::Apart if file.documents().is_none() => {
+                    return Err(DataError::damaged(
+                        file.path(),
+                        "does not list where documents end; say which id ends them: [data] document_end = ID",
+                    ));
+                }
+                Documents::Apart => file.each_document_end(&mut add)?,
+                Documents::EndWith(id) => file.each_end_by(id, &mut add)?,
+            }
+            // What no end follows goes on in the next file, or is the whole of it.
+            add(file.len());
+        }
+        let Some(samples) = NonZero::new(windows) else {
+            let what = match rows.documents {
+                Documents::Joined => "dataset",
+                Documents::Apart | Documents::EndWith(_) => "document of a dataset",
+            };
             return Err(DataError::Request(format!(
-                "{}: no window of {seq_len} tokens and a label fits a dataset of {} tokens; use a smaller \
-                 seq_len or more text",
-                first.map_or("dataset".to_owned(), |file| file
-                    .path()
-                    .display()
-                    .to_string()),
+                "{}: no window of {} tokens and a label fits a {what} of {} tokens; use a smaller seq_len or \
+                 more text",
+                dataset.place(),
+                rows.seq_len,
                 dataset.tokens()
             )));
         };
         Ok(Self {
             dataset,
-            seq_len,
-            vocab,
-            ends,
+            rows,
+            stretches: stretches.into(),
+            part: 0..windows,
             samples,
         })
+    }
+
+    /// Cuts the last `held_out` of the windows off: returns those before, and those. Where documents are kept apart, the cut moves
+    /// to the end of the document that it lies in, or to its beginning where it is the last one.
+    ///
+    /// The label of the last window before the cut is the first input of the one after it.
+    ///
+    /// # Errors
+    ///
+    /// When one of the two would have no window.
+    pub fn split(&self, held_out: f64) -> Result<[Self; 2], DataError> {
+        let windows = self.samples.get();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "clamped to the windows"
+        )]
+        let held_back = (windows as f64 * held_out).round().max(0.0) as u64;
+        let mut cut = self.part.end - held_back.min(windows);
+        if self.rows.documents != Documents::Joined {
+            let next = self
+                .stretches
+                .partition_point(|stretch| stretch.before < cut);
+            let begin_of_last = self.stretches.last().map_or(0, |stretch| stretch.before);
+            let moved = self
+                .stretches
+                .get(next)
+                .map_or(begin_of_last, |stretch| stretch.before);
+            // A text of one document is cut inside.
+            if moved > self.part.start {
+                cut = moved;
+            }
+        }
+        let part = |part: Range<u64>, what| match NonZero::new(part.end - part.start) {
+            Some(samples) => Ok(Self {
+                part,
+                samples,
+                ..self.clone()
+            }),
+            None => Err(DataError::Request(format!(
+                "{}: held_out = {held_out} of {windows} rows of {} tokens leaves none to {what}; use another \
+                 part, a smaller seq_len or more text",
+                self.dataset.place(),
+                self.rows.seq_len
+            ))),
+        };
+        Ok([
+            part(self.part.start..cut, "train on")?,
+            part(cut..self.part.end, "evaluate on")?,
+        ])
     }
 
     /// Number of windows: the rows of an epoch.
@@ -73,12 +173,22 @@ impl Windows {
 
     /// Tokens of a window, the label of the last input among them.
     pub fn width(&self) -> usize {
-        self.seq_len + 1
+        self.rows.seq_len + 1
+    }
+
+    /// Bytes of memory that know where windows are.
+    pub fn index_bytes(&self) -> usize {
+        size_of_val(&*self.stretches)
+    }
+
+    /// The dataset that the windows are of.
+    pub fn dataset(&self) -> &Dataset {
+        &self.dataset
     }
 
     /// Checks the dataset and its ids against the vocabulary.
     pub(crate) fn check(&self, known: &mut CheckedFiles) -> Result<(), DataError> {
-        self.dataset.check(self.vocab, known)
+        self.dataset.check(self.rows.vocab, known)
     }
 
     /// Reads window `sample`, which is below [`Windows::samples`], into `out` of [`Windows::width`]. Returns the number of its file.
@@ -89,7 +199,7 @@ impl Windows {
         out: &mut [u32],
     ) -> Result<usize, DataError> {
         let (file, first) = self.place(sample);
-        self.dataset.files()[file].copy(first, self.vocab, stored, out)?;
+        self.dataset.files()[file].copy(first, self.rows.vocab, stored, out)?;
         Ok(file)
     }
 
@@ -107,8 +217,15 @@ impl Windows {
 
     /// The file of a window, and its first token there.
     fn place(&self, sample: u64) -> (usize, u64) {
-        let file = self.ends.partition_point(|&end| end <= sample);
-        let before = if file == 0 { 0 } else { self.ends[file - 1] };
-        (file, (sample - before) * self.seq_len as u64)
+        let window = self.part.start + sample;
+        let after = self
+            .stretches
+            .partition_point(|stretch| stretch.before <= window);
+        let stretch = self.stretches[after - 1];
+        let inside = window - stretch.before;
+        (
+            stretch.file,
+            stretch.first + inside * self.rows.seq_len as u64,
+        )
     }
 }

@@ -1,12 +1,13 @@
 //! From the run file's `[data]` to batches in a program's inputs.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use spd_configs::{Active, Data, Input, Model, Run};
+use spd_configs::{Active, Data, EvalData, Ids, Input, Model, Run};
 use spd_dataloader::{
-    Ahead, Batch, CheckedFiles, DataError, Dataset, Features, Feed, Shard, Source,
+    Ahead, Batch, CheckedFiles, DataError, Dataset, Documents, Dtype, Features, Feed, Rows, Shard,
+    Source, Windows,
 };
 use spd_engine::Executor;
 use spd_files::atomic::{make_dir, write_shared};
@@ -44,37 +45,93 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
             eval: source,
         });
     }
-    match (&run.data, run.target.model.input()) {
-        (
-            Data::Tokens {
-                train,
-                eval,
-                seq_len,
-                make,
-            },
-            Input::Tokens { vocab, .. },
-        ) => {
-            let vocab = u32::try_from(vocab).map_err(|_| {
-                Fault::BadInput(format!("[target] vocab: {vocab} tokens are too many"))
-            })?;
-            let open = |dir: &Path| -> Result<Source, Fault> {
-                let dataset = Dataset::open(dir).map_err(|err| missing(err, make.as_deref()))?;
-                if let Some(found) = dataset.vocab_size().filter(|&found| found > vocab) {
-                    return Err(Fault::BadInput(format!(
-                        "{}: made for {found} tokens, the target has {vocab}; set [target] vocab = {found}",
-                        dir.display()
-                    )));
-                }
-                Ok(Source::tokens(Arc::new(dataset), *seq_len, vocab)?)
-            };
-            Ok(Sources {
-                train: open(train)?,
-                eval: open(eval)?,
-            })
-        }
-        _ => Err(Fault::BadInput(
+    let (Data::Tokens { train, eval, .. }, Input::Tokens { vocab, .. }) =
+        (&run.data, run.target.model.input())
+    else {
+        return Err(Fault::BadInput(
             "[data] kind does not fit the target".into(),
-        )),
+        ));
+    };
+    let vocab = u32::try_from(vocab)
+        .map_err(|_| Fault::BadInput(format!("[target] vocab: {vocab} tokens are too many")))?;
+    let of_train = windows(&run.data, train, vocab)?;
+    let [of_train, of_eval] = match eval {
+        EvalData::Dataset(path) => {
+            let of_eval = windows(&run.data, path, vocab)?;
+            check_tokenizers([(train, &of_train), (path, &of_eval)])?;
+            [of_train, of_eval]
+        }
+        EvalData::HeldOut { held_out } => of_train.split(*held_out)?,
+    };
+    Ok(Sources {
+        train: Source::Tokens(of_train),
+        eval: Source::Tokens(of_eval),
+    })
+}
+
+/// The rows of the dataset at a path.
+fn windows(data: &Data, path: &Path, vocab: u32) -> Result<Windows, Fault> {
+    let dataset = dataset(data, path)?;
+    if let Some(found) = dataset.vocab_size().filter(|&found| found > vocab) {
+        return Err(Fault::BadInput(format!(
+            "{}: made for {found} tokens, the target has {vocab}; set [target] vocab = {found}",
+            path.display()
+        )));
+    }
+    let Data::Tokens {
+        seq_len,
+        cross_documents,
+        document_end,
+        ..
+    } = data
+    else {
+        return Err(Fault::BadInput("[data] kind: not of tokens".into()));
+    };
+    let documents = match document_end.map(u32::try_from) {
+        _ if *cross_documents => Documents::Joined,
+        None => Documents::Apart,
+        Some(Ok(id)) if id < vocab => Documents::EndWith(id),
+        Some(_) => {
+            return Err(Fault::BadInput(format!(
+                "[data] document_end: expected an id below the target's {vocab}, found {}",
+                document_end.unwrap_or_default()
+            )));
+        }
+    };
+    let rows = Rows {
+        seq_len: *seq_len,
+        vocab,
+        documents,
+    };
+    Ok(Windows::new(Arc::new(dataset), rows)?)
+}
+
+/// Opens the dataset at a path.
+fn dataset(data: &Data, path: &Path) -> Result<Dataset, Fault> {
+    let (dtype, make) = match data {
+        Data::Tokens { dtype, make, .. } => (*dtype, make.as_deref()),
+        Data::SparseFeatures { .. } => (None, None),
+    };
+    let dtype = dtype.map(|ids| match ids {
+        Ids::U16 => Dtype::U16,
+        Ids::U32 => Dtype::U32,
+    });
+    Dataset::open_as(path, dtype).map_err(|err| missing(err, make))
+}
+
+/// Refuses two datasets whose ids mean different things.
+fn check_tokenizers(both: [(&PathBuf, &Windows); 2]) -> Result<(), Fault> {
+    let [train, eval] = both.map(|(_, windows)| windows.dataset().tokenizer());
+    match (train, eval) {
+        (Some(train), Some(eval)) if train != eval => {
+            let [(train_path, _), (eval_path, _)] = both;
+            Err(Fault::BadInput(format!(
+                "{}: made by {eval}, {} by {train}; tokenize both with one tokenizer",
+                eval_path.display(),
+                train_path.display()
+            )))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -87,33 +144,65 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
 /// As [`open`], and the file that is not what its dataset promises.
 pub fn open_checked(run: &Run) -> Result<Sources, Fault> {
     let sources = open(run)?;
-    if let Data::Tokens { train, eval, .. } = &run.data {
-        for (dir, source) in [(train, &sources.train), (eval, &sources.eval)] {
-            let dir = fs::canonicalize(dir).unwrap_or_else(|_| dir.clone());
-            let name = xxh3_64(dir.as_os_str().as_encoded_bytes());
-            let record = cache_dir().join("datasets");
-            check(source, &record.join(format!("{name:016x}.json")))?;
-        }
+    let both = [&sources.train, &sources.eval];
+    for (path, source) in datasets(&run.data).into_iter().flatten().zip(both) {
+        remembering(path, |known| source.check(known))?;
     }
     Ok(sources)
 }
 
-/// Checks a source; what was found of its files is kept in `record`.
-fn check(source: &Source, record: &Path) -> Result<(), Fault> {
-    let before = spd_files::read(record).ok();
+/// Where the datasets of a run lie: what is trained on, and what is evaluated on; one that is cut in two comes twice. `None` where
+/// rows are generated.
+pub(crate) fn datasets(data: &Data) -> Option<[&Path; 2]> {
+    let Data::Tokens { train, eval, .. } = data else {
+        return None;
+    };
+    Some(match eval {
+        EvalData::Dataset(eval) => [train, eval],
+        EvalData::HeldOut { .. } => [train, train],
+    })
+}
+
+/// What a dataset is, wherever it lies; see [`Dataset::fingerprint`].
+pub(crate) fn fingerprint(data: &Data, path: &Path) -> Result<String, Fault> {
+    let dataset = dataset(data, path)?;
+    Ok(remembering(path, |known| dataset.fingerprint(known))?)
+}
+
+/// What the weights of a target that is trained on a dataset depend on: its `index.json`, or the hash of what has none.
+pub(crate) fn key(data: &Data, path: &Path) -> Result<String, Fault> {
+    if !path.is_dir() {
+        return fingerprint(data, path);
+    }
+    let index = path.join("index.json");
+    spd_files::read_to_string(&index)
+        .map_err(|err| Fault::BadInput(format!("{}: cannot be read: {err}", index.display())))
+}
+
+/// Does something with what was found of the files of a dataset before, and keeps what is found now in the cache.
+fn remembering<T>(
+    path: &Path,
+    with: impl FnOnce(&mut CheckedFiles) -> Result<T, DataError>,
+) -> Result<T, DataError> {
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let name = xxh3_64(path.as_os_str().as_encoded_bytes());
+    let record = cache_dir()
+        .join("datasets")
+        .join(format!("{name:016x}.json"));
+    let before = spd_files::read(&record).ok();
     let before = before.and_then(|text| serde_json::from_slice(&text).ok());
     let before: CheckedFiles = before.unwrap_or_default();
     let mut known = before.clone();
-    let checked = source.check(&mut known);
+    let found = with(&mut known);
     if known != before
         && let Ok(text) = serde_json::to_vec(&known)
         && let Some(parent) = record.parent()
         && make_dir(parent).is_ok()
     {
         // Where it cannot be kept, it is read again.
-        let _ = write_shared(record, &[&text]);
+        let _ = write_shared(&record, &[&text]);
     }
-    Ok(checked?)
+    found
 }
 
 /// The generator of a run's features; `None` where the data or the target are of another kind.

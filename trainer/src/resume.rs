@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, look};
 use spd_configs::Data;
-use spd_dataloader::Dataset;
 use spd_tracker::{Mark, Spool};
 
+use crate::data::{datasets, fingerprint};
 use crate::fault::Fault;
 
 /// Where a run that has a directory goes on.
@@ -127,9 +127,9 @@ pub(crate) struct Ingredient {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
-    /// The dataset that is trained on, by its index.
+    /// The dataset that is trained on, by its index or its tokens.
     Train,
-    /// The dataset that is held out, by its index.
+    /// The dataset that is evaluated on, in the same way.
     Eval,
     /// The target, by its weights as they are used.
     Target,
@@ -149,18 +149,18 @@ impl What {
 /// The datasets of a run, as far as they can be read; of the others those who open them tell. What is generated is told by
 /// the run file.
 pub(crate) fn data(data: &Data) -> Vec<Ingredient> {
-    let Data::Tokens { train, eval, .. } = data else {
-        return Vec::new();
-    };
-    let both = [(What::Train, train), (What::Eval, eval)].into_iter();
-    both.filter_map(|(what, path)| {
-        Some(Ingredient {
-            what,
-            path: path.clone(),
-            hash: Dataset::fingerprint(path).ok()?,
+    let datasets = datasets(data).into_iter().flatten();
+    [What::Train, What::Eval]
+        .into_iter()
+        .zip(datasets)
+        .filter_map(|(what, path)| {
+            Some(Ingredient {
+                what,
+                path: path.to_owned(),
+                hash: fingerprint(data, path).ok()?,
+            })
         })
-    })
-    .collect()
+        .collect()
 }
 
 /// What a checkpoint remembers of them, in its meta.
@@ -187,15 +187,14 @@ pub(crate) fn check(
         if promised == part.hash {
             continue;
         }
+        let of_dataset = if part.path.join("index.json").is_file() {
+            "its index.json has"
+        } else {
+            "its tokens have"
+        };
         let (is_not, has) = match part.what {
-            What::Train => (
-                "the dataset that the run was trained on",
-                "its index.json has",
-            ),
-            What::Eval => (
-                "the dataset that the run was evaluated on",
-                "its index.json has",
-            ),
+            What::Train => ("the dataset that the run was trained on", of_dataset),
+            What::Eval => ("the dataset that the run was evaluated on", of_dataset),
             What::Target => ("the target that the run takes apart", "its weights have"),
         };
         return Err(Fault::BadInput(format!(
@@ -237,12 +236,12 @@ mod tests {
             (
                 What::Train,
                 "the dataset that the run was trained on",
-                "index.json has",
+                "tokens have",
             ),
             (
                 What::Eval,
                 "the dataset that the run was evaluated on",
-                "index.json has",
+                "tokens have",
             ),
             (
                 What::Target,

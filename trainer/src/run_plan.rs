@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use spd_configs::{Active, Data, Dtype, Precision, Run};
+use spd_configs::{Active, Data, Dtype, EvalData, Precision, Run};
 use spd_engine::{Pool, Processor, Store, has_bf16_products};
 
 use crate::data;
@@ -211,12 +211,20 @@ fn rows(
             train,
             eval,
             seq_len,
+            cross_documents,
             ..
         } => {
+            let held_out = match eval {
+                EvalData::Dataset(path) => path.display().to_string(),
+                EvalData::HeldOut { held_out } => format!("the last {held_out} of it"),
+            };
+            let within = match cross_documents {
+                true => "",
+                false => ", each of one document",
+            };
             format!(
-                "{} (held out: {}), {seq_len} tokens a row",
-                train.display(),
-                eval.display()
+                "{} (held out: {held_out}), {seq_len} tokens a row{within}",
+                train.display()
             )
         }
     };

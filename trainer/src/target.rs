@@ -38,11 +38,7 @@ pub(crate) fn cached_dir(run: &Run, network: &dyn Target) -> Result<PathBuf, Fau
     let mut key =
         serde_json::to_string(&(&target.model, &target.train, data)).context("the target's key")?;
     if let Data::Tokens { train, .. } = &run.data {
-        let index = train.join("index.json");
-        let text = spd_files::read_to_string(&index).map_err(|err| {
-            Fault::BadInput(format!("{}: cannot be read: {err}", index.display()))
-        })?;
-        key.push_str(&text);
+        key.push_str(&crate::data::key(data, train)?);
     }
     // The key of version 2: bump it when training itself changes.
     let key = format!("2 {} {key}", network.describe());

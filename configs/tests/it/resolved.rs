@@ -1,8 +1,8 @@
 //! A resolved run is a run file: it loads to the same run, and two of them can be compared.
 
 use spd_configs::{
-    Activation, Active, Data, ImportanceMinimality, LlamaSimple, Model, PgdInit, PgdRecon,
-    PgdScope, ResidMlp, Routing, Run, StochasticRecon, Term, TiedUpdate, pre_identity,
+    Activation, Active, Data, EvalData, Ids, ImportanceMinimality, LlamaSimple, Model, PgdInit,
+    PgdRecon, PgdScope, ResidMlp, Routing, Run, StochasticRecon, Term, TiedUpdate, pre_identity,
 };
 
 use crate::{GPT2, LLAMA, RESID_MLP, TMS, load};
@@ -73,6 +73,52 @@ fn the_mlp_of_a_llama_is_as_large_as_one_of_four_widths() {
     assert_eq!(plain.target.model, Model::LlamaSimpleMlp(llama(4, 256)));
     for run in [gated, plain] {
         assert_written_and_read_again(&run);
+    }
+}
+
+#[test]
+fn files_of_ids_and_what_is_held_out_of_them_are_read_and_written() {
+    let given = [
+        "data.train=owt.bin",
+        "data.eval={ held_out = 0.05 }",
+        "data.dtype=u16",
+        "data.cross_documents=false",
+        "data.document_end=255",
+    ];
+    let run = load(GPT2.as_bytes(), &given).unwrap();
+    let expected = Data::Tokens {
+        train: "owt.bin".into(),
+        eval: EvalData::HeldOut { held_out: 0.05 },
+        seq_len: 128,
+        dtype: Some(Ids::U16),
+        cross_documents: false,
+        document_end: Some(255),
+        make: None,
+    };
+    assert_eq!(run.data, expected);
+    assert_written_and_read_again(&run);
+    for (given, fault) in [
+        (
+            &["data.eval=0.05"][..],
+            "--set data.eval=0.05: [data] eval: expected a path, or { held_out = PART } for the end of the \
+             training data, found 0.05",
+        ),
+        (
+            &["data.eval={ held_out = 1 }"],
+            "--set data.eval={ held_out = 1 }: [data.eval] held_out: expected a number above 0 and below 1, \
+             found 1",
+        ),
+        (
+            &["data.document_end=255"],
+            "--set data.document_end=255: [data] document_end: expected `cross_documents = false` with it: rows \
+             go on over the ends of documents otherwise",
+        ),
+        (
+            &["data.dtype=u8"],
+            "--set data.dtype=u8: [data] dtype: expected \"u16\" or \"u32\", found the string \"u8\"",
+        ),
+    ] {
+        assert_eq!(load(GPT2.as_bytes(), given).unwrap_err(), fault);
     }
 }
 

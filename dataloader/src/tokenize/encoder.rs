@@ -8,7 +8,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::TokenizerChoice;
 use crate::DataError;
-use crate::index::{self, TokenizerId};
+use crate::hash::hex;
+use crate::index::TokenizerId;
 
 /// A tokenizer, ready to encode chunks from any thread.
 pub(super) struct Encoder {
@@ -97,7 +98,7 @@ impl Encoder {
             .into_owned();
         let id = TokenizerId::File {
             name,
-            xxh3: index::hex(xxh3_128(&json)),
+            xxh3: hex(xxh3_128(&json)),
         };
         Ok(Self {
             tokenizer: Some(tokenizer),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::hash::hex;
 use crate::index::{self, FORMAT_VERSION, Index, ShardEntry, TokenizerId};
 use crate::{DataError, Dtype, publish, shard};
 
@@ -103,7 +104,8 @@ impl Writer {
             file,
             tokens: self.shard_len() as u64,
             documents: (self.document_ends.len() / 8) as u64,
-            xxh3: index::hex(xxh3_128(&self.tokens)),
+            xxh3: hex(xxh3_128(&self.tokens)),
+            document_ends_xxh3: Some(hex(xxh3_128(&self.document_ends))),
         });
         self.tokens.clear();
         self.document_ends.clear();

@@ -149,7 +149,7 @@ fn plain_files_are_read_as_the_dtype_that_was_given() {
         ),
     ];
     for (path, dtype) in files {
-        let dataset = Dataset::open_bin(&path, Some(dtype)).unwrap();
+        let dataset = Dataset::open_as(&path, Some(dtype)).unwrap();
         assert_eq!(
             (dataset.tokens(), dataset.vocab_size(), dataset.documents()),
             (21, None, None)
@@ -194,7 +194,7 @@ fn u16_read_as_u32_is_refused_by_its_first_batch() {
         .collect();
     let path = put(&dir.path().join("train.bin"), &words);
     let source = Source::tokens(
-        Arc::new(Dataset::open_bin(&path, Some(Dtype::U32)).unwrap()),
+        Arc::new(Dataset::open_as(&path, Some(Dtype::U32)).unwrap()),
         2499,
         50_257,
     )

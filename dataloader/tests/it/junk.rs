@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use proptest::prelude::*;
-use spd_dataloader::{CheckedFiles, DataError, Dataset, Dtype};
+use spd_dataloader::{CheckedFiles, DataError, Dataset, Documents, Dtype, Rows, Windows};
 use tempfile::TempDir;
 
 use crate::{counting_dataset, fresh, put};
@@ -191,12 +192,13 @@ fn a_missing_dataset_and_a_missing_shard_are_told_apart() {
     assert_eq!(
         refusal(&text),
         format!(
-            "{}: is no dataset directory; a plain .bin file is read when its dtype is given",
+            "{}: is neither a dataset directory nor a .bin file of ids; spd-launch tokenize makes a dataset of \
+             text, JSON lines or parquet",
             text.display()
         )
     );
     assert_eq!(
-        Dataset::open_bin(&nowhere, None).unwrap_err().to_string(),
+        Dataset::open_as(&nowhere, None).unwrap_err().to_string(),
         format!("{}: no such dataset", nowhere.display())
     );
 }
@@ -228,6 +230,34 @@ fn an_index_of_another_dtype_is_refused() {
             "{}: holds u16 ids, index.json promises u32",
             data.join("tokens-00000.safetensors").display()
         )
+    );
+}
+
+/// Megatron's index of the sequences 0..3 and 3..5 in one document, as bytes; its ids are five u16.
+fn megatron() -> Vec<u8> {
+    let mut idx = b"MMIDIDX\0\0".to_vec();
+    idx.extend(1_u64.to_le_bytes());
+    idx.push(8);
+    idx.extend([2_u64, 2].map(u64::to_le_bytes).concat());
+    idx.extend([3_i32, 2].map(i32::to_le_bytes).concat());
+    idx.extend([0_u64, 6, 0, 2].map(u64::to_le_bytes).concat());
+    idx
+}
+
+#[test]
+fn a_bit_flipped_in_the_document_ends_is_found() {
+    let (_dir, data, _) = dataset();
+    let shard = data.join("tokens-00002.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    // The only document ends with the last of 50 tokens, which are u16 and come last.
+    let at = bytes.len() - 100 - 8;
+    assert_eq!(bytes[at], 50);
+    bytes[at] = 49;
+    put(&shard, &bytes);
+    let error = check(&data, 256, &mut CheckedFiles::default()).unwrap_err();
+    assert!(
+        names(&error, &shard) && error.contains(": its document ends hash to "),
+        "{error}"
     );
 }
 
@@ -269,12 +299,37 @@ proptest! {
     }
 
     #[test]
+    fn a_damaged_index_of_megatron_never_panics(
+        at in any::<prop::sample::Index>(), bytes in prop::collection::vec(any::<u8>(), 1..9), cut in any::<bool>(), ids in 0..12_usize
+    ) {
+        let dir = fresh();
+        let mut idx = megatron();
+        let at = at.index(idx.len());
+        for (old, new) in idx[at..].iter_mut().zip(bytes) {
+            *old = new;
+        }
+        if cut {
+            idx.truncate(at);
+        }
+        let path = put(&dir.path().join("x.idx"), &idx);
+        put(&dir.path().join("x.bin"), &vec![1; ids]);
+        match Dataset::open(&path) {
+            Err(error) => prop_assert!(error.to_string().starts_with(&dir.path().join("x.").display().to_string())),
+            Ok(dataset) => {
+                let rows = Rows { seq_len: 1, vocab: 258, documents: Documents::Apart };
+                let _ = dataset.check(258, &mut CheckedFiles::default());
+                let _ = Windows::new(Arc::new(dataset), rows);
+            }
+        }
+    }
+
+    #[test]
     fn a_random_plain_file_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..64), magic in any::<bool>()) {
         let dir = fresh();
         let start = if magic { 20_240_520_u32.to_le_bytes().to_vec() } else { Vec::new() };
         let path = put(&dir.path().join("x.bin"), &[start, bytes].concat());
         for dtype in [None, Some(Dtype::U16), Some(Dtype::U32)] {
-            if let Err(error) = Dataset::open_bin(&path, dtype) {
+            if let Err(error) = Dataset::open_as(&path, dtype) {
                 prop_assert!(names(&error.to_string(), &path), "{}", error);
             }
         }

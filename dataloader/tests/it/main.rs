@@ -5,6 +5,7 @@
 )]
 
 mod batches;
+mod formats;
 mod junk;
 mod tokenizing;
 

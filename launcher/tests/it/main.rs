@@ -24,5 +24,6 @@ mod scratch;
 mod signals;
 mod sweep;
 mod target;
+mod token_files;
 mod toy_models;
 mod weights_directory;

@@ -1,0 +1,6 @@
+//! Hashes as files hold them.
+
+/// xxh3-128 in 32 lowercase hexadecimal digits.
+pub(crate) fn hex(hash: u128) -> String {
+    format!("{hash:032x}")
+}

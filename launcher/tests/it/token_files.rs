@@ -1,0 +1,190 @@
+//! Runs on files of ids that other programs wrote: named in the run file, known again, refused in one line.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::scratch::{Scratch, end, launch, start};
+
+const SMALL: [&str; 15] = [
+    "train.batch_size=2",
+    "train.faithfulness_warmup.steps=2",
+    "target.n_layer=1",
+    "target.d_model=32",
+    "target.d_mlp=64",
+    "target.train.steps=20",
+    "target.train.batch_size=4",
+    "data.seq_len=32",
+    "data.train=ids.bin",
+    "data.eval={ held_out = 0.1 }",
+    "data.dtype=u16",
+    "eval.batches=1",
+    "eval.batch_size=2",
+    "eval.slow_every=0",
+    "log.every=10",
+];
+
+/// The shipped language model on `ids.bin`, made small.
+fn run(scratch: &Scratch, out: &str, set: &[&str]) -> Command {
+    let often = ["train.steps=40", "eval.every=20", "checkpoint.every=20"];
+    let set = [&SMALL[..], &often, set].concat();
+    scratch.real("shakespeare.toml", out, &set)
+}
+
+fn put_ids(path: &Path, ids: impl IntoIterator<Item = u16>) {
+    let bytes: Vec<u8> = ids.into_iter().flat_map(u16::to_le_bytes).collect();
+    fs::write(path, bytes).unwrap();
+}
+
+/// Ids below 256, each eighth of them 0, as if it ended a document.
+fn ids(salt: u16) -> impl Iterator<Item = u16> {
+    (0..5000_u16).map(move |place| match place % 8 {
+        7 => 0,
+        _ => (place.wrapping_mul(31).wrapping_add(salt) >> 3) % 255 + 1,
+    })
+}
+
+fn scratch() -> Scratch {
+    let scratch = Scratch::new();
+    put_ids(&scratch.path().join("ids.bin"), ids(0));
+    scratch
+}
+
+#[test]
+fn a_run_knows_the_ids_it_began_with() {
+    let scratch = scratch();
+    let ended = launch(run(&scratch, "runs/x", &[]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended
+            .stdout
+            .contains("ids.bin (held out: the last 0.1 of it), 32 tokens a row"),
+        "{}",
+        ended.stdout
+    );
+    let run_dir = scratch.run_dir();
+    fs::remove_file(run_dir.join("summary.json")).unwrap();
+    fs::remove_dir_all(run_dir.join("checkpoints/step-00000040")).unwrap();
+    put_ids(&scratch.path().join("ids.bin"), ids(1));
+    let ended = launch(run(&scratch, "runs/x", &[]));
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    let error = ended.error();
+    assert!(
+        error.starts_with(
+            "ids.bin: not the dataset that the run was trained on: its tokens have the hash "
+        ) && error.ends_with("; put that one back, or start anew with --fresh or --out"),
+        "{error}"
+    );
+    put_ids(&scratch.path().join("ids.bin"), ids(0));
+    let ended = launch(run(&scratch, "runs/x", &[]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}
+
+#[test]
+fn what_cannot_be_read_is_one_line() {
+    let scratch = scratch();
+    fs::write(scratch.path().join("odd.bin"), [1; 31]).unwrap();
+    let refused = |set: &[&str], text: &str| {
+        let ended = launch(run(&scratch, "runs/x", set));
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+        assert_eq!(ended.error(), text);
+        assert!(!scratch.run_dir().try_exists().unwrap());
+    };
+    refused(
+        &["data.train=odd.bin"],
+        "odd.bin: has 31 bytes, which is no multiple of 2 (u16); was it copied whole?",
+    );
+    refused(
+        &["data.eval={ held_out = 0.001 }"],
+        "ids.bin: held_out = 0.001 of 156 rows of 32 tokens leaves none to evaluate on; use another part, a \
+         smaller seq_len or more text",
+    );
+    refused(
+        &["data.cross_documents=false"],
+        "ids.bin: does not list where documents end; say which id ends them: [data] document_end = ID",
+    );
+    refused(
+        &["data.cross_documents=false", "data.document_end=0"],
+        "ids.bin: no window of 32 tokens and a label fits a document of a dataset of 5000 tokens; use a \
+         smaller seq_len or more text",
+    );
+    refused(
+        &["data.cross_documents=false", "data.document_end=256"],
+        "[data] document_end: expected an id below the target's 256, found 256",
+    );
+    put_ids(&scratch.path().join("wide.bin"), ids(0).chain([256]));
+    refused(
+        &["data.train=wide.bin"],
+        "wide.bin: token 5000 is 256, but the vocabulary has 256 ids; was the text tokenized for another \
+         model?",
+    );
+    let plan = launch({
+        let mut command = run(
+            &scratch,
+            "runs/x",
+            &[
+                "data.cross_documents=false",
+                "data.document_end=0",
+                "data.seq_len=7",
+            ],
+        );
+        command.arg("--dry-run");
+        command
+    });
+    assert!(
+        plan.stdout.contains("7 tokens a row, each of one document"),
+        "{} {}",
+        plan.stdout,
+        plan.stderr
+    );
+}
+
+#[test]
+fn a_run_that_is_killed_while_it_reads_ahead_ends_in_the_same_bits() {
+    let scratch = scratch();
+    let long = ["train.steps=400", "checkpoint.every=7", "eval.every=0"];
+    let ended = launch(run(&scratch, "runs/straight", &long));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    // 400 steps of two rows are five epochs and a half of 140 rows, and the kills lie inside of them.
+    let mut kills = 0;
+    for newest in [50, 150, 300] {
+        let mut launched = start(run(&scratch, "runs/x", &long));
+        let saved = |step: u64| {
+            let all = fs::read_dir(scratch.run_dir().join("checkpoints"));
+            all.into_iter().flatten().flatten().any(|entry| {
+                let name = entry.file_name().into_string().unwrap_or_default();
+                let found = name.strip_prefix("step-").and_then(|n| n.parse().ok());
+                found.is_some_and(|found: u64| found >= step)
+            })
+        };
+        let started = Instant::now();
+        while !saved(newest)
+            && launched.try_wait().unwrap().is_none()
+            && started.elapsed() < Duration::from_secs(50)
+        {
+            thread::sleep(Duration::from_millis(1));
+        }
+        kills += usize::from(launched.try_wait().unwrap().is_none());
+        launched.kill().unwrap();
+        end(launched);
+    }
+    assert!(kills > 0, "every launch was over before it was killed");
+    let ended = launch(run(&scratch, "runs/x", &long));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let remains = |out: &str| {
+        let place = scratch.path().join(out);
+        [
+            "checkpoints/step-00000400/tensors.safetensors",
+            "metrics.jsonl",
+        ]
+        .map(|name| fs::read(place.join(name)).unwrap())
+    };
+    assert!(remains("runs/x") == remains("runs/straight"));
+}
