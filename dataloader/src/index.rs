@@ -9,6 +9,8 @@ use crate::{DataError, Dtype};
 
 /// Name of the file in a dataset directory; written last.
 pub(crate) const FILE_NAME: &str = "index.json";
+/// Name of the tokenizer's file in a dataset directory, where it has one.
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// The only version there is so far.
 pub(crate) const FORMAT_VERSION: u32 = 1;
 
@@ -47,7 +49,7 @@ pub(crate) struct Index {
     pub(crate) shards: Vec<ShardEntry>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ShardEntry {
     pub(crate) file: String,

@@ -41,5 +41,5 @@ pub use features::Features;
 pub use index::TokenizerId;
 pub use order::{Epoch, Order};
 pub use prefetch::{Ahead, Loader};
-pub use tokenize::{Report, Tokenize, TokenizerChoice, tokenize, tokenize_unless};
+pub use tokenize::{Report, Tokenize, TokenizerChoice, Watch, tokenize, tokenize_watched};
 pub use windows::{Documents, Rows, Windows};

@@ -28,12 +28,14 @@ pub(crate) struct Staging {
     members: &'static [&'static str],
     /// Directories that were made for it, `out` first: they go again where nothing comes of it.
     made: Vec<PathBuf>,
+    /// Whether what is partial stays where nothing else comes of it.
+    is_kept: bool,
     /// Locked until this is dropped; None where directories cannot be locked, as on some network disks.
     _lock: Option<File>,
 }
 
 impl Staging {
-    /// Makes the empty partial directory.
+    /// Makes the partial directory: an empty one, or the one that `keep` says is to be gone on with.
     ///
     /// - `members`: names of what a published directory holds; `overwrite` replaces nothing that holds
     ///   anything else
@@ -46,6 +48,7 @@ impl Staging {
         out: &Path,
         members: &'static [&'static str],
         overwrite: bool,
+        keep: impl FnOnce(&Path) -> bool,
     ) -> Result<Self, DataError> {
         let above = out.ancestors();
         let made: Vec<PathBuf> = above
@@ -57,22 +60,42 @@ impl Staging {
             return Err(DataError::io("create", out)(error));
         }
         let lock = lock(out)?;
-        let staging = Self {
+        let mut staging = Self {
             out: out.to_owned(),
             members,
             made,
+            is_kept: false,
             _lock: lock,
         };
-        staging.settle()?;
-        check_free(out, members, overwrite)?;
         let partial = staging.at(PARTIAL);
-        atomic::create_dir(&partial).map_err(DataError::io("create", &partial))?;
+        staging.is_kept = keep(&partial);
+        staging.settle()?;
+        if let Err(error) = check_free(out, members, overwrite) {
+            staging.is_kept = false;
+            return Err(error);
+        }
+        if !staging.is_kept {
+            atomic::create_dir(&partial).map_err(DataError::io("create", &partial))?;
+        }
         Ok(staging)
     }
 
-    /// Makes a directory in the partial one.
+    /// The partial directory.
+    pub(crate) fn partial(&self) -> PathBuf {
+        self.at(PARTIAL)
+    }
+
+    /// Says whether what is partial stays for the next process where nothing else comes of it.
+    pub(crate) fn keep(&mut self, is_kept: bool) {
+        self.is_kept = is_kept;
+    }
+
+    /// Makes a directory in the partial one, unless it is there.
     pub(crate) fn create_dir(&self, name: &str) -> Result<PathBuf, DataError> {
         let dir = self.at(PARTIAL).join(name);
+        if there(&dir)? {
+            return Ok(dir);
+        }
         atomic::create_dir(&dir).map_err(DataError::io("create", &dir))?;
         Ok(dir)
     }
@@ -105,6 +128,10 @@ impl Staging {
             self.move_members(&old, &self.out)?;
             remove(&old)?;
         }
+        // A published one is gone by now.
+        if self.is_kept {
+            return Ok(());
+        }
         remove(&self.at(PARTIAL))
     }
 
@@ -129,7 +156,9 @@ impl Drop for Staging {
     /// After an error; the next process takes another look where this cannot.
     fn drop(&mut self) {
         let _ = self.settle();
-        remove_empty(&self.made);
+        if !self.is_kept {
+            remove_empty(&self.made);
+        }
     }
 }
 
@@ -152,6 +181,16 @@ pub(crate) fn write_new(path: &Path, parts: &[&[u8]]) -> Result<(), DataError> {
     atomic::create_file(path, parts).map_err(DataError::io("write", path))
 }
 
+/// Writes a file anew, whole or not at all.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
+    atomic::write_file(path, &[bytes]).map_err(DataError::io("write", path))
+}
+
+/// Removes a file or a directory.
+pub(crate) fn discard(path: &Path) -> Result<(), DataError> {
+    remove(path)
+}
+
 fn lock(out: &Path) -> Result<Option<File>, DataError> {
     let dir = File::open(out).map_err(DataError::io("open", out))?;
     match dir.try_lock() {
@@ -166,8 +205,8 @@ fn lock(out: &Path) -> Result<Option<File>, DataError> {
 
 fn check_free(out: &Path, members: &[&str], overwrite: bool) -> Result<(), DataError> {
     let mut there = names(out)?;
-    // The root of a disk has it.
-    there.retain(|entry| entry != "lost+found");
+    // The root of a disk has the one; the other is gone on with.
+    there.retain(|entry| entry != "lost+found" && entry != PARTIAL);
     if let Some(stranger) = there
         .iter()
         .find(|entry| !members.iter().any(|name| entry == name))
@@ -204,7 +243,7 @@ mod tests {
     const MEMBERS: &[&str] = &["val", "train"];
 
     fn publish_one(out: &Path, content: &[u8], overwrite: bool) -> Result<(), DataError> {
-        let staging = Staging::begin(out, MEMBERS, overwrite)?;
+        let staging = Staging::begin(out, MEMBERS, overwrite, |_| false)?;
         for name in MEMBERS {
             write_new(&staging.create_dir(name)?.join("a"), &[content])?;
         }
@@ -237,12 +276,12 @@ mod tests {
     fn what_is_given_up_leaves_nothing() {
         let parent = tempfile::tempdir().unwrap();
         let out = parent.path().join("new/data");
-        let staging = Staging::begin(&out, MEMBERS, false).unwrap();
+        let staging = Staging::begin(&out, MEMBERS, false, |_| false).unwrap();
         write_new(&staging.create_dir("val").unwrap().join("x"), &[b"half"]).unwrap();
         drop(staging);
         assert!(names(parent.path()).is_empty());
         publish_one(&out, b"first", false).unwrap();
-        drop(Staging::begin(&out, MEMBERS, true).unwrap());
+        drop(Staging::begin(&out, MEMBERS, true, |_| false).unwrap());
         assert_eq!(names(&out), ["train", "val"]);
         assert_eq!(content(&out), [b"first"; 2]);
     }
@@ -289,9 +328,11 @@ mod tests {
     fn two_at_a_time_are_kept_apart() {
         let parent = tempfile::tempdir().unwrap();
         let out = parent.path().join("data");
-        let _first = Staging::begin(&out, MEMBERS, false).unwrap();
+        let _first = Staging::begin(&out, MEMBERS, false, |_| false).unwrap();
         assert_eq!(
-            Staging::begin(&out, MEMBERS, true).unwrap_err().to_string(),
+            Staging::begin(&out, MEMBERS, true, |_| false)
+                .unwrap_err()
+                .to_string(),
             format!(
                 "{}: another process is writing it now; wait for it, or use another name",
                 out.display()

@@ -61,7 +61,7 @@ pub(crate) struct Cli {
 /// Everything but running, which needs no name.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Make a token dataset of text files
+    /// Make a token dataset of text, JSON lines or parquet; killed, the same command goes on
     Tokenize(TokenizeArgs),
     /// Time training steps
     Bench(BenchArgs),
@@ -152,7 +152,8 @@ pub(crate) struct RunArgs {
 /// `spd-launch tokenize`.
 #[derive(Debug, Args)]
 pub(crate) struct TokenizeArgs {
-    /// Text files, in the order of the dataset
+    /// Text, JSON lines (.jsonl, .ndjson, .json) and parquet, also packed (.gz, .zst); directories of them and patterns; in the order
+    /// of the dataset
     #[arg(required = true, value_name = "FILES")]
     pub(crate) files: Vec<PathBuf>,
     /// `bytes`, or a tokenizer.json
@@ -167,6 +168,9 @@ pub(crate) struct TokenizeArgs {
     /// Text that stands between two documents of a file [default: a file is one document]
     #[arg(long, value_name = "S")]
     pub(crate) separator: Option<String>,
+    /// Key of JSON lines, or column of parquet, that holds the text, or ids of this tokenizer [default: text]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) column: Option<String>,
     /// Token to add after each document, by its text in the vocabulary
     #[arg(long, value_name = "TEXT")]
     pub(crate) eos: Option<String>,

@@ -1,7 +1,12 @@
 //! `spd-launch tokenize`: text files in, a token dataset out.
 
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
 use indicatif::{HumanBytes, HumanCount};
-use spd_dataloader::{DataError, Report, Tokenize, TokenizerChoice};
+use spd_dataloader::{DataError, Report, Tokenize, TokenizerChoice, Watch};
 use spd_trainer::Fault;
 
 use crate::cli::TokenizeArgs;
@@ -15,16 +20,56 @@ use crate::{screen, stop};
 ///
 /// Bad input: whatever the dataloader refuses, it leaves the output directory as it was.
 pub(crate) fn tokenize(asked: &TokenizeArgs) -> Result<Exit, Fault> {
+    if asked.tokenizer.starts_with("hf://") {
+        return Err(Fault::BadInput(format!(
+            "{}: tokenizers are read from files; give the path of its tokenizer.json",
+            asked.tokenizer
+        )));
+    }
     let options = options(asked);
-    match spd_dataloader::tokenize_unless(&options, &stop::flag()) {
+    let watch = Watch {
+        stop: stop::flag(),
+        ..Watch::default()
+    };
+    let (ended, is_over) = mpsc::channel();
+    let made = thread::scope(|scope| {
+        let watch = &watch;
+        scope.spawn(move || show(watch, &is_over));
+        let made = spd_dataloader::tokenize_watched(&options, watch);
+        drop(ended);
+        made
+    });
+    match made {
         Ok(report) => screen::result(&text(&options, &report)),
         Err(DataError::Asked) => {
-            screen::end("stopped; nothing was made, and the same command begins again");
+            screen::end("stopped; the same command goes on");
             return Ok(Exit::Stopped);
         }
         Err(error) => return Err(Fault::BadInput(error.to_string())),
     }
     Ok(Exit::Done)
+}
+
+/// Says how far it is until it is over: at every moment where there is a terminal, else once a minute.
+fn show(watch: &Watch, is_over: &Receiver<()>) {
+    let (started, is_live) = (Instant::now(), screen::is_live());
+    let often = Duration::from_millis(if is_live { 200 } else { 60_000 });
+    while is_over.recv_timeout(often) == Err(RecvTimeoutError::Timeout) {
+        let [done, total] =
+            [&watch.done, &watch.total].map(|bytes| HumanBytes(bytes.load(Ordering::Relaxed)));
+        let seconds = started.elapsed().as_secs();
+        let line = match total.0 {
+            0 => format!("measuring the text, {seconds} s"),
+            _ => format!("tokenized {done} of {total}, {seconds} s"),
+        };
+        match is_live {
+            true => screen::live(vec![line]),
+            false => screen::progress(&line),
+        }
+    }
+    if is_live {
+        screen::live(Vec::new());
+    }
 }
 
 fn options(asked: &TokenizeArgs) -> Tokenize {
@@ -36,6 +81,7 @@ fn options(asked: &TokenizeArgs) -> Tokenize {
         },
         separator: asked.separator.clone(),
         eos: asked.eos.clone(),
+        column: asked.column.clone().unwrap_or(plain.column),
         held_out: asked.val_fraction.unwrap_or(plain.held_out),
         shard_tokens: asked.shard_tokens.unwrap_or(plain.shard_tokens),
         threads: asked.threads,

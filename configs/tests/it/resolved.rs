@@ -100,22 +100,22 @@ fn files_of_ids_and_what_is_held_out_of_them_are_read_and_written() {
     for (given, fault) in [
         (
             &["data.eval=0.05"][..],
-            "--set data.eval=0.05: [data] eval: expected a path, or { held_out = PART } for the end of the \
+            "--set data.eval: expected a path, or { held_out = PART } for the end of the \
              training data, found 0.05",
         ),
         (
             &["data.eval={ held_out = 1 }"],
-            "--set data.eval={ held_out = 1 }: [data.eval] held_out: expected a number above 0 and below 1, \
+            "--set data.eval: [data.eval] held_out: expected a number above 0 and below 1, \
              found 1",
         ),
         (
             &["data.document_end=255"],
-            "--set data.document_end=255: [data] document_end: expected `cross_documents = false` with it: rows \
+            "--set data.document_end: expected `cross_documents = false` with it: rows \
              go on over the ends of documents otherwise",
         ),
         (
             &["data.dtype=u8"],
-            "--set data.dtype=u8: [data] dtype: expected \"u16\" or \"u32\", found the string \"u8\"",
+            "--set data.dtype: expected \"u16\" or \"u32\", found the string \"u8\"",
         ),
     ] {
         assert_eq!(load(GPT2.as_bytes(), given).unwrap_err(), fault);

@@ -6,80 +6,279 @@
 //! ids are those of the uncut text; where there is no such space, at a line end or between characters,
 //! which may change the few tokens around the cut.
 
+use std::io::{self, Read};
+use std::ops::Range;
+
 use memchr::memmem;
 
-use super::Tokenize;
+use super::documents::{self, Content};
+use super::inputs::{Form, Input};
+use crate::DataError;
 
 /// Longest text that is encoded at once. It also bounds what a tokenizer's regular expressions, which
 /// give up silently after a million steps, can meet in one piece.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
 
-/// A part of an input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Span<'a> {
-    /// Which input.
+/// What is encoded at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Chunk {
     pub(super) input: usize,
-    /// Where the text begins in it.
-    pub(super) first_byte: usize,
-    pub(super) text: &'a [u8],
-}
-
-/// A text that is encoded at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Chunk<'a> {
-    pub(super) input: usize,
-    pub(super) first_byte: usize,
-    pub(super) text: &'a [u8],
+    pub(super) place: Place,
+    pub(super) piece: Piece,
     pub(super) ends_document: bool,
 }
 
-/// Cuts the inputs, seen as one text, into what is trained on and what is held out.
-///
-/// The cut is meant to lie `held_out` of the bytes before the end. It moves forward to the end of its
-/// document when that is marked by a separator; otherwise back to where a chunk could end.
-pub(super) fn split<'a>(
-    texts: &[&'a [u8]],
-    options: &Tokenize,
-    any_boundary: bool,
-) -> [Vec<Span<'a>>; 2] {
-    let bytes: usize = texts.iter().map(|text| text.len()).sum();
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "between 0 and the bytes"
-    )]
-    let held_out = (bytes as f64 * options.held_out).round() as usize;
-    let mut before = bytes - held_out.min(bytes);
-    let (mut train, mut val) = (Vec::new(), Vec::new());
-    for (input, text) in texts.iter().enumerate() {
-        let cut = match before {
-            0 => 0,
-            wanted if wanted >= text.len() => text.len(),
-            wanted => document_end(text, wanted, options.separator.as_deref())
-                .unwrap_or_else(|| boundary(text, wanted, any_boundary)),
-        };
-        before -= before.min(text.len());
-        let (head, tail) = text.split_at(cut);
-        train.push(Span {
-            input,
-            first_byte: 0,
-            text: head,
-        });
-        val.push(Span {
-            input,
-            first_byte: cut,
-            text: tail,
-        });
-    }
-    [train, val]
+/// Where a chunk begins in its input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    Byte(u64),
+    Line(u64),
+    Row(u64),
 }
 
-/// The end of the first separator that ends after `wanted`, unless it ends the text.
-fn document_end(text: &[u8], wanted: usize, separator: Option<&str>) -> Option<usize> {
-    let separator = separator?.as_bytes();
-    let from = wanted.saturating_sub(separator.len() - 1);
-    let end = from + memmem::find(&text[from..], separator)? + separator.len();
-    (end < text.len()).then_some(end)
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Piece {
+    Text(Vec<u8>),
+    /// Encoded before.
+    Ids(Vec<u32>),
+}
+
+/// How inputs are cut.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cutting<'o> {
+    /// What stands between documents of a text.
+    pub(super) separator: Option<&'o [u8]>,
+    /// What holds the documents of the other files.
+    pub(super) column: &'o str,
+    /// Whether a text may be cut anywhere without a change of ids.
+    pub(super) any_boundary: bool,
+}
+
+/// How much an input is, unpacked: bytes of text, and documents where its format marks them.
+pub(super) fn measure(input: &Input, column: &str) -> Result<(u64, u64), DataError> {
+    let (mut bytes, mut documents) = (0, 0);
+    match input.form {
+        Form::Text if input.is_plain_text() => bytes = input.bytes,
+        Form::Text => {
+            let read = io::copy(&mut input.open()?, &mut io::sink());
+            bytes = read.map_err(|error| input.unreadable(error))?;
+        }
+        Form::JsonLines | Form::Parquet => {
+            documents::each(input, column, |_, content| {
+                bytes += content.bytes();
+                documents += 1;
+                Ok(true)
+            })?;
+        }
+    }
+    Ok((bytes, documents))
+}
+
+impl Cutting<'_> {
+    /// Where to cut an input that the cut between the splits falls into: a byte of a text, a number of documents of the others.
+    ///
+    /// The cut is meant to lie after `wanted` of its `bytes`. It moves forward to the end of its document where that is marked;
+    /// otherwise back to where a chunk could end.
+    pub(super) fn cut(&self, input: &Input, wanted: u64, bytes: u64) -> Result<u64, DataError> {
+        if wanted == 0 {
+            return Ok(0);
+        }
+        if input.form != Form::Text {
+            let (mut before, mut documents) = (0, 0);
+            documents::each(input, self.column, |_, content| {
+                before += content.bytes();
+                documents += 1;
+                Ok(before < wanted)
+            })?;
+            return Ok(documents);
+        }
+        if wanted >= bytes {
+            return Ok(bytes);
+        }
+        if let Some(end) = self.document_end(input, wanted)?
+            && end < bytes
+        {
+            return Ok(end);
+        }
+        let from = wanted.saturating_sub(CHUNK_BYTES as u64 / 2 + 1);
+        let mut near = Vec::new();
+        let read = self.text(input, from..wanted + 2)?.read_to_end(&mut near);
+        read.map_err(|error| input.unreadable(error))?;
+        #[expect(clippy::cast_possible_truncation, reason = "half a chunk")]
+        let place = boundary(&near, (wanted - from) as usize, self.any_boundary);
+        Ok(from + place as u64)
+    }
+
+    /// The end of the first separator that ends after `wanted`.
+    fn document_end(&self, input: &Input, wanted: u64) -> Result<Option<u64>, DataError> {
+        let Some(separator) = self.separator else {
+            return Ok(None);
+        };
+        let from = wanted.saturating_sub(separator.len() as u64 - 1);
+        let mut buffer = Buffer::new(self.text(input, from..u64::MAX)?);
+        loop {
+            let window = CHUNK_BYTES + separator.len();
+            let text = buffer
+                .ahead(window)
+                .map_err(|error| input.unreadable(error))?;
+            if let Some(at) = memmem::find(text, separator) {
+                return Ok(Some(from + buffer.taken + (at + separator.len()) as u64));
+            }
+            if text.len() < window {
+                return Ok(None);
+            }
+            buffer.take(CHUNK_BYTES);
+        }
+    }
+
+    /// A part of a text.
+    fn text(&self, input: &Input, part: Range<u64>) -> Result<impl Read + use<>, DataError> {
+        let mut text = input.open()?;
+        io::copy(&mut (&mut text).take(part.start), &mut io::sink())
+            .map_err(|error| input.unreadable(error))?;
+        Ok(text.take(part.end - part.start))
+    }
+
+    /// Calls `each` with the chunks of a part of an input, in order, until it says false. Empty documents are left out.
+    ///
+    /// - `part`: bytes of a text, or documents, as [`Cutting::cut`] counts them
+    pub(super) fn each(
+        &self,
+        number: usize,
+        input: &Input,
+        part: Range<u64>,
+        mut each: impl FnMut(Chunk) -> Result<bool, DataError>,
+    ) -> Result<(), DataError> {
+        if part.is_empty() {
+            return Ok(());
+        }
+        if input.form == Form::Text {
+            return self.each_of_text(number, input, part, &mut each);
+        }
+        let mut document = 0;
+        documents::each(input, self.column, |place, content| {
+            document += 1;
+            if document > part.end {
+                return Ok(false);
+            }
+            if document <= part.start {
+                return Ok(true);
+            }
+            let place = match input.form {
+                Form::Parquet => Place::Row(place),
+                _ => Place::Line(place),
+            };
+            let chunk = |piece, ends_document| Chunk {
+                input: number,
+                place,
+                piece,
+                ends_document,
+            };
+            let text = match content {
+                Content::Ids(ids) if ids.is_empty() => return Ok(true),
+                Content::Ids(ids) => return each(chunk(Piece::Ids(ids), true)),
+                Content::Text(text) => text.into_bytes(),
+            };
+            let mut rest = &text[..];
+            while !rest.is_empty() {
+                let end = if rest.len() > CHUNK_BYTES {
+                    boundary(rest, CHUNK_BYTES, self.any_boundary)
+                } else {
+                    rest.len()
+                };
+                let piece = Piece::Text(rest[..end].to_vec());
+                rest = &rest[end..];
+                if !each(chunk(piece, rest.is_empty()))? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })
+    }
+
+    fn each_of_text(
+        &self,
+        number: usize,
+        input: &Input,
+        part: Range<u64>,
+        each: &mut dyn FnMut(Chunk) -> Result<bool, DataError>,
+    ) -> Result<(), DataError> {
+        let finder = self.separator.map(memmem::Finder::new);
+        let mut buffer = Buffer::new(self.text(input, part.clone())?);
+        // What decides where a document ends, or a chunk of it.
+        let window = CHUNK_BYTES + 2 + self.separator.map_or(0, <[u8]>::len);
+        loop {
+            let at = part.start + buffer.taken;
+            let text = buffer
+                .ahead(window)
+                .map_err(|error| input.unreadable(error))?;
+            if text.is_empty() {
+                return Ok(());
+            }
+            let is_last = text.len() < window;
+            let found = finder.as_ref().and_then(|finder| finder.find(text));
+            let skipped = found.and(self.separator).map_or(0, <[u8]>::len);
+            let end = found.or(is_last.then_some(text.len()));
+            let (end, ends_document) = match end {
+                Some(end) if end <= CHUNK_BYTES => (end, true),
+                _ => {
+                    let document = &text[..end.unwrap_or(text.len())];
+                    (boundary(document, CHUNK_BYTES, self.any_boundary), false)
+                }
+            };
+            let chunk = Chunk {
+                input: number,
+                place: Place::Byte(at),
+                piece: Piece::Text(text[..end].to_vec()),
+                ends_document,
+            };
+            buffer.take(end + if ends_document { skipped } else { 0 });
+            if end > 0 && !each(chunk)? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A text that is looked at before it is taken.
+struct Buffer<R> {
+    reader: R,
+    bytes: Vec<u8>,
+    /// Those of them that were taken.
+    start: usize,
+    /// Bytes taken in all.
+    taken: u64,
+}
+
+impl<R: Read> Buffer<R> {
+    fn new(reader: R) -> Self {
+        Self {
+            reader,
+            bytes: Vec::new(),
+            start: 0,
+            taken: 0,
+        }
+    }
+
+    /// The next `count` bytes, or fewer at the end.
+    fn ahead(&mut self, count: usize) -> io::Result<&[u8]> {
+        if self.bytes.len() - self.start < count {
+            self.bytes.drain(..self.start);
+            self.start = 0;
+            // Four times as much, so that little is moved for each that is read.
+            let more = 4 * count - self.bytes.len();
+            (&mut self.reader)
+                .take(more as u64)
+                .read_to_end(&mut self.bytes)?;
+        }
+        let end = self.bytes.len().min(self.start + count);
+        Ok(&self.bytes[self.start..end])
+    }
+
+    fn take(&mut self, count: usize) {
+        self.start += count;
+        self.taken += count as u64;
+    }
 }
 
 /// The best place to cut at or before `wanted`, in its neighbourhood; 0 < `wanted` < `text.len()`.
@@ -100,199 +299,109 @@ fn boundary(text: &[u8], wanted: usize, any_boundary: bool) -> usize {
         .unwrap_or(wanted)
 }
 
-/// The chunks of a split, in order. Empty documents are left out.
-pub(super) struct Chunks<'a> {
-    spans: std::vec::IntoIter<Span<'a>>,
-    separator: Option<memmem::Finder<'a>>,
-    any_boundary: bool,
-    /// What is left of the span being read.
-    span: Option<Span<'a>>,
-    /// What is left of the document being read; never empty.
-    document: Option<Span<'a>>,
-}
-
-impl<'a> Chunks<'a> {
-    pub(super) fn new(
-        spans: Vec<Span<'a>>,
-        separator: Option<&'a [u8]>,
-        any_boundary: bool,
-    ) -> Self {
-        Self {
-            spans: spans.into_iter(),
-            separator: separator.map(memmem::Finder::new),
-            any_boundary,
-            span: None,
-            document: None,
-        }
-    }
-
-    fn next_document(&mut self) -> Option<Span<'a>> {
-        loop {
-            let span = self.span.take().or_else(|| self.spans.next())?;
-            let found = self
-                .separator
-                .as_ref()
-                .and_then(|separator| Some((separator.find(span.text)?, separator.needle().len())));
-            let (end, skipped) = found.unwrap_or((span.text.len(), 0));
-            if found.is_some() {
-                self.span = Some(rest(span, end + skipped));
-            }
-            if end > 0 {
-                return Some(Span {
-                    text: &span.text[..end],
-                    ..span
-                });
-            }
-        }
-    }
-}
-
-impl<'a> Iterator for Chunks<'a> {
-    type Item = Chunk<'a>;
-
-    fn next(&mut self) -> Option<Chunk<'a>> {
-        let document = match self.document.take() {
-            Some(document) => document,
-            None => self.next_document()?,
-        };
-        let end = if document.text.len() > CHUNK_BYTES {
-            boundary(document.text, CHUNK_BYTES, self.any_boundary)
-        } else {
-            document.text.len()
-        };
-        let ends_document = end == document.text.len();
-        if !ends_document {
-            self.document = Some(rest(document, end));
-        }
-        Some(Chunk {
-            input: document.input,
-            first_byte: document.first_byte,
-            text: &document.text[..end],
-            ends_document,
-        })
-    }
-}
-
-fn rest(span: Span<'_>, from: usize) -> Span<'_> {
-    Span {
-        input: span.input,
-        first_byte: span.first_byte + from,
-        text: &span.text[from..],
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn cut(texts: &[&str], held_out: f64, separator: Option<&str>) -> [Vec<String>; 2] {
-        let texts: Vec<&[u8]> = texts.iter().map(|text| text.as_bytes()).collect();
-        let options = Tokenize {
-            held_out,
-            separator: separator.map(str::to_owned),
-            ..Tokenize::new(Vec::new(), "out".into())
-        };
-        split(&texts, &options, false).map(|spans| {
-            spans
-                .iter()
-                .map(|span| String::from_utf8(span.text.to_vec()).unwrap())
-                .collect()
-        })
+    fn input(text: &[u8]) -> (tempfile::TempDir, Input) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("text");
+        std::fs::write(&path, text).unwrap();
+        let input = super::super::inputs::find(&[path]).unwrap().remove(0);
+        (dir, input)
     }
 
-    fn documents(text: &str, separator: Option<&str>) -> Vec<(usize, String)> {
-        let span = Span {
-            input: 0,
-            first_byte: 0,
-            text: text.as_bytes(),
-        };
-        Chunks::new(vec![span], separator.map(str::as_bytes), false)
-            .map(|chunk| {
-                (
-                    chunk.first_byte,
-                    String::from_utf8(chunk.text.to_vec()).unwrap(),
-                )
+    fn cutting(separator: Option<&str>) -> Cutting<'_> {
+        Cutting {
+            separator: separator.map(str::as_bytes),
+            column: "text",
+            any_boundary: false,
+        }
+    }
+
+    /// Where each chunk begins, its text, and whether it ends a document.
+    fn chunks(text: &[u8], separator: Option<&str>) -> Vec<(u64, Vec<u8>, bool)> {
+        let (_dir, input) = input(text);
+        let mut found = Vec::new();
+        let all = 0..text.len() as u64;
+        cutting(separator)
+            .each(0, &input, all, |chunk| {
+                let (Place::Byte(at), Piece::Text(text)) = (chunk.place, chunk.piece) else {
+                    panic!("a text")
+                };
+                found.push((at, text, chunk.ends_document));
+                Ok(true)
             })
-            .collect()
+            .unwrap();
+        found
     }
 
     #[test]
-    fn the_tail_is_held_out_from_the_last_word_that_fits() {
-        assert_eq!(
-            cut(&["one two three"], 0.5, None),
-            [["one"], [" two three"]]
-        );
-        let parts = cut(&["one", "two three four"], 0.5, None);
-        assert_eq!(parts, [["one", "two"], ["", " three four"]]);
-        assert_eq!(cut(&["one two"], 0.0, None), [["one two"], [""]]);
-    }
-
-    #[test]
-    fn the_held_out_tail_begins_with_a_document_where_they_are_marked() {
-        assert_eq!(
-            cut(&["one two|three|four"], 0.9, Some("|")),
-            [["one two|"], ["three|four"]]
-        );
+    fn the_cut_is_behind_the_last_word_that_fits_or_the_document() {
+        let cut = |text: &str, wanted, separator| {
+            let (_dir, input) = input(text.as_bytes());
+            cutting(separator)
+                .cut(&input, wanted, text.len() as u64)
+                .unwrap()
+        };
+        assert_eq!(cut("one two three", 6, None), 3);
+        assert_eq!(cut("one two three", 0, None), 0);
+        assert_eq!(cut("one two three", 13, None), 13);
+        assert_eq!(cut("one two|three|four", 2, Some("|")), 8);
         // A cut inside of a separator.
-        assert_eq!(
-            cut(&["one<sep>two"], 0.5, Some("<sep>")),
-            [["one<sep>"], ["two"]]
-        );
+        assert_eq!(cut("one<sep>two", 6, Some("<sep>")), 8);
         // None follows: inside of the document, as if there were no separators.
-        assert_eq!(
-            cut(&["one|two three"], 0.3, Some("|")),
-            [["one|two"], [" three"]]
-        );
+        assert_eq!(cut("one|two three", 9, Some("|")), 7);
     }
 
     #[test]
     fn documents_lie_between_separators_and_empty_ones_are_left_out() {
         assert_eq!(
-            documents("<s>one<s><s>two<s>", Some("<s>")),
-            [(3, "one".to_owned()), (12, "two".to_owned())]
+            chunks(b"<s>one<s><s>two<s>", Some("<s>")),
+            [(3, b"one".to_vec(), true), (12, b"two".to_vec(), true)]
         );
-        assert_eq!(documents("one<s>", None), [(0, "one<s>".to_owned())]);
+        assert_eq!(chunks(b"one<s>", None), [(0, b"one<s>".to_vec(), true)]);
     }
 
     #[test]
     fn long_documents_are_cut_before_spaces_and_lose_nothing() {
         let text = "word  and\n some ".repeat(CHUNK_BYTES / 4);
-        let chunks = documents(&text, None);
+        let chunks = chunks(text.as_bytes(), Some("<s>"));
         assert!(chunks.len() >= 4);
-        let mut next = 0;
-        for (first, chunk) in &chunks {
-            assert_eq!(*first, next);
-            assert!(
-                *first == 0 || chunk.starts_with(" word"),
-                "{}",
-                &chunk[..10]
-            );
-            next += chunk.len();
+        let mut joined: Vec<u8> = Vec::new();
+        for (number, (first, chunk, ends)) in chunks.iter().enumerate() {
+            assert_eq!(*first, joined.len() as u64);
+            assert!(*first == 0 || chunk.starts_with(b" word"));
+            assert_eq!(*ends, number + 1 == chunks.len());
+            joined.extend(chunk);
         }
-        assert_eq!(next, text.len());
+        assert_eq!(joined, text.as_bytes());
+    }
+
+    // A separator at every place around the end of a chunk.
+    #[test]
+    fn a_document_that_ends_where_a_chunk_does_is_found() {
+        for length in CHUNK_BYTES - 2..CHUNK_BYTES + 6 {
+            let text = [&vec![b'x'; length][..], b"<s>", b"rest"].concat();
+            let chunks = chunks(&text, Some("<s>"));
+            let documents: Vec<_> = chunks.split_inclusive(|(.., ends)| *ends).collect();
+            assert_eq!(documents.len(), 2, "{length}");
+            let first: usize = documents[0].iter().map(|(_, text, _)| text.len()).sum();
+            assert_eq!(first, length);
+            assert_eq!(documents[1], [(length as u64 + 3, b"rest".to_vec(), true)]);
+        }
     }
 
     #[test]
     fn a_text_without_spaces_is_cut_at_lines_or_between_characters() {
         let lines = "line\n".repeat(CHUNK_BYTES / 2);
-        assert!(
-            documents(&lines, None)
-                .iter()
-                .all(|(_, chunk)| chunk.ends_with('\n'))
-        );
+        let all = chunks(lines.as_bytes(), None);
+        assert!(all.iter().all(|(_, chunk, _)| chunk.ends_with(b"\n")));
         let wall = "\u{20ac}".repeat(CHUNK_BYTES);
-        let joined: String = documents(&wall, None)
-            .into_iter()
-            .map(|(_, chunk)| chunk)
-            .collect();
-        assert_eq!(joined, wall);
+        for (_, chunk, _) in chunks(wall.as_bytes(), None) {
+            String::from_utf8(chunk).unwrap();
+        }
         // Bytes that are no text at all still come to an end.
-        let junk = vec![0x80; 3 * CHUNK_BYTES];
-        let span = Span {
-            input: 0,
-            first_byte: 0,
-            text: &junk,
-        };
-        assert_eq!(Chunks::new(vec![span], None, false).count(), 3);
+        assert_eq!(chunks(&vec![0x80; 3 * CHUNK_BYTES], None).len(), 3);
     }
 }

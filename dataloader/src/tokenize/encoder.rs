@@ -16,6 +16,8 @@ pub(super) struct Encoder {
     /// None: each byte is its id.
     tokenizer: Option<Tokenizer>,
     id: TokenizerId,
+    /// The file that it was read from.
+    json: Option<Vec<u8>>,
     vocab: u32,
     eos: Vec<u32>,
 }
@@ -45,6 +47,7 @@ impl Encoder {
         Ok(Self {
             tokenizer: None,
             id: TokenizerId::Bytes,
+            json: None,
             vocab: 256,
             eos: Vec::new(),
         })
@@ -103,6 +106,7 @@ impl Encoder {
         Ok(Self {
             tokenizer: Some(tokenizer),
             id,
+            json: Some(json),
             vocab,
             eos: eos.into_iter().collect(),
         })
@@ -130,6 +134,11 @@ impl Encoder {
 
     pub(super) fn id(&self) -> &TokenizerId {
         &self.id
+    }
+
+    /// The file that the tokenizer was read from, if there is one.
+    pub(super) fn json(&self) -> Option<&[u8]> {
+        self.json.as_deref()
     }
 
     /// Ids are below this.

@@ -1,26 +1,34 @@
 //! Text to token files: in parallel, with the same bytes whatever the number of threads.
 //!
-//! The inputs are read as one text, in the order given. Its tail is held out; each of the two parts is
-//! cut into documents, and long documents into chunks (`chunks.rs`). Groups of chunks are encoded in
-//! parallel (`encoder.rs`) and written in order (`writer.rs`), so that memory holds one group and one
-//! shard. Nothing appears under the final name before all of it is on disk (`publish.rs`).
+//! The inputs (`inputs.rs`) are taken in the order given, as one text or, of JSON lines and parquet, as documents
+//! (`documents.rs`). First they are measured, by all threads, which finds what cannot be read. The tail is held out; each of the
+//! two parts is cut into chunks (`chunks.rs`), which a thread reads ahead in groups; each group is encoded in parallel
+//! (`encoder.rs`) and written in order (`writer.rs`), so that memory holds some groups and one shard. Nothing appears under the final
+//! name before all of it is on disk (`publish.rs`); what is on disk by then is known (`journal.rs`), so that one that was ended goes on.
 
 mod chunks;
+mod documents;
 mod encoder;
-mod mapped;
+mod inputs;
+mod journal;
 mod writer;
 
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::Instant;
 
+use crossbeam_channel::Sender;
 use rayon::prelude::*;
 
 use crate::DataError;
-use crate::publish::Staging;
-use chunks::{Chunk, Chunks, Span};
+use crate::publish::{self, Staging};
+use chunks::{Chunk, Cutting, Piece, Place};
 use encoder::Encoder;
-use mapped::Mapped;
+use inputs::{Form, Input};
+use journal::Journal;
 use writer::Writer;
 
 /// Names of the two datasets in the output directory.
@@ -34,7 +42,8 @@ const GROUP_CHUNKS: usize = 1 << 16;
 /// What to make of a text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tokenize {
-    /// Text files, in order; each begins a document.
+    /// Text files, JSON lines and parquet, packed by gzip or zstd or not, directories of them and patterns, in order; each begins a
+    /// document.
     pub inputs: Vec<PathBuf>,
     /// The directory to make; `train` and `val` in it are the datasets.
     pub out: PathBuf,
@@ -46,6 +55,8 @@ pub struct Tokenize {
     pub eos: Option<String>,
     /// Part of the text, at its end, that goes to `val`: in `[0, 1)`. With 0 there is no `val`.
     pub held_out: f64,
+    /// The key of JSON lines, or the column of parquet, that holds the text, or ids of this tokenizer.
+    pub column: String,
     /// Most tokens of a shard.
     pub shard_tokens: usize,
     /// Threads that encode; None is one for each core.
@@ -64,6 +75,7 @@ impl Tokenize {
             separator: None,
             eos: None,
             held_out: 0.1,
+            column: "text".to_owned(),
             shard_tokens: 1 << 26,
             threads: None,
             overwrite: false,
@@ -95,73 +107,72 @@ pub struct Report {
     pub bytes: u64,
 }
 
+/// How far a tokenization is, in bytes of text; for whoever watches it from another thread.
+#[derive(Debug, Default)]
+pub struct Watch {
+    /// Raised to end it: it is gone on with later.
+    pub stop: Arc<AtomicBool>,
+    /// What is encoded and written, by this process or an earlier one.
+    pub done: AtomicU64,
+    /// What there is; 0 until it is known.
+    pub total: AtomicU64,
+}
+
 /// Makes datasets of text files.
 ///
-/// The result depends on the inputs and on every option but `threads` and `overwrite`.
+/// The result depends on the inputs and on every option but `threads` and `overwrite`. If the process ends before it is there, the same
+/// call goes on from the last shard that was written.
 ///
 /// # Errors
 ///
 /// When an input or the tokenizer cannot be read, a text is not what the tokenizer takes, `out` is taken
 /// or cannot be written, or a split would be empty. `out` is then as it was.
 pub fn tokenize(options: &Tokenize) -> Result<Report, DataError> {
-    tokenize_unless(options, &AtomicBool::new(false))
+    tokenize_watched(options, &Watch::default())
 }
 
-/// The same, unless `stop` is raised before all text is encoded.
+/// The same, with someone who watches and may end it.
 ///
 /// # Errors
 ///
-/// As [`tokenize`], and [`DataError::Asked`].
-pub fn tokenize_unless(options: &Tokenize, stop: &AtomicBool) -> Result<Report, DataError> {
+/// As [`tokenize`], and [`DataError::Asked`], after which the same call goes on.
+pub fn tokenize_watched(options: &Tokenize, watch: &Watch) -> Result<Report, DataError> {
     let start = Instant::now();
     check(options)?;
     let encoder = Encoder::load(&options.tokenizer, options.eos.as_deref())?;
-    let inputs = options
-        .inputs
-        .iter()
-        .map(|path| open_input(path))
-        .collect::<Result<Vec<_>, _>>()?;
-    let staging = Staging::begin(&options.out, &[VAL, TRAIN], options.overwrite)?;
+    let inputs = inputs::find(&options.inputs)?;
+    let key = journal::key(options, &inputs, encoder.id());
+    let mut journal = Journal::default();
+    let mut staging = Staging::begin(&options.out, &[VAL, TRAIN], options.overwrite, |partial| {
+        journal = Journal::read(partial, key);
+        !journal.is_empty()
+    })?;
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.threads.unwrap_or(0))
         .build()
         .map_err(|error| DataError::Request(format!("cannot start threads: {error}; use fewer")))?;
-
-    let texts = inputs
-        .iter()
-        .map(Mapped::bytes)
-        .collect::<Result<Vec<_>, _>>()?;
-    let [train, val] = chunks::split(&texts, options, encoder.any_boundary());
-    let mut counts = [0; 2];
-    for ((name, spans), count) in [(TRAIN, train), (VAL, val)].into_iter().zip(&mut counts) {
-        if name == VAL && options.held_out == 0.0 {
-            continue;
-        }
-        let dir = staging.create_dir(name)?;
-        let mut writer = Writer::new(dir, encoder.vocab(), options.shard_tokens);
-        let encoding = Encoding {
-            options,
-            inputs: &inputs,
-            encoder: &encoder,
-            stop,
-        };
-        pool.install(|| encoding.write(spans, &mut writer))?;
-        *count = writer.finish(encoder.id())?.ok_or_else(|| {
-            DataError::Request(format!(
-                "{}: the {name} split would have no tokens with {} of the text held out; use more text or \
-                 another part",
-                options.out.display(),
-                options.held_out
-            ))
-        })?;
-    }
+    let work = Work {
+        options,
+        inputs: &inputs,
+        encoder: &encoder,
+        watch,
+        pool: &pool,
+        cutting: Cutting {
+            separator: options.separator.as_deref().map(str::as_bytes),
+            column: &options.column,
+            any_boundary: encoder.any_boundary(),
+        },
+    };
+    let made = work.make(&staging, &mut journal);
+    staging.keep(matches!(made, Err(DataError::Asked)) && !journal.is_empty());
+    let [train_tokens, val_tokens] = made?;
     staging.publish()?;
     Ok(Report {
-        train_tokens: counts[0],
-        val_tokens: counts[1],
+        train_tokens,
+        val_tokens,
         vocab: encoder.vocab(),
         seconds: start.elapsed().as_secs_f64(),
-        bytes: texts.iter().map(|text| text.len() as u64).sum(),
+        bytes: watch.total.load(Ordering::Relaxed),
     })
 }
 
@@ -185,71 +196,225 @@ fn check(options: &Tokenize) -> Result<(), DataError> {
     Ok(())
 }
 
-fn open_input(path: &Path) -> Result<Mapped, DataError> {
-    Mapped::open(path).map_err(|error| match error {
-        DataError::Damaged { path, fault } if fault.starts_with("is empty") => DataError::Damaged {
-            path,
-            fault: "is empty; there is nothing to tokenize".to_owned(),
-        },
-        other => other,
-    })
-}
-
-/// One pass over the spans of a split.
-struct Encoding<'a> {
+/// What the parts of a tokenization share.
+struct Work<'a> {
     options: &'a Tokenize,
-    inputs: &'a [Mapped],
+    inputs: &'a [Input],
     encoder: &'a Encoder,
-    stop: &'a AtomicBool,
+    watch: &'a Watch,
+    pool: &'a rayon::ThreadPool,
+    cutting: Cutting<'a>,
 }
 
-impl<'a> Encoding<'a> {
-    fn write(&self, spans: Vec<Span<'a>>, writer: &mut Writer) -> Result<(), DataError> {
-        let separator = self.options.separator.as_deref().map(str::as_bytes);
-        let mut chunks = Chunks::new(spans, separator, self.encoder.any_boundary());
-        loop {
-            let group = next_group(&mut chunks);
-            if group.is_empty() {
-                return Ok(());
+impl Work<'_> {
+    /// Makes both splits; returns their tokens.
+    fn make(&self, staging: &Staging, journal: &mut Journal) -> Result<[u64; 2], DataError> {
+        let partial = staging.partial();
+        let sizes = self.sizes(journal)?;
+        journal.sizes = Some(sizes.clone());
+        journal.write(&partial)?;
+        let total = sizes.iter().map(|(bytes, _)| bytes).sum();
+        self.watch.total.store(total, Ordering::Relaxed);
+        let cuts = self.cuts(&sizes)?;
+        let mut tokens = [0; 2];
+        for (split, name) in [TRAIN, VAL].into_iter().enumerate() {
+            if name == VAL && self.options.held_out == 0.0 {
+                continue;
             }
-            // A shorter file is an error here, where reading on would end the process.
-            for input in self.inputs {
-                input.bytes()?;
-            }
-            let encoded: Vec<_> = group.par_iter().map(|chunk| self.encode(chunk)).collect();
-            for (chunk, ids) in group.iter().zip(encoded) {
-                writer.push(&ids?)?;
-                if chunk.ends_document {
-                    writer.push(self.encoder.eos())?;
-                    writer.end_document();
+            let dir = staging.create_dir(name)?;
+            let done = journal.splits[split].clone();
+            discard_others(&dir, &done)?;
+            let shard_tokens = self.options.shard_tokens;
+            let mut writer = Writer::new(dir, self.encoder.vocab(), shard_tokens, done);
+            let parts: Vec<_> = cuts
+                .iter()
+                .map(|&(cut, end)| if name == TRAIN { (0, cut) } else { (cut, end) })
+                .collect();
+            self.write(&parts, &mut writer, |done| {
+                journal.splits[split].clone_from(done);
+                journal.write(&partial)
+            })?;
+            let made = writer.finish(self.encoder.id(), self.encoder.json())?;
+            tokens[split] = made.ok_or_else(|| {
+                DataError::Request(format!(
+                    "{}: the {name} split would have no tokens with {} of the text held out; use more text or \
+                     another part",
+                    self.options.out.display(),
+                    self.options.held_out
+                ))
+            })?;
+        }
+        Ok(tokens)
+    }
+
+    /// Bytes and documents of each input; all are read, but for plain text.
+    fn sizes(&self, journal: &Journal) -> Result<Vec<(u64, u64)>, DataError> {
+        if let Some(sizes) = &journal.sizes {
+            return Ok(sizes.clone());
+        }
+        let measure = |input| {
+            self.go_on()?;
+            chunks::measure(input, &self.options.column)
+        };
+        let sizes: Vec<_> = self
+            .pool
+            .install(|| self.inputs.par_iter().map(measure).collect());
+        sizes.into_iter().collect()
+    }
+
+    /// Where each input is cut between the splits, and where it ends.
+    fn cuts(&self, sizes: &[(u64, u64)]) -> Result<Vec<(u64, u64)>, DataError> {
+        let total: u64 = sizes.iter().map(|(bytes, _)| bytes).sum();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "between 0 and the bytes"
+        )]
+        let held_out = (total as f64 * self.options.held_out).round() as u64;
+        let mut before = total - held_out.min(total);
+        let mut cuts = Vec::new();
+        for (input, &(bytes, documents)) in self.inputs.iter().zip(sizes) {
+            let end = match input.form {
+                Form::Text => bytes,
+                Form::JsonLines | Form::Parquet => documents,
+            };
+            let cut = match before {
+                0 => 0,
+                wanted if wanted >= bytes => end,
+                wanted => self.cutting.cut(input, wanted, bytes)?,
+            };
+            before -= before.min(bytes);
+            cuts.push((cut, end));
+        }
+        // What is to be held out lies in the last document: all of it is.
+        if held_out > 0
+            && cuts.iter().all(|(cut, end)| cut == end)
+            && let (Some(last), Some(input)) = (cuts.last_mut(), self.inputs.last())
+            && input.form != Form::Text
+        {
+            last.0 -= 1;
+        }
+        Ok(cuts)
+    }
+
+    /// Writes the parts of all inputs, from where the writer is; says after each shard how far it is.
+    fn write(
+        &self,
+        parts: &[(u64, u64)],
+        writer: &mut Writer,
+        mut saved: impl FnMut(&journal::Split) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let skipped = writer.done().chunks;
+        thread::scope(|scope| {
+            let (groups_in, groups) = crossbeam_channel::bounded(1);
+            let read = move || {
+                if let Err(error) = self.read(parts, skipped, &groups_in) {
+                    drop(groups_in.send(Err(error)));
+                }
+            };
+            thread::Builder::new()
+                .name("text".to_owned())
+                .spawn_scoped(scope, read)
+                .map_err(DataError::Thread)?;
+            for group in groups {
+                let group: Vec<Chunk> = group?;
+                let encode =
+                    || -> Vec<_> { group.par_iter().map(|chunk| self.encode(chunk)).collect() };
+                let encoded = self.pool.install(encode);
+                for (chunk, ids) in group.iter().zip(encoded) {
+                    if writer.push_chunk(&ids?, chunk.ends_document)? {
+                        saved(writer.done())?;
+                    }
+                    self.watch.done.fetch_add(bytes(chunk), Ordering::Relaxed);
                 }
             }
-        }
+            Ok(())
+        })
     }
 
-    fn encode(&self, chunk: &Chunk<'_>) -> Result<Vec<u32>, DataError> {
-        if self.stop.load(Ordering::Relaxed) {
-            return Err(DataError::Asked);
+    /// Sends groups of chunks, those left out that are written already.
+    fn read(
+        &self,
+        parts: &[(u64, u64)],
+        mut skipped: u64,
+        groups: &Sender<Result<Vec<Chunk>, DataError>>,
+    ) -> Result<(), DataError> {
+        let (mut group, mut group_bytes) = (Vec::new(), 0);
+        for (number, (input, &(start, end))) in self.inputs.iter().zip(parts).enumerate() {
+            self.cutting.each(number, input, start..end, |chunk| {
+                self.go_on()?;
+                if skipped > 0 {
+                    skipped -= 1;
+                    self.watch.done.fetch_add(bytes(&chunk), Ordering::Relaxed);
+                    return Ok(true);
+                }
+                group_bytes += bytes(&chunk);
+                group.push(chunk);
+                if group_bytes < GROUP_BYTES as u64 && group.len() < GROUP_CHUNKS {
+                    return Ok(true);
+                }
+                group_bytes = 0;
+                // Where nobody takes it, an error was met.
+                Ok(groups.send(Ok(std::mem::take(&mut group))).is_ok())
+            })?;
         }
-        self.encoder.encode(chunk.text).map_err(|fault| {
-            let place = chunk.first_byte + fault.at;
-            DataError::damaged(
-                self.inputs[chunk.input].path(),
-                format!("byte {place}: {}", fault.text),
-            )
-        })
+        drop(groups.send(Ok(group)));
+        Ok(())
+    }
+
+    fn encode(&self, chunk: &Chunk) -> Result<Vec<u32>, DataError> {
+        self.go_on()?;
+        let damaged = |at: usize, text: &str| {
+            let place = match chunk.place {
+                Place::Byte(first) => format!("byte {}", first + at as u64),
+                Place::Line(line) => format!("line {line}"),
+                Place::Row(row) => format!("row {row}"),
+            };
+            let path = &self.inputs[chunk.input].path;
+            DataError::damaged(path, format!("{place}: {text}"))
+        };
+        let mut ids = match &chunk.piece {
+            Piece::Text(text) => self
+                .encoder
+                .encode(text)
+                .map_err(|fault| damaged(fault.at, &fault.text))?,
+            Piece::Ids(ids) => ids.clone(),
+        };
+        let vocab = self.encoder.vocab();
+        if let Some(id) = ids.iter().find(|&&id| id >= vocab) {
+            let text =
+                format!("holds the id {id}, the tokenizer has {vocab}; is it of another one?");
+            return Err(damaged(0, &text));
+        }
+        if chunk.ends_document {
+            ids.extend(self.encoder.eos());
+        }
+        Ok(ids)
+    }
+
+    fn go_on(&self) -> Result<(), DataError> {
+        match self.watch.stop.load(Ordering::Relaxed) {
+            true => Err(DataError::Asked),
+            false => Ok(()),
+        }
     }
 }
 
-fn next_group<'a>(chunks: &mut Chunks<'a>) -> Vec<Chunk<'a>> {
-    let mut bytes = 0;
-    let mut group = Vec::new();
-    while bytes < GROUP_BYTES
-        && group.len() < GROUP_CHUNKS
-        && let Some(chunk) = chunks.next()
-    {
-        bytes += chunk.text.len();
-        group.push(chunk);
+fn bytes(chunk: &Chunk) -> u64 {
+    match &chunk.piece {
+        Piece::Text(text) => text.len() as u64,
+        Piece::Ids(ids) => 4 * ids.len() as u64,
     }
-    group
+}
+
+/// Removes what is not known to be whole.
+fn discard_others(dir: &Path, done: &journal::Split) -> Result<(), DataError> {
+    let entries = fs::read_dir(dir).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    for entry in entries.map_err(DataError::io("list", dir))? {
+        let name = entry.file_name();
+        if !done.shards.iter().any(|shard| name == *shard.file) {
+            publish::discard(&entry.path())?;
+        }
+    }
+    Ok(())
 }

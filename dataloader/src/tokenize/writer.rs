@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::journal::Split;
 use crate::hash::hex;
 use crate::index::{self, FORMAT_VERSION, Index, ShardEntry, TokenizerId};
 use crate::{DataError, Dtype, publish, shard};
@@ -18,12 +19,16 @@ pub(super) struct Writer {
     tokens: Vec<u8>,
     /// Its document ends, as stored.
     document_ends: Vec<u8>,
-    shards: Vec<ShardEntry>,
+    /// What is on disk. Its `chunks` and `ids` are those of the end of the last shard.
+    done: Split,
+    /// Chunks that were pushed whole, and ids of the one being pushed.
+    at: (u64, usize),
 }
 
 impl Writer {
     /// - `dir`: the directory of the dataset, made and not published
-    pub(super) fn new(dir: PathBuf, vocab: u32, shard_tokens: usize) -> Self {
+    /// - `done`: what an earlier writer left in it
+    pub(super) fn new(dir: PathBuf, vocab: u32, shard_tokens: usize, done: Split) -> Self {
         Self {
             dir,
             vocab,
@@ -31,12 +36,37 @@ impl Writer {
             shard_tokens,
             tokens: Vec::new(),
             document_ends: Vec::new(),
-            shards: Vec::new(),
+            at: (done.chunks, 0),
+            done,
         }
     }
 
-    /// Appends ids; they go on in the next shard when this one is full.
-    pub(super) fn push(&mut self, mut ids: &[u32]) -> Result<(), DataError> {
+    /// Appends what came of the next chunk; of the first one, without the ids that an earlier writer wrote. Returns whether a shard was
+    /// written: [`Writer::done`] says then how far.
+    pub(super) fn push_chunk(
+        &mut self,
+        ids: &[u32],
+        ends_document: bool,
+    ) -> Result<bool, DataError> {
+        let before = self.done.shards.len();
+        if self.at.0 == self.done.chunks {
+            self.at.1 = self.done.ids.min(ids.len());
+        }
+        self.push(&ids[self.at.1..])?;
+        if ends_document {
+            self.end_document();
+        }
+        self.at = (self.at.0 + 1, 0);
+        Ok(self.done.shards.len() > before)
+    }
+
+    /// What is on disk.
+    pub(super) fn done(&self) -> &Split {
+        &self.done
+    }
+
+    /// Appends ids of the chunk; they go on in the next shard when this one is full.
+    fn push(&mut self, mut ids: &[u32]) -> Result<(), DataError> {
         while !ids.is_empty() {
             // Not as soon as it is full: the document that fills it may end there.
             if self.shard_len() == self.shard_tokens {
@@ -53,25 +83,36 @@ impl Writer {
                     .extend(now.iter().flat_map(|id| id.to_le_bytes())),
             }
             ids = later;
+            self.at.1 += now.len();
         }
         Ok(())
     }
 
     /// Marks the end of a document after the last id. A document without ids leaves no mark.
-    pub(super) fn end_document(&mut self) {
+    fn end_document(&mut self) {
         let end = (self.shard_len() as u64).to_le_bytes();
         if self.shard_len() > 0 && self.document_ends.last_chunk() != Some(&end) {
             self.document_ends.extend(end);
         }
     }
 
-    /// Writes the last shard, then the index. Returns the number of tokens, or None when there are none.
-    pub(super) fn finish(mut self, tokenizer: &TokenizerId) -> Result<Option<u64>, DataError> {
-        if self.tokens.is_empty() {
+    /// Writes the last shard, then the tokenizer and the index. Returns the number of tokens, or None when there are none.
+    pub(super) fn finish(
+        mut self,
+        tokenizer: &TokenizerId,
+        json: Option<&[u8]>,
+    ) -> Result<Option<u64>, DataError> {
+        if !self.tokens.is_empty() {
+            self.write_shard()?;
+        }
+        let shards = self.done.shards;
+        if shards.is_empty() {
             return Ok(None);
         }
-        self.write_shard()?;
-        let tokens = self.shards.iter().map(|shard| shard.tokens).sum();
+        let tokens = shards.iter().map(|shard| shard.tokens).sum();
+        if let Some(json) = json {
+            publish::write_new(&self.dir.join(index::TOKENIZER), &[json])?;
+        }
         let path = self.dir.join(index::FILE_NAME);
         let index = Index {
             format_version: FORMAT_VERSION,
@@ -79,7 +120,7 @@ impl Writer {
             vocab_size: self.vocab,
             dtype: self.dtype,
             tokens,
-            shards: self.shards,
+            shards,
         };
         let mut json = serde_json::to_vec_pretty(&index)
             .map_err(|fault| DataError::damaged(&path, format!("cannot be described: {fault}")))?;
@@ -93,20 +134,21 @@ impl Writer {
     }
 
     fn write_shard(&mut self) -> Result<(), DataError> {
-        let file = shard::file_name(self.shards.len());
+        let file = shard::file_name(self.done.shards.len());
         shard::write(
             &self.dir.join(&file),
             self.dtype,
             &self.tokens,
             &self.document_ends,
         )?;
-        self.shards.push(ShardEntry {
+        self.done.shards.push(ShardEntry {
             file,
             tokens: self.shard_len() as u64,
             documents: (self.document_ends.len() / 8) as u64,
             xxh3: hex(xxh3_128(&self.tokens)),
             document_ends_xxh3: Some(hex(xxh3_128(&self.document_ends))),
         });
+        (self.done.chunks, self.done.ids) = self.at;
         self.tokens.clear();
         self.document_ends.clear();
         Ok(())

@@ -6,6 +6,7 @@
 
 mod batches;
 mod formats;
+mod inputs;
 mod junk;
 mod tokenizing;
 

@@ -51,7 +51,7 @@ fn put_json(path: &Path, json: &serde_json::Value) -> PathBuf {
 }
 
 /// The ids of a dataset, read by the safetensors library.
-fn ids(dataset: &Path) -> Vec<u32> {
+pub(crate) fn ids(dataset: &Path) -> Vec<u32> {
     let mut ids = Vec::new();
     for number in 0.. {
         let Ok(file) = fs::read(dataset.join(format!("tokens-{number:05}.safetensors"))) else {
@@ -75,7 +75,7 @@ fn ids(dataset: &Path) -> Vec<u32> {
 }
 
 /// Everything under a directory, by name.
-fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+pub(crate) fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -152,6 +152,8 @@ fn documents_end_with_the_end_of_text_token() {
     assert_eq!(ids(&out.join("train")), [257, 260, 258, 260, 256, 259, 260]);
     assert_eq!((report.vocab, report.val_tokens), (261, 0));
     assert_eq!(names(&out), ["train"]);
+    let kept = fs::read(out.join("train/tokenizer.json")).unwrap();
+    assert_eq!(kept, small_gpt2(None).to_string().into_bytes());
     let train = Dataset::open(&out.join("train")).unwrap();
     assert_eq!(train.documents(), Some(3));
     assert!(

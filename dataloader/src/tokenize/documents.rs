@@ -1,0 +1,261 @@
+//! Files whose documents are marked by their format: JSON lines, and columns of parquet.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::io::{BufRead, BufReader, Read};
+
+use parquet::basic::{Repetition, Type};
+use parquet::column::reader::ColumnReader;
+use parquet::data_type::AsBytes;
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
+
+use super::inputs::{Form, Input};
+use crate::DataError;
+
+/// A document, or a part of one.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Content {
+    /// Text to be encoded.
+    Text(String),
+    /// What was encoded before.
+    Ids(Vec<u32>),
+}
+
+impl Content {
+    /// How much it is, as texts are measured.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Self::Text(text) => text.len() as u64,
+            Self::Ids(ids) => 4 * ids.len() as u64,
+        }
+    }
+}
+
+/// Calls `each` with every document of a file and its number (of the line, or of the row), counted from 1, until it says false.
+///
+/// - `column`: the key or column that holds the text or the ids
+pub(super) fn each(
+    input: &Input,
+    column: &str,
+    mut each: impl FnMut(u64, Content) -> Result<bool, DataError>,
+) -> Result<(), DataError> {
+    match input.form {
+        Form::Parquet => each_row(input, column, &mut each),
+        _ => each_line(input, column, &mut each),
+    }
+}
+
+/// Longest line that is read: a file without line ends must not fill the memory.
+const MOST_LINE_BYTES: u64 = 256 << 20;
+
+type Each<'e> = dyn FnMut(u64, Content) -> Result<bool, DataError> + 'e;
+
+fn each_line(input: &Input, column: &str, each: &mut Each<'_>) -> Result<(), DataError> {
+    let mut reader = BufReader::with_capacity(1 << 20, input.open()?);
+    let (mut line, mut number) = (Vec::new(), 0);
+    loop {
+        line.clear();
+        number += 1;
+        let broken =
+            |fault: String| DataError::damaged(&input.path, format!("line {number}: {fault}"));
+        let read = (&mut reader)
+            .take(MOST_LINE_BYTES + 1)
+            .read_until(b'\n', &mut line);
+        let read = read.map_err(|error| input.unreadable(error))?;
+        if read == 0 {
+            return Ok(());
+        }
+        if read as u64 > MOST_LINE_BYTES {
+            return Err(broken(format!(
+                "is longer than {} MiB; is it JSON lines, an object a line?",
+                MOST_LINE_BYTES >> 20
+            )));
+        }
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let mut json = serde_json::Deserializer::from_slice(&line);
+        let found = Column(column).deserialize(&mut json);
+        let found = found.and_then(|found| json.end().map(|()| found));
+        let content = match found {
+            Ok(Some(content)) => content,
+            Ok(None) => {
+                return Err(broken(format!(
+                    "has no \"{column}\"; name the key that holds the text with --column"
+                )));
+            }
+            Err(fault) => {
+                // The line of the fault is that of the text, which is one line.
+                let fault = fault.to_string();
+                let fault = fault.split(" at line ").next().unwrap_or_default();
+                return Err(broken(format!(
+                    "is no JSON object with a text or a list of ids in \"{column}\": {fault}"
+                )));
+            }
+        };
+        if !each(number, content)? {
+            return Ok(());
+        }
+    }
+}
+
+/// One key of an object; the others are passed over.
+struct Column<'c>(&'c str);
+
+impl<'de> DeserializeSeed<'de> for Column<'_> {
+    type Value = Option<Content>;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
+        json.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Column<'_> {
+    type Value = Option<Content>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut found = None;
+        while let Some(key) = map.next_key::<Cow<'_, str>>()? {
+            if key == self.0 {
+                found = Some(map.next_value()?);
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Rows read at once.
+const ROWS: usize = 256;
+
+fn each_row(input: &Input, column: &str, each: &mut Each<'_>) -> Result<(), DataError> {
+    let path = &input.path;
+    let unreadable = |fault: ParquetError| {
+        DataError::damaged(path, format!("is no whole parquet file: {fault}"))
+    };
+    let file = spd_files::open(path).map_err(DataError::io("open", path))?;
+    let reader = SerializedFileReader::new(file).map_err(unreadable)?;
+    let schema = reader.metadata().file_metadata().schema_descr_ptr();
+    // A list of ids is one leaf below its name.
+    let leaf = (0..schema.num_columns()).find(|&leaf| {
+        let parts = schema.column(leaf).path().parts().to_vec();
+        parts.first().is_some_and(|first| first == column)
+    });
+    let Some(leaf) = leaf else {
+        let names = schema.root_schema().get_fields().iter();
+        let names: Vec<_> = names.map(|field| field.name().to_owned()).collect();
+        return Err(DataError::damaged(
+            path,
+            format!(
+                "has no column \"{column}\"; name one with --column: {}",
+                names.join(", ")
+            ),
+        ));
+    };
+    let about = schema.column(leaf);
+    let kind = about.physical_type();
+    let is_list = about.max_rep_level() == 1;
+    let fits = match kind {
+        Type::BYTE_ARRAY => about.max_rep_level() == 0 && about.path().parts().len() == 1,
+        Type::INT32 | Type::INT64 => is_list,
+        _ => false,
+    };
+    if !fits {
+        return Err(DataError::damaged(
+            path,
+            format!("column \"{column}\" holds neither texts nor lists of whole numbers"),
+        ));
+    }
+    // Whether a level says that a value is there.
+    let whole = about.max_def_level();
+    let mut row = 0;
+    for group in 0..reader.num_row_groups() {
+        let group = reader.get_row_group(group).map_err(unreadable)?;
+        let mut column = group.get_column_reader(leaf).map_err(unreadable)?;
+        loop {
+            let contents = match &mut column {
+                ColumnReader::ByteArrayColumnReader(texts) => {
+                    let (mut found, mut levels) = (Vec::new(), Vec::new());
+                    let levels_wanted = (about.self_type().get_basic_info().repetition()
+                        != Repetition::REQUIRED)
+                        .then_some(&mut levels);
+                    let (rows, ..) = texts
+                        .read_records(ROWS, levels_wanted, None, &mut found)
+                        .map_err(unreadable)?;
+                    let mut found = found.into_iter();
+                    let texts = (0..rows).map(|row| {
+                        // What is null is an empty document.
+                        let there = levels.get(row).is_none_or(|&level| level == whole);
+                        let bytes = there.then(|| found.next()).flatten();
+                        let bytes = bytes.as_ref().map_or(&[][..], |bytes| bytes.as_bytes());
+                        String::from_utf8(bytes.to_vec())
+                            .map(Content::Text)
+                            .map_err(|fault| format!("is no UTF-8: {fault}"))
+                    });
+                    texts.collect::<Vec<_>>()
+                }
+                ColumnReader::Int32ColumnReader(ids) => {
+                    let (mut found, mut defined, mut repeated) = (vec![], vec![], vec![]);
+                    ids.read_records(ROWS, Some(&mut defined), Some(&mut repeated), &mut found)
+                        .map_err(unreadable)?;
+                    let found = found.into_iter().map(|id: i32| u32::try_from(id).ok());
+                    lists(found, &defined, &repeated, whole)
+                }
+                ColumnReader::Int64ColumnReader(ids) => {
+                    let (mut found, mut defined, mut repeated) = (vec![], vec![], vec![]);
+                    ids.read_records(ROWS, Some(&mut defined), Some(&mut repeated), &mut found)
+                        .map_err(unreadable)?;
+                    let found = found.into_iter().map(|id: i64| u32::try_from(id).ok());
+                    lists(found, &defined, &repeated, whole)
+                }
+                _ => Vec::new(),
+            };
+            if contents.is_empty() {
+                break;
+            }
+            for content in contents {
+                row += 1;
+                let content = content
+                    .map_err(|fault| DataError::damaged(path, format!("row {row}: {fault}")))?;
+                if !each(row, content)? {
+                    return Ok(());
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Values to the lists that they are of: a new one begins where the repetition level is 0.
+fn lists(
+    mut found: impl Iterator<Item = Option<u32>>,
+    defined: &[i16],
+    repeated: &[i16],
+    whole: i16,
+) -> Vec<Result<Content, String>> {
+    let mut lists: Vec<Result<Content, String>> = Vec::new();
+    for (&defined, &repeated) in defined.iter().zip(repeated) {
+        if repeated == 0 {
+            lists.push(Ok(Content::Ids(Vec::new())));
+        }
+        if defined == whole
+            && let Some(list) = lists.last_mut()
+        {
+            match (found.next().flatten(), &mut *list) {
+                (Some(id), Ok(Content::Ids(ids))) => ids.push(id),
+                (None, Ok(_)) => *list = Err("has an id that is no whole number from 0".to_owned()),
+                _ => {}
+            }
+        }
+    }
+    lists
+}

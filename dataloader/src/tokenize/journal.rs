@@ -1,0 +1,84 @@
+//! What a tokenization that was ended early left, so that the next one goes on from there.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::Tokenize;
+use super::inputs::Input;
+use crate::hash::hex;
+use crate::index::{ShardEntry, TokenizerId};
+use crate::{DataError, publish};
+
+/// Name of the file beside the datasets that are being written.
+pub(super) const FILE_NAME: &str = "journal.json";
+
+/// How far a tokenization is. It is written whenever a shard is.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Journal {
+    /// Of what: see [`key`].
+    key: String,
+    /// Bytes and documents of each input, once all are measured.
+    pub(super) sizes: Option<Vec<(u64, u64)>>,
+    /// The training split and the held-out one.
+    pub(super) splits: [Split; 2],
+}
+
+/// What is on disk of a split, and where it goes on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Split {
+    pub(super) shards: Vec<ShardEntry>,
+    /// Chunks of which all ids are in them.
+    pub(super) chunks: u64,
+    /// Ids of the next chunk that are in them.
+    pub(super) ids: usize,
+}
+
+/// Everything that the result depends on, but for what is in the inputs, of which there are sizes and times.
+pub(super) fn key(options: &Tokenize, inputs: &[Input], tokenizer: &TokenizerId) -> String {
+    let inputs: Vec<_> = inputs
+        .iter()
+        .map(|input| (&input.path, input.bytes, input.modified))
+        .collect();
+    let Tokenize {
+        separator,
+        eos,
+        held_out,
+        shard_tokens,
+        column,
+        ..
+    } = options;
+    let all = format!(
+        "{inputs:?} {tokenizer:?} {separator:?} {eos:?} {held_out:?} {shard_tokens} {column:?}"
+    );
+    hex(xxh3_128(all.as_bytes()))
+}
+
+impl Journal {
+    /// The one in a directory; an empty one where there is none of this key.
+    pub(super) fn read(dir: &Path, key: String) -> Self {
+        let text = spd_files::read(&dir.join(FILE_NAME)).ok();
+        let found: Option<Self> = text.and_then(|text| serde_json::from_slice(&text).ok());
+        found.filter(|found| found.key == key).unwrap_or(Self {
+            key,
+            ..Self::default()
+        })
+    }
+
+    /// Whether anything would be lost with it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.splits.iter().all(|split| split.shards.is_empty())
+    }
+
+    pub(super) fn write(&self, dir: &Path) -> Result<(), DataError> {
+        let path = place(dir);
+        let text = serde_json::to_vec(self)
+            .map_err(|fault| DataError::damaged(&path, format!("cannot be described: {fault}")))?;
+        publish::replace(&path, &text)
+    }
+}
+
+fn place(dir: &Path) -> PathBuf {
+    dir.join(FILE_NAME)
+}
