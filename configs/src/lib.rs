@@ -11,6 +11,7 @@
 //! A key is named in one way everywhere, in faults, overrides and differences: dotted, rows of a list
 //! numbered from 0, as in `loss.0.coeff`.
 
+mod config_json;
 mod data;
 mod decomposition;
 mod eval;

@@ -28,6 +28,19 @@ impl Run {
     /// Where `weights` of `[target]` is a directory with a `config.json`, as Hugging Face lays it out, that says the network and its
     /// sizes; keys that are given too have to agree.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self, Faults> {
+        Self::read(path, overrides, true)
+    }
+
+    /// Reads a file that [`Run::to_toml`] wrote, which says all of its network: no directory of weights is asked again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Run::load`].
+    pub fn load_resolved(path: &Path) -> Result<Self, Faults> {
+        Self::read(path, &[], false)
+    }
+
+    fn read(path: &Path, overrides: &[String], looks: bool) -> Result<Self, Faults> {
         let bytes = spd_files::read(path).map_err(|error| {
             let message = match error.kind() {
                 std::io::ErrorKind::NotFound => "no such run file".to_owned(),
@@ -53,7 +66,7 @@ impl Run {
             text,
             overrides,
         };
-        Self::parse(&source, true)
+        Self::parse(&source, looks)
     }
 
     /// Reads what [`Run::to_toml`] wrote: `from_resolved(&run.to_toml()) == run`.

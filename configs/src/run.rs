@@ -61,7 +61,7 @@ pub struct Target {
     /// Which network, and its sizes.
     #[serde(flatten)]
     pub model: Model,
-    /// A safetensors file with the weights; `None` when they are trained here.
+    /// A file with the weights, of safetensors or PyTorch, or a directory of them in Hugging Face's layout; `None` when they are trained here.
     pub weights: Option<PathBuf>,
     /// What its weights are held in while it is decomposed.
     pub dtype: Dtype,

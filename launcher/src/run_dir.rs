@@ -144,7 +144,7 @@ impl RunDir {
         if !there(&self.config())? {
             return Err(self.no_run());
         }
-        let stored = Run::load(&self.config(), &[]).map_err(|faults| {
+        let stored = Run::load_resolved(&self.config()).map_err(|faults| {
             let faults = faults.to_string();
             let first = faults.lines().next().unwrap_or_default();
             format!(
@@ -178,7 +178,7 @@ impl RunDir {
 
     /// Into how many shards the batches of the run are cut that stands there, if one does.
     pub(crate) fn shards(&self) -> Option<usize> {
-        let stored = Run::load(&self.config(), &[]).ok()?;
+        let stored = Run::load_resolved(&self.config()).ok()?;
         Some(stored.train.blocks())
     }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Found, Input, Reads, read_heads};
 use crate::{
-    huggingface::ConfigJson,
+    config_json::ConfigJson,
     reader::Table,
     values::{Number, OneOf, Size, Sizes},
 };

@@ -18,7 +18,7 @@ pub use resid_mlp::{Activation, ResidMlp};
 pub use tms::Tms;
 
 use crate::{
-    huggingface::ConfigJson,
+    config_json::ConfigJson,
     reader::Table,
     values::{OneOf, Size},
 };

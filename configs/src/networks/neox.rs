@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::{Found, Gelu, Input, Reads, gpt2::NORM_EPS, read_heads};
 use crate::{
-    huggingface::ConfigJson,
+    config_json::ConfigJson,
     reader::Table,
     values::{Flag, Number, Size},
 };

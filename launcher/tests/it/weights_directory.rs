@@ -176,7 +176,7 @@ fn a_directory_of_weights_is_decomposed_and_its_change_refused() {
     for line in [
         "kind = \"gpt_neox\"",
         "d_model = 8",
-        "d_rotary = 4",
+        "d_rotary = 2",
         "weights = \"weights\"",
     ] {
         assert!(resolved.contains(line), "{line}: {resolved}");
@@ -192,6 +192,10 @@ fn a_directory_of_weights_is_decomposed_and_its_change_refused() {
         ),
         "target.parallel: false here, true there",
     );
+    // Unfinished, it goes on with these weights alone.
+    let kept = scratch.run_dir();
+    fs::remove_file(kept.join("summary.json")).unwrap();
+    fs::remove_dir_all(kept.join("checkpoints/step-00000004")).unwrap();
     let others = |mut bytes: Vec<u8>| {
         let last = bytes.len() - 1;
         bytes[last] ^= 1;

@@ -4,6 +4,7 @@
 //! # Adding a network
 //!
 //! - `configs/src/networks/`: a file with its struct, its keys, their defaults and their checks, and a line of `networks!`.
+//!   If it is one of Hugging Face, what reads its `config.json` and a row of `ARCHITECTURES`.
 //! - `configs/README.md`: a row for each key.
 //! - `trainer/src/target_models/`: a file that implements [`Target`] for the struct, and a line of [`shipped`].
 //! - `trainer/tests/it/golden/candle.rs`: the network in candle, if nothing of it is recorded.

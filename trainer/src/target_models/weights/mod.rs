@@ -2,6 +2,7 @@
 
 mod pickle;
 mod safetensors;
+mod stock;
 mod stored;
 mod torch;
 
@@ -9,7 +10,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use spd_configs::Input;
-use stored::{Stock, StoredDtype};
+use stock::Stock;
+use stored::StoredDtype;
 
 use super::Target;
 use crate::fault::Fault;

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::StoredDtype;
+use super::stored::StoredDtype;
 
 /// A tensor of a pickle: a view of a storage.
 #[derive(Debug, Clone, PartialEq)]

@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 
 SMALL = dict(vocab_size=29, bos_token_id=0, eos_token_id=1)
 GPT = dict(n_positions=16, n_embd=16, n_layer=2, n_head=4, **SMALL)
-NEO = dict(max_position_embeddings=16, hidden_size=16, num_layers=4, num_heads=4, window_size=3, **SMALL)
+NEO = dict(max_position_embeddings=16, hidden_size=16, num_layers=2, num_heads=4, window_size=3, **SMALL)
 BLOCKS = dict(max_position_embeddings=16, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, **SMALL)
 GROUPED = dict(num_key_value_heads=2, **BLOCKS)
 LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=2.0, original_max_position_embeddings=8)
 
 CASES = {
     "gpt2": ("GPT2Config", GPT),
-    "gpt_neo": ("GPTNeoConfig", dict(attention_types=[[["global", "local"], 2]], **NEO)),
+    "gpt_neo": ("GPTNeoConfig", dict(attention_types=[[["global", "local"], 1]], **NEO)),
     "gpt_neox": ("GPTNeoXConfig", dict(rotary_pct=0.5, **BLOCKS)),
     "gpt_neox_sequential": ("GPTNeoXConfig", dict(rotary_pct=0.5, use_parallel_residual=False, tie_word_embeddings=True, hidden_act="gelu_new", **BLOCKS)),
     "llama": ("LlamaConfig", dict(attention_bias=True, rms_norm_eps=1e-5, **GROUPED)),

@@ -1,0 +1,240 @@
+//! Tensors where they lie in files: named, described, and read one at a time.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::stored::{Stored, StoredDtype, dense};
+use super::{safetensors, torch};
+use crate::fault::Fault;
+
+/// An open file, and its tensors by name.
+struct Opened {
+    path: PathBuf,
+    file: File,
+    tensors: BTreeMap<String, Stored>,
+}
+
+/// The tensors of a file, or of the files of a directory.
+pub(super) struct Stock {
+    /// What was asked for.
+    path: PathBuf,
+    files: Vec<Opened>,
+    /// The file of each tensor, by name.
+    names: BTreeMap<String, usize>,
+}
+
+/// The files of a directory that are looked for: first whole ones, then what says which parts there are.
+const WHOLE: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
+const PARTS: [&str; 2] = [
+    "model.safetensors.index.json",
+    "pytorch_model.bin.index.json",
+];
+
+/// Which part has which tensor.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Stock {
+    /// Opens a file, or the files of a directory in Hugging Face's layout.
+    pub(super) fn open(path: &Path) -> Result<Self, Fault> {
+        if !path.is_dir() {
+            return Self::of_file(path, path);
+        }
+        let standing = |names: [&str; 2]| {
+            let paths = names.map(|name| path.join(name));
+            paths
+                .into_iter()
+                .find(|path| path.try_exists().unwrap_or(true))
+        };
+        if let Some(file) =
+            standing([WHOLE[0], PARTS[0]]).or_else(|| standing([WHOLE[1], PARTS[1]]))
+        {
+            if file.ends_with(WHOLE[0]) || file.ends_with(WHOLE[1]) {
+                return Self::of_file(path, &file);
+            }
+            return Self::of_parts(path, &file);
+        }
+        Err(Fault::BadInput(format!(
+            "{}: no weights in it; expected {}, {}, {} or {}",
+            path.display(),
+            WHOLE[0],
+            PARTS[0],
+            WHOLE[1],
+            PARTS[1]
+        )))
+    }
+
+    fn of_file(path: &Path, file: &Path) -> Result<Self, Fault> {
+        let opened = Opened::open(file)?;
+        Ok(Self {
+            path: path.to_owned(),
+            names: opened
+                .tensors
+                .keys()
+                .map(|name| (name.clone(), 0))
+                .collect(),
+            files: vec![opened],
+        })
+    }
+
+    fn of_parts(path: &Path, index_path: &Path) -> Result<Self, Fault> {
+        let shown = index_path.display();
+        let bad = |reason: String| Fault::BadInput(format!("{shown}: {reason}"));
+        let bytes =
+            spd_files::read(index_path).map_err(|err| bad(format!("cannot be read: {err}")))?;
+        let index: Index = serde_json::from_slice(&bytes).map_err(|err| {
+            bad(format!(
+                "expected {{\"weight_map\": {{tensor: file, ...}}}}: {err}"
+            ))
+        })?;
+        let (mut files, mut numbers, mut names) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        for (tensor, name) in index.weight_map {
+            if name.contains(['/', '\\']) || name.starts_with('.') || name.is_empty() {
+                return Err(bad(format!(
+                    "`{}` is said to be in {name:?}, which is no name of a file beside it",
+                    tensor.escape_debug()
+                )));
+            }
+            let number = match numbers.get(&name) {
+                Some(number) => *number,
+                None => {
+                    files.push(Opened::open(&path.join(&name))?);
+                    numbers.insert(name.clone(), files.len() - 1);
+                    files.len() - 1
+                }
+            };
+            if !files[number].tensors.contains_key(&tensor) {
+                return Err(bad(format!(
+                    "`{}` is said to be in {name}, which has no such tensor",
+                    tensor.escape_debug()
+                )));
+            }
+            names.insert(tensor, number);
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            files,
+            names,
+        })
+    }
+
+    /// What was asked for, as messages name it.
+    pub(super) fn shown(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// Names of all tensors.
+    pub(super) fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.names.keys().map(String::as_str)
+    }
+
+    /// A tensor by name.
+    pub(super) fn get(&self, name: &str) -> Option<&Stored> {
+        self.files[*self.names.get(name)?].tensors.get(name)
+    }
+
+    /// The numbers of a tensor, as f32.
+    pub(super) fn read(&self, name: &str) -> Result<Vec<f32>, Fault> {
+        let file = &self.files[self.names[name]];
+        let stored = &file.tensors[name];
+        let count = stored.dims.iter().product::<usize>();
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        // Both formats have made sure that the last element is in the file.
+        let reach = stored.dims.iter().zip(&stored.strides);
+        let span = 1 + reach.map(|(dim, stride)| (dim - 1) * stride).sum::<usize>();
+        let size = stored.dtype.bytes();
+        let mut bytes = vec![0; span * size];
+        file.file
+            .read_exact_at(&mut bytes, stored.start)
+            .map_err(|err| {
+                let path = file.path.display();
+                Fault::BadInput(format!("{path}: `{name}` cannot be read: {err}"))
+            })?;
+        let values = numbers(stored.dtype, &bytes);
+        if stored.strides == dense(&stored.dims) {
+            return Ok(values);
+        }
+        Ok(gathered(&values, stored))
+    }
+}
+
+/// Elements of a view in the order of its indices.
+fn gathered(values: &[f32], stored: &Stored) -> Vec<f32> {
+    let mut offsets = vec![0];
+    for (dim, stride) in stored.dims.iter().zip(&stored.strides) {
+        let steps = |offset: &usize| {
+            let offset = *offset;
+            (0..*dim).map(move |at| offset + at * stride)
+        };
+        offsets = offsets.iter().flat_map(steps).collect();
+    }
+    offsets.into_iter().map(|at| values[at]).collect()
+}
+
+/// Little-endian numbers as f32.
+fn numbers(dtype: StoredDtype, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        StoredDtype::F32 => {
+            let all = bytes.as_chunks().0.iter();
+            all.map(|&b| f32::from_le_bytes(b)).collect()
+        }
+        StoredDtype::Bf16 => {
+            let all = bytes.as_chunks().0.iter();
+            all.map(|&b| half::bf16::from_le_bytes(b).to_f32())
+                .collect()
+        }
+        StoredDtype::F16 => {
+            let all = bytes.as_chunks().0.iter();
+            all.map(|&b| half::f16::from_le_bytes(b).to_f32()).collect()
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "f64 weights are rounded to f32"
+        )]
+        StoredDtype::F64 => {
+            let all = bytes.as_chunks().0.iter();
+            all.map(|&b| f64::from_le_bytes(b) as f32).collect()
+        }
+        StoredDtype::Other(_) => Vec::new(),
+    }
+}
+
+impl Opened {
+    fn open(path: &Path) -> Result<Self, Fault> {
+        let shown = path.display();
+        let bad = |reason: String| Fault::BadInput(format!("{shown}: {reason}"));
+        let cannot =
+            |err: std::io::Error| bad(format!("the target's weights cannot be read: {err}"));
+        let file = spd_files::open(path).map_err(cannot)?;
+        let bytes = file.metadata().map_err(cannot)?.len();
+        let mut first = [0; 4];
+        let is_short = bytes < 4;
+        if !is_short {
+            file.read_exact_at(&mut first, 0).map_err(cannot)?;
+        }
+        let tensors = match first {
+            [b'P', b'K', 3, 4] => torch::tensors(&file, bytes).map_err(bad)?,
+            [0x80, ..] if path.extension().is_some_and(|end| end != "safetensors") => {
+                return Err(bad(
+                    "a file of PyTorch before 1.6; load it with PyTorch and save it again"
+                        .to_owned(),
+                ));
+            }
+            _ => safetensors::tensors(&file, bytes)
+                .map_err(|reason| bad(format!("not a safetensors file: {reason}")))?,
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            tensors,
+        })
+    }
+}
