@@ -183,12 +183,8 @@ impl EveryOp {
             context: 16.0,
         };
         let table = self.b.rotary_table(positions, 2, 10.0, Some(scaling))?;
-        let local = Heads {
-            window: Some(3),
-            scale: Some(1.0),
-            ..Heads::causal(heads, heads)
-        };
-        let by_head = self.b.attention(Qkv::ByHead(qkv), local, Some(table))?;
+        let all = Heads::causal(heads, heads);
+        let by_head = self.b.attention(Qkv::ByHead(qkv), all, Some(table))?;
         let attended = self.b.add(joined, by_head)?;
         let x = self.b.add(x, attended)?;
         let weight = self.leaf(&[d]);
@@ -202,6 +198,13 @@ impl EveryOp {
             .attention(qkv, Heads::causal(heads, kv_heads), Some(table))?;
         let all = self.b.attention(qkv, Heads::full(heads, kv_heads), None)?;
         let x = self.b.add(causal, all)?;
+        let local = Heads {
+            window: Some(3),
+            scale: Some(1.0),
+            ..Heads::causal(heads, kv_heads)
+        };
+        let windowed = self.b.attention(qkv, local, None)?;
+        let x = self.b.add(x, windowed)?;
         let (w_gate, w_up) = (self.leaf(&[d, 2 * d]), self.leaf(&[d, 2 * d]));
         let (gate, up) = (self.b.matmul(x, w_gate)?, self.b.matmul(x, w_up)?);
         let through = self.b.swiglu(gate, up)?;

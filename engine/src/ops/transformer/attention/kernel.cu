@@ -13,6 +13,8 @@ struct Heads {
     static const i64 tiles = (POSITIONS + TILE - 1) / TILE;
     static const bool causal = CAUSAL, rotary = TURNED > 0;
     static const int turned = TURNED;
+    // Whether a query may not see the first key.
+    static const bool local = CAUSAL && WINDOW < POSITIONS;
     static const i64 window = WINDOW;
 
     // Where a query, or what has its shape without its neighbours, and a key of a batch row begin.
@@ -22,13 +24,13 @@ struct Heads {
 
     // The first tile of keys that a tile of queries sees, and the one after the last; and of queries that see a tile of keys.
     DEVICE_MEMBER static i64 first_keys(i64 tile) {
-        return CAUSAL && tile * TILE >= WINDOW ? (tile * TILE - WINDOW + 1) / TILE : 0;
+        return local && tile * TILE >= WINDOW ? (tile * TILE - WINDOW + 1) / TILE : 0;
     }
     DEVICE_MEMBER static i64 end_keys(i64 tile) { return CAUSAL ? tile + 1 : tiles; }
     DEVICE_MEMBER static i64 first_queries(i64 tile) { return CAUSAL ? tile : 0; }
     DEVICE_MEMBER static i64 end_queries(i64 tile) {
         i64 end = (tile * TILE + TILE + WINDOW - 2) / TILE + 1;
-        return CAUSAL && end < tiles ? end : tiles;
+        return local && end < tiles ? end : tiles;
     }
 };
 
@@ -81,7 +83,7 @@ template <class H> DEVICE float tile_dot(Shared<float> a, int row, Shared<float>
 }
 
 template <class H> DEVICE bool sees(i64 query, i64 key) {
-    return key < H::positions && query < H::positions && (!H::causal || (key <= query && query - key < H::window));
+    return key < H::positions && query < H::positions && (!H::causal || (key <= query && (!H::local || query - key < H::window)));
 }
 
 // One tile of queries of one head.
