@@ -15,6 +15,7 @@
 mod batch;
 mod checked_files;
 mod dataset;
+mod decode;
 mod dtype;
 mod error;
 mod features;

@@ -22,6 +22,7 @@ Examples:
   spd-launch tms_5-2 --seeds 0..20            20 runs over the cores there are, and one table
   spd-launch tms_5-2 --sweep train.lr=1e-3,2e-3 --seeds 0..5
   spd-launch tokenize stories.txt --tokenizer bytes --out data/stories
+  spd-launch inspect data/stories/train       what it is, whether it is whole, and some of it to read
   spd-launch bench tms_5-2 --phases
   spd-launch profile tms_5-2 --trace step.json
   spd-launch figures runs/tms_5-2             draw its newest checkpoint again
@@ -63,6 +64,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Make a token dataset of text, JSON lines or parquet; killed, the same command goes on
     Tokenize(TokenizeArgs),
+    /// Say what a dataset, a checkpoint, a file of weights or a run directory is, and whether it is whole
+    Inspect(InspectArgs),
     /// Time training steps
     Bench(BenchArgs),
     /// Say where the time of a run's step goes
@@ -183,6 +186,17 @@ pub(crate) struct TokenizeArgs {
     /// Replace datasets that stand there
     #[arg(long)]
     pub(crate) overwrite: bool,
+}
+
+/// `spd-launch inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// Dataset (a directory, .bin or .idx), checkpoint, .safetensors file or run directory
+    #[arg(value_name = "PATH")]
+    pub(crate) path: PathBuf,
+    /// How the ids of a bare .bin are stored
+    #[arg(long, value_name = "u16|u32", value_parser = ["u16", "u32"])]
+    pub(crate) dtype: Option<String>,
 }
 
 /// `spd-launch bench`.

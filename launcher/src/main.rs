@@ -13,6 +13,7 @@
 //!                       -> supervisor   what is done about all of that
 //!                       -> progress     its rows: to the screen
 //!          -> summary                   what the rank wrote at the end, printed
+//!     -> inspect                        what a dataset, a checkpoint, weights or a run are, and whether they are whole
 //!     -> figures                        those of a checkpoint, drawn again
 //!     -> doctor                          what there is for runs on GPUs, and whether a GPU works
 //!     -> bench, profile                 how long a step takes, and where the time goes
@@ -26,6 +27,7 @@ mod doctor;
 mod exit;
 mod failure;
 mod figures;
+mod inspect;
 mod memory;
 mod nodes;
 mod output;
@@ -91,6 +93,7 @@ fn run(cli: Cli) -> Exit {
     }
     let ended = match (cli.command, cli.run) {
         (Some(Command::Tokenize(asked)), _) => tokenize::tokenize(&asked),
+        (Some(Command::Inspect(asked)), _) => inspect::inspect(&asked),
         (Some(Command::Bench(asked)), _) => bench::bench(&asked),
         (Some(Command::Profile(asked)), _) => profile::profile(&asked),
         (Some(Command::Figures(asked)), _) => figures::figures(&asked),

@@ -13,6 +13,7 @@ mod faults_during_a_run;
 mod figures;
 mod gpu;
 mod gpus;
+mod inspect;
 mod memory;
 mod metrics_rows;
 mod nodes;

@@ -93,6 +93,20 @@ pub fn load(path: &Path, target: &dyn Target) -> Result<Weights, Fault> {
     Ok(all)
 }
 
+/// Name, dtype and shape of each tensor of a file, or of a directory in Hugging Face's layout.
+///
+/// # Errors
+///
+/// When it is no such file, or shorter than it says.
+pub fn describe(path: &Path) -> Result<Vec<(String, &'static str, Vec<usize>)>, Fault> {
+    let stock = Stock::open(path)?;
+    let tensors = stock.names().filter_map(|name| {
+        let stored = stock.get(name)?;
+        Some((name.to_owned(), stored.dtype.name(), stored.dims.clone()))
+    });
+    Ok(tensors.collect())
+}
+
 /// What a file has, for whoever looks for something else.
 fn inventory(stock: &Stock) -> String {
     let names: Vec<&str> = stock.names().take(4).collect();

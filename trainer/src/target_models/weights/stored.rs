@@ -12,6 +12,17 @@ pub(super) enum StoredDtype {
 }
 
 impl StoredDtype {
+    /// As safetensors calls it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "F64",
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::Other(name) => name,
+        }
+    }
+
     pub(super) fn bytes(self) -> usize {
         match self {
             Self::F64 => 8,
