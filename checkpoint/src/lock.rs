@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::{CheckpointError, atomic};
 
@@ -50,7 +50,8 @@ impl Lock {
         Ok(Self { _file: file })
     }
 
-    /// Whether the lock of `dir` could be taken, as far as others go. Nothing is made or written.
+    /// Whether the lock of `dir` could be taken, as far as others go. Nothing is made or written. A process that was killed has it for a
+    /// moment longer, so it is waited for.
     ///
     /// # Errors
     ///
@@ -63,13 +64,19 @@ impl Lock {
             Err(found) if found.kind() == ErrorKind::NotFound => return Ok(()),
             Err(found) => return Err(refused(found)),
         };
-        match file.try_lock_shared() {
-            Ok(()) => Ok(()),
-            Err(TryLockError::WouldBlock) => {
-                let holder = holder(&mut file);
-                Err(CheckpointError::Held { path, holder })
+        let began = Instant::now();
+        loop {
+            match file.try_lock_shared() {
+                Ok(()) => return Ok(()),
+                Err(TryLockError::WouldBlock) if began.elapsed() < PATIENCE => {
+                    std::thread::sleep(LOOK_EVERY);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let holder = holder(&mut file);
+                    return Err(CheckpointError::Held { path, holder });
+                }
+                Err(TryLockError::Error(found)) => return Err(refused(found)),
             }
-            Err(TryLockError::Error(found)) => Err(refused(found)),
         }
     }
 
@@ -104,6 +111,9 @@ fn holder(file: &mut File) -> String {
 const LOOKS: usize = 50;
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
+/// How long a process is waited for that may be dying: on a busy machine that takes a while.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,6 +144,18 @@ mod tests {
         let none = folder.path().join("none");
         Lock::look(&none).unwrap();
         assert!(!none.try_exists().unwrap());
+    }
+
+    #[test]
+    fn who_is_about_to_go_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = Lock::take(folder.path()).unwrap();
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| Lock::look(folder.path()));
+            std::thread::sleep(20 * LOOK_EVERY);
+            drop(lock);
+            looks.join().unwrap().unwrap();
+        });
     }
 
     #[test]
