@@ -47,7 +47,7 @@ DEVICE void load_tile(Shared<float> tile, InFloats auto x, In<float> table, i64 
             if (TURN && column < H::turned) {
                 int pair = column % half;
                 float other = column < half ? -x[from + column + half] : x[from + column - half];
-                i64 angle = (position + row) * H::turned + pair;
+                int angle = (int(position) + row) * H::turned + pair;
                 value = value * table[angle] + other * table[angle + half];
             }
         }
@@ -66,7 +66,7 @@ DEVICE void store_tile(Shared<float> tile, OutFloats auto y, In<float> table, i6
             if (TURN && column < H::turned) {
                 int pair = column % half;
                 float other = tile[row * H::pitch + (column < half ? column + half : column - half)];
-                i64 angle = (position + row) * H::turned + pair;
+                int angle = (int(position) + row) * H::turned + pair;
                 value = value * table[angle] + (column < half ? other : -other) * table[angle + half];
             }
             give<ADD>(y, first + row * stride + column, value);
