@@ -116,12 +116,12 @@ fn wait(source: &Source, name: &str) {
     // The first batch cannot have been there.
     waits.remove(0);
     waits.sort();
-    let at = |part: f64| waits[((waits.len() - 1) as f64 * part) as usize];
+    let at = |percent: usize| waits[(waits.len() - 1) * percent / 100];
     println!(
         "wait of a step of 20 ms, {name}: median {:?}, p99 {:?} ({:.3} % of the step), longest {:?}",
-        at(0.5),
-        at(0.99),
-        at(0.99).as_secs_f64() / STEP.as_secs_f64() * 100.0,
-        at(1.0)
+        at(50),
+        at(99),
+        at(99).as_secs_f64() / STEP.as_secs_f64() * 100.0,
+        at(100)
     );
 }

@@ -19,7 +19,8 @@ use crate::opened::{Opened, PIECE_BYTES};
 use crate::{DataError, Dtype};
 
 const MAGIC: [u8; 9] = *b"MMIDIDX\0\0";
-const HEADER_BYTES: u64 = 34;
+const HEADER: usize = 34;
+const HEADER_BYTES: u64 = HEADER as u64;
 
 /// An `.idx` file that was checked when it was opened.
 #[derive(Debug)]
@@ -50,7 +51,7 @@ fn with_end(path: &Path, end: &str) -> PathBuf {
 pub(crate) fn open(idx: &Path) -> Result<(SequenceIndex, Opened, Dtype), DataError> {
     let damaged = |fault| DataError::damaged(idx, fault);
     let opened = Opened::open(idx)?;
-    let mut header = [0; HEADER_BYTES as usize];
+    let mut header = [0; HEADER];
     if opened.len() < HEADER_BYTES {
         return Err(damaged(format!(
             "has {} bytes, too few for an index of Megatron's",
@@ -249,6 +250,10 @@ impl<'o, const N: usize> List<'o, N> {
 }
 
 #[cfg(test)]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "tests make the files that others would leave"
+)]
 mod tests {
     use super::*;
 

@@ -145,6 +145,10 @@ fn modified(found: &Metadata) -> (i64, i64) {
 }
 
 #[cfg(test)]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "tests make the files that others would leave"
+)]
 mod tests {
     use super::*;
 

@@ -211,8 +211,8 @@ impl Windows {
 
     /// Says whether files are still those that were opened.
     pub(crate) fn check_unchanged(&self, files: &[usize]) -> Result<(), DataError> {
-        let files = files.iter().map(|&file| &self.dataset.files()[file]);
-        files.map(|file| file.opened.check_unchanged()).collect()
+        let mut files = files.iter().map(|&file| &self.dataset.files()[file]);
+        files.try_for_each(|file| file.opened.check_unchanged())
     }
 
     /// The file of a window, and its first token there.

@@ -300,6 +300,10 @@ fn boundary(text: &[u8], wanted: usize, any_boundary: bool) -> usize {
 }
 
 #[cfg(test)]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "tests make the files that others would leave"
+)]
 mod tests {
     use super::*;
 

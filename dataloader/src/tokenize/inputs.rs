@@ -55,7 +55,7 @@ pub(super) fn find(named: &[PathBuf]) -> Result<Vec<Input>, DataError> {
             }
         } else if let Some(pattern) = path
             .to_str()
-            .filter(|name| !path.exists() && name.contains(['*', '?', '[']))
+            .filter(|name| !path.try_exists().unwrap_or(true) && name.contains(['*', '?', '[']))
         {
             let paths = glob::glob_with(pattern, PATTERNS).map_err(|fault| {
                 DataError::Request(format!("{pattern}: is no pattern: {}", fault.msg))

@@ -104,7 +104,10 @@ fn options(inputs: Vec<PathBuf>, dir: &Path) -> Tokenize {
 fn made(inputs: Vec<PathBuf>, dir: &Path) -> (String, u64) {
     tokenize(&options(inputs, dir)).unwrap();
     let train = dir.join("out/train");
-    let bytes: Vec<u8> = ids(&train).into_iter().map(|id| id as u8).collect();
+    let bytes: Vec<u8> = ids(&train)
+        .into_iter()
+        .map(|id| u8::try_from(id).unwrap())
+        .collect();
     let dataset = Dataset::open(&train).unwrap();
     dataset.check(256, &mut CheckedFiles::default()).unwrap();
     (
@@ -214,7 +217,7 @@ fn what_is_broken_is_named_by_file_and_line() {
             .unwrap_err()
             .to_string();
         assert_eq!(error, format!("{}: {text}", path.display()));
-        assert!(!at("out").exists());
+        assert!(!at("out").try_exists().unwrap());
     };
     let second = |line: &[u8]| [b"{\"text\": \"one\"}\n", line].concat();
     refused(
@@ -343,7 +346,7 @@ fn what_is_ended_goes_on_and_gives_the_same_bytes_whatever_the_threads() {
         let seen = partial.join(format!("tokens-{shards:05}.safetensors"));
         let ended = thread::scope(|scope| {
             scope.spawn(|| {
-                while !seen.exists() && !out.join("train").exists() {
+                while !seen.try_exists().unwrap() && !out.join("train").try_exists().unwrap() {
                     thread::sleep(Duration::from_micros(200));
                 }
                 watch.stop.store(true, Ordering::Relaxed);
@@ -386,8 +389,11 @@ fn what_was_begun_of_other_options_is_not_gone_on_with() {
     let partial = options.out.join(".partial");
     thread::scope(|scope| {
         scope.spawn(|| {
-            while !partial.join("train/tokens-00001.safetensors").exists()
-                && !options.out.join("train").exists()
+            while !partial
+                .join("train/tokens-00001.safetensors")
+                .try_exists()
+                .unwrap()
+                && !options.out.join("train").try_exists().unwrap()
             {
                 thread::sleep(Duration::from_micros(200));
             }

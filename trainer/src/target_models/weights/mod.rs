@@ -93,12 +93,15 @@ pub fn load(path: &Path, target: &dyn Target) -> Result<Weights, Fault> {
     Ok(all)
 }
 
+/// Name, dtype as safetensors calls it, and shape of a tensor in a file.
+pub type Described = (String, &'static str, Vec<usize>);
+
 /// Name, dtype and shape of each tensor of a file, or of a directory in Hugging Face's layout.
 ///
 /// # Errors
 ///
 /// When it is no such file, or shorter than it says.
-pub fn describe(path: &Path) -> Result<Vec<(String, &'static str, Vec<usize>)>, Fault> {
+pub fn describe(path: &Path) -> Result<Vec<Described>, Fault> {
     let stock = Stock::open(path)?;
     let tensors = stock.names().filter_map(|name| {
         let stored = stock.get(name)?;
