@@ -17,7 +17,7 @@ use crate::DataError;
 
 /// A document, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "something else is there")]
 pub(super) enum Content {
     /// Text to be encoded.
     Text(String),
