@@ -82,9 +82,10 @@ impl<'s> Override<'s> {
                         }
                     )),
                     None => Err(format!(
-                        "`{}` has {count} row{}, numbered from 0; found no `{}`",
+                        "`{}` has {count} row{}, numbered from 0{}; found no `{}`",
                         self.above(steps),
                         if count == 1 { "" } else { "s" },
+                        named_too(rows),
                         step.escape_debug()
                     )),
                 }
@@ -112,18 +113,30 @@ impl<'s> Override<'s> {
     }
 }
 
-/// The rows that have a name: that of their `name`, or else of their `kind`, or their `pattern`.
+/// The name of a row: its `name`, or else its `kind`, or its `pattern`.
+fn name_of<'r>(row: &'r Spanned<DeValue<'_>>) -> Option<&'r str> {
+    let row = row.get_ref().as_table()?;
+    let mut keys = ["name", "kind", "pattern"].iter();
+    keys.find_map(|key| row.get(*key)?.get_ref().as_str())
+}
+
+/// The rows that have a name.
 fn named(rows: &DeArray<'_>, name: &str) -> Vec<usize> {
-    let is_named = |row: &Spanned<DeValue<'_>>| {
-        let DeValue::Table(row) = row.get_ref() else {
-            return false;
-        };
-        let mut keys = ["name", "kind", "pattern"].iter();
-        let own = keys.find_map(|key| row.get(*key)?.get_ref().as_str());
-        own == Some(name)
-    };
-    let rows = rows.iter().enumerate().filter(|(_, row)| is_named(row));
+    let rows = rows.iter().enumerate();
+    let rows = rows.filter(|(_, row)| name_of(row) == Some(name));
     rows.map(|(index, _)| index).collect()
+}
+
+/// The names of rows, for whoever looks for another one.
+fn named_too(rows: &DeArray<'_>) -> String {
+    let names = rows.iter().filter_map(name_of);
+    let names: Vec<_> = names
+        .map(|name| format!("`{}`", name.escape_debug()))
+        .collect();
+    if names.is_empty() {
+        return String::new();
+    }
+    format!(" or named {}", names.join(", "))
 }
 
 fn parse(text: &str, offset: usize) -> DeValue<'_> {

@@ -39,11 +39,15 @@ fn an_override_is_refused_as_a_key_of_the_file_would_be() {
         ),
         toy_with(
             &["loss.7.coeff=0.1"],
-            &["--set loss.7.coeff: `loss` has 1 row, numbered from 0; found no `7`"],
+            &[
+                "--set loss.7.coeff: `loss` has 1 row, numbered from 0 or named `stochastic_recon`; found no `7`",
+            ],
         ),
         toy_with(
             &["loss.first.coeff=0.1"],
-            &["--set loss.first.coeff: `loss` has 1 row, numbered from 0; found no `first`"],
+            &[
+                "--set loss.first.coeff: `loss` has 1 row, numbered from 0 or named `stochastic_recon`; found no `first`",
+            ],
         ),
         toy_with(
             &["loss.stochastic_recon.coef=0.1"],
