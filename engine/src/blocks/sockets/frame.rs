@@ -55,6 +55,12 @@ impl Frame {
         header[HASHED..].copy_from_slice(&hash.to_le_bytes());
         Self { header, values }
     }
+
+    /// The same for another rank, with a copy of its values, which are hashed once.
+    pub(super) fn again(&self, values: Vec<f32>) -> Self {
+        let header = self.header;
+        Self { header, values }
+    }
 }
 
 /// What a frame says of itself.

@@ -462,13 +462,14 @@ impl Shared {
         whole.resize(parts[self.rank].len(), 0.0);
         let of_all: Vec<&[f32]> = parts.iter().map(Vec::as_slice).collect();
         tree::sum(&of_all, &mut whole);
+        let frame = Frame::new(Kind::Slice, number, whole);
         let mut state = self.state();
         for rank in (0..self.size).filter(|&rank| rank != self.rank) {
-            let values = state.copy(&whole);
-            state.send(rank, Frame::new(Kind::Slice, number, values));
+            let values = state.copy(&frame.values);
+            state.send(rank, frame.again(values));
         }
         state.spare.extend(parts);
-        state.piece(number, self.size).slices[self.rank] = Some(whole);
+        state.piece(number, self.size).slices[self.rank] = Some(frame.values);
         Ok(true)
     }
 }
