@@ -259,4 +259,32 @@ mod tests {
              is decomposed once"
         );
     }
+
+    #[test]
+    fn subsets_have_sites_and_names_of_their_own() {
+        let sites = resolve(&said(&["transformer.h.*.mlp.*"], &[]), &layers()).unwrap();
+        let refused = |name: &str, all_but: &str| {
+            let subset = Subset {
+                name: name.to_owned(),
+                sites: Vec::new(),
+                all_but: vec![all_but.to_owned()],
+                masked: true,
+            };
+            check_subsets(&[subset], &sites)
+                .err()
+                .map(|fault| fault.to_string())
+        };
+        assert_eq!(refused("outputs", "*.c_fc"), None);
+        let path = sites[0].path();
+        assert_eq!(
+            refused(path, "*.c_fc"),
+            Some(format!(
+                "[eval.subset] name: expected a name that no site has, found `{path}`"
+            ))
+        );
+        let line = refused("none", "*").unwrap();
+        let begin =
+            format!("[eval.subset] `none`: its patterns leave no site; the sites are {path}");
+        assert!(line.starts_with(&begin), "{line}");
+    }
 }
