@@ -6,6 +6,7 @@
 //! - A rank that does not die of a kill is given up after a while: nothing is waited for without end.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -538,7 +539,16 @@ impl Supervisor {
                 Some(((rank.is_consequence(), time, index), cause))
             })
             .collect();
-        failures.sort_by_key(|(order, _)| *order);
+        // All ranks refuse the same step: the first of them tells it for all.
+        let of_all = |cause: &Cause| cause.kind() == FaultKind::NotFinite;
+        let refused = failures.iter().filter(|(_, cause)| of_all(cause));
+        let refused = refused.map(|((_, time, _), _)| *time).min();
+        failures.sort_by_key(|((follows, time, index), cause)| {
+            let time = refused.filter(|_| of_all(cause)).unwrap_or(*time);
+            (*follows, time, *index)
+        });
+        let mut is_told = false;
+        failures.retain(|(_, cause)| !of_all(cause) || !mem::replace(&mut is_told, true));
         let consequences = failures.iter().skip(1).map(|((.., rank), _)| *rank);
         let mut consequences: Vec<usize> = consequences.collect();
         consequences.sort_unstable();

@@ -21,7 +21,10 @@ pub(crate) fn train(
 ) -> Result<Outcome, Fault> {
     let mut training = Training::open(task, store, place, stop)?;
     let ended = until_end(&mut training);
-    if ended.is_err() {
+    if let Err(fault) = &ended {
+        if matches!(fault, Fault::NotFinite(_)) {
+            training.save_before_refused();
+        }
         // Whoever tells where it failed tells it from the last of these.
         training.show(true);
     }

@@ -164,6 +164,7 @@ impl<'a> Training<'a> {
 
     /// The row of an evaluation. Whether there is one; not so where it was left on request.
     pub(crate) fn evaluate(&mut self, is_slow: bool) -> Result<bool, Fault> {
+        refused_step::check(&mut *self.task, self.store, self.at.step())?;
         let Some(values) = self.measure(is_slow)? else {
             return Ok(false);
         };
@@ -233,6 +234,28 @@ impl<'a> Training<'a> {
             self.at,
             &mut self.progress,
         )
+    }
+
+    /// Saves the state before the step that was refused, so that the same command meets that step again at once: parameters and
+    /// moments are still those before it, and no row follows it. All ranks wait for that.
+    pub(crate) fn save_before_refused(&mut self) {
+        let refused = match (self.at, refused_step::halted(self.store)) {
+            (At::Step(1..), Ok(Some(step))) if step > 0 => step,
+            _ => return,
+        };
+        let Self { task, store, .. } = self;
+        if let Some(Records { spool, saver }) = &mut self.records {
+            self.at = At::Step(refused);
+            let saved = saver.finish((&mut **task, store), spool, self.at, &mut self.progress);
+            let note = match saved {
+                Ok(()) => format!(
+                    "the state before step {refused} is saved; the same command meets that step again at once"
+                ),
+                Err(fault) => fault.to_string(),
+            };
+            self.progress.event(refused, note);
+        }
+        self.place.world.agree(|| false);
     }
 
     /// Ends a run that has made all its steps: its last figures, evaluation and state. Whether it was to go on with that.

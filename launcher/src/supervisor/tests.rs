@@ -128,13 +128,31 @@ fn whom_it_hit_is_not_whose_fault_it_was_whoever_speaks_first() {
 #[test]
 fn of_two_that_fail_the_earlier_is_the_cause() {
     let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
-    let [late, early] = [9, 8].map(|time| failure(FaultKind::NotFinite, ms(time), None));
+    let [late, early] = [9, 8].map(|time| failure(FaultKind::Failed, ms(time), None));
     s.on(ms(10), Event::Said(0, Message::Failure(late)));
     s.on(ms(11), Event::Said(1, Message::Failure(early.clone())));
     s.on(ms(12), code(0, 1));
     let expected = Verdict::Failed {
         rank: 1,
         cause: Cause::Failure(early),
+        consequences: vec![0],
+    };
+    assert_eq!(buried(&mut s, ms(13)), expected);
+}
+
+#[test]
+fn a_step_that_all_refuse_is_told_by_the_first() {
+    let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
+    let refused = [9, 8].map(|time| failure(FaultKind::NotFinite, ms(time), None));
+    let lost = failure(FaultKind::PeerLost, ms(7), Some(1));
+    for (rank, failure) in [&lost, &refused[0], &refused[1]].into_iter().enumerate() {
+        s.on(ms(10), Event::Said(rank, Message::Failure(failure.clone())));
+    }
+    s.on(ms(11), code(0, 1));
+    s.on(ms(11), code(1, 1));
+    let expected = Verdict::Failed {
+        rank: 1,
+        cause: Cause::Failure(refused[0].clone()),
         consequences: vec![0],
     };
     assert_eq!(buried(&mut s, ms(13)), expected);

@@ -83,14 +83,24 @@ fn a_target_that_cannot_be_trained_says_so() {
     );
 }
 
-/// tms_5-2 with weights of this size from a file.
-fn with_weights(scratch: &Scratch, size: f32) -> String {
-    let tensors: [(&str, &[usize], usize); 3] = [
-        ("linear1.weight", &[2, 5], 10),
-        ("linear2.weight", &[5, 2], 10),
-        ("linear2.bias", &[5], 5),
+/// tms_5-2 with weights of a file.
+///
+/// - `size`: of all weights but those of the last feature
+/// - `last`: of the last feature's in `linear1`
+pub(crate) fn with_weights(scratch: &Scratch, size: f32, last: f32) -> String {
+    let tensors: [(&str, &[usize], Vec<f32>); 3] = [
+        (
+            "linear1.weight",
+            &[2, 5],
+            [[size; 4].as_slice(), &[last]].concat().repeat(2),
+        ),
+        ("linear2.weight", &[5, 2], vec![size; 10]),
+        ("linear2.bias", &[5], vec![size; 5]),
     ];
-    let bytes = tensors.map(|(_, _, len)| size.to_le_bytes().repeat(len));
+    let bytes = tensors.each_ref().map(|(_, _, values)| {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+        bytes.collect::<Vec<_>>()
+    });
     let views = tensors.iter().zip(&bytes).map(|((name, dims, _), bytes)| {
         (
             *name,
@@ -141,7 +151,7 @@ fn weights_that_overflow_are_named_where_they_do() {
         ),
     ] {
         let scratch = Scratch::new();
-        let config = with_weights(&scratch, size);
+        let config = with_weights(&scratch, size, size);
         let mut command = scratch.launcher(&[&config, "--out", "runs/x"]);
         for set in SHORT
             .iter()
@@ -156,6 +166,70 @@ fn weights_that_overflow_are_named_where_they_do() {
         assert_eq!(found, expected);
         assert!(names(&scratch.run_dir().join("checkpoints")).is_empty());
     }
+}
+
+/// One row of one rank overflows, long before anybody looks. All ranks refuse that step, and whoever runs it again meets it at
+/// once.
+#[test]
+fn a_row_of_one_rank_stops_all_and_the_step_is_met_again() {
+    let by = |ranks: &str| {
+        let scratch = Scratch::new();
+        let config = with_weights(&scratch, 1.0, 1e30);
+        let set = [
+            "train.shards=4",
+            "train.faithfulness_warmup.steps=0",
+            "data.probability=0.0005",
+            "seed=2",
+            "log.every=100",
+            "eval.every=7",
+        ];
+        let attempt = || {
+            let mut command = scratch.launcher(&[&config, "--out", "runs/x", "--cpus", ranks]);
+            for set in SHORT.iter().filter(|set| !set.starts_with("target.")) {
+                command.args(["--set", set]);
+            }
+            for set in set {
+                command.args(["--set", set]);
+            }
+            let ended = launch(command);
+            assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+            ended.stderr
+        };
+        let error = |stderr: &str| {
+            let error = stderr.lines().find(|line| line.starts_with("error: "));
+            let (who, what) = error.unwrap().split_once("(decomposing): ").unwrap();
+            assert!(who.starts_with("error: rank 0 "), "{who}");
+            what.to_owned()
+        };
+        let (first, second) = (attempt(), attempt());
+        let saved = "step 33: the state before step 33 is saved; the same command meets that step again at once\n";
+        assert!(first.starts_with(saved), "{first}");
+        assert!(
+            second.starts_with("step 33: continued from the checkpoint of step 33\n"),
+            "{second}"
+        );
+        assert!(!first.contains("because of it"), "{first}");
+        assert_eq!(error(&first), error(&second));
+        let rows = fs::read_to_string(scratch.run_dir().join("metrics.jsonl")).unwrap();
+        let snapshot = newest(&scratch.run_dir().join("checkpoints"))
+            .unwrap()
+            .snapshot
+            .unwrap();
+        let tensors = snapshot
+            .tensors
+            .into_iter()
+            .map(|tensor| (tensor.name, tensor.bytes));
+        (error(&first), rows, tensors.collect::<Vec<_>>())
+    };
+    let alone = by("1");
+    assert!(
+        alone
+            .0
+            .starts_with("step 33: loss/stochastic_recon is inf, "),
+        "{}",
+        alone.0
+    );
+    assert!(by("4") == alone);
 }
 
 /// The launcher under a limit on the size of files, which looks to it like a full disk.
