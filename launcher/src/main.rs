@@ -56,6 +56,7 @@ mod world;
 use std::process::ExitCode;
 
 use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use spd_trainer::Fault;
 
 use crate::cli::{Cli, Command};
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
     let is_rank = std::env::args_os()
         .nth(1)
         .is_some_and(|word| word == "rank");
+    open_many_files();
     let heard = stop::hear(is_rank);
     ranks::name_process();
     let exit = match (heard, Cli::try_parse()) {
@@ -81,6 +83,15 @@ fn main() -> ExitCode {
     }
     screen::finish(stop::asked);
     exit.into()
+}
+
+/// Lets this process and its ranks have as many files open as they may at most: a dataset can be in thousands of shards, and
+/// what is allowed at first is often 1024.
+fn open_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let current = limit.maximum;
+    // Where that is refused, what is allowed may still do.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
 }
 
 fn run(cli: Cli) -> Exit {

@@ -1,6 +1,9 @@
-//! `spd-launch doctor`: what this machine has for runs on GPUs, what is missing for what, and whether a GPU works.
+//! `spd-launch doctor`: what this machine has for runs and for GPUs, what is missing for what, and whether a GPU works.
 
+mod machine;
 mod probes;
+
+use std::path::Path;
 
 use spd_trainer::cuda::{self, DIRECTORIES, Library};
 
@@ -11,16 +14,40 @@ use crate::table::Table;
 
 pub(crate) use probes::probe;
 
-/// Says what was found. Nothing that is missing is a failure, as runs on the CPU need none of it, unless a GPU is to be probed.
+use machine::{Finding, Machine};
+
+/// Says what was found. A GPU or library that is missing is no failure, as runs on the CPU need none, unless a GPU is to be probed.
+/// It is one where no run can be started.
 pub(crate) fn doctor(asked: &DoctorArgs) -> Exit {
-    screen::result(&text());
+    let dir = std::env::current_dir().unwrap_or_else(|_| Path::new(".").to_owned());
+    let findings = Machine::of(&dir).findings();
+    screen::result(&text(&findings));
     if asked.deep {
         return probes::deep(asked.gpu);
+    }
+    if findings.iter().any(|finding| finding.is_fatal) {
+        return Exit::Failed;
     }
     Exit::Done
 }
 
-fn text() -> String {
+fn text(findings: &[Finding]) -> String {
+    let mut table = Table::new(&[]);
+    for Finding { what, found, .. } in findings {
+        table.row([what, found]);
+    }
+    let troubles = findings.iter().filter_map(|finding| {
+        let trouble = finding.trouble?;
+        Some(format!(
+            "{} ({}): {trouble}.\n",
+            finding.what, finding.found
+        ))
+    });
+    let troubles: String = troubles.collect();
+    format!("{}{troubles}\n{}", table.text(), gpus_text())
+}
+
+fn gpus_text() -> String {
     let mut table = Table::new(&[]);
     for library in Library::ALL {
         let name = library.files()[0];

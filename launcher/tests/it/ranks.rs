@@ -313,6 +313,24 @@ fn a_flood_of_four_ranks_goes_to_their_logs() {
     }
 }
 
+/// As many files are opened as may be, not as many as a shell allows at first.
+#[test]
+fn a_low_limit_of_open_files_is_raised() {
+    let scratch = Scratch::new();
+    let set = [
+        "train.steps=2",
+        "train.batch_size=64",
+        "target.train.steps=5",
+    ];
+    let inner = scratch.real("tms_5-2.toml", "r", &set);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "ulimit -S -n 16; exec \"$@\"", "sh"]);
+    command.arg(inner.get_program()).args(inner.get_args());
+    command.args(["--cpus", "4"]).current_dir(scratch.path());
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}
+
 /// A control group of this process's own group with less memory than a run needs, if one can be made.
 struct Group(std::path::PathBuf);
 

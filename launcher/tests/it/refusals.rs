@@ -115,6 +115,29 @@ fn the_doctor_says_what_was_found_and_what_for_and_is_content() {
         );
     }
     assert!(scratch.names().is_empty());
+    // What an administrator allows, and a place where nothing can be made.
+    let limited = |script: &str| {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", script, "sh"]);
+        command.arg(scratch.launcher(&[]).get_program());
+        command.current_dir(scratch.path());
+        launch(command)
+    };
+    let ended = limited("ulimit -n 64; exec \"$1\" doctor");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let told = "open files (64 at most): a run of many ranks or of a dataset in many shards needs more: raise it with `ulimit -n \
+                4096`.\n";
+    assert!(ended.stdout.contains(told), "{}", ended.stdout);
+    let ended = limited("cd /proc; exec \"$1\" doctor");
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let told =
+        "): runs are made in runs/ there: go to another directory, or give each run its --out.\n";
+    assert!(
+        ended.stdout.contains("/proc (cannot be written: "),
+        "{}",
+        ended.stdout
+    );
+    assert!(ended.stdout.contains(told), "{}", ended.stdout);
 }
 
 #[test]
