@@ -20,6 +20,7 @@ use spd_trainer::Heartbeat;
 use crate::failure::Failure;
 use crate::nodes::mesh::Peers;
 use crate::nodes::wire::{Lines, line};
+use crate::threads;
 
 /// Tells a rank that its standard input is this channel.
 pub(crate) const KEY: &str = "SPD_CHANNEL";
@@ -174,9 +175,7 @@ impl Channel {
                 }
             }
         };
-        thread::Builder::new()
-            .name("launcher".to_owned())
-            .spawn(wait)?;
+        threads::spawn("launcher", wait)?;
         Ok(())
     }
 
@@ -205,9 +204,7 @@ impl Channel {
                 thread::sleep(LOOK);
             }
         };
-        thread::Builder::new()
-            .name("heartbeat".to_owned())
-            .spawn(tell)?;
+        threads::spawn("heartbeat", tell)?;
         Ok(())
     }
 

@@ -48,6 +48,7 @@ mod supervise;
 mod supervisor;
 mod sweep;
 mod table;
+mod threads;
 mod tokenize;
 mod vary;
 mod wait;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::io::ioctl_fionbio;
 
 use crate::screen::{plain, unstamped};
+use crate::threads;
 use crate::wait::wait_until;
 
 /// Lines kept: those that a launcher shows of a dead rank, and its own about them, for whoever launched the launcher.
@@ -66,9 +67,8 @@ impl Output {
         ioctl_fionbio(&reader, true)?;
         let mut file = Log::open(log)?;
         let (log, pieces): (_, Receiver<Vec<u8>>) = sync_channel(WAITING);
-        let thread = thread::Builder::new()
-            .name("output".to_owned())
-            .spawn(move || pieces.iter().for_each(|piece| file.write(&piece)))?;
+        let write = move || pieces.iter().for_each(|piece| file.write(&piece));
+        let thread = threads::spawn("output", write)?;
         let output = Self {
             reader: Some(reader),
             lines: Lines::default(),

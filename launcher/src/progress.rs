@@ -12,6 +12,7 @@ use spd_tracker::{Kind, Mark, Read, ReadError, Reader, Row};
 
 use crate::run_dir::RunDir;
 use crate::screen::{self, plain};
+use crate::threads;
 use crate::wait::wait_until;
 
 /// Time between two lines where there is no terminal to draw a bar on.
@@ -221,8 +222,7 @@ impl Follower {
     pub(crate) fn start(mut spool: Spool) -> io::Result<Self> {
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&is_over);
-        let thread = thread::Builder::new().name("progress".to_owned());
-        let thread = thread.spawn(move || {
+        let thread = threads::spawn("progress", move || {
             let mut display = Display::new();
             loop {
                 // Its last rows may have come after the last look.

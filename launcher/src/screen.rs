@@ -17,9 +17,12 @@ use std::time::{Duration, Instant};
 
 use rustix::termios::tcgetwinsize;
 
+use crate::threads;
+
 mod style;
 
 use style::Kind;
+
 pub(crate) use style::{Style, unstamped};
 
 /// Bytes that may wait before lines of progress are left out.
@@ -198,8 +201,7 @@ impl Screen {
         drop(state);
         self.changed.notify_all();
         if starts {
-            let thread = thread::Builder::new().name("screen".to_owned());
-            let started = thread.spawn(|| {
+            let started = threads::spawn("screen", || {
                 loop {
                     self.write_next(put);
                 }

@@ -11,7 +11,6 @@ use std::os::unix::net::UnixStream;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,6 +19,7 @@ use signal_hook::low_level::{emulate_default_handler, exit, pipe};
 
 use crate::exit::Exit;
 use crate::screen;
+use crate::threads;
 
 /// Signals that ask for an orderly stop.
 const ASKING: [i32; 4] = [SIGINT, SIGTERM, SIGUSR1, SIGHUP];
@@ -142,8 +142,7 @@ pub(crate) fn hear(is_rank: bool) -> io::Result<()> {
             pipe::register(signal, wake.try_clone()?)?;
         }
     }
-    let thread = thread::Builder::new().name("signals".to_owned());
-    thread.spawn(move || {
+    threads::spawn("signals", move || {
         while let Ok(1..) = (&woken).read(&mut [0; 64]) {
             act()
         }

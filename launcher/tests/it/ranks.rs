@@ -331,27 +331,35 @@ fn a_low_limit_of_open_files_is_raised() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
 
-/// A control group of this process's own group with less memory than a run needs, if one can be made.
+/// A control group below this process's own that has less of something than a run needs, if one can be made.
 struct Group(std::path::PathBuf);
 
 impl Group {
-    fn of(bytes: usize) -> Option<Self> {
-        let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-        let own = groups.lines().find_map(|line| line.split_once(":memory:/"));
-        let own = std::path::Path::new("/sys/fs/cgroup/memory").join(own?.1);
-        let group = own.join(format!("spd-test-{}", std::process::id()));
-        fs::create_dir(&group).ok()?;
-        let group = Self(group);
-        let limit = fs::File::options()
-            .write(true)
-            .open(group.0.join("memory.limit_in_bytes"));
-        limit.ok()?.write_all(bytes.to_string().as_bytes()).ok()?;
+    fn of_memory(bytes: usize) -> Option<Self> {
+        let group = Self::of("memory", "memory.limit_in_bytes", bytes)?;
         // Kernels count kills since 4.13, and with swap there is no lack of memory.
         let counts = fs::read_to_string(group.0.join("memory.oom_control")).ok()?;
         let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
-        let works = counts.contains("\noom_kill ") && swaps.lines().count() < 2;
+        (counts.contains("\noom_kill ") && swaps.lines().count() < 2).then_some(group)
+    }
+
+    fn of(controller: &str, file: &str, most: usize) -> Option<Self> {
+        let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let own = groups
+            .lines()
+            .find_map(|line| line.split_once(&format!(":{controller}:/")));
+        let own = std::path::Path::new("/sys/fs/cgroup")
+            .join(controller)
+            .join(own?.1);
+        let group = own.join(format!("spd-test-{}", std::process::id()));
+        fs::create_dir(&group).ok()?;
+        let group = Self(group);
+        let limit = fs::File::options().write(true).open(group.0.join(file));
+        limit.ok()?.write_all(most.to_string().as_bytes()).ok()?;
         let entered = group.around(std::process::Command::new("true")).status();
-        (works && entered.is_ok_and(|status| status.success())).then_some(group)
+        entered
+            .is_ok_and(|status| status.success())
+            .then_some(group)
     }
 
     /// A command in the group.
@@ -373,7 +381,7 @@ impl Drop for Group {
 
 #[test]
 fn a_lack_of_memory_is_named() {
-    let Some(group) = Group::of(60 << 20) else {
+    let Some(group) = Group::of_memory(60 << 20) else {
         println!(
             "no control group of memory can be made: a rank that is killed for memory was not tested"
         );
@@ -395,6 +403,23 @@ fn a_lack_of_memory_is_named() {
         "{error}"
     );
     assert!(!ended.stderr.contains("started again"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_lack_of_threads_is_named() {
+    let Some(group) = Group::of("pids", "pids.max", 3) else {
+        println!("no control group of processes can be made: a lack of threads was not tested");
+        return;
+    };
+    let scratch = Scratch::new();
+    let mut command = group.around(scratch.real("tms_5-2.toml", "r", &["target.train.steps=50"]));
+    command.current_dir(scratch.path());
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let error = ended.error();
+    let named = "cannot be started (Resource temporarily unavailable (os error 11)); is a limit of threads or memory reached \
+                 (ulimit -u, ulimit -v, pids.max of the control group)?";
+    assert!(error.ends_with(named), "{error}");
 }
 
 /// A rank that gets a tenth of its time is named, and nobody else.
