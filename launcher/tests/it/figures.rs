@@ -20,8 +20,9 @@ const SHORT: [&str; 6] = [
     "eval.batch_size=64",
 ];
 
-const OF_ALL: [&str; 3] = [
+const OF_ALL: [&str; 4] = [
     "activation_density",
+    "active_components",
     "importance_histograms",
     "mean_importance",
 ];
@@ -160,6 +161,25 @@ fn the_numbers_are_those_of_the_run() {
             "{path}: {l0} {means:?}"
         );
     }
+    let active = fs::read(figures(&scratch, 12).join("active_components.json")).unwrap();
+    let active: Value = serde_json::from_slice(&active).unwrap();
+    let mut all = 0.0;
+    for site in active["sites"].as_array().unwrap() {
+        let (path, l0) = (site["name"].as_str().unwrap(), site["l0"].as_f64().unwrap());
+        let told = summary["values"][format!("eval/l0/{path}")]
+            .as_f64()
+            .unwrap();
+        assert!((l0 - told).abs() < 1e-5, "{path}: {l0} {told}");
+        all += l0;
+    }
+    let [group] = active["groups"].as_array().unwrap().as_slice() else {
+        panic!("{active}");
+    };
+    assert_eq!(
+        (&group["name"], &group["components"]),
+        (&"all sites".into(), &60.into())
+    );
+    assert!((group["l0"].as_f64().unwrap() - all).abs() < 1e-9);
     let count = |histogram: &Value| -> u64 {
         let counts: Vec<u64> = serde_json::from_value(histogram["counts"].clone()).unwrap();
         counts.iter().sum()
@@ -204,7 +224,7 @@ fn a_language_model_has_the_figures_that_need_no_features() {
     let ended = launch(scratch.real("shakespeare.toml", "runs/x", &set));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let names = names(&figures(&scratch, 2));
-    assert_eq!(names.len(), 6);
+    assert_eq!(names.len(), 8);
     assert!(
         OF_ALL
             .iter()

@@ -2,18 +2,18 @@
 
 use super::Figure;
 use super::histogram::{Histogram, histogram, spread};
-use super::measured::SiteSums;
+use super::measured::{SiteSums, Sums};
 use super::panel::{Axes, Panel, Steps, grid};
 use crate::fault::Fault;
 
-pub(super) fn figure(sums: &[SiteSums], when: &str) -> Result<Option<Figure>, Fault> {
+pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {
     let of_site = |site: &SiteSums| {
         let parts = site.active.iter();
         let parts = parts.map(|&active| (active as f64 / site.positions as f64, 1));
         let parts: Vec<(f64, u64)> = parts.collect();
         histogram(site.site.clone(), (0.0, spread(&parts).1), &parts)
     };
-    let all: Vec<Histogram> = sums.iter().map(of_site).collect();
+    let all: Vec<Histogram> = sums.sites.iter().map(of_site).collect();
     let panels = all.iter().map(|histogram| {
         let axes = Axes::new(&histogram.site, "part of the positions", "components");
         Panel::Steps(axes, Steps::of(histogram))

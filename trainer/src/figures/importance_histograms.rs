@@ -2,11 +2,11 @@
 
 use super::Figure;
 use super::histogram::{Histogram, histogram, spread};
-use super::measured::SiteSums;
+use super::measured::{SiteSums, Sums};
 use super::panel::{Axes, Panel, Steps, grid};
 use crate::fault::Fault;
 
-pub(super) fn figure(sums: &[SiteSums], when: &str) -> Result<Option<Figure>, Fault> {
+pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {
     let of_site = |site: &SiteSums| {
         let named = |what: &str| format!("{} {what}", site.site);
         let (importances, logits) = (site.importances.values(), site.logits.values());
@@ -15,7 +15,7 @@ pub(super) fn figure(sums: &[SiteSums], when: &str) -> Result<Option<Figure>, Fa
             histogram(named("logit"), spread(&logits), &logits),
         ]
     };
-    let all: Vec<Histogram> = sums.iter().flat_map(of_site).collect();
+    let all: Vec<Histogram> = sums.sites.iter().flat_map(of_site).collect();
     let labels = ["importance", "logit before the gate"].into_iter().cycle();
     let panels = all.iter().zip(labels).map(|(histogram, what)| {
         let axes = Axes::new(&histogram.site, what, "values");

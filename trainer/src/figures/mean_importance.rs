@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::Figure;
-use super::measured::SiteSums;
+use super::measured::{SiteSums, Sums};
 use super::panel::{Axes, Panel, Trace, grid};
 use crate::fault::Fault;
 
@@ -18,7 +18,7 @@ struct Means {
     means: Vec<f64>,
 }
 
-pub(super) fn figure(sums: &[SiteSums], when: &str) -> Result<Option<Figure>, Fault> {
+pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {
     let of_site = |site: &SiteSums| {
         let mut order: Vec<usize> = (0..site.sums.len()).collect();
         order.sort_by(|&a, &b| site.sums[b].total_cmp(&site.sums[a]).then(a.cmp(&b)));
@@ -29,7 +29,7 @@ pub(super) fn figure(sums: &[SiteSums], when: &str) -> Result<Option<Figure>, Fa
             order,
         }
     };
-    let all: Vec<Means> = sums.iter().map(of_site).collect();
+    let all: Vec<Means> = sums.sites.iter().map(of_site).collect();
     let panels = all.iter().flat_map(|site| {
         let axes = |title: &str| Axes::new(title, "component, largest first", "mean importance");
         let trace = || Trace {

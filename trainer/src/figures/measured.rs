@@ -1,6 +1,6 @@
 //! What figures are drawn from: what a toy answers to inputs of one feature each, and sums over held-out positions.
 
-use spd_configs::{KnownSolution, Sigmoid, pattern_matches};
+use spd_configs::{KnownSolution, Sigmoid, Subset, pattern_matches};
 use spd_dataloader::Batch;
 use spd_engine::Store;
 
@@ -87,7 +87,7 @@ pub(super) fn sums(
     task: &mut DecompositionTask,
     store: &mut Store,
     go_on: &mut GoOn<'_>,
-) -> Result<Option<Vec<SiteSums>>, Fault> {
+) -> Result<Option<Sums>, Fault> {
     let run = task.decomposition.run.clone();
     let sites = task.decomposition.sites.iter();
     let mut sites: Vec<SiteSums> = sites
@@ -119,7 +119,17 @@ pub(super) fn sums(
         }
         Ok(true)
     })?;
-    Ok(finished.then_some(sites))
+    Ok(finished.then_some(Sums {
+        sites,
+        subsets: run.eval.subsets,
+    }))
+}
+
+/// Sums over held-out positions.
+pub(super) struct Sums {
+    pub(super) sites: Vec<SiteSums>,
+    /// Groups of sites that the run names.
+    pub(super) subsets: Vec<Subset>,
 }
 
 /// Sums over the positions of a site.
@@ -177,6 +187,10 @@ mod tests {
                 site
             })
             .collect();
+        let sites = Sums {
+            sites,
+            subsets: Vec::new(),
+        };
         for draw in super::super::OF_ALL {
             let figure = draw(&sites, "now").unwrap().unwrap();
             assert!(

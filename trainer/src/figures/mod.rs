@@ -5,6 +5,7 @@
 //! | `causal_importances`  | toys: importances on inputs of one feature each, components in matching order    |
 //! | `causal_importances_upper_leaky` | toys: the same gates as the sparsity penalty sees them             |
 //! | `uv_matrices`         | toys: `V` and `U`, components in the same order                                  |
+//! | `active_components`   | components that are active at a position, as bars: of groups of sites, and by site |
 //! | `importance_histograms` | importances of all positions, and the logits before the gate                   |
 //! | `activation_density`  | how many components are active on which part of the positions                    |
 //! | `mean_importance`     | mean importance of each component, largest first, on a linear and a log scale    |
@@ -16,6 +17,8 @@
 //! A file here with a function that makes it of what was measured, and a line of `OF_TOYS` or `OF_ALL`.
 
 mod activation_density;
+mod active_components;
+mod bars;
 mod causal_importances;
 mod histogram;
 mod importance_histograms;
@@ -32,7 +35,7 @@ use serde::Serialize;
 use spd_checkpoint::atomic::write_file;
 use spd_engine::Store;
 
-use self::measured::{Probe, SiteSums, probe, sums};
+use self::measured::{Probe, Sums, probe, sums};
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::task::GoOn;
@@ -48,7 +51,8 @@ const OF_TOYS: [Draw<Probe>; 3] = [
 ];
 
 /// Figures of all targets.
-const OF_ALL: [Draw<[SiteSums]>; 3] = [
+const OF_ALL: [Draw<Sums>; 4] = [
+    active_components::figure,
     importance_histograms::figure,
     activation_density::figure,
     mean_importance::figure,
@@ -99,16 +103,11 @@ pub(crate) fn write(
     let Some(sums) = sums(task, store, go_on)? else {
         return Ok(false);
     };
-    save_all(&to, &OF_ALL, &*sums, &when)?;
+    save_all(&to, &OF_ALL, &sums, &when)?;
     Ok(true)
 }
 
-fn save_all<M: ?Sized>(
-    to: &Path,
-    figures: &[Draw<M>],
-    measured: &M,
-    when: &str,
-) -> Result<(), Fault> {
+fn save_all<M>(to: &Path, figures: &[Draw<M>], measured: &M, when: &str) -> Result<(), Fault> {
     for draw in figures {
         if let Some(Figure { name, json, svg }) = draw(measured, when)? {
             write_file(&to.join(format!("{name}.json")), &json)?;

@@ -1,4 +1,4 @@
-//! What a figure is made of: heat maps, histograms and sorted values, side by side in one SVG.
+//! What a figure is made of: heat maps, histograms, sorted values and bars, side by side in one SVG.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,6 +8,7 @@ use plotters::coord::Shift;
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
 use plotters::prelude::*;
 
+use super::bars::Bars;
 use super::histogram::Histogram;
 use super::matrix::Matrix;
 use crate::fault::Fault;
@@ -26,23 +27,24 @@ const FLOOR: f64 = 1e-6;
 /// Most points of a line.
 const POINTS: usize = 150;
 
-const FONT: &str = "sans-serif";
-const INK: RGBColor = RGBColor(31, 88, 150);
+pub(super) const FONT: &str = "sans-serif";
+pub(super) const INK: RGBColor = RGBColor(31, 88, 150);
 
-type Area<'s> = DrawingArea<SVGBackend<'s>, Shift>;
-type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+pub(super) type Area<'s> = DrawingArea<SVGBackend<'s>, Shift>;
+pub(super) type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 /// One plot.
 pub(super) enum Panel {
     Heat(Axes, Heat),
     Steps(Axes, Steps),
     Trace(Axes, Trace),
+    Bars(Axes, Bars),
 }
 
 /// Title, what the axes are, and whether the vertical one is logarithmic.
 pub(super) struct Axes {
-    title: String,
-    x: &'static str,
+    pub(super) title: String,
+    pub(super) x: &'static str,
     y: &'static str,
     log: bool,
 }
@@ -337,6 +339,7 @@ pub(super) fn grid(title: &str, panels: &[Panel], together: usize) -> Result<Str
                 Panel::Heat(axes, heat) => heat.draw(area, axes, &mut cells),
                 Panel::Steps(axes, steps) => steps.draw(area, axes),
                 Panel::Trace(axes, trace) => trace.draw(area, axes),
+                Panel::Bars(axes, bars) => bars.draw(area, axes),
             }?;
         }
         root.present()
@@ -396,7 +399,7 @@ fn whole(place: &f64) -> String {
 }
 
 /// A number in few letters.
-fn short(value: f64) -> String {
+pub(super) fn short(value: f64) -> String {
     match value.abs() {
         size if size < 1e-12 => "0".to_owned(),
         size if !(1e-2..1e4).contains(&size) => format!("{value:.0e}"),
