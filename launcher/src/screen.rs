@@ -12,7 +12,6 @@ use std::collections::VecDeque;
 use std::env;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::termios::tcgetwinsize;
@@ -334,6 +333,8 @@ fn put(to: To, bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     /// Everything that is written next.

@@ -22,6 +22,7 @@ use spd_engine::{Builder, Result, Store, Value};
 pub use importance_minimality::exponent;
 pub use pgd_recon::{Ascent, AttackedSite, SourceGradient, ascents};
 pub use recon::{divergence, divergence_and_cross_entropy};
+pub(crate) use stochastic_hidden_acts_recon::hidden_acts_errors;
 
 use crate::decomposition::{CleanPass, Decomposition, Draws, MaskSample, MaskedPass};
 

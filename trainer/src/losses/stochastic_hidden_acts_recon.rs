@@ -11,7 +11,7 @@ use spd_engine::{Builder, DType, Result, Value};
 
 use super::LossInputs;
 use super::recon::Reconstruction;
-use crate::decomposition::{MaskedPass, Masking};
+use crate::decomposition::{CleanPass, MaskedPass, Masking};
 
 impl Reconstruction for StochasticHiddenActsRecon {
     const MASKING: Masking = Masking::Stochastic;
@@ -21,22 +21,48 @@ impl Reconstruction for StochasticHiddenActsRecon {
     }
 
     fn distance(&self, b: &mut Builder, from: &LossInputs<'_>, pass: &MaskedPass) -> Result<Value> {
-        let elements = |b: &Builder, value: Value| match b.ty(value) {
-            ty if ty.dtype == DType::F32 => ty.len() as f64,
-            _ => 0.0,
-        };
-        let total: f64 = pass.inputs.iter().map(|&input| elements(b, input)).sum();
-        let mut terms = Vec::new();
-        for (site, &input) in from.clean_pass.sites.iter().zip(&pass.inputs) {
-            if input != site.input {
-                terms.push((elements(b, input) / total, b.mse(input, site.input)?));
-            }
-        }
-        if terms.is_empty() {
+        let errors = hidden_acts_errors(b, from.clean_pass, pass)?;
+        if errors.is_empty() {
             return b.constant(0.0, &[]);
         }
-        b.weighted_sum(&terms)
+        let terms = errors.into_iter().map(|error| (error.part, error.mean));
+        b.weighted_sum(&terms.collect::<Vec<_>>())
     }
+}
+
+/// How far what goes into a site in a masked pass is from what goes into it in the clean one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HiddenActsError {
+    /// Number of the site.
+    pub(crate) site: usize,
+    /// Its part of the elements of all sites' inputs.
+    pub(crate) part: f64,
+    /// The mean of the squares over elements, a scalar.
+    pub(crate) mean: Value,
+}
+
+/// The errors of all sites that another one lies before.
+pub(crate) fn hidden_acts_errors(
+    b: &mut Builder,
+    clean_pass: &CleanPass,
+    pass: &MaskedPass,
+) -> Result<Vec<HiddenActsError>> {
+    let elements = |b: &Builder, value: Value| match b.ty(value) {
+        ty if ty.dtype == DType::F32 => ty.len() as f64,
+        _ => 0.0,
+    };
+    let total: f64 = pass.inputs.iter().map(|&input| elements(b, input)).sum();
+    let mut errors = Vec::new();
+    for (number, (site, &input)) in clean_pass.sites.iter().zip(&pass.inputs).enumerate() {
+        if input != site.input {
+            errors.push(HiddenActsError {
+                site: number,
+                part: elements(b, input) / total,
+                mean: b.mse(input, site.input)?,
+            });
+        }
+    }
+    Ok(errors)
 }
 
 #[cfg(test)]

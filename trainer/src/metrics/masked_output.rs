@@ -5,6 +5,9 @@
 //! from among the inputs, so its cross-entropies are of one label a row fewer. For features, and for tokens where
 //! `output_loss = "mse"`: `mse/<mask>`.
 //!
+//! Slow evaluations: `hidden_acts/<mask>/<site>` for the masks `ci_masked` and `stochastic`, by how much what goes into the site differs
+//! from what goes into it in the clean pass, a mean of squares over elements. A site that no other lies before has none.
+//!
 //! From their means over all batches: `ce_difference/<mask>`, by how much a cross-entropy is above the target's own, and
 //! `ce_unrecovered/<mask>`, that by the difference of `zero`: 0 where nothing is lost, and 1 where as much is as without components. The
 //! SPD reference takes the quotient on each batch, and the mean of those.
@@ -17,7 +20,7 @@ use spd_engine::{Builder, Result};
 
 use super::{Evaluated, Mean};
 use crate::decomposition::{MaskSample, Masking};
-use crate::losses::{USUAL_MASKS, divergence, divergence_and_cross_entropy};
+use crate::losses::{USUAL_MASKS, divergence, divergence_and_cross_entropy, hidden_acts_errors};
 use crate::task::Measured;
 
 pub(super) fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
@@ -64,7 +67,14 @@ pub(super) fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {
         if masking == Masking::Stochastic {
             stochastic.clone_from(&masked);
         }
-        let output = decomposition.masked_pass(b, clean_pass, &masked)?.output;
+        let pass = decomposition.masked_pass(b, clean_pass, &masked)?;
+        let output = pass.output;
+        if on.is_slow && [Masking::Importance, Masking::Stochastic].contains(&masking) {
+            for error in hidden_acts_errors(b, clean_pass, &pass)? {
+                let site = decomposition.sites[error.site].path();
+                add(format!("hidden_acts/{kind}/{site}"), error.mean);
+            }
+        }
         if run.train.output_loss == OutputLoss::Mse {
             let mse = divergence(b, OutputLoss::Mse, target, output)?;
             add(format!("mse/{kind}"), mse);
