@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::{CheckpointError, atomic};
 
@@ -64,19 +64,13 @@ impl Lock {
             Err(found) if found.kind() == ErrorKind::NotFound => return Ok(()),
             Err(found) => return Err(refused(found)),
         };
-        let began = Instant::now();
-        loop {
-            match file.try_lock_shared() {
-                Ok(()) => return Ok(()),
-                Err(TryLockError::WouldBlock) if began.elapsed() < PATIENCE => {
-                    std::thread::sleep(LOOK_EVERY);
-                }
-                Err(TryLockError::WouldBlock) => {
-                    let holder = holder(&mut file);
-                    return Err(CheckpointError::Held { path, holder });
-                }
-                Err(TryLockError::Error(found)) => return Err(refused(found)),
+        match spd_files::lock_patiently(|| file.try_lock_shared()) {
+            Ok(()) => Ok(()),
+            Err(TryLockError::WouldBlock) => {
+                let holder = holder(&mut file);
+                Err(CheckpointError::Held { path, holder })
             }
+            Err(TryLockError::Error(found)) => Err(refused(found)),
         }
     }
 
@@ -110,9 +104,6 @@ fn holder(file: &mut File) -> String {
 /// How often, and how far apart, a name is looked for that is not there yet.
 const LOOKS: usize = 50;
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-
-/// How long a process is waited for that may be dying: on a busy machine that takes a while.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

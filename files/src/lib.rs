@@ -4,11 +4,13 @@
 //! never end. Every file that we read or append to is opened here, and anything else is refused by what it is.
 
 use std::fmt::Display;
-use std::fs::{self, File, FileType, OpenOptions};
+use std::fs::{self, File, FileType, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
@@ -42,6 +44,24 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.custom_flags(flags).open(path)?;
     is_file(file.metadata()?.file_type())?;
     Ok(file)
+}
+
+/// Tries to lock a file, for a second where another process has it: one that was killed has it for a moment longer, which is no short
+/// one on a busy machine.
+///
+/// # Errors
+///
+/// When another process has it still, or the file system refuses.
+pub fn lock_patiently(try_lock: impl Fn() -> Result<(), TryLockError>) -> Result<(), TryLockError> {
+    let began = Instant::now();
+    loop {
+        match try_lock() {
+            Err(TryLockError::WouldBlock) if began.elapsed() < Duration::from_secs(1) => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            done => return done,
+        }
+    }
 }
 
 /// All bytes of a file.
