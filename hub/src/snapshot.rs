@@ -1,0 +1,347 @@
+//! The files of one commit that somebody needs: those in the cache, and those that are missing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::listing::{self, File, Listing};
+use crate::repository::{Repository, is_commit};
+use crate::server::{Refusal, Server};
+use crate::settings::Hub;
+use crate::transfer::Transfer;
+
+/// What is wanted of a repository.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `config.json`, and the tensors: of safetensors where there are, else of PyTorch; in one file or several.
+    Weights,
+    /// `tokenizer.json`.
+    Tokenizer,
+}
+
+const CONFIG: &str = "config.json";
+const TOKENIZER: &str = "tokenizer.json";
+/// In the order in which they are looked for; an index says which parts there are.
+const TENSORS: [&str; 4] = [
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+];
+
+impl Kind {
+    fn names(self) -> String {
+        match self {
+            Self::Tokenizer => TOKENIZER.to_owned(),
+            Self::Weights => format!(
+                "{CONFIG} and {} (or {} with its parts, or {})",
+                TENSORS[0], TENSORS[1], TENSORS[2]
+            ),
+        }
+    }
+
+    /// The command that brings them, for people who have to do it elsewhere.
+    fn command(self, repository: &Repository) -> String {
+        let Repository { id, revision } = repository;
+        let files = match self {
+            Self::Tokenizer => TOKENIZER,
+            Self::Weights => "config.json model.safetensors",
+        };
+        format!("hf download {id} {files} --revision {revision}")
+    }
+
+    /// What else says where the files are.
+    fn instead(self) -> &'static str {
+        match self {
+            Self::Tokenizer => "give its path",
+            Self::Weights => "give the directory as `weights`",
+        }
+    }
+}
+
+/// A commit, and what of its files is missing in the cache.
+#[derive(Debug)]
+pub struct Snapshot {
+    hub: Hub,
+    repository: Repository,
+    commit: String,
+    missing: Vec<File>,
+    note: Option<String>,
+}
+
+/// How far a file is.
+#[derive(Debug, Clone, Copy)]
+pub struct Fetched<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Bytes of it that are there.
+    pub done: u64,
+    /// Bytes that it has.
+    pub bytes: u64,
+}
+
+impl Hub {
+    /// Finds the commit of a repository, and which files of it are missing. Small files that say what others there are come at once.
+    ///
+    /// - `commit`: the one that was found before, if any; then the hub is asked for nothing that is in the cache
+    ///
+    /// # Errors
+    ///
+    /// One line: there is no such repository, it may not be read, or the hub cannot be reached and the cache has not all.
+    pub fn resolve(
+        self,
+        repository: &Repository,
+        commit: Option<&str>,
+        kind: Kind,
+    ) -> Result<Snapshot, String> {
+        if let Some(commit) = commit.filter(|commit| !is_commit(commit)) {
+            return Err(format!(
+                "expected a commit of 40 hexadecimal digits, found {commit:?}"
+            ));
+        }
+        let known = commit.or(repository.commit());
+        let of = |commit: &str, missing, note| Snapshot {
+            hub: self.clone(),
+            repository: repository.clone(),
+            commit: commit.to_owned(),
+            missing,
+            note,
+        };
+        if let Some(commit) = known
+            && is_whole(&self.dir(repository, commit), kind)?
+        {
+            return Ok(of(commit, Vec::new(), None));
+        }
+        let cached = match known {
+            Some(known) => Some(known.to_owned()),
+            None => self.cached_commit(repository),
+        };
+        let whole = match cached {
+            Some(commit) => Some(commit)
+                .filter(|commit| is_whole(&self.dir(repository, commit), kind).unwrap_or(false)),
+            None => None,
+        };
+        let cold = |why: String| {
+            format!(
+                "{why}; its {} are not in {}: where there is a network, `{}` brings them, and HF_HOME says where they are, or {}",
+                kind.names(),
+                self.root(repository).display(),
+                kind.command(repository),
+                kind.instead()
+            )
+        };
+        if self.is_offline {
+            let why = format!("{repository}: HF_HUB_OFFLINE is set");
+            return match whole {
+                Some(commit) => Ok(of(&commit, Vec::new(), None)),
+                None => Err(cold(why)),
+            };
+        }
+        let server = Server::of(&self);
+        let asked = Repository {
+            revision: known.unwrap_or(&repository.revision).to_owned(),
+            ..repository.clone()
+        };
+        let listing = match listing::ask(&server, &asked) {
+            Ok(listing) => listing,
+            Err(Refusal::Refused(line)) => return Err(line),
+            Err(Refusal::Away(line)) => {
+                return match whole {
+                    Some(commit) => {
+                        let note = format!("{line}; taken as it was then, at commit {commit}");
+                        Ok(of(&commit, Vec::new(), Some(note)))
+                    }
+                    None => Err(cold(line)),
+                };
+            }
+        };
+        if known.is_some_and(|known| known != listing.commit) {
+            let found = &listing.commit;
+            return Err(format!("{asked}: the hub answers with commit {found}"));
+        }
+        let missing = self.missing(&server, repository, &listing, kind)?;
+        if known.is_none() {
+            let refs = self.layout(repository);
+            // Without it another start asks again.
+            let _ = refs.create_ref(&listing.commit);
+        }
+        Ok(of(&listing.commit, missing, None))
+    }
+
+    /// The commit that a branch or tag was when it was last looked for.
+    fn cached_commit(&self, repository: &Repository) -> Option<String> {
+        let file = self.root(repository).join("refs");
+        let commit = spd_files::read_to_string(&file.join(&repository.revision)).ok()?;
+        Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
+    }
+
+    /// The files that are needed and not in the cache; those that say what others there are come now.
+    fn missing(
+        &self,
+        server: &Server<'_>,
+        repository: &Repository,
+        listing: &Listing,
+        kind: Kind,
+    ) -> Result<Vec<File>, String> {
+        let dir = self.dir(repository, &listing.commit);
+        let find = |name: &str| listing.files.iter().find(|file| file.name == name);
+        let now = |file: &File| {
+            let transfer = Transfer {
+                hub: self,
+                server,
+                repository,
+                commit: &listing.commit,
+                file,
+            };
+            match is_there(&dir.join(&file.name))? {
+                true => Ok(()),
+                false => transfer.run(&mut |_| ()),
+            }
+        };
+        let lacks = |what: &str| {
+            format!(
+                "{repository}: no {what} at commit {}; expected {}",
+                listing.commit,
+                kind.names()
+            )
+        };
+        let mut needed = Vec::new();
+        match kind {
+            Kind::Tokenizer => needed.push(find(TOKENIZER).ok_or_else(|| lacks(TOKENIZER))?),
+            Kind::Weights => {
+                find(CONFIG).map(now).transpose()?;
+                let tensors = TENSORS.iter().find_map(|name| find(name));
+                let tensors = tensors.ok_or_else(|| lacks("file of weights"))?;
+                if tensors.name.ends_with(".index.json") {
+                    now(tensors)?;
+                    for part in parts(&dir.join(&tensors.name))? {
+                        needed.push(find(&part).ok_or_else(|| {
+                            lacks(&format!("{part:?}, which {} names", tensors.name))
+                        })?);
+                    }
+                } else {
+                    needed.push(tensors);
+                }
+            }
+        }
+        let mut missing = Vec::new();
+        for file in needed {
+            if !is_there(&dir.join(&file.name))? {
+                missing.push(file.clone());
+            }
+        }
+        Ok(missing)
+    }
+}
+
+impl Snapshot {
+    /// The commit: 40 hexadecimal digits.
+    pub fn commit(&self) -> &str {
+        &self.commit
+    }
+
+    /// The directory of its files.
+    pub fn dir(&self) -> PathBuf {
+        self.hub.dir(&self.repository, &self.commit)
+    }
+
+    /// Where a file of it is, once it is fetched.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir().join(name)
+    }
+
+    /// Names and bytes of what is still to be fetched.
+    pub fn missing(&self) -> impl ExactSizeIterator<Item = (&str, u64)> {
+        self.missing.iter().map(|file| (&*file.name, file.bytes))
+    }
+
+    /// What its user has to know: the hub could not be asked.
+    pub fn note(&self) -> Option<&str> {
+        self.note.as_deref()
+    }
+
+    /// Brings the files that are missing.
+    ///
+    /// - `watch`: told how far a file is, after each piece
+    ///
+    /// # Errors
+    ///
+    /// One line that names the file. What has come is kept, and gone on with.
+    pub fn fetch(&mut self, watch: &mut dyn FnMut(Fetched<'_>)) -> Result<(), String> {
+        let server = Server::of(&self.hub);
+        for file in &self.missing {
+            let (name, bytes) = (&*file.name, file.bytes);
+            let transfer = Transfer {
+                hub: &self.hub,
+                server: &server,
+                repository: &self.repository,
+                commit: &self.commit,
+                file,
+            };
+            transfer.run(&mut |done| watch(Fetched { name, done, bytes }))?;
+        }
+        self.missing.clear();
+        Ok(())
+    }
+}
+
+/// Whether a directory of the cache has all that is wanted.
+fn is_whole(dir: &Path, kind: Kind) -> Result<bool, String> {
+    let has = |name: &str| is_there(&dir.join(name));
+    if kind == Kind::Tokenizer {
+        return has(TOKENIZER);
+    }
+    if !has(CONFIG)? {
+        return Ok(false);
+    }
+    for name in TENSORS {
+        if has(name)? {
+            if name.ends_with(".index.json") {
+                for part in parts(&dir.join(name))? {
+                    if !has(&part)? {
+                        return Ok(false);
+                    }
+                }
+            }
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Which tensor is in which part.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// The parts that an index names.
+fn parts(path: &Path) -> Result<BTreeSet<String>, String> {
+    let shown = path.display();
+    let bytes = spd_files::read(path).map_err(|error| format!("{shown}: {error}"))?;
+    let index: Index = serde_json::from_slice(&bytes).map_err(|error| {
+        format!("{shown}: expected {{\"weight_map\": {{tensor: file, ...}}}}: {error}")
+    })?;
+    let parts: BTreeSet<String> = index.weight_map.into_values().collect();
+    let is_name = |part: &String| {
+        let letters = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        part.chars().all(letters) && part.starts_with(|first: char| first.is_ascii_alphanumeric())
+    };
+    match parts.iter().find(|part| !is_name(part)) {
+        Some(part) => Err(format!(
+            "{shown}: expected names of files beside it, found {part:?}"
+        )),
+        None => Ok(parts),
+    }
+}
+
+fn is_there(path: &Path) -> Result<bool, String> {
+    match path.try_exists() {
+        Err(error) if error.kind() != ErrorKind::NotADirectory => {
+            Err(format!("{}: {error}", path.display()))
+        }
+        found => Ok(found.unwrap_or(false)),
+    }
+}

@@ -1,0 +1,126 @@
+//! Files that come in pieces, changed, twice or from elsewhere.
+
+use super::server::{Answer, Server};
+use super::{House, assert_whole, files, is_weights};
+
+#[test]
+fn what_was_begun_is_gone_on_with() {
+    // Three pieces by three connections.
+    let house = House::new(|asked| match is_weights(asked) && asked.number < 2 {
+        true => Answer::Cut(1_000_000),
+        false => Answer::Right,
+    });
+    assert_whole(&house.fetch().unwrap());
+    let starts: Vec<usize> = house.asked_for_weights().iter().map(|a| a.start).collect();
+    assert_eq!(starts, [0, 1_000_000, 2_000_000]);
+
+    // A server that knows no parts sends all of it.
+    let house = House::new(|asked| match (is_weights(asked), asked.number) {
+        (true, 0) => Answer::Cut(1_000_000),
+        (true, _) => Answer::FromTheStart,
+        _ => Answer::Right,
+    });
+    assert_whole(&house.fetch().unwrap());
+
+    // Cut without end, each time at once: what came stays for another start.
+    let house = House::new(|asked| match (is_weights(asked), asked.number) {
+        (true, 0) => Answer::Cut(500),
+        (true, 1..=2) => Answer::Cut(0),
+        _ => Answer::Right,
+    });
+    let line = house.fetch().unwrap_err();
+    let end = "500 of 2800000 bytes are kept, and the same command goes on with them";
+    assert!(line.ends_with(end), "{line}");
+    assert_whole(&house.fetch().unwrap());
+    assert_eq!(house.asked_for_weights().last().unwrap().start, 500);
+}
+
+#[test]
+fn other_bytes_are_never_taken() {
+    let changed = || {
+        let mut bytes = files().swap_remove(2).1;
+        bytes[1_234_567] ^= 1;
+        bytes
+    };
+    let house = House::new(move |asked| match is_weights(asked) {
+        true => Answer::Other(changed()),
+        false => Answer::Right,
+    });
+    for _ in 0..2 {
+        let line = house.fetch().unwrap_err();
+        let start = "hf://o/n@main: model.safetensors: the hub promises the hash ";
+        assert!(line.starts_with(start), "{line}");
+        assert!(
+            line.ends_with("; try again, and mind what stands between here and HOST"),
+            "{line}"
+        );
+    }
+    // Begun by a server that lied, and made again by one that does not.
+    let house = House::new(move |asked| match (is_weights(asked), asked.number) {
+        (true, 0) => Answer::Other(vec![7; 1000]),
+        _ => Answer::Right,
+    });
+    assert_whole(&house.fetch().unwrap());
+    let longer = House::new(|asked| match is_weights(asked) {
+        true => Answer::Other(vec![7; 3_000_000]),
+        false => Answer::Right,
+    });
+    assert_eq!(
+        longer.fetch().unwrap_err(),
+        "hf://o/n@main: model.safetensors: the hub promises 2800000 bytes, and more come; try again later"
+    );
+    let config = House::new(|asked| match asked.path.ends_with("/config.json") {
+        true => Answer::Other(b"{\"model_type\": \"gpt3\"}".to_vec()),
+        false => Answer::Right,
+    });
+    let line = config.fetch().unwrap_err();
+    assert!(
+        line.starts_with("hf://o/n@main: config.json: the hub promises the hash "),
+        "{line}"
+    );
+}
+
+#[test]
+fn the_token_is_for_the_hub_alone() {
+    let files_there = Server::start(files(), |_| Answer::Right);
+    // Another name of this machine is another host.
+    let elsewhere = files_there.endpoint.replace("127.0.0.1", "localhost");
+    let to = elsewhere.clone();
+    let house = House::new(move |asked| match is_weights(asked) {
+        true => Answer::Status(302, format!("Location: {to}{}\r\n", asked.path)),
+        false => Answer::Right,
+    });
+    assert_whole(&house.fetch().unwrap());
+    let asked = files_there.asked();
+    assert_eq!((asked.len(), &asked[0].token), (1, &None));
+    // A redirect that leads nowhere, to the same place, or to an address that is none.
+    for location in [
+        "",
+        "Location: model.safetensors\r\n",
+        "Location: ftp://h/x\r\n",
+    ] {
+        let house = House::new(move |asked| match is_weights(asked) {
+            true => Answer::Status(302, location.to_owned()),
+            false => Answer::Right,
+        });
+        let line = house.fetch().unwrap_err();
+        let start = "hf://o/n@main: model.safetensors: no answer from HOST: ";
+        assert!(line.starts_with(start), "{location:?} {line}");
+    }
+}
+
+#[test]
+fn two_that_want_the_same_file_ask_for_it_once() {
+    let house = House::new(|asked| match is_weights(asked) && asked.number == 0 {
+        true => Answer::Silent(1_000_000),
+        false => Answer::Right,
+    });
+    std::thread::scope(|scope| {
+        let both = [(), ()].map(|()| scope.spawn(|| house.fetch().unwrap()));
+        for dir in both {
+            assert_whole(&dir.join().unwrap());
+        }
+    });
+    // The first was cut, and goes on; the second waits.
+    assert_eq!(house.asked_for_weights().len(), 2);
+}
