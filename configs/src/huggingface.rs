@@ -1,5 +1,5 @@
 //! A directory of weights as Hugging Face lays it out: its `config.json` says which network it is and how large, so that nobody types
-//! it. What a run file says too has to agree.
+//! it. What a run file says too has to agree. The directory may be one of the hub, which somebody else looks up.
 
 use std::{
     borrow::Cow,
@@ -23,13 +23,47 @@ use crate::{
 /// The name of the file.
 const FILE: &str = "config.json";
 
+/// Weights of the hub of Hugging Face that a run file names.
+#[derive(Debug, Clone, Copy)]
+pub struct OnHub<'a> {
+    /// As the file says it: `hf://OWNER/NAME@REVISION`.
+    pub name: &'a str,
+    /// The commit, where the file says it.
+    pub commit: Option<&'a str>,
+    /// The name of the run, which may have found the commit before.
+    pub run: Option<&'a str>,
+}
+
+/// What weights of the hub are.
+#[derive(Debug, Clone)]
+pub struct OnDisk {
+    /// The commit of their revision.
+    pub commit: String,
+    /// The directory that has its `config.json`, and is to have its tensors.
+    pub dir: PathBuf,
+}
+
+/// Whoever looks weights up on the hub; an error is one line.
+pub type LookUp<'l> = dyn FnMut(&OnHub<'_>) -> Result<OnDisk, String> + 'l;
+
+/// How names of weights on the hub begin.
+const SCHEME: &str = "hf://";
+
+/// Whether weights are on the hub.
+pub(crate) fn is_on_hub(path: &Path) -> bool {
+    path.to_str().is_some_and(|path| path.starts_with(SCHEME))
+}
+
 /// The keys of `[target]` that the weights' own directory says, as TOML; nothing where `weights` names no directory, or one without a
 /// `config.json` beside a `kind` of the run file.
 ///
 /// # Errors
 ///
 /// Notes at the key `weights`, when the file cannot be read or says what is not supported.
-pub(crate) fn look(run_file: &DeTable<'_>) -> Result<Option<ConfigKeys>, Vec<Note>> {
+pub(crate) fn look(
+    run_file: &DeTable<'_>,
+    look_up: &mut LookUp<'_>,
+) -> Result<Option<ConfigKeys>, Vec<Note>> {
     let target = run_file.get("target").and_then(|t| t.get_ref().as_table());
     let Some(target) = target else {
         return Ok(None);
@@ -45,36 +79,57 @@ pub(crate) fn look(run_file: &DeTable<'_>) -> Result<Option<ConfigKeys>, Vec<Not
     let Some(dir) = weights.get_ref().as_str().filter(|dir| !dir.is_empty()) else {
         return Ok(None);
     };
-    if let Some(name) = dir.strip_prefix("hf://") {
-        let message = format!(
-            "expected a path, found {dir:?}; fetch it with `hf download {} --local-dir DIR`, and give DIR",
-            name.split('@').next().unwrap_or(name).escape_debug()
-        );
-        return Err(vec![note(message)]);
+    let text = |table: &DeTable<'_>, key: &str| {
+        let value = table.get(key)?.get_ref().as_str()?;
+        Some(value.to_owned())
+    };
+    let found = match dir.starts_with(SCHEME) {
+        true => {
+            let (commit, run) = (text(target, "commit"), text(run_file, "name"));
+            let asked = OnHub {
+                name: dir,
+                commit: commit.as_deref(),
+                run: run.as_deref(),
+            };
+            Some(look_up(&asked).map_err(|line| vec![note(line)])?)
+        }
+        false => None,
+    };
+    let dir = match &found {
+        Some(found) => &found.dir,
+        None => Path::new(dir),
+    };
+    let json = config_json(dir, target.contains_key("kind"));
+    let mut json = json.map_err(|message| vec![note(message)])?;
+    if let Some(found) = &found {
+        let json = json.get_or_insert_with(|| ConfigJson::new(dir.join(FILE), Map::new()));
+        json.say("commit", &format!("{:?}", found.commit), SCHEME);
     }
-    let dir = Path::new(dir);
-    let has_kind = target.contains_key("kind");
+    match json {
+        Some(json) if json.faults.is_empty() => Ok(Some(ConfigKeys { offset, json })),
+        Some(json) => Err(json.faults.into_iter().map(note).collect()),
+        None => Ok(None),
+    }
+}
+
+/// What the `config.json` of a directory says; nothing for a file, or where there is none beside a `kind` of the run file.
+fn config_json(dir: &Path, has_kind: bool) -> Result<Option<ConfigJson>, String> {
     match fs::metadata(dir) {
         Ok(found) if found.is_dir() => {}
         Ok(_) => return Ok(None),
         Err(_) if has_kind || names_file(dir) => return Ok(None),
         Err(error) => {
-            let message = format!(
+            return Err(format!(
                 "{}: {error}; expected a directory with a {FILE}, or a file and its `kind`",
                 dir.display()
-            );
-            return Err(vec![note(message)]);
+            ));
         }
     }
     let path = dir.join(FILE);
     if has_kind && !path.try_exists().unwrap_or(true) {
         return Ok(None);
     }
-    let json = read(path).map_err(|message| vec![note(message)])?;
-    match json.faults.is_empty() {
-        true => Ok(Some(ConfigKeys { offset, json })),
-        false => Err(json.faults.into_iter().map(note).collect()),
-    }
+    read(path).map(Some)
 }
 
 /// Whether a path is one of a file of weights, though there is none.

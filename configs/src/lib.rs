@@ -33,6 +33,7 @@ mod values;
 
 pub use decomposition::pre_identity;
 pub use faults::{Fault, Faults, Place};
+pub use huggingface::{LookUp, OnDisk, OnHub};
 pub use locate::locate;
 pub use losses::{
     CiMaskedRecon, Faithfulness, ImportanceMinimality, Loss, Measure, PgdInit, PgdRecon, PgdScope,

@@ -7,7 +7,8 @@ use toml::de::DeTable;
 use crate::{
     Faults, Place, Run, data, decomposition, eval,
     faults::{Note, Source, line_and_column},
-    huggingface, losses, overrides,
+    huggingface::{self, LookUp},
+    losses, overrides,
     reader::{Table, read_file},
     run::{Checkpoint, Log, Precision},
     target::{self, Facts},
@@ -28,7 +29,28 @@ impl Run {
     /// Where `weights` of `[target]` is a directory with a `config.json`, as Hugging Face lays it out, that says the network and its
     /// sizes; keys that are given too have to agree.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self, Faults> {
-        Self::read(path, overrides, true)
+        Self::load_with(path, overrides, &mut |on_hub| {
+            let name = on_hub.name.trim_start_matches("hf://");
+            let name = name.split('@').next().unwrap_or(name);
+            Err(format!(
+                "expected a path, found {:?}; fetch it with `hf download {} --local-dir DIR`, and give DIR",
+                on_hub.name,
+                name.escape_debug()
+            ))
+        })
+    }
+
+    /// The same; weights that are on the hub are looked up.
+    ///
+    /// # Errors
+    ///
+    /// As [`Run::load`], and what `look_up` says.
+    pub fn load_with(
+        path: &Path,
+        overrides: &[String],
+        look_up: &mut LookUp<'_>,
+    ) -> Result<Self, Faults> {
+        Self::read(path, overrides, Some(look_up))
     }
 
     /// Reads a file that [`Run::to_toml`] wrote, which says all of its network: no directory of weights is asked again.
@@ -37,10 +59,14 @@ impl Run {
     ///
     /// As [`Run::load`].
     pub fn load_resolved(path: &Path) -> Result<Self, Faults> {
-        Self::read(path, &[], false)
+        Self::read(path, &[], None)
     }
 
-    fn read(path: &Path, overrides: &[String], looks: bool) -> Result<Self, Faults> {
+    fn read(
+        path: &Path,
+        overrides: &[String],
+        look_up: Option<&mut LookUp<'_>>,
+    ) -> Result<Self, Faults> {
         let bytes = spd_files::read(path).map_err(|error| {
             let message = match error.kind() {
                 std::io::ErrorKind::NotFound => "no such run file".to_owned(),
@@ -66,7 +92,7 @@ impl Run {
             text,
             overrides,
         };
-        Self::parse(&source, looks)
+        Self::parse(&source, look_up)
     }
 
     /// Reads what [`Run::to_toml`] wrote: `from_resolved(&run.to_toml()) == run`.
@@ -81,11 +107,11 @@ impl Run {
             overrides: &[],
         };
         // It says all that was found once.
-        Self::parse(&source, false)
+        Self::parse(&source, None)
     }
 
-    /// - `looks`: whether a directory of weights is asked for the sizes of its network
-    fn parse(source: &Source<'_>, looks: bool) -> Result<Self, Faults> {
+    /// - `look_up`: present where a directory of weights is asked for the sizes of its network
+    fn parse(source: &Source<'_>, look_up: Option<&mut LookUp<'_>>) -> Result<Self, Faults> {
         let (file, errors) = DeTable::parse_recoverable(source.text);
         if !errors.is_empty() {
             let note = |error: toml::de::Error| Note {
@@ -104,7 +130,10 @@ impl Run {
             return Err(source.faults(notes));
         }
         let (file, mut notes) = overrides::apply(source, file.into_inner());
-        let keys = match looks.then(|| huggingface::look(&file)).transpose() {
+        let keys = match look_up
+            .map(|look_up| huggingface::look(&file, look_up))
+            .transpose()
+        {
             Ok(keys) => keys.flatten(),
             // Without its sizes, the target would be a list of missing keys.
             Err(more) => {

@@ -61,8 +61,12 @@ pub struct Target {
     /// Which network, and its sizes.
     #[serde(flatten)]
     pub model: Model,
-    /// A file with the weights, of safetensors or PyTorch, or a directory of them in Hugging Face's layout; `None` when they are trained here.
+    /// A file with the weights, of safetensors or PyTorch, a directory of them in Hugging Face's layout, or `hf://OWNER/NAME@REVISION`;
+    /// `None` when they are trained here.
     pub weights: Option<PathBuf>,
+    /// What the revision of `hf://` was when the run began; `None` for files and directories.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
     /// What its weights are held in while it is decomposed.
     pub dtype: Dtype,
     /// How the target is trained when it has no `weights`.

@@ -1,11 +1,12 @@
 //! `[target]`: the frozen network, and where its weights come from.
 
 use crate::{
+    huggingface::is_on_hub,
     networks::{KINDS, Kind, Reads, Traits},
     reader::Table,
     run::{Dtype, Target, TargetTrain},
     schedule,
-    values::{Clip, Flag, Location, Number, OneOf, Size, Whole},
+    values::{Clip, Flag, Location, Number, OneOf, Size, Text, Whole},
 };
 
 /// What other tables are checked against: known as far as it could be read, whatever else is wrong with the target.
@@ -57,6 +58,16 @@ pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
     facts.network = Some((kind, reads));
     facts.trained_here = table.has("train");
     let weights = table.maybe("weights", Location);
+    let commit = table.maybe("commit", Text::COMMIT);
+    let commit = match (&weights, commit) {
+        (Some(weights), Some(Some(_))) if !weights.as_ref().is_some_and(|path| is_on_hub(path)) => {
+            table.refuse(
+                "commit",
+                "expected `weights = \"hf://OWNER/NAME\"` beside it",
+            )
+        }
+        (_, commit) => commit,
+    };
     let dtype = table.or("dtype", DTYPES, Dtype::F32);
     let train = table.maybe_table("train", |train| read_train(train, reads));
     match (table.has("weights"), table.has("train")) {
@@ -72,6 +83,7 @@ pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
     Some(Target {
         model: model?,
         weights: weights?,
+        commit: commit?,
         dtype: dtype?,
         train: train?,
     })

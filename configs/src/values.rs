@@ -220,6 +220,14 @@ impl Text {
         expected: "a string that is not empty",
         holds: |text| !text.is_empty(),
     };
+    /// A hash of Git.
+    pub(crate) const COMMIT: Self = Self {
+        expected: "a commit of 40 hexadecimal digits",
+        holds: |text| {
+            let is_digit = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
+            text.len() == 40 && text.bytes().all(is_digit)
+        },
+    };
     /// It becomes the name of a directory.
     pub(crate) const RUN_NAME: Self = Self {
         expected: "a string of letters, digits, `.`, `_` and `-` that starts with a letter or a digit",

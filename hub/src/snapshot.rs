@@ -110,7 +110,7 @@ impl Hub {
             note,
         };
         if let Some(commit) = known
-            && is_whole(&self.dir(repository, commit), kind)?
+            && self.has(repository, commit, kind)?
         {
             return Ok(of(commit, Vec::new(), None));
         }
@@ -168,6 +168,15 @@ impl Hub {
             let _ = refs.create_ref(&listing.commit);
         }
         Ok(of(&listing.commit, missing, None))
+    }
+
+    /// Whether the cache has all that is wanted of a commit.
+    ///
+    /// # Errors
+    ///
+    /// One line that names the file or directory which cannot be looked at.
+    pub fn has(&self, repository: &Repository, commit: &str, kind: Kind) -> Result<bool, String> {
+        is_whole(&self.dir(repository, commit), kind)
     }
 
     /// The commit that a branch or tag was when it was last looked for.

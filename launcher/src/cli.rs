@@ -159,8 +159,8 @@ pub(crate) struct TokenizeArgs {
     /// of the dataset
     #[arg(required = true, value_name = "FILES")]
     pub(crate) files: Vec<PathBuf>,
-    /// `bytes`, or a tokenizer.json
-    #[arg(long, value_name = "bytes|PATH")]
+    /// `bytes`, a tokenizer.json, or hf://OWNER/NAME@REVISION, whose tokenizer.json is fetched
+    #[arg(long, value_name = "bytes|PATH|hf://NAME")]
     pub(crate) tokenizer: String,
     /// Directory to make; `train` and `val` in it are the datasets
     #[arg(long, value_name = "DIR")]

@@ -13,6 +13,7 @@
 //!                       -> supervisor   what is done about all of that
 //!                       -> progress     its rows: to the screen
 //!          -> summary                   what the rank wrote at the end, printed
+//!          -> hub                       weights of the hub: looked up with the run file, fetched before anything starts
 //!     -> inspect                        what a dataset, a checkpoint, weights or a run are, and whether they are whole
 //!     -> figures                        those of a checkpoint, drawn again
 //!     -> doctor                          what there is for runs on GPUs, and whether a GPU works
@@ -27,6 +28,7 @@ mod doctor;
 mod exit;
 mod failure;
 mod figures;
+mod hub;
 mod inspect;
 mod memory;
 mod nodes;

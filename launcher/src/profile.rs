@@ -5,12 +5,12 @@ use std::io;
 use std::path::Path;
 
 use spd_checkpoint::atomic::write_file;
-use spd_configs::Run;
 use spd_trainer::bench::{Preset, Settings, time};
 use spd_trainer::{Fault, World};
 
 use crate::cli::{self, ProfileArgs};
 use crate::exit::Exit;
+use crate::hub::RunFiles;
 use crate::run::gpu;
 use crate::{bench, plan, screen};
 
@@ -25,7 +25,8 @@ const STEPS: usize = 20;
 pub(crate) fn profile(asked: &ProfileArgs) -> Result<Exit, Fault> {
     let bad = |faults: spd_configs::Faults| Fault::BadInput(faults.to_string());
     let path = spd_configs::locate(&asked.config).map_err(bad)?;
-    let run = Run::load(&path, &asked.set).map_err(bad)?;
+    let run = RunFiles::default().load(&path, &asked.set);
+    let run = run.map_err(bad)?;
     spd_trainer::check_precision(&run, asked.gpus > 0)?;
     if let Some(trace) = &asked.trace {
         try_to_write(trace).map_err(|error| bench::unwritable("--trace", trace, &error))?;

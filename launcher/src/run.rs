@@ -12,6 +12,7 @@ use spd_trainer::{Continuation, Fault, RunPlan, World, cuda, refuses_world};
 
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
+use crate::hub::{self, RunFiles};
 use crate::nodes::{First, Here, Member};
 use crate::ranks::{Program, own_program};
 use crate::restart::{self, Restarts};
@@ -49,6 +50,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         found,
         destination,
         mut run_plan,
+        mut files,
     } = check(asked, &node)?;
     if let Some(derivation) = node.derivation() {
         run_plan.rows.push(("node".to_owned(), derivation));
@@ -87,6 +89,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         return Ok(Exit::Done);
     }
     screen::plan(&plan);
+    files.fetch([&run])?;
     let _hold = if found == Found::Nothing {
         create(&run_dir, &run, asked.fresh)?
     } else {
@@ -199,14 +202,17 @@ struct Checked {
     /// Where it goes, in words; empty, as the plan is, for a run that is finished.
     destination: String,
     run_plan: RunPlan,
+    /// Knows what is still to be fetched.
+    files: RunFiles,
 }
 
 /// Everything that can be refused, for a run and for `--dry-run`: nothing is created.
 fn check(asked: &RunArgs, node: &Node) -> Result<Checked, Fault> {
     let path =
         spd_configs::locate(&asked.config).map_err(|faults| Fault::BadInput(faults.to_string()))?;
-    let mut run =
-        Run::load(&path, &asked.set).map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let mut files = RunFiles::of(asked);
+    let run = files.load(&path, &asked.set);
+    let mut run = run.map_err(|faults| Fault::BadInput(faults.to_string()))?;
     let run_dir = RunDir::at(
         asked
             .out
@@ -225,6 +231,7 @@ fn check(asked: &RunArgs, node: &Node) -> Result<Checked, Fault> {
         found: found.map_err(Fault::BadInput)?,
         destination: String::new(),
         run_plan: RunPlan::default(),
+        files,
         run,
         run_dir,
     };
@@ -234,7 +241,8 @@ fn check(asked: &RunArgs, node: &Node) -> Result<Checked, Fault> {
     let Checked { run, run_dir, .. } = &checked;
     let world = World::planned(ranks, node.nodes());
     let threads = threads_of_rank(asked);
-    let run_plan = spd_trainer::run_plan(run, threads, asked.gpus > 0, &world)?;
+    let mut run_plan = spd_trainer::run_plan(run, threads, asked.gpus > 0, &world)?;
+    run_plan.rows.extend(checked.files.rows());
     check_memory(asked, (&path, &asked.set), &world, run, &run_plan).map_err(Fault::BadInput)?;
     check_gpu_memory(asked, &path, &world, run, &run_plan).map_err(Fault::BadInput)?;
     // The directory is the first launcher's.
@@ -270,7 +278,7 @@ pub(crate) fn check_memory(
     let need = run_plan.memory.total();
     memory::check(run, need, there, |more| {
         let set: Vec<String> = set.iter().chain(more).cloned().collect();
-        let mut run = Run::load(path, &set).ok()?;
+        let mut run = hub::load_again(run, path, &set)?;
         decide_shards(&mut run, None, world.size(), asked).ok()?;
         let run_plan =
             spd_trainer::run_plan(&run, threads_of_rank(asked), asked.gpus > 0, world).ok()?;
@@ -298,7 +306,7 @@ fn check_gpu_memory(
         let there = cuda::free_memory(gpu)?;
         let with = |more: &[String]| {
             let set: Vec<String> = asked.set.iter().chain(more).cloned().collect();
-            let mut run = Run::load(path, &set).ok()?;
+            let mut run = hub::load_again(run, path, &set)?;
             decide_shards(&mut run, None, world.size(), asked).ok()?;
             let run_plan = spd_trainer::run_plan(&run, threads_of_rank(asked), true, world).ok()?;
             run_plan.gpu_memory.map(|memory| memory.total())

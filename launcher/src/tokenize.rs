@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanCount};
 use spd_dataloader::{DataError, Report, Tokenize, TokenizerChoice, Watch};
+use spd_hub::SCHEME;
 use spd_trainer::Fault;
 
 use crate::cli::TokenizeArgs;
 use crate::exit::Exit;
 use crate::table::{Align, Table};
-use crate::{screen, stop};
+use crate::{hub, screen, stop};
 
 /// Makes datasets of text files.
 ///
@@ -20,13 +21,12 @@ use crate::{screen, stop};
 ///
 /// Bad input: whatever the dataloader refuses, it leaves the output directory as it was.
 pub(crate) fn tokenize(asked: &TokenizeArgs) -> Result<Exit, Fault> {
-    if asked.tokenizer.starts_with("hf://") {
-        return Err(Fault::BadInput(format!(
-            "{}: tokenizers are read from files; give the path of its tokenizer.json",
-            asked.tokenizer
-        )));
-    }
-    let options = options(asked);
+    let tokenizer = match asked.tokenizer.as_str() {
+        "bytes" => TokenizerChoice::Bytes,
+        name if name.starts_with(SCHEME) => TokenizerChoice::File(hub::tokenizer(name)?),
+        path => TokenizerChoice::File(path.into()),
+    };
+    let options = options(asked, tokenizer);
     let watch = Watch {
         stop: stop::flag(),
         ..Watch::default()
@@ -72,13 +72,10 @@ fn show(watch: &Watch, is_over: &Receiver<()>) {
     }
 }
 
-fn options(asked: &TokenizeArgs) -> Tokenize {
+fn options(asked: &TokenizeArgs, tokenizer: TokenizerChoice) -> Tokenize {
     let plain = Tokenize::new(asked.files.clone(), asked.out.clone());
     Tokenize {
-        tokenizer: match asked.tokenizer.as_str() {
-            "bytes" => TokenizerChoice::Bytes,
-            path => TokenizerChoice::File(path.into()),
-        },
+        tokenizer,
         separator: asked.separator.clone(),
         eos: asked.eos.clone(),
         column: asked.column.clone().unwrap_or(plain.column),

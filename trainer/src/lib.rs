@@ -58,7 +58,7 @@ pub use memory::Memory;
 pub use rank::{continuation, decompose, rank};
 pub use redraw::{Redrawn, redraw};
 pub use resume::Continuation;
-pub use run_plan::{RunPlan, SitePlan, check_precision, run_plan};
+pub use run_plan::{RunPlan, SitePlan, check_precision, check_weights, run_plan};
 pub use spd_engine::SharedMemory;
 pub use supervision::Supervision;
 pub use world::{World, computed_by, refuses_world};

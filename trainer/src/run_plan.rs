@@ -13,7 +13,7 @@ use crate::fault::Fault;
 use crate::losses::loss_term;
 use crate::memory::Memory;
 use crate::target;
-use crate::target_models::{Target, load, shipped};
+use crate::target_models::{Target, shipped};
 use crate::target_task::{Lessons, TargetTask};
 use crate::world::World;
 
@@ -49,18 +49,28 @@ pub struct SitePlan {
     pub parameters: usize,
 }
 
+/// Reads the weights of a run that were fetched after its plan, to see whether they are those of its network.
+///
+/// # Errors
+///
+/// As [`run_plan`], of weights.
+pub fn check_weights(run: &Run) -> Result<(), Fault> {
+    target::check_weights(run, &*shipped(&run.target.model)?)
+}
+
 /// Checks a run against its target and data, builds its programs, and says what they need; on a GPU, if `on_gpu`.
 ///
 /// # Errors
 ///
-/// Whatever would keep the run from starting, as bad input.
+/// Whatever would keep the run from starting, as bad input. Weights of the hub that are still to be fetched are not looked at: see
+/// [`check_weights`].
 pub fn run_plan(run: &Run, threads: usize, on_gpu: bool, world: &World) -> Result<RunPlan, Fault> {
     check_precision(run, on_gpu)?;
     let sources = data::open_checked(run)?;
     let network = shipped(&run.target.model)?;
     target::check_cache(run, &*network)?;
-    if let Some(path) = &run.target.weights {
-        load(path, &*network)?;
+    if !target::are_to_come(run)? {
+        target::check_weights(run, &*network)?;
     }
     let processor = if on_gpu {
         Processor::Gpu(None)

@@ -6,7 +6,7 @@
 
 use std::{fs, path::Path};
 
-use spd_configs::{Model, RopeScaling, Run};
+use spd_configs::{Model, OnDisk, RopeScaling, Run};
 
 const GPT2: &str = r#"{"model_type": "gpt2", "activation_function": "gelu_new", "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768,
 "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257, "resid_pdrop": 0.1}"#;
@@ -294,6 +294,51 @@ fn a_directory_without_its_config_needs_a_kind_and_sizes() {
         "run.toml:3:1: [target] weights: nowhere: No such file or directory (os error 2); expected a directory with a \
          config.json, or a file and its `kind`"
     );
+}
+
+#[test]
+fn weights_of_the_hub_are_looked_up_and_their_commit_is_kept() {
+    let (dir, commit) = (tempfile::tempdir().unwrap(), "0123456789".repeat(4));
+    fs::write(dir.path().join("config.json"), GPT2).unwrap();
+    let path = dir.path().join("run.toml");
+    fs::write(&path, text(Path::new("hf://o/n@v1"), "")).unwrap();
+    let mut asked = Vec::new();
+    let mut load = |set: &[String]| {
+        Run::load_with(&path, set, &mut |on_hub| {
+            asked.push(format!("{on_hub:?}"));
+            Ok(OnDisk {
+                commit: on_hub.commit.unwrap_or(&commit).to_owned(),
+                dir: dir.path().to_owned(),
+            })
+        })
+    };
+    let run = load(&[]).unwrap();
+    assert_eq!(run.target.commit.as_ref(), Some(&commit));
+    let resolved = Run::from_resolved(&run.to_toml()).unwrap();
+    assert_eq!(resolved, run);
+    let other = "f".repeat(40);
+    let moved = load(&[format!("target.commit={other}")]).unwrap();
+    assert_eq!(
+        moved.differences(&run),
+        [format!(
+            "target.commit: \"{other}\" here, \"{commit}\" there"
+        )]
+    );
+    let name = "name: \"hf://o/n@v1\"";
+    assert!(asked[0].contains(name) && asked[0].contains("commit: None"));
+    assert!(asked[1].contains(&other), "{}", asked[1]);
+    let stray = text(
+        Path::new("weights.bin"),
+        "commit = \"main\"\nkind = \"gpt2\"",
+    );
+    let line = super::load(stray.as_bytes(), &[]).unwrap_err();
+    let refused =
+        "[target] commit: expected a commit of 40 hexadecimal digits, found the string \"main\"";
+    assert!(line.contains(refused), "{line}");
+    let stray = stray.replace("main", &other);
+    let line = super::load(stray.as_bytes(), &[]).unwrap_err();
+    let refused = "[target] commit: expected `weights = \"hf://OWNER/NAME\"` beside it";
+    assert!(line.contains(refused), "{line}");
 }
 
 // Every fault is one line a fault, and nothing panics, whatever stands in the file.

@@ -28,6 +28,7 @@ use self::member::{Member, State};
 use self::status_lines::StatusLines;
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
+use crate::hub::RunFiles;
 use crate::run::{check_memory, checkpoint_bytes, create, goes_on, gpu, only_node};
 use crate::run_dir::{Found, RunDir};
 use crate::stop::{self, Stop, StopRequest};
@@ -62,7 +63,8 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     let axes = axes(asked.seeds.as_deref(), &asked.sweep, &asked.set).map_err(bad)?;
     let path =
         spd_configs::locate(&asked.config).map_err(|faults| Fault::BadInput(faults.to_string()))?;
-    let (name, runs) = load(&path, &asked.set, &axes).map_err(bad)?;
+    let mut files = RunFiles::of(asked);
+    let (name, runs) = load(&mut files, (&path, &asked.set), &axes).map_err(bad)?;
     let root = asked.out.clone();
     let root = RunDir::at(root.unwrap_or_else(|| Path::new("runs").join(format!("{name}.sweep"))));
     let stands = root.find_sweep().map_err(Fault::BadInput)?;
@@ -106,7 +108,8 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
             (sweep.threads, run_plan) = (threads, wider);
         }
     }
-    let run_plan = sweep.described(run_plan, &members, &found);
+    let mut run_plan = sweep.described(run_plan, &members, &found);
+    run_plan.rows.extend(files.rows());
     screen::plan(&plan::text(
         &format!("{}: {} runs", sweep.name, members.len()),
         &format!(
@@ -126,6 +129,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         screen::note("dry run: nothing was created");
         return Ok(Exit::Done);
     }
+    files.fetch(members.iter().map(|member| &member.run))?;
     let hold = if stands {
         sweep.root.hold()
     } else {
@@ -150,11 +154,15 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
 type Runs = Vec<(Combination, Run)>;
 
 /// The run of each combination, and the name of all.
-fn load(path: &Path, set: &[String], axes: &[Axis]) -> Result<(String, Runs), Vec<String>> {
+fn load(
+    files: &mut RunFiles,
+    (path, set): (&Path, &[String]),
+    axes: &[Axis],
+) -> Result<(String, Runs), Vec<String>> {
     let (mut runs, mut lines, mut known) = (Runs::new(), Vec::new(), BTreeSet::new());
     let mut name = None;
     for values in combinations(axes) {
-        match Run::load(path, &overrides(set, &values)) {
+        match files.load(path, &overrides(set, &values)) {
             Ok(run) => {
                 name.get_or_insert_with(|| run.name.clone());
                 runs.push((values, run));

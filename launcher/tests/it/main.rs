@@ -13,6 +13,10 @@ mod faults_during_a_run;
 mod figures;
 mod gpu;
 mod gpus;
+mod hub;
+#[expect(dead_code, reason = "the hub's own tests have it do more")]
+#[path = "../../../hub/src/tests/server.rs"]
+mod hub_server;
 mod inspect;
 mod memory;
 mod metrics_rows;

@@ -55,7 +55,7 @@ coeff = 1.0
 "#;
 
 /// A dataset, the weights in two parts of bf16, and the run file.
-fn house() -> Scratch {
+pub(crate) fn house() -> Scratch {
     let scratch = Scratch::new();
     let path = scratch.path();
     let text = "some text to be read byte by byte, over and over\n".repeat(400);
