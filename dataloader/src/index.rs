@@ -29,6 +29,16 @@ pub enum TokenizerId {
     },
 }
 
+impl TokenizerId {
+    /// Whether both are one tokenizer, whatever its file was called.
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::File { xxh3: one, .. }, Self::File { xxh3: other, .. }) => one == other,
+            _ => self == other,
+        }
+    }
+}
+
 impl Display for TokenizerId {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {

@@ -54,10 +54,10 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
     };
     let vocab = u32::try_from(vocab)
         .map_err(|_| Fault::BadInput(format!("[target] vocab: {vocab} tokens are too many")))?;
-    let of_train = windows(&run.data, train, vocab)?;
+    let of_train = windows(run, train, vocab)?;
     let [of_train, of_eval] = match eval {
         EvalData::Dataset(path) => {
-            let of_eval = windows(&run.data, path, vocab)?;
+            let of_eval = windows(run, path, vocab)?;
             check_tokenizers([(train, &of_train), (path, &of_eval)])?;
             [of_train, of_eval]
         }
@@ -70,11 +70,18 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
 }
 
 /// The rows of the dataset at a path.
-fn windows(data: &Data, path: &Path, vocab: u32) -> Result<Windows, Fault> {
-    let dataset = dataset(data, path)?;
+fn windows(run: &Run, path: &Path, vocab: u32) -> Result<Windows, Fault> {
+    let dataset = dataset(&run.data, path)?;
     if let Some(found) = dataset.vocab_size().filter(|&found| found > vocab) {
+        let has = match &run.target.weights {
+            Some(weights) => format!(
+                "the target's weights, {}, are for {vocab}; tokenize with the tokenizer of these weights",
+                weights.display()
+            ),
+            None => format!("the target has {vocab}; set [target] vocab = {found}"),
+        };
         return Err(Fault::BadInput(format!(
-            "{}: made for {found} tokens, the target has {vocab}; set [target] vocab = {found}",
+            "{}: made for {found} tokens, {has}",
             path.display()
         )));
     }
@@ -83,7 +90,7 @@ fn windows(data: &Data, path: &Path, vocab: u32) -> Result<Windows, Fault> {
         cross_documents,
         document_end,
         ..
-    } = data
+    } = &run.data
     else {
         return Err(Fault::BadInput("[data] kind: not of tokens".into()));
     };
@@ -123,7 +130,7 @@ fn dataset(data: &Data, path: &Path) -> Result<Dataset, Fault> {
 fn check_tokenizers(both: [(&PathBuf, &Windows); 2]) -> Result<(), Fault> {
     let [train, eval] = both.map(|(_, windows)| windows.dataset().tokenizer());
     match (train, eval) {
-        (Some(train), Some(eval)) if train != eval => {
+        (Some(train), Some(eval)) if !train.is_same(eval) => {
             let [(train_path, _), (eval_path, _)] = both;
             Err(Fault::BadInput(format!(
                 "{}: made by {eval}, {} by {train}; tokenize both with one tokenizer",

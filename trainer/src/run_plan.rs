@@ -10,6 +10,7 @@ use crate::data;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
+use crate::given_weights;
 use crate::losses::loss_term;
 use crate::memory::Memory;
 use crate::target;
@@ -55,7 +56,7 @@ pub struct SitePlan {
 ///
 /// As [`run_plan`], of weights.
 pub fn check_weights(run: &Run) -> Result<(), Fault> {
-    target::check_weights(run, &*shipped(&run.target.model)?)
+    given_weights::check_weights(run, &*shipped(&run.target.model)?)
 }
 
 /// Checks a run against its target and data, builds its programs, and says what they need; on a GPU, if `on_gpu`.
@@ -69,8 +70,9 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool, world: &World) -> Resul
     let sources = data::open_checked(run)?;
     let network = shipped(&run.target.model)?;
     target::check_cache(run, &*network)?;
-    if !target::are_to_come(run)? {
-        target::check_weights(run, &*network)?;
+    given_weights::check_ids(run, &sources)?;
+    if !given_weights::are_to_come(run)? {
+        given_weights::check_weights(run, &*network)?;
     }
     let processor = if on_gpu {
         Processor::Gpu(None)

@@ -14,13 +14,13 @@ use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, Lock};
 use spd_configs::{Checkpoint, Data, Log, Run};
 use spd_engine::{Processor, Store};
-use spd_hub::{Hub, Kind, Repository, SCHEME};
 use spd_tracker::{METRICS, Mark, Read, Reader};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::cache::cache_dir;
 use crate::data::Sources;
 use crate::fault::{Fault, Outcome};
+use crate::given_weights::{are_to_come, given, place};
 use crate::heartbeat::Heartbeat;
 use crate::memory::Memory;
 use crate::progress::Progress;
@@ -49,73 +49,6 @@ pub(crate) fn cached_dir(run: &Run, network: &dyn Target) -> Result<PathBuf, Fau
     Ok(cache_dir()
         .join("targets")
         .join(format!("{kind}-{hash:016x}")))
-}
-
-/// Where the weights of a run are that has some.
-///
-/// # Errors
-///
-/// One line, when they are on the hub of Hugging Face and it is not known where their files are.
-fn place(run: &Run) -> Result<Option<PathBuf>, Fault> {
-    let Some(path) = &run.target.weights else {
-        return Ok(None);
-    };
-    Ok(Some(match on_hub(run)? {
-        Some((hub, repository, commit)) => hub.dir(&repository, commit),
-        None => path.clone(),
-    }))
-}
-
-/// The repository of weights that are on the hub, and its commit.
-fn on_hub(run: &Run) -> Result<Option<(Hub, Repository, &str)>, Fault> {
-    let name = run.target.weights.as_ref().and_then(|path| path.to_str());
-    let Some(name) = name.filter(|name| name.starts_with(SCHEME)) else {
-        return Ok(None);
-    };
-    let bad = |line| Fault::BadInput(format!("[target] weights: {line}"));
-    let commit = run.target.commit.as_deref();
-    let commit = commit.ok_or_else(|| bad(format!("{name}: its `commit` is not said")))?;
-    let repository = Repository::parse(name).map_err(bad)?;
-    Ok(Some((Hub::from_env().map_err(bad)?, repository, commit)))
-}
-
-/// Reads the weights of a run that has some, to see whether they are those of its network.
-///
-/// # Errors
-///
-/// When they are not, or not there.
-pub(crate) fn check_weights(run: &Run, network: &dyn Target) -> Result<(), Fault> {
-    given(run, network).map(drop)
-}
-
-/// The weights of a run that has some.
-fn given(run: &Run, network: &dyn Target) -> Result<Option<Weights>, Fault> {
-    let Some(path) = place(run)? else {
-        return Ok(None);
-    };
-    if are_to_come(run)? {
-        return Err(Fault::BadInput(format!(
-            "{}: the files of {} are not there; they come when a run begins, into HF_HOME, which all nodes have to share",
-            path.display(),
-            run.target
-                .weights
-                .as_deref()
-                .unwrap_or(Path::new(""))
-                .display()
-        )));
-    }
-    load(&path, network).map(Some)
-}
-
-/// Whether the weights are on the hub, and still to be fetched.
-pub(crate) fn are_to_come(run: &Run) -> Result<bool, Fault> {
-    match on_hub(run)? {
-        Some((hub, repository, commit)) => {
-            let has = hub.has(&repository, commit, Kind::Weights);
-            has.map(|has| !has).map_err(Fault::BadInput)
-        }
-        None => Ok(false),
-    }
 }
 
 /// Makes sure that a target which is to be trained can be kept.

@@ -207,6 +207,28 @@ fn a_vocabulary_or_sequence_that_does_not_fit_the_target() {
 }
 
 #[test]
+fn datasets_of_two_tokenizers_are_not_one_run() {
+    let scratch = with_data();
+    let index = scratch.path().join("data/shakespeare/val/index.json");
+    let text = fs::read_to_string(&index).unwrap();
+    let kind = "\"kind\": \"bytes\"";
+    let other = text.replace("\"kind\":\"bytes\"", kind);
+    let hash = "0123456789abcdef0123456789abcdef";
+    let file = format!("\"kind\": \"file\", \"name\": \"t.json\", \"xxh3\": \"{hash}\"");
+    assert!(other.contains(kind));
+    fs::write(&index, other.replace(kind, &file)).unwrap();
+    refused(
+        &scratch,
+        "shakespeare.toml",
+        &[],
+        &format!(
+            "data/shakespeare/val: made by t.json of the hash {hash}, data/shakespeare/train by bytes as ids; tokenize both with one \
+             tokenizer"
+        ),
+    );
+}
+
+#[test]
 fn a_changed_token_is_found_before_the_run_by_its_hash_and_by_the_vocabulary() {
     let scratch = with_data();
     let shard = scratch

@@ -159,8 +159,20 @@ fn a_directory_of_weights_is_decomposed_and_its_change_refused() {
         &scratch,
         "config.json",
         replaced("\"vocab_size\": 256", "\"vocab_size\": 250"),
-        "made for 256 tokens, the target has 250",
+        "data/train: made for 256 tokens, the target's weights, weights, are for 250; tokenize with the tokenizer of these weights",
     );
+    let tokenizer = scratch.path().join("weights/tokenizer.json");
+    fs::write(&tokenizer, "{}").unwrap();
+    let ended = run(&scratch);
+    assert_eq!(
+        (ended.code, ended.error()),
+        (
+            Some(2),
+            "data/train: made by bytes as ids, which numbers tokens otherwise than weights/tokenizer.json, the one of the target's \
+             weights; tokenize with that one"
+        )
+    );
+    fs::remove_file(tokenizer).unwrap();
     refused(
         &scratch,
         "config.json",
