@@ -84,6 +84,9 @@ fn advice(source: &io::Error) -> &'static str {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; make room, or write to another file system"
         }
+        io::ErrorKind::StaleNetworkFileHandle => {
+            "; the server has the file that was opened no more: was it replaced there? start again"
+        }
         io::ErrorKind::OutOfMemory => {
             "; is there memory left, and may this process take it (ulimit -v)?"
         }
@@ -104,6 +107,16 @@ mod tests {
             error.to_string(),
             "out/train/tokens-00000.safetensors: cannot write: no storage space; make room, or write to \
              another file system"
+        );
+    }
+
+    #[test]
+    fn a_file_that_a_server_has_no_more_says_so() {
+        let error = io::Error::from_raw_os_error(rustix::io::Errno::STALE.raw_os_error());
+        assert_eq!(
+            DataError::io("read", Path::new("data/m.bin"))(error).to_string(),
+            "data/m.bin: cannot read: Stale file handle (os error 116); the server has the file that was opened no more: was it \
+             replaced there? start again"
         );
     }
 }

@@ -10,6 +10,7 @@
 //!
 //! (The `documents` of the header count the numbers of the list, one more than there are documents.)
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
@@ -38,7 +39,8 @@ pub(crate) fn index_of(path: &Path) -> Option<PathBuf> {
         Some(end) if end == "bin" => path.with_extension("idx"),
         _ => with_end(path, ".idx"),
     };
-    idx.is_file().then_some(idx)
+    // Whatever stands there: what cannot be read is to be named, and no .bin of its own.
+    fs::symlink_metadata(&idx).is_ok().then_some(idx)
 }
 
 fn with_end(path: &Path, end: &str) -> PathBuf {

@@ -236,7 +236,7 @@ fn missing(err: DataError, make: Option<&str>) -> Fault {
         (DataError::Missing { .. }, Some(make)) => {
             Fault::BadInput(format!("{err}; this command makes it: {make}"))
         }
-        _ => Fault::BadInput(err.to_string()),
+        _ => err.into(),
     }
 }
 

@@ -107,6 +107,9 @@ impl From<anyhow::Error> for Fault {
     }
 }
 
+/// What Linux says of a link that leads to itself (`ELOOP`), for which `ErrorKind` has no stable name.
+const TOO_MANY_LINKS: i32 = 40;
+
 impl From<DataError> for Fault {
     /// Data is the user's to mend, but for a disk that fails while it is read, and a machine that has no thread to give.
     fn from(err: DataError) -> Self {
@@ -114,8 +117,13 @@ impl From<DataError> for Fault {
             DataError::Io { source, .. }
                 if !matches!(
                     source.kind(),
-                    ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::IsADirectory
-                ) =>
+                    ErrorKind::NotFound
+                        | ErrorKind::PermissionDenied
+                        | ErrorKind::IsADirectory
+                        | ErrorKind::NotADirectory
+                        | ErrorKind::InvalidInput
+                        | ErrorKind::InvalidFilename
+                ) && source.raw_os_error() != Some(TOO_MANY_LINKS) =>
             {
                 Self::Failed(err.into())
             }

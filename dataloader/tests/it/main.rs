@@ -8,6 +8,7 @@ mod batches;
 mod formats;
 mod inputs;
 mod junk;
+mod spoiled;
 mod tokenizing;
 
 use std::path::{Path, PathBuf};

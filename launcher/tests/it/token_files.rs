@@ -5,12 +5,13 @@
 )]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::scratch::{Scratch, end, launch, start};
+use crate::scratch::{Ended, Scratch, end, launch, start};
 
 const SMALL: [&str; 15] = [
     "train.batch_size=2",
@@ -101,6 +102,25 @@ fn what_cannot_be_read_is_one_line() {
         &["data.train=odd.bin"],
         "odd.bin: has 31 bytes, which is no multiple of 2 (u16); was it copied whole?",
     );
+    std::os::unix::fs::symlink("loop.bin", scratch.path().join("loop.bin")).unwrap();
+    refused(
+        &["data.train=loop.bin"],
+        "loop.bin: cannot open: Too many levels of symbolic links (os error 40)",
+    );
+    fs::create_dir(scratch.path().join("dir.bin")).unwrap();
+    refused(
+        &["data.train=dir.bin"],
+        "dir.bin: has no index.json, so it is no dataset; give its train or val folder",
+    );
+    fs::write(scratch.path().join("empty.bin"), "").unwrap();
+    refused(
+        &["data.train=empty.bin"],
+        "empty.bin: is empty; was it still being written?",
+    );
+    refused(
+        &["data.train=ids.bin/x"],
+        "ids.bin/x: cannot open: Not a directory (os error 20)",
+    );
     refused(
         &["data.eval={ held_out = 0.001 }"],
         "ids.bin: held_out = 0.001 of 156 rows of 32 tokens leaves none to evaluate on; use another part, a \
@@ -187,4 +207,37 @@ fn a_run_that_is_killed_while_it_reads_ahead_ends_in_the_same_bits() {
         .map(|name| fs::read(place.join(name)).unwrap())
     };
     assert!(remains("runs/x") == remains("runs/straight"));
+}
+
+/// Runs with a rank whose reads of a file of ids fail from the `from`-th on, as those of a network disk whose file is gone.
+fn stale(scratch: &Scratch, file: &str, from: u32) -> Ended {
+    let rank = scratch.path().join("rank");
+    let place = scratch.path().join(file);
+    let script = format!(
+        "#!/bin/sh\nexec strace -f -qq -o trace -P {} -e trace=pread64 -e inject=pread64:error=ESTALE:when={from}+ {} \"$@\"\n",
+        place.display(),
+        env!("CARGO_BIN_EXE_spd-launch"),
+    );
+    fs::write(&rank, script).unwrap();
+    fs::set_permissions(&rank, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = run(scratch, "runs/x", &[]);
+    command.arg("--rank-program").arg(rank);
+    launch(command)
+}
+
+#[test]
+fn a_file_that_a_network_disk_has_no_more_is_named_and_the_run_goes_on_later() {
+    if Command::new("strace").arg("-V").output().is_err() {
+        return;
+    }
+    let scratch = scratch();
+    let line = "ids.bin: cannot read: Stale file handle (os error 116); the server has the file that was opened no more: was it replaced \
+                there? start again";
+    for from in [1, 20] {
+        let ended = stale(&scratch, "ids.bin", from);
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        assert!(ended.stderr.contains(line), "{}", ended.stderr);
+    }
+    let ended = launch(run(&scratch, "runs/x", &[]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
