@@ -17,6 +17,7 @@ use crate::{
     config_json::{ConfigJson, Said, shown_value},
     faults::{Note, about},
     networks::{ARCHITECTURES, Architecture},
+    reference::{self, Beside},
     values::found,
 };
 
@@ -99,17 +100,23 @@ pub(crate) fn look(
         Some(found) => &found.dir,
         None => Path::new(dir),
     };
+    if found.is_none() {
+        let kind = target.get("kind").and_then(|kind| kind.get_ref().as_str());
+        let data = run_file.get("data").and_then(|d| d.get_ref().as_table());
+        let synced = data.is_some_and(|data| data.contains_key("synced_inputs"));
+        let beside = reference::beside(dir, kind, synced).map_err(|message| vec![note(message)])?;
+        if let Some(Beside { json, weights }) = beside {
+            return ConfigKeys::checked(offset, json, Some(weights), note).map(Some);
+        }
+    }
     let json = config_json(dir, target.contains_key("kind"));
     let mut json = json.map_err(|message| vec![note(message)])?;
     if let Some(found) = &found {
         let json = json.get_or_insert_with(|| ConfigJson::new(dir.join(FILE), Map::new()));
         json.say("commit", &format!("{:?}", found.commit), SCHEME);
     }
-    match json {
-        Some(json) if json.faults.is_empty() => Ok(Some(ConfigKeys { offset, json })),
-        Some(json) => Err(json.faults.into_iter().map(note).collect()),
-        None => Ok(None),
-    }
+    json.map(|json| ConfigKeys::checked(offset, json, None, note))
+        .transpose()
 }
 
 /// What the `config.json` of a directory says; nothing for a file, or where there is none beside a `kind` of the run file.
@@ -144,9 +151,30 @@ pub(crate) struct ConfigKeys {
     /// Of the key `weights` in the run file.
     offset: usize,
     json: ConfigJson,
+    /// The file of weights, where that is found in the directory that the run file names.
+    weights: Option<PathBuf>,
 }
 
 impl ConfigKeys {
+    /// # Errors
+    ///
+    /// What the file says that is not supported.
+    fn checked(
+        offset: usize,
+        json: ConfigJson,
+        weights: Option<PathBuf>,
+        note: impl Fn(String) -> Note,
+    ) -> Result<Self, Vec<Note>> {
+        match json.faults.is_empty() {
+            true => Ok(Self {
+                offset,
+                json,
+                weights,
+            }),
+            false => Err(json.faults.into_iter().map(note).collect()),
+        }
+    }
+
     /// Puts the keys into the run file, and notes those of it that disagree.
     pub(crate) fn put<'s>(&'s self, file: &mut DeTable<'s>) -> Vec<Note> {
         let mut notes = Vec::new();
@@ -177,6 +205,12 @@ impl ConfigKeys {
             }
             let at = place..place;
             let key = Spanned::new(at.clone(), Cow::Borrowed(*key));
+            target.insert(key, Spanned::new(at, value));
+        }
+        if let Some(weights) = self.weights.as_deref().and_then(Path::to_str) {
+            let at = self.offset..self.offset;
+            let key = Spanned::new(at.clone(), Cow::Borrowed("weights"));
+            let value = DeValue::String(Cow::Borrowed(weights));
             target.insert(key, Spanned::new(at, value));
         }
         notes

@@ -5,6 +5,7 @@
 //! that is wrong at once. [`Run::to_toml`] writes the resolved run, which is a run file again.
 //!
 //! ```text
+//! a file of the SPD reference -> tables of ours (reference)
 //! file + overrides (+ config.json of the weights) -> tables with positions -> reader, a module a table -> Run -> to_toml, differences
 //! ```
 //!
@@ -24,12 +25,14 @@ mod networks;
 mod overrides;
 mod pattern;
 mod reader;
+mod reference;
 mod resolved;
 mod run;
 mod schedule;
 mod target;
 mod train;
 mod values;
+mod yaml;
 
 pub use decomposition::pre_identity;
 pub use faults::{Fault, Faults, Place};

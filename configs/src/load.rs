@@ -10,10 +10,12 @@ use crate::{
     huggingface::{self, LookUp},
     losses, overrides,
     reader::{Table, read_file},
+    reference,
     run::{Checkpoint, Log, Precision},
     target::{self, Facts},
     train,
     values::{OneOf, Size, Text, Whole},
+    yaml,
 };
 
 impl Run {
@@ -25,6 +27,8 @@ impl Run {
     /// Every fault of the file and the overrides at once: keys that are unknown, missing, of the wrong
     /// type or out of range, and those that do not go together. When the file is not TOML, or the weights' directory does not say what
     /// network it has, only that.
+    ///
+    /// A file whose name ends in `.yaml` or `.yml` is one of the SPD reference; it is translated, and overrides name keys of ours.
     ///
     /// Where `weights` of `[target]` is a directory with a `config.json`, as Hugging Face lays it out, that says the network and its
     /// sizes; keys that are given too have to agree.
@@ -53,6 +57,24 @@ impl Run {
         Self::read(path, overrides, Some(look_up))
     }
 
+    /// Keys that a run file of the SPD reference gives and that change nothing here, dotted; of a run file of ours, none.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be read.
+    pub fn unused_keys(path: &Path) -> Result<Vec<String>, Faults> {
+        if !reference::is_one(path) {
+            return Ok(Vec::new());
+        }
+        let text = text_of(path)?;
+        let source = Source {
+            file: path,
+            text: &text,
+            overrides: &[],
+        };
+        Ok(translated(&source)?.unused)
+    }
+
     /// Reads a file that [`Run::to_toml`] wrote, which says all of its network: no directory of weights is asked again.
     ///
     /// # Errors
@@ -67,29 +89,10 @@ impl Run {
         overrides: &[String],
         look_up: Option<&mut LookUp<'_>>,
     ) -> Result<Self, Faults> {
-        let bytes = spd_files::read(path).map_err(|error| {
-            let message = match error.kind() {
-                std::io::ErrorKind::NotFound => "no such run file".to_owned(),
-                std::io::ErrorKind::InvalidInput | std::io::ErrorKind::IsADirectory => {
-                    error.to_string()
-                }
-                _ => format!("cannot be read: {error}"),
-            };
-            Faults::one(Place::File(path.to_owned()), message)
-        })?;
-        let text = std::str::from_utf8(&bytes).map_err(|error| {
-            let before = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
-            let (line, column) = line_and_column(&before);
-            let place = Place::At {
-                file: path.to_owned(),
-                line,
-                column,
-            };
-            Faults::one(place, "expected UTF-8, found other bytes")
-        })?;
+        let text = text_of(path)?;
         let source = Source {
             file: path,
-            text,
+            text: &text,
             overrides,
         };
         Self::parse(&source, look_up)
@@ -112,6 +115,9 @@ impl Run {
 
     /// - `look_up`: present where a directory of weights is asked for the sizes of its network
     fn parse(source: &Source<'_>, look_up: Option<&mut LookUp<'_>>) -> Result<Self, Faults> {
+        if reference::is_one(source.file) {
+            return Self::translate(source, look_up);
+        }
         let (file, errors) = DeTable::parse_recoverable(source.text);
         if !errors.is_empty() {
             let note = |error: toml::de::Error| Note {
@@ -129,7 +135,30 @@ impl Run {
             notes.dedup_by_key(|note| line(note.offset));
             return Err(source.faults(notes));
         }
-        let (file, mut notes) = overrides::apply(source, file.into_inner());
+        let (file, notes) = overrides::apply(source, file.into_inner());
+        Self::of_tables(source, file, notes, look_up)
+    }
+
+    /// The run that a file of the reference means.
+    fn translate(source: &Source<'_>, look_up: Option<&mut LookUp<'_>>) -> Result<Self, Faults> {
+        let mut translated = translated(source)?;
+        let file = std::mem::take(&mut translated.file);
+        let (file, mut notes) = overrides::apply(source, yaml::table(&file));
+        notes.append(&mut translated.notes);
+        notes.extend(translated.missing(&file));
+        // What is refused leaves holes, which would be told as missing keys.
+        if !notes.is_empty() {
+            return Err(source.faults(notes));
+        }
+        Self::of_tables(source, file, notes, look_up)
+    }
+
+    fn of_tables<'s>(
+        source: &Source<'_>,
+        file: DeTable<'s>,
+        mut notes: Vec<Note>,
+        look_up: Option<&mut LookUp<'_>>,
+    ) -> Result<Self, Faults> {
         let keys = match look_up
             .map(|look_up| huggingface::look(&file, look_up))
             .transpose()
@@ -157,6 +186,38 @@ impl Run {
             }
         }
     }
+}
+
+/// The text of a run file.
+fn text_of(path: &Path) -> Result<String, Faults> {
+    let bytes = spd_files::read(path).map_err(|error| {
+        let message = match error.kind() {
+            std::io::ErrorKind::NotFound => "no such run file".to_owned(),
+            std::io::ErrorKind::InvalidInput | std::io::ErrorKind::IsADirectory => {
+                error.to_string()
+            }
+            _ => format!("cannot be read: {error}"),
+        };
+        Faults::one(Place::File(path.to_owned()), message)
+    })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = error.utf8_error().valid_up_to();
+        let before = String::from_utf8_lossy(&error.as_bytes()[..valid]);
+        let (line, column) = line_and_column(&before);
+        let place = Place::At {
+            file: path.to_owned(),
+            line,
+            column,
+        };
+        Faults::one(place, "expected UTF-8, found other bytes")
+    })
+}
+
+/// The tables of ours that a file of the reference means.
+fn translated(source: &Source<'_>) -> Result<reference::Translated, Faults> {
+    let theirs = yaml::parse(source.text).map_err(|note| source.faults(vec![note]))?;
+    let theirs = yaml::table(&theirs);
+    Ok(reference::translate(&theirs, source.file))
 }
 
 const PRECISIONS: OneOf<Precision> = OneOf(&[

@@ -15,7 +15,7 @@ use crate::{
 /// A table being read. Wherever a method returns `None`, it has noted a fault.
 pub(crate) struct Table<'t> {
     /// Dotted, as in an override: `target.train`, `loss.0`; empty for the file itself.
-    path: String,
+    pub(crate) path: String,
     offset: usize,
     entries: BTreeMap<&'t str, Entry<'t>>,
     asked: Vec<&'static str>,
@@ -183,6 +183,24 @@ impl<'t> Table<'t> {
         }
     }
 
+    /// The value of a key as it is written, and the place of the key, whoever checks it later; nothing where it is left out.
+    pub(crate) fn raw(&mut self, key: &'static str) -> Option<(usize, &'t DeValue<'t>)> {
+        let entry = self.take(key)?;
+        Some((entry.offset, entry.value.get_ref()))
+    }
+
+    /// Calls no key of this table unknown: what it is, is refused as a whole or does not matter.
+    pub(crate) fn pass_over(&mut self) {
+        self.keys_known = false;
+    }
+
+    /// The place of a key or, where it is left out, of the table.
+    pub(crate) fn place(&self, key: &str) -> usize {
+        self.entries
+            .get(key)
+            .map_or(self.offset, |entry| entry.offset)
+    }
+
     /// Whether the key is there, whatever it holds.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.entries.contains_key(key)
@@ -197,10 +215,7 @@ impl<'t> Table<'t> {
 
     /// Notes a fault of a key, at the key or, where it is left out, at the table.
     pub(crate) fn refuse<T>(&mut self, key: &str, message: impl AsRef<str>) -> Option<T> {
-        let offset = self
-            .entries
-            .get(key)
-            .map_or(self.offset, |entry| entry.offset);
+        let offset = self.place(key);
         let message = about(&self.path, key) + message.as_ref();
         self.notes.push(Note { offset, message });
         None

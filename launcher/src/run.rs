@@ -213,6 +213,12 @@ fn check(asked: &RunArgs, node: &Node) -> Result<Checked, Fault> {
     let mut files = RunFiles::of(asked);
     let run = files.load(&path, &asked.set);
     let mut run = run.map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    if let Ok(keys) = Run::unused_keys(&path)
+        && !keys.is_empty()
+    {
+        let (shown, keys) = (path.display(), keys.join(", "));
+        screen::note(&format!("{shown}: nothing here uses {keys}"));
+    }
     let run_dir = RunDir::at(
         asked
             .out

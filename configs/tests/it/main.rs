@@ -2,6 +2,8 @@
 
 mod broken;
 mod huggingface;
+mod reference;
+mod reference_own;
 mod resolved;
 mod shipped;
 

@@ -23,6 +23,7 @@ mod metrics_rows;
 mod nodes;
 mod paths;
 mod ranks;
+mod reference_files;
 mod refusals;
 mod resume;
 mod scratch;

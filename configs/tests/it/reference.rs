@@ -1,0 +1,390 @@
+//! Run files of the SPD reference: what they become, and what of them is refused.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
+
+use std::fs;
+
+use spd_configs::Run;
+
+/// A toy by the keys of `main`, and a language model by those of `dev`.
+const TOY: &str = include_str!("reference/toy.yaml");
+const LANGUAGE: &str = include_str!("reference/language.yaml");
+
+const TMS: &str = r#"target={kind="tms",n_features=6,n_hidden=3,weights="toy.pth"}"#;
+const SET: [&str; 3] = [
+    r#"target={kind="llama_simple_mlp",vocab=50,n_ctx=64,d_model=16,n_layer=2,n_head=4,n_kv_head=2,weights="x.pt"}"#,
+    "data.train=a",
+    "data.eval=b",
+];
+
+/// Loads `text` as a file of the name; faults have `FILE` for its path.
+pub(crate) fn load(name: &str, text: &str, set: &[&str]) -> Result<Run, String> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join(name);
+    fs::write(&path, text).expect("room for it");
+    let set: Vec<String> = set.iter().map(|one| (*one).to_owned()).collect();
+    Run::load(&path, &set).map_err(|faults| {
+        let faults = faults.to_string();
+        faults.replace(&path.display().to_string(), "FILE")
+    })
+}
+
+#[test]
+fn a_toy_and_a_language_model_become_run_files_of_ours() {
+    let toy = load("tiny-toy_config.yaml", TOY, &[TMS]).unwrap();
+    assert_eq!(toy.to_toml(), include_str!("reference/toy.resolved.toml"));
+    let language = load("language.yml", LANGUAGE, &SET).unwrap();
+    assert_eq!(
+        language.to_toml(),
+        include_str!("reference/language.resolved.toml")
+    );
+    for run in [toy, language] {
+        assert_eq!(Run::from_resolved(&run.to_toml()).as_ref(), Ok(&run));
+    }
+}
+
+#[test]
+fn keys_that_change_nothing_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.yaml");
+    fs::write(&path, LANGUAGE).unwrap();
+    let unused = Run::unused_keys(&path).unwrap();
+    let told = [
+        "task_config.buffer_size",
+        "task_config.is_tokenized",
+        "task_config.streaming",
+        "wandb_project",
+    ];
+    assert_eq!(unused, told);
+    assert_eq!(Run::unused_keys("x.toml".as_ref()), Ok(vec![]));
+}
+
+#[test]
+fn overrides_have_the_keys_of_run_files() {
+    let set = [
+        TMS,
+        "train.steps=7",
+        "loss.stochastic_recon.coeff=3",
+        "name=mine",
+    ];
+    let run = load("a.yaml", TOY, &set).unwrap();
+    assert_eq!((run.name.as_str(), run.train.steps), ("mine", 7));
+    assert!(
+        run.losses
+            .iter()
+            .any(|loss| loss.coeff.to_bits() == 3.0_f64.to_bits())
+    );
+    let wrong = load("a.yaml", TOY, &[TMS, "train.stepz=7"]).unwrap_err();
+    assert!(
+        wrong.starts_with("--set train.stepz: unknown key"),
+        "{wrong}"
+    );
+}
+
+/// Puts `new` where `old` stands in a text, once.
+fn with(text: &str, old: &str, new: &str) -> String {
+    assert_eq!(text.matches(old).count(), 1, "{old}");
+    text.replace(old, new)
+}
+
+#[test]
+fn what_is_not_here_is_refused_by_its_key() {
+    let toy = [TMS];
+    for (base, old, new, told) in [
+        (
+            TOY,
+            "ci_fn_type: mlp",
+            "ci_fn_type: rnn",
+            "FILE:6:1: ci_fn_type: the importance function \"rnn\" is not here",
+        ),
+        (
+            TOY,
+            "classname: StochasticReconLoss",
+            "classname: PersistentPGDReconLoss",
+            "[loss_metric_configs.1] classname: `PersistentPGDReconLoss`: an adversary that lives on",
+        ),
+        (
+            TOY,
+            "classname: CI_L0",
+            "classname: CI_L7",
+            "[eval_metric_configs.0] classname: expected a metric of the reference, found \"CI_L7\"",
+        ),
+        (
+            TOY,
+            "beta: 0.1",
+            "eps: 1e-6",
+            "[loss_metric_configs.0] eps: expected 1e-12",
+        ),
+        (
+            TOY,
+            "seed: 3",
+            "sead: 3",
+            "unknown key `sead`; did you mean `seed`?",
+        ),
+        (
+            TOY,
+            "steps: 1_000",
+            "steps: many",
+            "[train] steps: expected a whole number of at least 1, found the string \"many\"",
+        ),
+        (TOY, "steps: 1_000", "pnorm_3: 5", "missing key `steps`"),
+        (
+            TOY,
+            "at_least_zero_active",
+            "some_active",
+            "[task_config] data_generation_type: expected \"at_least_zero_active\"",
+        ),
+        (
+            TOY,
+            "models.TMSModel",
+            "models.Other",
+            "pretrained_model_class: the network \"spd.experiments.tms.models.Other\" is not here",
+        ),
+        (
+            TOY,
+            "seed: 3",
+            "init_spd_checkpoint: a.pth",
+            "init_spd_checkpoint: a run does not start from",
+        ),
+        (
+            LANGUAGE,
+            "task_name: lm",
+            "task_name: ih",
+            "[task_config] task_name: induction heads are not here",
+        ),
+        (
+            LANGUAGE,
+            "fn_type: global_shared_mlp",
+            "fn_type: global_shared_transformer",
+            "[ci_config] fn_type: the importance function \"global_shared_transformer\" is not here",
+        ),
+        (
+            LANGUAGE,
+            "mode: global",
+            "mode: layerwise",
+            "[ci_config] fn_type: `mode` and `fn_type` do not go together",
+        ),
+        (
+            LANGUAGE,
+            "shuffle_each_epoch: true",
+            "shuffle_each_epoch: false",
+            "[task_config] shuffle_each_epoch: expected true, found false",
+        ),
+        (
+            LANGUAGE,
+            "mode: global",
+            "__variants__: []",
+            "[ci_config] __variants__: variants of a sweep",
+        ),
+        (
+            LANGUAGE,
+            "p: 0.25",
+            "q: 0.25",
+            "missing key `p` in [loss_metric_configs.1.routing]",
+        ),
+    ] {
+        let set = if base == TOY { &toy[..] } else { &SET };
+        let faults = load("a.yaml", &with(base, old, new), set).unwrap_err();
+        assert!(faults.contains(told), "{new}: {faults}");
+    }
+    let two = with(
+        &with(TOY, "ci_fn_type: mlp", "ci_fn_type: rnn"),
+        "beta: 0.1",
+        "eps: 1e-6",
+    );
+    assert_eq!(
+        load("a.yaml", &two, &[]).unwrap_err().lines().count(),
+        3,
+        "the weights too"
+    );
+}
+
+#[test]
+fn what_lies_elsewhere_is_told_with_what_to_give() {
+    let faults = load("a.yaml", TOY, &[]).unwrap_err();
+    let told = "pretrained_model_path: \"wandb:goodfire/spd-pre-Sep-2025/runs/0hsp07o4\" is a run of W&B, where nothing is fetched from; \
+                put its files `tms.pth` and `tms_train_config.yaml` into a directory, and give that by --set target.weights=DIR, or train such \
+                a network here by --set 'target={kind=\"tms\",n_features=5,";
+    assert!(faults.contains(told), "{faults}");
+    let faults = load("a.yaml", LANGUAGE, &[]).unwrap_err();
+    let lines: Vec<&str> = faults.lines().collect();
+    assert_eq!(lines.len(), 2, "{faults}");
+    assert!(
+        lines[0].contains("`model_config.yaml` and the last `model_step_*.pt`"),
+        "{faults}"
+    );
+    assert!(
+        lines[1].contains("--set data.train=DIR --set data.eval=DIR"),
+        "{faults}"
+    );
+    let of_hub = with(
+        LANGUAGE,
+        "simple_stories_train.models.llama_simple_mlp.LlamaSimpleMLP",
+        "transformers.GPT2LMHeadModel",
+    );
+    let of_hub = with(
+        &of_hub,
+        "someone/models/runs/t-1234abcd",
+        "openai-community/gpt2",
+    );
+    let faults = load("a.yaml", &of_hub, &SET[1..]).unwrap_err();
+    assert!(
+        faults.contains("hf download openai-community/gpt2"),
+        "{faults}"
+    );
+}
+
+#[test]
+fn older_keys_still_mean_what_they_did() {
+    let old = with(TOY, "ci_fn_type", "gate_type");
+    let old = with(&old, "ci_fn_hidden_dims", "gate_hidden_dims");
+    let old = with(&old, "eval_freq: 100\n", "print_freq: 100\n");
+    let lr = "lr_schedule:\n  start_val: 2e-3\n  fn_type: cosine\n  warmup_pct: 0.1\n";
+    let old = with(
+        &old,
+        lr,
+        "lr: 2e-3\nlr_schedule: cosine\nlr_warmup_pct: 0.1\n",
+    );
+    let sites = "module_info:\n  - {module_pattern: linear1, C: 12}\n  - {module_pattern: linear2, C: 12}\n";
+    let old = with(
+        &old,
+        sites,
+        "C: 12\ntarget_module_patterns: [linear1, linear2]\n",
+    );
+    let (old, new) = (
+        load("a.yaml", &old, &[TMS]).unwrap(),
+        load("a.yaml", TOY, &[TMS]).unwrap(),
+    );
+    // An older cosine ends at 0, a newer one where it started.
+    assert!(
+        old.train.lr.final_fraction.to_bits() == 0,
+        "{:?}",
+        old.train.lr
+    );
+    let mut same = new.clone();
+    same.train.lr.final_fraction = 0.0;
+    assert_eq!(old, same);
+}
+
+#[test]
+fn sizes_are_read_beside_weights_of_the_reference() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("tms.pth"), "x").unwrap();
+    let sizes = "tms_model_config: {n_features: 6, n_hidden: 3, n_hidden_layers: 1, tied_weights: true, init_bias_to_zero: false}\nsteps: 3\n";
+    fs::write(at("tms_train_config.yaml"), sizes).unwrap();
+    let weights = format!("target.weights={}", dir.path().display());
+    let run = load("a.yaml", TOY, &[&weights]).unwrap();
+    let text = run.to_toml();
+    assert!(
+        text.contains("n_hidden = 3\nn_hidden_layers = 1\n"),
+        "{text}"
+    );
+    assert_eq!(run.target.weights, Some(at("tms.pth")));
+    let faults = load("a.yaml", TOY, &[&weights, "target.n_hidden=4"]).unwrap_err();
+    assert!(
+        faults.contains("expected 3, as `tms_model_config.n_hidden` of"),
+        "{faults}"
+    );
+    fs::write(
+        at("tms_train_config.yaml"),
+        with(sizes, "tied_weights: true", "tied_weights: false"),
+    )
+    .unwrap();
+    let faults = load("a.yaml", TOY, &[&weights]).unwrap_err();
+    assert!(
+        faults.contains("`tms_model_config.tied_weights` is false, which is not supported"),
+        "{faults}"
+    );
+
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let sizes = "model_type: LlamaSimpleMLP\nblock_size: 64\nvocab_size: 50\nn_layer: 2\nn_head: 4\nn_embd: 16\nn_intermediate: 64\n\
+                 n_key_value_heads: 2\nuse_grouped_query_attention: true\nrms_norm_eps: 1.0e-06\nrotary_base: 10000\nattn_bias: false\n";
+    fs::write(at("model_config.yaml"), sizes).unwrap();
+    let weights = format!("target.weights={}", dir.path().display());
+    let set = [weights.as_str(), SET[1], SET[2]];
+    let faults = load("a.yaml", LANGUAGE, &set).unwrap_err();
+    assert!(
+        faults.contains("no weights beside its file of sizes"),
+        "{faults}"
+    );
+    for step in [9, 10] {
+        fs::write(at(&format!("model_step_{step}.pt")), "x").unwrap();
+    }
+    let run = load("a.yaml", LANGUAGE, &set).unwrap();
+    let text = run.to_toml();
+    assert!(text.contains("vocab = 50\nn_ctx = 64\nd_model = 16\nn_layer = 2\nn_head = 4\nn_kv_head = 2\nd_mlp = 64\n"), "{text}");
+    assert_eq!(run.target.weights, Some(at("model_step_10.pt")));
+    fs::write(
+        at("model_config.yaml"),
+        with(sizes, "rotary_base: 10000", "rotary_base: 500"),
+    )
+    .unwrap();
+    let faults = load("a.yaml", LANGUAGE, &set).unwrap_err();
+    assert!(
+        faults.contains("`rotary_base` is 500, which is not supported"),
+        "{faults}"
+    );
+}
+
+/// Numbers in no order, the same in every run.
+fn next(state: &mut u64) -> usize {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    usize::try_from(*state >> 33).expect("31 bits")
+}
+
+#[test]
+fn a_damaged_file_is_told_or_read_and_nothing_else() {
+    let seconds = std::env::var("SPD_FUZZ_SECONDS")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(seconds.unwrap_or(2));
+    const PIECES: [&[u8]; 16] = [
+        b"&a ", b"*a", b"[", b"]", b"{", b"}", b": ", b"- ", b"\n", b"\n\n  ", b"null", b"1e999",
+        b"-", b"\xff", b"!!str ", b"? ",
+    ];
+    let mut state = 0x9e37_79b9_7f4a_7c15;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.yaml");
+    let mut tried = 0;
+    while std::time::Instant::now() < until {
+        let mut bytes = if next(&mut state).is_multiple_of(2) {
+            TOY
+        } else {
+            LANGUAGE
+        }
+        .as_bytes()
+        .to_vec();
+        for _ in 0..=next(&mut state) % 6 {
+            let at = next(&mut state) % bytes.len();
+            let end = (at + next(&mut state) % 40).min(bytes.len());
+            let piece = match next(&mut state) % 3 {
+                0 => PIECES[next(&mut state) % PIECES.len()].to_vec(),
+                1 => bytes[end / 2..end / 2 + (end - at) / 2].to_vec(),
+                _ => Vec::new(),
+            };
+            bytes.splice(at..end, piece);
+            bytes.push(b'\n');
+        }
+        fs::write(&path, &bytes).unwrap();
+        let set = if next(&mut state).is_multiple_of(2) {
+            vec![]
+        } else {
+            vec![TMS.to_owned()]
+        };
+        if let Err(faults) = Run::load(&path, &set) {
+            for fault in faults.iter() {
+                let line = fault.to_string();
+                assert!(!line.contains(['\n', '\r', '\u{1b}']), "{line:?}");
+            }
+        }
+        tried += 1;
+    }
+    assert!(tried > 100, "{tried}");
+    println!("{tried} damaged files");
+}
