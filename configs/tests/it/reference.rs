@@ -388,3 +388,33 @@ fn a_damaged_file_is_told_or_read_and_nothing_else() {
     assert!(tried > 100, "{tried}");
     println!("{tried} damaged files");
 }
+
+#[test]
+fn the_names_beside_our_keys_are_those_that_are_read() {
+    let sources = [
+        "beside",
+        "importance",
+        "metrics",
+        "schedule",
+        "target",
+        "top",
+    ]
+    .map(|file| fs::read_to_string(format!("src/reference/{file}.rs")).unwrap());
+    let sources = sources.concat();
+    let rows = include_str!("../../README.md").lines();
+    let rows = rows.skip_while(|line| !line.starts_with("| key | default | the reference's |"));
+    let mut names = 0;
+    for row in rows.skip(2).take_while(|line| line.starts_with('|')) {
+        let theirs = row.split('|').nth(3).unwrap();
+        let quoted = theirs.split('`').skip(1).step_by(2);
+        for name in quoted.filter(|name| !name.starts_with("...")) {
+            let is_read = [format!("\"{name}\""), format!(".{name}\"")];
+            assert!(
+                is_read.iter().any(|word| sources.contains(word)),
+                "{name}: {row}"
+            );
+            names += 1;
+        }
+    }
+    assert!(names > 50, "{names}");
+}
