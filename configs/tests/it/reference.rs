@@ -19,6 +19,26 @@ const SET: [&str; 3] = [
     "data.eval=b",
 ];
 
+/// The `model_config.yaml` of the weights that a run file of ours needs.
+pub(crate) fn shipped(name: &str) -> Option<String> {
+    let (kind, layers, wide) = match name {
+        "ss_llama_simple" => ("LlamaSimple", 4, [4019, 128, 4, 2, 341]),
+        "ss_llama_simple-2L" => ("LlamaSimple", 2, [4019, 128, 4, 2, 341]),
+        "ss_llama_simple_mlp" => ("LlamaSimpleMLP", 4, [4019, 128, 4, 2, 512]),
+        "ss_llama_simple_mlp-2L" => ("LlamaSimpleMLP", 2, [4019, 128, 4, 2, 512]),
+        "ss_llama_simple_mlp-1L" => ("LlamaSimpleMLP", 1, [4019, 128, 4, 2, 512]),
+        "ss_gpt2_simple" => ("GPT2Simple", 4, [4019, 128, 4, 4, 512]),
+        "ss_gpt2_simple-2L" => ("GPT2Simple", 2, [4019, 128, 4, 4, 512]),
+        "pile-4L" => ("LlamaSimpleMLP", 4, [50277, 768, 6, 6, 3072]),
+        _ => return None,
+    };
+    let [vocab, width, heads, kv_heads, mlp] = wide;
+    Some(format!(
+        "model_type: {kind}\nblock_size: 512\nvocab_size: {vocab}\nn_layer: {layers}\nn_head: {heads}\nn_embd: {width}\n\
+         n_intermediate: {mlp}\nn_key_value_heads: {kv_heads}\nflash_attention: false\n"
+    ))
+}
+
 /// Loads `text` as a file of the name; faults have `FILE` for its path.
 pub(crate) fn load(name: &str, text: &str, set: &[&str]) -> Result<Run, String> {
     let dir = tempfile::tempdir().expect("a temporary directory");

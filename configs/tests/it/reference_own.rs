@@ -2,6 +2,8 @@
 
 use std::{fs, path::Path};
 
+use spd_configs::Run;
+
 use crate::reference::load;
 
 /// A file of the reference, and the keys of it that are refused, on `main` and on `dev`.
@@ -136,6 +138,37 @@ fn the_files_of_the_reference_are_read() {
     assert!(read >= 24, "{read} files");
 }
 
+/// Our run files that have the numbers of one of the reference.
+const SHIPPED: [&str; 7] = [
+    "ss_llama_simple",
+    "ss_llama_simple-2L",
+    "ss_llama_simple_mlp",
+    "ss_llama_simple_mlp-2L",
+    "ss_llama_simple_mlp-1L",
+    "ss_gpt2_simple",
+    "ss_gpt2_simple-2L",
+];
+
+/// Our run file says what the one of the reference does, but for where its data are, and how often it is saved.
+fn check_shipped(theirs: &Run, text: &str, name: &str, target: &str) {
+    let own = format!("{}/{name}.toml", env!("CARGO_MANIFEST_DIR"));
+    let own = fs::read_to_string(own).expect("a run file of ours");
+    let ours = load("a.toml", &own, &[target]).unwrap_or_else(|faults| panic!("{faults}"));
+    let mut same = theirs.clone();
+    same.name.clone_from(&ours.name);
+    same.data.clone_from(&ours.data);
+    same.checkpoint = ours.checkpoint;
+    // A set of components is the same in any order of their patterns, and a subset of sites in any order of names.
+    same.eval.subsets.sort_by_key(|subset| {
+        ours.eval
+            .subsets
+            .iter()
+            .position(|own| own.name == subset.name)
+    });
+    assert!(text.contains("max_seq_len: 512"), "{name}");
+    assert_eq!(same.to_toml(), ours.to_toml(), "{name}");
+}
+
 fn check_file(path: &Path, name: &str, is_dev: bool) {
     let text = fs::read_to_string(path).expect("a file");
     let target = match name {
@@ -166,6 +199,10 @@ fn check_file(path: &Path, name: &str, is_dev: bool) {
     match load("a.yaml", &text, set) {
         Ok(run) => {
             assert!(refused.is_empty(), "{name} is translated");
+            let stem = name.trim_start_matches("lm/").trim_end_matches("_config");
+            if SHIPPED.contains(&stem) {
+                check_shipped(&run, &text, stem, target);
+            }
             if let Some((_, numbers)) = TRANSLATED.iter().find(|(of, _)| *of == name) {
                 let found = (
                     run.train.steps,

@@ -14,7 +14,7 @@ use spd_configs::{
     Routing, Run, Shape, Term, TiedUpdate,
 };
 
-use crate::{huggingface, load};
+use crate::{huggingface, load, reference};
 
 /// Name and text of each run file beside the crate. Weights that are to be had elsewhere are in `house`, as far as their sizes go.
 fn shipped_with(house: &Path) -> Vec<(PathBuf, String)> {
@@ -23,12 +23,17 @@ fn shipped_with(house: &Path) -> Vec<(PathBuf, String)> {
             .file_stem()
             .and_then(|stem| stem.to_str())
             .expect("a name");
-        let Some(json) = huggingface::shipped(stem) else {
+        let sizes = huggingface::shipped(stem).map(|json| ("config.json", json.to_owned()));
+        let of_reference = || Some(("model_config.yaml", reference::shipped(stem)?));
+        let Some((file, sizes)) = sizes.or_else(of_reference) else {
             return (path, text);
         };
         let dir = house.join(stem);
         fs::create_dir_all(&dir).expect("room for it");
-        fs::write(dir.join("config.json"), json).expect("room for it");
+        fs::write(dir.join(file), sizes).expect("room for it");
+        if file == "model_config.yaml" {
+            fs::write(dir.join("model_step_100000.pt"), "").expect("room for it");
+        }
         let (before, after) = text.split_once("weights = \"weights/").expect("weights");
         let (_, after) = after.split_once('\n').expect("a line");
         let text = format!("{before}weights = {dir:?}\n{after}");
