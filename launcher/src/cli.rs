@@ -23,6 +23,8 @@ Examples:
   spd-launch tms_5-2 --sweep train.lr=1e-3,2e-3 --seeds 0..5
   spd-launch tokenize stories.txt --tokenizer bytes --out data/stories
   spd-launch inspect data/stories/train       what it is, whether it is whole, and some of it to read
+  spd-launch export runs/tms_5-2 --out for-pytorch
+  spd-launch import s-1234abcd/model_10000.pth --out runs/theirs
   spd-launch bench tms_5-2 --phases
   spd-launch profile tms_5-2 --trace step.json
   spd-launch figures runs/tms_5-2             draw its newest checkpoint again
@@ -66,6 +68,10 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     /// Say what a dataset, a checkpoint, a file of weights or a run directory is, and whether it is whole
     Inspect(InspectArgs),
+    /// Write the newest checkpoint of a run as the SPD reference would have it, for its tools
+    Export(ExportArgs),
+    /// Make a run directory of a checkpoint of the SPD reference
+    Import(ImportArgs),
     /// Time training steps
     Bench(BenchArgs),
     /// Say where the time of a run's step goes
@@ -197,6 +203,37 @@ pub(crate) struct InspectArgs {
     /// How the ids of a bare .bin are stored
     #[arg(long, value_name = "u16|u32", value_parser = ["u16", "u32"])]
     pub(crate) dtype: Option<String>,
+}
+
+/// `spd-launch export`.
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Run directory
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// Directory for model_STEP.pth and the run's config.toml
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+}
+
+/// `spd-launch import`.
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// `ComponentModel.state_dict()` by `torch.save`, or its tensors as safetensors
+    #[arg(value_name = "CHECKPOINT")]
+    pub(crate) checkpoint: PathBuf,
+    /// Its run file [default: config.toml or final_config.yaml beside it]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Run directory to make
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Finished steps [default: those in its name, as in model_1000.pth]
+    #[arg(long, value_name = "N")]
+    pub(crate) step: Option<u64>,
+    /// A key of the run file anew, as for a run
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
 }
 
 /// `spd-launch bench`.

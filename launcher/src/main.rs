@@ -15,6 +15,7 @@
 //!          -> summary                   what the rank wrote at the end, printed
 //!          -> hub                       weights of the hub: looked up with the run file, fetched before anything starts
 //!     -> inspect                        what a dataset, a checkpoint, weights or a run are, and whether they are whole
+//!     -> exchange                       checkpoints of the SPD reference, out and in
 //!     -> figures                        those of a checkpoint, drawn again
 //!     -> doctor                          what there is for runs on GPUs, and whether a GPU works
 //!     -> bench, profile                 how long a step takes, and where the time goes
@@ -25,6 +26,7 @@ mod bench;
 mod channel;
 mod cli;
 mod doctor;
+mod exchange;
 mod exit;
 mod failure;
 mod figures;
@@ -108,6 +110,8 @@ fn run(cli: Cli) -> Exit {
     let ended = match (cli.command, cli.run) {
         (Some(Command::Tokenize(asked)), _) => tokenize::tokenize(&asked),
         (Some(Command::Inspect(asked)), _) => inspect::inspect(&asked),
+        (Some(Command::Export(asked)), _) => exchange::export(&asked),
+        (Some(Command::Import(asked)), _) => exchange::import(&asked),
         (Some(Command::Bench(asked)), _) => bench::bench(&asked),
         (Some(Command::Profile(asked)), _) => profile::profile(&asked),
         (Some(Command::Figures(asked)), _) => figures::figures(&asked),

@@ -21,6 +21,7 @@ pub mod data;
 pub mod decomposition;
 mod decomposition_task;
 mod evaluation;
+pub mod exchange;
 mod fault;
 mod figures;
 mod given_weights;

@@ -8,6 +8,7 @@ mod blocked_output;
 mod both;
 mod changed_inputs;
 mod doctor;
+mod exchange;
 mod exit_codes_and_restarts;
 mod faults_during_a_run;
 mod figures;

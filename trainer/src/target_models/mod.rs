@@ -27,7 +27,7 @@ use spd_configs::{Input, Model};
 use spd_engine::{Builder, DType, Result, Type, Value};
 
 pub use layer::{Layer, LayerKind};
-pub use weights::{Described, Weights, describe, load};
+pub use weights::{Described, Tensors, Weights, describe, load};
 
 use crate::fault::Fault;
 use crate::pass::Pass;

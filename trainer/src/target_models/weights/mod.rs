@@ -110,6 +110,55 @@ pub fn describe(path: &Path) -> Result<Vec<Described>, Fault> {
     Ok(tensors.collect())
 }
 
+/// The tensors of a file, read one at a time.
+pub struct Tensors(Stock);
+
+impl Tensors {
+    /// Opens a file of safetensors or of `torch.save`.
+    ///
+    /// # Errors
+    ///
+    /// When it is no such file, or shorter than it says.
+    pub fn open(path: &Path) -> Result<Self, Fault> {
+        Stock::open(path).map(Self)
+    }
+
+    /// Names of all.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.names()
+    }
+
+    /// Shape and numbers of one of them, as f32.
+    ///
+    /// # Errors
+    ///
+    /// When there is none of the name, its numbers are no fractions or not finite, or the disk refuses.
+    pub fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), Fault> {
+        let shown = self.0.shown();
+        let bad = |why: String| Fault::BadInput(format!("{shown}: {why}"));
+        let Some(stored) = self.0.get(name) else {
+            let there = inventory(&self.0);
+            return Err(bad(format!("no tensor `{}`; {there}", name.escape_debug())));
+        };
+        if let StoredDtype::Other(dtype) = stored.dtype {
+            return Err(bad(format!(
+                "`{}` is of {dtype}; expected F64, F32, F16 or BF16",
+                name.escape_debug()
+            )));
+        }
+        let dims = stored.dims.clone();
+        let values = self.0.read(name)?;
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Err(bad(format!(
+                "`{}` holds {} at element {at}; expected finite numbers",
+                name.escape_debug(),
+                values[at]
+            )));
+        }
+        Ok((dims, values))
+    }
+}
+
 /// What a file has, for whoever looks for something else.
 fn inventory(stock: &Stock) -> String {
     let names: Vec<&str> = stock.names().take(4).collect();

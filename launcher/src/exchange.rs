@@ -1,0 +1,127 @@
+//! `spd-launch export RUN --out DIR` and `spd-launch import CHECKPOINT --out DIR`: checkpoints of the SPD reference.
+
+use std::path::{Path, PathBuf};
+
+use spd_checkpoint::{atomic, write};
+use spd_configs::Run;
+use spd_trainer::{Fault, exchange};
+
+use crate::cli::{ExportArgs, ImportArgs};
+use crate::exit::Exit;
+use crate::run_dir::RunDir;
+use crate::screen;
+
+/// Writes the newest good checkpoint of a run as the reference would have it.
+///
+/// # Errors
+///
+/// Bad input when there is no run or no checkpoint of it.
+pub(crate) fn export(asked: &ExportArgs) -> Result<Exit, Fault> {
+    let run_dir = RunDir::at(asked.run.clone());
+    if !run_dir.config().is_file() {
+        return Err(Fault::BadInput(format!(
+            "{}: holds no config.toml, so it is no run directory; give one, like runs/tms_5-2",
+            run_dir.path().display()
+        )));
+    }
+    let exported = exchange::export(run_dir.path(), &asked.out)?;
+    screen::result(&format!(
+        "{} tensors of step {} are in {}\n",
+        exported.tensors,
+        exported.step,
+        exported.file.display()
+    ));
+    Ok(Exit::Done)
+}
+
+/// Makes a run directory of a checkpoint of the reference.
+///
+/// # Errors
+///
+/// Bad input when the checkpoint or its run file do not hold, or something stands in the way.
+pub(crate) fn import(asked: &ImportArgs) -> Result<Exit, Fault> {
+    let checkpoint = &asked.checkpoint;
+    let step = asked.step.or_else(|| step_of(checkpoint)).ok_or_else(|| {
+        Fault::BadInput(format!(
+            "{}: its name says no step, as model_1000.pth does; give it by --step",
+            checkpoint.display()
+        ))
+    })?;
+    let run_dir = RunDir::at(asked.out.clone());
+    let taken = std::fs::read_dir(run_dir.path()).is_ok_and(|mut entries| entries.next().is_some());
+    if taken {
+        let place = run_dir.path().display();
+        return Err(Fault::BadInput(format!(
+            "{place}: something is there; give the name of a new directory by --out"
+        )));
+    }
+    let config = match &asked.config {
+        Some(config) => config.clone(),
+        None => beside(checkpoint)?,
+    };
+    let ends = ["yaml", "yml"];
+    let is_theirs = config
+        .extension()
+        .is_some_and(|end| ends.iter().any(|known| end == *known));
+    let has_target = asked.set.iter().any(|set| {
+        let key = set.split('=').next().unwrap_or_default().trim();
+        ["target", "target.weights", "target.train"].contains(&key)
+    });
+    let mut set = asked.set.clone();
+    // Our own files say where the target is from; theirs name a place that is not asked.
+    let target = match is_theirs && !has_target {
+        true => Some(exchange::target_of(checkpoint)?),
+        false => None,
+    };
+    let weights = run_dir.path().join("target.safetensors");
+    if let Some(target) = &target {
+        let said = target
+            .sizes
+            .iter()
+            .map(|(key, value)| (*key, value.clone()));
+        let path = ("weights", format!("{:?}", weights.display().to_string()));
+        for (key, value) in said.chain([path]) {
+            let key = format!("target.{key}");
+            let is_given = asked
+                .set
+                .iter()
+                .any(|set| set.split('=').next() == Some(&key));
+            if !is_given {
+                set.push(format!("{key}={value}"));
+            }
+        }
+    }
+    let run = Run::load(&config, &set).map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let snapshot = exchange::import(checkpoint, &run, step)?;
+    let _hold = run_dir.prepare(&run).map_err(Fault::BadInput)?;
+    if let Some(target) = &target {
+        atomic::write_file(&weights, &target.file)?;
+    }
+    write(&run_dir.path().join("checkpoints"), &snapshot)?;
+    let place = run_dir.path().display();
+    screen::result(&format!(
+        "the state after step {step} is in {place}; `spd-launch {place}/config.toml --out {place}` goes on from there, \
+         `spd-launch figures {place}` draws it\n"
+    ));
+    Ok(Exit::Done)
+}
+
+/// The step that the name of a file says: `model_1000.pth`.
+fn step_of(path: &Path) -> Option<u64> {
+    let stem = path.file_stem()?.to_str()?;
+    stem.strip_prefix("model_")?.parse().ok()
+}
+
+/// The run file beside a checkpoint.
+fn beside(checkpoint: &Path) -> Result<PathBuf, Fault> {
+    let names = ["config.toml", "final_config.yaml"];
+    let places = names.map(|name| checkpoint.with_file_name(name));
+    let found = places.into_iter().find(|place| place.is_file());
+    found.ok_or_else(|| {
+        Fault::BadInput(format!(
+            "{}: no {} beside it; give its run file by --config",
+            checkpoint.display(),
+            names.join(" or ")
+        ))
+    })
+}

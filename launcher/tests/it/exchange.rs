@@ -1,0 +1,319 @@
+//! Checkpoints of the SPD reference, out and in. `SPD_PYTHON` names a Python that has torch; without it, what is exported is not
+//! compared with what PyTorch makes of it.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use spd_checkpoint::Snapshot;
+
+use crate::scratch::{Ended, Scratch, launch};
+
+/// A GPT-2 of one block, whose evaluation sees each of eight held-out rows once.
+const LANGUAGE: &str = r#"name = "language"
+target = { kind = "gpt2_simple", vocab = 50, n_ctx = 16, d_model = 16, n_layer = 1, n_head = 2, train = { steps = 3, batch_size = 4, lr = 1e-2 } }
+data = { kind = "tokens", train = "train.bin", eval = "eval.bin", seq_len = 16, dtype = "u16" }
+train = { steps = 4, batch_size = 4, lr = 1e-2 }
+eval = { every = 0, batches = 1, batch_size = 8 }
+
+[[loss]]
+kind = "stochastic_recon"
+coeff = 1.0
+
+[[loss]]
+kind = "pgd_recon_subset"
+coeff = 0.5
+steps = 1
+step_size = 1.0
+scope = "shared_across_batch"
+"#;
+
+const MATRICES: &str =
+    r#"{ pattern = "h.*.attn.?_proj", C = 6 }, { pattern = "h.*.mlp.*", C = 9 }"#;
+const EMBEDDING: &str = r#"{ pattern = "wte", C = 7 }"#;
+
+const TOY: &str = include_str!("../../../configs/tests/it/reference/toy.yaml");
+
+const TOY_SET: [&str; 7] = [
+    "--set",
+    r#"target={kind="tms",n_features=6,n_hidden=3,train={steps=20,batch_size=16,lr=5e-3}}"#,
+    "--set",
+    "train.steps=6",
+    "--set",
+    "eval.every=0",
+    "--quiet",
+];
+
+fn spd(scratch: &Scratch, words: &[&str]) -> Ended {
+    launch(scratch.launcher(words))
+}
+
+/// What succeeds.
+fn done(scratch: &Scratch, words: &[&str]) {
+    let ended = spd(scratch, words);
+    assert_eq!(ended.code, Some(0), "{words:?}: {}", ended.stderr);
+}
+
+/// What is refused, in a line that has these words.
+fn refused(scratch: &Scratch, words: &[&str], told: &str) {
+    let ended = spd(scratch, words);
+    assert_eq!(ended.code, Some(2), "{words:?}: {}", ended.stderr);
+    let line = ended.stderr.trim_end();
+    assert!(line.contains(told) && line.lines().count() == 1, "{line}");
+}
+
+/// A house with a trained toy in `runs/toy`.
+fn toy() -> Scratch {
+    let scratch = Scratch::new();
+    fs::write(scratch.path().join("toy.yaml"), TOY).unwrap();
+    let words = ["toy.yaml", "--threads", "1", "--out", "runs/toy"];
+    done(&scratch, &[&words[..], &TOY_SET].concat());
+    scratch
+}
+
+/// The checkpoint of a run.
+fn snapshot(dir: &Path, step: u64) -> Snapshot {
+    let path = spd_checkpoint::step_path(&dir.join("checkpoints"), step);
+    spd_checkpoint::load(&path).unwrap()
+}
+
+#[test]
+fn what_is_exported_comes_back_to_the_bit() {
+    let scratch = toy();
+    done(&scratch, &["export", "runs/toy", "--out", "out"]);
+    done(
+        &scratch,
+        &["import", "out/model_6.pth", "--out", "runs/back"],
+    );
+    let [here, back] = ["runs/toy", "runs/back"].map(|dir| snapshot(&scratch.path().join(dir), 6));
+    assert_eq!(here.tensors.len(), back.tensors.len());
+    let mut moments = 0;
+    for (one, two) in here.tensors.iter().zip(&back.tensors) {
+        assert_eq!((&one.name, &one.shape), (&two.name, &two.shape));
+        if one.name.starts_with("adamw.") {
+            moments += 1;
+            assert!(two.bytes.iter().all(|byte| *byte == 0), "{}", two.name);
+        } else {
+            assert_eq!(one.bytes, two.bytes, "{}", one.name);
+        }
+    }
+    assert!(moments > 8, "{moments}");
+    done(&scratch, &["export", "runs/back", "--out", "again"]);
+    let read = |file: &str| fs::read(scratch.path().join(file)).unwrap();
+    assert_eq!(read("out/model_6.pth"), read("again/model_6.pth"));
+    // It is a run like any other.
+    done(&scratch, &["figures", "runs/back"]);
+    done(
+        &scratch,
+        &[
+            "runs/back/config.toml",
+            "--out",
+            "runs/back",
+            "--threads",
+            "1",
+            "--quiet",
+        ],
+    );
+}
+
+#[test]
+fn a_checkpoint_and_a_file_of_the_reference_are_all_that_is_needed() {
+    let scratch = toy();
+    done(&scratch, &["export", "runs/toy", "--out", "out"]);
+    let path = scratch.path();
+    fs::rename(path.join("out/config.toml"), path.join("ours.toml")).unwrap();
+    let import = ["import", "out/model_6.pth", "--out", "runs/theirs"];
+    refused(
+        &scratch,
+        &import,
+        "no config.toml or final_config.yaml beside it",
+    );
+    fs::write(path.join("out/final_config.yaml"), TOY).unwrap();
+    done(&scratch, &import);
+    let config = fs::read_to_string(path.join("runs/theirs/config.toml")).unwrap();
+    assert!(
+        config.contains("n_features = 6\nn_hidden = 3\n"),
+        "{config}"
+    );
+    assert!(
+        config.contains("weights = \"runs/theirs/target.safetensors\""),
+        "{config}"
+    );
+    let [here, theirs] = ["runs/toy", "runs/theirs"].map(|dir| snapshot(&path.join(dir), 6));
+    let is_value = |name: &str| !name.starts_with("adamw.");
+    for (one, two) in here
+        .tensors
+        .iter()
+        .zip(&theirs.tensors)
+        .filter(|(one, _)| is_value(&one.name))
+    {
+        assert_eq!((&one.name, &one.bytes), (&two.name, &two.bytes));
+    }
+    let goes_on = [
+        "runs/theirs/config.toml",
+        "--out",
+        "runs/theirs",
+        "--dry-run",
+    ];
+    let plan = spd(&scratch, &goes_on);
+    assert!(
+        plan.stdout.contains("continued from step 6"),
+        "{} {}",
+        plan.stdout,
+        plan.stderr
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let scratch = toy();
+    refused(
+        &scratch,
+        &["export", "runs/none", "--out", "out"],
+        "holds no config.toml",
+    );
+    done(&scratch, &["export", "runs/toy", "--out", "out"]);
+    let path = scratch.path();
+    let file = "out/model_6.pth";
+    refused(
+        &scratch,
+        &["import", file, "--out", "runs/toy"],
+        "runs/toy: something is there",
+    );
+    refused(
+        &scratch,
+        &["import", file, "--out", "runs/x", "--step", "5000"],
+        "it is of step 5000, and the run ends after 6",
+    );
+    fs::copy(path.join(file), path.join("out/last.pth")).unwrap();
+    refused(
+        &scratch,
+        &["import", "out/last.pth", "--out", "runs/x"],
+        "its name says no step",
+    );
+    let fewer = [
+        "import",
+        file,
+        "--out",
+        "runs/x",
+        "--set",
+        "decomposition.sites.linear1.C=7",
+        "--set",
+        "decomposition.tied=false",
+    ];
+    let fewer = [&fewer[..], &["--config", "toy.yaml"]].concat();
+    let ended = spd(&scratch, &fewer);
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    let other = path.join("other.toml");
+    let text = fs::read_to_string(path.join("out/config.toml")).unwrap();
+    fs::write(&other, text.replace("hidden = [4]", "hidden = [5]")).unwrap();
+    let other = ["import", file, "--out", "runs/x", "--config", "other.toml"];
+    refused(
+        &scratch,
+        &other,
+        "`_ci_fns.linear1.layers.0.W` has shape [12, 1, 4], the run says [12, 1, 5]",
+    );
+    let bytes = fs::read(path.join(file)).unwrap();
+    fs::write(path.join("out/model_5.pth"), &bytes[..bytes.len() / 2]).unwrap();
+    refused(
+        &scratch,
+        &["import", "out/model_5.pth", "--out", "runs/x"],
+        "out/model_5.pth: not a zip archive",
+    );
+    let run_dir = path.join("runs/x").try_exists();
+    assert!(!run_dir.unwrap(), "nothing is created");
+}
+
+/// Ids in no order.
+fn tokens(count: usize, factor: usize) -> Vec<u8> {
+    let ids = (0..count).map(|at| (at * at * factor + at / 3) % 50);
+    ids.flat_map(|id| u16::try_from(id).unwrap().to_le_bytes())
+        .collect()
+}
+
+#[test]
+fn pytorch_measures_the_same_on_what_is_exported() {
+    let Some(python) = std::env::var_os("SPD_PYTHON") else {
+        println!(
+            "skipped: pytorch_measures_the_same_on_what_is_exported: SPD_PYTHON names no Python"
+        );
+        return;
+    };
+    let scratch = Scratch::new();
+    let path = scratch.path();
+    fs::write(path.join("train.bin"), tokens(4000, 7)).unwrap();
+    fs::write(path.join("eval.bin"), tokens(8 * 16, 11)).unwrap();
+    let all = format!("{MATRICES}, {EMBEDDING}");
+    for (kind, sites) in [
+        ("global_shared_mlp", all.as_str()),
+        ("mlp", &all),
+        ("vector_mlp", MATRICES),
+        ("shared_mlp", MATRICES),
+    ] {
+        let parts = format!(
+            "decomposition = {{ sites = [{sites}] }}\nimportance = {{ kind = \"{kind}\", hidden = [12] }}\n"
+        );
+        fs::write(
+            path.join("run.toml"),
+            LANGUAGE.replacen('\n', &format!("\n{parts}"), 1),
+        )
+        .unwrap();
+        let (run, out) = (format!("runs/{kind}"), format!("out/{kind}"));
+        done(
+            &scratch,
+            &["run.toml", "--threads", "1", "--out", &run, "--quiet"],
+        );
+        done(&scratch, &["export", &run, "--out", &out]);
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/exchange/measure.py");
+        let made = Command::new(&python)
+            .current_dir(path)
+            .arg(script)
+            .args([&format!("{out}/model_4.pth"), "eval.bin", "16", "2"])
+            .output()
+            .expect("SPD_PYTHON is a Python");
+        let said = String::from_utf8_lossy(&made.stderr);
+        assert!(made.status.success(), "{kind}: {said}");
+        let theirs: Value = serde_json::from_slice(&made.stdout).unwrap();
+        compare(kind, &theirs, &path.join(run));
+    }
+}
+
+/// The means that PyTorch found, and those of the run.
+fn compare(kind: &str, theirs: &Value, run: &Path) {
+    let read = |file: &str| -> Value {
+        serde_json::from_slice(&fs::read(run.join(file)).unwrap()).unwrap()
+    };
+    let summary = read("summary.json");
+    let figure = read("figures/step-00000004/mean_importance.json");
+    let sites = figure.as_array().unwrap();
+    let mut compared = 0;
+    for (name, found) in theirs.as_object().unwrap() {
+        let ours = match name.strip_prefix("mean/") {
+            None => &summary["values"][name],
+            Some(path) => &sites.iter().find(|site| site["site"] == path).unwrap()["means"],
+        };
+        let numbers = |value: &Value| match value {
+            Value::Array(all) => all.iter().map(|one| one.as_f64().unwrap()).collect(),
+            one => vec![
+                one.as_f64()
+                    .unwrap_or_else(|| panic!("{kind}: {name}: {one}")),
+            ],
+        };
+        let (found, ours) = (numbers(found), numbers(ours));
+        assert_eq!(found.len(), ours.len(), "{kind}: {name}");
+        for (one, two) in found.iter().zip(&ours) {
+            // Sums of f32 in another order.
+            assert!(
+                (one - two).abs() < 1e-5 * one.abs().max(1.0),
+                "{kind}: {name}: {one} {two}"
+            );
+            compared += 1;
+        }
+    }
+    assert!(compared > 40, "{compared}");
+}
