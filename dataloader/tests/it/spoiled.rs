@@ -9,6 +9,9 @@ use spd_dataloader::{Batch, CheckedFiles, Dataset, Documents, Dtype, Rows, Sourc
 
 use crate::{alone, counting_dataset, fresh, put};
 
+/// What is done to a file.
+type Spoil = fn(&Path);
+
 /// Ids of a dataset: 0 to 255, over and over.
 const IDS: usize = 20_000;
 const VOCAB: u32 = 256;
@@ -329,7 +332,7 @@ fn data_of_another_index_are_named() {
 
 #[test]
 fn what_stands_in_the_place_of_a_file_is_named() {
-    let spoils: [(&str, fn(&Path)); 4] = [
+    let spoils: [(&str, Spoil); 4] = [
         ("nothing", |_| ()),
         ("a directory", |place| fs::create_dir(place).unwrap()),
         ("a link to nowhere", |place| {

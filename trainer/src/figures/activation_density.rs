@@ -1,9 +1,10 @@
 //! `activation_density`: how many components are active on which part of the positions, a panel a site.
 
 use super::Figure;
+use super::axes::Axes;
 use super::histogram::{Histogram, histogram, spread};
 use super::measured::{SiteSums, Sums};
-use super::panel::{Axes, Panel, Steps, grid};
+use super::panel::{Panel, Steps, grid};
 use crate::fault::Fault;
 
 pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {

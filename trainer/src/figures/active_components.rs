@@ -3,9 +3,10 @@
 use serde::Serialize;
 
 use super::Figure;
+use super::axes::Axes;
 use super::bars::Bars;
 use super::measured::Sums;
-use super::panel::{Axes, Panel, grid};
+use super::panel::{Panel, grid};
 use crate::fault::Fault;
 
 /// Most bars of a panel.

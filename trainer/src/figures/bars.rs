@@ -3,7 +3,7 @@
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::panel::{Area, Axes, Drawn, FONT, INK, short};
+use super::axes::{Area, Axes, Drawn, FONT, INK, short};
 
 /// Width of a letter of a name, in pixels, about.
 const LETTER: usize = 6;

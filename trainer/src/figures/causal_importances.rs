@@ -2,9 +2,10 @@
 //! gates as the sparsity penalty sees them, where those differ.
 
 use super::Figure;
+use super::axes::Axes;
 use super::matrix::{MOST_SPARSE, Matrix};
 use super::measured::{Probe, Probed};
-use super::panel::{Axes, Heat, Panel, grid};
+use super::panel::{Heat, Panel, grid};
 use crate::fault::Fault;
 
 /// Slope of the upper gate above 1.

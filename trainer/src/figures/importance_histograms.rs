@@ -1,9 +1,10 @@
 //! `importance_histograms`: importances of all positions, and the logits before the gate, two panels a site.
 
 use super::Figure;
+use super::axes::Axes;
 use super::histogram::{Histogram, histogram, spread};
 use super::measured::{SiteSums, Sums};
-use super::panel::{Axes, Panel, Steps, grid};
+use super::panel::{Panel, Steps, grid};
 use crate::fault::Fault;
 
 pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {

@@ -3,8 +3,9 @@
 use serde::Serialize;
 
 use super::Figure;
+use super::axes::Axes;
 use super::measured::{SiteSums, Sums};
-use super::panel::{Axes, Panel, Trace, grid};
+use super::panel::{Panel, Trace, grid};
 use crate::fault::Fault;
 
 /// Mean importances of a site's components, largest first.

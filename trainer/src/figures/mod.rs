@@ -18,6 +18,7 @@
 
 mod activation_density;
 mod active_components;
+mod axes;
 mod bars;
 mod causal_importances;
 mod histogram;

@@ -1,9 +1,10 @@
 //! `uv_matrices`: `V` and the transpose of `U` of each site of a toy, two panels a site, components in columns in both.
 
 use super::Figure;
+use super::axes::Axes;
 use super::matrix::Matrix;
 use super::measured::Probe;
-use super::panel::{Axes, Heat, Panel, grid};
+use super::panel::{Heat, Panel, grid};
 use crate::fault::Fault;
 
 pub(super) fn figure(probe: &Probe, when: &str) -> Result<Option<Figure>, Fault> {
