@@ -16,6 +16,7 @@ use rustix::fs::OFlags;
 
 pub mod atomic;
 pub mod fault;
+pub mod mutation;
 
 /// Opens a file for reading.
 ///

@@ -55,11 +55,35 @@ pub(super) fn key(options: &Tokenize, inputs: &[Input], tokenizer: &TokenizerId)
     hex(xxh3_128(all.as_bytes()))
 }
 
+/// A journal as it is on disk: what it says decides what is skipped, so that one with a changed digit is none.
+#[derive(Serialize, Deserialize)]
+struct Sealed {
+    /// A journal.
+    journal: String,
+    /// xxh3-128 of it, 32 hexadecimal digits.
+    xxh3: String,
+}
+
+impl Sealed {
+    fn of(journal: &Journal) -> serde_json::Result<Self> {
+        let journal = serde_json::to_string(journal)?;
+        let xxh3 = hex(xxh3_128(journal.as_bytes()));
+        Ok(Self { journal, xxh3 })
+    }
+
+    fn open(self) -> Option<Journal> {
+        let is_whole = self.xxh3 == hex(xxh3_128(self.journal.as_bytes()));
+        let journal = is_whole.then_some(self.journal)?;
+        serde_json::from_str(&journal).ok()
+    }
+}
+
 impl Journal {
     /// The one in a directory; an empty one where there is none of this key.
     pub(super) fn read(dir: &Path, key: String) -> Self {
         let text = spd_files::read(&dir.join(FILE_NAME)).ok();
-        let found: Option<Self> = text.and_then(|text| serde_json::from_slice(&text).ok());
+        let found = text.and_then(|text| serde_json::from_slice::<Sealed>(&text).ok());
+        let found = found.and_then(Sealed::open);
         found.filter(|found| found.key == key).unwrap_or(Self {
             key,
             ..Self::default()
@@ -73,7 +97,8 @@ impl Journal {
 
     pub(super) fn write(&self, dir: &Path) -> Result<(), DataError> {
         let path = place(dir);
-        let text = serde_json::to_vec(self)
+        let text = Sealed::of(self)
+            .and_then(|sealed| serde_json::to_vec(&sealed))
             .map_err(|fault| DataError::damaged(&path, format!("cannot be described: {fault}")))?;
         publish::replace(&path, &text)
     }

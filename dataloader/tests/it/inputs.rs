@@ -310,7 +310,7 @@ fn the_last_documents_are_held_out_whole() {
 }
 
 /// Several inputs of 3 MB, and options that make 60 shards of them.
-fn much(dir: &Path) -> Tokenize {
+pub(crate) fn much(dir: &Path) -> Tokenize {
     let mut lines = String::new();
     for number in 0..20_000_u64 {
         let word = "word ".repeat(usize::try_from(number % 17).unwrap());

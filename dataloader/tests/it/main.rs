@@ -5,6 +5,7 @@
 )]
 
 mod batches;
+mod changed;
 mod formats;
 mod inputs;
 mod junk;

@@ -19,21 +19,21 @@ const VOCAB: u32 = 256;
 const ALL: usize = 10 * ((IDS - 1) / 9);
 
 /// A dataset of one format.
-struct Format {
-    name: &'static str,
+pub(crate) struct Format {
+    pub(crate) name: &'static str,
     /// Makes it in a directory; the path to open.
-    make: fn(&Path) -> PathBuf,
+    pub(crate) make: fn(&Path) -> PathBuf,
     /// How its ids are stored, where the run file says it.
-    dtype: Option<Dtype>,
+    pub(crate) dtype: Option<Dtype>,
     /// The file with the ids, and the one that describes them.
-    data: &'static str,
-    index: Option<&'static str>,
+    pub(crate) data: &'static str,
+    pub(crate) index: Option<&'static str>,
     /// Where the first id is in the file, and the bytes of each.
     first: fn(&[u8]) -> usize,
     id_bytes: usize,
 }
 
-const FORMATS: [Format; 5] = [
+pub(crate) const FORMATS: [Format; 5] = [
     Format {
         name: "ours",
         make: |dir| counting_dataset(dir, IDS, IDS),
@@ -119,7 +119,7 @@ fn megatron(dir: &Path) -> PathBuf {
 }
 
 /// Opens a dataset, checks it, and reads all of its rows.
-fn all_rows(path: &Path, dtype: Option<Dtype>) -> Result<Vec<u32>, String> {
+pub(crate) fn all_rows(path: &Path, dtype: Option<Dtype>) -> Result<Vec<u32>, String> {
     let read = || {
         let dataset = Dataset::open_as(path, dtype)?;
         dataset.check(VOCAB, &mut CheckedFiles::default())?;

@@ -7,6 +7,7 @@ use std::path::Path;
 use ::safetensors::Dtype;
 use ::safetensors::tensor::TensorView;
 use spd_configs::Tms;
+use spd_files::mutation::{Dice, rounds};
 use zip::write::{SimpleFileOptions, ZipWriter};
 
 use super::*;
@@ -320,76 +321,96 @@ fn other_archives_and_old_files_are_refused_by_what_they_are() {
     );
 }
 
-/// Numbers that change bytes: xorshift, the same in every run.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % bound as u64).unwrap()
-    }
-}
-
-/// The bytes with a few of them changed, taken away or doubled.
-fn mutated(bytes: &[u8], dice: &mut Dice) -> Vec<u8> {
-    let mut bytes = bytes.to_vec();
-    for _ in 0..=dice.below(4) {
-        if bytes.is_empty() {
-            break;
-        }
-        let at = dice.below(bytes.len());
-        match dice.below(5) {
-            0 => bytes.truncate(at),
-            1 => bytes[at] = [0, 0xff, b'9', b'.', b'R'][dice.below(5)],
-            2 => bytes[at] ^= 1 << dice.below(8),
-            3 => {
-                let end = (at + dice.below(20)).min(bytes.len());
-                bytes.extend_from_within(at..end);
+/// Reads bytes that are changed again and again.
+fn change(name: &str, in_suite: u64, whole: &[u8], read: impl Fn(&[u8]) -> Result<(), String>) {
+    let mut dice = Dice::new(3);
+    let (mut done, mut refused) = (0, 0);
+    for _ in rounds(in_suite) {
+        match read(&dice.mutated(whole)) {
+            Ok(()) => done += 1,
+            Err(line) => {
+                assert!(!line.contains('\n') && !line.is_empty(), "{name}: {line:?}");
+                refused += 1;
             }
-            _ => _ = bytes.remove(at),
         }
     }
-    bytes
+    println!("{name}: {done} read, {refused} refused");
+    assert!(
+        refused > in_suite / 2 && done > 0,
+        "{name}: {done} read, {refused} refused"
+    );
 }
 
 #[test]
-fn changed_bytes_are_refused_in_one_line_or_read() {
+fn a_changed_pickle_is_refused_in_one_line_or_read() {
     let pickle = pickle_of(&[
         ("linear1.weight".to_owned(), vec![1, 2], vec![2, 1]),
         ("linear2.bias".to_owned(), vec![2], vec![1]),
     ]);
-    let header = safetensors_of(|_| true, Dtype::F32, f32_bytes);
-    let whole = torch_file();
+    change("pickle", 20_000, &pickle, |bytes| {
+        pickle::read(bytes).map(drop)
+    });
+}
+
+#[test]
+fn a_changed_file_of_safetensors_is_refused_in_one_line_or_read() {
+    let whole = safetensors_of(|_| true, Dtype::F32, f32_bytes);
+    change("safetensors", 1_000, &whole, |bytes| {
+        loaded("w.safetensors", bytes).map(drop)
+    });
+}
+
+#[test]
+fn a_changed_file_of_pytorch_is_refused_in_one_line_or_read() {
+    change("torch", 1_000, &torch_file(), |bytes| {
+        loaded("w.bin", bytes).map(drop)
+    });
+}
+
+#[test]
+fn a_changed_index_is_refused_in_one_line_or_read() {
     let dir = tempfile::tempdir().unwrap();
-    put(&dir.path().join("a.safetensors"), &header);
+    let tensors = safetensors_of(|_| true, Dtype::F32, f32_bytes);
+    put(&dir.path().join("a.safetensors"), &tensors);
     let mut index = r#"{"weight_map": {"#.to_owned();
     for tensor in TARGET.tensors() {
         write!(index, "{:?}: \"a.safetensors\",", tensor.name).unwrap();
     }
     let index = index.trim_end_matches(',').to_owned() + "}}";
-    let dice = &mut Dice(0x9e37_79b9_7f4a_7c15);
-    let (mut refused, mut read) = (0, 0);
-    let mut count = |found: Result<(), String>| match found {
-        Ok(()) => read += 1,
-        Err(line) => {
-            assert!(!line.contains('\n') && !line.is_empty(), "{line:?}");
-            refused += 1;
+    change("index", 1_000, index.as_bytes(), |bytes| {
+        put(&dir.path().join("model.safetensors.index.json"), bytes);
+        loaded_from(dir.path()).map(drop)
+    });
+}
+
+#[test]
+fn weights_cut_anywhere_or_with_something_else_in_their_place_are_named() {
+    let tensors = safetensors_of(|_| true, Dtype::F32, f32_bytes);
+    for (name, whole) in [
+        ("model.safetensors", tensors),
+        ("pytorch_model.bin", torch_file()),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        let refused = |what: &str| {
+            for place in [dir.path(), path.as_path()] {
+                let line = load(place, &TARGET).unwrap_err().to_string();
+                let of_dir = format!("{}: ", dir.path().display());
+                let is_named = line.starts_with(&format!("{}: ", path.display()));
+                assert!(is_named || line.starts_with(&of_dir), "{what}: {line}");
+                assert!(!line.contains('\n'), "{what}: {line}");
+            }
+        };
+        for end in 0..whole.len() {
+            put(&path, &whole[..end]);
+            refused(&format!("{name} of {end}"));
         }
-    };
-    for _ in 0..20_000 {
-        count(pickle::read(&mutated(&pickle, dice)).map(drop));
+        std::fs::remove_file(&path).unwrap();
+        refused("nothing");
+        std::fs::create_dir(&path).unwrap();
+        refused("a directory");
+        std::fs::remove_dir(&path).unwrap();
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        refused("a link to itself");
     }
-    for _ in 0..1_000 {
-        count(loaded("w.safetensors", &mutated(&header, dice)).map(drop));
-        count(loaded("w.bin", &mutated(&whole, dice)).map(drop));
-        let changed = mutated(index.as_bytes(), dice);
-        put(&dir.path().join("model.safetensors.index.json"), &changed);
-        count(loaded_from(dir.path()).map(drop));
-    }
-    assert!(
-        refused > 10_000 && read > 100,
-        "{refused} refused, {read} read"
-    );
 }
