@@ -247,7 +247,8 @@ fn pytorch_measures_the_same_on_what_is_exported() {
     let scratch = Scratch::new();
     let path = scratch.path();
     fs::write(path.join("train.bin"), tokens(4000, 7)).unwrap();
-    fs::write(path.join("eval.bin"), tokens(8 * 16, 11)).unwrap();
+    // Eight rows, and the token that follows the last one.
+    fs::write(path.join("eval.bin"), tokens(8 * 16 + 1, 11)).unwrap();
     let all = format!("{MATRICES}, {EMBEDDING}");
     for (kind, sites) in [
         ("global_shared_mlp", all.as_str()),

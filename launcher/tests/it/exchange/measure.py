@@ -12,7 +12,8 @@ from torch.nn.functional import gelu, layer_norm, log_softmax
 
 path, rows, seq_len, heads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 state = torch.load(path, weights_only=True)
-tokens = torch.frombuffer(bytearray(open(rows, "rb").read()), dtype=torch.uint16).long().reshape(-1, seq_len)
+tokens = torch.frombuffer(bytearray(open(rows, "rb").read()), dtype=torch.uint16).long()
+tokens = tokens[: len(tokens) // seq_len * seq_len].reshape(-1, seq_len)
 target = {name.removeprefix("target_model."): value for name, value in state.items() if name.startswith("target_model.")}
 assert torch.equal(target["lm_head.weight"], target["wte.weight"])
 dashed = sorted({name.split(".")[1] for name in state if name.startswith("_components.")})
