@@ -1,6 +1,7 @@
 //! The launcher from outside, with a shell script in a rank's place.
 #![cfg(test)]
 
+mod against_pytorch;
 mod bad_input;
 mod bench;
 mod blocked_output;
