@@ -153,6 +153,9 @@ pub(crate) struct RunArgs {
     /// Print objects of JSON, one a line: `time`, `kind` (`plan`, `note`, `detail`, `error`, `end`, `result`) and `text`
     #[arg(long)]
     pub(crate) json: bool,
+    /// CPU threads while a target is trained; more where other runs wait for it
+    #[arg(long, value_name = "N", value_parser = thread_count, hide = true)]
+    pub(crate) target_threads: Option<usize>,
     /// Program started in place of this one; for tests of the launcher
     #[arg(long, value_name = "PATH", hide = true)]
     pub(crate) rank_program: Option<PathBuf>,
@@ -369,6 +372,9 @@ pub(crate) struct RankArgs {
     /// CPU threads
     #[arg(long, value_name = "N", value_parser = thread_count)]
     pub(crate) threads: usize,
+    /// CPU threads while it trains the target
+    #[arg(long, value_name = "N", value_parser = thread_count)]
+    pub(crate) target_threads: Option<usize>,
     /// Number of the GPU to use
     #[arg(long, value_name = "N")]
     pub(crate) gpu: Option<usize>,

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_h
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
-use spd_trainer::{Fault, FaultKind, Heartbeat, Outcome, Supervision, World};
+use spd_trainer::{Fault, FaultKind, Heartbeat, Outcome, Supervision, Threads, World};
 
 use crate::channel::{Channel, Message};
 use crate::cli::RankArgs;
@@ -121,8 +121,12 @@ pub(crate) fn inherited(fd: i32) -> std::io::Result<OwnedFd> {
 fn go(asked: &RankArgs, supervision: &Supervision) -> Result<Exit, Fault> {
     let gpu = asked.gpu;
     gpus(gpu.map_or(0, |gpu| gpu + 1), asked.ranks)?;
+    let threads = Threads {
+        run: asked.threads,
+        target: asked.target_threads.unwrap_or(asked.threads),
+    };
     Ok(
-        match spd_trainer::rank(&asked.run_dir, asked.threads, gpu, supervision)? {
+        match spd_trainer::rank(&asked.run_dir, threads, gpu, supervision)? {
             Outcome::Done => Exit::Done,
             Outcome::Stopped => Exit::Stopped,
         },

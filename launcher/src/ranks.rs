@@ -59,8 +59,10 @@ pub(crate) struct Program {
     pub(crate) path: PathBuf,
     /// Prepared run directory.
     pub(crate) run_dir: PathBuf,
-    /// CPU threads.
+    /// CPU threads of each rank.
     pub(crate) threads: usize,
+    /// CPU threads of the rank that trains the target while others wait for it.
+    pub(crate) target_threads: usize,
     /// Whether each rank has a GPU.
     pub(crate) on_gpu: bool,
     /// Number of ranks, on all nodes.
@@ -128,6 +130,9 @@ impl Program {
             Meeting::Connections { listeners, .. } => {
                 hand_down(&mut command, "--listener-fd", listeners[local].as_fd());
             }
+        }
+        if self.target_threads > self.threads {
+            command.args(["--target-threads", &self.target_threads.to_string()]);
         }
         for key in world::variables() {
             command.env_remove(key);

@@ -477,6 +477,9 @@ fn program(asked: &RunArgs, node: &Node, run_dir: &RunDir) -> anyhow::Result<Pro
         path,
         run_dir: run_dir.path().to_owned(),
         threads: threads_of_rank(asked),
+        target_threads: asked
+            .target_threads
+            .unwrap_or_else(|| cli::threads(asked.threads)),
         on_gpu: asked.gpus > 0,
         ranks: world_size(asked, node),
         here: first..first + asked.ranks(),

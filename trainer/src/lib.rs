@@ -58,7 +58,7 @@ pub use cache::cache_dir;
 pub use fault::{Fault, FaultKind, Outcome};
 pub use heartbeat::{Beat, Heartbeat};
 pub use memory::Memory;
-pub use rank::{continuation, decompose, rank};
+pub use rank::{Threads, continuation, decompose, rank};
 pub use redraw::{Redrawn, redraw};
 pub use resume::Continuation;
 pub use run_plan::{RunPlan, SitePlan, check_precision, check_weights, run_plan};

@@ -13,7 +13,7 @@ use spd_engine::cuda::Device;
 use spd_engine::{Pool, Processor, Store};
 
 use crate::cache::cache_dir;
-use crate::data;
+use crate::data::{self, Sources};
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Outcome};
@@ -23,7 +23,7 @@ use crate::progress::Progress;
 use crate::resume::{self, Continuation};
 use crate::saver::{At, Place};
 use crate::supervision::Supervision;
-use crate::target;
+use crate::target::{self, On};
 use crate::target_models::{Network, shipped};
 use crate::task::Task as _;
 use crate::train::train;
@@ -41,6 +41,15 @@ pub fn continuation(run: &Run, dir: &Path) -> Result<Continuation, Fault> {
     resume::goes_on(dir, &made_of)
 }
 
+/// CPU threads of a rank.
+#[derive(Debug, Clone, Copy)]
+pub struct Threads {
+    /// While it decomposes.
+    pub run: usize,
+    /// While it trains the target: one rank does that for all, and one of several runs that want the same.
+    pub target: usize,
+}
+
 /// Runs one rank to its end in the prepared run directory (`config.toml` is there), from the newest good checkpoint if there
 /// is one. A request to stop is heard within a step, an update of the warm-up, a batch of an evaluation or a figure. Its programs run on
 /// the GPU of the number `gpu`, or on the processor where none is named.
@@ -50,16 +59,17 @@ pub fn continuation(run: &Run, dir: &Path) -> Result<Continuation, Fault> {
 /// Bad input, or whatever else keeps the run from its end.
 pub fn rank(
     run_dir: &Path,
-    threads: usize,
+    threads: Threads,
     gpu: Option<usize>,
     supervision: &Supervision,
 ) -> Result<Outcome, Fault> {
     let (started, peak) = (Instant::now(), Peak::watch());
     let (run, text) = prepared(run_dir)?;
     let network = shipped(&run.target.model)?;
-    let pool = Arc::new(Pool::new(threads)?);
+    let pool = Arc::new(Pool::new(threads.run)?);
     let processor = processor(gpu, &pool)?;
     let job = Job {
+        target_threads: threads.target,
         run: &run,
         text: &text,
         network: &network,
@@ -107,6 +117,7 @@ pub fn decompose(
     let pool = Arc::new(Pool::new(threads)?);
     let processor = processor(None, &pool)?;
     let job = Job {
+        target_threads: threads,
         run,
         text: &text,
         network,
@@ -126,6 +137,8 @@ fn prepared(run_dir: &Path) -> Result<(Run, String), Fault> {
 
 /// What one rank does.
 struct Job<'a> {
+    /// While the target is trained.
+    target_threads: usize,
     run: &'a Run,
     /// `config.toml`, which checkpoints remember.
     text: &'a str,
@@ -143,6 +156,7 @@ impl Job<'_> {
     ) -> Result<Outcome, Fault> {
         let heartbeat = &supervision.heartbeat;
         let Self {
+            target_threads,
             run,
             text,
             network,
@@ -158,6 +172,13 @@ impl Job<'_> {
         heartbeat.enter("data");
         let mut made_of = resume::data(&run.data);
         let asked = || supervision.stop.load(Ordering::Relaxed);
+        let target_of = |sources: &Sources| {
+            let trained = On {
+                processor,
+                threads: target_threads,
+            };
+            target::weights(run, network, run_dir, sources, &trained, supervision)
+        };
         // The first rank reads all of the data, and trains the target; the others find both as they should be.
         let mut found = None;
         let goes_on = world.first(|| {
@@ -167,7 +188,7 @@ impl Job<'_> {
                 return Err(Fault::BadInput(line));
             }
             keep_record(processor, run_dir)?;
-            let weights = target::weights(run, network, run_dir, &sources, processor, supervision)?;
+            let weights = target_of(&sources)?;
             found = weights.map(|weights| (sources, weights));
             Ok(found.is_some())
         })?;
@@ -178,7 +199,7 @@ impl Job<'_> {
             Some(found) => found,
             None => {
                 let sources = data::open_checked(run)?;
-                match target::weights(run, network, run_dir, &sources, processor, supervision)? {
+                match target_of(&sources)? {
                     Some(weights) => (sources, weights),
                     None => return Ok(Outcome::Stopped),
                 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, Lock};
 use spd_configs::{Checkpoint, Data, Log, Run};
-use spd_engine::{Processor, Store};
+use spd_engine::{Pool, Processor, Store};
 use spd_tracker::{METRICS, Mark, Read, Reader};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -99,6 +99,30 @@ pub(crate) fn origin(run: &Run, network: &dyn Target) -> Result<String, Fault> {
     }
 }
 
+/// What a target is trained on: a GPU, or so many threads of the processor.
+pub(crate) struct On<'a> {
+    pub(crate) processor: &'a Processor,
+    /// No fewer than its own: a target is often trained while others wait for it, and its bits are the same for any number.
+    pub(crate) threads: usize,
+}
+
+impl On<'_> {
+    /// Does something with all threads.
+    fn enter<R: Send>(
+        &self,
+        work: impl FnOnce(&Processor) -> Result<R, Fault> + Send,
+    ) -> Result<R, Fault> {
+        match self.processor {
+            Processor::Cpu(pool) if pool.threads() < self.threads => {
+                let pool = Arc::new(Pool::new(self.threads)?);
+                let wide = Processor::Cpu(Arc::clone(&pool));
+                pool.enter(|| work(&wide))
+            }
+            own => work(own),
+        }
+    }
+}
+
 /// The weights of the run's target, trained first where they must be, and what that took in memory. `None` when a request
 /// to stop came first.
 pub(crate) fn weights(
@@ -106,7 +130,7 @@ pub(crate) fn weights(
     network: &Network,
     run_dir: &Path,
     sources: &Sources,
-    processor: &Processor,
+    on: &On<'_>,
     supervision: &Supervision,
 ) -> Result<Option<(Weights, Memory)>, Fault> {
     let mut memory = Memory::default();
@@ -159,7 +183,9 @@ pub(crate) fn weights(
                     dir: &dir,
                     lock: &lock,
                 };
-                memory = train_target(lessons, entry, run_dir, sources, processor, supervision)?;
+                memory = on.enter(|processor| {
+                    train_target(lessons, entry, run_dir, sources, processor, supervision)
+                })?;
                 is_made = true;
             }
         }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 use spd_configs::Run;
+use spd_trainer::Threads;
 
 use super::axes::{self, Combination};
 use crate::cli::RunArgs;
@@ -97,7 +98,7 @@ impl Member {
     /// # Errors
     ///
     /// When it cannot be started.
-    pub(crate) fn start(&mut self, asked: &RunArgs, threads: usize) -> Result<()> {
+    pub(crate) fn start(&mut self, asked: &RunArgs, threads: Threads) -> Result<()> {
         let log = &self.launch_log;
         let spool = Spool::follow(&self.dir)?;
         let (output, writer) = Output::to_log(log).with_context(|| log.display().to_string())?;
@@ -112,7 +113,7 @@ impl Member {
         Ok(())
     }
 
-    fn process(&self, asked: &RunArgs, threads: usize, output: PipeWriter) -> Result<Process> {
+    fn process(&self, asked: &RunArgs, threads: Threads, output: PipeWriter) -> Result<Process> {
         let program = own_program().context("this program's own file cannot be found")?;
         let mut command = command(&program);
         // The resolved run in its directory: what was checked is what is run, whatever becomes of the run file meanwhile.
@@ -121,7 +122,8 @@ impl Member {
             .arg("--out")
             .arg(self.dir.path());
         for (flag, value) in [
-            ("--threads", threads.to_string()),
+            ("--threads", threads.run.to_string()),
+            ("--target-threads", threads.target.to_string()),
             ("--grace", asked.grace.to_string()),
             ("--restarts", asked.restarts.to_string()),
         ] {

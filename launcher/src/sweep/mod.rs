@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use spd_checkpoint::atomic::write_file;
 use spd_configs::{Place, Run};
-use spd_trainer::{Fault, RunPlan, World};
+use spd_trainer::{Fault, RunPlan, Threads, World};
 
 use self::axes::{Axis, Combination, axes, combinations};
 use self::member::{Member, State};
@@ -43,7 +43,8 @@ struct Sweep<'a> {
     name: String,
     root: RunDir,
     jobs: usize,
-    threads: usize,
+    /// CPU threads of each member; and of the one that trains the target while the others wait for it.
+    threads: Threads,
 }
 
 /// Runs every combination of values to its end, from wherever an earlier launch left it.
@@ -80,7 +81,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         name,
         root,
         jobs,
-        threads: (cores / jobs).max(1),
+        threads: threads(&members, cores, jobs),
     };
     let (mut run_plan, largest) = sweep.check(&members, &found)?;
     let set = overrides(&asked.set, &largest.values);
@@ -105,7 +106,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         let world = World::default();
         let wider = spd_trainer::run_plan(&largest.run, threads, false, &world)?;
         if matches!(room_for(&wider), Ok(Some(found)) if found >= room) {
-            (sweep.threads, run_plan) = (threads, wider);
+            (sweep.threads.run, run_plan) = (threads, wider);
         }
     }
     let mut run_plan = sweep.described(run_plan, &members, &found);
@@ -149,6 +150,20 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         return Ok(Exit::Failed);
     }
     Ok(exit)
+}
+
+/// Threads of each of so many members at a time. Where all want the same target, one of them trains it, and the others do nothing: it
+/// has all cores then.
+fn threads(members: &[Member], cores: usize, jobs: usize) -> Threads {
+    let run = (cores / jobs).max(1);
+    let target = |member: &Member| (member.run.target.clone(), member.run.data.clone());
+    let is_one = members
+        .windows(2)
+        .all(|pair| target(&pair[0]) == target(&pair[1]));
+    Threads {
+        run,
+        target: if is_one { cores.max(run) } else { run },
+    }
 }
 
 type Runs = Vec<(Combination, Run)>;
@@ -284,7 +299,8 @@ impl Sweep<'_> {
                 Some((_, run_plan, _)) => run_plan,
                 None => {
                     let world = World::default();
-                    let run_plan = spd_trainer::run_plan(&member.run, self.threads, false, &world)?;
+                    let run_plan =
+                        spd_trainer::run_plan(&member.run, self.threads.run, false, &world)?;
                     known.push((alike, run_plan, member));
                     &known.last().expect("pushed just now").1
                 }
@@ -331,8 +347,8 @@ impl Sweep<'_> {
             keys.join(" and "),
             ends.unwrap_or_default(),
             self.jobs,
-            self.threads,
-            if self.threads == 1 { "" } else { "s" }
+            self.threads.run,
+            if self.threads.run == 1 { "" } else { "s" }
         );
         let mut run_plan = run_plan;
         for (label, value) in &mut run_plan.rows {

@@ -56,7 +56,7 @@ crash_on)
     exit 1 ;;
 # Runs of a sweep: seed 1 finds no solution, seed 2 dies, each says how many run beside it.
 sweep|sweep_well)
-    echo "threads $5" > "$dir/threads"
+    echo "threads $5, for the target ${7:-$5}" > "$dir/threads"
     phase train 4
     : > "$dir/../running-$$"
     beside() { ls "$dir/.." | grep -c '^running-'; }

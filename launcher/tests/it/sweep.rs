@@ -82,25 +82,57 @@ all of it is in runs/s
 
 #[test]
 fn threads_are_shared_out_among_the_runs_of_a_time() {
+    // All want the same target: one trains it with all threads while the others wait. With `--sweep`, each has its own.
+    let own = "target.train.seed=0,1,2";
     for (arguments, threads, beside) in [
-        (&["--threads", "2"][..], "threads 1", 2),
-        (&["--threads", "5", "--jobs", "2"], "threads 2", 2),
-        (&["--threads", "3", "--jobs", "1"], "threads 3", 1),
-        (&["--threads", "9"], "threads 3", 3),
+        (
+            &["--seeds", "0..3", "--threads", "2"][..],
+            "1, for the target 2",
+            2,
+        ),
+        (
+            &["--seeds", "0..3", "--threads", "5", "--jobs", "2"],
+            "2, for the target 5",
+            2,
+        ),
+        (
+            &["--seeds", "0..3", "--threads", "3", "--jobs", "1"],
+            "3, for the target 3",
+            1,
+        ),
+        (
+            &["--seeds", "0..3", "--threads", "9"],
+            "3, for the target 9",
+            3,
+        ),
+        (
+            &["--sweep", own, "--threads", "9"],
+            "3, for the target 3",
+            3,
+        ),
     ] {
         let scratch = Scratch::new();
-        let mut command = scratch.sweep("sweep_well", &[&["--seeds", "0..3"], arguments].concat());
+        let key = if arguments[0] == "--seeds" {
+            "seed"
+        } else {
+            "target.train.seed"
+        };
+        let mut command = scratch.sweep("sweep_well", arguments);
         command.env("FAKE_BESIDE", beside.to_string());
         let ended = launch(command);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         for seed in 0..3 {
-            assert_eq!(read(&scratch, &format!("seed={seed}/threads")), threads);
-            let found: usize = read(&scratch, &format!("seed={seed}/beside"))
+            let told = read(&scratch, &format!("{key}={seed}/threads"));
+            assert_eq!(told, format!("threads {threads}"));
+            let found: usize = read(&scratch, &format!("{key}={seed}/beside"))
                 .parse()
                 .unwrap();
             assert!((1..=beside).contains(&found), "{found} at a time");
         }
-        assert_eq!(read(&scratch, "seed=0/beside"), beside.to_string());
+        assert_eq!(
+            read(&scratch, &format!("{key}=0/beside")),
+            beside.to_string()
+        );
     }
 }
 
