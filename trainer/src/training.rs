@@ -243,9 +243,10 @@ impl<'a> Training<'a> {
             (At::Step(1..), Ok(Some(step))) if step > 0 => step,
             _ => return,
         };
+        // What any of them says is said of that step.
+        self.at = At::Step(refused);
         let Self { task, store, .. } = self;
         if let Some(Records { spool, saver }) = &mut self.records {
-            self.at = At::Step(refused);
             let saved = saver.finish((&mut **task, store), spool, self.at, &mut self.progress);
             let note = match saved {
                 Ok(()) => format!(

@@ -197,17 +197,17 @@ fn a_row_of_one_rank_stops_all_and_the_step_is_met_again() {
         };
         let error = |stderr: &str| {
             let error = stderr.lines().find(|line| line.starts_with("error: "));
-            let (who, what) = error.unwrap().split_once("(decomposing): ").unwrap();
-            assert!(who.starts_with("error: rank 0 "), "{who}");
+            let (_, what) = error.unwrap().split_once(") ").unwrap();
             what.to_owned()
         };
         let (first, second) = (attempt(), attempt());
-        let saved = "step 33: the state before step 33 is saved; the same command meets that step again at once\n";
-        assert!(first.starts_with(saved), "{first}");
-        assert!(
-            second.starts_with("step 33: continued from the checkpoint of step 33\n"),
-            "{second}"
+        // Progress may be told before, on a slow machine.
+        let has = |stderr: &str, line| assert!(stderr.lines().any(|told| told == line), "{stderr}");
+        has(
+            &first,
+            "step 33: the state before step 33 is saved; the same command meets that step again at once",
         );
+        has(&second, "step 33: continued from the checkpoint of step 33");
         assert!(!first.contains("because of it"), "{first}");
         assert_eq!(error(&first), error(&second));
         let rows = fs::read_to_string(scratch.run_dir().join("metrics.jsonl")).unwrap();
@@ -223,9 +223,9 @@ fn a_row_of_one_rank_stops_all_and_the_step_is_met_again() {
     };
     let alone = by("1");
     assert!(
-        alone
-            .0
-            .starts_with("step 33: loss/stochastic_recon is inf, "),
+        alone.0.starts_with(
+            "failed after step 33 (decomposing): step 33: loss/stochastic_recon is inf, "
+        ),
         "{}",
         alone.0
     );
