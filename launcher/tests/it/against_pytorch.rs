@@ -8,10 +8,11 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 
-use crate::scratch::{Scratch, launch};
+use crate::scratch::{Scratch, end, start};
 
 const SETTINGS: [&str; 4] = [
     "train.steps=200",
@@ -39,30 +40,22 @@ fn text() -> Option<PathBuf> {
 fn tokenized(text: &Path) -> Scratch {
     let scratch = Scratch::new();
     let text = text.to_str().unwrap();
-    let ended = launch(scratch.launcher(&[
+    let make = [
         "tokenize",
         text,
         "--tokenizer",
         "bytes",
         "--out",
         "data/shakespeare",
-    ]));
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    ];
+    run(scratch.launcher(&make));
     scratch
 }
 
-fn run(scratch: &Scratch, config: &str, out: &str, set: &[&str]) {
-    let mut command = scratch.launcher(&[config, "--out", out]);
-    for set in set {
-        command.args(["--set", set]);
-    }
-    command.env("SPD_CACHE", scratch.path().join("cache"));
-    let ended = launch(command);
+/// Runs to the end, however long a busy machine takes for it.
+fn run(command: Command) {
+    let ended = end(start(command));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-}
-
-fn shipped(name: &str) -> String {
-    format!("{}/../configs/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
 /// The last evaluation of a run, with the L0 of all sites.
@@ -91,7 +84,7 @@ fn a_llama_that_is_trained_here_ends_where_pytorch_does() {
     let Some(text) = text() else { return };
     let scratch = tokenized(&text);
     let set = [&SETTINGS[..], &["target.train.steps=200"]].concat();
-    run(&scratch, &shipped("shakespeare-llama.toml"), "runs/x", &set);
+    run(scratch.real("shakespeare-llama.toml", "runs/x", &set));
     hold(&scratch, "runs/x", &LLAMA);
 }
 
@@ -100,9 +93,8 @@ fn a_llama_that_is_trained_here_ends_where_pytorch_does() {
 fn so_does_a_gpt2_of_hugging_faces_format() {
     let Some(text) = text() else { return };
     let scratch = tokenized(&text);
-    let config = shipped("shakespeare.toml");
     let only_target = ["train.steps=1", "eval.batches=1", "target.train.steps=200"];
-    run(&scratch, &config, "runs/target", &only_target);
+    run(scratch.real("shakespeare.toml", "runs/target", &only_target));
     let targets = scratch.path().join("cache/targets");
     let target = fs::read_dir(targets).unwrap().next().unwrap().unwrap();
     let dir = scratch.path().join("gpt2");
@@ -115,12 +107,15 @@ fn so_does_a_gpt2_of_hugging_faces_format() {
             "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}"#,
     )
     .unwrap();
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/shakespeare.toml");
     let text = fs::read_to_string(config).unwrap();
     let (before, rest) = text.split_once("[target]").unwrap();
     let (_, after) = rest.split_once("[data]").unwrap();
     let text = format!("{before}[target]\nweights = \"gpt2\"\n[data]{after}");
     fs::write(scratch.path().join("run.toml"), text).unwrap();
-    run(&scratch, "run.toml", "runs/x", &SETTINGS);
+    let mut command = scratch.launcher(&["run.toml", "--out", "runs/x"]);
+    command.args(SETTINGS.iter().flat_map(|set| ["--set", set]));
+    run(command);
     hold(&scratch, "runs/x", &GPT2);
 }
 
