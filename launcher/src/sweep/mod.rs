@@ -156,10 +156,10 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
 /// has all cores then.
 fn threads(members: &[Member], cores: usize, jobs: usize) -> Threads {
     let run = (cores / jobs).max(1);
-    let target = |member: &Member| (member.run.target.clone(), member.run.data.clone());
-    let is_one = members
-        .windows(2)
-        .all(|pair| target(&pair[0]) == target(&pair[1]));
+    let is_one = members.windows(2).all(|pair| {
+        let [one, other] = [&pair[0].run, &pair[1].run];
+        one.target == other.target && one.data == other.data
+    });
     Threads {
         run,
         target: if is_one { cores.max(run) } else { run },
