@@ -95,7 +95,7 @@ pub(crate) fn refused(place: &str, terms: &Measured, found: &NonFinite) -> Fault
         format!("; the first that is not finite: {what}")
     });
     Fault::NotFinite(format!(
-        "{place}: {wrong}{begins}; nothing was updated since, and the last checkpoint is untouched; {}",
+        "{place}: {wrong}{begins}; nothing was updated since, and every checkpoint is of before it; {}",
         found.advice
     ))
 }

@@ -49,7 +49,7 @@ fn a_loss_that_is_not_finite_stops_before_the_update() {
         found,
         "failed after step 1 (decomposing): step 1: loss/importance_minimality is NaN, \
          loss/stochastic_recon is NaN, loss/stochastic_recon_layerwise is NaN; the first that is not finite: the \
-         importances of site `linear1`; nothing was updated since, and the last checkpoint is untouched; try a smaller \
+         importances of site `linear1`; nothing was updated since, and every checkpoint is of before it; try a smaller \
          learning rate, or clip_components and clip_importance in [train]"
     );
     let saved = newest(&scratch.run_dir().join("checkpoints")).unwrap();
@@ -78,8 +78,7 @@ fn a_target_that_cannot_be_trained_says_so() {
     assert_eq!(
         found.replace("loss/total is inf", "loss/total is NaN"),
         "failed after step 1 (training target): step 1: loss/total is NaN, grad_norm/target is NaN; the first \
-         that is not finite: the gradient of `linear1.weight` of the target; nothing was updated since, and the last \
-         checkpoint is untouched; try a smaller learning rate, or clip, in [target.train]"
+         that is not finite: the gradient of `linear1.weight` of the target; nothing was updated since, and every checkpoint is of before it; try a smaller learning rate, or clip, in [target.train]"
     );
 }
 
@@ -132,22 +131,20 @@ fn weights_that_overflow_are_named_where_they_do() {
             1e30,
             "train.faithfulness_warmup.steps=2",
             "faithfulness warm-up, update 1: loss/faithfulness is inf; the first that is not finite: the gradient of \
-             `_components.linear1.V`; nothing was updated since, and the last checkpoint is untouched; look at the weights of \
+             `_components.linear1.V`; nothing was updated since, and every checkpoint is of before it; look at the weights of \
              the target and at lr in [train.faithfulness_warmup]",
         ),
         (
             1e30,
             "train.faithfulness_warmup.steps=0",
             "step 0: loss/importance_minimality is NaN, loss/stochastic_recon is NaN, loss/stochastic_recon_layerwise is \
-             NaN; the first that is not finite: the output of the target itself; nothing was updated since, and the last \
-             checkpoint is untouched; look at the weights of the target and at the data",
+             NaN; the first that is not finite: the output of the target itself; nothing was updated since, and every checkpoint is of before it; look at the weights of the target and at the data",
         ),
         (
             3e38,
             "train.faithfulness_warmup.steps=0",
             "step 0: loss/importance_minimality is NaN, loss/stochastic_recon is NaN, loss/stochastic_recon_layerwise is \
-             NaN; the first that is not finite: what the target feeds to site `linear2`; nothing was updated since, and the \
-             last checkpoint is untouched; look at the weights of the target and at the data",
+             NaN; the first that is not finite: what the target feeds to site `linear2`; nothing was updated since, and every checkpoint is of before it; look at the weights of the target and at the data",
         ),
     ] {
         let scratch = Scratch::new();
