@@ -6,9 +6,11 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
+use std::sync::LazyLock;
 
-use crate::launch::{Ended, LIMIT, scripted};
+use crate::launch::{BINARY, Ended, LIMIT, scripted};
 use crate::random::Random;
 use crate::runs::{RUN, TEXT, TOY, Uninterrupted, tree};
 use crate::suite::{Case, Suite};
@@ -47,6 +49,18 @@ const PLAIN: &str = "exec \"$@\"";
 
 type Surround = fn(&mut Random) -> Environment;
 
+/// Kilobytes of addresses that the program takes by itself: with fewer the kernel ends it before its first line.
+static LOADED: LazyLock<usize> = LazyLock::new(|| {
+    let starts = |kilobytes: &usize| {
+        let mut command = Command::new("sh");
+        let script = format!("ulimit -v {kilobytes}; exec {BINARY} --version");
+        let ended = command.args(["-c", &script]).output().unwrap();
+        ended.status.signal().is_none()
+    };
+    let mut sizes = (10_000..100_000).step_by(500);
+    sizes.find(starts).unwrap()
+});
+
 const PLACES: [(&str, Surround); 11] = [
     ("full disk: runs", |random| full("runs", random.below(1200))),
     ("full disk: cache", |random| full("cache", random.below(60))),
@@ -64,7 +78,7 @@ const PLACES: [(&str, Surround); 11] = [
     ("addresses", |random| {
         Environment::script(format!(
             "ulimit -v {}; {PLAIN}",
-            16_000 + random.below(30_000)
+            *LOADED + random.below(30_000)
         ))
     }),
     ("streams", |random| {
