@@ -30,6 +30,7 @@ mod resolved;
 mod run;
 mod schedule;
 mod target;
+mod tracker;
 mod train;
 mod values;
 mod yaml;
@@ -48,3 +49,4 @@ pub use networks::{
 };
 pub use pattern::pattern_matches;
 pub use run::*;
+pub use tracker::{Destination, OnRollback, Tracker};

@@ -13,7 +13,7 @@ use crate::{
     reference,
     run::{Checkpoint, Log, Precision},
     target::{self, Facts},
-    train,
+    tracker, train,
     values::{OneOf, Size, Text, Whole},
     yaml,
 };
@@ -257,6 +257,7 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
         let every = table.or("every", Whole::at_least(1), 100)?;
         Some(Log { every })
     });
+    let tracker = file.table_or_empty("tracker", tracker::read);
 
     Some(Run {
         name: name?,
@@ -271,6 +272,7 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
         eval: eval?,
         checkpoint: checkpoint?,
         log: log?,
+        tracker: tracker?,
     })
 }
 

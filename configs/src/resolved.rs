@@ -3,7 +3,7 @@
 use serde::Serializer;
 use toml::Value;
 
-use crate::Run;
+use crate::{Run, Tracker};
 
 impl Run {
     /// The run as a run file of its own, every default filled in.
@@ -22,6 +22,11 @@ impl Run {
     /// As [`Run::to_toml`].
     pub fn differences(&self, there: &Self) -> Vec<String> {
         let [here, there] = [self, there].map(|run| {
+            // Where metrics are sent makes no other run.
+            let run = Self {
+                tracker: Tracker::default(),
+                ..run.clone()
+            };
             Value::try_from(run).expect("what was read from TOML can be written as TOML")
         });
         let mut lines = Vec::new();

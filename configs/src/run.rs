@@ -11,6 +11,7 @@ use crate::{
     losses::{Loss, Measure},
     networks::Model,
     pattern::pattern_matches,
+    tracker::Tracker,
 };
 
 /// One run: which network is taken apart, on what data, how, and what is written down.
@@ -41,6 +42,9 @@ pub struct Run {
     pub checkpoint: Checkpoint,
     /// When training rows are written.
     pub log: Log,
+    /// Where metrics are sent. It is no part of what makes two runs the same.
+    #[serde(skip_serializing_if = "Tracker::is_default")]
+    pub tracker: Tracker,
 }
 
 /// Arithmetic of the step (DESIGN 5).

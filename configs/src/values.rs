@@ -346,6 +346,24 @@ impl Kind for Patterns {
     }
 }
 
+/// Words, or none.
+pub(crate) struct Words;
+
+impl Kind for Words {
+    type Value = Vec<String>;
+
+    fn expected(&self) -> String {
+        "a list of strings that are not empty".to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<Vec<String>, String> {
+        let words = value.as_array().ok_or_else(|| self.expected())?;
+        let read = |word: &toml::Spanned<DeValue<'_>>| Text::ANY.read(word.get_ref());
+        let words: Result<_, _> = words.iter().map(read).collect();
+        words.map_err(|_: String| self.expected())
+    }
+}
+
 /// Things that are numbered from 0, or none.
 pub(crate) struct Sizes;
 

@@ -39,10 +39,9 @@ impl Progress {
         let note = row.note.as_deref().map(plain);
         match row.kind {
             Kind::Train => {
-                self.loss = value(row, "loss/total").or(self.loss);
+                self.loss = row.number("loss/total").or(self.loss);
                 let mut l0 = row
-                    .values
-                    .iter()
+                    .numbers()
                     .filter(|(name, _)| name.starts_with("l0/"))
                     .peekable();
                 if l0.peek().is_some() {
@@ -53,13 +52,13 @@ impl Progress {
             Kind::System => {
                 self.phase = note?;
                 self.step = row.step;
-                self.steps = value(row, "steps").map_or(0, whole);
-                self.steps_per_s = value(row, "steps_per_s").unwrap_or(0.0);
+                self.steps = row.number("steps").map_or(0, whole);
+                self.steps_per_s = row.number("steps_per_s").unwrap_or(0.0);
                 None
             }
             // The last word about a launch, which whoever launched it says at its end.
-            Kind::Event if value(row, "stopped").is_some() => None,
-            Kind::Event => note.map(|note| format!("step {}: {note}", row.step)),
+            Kind::Event if row.number("stopped").is_some() => None,
+            Kind::Event | Kind::Alert => note.map(|note| format!("step {}: {note}", row.step)),
             Kind::Eval => None,
         }
     }
@@ -142,13 +141,6 @@ pub(crate) fn place(phase: &str, step: u64) -> String {
         ("warmup", made) => format!("after update {made} ({doing})"),
         (_, step) => format!("after step {step} ({doing})"),
     }
-}
-
-fn value(row: &Row, name: &str) -> Option<f64> {
-    row.values
-        .iter()
-        .find(|(key, _)| key == name)
-        .map(|(_, value)| *value)
 }
 
 #[expect(

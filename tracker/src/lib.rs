@@ -31,7 +31,7 @@
 //! # }
 //! ```
 //!
-//! Reading order: `row`, `mark`, `lines`, `spool`, `reader`.
+//! Reading order: `value`, `row`, `mark`, `lines`, `spool`, `reader`.
 
 mod error;
 mod lines;
@@ -39,9 +39,11 @@ mod mark;
 mod reader;
 mod row;
 mod spool;
+mod value;
 
 pub use error::{ReadError, SpoolError};
 pub use mark::Mark;
 pub use reader::{Read, Reader};
 pub use row::{Kind, Row};
 pub use spool::{METRICS, SYSTEM, Spool};
+pub use value::{Histogram, Value};

@@ -5,6 +5,8 @@ use std::fmt;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
+use crate::value::Value;
+
 /// The values of one step.
 ///
 /// Equality is that of the line: every NaN equals every other.
@@ -17,7 +19,7 @@ pub struct Row {
     /// A sentence for people: what an event was.
     pub note: Option<String>,
     /// Names and values in the writer's order. A name is there once, and is not `step`, `kind` or `note`.
-    pub values: Vec<(String, f64)>,
+    pub values: Vec<(String, Value)>,
 }
 
 /// What a row is about.
@@ -32,6 +34,8 @@ pub enum Kind {
     System,
     /// Something that happened: a start, a resume, a checkpoint.
     Event,
+    /// Something that happened and wants a person.
+    Alert,
 }
 
 impl Row {
@@ -47,9 +51,21 @@ impl Row {
 
     /// The row with one more value.
     #[must_use]
-    pub fn with(mut self, name: impl Into<String>, value: f64) -> Self {
-        self.values.push((name.into(), value));
+    pub fn with(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.values.push((name.into(), value.into()));
         self
+    }
+
+    /// The value of a name, if it is a number.
+    pub fn number(&self, name: &str) -> Option<f64> {
+        let (_, value) = self.values.iter().find(|(key, _)| key == name)?;
+        value.number()
+    }
+
+    /// The names whose values are numbers.
+    pub fn numbers(&self) -> impl Iterator<Item = (&str, f64)> {
+        let values = self.values.iter();
+        values.filter_map(|(name, value)| Some((name.as_str(), value.number()?)))
     }
 
     /// The row with a sentence.
@@ -87,7 +103,7 @@ impl Serialize for Row {
             map.serialize_entry("note", note)?;
         }
         for (name, value) in &self.values {
-            map.serialize_entry(name, &Number(*value))?;
+            map.serialize_entry(name, value)?;
         }
         map.end()
     }
@@ -112,8 +128,7 @@ impl<'de> Deserialize<'de> for Row {
                         "kind" => kind.replace(map.next_value()?).is_none(),
                         "note" => note.replace(map.next_value()?).is_none(),
                         _ => {
-                            let Number(value) = map.next_value()?;
-                            values.push((key.clone(), value));
+                            values.push((key.clone(), map.next_value()?));
                             true
                         }
                     };
@@ -136,63 +151,12 @@ impl<'de> Deserialize<'de> for Row {
     }
 }
 
-fn check_names(values: &[(String, f64)]) -> Result<(), String> {
+fn check_names(values: &[(String, Value)]) -> Result<(), String> {
     let mut names: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
     names.sort_unstable();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => Err(format!("`{}` is there twice", pair[0])),
         None => Ok(()),
-    }
-}
-
-/// An f64 in JSON: a number, or a string where JSON has none.
-struct Number(f64);
-
-impl Serialize for Number {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self.0 {
-            value if value.is_nan() => serializer.serialize_str("NaN"),
-            f64::INFINITY => serializer.serialize_str("Infinity"),
-            f64::NEG_INFINITY => serializer.serialize_str("-Infinity"),
-            value => serializer.serialize_f64(value),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Number {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Value;
-
-        impl Visitor<'_> for Value {
-            type Value = Number;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a number, \"NaN\", \"Infinity\" or \"-Infinity\"")
-            }
-
-            fn visit_f64<E>(self, value: f64) -> Result<Number, E> {
-                Ok(Number(value))
-            }
-
-            fn visit_u64<E>(self, value: u64) -> Result<Number, E> {
-                Ok(Number(value as f64))
-            }
-
-            fn visit_i64<E>(self, value: i64) -> Result<Number, E> {
-                Ok(Number(value as f64))
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Number, E> {
-                match text {
-                    "NaN" => Ok(Number(f64::NAN)),
-                    "Infinity" => Ok(Number(f64::INFINITY)),
-                    "-Infinity" => Ok(Number(f64::NEG_INFINITY)),
-                    _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
-                }
-            }
-        }
-
-        deserializer.deserialize_any(Value)
     }
 }
 
@@ -270,13 +234,13 @@ mod tests {
             note in any::<Option<String>>(),
             values in prop::collection::btree_map("[^snk].*", any::<u64>(), 0..5),
         ) {
-            let values: Vec<(String, f64)> =
-                values.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
+            let values: Vec<(String, Value)> =
+                values.into_iter().map(|(name, bits)| (name, f64::from_bits(bits).into())).collect();
             let row = Row { step, kind: Kind::Eval, note, values };
             let line = row.line();
             let read = Row::parse(line.strip_suffix(b"\n").unwrap()).unwrap();
             prop_assert_eq!(&read, &row);
-            for ((_, read), (_, written)) in read.values.iter().zip(&row.values) {
+            for ((_, read), (_, written)) in read.numbers().zip(row.numbers()) {
                 prop_assert!(read.to_bits() == written.to_bits() || written.is_nan());
             }
         }

@@ -68,7 +68,7 @@ impl Spool {
     pub fn append(&mut self, row: &Row) {
         let lines = match row.kind {
             Kind::Train | Kind::Eval => &mut self.metrics,
-            Kind::System | Kind::Event => &mut self.system,
+            Kind::System | Kind::Event | Kind::Alert => &mut self.system,
         };
         lines.append(&row.line());
     }

@@ -311,10 +311,9 @@ fn first_evaluation(run_dir: &Path) -> BTreeMap<String, f64> {
             && row.kind == Kind::Eval
         {
             let name = |name: String| name.replace("start/", "eval/");
-            return row
-                .values
-                .into_iter()
-                .map(|(key, value)| (name(key), value))
+            let numbers = row.numbers();
+            return numbers
+                .map(|(key, value)| (name(key.to_owned()), value))
                 .collect();
         }
     }

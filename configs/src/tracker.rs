@@ -1,0 +1,121 @@
+//! `[tracker]`: where the metrics of a run are sent, and under which name. Nothing of it changes what the run computes.
+
+use serde::Serialize;
+
+use crate::{
+    reader::Table,
+    values::{OneOf, Text, Words},
+};
+
+/// Where the metrics of a run are sent. Credentials and addresses of servers are no part of it: they come from the environment.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Tracker {
+    /// The trackers, each once.
+    pub to: Vec<Destination>,
+    /// Project of W&B, experiment of MLflow; `spd` where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
+    /// User or team of W&B; the key's own where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub entity: Option<String>,
+    /// What puts runs together; the name of the sweep where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// The name that is shown; that of the run where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Words to find the run by.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
+    /// What is to be said of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub notes: Option<String>,
+    /// What becomes of rows that were sent and then rolled back.
+    pub on_rollback: OnRollback,
+}
+
+/// A tracker that metrics are sent to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Destination {
+    /// Weights & Biases, or a server that speaks as it does.
+    Wandb,
+    /// An MLflow tracking server.
+    Mlflow,
+    /// Event files in the run directory.
+    Tensorboard,
+}
+
+impl Destination {
+    /// All, by their names.
+    pub const ALL: [(&'static str, Self); 3] = [
+        ("wandb", Self::Wandb),
+        ("mlflow", Self::Mlflow),
+        ("tensorboard", Self::Tensorboard),
+    ];
+}
+
+/// What a server that cannot take rows back is told of rows that the run made otherwise after it went back to a checkpoint. Rows that
+/// it makes again to the same bits, as it does unless it was changed, are simply kept.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnRollback {
+    /// A new run at the server, with all rows that hold; the old one is marked as superseded.
+    #[default]
+    NewRun,
+    /// W&B's own rewind of the run, or a new run where the server refuses that.
+    Rewind,
+    /// The same run goes on behind the rows that no longer hold.
+    Keep,
+}
+
+impl Tracker {
+    pub(crate) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+const DESTINATIONS: OneOf<Destination> = OneOf(&Destination::ALL);
+
+const ON_ROLLBACK: OneOf<OnRollback> = OneOf(&[
+    ("new_run", OnRollback::NewRun),
+    ("rewind", OnRollback::Rewind),
+    ("keep", OnRollback::Keep),
+]);
+
+pub(crate) fn read(table: &mut Table<'_>) -> Option<Tracker> {
+    let to = table.or("to", Words, Vec::new()).and_then(|words| {
+        let mut to = Vec::new();
+        for word in words {
+            let found = DESTINATIONS.0.iter().find(|(name, _)| *name == word);
+            match found {
+                Some((_, destination)) if !to.contains(destination) => to.push(*destination),
+                Some(_) => return table.refuse("to", format!("found {word:?} twice")),
+                None => {
+                    let message = format!(
+                        "expected \"wandb\", \"mlflow\" or \"tensorboard\", found {word:?}"
+                    );
+                    return table.refuse("to", message);
+                }
+            }
+        }
+        Some(to)
+    });
+    let project = table.maybe("project", Text::ANY);
+    let entity = table.maybe("entity", Text::ANY);
+    let group = table.maybe("group", Text::ANY);
+    let name = table.maybe("name", Text::ANY);
+    let tags = table.or("tags", Words, Vec::new());
+    let notes = table.maybe("notes", Text::ANY);
+    let on_rollback = table.or("on_rollback", ON_ROLLBACK, OnRollback::default());
+    Some(Tracker {
+        to: to?,
+        project: project?,
+        entity: entity?,
+        group: group?,
+        name: name?,
+        tags: tags?,
+        notes: notes?,
+        on_rollback: on_rollback?,
+    })
+}

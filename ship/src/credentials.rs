@@ -1,0 +1,30 @@
+//! Where keys and addresses of servers are found. They are read anew at each `open`, and written nowhere.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// The environment of this process, or one of a test.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Environment {
+    variables: BTreeMap<String, String>,
+    /// Where `.netrc` lies.
+    pub(crate) home: Option<PathBuf>,
+}
+
+impl Environment {
+    /// That of this process.
+    pub(crate) fn of_process() -> Self {
+        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        let variables: BTreeMap<_, _> = std::env::vars_os().filter_map(text).collect();
+        let home = variables.get("HOME").map(PathBuf::from);
+        Self { variables, home }
+    }
+
+    /// A variable that is set to something.
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        let value = self.variables.get(name)?;
+        Some(value.as_str()).filter(|value| !value.is_empty())
+    }
+}

@@ -1,0 +1,13 @@
+//! What ships the metrics spool, and may be slow, wrong or dead without a run noticing.
+//!
+//! ```text
+//! RUN/metrics.jsonl, system.jsonl -> reader -> driver, one a sink -> sink: tensorboard, wandb, mlflow
+//!                                              RUN/sinks/NAME.json      (what was sent)
+//! ```
+//!
+//! Reading order: `run`, `sink`, `http`, `credentials`, `driver`, then a folder for each sink.
+
+mod credentials;
+mod http;
+mod run;
+mod sink;

@@ -1,0 +1,32 @@
+//! What every sink knows of the run whose rows it sends.
+
+use std::path::PathBuf;
+
+use serde_json::Value as Json;
+use spd_configs::Tracker;
+
+/// A run, as trackers see it.
+#[derive(Debug, Clone)]
+pub(crate) struct RunInfo {
+    /// Its directory, which files of rows are in.
+    pub(crate) dir: PathBuf,
+    /// Eight letters and digits that no other run has; the same wherever its directory is copied.
+    pub(crate) id: String,
+    /// Project, entity, group, name, tags, notes, what is done about roll-backs.
+    pub(crate) tracker: Tracker,
+    /// The name that is shown.
+    pub(crate) name: String,
+    /// The resolved run file, as JSON.
+    pub(crate) config: Json,
+    /// When its first start was, in seconds since 1970.
+    pub(crate) started: f64,
+    /// The machine of its launcher.
+    pub(crate) host: String,
+}
+
+impl RunInfo {
+    /// The project of W&B, the experiment of MLflow.
+    pub(crate) fn project(&self) -> &str {
+        self.tracker.project.as_deref().unwrap_or("spd")
+    }
+}
