@@ -76,7 +76,7 @@ pub enum CheckpointError {
     },
 
     /// Whoever was to fill the snapshot could not. Nothing was written.
-    #[error("what was to be written did not come: {found}")]
+    #[error("{found}")]
     Source {
         /// Why.
         found: Box<dyn Error + Send + Sync>,

@@ -81,20 +81,20 @@ fn file_entry(pieces: &[&[u8]]) -> FileEntry {
 /// What came of a snapshot: where it lies, or why it does not.
 type Outcome = Result<PathBuf, CheckpointError>;
 
-/// Fills a snapshot, if what it is filled with comes.
-type Fill = Box<dyn FnOnce(&mut Snapshot) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;
+/// Fills in the rest of a snapshot, if that comes.
+type Rest = Box<dyn FnOnce(&mut Snapshot) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;
 
 /// A snapshot for the thread, with what it is to be filled with first if that is still to come.
 struct Job {
     snapshot: Snapshot,
-    fill: Option<Fill>,
+    rest: Option<Rest>,
 }
 
 /// A thread that writes snapshots, so that the step does not wait for a disk.
 ///
 /// ```text
 /// submit: fill -> thread:       write, read back, delete the oldest -> outcomes -> poll, settle
-/// expect       -> thread: fill, write, read back, delete the oldest
+/// expect: fill -> thread: rest, write, read back, delete the oldest
 ///    ^                        |
 ///    +------- snapshot -------+
 /// ```
@@ -155,8 +155,8 @@ impl Writer {
         let thread = thread::Builder::new()
             .name("checkpoint".into())
             .spawn(move || {
-                for Job { mut snapshot, fill } in to_do {
-                    match fill.map_or(Ok(()), |fill| fill(&mut snapshot)) {
+                for Job { mut snapshot, rest } in to_do {
+                    match rest.map_or(Ok(()), |rest| rest(&mut snapshot)) {
                         Ok(()) => save(&snapshot, &report),
                         Err(found) => {
                             let _ = report.send(Err(CheckpointError::Source { found }));
@@ -181,21 +181,23 @@ impl Writer {
         fill(&mut snapshot);
         self.send(Job {
             snapshot,
-            fill: None,
+            rest: None,
         });
     }
 
-    /// The same for what is still to come: the thread fills the snapshot, and waits for what it is filled with. Where that does
-    /// not come, nothing is written, and [`Writer::poll`] tells why.
+    /// The same where something is still to come: `fill` fills in what is here, and the thread runs `rest`, which waits for the
+    /// others. Where these do not come, nothing is written, and [`Writer::poll`] tells why.
     pub fn expect(
         &mut self,
-        fill: impl FnOnce(&mut Snapshot) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
+        fill: impl FnOnce(&mut Snapshot),
+        rest: impl FnOnce(&mut Snapshot) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
     ) {
         self.settle();
-        let snapshot = self.spare.take().unwrap_or_default();
+        let mut snapshot = self.spare.take().unwrap_or_default();
+        fill(&mut snapshot);
         self.send(Job {
             snapshot,
-            fill: Some(Box::new(fill)),
+            rest: Some(Box::new(rest)),
         });
     }
 
@@ -354,7 +356,12 @@ mod tests {
         let keep = NonZeroUsize::new(9).unwrap();
         let mut writer = Writer::spawn(root.path(), keep, Some(snapshot(1))).unwrap();
         let (go, gate) = bounded::<()>(1);
-        writer.expect(move |to| {
+        let beside = thread::current().id();
+        let now = move |to: &mut Snapshot| {
+            assert_eq!(thread::current().id(), beside);
+            assert_eq!(*to, snapshot(1));
+        };
+        writer.expect(now, move |to| {
             gate.recv()?;
             assert_eq!(thread::current().name(), Some("checkpoint"));
             assert_eq!(*to, snapshot(1));
@@ -364,17 +371,20 @@ mod tests {
         // Whoever asked goes on meanwhile.
         assert!(writer.poll().is_none());
         go.send(()).unwrap();
-        writer.expect(|to| {
-            to.step = 3;
-            Err("the GPU is gone".into())
-        });
+        writer.expect(
+            |_| {},
+            |to| {
+                to.step = 3;
+                Err("the GPU is gone".into())
+            },
+        );
         writer.submit(|to| *to = snapshot(4));
         let outcomes = outcomes(&mut writer);
 
         assert_eq!(outcomes[0].as_ref().unwrap(), &step_path(root.path(), 2));
         assert_eq!(
             outcomes[1].as_ref().unwrap_err().to_string(),
-            "what was to be written did not come: the GPU is gone"
+            "the GPU is gone"
         );
         assert_eq!(outcomes[2].as_ref().unwrap(), &step_path(root.path(), 4));
         assert_eq!(steps(root.path()).unwrap(), [2, 4]);
@@ -385,11 +395,14 @@ mod tests {
     fn a_writer_that_is_dropped_waits_for_what_is_still_to_come() {
         let root = tempfile::tempdir().unwrap();
         let mut writer = Writer::spawn(root.path(), NonZeroUsize::MIN, None).unwrap();
-        writer.expect(|to| {
-            thread::sleep(Duration::from_millis(20));
-            *to = snapshot(1);
-            Ok(())
-        });
+        writer.expect(
+            |_| {},
+            |to| {
+                thread::sleep(Duration::from_millis(20));
+                *to = snapshot(1);
+                Ok(())
+            },
+        );
         drop(writer);
         assert_eq!(steps(root.path()).unwrap(), [1]);
     }

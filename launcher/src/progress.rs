@@ -1,14 +1,13 @@
 //! How far the run is: the rank's rows, as they appear in its spool, on one line of the screen.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use indicatif::HumanDuration;
-use spd_tracker::{Kind, Mark, Read, ReadError, Reader, Row};
+use spd_tracker::{Cursor, Kind, Mark, Read, ReadError, Reader, Row};
 
 use crate::run_dir::RunDir;
 use crate::screen::{self, plain};
@@ -164,8 +163,9 @@ impl Spool {
     ///
     /// When a file is there and cannot be read.
     pub(crate) fn follow(run_dir: &RunDir) -> Result<Self, ReadError> {
-        let open = |path: PathBuf| Reader::open(&path, &Mark::default());
-        let files = [open(run_dir.system())?, open(run_dir.metrics())?];
+        let system = Reader::open(&run_dir.system(), &Mark::default())?;
+        let metrics = Reader::of_metrics(run_dir.path(), &Cursor::default())?;
+        let files = [system, metrics];
         let mut spool = Self {
             files,
             progress: Progress::default(),
@@ -183,8 +183,8 @@ impl Spool {
         for file in &mut self.files {
             loop {
                 match file.next() {
-                    Ok(Some(Read::Row(row))) => events.extend(self.progress.take(&row)),
-                    Ok(Some(Read::RolledBack { .. })) | Err(ReadError::Junk { .. }) => {}
+                    Ok(Some(Read::Row { row, .. })) => events.extend(self.progress.take(&row)),
+                    Ok(Some(Read::RolledBack(_))) | Err(ReadError::Junk { .. }) => {}
                     // What cannot be read now may be readable soon; until then the run is silent.
                     Ok(None) | Err(_) => break,
                 }
@@ -409,15 +409,15 @@ mod tests {
     fn only_what_is_written_from_now_on_is_news() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(dir.path().to_owned());
-        let mut rank = spd_tracker::Spool::create_or_open(dir.path()).unwrap();
-        rank.append(&Row::new(1, Kind::Event).with_note("old"));
-        rank.append(&phase("target", 1));
-        rank.flush();
+        let rank = spd_tracker::Spool::system(dir.path()).unwrap();
+        rank.append(Row::new(1, Kind::Event).with_note("old"));
+        rank.append(phase("target", 1));
+        rank.sync().unwrap();
         let mut spool = Spool::follow(&run_dir).unwrap();
         assert!(spool.read().is_empty());
         assert_eq!(*spool.progress(), Progress::default());
-        rank.append(&Row::new(2, Kind::Event).with_note("new"));
-        rank.flush();
+        rank.append(Row::new(2, Kind::Event).with_note("new"));
+        rank.sync().unwrap();
         assert_eq!(spool.read(), ["step 2: new"]);
     }
 }

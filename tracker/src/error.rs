@@ -73,6 +73,13 @@ pub enum ReadError {
         longest: usize,
     },
 
+    /// Where the run has been started again is not known. The next call tries again.
+    #[error("{found}")]
+    Starts {
+        /// What is wrong with `starts.jsonl`.
+        found: SpoolError,
+    },
+
     /// The operating system refused; the next call tries again.
     #[error("{}: cannot read: {found}; it is tried again", path.display())]
     Io {

@@ -1,49 +1,55 @@
-//! The metrics spool: rows appended by one rank, read back by offset.
+//! The metrics spool: rows handed over by one rank, written by a thread of its own, read back by offset.
 //!
 //! ```text
-//! Row -> Spool::append -> metrics.jsonl -> Reader -> whoever ships or draws it
-//!                         system.jsonl
+//! Row -> Spool::append -> thread -> metrics.jsonl, metrics.times -> Reader -> whoever ships or draws it
+//!                                   system.jsonl
+//!        Spool::start            -> starts.jsonl
 //! ```
 //!
-//! The file is the queue. Rank 0 appends rows to it and does nothing else for a tracker; another process
-//! follows it with a [`Reader`], may be slow or dead for days, and goes on at its [`Mark`]. On resume
-//! [`Spool::roll_back`] cuts the rows past the checkpoint, so a curve never runs twice over one step.
-//! `FORMAT.md` describes the files.
+//! The file is the queue. Rank 0 hands rows over and does nothing else for a tracker; another process follows the file with a
+//! [`Reader`], may be slow or dead for days, and goes on at its [`Cursor`]. On resume [`Spool::start`] cuts the rows past the
+//! checkpoint and writes that down, so a curve never runs twice over one step. `FORMAT.md` describes the files.
 //!
 //! ```
-//! use spd_tracker::{Kind, Mark, Read, Reader, Row, Spool};
+//! use spd_tracker::{Cursor, Kind, Mark, Read, Reader, Row, Spool};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
 //! # let run = folder.path();
-//! let mut spool = Spool::create_or_open(run)?;
+//! let spool = Spool::start(run, &Mark::default(), 0)?;
 //! let row = Row::new(1200, Kind::Train).with("loss/total", 0.034);
-//! spool.append(&row);
-//! let mark = spool.mark(); // goes into the checkpoint
-//! spool.append(&Row::new(1201, Kind::Train).with("loss/total", 0.033));
+//! spool.append(row.clone());
+//! let mark = spool.mark().wait()?; // goes into the checkpoint
+//! spool.append(Row::new(1201, Kind::Train).with("loss/total", 0.033));
 //! drop(spool);
 //!
-//! let mut reader = Reader::open(&run.join("metrics.jsonl"), &Mark::default())?;
-//! assert_eq!(reader.next()?, Some(Read::Row(row)));
+//! let mut reader = Reader::of_metrics(run, &Cursor::default())?;
+//! assert!(matches!(reader.next()?, Some(Read::Row { row: read, .. }) if read == row));
 //!
-//! Spool::roll_back(run, &mark)?; // resumed from that checkpoint
+//! Spool::start(run, &mark, 1201)?; // resumed from that checkpoint
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Reading order: `value`, `row`, `mark`, `lines`, `spool`, `reader`.
+//! Reading order: `value`, `row`, `mark`, `lines`, `times`, `starts`, `files`, `spool`, `reader`.
 
 mod error;
+mod files;
 mod lines;
 mod mark;
 mod reader;
 mod row;
 mod spool;
+mod starts;
+mod times;
 mod value;
 
 pub use error::{ReadError, SpoolError};
+pub use files::{METRICS, SYSTEM};
 pub use mark::Mark;
-pub use reader::{Read, Reader};
+pub use reader::{Cursor, Read, Reader};
 pub use row::{Kind, Row};
-pub use spool::{METRICS, SYSTEM, Spool};
+pub use spool::{PendingMark, Spool};
+pub use starts::{STARTS, Start};
+pub use times::TIMES;
 pub use value::{Histogram, Value};

@@ -66,18 +66,26 @@ impl Lines {
         Self::open(path)
     }
 
-    pub(crate) fn append(&mut self, line: &[u8]) {
+    /// Adds a line; whether memory had room for it.
+    pub(crate) fn append(&mut self, line: &[u8]) -> bool {
         if self.waiting.len() + line.len() > MOST_WAITING {
             self.flush();
         }
         if self.waiting.len() + line.len() > MOST_WAITING {
             self.dropped += 1;
-            return;
+            return false;
         }
         self.waiting.extend_from_slice(line);
         if self.waiting.len() >= BATCH {
             self.flush();
         }
+        true
+    }
+
+    /// Opens a file whose lines are worth nothing: all are cut.
+    pub(crate) fn open_empty(path: &Path) -> Result<Self, SpoolError> {
+        cut(path, 0)?;
+        Self::open(path)
     }
 
     /// Writes what waits; what cannot be written goes on waiting.
@@ -118,6 +126,7 @@ impl Lines {
         self.written.mark()
     }
 
+    /// Bytes of the whole lines on the disk.
     pub(crate) fn offset(&self) -> u64 {
         self.written.offset
     }

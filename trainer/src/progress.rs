@@ -29,13 +29,18 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Progress that is shown in the run directory `dir`, and felt in the heartbeat.
+    /// Progress that is shown in the run directory `dir`, where nobody has a spool, and felt in the heartbeat.
     pub(crate) fn at(dir: &Path, heartbeat: &Arc<Heartbeat>) -> Result<Self, Fault> {
-        let spool = Spool::create_or_open(dir).context("the progress of the run")?;
-        Ok(Self {
-            spool: Some(spool),
+        let spool = Spool::system(dir).context("the progress of the run")?;
+        Ok(Self::told(&spool, heartbeat))
+    }
+
+    /// Progress that is told to a spool, and felt in the heartbeat.
+    pub(crate) fn told(spool: &Spool, heartbeat: &Arc<Heartbeat>) -> Self {
+        Self {
+            spool: Some(spool.clone()),
             ..Self::felt(heartbeat)
-        })
+        }
     }
 
     /// Progress that is felt in the heartbeat alone.
@@ -60,9 +65,8 @@ impl Progress {
         let row = Row::new(step, Kind::System)
             .with_note(phase)
             .with("steps", steps as f64)
-            .with("steps_per_s", speed(made, elapsed, self.rested))
-            .with("time", unix_time());
-        self.append(&row);
+            .with("steps_per_s", speed(made, elapsed, self.rested));
+        self.append(row);
         self.shown = Instant::now();
         self.rested = Duration::ZERO;
         self.step = Some(step);
@@ -88,16 +92,17 @@ impl Progress {
     pub(crate) fn stopped(&mut self, step: u64, note: String) {
         self.heartbeat.set_stopped(&note);
         let row = Row::new(step, Kind::Event).with_note(note);
-        self.append(&row.with("stopped", 1.0).with("time", unix_time()));
+        self.append(row.with("stopped", 1.0));
     }
 
     /// Says what happened.
     pub(crate) fn event(&mut self, step: u64, note: String) {
-        self.append(
-            &Row::new(step, Kind::Event)
-                .with_note(note)
-                .with("time", unix_time()),
-        );
+        self.append(Row::new(step, Kind::Event).with_note(note));
+    }
+
+    /// Says what happened and wants a person.
+    pub(crate) fn alert(&mut self, step: u64, note: String) {
+        self.append(Row::new(step, Kind::Alert).with_note(note));
     }
 
     /// Says where the time of a step went, in milliseconds: the wait for its batch, the parts of its program, all of it.
@@ -113,13 +118,12 @@ impl Progress {
         for (part, time) in parts {
             row = row.with(format!("time_ms/{part}"), ms(time));
         }
-        self.append(&row.with("time_ms/step", ms(&all)));
+        self.append(row.with("time_ms/step", ms(&all)));
     }
 
-    fn append(&mut self, row: &Row) {
-        if let Some(spool) = &mut self.spool {
-            spool.append(row);
-            spool.flush();
+    fn append(&mut self, row: Row) {
+        if let Some(spool) = &self.spool {
+            spool.append(row.with("time", unix_time()));
         }
     }
 }

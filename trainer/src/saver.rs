@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use serde_json::{Value, json};
 use spd_checkpoint::{CheckpointError, Lock, Snapshot, Writer};
 use spd_configs::{Checkpoint, Log};
@@ -91,6 +91,9 @@ impl fmt::Display for At {
 /// Where a checkpoint that was made in the warm-up says how many of its updates are made.
 const WARMUP_UPDATES: &str = "warmup_updates";
 
+/// Where a checkpoint says how far the rows go that it counts on.
+const METRICS: &str = "metrics";
+
 /// What follows a failure while there are steps to come.
 pub(crate) const TRAINING_GOES_ON: &str = "; training goes on, and the next is tried";
 
@@ -143,7 +146,7 @@ impl<'a> Saver<'a> {
     pub(crate) fn save(
         &mut self,
         (task, store): State<'_>,
-        spool: &mut Spool,
+        spool: &Spool,
         at: At,
         progress: &mut Progress,
     ) -> Result<(), Fault> {
@@ -151,17 +154,7 @@ impl<'a> Saver<'a> {
             return Ok(());
         }
         let step = at.step();
-        let mark = spool.mark();
         self.check_rows(spool)?;
-        if let Some(trouble) = spool.trouble() {
-            // A checkpoint counts on all rows before it: without them, a run that goes on from it has a gap.
-            progress.event(
-                step,
-                format!("the checkpoint of {at} was not written: {trouble}"),
-            );
-            self.trouble = Some(trouble);
-            return Ok(());
-        }
         let phase = match at {
             At::WarmUp(_) => WARMUP,
             At::Step(_) => task.phase(),
@@ -177,10 +170,6 @@ impl<'a> Saver<'a> {
                 "position".to_owned(),
                 json!(step * task.source().1.rows as u64),
             ),
-            (
-                "metrics".to_owned(),
-                serde_json::to_value(mark).context("the mark of the metrics")?,
-            ),
         ];
         if let At::WarmUp(made) = at {
             meta.push((WARMUP_UPDATES.to_owned(), json!(made)));
@@ -194,21 +183,29 @@ impl<'a> Saver<'a> {
             progress.event(step, note);
             None
         });
-        if let Some(staged) = staged {
-            self.writer.expect(move |snapshot| {
-                state::fill(snapshot, &staged.arrived()?, step);
-                snapshot.meta = meta.into_iter().collect();
-                Ok(())
-            });
-        } else {
+        let mut tensors = Vec::new();
+        if staged.is_none() {
             // All is at home, or there was no memory for it to travel to.
             store.fetch()?;
-            let tensors: Vec<_> = saved.iter().map(|&slot| store.named(slot)).collect();
-            self.writer.submit(|snapshot| {
-                state::fill(snapshot, &tensors, step);
-                snapshot.meta = meta.into_iter().collect();
-            });
+            tensors.extend(saved.iter().map(|&slot| store.named(slot)));
         }
+        let is_here = staged.is_none();
+        let here = |snapshot: &mut Snapshot| {
+            if is_here {
+                state::fill(snapshot, &tensors, step);
+            }
+        };
+        let mark = spool.mark();
+        self.writer.expect(here, move |snapshot| {
+            if let Some(staged) = staged {
+                state::fill(snapshot, &staged.arrived()?, step);
+            }
+            // A checkpoint counts on all rows before it: without them, a run that goes on from it has a gap.
+            let rows = serde_json::to_value(mark.wait()?)?;
+            snapshot.meta = meta.into_iter().collect();
+            snapshot.meta.insert(METRICS.to_owned(), rows);
+            Ok(())
+        });
         self.submitted = Some(at);
         Ok(())
     }
@@ -225,16 +222,13 @@ impl<'a> Saver<'a> {
     }
 
     /// Makes sure that every row is on the disk.
-    pub(crate) fn finish_rows(&self, spool: &mut Spool) -> Result<(), Fault> {
-        spool.sync();
+    pub(crate) fn finish_rows(&self, spool: &Spool) -> Result<(), Fault> {
+        let synced = spool.sync();
         self.check_rows(spool)?;
-        match spool.trouble() {
-            None => Ok(()),
-            Some(trouble) => Err(Fault::Failed(anyhow!(
-                "{trouble}; the same command goes on from {}",
-                self.newest()
-            ))),
-        }
+        synced.map_err(|trouble| {
+            let from = self.newest();
+            Fault::Failed(anyhow!("{trouble}; the same command goes on from {from}"))
+        })
     }
 
     /// Where the same command goes on, in words.
@@ -279,14 +273,14 @@ impl<'a> Saver<'a> {
             format!("the checkpoint of {at} was not written: {error}{then}")
         };
         self.trouble = Some(error.to_string());
-        progress.event(at.step(), what);
+        progress.alert(at.step(), what);
     }
 
     /// Makes sure that the state is on disk. A write that failed is tried once more.
     pub(crate) fn finish(
         &mut self,
         (task, store): State<'_>,
-        spool: &mut Spool,
+        spool: &Spool,
         at: At,
         progress: &mut Progress,
     ) -> Result<(), Fault> {
@@ -317,6 +311,7 @@ mod tests {
     use spd_dataloader::Batch;
     use spd_engine::cuda::Device;
     use spd_engine::{PINNED, Pool, Processor};
+    use spd_tracker::Mark;
     use tempfile::TempDir;
 
     use super::*;
@@ -385,7 +380,7 @@ mod tests {
     }
 
     /// Does something with a saver; where it saved, and what it told.
-    fn saving(work: impl FnOnce(&mut Saver<'_>, &mut Spool, &mut Progress)) -> (TempDir, String) {
+    fn saving(work: impl FnOnce(&mut Saver<'_>, &Spool, &mut Progress)) -> (TempDir, String) {
         let dir = tempfile::tempdir().unwrap();
         let lock = Lock::take(dir.path()).unwrap();
         let place = Place {
@@ -400,10 +395,11 @@ mod tests {
             progress: None,
             heartbeat: &Arc::default(),
         };
-        let mut spool = Spool::create_or_open(dir.path()).unwrap();
-        let mut progress = Progress::at(dir.path(), &Arc::default()).unwrap();
+        let spool = Spool::start(dir.path(), &Mark::default(), 0).unwrap();
+        let mut progress = Progress::told(&spool, &Arc::default());
         let mut saver = Saver::new(dir.path(), &place, None).unwrap();
-        work(&mut saver, &mut spool, &mut progress);
+        work(&mut saver, &spool, &mut progress);
+        drop((spool, progress));
         let told = fs::read_to_string(dir.path().join("system.jsonl")).unwrap();
         drop(saver);
         drop(lock);
@@ -478,13 +474,15 @@ mod tests {
         let mut training = Training::on(&Processor::Cpu(Arc::new(Pool::single())));
         let (dir, told) = saving(|saver, spool, progress| {
             training.go(0..2);
-            saver.writer.expect(|_| Err("the GPU cannot copy".into()));
+            saver
+                .writer
+                .expect(|_| {}, |_| Err("the GPU cannot copy".into()));
             saver.submitted = Some(At::Step(1));
             let finished = saver.finish(training.state(), spool, At::Step(2), progress);
             finished.unwrap();
         });
-        let line = "the checkpoint of step 1 was not written: what was to be written did not come: \
-                    the GPU cannot copy; the next is tried";
+        let line =
+            "the checkpoint of step 1 was not written: the GPU cannot copy; the next is tried";
         assert!(told.contains(line) && told.lines().count() == 1, "{told}");
         assert!(!step_path(dir.path(), 1).try_exists().unwrap());
         assert_eq!(load(&step_path(dir.path(), 2)).unwrap().step, 2);

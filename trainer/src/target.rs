@@ -14,7 +14,7 @@ use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, Lock};
 use spd_configs::{Checkpoint, Data, Log, Run};
 use spd_engine::{Pool, Processor, Store};
-use spd_tracker::{METRICS, Mark, Read, Reader};
+use spd_tracker::{Cursor, Read, Reader};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::cache::cache_dir;
@@ -341,7 +341,7 @@ impl Wait {
             0,
             format!("waits for {holder}, which trains the same target"),
         );
-        let rows = Reader::open(&dir.join(METRICS), &Mark::default());
+        let rows = Reader::of_metrics(dir, &Cursor::default());
         let mut wait = Self {
             progress,
             rows: rows.context("the progress of the target")?,
@@ -358,8 +358,8 @@ impl Wait {
         // What cannot be read costs the display alone.
         while let Ok(Some(read)) = self.rows.next() {
             self.step = match read {
-                Read::Row(row) => row.step,
-                Read::RolledBack { .. } => 0,
+                Read::Row { row, .. } => row.step,
+                Read::RolledBack(start) => start.step,
             };
         }
         self.show(false);

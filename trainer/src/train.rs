@@ -156,7 +156,7 @@ mod tests {
         let text = fs::read_to_string(dir.join("system.jsonl")).unwrap();
         let rows = text.lines().map(|line| {
             let row: serde_json::Value = serde_json::from_str(line).unwrap();
-            (row["kind"] == "event").then(|| row["note"].as_str().unwrap().to_owned())
+            (row["kind"] != "system").then(|| row["note"].as_str().unwrap().to_owned())
         });
         rows.flatten().collect()
     }

@@ -8,6 +8,7 @@ use spd_engine::{Executor, Store};
 use spd_tracker::{Kind, METRICS, Mark, Row, Spool, SpoolError};
 
 use crate::fault::{Fault, Outcome};
+use crate::figures;
 use crate::progress::{Progress, Stop, WARMUP};
 use crate::refused_step;
 use crate::resume::{self, CHECKPOINTS};
@@ -83,7 +84,7 @@ impl<'a> Training<'a> {
         {
             let start = start.into_iter();
             let start = start.map(|(name, value)| (name.replace("eval/", "start/"), value));
-            spool.append(&row(0, Kind::Eval, start));
+            spool.append(row(0, Kind::Eval, start));
         }
         Ok(true)
     }
@@ -154,8 +155,7 @@ impl<'a> Training<'a> {
             let seen = task.observe(store).into_iter();
             let seen = seen.chain(named(task.scalars(step)));
             if let Some(Records { spool, .. }) = &mut self.records {
-                spool.append(&row(step, Kind::Train, seen));
-                spool.flush();
+                spool.append(row(step, Kind::Train, seen));
             }
         }
         self.at = At::Step(step + 1);
@@ -168,7 +168,7 @@ impl<'a> Training<'a> {
         let Some(values) = self.measure(is_slow)? else {
             return Ok(false);
         };
-        self.append_evaluation(values);
+        self.append_evaluation(values, is_slow);
         Ok(true)
     }
 
@@ -178,10 +178,15 @@ impl<'a> Training<'a> {
         })
     }
 
-    fn append_evaluation(&mut self, values: Measured) {
+    /// - `is_slow`: there are figures of this step, which the row names
+    fn append_evaluation(&mut self, values: Measured, is_slow: bool) {
         if let Some(Records { spool, .. }) = &mut self.records {
-            spool.append(&row(self.at.step(), Kind::Eval, values));
-            spool.flush();
+            let step = self.at.step();
+            let mut row = row(step, Kind::Eval, values);
+            if is_slow {
+                row.values.extend(figures::named(self.place.dir, step));
+            }
+            spool.append(row);
         }
     }
 
@@ -193,7 +198,7 @@ impl<'a> Training<'a> {
             let drawn = self.task.draw(self.store, dir, step, &mut go_on);
             drawn.or_else(|fault| {
                 let note = format!("the figures of step {step} were not drawn: {fault}");
-                self.progress.event(step, note);
+                self.progress.alert(step, note);
                 Ok(true)
             })
         })
@@ -254,7 +259,7 @@ impl<'a> Training<'a> {
                 ),
                 Err(fault) => fault.to_string(),
             };
-            self.progress.event(refused, note);
+            self.progress.alert(refused, note);
         }
         self.place.world.agree(|| false);
     }
@@ -271,7 +276,7 @@ impl<'a> Training<'a> {
         };
         // Before the row: what is said after a state is said anew by a run that continues from it.
         self.finish_saving()?;
-        self.append_evaluation(values);
+        self.append_evaluation(values, true);
         if let Some(Records { spool, saver }) = &mut self.records {
             saver.finish_rows(spool)?;
         }
@@ -346,7 +351,11 @@ fn restore_first<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored
         return Err(Fault::BadInput(line.clone()));
     }
     let (step, mark) = resumed.unwrap_or((0, Mark::default()));
-    let mut progress = Progress::at(place.progress.unwrap_or(place.dir), place.heartbeat)?;
+    let (spool, other_rows) = start_rows(place, &mark, step)?;
+    let mut progress = match place.progress {
+        Some(elsewhere) => Progress::at(elsewhere, place.heartbeat)?,
+        None => Progress::told(&spool, place.heartbeat),
+    };
     for (path, reason) in &found.set_aside {
         progress.event(
             step,
@@ -362,19 +371,9 @@ fn restore_first<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored
             ),
         );
     }
-    let spool = match Spool::roll_back(place.dir, &mark) {
-        // Nobody reads the rows of a target once it is trained.
-        Err(SpoolError::Short { .. } | SpoolError::Differs { .. }) if place.is_kept => {
-            let rows = place.dir.join(METRICS);
-            let note = format!(
-                "{}: not the rows of its checkpoint; they begin again",
-                rows.display()
-            );
-            progress.event(step, note);
-            Spool::roll_back(place.dir, &Mark::default())?
-        }
-        other => other?,
-    };
+    if let Some(note) = other_rows {
+        progress.event(step, note);
+    }
     let at = found.snapshot.as_ref().map(At::of);
     if let Some(at) = at {
         progress.event(step, format!("continued from the checkpoint of {at}"));
@@ -382,6 +381,23 @@ fn restore_first<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored
     let saver = Saver::new(&root, place, found.snapshot)?;
     saver.remember(&mut progress);
     Ok((at, progress, Some(Records { spool, saver })))
+}
+
+/// Cuts the rows back to a checkpoint; what there is to say of rows that are not those of the checkpoint.
+fn start_rows(place: &Place<'_>, mark: &Mark, step: u64) -> Result<(Spool, Option<String>), Fault> {
+    match Spool::start(place.dir, mark, step) {
+        // Nobody reads the rows of a target once it is trained.
+        Err(SpoolError::Short { .. } | SpoolError::Differs { .. }) if place.is_kept => {
+            let rows = place.dir.join(METRICS);
+            let note = format!(
+                "{}: not the rows of its checkpoint; they begin again",
+                rows.display()
+            );
+            let spool = Spool::start(place.dir, &Mark::default(), step)?;
+            Ok((spool, Some(note)))
+        }
+        started => Ok((started?, None)),
+    }
 }
 
 /// The same on a rank that writes nothing, after the first one has done it.

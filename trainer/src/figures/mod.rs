@@ -35,6 +35,7 @@ use anyhow::Context;
 use serde::Serialize;
 use spd_checkpoint::atomic::write_file;
 use spd_engine::Store;
+use spd_tracker::Value;
 
 use self::measured::{Probe, Sums, probe, sums};
 use crate::decomposition_task::DecompositionTask;
@@ -76,6 +77,23 @@ impl Figure {
 /// Where the figures of a step lie in a run directory.
 pub(crate) fn directory(run_dir: &Path, step: u64) -> PathBuf {
     run_dir.join("figures").join(format!("step-{step:08}"))
+}
+
+/// The figures of a step that lie in a run directory, as values of a row, in the order of their names.
+pub(crate) fn named(run_dir: &Path, step: u64) -> Vec<(String, Value)> {
+    let dir = directory(run_dir, step);
+    // Without figures a row names none; that they could not be drawn has been said.
+    let mut names: Vec<_> = spd_files::atomic::names(&dir)
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|name| Some(name.to_str()?.strip_suffix(".svg")?.to_owned()))
+        .collect();
+    names.sort_unstable();
+    let path = |name: &str| format!("figures/step-{step:08}/{name}.svg");
+    names
+        .iter()
+        .map(|name| (format!("figures/{name}"), Value::File(path(name))))
+        .collect()
 }
 
 /// Draws every figure that the target has. Returns whether it did; not so where it was not to go on.

@@ -11,7 +11,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use spd_configs::{Input, KnownSolution, Measure, Run, Subset};
 use spd_engine::Store;
-use spd_tracker::{Kind, METRICS, Mark, Read, Reader};
+use spd_tracker::{Cursor, Kind, Read, Reader};
 
 use super::bigram_cross_entropy;
 use super::toy::{KnownSite, known_sites, values as known_values};
@@ -303,11 +303,11 @@ fn known_table(sites: &[KnownSite]) -> Table {
 
 /// The evaluation of the starting values, before any training, from the spool; empty where it cannot be read.
 fn first_evaluation(run_dir: &Path) -> BTreeMap<String, f64> {
-    let Ok(mut reader) = Reader::open(&run_dir.join(METRICS), &Mark::default()) else {
+    let Ok(mut reader) = Reader::of_metrics(run_dir, &Cursor::default()) else {
         return BTreeMap::new();
     };
     while let Ok(Some(read)) = reader.next() {
-        if let Read::Row(row) = read
+        if let Read::Row { row, .. } = read
             && row.kind == Kind::Eval
         {
             let name = |name: String| name.replace("start/", "eval/");

@@ -1,0 +1,130 @@
+//! The files of a spool, as the thread that writes them has them.
+
+use std::path::Path;
+
+use crate::error::SpoolError;
+use crate::lines::{self, Lines};
+use crate::mark::Mark;
+use crate::row::{Kind, Row};
+use crate::starts::Start;
+use crate::times::Times;
+
+/// Name of the file that holds [`Kind::Train`] and [`Kind::Eval`] rows.
+pub const METRICS: &str = "metrics.jsonl";
+
+/// Name of the file that holds [`Kind::System`], [`Kind::Event`] and [`Kind::Alert`] rows.
+pub const SYSTEM: &str = "system.jsonl";
+
+pub(crate) struct Files {
+    metrics: Option<Metrics>,
+    system: Lines,
+}
+
+struct Metrics {
+    rows: Lines,
+    times: Times,
+    /// Rows there are, with those that wait.
+    count: u64,
+}
+
+impl Files {
+    /// All files, with the rows before `mark`; that the run starts here is written down.
+    pub(crate) fn start(dir: &Path, mark: &Mark, step: u64) -> Result<Self, SpoolError> {
+        make(dir)?;
+        let rows = Lines::open_at(&dir.join(METRICS), mark)?;
+        let times = Times::open(dir, mark.lines)?;
+        // After the cut and before the first new row: who sees a new row finds the cut.
+        Start::append(dir, mark, step)?;
+        Ok(Self {
+            metrics: Some(Metrics {
+                rows,
+                times,
+                count: mark.lines,
+            }),
+            ..Self::system(dir)?
+        })
+    }
+
+    /// The system file alone.
+    pub(crate) fn system(dir: &Path) -> Result<Self, SpoolError> {
+        make(dir)?;
+        Ok(Self {
+            metrics: None,
+            system: Lines::open(&dir.join(SYSTEM))?,
+        })
+    }
+
+    /// Adds a row that was made at `time`. Metrics have no place where the system file is alone.
+    pub(crate) fn append(&mut self, row: &Row, time: f64) {
+        match (row.kind, &mut self.metrics) {
+            (Kind::Train | Kind::Eval, Some(metrics)) => {
+                if metrics.rows.append(&row.line()) {
+                    metrics.times.append(metrics.count, time);
+                    metrics.count += 1;
+                }
+            }
+            (Kind::Train | Kind::Eval, None) => {}
+            (Kind::System | Kind::Event | Kind::Alert, _) => {
+                self.system.append(&row.line());
+            }
+        }
+    }
+
+    /// Writes the rows appended so far, in one write for each file.
+    pub(crate) fn flush(&mut self) {
+        self.each(Lines::flush);
+    }
+
+    /// Flushes, and waits until the disk has it.
+    pub(crate) fn sync(&mut self) {
+        self.each(Lines::sync);
+    }
+
+    fn each(&mut self, work: impl Fn(&mut Lines)) {
+        if let Some(metrics) = &mut self.metrics {
+            // A reader waits for the time of a row.
+            work(metrics.times.lines());
+            work(&mut metrics.rows);
+        }
+        work(&mut self.system);
+    }
+
+    /// Syncs, and says how far the metrics go.
+    ///
+    /// # Errors
+    ///
+    /// Why some rows still wait: a checkpoint that counted on them would leave a gap.
+    pub(crate) fn mark(&mut self) -> Result<Mark, String> {
+        self.sync();
+        match (self.trouble(), &self.metrics) {
+            (None, Some(metrics)) => Ok(metrics.rows.mark()),
+            (None, None) => Ok(Mark::default()),
+            (Some(trouble), _) => Err(trouble),
+        }
+    }
+
+    /// Rows that memory had no room for.
+    pub(crate) fn dropped(&self) -> u64 {
+        let metrics = self.metrics.as_ref();
+        metrics.map_or(0, |metrics| metrics.rows.dropped()) + self.system.dropped()
+    }
+
+    /// Why rows wait; none when the last flush wrote all of them.
+    pub(crate) fn trouble(&mut self) -> Option<String> {
+        let metrics = self.metrics.as_mut();
+        let trouble = metrics.and_then(|metrics| {
+            let of_times = metrics.times.lines().trouble();
+            metrics.rows.trouble().or(of_times)
+        });
+        trouble.or_else(|| self.system.trouble())
+    }
+}
+
+/// Whether [`Files::start`] would find the rows that `mark` proves; nothing is changed.
+pub(crate) fn check(dir: &Path, mark: &Mark) -> Result<(), SpoolError> {
+    lines::check(&dir.join(METRICS), mark)
+}
+
+fn make(dir: &Path) -> Result<(), SpoolError> {
+    std::fs::create_dir_all(dir).map_err(|found| SpoolError::io(dir, "make the directory", found))
+}
