@@ -5,9 +5,10 @@
 //!                                              RUN/sinks/NAME.json      (what was sent)
 //! ```
 //!
-//! Reading order: `run`, `sink`, `http`, `credentials`, `driver`, then a folder for each sink.
+//! Reading order: `run`, `sink`, `http`, `credentials`, `driver`, `picture`, then a folder for each sink.
 
 mod credentials;
 mod http;
+mod picture;
 mod run;
 mod sink;
