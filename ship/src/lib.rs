@@ -5,10 +5,12 @@
 //!                                              RUN/sinks/NAME.json      (what was sent)
 //! ```
 //!
-//! Reading order: `run`, `sink`, `http`, `credentials`, `driver`, `picture`, then a folder for each sink.
+//! Reading order: `run`, `sink`, `http`, `credentials`, `driver`, `picture`, `system_row`, then a folder for each sink.
 
 mod credentials;
 mod http;
 mod picture;
 mod run;
 mod sink;
+mod system_row;
+mod tensorboard;

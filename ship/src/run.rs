@@ -30,3 +30,23 @@ impl RunInfo {
         self.tracker.project.as_deref().unwrap_or("spd")
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// A run that tests send rows of.
+    pub(crate) fn run(dir: &Path) -> RunInfo {
+        RunInfo {
+            dir: dir.to_path_buf(),
+            id: "k3v9x2ab".to_owned(),
+            tracker: Tracker::default(),
+            name: "toy".to_owned(),
+            config: serde_json::json!({"seed": 0}),
+            started: 1_795_000_000.0,
+            host: "node-7.example".to_owned(),
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Rows as TensorBoard's events, and events as records: the part of `event.proto` and `summary.proto` that rows need.
+
+use prost::Message;
+use spd_tracker::{Histogram, Value};
+
+use crate::picture;
+use crate::run::RunInfo;
+
+/// The first record of every file.
+pub(super) const VERSION: &str = "brain.Event:2";
+
+/// `SessionLog.START`: what was logged for its step and later ones holds no longer.
+const START: i32 = 1;
+
+/// `DT_STRING`.
+const STRINGS: i32 = 7;
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Event {
+    #[prost(double, tag = "1")]
+    pub(super) wall_time: f64,
+    #[prost(int64, tag = "2")]
+    pub(super) step: i64,
+    #[prost(string, optional, tag = "3")]
+    pub(super) file_version: Option<String>,
+    #[prost(message, optional, tag = "5")]
+    pub(super) summary: Option<Summary>,
+    #[prost(message, optional, tag = "7")]
+    pub(super) session_log: Option<SessionLog>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct SessionLog {
+    #[prost(int32, tag = "1")]
+    pub(super) status: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Summary {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) values: Vec<Tagged>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Tagged {
+    #[prost(string, tag = "1")]
+    pub(super) tag: String,
+    #[prost(message, optional, tag = "9")]
+    pub(super) metadata: Option<Metadata>,
+    #[prost(oneof = "Held", tags = "2, 4, 5, 8")]
+    pub(super) held: Option<Held>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub(super) enum Held {
+    #[prost(float, tag = "2")]
+    Scalar(f32),
+    #[prost(message, tag = "4")]
+    Image(Image),
+    #[prost(message, tag = "5")]
+    Histogram(Bins),
+    #[prost(message, tag = "8")]
+    Tensor(Strings),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Metadata {
+    #[prost(message, optional, tag = "1")]
+    pub(super) plugin: Option<Plugin>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Plugin {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Image {
+    #[prost(uint32, tag = "1")]
+    pub(super) height: u32,
+    #[prost(uint32, tag = "2")]
+    pub(super) width: u32,
+    /// Channels: 4, RGBA.
+    #[prost(int32, tag = "3")]
+    pub(super) colorspace: i32,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(super) encoded: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Bins {
+    #[prost(double, tag = "1")]
+    pub(super) min: f64,
+    #[prost(double, tag = "2")]
+    pub(super) max: f64,
+    #[prost(double, tag = "3")]
+    pub(super) num: f64,
+    #[prost(double, tag = "4")]
+    pub(super) sum: f64,
+    #[prost(double, tag = "5")]
+    pub(super) sum_squares: f64,
+    /// The upper edge of each bin.
+    #[prost(double, repeated, tag = "6")]
+    pub(super) limits: Vec<f64>,
+    #[prost(double, repeated, tag = "7")]
+    pub(super) counts: Vec<f64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Strings {
+    #[prost(int32, tag = "1")]
+    pub(super) dtype: i32,
+    #[prost(message, optional, tag = "2")]
+    pub(super) shape: Option<Shape>,
+    #[prost(string, repeated, tag = "8")]
+    pub(super) strings: Vec<String>,
+}
+
+/// That of a single word, which has no axes; a list of one is shown as a table.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Shape {}
+
+/// The first records of a file, after which nothing that an older file says of `step` and later ones holds.
+pub(super) fn head(time: f64, step: u64) -> Vec<u8> {
+    let version = Event {
+        wall_time: time,
+        file_version: Some(VERSION.to_owned()),
+        ..Event::default()
+    };
+    let start = Event {
+        wall_time: time,
+        step: signed(step),
+        session_log: Some(SessionLog { status: START }),
+        ..Event::default()
+    };
+    let mut bytes = record(&version);
+    bytes.extend(record(&start));
+    bytes
+}
+
+/// The values of a step as one record; none where there are none.
+pub(super) fn values(time: f64, step: u64, values: Vec<Tagged>) -> Vec<u8> {
+    if values.is_empty() {
+        return Vec::new();
+    }
+    record(&Event {
+        wall_time: time,
+        step: signed(step),
+        summary: Some(Summary { values }),
+        ..Event::default()
+    })
+}
+
+/// A value under its name. TensorBoard's scalars are f32, and its pictures PNG.
+pub(super) fn tagged(run: &RunInfo, name: &str, value: &Value) -> Option<Tagged> {
+    match value {
+        Value::Number(value) => Some(scalar(name, *value)),
+        Value::Histogram(histogram) => bins(histogram).map(|bins| Tagged {
+            tag: name.to_owned(),
+            metadata: None,
+            held: Some(Held::Histogram(bins)),
+        }),
+        Value::Text(words) => Some(text(name, words)),
+        Value::File(path) => Some(match image(run, path) {
+            Ok(image) => Tagged {
+                tag: name.to_owned(),
+                metadata: None,
+                held: Some(Held::Image(image)),
+            },
+            Err(why) => text(name, &format!("{path}: {why}")),
+        }),
+    }
+}
+
+/// A number under its name.
+pub(super) fn scalar(name: &str, value: f64) -> Tagged {
+    #[expect(clippy::cast_possible_truncation, reason = "a rounded value is shown")]
+    let value = value as f32;
+    Tagged {
+        tag: name.to_owned(),
+        metadata: None,
+        held: Some(Held::Scalar(value)),
+    }
+}
+
+/// Words under their name, which are read as Markdown.
+pub(super) fn text(name: &str, words: &str) -> Tagged {
+    let plugin = Plugin {
+        name: "text".to_owned(),
+    };
+    Tagged {
+        tag: name.to_owned(),
+        metadata: Some(Metadata {
+            plugin: Some(plugin),
+        }),
+        held: Some(Held::Tensor(Strings {
+            dtype: STRINGS,
+            shape: Some(Shape {}),
+            strings: vec![words.to_owned()],
+        })),
+    }
+}
+
+fn image(run: &RunInfo, path: &str) -> Result<Image, String> {
+    let png = picture::png(&picture::read(&run.dir, path)?)?;
+    Ok(Image {
+        height: png.height,
+        width: png.width,
+        colorspace: 4,
+        encoded: png.bytes,
+    })
+}
+
+/// Sums are those of values in the middle of their bins. None where there are no bins.
+fn bins(histogram: &Histogram) -> Option<Bins> {
+    let (edges, counts) = (&histogram.edges, &histogram.counts);
+    let (min, max) = (*edges.first()?, *edges.last()?);
+    if counts.is_empty() {
+        return None;
+    }
+    let middles = edges.windows(2).map(|pair| f64::midpoint(pair[0], pair[1]));
+    let weighted = || middles.clone().zip(counts);
+    Some(Bins {
+        min,
+        max,
+        num: counts.iter().sum(),
+        sum: weighted().map(|(middle, count)| middle * count).sum(),
+        sum_squares: weighted()
+            .map(|(middle, count)| middle * middle * count)
+            .sum(),
+        limits: edges[1..].to_vec(),
+        counts: counts.clone(),
+    })
+}
+
+/// An event with its length and two checksums.
+fn record(event: &Event) -> Vec<u8> {
+    let payload = event.encode_to_vec();
+    let length = (payload.len() as u64).to_le_bytes();
+    let mut bytes = Vec::with_capacity(payload.len() + 16);
+    bytes.extend_from_slice(&length);
+    bytes.extend_from_slice(&masked(&length));
+    bytes.extend_from_slice(&payload);
+    bytes.extend_from_slice(&masked(&payload));
+    bytes
+}
+
+/// CRC-32C as TFRecord files have it, so that a checksum of bytes with checksums in them is none of the usual ones.
+fn masked(bytes: &[u8]) -> [u8; 4] {
+    let sum = crc32c::crc32c(bytes);
+    sum.rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
+}
+
+fn signed(step: u64) -> i64 {
+    i64::try_from(step).unwrap_or(i64::MAX)
+}
+
+/// The events of a file, as far as whole records go.
+#[cfg(test)]
+pub(super) fn read(mut bytes: &[u8]) -> Vec<Event> {
+    let mut events = Vec::new();
+    while bytes.len() >= 12 {
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        assert_eq!(bytes[8..12], masked(&bytes[..8]));
+        let end = 12 + usize::try_from(length).unwrap();
+        let Some(sum) = bytes.get(end..end + 4) else {
+            break;
+        };
+        assert_eq!(sum, masked(&bytes[12..end]));
+        events.push(Event::decode(&bytes[12..end]).unwrap());
+        bytes = &bytes[end + 4..];
+    }
+    events
+}

@@ -1,0 +1,145 @@
+//! TensorBoard's event files, in `RUN/tensorboard`.
+//!
+//! Train and eval rows are in the directory itself. What is measured of the machine and what happened is in `system` below it, so that a
+//! roll-back leaves it as it is.
+
+mod event;
+mod segment;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use spd_tracker::Kind;
+
+use crate::run::RunInfo;
+use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped};
+use crate::system_row;
+use segment::{Segment, Written};
+
+/// The directory of event files in that of a run.
+const DIR: &str = "tensorboard";
+
+/// The one of rows that no roll-back touches, below it.
+const SYSTEM: &str = "system";
+
+/// What was written of both kinds of rows.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct State {
+    metrics: Written,
+    system: Written,
+}
+
+/// Writes event files.
+#[derive(Debug, Default)]
+pub(crate) struct TensorBoard {
+    files: Option<Files>,
+}
+
+#[derive(Debug)]
+struct Files {
+    metrics: Segment,
+    system: Segment,
+}
+
+impl TensorBoard {
+    fn files(&mut self, run: &RunInfo) -> &mut Files {
+        self.files.get_or_insert_with(|| {
+            let dir = run.dir.join(DIR);
+            Files {
+                system: Segment::new(dir.join(SYSTEM), &run.host),
+                metrics: Segment::new(dir, &run.host),
+            }
+        })
+    }
+}
+
+impl Sink for TensorBoard {
+    type State = State;
+
+    const NAME: &'static str = "tensorboard";
+
+    const EVERY: Duration = Duration::from_secs(2);
+
+    const ROWS: usize = 1000;
+
+    async fn open(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+        let files = self.files(run);
+        if files.metrics.open(&mut state.metrics)? {
+            let config = serde_json::to_string_pretty(&run.config).unwrap_or_default();
+            let config = event::text("config", &format!("```json\n{config}\n```"));
+            let record = event::values(run.started, 0, vec![config]);
+            files.metrics.append(&mut state.metrics, &record, 0)?;
+        }
+        files.system.open(&mut state.system).map(drop)
+    }
+
+    async fn send_metrics(
+        &mut self,
+        run: &RunInfo,
+        state: &mut State,
+        rows: &[Stamped],
+    ) -> Result<(), Refusal> {
+        let mut records = Vec::new();
+        for Stamped { row, time } in rows {
+            let values = row.values.iter();
+            let values = values.filter_map(|(name, value)| event::tagged(run, name, value));
+            records.extend(event::values(*time, row.step, values.collect()));
+        }
+        let next = rows.iter().map(|row| row.row.step + 1).max().unwrap_or(0);
+        let files = self.files(run);
+        files.metrics.append(&mut state.metrics, &records, next)
+    }
+
+    async fn send_system(
+        &mut self,
+        run: &RunInfo,
+        state: &mut State,
+        rows: &[Stamped],
+    ) -> Result<(), Refusal> {
+        let (mut records, mut next) = (Vec::new(), 0);
+        for row in rows {
+            let step = system_row::step(run, row);
+            let note = row.row.note.as_deref().unwrap_or_default();
+            let values = match row.row.kind {
+                Kind::Alert => vec![event::text("alerts", note)],
+                Kind::Event => vec![event::text("events", note)],
+                _ => system_row::numbers(row)
+                    .map(|(name, value)| event::scalar(&name, value))
+                    .collect(),
+            };
+            records.extend(event::values(row.time, step, values));
+            next = next.max(step + 1);
+        }
+        let files = self.files(run);
+        files.system.append(&mut state.system, &records, next)
+    }
+
+    async fn skip(&mut self, _: &RunInfo, _: &mut State, _: &[Stamped]) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn roll_back(
+        &mut self,
+        run: &RunInfo,
+        state: &mut State,
+        to: RollBack,
+    ) -> Result<After, Refusal> {
+        let files = self.files(run);
+        // Without this, the tail that no cursor knows of would stay in a file that is never looked at again.
+        files.metrics.open(&mut state.metrics)?;
+        files.metrics.begin(&mut state.metrics, to.step)?;
+        Ok(After::GoOn)
+    }
+
+    async fn idle(&mut self, _: &RunInfo, _: &mut State) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn close(&mut self, _: &RunInfo, _: &mut State, _: End) -> Result<(), Refusal> {
+        self.files = None;
+        Ok(())
+    }
+}

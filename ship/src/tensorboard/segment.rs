@@ -1,0 +1,188 @@
+//! One series of event files, the last of which is appended to.
+//!
+//! TensorBoard reads the files of a directory in the order of their names, each to its end before the next, and never again. So a file
+//! that ends otherwise than it was left is not gone on with: what of it was not acknowledged is cut, and a new one begins, whose head says
+//! from which step on older files do not hold. That is true for a TensorBoard that has read the cut part already, too.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use spd_files::atomic;
+
+use super::event;
+use crate::sink::Refusal;
+
+/// What the names of all event files begin with.
+const PREFIX: &str = "events.out.tfevents.";
+
+/// What was acknowledged.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Written {
+    /// The name of the last file.
+    file: String,
+    /// Its bytes.
+    bytes: u64,
+    /// The step after all that were written.
+    next: u64,
+}
+
+/// The files of a directory.
+#[derive(Debug)]
+pub(super) struct Segment {
+    dir: PathBuf,
+    /// Which machine writes them.
+    host: String,
+    /// The last file, as long as it is known to end where it should.
+    file: Option<File>,
+}
+
+impl Segment {
+    pub(super) fn new(dir: PathBuf, host: &str) -> Self {
+        let host = host.chars().map(|letter| {
+            if letter.is_ascii_alphanumeric() {
+                letter
+            } else {
+                '-'
+            }
+        });
+        Self {
+            dir,
+            host: host.collect(),
+            file: None,
+        }
+    }
+
+    /// Opens the last file where it was left, or begins a new one. Says whether it is the very first.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Gone`] where files that were written are there no longer.
+    pub(super) fn open(&mut self, written: &mut Written) -> Result<bool, Refusal> {
+        self.file = None;
+        let names = self.names().map_err(|found| self.later(&found))?;
+        let mut kept = names.iter().filter(|name| **name <= written.file);
+        let last = kept.next_back();
+        if last != Some(&written.file).filter(|name| !name.is_empty()) {
+            let why = format!(
+                "{} is not there any more",
+                self.dir.join(&written.file).display()
+            );
+            return Err(Refusal::Gone { why });
+        }
+        // No cursor knows of these, so that their rows come again.
+        let unknown: Vec<_> = names.iter().filter(|name| **name > written.file).collect();
+        for name in &unknown {
+            let removed = atomic::remove(&self.dir.join(name));
+            removed.map_err(|found| self.later(&found))?;
+        }
+        if last.is_none() {
+            self.begin(written, 0)?;
+            return Ok(true);
+        }
+        let path = self.dir.join(&written.file);
+        let mut options = OpenOptions::new();
+        options.read(true).append(true);
+        let file = spd_files::open_with(&mut options, &path).map_err(|found| self.later(&found))?;
+        let found = file.metadata().map_err(|found| self.later(&found))?.len();
+        if found < written.bytes {
+            let (path, bytes) = (path.display(), written.bytes);
+            let why = format!("{path} has {found} bytes, {bytes} were written");
+            return Err(Refusal::Gone { why });
+        }
+        if found > written.bytes {
+            // In place: whoever reads it now is not left behind with a file that has no name.
+            file.set_len(written.bytes)
+                .map_err(|found| self.later(&found))?;
+        }
+        if found > written.bytes || !unknown.is_empty() {
+            let next = written.next;
+            self.begin(written, next)?;
+        } else {
+            self.file = Some(file);
+        }
+        Ok(false)
+    }
+
+    /// Begins a new file: what older ones say of `step` and later ones does not hold.
+    pub(super) fn begin(&mut self, written: &mut Written, step: u64) -> Result<(), Refusal> {
+        self.file = None;
+        let time = now();
+        let head = event::head(time, step);
+        let (name, file) = self
+            .create(time, &head)
+            .map_err(|found| self.later(&found))?;
+        *written = Written {
+            file: name,
+            bytes: head.len() as u64,
+            next: step,
+        };
+        self.file = Some(file);
+        Ok(())
+    }
+
+    /// Appends records, the last of which is of a step before `next`, and has the disk keep them.
+    pub(super) fn append(
+        &mut self,
+        written: &mut Written,
+        records: &[u8],
+        next: u64,
+    ) -> Result<(), Refusal> {
+        if self.file.is_none() {
+            self.open(written)?;
+        }
+        // What is written in part is cut before anything else is.
+        let Some(mut file) = self.file.take() else {
+            return Err(self.later(&ErrorKind::NotFound.into()));
+        };
+        let done = file.write_all(records).and_then(|()| file.sync_data());
+        done.map_err(|found| self.later(&found))?;
+        self.file = Some(file);
+        written.bytes += records.len() as u64;
+        written.next = written.next.max(next);
+        Ok(())
+    }
+
+    fn create(&self, time: f64, head: &[u8]) -> io::Result<(String, File)> {
+        std::fs::create_dir_all(&self.dir)?;
+        let names = self.names()?;
+        // Names sort as numbers of ten digits do, and a clock that was put back must not make one that sorts before another.
+        let last = names
+            .last()
+            .and_then(|name| name.get(PREFIX.len()..)?.get(..10)?.parse().ok());
+        let seconds = std::time::Duration::try_from_secs_f64(time).unwrap_or_default();
+        let seconds = seconds.as_secs().max(last.map_or(0, |last: u64| last + 1));
+        let (host, process) = (&self.host, std::process::id());
+        let name = format!("{PREFIX}{seconds:010}.{host}.{process}");
+        let path = self.dir.join(&name);
+        let mut options = OpenOptions::new();
+        options.append(true).create_new(true);
+        let mut file = spd_files::open_with(&mut options, &path)?;
+        file.write_all(head)?;
+        file.sync_data()?;
+        atomic::sync_name(&path)?;
+        Ok((name, file))
+    }
+
+    /// The names of the files, in the order in which they are read.
+    fn names(&self) -> io::Result<Vec<String>> {
+        let names = atomic::names(&self.dir)?;
+        let names = names.into_iter().filter_map(|name| name.into_string().ok());
+        Ok(names.filter(|name| name.starts_with(PREFIX)).collect())
+    }
+
+    fn later(&self, found: &io::Error) -> Refusal {
+        let dir: &Path = &self.dir;
+        let why = format!("{}: {found}", dir.display());
+        Refusal::Later { why, after: None }
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or_default().as_secs_f64()
+}

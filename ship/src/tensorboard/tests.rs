@@ -1,0 +1,387 @@
+//! What is written is read back, by our own reader and by TensorBoard's.
+//!
+//! `SPD_TENSORBOARD` is the directory that TensorBoard is installed in; without it, its readers are left out:
+//!
+//! ```text
+//! pip install --target /tmp/tensorboard tensorboard
+//! SPD_TENSORBOARD=/tmp/tensorboard cargo test --release -p spd-ship -- tensorboard
+//! ```
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value as Json, json};
+use spd_files::atomic;
+use spd_tracker::{Histogram, Row, Value};
+use tempfile::TempDir;
+
+use super::event::{Event, Held};
+use super::*;
+
+/// A run directory, and a sink with what its driver has written down.
+struct Scratch {
+    dir: TempDir,
+    sink: TensorBoard,
+    state: State,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (sink, state) = (TensorBoard::default(), State::default());
+        Self { dir, sink, state }
+    }
+
+    fn run(&self) -> RunInfo {
+        crate::run::tests::run(self.dir.path())
+    }
+
+    /// A new process, which knows what was written down.
+    fn restart(&mut self) {
+        let state = serde_json::to_string(&self.state).unwrap();
+        self.state = serde_json::from_str(&state).unwrap();
+        self.sink = TensorBoard::default();
+        self.open().unwrap();
+    }
+
+    fn open(&mut self) -> Result<(), Refusal> {
+        let run = self.run();
+        wait(self.sink.open(&run, &mut self.state))
+    }
+
+    fn send(&mut self, rows: &[Stamped]) {
+        let run = self.run();
+        wait(self.sink.send_metrics(&run, &mut self.state, rows)).unwrap();
+    }
+
+    /// As when the process ends before its driver has written the new state down.
+    fn send_unacknowledged(&mut self, rows: &[Stamped]) {
+        let state = self.state.clone();
+        self.send(rows);
+        self.state = state;
+    }
+
+    fn system(&mut self, rows: &[Stamped]) {
+        let run = self.run();
+        wait(self.sink.send_system(&run, &mut self.state, rows)).unwrap();
+    }
+
+    fn roll_back(&mut self, step: u64) {
+        let to = RollBack {
+            generation: 1,
+            rows: step,
+            step,
+        };
+        let run = self.run();
+        let after = wait(self.sink.roll_back(&run, &mut self.state, to)).unwrap();
+        assert_eq!(after, After::GoOn);
+    }
+
+    fn files(&self, below: &str) -> Vec<std::path::PathBuf> {
+        let dir = self.dir.path().join(below);
+        let names = atomic::names(&dir).unwrap();
+        let names = names.iter().filter(|name| *name != "system");
+        names.map(|name| dir.join(name)).collect()
+    }
+
+    fn events(&self, below: &str) -> Vec<Vec<Event>> {
+        let files = self.files(below);
+        let read = |path: &std::path::PathBuf| event::read(&spd_files::read(path).unwrap());
+        files.iter().map(read).collect()
+    }
+
+    /// Steps and values of `loss` as a reader of all files has them: what a start supersedes is gone.
+    fn loss(&self) -> Vec<(i64, f32)> {
+        let mut found: Vec<(i64, f32)> = Vec::new();
+        for event in self.events("tensorboard").into_iter().flatten() {
+            if event.session_log.is_some() {
+                found.retain(|(step, _)| *step < event.step);
+            }
+            for value in event.summary.into_iter().flat_map(|summary| summary.values) {
+                if let ("loss", Some(Held::Scalar(value))) = (value.tag.as_str(), value.held) {
+                    found.push((event.step, value));
+                }
+            }
+        }
+        found
+    }
+}
+
+fn wait<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    runtime.unwrap().block_on(future)
+}
+
+fn loss(step: u64, value: f64) -> Stamped {
+    let row = Row::new(step, Kind::Train).with("loss", value);
+    let time = 1_795_000_000.0 + f64::from(u32::try_from(step).unwrap());
+    Stamped { row, time }
+}
+
+fn losses(steps: std::ops::Range<u32>) -> Vec<Stamped> {
+    steps.map(|step| loss(step.into(), step.into())).collect()
+}
+
+fn counted(steps: std::ops::Range<u16>) -> Vec<(i64, f32)> {
+    steps.map(|step| (step.into(), step.into())).collect()
+}
+
+#[test]
+fn every_file_begins_with_a_start() {
+    let mut scratch = Scratch::new();
+    scratch.open().unwrap();
+    scratch.send(&losses(0..3));
+    scratch.roll_back(2);
+    scratch.send(&losses(2..4));
+    let files = scratch.events("tensorboard");
+    let heads: Vec<_> = files
+        .iter()
+        .map(|events| {
+            assert_eq!(events[0].file_version.as_deref(), Some(event::VERSION));
+            (
+                events[1].step,
+                events[1].session_log.as_ref().unwrap().status,
+            )
+        })
+        .collect();
+    assert_eq!(heads, [(0, 1), (2, 1)]);
+    assert_eq!(scratch.loss(), counted(0..4));
+    assert_eq!(files[0][3].wall_time.to_bits(), 1_795_000_000_f64.to_bits());
+}
+
+#[test]
+fn a_restart_goes_on_in_the_same_file() {
+    let mut scratch = Scratch::new();
+    scratch.open().unwrap();
+    scratch.send(&losses(0..3));
+    scratch.restart();
+    scratch.send(&losses(3..5));
+    assert_eq!(scratch.files("tensorboard").len(), 1);
+    assert_eq!(scratch.loss(), counted(0..5));
+}
+
+#[test]
+fn rows_of_no_cursor_are_written_once() {
+    let mut scratch = Scratch::new();
+    scratch.open().unwrap();
+    scratch.send(&losses(0..3));
+    scratch.send_unacknowledged(&losses(3..9));
+    scratch.restart();
+    assert_eq!(scratch.loss(), counted(0..3));
+    scratch.send(&losses(3..5));
+    assert_eq!(scratch.loss(), counted(0..5));
+    // Whoever read the old file to its end is told that what it saw of step 3 and later does not hold.
+    let files = scratch.events("tensorboard");
+    assert_eq!((files.len(), files[1][1].step), (2, 3));
+}
+
+#[test]
+fn a_torn_record_is_cut() {
+    let mut scratch = Scratch::new();
+    scratch.open().unwrap();
+    scratch.send(&losses(0..3));
+    let path = &scratch.files("tensorboard")[0];
+    let whole = spd_files::read(path).unwrap();
+    for torn in [1, 11, 12, 20] {
+        let tail = &whole[..torn];
+        let path = scratch.files("tensorboard").pop().unwrap();
+        let found = spd_files::read(&path).unwrap();
+        atomic::write_file(&path, &[&found, tail]).unwrap();
+        scratch.restart();
+    }
+    scratch.send(&losses(3..5));
+    assert_eq!(scratch.loss(), counted(0..5));
+}
+
+#[test]
+fn a_roll_back_that_is_made_twice_holds_once() {
+    let mut scratch = Scratch::new();
+    scratch.open().unwrap();
+    scratch.send(&losses(0..6));
+    let state = scratch.state.clone();
+    scratch.roll_back(4);
+    scratch.send(&losses(4..9));
+    scratch.state = state;
+    scratch.restart();
+    scratch.roll_back(4);
+    scratch.send(&losses(4..5));
+    assert_eq!(scratch.loss(), counted(0..5));
+}
+
+#[test]
+fn late_rows_stay() {
+    let mut scratch = Scratch::new();
+    scratch.open().unwrap();
+    scratch.send(&losses(0..3));
+    scratch.send_unacknowledged(&[loss(1, 9.0)]);
+    scratch.restart();
+    scratch.send(&[loss(1, 9.0)]);
+    let expected = [(0, 0.0), (1, 1.0), (2, 2.0), (1, 9.0)];
+    assert_eq!(scratch.loss(), expected);
+}
+
+#[test]
+fn files_that_are_gone_are_told_and_made_anew() {
+    let mut scratch = Scratch::new();
+    scratch.open().unwrap();
+    scratch.send(&losses(0..3));
+    let path = scratch.files("tensorboard").pop().unwrap();
+    atomic::cut_file(&path, 40).unwrap();
+    scratch.sink = TensorBoard::default();
+    let Err(Refusal::Gone { why }) = scratch.open() else {
+        panic!("it is shorter");
+    };
+    assert!(why.contains("has 40 bytes, "), "{why}");
+    atomic::remove(&path).unwrap();
+    let Err(Refusal::Gone { why }) = scratch.open() else {
+        panic!("it is not there");
+    };
+    assert!(why.contains("is not there any more"), "{why}");
+    // A cursor that is lost is the same.
+    scratch.state = State::default();
+    scratch.open().unwrap();
+    scratch.send(&losses(0..2));
+    scratch.state = State::default();
+    scratch.restart();
+    scratch.send(&losses(0..4));
+    assert_eq!(scratch.loss(), counted(0..4));
+    assert_eq!(scratch.files("tensorboard").len(), 1);
+}
+
+/// Rows of all kinds, sent as a run does that ends twice, once within a record, and goes back from step 5 to 3.
+fn everything() -> Scratch {
+    let figure = r##"<svg width="30" height="20" xmlns="http://www.w3.org/2000/svg"><rect width="9" height="9" fill="#123456"/></svg>"##;
+    let mut scratch = Scratch::new();
+    let path = scratch.dir.path().join("figure.svg");
+    atomic::write_file(&path, &[figure.as_bytes()]).unwrap();
+    let rich = |step: u64| {
+        let mut row = loss(step, f64::from(u32::try_from(step).unwrap()) / 2.0);
+        let spread = Histogram {
+            edges: vec![0.0, 0.5, 2.0],
+            counts: vec![3.0, 4.0],
+        };
+        row.row = row
+            .row
+            .with("spread", Value::Histogram(spread))
+            .with("words", Value::Text(format!("step *{step}*")))
+            .with("figure", Value::File("figure.svg".to_owned()))
+            .with("lost", Value::File("nowhere.svg".to_owned()))
+            .with("outside", Value::File("../secret".to_owned()));
+        row
+    };
+    scratch.open().unwrap();
+    scratch.send(&[rich(0), loss(1, f64::NAN), loss(2, f64::INFINITY)]);
+    let cpu = |seconds: f64| Stamped {
+        row: Row::new(0, Kind::System).with("system/cpu_percent", 50.0),
+        time: 1_795_000_000.0 + seconds,
+    };
+    scratch.system(&[cpu(15.0), cpu(30.0)]);
+    let note = Row::new(2, Kind::Event).with_note("saved");
+    scratch.system(&[Stamped {
+        row: note,
+        time: 1_795_000_003.0,
+    }]);
+    scratch.send(&[rich(3)]);
+    scratch.restart();
+    scratch.send_unacknowledged(&[loss(4, 77.0)]);
+    scratch.restart();
+    scratch.send(&[rich(4), loss(5, 78.0)]);
+    scratch.roll_back(3);
+    scratch.send(&[rich(3), loss(4, 4.0), loss(5, 5.0)]);
+    let path = scratch.files("tensorboard").pop().unwrap();
+    let found = spd_files::read(&path).unwrap();
+    atomic::write_file(&path, &[&found, &found[..30]]).unwrap();
+    scratch
+}
+
+#[test]
+fn every_kind_of_value_is_written() {
+    let scratch = everything();
+    let files = scratch.events("tensorboard");
+    let row = &files[0][3];
+    let values = &row.summary.as_ref().unwrap().values;
+    let tags: Vec<&str> = values.iter().map(|value| value.tag.as_str()).collect();
+    let expected = ["loss", "spread", "words", "figure", "lost", "outside"];
+    assert_eq!(tags, expected);
+    let Some(Held::Histogram(bins)) = &values[1].held else {
+        panic!("{values:?}");
+    };
+    // By hand: three at 0.25, four at 1.25.
+    assert_eq!((bins.num, bins.sum, bins.sum_squares), (7.0, 5.75, 6.4375));
+    let text = |at: usize| match &values[at].held {
+        Some(Held::Tensor(strings)) => strings.strings[0].clone(),
+        held => panic!("{held:?}"),
+    };
+    assert_eq!(text(2), "step *0*");
+    assert!(text(4).starts_with("nowhere.svg: "), "{}", text(4));
+    assert_eq!(text(5), "../secret: no file of the run directory");
+    let config = &files[0][2].summary.as_ref().unwrap().values[0];
+    assert_eq!(config.tag, "config");
+}
+
+#[test]
+fn tensorboard_reads_every_row_once() {
+    let name = "tensorboard_reads_every_row_once";
+    let Some(packages) = std::env::var_os("SPD_TENSORBOARD") else {
+        eprintln!("skipped: {name}: SPD_TENSORBOARD names no directory");
+        return;
+    };
+    let scratch = everything();
+    let dir = scratch.dir.path().join("tensorboard");
+    let found = read(&dir, Path::new(&packages));
+    let losses = json!([
+        [0, "0.0"],
+        [1, "nan"],
+        [2, "inf"],
+        [3, "1.5"],
+        [4, "4.0"],
+        [5, "5.0"]
+    ]);
+    let metrics = &found["metrics"];
+    assert_eq!(metrics["scalars"]["loss"], losses);
+    assert_eq!(
+        metrics["images"]["figure"],
+        json!([[0, 30, 20, "89504e47"], [3, 30, 20, "89504e47"]])
+    );
+    let bins = json!([[0.5, 2.0], [3.0, 4.0]]);
+    assert_eq!(
+        metrics["histograms"]["spread"],
+        json!([[0, bins[0], bins[1]], [3, bins[0], bins[1]]])
+    );
+    // Its texts are left out: the accumulator takes none of them back, other than the servers.
+    let system = &found["system"];
+    assert_eq!(
+        system["scalars"]["system/cpu_percent"],
+        json!([[15, "50.0"], [30, "50.0"]])
+    );
+    assert_eq!(system["texts"]["events"], json!([[2, "saved"]]));
+    for loader in ["slow", "fast"] {
+        let found = &found[loader];
+        assert_eq!(found["loss"], losses, "{loader}");
+        assert_eq!(found["images"], json!([0, 3]), "{loader}");
+        let bins = json!([[0.0, 0.5, 3.0], [0.5, 2.0, 4.0]]);
+        assert_eq!(
+            found["histograms"],
+            json!([[0, bins], [3, bins]]),
+            "{loader}"
+        );
+        let texts = json!([[0, "<p>step <em>0</em></p>"], [3, "<p>step <em>3</em></p>"]]);
+        assert_eq!(found["texts"], texts, "{loader}");
+        assert_eq!(found["system"], json!([[15, 50.0], [30, 50.0]]), "{loader}");
+    }
+}
+
+/// What TensorBoard reads of a directory.
+fn read(dir: &Path, packages: &Path) -> Json {
+    let python = std::env::var_os("SPD_PYTHON").unwrap_or("python3".into());
+    let output = Command::new(python)
+        .args(["-c", include_str!("read.py")])
+        .arg(dir)
+        .arg("5")
+        .env("PYTHONPATH", packages)
+        .output()
+        .unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{complaint}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
