@@ -1,10 +1,11 @@
 //! Where keys and addresses of servers are found. They are read anew at each `open`, and written nowhere.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 
 /// The environment of this process, or one of a test.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Environment {
     variables: BTreeMap<String, String>,
     /// Where `.netrc` lies.
@@ -26,5 +27,24 @@ impl Environment {
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         let value = self.variables.get(name)?;
         Some(value.as_str()).filter(|value| !value.is_empty())
+    }
+
+    /// One of a test.
+    #[cfg(test)]
+    pub(crate) fn of(variables: &[(&str, &str)], home: Option<&std::path::Path>) -> Self {
+        let variables = variables.iter();
+        Self {
+            variables: variables
+                .map(|(name, value)| ((*name).to_string(), (*value).to_string()))
+                .collect(),
+            home: home.map(PathBuf::from),
+        }
+    }
+}
+
+/// Its variables hold keys, so none is shown.
+impl fmt::Debug for Environment {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Environment { .. }")
     }
 }

@@ -39,6 +39,12 @@ pub(crate) trait Sink {
     /// were refused: they are read anew.
     async fn open(&mut self, run: &RunInfo, state: &mut Self::State) -> Result<(), Refusal>;
 
+    /// Whether the last `open` made a run that has none of the rows that were sent before, in place of one that the server lost: the
+    /// driver then sends all of them again, from the first.
+    fn starts_anew(&self) -> bool {
+        false
+    }
+
     /// Sends train and eval rows. The rows of a step come together, whole steps only, mostly rising.
     async fn send_metrics(
         &mut self,

@@ -36,6 +36,7 @@ pub(crate) struct State {
 #[derive(Debug, Default)]
 pub(crate) struct TensorBoard {
     files: Option<Files>,
+    anew: bool,
 }
 
 #[derive(Debug)]
@@ -54,6 +55,17 @@ impl TensorBoard {
             }
         })
     }
+
+    fn open_files(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+        let files = self.files(run);
+        if files.metrics.open(&mut state.metrics)? {
+            let config = serde_json::to_string_pretty(&run.config).unwrap_or_default();
+            let config = event::text("config", &format!("```json\n{config}\n```"));
+            let record = event::values(run.started, 0, vec![config]);
+            files.metrics.append(&mut state.metrics, &record, 0)?;
+        }
+        files.system.open(&mut state.system).map(drop)
+    }
 }
 
 impl Sink for TensorBoard {
@@ -66,14 +78,19 @@ impl Sink for TensorBoard {
     const ROWS: usize = 1000;
 
     async fn open(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
-        let files = self.files(run);
-        if files.metrics.open(&mut state.metrics)? {
-            let config = serde_json::to_string_pretty(&run.config).unwrap_or_default();
-            let config = event::text("config", &format!("```json\n{config}\n```"));
-            let record = event::values(run.started, 0, vec![config]);
-            files.metrics.append(&mut state.metrics, &record, 0)?;
+        self.anew = false;
+        let opened = self.open_files(run, state);
+        if let Err(Refusal::Gone { .. }) = opened {
+            *state = State::default();
+            self.open_files(run, state)?;
+            self.anew = true;
+            return Ok(());
         }
-        files.system.open(&mut state.system).map(drop)
+        opened
+    }
+
+    fn starts_anew(&self) -> bool {
+        self.anew
     }
 
     async fn send_metrics(
