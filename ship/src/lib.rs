@@ -9,6 +9,7 @@
 
 mod credentials;
 mod http;
+mod mlflow;
 mod picture;
 mod run;
 mod sink;

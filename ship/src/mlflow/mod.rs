@@ -1,0 +1,387 @@
+//! MLflow, by its REST interface.
+//!
+//! The server tells repetitions by name, time, step and value, so that rows whose answer was lost are sent again and nothing is there
+//! twice. It takes nothing back: after a roll-back another run begins, unless rows are to be kept.
+
+mod about;
+mod address;
+mod batch;
+mod names;
+mod server;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use spd_configs::OnRollback;
+use spd_tracker::{Kind, Value};
+
+use crate::credentials::Environment;
+use crate::picture;
+use crate::run::RunInfo;
+use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped};
+use about::tag;
+use address::Address;
+use batch::Metric;
+use server::{Run, Server};
+
+/// What a run is found by: the id of its directory, and how often it was rolled back.
+const KEY: &str = "client.run_key";
+
+/// What all runs of a directory have.
+const DIRECTORY: &str = "spd.run";
+
+/// Parameters, or tags, that one request holds.
+const MOST: usize = 100;
+
+/// What is known of the server's run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct State {
+    /// Its id; none before it is made.
+    run: String,
+    /// How often the directory's run had been started before this one was begun.
+    generation: u64,
+    /// Where the server keeps its files, if it does.
+    files: Option<String>,
+    /// Whether it has its parameters.
+    has_parameters: bool,
+    /// Names that the server does not take, by what they are there.
+    names: BTreeMap<String, String>,
+}
+
+/// Sends to an MLflow server.
+#[derive(Default)]
+pub(crate) struct Mlflow {
+    /// Another environment than that of the process.
+    environment: Option<Environment>,
+    server: Option<Server>,
+    anew: bool,
+}
+
+impl Mlflow {
+    fn server(&self) -> Result<&Server, Refusal> {
+        self.server.as_ref().ok_or_else(|| Refusal::Unauthorized {
+            why: "no server is known".to_owned(),
+        })
+    }
+
+    async fn send(&self, state: &State, metrics: &[Metric]) -> Result<(), Refusal> {
+        for request in batch::requests(&state.run, metrics) {
+            self.server()?.tell("runs/log-batch", &request).await?;
+        }
+        Ok(())
+    }
+
+    /// Stores a file of the run. One that the server will not take is named in a tag: it holds nothing up.
+    async fn store(&self, state: &State, path: &str, file: Vec<u8>) -> Result<(), Refusal> {
+        let stored = match &state.files {
+            Some(files) => self.server()?.put(&format!("{files}/{path}"), file).await,
+            None => return Ok(()),
+        };
+        match stored {
+            Err(Refusal::Invalid { why } | Refusal::TooLarge { why } | Refusal::Gone { why }) => {
+                self.lacks(state, path, &why).await
+            }
+            stored => stored,
+        }
+    }
+
+    async fn lacks(&self, state: &State, path: &str, why: &str) -> Result<(), Refusal> {
+        let tags = [tag("spd.not-stored", &format!("{path}: {why}"))];
+        self.server()?.tag(&state.run, &tags).await
+    }
+
+    /// Stores a file of the run directory, if it is there.
+    async fn store_if_there(
+        &self,
+        run: &RunInfo,
+        state: &State,
+        path: &str,
+    ) -> Result<(), Refusal> {
+        match picture::read(&run.dir, path) {
+            Ok(file) => self.store(state, path, file).await,
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Says what the run is. Parameters are told once, since the server takes no other values for them.
+    async fn describe(&self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+        let server = self.server()?;
+        let mut tags = about::tags(run);
+        if state.files.is_none() {
+            let why = "the server keeps files elsewhere, where only MLflow's own client reaches";
+            tags.push(tag("spd.not-stored", why));
+        }
+        for tags in tags.chunks(MOST) {
+            server.tag(&state.run, tags).await?;
+        }
+        let parameters = about::parameters(&run.config);
+        for parameters in parameters.chunks(MOST) {
+            if state.has_parameters {
+                break;
+            }
+            let body = json!({"run_id": state.run, "params": parameters});
+            let told = server.tell("runs/log-batch", &body).await;
+            let Err(Refusal::Invalid { .. }) = told else {
+                told?;
+                continue;
+            };
+            for parameter in parameters {
+                // It has another value, from a start of which no answer came.
+                let body = json!({"run_id": state.run, "params": [parameter]});
+                match server.tell("runs/log-batch", &body).await {
+                    Ok(()) | Err(Refusal::Invalid { .. }) => {}
+                    Err(refusal) => return Err(refusal),
+                }
+            }
+        }
+        state.has_parameters = true;
+        let config = serde_json::to_vec_pretty(&run.config).unwrap_or_default();
+        self.store(state, "config.json", config).await?;
+        self.store_if_there(run, state, "config.toml").await
+    }
+
+    /// Notes which names the server does not take as they are.
+    async fn note_names(&self, state: &mut State, metrics: &[Metric]) -> Result<(), Refusal> {
+        let changed = metrics.iter().filter_map(|metric| {
+            let taken = names::taken(&metric.name);
+            (taken != metric.name).then(|| (taken, metric.name.clone()))
+        });
+        let changed: BTreeMap<_, _> = changed.collect();
+        if changed.keys().all(|name| state.names.contains_key(name)) {
+            return Ok(());
+        }
+        let mut names = state.names.clone();
+        names.extend(changed);
+        let text = serde_json::to_vec_pretty(&names).unwrap_or_default();
+        self.store(state, "names.json", text).await?;
+        state.names = names;
+        Ok(())
+    }
+
+    /// The run of a generation, or the last one where none is known; it is made where there is none.
+    async fn find_or_make(&self, run: &RunInfo, generation: Option<u64>) -> Result<State, Refusal> {
+        let server = self.server()?;
+        let environment = self.environment.clone();
+        let environment = environment.unwrap_or_else(Environment::of_process);
+        let named = run.tracker.project.as_deref();
+        let named = named.or_else(|| environment.get("MLFLOW_EXPERIMENT_NAME"));
+        let experiment = server.experiment(named.unwrap_or(run.project())).await?;
+        let found = match generation {
+            Some(generation) => {
+                let key = key(run, generation);
+                server.runs_by_tag(&experiment, KEY, &key).await?
+            }
+            None => server.runs_by_tag(&experiment, DIRECTORY, &run.id).await?,
+        };
+        let of = |found: &Run| {
+            let key = found.tag(KEY).unwrap_or_default();
+            let generation = key
+                .rsplit_once("-r")
+                .and_then(|(_, count)| count.parse().ok());
+            generation.unwrap_or(0)
+        };
+        if let Some(found) = found.into_iter().max_by_key(of) {
+            return Ok(state_of(&found, of(&found)));
+        }
+        let generation = generation.unwrap_or(0);
+        let name = match generation {
+            0 => run.name.clone(),
+            generation => format!("{}-r{generation}", run.name),
+        };
+        let body = json!({
+            "experiment_id": experiment,
+            "start_time": batch::milliseconds(run.started),
+            "run_name": name,
+            "tags": [tag(KEY, &key(run, generation)), tag(DIRECTORY, &run.id)],
+        });
+        Ok(state_of(&server.create(&body).await?, generation))
+    }
+
+    async fn set_status(
+        &self,
+        state: &State,
+        status: &str,
+        end: Option<i64>,
+    ) -> Result<(), Refusal> {
+        let mut body = json!({"run_id": state.run, "status": status});
+        if let Some(end) = end {
+            body["end_time"] = json!(end);
+        }
+        self.server()?.tell("runs/update", &body).await
+    }
+}
+
+impl Sink for Mlflow {
+    type State = State;
+
+    const NAME: &'static str = "mlflow";
+
+    const EVERY: Duration = Duration::from_secs(2);
+
+    const ROWS: usize = 200;
+
+    async fn open(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+        let environment = self.environment.clone();
+        let address = Address::of(&environment.unwrap_or_else(Environment::of_process));
+        let server = address.and_then(Server::new);
+        self.server = Some(server.map_err(|why| Refusal::Unauthorized { why })?);
+        let mut known = state.clone();
+        let mut is_there = false;
+        if !known.run.is_empty() {
+            match self.server()?.run(&known.run).await {
+                Ok(found) if !found.is_deleted() => is_there = true,
+                Ok(_) | Err(Refusal::Gone { .. }) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        if !is_there {
+            let generation = (!known.run.is_empty()).then_some(known.generation);
+            known = self.find_or_make(run, generation).await?;
+        }
+        self.set_status(&known, "RUNNING", None).await?;
+        self.describe(run, &mut known).await?;
+        self.anew = !is_there && !state.run.is_empty();
+        *state = known;
+        Ok(())
+    }
+
+    fn starts_anew(&self) -> bool {
+        self.anew
+    }
+
+    async fn send_metrics(
+        &mut self,
+        run: &RunInfo,
+        state: &mut State,
+        rows: &[Stamped],
+    ) -> Result<(), Refusal> {
+        let metrics: Vec<Metric> = rows.iter().flat_map(batch::of_row).collect();
+        self.note_names(state, &metrics).await?;
+        self.send(state, &metrics).await?;
+        for Stamped { row, .. } in rows {
+            for (name, value) in &row.values {
+                match value {
+                    Value::Text(text) => {
+                        let path = format!("text/{}/step-{:08}.txt", names::taken(name), row.step);
+                        self.store(state, &path, text.clone().into_bytes()).await?;
+                    }
+                    Value::File(path) => match picture::read(&run.dir, path) {
+                        Ok(file) => self.store(state, path, file).await?,
+                        Err(why) => self.lacks(state, path, &why).await?,
+                    },
+                    Value::Number(_) | Value::Histogram(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn send_system(
+        &mut self,
+        run: &RunInfo,
+        state: &mut State,
+        rows: &[Stamped],
+    ) -> Result<(), Refusal> {
+        let told = |row: &&Stamped| row.row.kind == Kind::System;
+        let metrics = rows.iter().filter(told);
+        let metrics: Vec<Metric> = metrics
+            .flat_map(|row| batch::of_system_row(run, row))
+            .collect();
+        self.note_names(state, &metrics).await?;
+        self.send(state, &metrics).await?;
+        let alert = rows.iter().rfind(|row| row.row.kind == Kind::Alert);
+        if let Some(alert) = alert {
+            let note = alert.row.note.as_deref().unwrap_or_default();
+            let tags = [tag("spd.alert", note)];
+            self.server()?.tag(&state.run, &tags).await?;
+        }
+        Ok(())
+    }
+
+    async fn skip(&mut self, _: &RunInfo, _: &mut State, _: &[Stamped]) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn roll_back(
+        &mut self,
+        run: &RunInfo,
+        state: &mut State,
+        to: RollBack,
+    ) -> Result<After, Refusal> {
+        if run.tracker.on_rollback == OnRollback::Keep {
+            return Ok(After::GoOn);
+        }
+        let mut next = self.find_or_make(run, Some(to.generation)).await?;
+        if next.run != state.run {
+            let server = self.server()?;
+            let old = async || {
+                let tags = [tag("superseded-by", &next.run)];
+                server.tag(&state.run, &tags).await?;
+                self.set_status(state, "KILLED", Some(now())).await
+            };
+            match old().await {
+                Ok(()) | Err(Refusal::Gone { .. }) => {}
+                Err(refusal) => return Err(refusal),
+            }
+            let tags = [tag("resumed-from", &state.run)];
+            server.tag(&next.run, &tags).await?;
+        }
+        self.set_status(&next, "RUNNING", None).await?;
+        self.describe(run, &mut next).await?;
+        *state = next;
+        Ok(After::FromStart)
+    }
+
+    async fn idle(&mut self, _: &RunInfo, _: &mut State) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn close(&mut self, run: &RunInfo, state: &mut State, end: End) -> Result<(), Refusal> {
+        self.store_if_there(run, state, "summary.json").await?;
+        let events = about::events(run);
+        if !events.is_empty() {
+            self.store(state, "events.log", events.into_bytes()).await?;
+        }
+        let status = match end.code {
+            0 => "FINISHED",
+            3 => "KILLED",
+            _ => "FAILED",
+        };
+        self.set_status(state, status, Some(now())).await
+    }
+}
+
+/// What a run is found by.
+fn key(run: &RunInfo, generation: u64) -> String {
+    match generation {
+        0 => run.id.clone(),
+        generation => format!("{}-r{generation}", run.id),
+    }
+}
+
+/// What is known of a run that was just found or made.
+fn state_of(found: &Run, generation: u64) -> State {
+    let path = found.info.artifact_uri.strip_prefix("mlflow-artifacts:");
+    // A server may be named before the path: that which is asked already.
+    let path = path.map(|path| match path.strip_prefix("//") {
+        Some(named) => named.split_once('/').map_or("", |(_, path)| path),
+        None => path,
+    });
+    State {
+        run: found.info.run_id.clone(),
+        generation,
+        files: path.map(|path| path.trim_matches('/').to_owned()),
+        ..State::default()
+    }
+}
+
+/// Milliseconds since 1970.
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    batch::milliseconds(since.unwrap_or_default().as_secs_f64())
+}

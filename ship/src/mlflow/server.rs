@@ -1,0 +1,264 @@
+//! Requests of MLflow's REST interface, and what its answers mean.
+
+use reqwest::{Client, Method, Url};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value as Json, json};
+
+use super::address::Address;
+use crate::http::{self, Answer};
+use crate::sink::Refusal;
+
+/// What all calls begin with.
+const CALLS: [&str; 3] = ["api", "2.0", "mlflow"];
+
+/// What all files that the server keeps begin with.
+const FILES: [&str; 4] = ["api", "2.0", "mlflow-artifacts", "artifacts"];
+
+/// What is said of a server that answers as none of MLflow does.
+const STRANGE: &str = "is MLFLOW_TRACKING_URI the address of an MLflow server?";
+
+/// A server.
+pub(super) struct Server {
+    client: Client,
+    address: Address,
+}
+
+/// A run, as the server has it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Run {
+    pub(super) info: Info,
+    #[serde(default)]
+    pub(super) data: Data,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Info {
+    pub(super) run_id: String,
+    #[serde(default)]
+    pub(super) artifact_uri: String,
+    #[serde(default)]
+    pub(super) lifecycle_stage: String,
+    #[serde(default)]
+    pub(super) status: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Data {
+    pub(super) tags: Vec<Tag>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Tag {
+    pub(super) key: String,
+    #[serde(default)]
+    pub(super) value: String,
+}
+
+impl Run {
+    /// Whether it was deleted.
+    pub(super) fn is_deleted(&self) -> bool {
+        self.info.lifecycle_stage == "deleted"
+    }
+
+    /// The value of a tag.
+    pub(super) fn tag(&self, key: &str) -> Option<&str> {
+        let found = self.data.tags.iter().find(|tag| tag.key == key)?;
+        Some(&found.value)
+    }
+}
+
+#[derive(Deserialize)]
+struct OneRun {
+    run: Run,
+}
+
+#[derive(Deserialize)]
+struct Runs {
+    #[serde(default)]
+    runs: Vec<Run>,
+}
+
+#[derive(Deserialize)]
+struct OneExperiment {
+    experiment: Experiment,
+}
+
+#[derive(Deserialize)]
+struct Experiment {
+    experiment_id: String,
+    #[serde(default)]
+    lifecycle_stage: String,
+}
+
+#[derive(Deserialize)]
+struct Created {
+    experiment_id: String,
+}
+
+impl Server {
+    pub(super) fn new(address: Address) -> Result<Self, String> {
+        Ok(Self {
+            client: http::client()?,
+            address,
+        })
+    }
+
+    /// The id of an experiment, which is made where there is none.
+    pub(super) async fn experiment(&self, name: &str) -> Result<String, Refusal> {
+        if let Some(id) = self.find_experiment(name).await? {
+            return Ok(id);
+        }
+        let body = json!({"name": name});
+        match self.post("experiments/create", &body).await {
+            Ok(Created { experiment_id }) => Ok(experiment_id),
+            // Another one made it in between.
+            Err(refusal) => self.find_experiment(name).await?.ok_or(refusal),
+        }
+    }
+
+    async fn find_experiment(&self, name: &str) -> Result<Option<String>, Refusal> {
+        let query = [("experiment_name", name)];
+        let found: Result<OneExperiment, _> = self.get("experiments/get-by-name", &query).await;
+        match found {
+            Ok(OneExperiment { experiment }) if experiment.lifecycle_stage == "deleted" => {
+                let why = format!(
+                    "the experiment {name:?} was deleted; restore it, or name another project"
+                );
+                Err(Refusal::Later { why, after: None })
+            }
+            Ok(OneExperiment { experiment }) => Ok(Some(experiment.experiment_id)),
+            Err(Refusal::Gone { .. }) => Ok(None),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// The runs of an experiment, not those that were deleted, whose tag has a value.
+    pub(super) async fn runs_by_tag(
+        &self,
+        experiment: &str,
+        key: &str,
+        value: &str,
+    ) -> Result<Vec<Run>, Refusal> {
+        let body = json!({
+            "experiment_ids": [experiment],
+            "filter": format!("tags.`{key}` = '{value}'"),
+            "max_results": 100,
+        });
+        let found: Runs = self.post("runs/search", &body).await?;
+        Ok(found.runs)
+    }
+
+    /// A run by its id, or that it is gone.
+    pub(super) async fn run(&self, id: &str) -> Result<Run, Refusal> {
+        let found: OneRun = self.get("runs/get", &[("run_id", id)]).await?;
+        Ok(found.run)
+    }
+
+    /// Makes a run.
+    pub(super) async fn create(&self, body: &Json) -> Result<Run, Refusal> {
+        let found: OneRun = self.post("runs/create", body).await?;
+        Ok(found.run)
+    }
+
+    /// Sends what needs no answer.
+    pub(super) async fn tell(&self, call: &str, body: &Json) -> Result<(), Refusal> {
+        let _: Json = self.post(call, body).await?;
+        Ok(())
+    }
+
+    /// Gives a run tags, at most 100.
+    pub(super) async fn tag(&self, run: &str, tags: &[Json]) -> Result<(), Refusal> {
+        let body = json!({"run_id": run, "tags": tags});
+        self.tell("runs/log-batch", &body).await
+    }
+
+    /// Stores a file, in place of an older one.
+    pub(super) async fn put(&self, path: &str, bytes: Vec<u8>) -> Result<(), Refusal> {
+        let at = self.address.at(FILES.into_iter().chain(path.split('/')));
+        let request = self.client.request(Method::PUT, at).body(bytes);
+        let request = request.header("content-type", "application/octet-stream");
+        let answer = http::answer(self.address.signed(request)).await?;
+        match answer.status.as_u16() {
+            _ if answer.status.is_success() => Ok(()),
+            // It keeps no files, or not this one.
+            404 | 405 | 413 | 501 => Err(Refusal::Invalid { why: answer.why() }),
+            _ => Err(refusal(&answer)),
+        }
+    }
+
+    async fn get<T: DeserializeOwned>(
+        &self,
+        call: &str,
+        query: &[(&str, &str)],
+    ) -> Result<T, Refusal> {
+        let mut at = self.call(call);
+        at.query_pairs_mut().extend_pairs(query);
+        let request = self.client.get(at);
+        read(&http::answer(self.address.signed(request)).await?)
+    }
+
+    async fn post<T: DeserializeOwned>(&self, call: &str, body: &Json) -> Result<T, Refusal> {
+        let request = self.client.post(self.call(call)).json(body);
+        read(&http::answer(self.address.signed(request)).await?)
+    }
+
+    fn call(&self, call: &str) -> Url {
+        let path = CALLS.into_iter().chain(call.split('/'));
+        self.address.at(path)
+    }
+}
+
+fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, Refusal> {
+    if !answer.status.is_success() {
+        return Err(refusal(answer));
+    }
+    // Some servers answer a call that needs no answer with nothing.
+    let body: &[u8] = if answer.body.is_empty() {
+        b"null"
+    } else {
+        &answer.body
+    };
+    serde_json::from_slice(body).map_err(|_| Refusal::Later {
+        why: format!("{}; {STRANGE}", answer.why()),
+        after: None,
+    })
+}
+
+/// What an answer means: by its `error_code` where it has one, since servers and the proxies before them share statuses.
+fn refusal(answer: &Answer) -> Refusal {
+    #[derive(Deserialize)]
+    struct Error {
+        error_code: String,
+        #[serde(default)]
+        message: String,
+    }
+    let why = answer.why();
+    let Ok(Error {
+        error_code,
+        message,
+    }) = serde_json::from_slice(&answer.body)
+    else {
+        return match answer.refusal() {
+            Refusal::Gone { why } => Refusal::Later {
+                why: format!("{why}; {STRANGE}"),
+                after: None,
+            },
+            refusal => refusal,
+        };
+    };
+    match error_code.as_str() {
+        "RESOURCE_DOES_NOT_EXIST" => Refusal::Gone { why },
+        "INVALID_PARAMETER_VALUE" if message.contains("must be in the 'active' state") => {
+            Refusal::Gone { why }
+        }
+        "INVALID_PARAMETER_VALUE" => Refusal::Invalid { why },
+        "PERMISSION_DENIED" | "UNAUTHENTICATED" | "UNAUTHORIZED" => Refusal::Unauthorized { why },
+        "ENDPOINT_NOT_FOUND" | "NOT_FOUND" => Refusal::Later {
+            why: format!("{why}; {STRANGE}"),
+            after: None,
+        },
+        _ => answer.refusal(),
+    }
+}

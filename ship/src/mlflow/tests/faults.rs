@@ -1,0 +1,239 @@
+//! What a server that fails is told again, and what is made of its refusals.
+
+use super::fake::{Fake, Fault};
+use super::*;
+
+fn error(code: &str, message: &str) -> String {
+    serde_json::json!({"error_code": code, "message": message}).to_string()
+}
+
+#[test]
+fn refusals_say_what_is_to_be_done() {
+    let fake = Fake::new();
+    let mut scratch = Scratch::new(&fake.uri);
+    scratch.open().unwrap();
+    let invalid = error("INVALID_PARAMETER_VALUE", "no name");
+    let inactive = error("INVALID_PARAMETER_VALUE", "must be in the 'active' state");
+    let gone = error("RESOURCE_DOES_NOT_EXIST", "no run");
+    for (status, text, expected) in [
+        (400, invalid.as_str(), "Invalid"),
+        (400, &inactive, "Gone"),
+        (404, &gone, "Gone"),
+        (404, "<html>nginx</html>", "Later"),
+        (404, &error("ENDPOINT_NOT_FOUND", ""), "Later"),
+        (401, "who?", "Unauthorized"),
+        (
+            403,
+            "Invalid Host header - possible DNS rebinding attack detected",
+            "Unauthorized",
+        ),
+        (403, &error("PERMISSION_DENIED", ""), "Unauthorized"),
+        (413, "", "TooLarge"),
+        (429, &error("REQUEST_LIMIT_EXCEEDED", ""), "Later"),
+        (500, &error("INTERNAL_ERROR", ""), "Later"),
+        (302, "", "Later"),
+        (200, "<html>please log in</html>", "Later"),
+    ] {
+        fake.fail("log-batch", Fault::Answer(status, text.to_owned()));
+        let found = scratch.send(&losses(0..1)).unwrap_err();
+        let found = format!("{found:?}");
+        assert!(found.starts_with(expected), "{status} {text}: {found}");
+    }
+    scratch.send(&losses(0..1)).unwrap();
+}
+
+#[test]
+fn a_lost_answer_adds_nothing() {
+    let fake = Fake::new();
+    let mut scratch = Scratch::new(&fake.uri);
+    // That it is there already is found out at once.
+    fake.fail("experiments/create", Fault::LostAnswer);
+    for call in ["runs/create", "log-batch", "config.json"] {
+        fake.fail(call, Fault::LostAnswer);
+        let found = scratch.open();
+        assert!(
+            matches!(found, Err(Refusal::Later { .. })),
+            "{call}: {found:?}"
+        );
+    }
+    scratch.open().unwrap();
+    for _ in 0..3 {
+        fake.fail("log-batch", Fault::LostAnswer);
+        let found = scratch.send(&losses(0..5));
+        assert!(matches!(found, Err(Refusal::Later { .. })), "{found:?}");
+    }
+    scratch.send(&losses(0..5)).unwrap();
+    let kept = fake.kept();
+    assert_eq!((kept.experiments.len(), kept.runs.len()), (1, 1));
+    assert_eq!(kept.runs["run0"].history("loss"), counted(0..5));
+}
+
+#[test]
+fn the_right_token_opens_what_a_wrong_one_did_not() {
+    let fake = Fake::new();
+    fake.kept().wanted = Some("Bearer right-secret".to_owned());
+    let mut scratch = Scratch::new(&fake.uri);
+    scratch
+        .variables
+        .push(("MLFLOW_TRACKING_TOKEN", "wrong-secret".to_owned()));
+    scratch.restart();
+    let Err(Refusal::Unauthorized { why }) = scratch.open() else {
+        panic!("the token is wrong");
+    };
+    assert!(
+        why.contains("answers 401") && !why.contains("secret"),
+        "{why}"
+    );
+    scratch.variables[1].1 = "right-secret".to_owned();
+    scratch.restart();
+    scratch.open().unwrap();
+    scratch.send(&losses(0..2)).unwrap();
+    let state = serde_json::to_string(&scratch.state).unwrap();
+    assert!(!state.contains("secret"), "{state}");
+    fake.kept().wanted = Some("Bearer another".to_owned());
+    let found = scratch.send(&losses(2..3));
+    assert!(
+        matches!(found, Err(Refusal::Unauthorized { .. })),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn what_is_no_server_is_told_at_once() {
+    let mut scratch = Scratch::new("sqlite:///mlflow.db");
+    let Err(Refusal::Unauthorized { why }) = scratch.open() else {
+        panic!("it is a database");
+    };
+    assert!(
+        why.starts_with("MLFLOW_TRACKING_URI is no http address; "),
+        "{why}"
+    );
+    // Nobody listens at port 1.
+    scratch.variables[0].1 = "http://127.0.0.1:1".to_owned();
+    scratch.restart();
+    let Err(Refusal::Later { why, .. }) = scratch.open() else {
+        panic!("there is no server");
+    };
+    assert!(why.starts_with("http://127.0.0.1:1: "), "{why}");
+}
+
+#[test]
+fn a_run_that_was_deleted_is_made_anew() {
+    let fake = Fake::new();
+    let mut scratch = Scratch::new(&fake.uri);
+    scratch.open().unwrap();
+    assert!(!scratch.sink.starts_anew());
+    scratch.send(&losses(0..5)).unwrap();
+    fake.kept().runs.get_mut("run0").unwrap().deleted = true;
+    let found = scratch.send(&losses(5..6));
+    assert!(matches!(found, Err(Refusal::Gone { .. })), "{found:?}");
+    // An answer that is lost in between changes nothing of that.
+    fake.fail("config.json", Fault::LostAnswer);
+    scratch.open().unwrap_err();
+    scratch.open().unwrap();
+    assert!(scratch.sink.starts_anew());
+    assert_eq!(scratch.state.run, "run1");
+    scratch.send(&losses(0..6)).unwrap();
+    assert_eq!(fake.kept().runs["run1"].history("loss"), counted(0..6));
+    scratch.open().unwrap();
+    assert!(!scratch.sink.starts_anew());
+}
+
+#[test]
+fn a_lost_cursor_finds_the_last_run() {
+    let fake = Fake::new();
+    let mut scratch = Scratch::new(&fake.uri);
+    scratch.open().unwrap();
+    assert_eq!(scratch.roll_back(2).unwrap(), After::FromStart);
+    assert_eq!(scratch.roll_back(10).unwrap(), After::FromStart);
+    let state = std::mem::take(&mut scratch.state);
+    scratch.restart();
+    scratch.open().unwrap();
+    assert_eq!(
+        (&scratch.state.run, scratch.state.generation),
+        (&state.run, 10)
+    );
+    assert_eq!(fake.kept().runs.len(), 3);
+}
+
+#[test]
+fn a_roll_back_that_is_made_twice_makes_one_run() {
+    let fake = Fake::new();
+    let mut scratch = Scratch::new(&fake.uri);
+    scratch.open().unwrap();
+    fake.fail("runs/create", Fault::LostAnswer);
+    scratch.roll_back(1).unwrap_err();
+    let state = scratch.state.clone();
+    scratch.roll_back(1).unwrap();
+    scratch.state = state;
+    scratch.roll_back(1).unwrap();
+    {
+        let kept = fake.kept();
+        let of = |run: &str, tag: &str| kept.runs[run].tags.get(tag).cloned();
+        assert_eq!(kept.runs.len(), 2);
+        assert_eq!(of("run0", "superseded-by").as_deref(), Some("run1"));
+        assert_eq!(of("run1", "resumed-from").as_deref(), Some("run0"));
+        assert_eq!(kept.runs["run0"].status, "KILLED");
+    }
+    // The old one may be gone.
+    fake.kept().runs.get_mut("run1").unwrap().deleted = true;
+    assert_eq!(scratch.roll_back(2).unwrap(), After::FromStart);
+    assert_eq!(scratch.state.run, "run2");
+}
+
+#[test]
+fn rows_are_kept_where_that_is_wanted() {
+    let fake = Fake::new();
+    let mut scratch = Scratch::new(&fake.uri);
+    scratch.info.tracker.on_rollback = OnRollback::Keep;
+    scratch.open().unwrap();
+    assert_eq!(scratch.roll_back(1).unwrap(), After::GoOn);
+    assert_eq!(fake.kept().runs.len(), 1);
+}
+
+#[test]
+fn parameters_that_changed_hold_nothing_up() {
+    let fake = Fake::new();
+    let mut scratch = Scratch::new(&fake.uri);
+    scratch.info.config = serde_json::json!({"a": 1, "steps": 10});
+    fake.fail("config.json", Fault::LostAnswer);
+    scratch.open().unwrap_err();
+    scratch.info.config = serde_json::json!({"steps": 20, "b": 2});
+    scratch.open().unwrap();
+    let kept = fake.kept();
+    let parameters = &kept.runs["run0"].parameters;
+    let found: Vec<_> = parameters
+        .iter()
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+        .collect();
+    assert_eq!(found, [("a", "1"), ("b", "2"), ("steps", "10")]);
+    let config = String::from_utf8(kept.files["run0/config.json"].clone()).unwrap();
+    assert!(config.contains("\"steps\": 20"), "{config}");
+}
+
+#[test]
+fn a_file_that_is_not_taken_holds_nothing_up() {
+    let fake = Fake::new();
+    let mut scratch = Scratch::new(&fake.uri);
+    scratch.open().unwrap();
+    spd_files::atomic::write_file(&scratch.path().join("a.svg"), &[b"<svg/>"]).unwrap();
+    let figure = |path: &str| {
+        let row = row(0).with("figure", Value::File(path.to_owned()));
+        [stamped(row)]
+    };
+    let told = |fake: &Fake| fake.kept().runs["run0"].tags["spd.not-stored"].clone();
+    fake.fail("a.svg", Fault::Answer(413, String::new()));
+    scratch.send(&figure("a.svg")).unwrap();
+    assert!(told(&fake).starts_with("a.svg: "), "{}", told(&fake));
+    scratch.send(&figure("b.svg")).unwrap();
+    assert!(told(&fake).starts_with("b.svg: "), "{}", told(&fake));
+    scratch.send(&figure("../a.svg")).unwrap();
+    assert_eq!(told(&fake), "../a.svg: no file of the run directory");
+    fake.fail("a.svg", Fault::Answer(503, String::new()));
+    let found = scratch.send(&figure("a.svg"));
+    assert!(matches!(found, Err(Refusal::Later { .. })), "{found:?}");
+    scratch.send(&figure("a.svg")).unwrap();
+    let kept = fake.kept();
+    assert_eq!(kept.files["run0/a.svg"], b"<svg/>");
+    assert_eq!(kept.runs["run0"].history("loss"), counted(0..1));
+}

@@ -1,0 +1,111 @@
+//! Against a server of a test's own, which fails as it is told to, and against a real one.
+
+mod fake;
+mod faults;
+mod real;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+use spd_tracker::Row;
+use tempfile::TempDir;
+
+use super::*;
+
+/// The time of step 0.
+const BEGUN: f64 = 1_795_000_000.0;
+
+/// A run directory, and a sink with what its driver has written down.
+struct Scratch {
+    dir: TempDir,
+    sink: Mlflow,
+    state: State,
+    info: RunInfo,
+    variables: Vec<(&'static str, String)>,
+}
+
+impl Scratch {
+    fn new(uri: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut info = crate::run::tests::run(dir.path());
+        info.id = dir.path().file_name().unwrap().to_str().unwrap()[4..].to_owned();
+        info.tracker.project = Some("toys".to_owned());
+        let mut scratch = Self {
+            dir,
+            sink: Mlflow::default(),
+            state: State::default(),
+            info,
+            variables: vec![("MLFLOW_TRACKING_URI", uri.to_owned())],
+        };
+        scratch.restart();
+        scratch
+    }
+
+    /// A new process, which knows what was written down.
+    fn restart(&mut self) {
+        let state = serde_json::to_string(&self.state).unwrap();
+        self.state = serde_json::from_str(&state).unwrap();
+        let variables = self.variables.iter();
+        let variables: Vec<_> = variables
+            .map(|(key, value)| (*key, value.as_str()))
+            .collect();
+        self.sink = Mlflow {
+            environment: Some(Environment::of(&variables, None)),
+            ..Mlflow::default()
+        };
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn open(&mut self) -> Result<(), Refusal> {
+        wait(self.sink.open(&self.info, &mut self.state))
+    }
+
+    fn send(&mut self, rows: &[Stamped]) -> Result<(), Refusal> {
+        wait(self.sink.send_metrics(&self.info, &mut self.state, rows))
+    }
+
+    fn system(&mut self, rows: &[Stamped]) -> Result<(), Refusal> {
+        wait(self.sink.send_system(&self.info, &mut self.state, rows))
+    }
+
+    fn roll_back(&mut self, generation: u64) -> Result<After, Refusal> {
+        let to = RollBack {
+            generation,
+            rows: 0,
+            step: 0,
+        };
+        wait(self.sink.roll_back(&self.info, &mut self.state, to))
+    }
+
+    fn close(&mut self, code: u8) -> Result<(), Refusal> {
+        wait(self.sink.close(&self.info, &mut self.state, End { code }))
+    }
+}
+
+fn wait<T>(future: impl Future<Output = T>) -> T {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.enable_all().build().unwrap().block_on(future)
+}
+
+fn row(step: u32) -> Row {
+    Row::new(step.into(), Kind::Train).with("loss", f64::from(step))
+}
+
+fn stamped(row: Row) -> Stamped {
+    let time = BEGUN + f64::from(u32::try_from(row.step).unwrap());
+    Stamped { row, time }
+}
+
+fn losses(steps: std::ops::Range<u32>) -> Vec<Stamped> {
+    steps.map(|step| stamped(row(step))).collect()
+}
+
+/// Steps and values of that many losses.
+fn counted(steps: std::ops::Range<u32>) -> Vec<(u64, String)> {
+    let counted = steps.map(|step| (step.into(), format!("{step}.0")));
+    counted.collect()
+}
