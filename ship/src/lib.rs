@@ -5,10 +5,11 @@
 //!                                              RUN/sinks/NAME.json      (what was sent)
 //! ```
 //!
-//! Reading order: `run`, `sink`, `http`, `credentials`, `driver`, `picture`, `system_row`, then a folder for each sink.
+//! Reading order: `run`, `sink`, `http`, `credentials`, `driver`, `picture`, `system_row`, then a folder for each sink, and `machine`, which measures.
 
 mod credentials;
 mod http;
+pub mod machine;
 mod mlflow;
 mod picture;
 mod run;
