@@ -49,6 +49,8 @@ pub(crate) struct State {
     files: Option<String>,
     /// Whether it has its parameters.
     has_parameters: bool,
+    /// The time of the last row, in milliseconds since 1970: what is sent later did not happen later.
+    last: Option<i64>,
     /// Names that the server does not take, by what they are there.
     names: BTreeMap<String, String>,
 }
@@ -278,6 +280,7 @@ impl Sink for Mlflow {
                 }
             }
         }
+        note_time(state, rows);
         Ok(())
     }
 
@@ -300,6 +303,7 @@ impl Sink for Mlflow {
             let tags = [tag("spd.alert", note)];
             self.server()?.tag(&state.run, &tags).await?;
         }
+        note_time(state, rows);
         Ok(())
     }
 
@@ -322,7 +326,7 @@ impl Sink for Mlflow {
             let old = async || {
                 let tags = [tag("superseded-by", &next.run)];
                 server.tag(&state.run, &tags).await?;
-                self.set_status(state, "KILLED", Some(now())).await
+                self.set_status(state, "KILLED", Some(end_of(state))).await
             };
             match old().await {
                 Ok(()) | Err(Refusal::Gone { .. }) => {}
@@ -352,7 +356,7 @@ impl Sink for Mlflow {
             3 => "KILLED",
             _ => "FAILED",
         };
-        self.set_status(state, status, Some(now())).await
+        self.set_status(state, status, Some(end_of(state))).await
     }
 }
 
@@ -380,8 +384,16 @@ fn state_of(found: &Run, generation: u64) -> State {
     }
 }
 
-/// Milliseconds since 1970.
-fn now() -> i64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    batch::milliseconds(since.unwrap_or_default().as_secs_f64())
+/// When what was sent ended, in milliseconds since 1970.
+fn end_of(state: &State) -> i64 {
+    state.last.unwrap_or_else(|| {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        batch::milliseconds(since.unwrap_or_default().as_secs_f64())
+    })
+}
+
+/// Notes the time of rows that were sent.
+fn note_time(state: &mut State, rows: &[Stamped]) {
+    let last = rows.iter().map(|row| batch::milliseconds(row.time)).max();
+    state.last = state.last.max(last);
 }

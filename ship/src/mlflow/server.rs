@@ -110,7 +110,9 @@ impl Server {
         if let Some(id) = self.find_experiment(name).await? {
             return Ok(id);
         }
-        let body = json!({"name": name});
+        // Otherwise the page shows what is there for language models first.
+        let kind = json!({"key": "mlflow.experimentKind", "value": "custom_model_development"});
+        let body = json!({"name": name, "tags": [kind]});
         match self.post("experiments/create", &body).await {
             Ok(Created { experiment_id }) => Ok(experiment_id),
             // Another one made it in between.

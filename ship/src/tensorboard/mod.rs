@@ -6,6 +6,8 @@
 mod event;
 mod segment;
 #[cfg(test)]
+mod stories;
+#[cfg(test)]
 mod tests;
 
 use std::time::Duration;

@@ -30,6 +30,18 @@ pub(crate) struct Written {
     next: u64,
 }
 
+#[cfg(test)]
+impl Written {
+    /// Bytes of a file that were written.
+    pub(super) fn kept_of(&self, path: &Path) -> u64 {
+        if path.ends_with(&self.file) {
+            self.bytes
+        } else {
+            0
+        }
+    }
+}
+
 /// The files of a directory.
 #[derive(Debug)]
 pub(super) struct Segment {
@@ -74,15 +86,30 @@ impl Segment {
             return Err(Refusal::Gone { why });
         }
         // No cursor knows of these, so that their rows come again.
-        let unknown: Vec<_> = names.iter().filter(|name| **name > written.file).collect();
-        for name in &unknown {
+        let unknown = names.iter().filter(|name| **name > written.file);
+        let unknown: Vec<String> = unknown.cloned().collect();
+        let is_first = last.is_none();
+        let file = if is_first {
+            None
+        } else {
+            self.reopen(written)?
+        };
+        if let Some(file) = file.filter(|_| unknown.is_empty()) {
+            self.file = Some(file);
+            return Ok(false);
+        }
+        // The new one first, so that its name comes after theirs: who reads one of them goes on to it.
+        let next = written.next;
+        self.begin(written, next)?;
+        for name in unknown {
             let removed = atomic::remove(&self.dir.join(name));
             removed.map_err(|found| self.later(&found))?;
         }
-        if last.is_none() {
-            self.begin(written, 0)?;
-            return Ok(true);
-        }
+        Ok(is_first)
+    }
+
+    /// The last file, if it ends where it was left; what it has more is cut.
+    fn reopen(&self, written: &Written) -> Result<Option<File>, Refusal> {
         let path = self.dir.join(&written.file);
         let mut options = OpenOptions::new();
         options.read(true).append(true);
@@ -93,18 +120,13 @@ impl Segment {
             let why = format!("{path} has {found} bytes, {bytes} were written");
             return Err(Refusal::Gone { why });
         }
-        if found > written.bytes {
-            // In place: whoever reads it now is not left behind with a file that has no name.
-            file.set_len(written.bytes)
-                .map_err(|found| self.later(&found))?;
+        if found == written.bytes {
+            return Ok(Some(file));
         }
-        if found > written.bytes || !unknown.is_empty() {
-            let next = written.next;
-            self.begin(written, next)?;
-        } else {
-            self.file = Some(file);
-        }
-        Ok(false)
+        // In place: whoever reads it now is not left behind with a file that has no name.
+        let cut = file.set_len(written.bytes);
+        cut.map_err(|found| self.later(&found))?;
+        Ok(None)
     }
 
     /// Begins a new file: what older ones say of `step` and later ones does not hold.

@@ -19,37 +19,37 @@ use super::event::{Event, Held};
 use super::*;
 
 /// A run directory, and a sink with what its driver has written down.
-struct Scratch {
-    dir: TempDir,
-    sink: TensorBoard,
-    state: State,
+pub(super) struct Scratch {
+    pub(super) dir: TempDir,
+    pub(super) sink: TensorBoard,
+    pub(super) state: State,
 }
 
 impl Scratch {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (sink, state) = (TensorBoard::default(), State::default());
         Self { dir, sink, state }
     }
 
-    fn run(&self) -> RunInfo {
+    pub(super) fn run(&self) -> RunInfo {
         crate::run::tests::run(self.dir.path())
     }
 
     /// A new process, which knows what was written down.
-    fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         let state = serde_json::to_string(&self.state).unwrap();
         self.state = serde_json::from_str(&state).unwrap();
         self.sink = TensorBoard::default();
         self.open().unwrap();
     }
 
-    fn open(&mut self) -> Result<(), Refusal> {
+    pub(super) fn open(&mut self) -> Result<(), Refusal> {
         let run = self.run();
         wait(self.sink.open(&run, &mut self.state))
     }
 
-    fn send(&mut self, rows: &[Stamped]) {
+    pub(super) fn send(&mut self, rows: &[Stamped]) {
         let run = self.run();
         wait(self.sink.send_metrics(&run, &mut self.state, rows)).unwrap();
     }
@@ -66,7 +66,7 @@ impl Scratch {
         wait(self.sink.send_system(&run, &mut self.state, rows)).unwrap();
     }
 
-    fn roll_back(&mut self, step: u64) {
+    pub(super) fn roll_back(&mut self, step: u64) {
         let to = RollBack {
             generation: 1,
             rows: step,
@@ -77,7 +77,7 @@ impl Scratch {
         assert_eq!(after, After::GoOn);
     }
 
-    fn files(&self, below: &str) -> Vec<std::path::PathBuf> {
+    pub(super) fn files(&self, below: &str) -> Vec<std::path::PathBuf> {
         let dir = self.dir.path().join(below);
         let names = atomic::names(&dir).unwrap();
         let names = names.iter().filter(|name| *name != "system");
@@ -91,7 +91,7 @@ impl Scratch {
     }
 
     /// Steps and values of `loss` as a reader of all files has them: what a start supersedes is gone.
-    fn loss(&self) -> Vec<(i64, f32)> {
+    pub(super) fn loss(&self) -> Vec<(i64, f32)> {
         let mut found: Vec<(i64, f32)> = Vec::new();
         for event in self.events("tensorboard").into_iter().flatten() {
             if event.session_log.is_some() {
@@ -107,7 +107,7 @@ impl Scratch {
     }
 }
 
-fn wait<T>(future: impl Future<Output = T>) -> T {
+pub(super) fn wait<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     runtime.unwrap().block_on(future)
 }

@@ -236,6 +236,7 @@ fn a_real_server_has_every_row_once() {
     scratch.close(0).unwrap();
     let found = mine.run(&run);
     assert_eq!(found["info"]["status"], "FINISHED");
+    assert_eq!(found["info"]["end_time"], 1_795_001_200_000_i64);
     assert_eq!(found["info"]["run_name"], "toy");
     assert_eq!(found["data"]["params"].as_array().unwrap().len(), 252);
     let tags = &found["data"]["tags"];
