@@ -7,8 +7,6 @@
 //!
 //! Reading order: `run`, `sink`, `http`, `credentials`, `driver`, `picture`, `system_row`, then a folder for each sink, and `machine`, which measures.
 
-#[cfg(test)]
-mod adhoc;
 mod credentials;
 mod http;
 pub mod machine;
