@@ -3,6 +3,7 @@
 mod fake;
 mod faults;
 mod real;
+mod stories;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,0 +1,168 @@
+//! Runs that end at any moment and go back to any step, beside a server that loses answers, fails and loses runs.
+
+use spd_files::mutation::{Dice, rounds};
+
+use super::fake::{Fake, Fault};
+use super::*;
+
+/// A run and the driver of a sink.
+struct Story {
+    fake: Fake,
+    scratch: Scratch,
+    dice: Dice,
+    /// The rows that hold, and the times at which they were made. No two have the same value.
+    rows: Vec<Stamped>,
+    values: u32,
+    step: u64,
+    /// Rows that were sent, as it was written down.
+    sent: usize,
+    /// Rows that may have been sent: this is written down before they are.
+    tried: usize,
+    starts: u64,
+}
+
+impl Story {
+    fn train(&mut self) {
+        for _ in 0..=self.dice.below(5) {
+            self.values += 1;
+            let row = Row::new(self.step, Kind::Train).with("loss", f64::from(self.values));
+            let time = BEGUN + f64::from(self.values);
+            self.rows.push(Stamped { row, time });
+            self.step += 1 + self.dice.below(3) as u64;
+        }
+    }
+
+    /// Something goes wrong at one of the next requests.
+    fn fail(&mut self) {
+        let calls = [
+            "log-batch",
+            "runs/create",
+            "runs/get",
+            "runs/search",
+            "runs/update",
+            "config.json",
+        ];
+        let call = *self.dice.one(&calls);
+        let fault = match self.dice.below(3) {
+            0 => Fault::Answer(503, String::new()),
+            1 => Fault::Answer(429, String::new()),
+            _ => Fault::LostAnswer,
+        };
+        self.fake.fail(call, fault);
+    }
+
+    /// Calls `open` until it is done, as after an end.
+    fn open(&mut self) {
+        self.scratch.restart();
+        let mut tries = 0;
+        while let Err(found) = self.scratch.open() {
+            assert!(matches!(found, Refusal::Later { .. }), "{found:?}");
+            tries += 1;
+            assert!(tries < 100, "{found:?}");
+        }
+        if self.scratch.sink.starts_anew() {
+            (self.sent, self.tried) = (0, 0);
+        }
+    }
+
+    fn send(&mut self) {
+        let more = 1 + self.dice.below(6);
+        let end = self.rows.len().min(self.sent + more);
+        self.tried = self.tried.max(end);
+        let rows = self.rows[self.sent..end].to_vec();
+        let state = self.scratch.state.clone();
+        match self.scratch.send(&rows) {
+            // It ends before that is written down.
+            Ok(()) if self.dice.below(5) == 0 => {
+                self.scratch.state = state;
+                self.open();
+            }
+            Ok(()) => self.sent = end,
+            Err(Refusal::Later { .. }) => {}
+            Err(Refusal::Gone { .. }) => self.open(),
+            Err(found) => panic!("{found:?}"),
+        }
+    }
+
+    fn go_back(&mut self) {
+        self.starts += 1;
+        let kept = self.dice.below(self.rows.len() + 1);
+        let Some(row) = self.rows.get(kept) else {
+            return;
+        };
+        self.step = row.row.step;
+        self.rows.truncate(kept);
+        let mut tries = 0;
+        // Not only where more were acknowledged: those whose answer was lost are there too.
+        while self.tried > kept {
+            tries += 1;
+            assert!(tries < 100);
+            let state = self.scratch.state.clone();
+            match self.scratch.roll_back(self.starts) {
+                Ok(After::FromStart) if self.dice.below(4) == 0 => {
+                    self.scratch.state = state;
+                    self.open();
+                }
+                Ok(After::FromStart) => (self.sent, self.tried) = (0, 0),
+                Err(Refusal::Later { .. }) => {}
+                found => panic!("{found:?}"),
+            }
+        }
+    }
+
+    fn delete(&mut self) {
+        let mut kept = self.fake.kept();
+        if let Some(run) = kept.runs.get_mut(&self.scratch.state.run) {
+            run.deleted = true;
+        }
+    }
+}
+
+#[test]
+fn every_row_is_there_once_whatever_fails() {
+    for seed in rounds(40) {
+        let fake = Fake::new();
+        let scratch = Scratch::new(&fake.uri);
+        let mut story = Story {
+            fake,
+            scratch,
+            dice: Dice::new(seed),
+            rows: Vec::new(),
+            values: 0,
+            step: 0,
+            sent: 0,
+            tried: 0,
+            starts: 0,
+        };
+        story.open();
+        for _ in 0..30 {
+            match story.dice.below(12) {
+                0..3 => story.train(),
+                3..6 => story.send(),
+                6..9 => story.fail(),
+                9 => story.go_back(),
+                10 => story.open(),
+                _ if story.dice.below(4) == 0 => story.delete(),
+                _ => {}
+            }
+        }
+        let mut tries = 0;
+        while story.sent < story.rows.len() {
+            story.send();
+            tries += 1;
+            assert!(tries < 1000, "seed {seed}");
+        }
+        let rows = story.rows.iter().map(|row| {
+            let value = row.row.number("loss").unwrap();
+            (row.row.step, format!("{value:?}"))
+        });
+        let rows: Vec<(u64, String)> = rows.collect();
+        let kept = story.fake.kept();
+        let run = kept.runs.get(&story.scratch.state.run);
+        let mut found = run.map(|run| run.history("loss")).unwrap_or_default();
+        found.sort();
+        let mut expected = rows;
+        expected.sort();
+        assert_eq!(found, expected, "seed {seed}");
+    }
+}
