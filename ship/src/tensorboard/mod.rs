@@ -26,6 +26,9 @@ const DIR: &str = "tensorboard";
 /// The one of rows that no roll-back touches, below it.
 const SYSTEM: &str = "system";
 
+/// Bytes that wait to be written: pictures are large.
+const MOST_WAITING: usize = 4 << 20;
+
 /// What was written of both kinds of rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -56,6 +59,27 @@ impl TensorBoard {
                 metrics: Segment::new(dir, &run.host),
             }
         })
+    }
+
+    fn write_rows(
+        &mut self,
+        run: &RunInfo,
+        written: &mut Written,
+        rows: &[Stamped],
+    ) -> Result<(), Refusal> {
+        let segment = &mut self.files(run).metrics;
+        let (mut records, mut next) = (Vec::new(), 0);
+        for Stamped { row, time } in rows {
+            let values = row.values.iter();
+            let values = values.filter_map(|(name, value)| event::tagged(run, name, value));
+            records.extend(event::values(*time, row.step, values.collect()));
+            next = next.max(row.step + 1);
+            if records.len() > MOST_WAITING {
+                segment.append(written, &records, next)?;
+                records.clear();
+            }
+        }
+        segment.append(written, &records, next)
     }
 
     fn open_files(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
@@ -101,15 +125,13 @@ impl Sink for TensorBoard {
         state: &mut State,
         rows: &[Stamped],
     ) -> Result<(), Refusal> {
-        let mut records = Vec::new();
-        for Stamped { row, time } in rows {
-            let values = row.values.iter();
-            let values = values.filter_map(|(name, value)| event::tagged(run, name, value));
-            records.extend(event::values(*time, row.step, values.collect()));
+        let before = state.metrics.clone();
+        let written = self.write_rows(run, &mut state.metrics, rows);
+        if written.is_err() {
+            // The same rows come again, so that those of them that are written are cut.
+            state.metrics = before;
         }
-        let next = rows.iter().map(|row| row.row.step + 1).max().unwrap_or(0);
-        let files = self.files(run);
-        files.metrics.append(&mut state.metrics, &records, next)
+        written
     }
 
     async fn send_system(
