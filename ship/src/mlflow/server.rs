@@ -39,8 +39,6 @@ pub(super) struct Info {
     pub(super) artifact_uri: String,
     #[serde(default)]
     pub(super) lifecycle_stage: String,
-    #[serde(default)]
-    pub(super) status: String,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -50,6 +50,8 @@ pub(super) struct Segment {
     host: String,
     /// The last file, as long as it is known to end where it should.
     file: Option<File>,
+    /// A file whose head did not fit on the disk: the next one to begin, so that there is one of these at most.
+    empty: Option<String>,
 }
 
 impl Segment {
@@ -65,6 +67,7 @@ impl Segment {
             dir,
             host: host.collect(),
             file: None,
+            empty: None,
         }
     }
 
@@ -101,7 +104,7 @@ impl Segment {
         // The new one first, so that its name comes after theirs: who reads one of them goes on to it.
         let next = written.next;
         self.begin(written, next)?;
-        for name in unknown {
+        for name in unknown.iter().filter(|name| **name != written.file) {
             let removed = atomic::remove(&self.dir.join(name));
             removed.map_err(|found| self.later(&found))?;
         }
@@ -168,8 +171,29 @@ impl Segment {
         Ok(())
     }
 
-    fn create(&self, time: f64, head: &[u8]) -> io::Result<(String, File)> {
+    fn create(&mut self, time: f64, head: &[u8]) -> io::Result<(String, File)> {
         std::fs::create_dir_all(&self.dir)?;
+        let mut options = OpenOptions::new();
+        options.append(true);
+        let name = if let Some(name) = self.empty.take() {
+            name
+        } else {
+            options.create_new(true);
+            self.next_name(time)?
+        };
+        let path = self.dir.join(&name);
+        let mut file = spd_files::open_with(&mut options, &path)?;
+        let done = file.write_all(head).and_then(|()| file.sync_data());
+        if let Err(found) = done.and_then(|()| atomic::sync_name(&path)) {
+            file.set_len(0)?;
+            self.empty = Some(name);
+            return Err(found);
+        }
+        Ok((name, file))
+    }
+
+    /// A name that comes after all others.
+    fn next_name(&self, time: f64) -> io::Result<String> {
         let names = self.names()?;
         // Names sort as numbers of ten digits do, and a clock that was put back must not make one that sorts before another.
         let last = names
@@ -178,15 +202,7 @@ impl Segment {
         let seconds = std::time::Duration::try_from_secs_f64(time).unwrap_or_default();
         let seconds = seconds.as_secs().max(last.map_or(0, |last: u64| last + 1));
         let (host, process) = (&self.host, std::process::id());
-        let name = format!("{PREFIX}{seconds:010}.{host}.{process}");
-        let path = self.dir.join(&name);
-        let mut options = OpenOptions::new();
-        options.append(true).create_new(true);
-        let mut file = spd_files::open_with(&mut options, &path)?;
-        file.write_all(head)?;
-        file.sync_data()?;
-        atomic::sync_name(&path)?;
-        Ok((name, file))
+        Ok(format!("{PREFIX}{seconds:010}.{host}.{process}"))
     }
 
     /// The names of the files, in the order in which they are read.
