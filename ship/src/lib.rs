@@ -5,7 +5,8 @@
 //!                                              RUN/sinks/NAME.json      (what was sent)
 //! ```
 //!
-//! Reading order: `run`, `sink`, `http`, `credentials`, `driver`, `picture`, `system_row`, then a folder for each sink, and `machine`, which measures.
+//! Reading order: `run`, `sink`, `http`, `credentials`, `driver`, `picture`, `system_row`, then a folder for each sink, and `machine`,
+//! which measures.
 
 mod credentials;
 mod http;
