@@ -36,6 +36,7 @@ pub(crate) fn read(
         table.refuse::<()>("batch_size", message);
     }
     let slow_every = table.or("slow_every", Whole::at_least(0), 0);
+    let components = read_components(table, target);
     let alive_threshold = table.or("alive_threshold", Number::FRACTION, 0.0);
     let rounding_threshold = table.or("rounding_threshold", Number::FRACTION, 0.0);
     let known = table.rows_or_none("known", |known| read_known(known, target, decomposition));
@@ -64,12 +65,33 @@ pub(crate) fn read(
         batches: batches?,
         batch_size: batch_size?,
         slow_every: slow_every?,
+        components: components?,
         alive_threshold: alive_threshold?,
         rounding_threshold: rounding_threshold?,
         known: known?,
         losses: losses?,
         subsets: subsets?,
     })
+}
+
+/// Components of a site that are shown in contexts, unless a run says how many.
+const SHOWN: usize = 24;
+
+/// The most of them: more are not looked at, and each takes time and memory.
+const MOST_SHOWN: usize = 1024;
+
+fn read_components(table: &mut Table<'_>, target: &Facts) -> Option<usize> {
+    let shown = if target.of_tokens().is_some() {
+        SHOWN
+    } else {
+        0
+    };
+    let components = table.or("components", Size::between(0, MOST_SHOWN), shown);
+    if let (Some(1..), Some(name)) = (components, target.of_features()) {
+        let message = format!("expected 0 for a {name} target, found {}", components?);
+        table.refuse::<()>("components", message);
+    }
+    components
 }
 
 /// - `names`: of the subsets before it

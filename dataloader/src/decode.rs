@@ -1,5 +1,7 @@
 //! Tokens for reading.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use tokenizers::Tokenizer;
@@ -8,6 +10,47 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::hash::hex;
 use crate::index::{self, TokenizerId};
 use crate::{DataError, Dataset};
+
+/// The text of each token by itself, as it stands inside of a text.
+///
+/// A byte, or a part of one, that is no character by itself is shown as U+FFFD; a token that has no text, or that no tokenizer is
+/// known for, is its id.
+pub struct TokenTexts {
+    of_bytes: bool,
+    tokenizer: Option<Tokenizer>,
+    known: BTreeMap<u32, String>,
+}
+
+impl TokenTexts {
+    /// The text of a token.
+    pub fn text(&mut self, id: u32) -> &str {
+        let Self {
+            of_bytes,
+            tokenizer,
+            known,
+        } = self;
+        known.entry(id).or_insert_with(|| {
+            let text = match (of_bytes, tokenizer) {
+                (true, _) => {
+                    let byte = u8::try_from(id).ok();
+                    byte.map(|byte| String::from_utf8_lossy(&[byte]).into_owned())
+                }
+                (false, Some(tokenizer)) => inner_text(tokenizer, id),
+                (false, None) => None,
+            };
+            let text = text.filter(|text| !text.is_empty());
+            text.unwrap_or_else(|| id.to_string())
+        })
+    }
+}
+
+/// What a token adds to a text that is there. Decoders take the space away that a text begins with.
+fn inner_text(tokenizer: &Tokenizer, id: u32) -> Option<String> {
+    let once = tokenizer.decode(&[id], false).ok()?;
+    let twice = tokenizer.decode(&[id, id], false).ok();
+    let added = twice.and_then(|twice| Some(twice.strip_prefix(&*once)?.to_owned()));
+    Some(added.unwrap_or(once))
+}
 
 impl Dataset {
     /// A few stretches of the tokens, evenly spread, each with the number of its first token: text where the tokenizer is known (bytes, or the
@@ -54,13 +97,40 @@ impl Dataset {
         })
     }
 
+    /// Tokens one by one, for reading.
+    ///
+    /// # Errors
+    ///
+    /// When the tokenizer is not what the index promises.
+    pub fn token_texts(&self) -> Result<TokenTexts, DataError> {
+        Ok(TokenTexts {
+            of_bytes: self.tokenizer() == Some(&TokenizerId::Bytes),
+            tokenizer: self.own_tokenizer()?,
+            known: BTreeMap::new(),
+        })
+    }
+
+    /// Bytes of the `tokenizer.json` that the dataset keeps; 0 where there is none.
+    pub fn tokenizer_bytes(&self) -> u64 {
+        let path = self.own_tokenizer_path();
+        let found = path.and_then(|path| std::fs::metadata(path).ok());
+        found.map_or(0, |found| found.len())
+    }
+
+    fn own_tokenizer_path(&self) -> Option<PathBuf> {
+        let Some(TokenizerId::File { .. }) = self.tokenizer() else {
+            return None;
+        };
+        let dir = self.paths().next().and_then(|path| path.parent());
+        dir.map(|dir| dir.join(index::TOKENIZER))
+    }
+
     /// The tokenizer that the dataset keeps.
     fn own_tokenizer(&self) -> Result<Option<Tokenizer>, DataError> {
         let Some(TokenizerId::File { xxh3, .. }) = self.tokenizer() else {
             return Ok(None);
         };
-        let dir = self.paths().next().and_then(|path| path.parent());
-        let Some(path) = dir.map(|dir| dir.join(index::TOKENIZER)) else {
+        let Some(path) = self.own_tokenizer_path() else {
             return Ok(None);
         };
         let json = match spd_files::read(&path) {
@@ -84,5 +154,44 @@ impl Dataset {
             let fault = fault.to_string().replace('\n', " ");
             DataError::damaged(&path, format!("is no usable tokenizer.json: {fault}"))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(of_bytes: bool, tokenizer: Option<&str>) -> TokenTexts {
+        TokenTexts {
+            of_bytes,
+            tokenizer: tokenizer.map(|json| Tokenizer::from_str(json).unwrap()),
+            known: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn a_byte_is_its_character_and_half_a_character_is_marked() {
+        let mut texts = texts(true, None);
+        let found = [104, 10, 0xc3, 300].map(|id| texts.text(id).to_owned());
+        assert_eq!(found, ["h", "\n", "\u{fffd}", "300"]);
+    }
+
+    // Its decoder takes the space of a first word away, as that of Llama does.
+    #[test]
+    fn a_token_keeps_the_space_that_it_begins_with() {
+        let json = r#"{
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": null, "post_processor": null,
+            "decoder": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": true},
+            "model": {"type": "WordLevel", "vocab": {"\u2581the": 0, "cat": 1}, "unk_token": "cat"}
+        }"#;
+        let mut texts = texts(false, Some(json));
+        let found = [0, 1, 7].map(|id| texts.text(id).to_owned());
+        assert_eq!(found, [" the", "cat", "7"]);
+    }
+
+    #[test]
+    fn tokens_of_an_unknown_tokenizer_are_ids() {
+        assert_eq!(texts(false, None).text(17), "17");
     }
 }

@@ -36,6 +36,7 @@ mod windows;
 pub use batch::{Batch, Feed, Shard, Source};
 pub use checked_files::CheckedFiles;
 pub use dataset::Dataset;
+pub use decode::TokenTexts;
 pub use dtype::Dtype;
 pub use error::DataError;
 pub use features::Features;

@@ -86,6 +86,25 @@ impl Builder {
         }
     }
 
+    /// Some rows of `x`, each by its number among all of them: f32 `[.., k]` and u32 `[n, m]` to f32 `[n, m, k]`. Of a product of
+    /// something narrower they are the product of some rows, and nothing makes the others. The gradient flows to `x`.
+    ///
+    /// # Errors
+    ///
+    /// When `x` is no f32, or the numbers are not u32 `[n, m]`. A number beyond the rows panics in the replay.
+    pub fn take_rows(&mut self, x: Value, numbers: Value) -> Result<Value> {
+        let ty = self.ty(x);
+        let (rows, columns) = (ty.rows(), ty.columns());
+        if let Some(Derivation::Product { a, right, bias }) = self.derivation(x)
+            && self.ty(a).columns() < columns
+        {
+            let taken = self.take_rows(a, numbers)?;
+            return self.multiply(taken, right, bias, None);
+        }
+        let table = self.reshape(x, &[rows, columns])?;
+        self.embed(numbers, table, None)
+    }
+
     /// `into + x W + bias`, as it stands.
     pub(crate) fn multiply(
         &mut self,
@@ -250,6 +269,44 @@ mod tests {
         let makes = order(b).iter().any(wide);
         b.outputs.pop();
         makes
+    }
+
+    // Logits of two positions of a batch: those of the others are never made.
+    #[test]
+    fn some_rows_of_a_wide_product_are_the_product_of_some_rows() {
+        let [x, w] = [random(&[2, 4, 3], 1), random(&[3, 30], 2)];
+        let mut b = Builder::new();
+        let [of_x, of_w] = [("x", &x), ("w", &w)]
+            .map(|(name, sample): (_, &Sample)| b.input(name, &Type::f32(&sample.dims)).unwrap());
+        let numbers = b.input("numbers", &Type::u32(&[2, 1])).unwrap();
+        let logits = b.matmul(of_x, of_w).unwrap();
+        for (name, of) in [("plain", of_x), ("taken", logits)] {
+            let taken = b.take_rows(of, numbers).unwrap();
+            assert!(!makes(&mut b, taken, &[2, 4, 30]));
+            b.output(name, taken);
+        }
+        let processor = crate::Processor::from(std::sync::Arc::new(crate::Pool::single()));
+        let mut program = crate::Executor::new(&b, &processor).unwrap();
+        program.input("x").copy_from_slice(&x.values);
+        program.input("w").copy_from_slice(&w.values);
+        program.input_u32("numbers").copy_from_slice(&[6, 1]);
+        let mut store = crate::Store::new();
+        program.run(&mut store).unwrap();
+        let row = |number: usize| &x.values[3 * number..][..3];
+        assert_eq!(program.output("plain", &store), [row(6), row(1)].concat());
+        let expected = [6, 1].into_iter().flat_map(|number| {
+            let column = |at: usize| w.values.iter().skip(at).step_by(30);
+            (0..30).map(move |at| {
+                row(number)
+                    .iter()
+                    .zip(column(at))
+                    .map(|(x, w)| x * w)
+                    .sum::<f32>()
+            })
+        });
+        for (found, expected) in program.output("taken", &store).iter().zip(expected) {
+            assert!((found - expected).abs() < TOLERANCE, "{found} {expected}");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::evaluation::Evaluation;
 use crate::fault::Fault;
 use crate::memory::{Memory, input_bytes};
 use crate::parameters::{Group, HALT};
+use crate::strongest::shown_bytes;
 use crate::world::World;
 
 /// A decomposition in training.
@@ -28,6 +29,8 @@ pub(crate) struct DecompositionTask {
     warmup: Option<Executor>,
     /// The importances behind the figures.
     figures: Executor,
+    /// What a language model makes without single components.
+    removal: Option<Executor>,
     sources: Sources,
     world: World,
 }
@@ -66,6 +69,8 @@ impl DecompositionTask {
         let probe = decomposition.probe_program(store)?;
         let probe = probe.map(|program| executor(&program));
         let figures = executor(&decomposition.figures_program(store)?);
+        let removal = decomposition.removal_program(store)?;
+        let removal = removal.map(|program| executor(&program));
         let warmup = decomposition.run.train.faithfulness_warmup;
         let warmup = if warmup.steps > 0 {
             Some(executor(&decomposition.warmup_program(store, &warmup)?))
@@ -81,6 +86,7 @@ impl DecompositionTask {
             probe,
             warmup,
             figures,
+            removal,
             sources,
             world: world.clone(),
         })
@@ -94,6 +100,15 @@ impl DecompositionTask {
     /// The program that has the arena, and the one behind the figures.
     pub(crate) fn for_figures(&mut self) -> (&mut Executor, &mut Executor) {
         (&mut self.program.program, &mut self.figures)
+    }
+
+    /// The decomposition, the program that has the arena, and the one that removes components, where there is one.
+    pub(crate) fn for_removal(&mut self) -> (&Decomposition, &mut Executor, Option<&mut Executor>) {
+        (
+            &self.decomposition,
+            &mut self.program.program,
+            self.removal.as_mut(),
+        )
     }
 
     /// The program that has the arena, and the evaluation.
@@ -167,6 +182,11 @@ impl DecompositionTask {
     }
 
     fn programs(&self) -> impl Iterator<Item = &Executor> + Clone {
+        self.fed().chain(&self.removal)
+    }
+
+    /// The programs that read whole batches, or rows of one feature each.
+    fn fed(&self) -> impl Iterator<Item = &Executor> + Clone {
         let others = [&self.figures].into_iter().chain(&self.warmup);
         let others = others.chain(&self.probe);
         self.on_batches()
@@ -191,13 +211,17 @@ impl DecompositionTask {
         let blocks = self.program.blocks();
         // A program on batches reads a block at a time.
         let on_batches = self.on_batches().flat_map(BatchProgram::programs);
-        let batch = input_bytes(self.programs()).max(blocks * input_bytes(on_batches));
+        let batch = input_bytes(self.fed()).max(blocks * input_bytes(on_batches));
         let mut memory = Memory::of_task(&self.processor, store, batch, self.programs());
         let running: usize = self.on_batches().map(BatchProgram::running_bytes).sum();
         let elements = self.on_batches().map(BatchProgram::all_reduced_elements);
         let of_ranks = self.world.bytes_of_sums(elements.max().unwrap_or(0));
         if blocks > 1 || self.world.size() > 1 {
             memory.parts.push(("sums of blocks", running + of_ranks));
+        }
+        match shown_bytes(&self.decomposition, &self.sources.eval) {
+            0 => {}
+            shown => memory.parts.push(("components", shown)),
         }
         memory
     }

@@ -224,13 +224,53 @@ fn a_language_model_has_the_figures_that_need_no_features() {
     let ended = launch(scratch.real("shakespeare.toml", "runs/x", &set));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let names = names(&figures(&scratch, 2));
-    assert_eq!(names.len(), 8);
+    assert_eq!(names.len(), 9);
     assert!(
         OF_ALL
             .iter()
             .all(|name| names.contains(&format!("{name}.svg"))),
         "{names:?}"
     );
+    let file = figures(&scratch, 2).join("components.json");
+    let components = fs::read(&file).unwrap();
+    let shown: Value = serde_json::from_slice(&components).unwrap();
+    assert_eq!(shown["step"], 2);
+    let sites = shown["sites"].as_array().unwrap();
+    assert_eq!(sites.len(), 4);
+    assert!(
+        sites
+            .iter()
+            .all(|site| site["components"].as_array().unwrap().len() == 24)
+    );
+    for component in sites
+        .iter()
+        .flat_map(|site| site["components"].as_array().unwrap())
+    {
+        for context in component["contexts"].as_array().unwrap() {
+            let tokens: Vec<String> = serde_json::from_value(context["tokens"].clone()).unwrap();
+            let stretch = tokens.concat();
+            let twice = "some text to be read byte by byte, over and over\n".repeat(2);
+            assert!(twice.contains(&stretch), "{stretch:?}");
+            let peak = usize::try_from(context["position"].as_u64().unwrap()).unwrap();
+            let importances: Vec<f64> =
+                serde_json::from_value(context["importances"].clone()).unwrap();
+            assert_eq!(importances.len(), tokens.len());
+            assert!(importances.iter().all(|g| *g <= importances[peak]));
+        }
+        assert!(component["removal"]["kl"].is_number(), "{component}");
+    }
+    // The same is drawn again, by other threads; and nothing where none are asked for.
+    fs::remove_file(&file).unwrap();
+    let ended = launch(scratch.launcher(&["figures", "runs/x", "--threads", "1"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(components == fs::read(&file).unwrap());
+    let none = [&set[..], &["eval.components=0"]].concat();
+    let ended = launch(scratch.real("shakespeare.toml", "runs/none", &none));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let none = scratch
+        .path()
+        .join("runs/none/figures/step-00000002/components.json");
+    assert!(!none.try_exists().unwrap());
 }
 
 #[test]

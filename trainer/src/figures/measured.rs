@@ -13,6 +13,7 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::metrics::known_importance::{identity_order, sum_order};
 use crate::metrics::toy::{self, Answer};
+use crate::strongest::{Context, Strongest};
 use crate::task::GoOn;
 
 /// Held-out batches that distributions are taken from, at most.
@@ -90,12 +91,19 @@ pub(super) fn sums(
 ) -> Result<Option<Sums>, Fault> {
     let run = task.decomposition.run.clone();
     let sites = task.decomposition.sites.iter();
-    let mut sites: Vec<SiteSums> = sites
-        .map(|site| SiteSums::new(site.path(), site.components))
-        .collect();
+    let sites = sites.map(|site| SiteSums::new(site.path(), site.components));
+    let mut sites: Vec<SiteSums> = sites.collect();
     let feed = eval_feed(run.seed, run.eval.batch_size);
     let mut batch = Batch::default();
     let source = task.held_out().clone();
+    // Beyond them rows come again.
+    let different = source.samples().unwrap_or(0);
+    let examples = task.decomposition.shape(feed.rows).examples();
+    let at_positions = |importance: &[f32], c: usize| importance.len() == examples * c;
+    if run.eval.components > 0 && different > 0 {
+        let with_contexts = sites.iter_mut();
+        with_contexts.for_each(|site| site.strongest = Some(Strongest::new(site.sums.len())));
+    }
     let (program, figures) = task.for_figures();
     let finished = in_arena_of(program, figures, |program| {
         for index in 0..run.eval.batches.min(BATCHES) {
@@ -115,6 +123,15 @@ pub(super) fn sums(
                     reason = "a threshold is rounded to f32"
                 )]
                 site.add(importance, logits, run.eval.alive_threshold as f32);
+                let c = site.sums.len();
+                if let Some(strongest) = &mut site.strongest
+                    && at_positions(importance, c)
+                {
+                    let rows = importance.chunks_exact(examples / feed.rows * c);
+                    for (row, importance) in (batch.position..different).zip(rows) {
+                        strongest.add(row, importance);
+                    }
+                }
             }
         }
         Ok(true)
@@ -143,10 +160,12 @@ pub(super) struct SiteSums {
     pub(super) active: Vec<u64>,
     pub(super) importances: Counts,
     pub(super) logits: Counts,
+    /// Where its components are most important, if a run shows that.
+    strongest: Option<Strongest>,
 }
 
 impl SiteSums {
-    fn new(site: &str, c: usize) -> Self {
+    pub(super) fn new(site: &str, c: usize) -> Self {
         Self {
             site: site.to_owned(),
             positions: 0,
@@ -154,10 +173,17 @@ impl SiteSums {
             active: vec![0; c],
             importances: Counts::default(),
             logits: Counts::default(),
+            strongest: None,
         }
     }
 
-    fn add(&mut self, importance: &[f32], logits: &[f32], alive: f32) {
+    /// The contexts in which a component is strongest; none of sites whose rows are no positions.
+    pub(super) fn contexts(&self, component: usize) -> &[Context] {
+        let strongest = self.strongest.as_ref();
+        strongest.map_or(&[], |strongest| strongest.contexts(component))
+    }
+
+    pub(super) fn add(&mut self, importance: &[f32], logits: &[f32], alive: f32) {
         let c = self.sums.len();
         for row in importance.chunks(c) {
             self.positions += 1;

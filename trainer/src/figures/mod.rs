@@ -10,7 +10,9 @@
 //! | `activation_density`  | how many components are active on which part of the positions                    |
 //! | `mean_importance`     | mean importance of each component, largest first, on a linear and a log scale    |
 //!
-//! Each is an SVG and a JSON file of one name in `figures/step-00010000/`.
+//! | `components`          | language models: the most important components of each site, where in held-out text they are strongest, and what the removal of each changes in the output there |
+//!
+//! Each is an SVG and a JSON file of one name in `figures/step-00010000/`; `components` is JSON alone, the data of a page.
 //!
 //! # Adding a figure
 //!
@@ -21,6 +23,7 @@ mod active_components;
 mod axes;
 mod bars;
 mod causal_importances;
+mod components;
 mod histogram;
 mod importance_histograms;
 mod matrix;
@@ -123,7 +126,7 @@ pub(crate) fn write(
         return Ok(false);
     };
     save_all(&to, &OF_ALL, &sums, &when)?;
-    Ok(true)
+    components::write(task, store, &sums, (&to, step), go_on)
 }
 
 fn save_all<M>(to: &Path, figures: &[Draw<M>], measured: &M, when: &str) -> Result<(), Fault> {

@@ -138,6 +138,10 @@ fn a_wrong_value_is_named_with_what_was_expected() {
             ],
         ),
         toy(
+            &[("[train]", "[eval]\ncomponents = 24\n[train]")],
+            &["run.toml:19:1: [eval] components: expected 0 for a tms target, found 24"],
+        ),
+        toy(
             &[(
                 "weights = \"toy.safetensors\"",
                 "weights = \"\"\nzero_bias = 1",
