@@ -1,0 +1,227 @@
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use spd_configs::{Data, EvalData, Ids, SitePattern};
+use spd_engine::{Pool, Processor};
+
+use super::*;
+use crate::bench::{Overrides, preset};
+use crate::data;
+use crate::decomposition::Decomposition;
+use crate::world::World;
+
+const SITES: [&str; 3] = ["*.attn.c_attn", "*.mlp.c_fc", "*.mlp.c_proj"];
+
+/// A small language model at its starting values, whose held-out rows are 7, read 9 at a time.
+fn made(dir: &Path, threads: usize) -> (DecompositionTask, Store) {
+    let tokens =
+        (0..14 * 16 + 1u32).flat_map(|i| ((i * i + i / 7) % 50).to_le_bytes()[..2].to_vec());
+    let path = dir.join("tokens.bin");
+    std::fs::write(&path, tokens.collect::<Vec<u8>>()).unwrap();
+    let mut run = preset("tiny-gpt2-h1", &Overrides::default()).unwrap().run;
+    let Data::Tokens {
+        train, eval, dtype, ..
+    } = &mut run.data
+    else {
+        panic!("a language model");
+    };
+    (*train, *eval, *dtype) = (path, EvalData::HeldOut { held_out: 0.5 }, Some(Ids::U16));
+    let site = |pattern: &str| SitePattern {
+        pattern: pattern.into(),
+        components: 12,
+    };
+    run.decomposition.sites = SITES.map(site).to_vec();
+    (run.eval.components, run.eval.batches, run.eval.batch_size) = (5, 3, 3);
+    run.eval.alive_threshold = 0.3;
+    let processor = Processor::Cpu(Arc::new(Pool::new(threads).unwrap()));
+    let sources = data::open(&run).unwrap();
+    let mut store = Store::new();
+    let decomposition = Decomposition::new(&run, &mut store).unwrap();
+    let task = DecompositionTask::new(
+        decomposition,
+        sources,
+        &mut store,
+        &processor,
+        &World::default(),
+    );
+    let mut task = task.unwrap();
+    task.make_room().unwrap();
+    task.decomposition.initialise(&mut store);
+    for slot in store.slots().collect::<Vec<_>>() {
+        if store.name(slot).starts_with("target_model.") {
+            let wave = |(i, value): (usize, &mut f32)| *value = 0.3 * (i as f32 * 1.3).sin();
+            store.change(slot, |values| values.iter_mut().enumerate().for_each(wave));
+        }
+    }
+    (task, store)
+}
+
+fn written(dir: &Path, threads: usize) -> (Vec<u8>, u64) {
+    let (mut task, mut store) = made(dir, threads);
+    let mut asked = 0;
+    let mut go_on = || {
+        asked += 1;
+        true
+    };
+    assert!(crate::figures::write(&mut task, &mut store, dir, 3, &mut go_on).unwrap());
+    let file = crate::figures::directory(dir, 3).join(FILE);
+    (std::fs::read(file).unwrap(), asked)
+}
+
+/// Importances `[position][component]` of the held-out rows, in order: by site, row.
+fn importances(task: &mut DecompositionTask, store: &mut Store) -> Vec<Vec<Vec<f32>>> {
+    let paths: Vec<String> = task
+        .decomposition
+        .sites
+        .iter()
+        .map(|site| site.path().into())
+        .collect();
+    let source = task.held_out().clone();
+    let feed = eval_feed(task.decomposition.run.seed, 3);
+    let (owner, program) = task.for_figures();
+    let mut found = vec![Vec::new(); paths.len()];
+    in_arena_of(owner, program, |program| {
+        let mut batch = Batch::default();
+        for index in 0..3 {
+            source.fill(&feed, index * 3, &mut batch).unwrap();
+            data::fill(program, &batch);
+            program.run_and_fetch(store)?;
+            for (found, path) in found.iter_mut().zip(&paths) {
+                let all = program.output(&format!("importance {path}"), store);
+                found.extend(all.chunks(16 * 12).map(<[f32]>::to_vec));
+            }
+        }
+        Ok(())
+    })
+    .unwrap();
+    found
+}
+
+#[test]
+fn numbers_are_those_of_a_plain_count_and_the_same_for_any_number_of_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let (json, _) = written(dir.path(), 1);
+    assert!(json == written(dir.path(), 2).0);
+    let shown: Value = serde_json::from_slice(&json).unwrap();
+    let (mut task, mut store) = made(dir.path(), 1);
+    let all = importances(&mut task, &mut store);
+    assert_eq!(
+        (&shown["step"], shown["sites"].as_array().unwrap().len()),
+        (&3.into(), 6)
+    );
+    let mut contexts = 0;
+    for ((site, rows), shown) in task
+        .decomposition
+        .sites
+        .iter()
+        .zip(&all)
+        .zip(shown["sites"].as_array().unwrap())
+    {
+        assert_eq!((&shown["name"], rows.len()), (&site.path().into(), 9));
+        let of = |component: usize| rows.iter().flatten().skip(component).step_by(12).copied();
+        let mean = |component: usize| of(component).map(f64::from).sum::<f64>() / 144.0;
+        let mut order: Vec<usize> = (0..12).collect();
+        order.sort_by(|&a, &b| mean(b).total_cmp(&mean(a)));
+        let components = shown["components"].as_array().unwrap();
+        assert_eq!(components.len(), 5);
+        for (&component, shown) in order.iter().zip(components) {
+            assert_eq!(shown["index"], component);
+            assert!((shown["mean_importance"].as_f64().unwrap() - mean(component)).abs() < 1e-12);
+            let active = of(component).filter(|&g| g > 0.3).count() as f64;
+            assert!((shown["density"].as_f64().unwrap() - active / 144.0).abs() < 1e-12);
+            contexts += check_contexts(&task, rows, component, shown);
+            assert!(shown["removal"]["kl"].as_f64().unwrap() > 0.0, "{shown}");
+        }
+    }
+    assert_eq!(contexts, 6 * 5 * 4);
+}
+
+/// Of the first seven rows, which differ, the four with the highest peaks.
+fn check_contexts(
+    task: &DecompositionTask,
+    rows: &[Vec<f32>],
+    component: usize,
+    shown: &Value,
+) -> usize {
+    let mut peaks: Vec<(f32, usize, usize)> = Vec::new();
+    for (row, importance) in rows[..7].iter().enumerate() {
+        let of: Vec<f32> = importance
+            .iter()
+            .skip(component)
+            .step_by(12)
+            .copied()
+            .collect();
+        let most = of.iter().copied().fold(0.0, f32::max);
+        let at = of.iter().position(|g| g.to_bits() == most.to_bits());
+        peaks.extend(at.map(|at| (most, row, at)));
+    }
+    peaks.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    let contexts = shown["contexts"].as_array().unwrap();
+    let feed = eval_feed(task.decomposition.run.seed, 1);
+    let mut batch = Batch::default();
+    for ((_, row, at), context) in peaks.iter().zip(contexts) {
+        task.held_out()
+            .fill(&feed, *row as u64, &mut batch)
+            .unwrap();
+        let places = at.saturating_sub(12)..16.min(at + 7);
+        let tokens: Vec<String> = batch.tokens[places.clone()]
+            .iter()
+            .map(u32::to_string)
+            .collect();
+        let of = rows[*row].iter().skip(component).step_by(12).copied();
+        let of: Vec<f32> = of.skip(places.start).take(places.len()).collect();
+        let found: Vec<f32> = serde_json::from_value(context["importances"].clone()).unwrap();
+        assert_eq!(found, of);
+        assert_eq!(context["tokens"], serde_json::json!(tokens));
+        assert_eq!(context["position"], at - places.start);
+    }
+    contexts.len()
+}
+
+#[test]
+fn a_request_to_stop_is_heard_before_each_batch_and_nothing_is_written_then() {
+    let house = tempfile::tempdir().unwrap();
+    let (_, questions) = written(house.path(), 1);
+    // Figures, 3 batches of importances, 30 removals 3 at a time, and the file.
+    assert_eq!(questions, 1 + 3 + 10 + 1);
+    let (mut task, mut store) = made(house.path(), 1);
+    for stop_at in 0..questions {
+        let dir = house.path().join(stop_at.to_string());
+        let mut asked = 0;
+        let mut go_on = || {
+            asked += 1;
+            asked <= stop_at
+        };
+        assert!(!crate::figures::write(&mut task, &mut store, &dir, 3, &mut go_on).unwrap());
+        assert_eq!(asked, stop_at + 1);
+        assert!(!crate::figures::directory(&dir, 3).join(FILE).is_file());
+    }
+}
+
+#[test]
+fn components_of_equal_means_are_in_the_order_of_their_numbers_and_no_number_comes_last() {
+    let mut site = SiteSums::new("a", 6);
+    site.add(&[0.5, f32::NAN, 1.0, 0.5, 0.0, 0.75], &[0.0; 6], 0.1);
+    assert_eq!(order(&site, 9), [2, 5, 0, 3, 1]);
+    assert_eq!(order(&site, 3), [2, 5, 0]);
+    let shown = shown_component((&site, 1), None, &Rows(BTreeMap::new()), &mut no_texts());
+    let json = serde_json::to_value(shown).unwrap();
+    assert_eq!(
+        (&json["mean_importance"], &json["density"]),
+        (&Value::Null, &0.0.into())
+    );
+}
+
+fn no_texts() -> TokenTexts {
+    let dir = tempfile::tempdir().unwrap();
+    let (task, _) = made(dir.path(), 1);
+    let Source::Tokens(windows) = task.held_out() else {
+        panic!("rows of tokens");
+    };
+    windows.dataset().token_texts().unwrap()
+}
