@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::memory;
 use crate::vary::Vary;
@@ -80,6 +80,8 @@ pub(crate) enum Command {
     Figures(FiguresArgs),
     /// Say what this machine has for runs on GPUs, and what is missing for what
     Doctor(DoctorArgs),
+    /// Print the completions of a shell, to be put where it looks for them
+    Completions(CompletionsArgs),
     /// One rank of a probe, as `doctor --deep` starts it
     #[command(hide = true)]
     Probe(ProbeArgs),
@@ -337,6 +339,25 @@ pub(crate) struct FiguresArgs {
     /// CPU threads [default: all that this process may use]
     #[arg(long, value_name = "N", value_parser = thread_count)]
     pub(crate) threads: Option<usize>,
+}
+
+/// `spd-launch completions`.
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: Shell,
+}
+
+/// Shells that completions are made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shell {
+    /// `spd-launch completions bash > ~/.local/share/bash-completion/completions/spd-launch`
+    Bash,
+    /// `spd-launch completions zsh > _spd-launch`, in a directory of `fpath`
+    Zsh,
+    /// `spd-launch completions fish > ~/.config/fish/completions/spd-launch.fish`
+    Fish,
 }
 
 /// `spd-launch doctor`.

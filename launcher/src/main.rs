@@ -17,6 +17,7 @@
 //!     -> inspect                        what a dataset, a checkpoint, weights or a run are, and whether they are whole
 //!     -> exchange                       checkpoints of the SPD reference, out and in
 //!     -> figures                        those of a checkpoint, drawn again
+//!     -> completions                    what a shell completes of the command line
 //!     -> doctor                          what there is for runs on GPUs, and whether a GPU works
 //!     -> bench, profile                 how long a step takes, and where the time goes
 //!     -> sweep                          several runs, each this program again, and one table
@@ -25,6 +26,7 @@
 mod bench;
 mod channel;
 mod cli;
+mod completions;
 mod doctor;
 mod exchange;
 mod exit;
@@ -115,6 +117,7 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Bench(asked)), _) => bench::bench(&asked),
         (Some(Command::Profile(asked)), _) => profile::profile(&asked),
         (Some(Command::Figures(asked)), _) => figures::figures(&asked),
+        (Some(Command::Completions(asked)), _) => completions::completions(asked.shell),
         (Some(Command::Doctor(asked)), _) => Ok(doctor::doctor(&asked)),
         (Some(Command::Probe(asked)), _) => doctor::probe(&asked),
         (Some(Command::Rank(asked)), _) => rank::rank(&asked),

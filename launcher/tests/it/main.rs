@@ -8,6 +8,7 @@ mod blocked_output;
 #[path = "../both/mod.rs"]
 mod both;
 mod changed_inputs;
+mod completions;
 mod doctor;
 mod exchange;
 mod exit_codes_and_restarts;
