@@ -1,0 +1,308 @@
+// One chart, and what all of them share: the crosshair and the range.
+
+const charts = new Set();
+const cursor = { x: null, domain: "step" };
+
+/** The same place over the other kind of x. */
+function translated(x, from, to) {
+  const run = focused();
+  if (from === to || x === null || !run) return x;
+  return from === "step" ? stepToTime(run, x) : timeToStep(run, x);
+}
+
+/** Moves the crosshair of all charts that are drawn. */
+function pointAt(x, domain, source) {
+  Object.assign(cursor, { x, domain });
+  requestAnimationFrame.pending ??= requestAnimationFrame(() => {
+    requestAnimationFrame.pending = null;
+    for (const chart of charts) if (chart.plot) chart.point(chart === source);
+    sayWhere();
+  });
+}
+
+function sayWhere() {
+  const run = focused();
+  const step = translated(cursor.x, cursor.domain, "step"), time = translated(cursor.x, cursor.domain, "time");
+  const words = [step !== null && `step ${Math.round(step).toLocaleString("en")}`, time !== null && run && lasting(time)];
+  byId("at").textContent = cursor.x === null ? "" : words.filter(Boolean).join(" · ");
+}
+
+/** Shows a range of x in all charts; all of it without one. */
+function zoom(domain, range) {
+  view.ranges = range ? { [domain]: range } : {};
+  const other = domain === "step" ? "time" : "step";
+  const mapped = range?.map(x => translated(x, domain, other));
+  if (mapped && mapped[1] > mapped[0]) view.ranges[other] = mapped;
+  byId("whole").hidden = !range;
+  for (const chart of charts) chart.refresh();
+}
+
+const nearby = new IntersectionObserver(all => {
+  for (const one of all) one.target.chart.see(one.isIntersecting);
+}, { rootMargin: "300px" });
+
+class Chart {
+  /**
+   * @param spec `title`; `lines()`: what is drawn, each `{label, color, dash, run, curve}`; and where they differ from the usual:
+   *   `domain`, `named` (values are shown with their labels), `stacked`, `format`, `tall`
+   */
+  constructor(spec) {
+    this.spec = spec;
+    this.value = el("span", { class: "value" });
+    this.odd = el("span", { class: "odd" });
+    this.host = el("div", { class: "plot" });
+    this.readout = el("div", { class: spec.named ? "readout named" : "readout" });
+    const name = el("figcaption", { title: spec.full ?? spec.title }, el("span", { class: "name" }, spec.title), this.odd, this.value);
+    this.card = el("figure", { class: spec.tall ? "chart tall" : "chart", tabindex: 0, "aria-label": `${spec.full ?? spec.title}: chart; arrow keys read it` }, name, this.host, this.readout);
+    this.card.chart = this;
+    this.card.addEventListener("keydown", event => this.key(event));
+    charts.add(this);
+    nearby.observe(this.card);
+  }
+
+  remove() {
+    this.see(false);
+    nearby.unobserve(this.card);
+    charts.delete(this);
+    this.card.remove();
+  }
+
+  /** A chart that is far from the window is not drawn. */
+  see(isNear) {
+    this.isNear = isNear;
+    if (isNear) this.refresh();
+    else this.clear();
+  }
+
+  clear() {
+    this.plot?.destroy();
+    this.plot = null;
+  }
+
+  get domain() {
+    return this.spec.domain ?? (view.x === "time" ? "time" : "step");
+  }
+
+  /** Draws what there is now. */
+  refresh() {
+    if (!this.isNear || !this.card.isConnected) return;
+    const prepared = this.prepare();
+    const form = JSON.stringify([prepared.lines.map(line => [line.label, line.color]), prepared.isLog, view.x, view.smooth > 0, this.domain, isDark()]);
+    if (this.plot && form === this.form) {
+      this.lines = prepared.lines;
+      this.plot.setData(prepared.data);
+    } else {
+      this.clear();
+      this.form = form;
+      this.lines = prepared.lines;
+      this.plot = new uPlot(this.options(prepared), prepared.data, this.host);
+      this.follow();
+    }
+    this.tell();
+    this.point(false);
+  }
+
+  /** The table that uPlot draws. */
+  prepare() {
+    const isLogX = view.x === "log" && this.domain === "step";
+    const lines = this.spec.lines().map(line => ({ ...line, points: points(line.run, line.curve, this.domain) }))
+      .filter(line => line.points.x.length);
+    const isLog = !this.spec.stacked && (view.y === "log" || view.y === "auto" && !this.spec.linear && spread(lines) > 50);
+    const smooth = this.spec.stacked ? 0 : view.smooth;
+    for (const line of lines) {
+      let { x, y } = line.points;
+      line.below = 0;
+      if (isLogX && x[0] <= 0) {
+        const first = x.findIndex(step => step > 0);
+        [x, y] = first < 0 ? [[], []] : [x.slice(first), y.slice(first)];
+      }
+      const raw = y;
+      if (smooth) y = smoothed(y, smooth);
+      const shown = all => isLog ? all.map(value => value !== null && value <= 0 ? null : value) : all;
+      if (isLog) line.below = raw.reduce((count, value) => count + (value !== null && value <= 0), 0);
+      line.table = smooth ? [x, shown(raw), shown(y)] : [x, shown(y)];
+    }
+    const tables = lines.map(line => line.table);
+    let data = tables.length > 1 ? uPlot.join(tables) : tables[0] ?? [[], []];
+    if (this.spec.stacked) data = this.stack(data);
+    return { lines, data, isLog, isLogX };
+  }
+
+  /** Each line on top of those before it. */
+  stack([x, ...parts]) {
+    // Each part was thinned by itself: where one has no point, it is as at its last one.
+    const held = part => {
+      let last = 0;
+      return part.map(value => last = value ?? last);
+    };
+    this.parts = parts.map(held);
+    const sums = new Float64Array(x.length);
+    return [x, ...this.parts.map(part => part.map((value, i) => sums[i] += value))];
+  }
+
+  options({ lines, isLog, isLogX }) {
+    const [ink, grid] = [style("--muted"), style("--grid")];
+    const font = "11px system-ui, sans-serif";
+    const isTime = this.domain === "time";
+    const axis = { stroke: ink, font, ticks: { show: false }, grid: { stroke: grid, width: 1 } };
+    const logAxis = { splits: (u, i, low, high) => logTicks(low, high), filter: (u, splits) => splits };
+    const { width, height } = this.size();
+    const format = this.spec.format ?? tick;
+    return {
+      width, height, padding: [10, 18, 0, 0], legend: { show: false },
+      cursor: {
+        y: false,
+        drag: { x: true, y: false, setScale: false },
+        dataIdx: (u, series, index) => nearest(u.data[series], index),
+        points: { size: 7, width: 2, fill: style("--card"), stroke: (u, i) => u.series[i].hover ?? u.series[i].stroke() },
+        bind: { dblclick: () => () => (zoom(this.domain, null), null) },
+      },
+      scales: {
+        x: { time: false, distr: isLogX ? 3 : 1, range: (u, low, high) => view.ranges[this.domain] ?? wide(low, high, isLogX) },
+        y: { distr: isLog ? 3 : 1, range: (u, low, high) => this.rangeOfY(low, high, isLog) },
+      },
+      axes: [
+        { ...axis, size: 26, space: 60, values: (u, all) => all.map(isTime ? timeTick : tick), ...(isTime ? { incrs: SECONDS } : {}), ...(isLogX ? logAxis : {}) },
+        { ...axis, size: 58, space: 28, values: (u, all) => all.map(format), ...(isLog ? logAxis : {}) },
+      ],
+      series: [{}, ...lines.flatMap((line, i) => this.series(line, i))],
+      bands: this.spec.stacked ? lines.slice(1).map((line, i) => ({ series: [i + 2, i + 1], fill: faint(line.color) })) : [],
+      hooks: {
+        draw: [u => this.mark(u)],
+        setSelect: [u => u.select.width > 3 && zoom(this.domain, [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")])],
+      },
+    };
+  }
+
+  series(line, i) {
+    const solid = { stroke: line.color, width: 1.5, dash: line.dash, points: { size: 4, stroke: line.color, fill: line.color } };
+    if (this.spec.stacked) return [{ ...solid, width: 1, fill: i ? undefined : faint(line.color), points: { show: false } }];
+    const pale = { ...solid, stroke: faint(line.color), hover: "transparent", points: { show: false } };
+    return view.smooth ? [pale, solid] : [solid];
+  }
+
+  rangeOfY(low, high, isLog) {
+    if (low === null || low === undefined || !isFinite(low)) return isLog ? [1, 10] : [0, 1];
+    if (!isLog) return low === high ? [low - (Math.abs(low) * 0.1 || 1), high + (Math.abs(high) * 0.1 || 1)] : uPlot.rangeNum(low, high, 0.08, true);
+    const part = Math.max(Math.pow(high / low, 0.06), 1.15);
+    return [low / part, high * part];
+  }
+
+  size() {
+    return { width: Math.max(this.host.clientWidth, 120), height: this.spec.tall ? 300 : 190 };
+  }
+
+  resize() {
+    this.plot?.setSize(this.size());
+  }
+
+  /** Where values are not finite: a triangle at the edge that they are beyond, a cross for NaN. */
+  mark(u) {
+    const { ctx, bbox } = u;
+    ctx.save();
+    ctx.font = `bold ${11 * devicePixelRatio}px system-ui`;
+    ctx.textAlign = "center";
+    for (const line of this.lines) {
+      ctx.fillStyle = line.color;
+      for (const [x, kind] of line.points.strange) {
+        const left = u.valToPos(x, "x", true);
+        if (left < bbox.left || left > bbox.left + bbox.width) continue;
+        const isUp = kind === "Infinity";
+        ctx.fillText(isUp ? "▲" : kind === "NaN" ? "×" : "▼", left, isUp ? bbox.top + 10 * devicePixelRatio : bbox.top + bbox.height - 3);
+      }
+    }
+    ctx.restore();
+  }
+
+  /** Fingers and the pointer move the crosshair of all charts. */
+  follow() {
+    const { over } = this.plot;
+    const at = event => {
+      const box = over.getBoundingClientRect();
+      const left = event.clientX - box.left;
+      if (left >= 0 && left <= box.width) pointAt(this.plot.posToVal(left, "x"), this.domain, this);
+    };
+    over.addEventListener("pointermove", at);
+    over.addEventListener("pointerdown", at);
+    over.addEventListener("pointerleave", () => pointAt(null, this.domain, this));
+  }
+
+  key(event) {
+    const u = this.plot;
+    const x = u?.data[0] ?? [];
+    if (!x.length) return;
+    const now = translated(cursor.x, cursor.domain, this.domain) ?? x.at(-1);
+    const many = event.shiftKey ? Math.ceil(x.length / 20) : 1;
+    const index = u.valToIdx(now);
+    const to = { ArrowLeft: index - many, ArrowRight: index + many, Home: 0, End: x.length - 1 }[event.key];
+    const { min, max } = u.scales.x;
+    if (to !== undefined) pointAt(x[Math.min(Math.max(to, 0), x.length - 1)], this.domain);
+    else if (event.key === "Escape") pointAt(null, this.domain);
+    else if (event.key === "+") zoom(this.domain, [now - (now - min) / 2, now + (max - now) / 2]);
+    else if (event.key === "-" || event.key === "0") zoom(this.domain, null);
+    else return;
+    event.preventDefault();
+  }
+
+  /** Moves this chart's crosshair to where all are, and says what is there; its last values where it is nowhere. */
+  point(isSource) {
+    const u = this.plot;
+    const x = translated(cursor.x, cursor.domain, this.domain);
+    if (!isSource || x === null) u.setCursor(x === null ? { left: -10, top: -10 } : { left: u.valToPos(x, "x"), top: 1 }, false);
+    const index = x === null ? null : u.valToIdx(x);
+    const each = view.smooth && !this.spec.stacked ? 2 : 1;
+    this.lines.forEach((line, i) => {
+      const values = this.spec.stacked ? this.parts[i] : u.data[(i + 1) * each];
+      const value = values[nearest(values, index ?? values.length - 1)];
+      line.said.textContent = (this.spec.format ?? short)(value ?? null);
+    });
+  }
+
+  /** Makes room for the values. */
+  tell() {
+    const counts = new Map();
+    for (const line of this.lines) {
+      line.said = el("b");
+      for (const [, kind] of line.points.strange) counts.set(kind, (counts.get(kind) ?? 0) + 1);
+      if (line.below) counts.set("≤ 0", (counts.get("≤ 0") ?? 0) + line.below);
+    }
+    this.odd.textContent = [...counts].map(([kind, count]) => `${count} × ${kind.replace("Infinity", "∞")}`).join(", ");
+    const isAlone = this.lines.length === 1 && !this.spec.named;
+    const dot = line => el("i", { style: `background:${line.color}` });
+    this.value.replaceChildren(...isAlone ? [this.lines[0].said] : []);
+    const entry = line => el("span", { title: line.label }, dot(line), this.spec.named ? el("em", {}, line.label) : null, line.said);
+    this.readout.replaceChildren(...isAlone ? [] : this.lines.map(entry));
+  }
+}
+
+/** Greatest by least value, where all are above 0. */
+function spread(lines) {
+  let low = Infinity, high = 0;
+  for (const { points } of lines) {
+    for (const value of points.y) {
+      if (value === null) continue;
+      if (value <= 0) return 1;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+  }
+  return high / low;
+}
+
+function wide(low, high, isLog) {
+  if (low === null || low === undefined) return [isLog ? 1 : 0, isLog ? 10 : 1];
+  if (low < high) return [low, high];
+  return isLog ? [low / 2, high * 2] : [low - 1, high + 1];
+}
+
+/** The index nearest to `index` that has a value; `index` where none has. */
+function nearest(values, index) {
+  for (let away = 0; away < values.length; away++) {
+    if (values[index - away] != null) return index - away;
+    if (values[index + away] != null) return index + away;
+  }
+  return index;
+}
+
+/** A colour that lets through what is behind it. */
+const faint = color => color.startsWith("#") ? `${color}48` : color.replace(")", " / 0.3)");

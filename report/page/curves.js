@@ -1,0 +1,104 @@
+// The sections of charts: every metric by its group, L0 by site, speed, the machine.
+
+/** The line of a metric for each run that is shown. */
+const perRun = key => () => shownRuns().filter(run => run.curves.has(key))
+  .map(run => ({ label: book.names[run.id], color: colorOf(run.id), dash: dashOf(run.id), run, curve: run.curves.get(key) }));
+
+/** A line for each of several metrics of the run in focus. */
+const perKey = (belongs, label, many = false) => () => {
+  const run = focused();
+  const all = run ? [...run.curves.keys()].filter(belongs).sort(inOrder) : [];
+  const color = i => many && all.length > 8 ? ordered(i, all.length) : colorOf(i);
+  return all.map((key, i) => ({ label: label(key), color: color(i), run, curve: run.curves.get(key) }));
+};
+
+/** What a metric is shown under: what is before its last word, two words at most. */
+function groupOf(key) {
+  const words = key.split("/");
+  return words.length < 2 ? "other" : words.slice(0, Math.min(2, words.length - 1)).join("/");
+}
+
+const nameIn = (group, key) => key.startsWith(`${group}/`) ? key.slice(group.length + 1) : key;
+
+/** Which group comes when: losses, evaluations from the general to the single, the rest; what was measured before the first step last. */
+function rank(group) {
+  if (group.startsWith("start")) return 9;
+  return { loss: 0, eval: 1, "eval/kl": 2, "eval/ce": 2, "eval/mse": 2 }[group] ?? (group.startsWith("eval/") ? 3 : 4);
+}
+
+/** Whether a name has all words of the filter in it. */
+function passes(key) {
+  return view.filter.toLowerCase().split(/\s+/).every(word => key.toLowerCase().includes(word));
+}
+
+/** A part of the page that can be folded, with charts in it. */
+function folded(title, count, isOpen, ...inside) {
+  return el("details", { class: "group", open: isOpen }, el("summary", {}, el("span", {}, title), el("small", {}, count)), ...inside);
+}
+
+const grid = specs => el("div", { class: "grid" }, specs.map(spec => new Chart(spec).card));
+
+function curvesSection() {
+  const all = keys(key => !key.startsWith("system:")).filter(passes);
+  const groups = Map.groupBy ? Map.groupBy(all, groupOf) : grouped(all);
+  const names = [...groups.keys()].sort((one, other) => rank(one) - rank(other) || inOrder(one, other));
+  const charts = name => grid(groups.get(name).map(key => ({ title: nameIn(name, key), full: key, lines: perRun(key) })));
+  if (!all.length) return [el("p", { class: "none" }, view.filter ? "No metric has these words in its name." : "No rows yet.")];
+  return names.map(name => folded(name, groups.get(name).length, rank(name) < 9 || view.filter !== "", charts(name)));
+}
+
+function grouped(all) {
+  const groups = new Map();
+  for (const key of all) groups.set(groupOf(key), [...groups.get(groupOf(key)) ?? [], key]);
+  return groups;
+}
+
+const L0 = "eval/l0/";
+
+function sitesSection() {
+  if (!keys(key => key.startsWith(L0)).length) return null;
+  const lines = perKey(key => key.startsWith(L0), key => key.slice(L0.length), true);
+  return [runSelect(), new Chart({ title: "active components a position, by site", lines, named: true, tall: true }).card];
+}
+
+/** Whether it is a time of a step of training: those of other phases have the name of the phase before theirs. */
+const isOfStep = key => /^system:time_ms\/[^/]+$/.test(key);
+
+function speedSection() {
+  const parts = keys(key => isOfStep(key));
+  const speeds = keys(key => key.startsWith("system:steps_per_s/"));
+  const trained = speeds.filter(key => key.endsWith("/train") || key.endsWith("/target"));
+  if (!parts.length && !speeds.length) return null;
+  const part = key => key.slice("system:time_ms/".length);
+  const isPart = key => isOfStep(key) && part(key) !== "step";
+  return [
+    trained.length ? grid(trained.map(key => ({ title: `steps a second, ${key.split("/").at(-1)}`, lines: perRun(key) }))) : null,
+    parts.length ? runSelect() : null,
+    parts.length ? new Chart({ title: "parts of a step, ms", lines: perKey(isPart, part), named: true, tall: true, stacked: true }).card : null,
+    parts.includes("system:time_ms/step") && runs.length > 1 ? grid([{ title: "a step, ms", lines: perRun("system:time_ms/step") }]) : null,
+  ];
+}
+
+function machineSection() {
+  const all = keys(key => key.startsWith("system:") && !/^system:(time_ms|steps_per_s)\//.test(key)).filter(key => passes(nameOf(key)));
+  if (!all.length) return null;
+  const spec = key => {
+    const name = nameOf(key);
+    const format = /bytes/.test(name) ? value => value === null ? "–" : bytes(value) : undefined;
+    return { title: nameIn("system", name), full: name, lines: perRun(key), domain: "time", format, linear: true };
+  };
+  return [grid(all.map(spec))];
+}
+
+const nameOf = key => key.slice("system:".length);
+
+/** Chooses the run of what shows one run at a time. */
+function runSelect() {
+  if (runs.filter(Boolean).length < 2) return null;
+  const option = run => el("option", { value: run.id, selected: run === focused() }, book.names[run.id]);
+  const choose = event => {
+    view.focus = Number(event.target.value);
+    show(true);
+  };
+  return el("label", { class: "of-run" }, el("span", {}, "Run"), el("select", { onchange: choose }, runs.filter(Boolean).map(option)));
+}

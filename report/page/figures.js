@@ -1,0 +1,58 @@
+// Figures with a slider over steps; U and V have a section of their own.
+
+const UV = "uv_matrices";
+const chosenSteps = {};
+
+/** The address of a figure: in a page that is a file, one made of its text. */
+function figureAddress(run, step, name) {
+  if (!run.pictures) return `figure/${run.id}/${step}/${encodeURIComponent(name)}`;
+  const text = run.pictures.figures[step]?.[name];
+  const key = `${run.id}/${step}/${name}`;
+  if (text === undefined) return null;
+  return figureAddress.made[key] ??= URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+}
+figureAddress.made = {};
+
+/** Steps of the run in focus for which the page has one of the figures that are wanted. */
+function stepsOf(run, wanted) {
+  const has = ([step, names]) => names.some(name => wanted(name) && figureAddress(run, step, name));
+  return run?.head ? run.head.figures.filter(has) : [];
+}
+
+function figuresPart(part, wanted) {
+  const run = focused();
+  const steps = stepsOf(run, wanted);
+  if (!steps.length) return null;
+  const shown = el("div", { class: "figures" });
+  const said = el("output", {});
+  // Untouched, the slider follows the newest step.
+  const start = Math.max(chosenSteps[part] === undefined ? -1 : steps.findIndex(([step]) => step === chosenSteps[part]), -1);
+  const draw = index => {
+    const [step, names] = steps[index];
+    said.textContent = `step ${step.toLocaleString("en")}`;
+    names.filter(wanted).forEach((name, i) => {
+      const title = name.replaceAll("_", " ");
+      let image = shown.children[i]?.querySelector("img");
+      if (!image) shown.append(el("figure", { class: "picture" }, el("figcaption", {}, title), image = el("img", { loading: "lazy", decoding: "async" })));
+      image.alt = `${title}, step ${step}`;
+      image.src = figureAddress(run, step, name) ?? "data:,";
+    });
+  };
+  const move = event => {
+    const index = Number(event.target.value);
+    chosenSteps[part] = index === steps.length - 1 ? undefined : steps[index][0];
+    draw(index);
+  };
+  const at = start < 0 ? steps.length - 1 : start;
+  const slider = el("input", { type: "range", min: 0, max: steps.length - 1, step: 1, value: at, "aria-label": "Step of the figures", oninput: move });
+  draw(at);
+  const left = run.pictures?.figures_left_out;
+  return [
+    el("div", { class: "choose" }, runSelect(), steps.length > 1 ? el("label", {}, el("span", {}, "Step"), slider) : null, said),
+    left ? el("p", { class: "hint" }, `${left} figures are left out of this file to keep it small; they are in ${run.head.path}/figures, and in spd-launch watch.`) : null,
+    shown,
+  ];
+}
+
+const figuresSection = () => figuresPart("figures", name => name !== UV);
+const uvSection = () => figuresPart("uv", name => name === UV);

@@ -1,0 +1,142 @@
+"use strict";
+
+// What is known of the runs, as it arrives: from the page itself, or from the server that it came from.
+
+const runs = [];
+const book = { version: "", title: "", names: [], sweeps: [] };
+
+/** What the reader chose; kept from visit to visit where the browser lets a page keep things. */
+const view = { x: "step", y: "auto", smooth: 0, filter: "", focus: 0, theme: "", hidden: [], ranges: {} };
+
+function remember() {
+  const { x, y, smooth, theme } = view;
+  try { localStorage.setItem("spd-view", JSON.stringify({ x, y, smooth, theme })); } catch { /* a page of a file may have none */ }
+}
+
+function recall() {
+  try {
+    const kept = JSON.parse(localStorage.getItem("spd-view")) ?? {};
+    if (["step", "log", "time"].includes(kept.x)) view.x = kept.x;
+    if (["auto", "linear", "log"].includes(kept.y)) view.y = kept.y;
+    if (kept.smooth >= 0 && kept.smooth < 1) view.smooth = kept.smooth;
+    if (["light", "dark"].includes(kept.theme)) view.theme = kept.theme;
+  } catch { /* nothing was kept */ }
+}
+
+/** Takes in what an answer says; returns whether more than rows is new. */
+function take(answer) {
+  let isNews = false;
+  if (answer.book) {
+    Object.assign(book, answer.book);
+    isNews = true;
+  }
+  for (const part of answer.runs) {
+    const run = runs[part.id] ??= { id: part.id, curves: new Map(), head: null, clock: [] };
+    if (part.reset) {
+      isNews ||= run.curves.size > 0;
+      run.curves = new Map();
+    }
+    if (part.head) isNews = true;
+    const { generation, rows, version, zero, last } = part;
+    Object.assign(run, { generation, rows, version, zero, last });
+    run.clock = part.clock ? rising(part.clock) : run.clock;
+    run.head = part.head ?? run.head;
+    run.pictures = part.pictures ?? run.pictures;
+    for (const piece of part.curves) isNews = append(run, piece) || isNews;
+  }
+  return isNews;
+}
+
+/** Adds points to a curve of a run; returns whether the curve is new. */
+function append(run, piece) {
+  const key = (piece.system ? "system:" : "") + piece.name;
+  let curve = run.curves.get(key);
+  const isNew = !curve;
+  if (isNew) run.curves.set(key, curve = { name: piece.name, system: piece.system, x: [], y: [], t: [], strange: new Map(), of: 0 });
+  curve.of += piece.of;
+  curve.by = {};
+  for (let i = 0; i < piece.x.length; i++) {
+    const value = piece.y[i];
+    if (typeof value === "string") curve.strange.set(curve.x.length, value);
+    curve.x.push(piece.x[i]);
+    curve.y.push(typeof value === "string" ? null : value);
+    curve.t.push(piece.t?.[i] ?? null);
+  }
+  return isNew;
+}
+
+/** How far the reader is, for the server. */
+function places() {
+  const of = run => [run.id, run.generation, run.rows, run.version].join(".");
+  return [book.version, ...runs.filter(Boolean).map(of)].join(",");
+}
+
+/** Pairs of step and time of which what a resumed run did again is taken out. */
+function rising(pairs) {
+  const kept = [];
+  for (const pair of pairs) {
+    while (kept.length && kept.at(-1)[0] >= pair[0]) kept.pop();
+    kept.push(pair);
+  }
+  return kept;
+}
+
+/** The value at `x` on the line through pairs; beyond its ends, that of the end. */
+function between(pairs, x, from = 0, to = 1) {
+  if (!pairs.length) return null;
+  let low = 0, high = pairs.length - 1;
+  if (x <= pairs[low][from]) return pairs[low][to];
+  if (x >= pairs[high][from]) return pairs[high][to];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (pairs[middle][from] <= x) low = middle; else high = middle;
+  }
+  const [one, other] = [pairs[low], pairs[high]];
+  return one[to] + (other[to] - one[to]) * (x - one[from]) / (other[from] - one[from] || 1);
+}
+
+const stepToTime = (run, step) => between(run.clock, step, 0, 1);
+const timeToStep = (run, time) => between(run.clock, time, 1, 0);
+
+/** The points of a curve over steps or seconds: ascending x, and what is not finite as [x, kind]. */
+function points(run, curve, domain) {
+  if (curve.by?.[domain]) return curve.by[domain];
+  const x = [], y = [], strange = [];
+  for (let i = 0; i < curve.x.length; i++) {
+    const at = domain === "time" ? curve.t[i] ?? stepToTime(run, curve.x[i]) : curve.x[i];
+    if (at === null) continue;
+    // After a resume a step is there again: the later one holds.
+    while (x.length && x.at(-1) > at) {
+      x.pop();
+      y.pop();
+    }
+    x.push(at);
+    y.push(curve.y[i]);
+    if (curve.strange.has(i)) strange.push([at, curve.strange.get(i)]);
+  }
+  return (curve.by ??= {})[domain] = { x, y, strange, of: curve.of };
+}
+
+/** Each value as the mean of those before it, of which older ones count less by `weight` a value. */
+function smoothed(y, weight) {
+  let sum = 0, count = 0;
+  return y.map(value => {
+    if (value == null) return value;
+    sum = sum * weight + value;
+    count = count * weight + 1;
+    return sum / count;
+  });
+}
+
+const shownRuns = () => runs.filter(run => run && !view.hidden.includes(run.id));
+const focused = () => runs[view.focus] ?? runs.find(Boolean);
+const lastOf = (run, key) => run.curves.get(key)?.y.findLast(value => value !== null);
+
+/** Names of all curves that some run has, in the order of reading: `h.2` before `h.10`. */
+function keys(belongs) {
+  const found = new Set();
+  for (const run of runs) for (const key of run?.curves.keys() ?? []) if (belongs(key)) found.add(key);
+  return [...found].sort(inOrder);
+}
+
+const inOrder = new Intl.Collator("en", { numeric: true }).compare;

@@ -1,0 +1,101 @@
+// Numbers as text, ticks, colours, and elements.
+
+/** A number in four digits. */
+function short(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (size === 0) return "0";
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e");
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return Number(value.toPrecision(4)).toLocaleString("en", { maximumFractionDigits: 8 });
+}
+
+/** A number for an axis. */
+function tick(value) {
+  const size = Math.abs(value);
+  if (size >= 1e12 || size < 1e-3 && size > 0) return value.toExponential().replace("e+", "e");
+  for (const [unit, name] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
+    if (size >= unit) return +(value / (name === "k" ? 1e3 : unit)).toPrecision(4) + name;
+  }
+  return String(+value.toPrecision(6));
+}
+
+/** Seconds as people say them. */
+function lasting(seconds) {
+  if (seconds === null || !isFinite(seconds)) return "–";
+  if (seconds < 100) return `${+seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 60) return `${minutes} min`;
+  if (minutes < 2880) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return `${Math.floor(minutes / 1440)} d ${Math.round(minutes % 1440 / 60)} h`;
+}
+
+/** Steps of an axis of time. */
+const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800].concat([1, 2, 3, 6, 12, 24, 48, 96, 192, 384].map(hours => 3600 * hours));
+
+/** Seconds on an axis: `0:30`, `12:00`, `3 h`, `2:30 h`. */
+function timeTick(seconds) {
+  const size = Math.abs(seconds), two = number => String(number).padStart(2, "0"), sign = seconds < 0 ? "-" : "";
+  if (size < 3600) return `${sign}${Math.floor(size / 60)}:${two(Math.round(size % 60))}`;
+  const minutes = Math.round(size % 3600 / 60);
+  return `${sign}${Math.floor(size / 3600)}${minutes ? `:${two(minutes)}` : ""} h`;
+}
+
+function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (Math.abs(value) >= 1000 && unit < 4) {
+    value /= 1024;
+    unit++;
+  }
+  return `${+value.toPrecision(3)} ${units[unit]}`;
+}
+
+const clockTime = time => new Date(time * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+/** The powers of ten in a range, with what is between them where they are few. */
+function logTicks(low, high) {
+  const found = [];
+  const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
+  const every = Math.ceil((last - first) / 6) || 1;
+  const parts = last - first <= 1 ? [1, 2, 3, 5, 7] : last - first <= 3 ? [1, 3] : [1];
+  for (let power = first; power <= last; power += every) {
+    for (const part of parts) {
+      const value = Number(`${part}e${power}`);
+      if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
+    }
+  }
+  return found;
+}
+
+// Okabe and Ito's colours, which colour-blind people can tell apart, darkened on white and lightened on black where they are too near.
+const COLORS = {
+  light: ["#0072b2", "#d55e00", "#009e73", "#b5568f", "#b07d00", "#3aa0d8", "#5b5ea6", "#6b6b6b"],
+  dark: ["#56a8e8", "#ff8a3d", "#2ec4a0", "#e58fc3", "#e6b422", "#8fd3ff", "#a5a8f0", "#b8b8b8"],
+};
+
+const isDark = () => (view.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+const colorOf = index => COLORS[isDark() ? "dark" : "light"][index % 8];
+/** Beyond eight, lines are dashed too. */
+const dashOf = index => [[], [6, 3], [2, 2], [8, 3, 2, 3]][Math.floor(index / 8) % 4];
+
+/** A colour of many that have an order, from violet over green to yellow. */
+function ordered(index, count) {
+  const part = count > 1 ? index / (count - 1) : 0;
+  return `hsl(${Math.round(275 - 225 * part)} ${isDark() ? "65% 65%" : "70% 40%"})`;
+}
+
+const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** An element; texts inside are text, never HTML. */
+function el(tag, set = {}, ...inside) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(set)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== false && value != null) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...inside.flat(Infinity).filter(one => one != null && one !== false));
+  return node;
+}
+
+const byId = id => document.getElementById(id);

@@ -1,0 +1,122 @@
+// What is told in words: what came of the runs, their settings, what happened.
+
+function table(columns, rows) {
+  const cell = (tag, column, inside) => el(tag, { class: column.number ? "number" : null }, inside);
+  const row = one => el("tr", {}, columns.map(column => cell("td", column, column.show(one))));
+  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, columns.map(column => cell("th", column, column.title)))), el("tbody", {}, rows.map(row))));
+}
+
+const dotOf = run => el("i", { class: "dot", style: `background:${colorOf(run.id)}` });
+
+/** What a run is doing, as far as can be told. */
+function stateOf(run) {
+  if (run.head?.finished) return "finished";
+  const age = Date.now() / 1000 - (run.last ?? 0);
+  if (isLive) return age < 90 ? "running" : "stopped";
+  return "not finished";
+}
+
+const stepOf = run => Math.max(0, ...["loss/total", "system:steps_per_s/train"].map(key => run.curves.get(key)?.x.at(-1) ?? 0));
+const timeOf = run => run.last !== null && run.last !== undefined ? run.last - run.zero : null;
+
+function l0Of(run) {
+  // Groups of sites are there too, and would be counted twice.
+  const groups = (run.head?.settings ?? []).filter(([key]) => /^eval\.subset\[\d+\]\.name$/.test(key)).map(([, name]) => L0 + name);
+  const all = [...run.curves.keys()].filter(key => key.startsWith(L0) && !groups.includes(key));
+  return all.length ? all.reduce((sum, key) => sum + (lastOf(run, key) ?? 0), 0) : null;
+}
+
+/** Metrics that tell most of a run, of which those that a run has are columns. */
+const TELLING = [
+  ["loss", "loss/total"], ["CI error", "eval/ci_error"], ["matched", "eval/matched"], ["MMCS", "eval/mmcs"], ["ML2R", "eval/ml2r"],
+  ["CE CI-masked", "eval/ce/ci_masked"], ["KL CI-masked", "eval/kl/ci_masked"], ["KL stochastic", "eval/kl/stochastic"],
+  ["MSE stochastic", "eval/mse/stochastic"],
+];
+
+function overviewSection() {
+  const all = runs.filter(Boolean);
+  return all.length === 1 ? overviewOfOne(all[0]) : overviewOfMany(all);
+}
+
+function overviewOfOne(run) {
+  const fact = (name, value) => value === null || value === undefined ? null : el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, value));
+  const planned = run.head?.planned;
+  const telling = TELLING.filter(([, key]) => run.curves.has(key)).slice(0, 6);
+  const l0 = l0Of(run);
+  const facts = el("dl", { class: "facts" },
+    fact("state", stateOf(run)),
+    fact("step", `${stepOf(run).toLocaleString("en")}${planned ? ` of ${planned.toLocaleString("en")}` : ""}`),
+    fact("time", lasting(timeOf(run))),
+    telling.map(([name, key]) => fact(name, short(lastOf(run, key) ?? null))),
+    l0 === null ? null : fact("L0", short(l0)));
+  return [facts, summaryOf(run)];
+}
+
+function summaryOf(run) {
+  const summary = run.head?.summary;
+  if (!summary) return null;
+  const tables = (summary.tables ?? []).map(one => el("div", { class: "card" }, el("h3", {}, one.title),
+    table((one.columns ?? []).map((title, i) => ({ title, number: i > 0, show: row => row[i] })), one.rows ?? [])));
+  const lines = summary.lines?.length ? el("div", { class: "card" }, el("h3", {}, "at the end"),
+    el("dl", { class: "lines" }, summary.lines.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]))) : null;
+  return el("div", { class: "cards" }, tables, lines);
+}
+
+function overviewOfMany(all) {
+  const member = new Map(book.sweeps.flatMap(sweep => sweep.runs ?? []).filter(one => one.run !== null).map(one => [one.run, one]));
+  const swept = [...new Set([...member.values()].flatMap(one => Object.keys(one.values ?? {})))];
+  const columns = [
+    { title: "run", show: run => [dotOf(run), book.names[run.id]] },
+    ...swept.map(key => ({ title: key, number: true, show: run => String(member.get(run.id)?.values?.[key] ?? "–") })),
+    { title: "state", show: run => member.get(run.id)?.cause ? `failed: ${member.get(run.id).cause}` : stateOf(run) },
+    { title: "step", number: true, show: run => stepOf(run).toLocaleString("en") },
+    { title: "time", number: true, show: run => lasting(timeOf(run)) },
+    ...TELLING.filter(([, key]) => all.some(run => run.curves.has(key))).map(([title, key]) => ({ title, number: true, show: run => short(lastOf(run, key) ?? null) })),
+    { title: "L0", number: true, show: run => short(l0Of(run)) },
+  ];
+  const waiting = book.sweeps.flatMap(sweep => sweep.runs ?? []).filter(one => one.run === null);
+  const solved = book.sweeps.map(sweep => sweep.solved).filter(Boolean);
+  return [
+    el("div", { class: "card" }, table(columns, all)),
+    waiting.length ? el("p", { class: "hint" }, `Not begun: ${waiting.map(one => one.directory).join(", ")}`) : null,
+    ...solved.map(line => el("p", { class: "hint" }, line)),
+    ...all.filter(run => run.head?.summary).length ? [folded("summary of a run", "", false, runSelect(), summaryOf(focused()))] : [],
+  ];
+}
+
+function configSection() {
+  const all = runs.filter(run => run?.head);
+  if (!all.length) return null;
+  const run = focused();
+  return [
+    all.length > 1 ? differences(all) : null,
+    folded("config.toml", run.head.path, all.length === 1, runSelect(), el("pre", {}, run.head.config || "There is none.")),
+  ];
+}
+
+/** Settings that are not the same in all runs. */
+function differences(all) {
+  const of = new Map(all.map(run => [run, new Map(run.head.settings)]));
+  const names = [...new Set(all.flatMap(run => run.head.settings.map(([key]) => key)))];
+  const differ = names.filter(key => new Set(all.map(run => of.get(run).get(key))).size > 1);
+  if (!differ.length) return el("p", { class: "none" }, "All runs have the same settings.");
+  const column = run => ({ title: [dotOf(run), book.names[run.id]], number: true, show: key => of.get(run).get(key) ?? "–" });
+  return el("div", { class: "card" }, el("h3", {}, "what differs"), table([{ title: "setting", show: key => el("code", {}, key) }, ...all.map(column)], differ));
+}
+
+function eventsSection() {
+  const all = runs.filter(run => run?.head);
+  const events = all.flatMap(run => run.head.events.map(event => ({ ...event, run }))).sort((one, other) => (other.time ?? 0) - (one.time ?? 0));
+  const problems = all.flatMap(run => run.head.problems.map(line => el("li", {}, line)));
+  const unread = all.reduce((sum, run) => sum + run.head.unread, 0);
+  const columns = [
+    all.length > 1 ? { title: "run", show: event => [dotOf(event.run), book.names[event.run.id]] } : null,
+    { title: "time", show: event => event.time === null ? "–" : clockTime(event.time) },
+    { title: "step", number: true, show: event => event.step.toLocaleString("en") },
+    { title: "what happened", show: event => event.note },
+  ].filter(Boolean);
+  return [
+    events.length ? el("div", { class: "card tight" }, table(columns, events)) : el("p", { class: "none" }, "Nothing happened but steps."),
+    unread ? el("div", { class: "card" }, el("h3", {}, `${unread} lines could not be read`), el("ul", {}, problems)) : null,
+  ];
+}

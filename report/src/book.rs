@@ -1,0 +1,348 @@
+//! Several runs beside each other: everything that a page shows of them, as JSON.
+//!
+//! What the page holds that lies in a file and what the live one is sent have one form:
+//!
+//! ```text
+//! {"book":  {"version", "title", "names": [run..], "sweeps": [{"name", "solved", "runs": [{.., "run": id}]}]},
+//!  "runs":  [{"id", "generation", "rows", "reset", "version", "head": {..}, "clock": [[step, s]..],
+//!             "curves": [{"name", "system", "of", "x": [step..], "y": [value..], "t": [s..]}]}]}
+//! ```
+//!
+//! A reader says how far it is (`id.generation.rows.version` of each run), and is sent what is new since. Where rows were cut, `reset`
+//! says that all before is void.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::components::{self, Components};
+use crate::curve::{Curve, clock};
+use crate::error::ReportError;
+use crate::figures::{self, Figures, text};
+use crate::page;
+use crate::run::Rows;
+use crate::settings::settings;
+use crate::source::{Source, names};
+
+/// Points of one curve, and of all of them, in a page that is a file.
+const IN_FILE: (usize, usize) = (3_000, 600_000);
+
+/// The same in one answer of a live page.
+const LIVE: (usize, usize) = (100_000, 3_000_000);
+
+/// Points that every curve may have, however many there are.
+const FEWEST: usize = 100;
+
+/// Pairs of step and time.
+const CLOCK: usize = 400;
+
+/// Bytes of figures, and of components, in a page that is a file.
+const FIGURE_BYTES: u64 = 12 << 20;
+const COMPONENT_BYTES: usize = 8 << 20;
+
+/// Bytes of the components of one run that a live page is sent.
+const LIVE_COMPONENT_BYTES: usize = 48 << 20;
+
+/// The largest `config.toml` and `summary.json` that are read.
+const LARGEST: u64 = 8 << 20;
+
+/// Runs that are looked at, and what has been read of them.
+#[derive(Debug)]
+pub struct Book {
+    sources: Vec<Source>,
+    runs: Vec<Run>,
+    about: Map<String, Value>,
+    version: u64,
+}
+
+#[derive(Debug)]
+struct Run {
+    dir: PathBuf,
+    rows: Rows,
+    /// What is not rows, and how often it changed.
+    head: Value,
+    version: u64,
+}
+
+/// How far a reader of a run is.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+struct Place {
+    generation: u64,
+    rows: u32,
+    version: u64,
+}
+
+/// What a reader is sent.
+#[derive(Default, Serialize)]
+struct Answer<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    book: Option<Value>,
+    runs: Vec<Part<'a>>,
+    /// Unix time at which a page that is a file was made; the live one has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    made: Option<f64>,
+}
+
+/// What a reader is sent of one run.
+#[derive(Serialize)]
+struct Part<'a> {
+    id: u64,
+    generation: u64,
+    rows: u32,
+    reset: bool,
+    version: u64,
+    zero: f64,
+    last: Option<f64>,
+    clock: Option<Vec<(u64, f64)>>,
+    head: Option<&'a Value>,
+    curves: Vec<Curve<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pictures: Option<Pictures>,
+}
+
+/// What a live page asks for one by one.
+#[derive(Serialize)]
+struct Pictures {
+    figures: Figures,
+    figures_left_out: usize,
+    components: Option<Components>,
+    problem: Option<String>,
+}
+
+impl Book {
+    /// The book of some run directories and sweeps, with all that they hold now.
+    ///
+    /// # Errors
+    ///
+    /// When one of them is neither.
+    pub fn open(paths: &[PathBuf]) -> Result<Self, ReportError> {
+        let sources: Result<Vec<Source>, ReportError> =
+            paths.iter().map(|path| Source::at(path)).collect();
+        let mut book = Self {
+            sources: sources?,
+            runs: Vec::new(),
+            about: Map::new(),
+            version: 0,
+        };
+        book.poll();
+        Ok(book)
+    }
+
+    /// Reads what is new: rows, members of sweeps, figures, summaries. What cannot be read is named on the page.
+    pub fn poll(&mut self) {
+        for dir in self.sources.iter().flat_map(Source::runs) {
+            if !self.runs.iter().any(|run| run.dir == dir) {
+                self.runs.push(Run {
+                    rows: Rows::of(&dir),
+                    dir,
+                    head: Value::Null,
+                    version: 0,
+                });
+            }
+        }
+        for run in &mut self.runs {
+            run.poll();
+        }
+        let about = self.describe();
+        if self.about != about {
+            self.version += 1;
+            self.about = about;
+        }
+    }
+
+    /// The page as one file that needs nothing else.
+    pub fn page(&self) -> String {
+        let mut all = self.answer(&BTreeMap::new(), None, IN_FILE);
+        for (part, run) in all.runs.iter_mut().zip(&self.runs) {
+            part.pictures = Some(run.pictures(self.runs.len()));
+        }
+        all.made = Some(now());
+        page::page(&self.title(), &text_of(&all))
+    }
+
+    /// The page that asks for all of that where it came from.
+    pub fn live_page(&self) -> String {
+        page::page(&self.title(), "{\"live\":true}")
+    }
+
+    /// Reads what is new, and puts the page at `path`.
+    ///
+    /// # Errors
+    ///
+    /// When the disk refuses.
+    pub fn write(&mut self, path: &Path) -> Result<(), ReportError> {
+        self.poll();
+        let written = spd_files::atomic::write_file(path, &[self.page().as_bytes()]);
+        written.map_err(|found| ReportError::Write {
+            path: path.to_path_buf(),
+            found,
+        })
+    }
+
+    /// The JSON of what is new since `since`: `id.generation.rows.version` of each run that the reader has, with commas between, and the
+    /// version of the book in front. Whatever is no such thing stands for a reader that has nothing.
+    pub fn news(&self, since: &str) -> String {
+        let mut words = since.split(',');
+        let version = words.next().and_then(|word| word.parse().ok());
+        let place = |word: &str| {
+            let mut numbers = word.split('.').map(str::parse::<u64>);
+            let mut next = || numbers.next()?.ok();
+            let (id, generation, rows, version) = (next()?, next()?, next()?, next()?);
+            let rows = u32::try_from(rows).ok()?;
+            Some((
+                id,
+                Place {
+                    generation,
+                    rows,
+                    version,
+                },
+            ))
+        };
+        text_of(&self.answer(&words.filter_map(place).collect(), version, LIVE))
+    }
+
+    /// A figure of run `id` as SVG; none unless the run lists it.
+    pub fn figure(&self, id: usize, step: u64, name: &str) -> Option<String> {
+        figures::read(&self.runs.get(id)?.dir, step, name)
+    }
+
+    /// The newest components of run `id` as JSON.
+    pub fn components(&self, id: usize) -> Option<String> {
+        let found = components::read(&self.runs.get(id)?.dir, LIVE_COMPONENT_BYTES);
+        serde_json::to_string(&found.ok()??).ok()
+    }
+
+    fn title(&self) -> String {
+        let named = |source: &Source| names(&[source.path().to_path_buf()]).concat();
+        let all: Vec<String> = self.sources.iter().map(named).collect();
+        match all.as_slice() {
+            [one, rest @ ..] if rest.len() > 2 => format!("{one} and {} others", rest.len()),
+            all => all.join(", "),
+        }
+    }
+
+    fn describe(&self) -> Map<String, Value> {
+        let dirs: Vec<PathBuf> = self.runs.iter().map(|run| run.dir.clone()).collect();
+        let sweeps = self.sources.iter().filter_map(|source| {
+            let mut sweep = source.sweep()?;
+            for member in sweep.get_mut("runs").and_then(Value::as_array_mut)? {
+                let dir = source.path().join(member.get("directory")?.as_str()?);
+                member["run"] = json!(dirs.iter().position(|found| *found == dir));
+            }
+            Some(Value::Object(sweep))
+        });
+        let mut about = Map::new();
+        about.insert("title".to_owned(), json!(self.title()));
+        about.insert("names".to_owned(), json!(names(&dirs)));
+        about.insert("sweeps".to_owned(), sweeps.collect());
+        about
+    }
+
+    /// What is new for one who is at these places; `(most, all)` points of one curve and of all.
+    fn answer(
+        &self,
+        places: &BTreeMap<u64, Place>,
+        version: Option<u64>,
+        (most, all): (usize, usize),
+    ) -> Answer<'_> {
+        let curves: usize = self.runs.iter().map(|run| run.rows.series.len()).sum();
+        let most = (all / curves.max(1)).clamp(FEWEST, most);
+        let runs = (0..).zip(&self.runs);
+        let runs = runs.map(|(id, run)| run.answer(id, places.get(&id).copied(), most));
+        let mut book = self.about.clone();
+        book.insert("version".to_owned(), json!(self.version));
+        Answer {
+            book: (version != Some(self.version)).then_some(Value::Object(book)),
+            runs: runs.collect(),
+            made: None,
+        }
+    }
+}
+
+impl Run {
+    fn poll(&mut self) {
+        self.rows.poll();
+        let head = self.describe();
+        if self.head != head {
+            self.version += 1;
+            self.head = head;
+        }
+    }
+
+    fn describe(&self) -> Value {
+        let config = text(&self.dir.join("config.toml"), LARGEST).unwrap_or_default();
+        let summary = text(&self.dir.join("summary.json"), LARGEST);
+        let listing = figures::list(&self.dir);
+        let figures: Vec<(u64, Vec<String>)> = listing
+            .into_iter()
+            .map(|(step, of_step)| (step, of_step.into_keys().collect()))
+            .collect();
+        let rows = &self.rows;
+        json!({
+            "path": self.dir.display().to_string(),
+            "finished": summary.is_some(),
+            "settings": settings(&config),
+            "config": config,
+            "summary": summary.and_then(|text| serde_json::from_str::<Value>(&text).ok()),
+            "planned": rows.planned,
+            "events": rows.events,
+            "problems": rows.problems,
+            "unread": rows.unread,
+            "figures": figures,
+            "components": components::newest(&self.dir),
+        })
+    }
+
+    fn answer(&self, id: u64, place: Option<Place>, most: usize) -> Part<'_> {
+        let rows = &self.rows;
+        let read = u32::try_from(rows.at.len()).unwrap_or(u32::MAX);
+        let goes_on = |place: &Place| place.generation == rows.generation && place.rows <= read;
+        let kept = place.filter(goes_on);
+        let first = kept.map_or(0, |place| place.rows);
+        let curves = rows.series.iter();
+        let curves = curves.filter_map(|series| Curve::of(series, rows, first, most));
+        let has_head = kept.map(|place| place.version) == Some(self.version);
+        Part {
+            id,
+            generation: rows.generation,
+            rows: read,
+            reset: kept.is_none(),
+            version: self.version,
+            zero: rows.zero(),
+            last: rows.last,
+            clock: (first < read).then(|| clock(rows, CLOCK)),
+            head: (!has_head).then_some(&self.head),
+            curves: curves.collect(),
+            pictures: None,
+        }
+    }
+
+    /// Figures and components of this run, one of so many, for a page that is a file.
+    fn pictures(&self, runs: usize) -> Pictures {
+        let listing = figures::list(&self.dir);
+        let (figures, figures_left_out) =
+            figures::that_fit(&self.dir, &listing, FIGURE_BYTES / runs as u64);
+        let (components, problem) = match components::read(&self.dir, COMPONENT_BYTES / runs) {
+            Ok(found) => (found, None),
+            Err(line) => (None, Some(line)),
+        };
+        Pictures {
+            figures,
+            figures_left_out,
+            components,
+            problem,
+        }
+    }
+}
+
+fn text_of(answer: &Answer<'_>) -> String {
+    serde_json::to_string(answer).expect("names and numbers are JSON")
+}
+
+fn now() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0.0, |time| time.as_secs_f64())
+}

@@ -1,0 +1,182 @@
+//! Components as people study them: where in text each is active, and what the network would say without it.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::figures;
+
+/// The largest file that is read.
+const LARGEST: u64 = 256 << 20;
+
+/// `components.json` of one step.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Components {
+    step: u64,
+    sites: Vec<Site>,
+    /// Components that are left out here, of all sites.
+    #[serde(default, skip_deserializing)]
+    left_out: usize,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Site {
+    name: String,
+    components: Vec<Component>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Component {
+    index: u64,
+    #[serde(default)]
+    mean_importance: Option<f64>,
+    #[serde(default)]
+    density: Option<f64>,
+    #[serde(default)]
+    contexts: Vec<Context>,
+    #[serde(default)]
+    removal: Option<Removal>,
+}
+
+/// A stretch of text, and the position in it at which the component is most important.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Context {
+    tokens: Vec<String>,
+    importances: Vec<Option<f32>>,
+    #[serde(default)]
+    position: usize,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Removal {
+    #[serde(default)]
+    kl: Option<f64>,
+    #[serde(default)]
+    up: Vec<Change>,
+    #[serde(default)]
+    down: Vec<Change>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Change {
+    token: String,
+    #[serde(default)]
+    change: Option<f64>,
+}
+
+/// The newest step of a run that has components.
+pub(crate) fn newest(run: &Path) -> Option<u64> {
+    let steps = figures::steps(run).into_iter().rev();
+    let mut with = steps.filter(|(_, dir)| dir.join("components.json").is_file());
+    with.next().map(|(step, _)| step)
+}
+
+/// The newest components of a run, the most important ones of each site if all take more than `budget` bytes.
+///
+/// # Errors
+///
+/// One line, when the file is no such file.
+pub(crate) fn read(run: &Path, budget: usize) -> Result<Option<Components>, String> {
+    let Some(step) = newest(run) else {
+        return Ok(None);
+    };
+    let path = run.join(format!("figures/step-{step:08}/components.json"));
+    let Some(text) = figures::text(&path, LARGEST) else {
+        return Err(format!(
+            "{}: cannot be read as text of {LARGEST} bytes at most",
+            path.display()
+        ));
+    };
+    let mut components: Components = serde_json::from_str(&text)
+        .map_err(|error| format!("{}: {error}; it is left out", path.display()))?;
+    components.keep(budget);
+    Ok(Some(components))
+}
+
+impl Components {
+    /// Sorts by mean importance, and leaves out the end of each site, the same number at most in each.
+    fn keep(&mut self, budget: usize) {
+        for site in &mut self.sites {
+            let mean = |component: &Component| component.mean_importance.unwrap_or(f64::NAN);
+            site.components
+                .sort_by(|one, other| mean(other).total_cmp(&mean(one)));
+            for component in &mut site.components {
+                for importance in component
+                    .contexts
+                    .iter_mut()
+                    .flat_map(|text| &mut text.importances)
+                {
+                    *importance = importance.map(|value| (value * 1000.0).round() / 1000.0);
+                }
+            }
+        }
+        loop {
+            let most = self.sites.iter().map(|site| site.components.len()).max();
+            let most = most.unwrap_or(0);
+            let bytes = serde_json::to_vec(&self).map_or(0, |text| text.len());
+            if bytes <= budget || most == 0 {
+                return;
+            }
+            // As many as would fit if all were of one size, and fewer each time.
+            let next = (most.saturating_mul(budget) / bytes).min(most - 1);
+            for site in &mut self.sites {
+                self.left_out += site.components.len().saturating_sub(next);
+                site.components.truncate(next);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "nobody reads them meanwhile")]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const SAMPLE: &str = r#"{"step":2000,"sites":[{"name":"h.0.attn.q_proj","components":[
+        {"index":3,"mean_importance":0.01,"density":0.1,"contexts":[],"removal":null},
+        {"index":17,"mean_importance":0.12,"density":0.3,
+         "contexts":[{"tokens":["The"," cat"],"importances":[0.0,0.9],"position":1}],
+         "removal":{"kl":0.02,"up":[{"token":" dog","change":0.8}],"down":[{"token":" mat","change":-1.2}]}}]}]}"#;
+
+    fn run(text: &str) -> tempfile::TempDir {
+        let run = tempfile::tempdir().unwrap();
+        for (step, text) in [(1000, "{}"), (2000, text)] {
+            let dir = run.path().join(format!("figures/step-{step:08}"));
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("components.json"), text).unwrap();
+        }
+        run
+    }
+
+    fn indices(components: &Components) -> Vec<u64> {
+        components.sites[0]
+            .components
+            .iter()
+            .map(|one| one.index)
+            .collect()
+    }
+
+    #[test]
+    fn the_newest_are_read_and_the_most_important_are_kept() {
+        let run = run(SAMPLE);
+        let all = read(run.path(), 1 << 20).unwrap().unwrap();
+        assert_eq!((indices(&all), all.left_out), (vec![17, 3], 0));
+        let some = read(run.path(), 360).unwrap().unwrap();
+        assert_eq!((indices(&some), some.left_out), (vec![17], 1));
+        let none = read(run.path(), 10).unwrap().unwrap();
+        assert_eq!((indices(&none), none.left_out), (vec![], 2));
+    }
+
+    #[test]
+    fn another_file_is_named() {
+        let run = run("[1]");
+        let error = read(run.path(), 1 << 20).unwrap_err();
+        assert!(
+            error.contains("step-00002000/components.json: invalid"),
+            "{error}"
+        );
+        assert!(read(Path::new("/nowhere"), 1).unwrap().is_none());
+    }
+}

@@ -1,0 +1,168 @@
+//! The figures of a run: `figures/step-NNNNNNNN/NAME.svg`, and `components.json` beside them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The largest figure that is read.
+const LARGEST: u64 = 32 << 20;
+
+/// What a step has: the bytes of each figure by its name.
+pub(crate) type Listing = BTreeMap<u64, BTreeMap<String, u64>>;
+
+/// The text of each figure by its step and name.
+pub(crate) type Figures = BTreeMap<u64, BTreeMap<String, String>>;
+
+/// The figures that lie in a run directory; those that cannot be listed are not there.
+pub(crate) fn list(run: &Path) -> Listing {
+    let mut found = Listing::new();
+    for (step, dir) in steps(run) {
+        let names = spd_files::atomic::names(&dir).unwrap_or_default();
+        for name in names.iter().filter_map(|name| name.to_str()) {
+            let file = fs::symlink_metadata(dir.join(name)).ok();
+            let bytes = file.filter(fs::Metadata::is_file).map(|file| file.len());
+            if let (Some(figure), Some(bytes)) = (name.strip_suffix(".svg"), bytes) {
+                let of_step = found.entry(step).or_default();
+                of_step.insert(figure.to_owned(), bytes);
+            }
+        }
+    }
+    found
+}
+
+/// The directories of figures, by step.
+pub(crate) fn steps(run: &Path) -> Vec<(u64, PathBuf)> {
+    let figures = run.join("figures");
+    let names = spd_files::atomic::names(&figures).unwrap_or_default();
+    let mut found: Vec<(u64, PathBuf)> = names
+        .into_iter()
+        .filter_map(|name| name.into_string().ok())
+        .filter_map(|name| {
+            let step = name.strip_prefix("step-")?.parse().ok()?;
+            Some((step, figures.join(name)))
+        })
+        .filter(|(_, dir)| fs::symlink_metadata(dir).is_ok_and(|found| found.is_dir()))
+        .collect();
+    found.sort();
+    found
+}
+
+/// The text of a figure that is listed; none for every other name, so that no path leads out of the run.
+pub(crate) fn read(run: &Path, step: u64, name: &str) -> Option<String> {
+    let (_, dir) = steps(run).into_iter().find(|(found, _)| *found == step)?;
+    let file = format!("{name}.svg");
+    let names = spd_files::atomic::names(&dir).ok()?;
+    let listed = names
+        .into_iter()
+        .find(|found| found.to_str() == Some(&file))?;
+    text(&dir.join(listed), LARGEST)
+}
+
+/// The text of a file that is no link and not larger than `most`.
+pub(crate) fn text(path: &Path, most: u64) -> Option<String> {
+    let is_file = fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
+    let file = spd_files::open(path).ok().filter(|_| is_file)?;
+    let mut text = String::new();
+    let read = file.take(most + 1).read_to_string(&mut text).ok()?;
+    (read as u64 <= most).then_some(text)
+}
+
+/// The figures of the first and the last step and of as many between them, evenly spaced, as fit into so many bytes; and how many
+/// figures are left out.
+pub(crate) fn that_fit(run: &Path, listing: &Listing, budget: u64) -> (Figures, usize) {
+    let bytes: Vec<u64> = listing
+        .values()
+        .map(|of_step| of_step.values().sum())
+        .collect();
+    let fits = |count: usize| {
+        spaced(bytes.len(), count)
+            .map(|index| bytes[index])
+            .sum::<u64>()
+            <= budget
+    };
+    let count = (1..=bytes.len())
+        .rev()
+        .find(|&count| fits(count))
+        .unwrap_or(0);
+    let kept: Vec<usize> = spaced(bytes.len(), count).collect();
+    let mut found = Figures::new();
+    let mut left_out = 0;
+    for (index, (step, of_step)) in listing.iter().enumerate() {
+        let mut texts = BTreeMap::new();
+        for name in of_step.keys() {
+            match kept
+                .contains(&index)
+                .then(|| read(run, *step, name))
+                .flatten()
+            {
+                Some(text) => drop(texts.insert(name.clone(), text)),
+                None => left_out += 1,
+            }
+        }
+        if !texts.is_empty() {
+            found.insert(*step, texts);
+        }
+    }
+    (found, left_out)
+}
+
+/// `count` of the numbers below `all`, evenly spaced, the last among them.
+fn spaced(all: usize, count: usize) -> impl Iterator<Item = usize> {
+    (0..count).map(move |index| match count {
+        1 => all - 1,
+        _ => index * (all - 1) / (count - 1),
+    })
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "nobody reads them meanwhile")]
+mod tests {
+    use super::*;
+
+    fn run_with_steps(steps: u64) -> tempfile::TempDir {
+        let run = tempfile::tempdir().unwrap();
+        for step in 1..=steps {
+            let dir = run.path().join(format!("figures/step-{step:08}"));
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("uv_matrices.svg"), "<svg>12345</svg>").unwrap();
+            fs::write(dir.join("uv_matrices.json"), "{}").unwrap();
+        }
+        run
+    }
+
+    #[test]
+    fn the_ends_stay_and_what_is_between_is_thinned() {
+        let run = run_with_steps(9);
+        let listing = list(run.path());
+        assert_eq!(listing.len(), 9);
+        let steps = |budget| {
+            let (found, left_out) = that_fit(run.path(), &listing, budget);
+            (found.into_keys().collect::<Vec<_>>(), left_out)
+        };
+        assert_eq!(steps(16 * 9), ((1..=9).collect(), 0));
+        assert_eq!(steps(16 * 3), (vec![1, 5, 9], 6));
+        assert_eq!(steps(16), (vec![9], 8));
+        assert_eq!(steps(15), (vec![], 9));
+    }
+
+    #[test]
+    fn no_name_leads_out() {
+        let run = run_with_steps(1);
+        fs::write(run.path().join("secret.svg"), "secret").unwrap();
+        let dir = run.path().join("figures/step-00000001");
+        std::os::unix::fs::symlink(run.path().join("secret.svg"), dir.join("link.svg")).unwrap();
+        assert!(read(run.path(), 1, "uv_matrices").is_some());
+        for name in [
+            "../../secret",
+            "link",
+            "",
+            "uv_matrices.json",
+            "/etc/passwd",
+        ] {
+            assert_eq!(read(run.path(), 1, name), None, "{name}");
+        }
+        assert_eq!(read(run.path(), 2, "uv_matrices"), None);
+        assert!(!list(run.path())[&1].contains_key("link"));
+    }
+}

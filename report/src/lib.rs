@@ -1,0 +1,65 @@
+//! A run for looking at: one page with its curves, figures, components and settings, as a file or live.
+//!
+//! ```text
+//! source     what was named: a run, or a sweep of runs
+//! run        the rows of a run, read while they are written
+//! series     -> curve: the points of them that a screen can show
+//! figures, components, settings
+//! book       all of that of several runs, as JSON
+//! page       -> report.html, which needs nothing else; or the live page, which asks for what is new
+//! ```
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let run = tempfile::tempdir()?;
+//! # let run = run.path();
+//! # spd_files::atomic::write_file(&run.join("config.toml"), &[b"name = \"x\""])?;
+//! spd_report::write(run)?; // makes report.html in the run directory
+//!
+//! let mut book = spd_report::Book::open(&[run.to_path_buf()])?;
+//! let page = book.page();
+//! book.poll(); // some time later
+//! let json = book.news("");
+//! # assert!(page.contains("<html") && json.starts_with('{'));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Charts are drawn by uPlot 1.6.32 (MIT, <https://github.com/leeoniya/uPlot>), from the npm package `uplot`; it lies in `vendor/`.
+
+mod book;
+mod components;
+mod curve;
+mod error;
+mod figures;
+mod page;
+mod run;
+mod series;
+mod settings;
+mod source;
+
+use std::path::{Path, PathBuf};
+
+pub use book::Book;
+pub use error::ReportError;
+
+/// Name of the page in a run directory, or in that of a sweep.
+pub const PAGE: &str = "report.html";
+
+/// The page of some runs and sweeps beside each other, as one file that needs nothing else.
+///
+/// # Errors
+///
+/// When one of the paths is neither a run directory nor that of a sweep.
+pub fn page(runs: &[PathBuf]) -> Result<String, ReportError> {
+    Ok(Book::open(runs)?.page())
+}
+
+/// Makes [`PAGE`] of a run, or of a sweep, in its directory. Who does so again and again keeps a [`Book`] instead, which reads on.
+///
+/// # Errors
+///
+/// When the path is neither, and when the disk refuses.
+pub fn write(dir: &Path) -> Result<(), ReportError> {
+    Book::open(&[dir.to_path_buf()])?.write(&dir.join(PAGE))
+}

@@ -1,0 +1,374 @@
+//! The rows of one run directory, read while they are written. All that is known of spool files is known here.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use spd_tracker::{Kind, METRICS, Mark, Read, ReadError, Reader, Row, SYSTEM};
+
+use crate::series::{Series, Source};
+
+/// Lines about what could not be read that are kept.
+const PROBLEMS: usize = 20;
+
+/// Events that are kept: the last ones.
+const EVENTS: usize = 2000;
+
+/// Phase of a row of progress in which its steps are those of the run.
+const TRAIN: &str = "train";
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub(crate) struct Event {
+    pub(crate) step: u64,
+    /// Unix time in seconds, where the row has one.
+    pub(crate) time: Option<f64>,
+    pub(crate) note: String,
+}
+
+/// What all rows of a run directory hold, as far as they have been read.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    dir: PathBuf,
+    files: Vec<Followed>,
+    /// How often what was read became void.
+    pub(crate) generation: u64,
+    /// Step and unix time (or NaN) of each row that holds values.
+    pub(crate) at: Vec<(u64, f64)>,
+    pub(crate) series: Vec<Series>,
+    names: BTreeMap<(Source, String), usize>,
+    pub(crate) events: Vec<Event>,
+    /// Step and unix time of rows of training, from which the time of any step is guessed.
+    pub(crate) clock: Vec<(u64, f64)>,
+    zero: Option<f64>,
+    /// The last unix time that a row has.
+    pub(crate) last: Option<f64>,
+    /// What the run is doing, of what has steps of its own.
+    phase: Option<String>,
+    /// Steps that are planned, as the last row of training says.
+    pub(crate) planned: Option<u64>,
+    pub(crate) problems: Vec<String>,
+    /// How many lines could not be read.
+    pub(crate) unread: u64,
+}
+
+/// A spool file that is read on.
+struct Followed {
+    name: String,
+    reader: Option<Reader>,
+    /// Where the values of the row before belong: those of the next one mostly belong there too.
+    last: Vec<usize>,
+}
+
+impl std::fmt::Debug for Followed {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.name)
+    }
+}
+
+impl Rows {
+    /// Those of a directory, none of them read yet.
+    pub(crate) fn of(dir: &Path) -> Self {
+        Self {
+            dir: dir.to_path_buf(),
+            files: Vec::new(),
+            generation: 0,
+            at: Vec::new(),
+            series: Vec::new(),
+            names: BTreeMap::new(),
+            events: Vec::new(),
+            clock: Vec::new(),
+            zero: None,
+            last: None,
+            phase: None,
+            planned: None,
+            problems: Vec::new(),
+            unread: 0,
+        }
+    }
+
+    /// Reads what is new. Where rows were cut, everything is read again, as another generation.
+    pub(crate) fn poll(&mut self) {
+        // A run that is cut again while it is read has its turn at the next poll.
+        for _ in 0..3 {
+            if self.read_on() {
+                return;
+            }
+            *self = Self {
+                generation: self.generation + 1,
+                ..Self::of(&self.dir)
+            };
+        }
+    }
+
+    /// Reads every file to its end; not so where one was cut.
+    fn read_on(&mut self) -> bool {
+        for name in spools(&self.dir) {
+            if !self.files.iter().any(|file| file.name == name) {
+                self.files.push(Followed {
+                    name,
+                    reader: None,
+                    last: Vec::new(),
+                });
+            }
+        }
+        let mut files = std::mem::take(&mut self.files);
+        let whole = files.iter_mut().all(|file| self.read_file(file));
+        self.files = files;
+        whole
+    }
+
+    fn read_file(&mut self, file: &mut Followed) -> bool {
+        if file.reader.is_none() {
+            match Reader::open(&self.dir.join(&file.name), &Mark::default()) {
+                Ok(reader) => file.reader = Some(reader),
+                Err(error) => {
+                    self.problem(&error);
+                    return true;
+                }
+            }
+        }
+        let Some(reader) = &mut file.reader else {
+            return true;
+        };
+        let last = &mut file.last;
+        loop {
+            match reader.next() {
+                Ok(Some(Read::Row(row))) => self.take(row, last),
+                Ok(Some(Read::RolledBack { .. })) => return false,
+                Ok(None) => return true,
+                Err(error @ ReadError::Junk { .. }) => self.problem(&error),
+                // The same again at every call, or tried again at the next poll.
+                Err(error) => {
+                    self.problem(&error);
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// The first unix time that a row has, from which the page counts.
+    pub(crate) fn zero(&self) -> f64 {
+        self.zero.unwrap_or(0.0)
+    }
+
+    fn problem(&mut self, error: &ReadError) {
+        let line = error.to_string();
+        if self.problems.contains(&line) {
+            return;
+        }
+        self.unread += 1;
+        if self.problems.len() < PROBLEMS {
+            self.problems.push(line);
+        }
+    }
+
+    fn take(&mut self, row: Row, last: &mut Vec<usize>) {
+        let source = match row.kind {
+            Kind::Train | Kind::Eval => Source::Metrics,
+            Kind::System | Kind::Event => Source::System,
+        };
+        let value = |name: &str| row.values.iter().find(|(held, _)| held == name);
+        let time = match source {
+            Source::Metrics => None,
+            Source::System => value("time").or_else(|| value("time/unix_s")),
+        };
+        let time = time.map_or(f64::NAN, |(_, time)| *time);
+        if time.is_finite() {
+            self.zero.get_or_insert(time);
+            self.last = Some(time);
+        }
+        if row.kind == Kind::Event {
+            let event = Event {
+                step: row.step,
+                time: time.is_finite().then_some(time),
+                note: row.note.unwrap_or_default(),
+            };
+            self.events.push(event);
+            if self.events.len() > EVENTS {
+                self.events.remove(0);
+            }
+            return;
+        }
+        if row.note.as_deref() == Some(TRAIN) {
+            self.planned = value("steps").map_or(self.planned, |(_, steps)| whole(*steps));
+            if time.is_finite() {
+                self.clock.push((row.step, time));
+            }
+        }
+        if value("steps").is_some_and(|(_, steps)| *steps > 0.0) {
+            self.phase.clone_from(&row.note);
+        }
+        let Ok(number) = u32::try_from(self.at.len()) else {
+            return;
+        };
+        self.at.push((row.step, time));
+        let mut place = 0;
+        for (name, value) in row.values {
+            let Some(name) = self.name(source, name, (value, row.note.as_deref())) else {
+                continue;
+            };
+            let index = self.index((source, name), last.get(place).copied());
+            match last.get_mut(place) {
+                Some(slot) => *slot = index,
+                None => last.push(index),
+            }
+            place += 1;
+            let series = &mut self.series[index];
+            series.rows.push(number);
+            series.values.push(value);
+        }
+    }
+
+    /// Under which name a value is shown, if it is: what is of a phase other than training, whose steps are counted from 0 again, has a
+    /// name of its own.
+    fn name(
+        &self,
+        source: Source,
+        name: String,
+        (value, note): (f64, Option<&str>),
+    ) -> Option<String> {
+        if source == Source::Metrics {
+            return Some(name);
+        }
+        match name.as_str() {
+            "time" | "steps" => None,
+            // The row says that something begins or ends: no step was made since the one before.
+            "steps_per_s" if value == 0.0 => None,
+            "steps_per_s" => Some(note.map_or(name, |phase| format!("steps_per_s/{phase}"))),
+            _ => match (name.strip_prefix("time_ms/"), self.phase.as_deref()) {
+                (Some(part), Some(phase)) if phase != TRAIN => {
+                    Some(format!("time_ms/{phase}/{part}"))
+                }
+                _ => Some(name),
+            },
+        }
+    }
+
+    /// Which series a name is; `guess` is looked at first.
+    fn index(&mut self, (source, name): (Source, String), guess: Option<usize>) -> usize {
+        let guessed = guess.filter(|&index| {
+            let series = &self.series[index];
+            series.source == source && series.name == name
+        });
+        if let Some(index) = guessed {
+            return index;
+        }
+        let next = self.series.len();
+        let index = *self.names.entry((source, name.clone())).or_insert(next);
+        if index == next {
+            self.series.push(Series {
+                source,
+                name,
+                rows: Vec::new(),
+                values: Vec::new(),
+            });
+        }
+        index
+    }
+}
+
+/// Names of the spool files of a run: its two own, and those of machines.
+fn spools(dir: &Path) -> Vec<String> {
+    let names = spd_files::atomic::names(dir).unwrap_or_default();
+    let machines = names
+        .into_iter()
+        .filter_map(|name| name.into_string().ok())
+        .filter(|name| name.starts_with("machine") && name.ends_with(".jsonl"));
+    [METRICS.to_owned(), SYSTEM.to_owned()]
+        .into_iter()
+        .chain(machines)
+        .collect()
+}
+
+/// A count that was written as a float.
+fn whole(count: f64) -> Option<u64> {
+    const MOST: f64 = 9e15;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it is between 0 and MOST"
+    )]
+    (0.0..=MOST).contains(&count).then_some(count as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use spd_tracker::Spool;
+
+    use super::*;
+
+    fn values(rows: &Rows, name: &str) -> Vec<(u64, f64)> {
+        let series = rows.series.iter().find(|series| series.name == name);
+        let Some(series) = series else {
+            return Vec::new();
+        };
+        let steps = series.rows.iter().map(|&row| rows.at[row as usize].0);
+        steps.zip(series.values.iter().copied()).collect()
+    }
+
+    #[test]
+    fn rows_become_curves_and_events_and_a_clock() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut spool = Spool::create_or_open(dir.path()).unwrap();
+        let train = |step| Row::new(step, Kind::Train).with("loss/total", step as f64);
+        spool.append(&train(1));
+        let system = Row::new(1, Kind::System).with_note("train");
+        spool.append(
+            &system
+                .with("steps", 10.0)
+                .with("steps_per_s", 3.0)
+                .with("time", 1e9),
+        );
+        let event = Row::new(1, Kind::Event).with_note("resumed");
+        spool.append(&event.with("time/unix_s", 1e9));
+        spool.flush();
+        let mut rows = Rows::of(dir.path());
+        rows.poll();
+        spool.append(&train(2));
+        spool.flush();
+        rows.poll();
+        assert_eq!(values(&rows, "loss/total"), [(1, 1.0), (2, 2.0)]);
+        assert_eq!(values(&rows, "steps_per_s/train"), [(1, 3.0)]);
+        assert_eq!(
+            (rows.planned, rows.clock.as_slice()),
+            (Some(10), &[(1, 1e9)][..])
+        );
+        assert_eq!(rows.events.len(), 1);
+        assert_eq!((rows.generation, rows.unread), (0, 0));
+    }
+
+    #[test]
+    fn what_is_cut_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut spool = Spool::create_or_open(dir.path()).unwrap();
+        let train = |step, value| Row::new(step, Kind::Train).with("loss/total", value);
+        spool.append(&train(1, 1.0));
+        let mark = spool.mark();
+        spool.append(&train(2, 2.0));
+        spool.flush();
+        let mut rows = Rows::of(dir.path());
+        rows.poll();
+        drop(spool);
+        Spool::roll_back(dir.path(), &mark).unwrap();
+        let mut spool = Spool::create_or_open(dir.path()).unwrap();
+        spool.append(&train(2, 3.0));
+        spool.flush();
+        rows.poll();
+        assert_eq!(values(&rows, "loss/total"), [(1, 1.0), (2, 3.0)]);
+        assert_eq!(rows.generation, 1);
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "nobody reads it meanwhile")]
+    fn junk_is_counted_and_named_and_machines_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let machine = "{\"step\":3,\"kind\":\"system\",\"system/cpu_percent\":50,\"time\":5}\n";
+        std::fs::write(dir.path().join("machine0.jsonl"), machine).unwrap();
+        std::fs::write(dir.path().join(METRICS), "junk\n{}\n").unwrap();
+        let mut rows = Rows::of(dir.path());
+        rows.poll();
+        rows.poll();
+        assert_eq!(values(&rows, "system/cpu_percent"), [(3, 50.0)]);
+        assert_eq!((rows.unread, rows.problems.len()), (2, 2));
+    }
+}

@@ -1,0 +1,91 @@
+//! One curve: the values of a name, by the rows that hold them, and the few of them that a screen can show.
+
+/// Whether a name is of the run's mathematics, or of what differs between two runs of one config.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Source {
+    Metrics,
+    System,
+}
+
+/// The values of a name in the order in which they were read.
+#[derive(Debug)]
+pub(crate) struct Series {
+    pub(crate) source: Source,
+    pub(crate) name: String,
+    /// Number of the row that holds each value; it only grows.
+    pub(crate) rows: Vec<u32>,
+    pub(crate) values: Vec<f64>,
+}
+
+impl Series {
+    /// Where the values of row `first` and of later ones begin.
+    pub(crate) fn from(&self, first: u32) -> usize {
+        self.rows.partition_point(|&row| row < first)
+    }
+}
+
+/// Which of some values to show: all, if they are at most `most`, or else the least and the greatest of each stretch, its first that is
+/// not finite, and both ends. At most `most` and half as many again, ascending.
+pub(crate) fn thinned(values: &[f64], most: usize) -> Vec<usize> {
+    if values.len() <= most.max(2) {
+        return (0..values.len()).collect();
+    }
+    let stretch = values.len().div_ceil((most / 2).max(1));
+    let mut kept = Vec::with_capacity(most + most / 2);
+    for (number, part) in values.chunks(stretch).enumerate() {
+        let finite = || {
+            part.iter()
+                .enumerate()
+                .filter(|(_, value)| value.is_finite())
+        };
+        let least = finite().min_by(|(_, one), (_, other)| one.total_cmp(other));
+        let most = finite().max_by(|(_, one), (_, other)| one.total_cmp(other));
+        let strange = part.iter().position(|value| !value.is_finite());
+        let mut found: Vec<usize> = least
+            .into_iter()
+            .chain(most)
+            .map(|(index, _)| index)
+            .chain(strange)
+            .map(|index| number * stretch + index)
+            .collect();
+        found.sort_unstable();
+        kept.extend(found);
+    }
+    kept.insert(0, 0);
+    kept.push(values.len() - 1);
+    kept.dedup();
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_values_are_all_kept() {
+        assert_eq!(thinned(&[3.0, 1.0, 2.0], 3), [0, 1, 2]);
+        assert_eq!(thinned(&[], 0), [0_usize; 0]);
+    }
+
+    #[test]
+    fn ends_extremes_and_what_is_not_finite_are_kept() {
+        let mut values = vec![1.0; 1000];
+        values[400] = 9.0;
+        values[603] = -9.0;
+        values[777] = f64::NAN;
+        values[778] = f64::NAN;
+        let kept = thinned(&values, 20);
+        assert!(kept.len() <= 30 && kept.is_sorted(), "{kept:?}");
+        for index in [0, 400, 603, 777, 999] {
+            assert!(kept.contains(&index), "{index}");
+        }
+        assert!(!kept.contains(&778));
+    }
+
+    #[test]
+    fn nothing_but_nan_is_thinned_too() {
+        let kept = thinned(&[f64::NAN; 100], 10);
+        assert_eq!(kept.first(), Some(&0));
+        assert!(kept.len() <= 15, "{kept:?}");
+    }
+}
