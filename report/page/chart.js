@@ -34,7 +34,27 @@ function zoom(domain, range) {
   const mapped = range?.map(x => translated(x, domain, other));
   if (mapped && mapped[1] > mapped[0]) view.ranges[other] = mapped;
   byId("whole").hidden = !range;
-  for (const chart of charts) chart.refresh();
+  redraw();
+}
+
+const waiting = new Set();
+
+/** Draws charts anew, as many in each frame as leave it short: those in the window first, and of these the one that waits the longest. */
+function redraw(some = charts) {
+  for (const chart of some) if (chart.isNear) waiting.add(chart);
+  redraw.frame ??= requestAnimationFrame(async () => {
+    const until = performance.now() + 6;
+    for (const chart of waiting) chart.isOff = chart.isOffScreen();
+    for (const chart of [...waiting].sort((one, other) => one.isOff - other.isOff || one.drawn - other.drawn)) {
+      waiting.delete(chart);
+      chart.refresh();
+      // uPlot draws when this function waits.
+      await null;
+      if (performance.now() > until) break;
+    }
+    redraw.frame = undefined;
+    if (waiting.size) redraw([]);
+  });
 }
 
 const nearby = new IntersectionObserver(all => {
@@ -56,6 +76,7 @@ class Chart {
     this.card = el("figure", { class: spec.tall ? "chart tall" : "chart", tabindex: 0, "aria-label": `${spec.full ?? spec.title}: chart; arrow keys read it` }, name, this.host, this.readout);
     this.card.chart = this;
     this.card.addEventListener("keydown", event => this.key(event));
+    this.drawn = 0;
     charts.add(this);
     nearby.observe(this.card);
   }
@@ -64,14 +85,20 @@ class Chart {
     this.see(false);
     nearby.unobserve(this.card);
     charts.delete(this);
+    waiting.delete(this);
     this.card.remove();
   }
 
   /** A chart that is far from the window is not drawn. */
   see(isNear) {
     this.isNear = isNear;
-    if (isNear) this.refresh();
+    if (isNear) redraw([this]);
     else this.clear();
+  }
+
+  isOffScreen() {
+    const { top, bottom } = this.card.getBoundingClientRect();
+    return bottom < 0 || top > innerHeight;
   }
 
   clear() {
@@ -86,6 +113,7 @@ class Chart {
   /** Draws what there is now. */
   refresh() {
     if (!this.isNear || !this.card.isConnected) return;
+    this.drawn = performance.now();
     const prepared = this.prepare();
     const form = JSON.stringify([prepared.lines.map(line => [line.label, line.color]), prepared.isLog, view.x, view.smooth > 0, this.domain, isDark()]);
     if (this.plot && form === this.form) {
@@ -118,8 +146,8 @@ class Chart {
       }
       const raw = y;
       if (smooth) y = smoothed(y, smooth);
-      const shown = all => isLog ? all.map(value => value !== null && value <= 0 ? null : value) : all;
-      if (isLog) line.below = raw.reduce((count, value) => count + (value !== null && value <= 0), 0);
+      if (isLog && extent(line.points).low <= 0) line.below = raw.reduce((count, value) => count + (value !== null && value <= 0), 0);
+      const shown = all => line.below ? all.map(value => value !== null && value <= 0 ? null : value) : all;
       line.table = smooth ? [x, shown(raw), shown(y)] : [x, shown(y)];
     }
     const tables = lines.map(line => line.table);
@@ -277,16 +305,20 @@ class Chart {
 
 /** Greatest by least value, where all are above 0. */
 function spread(lines) {
-  let low = Infinity, high = 0;
-  for (const { points } of lines) {
-    for (const value of points.y) {
-      if (value === null) continue;
-      if (value <= 0) return 1;
-      if (value < low) low = value;
-      if (value > high) high = value;
-    }
+  const low = Math.min(...lines.map(line => extent(line.points).low)), high = Math.max(...lines.map(line => extent(line.points).high));
+  return low > 0 ? high / low : 1;
+}
+
+/** The least and the greatest value of some points. */
+function extent(points) {
+  if (points.extent) return points.extent;
+  let low = Infinity, high = -Infinity;
+  for (const value of points.y) {
+    if (value === null) continue;
+    if (value < low) low = value;
+    if (value > high) high = value;
   }
-  return high / low;
+  return points.extent = { low, high };
 }
 
 function wide(low, high, isLog) {

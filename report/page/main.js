@@ -69,10 +69,6 @@ function showHead() {
   if (!isLive) byId("state").textContent = `as of ${clockTime(given.made)}`;
 }
 
-function redraw() {
-  for (const chart of charts) chart.refresh();
-}
-
 /** Does something once before the next picture, however often it is asked for. */
 function soon(what) {
   soon.waiting ??= new Set();
@@ -112,7 +108,7 @@ function connect() {
     view.smooth = Number(smooth.value);
     sayHow();
     remember();
-    soon(redraw);
+    redraw();
   });
   for (const name of ["x", "y"]) {
     for (const radio of document.getElementsByName(name)) {
@@ -149,13 +145,13 @@ async function follow(wait = 1000) {
   let next = wait;
   if (!document.hidden || !runs.length) {
     try {
-      const answer = await fetch(`news?since=${encodeURIComponent(places())}`, { cache: "no-store" });
+      const answer = await fetch(`news?since=${places()}`, { cache: "no-store" });
       if (!answer.ok) throw new Error(answer.status);
       const news = await answer.json();
       const rows = news.runs.some(part => part.curves.length);
       const isNews = take(news);
       if (isNews || show.state !== states()) show(true);
-      if (rows) soon(redraw);
+      if (rows) redraw();
       show.state = states();
       byId("state").textContent = "live";
       byId("state").className = "live";

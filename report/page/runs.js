@@ -120,12 +120,18 @@ function points(run, curve, domain) {
 /** Each value as the mean of those before it, of which older ones count less by `weight` a value. */
 function smoothed(y, weight) {
   let sum = 0, count = 0;
-  return y.map(value => {
-    if (value == null) return value;
+  const found = new Array(y.length);
+  for (let i = 0; i < y.length; i++) {
+    const value = y[i];
+    if (value === null) {
+      found[i] = null;
+      continue;
+    }
     sum = sum * weight + value;
     count = count * weight + 1;
-    return sum / count;
-  });
+    found[i] = sum / count;
+  }
+  return found;
 }
 
 const shownRuns = () => runs.filter(run => run && !view.hidden.includes(run.id));

@@ -16,7 +16,7 @@ function stateOf(run) {
   return "not finished";
 }
 
-const stepOf = run => Math.max(0, ...["loss/total", "system:steps_per_s/train"].map(key => run.curves.get(key)?.x.at(-1) ?? 0));
+const stepOf = run => Math.max(run.clock.at(-1)?.[0] ?? 0, run.curves.get("loss/total")?.x.at(-1) ?? 0);
 const timeOf = run => run.last !== null && run.last !== undefined ? run.last - run.zero : null;
 
 function l0Of(run) {

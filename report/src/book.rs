@@ -31,7 +31,7 @@ use crate::source::{Source, names};
 const IN_FILE: (usize, usize) = (3_000, 600_000);
 
 /// The same in one answer of a live page.
-const LIVE: (usize, usize) = (100_000, 3_000_000);
+const LIVE: (usize, usize) = (100_000, 4_000_000);
 
 /// Points that every curve may have, however many there are.
 const FEWEST: usize = 100;
@@ -175,7 +175,7 @@ impl Book {
     /// When the disk refuses.
     pub fn write(&mut self, path: &Path) -> Result<(), ReportError> {
         self.poll();
-        let written = spd_files::atomic::write_file(path, &[self.page().as_bytes()]);
+        let written = spd_files::atomic::write_shared(path, &[self.page().as_bytes()]);
         written.map_err(|found| ReportError::Write {
             path: path.to_path_buf(),
             found,

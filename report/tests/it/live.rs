@@ -1,0 +1,144 @@
+//! What a page that looks on is told.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use spd_report::Book;
+use spd_tracker::{Mark, Spool};
+
+use crate::sample::{curve, make, run, sweep, train};
+
+/// A page that asks again and again.
+struct Page {
+    book: Book,
+    since: String,
+}
+
+impl Page {
+    fn of(paths: &[PathBuf]) -> Self {
+        let book = Book::open(paths).unwrap();
+        let since = String::new();
+        Self { book, since }
+    }
+
+    /// What is new, and from then on is not.
+    fn ask(&mut self) -> Value {
+        self.book.poll();
+        let news: Value = serde_json::from_str(&self.book.news(&self.since)).unwrap();
+        let place = |part: &Value| {
+            ["id", "generation", "rows", "version"]
+                .map(|key| part[key].to_string())
+                .join(".")
+        };
+        let places: Vec<String> = news["runs"].as_array().unwrap().iter().map(place).collect();
+        let known = self.since.split(',').next().unwrap_or_default().to_owned();
+        let version = news["book"]["version"]
+            .as_u64()
+            .map_or(known, |version| version.to_string());
+        self.since = format!("{version},{}", places.join(","));
+        news
+    }
+}
+
+#[test]
+fn only_what_is_new_is_told() {
+    let (_dir, run) = run("x");
+    let mut page = Page::of(std::slice::from_ref(&run));
+    let first = page.ask();
+    assert_eq!(
+        curve(&first["runs"][0], "loss/total")["x"]
+            .as_array()
+            .unwrap()
+            .len(),
+        40
+    );
+    assert_eq!(first["runs"][0]["reset"], true);
+    let second = page.ask();
+    assert_eq!(
+        (&second["book"], &second["runs"][0]["head"]),
+        (&json!(null), &json!(null))
+    );
+    assert_eq!(second["runs"][0]["curves"], json!([]));
+    let mut spool = Spool::create_or_open(&run).unwrap();
+    spool.append(&train(40));
+    spool.sync();
+    fs::write(run.join("summary.json"), "{}").unwrap();
+    let third = page.ask();
+    let part = &third["runs"][0];
+    assert_eq!(
+        (curve(part, "loss/total")["x"].clone(), &part["reset"]),
+        (json!([40]), &json!(false))
+    );
+    assert_eq!(part["head"]["finished"], true);
+}
+
+#[test]
+fn a_run_that_is_cut_starts_over_or_goes_away_is_followed() {
+    let (_dir, run) = run("x");
+    let mut page = Page::of(std::slice::from_ref(&run));
+    page.ask();
+    drop(Spool::roll_back(&run, &Mark::default()).unwrap());
+    let cut = page.ask();
+    assert_eq!(cut["runs"][0]["reset"], true);
+    assert_eq!(curve(&cut["runs"][0], "loss/total"), &Value::Null);
+    // Moved aside, and begun anew under the same name.
+    fs::rename(&run, run.with_extension("old-1")).unwrap();
+    assert_eq!(page.ask()["runs"][0]["curves"], json!([]));
+    make(&run, 1);
+    let anew = page.ask();
+    assert_eq!(anew["runs"][0]["reset"], true);
+    assert_eq!(curve(&anew["runs"][0], "loss/total")["of"], 40);
+    fs::remove_dir_all(&run).unwrap();
+    assert_eq!(page.ask()["runs"][0]["curves"], json!([]));
+}
+
+#[test]
+fn members_of_a_sweep_come_as_they_begin() {
+    let (_dir, sweep) = sweep();
+    let mut page = Page::of(std::slice::from_ref(&sweep));
+    page.ask();
+    make(&sweep.join("seed=2"), 2);
+    let news = page.ask();
+    assert_eq!(news["book"]["names"], json!(["seed=0", "seed=1", "seed=2"]));
+    let lengths: Vec<usize> = news["runs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|part| part["curves"].as_array().unwrap().len())
+        .collect();
+    assert_eq!((lengths[0], lengths[1]), (0, 0));
+    assert!(lengths[2] > 5);
+}
+
+#[test]
+fn whatever_is_asked_is_answered() {
+    let (_dir, run) = run("x");
+    let book = Book::open(&[run]).unwrap();
+    let huge = "18446744073709551615";
+    let asked = [
+        "junk",
+        ",,,",
+        "1,0.0.0",
+        "1,0.0.0.0.0.0",
+        "-1,0.-1.0.0",
+        "9,99.0.0.0",
+        "\u{0}",
+        "1,0.0.99999.0",
+    ];
+    for since in asked
+        .iter()
+        .map(ToString::to_string)
+        .chain([format!("{huge},{huge}.{huge}.{huge}.{huge}")])
+    {
+        let news: Value = serde_json::from_str(&book.news(&since)).unwrap();
+        assert_eq!(news["runs"][0]["rows"].as_u64(), Some(125), "{since}");
+    }
+    assert!(book.figure(0, 40, "uv_matrices").is_some() && book.components(0).is_some());
+    assert!(
+        book.figure(0, 40, "../../config").is_none() && book.figure(7, 40, "uv_matrices").is_none()
+    );
+    assert!(
+        book.figure(0, u64::MAX, "uv_matrices").is_none() && book.components(usize::MAX).is_none()
+    );
+}

@@ -1,0 +1,118 @@
+//! Run directories with all that a page shows.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use spd_tracker::{Kind, Row, Spool};
+use tempfile::TempDir;
+
+/// What would end a script, a comment or a title if it were put into the page as it is.
+pub(crate) const EVIL: &str = "</script></title><!--<script>document.body.dataset.evil=1</script><img src=x onerror='document.body.dataset.evil=1'>";
+
+/// A run directory of a name in a directory of its own.
+pub(crate) fn run(name: &str) -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join(name);
+    make(&run, 0);
+    (dir, run)
+}
+
+/// Makes a run directory: 40 steps, an event, a machine, two steps of figures, components.
+pub(crate) fn make(run: &Path, seed: u64) {
+    fs::create_dir_all(run).unwrap();
+    let config = format!(
+        "name = '''{EVIL}'''\nseed = {seed}\n[train]\nsteps = 40\n[[loss]]\nkind = \"kl\"\n"
+    );
+    fs::write(run.join("config.toml"), config).unwrap();
+    let mut spool = Spool::create_or_open(run).unwrap();
+    for step in 0..40 {
+        spool.append(&train(step));
+        let part = |name, ms| (format!("time_ms/{name}"), ms);
+        let progress = Row::new(step, Kind::System)
+            .with_note("train")
+            .with("steps", 40.0);
+        spool.append(
+            &progress
+                .with("steps_per_s", 9.0)
+                .with("time", 1e9 + (1000 * seed + step) as f64),
+        );
+        let mut times = Row::new(step, Kind::System);
+        times.values.extend([
+            part("backward", 3.0),
+            part("losses", 2.0),
+            part("step", 5.1),
+        ]);
+        spool.append(&times);
+        if step % 10 == 0 {
+            let eval =
+                Row::new(step, Kind::Eval).with("eval/kl/ci_masked", 1.0 / (step + 1) as f64);
+            spool.append(&eval.with("eval/l0/h.2.q", 3.0).with("eval/l0/h.10.q", 4.0));
+        }
+    }
+    let event = Row::new(7, Kind::Event).with_note(EVIL);
+    spool.append(&event.with("time/unix_s", 1e9 + 7.0));
+    spool.sync();
+    let machine = "{\"step\":3,\"kind\":\"system\",\"time\":1000000003,\"system/cpu_percent\":50,\"system/memory_used_bytes\":1e9}\n";
+    fs::write(run.join("machine0.jsonl"), machine).unwrap();
+    for step in [20, 40] {
+        let dir = run.join(format!("figures/step-{step:08}"));
+        fs::create_dir_all(&dir).unwrap();
+        for name in ["uv_matrices", "mean_importance"] {
+            let svg = format!(
+                "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 9 9\"><text>{step}</text></svg>"
+            );
+            fs::write(dir.join(format!("{name}.svg")), svg).unwrap();
+        }
+    }
+    let components = run.join("figures/step-00000040/components.json");
+    fs::write(components, components_of_40().to_string()).unwrap();
+}
+
+/// The row of a training step; two of them are not finite.
+pub(crate) fn train(step: u64) -> Row {
+    let total = match step {
+        11 => f64::NAN,
+        12 => f64::INFINITY,
+        step => 100.0 / (step + 1) as f64,
+    };
+    Row::new(step, Kind::Train)
+        .with("loss/total", total)
+        .with("loss/kl", 0.5)
+}
+
+fn components_of_40() -> Value {
+    let contexts = json!([{"tokens": ["The", " cat", "\n", EVIL], "importances": [0.0, 0.9, 0.2, 0.1], "position": 1}]);
+    let removal = json!({"kl": 0.02, "up": [{"token": " dog", "change": 0.8}], "down": [{"token": " mat", "change": -1.2}]});
+    json!({"step": 40, "sites": [{"name": "h.2.q", "components": [
+        {"index": 3, "mean_importance": 0.01, "density": 0.1, "contexts": [], "removal": null},
+        {"index": 17, "mean_importance": 0.12, "density": 0.3, "contexts": contexts, "removal": removal},
+    ]}]})
+}
+
+/// A sweep of two runs, and a third that has not begun.
+pub(crate) fn sweep() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let sweep = dir.path().join("x.sweep");
+    let member = |seed: u64| json!({"values": {"seed": seed}, "directory": format!("seed={seed}"), "state": "done", "cause": null, "results": {}});
+    for seed in 0..2 {
+        make(&sweep.join(format!("seed={seed}")), seed);
+    }
+    let all =
+        json!({"name": "x", "runs": [member(0), member(1), member(2)], "solved": "solved 1 of 2"});
+    fs::write(sweep.join("sweep.json"), all.to_string()).unwrap();
+    (dir, sweep)
+}
+
+/// The data that a page holds.
+pub(crate) fn data(page: &str) -> Value {
+    let (_, rest) = page.split_once("id=\"data\">").unwrap();
+    serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
+}
+
+/// A curve in what a page holds of a run.
+pub(crate) fn curve<'d>(part: &'d Value, name: &str) -> &'d Value {
+    let curves = part["curves"].as_array().unwrap();
+    let found = curves.iter().find(|curve| curve["name"] == name);
+    found.unwrap_or(&Value::Null)
+}
