@@ -28,6 +28,8 @@ Examples:
   spd-launch bench tms_5-2 --phases
   spd-launch profile tms_5-2 --trace step.json
   spd-launch figures runs/tms_5-2             draw its newest checkpoint again
+  spd-launch watch runs/tms_5-2 runs/seed1    curves, figures and components in a browser, live
+  spd-launch report runs/tms_5-2.sweep        the same as one file
   spd-launch doctor                           what there is for GPUs, and what is missing
   spd-launch doctor --deep                    and whether GPU 0 works, probe by probe
 
@@ -78,6 +80,10 @@ pub(crate) enum Command {
     Profile(ProfileArgs),
     /// Draw the figures of a run again, from its newest checkpoint
     Figures(FiguresArgs),
+    /// Make a page for looking at runs: curves, figures, components, what differs
+    Report(ReportArgs),
+    /// Serve that page for the browsers of this machine, live
+    Watch(WatchArgs),
     /// Say what this machine has for runs on GPUs, and what is missing for what
     Doctor(DoctorArgs),
     /// Print the completions of a shell, to be put where it looks for them
@@ -339,6 +345,28 @@ pub(crate) struct FiguresArgs {
     /// CPU threads [default: all that this process may use]
     #[arg(long, value_name = "N", value_parser = thread_count)]
     pub(crate) threads: Option<usize>,
+}
+
+/// `spd-launch report`.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// Run directories, and directories of sweeps
+    #[arg(required = true, value_name = "RUN")]
+    pub(crate) runs: Vec<PathBuf>,
+    /// File for one page of all of them [default: report.html in each]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// `spd-launch watch`.
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    /// Run directories, and directories of sweeps, which are shown beside each other
+    #[arg(required = true, value_name = "RUN")]
+    pub(crate) runs: Vec<PathBuf>,
+    /// Port on 127.0.0.1 [default: 8420, or one that is free]
+    #[arg(long, value_name = "N")]
+    pub(crate) port: Option<u16>,
 }
 
 /// `spd-launch completions`.

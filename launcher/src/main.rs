@@ -15,6 +15,7 @@
 //!          -> summary                   what the rank wrote at the end, printed
 //!          -> hub                       weights of the hub: looked up with the run file, fetched before anything starts
 //!     -> inspect                        what a dataset, a checkpoint, weights or a run are, and whether they are whole
+//!     -> report, watch                  runs for looking at: one page, as a file or live
 //!     -> exchange                       checkpoints of the SPD reference, out and in
 //!     -> figures                        those of a checkpoint, drawn again
 //!     -> completions                    what a shell completes of the command line
@@ -42,6 +43,7 @@ mod profile;
 mod progress;
 mod rank;
 mod ranks;
+mod report;
 mod restart;
 mod run;
 mod run_dir;
@@ -58,6 +60,7 @@ mod threads;
 mod tokenize;
 mod vary;
 mod wait;
+mod watch;
 mod world;
 
 use std::process::ExitCode;
@@ -118,6 +121,8 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Profile(asked)), _) => profile::profile(&asked),
         (Some(Command::Figures(asked)), _) => figures::figures(&asked),
         (Some(Command::Completions(asked)), _) => completions::completions(asked.shell),
+        (Some(Command::Report(asked)), _) => report::report(&asked),
+        (Some(Command::Watch(asked)), _) => watch::watch(&asked),
         (Some(Command::Doctor(asked)), _) => Ok(doctor::doctor(&asked)),
         (Some(Command::Probe(asked)), _) => doctor::probe(&asked),
         (Some(Command::Rank(asked)), _) => rank::rank(&asked),

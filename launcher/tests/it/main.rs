@@ -35,4 +35,5 @@ mod sweep;
 mod target;
 mod token_files;
 mod toy_models;
+mod watch;
 mod weights_directory;

@@ -1,0 +1,57 @@
+//! `spd-launch report RUN...`: a page for looking at runs that needs no network and no program.
+
+use std::path::{Path, PathBuf};
+
+use spd_report::{Book, PAGE, ReportError};
+use spd_trainer::Fault;
+
+use crate::cli::ReportArgs;
+use crate::exit::Exit;
+use crate::screen;
+
+/// Makes the page of each run and sweep in its directory, or one of all of them where `--out` says.
+///
+/// # Errors
+///
+/// Bad input when one of them is neither; all are looked at before anything is written. A disk that refuses.
+pub(crate) fn report(asked: &ReportArgs) -> Result<Exit, Fault> {
+    let pages: Vec<(PathBuf, &[PathBuf])> = match &asked.out {
+        Some(out) => vec![(out.clone(), &asked.runs)],
+        None => asked
+            .runs
+            .chunks(1)
+            .map(|run| (run[0].join(PAGE), run))
+            .collect(),
+    };
+    let books: Result<Vec<Book>, Fault> = pages.iter().map(|(_, runs)| open(runs)).collect();
+    for ((path, _), mut book) in pages.iter().zip(books?) {
+        book.write(path).map_err(|error| fault(&error))?;
+        screen::result(&format!("the page is {}\n", shown(path)));
+    }
+    Ok(Exit::Done)
+}
+
+/// The book of some runs.
+///
+/// # Errors
+///
+/// Bad input, when one of them is none.
+pub(crate) fn open(runs: &[PathBuf]) -> Result<Book, Fault> {
+    Book::open(runs).map_err(|error| fault(&error))
+}
+
+fn fault(error: &ReportError) -> Fault {
+    match error {
+        ReportError::NoRun { .. } => Fault::BadInput(error.to_string()),
+        ReportError::Write { .. } => Fault::Failed(anyhow::anyhow!("{error}")),
+    }
+}
+
+/// A path that a browser can be given.
+fn shown(path: &Path) -> String {
+    let whole = std::path::absolute(path);
+    whole
+        .unwrap_or_else(|_| path.to_path_buf())
+        .display()
+        .to_string()
+}

@@ -1,0 +1,255 @@
+//! Pages of runs: as files, and served live to this machine.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+use serde_json::Value;
+use spd_tracker::{Kind, Mark, Row, Spool};
+
+use crate::scratch::{Scratch, launch};
+
+/// Adds rows to a run directory, which is made if it is not there.
+fn write_rows(run: &Path, steps: std::ops::Range<u64>) {
+    fs::create_dir_all(run).unwrap();
+    fs::write(run.join("config.toml"), "name = \"x\"\n").unwrap();
+    let mut spool = Spool::create_or_open(run).unwrap();
+    for step in steps {
+        spool.append(&Row::new(step, Kind::Train).with("loss/total", 1.0));
+    }
+    spool.sync();
+}
+
+/// A `watch` that runs until it is dropped.
+struct Watch {
+    child: Child,
+    port: u16,
+}
+
+impl Watch {
+    fn of(scratch: &Scratch, arguments: &[&str]) -> Self {
+        let mut command = scratch.launcher(&["watch"]);
+        let mut child = command
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let port = line.strip_prefix("http://127.0.0.1:").unwrap();
+        let port = port.split_once('/').unwrap().0.parse().unwrap();
+        Self { child, port }
+    }
+
+    /// Status and body of what is asked for by this machine's name.
+    fn get(&self, path: &str) -> (u16, String) {
+        let (head, body) = self.ask(&format!(
+            "GET {path} HTTP/1.1\r\nHost: localhost:{}\r\n",
+            self.port
+        ));
+        (status(&head), body)
+    }
+
+    fn ask(&self, request: &str) -> (String, String) {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream
+            .write_all(format!("{request}Connection: close\r\n\r\n").as_bytes())
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.to_owned(), body.to_owned())
+    }
+
+    /// Steps of the rows that are new to one who is told `since`, and what to say next time.
+    fn news(&self, since: &str) -> (Vec<u64>, bool, String) {
+        // The runs are looked at four times a second.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let (code, body) = self.get(&format!("/news?since={since}"));
+        assert_eq!(code, 200);
+        let news: Value = serde_json::from_str(&body).unwrap();
+        let run = &news["runs"][0];
+        let steps = run["curves"][0]["x"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let place = ["id", "generation", "rows", "version"]
+            .map(|key| run[key].to_string())
+            .join(".");
+        let steps = steps.iter().map(|step| step.as_u64().unwrap()).collect();
+        (steps, run["reset"] == true, format!("1,{place}"))
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn status(head: &str) -> u16 {
+    head.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_page_is_made_of_each_run_or_of_all() {
+    let scratch = Scratch::new();
+    for run in ["runs/x", "runs/y"] {
+        write_rows(&scratch.path().join(run), 0..3);
+    }
+    let each = launch(scratch.launcher(&["report", "runs/x", "runs/y/"]));
+    assert_eq!(each.code, Some(0), "{}", each.stderr);
+    assert!(
+        each.stdout.contains("runs/x/report.html\n")
+            && each.stdout.contains("runs/y/report.html\n"),
+        "{}",
+        each.stdout
+    );
+    let all = launch(scratch.launcher(&["report", "runs/x", "runs/y", "--out", "all.html"]));
+    assert_eq!(all.code, Some(0), "{}", all.stderr);
+    let page = |name: &str| fs::read_to_string(scratch.path().join(name)).unwrap();
+    assert!(page("runs/x/report.html").contains("\"names\":[\"x\"]"));
+    assert!(page("all.html").contains("\"names\":[\"x\",\"y\"]"));
+}
+
+#[test]
+fn what_is_no_run_is_refused_before_anything_is_written() {
+    let scratch = Scratch::new();
+    write_rows(&scratch.run_dir(), 0..1);
+    for command in ["report", "watch"] {
+        let ended = launch(scratch.launcher(&[command, "runs/x", "runs/nothing"]));
+        assert_eq!(ended.code, Some(2));
+        assert_eq!(
+            ended.error(),
+            "runs/nothing: a run directory (with config.toml) or that of a sweep (with sweep.json) is wanted, and there is nothing; \
+             give one, like runs/tms_5-2"
+        );
+    }
+    assert!(!scratch.run_dir().join("report.html").is_file());
+    let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let ended = launch(scratch.launcher(&["watch", "runs/x", "--port", &port]));
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended.error().starts_with(&format!(
+            "--port {port}: cannot listen on 127.0.0.1:{port}: "
+        )),
+        "{}",
+        ended.error()
+    );
+    assert!(
+        ended
+            .error()
+            .ends_with("leave --port out, and one that is free is taken")
+    );
+    // A page that cannot be written is no bad input, but no crash either.
+    fs::create_dir_all(scratch.path().join("d/report.html")).unwrap();
+    let ended =
+        launch(scratch.launcher(&["report", "runs/x", "--out", "runs/x/config.toml/page.html"]));
+    assert_eq!(ended.code, Some(1));
+    assert!(
+        ended
+            .error()
+            .starts_with("runs/x/config.toml/page.html: cannot write the page: "),
+        "{}",
+        ended.error()
+    );
+}
+
+#[test]
+fn a_run_is_followed_wherever_it_goes() {
+    let scratch = Scratch::new();
+    let run = scratch.run_dir();
+    write_rows(&run, 0..3);
+    let watch = Watch::of(&scratch, &["runs/x"]);
+    let (steps, reset, since) = watch.news("");
+    assert_eq!((steps, reset), (vec![0, 1, 2], true));
+    write_rows(&run, 3..5);
+    let (steps, reset, since) = watch.news(&since);
+    assert_eq!((steps, reset), (vec![3, 4], false));
+    drop(Spool::roll_back(&run, &Mark::default()).unwrap());
+    write_rows(&run, 7..8);
+    let (steps, reset, since) = watch.news(&since);
+    assert_eq!((steps, reset), (vec![7], true));
+    fs::rename(&run, scratch.path().join("runs/x.old-1")).unwrap();
+    let (steps, _, since) = watch.news(&since);
+    assert_eq!(steps, [0; 0]);
+    write_rows(&run, 9..10);
+    let (steps, reset, since) = watch.news(&since);
+    assert_eq!((steps, reset), (vec![9], true));
+    fs::remove_dir_all(&run).unwrap();
+    assert_eq!(watch.news(&since).0, [0; 0]);
+}
+
+#[test]
+fn only_this_machine_is_answered_and_only_of_what_is_listed() {
+    let scratch = Scratch::new();
+    let run = scratch.run_dir();
+    write_rows(&run, 0..3);
+    let figures = run.join("figures/step-00000002");
+    fs::create_dir_all(&figures).unwrap();
+    fs::write(figures.join("uv_matrices.svg"), "<svg>of step 2</svg>").unwrap();
+    let watch = Watch::of(&scratch, &["runs/x"]);
+    let (code, page) = watch.get("/");
+    assert!(code == 200 && page.contains("{\"live\":true}"));
+    let (head, figure) = watch.ask("GET /figure/0/2/uv_matrices HTTP/1.1\r\nHost: 127.0.0.1\r\n");
+    assert_eq!(
+        (status(&head), figure.as_str()),
+        (200, "<svg>of step 2</svg>")
+    );
+    let head = head.to_lowercase();
+    for header in [
+        "content-type: image/svg+xml",
+        "sandbox",
+        "nosniff",
+        "cross-origin-resource-policy: same-origin",
+    ] {
+        assert!(head.contains(header), "{head}");
+    }
+    for host in [
+        "Host: evil.example\r\n",
+        "Host: 127.0.0.1.evil.example:80\r\n",
+        "Host: localhost\r\nHost: evil.example\r\n",
+    ] {
+        for path in ["/", "/news", "/figure/0/2/uv_matrices"] {
+            let (head, body) = watch.ask(&format!("GET {path} HTTP/1.1\r\n{host}"));
+            assert!(
+                [400, 403].contains(&status(&head)) && !body.contains("svg"),
+                "{host}{head}"
+            );
+        }
+    }
+    let (head, _) = watch.ask("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n");
+    assert_eq!(status(&head), 405);
+    for path in [
+        "/nothing",
+        "/config.toml",
+        "/../x/config.toml",
+        "/figure/0/2/..%2F..%2Fconfig.toml",
+        "/figure/0/2/%2e%2e",
+        "/figure/0/3/uv_matrices",
+        "/figure/1/2/uv_matrices",
+        "/figure/0/2/uv_matrices.svg",
+        "/components/0",
+        "/components/99999999999999999999",
+        "/figure/0/2/%ff",
+        "/figure/-1/2/uv_matrices",
+    ] {
+        let (code, body) = watch.get(path);
+        assert!(
+            [400, 404].contains(&code) && !body.contains("name ="),
+            "{path}: {code} {body}"
+        );
+    }
+    // It goes on after all of that.
+    assert_eq!(watch.news("%,x,1.2,%FF").0, [0, 1, 2]);
+}
