@@ -40,7 +40,7 @@ const grid = specs => el("div", { class: "grid" }, specs.map(spec => new Chart(s
 
 function curvesSection() {
   const all = keys(key => !key.startsWith("system:")).filter(passes);
-  const groups = Map.groupBy ? Map.groupBy(all, groupOf) : grouped(all);
+  const groups = grouped(all);
   const names = [...groups.keys()].sort((one, other) => rank(one) - rank(other) || inOrder(one, other));
   const charts = name => grid(groups.get(name).map(key => ({ title: nameIn(name, key), full: key, lines: perRun(key) })));
   if (!all.length) return [el("p", { class: "none" }, view.filter ? "No metric has these words in its name." : "No rows yet.")];
@@ -55,9 +55,15 @@ function grouped(all) {
 
 const L0 = "eval/l0/";
 
+/** Whether a metric is of a site: groups of sites (`[[eval.subset]]`) have such metrics too, and would be counted twice. */
+function isOfSite(run, key) {
+  run.groups ??= new Set((run.head?.settings ?? []).filter(([setting]) => /^eval\.subset\[\d+\]\.name$/.test(setting)).map(([, name]) => L0 + name));
+  return key.startsWith(L0) && !run.groups.has(key);
+}
+
 function sitesSection() {
   if (!keys(key => key.startsWith(L0)).length) return null;
-  const lines = perKey(key => key.startsWith(L0), key => key.slice(L0.length), true);
+  const lines = perKey(key => isOfSite(focused(), key), key => key.slice(L0.length), true);
   return [runSelect(), new Chart({ title: "active components a position, by site", lines, named: true, tall: true }).card];
 }
 
@@ -79,13 +85,16 @@ function speedSection() {
   ];
 }
 
+/** Steps of an axis of bytes. */
+const POWERS = Array.from({ length: 60 }, (_, power) => 2 ** power);
+
 function machineSection() {
   const all = keys(key => key.startsWith("system:") && !/^system:(time_ms|steps_per_s)\//.test(key)).filter(key => passes(nameOf(key)));
   if (!all.length) return null;
   const spec = key => {
     const name = nameOf(key);
-    const format = /bytes/.test(name) ? value => value === null ? "–" : bytes(value) : undefined;
-    return { title: nameIn("system", name), full: name, lines: perRun(key), domain: "time", format, linear: true };
+    const ofBytes = /bytes/.test(name) ? { format: value => value === null ? "–" : bytes(value), incrs: POWERS } : {};
+    return { title: nameIn("system", name), full: name, lines: perRun(key), domain: "time", linear: true, ...ofBytes };
   };
   return [grid(all.map(spec))];
 }

@@ -18,7 +18,7 @@ const SECTIONS = [
 ];
 
 /** Makes sections anew: those of charts where there are other charts than before, or `all` that are not of charts alone. */
-function show(all) {
+function show(all, isByItself = false) {
   const signature = JSON.stringify([keys(() => true), view.filter, runs.length]);
   const isOther = signature !== show.signature;
   show.signature = signature;
@@ -27,6 +27,8 @@ function show(all) {
   for (const [name, title, make] of SECTIONS) {
     if (ofCharts.includes(name) ? !isOther : !all && !isOther) continue;
     if (ofRun.includes(name) && !isOther && show.focus === view.focus) continue;
+    // What somebody has in hand is not taken away.
+    if (isByItself && byId(name)?.contains(document.activeElement) && /SELECT|INPUT/.test(document.activeElement.tagName)) continue;
     fillSection(name, title, make);
   }
   show.focus = view.focus;
@@ -44,6 +46,7 @@ function fillSection(name, title, make) {
     main.append(section);
   }
   // A filter opens what it finds; without one what was folded stays so.
+  const inHand = [...section.querySelectorAll("select, input, button")].indexOf(document.activeElement);
   const scroll = section.querySelector(".scroll")?.scrollLeft ?? 0;
   section.hidden = !made;
   section.replaceChildren(...made ? [el("h2", {}, title), ...made.flat(Infinity).filter(Boolean)] : []);
@@ -52,6 +55,7 @@ function fillSection(name, title, make) {
   }
   const scrolled = section.querySelector(".scroll");
   if (scrolled) scrolled.scrollLeft = scroll;
+  if (inHand >= 0) section.querySelectorAll("select, input, button")[inHand]?.focus({ preventScroll: true });
 }
 
 function showHead() {
@@ -150,7 +154,8 @@ async function follow(wait = 1000) {
       const news = await answer.json();
       const rows = news.runs.some(part => part.curves.length);
       const isNews = take(news);
-      if (isNews || show.state !== states()) show(true);
+      if (isNews) show(true, true);
+      else if (show.state !== states()) fillSection(...SECTIONS[0]);
       if (rows) redraw();
       show.state = states();
       byId("state").textContent = "live";

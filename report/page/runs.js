@@ -36,7 +36,10 @@ function take(answer) {
       isNews ||= run.curves.size > 0;
       run.curves = new Map();
     }
-    if (part.head) isNews = true;
+    if (part.head) {
+      isNews = true;
+      run.groups = undefined;
+    }
     const { generation, rows, version, zero, last } = part;
     Object.assign(run, { generation, rows, version, zero, last });
     run.clock = part.clock ? rising(part.clock) : run.clock;

@@ -20,9 +20,7 @@ const stepOf = run => Math.max(run.clock.at(-1)?.[0] ?? 0, run.curves.get("loss/
 const timeOf = run => run.last !== null && run.last !== undefined ? run.last - run.zero : null;
 
 function l0Of(run) {
-  // Groups of sites are there too, and would be counted twice.
-  const groups = (run.head?.settings ?? []).filter(([key]) => /^eval\.subset\[\d+\]\.name$/.test(key)).map(([, name]) => L0 + name);
-  const all = [...run.curves.keys()].filter(key => key.startsWith(L0) && !groups.includes(key));
+  const all = [...run.curves.keys()].filter(key => isOfSite(run, key));
   return all.length ? all.reduce((sum, key) => sum + (lastOf(run, key) ?? 0), 0) : null;
 }
 
