@@ -50,6 +50,7 @@ function redraw(some = charts) {
       chart.refresh();
       // uPlot draws when this function waits.
       await null;
+      if (chart.plot) chart.point(false);
       if (performance.now() > until) break;
     }
     redraw.frame = undefined;
@@ -127,7 +128,6 @@ class Chart {
       this.follow();
     }
     this.tell();
-    this.point(false);
   }
 
   /** The table that uPlot draws. */
@@ -197,7 +197,11 @@ class Chart {
       bands: this.spec.stacked ? lines.slice(1).map((line, i) => ({ series: [i + 2, i + 1], fill: faint(line.color) })) : [],
       hooks: {
         draw: [u => this.mark(u)],
-        setSelect: [u => u.select.width > 3 && zoom(this.domain, [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")])],
+        setSelect: [u => {
+          const { left, width } = u.select;
+          if (width > 3) zoom(this.domain, [u.posToVal(left, "x"), u.posToVal(left + width, "x")]);
+          u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        }],
       },
     };
   }

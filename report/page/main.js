@@ -40,7 +40,13 @@ function fillSection(name, title, make) {
   let section = byId(name);
   const open = new Map([...section?.querySelectorAll("details.group") ?? []].map(one => [one.firstChild.firstChild.textContent, one.open]));
   for (const card of section?.querySelectorAll(".chart") ?? []) card.chart.remove();
-  const made = make();
+  let made;
+  try {
+    made = make();
+  } catch (error) {
+    // What one file of a run holds that nobody expects is not to hide all the rest.
+    made = [el("p", { class: "failed" }, `This cannot be shown: ${error.message}`)];
+  }
   if (!section) {
     section = el("section", { id: name, "aria-label": title });
     main.append(section);

@@ -53,18 +53,21 @@ function bytes(value) {
 
 const clockTime = time => new Date(time * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
-/** The powers of ten in a range, with what is between them where they are few. */
+/** The powers of ten in a range, with what is between them where they are few; evenly spaced ticks where these are few too. */
 function logTicks(low, high) {
-  const found = [];
   const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
   const every = Math.ceil((last - first) / 6) || 1;
-  const parts = last - first <= 1 ? [1, 2, 3, 5, 7] : last - first <= 3 ? [1, 3] : [1];
-  for (let power = first; power <= last; power += every) {
-    for (const part of parts) {
-      const value = Number(`${part}e${power}`);
-      if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
+  for (const parts of [[1], [1, 3], [1, 2, 3, 5, 7]]) {
+    const found = [];
+    for (let power = first; power <= last; power += every) {
+      found.push(...parts.map(part => Number(`${part}e${power}`)).filter(value => value >= low && value <= high));
     }
+    if (found.length > 2) return found;
   }
+  const least = (high - low) / 5, power = 10 ** Math.floor(Math.log10(least));
+  const step = [1, 2, 5, 10].map(part => part * power).find(step => step >= least);
+  const found = [];
+  for (let value = Math.ceil(low / step) * step; value <= high; value += step) found.push(Number(value.toPrecision(12)));
   return found;
 }
 

@@ -228,8 +228,11 @@ impl Book {
         let dirs: Vec<PathBuf> = self.runs.iter().map(|run| run.dir.clone()).collect();
         let sweeps = self.sources.iter().filter_map(|source| {
             let mut sweep = source.sweep()?;
-            for member in sweep.get_mut("runs").and_then(Value::as_array_mut)? {
-                let dir = source.path().join(member.get("directory")?.as_str()?);
+            let members = sweep.get_mut("runs").and_then(Value::as_array_mut)?;
+            members.retain(|member| member.get("directory").is_some_and(Value::is_string));
+            for member in members {
+                let name = member.get("directory").and_then(Value::as_str);
+                let dir = source.path().join(name.unwrap_or_default());
                 member["run"] = json!(dirs.iter().position(|found| *found == dir));
             }
             Some(Value::Object(sweep))

@@ -29,11 +29,11 @@ fn in_window(size: (u32, u32), test: &str, runs: &[PathBuf], script: &str) -> Op
     chromium.open(&format!("file://{}", file.display()), size);
     let found = chromium.run(&format!("{HELPERS} {script}"));
     let state = chromium.run(
-        "return [document.getElementById('trouble').hidden, document.body.dataset.evil ?? null];",
+        "return [document.getElementById('trouble').hidden, document.querySelector('.failed')?.textContent ?? null, document.body.dataset.evil ?? null];",
     );
     assert_eq!(
         state,
-        json!([true, null]),
+        json!([true, null, null]),
         "an error of the page, or a text of the run that became part of it"
     );
     assert_eq!(chromium.complaints, [""; 0]);
@@ -184,4 +184,21 @@ fn a_phone_scrolls_in_one_direction() {
         return;
     };
     assert_eq!(found, json!([390, true]));
+}
+
+#[test]
+fn what_nobody_expects_hides_no_more_than_itself() {
+    let (_dir, run) = run("x");
+    fs::write(run.join("summary.json"), "{\"tables\":7,\"lines\":[3]}").unwrap();
+    let Some(mut chromium) = Chromium::start("what_nobody_expects_hides_no_more_than_itself")
+    else {
+        return;
+    };
+    let file = run.join("report.html");
+    fs::write(&file, page(std::slice::from_ref(&run)).unwrap()).unwrap();
+    chromium.open(&format!("file://{}", file.display()), (1400, 5000));
+    let found = chromium.run(&format!(
+        "{HELPERS} return [document.querySelectorAll('.failed').length, drawn()];"
+    ));
+    assert_eq!(found, json!([1, 10]));
 }

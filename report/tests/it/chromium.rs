@@ -24,6 +24,7 @@ pub(crate) struct Chromium {
 
 impl Chromium {
     /// Starts that of `SPD_CHROMIUM`, or one under a name of the distributions; where there is none, says that the named test is skipped.
+    #[expect(clippy::print_stdout, reason = "a test says what it leaves out")]
     pub(crate) fn start(test: &str) -> Option<Self> {
         let named = std::env::var_os("SPD_CHROMIUM").map(PathBuf::from);
         let usual = ["chromium", "chromium-browser", "google-chrome"]

@@ -6,6 +6,7 @@
 )]
 
 mod browser;
+mod changed;
 mod chromium;
 mod live;
 mod page;

@@ -1,0 +1,53 @@
+//! Runs and sweeps whose files have a few bytes changed: there is a page of each, or a line that names it.
+
+use std::fs;
+use std::path::PathBuf;
+
+use spd_files::mutation::{Dice, rounds};
+use spd_report::Book;
+
+use crate::sample::{data, sweep};
+
+#[test]
+fn changed_files_make_a_page_all_the_same() {
+    let (_dir, sweep) = sweep();
+    fs::write(
+        sweep.join("seed=0/summary.json"),
+        "{\"tables\":[],\"lines\":[[\"a\",\"b\"]]}",
+    )
+    .unwrap();
+    let names = [
+        "sweep.json",
+        "seed=0/config.toml",
+        "seed=0/metrics.jsonl",
+        "seed=0/system.jsonl",
+        "seed=0/machine0.jsonl",
+        "seed=0/summary.json",
+        "seed=0/figures/step-00000040/components.json",
+        "seed=0/figures/step-00000040/uv_matrices.svg",
+    ];
+    let files: Vec<(PathBuf, Vec<u8>)> = names
+        .map(|name| sweep.join(name))
+        .map(|path| (path.clone(), fs::read(path).unwrap()))
+        .into();
+    let mut dice = Dice::new(18);
+    let mut lived = Book::open(std::slice::from_ref(&sweep)).unwrap();
+    for _ in rounds(300) {
+        let (path, whole) = dice.one(&files);
+        fs::write(path, dice.mutated(whole)).unwrap();
+        let book = Book::open(std::slice::from_ref(&sweep)).unwrap();
+        data(&book.page());
+        // One that was open before goes on too.
+        lived.poll();
+        data(&lived.page());
+        lived.components(0);
+        lived.figure(0, 40, "uv_matrices");
+        fs::write(path, whole).unwrap();
+    }
+    lived.poll();
+    let (fresh, lived) = (Book::open(&[sweep]).unwrap().news(""), lived.news(""));
+    let curves = |news: &str| {
+        serde_json::from_str::<serde_json::Value>(news).unwrap()["runs"][1]["curves"].clone()
+    };
+    assert_eq!(curves(&fresh), curves(&lived));
+}
