@@ -75,10 +75,12 @@ function speedSection() {
   const speeds = keys(key => key.startsWith("system:steps_per_s/"));
   const trained = speeds.filter(key => key.endsWith("/train") || key.endsWith("/target"));
   if (!parts.length && !speeds.length) return null;
+  // Steps of the target are others than those of the run: of both, only the time can be read at once.
+  const speed = key => ({ title: `steps a second, ${key.split("/").at(-1)}`, lines: perRun(key), domain: key.endsWith("/train") ? undefined : "time" });
   const part = key => key.slice("system:time_ms/".length);
   const isPart = key => isOfStep(key) && part(key) !== "step";
   return [
-    trained.length ? grid(trained.map(key => ({ title: `steps a second, ${key.split("/").at(-1)}`, lines: perRun(key) }))) : null,
+    trained.length ? grid(trained.map(speed)) : null,
     parts.length ? runSelect() : null,
     parts.length ? new Chart({ title: "parts of a step, ms", lines: perKey(isPart, part), named: true, tall: true, stacked: true }).card : null,
     parts.includes("system:time_ms/step") && runs.length > 1 ? grid([{ title: "a step, ms", lines: perRun("system:time_ms/step") }]) : null,

@@ -18,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::components::{self, Components};
+use crate::components::{self, Components, Kept};
 use crate::curve::{Curve, clock};
 use crate::error::ReportError;
 use crate::figures::{self, Figures, text};
@@ -62,6 +62,7 @@ pub struct Book {
 struct Run {
     dir: PathBuf,
     rows: Rows,
+    components: Kept,
     /// What is not rows, and how often it changed.
     head: Value,
     version: u64,
@@ -100,16 +101,16 @@ struct Part<'a> {
     head: Option<&'a Value>,
     curves: Vec<Curve<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pictures: Option<Pictures>,
+    pictures: Option<Pictures<'a>>,
 }
 
 /// What a live page asks for one by one.
 #[derive(Serialize)]
-struct Pictures {
+struct Pictures<'a> {
     figures: Figures,
     figures_left_out: usize,
-    components: Option<Components>,
-    problem: Option<String>,
+    components: Option<&'a Components>,
+    problem: Option<&'a str>,
 }
 
 impl Book {
@@ -138,6 +139,7 @@ impl Book {
                 self.runs.push(Run {
                     rows: Rows::of(&dir),
                     dir,
+                    components: Kept::default(),
                     head: Value::Null,
                     version: 0,
                 });
@@ -154,10 +156,14 @@ impl Book {
     }
 
     /// The page as one file that needs nothing else.
-    pub fn page(&self) -> String {
+    pub fn page(&mut self) -> String {
+        let share = self.runs.len().max(1);
+        for run in &mut self.runs {
+            run.components.refresh(&run.dir, COMPONENT_BYTES / share);
+        }
         let mut all = self.answer(&BTreeMap::new(), None, IN_FILE);
         for (part, run) in all.runs.iter_mut().zip(&self.runs) {
-            part.pictures = Some(run.pictures(self.runs.len()));
+            part.pictures = Some(run.pictures(share));
         }
         all.made = Some(now());
         page::page(&self.title(), &text_of(&all))
@@ -211,8 +217,9 @@ impl Book {
 
     /// The newest components of run `id` as JSON.
     pub fn components(&self, id: usize) -> Option<String> {
-        let found = components::read(&self.runs.get(id)?.dir, LIVE_COMPONENT_BYTES);
-        serde_json::to_string(&found.ok()??).ok()
+        let (_, path) = components::newest(&self.runs.get(id)?.dir)?;
+        let found = components::read(&path, LIVE_COMPONENT_BYTES).ok()?;
+        serde_json::to_string(&found).ok()
     }
 
     fn title(&self) -> String {
@@ -295,7 +302,7 @@ impl Run {
             "problems": rows.problems,
             "unread": rows.unread,
             "figures": figures,
-            "components": components::newest(&self.dir),
+            "components": components::newest(&self.dir).map(|(step, _)| step),
         })
     }
 
@@ -324,19 +331,15 @@ impl Run {
     }
 
     /// Figures and components of this run, one of so many, for a page that is a file.
-    fn pictures(&self, runs: usize) -> Pictures {
+    fn pictures(&self, runs: usize) -> Pictures<'_> {
         let listing = figures::list(&self.dir);
         let (figures, figures_left_out) =
             figures::that_fit(&self.dir, &listing, FIGURE_BYTES / runs as u64);
-        let (components, problem) = match components::read(&self.dir, COMPONENT_BYTES / runs) {
-            Ok(found) => (found, None),
-            Err(line) => (None, Some(line)),
-        };
         Pictures {
             figures,
             figures_left_out,
-            components,
-            problem,
+            components: self.components.found.as_ref(),
+            problem: self.components.problem.as_deref(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Components as people study them: where in text each is active, and what the network would say without it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -64,24 +65,47 @@ struct Change {
     change: Option<f64>,
 }
 
-/// The newest step of a run that has components.
-pub(crate) fn newest(run: &Path) -> Option<u64> {
-    let steps = figures::steps(run).into_iter().rev();
-    let mut with = steps.filter(|(_, dir)| dir.join("components.json").is_file());
-    with.next().map(|(step, _)| step)
+/// The newest components of a run, read again only where there are others.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    file: Option<Identity>,
+    pub(crate) found: Option<Components>,
+    /// Why there are none though there is a file of them.
+    pub(crate) problem: Option<String>,
 }
 
-/// The newest components of a run, the most important ones of each site if all take more than `budget` bytes.
-///
-/// # Errors
-///
-/// One line, when the file is no such file.
-pub(crate) fn read(run: &Path, budget: usize) -> Result<Option<Components>, String> {
-    let Some(step) = newest(run) else {
-        return Ok(None);
-    };
-    let path = run.join(format!("figures/step-{step:08}/components.json"));
-    let Some(text) = figures::text(&path, LARGEST) else {
+/// What tells one file from another without reading it, and how much of it was wanted.
+type Identity = (PathBuf, u64, Option<SystemTime>, usize);
+
+impl Kept {
+    /// Reads those that there are now: the most important ones of each site, if all take more than `budget` bytes.
+    pub(crate) fn refresh(&mut self, run: &Path, budget: usize) {
+        let identity = newest(run).and_then(|(_, path)| {
+            let found = std::fs::metadata(&path).ok()?;
+            Some((path, found.len(), found.modified().ok(), budget))
+        });
+        if self.file != identity {
+            let read = identity.as_ref().map(|(path, ..)| read(path, budget));
+            (self.found, self.problem) = match read {
+                None => (None, None),
+                Some(Ok(found)) => (Some(found), None),
+                Some(Err(line)) => (None, Some(line)),
+            };
+            self.file = identity;
+        }
+    }
+}
+
+/// The newest step of a run that has components, and their file.
+pub(crate) fn newest(run: &Path) -> Option<(u64, PathBuf)> {
+    let steps = figures::steps(run).into_iter().rev();
+    let mut files = steps.map(|(step, dir)| (step, dir.join("components.json")));
+    files.find(|(_, file)| file.is_file())
+}
+
+/// The components of a file, as [`Kept::refresh`] has them; or a line that says why not.
+pub(crate) fn read(path: &Path, budget: usize) -> Result<Components, String> {
+    let Some(text) = figures::text(path, LARGEST) else {
         return Err(format!(
             "{}: cannot be read as text of {LARGEST} bytes at most",
             path.display()
@@ -90,7 +114,7 @@ pub(crate) fn read(run: &Path, budget: usize) -> Result<Option<Components>, Stri
     let mut components: Components = serde_json::from_str(&text)
         .map_err(|error| format!("{}: {error}; it is left out", path.display()))?;
     components.keep(budget);
-    Ok(Some(components))
+    Ok(components)
 }
 
 impl Components {
@@ -161,22 +185,35 @@ mod tests {
     #[test]
     fn the_newest_are_read_and_the_most_important_are_kept() {
         let run = run(SAMPLE);
-        let all = read(run.path(), 1 << 20).unwrap().unwrap();
-        assert_eq!((indices(&all), all.left_out), (vec![17, 3], 0));
-        let some = read(run.path(), 360).unwrap().unwrap();
-        assert_eq!((indices(&some), some.left_out), (vec![17], 1));
-        let none = read(run.path(), 10).unwrap().unwrap();
-        assert_eq!((indices(&none), none.left_out), (vec![], 2));
+        let kept = |budget| {
+            let mut kept = Kept::default();
+            kept.refresh(run.path(), budget);
+            kept.found.map(|all| (indices(&all), all.left_out)).unwrap()
+        };
+        assert_eq!(kept(1 << 20), (vec![17, 3], 0));
+        assert_eq!(kept(360), (vec![17], 1));
+        assert_eq!(kept(10), (vec![], 2));
     }
 
     #[test]
-    fn another_file_is_named() {
-        let run = run("[1]");
-        let error = read(run.path(), 1 << 20).unwrap_err();
+    fn another_file_is_read_and_named_if_it_is_none() {
+        let run = run(SAMPLE);
+        let mut kept = Kept::default();
+        kept.refresh(run.path(), 1 << 20);
+        assert!(kept.found.is_some() && kept.problem.is_none());
+        fs::write(
+            run.path().join("figures/step-00002000/components.json"),
+            "[1]",
+        )
+        .unwrap();
+        kept.refresh(run.path(), 1 << 20);
+        let problem = kept.problem.as_deref().unwrap_or_default();
         assert!(
-            error.contains("step-00002000/components.json: invalid"),
-            "{error}"
+            problem.contains("step-00002000/components.json: invalid"),
+            "{problem}"
         );
-        assert!(read(Path::new("/nowhere"), 1).unwrap().is_none());
+        fs::remove_dir_all(run.path().join("figures")).unwrap();
+        kept.refresh(run.path(), 1 << 20);
+        assert!(kept.found.is_none() && kept.problem.is_none());
     }
 }

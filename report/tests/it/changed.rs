@@ -35,7 +35,7 @@ fn changed_files_make_a_page_all_the_same() {
     for _ in rounds(300) {
         let (path, whole) = dice.one(&files);
         fs::write(path, dice.mutated(whole)).unwrap();
-        let book = Book::open(std::slice::from_ref(&sweep)).unwrap();
+        let mut book = Book::open(std::slice::from_ref(&sweep)).unwrap();
         data(&book.page());
         // One that was open before goes on too.
         lived.poll();

@@ -88,8 +88,8 @@ fn nothing_in_a_run_ends_the_script_that_holds_it() {
     let page = page(&[run]).unwrap();
     assert_eq!(
         page.matches("</script>").count(),
-        2,
-        "the data's and the scripts'"
+        3,
+        "the theme's, the data's and the scripts'"
     );
     assert_eq!(page.matches("<!--").count(), 0);
     assert!(page.contains("<title>&lt;img src=x&gt;"));
