@@ -126,7 +126,7 @@ impl Book {
             sources: sources?,
             runs: Vec::new(),
             about: Map::new(),
-            version: 0,
+            version: started(),
         };
         book.poll();
         Ok(book)
@@ -137,11 +137,11 @@ impl Book {
         for dir in self.sources.iter().flat_map(Source::runs) {
             if !self.runs.iter().any(|run| run.dir == dir) {
                 self.runs.push(Run {
-                    rows: Rows::of(&dir),
+                    rows: Rows::of(&dir, started()),
                     dir,
                     components: Kept::default(),
                     head: Value::Null,
-                    version: 0,
+                    version: started(),
                 });
             }
         }
@@ -346,6 +346,13 @@ impl Run {
 
 fn text_of(answer: &Answer<'_>) -> String {
     serde_json::to_string(answer).expect("names and numbers are JSON")
+}
+
+/// Where generations and versions of a book begin: in milliseconds, so that a page that another server served is not thought to have what
+/// it has not. Rows have other numbers there.
+fn started() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0))
 }
 
 fn now() -> f64 {

@@ -66,12 +66,12 @@ impl std::fmt::Debug for Followed {
 }
 
 impl Rows {
-    /// Those of a directory, none of them read yet.
-    pub(crate) fn of(dir: &Path) -> Self {
+    /// Those of a directory, none of them read yet; the first generation has this number.
+    pub(crate) fn of(dir: &Path, generation: u64) -> Self {
         Self {
             dir: dir.to_path_buf(),
             files: Vec::new(),
-            generation: 0,
+            generation,
             at: Vec::new(),
             series: Vec::new(),
             names: BTreeMap::new(),
@@ -93,10 +93,7 @@ impl Rows {
             if self.read_on() {
                 return;
             }
-            *self = Self {
-                generation: self.generation + 1,
-                ..Self::of(&self.dir)
-            };
+            *self = Self::of(&self.dir, self.generation + 1);
         }
     }
 
@@ -322,7 +319,7 @@ mod tests {
         let event = Row::new(1, Kind::Event).with_note("resumed");
         spool.append(&event.with("time/unix_s", 1e9));
         spool.flush();
-        let mut rows = Rows::of(dir.path());
+        let mut rows = Rows::of(dir.path(), 0);
         rows.poll();
         spool.append(&train(2));
         spool.flush();
@@ -346,7 +343,7 @@ mod tests {
         let mark = spool.mark();
         spool.append(&train(2, 2.0));
         spool.flush();
-        let mut rows = Rows::of(dir.path());
+        let mut rows = Rows::of(dir.path(), 0);
         rows.poll();
         drop(spool);
         Spool::roll_back(dir.path(), &mark).unwrap();
@@ -365,7 +362,7 @@ mod tests {
         let machine = "{\"step\":3,\"kind\":\"system\",\"system/cpu_percent\":50,\"time\":5}\n";
         std::fs::write(dir.path().join("machine0.jsonl"), machine).unwrap();
         std::fs::write(dir.path().join(METRICS), "junk\n{}\n").unwrap();
-        let mut rows = Rows::of(dir.path());
+        let mut rows = Rows::of(dir.path(), 0);
         rows.poll();
         rows.poll();
         assert_eq!(values(&rows, "system/cpu_percent"), [(3, 50.0)]);

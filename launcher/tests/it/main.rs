@@ -9,6 +9,8 @@ mod blocked_output;
 mod both;
 mod changed_inputs;
 mod completions;
+#[path = "../../../report/tests/it/chromium.rs"]
+mod chromium;
 mod doctor;
 mod exchange;
 mod exit_codes_and_restarts;

@@ -13,6 +13,7 @@ use std::process::{Child, Stdio};
 use serde_json::Value;
 use spd_tracker::{Kind, Mark, Row, Spool};
 
+use crate::chromium::Chromium;
 use crate::scratch::{Scratch, launch};
 
 /// Adds rows to a run directory, which is made if it is not there.
@@ -252,4 +253,72 @@ fn only_this_machine_is_answered_and_only_of_what_is_listed() {
     }
     // It goes on after all of that.
     assert_eq!(watch.news("%,x,1.2,%FF").0, [0, 1, 2]);
+}
+
+#[test]
+fn a_browser_follows_a_run() {
+    let scratch = Scratch::new();
+    let run = scratch.run_dir();
+    write_rows(&run, 0..3);
+    let Some(mut chromium) = Chromium::start("a_browser_follows_a_run") else {
+        return;
+    };
+    let watch = Watch::of(&scratch, &["runs/x"]);
+    chromium.open(&format!("http://127.0.0.1:{}/", watch.port), (1400, 2000));
+    let wait = |what: &str| {
+        format!(
+            "for (let i = 0; i < 300; i++) {{
+                if ({what}) return true;
+                await new Promise(done => setTimeout(done, 50));
+            }}
+            return document.body.innerText;"
+        )
+    };
+    let last = |step: u64, rows: u64| {
+        wait(&format!(
+            "document.querySelector('canvas') && runs[0].curves.get('loss/total')?.x.at(-1) === {step}
+                && runs[0].curves.get('loss/total').x.length === {rows}"
+        ))
+    };
+    assert_eq!(chromium.run(&last(2, 3)), true);
+    write_rows(&run, 3..5);
+    assert_eq!(chromium.run(&last(4, 5)), true);
+    let figures = run.join("figures/step-00000004");
+    fs::create_dir_all(&figures).unwrap();
+    let svg = "<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'></svg>";
+    fs::write(figures.join("uv_matrices.svg"), svg).unwrap();
+    let components = "{\"step\":4,\"sites\":[{\"name\":\"a\",\"components\":[{\"index\":7}]}]}";
+    fs::write(figures.join("components.json"), components).unwrap();
+    assert_eq!(
+        chromium.run(&wait(
+            "document.querySelector('#uv img')?.naturalWidth === 9"
+        )),
+        true
+    );
+    assert_eq!(
+        chromium.run(&wait(
+            "document.querySelector('.components .open')?.textContent === '#7'"
+        )),
+        true
+    );
+    drop(Spool::roll_back(&run, &Mark::default()).unwrap());
+    write_rows(&run, 0..2);
+    assert_eq!(chromium.run(&last(1, 2)), true);
+    assert_eq!(
+        chromium.run("return document.getElementById('trouble').hidden;"),
+        true
+    );
+    assert_eq!(chromium.complaints, [""; 0]);
+    // Its server is gone, and comes back: the page waits for it.
+    let port = watch.port.to_string();
+    drop(watch);
+    assert_eq!(
+        chromium.run(&wait(
+            "document.getElementById('state').className === 'lost'"
+        )),
+        true
+    );
+    let _again = Watch::of(&scratch, &["runs/x", "--port", &port]);
+    write_rows(&run, 2..4);
+    assert_eq!(chromium.run(&last(3, 4)), true);
 }

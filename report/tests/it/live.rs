@@ -142,3 +142,15 @@ fn whatever_is_asked_is_answered() {
         book.figure(0, u64::MAX, "uv_matrices").is_none() && book.components(usize::MAX).is_none()
     );
 }
+
+#[test]
+fn another_server_begins_anew_with_a_page() {
+    let (_dir, run) = run("x");
+    let mut page = Page::of(std::slice::from_ref(&run));
+    let first = page.ask();
+    std::thread::sleep(std::time::Duration::from_millis(2));
+    page.book = Book::open(&[run]).unwrap();
+    let again = page.ask();
+    assert_eq!(again["runs"][0]["reset"], true);
+    assert_eq!(first["runs"][0]["curves"], again["runs"][0]["curves"]);
+}
