@@ -17,3 +17,6 @@ mod run;
 mod sink;
 mod system_row;
 mod tensorboard;
+//! Reading order: `run`, `sink`, `http`, `credentials`, `netrc`, `driver`, then a folder for each sink.
+mod netrc;
+mod wandb;

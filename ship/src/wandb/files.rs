@@ -1,0 +1,146 @@
+//! Files of a run: they follow the rows that name them, and never hold a row up.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value as Json, json};
+
+use super::Wandb;
+use super::media;
+use super::server::{Denied, Server, Slot};
+use super::state::{Owed, Remote, State};
+use crate::run::RunInfo;
+use crate::sink::Refusal;
+
+/// Files whose addresses are asked for together.
+const TOGETHER: usize = 50;
+
+/// How often a file is tried, each time at a new address.
+const TRIES: u32 = 5;
+
+/// How long files rest when one of them could not be sent.
+const REST: Duration = Duration::from_secs(60);
+
+const CREATE: &str = "mutation CreateRunFiles($entity: String!, $project: String!, $run: String!, $files: [String!]!) {
+  createRunFiles(input: { entityName: $entity, projectName: $project, runName: $run, files: $files }) {
+    uploadHeaders
+    files { name uploadUrl }
+  }
+}";
+
+impl Wandb {
+    /// Sends files that the server is to get, for `at_most` that long. Those that it does not take now are tried again later.
+    pub(super) async fn send_files(&mut self, run: &RunInfo, state: &mut State, at_most: Duration) {
+        if state.owed.is_empty() || self.rest.is_some_and(|until| Instant::now() < until) {
+            return;
+        }
+        let ended = tokio::time::timeout(at_most, self.send_all_files(run, state)).await;
+        if !matches!(ended, Ok(Ok(()))) {
+            self.rest = Some(Instant::now() + REST);
+        }
+    }
+
+    async fn send_all_files(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+        let (server, Some(remote)) = (self.server()?, state.remote.clone()) else {
+            return Ok(());
+        };
+        while !state.owed.is_empty() {
+            let names: Vec<String> = state.owed.iter().map(|owed| owed.name.clone()).collect();
+            let names = &names[..names.len().min(TOGETHER)];
+            let slots = slots(&server, &remote, names).await;
+            let slots = slots.map_err(|denied| self.tried_all(names, state, denied))?;
+            for name in names {
+                let slot = slots.iter().find(|slot| slot.name == *name);
+                let owed = state.owed.iter().find(|owed| owed.name == *name).cloned();
+                if let Some(owed) = owed {
+                    self.send_file(&server, run, state, (owed, slot)).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a file. It is owed still where its address was not taken, or is none.
+    async fn send_file(
+        &mut self,
+        server: &Server,
+        run: &RunInfo,
+        state: &mut State,
+        (owed, slot): (Owed, Option<&Slot>),
+    ) -> Result<(), Refusal> {
+        let Owed { name, from } = owed;
+        let Some(bytes) = media::bytes(&run.dir, &from, &name) else {
+            self.settle(state, &name, false);
+            return Ok(());
+        };
+        let sent = match slot {
+            Some(slot) => server.put(slot, bytes).await,
+            None => Err(Refusal::Gone {
+                why: "the server gave no address".into(),
+            }),
+        };
+        match sent {
+            Ok(()) => self.settle(state, &name, true),
+            Err(Refusal::Later { why, after }) => return Err(Refusal::Later { why, after }),
+            // A signature expires: the next address is another.
+            Err(Refusal::Unauthorized { .. } | Refusal::Gone { .. }) => self.tried(state, &name),
+            Err(Refusal::TooLarge { .. } | Refusal::Invalid { .. }) => {
+                self.settle(state, &name, false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts a try of each file, where the server is there and gives no address.
+    fn tried_all(&mut self, names: &[String], state: &mut State, denied: Denied) -> Refusal {
+        if matches!(denied.refusal, Refusal::Invalid { .. }) {
+            for name in names {
+                self.tried(state, name);
+            }
+        }
+        denied.refusal
+    }
+
+    fn tried(&mut self, state: &mut State, name: &str) {
+        let tries = self.tries.entry(name.into()).or_default();
+        *tries += 1;
+        if *tries >= TRIES {
+            self.settle(state, name, false);
+        }
+    }
+
+    /// A file is owed no more.
+    fn settle(&mut self, state: &mut State, name: &str, is_sent: bool) {
+        self.tries.remove(name);
+        state.owed.retain(|owed| owed.name != name);
+        if is_sent {
+            state.untold.push(name.into());
+        } else {
+            state.lost += 1;
+        }
+    }
+}
+
+/// Where files go.
+async fn slots(server: &Server, remote: &Remote, names: &[String]) -> Result<Vec<Slot>, Denied> {
+    let variables = json!({
+        "entity": remote.entity, "project": remote.project, "run": remote.name, "files": names,
+    });
+    let data = server.ask("CreateRunFiles", CREATE, variables).await?;
+    let made = &data["createRunFiles"];
+    let list = |value: &Json| value.as_array().cloned().unwrap_or_default();
+    let headers: Vec<(String, String)> = list(&made["uploadHeaders"])
+        .iter()
+        .filter_map(|header| {
+            let (name, value) = header.as_str()?.split_once(':')?;
+            Some((name.trim().into(), value.trim().into()))
+        })
+        .collect();
+    let slot = |file: &Json| {
+        Some(Slot {
+            name: file["name"].as_str()?.into(),
+            url: file["uploadUrl"].as_str()?.into(),
+            headers: headers.clone(),
+        })
+    };
+    Ok(list(&made["files"]).iter().filter_map(slot).collect())
+}

@@ -1,0 +1,292 @@
+//! Weights & Biases over HTTP: a run, a stream of its lines, its files.
+//!
+//! Every line of a run has a number, which is how a server knows a line that comes twice: what is not acknowledged is sent again under
+//! the same number, from the same rows. So the counts in [`State`] are all that makes each row arrive once.
+//!
+//! | answer | what it means |
+//! |---|---|
+//! | no connection, 408, 409, 425, 429, 5xx | later |
+//! | 401, 403, no key, an unknown entity | a person has to mend something; it is looked again now and then |
+//! | 404, 410 to the stream | the run is gone; `open` brings it back |
+//! | 413 | too large |
+//! | 400, 422 to the stream | a line is not taken |
+//! | "previously created and deleted" | the run gets another name |
+//!
+//! Keys are those of `WANDB_API_KEY` and `.netrc`. `WANDB_BASE_URL`, `WANDB_ENTITY`, `WANDB_PROJECT`, `WANDB_RUN_GROUP`, `WANDB_NAME`,
+//! `WANDB_TAGS` and `WANDB_NOTES` say what `[tracker]` does not; `WANDB_MODE` set to `offline` or `disabled` has nothing sent.
+//!
+//! Reading order: `state`, `lines`, `media`, `system`, `labels`, `server`, `open`, `stream`, `files`, `roll_back`; `export` is apart.
+
+mod files;
+mod labels;
+mod lines;
+mod media;
+mod open;
+mod roll_back;
+mod server;
+mod state;
+mod stream;
+mod system;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use spd_tracker::Kind;
+
+use self::lines::Line;
+use self::server::Server;
+use self::state::State;
+use self::stream::{CONSOLE, EVENTS, HISTORY, chunk, summary};
+use crate::credentials::Environment;
+use crate::run::RunInfo;
+use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped};
+
+/// Time between two requests, of which servers take two a second.
+const GAP: Duration = Duration::from_millis(500);
+
+/// How long a run may be silent.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// How long files take of the time of rows.
+const FILES: Duration = Duration::from_secs(20);
+
+/// How long files may hold up the end of a run.
+const LAST_FILES: Duration = Duration::from_secs(5);
+
+/// Files of the run directory that the run has at the server too.
+const RUN_FILES: [&str; 2] = ["summary.json", "config.toml"];
+
+const ALERT: &str = "mutation NotifyScriptableRunAlert(
+  $entityName: String!, $projectName: String!, $runName: String!, $title: String!, $text: String!, $severity: AlertSeverity
+) {
+  notifyScriptableRunAlert(input: {
+    entityName: $entityName, projectName: $projectName, runName: $runName, title: $title, text: $text, severity: $severity
+  }) { success }
+}";
+
+/// Weights & Biases, or a server that speaks as it does.
+pub(crate) struct Wandb {
+    environment: Environment,
+    server: Option<Arc<Server>>,
+    stop: Arc<AtomicBool>,
+    spoken: Option<Instant>,
+    /// How often each file was tried.
+    tries: BTreeMap<String, u32>,
+    /// When files are tried again.
+    rest: Option<Instant>,
+    is_anew: bool,
+    gap: Duration,
+    silence: Duration,
+    patience: Duration,
+}
+
+impl Wandb {
+    /// With the keys and settings of `environment`.
+    pub(crate) fn new(environment: Environment) -> Self {
+        Self {
+            environment,
+            server: None,
+            stop: Arc::default(),
+            spoken: None,
+            tries: BTreeMap::new(),
+            rest: None,
+            is_anew: false,
+            gap: GAP,
+            silence: SILENCE,
+            patience: open::PATIENCE,
+        }
+    }
+
+    /// Becomes true when somebody presses Stop on the page of the run.
+    pub(crate) fn stop(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop)
+    }
+
+    /// Why nothing is to be sent at all, where `WANDB_MODE` says so. Rows are owed then, and sent when it says otherwise.
+    pub(crate) fn off(&self) -> Option<String> {
+        let mode = self.environment.get("WANDB_MODE")?;
+        let is_off = matches!(mode, "offline" | "dryrun" | "disabled");
+        is_off.then(|| format!("WANDB_MODE is {mode}: nothing is sent"))
+    }
+
+    /// The page of the run, once it is known.
+    pub(crate) fn page(&self, state: &State) -> Option<String> {
+        Some(self.server.as_ref()?.page(state.remote.as_ref()?))
+    }
+
+    fn server(&self) -> Result<Arc<Server>, Refusal> {
+        self.server.clone().ok_or_else(|| Refusal::Gone {
+            why: "the server was not looked for".into(),
+        })
+    }
+
+    /// Sends lines of the history; `next` is the state once they are there.
+    async fn send_history(
+        &mut self,
+        state: &mut State,
+        mut next: State,
+        lines: Vec<String>,
+    ) -> Result<(), Refusal> {
+        let count = lines.len();
+        let mut chunks = vec![chunk(HISTORY, state.history, lines)];
+        chunks.extend(summary(&next));
+        self.send(&mut next, chunks, None).await?;
+        next.history.add(count);
+        *state = next;
+        Ok(())
+    }
+
+    /// Has W&B tell its people. A server that does not is no reason to stop.
+    async fn alert(&self, state: &State, row: &spd_tracker::Row) {
+        let (Ok(server), Some(remote)) = (self.server(), &state.remote) else {
+            return;
+        };
+        let variables = json!({
+            "entityName": remote.entity,
+            "projectName": remote.project,
+            "runName": remote.name,
+            "title": row.note.as_deref().unwrap_or("alert").lines().next(),
+            "text": system::said(row),
+            "severity": "ERROR",
+        });
+        let _ = server
+            .ask("NotifyScriptableRunAlert", ALERT, variables)
+            .await;
+    }
+}
+
+impl Sink for Wandb {
+    type State = State;
+
+    const NAME: &'static str = "wandb";
+    const EVERY: Duration = Duration::from_secs(15);
+    const ROWS: usize = 2000;
+
+    async fn open(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+        if let Some(why) = self.off() {
+            return Err(Refusal::Unauthorized { why });
+        }
+        self.server = None;
+        let server = Arc::new(Server::find(&self.environment)?);
+        let mut next = state.clone();
+        self.is_anew = self.make_known(&server, run, &mut next).await?;
+        self.server = Some(server);
+        *state = next;
+        Ok(())
+    }
+
+    fn starts_anew(&self) -> bool {
+        self.is_anew
+    }
+
+    async fn send_metrics(
+        &mut self,
+        run: &RunInfo,
+        state: &mut State,
+        rows: &[Stamped],
+    ) -> Result<(), Refusal> {
+        let (mut next, mut lines) = (state.clone(), Vec::new());
+        for rows in lines::steps(rows) {
+            let line = Line::of(rows, next.last_step, run.started, &run.dir);
+            next.note(&line);
+            lines.push(line.json());
+        }
+        self.send_history(state, next, lines).await?;
+        self.send_files(run, state, FILES).await;
+        Ok(())
+    }
+
+    async fn send_system(
+        &mut self,
+        run: &RunInfo,
+        state: &mut State,
+        rows: &[Stamped],
+    ) -> Result<(), Refusal> {
+        let (mut events, mut console) = (Vec::new(), Vec::new());
+        for stamped in rows {
+            match stamped.row.kind {
+                Kind::System => events.extend(system::event(stamped, run.started)),
+                _ => console.extend(system::console(stamped)),
+            }
+        }
+        let mut next = state.clone();
+        next.events.add(events.len());
+        next.console.add(console.len());
+        let chunks = vec![
+            chunk(EVENTS, state.events, events),
+            chunk(CONSOLE, state.console, console),
+        ];
+        if chunks.iter().any(|chunk| !chunk.lines.is_empty()) {
+            self.send(&mut next, chunks, None).await?;
+        }
+        *state = next;
+        for Stamped { row, .. } in rows {
+            if row.kind == Kind::Alert {
+                self.alert(state, row).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn skip(
+        &mut self,
+        run: &RunInfo,
+        state: &mut State,
+        rows: &[Stamped],
+    ) -> Result<(), Refusal> {
+        let (mut next, mut lines) = (state.clone(), Vec::new());
+        for rows in lines::steps(rows) {
+            let line = Line::placeholder(rows, next.last_step, run.started);
+            next.note(&line);
+            lines.push(line.json());
+        }
+        self.send_history(state, next, lines).await
+    }
+
+    async fn roll_back(
+        &mut self,
+        run: &RunInfo,
+        state: &mut State,
+        to: RollBack,
+    ) -> Result<After, Refusal> {
+        self.take_back(run, state, to).await
+    }
+
+    async fn idle(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+        self.send_files(run, state, FILES).await;
+        let spoke = |spoken: Instant| spoken.elapsed() < self.silence;
+        if state.untold.is_empty() && self.spoken.is_some_and(spoke) {
+            return Ok(());
+        }
+        self.send(state, Vec::new(), None).await
+    }
+
+    /// W&B shows 0 as finished and all else as failed. A run that was stopped on request has 255, as one that its own client saw
+    /// interrupted: it did not come to its end.
+    async fn close(&mut self, run: &RunInfo, state: &mut State, end: End) -> Result<(), Refusal> {
+        let mut next = state.clone();
+        for name in RUN_FILES {
+            if run.dir.join(name).is_file() {
+                next.owe(name, name);
+            }
+        }
+        self.rest = None;
+        self.send_files(run, &mut next, LAST_FILES).await;
+        let code = if end.code == 3 { 255 } else { end.code };
+        let last = summary(&next).into_iter().collect();
+        self.send(&mut next, last, Some(code)).await?;
+        *state = next;
+        // The run has ended for whoever looks; what is left of its files may take longer.
+        self.rest = None;
+        self.send_files(run, state, Duration::MAX).await;
+        if !state.untold.is_empty() {
+            self.send(state, Vec::new(), Some(code)).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! What becomes of lines whose rows no longer hold. A server takes none of them back.
+
+use serde_json::json;
+use spd_configs::OnRollback;
+
+use super::Wandb;
+use super::labels::Labels;
+use super::open::tag;
+use super::server::{Denied, Server};
+use super::state::{Remote, State};
+use super::stream::Body;
+use crate::run::RunInfo;
+use crate::sink::{After, Refusal, RollBack};
+
+const TAG: &str = "mutation UpsertBucket($name: String, $project: String, $entity: String, $tags: [String!]) {
+  upsertBucket(input: { name: $name, modelName: $project, entityName: $entity, tags: $tags }) { bucket { id } }
+}";
+
+const REWIND: &str = "mutation RewindRun(
+  $runName: String!, $entity: String, $project: String, $metricName: String!, $metricValue: Float!
+) {
+  rewindRun(input: {
+    runName: $runName, entityName: $entity, projectName: $project, metricName: $metricName, metricValue: $metricValue
+  }) { rewoundRun { id historyLineCount } }
+}";
+
+impl Wandb {
+    /// Does what `on_rollback` says.
+    pub(super) async fn take_back(
+        &mut self,
+        run: &RunInfo,
+        state: &mut State,
+        to: RollBack,
+    ) -> Result<After, Refusal> {
+        match run.tracker.on_rollback {
+            OnRollback::Keep => return Ok(After::GoOn),
+            OnRollback::Rewind if self.rewind(state, to).await? => return Ok(After::GoOn),
+            OnRollback::Rewind | OnRollback::NewRun => {}
+        }
+        let server = self.server()?;
+        let mut next = state.clone();
+        next.forget();
+        next.burned = 0;
+        next.generation = to.generation;
+        next.supersedes = state.remote.as_ref().map(|old| old.name.clone());
+        self.make_known(&server, run, &mut next).await?;
+        if let (Some(old), Some(new)) = (&state.remote, &next.remote)
+            && old != new
+        {
+            self.supersede(&server, run, state, (old, new)).await?;
+        }
+        *state = next;
+        Ok(After::FromStart)
+    }
+
+    /// Says of the old run what took its place, and that it led nowhere.
+    async fn supersede(
+        &self,
+        server: &Server,
+        run: &RunInfo,
+        state: &State,
+        (old, new): (&Remote, &Remote),
+    ) -> Result<(), Refusal> {
+        let mut tags = Labels::of(run, &self.environment).tags;
+        tags.extend(
+            state
+                .supersedes
+                .iter()
+                .map(|older| tag("resumed-from:", older)),
+        );
+        tags.push(tag("superseded-by:", &new.name));
+        let variables = json!({
+            "name": old.name, "project": old.project, "entity": old.entity, "tags": tags,
+        });
+        let tagged = server.ask("UpsertBucket", TAG, variables).await;
+        let ended = Body {
+            ended: Some(1),
+            ..Body::default()
+        };
+        let ended = server.stream(old, ended.json()).await;
+        // Where the server refuses that, as of a run that somebody has deleted, there is nothing more to do.
+        for refusal in [tagged.err().map(|denied| denied.refusal), ended.err()] {
+            if let Some(later @ Refusal::Later { .. }) = refusal {
+                return Err(later);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the server take lines back. Whether it did: it need not be able to, and then another way is taken.
+    async fn rewind(&self, state: &mut State, to: RollBack) -> Result<bool, Refusal> {
+        let server = self.server()?;
+        let Some(remote) = state.remote.clone() else {
+            return Ok(false);
+        };
+        // Lines are found by `_step`, which is to be that of their rows, and the last one that holds is to be there.
+        let Some(last) = to.step.checked_sub(1).filter(|_| !state.is_shifted) else {
+            return Ok(false);
+        };
+        let variables = json!({
+            "runName": remote.name, "entity": remote.entity, "project": remote.project,
+            "metricName": "_step", "metricValue": last,
+        });
+        let rewound = match server.ask("RewindRun", REWIND, variables).await {
+            Ok(data) => data["rewindRun"]["rewoundRun"]["historyLineCount"].as_u64(),
+            Err(Denied {
+                refusal: refusal @ (Refusal::Later { .. } | Refusal::Unauthorized { .. }),
+                ..
+            }) => return Err(refusal),
+            Err(_) => None,
+        };
+        let Some(history) = rewound.filter(|lines| *lines <= state.history.sent) else {
+            return Ok(false);
+        };
+        // Those of the console and the machine stay: what happened, happened.
+        let counts = self.count(&server, &remote).await?;
+        if counts.last_step.is_some_and(|step| step > last) {
+            return Ok(false);
+        }
+        state.history = super::state::Lines {
+            sent: history,
+            found: 0,
+        };
+        state.events.sent = state.events.sent.max(counts.events);
+        state.console.sent = state.console.sent.max(counts.console);
+        state.last_step = counts.last_step.or(Some(last));
+        Ok(true)
+    }
+}

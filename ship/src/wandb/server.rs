@@ -1,0 +1,256 @@
+//! A server that speaks as W&B does: GraphQL, streams of lines, files by signed addresses.
+
+use std::fmt;
+use std::time::Duration;
+
+use reqwest::{Client, Url};
+use serde_json::{Value as Json, json};
+
+use super::state::Remote;
+use crate::credentials::Environment;
+use crate::http::{self, Answer};
+use crate::netrc;
+use crate::sink::Refusal;
+
+/// The server of W&B itself.
+const ADDRESS: &str = "https://api.wandb.ai";
+
+/// How long a file may take to be sent.
+const FILE: Duration = Duration::from_secs(600);
+
+/// A server, and who we are there.
+pub(super) struct Server {
+    client: Client,
+    address: Url,
+    key: Key,
+}
+
+/// An API key. It is never shown.
+struct Key(String);
+
+/// Why a GraphQL request was not done.
+#[derive(Debug)]
+pub(super) struct Denied {
+    /// In the server's words.
+    pub(super) words: String,
+    /// What its status means.
+    pub(super) refusal: Refusal,
+}
+
+impl Denied {
+    /// The refusal of a request that is right whenever server, key and settings are: whatever a person has to mend is waited for.
+    pub(super) fn mended_by_a_person(self) -> Refusal {
+        match self.refusal {
+            Refusal::Gone { why } | Refusal::TooLarge { why } | Refusal::Invalid { why } => {
+                let why = format!("{why}; are WANDB_BASE_URL, entity and project right?");
+                Refusal::Unauthorized { why }
+            }
+            other => other,
+        }
+    }
+}
+
+/// What a stream request was answered with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Reply {
+    /// Whether somebody pressed Stop.
+    pub(super) is_stopped: bool,
+}
+
+/// Where a file goes.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) name: String,
+    pub(super) url: String,
+    pub(super) headers: Vec<(String, String)>,
+}
+
+impl Server {
+    /// The server that the environment names, with the key that it has for it.
+    pub(super) fn find(environment: &Environment) -> Result<Self, Refusal> {
+        let unusable = |why: String| Refusal::Unauthorized { why };
+        let address = environment.get("WANDB_BASE_URL").unwrap_or(ADDRESS);
+        // What the variable holds is not said: an address may have a password in it.
+        let address = Url::parse(address.trim_end_matches('/'))
+            .ok()
+            .filter(|address| matches!(address.scheme(), "http" | "https"))
+            .ok_or_else(|| unusable("WANDB_BASE_URL is no http or https address".into()))?;
+        let host = address.host_str().unwrap_or_default();
+        let key = environment.get("WANDB_API_KEY").map(String::from);
+        let key = key.or_else(|| Some(netrc::login(environment, host)?.password));
+        let key = key.ok_or_else(|| {
+            unusable(format!(
+                "no key for {host}: WANDB_API_KEY is not set, and no `machine {host}` is in {}",
+                places(environment)
+            ))
+        })?;
+        Ok(Self {
+            client: http::client().map_err(|why| Refusal::Later { why, after: None })?,
+            address,
+            key: Key(key.trim().into()),
+        })
+    }
+
+    /// The `data` of an answer to a query or mutation.
+    pub(super) async fn ask(
+        &self,
+        operation: &str,
+        query: &str,
+        variables: Json,
+    ) -> Result<Json, Denied> {
+        let body = json!({"operationName": operation, "query": query, "variables": variables});
+        let request = self
+            .client
+            .post(self.at(&["graphql"]))
+            .basic_auth("api", Some(&self.key.0))
+            .json(&body);
+        let answer = match http::answer(request).await {
+            Ok(answer) => answer,
+            Err(refusal) => {
+                let words = String::new();
+                return Err(Denied { words, refusal });
+            }
+        };
+        let mut body: Json = serde_json::from_slice(&answer.body).unwrap_or_default();
+        let words = self.without_key(&messages(&body));
+        if !answer.status.is_success() {
+            let refusal = self.refusal(&answer);
+            return Err(Denied { words, refusal });
+        }
+        if !words.is_empty() {
+            let why = format!("{operation}: {words}");
+            let refusal = Refusal::Invalid { why };
+            return Err(Denied { words, refusal });
+        }
+        if body["data"].is_null() {
+            let why = format!("{operation}: the answer has no data");
+            let refusal = Refusal::Later { why, after: None };
+            return Err(Denied { words, refusal });
+        }
+        Ok(body["data"].take())
+    }
+
+    /// Sends a body to the stream of a run.
+    pub(super) async fn stream(&self, remote: &Remote, body: String) -> Result<Reply, Refusal> {
+        let Remote {
+            entity,
+            project,
+            name,
+            ..
+        } = remote;
+        let request = self
+            .client
+            .post(self.at(&["files", entity, project, name, "file_stream"]))
+            .basic_auth("api", Some(&self.key.0))
+            .header("Content-Type", "application/json")
+            .body(body);
+        let answer = http::answer(request).await?;
+        if !answer.status.is_success() {
+            return Err(self.refusal(&answer));
+        }
+        // Some servers answer nothing.
+        let body: Json = serde_json::from_slice(&answer.body).unwrap_or_default();
+        Ok(Reply {
+            is_stopped: body["stopped"] == true,
+        })
+    }
+
+    /// Puts a file where the server said. The address is signed, so that the key is not sent there.
+    pub(super) async fn put(&self, slot: &Slot, bytes: Vec<u8>) -> Result<(), Refusal> {
+        let mut request = self.client.put(&slot.url).timeout(FILE).body(bytes);
+        for (name, value) in &slot.headers {
+            request = request.header(name, value);
+        }
+        http::send(request).await.map(drop)
+    }
+
+    /// Where people look at a run.
+    pub(super) fn page(&self, remote: &Remote) -> String {
+        let Remote {
+            entity,
+            project,
+            name,
+            ..
+        } = remote;
+        let mut page = self.at(&[entity, project, "runs", name]);
+        if page.host_str() == Some("api.wandb.ai") {
+            let _ = page.set_host(Some("wandb.ai"));
+        }
+        let _ = page.set_username("");
+        let _ = page.set_password(None);
+        page.to_string()
+    }
+
+    /// An address of the server, each part of whose path is escaped.
+    fn at(&self, path: &[&str]) -> Url {
+        let mut url = self.address.clone();
+        if let Ok(mut parts) = url.path_segments_mut() {
+            parts.pop_if_empty().extend(path);
+        }
+        url
+    }
+
+    fn refusal(&self, answer: &Answer) -> Refusal {
+        match answer.refusal() {
+            Refusal::Later { why, after } => Refusal::Later {
+                why: self.without_key(&why),
+                after,
+            },
+            Refusal::Unauthorized { why } => Refusal::Unauthorized {
+                why: self.without_key(&why),
+            },
+            Refusal::TooLarge { why } => Refusal::TooLarge {
+                why: self.without_key(&why),
+            },
+            Refusal::Invalid { why } => Refusal::Invalid {
+                why: self.without_key(&why),
+            },
+            Refusal::Gone { why } => Refusal::Gone {
+                why: self.without_key(&why),
+            },
+        }
+    }
+
+    /// A server's words, in case that it repeats the key.
+    fn without_key(&self, words: &str) -> String {
+        if self.key.0.is_empty() {
+            return words.into();
+        }
+        words.replace(&self.key.0, "...")
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Server { .. }")
+    }
+}
+
+/// Where `.netrc` was looked for.
+fn places(environment: &Environment) -> String {
+    let places = netrc::places(environment);
+    let places: Vec<String> = places
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    if places.is_empty() {
+        "~/.netrc".into()
+    } else {
+        places.join(" or ")
+    }
+}
+
+/// The messages of `errors`, on one line; those of a plain `error` too.
+fn messages(body: &Json) -> String {
+    let mut words = Vec::new();
+    let found = body["errors"].as_array().into_iter().flatten();
+    words.extend(found.map(|error| {
+        error["message"]
+            .as_str()
+            .unwrap_or("an error without words")
+    }));
+    words.extend(body["error"].as_str());
+    let words = words.join("; ");
+    let words: Vec<&str> = words.split_whitespace().collect();
+    words.join(" ").chars().take(300).collect()
+}

@@ -1,0 +1,337 @@
+//! Whatever a server answers, it has each row once in the end.
+
+use super::super::media::tests::SMALL;
+use super::*;
+
+/// Sends twelve steps in three parts, and says what the server has and what was refused.
+fn after(test: &str, faults: &Json) -> Option<(Json, Vec<Refusal>)> {
+    let server = Recorder::with(test, faults, &[])?;
+    let folder = tempfile::tempdir().unwrap();
+    let run = a_run(folder.path());
+    let mut driver = Driver::new(server.sink());
+    on_runtime(async {
+        driver.open(&run).await;
+        for from in [0, 4, 8] {
+            driver.metrics(&run, &rows(from..from + 4)).await;
+        }
+        driver.close(&run, 0).await;
+    });
+    let mut found = server.run("abcd1234");
+    // How often it was made known is no part of it.
+    found["upserts"] = Json::Null;
+    Some((found, driver.refusals))
+}
+
+#[test]
+fn each_row_arrives_once_whatever_is_answered() {
+    let test = "each_row_arrives_once_whatever_is_answered";
+    let Some((straight, _)) = after(test, &json!([])) else {
+        return;
+    };
+    assert_eq!(steps(&straight), (0..12).collect::<Vec<u64>>());
+    let status =
+        |matches: &str, status: u16| json!({"match": matches, "nth": [1, 3], "status": status});
+    let mut faults = vec![
+        (
+            json!({"match": "file_stream", "nth": [2], "status": 502, "after_apply": true}),
+            "Later",
+        ),
+        (
+            json!({"match": "file_stream", "nth": [2], "drop": true}),
+            "Later",
+        ),
+        (
+            json!({"match": "file_stream", "nth": [2], "drop": true, "after_apply": true}),
+            "Later",
+        ),
+        (
+            json!({"match": "UpsertBucket", "nth": [1], "status": 502, "after_apply": true}),
+            "Later",
+        ),
+        (
+            json!({"match": "UpsertBucket", "nth": [1, 2], "drop": true}),
+            "Later",
+        ),
+        (status("UpsertBucket", 500), "Later"),
+        (status("UpsertBucket", 401), "Unauthorized"),
+        (status("UpsertBucket", 404), "Unauthorized"),
+    ];
+    for answer in [408, 409, 425, 429, 500, 502, 503, 504] {
+        faults.push((status("file_stream", answer), "Later"));
+    }
+    for (answer, means) in [
+        (401, "Unauthorized"),
+        (403, "Unauthorized"),
+        (404, "Gone"),
+        (410, "Gone"),
+        (413, "TooLarge"),
+        (400, "Invalid"),
+        (422, "Invalid"),
+    ] {
+        faults.push((status("file_stream", answer), means));
+    }
+    for (fault, means) in faults {
+        let (found, refusals) = after(test, &json!([fault])).unwrap();
+        assert_eq!(found, straight, "{fault}");
+        let refusal = format!("{:?}", refusals[0]);
+        assert!(refusal.starts_with(means), "{fault}: {refusal}");
+    }
+}
+
+#[test]
+fn a_server_says_when_to_come_back() {
+    let fault = json!([{"match": "file_stream", "nth": [1], "status": 429, "headers": {"Retry-After": "7"}}]);
+    let Some((_, refusals)) = after("a_server_says_when_to_come_back", &fault) else {
+        return;
+    };
+    let [Refusal::Later { after, .. }] = &refusals[..] else {
+        panic!("{refusals:?}");
+    };
+    assert_eq!(*after, Some(Duration::from_secs(7)));
+}
+
+#[test]
+fn a_line_that_is_not_taken_leaves_its_number() {
+    // Of twelve steps, those from 4 on are halved down to step 6: 4-7 no, 4-5 yes, 6-7 no, 6 no, its number yes.
+    let fault = json!([{"match": "file_stream", "nth": [2, 4, 5], "status": 400}]);
+    let Some((found, _)) = after("a_line_that_is_not_taken_leaves_its_number", &fault) else {
+        return;
+    };
+    assert_eq!(steps(&found), (0..12).collect::<Vec<u64>>());
+    let history = lines(&found, "history");
+    assert_eq!(
+        history[6],
+        json!({"_step": 6, "_timestamp": 1006, "_runtime": 6})
+    );
+    assert_eq!(history[7]["loss/total"], 0.125);
+    assert_eq!(found["rejected"], json!([]));
+}
+
+#[test]
+fn a_line_that_is_too_long_is_refused_before_it_is_sent() {
+    let test = "a_line_that_is_too_long_is_refused_before_it_is_sent";
+    let Some(server) = Recorder::start(test) else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let run = a_run(folder.path());
+    let mut sent = rows(0..4);
+    let text = spd_tracker::Value::Text("x".repeat(11 << 20));
+    sent[2].row = sent[2].row.clone().with("said", text);
+    let mut driver = Driver::new(server.sink());
+    on_runtime(async {
+        driver.open(&run).await;
+        driver.metrics(&run, &sent).await;
+    });
+    let found = server.run("abcd1234");
+    assert_eq!(steps(&found), [0, 1, 2, 3]);
+    assert_eq!(lines(&found, "history")[2].get("loss/total"), None);
+    assert_eq!(lines(&found, "history")[3]["loss/total"], 0.25);
+}
+
+#[test]
+fn a_send_is_cut_into_requests_that_count_together() {
+    let test = "a_send_is_cut_into_requests_that_count_together";
+    let fault = json!([{"match": "file_stream", "nth": [2], "status": 503}]);
+    let Some(server) = Recorder::with(test, &fault, &[]) else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let run = a_run(folder.path());
+    let mut sent = rows(0..5);
+    for stamped in &mut sent {
+        let text = spd_tracker::Value::Text("x".repeat(5 << 20));
+        stamped.row = stamped.row.clone().with("said", text);
+    }
+    let mut driver = Driver::new(server.sink());
+    on_runtime(async {
+        driver.open(&run).await;
+        driver.metrics(&run, &sent).await;
+    });
+    assert_eq!(driver.refusals.len(), 1);
+    assert_eq!(steps(&server.run("abcd1234")), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn a_key_is_asked_for_and_found_later() {
+    let Some(server) = Recorder::start("a_key_is_asked_for_and_found_later") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let run = a_run(folder.path());
+    let address = server.address();
+    let variables = [("WANDB_BASE_URL", address.as_str())];
+    let mut sink = Wandb::new(Environment::of(&variables, Some(folder.path())));
+    let mut state = State::default();
+    on_runtime(async {
+        let Err(Refusal::Unauthorized { why }) = sink.open(&run, &mut state).await else {
+            panic!("there is no key");
+        };
+        let netrc = folder.path().join(".netrc");
+        let places = format!(
+            "{} or {}",
+            netrc.display(),
+            folder.path().join("_netrc").display()
+        );
+        assert_eq!(
+            why,
+            format!(
+                "no key for 127.0.0.1: WANDB_API_KEY is not set, and no `machine 127.0.0.1` is in {places}"
+            )
+        );
+        std::fs::write(
+            netrc,
+            format!("machine 127.0.0.1 login user password {KEY}\n"),
+        )
+        .unwrap();
+        sink.open(&run, &mut state).await.unwrap();
+    });
+}
+
+#[test]
+fn nothing_is_sent_where_the_mode_says_so() {
+    for mode in ["offline", "disabled", "dryrun"] {
+        let environment = Environment::of(&[("WANDB_MODE", mode), ("WANDB_API_KEY", KEY)], None);
+        let mut sink = Wandb::new(environment);
+        let run = a_run(Path::new("/nowhere"));
+        let refused = on_runtime(sink.open(&run, &mut State::default()));
+        let why = format!("WANDB_MODE is {mode}: nothing is sent");
+        assert_eq!(sink.off(), Some(why.clone()));
+        assert_eq!(refused, Err(Refusal::Unauthorized { why }));
+    }
+    let online = Environment::of(&[("WANDB_MODE", "online")], None);
+    assert_eq!(Wandb::new(online).off(), None);
+}
+
+#[test]
+fn a_server_that_repeats_the_key_does_not_have_us_repeat_it() {
+    let test = "a_server_that_repeats_the_key_does_not_have_us_repeat_it";
+    let fault = json!([
+        {"match": "UpsertBucket", "nth": [1], "status": 401, "body": {"error": format!("{KEY} is wrong")}},
+        {"match": "UpsertBucket", "nth": [2], "status": 200, "body": {"errors": [{"message": format!("{KEY} is wrong")}]}},
+        {"match": "file_stream", "nth": [1], "status": 503, "body": {"error": format!("{KEY} is wrong")}},
+    ]);
+    // The driver looks whether a refusal holds the key.
+    let Some((_, refusals)) = after(test, &fault) else {
+        return;
+    };
+    assert_eq!(refusals.len(), 3);
+    assert!(
+        format!("{refusals:?}").contains("... is wrong"),
+        "{refusals:?}"
+    );
+}
+
+#[test]
+fn a_deleted_run_is_made_again_under_another_name() {
+    let test = "a_deleted_run_is_made_again_under_another_name";
+    let words = "run abcd1234 was previously created and deleted; try a new run name";
+    let body = json!({"errors": [{"message": words}]});
+    for status in [409, 200] {
+        let fault = json!([{"match": "UpsertBucket", "nth": [2], "status": status, "body": body}]);
+        let Some(server) = Recorder::with(test, &fault, &[]) else {
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let run = a_run(folder.path());
+        let mut driver = Driver::new(server.sink());
+        on_runtime(async {
+            driver.open(&run).await;
+            assert!(!driver.sink.starts_anew());
+            driver.metrics(&run, &rows(0..3)).await;
+            driver.open(&run).await;
+            assert!(driver.sink.starts_anew());
+            driver.metrics(&run, &rows(0..5)).await;
+        });
+        assert_eq!(steps(&server.run("abcd1234-2")), [0, 1, 2, 3, 4]);
+        assert_eq!(server.run("abcd1234-2")["group"], "sweep");
+    }
+}
+
+#[test]
+fn a_server_that_lost_the_run_is_told_all_of_it_again() {
+    let Some(mut server) = Recorder::start("a_server_that_lost_the_run_is_told_all_of_it_again")
+    else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let run = a_run(folder.path());
+    let mut driver = Driver::new(server.sink());
+    on_runtime(async {
+        driver.open(&run).await;
+        driver.metrics(&run, &rows(0..3)).await;
+    });
+    server.forget();
+    on_runtime(async {
+        let refused = driver
+            .sink
+            .send_metrics(&run, &mut driver.state, &rows(3..4))
+            .await;
+        // The connection is of the server that is no more.
+        let refused = match refused {
+            Err(Refusal::Later { .. }) => {
+                driver
+                    .sink
+                    .send_metrics(&run, &mut driver.state, &rows(3..4))
+                    .await
+            }
+            other => other,
+        };
+        assert!(matches!(refused, Err(Refusal::Gone { .. })), "{refused:?}");
+        driver.open(&run).await;
+        assert!(driver.sink.starts_anew());
+        driver.metrics(&run, &rows(0..4)).await;
+    });
+    let found = server.run("abcd1234");
+    assert_eq!(steps(&found), [0, 1, 2, 3]);
+    assert_eq!(found["tags"], json!(["a", "b"]));
+}
+
+#[test]
+fn files_follow_rows_and_do_not_hold_them_up() {
+    let test = "files_follow_rows_and_do_not_hold_them_up";
+    for (fault, arrives) in [
+        (json!({"match": "PUT", "nth": [1, 2], "status": 403}), true),
+        (json!({"match": "PUT", "nth": "all", "status": 403}), false),
+        (json!({"match": "PUT", "nth": [1], "status": 500}), true),
+        (json!({"match": "PUT", "nth": [1], "status": 400}), false),
+        (
+            json!({"match": "CreateRunFiles", "nth": [1], "status": 500}),
+            true,
+        ),
+        (
+            json!({"match": "CreateRunFiles", "nth": [1], "status": 200, "body": {"errors": [{"message": "no"}]}}),
+            true,
+        ),
+    ] {
+        let Some(server) = Recorder::with(test, &json!([fault]), &[]) else {
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.png"), SMALL).unwrap();
+        let run = a_run(folder.path());
+        let mut sent = rows(0..2);
+        let file = spd_tracker::Value::File("a.png".into());
+        sent[0].row = sent[0].row.clone().with("a", file);
+        let mut driver = Driver::new(server.sink());
+        on_runtime(async {
+            driver.open(&run).await;
+            driver.metrics(&run, &sent).await;
+            assert_eq!(driver.refusals, [], "{fault}");
+            driver.close(&run, 0).await;
+        });
+        assert_eq!(driver.refusals, [], "{fault}");
+        let found = server.run("abcd1234");
+        assert_eq!(found["exitcode"], 0);
+        assert_eq!(steps(&found), [0, 1]);
+        let name = lines(&found, "history")[0]["a"]["path"].clone();
+        let uploaded = if arrives { json!([name]) } else { json!([]) };
+        assert_eq!(found["uploaded"], uploaded, "{fault}");
+        assert_eq!(driver.state.owed, [], "{fault}");
+        assert_eq!(driver.state.lost, u64::from(!arrives), "{fault}");
+        // The address is signed, and is no server of ours to trust.
+        for put in server.exchanges().iter().filter(|one| one["kind"] == "PUT") {
+            assert_eq!(put["request"]["headers"].get("authorization"), None);
+        }
+    }
+}

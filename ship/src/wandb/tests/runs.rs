@@ -1,0 +1,306 @@
+//! Runs without faults: begun, gone on with, ended.
+
+use spd_tracker::{Histogram, Value};
+
+use super::super::media::tests::SMALL;
+use super::*;
+
+#[test]
+fn a_run_is_what_it_was_here() {
+    let Some(server) = Recorder::start("a_run_is_what_it_was_here") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("uv.png"), SMALL).unwrap();
+    std::fs::write(folder.path().join("config.toml"), "steps = 3\n").unwrap();
+    let run = a_run(folder.path());
+    let mut sent = rows(0..3);
+    sent[1].row = sent[1]
+        .row
+        .clone()
+        .with("odd", f64::NAN)
+        .with("up", f64::INFINITY);
+    let eval = Row::new(2, Kind::Eval)
+        .with("uv", Value::File("uv.png".into()))
+        .with("gone", Value::File("gone.svg".into()))
+        .with("said", Value::Text("words".into()))
+        .with(
+            "grads",
+            Value::Histogram(Histogram {
+                edges: vec![0.0, 0.5, 1.0],
+                counts: vec![3.0, 4.0],
+            }),
+        );
+    sent.push(Stamped {
+        row: eval,
+        time: 1003.0,
+    });
+    let machine = Stamped {
+        row: Row::new(2, Kind::System).with("system/cpu_percent", 50.0),
+        time: 1002.0,
+    };
+    let saved = Stamped {
+        row: Row::new(2, Kind::Event).with_note("saved"),
+        time: 1002.5,
+    };
+    let mut driver = Driver::new(server.sink());
+    on_runtime(async {
+        driver.open(&run).await;
+        driver.metrics(&run, &sent).await;
+        driver.system(&run, &[machine, saved]).await;
+        driver.close(&run, 0).await;
+    });
+    assert_eq!(driver.refusals, []);
+    let page = driver.sink.page(&driver.state).unwrap();
+    assert!(
+        page.ends_with("/fixture-entity/spd/runs/abcd1234"),
+        "{page}"
+    );
+    let found = server.run("abcd1234");
+    assert_eq!(found["displayName"], "tms");
+    assert_eq!(found["group"], "sweep");
+    assert_eq!(found["tags"], json!(["a", "b"]));
+    assert_eq!(found["notes"], "n");
+    assert_eq!(found["config"]["lr"], json!({"value": 3e-4}));
+    assert_eq!(
+        found["config"]["optimizer"],
+        json!({"value": {"beta": [0.9, 0.95]}})
+    );
+    let history = lines(&found, "history");
+    assert_eq!(
+        history[..2],
+        [
+            json!({"_step": 0, "_timestamp": 1000, "_runtime": 0, "trainer/step": 0, "loss/total": 1}),
+            json!({"_step": 1, "_timestamp": 1001, "_runtime": 1, "trainer/step": 1, "loss/total": 0.5, "odd": "NaN", "up": "Infinity"}),
+        ]
+    );
+    assert_eq!(history.len(), 3);
+    let image = &history[2]["uv"];
+    assert_eq!(image["_type"], "image-file");
+    let name = image["path"].as_str().unwrap();
+    assert_eq!(found["files"][name]["sha256"], image["sha256"]);
+    assert_eq!(found["files"]["config.toml"]["size"], 10);
+    assert_eq!(history[2]["said"], "words");
+    assert_eq!(history[2]["grads"]["bins"], json!([0, 0.5, 1]));
+    assert_eq!(history[2].get("gone"), None);
+    assert_eq!(found["uploaded"], json!([name, "config.toml"]));
+    let summary = &found["summary"];
+    assert_eq!(summary["odd"], "NaN");
+    assert_eq!(summary["loss/total"], 1.0 / 3.0);
+    assert_eq!(summary["_wandb"], json!({"runtime": 2}));
+    assert_eq!(
+        lines(&found, "events"),
+        [json!({"_wandb": true, "_timestamp": 1002, "_runtime": 2, "system.cpu": 50})]
+    );
+    assert_eq!(
+        found["log"],
+        json!(["1970-01-01T00:16:42.500000 step 2: saved"])
+    );
+    assert_eq!(
+        (&found["complete"], &found["exitcode"]),
+        (&json!(true), &json!(0))
+    );
+    assert_eq!(found["rejected"], json!([]));
+}
+
+#[test]
+fn a_run_goes_on_from_its_own_counts() {
+    let Some(server) = Recorder::start("a_run_goes_on_from_its_own_counts") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let run = a_run(folder.path());
+    on_runtime(async {
+        let mut driver = Driver::new(server.sink());
+        driver.open(&run).await;
+        driver.metrics(&run, &rows(0..5)).await;
+        driver.close(&run, 3).await;
+        assert_eq!(driver.state.history.sent, 5);
+        let mut driver = driver.again(server.sink());
+        driver.open(&run).await;
+        driver.metrics(&run, &rows(5..8)).await;
+        // A late row has its own step beside the number of its line.
+        driver.metrics(&run, &rows(3..4)).await;
+        driver.metrics(&run, &rows(8..10)).await;
+    });
+    let found = server.run("abcd1234");
+    assert_eq!(steps(&found), (0..=10).collect::<Vec<u64>>());
+    let trained = lines(&found, "history");
+    let trained: Vec<u64> = trained
+        .iter()
+        .map(|line| line["trainer/step"].as_u64().unwrap())
+        .collect();
+    assert_eq!(trained, [0, 1, 2, 3, 4, 5, 6, 7, 3, 8, 9]);
+    // Stopped on request.
+    assert_eq!(found["exitcode"], 255);
+    let kinds = server.kinds();
+    assert!(!kinds.contains(&"RunResumeStatus".to_string()), "{kinds:?}");
+    // What the server knows is not said again: somebody may have given the run another name there.
+    let exchanges = server.exchanges();
+    let upserts: Vec<&Json> = exchanges
+        .iter()
+        .filter(|one| one["kind"] == "UpsertBucket")
+        .collect();
+    let second = &upserts[1]["request"]["json"]["variables"];
+    for name in [
+        "displayName",
+        "config",
+        "tags",
+        "notes",
+        "groupName",
+        "host",
+    ] {
+        assert!(second[name].is_null(), "{name}");
+    }
+}
+
+#[test]
+fn lines_of_a_lost_cursor_are_not_sent_twice() {
+    let Some(server) = Recorder::start("lines_of_a_lost_cursor_are_not_sent_twice") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let run = a_run(folder.path());
+    let event = |step| Stamped {
+        row: Row::new(step, Kind::Event).with_note("saved"),
+        time: 1000.0,
+    };
+    on_runtime(async {
+        let mut driver = Driver::new(server.sink());
+        driver.open(&run).await;
+        driver.metrics(&run, &rows(0..5)).await;
+        driver.system(&run, &[event(0), event(1)]).await;
+        let mut driver = Driver::new(server.sink());
+        driver.open(&run).await;
+        driver.metrics(&run, &rows(0..3)).await;
+        driver.metrics(&run, &rows(3..7)).await;
+        driver.system(&run, &[event(0), event(1), event(2)]).await;
+    });
+    let found = server.run("abcd1234");
+    assert_eq!(steps(&found), (0..7).collect::<Vec<u64>>());
+    assert_eq!(found["log"].as_array().unwrap().len(), 3);
+    let exchanges = server.exchanges();
+    let sent: Vec<&Json> = exchanges
+        .iter()
+        .filter_map(|one| one["request"]["json"]["files"].get("wandb-history.jsonl"))
+        .map(|chunk| &chunk["offset"])
+        .collect();
+    assert_eq!(sent, [0, 5]);
+    let asked = server
+        .kinds()
+        .iter()
+        .filter(|kind| *kind == "RunResumeStatus")
+        .count();
+    assert_eq!(asked, 2);
+}
+
+#[test]
+fn somebody_presses_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("answers.json");
+    std::fs::write(&path, r#"{"file_stream": {"json": {"stopped": true}}}"#).unwrap();
+    let options = ["--override", path.to_str().unwrap()];
+    let Some(server) = Recorder::with("somebody_presses_stop", &json!([]), &options) else {
+        return;
+    };
+    let run = a_run(folder.path());
+    let mut driver = Driver::new(server.sink());
+    let stop = driver.sink.stop();
+    on_runtime(async {
+        driver.open(&run).await;
+        assert!(!stop.load(std::sync::atomic::Ordering::Relaxed));
+        driver.metrics(&run, &rows(0..1)).await;
+    });
+    assert!(stop.load(std::sync::atomic::Ordering::Relaxed));
+}
+
+#[test]
+fn a_silent_run_says_that_it_is_alive() {
+    let Some(server) = Recorder::start("a_silent_run_says_that_it_is_alive") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let run = a_run(folder.path());
+    let mut driver = Driver::new(server.sink());
+    on_runtime(async {
+        driver.open(&run).await;
+        driver.metrics(&run, &rows(0..1)).await;
+        driver.sink.idle(&run, &mut driver.state).await.unwrap();
+        driver.sink.silence = Duration::ZERO;
+        driver.sink.idle(&run, &mut driver.state).await.unwrap();
+    });
+    assert_eq!(server.run("abcd1234")["heartbeats"], 1);
+}
+
+#[test]
+fn an_alert_is_told_and_written() {
+    let Some(server) = Recorder::start("an_alert_is_told_and_written") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let run = a_run(folder.path());
+    let alert = Stamped {
+        row: Row::new(7, Kind::Alert).with_note("the loss is NaN"),
+        time: 1000.0,
+    };
+    let mut driver = Driver::new(server.sink());
+    on_runtime(async {
+        driver.open(&run).await;
+        driver.system(&run, &[alert]).await;
+    });
+    let exchanges = server.exchanges();
+    let told = exchanges
+        .iter()
+        .find(|one| one["kind"] == "NotifyScriptableRunAlert")
+        .unwrap();
+    assert_eq!(
+        told["request"]["json"]["variables"],
+        json!({
+            "entityName": ENTITY, "projectName": "spd", "runName": "abcd1234", "title": "the loss is NaN",
+            "text": "step 7: the loss is NaN", "severity": "ERROR",
+        })
+    );
+    assert_eq!(
+        server.run("abcd1234")["log"],
+        json!(["ERROR 1970-01-01T00:16:40.000000 step 7: the loss is NaN"])
+    );
+}
+
+#[test]
+fn the_environment_says_what_the_run_file_does_not() {
+    let Some(server) = Recorder::start("the_environment_says_what_the_run_file_does_not") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let netrc = folder.path().join(".netrc");
+    std::fs::write(
+        &netrc,
+        format!("machine 127.0.0.1 login user password {KEY}\n"),
+    )
+    .unwrap();
+    let variables = [
+        ("WANDB_BASE_URL", server.address() + "/"),
+        ("WANDB_ENTITY", "team".into()),
+        ("WANDB_PROJECT", "other".into()),
+        ("WANDB_RUN_GROUP", "g".into()),
+        ("WANDB_NAME", "n".into()),
+        ("WANDB_TAGS", "x, y,".into()),
+        ("WANDB_NOTES", "why".into()),
+    ];
+    let variables: Vec<(&str, &str)> = variables
+        .iter()
+        .map(|(name, value)| (*name, value.as_str()))
+        .collect();
+    let mut run = a_run(folder.path());
+    run.tracker = Tracker::default();
+    let mut sink = Wandb::new(Environment::of(&variables, Some(folder.path())));
+    let mut state = State::default();
+    on_runtime(sink.open(&run, &mut state)).unwrap();
+    let found = server.runs()["team/other/abcd1234"].take();
+    assert_eq!(found["group"], "g");
+    assert_eq!(found["displayName"], "n");
+    assert_eq!(found["tags"], json!(["x", "y"]));
+    assert_eq!(found["notes"], "why");
+    let header = &server.exchanges()[0]["request"]["headers"]["authorization"];
+    assert_eq!(header, "Basic base64(api:<api key, 40 chars>)");
+}
