@@ -15,7 +15,7 @@
 //! Keys are those of `WANDB_API_KEY` and `.netrc`. `WANDB_BASE_URL`, `WANDB_ENTITY`, `WANDB_PROJECT`, `WANDB_RUN_GROUP`, `WANDB_NAME`,
 //! `WANDB_TAGS` and `WANDB_NOTES` say what `[tracker]` does not; `WANDB_MODE` set to `offline` or `disabled` has nothing sent.
 //!
-//! Reading order: `state`, `lines`, `media`, `system`, `labels`, `server`, `open`, `stream`, `files`, `roll_back`; `export` is apart.
+//! Reading order: `state`, `lines`, `media`, `system`, `labels`, `server`, `open`, `stream`, `files`, `roll_back`.
 
 mod files;
 mod labels;

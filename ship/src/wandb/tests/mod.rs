@@ -1,9 +1,7 @@
 //! The sink against a server that keeps what it is sent, loses answers and refuses what it is told to: `wandb_recorder.py` of
 //! `$SPD_SHARED/reference/tracker`, or else of `shared/` beside the workspace. Where it is not there, the tests are skipped.
 
-mod conformance;
 mod faults;
-mod official;
 mod roll_backs;
 mod runs;
 
@@ -61,8 +59,11 @@ impl Recorder {
         let folder = tempfile::tempdir().unwrap();
         let listed = folder.path().join("faults.json");
         std::fs::write(&listed, faults.to_string()).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = port.local_addr().unwrap().port();
+        // Free again once it is known, for the recorder to take.
+        let port = {
+            let free = TcpListener::bind("127.0.0.1:0").unwrap();
+            free.local_addr().unwrap().port()
+        };
         let mut all = vec!["--faults".to_string(), listed.display().to_string()];
         all.extend(options.iter().map(|option| option.to_string()));
         let process = spawn(&script, port, &folder.path().join("log"), &all);
