@@ -2,6 +2,7 @@
 //! `$SPD_SHARED/reference/tracker`, or else of `shared/` beside the workspace. Where it is not there, the tests are skipped.
 
 mod faults;
+mod official;
 mod roll_backs;
 mod runs;
 
