@@ -149,7 +149,7 @@ mod tests {
     fn netrc_is_looked_for_where_the_variable_says() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys");
-        std::fs::write(&path, "machine h login u password fromfile").unwrap();
+        crate::wandb::tests::put(&path, "machine h login u password fromfile").unwrap();
         let variables = [("NETRC", path.to_str().unwrap())];
         let named = Environment::of(&variables, None);
         assert_eq!(login(&named, "h").unwrap().password, "fromfile");

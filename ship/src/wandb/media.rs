@@ -160,7 +160,7 @@ pub(super) mod tests {
     #[test]
     fn an_image_is_named_by_its_key_line_and_hash() {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("a.png"), SMALL).unwrap();
+        crate::wandb::tests::put(folder.path().join("a.png"), SMALL).unwrap();
         let media = read(folder.path(), "a.png", "figures/../uv", 12).unwrap();
         let hash = hex(SMALL);
         let name = format!("media/images/figures/uv_12_{}.png", &hash[..20]);
@@ -186,7 +186,7 @@ pub(super) mod tests {
     #[test]
     fn what_is_gone_or_elsewhere_is_no_media() {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("short.png"), b"\x89PNG").unwrap();
+        crate::wandb::tests::put(folder.path().join("short.png"), b"\x89PNG").unwrap();
         for path in [
             "gone.png",
             "../a.png",

@@ -28,7 +28,7 @@ mod state;
 mod stream;
 mod system;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -179,7 +179,7 @@ fn a_key_is_asked_for_and_found_later() {
                 "no key for 127.0.0.1: WANDB_API_KEY is not set, and no `machine 127.0.0.1` is in {places}"
             )
         );
-        std::fs::write(
+        crate::wandb::tests::put(
             netrc,
             format!("machine 127.0.0.1 login user password {KEY}\n"),
         )
@@ -308,7 +308,7 @@ fn files_follow_rows_and_do_not_hold_them_up() {
             return;
         };
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("a.png"), SMALL).unwrap();
+        crate::wandb::tests::put(folder.path().join("a.png"), SMALL).unwrap();
         let run = a_run(folder.path());
         let mut sent = rows(0..2);
         let file = spd_tracker::Value::File("a.png".into());

@@ -26,6 +26,11 @@ const KEY: &str = "0123456789abcdef0123456789abcdef01234567";
 
 const ENTITY: &str = "fixture-entity";
 
+/// Makes a file.
+pub(crate) fn put(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
+    spd_files::atomic::write_file(path.as_ref(), &[bytes.as_ref()])
+}
+
 /// The folder of what is shared, if it is there.
 fn shared() -> Option<PathBuf> {
     let shared = std::env::var_os("SPD_SHARED").map_or_else(
@@ -59,7 +64,7 @@ impl Recorder {
         let script = shared.join("tracker/wandb_recorder.py");
         let folder = tempfile::tempdir().unwrap();
         let listed = folder.path().join("faults.json");
-        std::fs::write(&listed, faults.to_string()).unwrap();
+        crate::wandb::tests::put(&listed, faults.to_string()).unwrap();
         // Free again once it is known, for the recorder to take.
         let port = {
             let free = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -155,7 +160,7 @@ impl Drop for Recorder {
 }
 
 fn spawn(script: &Path, port: u16, log: &Path, options: &[String]) -> Child {
-    let process = Command::new("python3")
+    let mut process = Command::new("python3")
         .arg(script)
         .args(["--port", &port.to_string(), "--out"])
         .arg(log)
@@ -169,6 +174,8 @@ fn spawn(script: &Path, port: u16, log: &Path, options: &[String]) -> Child {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+    let _ = process.kill();
+    let _ = process.wait();
     panic!("the recorder does not answer");
 }
 

@@ -11,8 +11,8 @@ fn a_run_is_what_it_was_here() {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("uv.png"), SMALL).unwrap();
-    std::fs::write(folder.path().join("config.toml"), "steps = 3\n").unwrap();
+    crate::wandb::tests::put(folder.path().join("uv.png"), SMALL).unwrap();
+    crate::wandb::tests::put(folder.path().join("config.toml"), "steps = 3\n").unwrap();
     let run = a_run(folder.path());
     let mut sent = rows(0..3);
     sent[1].row = sent[1]
@@ -198,7 +198,7 @@ fn lines_of_a_lost_cursor_are_not_sent_twice() {
 fn somebody_presses_stop() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("answers.json");
-    std::fs::write(&path, r#"{"file_stream": {"json": {"stopped": true}}}"#).unwrap();
+    crate::wandb::tests::put(&path, r#"{"file_stream": {"json": {"stopped": true}}}"#).unwrap();
     let options = ["--override", path.to_str().unwrap()];
     let Some(server) = Recorder::with("somebody_presses_stop", &json!([]), &options) else {
         return;
@@ -273,7 +273,7 @@ fn the_environment_says_what_the_run_file_does_not() {
     };
     let folder = tempfile::tempdir().unwrap();
     let netrc = folder.path().join(".netrc");
-    std::fs::write(
+    crate::wandb::tests::put(
         &netrc,
         format!("machine 127.0.0.1 login user password {KEY}\n"),
     )
