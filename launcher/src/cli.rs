@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use spd_configs::Destination;
 
 use crate::memory;
 use crate::vary::Vary;
@@ -80,6 +81,8 @@ pub(crate) enum Command {
     Profile(ProfileArgs),
     /// Draw the figures of a run again, from its newest checkpoint
     Figures(FiguresArgs),
+    /// Send the rows of runs that trackers have not taken yet
+    Ship(ShipArgs),
     /// Make a page for looking at runs: curves, figures, components, what differs
     Report(ReportArgs),
     /// Serve that page for the browsers of this machine, live
@@ -116,6 +119,9 @@ pub(crate) struct RunArgs {
     /// Seeds to run beside each other, like `0..20` (20 is left out) or `1,4,9`
     #[arg(long, value_name = "SEEDS")]
     pub(crate) seeds: Option<String>,
+    /// Where metrics are sent, in place of the file's `[tracker]`: wandb, mlflow, tensorboard, or several with commas
+    #[arg(long, value_name = "TRACKER", value_delimiter = ',', value_parser = tracker)]
+    pub(crate) tracker: Vec<Destination>,
     /// Values of a key, each for a run of its own; given many times, every combination is run
     #[arg(long, value_name = "KEY=A,B,C")]
     pub(crate) sweep: Vec<String>,
@@ -347,6 +353,17 @@ pub(crate) struct FiguresArgs {
     pub(crate) threads: Option<usize>,
 }
 
+/// `spd-launch ship`.
+#[derive(Debug, Args)]
+pub(crate) struct ShipArgs {
+    /// Run directories
+    #[arg(required = true, value_name = "RUN")]
+    pub(crate) runs: Vec<PathBuf>,
+    /// Where to, in place of what each run says: wandb, mlflow, tensorboard, or several with commas
+    #[arg(long, value_name = "TRACKER", value_delimiter = ',', value_parser = tracker)]
+    pub(crate) tracker: Vec<Destination>,
+}
+
 /// `spd-launch report`.
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
@@ -491,6 +508,12 @@ fn rank_count(text: &str) -> Result<usize, String> {
             "a number of ranks from 1 to {MOST_RANKS} is wanted"
         )),
     }
+}
+
+fn tracker(text: &str) -> Result<Destination, String> {
+    let found = Destination::ALL.iter().find(|(name, _)| *name == text);
+    let found = found.map(|(_, destination)| *destination);
+    found.ok_or_else(|| "wandb, mlflow or tensorboard is wanted".to_owned())
 }
 
 fn node_count(text: &str) -> Result<u64, String> {

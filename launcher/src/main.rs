@@ -12,9 +12,11 @@
 //!                       -> stop         signals: save and leave, or leave now
 //!                       -> supervisor   what is done about all of that
 //!                       -> progress     its rows: to the screen
+//!          -> track                     beside the run: trackers are told, the machine is measured, the page is made
 //!          -> summary                   what the rank wrote at the end, printed
 //!          -> hub                       weights of the hub: looked up with the run file, fetched before anything starts
 //!     -> inspect                        what a dataset, a checkpoint, weights or a run are, and whether they are whole
+//!     -> ship                           what trackers have not taken yet
 //!     -> report, watch                  runs for looking at: one page, as a file or live
 //!     -> exchange                       checkpoints of the SPD reference, out and in
 //!     -> figures                        those of a checkpoint, drawn again
@@ -48,6 +50,7 @@ mod restart;
 mod run;
 mod run_dir;
 mod screen;
+mod ship;
 mod slurm;
 mod stop;
 mod straggler;
@@ -58,6 +61,7 @@ mod sweep;
 mod table;
 mod threads;
 mod tokenize;
+mod track;
 mod vary;
 mod wait;
 mod watch;
@@ -121,6 +125,7 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Profile(asked)), _) => profile::profile(&asked),
         (Some(Command::Figures(asked)), _) => figures::figures(&asked),
         (Some(Command::Completions(asked)), _) => completions::completions(asked.shell),
+        (Some(Command::Ship(asked)), _) => ship::ship(&asked),
         (Some(Command::Report(asked)), _) => report::report(&asked),
         (Some(Command::Watch(asked)), _) => watch::watch(&asked),
         (Some(Command::Doctor(asked)), _) => Ok(doctor::doctor(&asked)),

@@ -21,6 +21,7 @@ use crate::slurm::Job;
 use crate::stop::{self, Stop};
 use crate::supervise;
 use crate::supervisor::{HangLimit, Timeouts};
+use crate::track::Track;
 use crate::world::Node;
 use crate::{memory, plan, screen, summary};
 
@@ -113,7 +114,9 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         timeouts: timeouts(asked),
         memory: &memory,
     };
+    let track = Track::start(run_dir.path(), &run);
     let exit = ranks.run(restarts, &mut stop, others.as_mut());
+    track.finish(exit.as_ref().map_or(Exit::Failed, |exit| *exit));
     let exit = exit.map_err(Fault::Failed)?;
     others.into_iter().for_each(|others| others.quit(exit));
     if exit == Exit::Done {
@@ -213,6 +216,9 @@ fn check(asked: &RunArgs, node: &Node) -> Result<Checked, Fault> {
     let mut files = RunFiles::of(asked);
     let run = files.load(&path, &asked.set);
     let mut run = run.map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    if !asked.tracker.is_empty() {
+        run.tracker.to.clone_from(&asked.tracker);
+    }
     if let Ok(keys) = Run::unused_keys(&path)
         && !keys.is_empty()
     {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use spd_tracker::{Kind, METRICS, Mark, Read, ReadError, Reader, Row, SYSTEM};
+use spd_tracker::{Cursor, Kind, METRICS, Mark, Read, ReadError, Reader, Row, SYSTEM};
 
 use crate::series::{Series, Source};
 
@@ -116,7 +116,12 @@ impl Rows {
 
     fn read_file(&mut self, file: &mut Followed) -> bool {
         if file.reader.is_none() {
-            match Reader::open(&self.dir.join(&file.name), &Mark::default()) {
+            let opened = if file.name == METRICS {
+                Reader::of_metrics(&self.dir, &Cursor::default())
+            } else {
+                Reader::open(&self.dir.join(&file.name), &Mark::default())
+            };
+            match opened {
                 Ok(reader) => file.reader = Some(reader),
                 Err(error) => {
                     self.problem(&error);
@@ -130,8 +135,8 @@ impl Rows {
         let last = &mut file.last;
         loop {
             match reader.next() {
-                Ok(Some(Read::Row(row))) => self.take(row, last),
-                Ok(Some(Read::RolledBack { .. })) => return false,
+                Ok(Some(Read::Row { row, .. })) => self.take(row, last),
+                Ok(Some(Read::RolledBack(_))) => return false,
                 Ok(None) => return true,
                 Err(error @ ReadError::Junk { .. }) => self.problem(&error),
                 // The same again at every call, or tried again at the next poll.
@@ -162,19 +167,18 @@ impl Rows {
     fn take(&mut self, row: Row, last: &mut Vec<usize>) {
         let source = match row.kind {
             Kind::Train | Kind::Eval => Source::Metrics,
-            Kind::System | Kind::Event => Source::System,
+            Kind::System | Kind::Event | Kind::Alert => Source::System,
         };
-        let value = |name: &str| row.values.iter().find(|(held, _)| held == name);
         let time = match source {
             Source::Metrics => None,
-            Source::System => value("time").or_else(|| value("time/unix_s")),
+            Source::System => row.number("time"),
         };
-        let time = time.map_or(f64::NAN, |(_, time)| *time);
+        let time = time.unwrap_or(f64::NAN);
         if time.is_finite() {
             self.zero.get_or_insert(time);
             self.last = Some(time);
         }
-        if row.kind == Kind::Event {
+        if matches!(row.kind, Kind::Event | Kind::Alert) {
             let event = Event {
                 step: row.step,
                 time: time.is_finite().then_some(time),
@@ -187,12 +191,12 @@ impl Rows {
             return;
         }
         if row.note.as_deref() == Some(TRAIN) {
-            self.planned = value("steps").map_or(self.planned, |(_, steps)| whole(*steps));
+            self.planned = row.number("steps").map_or(self.planned, whole);
             if time.is_finite() {
                 self.clock.push((row.step, time));
             }
         }
-        if value("steps").is_some_and(|(_, steps)| *steps > 0.0) {
+        if row.number("steps").is_some_and(|steps| steps > 0.0) {
             self.phase.clone_from(&row.note);
         }
         let Ok(number) = u32::try_from(self.at.len()) else {
@@ -201,6 +205,10 @@ impl Rows {
         self.at.push((row.step, time));
         let mut place = 0;
         for (name, value) in row.values {
+            // Figures are found where they lie.
+            let Some(value) = value.number() else {
+                continue;
+            };
             let Some(name) = self.name(source, name, (value, row.note.as_deref())) else {
                 continue;
             };
@@ -306,23 +314,23 @@ mod tests {
     #[test]
     fn rows_become_curves_and_events_and_a_clock() {
         let dir = tempfile::tempdir().unwrap();
-        let mut spool = Spool::create_or_open(dir.path()).unwrap();
+        let spool = Spool::start(dir.path(), &Mark::default(), 0).unwrap();
         let train = |step| Row::new(step, Kind::Train).with("loss/total", step as f64);
-        spool.append(&train(1));
+        spool.append(train(1));
         let system = Row::new(1, Kind::System).with_note("train");
         spool.append(
-            &system
+            system
                 .with("steps", 10.0)
                 .with("steps_per_s", 3.0)
                 .with("time", 1e9),
         );
         let event = Row::new(1, Kind::Event).with_note("resumed");
-        spool.append(&event.with("time/unix_s", 1e9));
-        spool.flush();
+        spool.append(event.with("time", 1e9));
+        spool.sync().unwrap();
         let mut rows = Rows::of(dir.path(), 0);
         rows.poll();
-        spool.append(&train(2));
-        spool.flush();
+        spool.append(train(2));
+        spool.sync().unwrap();
         rows.poll();
         assert_eq!(values(&rows, "loss/total"), [(1, 1.0), (2, 2.0)]);
         assert_eq!(values(&rows, "steps_per_s/train"), [(1, 3.0)]);
@@ -337,19 +345,18 @@ mod tests {
     #[test]
     fn what_is_cut_is_forgotten() {
         let dir = tempfile::tempdir().unwrap();
-        let mut spool = Spool::create_or_open(dir.path()).unwrap();
+        let spool = Spool::start(dir.path(), &Mark::default(), 0).unwrap();
         let train = |step, value| Row::new(step, Kind::Train).with("loss/total", value);
-        spool.append(&train(1, 1.0));
-        let mark = spool.mark();
-        spool.append(&train(2, 2.0));
-        spool.flush();
+        spool.append(train(1, 1.0));
+        let mark = spool.mark().wait().unwrap();
+        spool.append(train(2, 2.0));
+        spool.sync().unwrap();
         let mut rows = Rows::of(dir.path(), 0);
         rows.poll();
         drop(spool);
-        Spool::roll_back(dir.path(), &mark).unwrap();
-        let mut spool = Spool::create_or_open(dir.path()).unwrap();
-        spool.append(&train(2, 3.0));
-        spool.flush();
+        let spool = Spool::start(dir.path(), &mark, 2).unwrap();
+        spool.append(train(2, 3.0));
+        spool.sync().unwrap();
         rows.poll();
         assert_eq!(values(&rows, "loss/total"), [(1, 1.0), (2, 3.0)]);
         assert_eq!(rows.generation, 1);

@@ -5,18 +5,23 @@
 //!                                              RUN/sinks/NAME.json      (what was sent)
 //! ```
 //!
-//! Reading order: `run`, `sink`, `http`, `credentials`, `driver`, `picture`, `system_row`, then a folder for each sink, and `machine`,
+//! Reading order: `run`, `sink`, `http`, `credentials`, `netrc`, `cursor`, `feed`, `driver`, `shipper`, `picture`, `system_row`, then a folder for each sink, and `machine`,
 //! which measures.
 
 mod credentials;
+mod cursor;
+mod driver;
+mod feed;
 mod http;
 pub mod machine;
 mod mlflow;
+mod netrc;
 mod picture;
 mod run;
+mod shipper;
 mod sink;
 mod system_row;
 mod tensorboard;
-//! Reading order: `run`, `sink`, `http`, `credentials`, `netrc`, `driver`, then a folder for each sink.
-mod netrc;
 mod wandb;
+
+pub use shipper::{Shipper, Told};

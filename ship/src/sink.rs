@@ -45,6 +45,11 @@ pub(crate) trait Sink {
         false
     }
 
+    /// Where people look at the run, once that is known.
+    fn page(&self, _state: &Self::State) -> Option<String> {
+        None
+    }
+
     /// Sends train and eval rows. The rows of a step come together, whole steps only, mostly rising.
     async fn send_metrics(
         &mut self,

@@ -167,6 +167,12 @@ impl Reader {
         unproven.unwrap_or_else(|| self.done.mark())
     }
 
+    /// Whether the file is known to begin with the rows that were handed over. After a run went back that is so, or not, once it has
+    /// made as many rows again.
+    pub fn is_proven(&self) -> bool {
+        self.unproven.is_none()
+    }
+
     /// Bytes that were handed over.
     fn offset(&self) -> u64 {
         let unproven = self.unproven.as_ref();

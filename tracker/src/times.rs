@@ -14,7 +14,7 @@ use crate::starts::now;
 pub const TIMES: &str = "metrics.times";
 
 /// Bytes of a line: ten digits of seconds, three behind the point, and the end.
-const WIDTH: u64 = 15;
+const WIDTH: usize = 15;
 
 /// The append side: only grows. A row that is made again keeps the time at which it was made first.
 pub(crate) struct Times {
@@ -30,7 +30,7 @@ impl Times {
         let mut lines = Lines::open(&path)?;
         let (bytes, there) = (lines.offset(), lines.mark().lines);
         let last = match there.checked_sub(1) {
-            Some(last) if bytes == there * WIDTH => Self::read(&path, last),
+            Some(last) if bytes == there * WIDTH as u64 => Self::read(&path, last),
             _ => None,
         };
         let mut times = match last {
@@ -75,8 +75,8 @@ impl Times {
 ///
 /// When the file cannot be read, or holds something else there.
 pub(crate) fn time_of(file: &File, row: u64) -> io::Result<Option<f64>> {
-    let mut line = [0; WIDTH as usize];
-    match file.read_exact_at(&mut line, row * WIDTH) {
+    let mut line = [0; WIDTH];
+    match file.read_exact_at(&mut line, row * WIDTH as u64) {
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
         read => read?,
     }

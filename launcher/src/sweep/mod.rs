@@ -71,7 +71,15 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     let stands = root.find_sweep().map_err(Fault::BadInput)?;
     let mut members: Vec<Member> = runs
         .into_iter()
-        .map(|(values, run)| Member::new(&root, values, run))
+        .map(|(values, mut run)| {
+            if !asked.tracker.is_empty() {
+                run.tracker.to.clone_from(&asked.tracker);
+            }
+            if !run.tracker.to.is_empty() {
+                run.tracker.group.get_or_insert_with(|| name.clone());
+            }
+            Member::new(&root, values, run)
+        })
         .collect();
     let found = find(asked, &members).map_err(bad)?;
     let cores = cli::threads(asked.threads);

@@ -8,9 +8,9 @@ mod blocked_output;
 #[path = "../both/mod.rs"]
 mod both;
 mod changed_inputs;
-mod completions;
 #[path = "../../../report/tests/it/chromium.rs"]
 mod chromium;
+mod completions;
 mod doctor;
 mod exchange;
 mod exit_codes_and_restarts;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 
 use serde_json::Value;
-use spd_tracker::{Kind, Mark, Row, Spool};
+use spd_tracker::{Cursor, Kind, Mark, Reader, Row, Spool};
 
 use crate::chromium::Chromium;
 use crate::scratch::{Scratch, launch};
@@ -20,11 +20,13 @@ use crate::scratch::{Scratch, launch};
 fn write_rows(run: &Path, steps: std::ops::Range<u64>) {
     fs::create_dir_all(run).unwrap();
     fs::write(run.join("config.toml"), "name = \"x\"\n").unwrap();
-    let mut spool = Spool::create_or_open(run).unwrap();
+    let mut reader = Reader::of_metrics(run, &Cursor::default()).unwrap();
+    while reader.next().unwrap().is_some() {}
+    let spool = Spool::start(run, &reader.mark(), steps.start).unwrap();
     for step in steps {
-        spool.append(&Row::new(step, Kind::Train).with("loss/total", 1.0));
+        spool.append(Row::new(step, Kind::Train).with("loss/total", 1.0));
     }
-    spool.sync();
+    spool.sync().unwrap();
 }
 
 /// A `watch` that runs until it is dropped.
@@ -177,10 +179,10 @@ fn a_run_is_followed_wherever_it_goes() {
     write_rows(&run, 3..5);
     let (steps, reset, since) = watch.news(&since);
     assert_eq!((steps, reset), (vec![3, 4], false));
-    drop(Spool::roll_back(&run, &Mark::default()).unwrap());
-    write_rows(&run, 7..8);
+    drop(Spool::start(&run, &Mark::default(), 0).unwrap());
+    write_rows(&run, 7..13);
     let (steps, reset, since) = watch.news(&since);
-    assert_eq!((steps, reset), (vec![7], true));
+    assert_eq!((steps, reset), ((7..13).collect(), true));
     fs::rename(&run, scratch.path().join("runs/x.old-1")).unwrap();
     let (steps, _, since) = watch.news(&since);
     assert_eq!(steps, [0; 0]);
@@ -301,9 +303,9 @@ fn a_browser_follows_a_run() {
         )),
         true
     );
-    drop(Spool::roll_back(&run, &Mark::default()).unwrap());
-    write_rows(&run, 0..2);
-    assert_eq!(chromium.run(&last(1, 2)), true);
+    drop(Spool::start(&run, &Mark::default(), 0).unwrap());
+    write_rows(&run, 10..20);
+    assert_eq!(chromium.run(&last(19, 10)), true);
     assert_eq!(
         chromium.run("return document.getElementById('trouble').hidden;"),
         true

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::json;
 use spd_report::{PAGE, page, write};
-use spd_tracker::{Kind, Row, Spool};
+use spd_tracker::{Kind, Mark, Row, Spool};
 
 use crate::sample::{EVIL, curve, data, run, sweep};
 
@@ -99,15 +99,15 @@ fn nothing_in_a_run_ends_the_script_that_holds_it() {
 fn a_long_run_makes_a_small_page() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("config.toml"), "name = \"long\"").unwrap();
-    let mut spool = Spool::create_or_open(dir.path()).unwrap();
+    let spool = Spool::start(dir.path(), &Mark::default(), 0).unwrap();
     for step in 0..50_000 {
         let value = if step == 33_333 { 1e9 } else { 1.0 / 3.0 };
         let row = Row::new(step, Kind::Train)
             .with("a", value)
             .with("b", value);
-        spool.append(&row);
+        spool.append(row);
     }
-    spool.sync();
+    spool.sync().unwrap();
     let page = page(&[dir.path().to_path_buf()]).unwrap();
     let data = data(&page);
     let curve = curve(&data["runs"][0], "a");

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use spd_tracker::{Kind, Row, Spool};
+use spd_tracker::{Cursor, Kind, Mark, Reader, Row, Spool};
 use tempfile::TempDir;
 
 /// What would end a script, a comment or a title if it were put into the page as it is.
@@ -18,6 +18,13 @@ pub(crate) fn run(name: &str) -> (TempDir, PathBuf) {
     (dir, run)
 }
 
+/// A spool behind the rows that a run directory has.
+pub(crate) fn behind(run: &Path) -> Spool {
+    let mut reader = Reader::of_metrics(run, &Cursor::default()).unwrap();
+    while reader.next().unwrap().is_some() {}
+    Spool::start(run, &reader.mark(), 0).unwrap()
+}
+
 /// Makes a run directory: 40 steps, an event, a machine, two steps of figures, components.
 pub(crate) fn make(run: &Path, seed: u64) {
     fs::create_dir_all(run).unwrap();
@@ -25,15 +32,15 @@ pub(crate) fn make(run: &Path, seed: u64) {
         "name = '''{EVIL}'''\nseed = {seed}\n[train]\nsteps = 40\n[[loss]]\nkind = \"kl\"\n"
     );
     fs::write(run.join("config.toml"), config).unwrap();
-    let mut spool = Spool::create_or_open(run).unwrap();
+    let spool = Spool::start(run, &Mark::default(), 0).unwrap();
     for step in 0..40 {
-        spool.append(&train(step));
-        let part = |name, ms| (format!("time_ms/{name}"), ms);
+        spool.append(train(step));
+        let part = |name, ms: f64| (format!("time_ms/{name}"), ms.into());
         let progress = Row::new(step, Kind::System)
             .with_note("train")
             .with("steps", 40.0);
         spool.append(
-            &progress
+            progress
                 .with("steps_per_s", 9.0)
                 .with("time", 1e9 + (1000 * seed + step) as f64),
         );
@@ -43,16 +50,16 @@ pub(crate) fn make(run: &Path, seed: u64) {
             part("losses", 2.0),
             part("step", 5.1),
         ]);
-        spool.append(&times);
+        spool.append(times);
         if step % 10 == 0 {
             let eval =
                 Row::new(step, Kind::Eval).with("eval/kl/ci_masked", 1.0 / (step + 1) as f64);
-            spool.append(&eval.with("eval/l0/h.2.q", 3.0).with("eval/l0/h.10.q", 4.0));
+            spool.append(eval.with("eval/l0/h.2.q", 3.0).with("eval/l0/h.10.q", 4.0));
         }
     }
     let event = Row::new(7, Kind::Event).with_note(EVIL);
-    spool.append(&event.with("time/unix_s", 1e9 + 7.0));
-    spool.sync();
+    spool.append(event.with("time", 1e9 + 7.0));
+    spool.sync().unwrap();
     let machine = "{\"step\":3,\"kind\":\"system\",\"time\":1000000003,\"system/cpu_percent\":50,\"system/memory_used_bytes\":1e9}\n";
     fs::write(run.join("machine0.jsonl"), machine).unwrap();
     for step in [20, 40] {

@@ -70,8 +70,8 @@ fn content(dir: &Path, from: &str) -> Option<Vec<u8>> {
 }
 
 /// A figure as a PNG, where it can be drawn.
-fn picture(_svg: &[u8]) -> Option<Vec<u8>> {
-    None
+fn picture(svg: &[u8]) -> Option<Vec<u8>> {
+    Some(crate::picture::png(svg).ok()?.bytes)
 }
 
 fn image(from: &str, key: &str, step: u64, bytes: &[u8], (width, height): (u32, u32)) -> Media {

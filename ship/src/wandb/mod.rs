@@ -103,6 +103,7 @@ impl Wandb {
     }
 
     /// Becomes true when somebody presses Stop on the page of the run.
+    #[cfg(test)]
     pub(crate) fn stop(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.stop)
     }
@@ -112,11 +113,6 @@ impl Wandb {
         let mode = self.environment.get("WANDB_MODE")?;
         let is_off = matches!(mode, "offline" | "dryrun" | "disabled");
         is_off.then(|| format!("WANDB_MODE is {mode}: nothing is sent"))
-    }
-
-    /// The page of the run, once it is known.
-    pub(crate) fn page(&self, state: &State) -> Option<String> {
-        Some(self.server.as_ref()?.page(state.remote.as_ref()?))
     }
 
     fn server(&self) -> Result<Arc<Server>, Refusal> {
@@ -182,6 +178,10 @@ impl Sink for Wandb {
 
     fn starts_anew(&self) -> bool {
         self.is_anew
+    }
+
+    fn page(&self, state: &State) -> Option<String> {
+        Some(self.server.as_ref()?.page(state.remote.as_ref()?))
     }
 
     async fn send_metrics(

@@ -1,0 +1,116 @@
+//! `RUN/sinks/NAME.json`: how far a sink is, and what it knows of its server.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use spd_tracker::{Cursor, Mark};
+
+/// The directory of all sinks in that of a run.
+const SINKS: &str = "sinks";
+
+/// How far a sink is. It is written after the server has taken what was sent, and before more is tried.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(bound(deserialize = "S: Default + Deserialize<'de>"), default)]
+pub(crate) struct Place<S> {
+    /// The metrics rows that the server has.
+    pub(crate) metrics: Cursor,
+    /// Those that it may have: they were sent, and nobody knows what became of that.
+    pub(crate) tried: Cursor,
+    /// The system rows that it has, by the name of their file.
+    pub(crate) system: BTreeMap<String, Mark>,
+    /// Rows that it refused.
+    pub(crate) refused: u64,
+    /// What the sink knows of the server.
+    pub(crate) state: S,
+}
+
+impl<S: Default> Default for Place<S> {
+    fn default() -> Self {
+        Self {
+            metrics: Cursor::default(),
+            tried: Cursor::default(),
+            system: BTreeMap::new(),
+            refused: 0,
+            state: S::default(),
+        }
+    }
+}
+
+/// The files of one sink of a run.
+#[derive(Debug)]
+pub(crate) struct Files {
+    dir: PathBuf,
+    name: &'static str,
+    /// Held as long as this process sends for that sink.
+    _lock: File,
+}
+
+impl Files {
+    /// Those of a sink, which no other process sends for meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// One line, where another does, or the disk refuses.
+    pub(crate) fn hold(run: &Path, name: &'static str) -> Result<Self, String> {
+        let dir = run.join(SINKS);
+        let refused = |found: std::io::Error| format!("{}: {found}", dir.display());
+        spd_files::atomic::make_dir(&dir).map_err(refused)?;
+        let path = dir.join(format!("{name}.lock"));
+        let mut options = OpenOptions::new();
+        options.create(true).append(true);
+        let lock = spd_files::open_with(&mut options, &path).map_err(refused)?;
+        match spd_files::lock_patiently(|| lock.try_lock()) {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(format!(
+                    "{}: another process ships this run",
+                    path.display()
+                ));
+            }
+            Err(TryLockError::Error(found)) => return Err(refused(found)),
+        }
+        Ok(Self {
+            dir,
+            name,
+            _lock: lock,
+        })
+    }
+
+    /// How far the sink is; at the beginning where nothing says so, or what does is damaged.
+    pub(crate) fn read<S: Default + for<'de> Deserialize<'de>>(&self) -> Place<S> {
+        let bytes = spd_files::read(&self.path()).unwrap_or_default();
+        serde_json::from_slice(&bytes).unwrap_or_default()
+    }
+
+    /// Writes down how far it is.
+    ///
+    /// # Errors
+    ///
+    /// One line, where the disk refuses.
+    pub(crate) fn write<S: Serialize>(&self, place: &Place<S>) -> Result<(), String> {
+        let path = self.path();
+        let text = serde_json::to_vec(place).map_err(|found| found.to_string())?;
+        let written = spd_files::atomic::write_file(&path, &[&text, b"\n"]);
+        written.map_err(|found| format!("{}: {found}", path.display()))
+    }
+
+    /// Puts rows that the server refused into a file of their own.
+    ///
+    /// # Errors
+    ///
+    /// One line, where the disk refuses.
+    pub(crate) fn refuse(&self, lines: &str) -> Result<(), String> {
+        let path = self.dir.join(format!("{}.refused.jsonl", self.name));
+        let mut options = OpenOptions::new();
+        options.create(true).append(true);
+        let written = spd_files::open_with(&mut options, &path)
+            .and_then(|mut file| std::io::Write::write_all(&mut file, lines.as_bytes()));
+        written.map_err(|found| format!("{}: {found}", path.display()))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.join(format!("{}.json", self.name))
+    }
+}

@@ -1,0 +1,464 @@
+//! Sends the rows of a run by one sink until they have arrived, whatever the server does meanwhile.
+//!
+//! | answer | what is done |
+//! |---|---|
+//! | later | the same again, after 2, 4, 8, ... 60 seconds or when the server says |
+//! | unauthorized | credentials are read again after 1, 5, 15, 60, 60, ... minutes |
+//! | gone | the run is opened again, once; then as later |
+//! | too large | half of it |
+//! | invalid | halves, down to the steps that are refused by themselves: they go to `sinks/NAME.refused.jsonl` |
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use spd_tracker::{Cursor, METRICS, Read, ReadError, Reader, Start};
+use tokio::sync::watch;
+
+use crate::cursor::{Files, Place};
+use crate::feed::{Fed, Feed, Steps};
+use crate::run::RunInfo;
+use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped};
+
+/// Time between two looks at the spool where there is nothing to send.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Time between two warnings of one sink.
+const WARN_EVERY: Duration = Duration::from_secs(300);
+
+/// How a sink is doing, for whoever asks.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Status {
+    /// Metrics rows that the server has.
+    pub(crate) sent: u64,
+    /// Those that it refused.
+    pub(crate) refused: u64,
+    /// Everything is sent, and the server knows how the run ended.
+    pub(crate) is_closed: bool,
+    /// Why not all is sent.
+    pub(crate) trouble: Option<String>,
+}
+
+/// What a driver and its owner share.
+pub(crate) struct Link {
+    /// How the run ended, once it has.
+    pub(crate) over: watch::Receiver<Option<End>>,
+    pub(crate) status: Arc<Mutex<Status>>,
+    /// Where a line for people goes.
+    pub(crate) say: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+/// Sends until the run is over and all is sent; what cannot go on says why in the status.
+pub(crate) async fn drive<S: Sink>(sink: S, run: &RunInfo, link: Link) {
+    let status = Arc::clone(&link.status);
+    let driven = match Files::hold(&run.dir, S::NAME) {
+        Ok(files) => Driver::new(sink, run, link, files).run().await,
+        Err(line) => Err(line),
+    };
+    if let Err(line) = driven {
+        let mut status = status.lock().unwrap_or_else(PoisonError::into_inner);
+        status.trouble = Some(line);
+    }
+}
+
+struct Driver<'r, S: Sink> {
+    sink: S,
+    run: &'r RunInfo,
+    link: Link,
+    files: Files,
+    place: Place<S::State>,
+    /// Failures in a row.
+    failures: u32,
+    is_open: bool,
+    /// A part of what was tried has arrived: the state is ahead of the place, and is not written down.
+    is_partial: bool,
+    warned: Option<Instant>,
+    /// Where people look at the run, as they were told.
+    page: Option<String>,
+}
+
+impl<'r, S: Sink> Driver<'r, S> {
+    fn new(sink: S, run: &'r RunInfo, link: Link, files: Files) -> Self {
+        Self {
+            sink,
+            run,
+            link,
+            place: files.read(),
+            files,
+            failures: 0,
+            is_open: false,
+            is_partial: false,
+            warned: None,
+            page: None,
+        }
+    }
+
+    async fn run(mut self) -> Result<(), String> {
+        self.open().await?;
+        let mut feed = self.feed().await?;
+        let mut spoken = Instant::now();
+        loop {
+            let end = *self.link.over.borrow();
+            let fed = match feed.steps(S::ROWS, end.is_some()) {
+                Ok(Fed::Steps(steps)) => steps,
+                Ok(Fed::RolledBack(start, cursor)) => {
+                    self.go_back(&start, cursor).await?;
+                    feed = self.feed().await?;
+                    continue;
+                }
+                Err(error) => {
+                    self.wait_for(&error).await;
+                    continue;
+                }
+            };
+            let is_new = !fed.rows.is_empty();
+            if is_new && !self.send_steps(fed).await? {
+                feed = self.feed().await?;
+                continue;
+            }
+            let Some(is_more) = self.send_system(&mut feed).await? else {
+                feed = self.feed().await?;
+                continue;
+            };
+            if is_new || is_more {
+                spoken = Instant::now();
+                // A server is not asked more often than it likes while a run goes on.
+                if end.is_none() {
+                    self.rest(S::EVERY).await;
+                }
+            } else if let Some(end) = end {
+                return self.close(end).await;
+            } else if spoken.elapsed() >= S::EVERY {
+                spoken = Instant::now();
+                // What a heartbeat says is worth no warning.
+                let _ = self.sink.idle(self.run, &mut self.place.state).await;
+            } else {
+                self.rest(LOOK).await;
+            }
+        }
+    }
+
+    /// Makes the run known to the server, however long that takes.
+    async fn open(&mut self) -> Result<(), String> {
+        loop {
+            let opened = self.sink.open(self.run, &mut self.place.state).await;
+            match opened {
+                Ok(()) => break,
+                Err(refusal) => self.pause(&refusal).await,
+            }
+        }
+        self.worked();
+        self.is_open = true;
+        if let Some(page) = self.sink.page(&self.place.state)
+            && self.page.replace(page.clone()).as_ref() != Some(&page)
+        {
+            (self.link.say)(&format!("{}: {page}", S::NAME));
+        }
+        if self.sink.starts_anew() {
+            self.start_anew();
+        } else if self.is_partial {
+            return Ok(());
+        }
+        self.files.write(&self.place)
+    }
+
+    fn start_anew(&mut self) {
+        self.place.metrics = Cursor::default();
+        self.place.tried = Cursor::default();
+        self.place.system.clear();
+    }
+
+    /// The rows that are still to be sent. What was tried when an earlier process ended must hold before others follow it.
+    async fn feed(&mut self) -> Result<Feed, String> {
+        loop {
+            match self.proven_feed().await {
+                Ok(Ok(feed)) => return Ok(feed),
+                Ok(Err((start, cursor))) => self.go_back(&start, cursor).await?,
+                Err(error) => self.wait_for(&error).await,
+            }
+        }
+    }
+
+    async fn proven_feed(&mut self) -> Result<Result<Feed, (Start, Cursor)>, ReadError> {
+        let dir = &self.run.dir;
+        if self.place.tried.mark.offset > self.place.metrics.mark.offset {
+            let mut reader = Reader::of_metrics(dir, &self.place.tried)?;
+            while !reader.is_proven() {
+                if let Some(Read::RolledBack(start)) = reader.next()? {
+                    return Ok(Err((start, reader.cursor())));
+                }
+                if reader.is_proven() {
+                    break;
+                }
+                if self.link.over.borrow().is_some() {
+                    // The run ended before it had made as many rows again: it has those before, which hold.
+                    break;
+                }
+                self.rest(LOOK).await;
+            }
+        }
+        Feed::of(dir, &self.place.metrics, &self.place.system).map(Ok)
+    }
+
+    /// Rows behind a start are void: the server is told, where it has some of them.
+    async fn go_back(&mut self, start: &Start, cursor: Cursor) -> Result<(), String> {
+        let to = RollBack {
+            generation: cursor.generation,
+            rows: start.lines,
+            step: start.step,
+        };
+        if self.place.tried.mark.offset > start.offset {
+            loop {
+                let told = self
+                    .sink
+                    .roll_back(self.run, &mut self.place.state, to)
+                    .await;
+                match told {
+                    Ok(After::FromStart) => {
+                        self.start_anew();
+                        break;
+                    }
+                    Ok(After::GoOn) => break,
+                    Err(refusal) => self.recover(&refusal).await?,
+                }
+            }
+            self.worked();
+        }
+        if self.place.metrics.mark.offset > start.offset {
+            self.place.metrics = cursor.clone();
+        }
+        if self.place.tried.mark.offset > start.offset {
+            self.place.tried = cursor;
+        }
+        self.files.write(&self.place)
+    }
+
+    /// Sends steps in as many pieces as the server likes; not so where everything is to be sent from the first again.
+    async fn send_steps(&mut self, steps: Steps) -> Result<bool, String> {
+        self.place.tried = steps.end.clone();
+        self.files.write(&self.place)?;
+        self.is_partial = true;
+        let mut pieces = vec![steps.rows];
+        while let Some(rows) = pieces.pop() {
+            let sent = self
+                .sink
+                .send_metrics(self.run, &mut self.place.state, &rows)
+                .await;
+            match sent {
+                Ok(()) => self.worked(),
+                Err(Refusal::TooLarge { why } | Refusal::Invalid { why }) => match halves(&rows) {
+                    Some((first, second)) => pieces.extend([second, first]),
+                    None => self.refuse(rows, &why).await?,
+                },
+                Err(refusal) => {
+                    self.recover(&refusal).await?;
+                    if self.place.tried == Cursor::default() {
+                        self.is_partial = false;
+                        return Ok(false);
+                    }
+                    pieces.push(rows);
+                }
+            }
+        }
+        self.is_partial = false;
+        self.place.metrics = steps.end;
+        self.files.write(&self.place)?;
+        self.tell();
+        Ok(true)
+    }
+
+    /// Puts aside what the server refuses by itself.
+    async fn refuse(&mut self, rows: Vec<Stamped>, why: &str) -> Result<(), String> {
+        let mut lines = String::new();
+        for Stamped { row, .. } in &rows {
+            let _ = writeln!(lines, "{}", serde_json::to_string(row).unwrap_or_default());
+        }
+        self.files.refuse(&lines)?;
+        self.place.refused += rows.len() as u64;
+        self.warn(&format!("{} rows are refused: {why}", rows.len()));
+        loop {
+            let skipped = self.sink.skip(self.run, &mut self.place.state, &rows).await;
+            match skipped {
+                Ok(()) => return Ok(()),
+                // What is refused even as a gap is left out.
+                Err(Refusal::TooLarge { .. } | Refusal::Invalid { .. }) => return Ok(()),
+                Err(refusal) => self.recover(&refusal).await?,
+            }
+        }
+    }
+
+    /// Sends system rows, if there are any; whether there were. Nothing where everything is to be sent from the first again.
+    async fn send_system(&mut self, feed: &mut Feed) -> Result<Option<bool>, String> {
+        let mut is_any = false;
+        loop {
+            let (name, mark, rows) = match feed.system(S::ROWS) {
+                Ok(Some(found)) => found,
+                Ok(None) => return Ok(Some(is_any)),
+                Err(error) => {
+                    self.wait_for(&error).await;
+                    return Ok(Some(is_any));
+                }
+            };
+            while !rows.is_empty() {
+                let sent = self
+                    .sink
+                    .send_system(self.run, &mut self.place.state, &rows)
+                    .await;
+                match sent {
+                    Ok(()) => {
+                        self.worked();
+                        is_any = true;
+                        break;
+                    }
+                    // They are in the run directory for whoever misses them.
+                    Err(Refusal::TooLarge { why } | Refusal::Invalid { why }) => {
+                        self.place.refused += rows.len() as u64;
+                        self.warn(&format!("{} system rows are refused: {why}", rows.len()));
+                        break;
+                    }
+                    Err(refusal) => {
+                        self.recover(&refusal).await?;
+                        if self.sink.starts_anew() && self.place.system.is_empty() {
+                            return Ok(None);
+                        }
+                    }
+                }
+            }
+            self.place.system.insert(name, mark);
+            self.files.write(&self.place)?;
+        }
+    }
+
+    async fn close(&mut self, end: End) -> Result<(), String> {
+        loop {
+            let closed = self.sink.close(self.run, &mut self.place.state, end).await;
+            match closed {
+                Ok(()) => break,
+                Err(refusal) => self.recover(&refusal).await?,
+            }
+        }
+        self.files.write(&self.place)?;
+        self.worked();
+        self.tell();
+        let mut status = self
+            .link
+            .status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        status.is_closed = true;
+        Ok(())
+    }
+
+    /// Waits as long as a refusal asks for, and opens the run again where that may help.
+    async fn recover(&mut self, refusal: &Refusal) -> Result<(), String> {
+        let is_gone = matches!(refusal, Refusal::Gone { .. });
+        if !is_gone || !self.is_open {
+            self.pause(refusal).await;
+        }
+        if matches!(refusal, Refusal::Gone { .. } | Refusal::Unauthorized { .. }) {
+            self.is_open = false;
+            self.open().await?;
+            // One that is gone again at once is waited for.
+            self.is_open = !is_gone;
+        }
+        Ok(())
+    }
+
+    async fn pause(&mut self, refusal: &Refusal) {
+        self.failures += 1;
+        let (why, wait) = match refusal {
+            Refusal::Later { why, after } => (why, after.unwrap_or_else(|| backoff(self.failures))),
+            Refusal::Gone { why } => (why, backoff(self.failures)),
+            Refusal::Unauthorized { why }
+            | Refusal::TooLarge { why }
+            | Refusal::Invalid { why } => {
+                let minutes = [1, 5, 15, 60];
+                let index = (self.failures as usize - 1).min(minutes.len() - 1);
+                (why, Duration::from_secs(60 * minutes[index]))
+            }
+        };
+        self.warn(why);
+        self.rest(wait).await;
+    }
+
+    /// A file that cannot be read now may be readable soon.
+    async fn wait_for(&mut self, error: &ReadError) {
+        self.warn(&error.to_string());
+        self.rest(backoff(1)).await;
+    }
+
+    /// Waits, until something has to be done sooner: the run is over.
+    async fn rest(&mut self, time: Duration) {
+        if self.link.over.borrow().is_some() {
+            tokio::time::sleep(time).await;
+            return;
+        }
+        // Its owner keeps the other end as long as this task runs.
+        let _ = tokio::time::timeout(time, self.link.over.changed()).await;
+    }
+
+    fn worked(&mut self) {
+        if self.failures > 0 && self.warned.is_some() {
+            (self.link.say)(&format!("{}: rows are sent again", S::NAME));
+        }
+        (self.failures, self.warned) = (0, None);
+        let mut status = self
+            .link
+            .status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        status.trouble = None;
+    }
+
+    /// Says what is wrong, now and then.
+    fn warn(&mut self, why: &str) {
+        let mut status = self
+            .link
+            .status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        status.trouble = Some(why.to_owned());
+        drop(status);
+        if self
+            .warned
+            .is_none_or(|warned| warned.elapsed() >= WARN_EVERY)
+        {
+            self.warned = Some(Instant::now());
+            (self.link.say)(&format!(
+                "{}: {why}; the run goes on, and rows wait in {METRICS}",
+                S::NAME
+            ));
+        }
+    }
+
+    fn tell(&mut self) {
+        let mut status = self
+            .link
+            .status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        (status.sent, status.refused) = (self.place.metrics.mark.lines, self.place.refused);
+    }
+}
+
+/// 2, 4, 8, ... 60 seconds.
+fn backoff(failures: u32) -> Duration {
+    Duration::from_secs((1 << failures.clamp(1, 6)).min(60))
+}
+
+/// Two parts of whole steps; nothing where there is one step.
+fn halves(rows: &[Stamped]) -> Option<(Vec<Stamped>, Vec<Stamped>)> {
+    let starts: Vec<usize> = (1..rows.len())
+        .filter(|&row| rows[row].row.step != rows[row - 1].row.step)
+        .collect();
+    let (first, second) = rows.split_at(*starts.get(starts.len() / 2)?);
+    Some((first.to_vec(), second.to_vec()))
+}
+
+/// How many rows of a run a sink has still to send.
+pub(crate) fn owed(dir: &Path, sent: u64) -> u64 {
+    let rows = spd_files::read(&dir.join(METRICS)).unwrap_or_default();
+    let rows = rows.iter().filter(|&&byte| byte == b'\n').count() as u64;
+    rows.saturating_sub(sent)
+}

@@ -1,0 +1,205 @@
+//! All sinks of a run, in a thread of their own.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use spd_configs::{Destination, Run};
+use spd_tracker::Start;
+use tokio::sync::watch;
+
+use crate::credentials::Environment;
+use crate::driver::{Link, Status, drive, owed};
+use crate::mlflow::Mlflow;
+use crate::run::RunInfo;
+use crate::sink::End;
+use crate::tensorboard::TensorBoard;
+use crate::wandb::Wandb;
+
+/// Time between two looks whether the run has begun, or the sinks are done.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Ships the rows of a run to the trackers of its `[tracker]`, while it goes on and afterwards. Nothing that a server does reaches the
+/// run: a shipper reads files, and is left behind where it is not done in time.
+pub struct Shipper {
+    dir: PathBuf,
+    over: watch::Sender<Option<End>>,
+    sinks: Vec<(&'static str, Arc<Mutex<Status>>)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Shipper {
+    /// Starts to ship the run in `dir`, which need not have begun; nothing where it names no tracker.
+    ///
+    /// - `say`: takes a line for people: what a server answers, at most once in five minutes for each
+    ///
+    /// # Errors
+    ///
+    /// When there is no thread to be had.
+    pub fn start(
+        dir: &Path,
+        run: &Run,
+        say: impl Fn(&str) + Send + Sync + 'static,
+    ) -> std::io::Result<Option<Self>> {
+        if run.tracker.to.is_empty() {
+            return Ok(None);
+        }
+        let name = |to: &Destination| {
+            let named = Destination::ALL.iter().find(|(_, other)| other == to);
+            named.map_or("", |(name, _)| *name)
+        };
+        let sinks: Vec<_> = run
+            .tracker
+            .to
+            .iter()
+            .map(|to| (name(to), Arc::default()))
+            .collect();
+        let (over, is_over) = watch::channel(None);
+        let work = Work {
+            dir: dir.to_path_buf(),
+            run: run.clone(),
+            sinks: sinks.clone(),
+            over: is_over,
+            say: Arc::new(say),
+        };
+        let thread = thread::Builder::new()
+            .name("shipper".into())
+            .spawn(move || work.run())?;
+        Ok(Some(Self {
+            dir: dir.to_path_buf(),
+            over,
+            sinks,
+            thread: Some(thread),
+        }))
+    }
+
+    /// Says how the run ended, by the launcher's exit code, waits for `patience` until all is sent, and returns a line for each tracker
+    /// that says what became of its rows. `is_asked_to_stop` ends the wait sooner.
+    pub fn finish(
+        mut self,
+        code: u8,
+        patience: Duration,
+        is_asked_to_stop: impl Fn() -> bool,
+    ) -> Vec<Told> {
+        let _ = self.over.send(Some(End { code }));
+        let begun = Instant::now();
+        if let Some(thread) = self.thread.take() {
+            while !thread.is_finished() && begun.elapsed() < patience && !is_asked_to_stop() {
+                thread::sleep(LOOK);
+            }
+        }
+        let lines = self.sinks.iter().map(|(name, status)| {
+            let status = status.lock().unwrap_or_else(PoisonError::into_inner);
+            let (sent, owed) = (status.sent, owed(&self.dir, status.sent));
+            let refused = match status.refused {
+                0 => String::new(),
+                refused => format!(", {refused} of them refused"),
+            };
+            let line = match &status.trouble {
+                _ if status.is_closed => format!("{name}: all {sent} rows are sent{refused}"),
+                trouble => format!(
+                    "{name}: {owed} rows are not sent{refused}: {}; `spd-launch ship {}` sends them",
+                    trouble.as_deref().unwrap_or("there was no time"),
+                    self.dir.display()
+                ),
+            };
+            Told {
+                is_done: status.is_closed,
+                line,
+            }
+        });
+        lines.collect()
+    }
+}
+
+/// What became of the rows of a run at one tracker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// All of them are there, and the tracker knows how the run ended.
+    pub is_done: bool,
+    /// That, for people.
+    pub line: String,
+}
+
+/// What the thread does.
+struct Work {
+    dir: PathBuf,
+    run: Run,
+    sinks: Vec<(&'static str, Arc<Mutex<Status>>)>,
+    over: watch::Receiver<Option<End>>,
+    say: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Work {
+    fn run(self) {
+        if let Err(line) = self.ship() {
+            for (_, status) in &self.sinks {
+                let mut status = status.lock().unwrap_or_else(PoisonError::into_inner);
+                status.trouble = Some(line.clone());
+            }
+        }
+    }
+
+    fn ship(&self) -> Result<(), String> {
+        let Some(start) = self.begun()? else {
+            return Err("the run has made no rows".to_owned());
+        };
+        let config = serde_json::to_value(&self.run).map_err(|found| found.to_string())?;
+        let run = RunInfo {
+            dir: self.dir.clone(),
+            id: start.run,
+            tracker: self.run.tracker.clone(),
+            name: self
+                .run
+                .tracker
+                .name
+                .clone()
+                .unwrap_or_else(|| self.run.name.clone()),
+            config,
+            started: start.time,
+            host: rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|found| format!("no runtime can be made: {found}"))?;
+        let tasks = tokio::task::LocalSet::new();
+        let run = Arc::new(run);
+        for (destination, (_, status)) in self.run.tracker.to.iter().zip(&self.sinks) {
+            let link = Link {
+                over: self.over.clone(),
+                status: Arc::clone(status),
+                say: Arc::clone(&self.say),
+            };
+            let (run, destination) = (Arc::clone(&run), *destination);
+            tasks.spawn_local(async move {
+                match destination {
+                    Destination::Wandb => {
+                        drive(Wandb::new(Environment::of_process()), &run, link).await;
+                    }
+                    Destination::Mlflow => drive(Mlflow::default(), &run, link).await,
+                    Destination::Tensorboard => drive(TensorBoard::default(), &run, link).await,
+                }
+            });
+        }
+        runtime.block_on(tasks);
+        Ok(())
+    }
+
+    /// The first start of the run, which is waited for as long as the run may begin.
+    fn begun(&self) -> Result<Option<Start>, String> {
+        loop {
+            let is_over = self.over.borrow().is_some();
+            let starts = Start::all(&self.dir).map_err(|found| found.to_string())?;
+            match starts.into_iter().next() {
+                Some(start) => return Ok(Some(start)),
+                None if is_over => return Ok(None),
+                None => thread::sleep(LOOK),
+            }
+        }
+    }
+}
