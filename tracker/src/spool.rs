@@ -373,7 +373,7 @@ mod tests {
         let spool = Spool::system(run.path()).unwrap();
         spool.append(Row::new(0, Kind::Event).with_note("waiting"));
         assert_eq!(spool.sync(), Ok(()));
-        let there = |name: &str| run.path().join(name).exists();
+        let there = |name: &str| run.path().join(name).try_exists().unwrap();
         assert!(there(SYSTEM) && !there(METRICS) && !there(STARTS));
     }
 
@@ -402,7 +402,8 @@ mod tests {
             seen
         };
         let all = metrics(run.path());
-        fs::write(&path, all.replace("0.5", "0.6")).unwrap();
+        let put = |bytes: &[u8]| spd_files::atomic::write_file(&path, &[bytes]).unwrap();
+        put(all.replace("0.5", "0.6").as_bytes());
         assert_eq!(
             refusal(),
             format!(
@@ -412,7 +413,7 @@ mod tests {
                 all.len()
             )
         );
-        fs::write(&path, all.lines().next().unwrap()).unwrap();
+        put(all.lines().next().unwrap().as_bytes());
         assert_eq!(
             refusal(),
             format!(

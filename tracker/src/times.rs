@@ -122,11 +122,15 @@ mod tests {
     #[test]
     fn rows_without_a_time_get_the_last_there_is() {
         let run = tempfile::tempdir().unwrap();
-        fs::write(run.path().join(TIMES), "1795255200.250\n17952").unwrap();
+        let put = |text: &str| {
+            let path = run.path().join(TIMES);
+            spd_files::atomic::write_file(&path, &[text.as_bytes()]).unwrap();
+        };
+        put("1795255200.250\n17952");
         Times::open(run.path(), 3).unwrap().lines().flush();
         assert_eq!(text(run.path()), "1795255200.250\n".repeat(3));
         for junk in ["1795255200.250\nshort\n", "no time at all\n"] {
-            fs::write(run.path().join(TIMES), junk).unwrap();
+            put(junk);
             Times::open(run.path(), 2).unwrap().lines().flush();
             let there = text(run.path());
             assert!(there.len() == 30 && there.starts_with("1"), "{there}");

@@ -44,8 +44,10 @@ fn a_run_is_followed_to_its_summary() {
             "checkpoints",
             "config.toml",
             "logs",
+            "machine.jsonl",
             "metrics.jsonl",
             "pid",
+            "report.html",
             "summary.json",
             "system.jsonl"
         ]

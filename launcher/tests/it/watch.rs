@@ -322,5 +322,5 @@ fn a_browser_follows_a_run() {
     );
     let _again = Watch::of(&scratch, &["runs/x", "--port", &port]);
     write_rows(&run, 2..4);
-    assert_eq!(chromium.run(&last(3, 4)), true);
+    assert_eq!(chromium.run(&last(3, 12)), true);
 }

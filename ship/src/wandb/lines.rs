@@ -4,6 +4,7 @@ use std::path::Path;
 
 use spd_tracker::{Histogram, Kind, Value};
 
+use super::json::{number, object, string};
 use super::media::{self, Media};
 use crate::sink::Stamped;
 
@@ -112,41 +113,6 @@ pub(super) fn steps(rows: &[Stamped]) -> impl Iterator<Item = &[Stamped]> {
     rows.chunk_by(|a, b| a.row.step == b.row.step)
 }
 
-/// An object of values that are encoded already.
-pub(super) fn object<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> String {
-    let mut json = String::from("{");
-    for (name, value) in values {
-        if json.len() > 1 {
-            json.push(',');
-        }
-        json.push_str(&string(name));
-        json.push(':');
-        json.push_str(value);
-    }
-    json.push('}');
-    json
-}
-
-/// A number in its shortest form; what JSON has none for is bare, as W&B's own client writes it.
-pub(super) fn number(value: f64) -> String {
-    if value.is_nan() {
-        return "NaN".into();
-    }
-    if value.is_infinite() {
-        return if value > 0.0 { "Infinity" } else { "-Infinity" }.into();
-    }
-    let text = format!("{value:?}");
-    match text.strip_suffix(".0") {
-        Some(whole) if whole != "-0" => whole.into(),
-        _ => text,
-    }
-}
-
-/// A string, in quotes.
-pub(super) fn string(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
-}
-
 /// A histogram; as many bins are put together as it takes to have 512 or fewer.
 fn histogram(histogram: &Histogram) -> String {
     let together = histogram.counts.len().div_ceil(BINS).max(1);
@@ -207,24 +173,6 @@ mod tests {
             line(&late, Some(20)),
             r#"{"_step":21,"_timestamp":999,"_runtime":0,"trainer/step":3,"a":1}"#
         );
-    }
-
-    #[test]
-    fn numbers_are_short_and_keep_their_bits() {
-        for (value, text) in [
-            (f64::NAN, "NaN"),
-            (f64::INFINITY, "Infinity"),
-            (f64::NEG_INFINITY, "-Infinity"),
-            (5120.0, "5120"),
-            (-0.0, "-0.0"),
-            (1.5e-8, "1.5e-8"),
-            (0.1, "0.1"),
-            (1e300, "1e300"),
-        ] {
-            assert_eq!(number(value), text);
-            let read: f64 = text.parse().unwrap();
-            assert!(read.to_bits() == value.to_bits() || value.is_nan());
-        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::{Component, Path};
 
 use ring::digest::{SHA256, digest};
 
-use super::lines::{number, object, string};
+use super::json::{number, object, string};
 
 /// Bytes of a file that are sent at most.
 const LARGEST: u64 = 64 << 20;

@@ -15,9 +15,10 @@
 //! Keys are those of `WANDB_API_KEY` and `.netrc`. `WANDB_BASE_URL`, `WANDB_ENTITY`, `WANDB_PROJECT`, `WANDB_RUN_GROUP`, `WANDB_NAME`,
 //! `WANDB_TAGS` and `WANDB_NOTES` say what `[tracker]` does not; `WANDB_MODE` set to `offline` or `disabled` has nothing sent.
 //!
-//! Reading order: `state`, `lines`, `media`, `system`, `labels`, `server`, `open`, `stream`, `files`, `roll_back`.
+//! Reading order: `json`, `state`, `lines`, `media`, `system`, `labels`, `server`, `open`, `stream`, `files`, `roll_back`.
 
 mod files;
+mod json;
 mod labels;
 mod lines;
 mod media;

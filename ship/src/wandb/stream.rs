@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::Wandb;
-use super::lines::{number, object, string};
+use super::json::{number, object, string};
 use super::state::{Remote, State};
 use crate::sink::Refusal;
 

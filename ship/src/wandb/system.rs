@@ -4,7 +4,7 @@ use jiff::SignedDuration;
 use jiff::Timestamp;
 use spd_tracker::{Kind, Row};
 
-use super::lines::{number, object};
+use super::json::{number, object};
 use crate::sink::Stamped;
 
 const MIB: f64 = 1_048_576.0;
