@@ -1,14 +1,15 @@
 //! `spd-launch ship RUN...`: what trackers have not taken yet is sent now, from whatever machine.
 
+use std::time::Duration;
+
 use spd_configs::Run;
 use spd_ship::Shipper;
 use spd_trainer::Fault;
-use std::time::Duration;
 
 use crate::cli::ShipArgs;
 use crate::exit::Exit;
 use crate::run_dir::RunDir;
-use crate::{screen, track};
+use crate::screen;
 
 /// Ships runs one after the other, until every tracker has everything. Each waits for its servers as long as it takes.
 ///
@@ -42,7 +43,7 @@ pub(crate) fn ship(asked: &ShipArgs) -> Result<Exit, Fault> {
         let shipper = Shipper::start(dir.path(), &run, screen::note);
         let shipper = shipper.map_err(|error| Fault::Failed(error.into()))?;
         let Some(shipper) = shipper else { continue };
-        for told in shipper.finish(code.code(), Duration::MAX, track::is_asked) {
+        for told in shipper.finish(code.code(), Duration::MAX) {
             is_done &= told.is_done;
             screen::note(&told.line);
         }

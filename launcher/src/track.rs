@@ -16,7 +16,7 @@ use spd_ship::machine::Sampler;
 
 use crate::exit::Exit;
 use crate::wait::wait_until;
-use crate::{screen, stop, threads};
+use crate::{screen, threads};
 
 /// Time between two samples of the machine.
 const SAMPLE: Duration = Duration::from_secs(15);
@@ -26,6 +26,9 @@ const PAGE_EVERY: Duration = Duration::from_secs(60);
 
 /// How long a run waits at its end for trackers to take what they have not taken yet.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The same where it was asked to leave: whoever asked may not wait long.
+const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long it waits for its own threads, which a disk can hold up.
 const OWN: Duration = Duration::from_secs(5);
@@ -65,7 +68,11 @@ impl Track {
             wait_until(OWN, || watcher.is_finished());
         }
         if let Some(shipper) = self.shipper {
-            for told in shipper.finish(exit.code(), PATIENCE, || false) {
+            let patience = match exit {
+                Exit::Stopped => SHORT_PATIENCE,
+                _ => PATIENCE,
+            };
+            for told in shipper.finish(exit.code(), patience) {
                 screen::note(&told.line);
             }
         }
@@ -165,9 +172,4 @@ fn ranks() -> BTreeMap<usize, u32> {
         }
     }
     ranks
-}
-
-/// Whether somebody asked for an end of what is shipped.
-pub(crate) fn is_asked() -> bool {
-    stop::asked()
 }

@@ -10,7 +10,7 @@ use spd_configs::Tracker;
 pub(crate) struct RunInfo {
     /// Its directory, which files of rows are in.
     pub(crate) dir: PathBuf,
-    /// Eight letters and digits that no other run has; the same wherever its directory is copied.
+    /// Twelve letters and digits that no other run has; the same wherever its directory is copied.
     pub(crate) id: String,
     /// Project, entity, group, name, tags, notes, what is done about roll-backs.
     pub(crate) tracker: Tracker,

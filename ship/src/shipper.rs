@@ -75,17 +75,12 @@ impl Shipper {
     }
 
     /// Says how the run ended, by the launcher's exit code, waits for `patience` until all is sent, and returns a line for each tracker
-    /// that says what became of its rows. `is_asked_to_stop` ends the wait sooner.
-    pub fn finish(
-        mut self,
-        code: u8,
-        patience: Duration,
-        is_asked_to_stop: impl Fn() -> bool,
-    ) -> Vec<Told> {
+    /// that says what became of its rows.
+    pub fn finish(mut self, code: u8, patience: Duration) -> Vec<Told> {
         let _ = self.over.send(Some(End { code }));
         let begun = Instant::now();
         if let Some(thread) = self.thread.take() {
-            while !thread.is_finished() && begun.elapsed() < patience && !is_asked_to_stop() {
+            while !thread.is_finished() && begun.elapsed() < patience {
                 thread::sleep(LOOK);
             }
         }

@@ -37,5 +37,6 @@ mod sweep;
 mod target;
 mod token_files;
 mod toy_models;
+mod trackers;
 mod watch;
 mod weights_directory;

@@ -1,0 +1,85 @@
+//! Trackers, seen from the command line.
+
+use std::fs;
+
+use crate::scratch::{Scratch, launch, names};
+
+const SHORT: [&str; 5] = [
+    "train.steps=12",
+    "train.batch_size=64",
+    "target.train.steps=5",
+    "eval.batches=1",
+    "eval.batch_size=64",
+];
+
+#[test]
+fn a_run_is_shipped_while_it_goes_on_and_the_rest_later() {
+    let scratch = Scratch::new();
+    let mut command = scratch.real("tms_5-2.toml", "runs/x", &SHORT);
+    // A W&B that nobody has a key for is told to the user, and costs the run nothing but a moment at its end.
+    command.args(["--tracker", "tensorboard,wandb"]);
+    command
+        .env_remove("WANDB_API_KEY")
+        .env("HOME", scratch.path());
+    command.env("WANDB_BASE_URL", "http://127.0.0.1:9");
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let said = |line: &str| ended.stderr.contains(line);
+    assert!(said("tensorboard: all 5 rows are sent"), "{}", ended.stderr);
+    assert!(
+        said("wandb: 5 rows are not sent: no key for 127.0.0.1"),
+        "{}",
+        ended.stderr
+    );
+    assert!(
+        said("`spd-launch ship runs/x` sends them"),
+        "{}",
+        ended.stderr
+    );
+    let run = scratch.run_dir();
+    let config = fs::read_to_string(run.join("config.toml")).unwrap();
+    assert!(
+        config.contains("to = [\"tensorboard\", \"wandb\"]"),
+        "{config}"
+    );
+    let events = names(&run.join("tensorboard"));
+    let is_events = |name: &String| name.starts_with("events.out.tfevents.");
+    assert_eq!(events.iter().filter(|name| is_events(name)).count(), 1);
+    // All is there already, and stays as it is.
+    let again = launch(scratch.launcher(&["ship", "runs/x", "--tracker", "tensorboard"]));
+    assert_eq!(again.code, Some(0), "{}", again.stderr);
+    assert!(again.stderr.contains("tensorboard: all 5 rows are sent"));
+    assert_eq!(names(&run.join("tensorboard")), events);
+}
+
+#[test]
+fn what_cannot_be_shipped_is_refused() {
+    let scratch = Scratch::new();
+    let ended = launch(scratch.launcher(&["ship", "runs/x"]));
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended.error().contains("runs/x/config.toml"),
+        "{}",
+        ended.stderr
+    );
+    let ended = launch(scratch.real("tms_5-2.toml", "runs/x", &SHORT));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let ended = launch(scratch.launcher(&["ship", "runs/x"]));
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended.stderr.contains(
+            "runs/x: its config.toml names no tracker under [tracker]; name one: --tracker wandb, mlflow or tensorboard"
+        ),
+        "{}",
+        ended.stderr
+    );
+    let ended = launch(scratch.launcher(&["ship", "runs/x", "--tracker", "comet"]));
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended
+            .stderr
+            .contains("wandb, mlflow or tensorboard is wanted"),
+        "{}",
+        ended.stderr
+    );
+}
