@@ -185,7 +185,7 @@ impl Place {
             let mut command = self.command(&args);
             if nodes > 1 {
                 // One whose others are killed while they start need not wait for long.
-                command.args(["--join-seconds", "3"]);
+                command.args(["--join-seconds", "10"]);
                 let place = [("RANK", node), ("WORLD_SIZE", nodes)];
                 command.envs(place.map(|(key, value)| (key, value.to_string())));
             }
