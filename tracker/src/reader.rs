@@ -250,15 +250,12 @@ impl Reader {
 
     /// Sees whether the run has been started again; then what is not handed over yet is read anew.
     fn look_at_starts(&mut self) -> Result<bool, ReadError> {
+        let offset = self.offset();
         let Some(metrics) = &mut self.metrics else {
             return Ok(false);
         };
         let is_new = metrics.look_at_starts();
         let Some(kept) = is_new.map_err(|found| ReadError::Starts { found })? else {
-            return Ok(false);
-        };
-        let offset = self.offset();
-        let Some(metrics) = &mut self.metrics else {
             return Ok(false);
         };
         let fewer = |known: &Start| known.offset <= kept.offset;

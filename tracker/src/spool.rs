@@ -1,8 +1,8 @@
 //! The append side: where rank 0 hands its rows over.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,6 @@ struct State {
     /// Bytes of the rows that are handed over and not taken yet, roughly.
     waiting: AtomicUsize,
     dropped: AtomicU64,
-    trouble: Mutex<Option<String>>,
 }
 
 enum Message {
@@ -162,15 +161,6 @@ impl Spool {
     pub fn dropped(&self) -> u64 {
         self.0.state.dropped.load(Ordering::Relaxed)
     }
-
-    /// Why rows wait, in a line for the log; none when the last try wrote all of them.
-    pub fn trouble(&self) -> Option<String> {
-        let trouble = &self.0.state.trouble;
-        trouble
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
 }
 
 impl Drop for Handle {
@@ -269,12 +259,6 @@ impl Writer {
             .dropped
             .fetch_add(lost - self.dropped, Ordering::Relaxed);
         self.dropped = lost;
-        let trouble = self.files.trouble();
-        *self
-            .state
-            .trouble
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = trouble;
     }
 }
 
