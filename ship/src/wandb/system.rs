@@ -8,38 +8,30 @@ use super::json::{number, object};
 use crate::sink::Stamped;
 
 const MIB: f64 = 1_048_576.0;
-const GIB: f64 = 1_073_741_824.0;
 
-/// Our names of a GPU's values, W&B's, and what they are divided by.
-const GPU: [(&str, &str, f64); 11] = [
-    ("utilization_percent", "gpu", 1.0),
-    ("memory_utilization_percent", "memory", 1.0),
-    ("memory_percent", "memoryAllocated", 1.0),
-    ("memory_bytes", "memoryAllocatedBytes", 1.0),
-    ("temperature_c", "temp", 1.0),
-    ("power_w", "powerWatts", 1.0),
-    ("power_percent", "powerPercent", 1.0),
-    ("clock_mhz", "smClock", 1.0),
-    ("memory_clock_mhz", "memoryClock", 1.0),
-    ("corrected_errors", "correctedMemoryErrors", 1.0),
-    ("uncorrected_errors", "uncorrectedMemoryErrors", 1.0),
+/// Names of a GPU's values in [`crate::machine`], and W&B's.
+const GPU: [(&str, &str); 10] = [
+    ("utilization_percent", "gpu"),
+    ("memory_percent", "memoryAllocated"),
+    ("memory_used_bytes", "memoryAllocatedBytes"),
+    ("temperature_c", "temp"),
+    ("power_watts", "powerWatts"),
+    ("power_percent", "powerPercent"),
+    ("sm_clock_mhz", "smClock"),
+    ("memory_clock_mhz", "memoryClock"),
+    ("corrected_memory_errors", "correctedMemoryErrors"),
+    ("uncorrected_memory_errors", "uncorrectedMemoryErrors"),
 ];
 
-/// The same of a machine and its first process.
-const MACHINE: [(&str, &str, f64); 9] = [
+/// The same of the machine and its first process, and what the values are divided by.
+const MACHINE: [(&str, &str, f64); 3] = [
     ("cpu_percent", "cpu", 1.0),
     ("memory_percent", "memory_percent", 1.0),
-    ("rss_bytes", "proc.memory.rssMB", MIB),
     ("rank0.rss_bytes", "proc.memory.rssMB", MIB),
-    ("memory_available_bytes", "proc.memory.availableMB", MIB),
-    ("disk_percent", "disk./.usagePercent", 1.0),
-    ("disk_used_bytes", "disk./.usageGB", GIB),
-    ("network_sent_bytes", "network.sent", 1.0),
-    ("network_received_bytes", "network.recv", 1.0),
 ];
 
 /// Values of rows that are no measurement: when a row was made, and how many steps there are.
-const ASIDE: [&str; 3] = ["steps", "time", "time/unix_s"];
+const ASIDE: [&str; 2] = ["steps", "time"];
 
 /// The line of a row of the machine; none where it says nothing that W&B draws.
 pub(super) fn event(Stamped { row, time }: &Stamped, started: f64) -> Option<String> {
@@ -70,10 +62,10 @@ fn key(name: &str, phase: Option<&str>) -> (String, f64) {
         .strip_prefix("system/")
         .unwrap_or(name)
         .replace('/', ".");
-    if let Some((rank, (index, rest))) = gpu(&short)
-        && let Some((_, theirs, unit)) = GPU.iter().find(|(ours, _, _)| *ours == rest)
+    if let Some((index, rest)) = gpu(&short)
+        && let Some((_, theirs)) = GPU.iter().find(|(ours, _)| *ours == rest)
     {
-        return (format!("system.{rank}gpu.{index}.{theirs}"), *unit);
+        return (format!("system.gpu.{index}.{theirs}"), 1.0);
     }
     if let Some((_, theirs, unit)) = MACHINE.iter().find(|(ours, _, _)| *ours == short) {
         return (format!("system.{theirs}"), *unit);
@@ -88,16 +80,11 @@ fn key(name: &str, phase: Option<&str>) -> (String, f64) {
     }
 }
 
-/// The parts of `gpu0.power_w` and `rank1.gpu0.power_w`: what is before, number and value.
-fn gpu(short: &str) -> Option<(&str, (&str, &str))> {
-    let start = match short.strip_prefix("gpu") {
-        Some(_) => 0,
-        None => short.find(".gpu")? + 1,
-    };
-    let (rank, rest) = short.split_at(start);
-    let (index, rest) = rest.strip_prefix("gpu")?.split_once('.')?;
+/// The parts of `gpu0.power_watts`: number and value.
+fn gpu(short: &str) -> Option<(&str, &str)> {
+    let (index, rest) = short.strip_prefix("gpu")?.split_once('.')?;
     let is_number = !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then_some((rank, (index, rest)))
+    is_number.then_some((index, rest))
 }
 
 /// The lines of the console that a row is: its sentence, its values, when it was.
@@ -148,13 +135,13 @@ mod tests {
             .with("system/rank0/rss_bytes", 3.0 * MIB)
             .with("system/rank1/rss_bytes", 4.0 * MIB)
             .with("system/gpu0/utilization_percent", 91.0)
-            .with("system/rank1/gpu3/power_w", 350.0)
+            .with("system/gpu3/power_watts", 350.0)
             .with("system/gpu0/fan_percent", 20.0)
             .with("time_ms/step", 7.5)
             .with("time", 1e9);
         assert_eq!(
             event(&at(1010.0, row), 1000.0).unwrap(),
-            r#"{"_wandb":true,"_timestamp":1010,"_runtime":10,"system.cpu":50,"system.memory_percent":12.5,"system.proc.memory.rssMB":3,"system.rank1.proc.memory.rssMB":4,"system.gpu.0.gpu":91,"system.rank1.gpu.3.powerWatts":350,"system.gpu0.fan_percent":20,"system.time_ms.step":7.5}"#
+            r#"{"_wandb":true,"_timestamp":1010,"_runtime":10,"system.cpu":50,"system.memory_percent":12.5,"system.proc.memory.rssMB":3,"system.rank1.proc.memory.rssMB":4,"system.gpu.0.gpu":91,"system.gpu.3.powerWatts":350,"system.gpu0.fan_percent":20,"system.time_ms.step":7.5}"#
         );
     }
 
