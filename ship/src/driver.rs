@@ -73,6 +73,8 @@ struct Driver<'r, S: Sink> {
     is_open: bool,
     /// A part of what was tried has arrived: the state is ahead of the place, and is not written down.
     is_partial: bool,
+    /// The server has none of the rows any more: all are to be read again, from the first.
+    is_anew: bool,
     warned: Option<Instant>,
     /// It has been woken by the end of the run: from then on it waits as long as servers want.
     knows_end: bool,
@@ -91,6 +93,7 @@ impl<'r, S: Sink> Driver<'r, S> {
             failures: 0,
             is_open: false,
             is_partial: false,
+            is_anew: false,
             warned: None,
             knows_end: false,
             page: None,
@@ -116,14 +119,18 @@ impl<'r, S: Sink> Driver<'r, S> {
                 }
             };
             let is_new = !fed.rows.is_empty();
-            if is_new && !self.send_steps(fed).await? {
+            if is_new {
+                self.send_steps(fed).await?;
+            }
+            if self.is_anew {
                 feed = self.feed().await?;
                 continue;
             }
-            let Some(is_more) = self.send_system(&mut feed).await? else {
+            let is_more = self.send_system(&mut feed).await?;
+            if self.is_anew {
                 feed = self.feed().await?;
                 continue;
-            };
+            }
             if is_new || is_more {
                 spoken = Instant::now();
                 // A server is not asked more often than it likes while a run goes on.
@@ -131,7 +138,10 @@ impl<'r, S: Sink> Driver<'r, S> {
                     self.rest(S::EVERY).await;
                 }
             } else if let Some(end) = end {
-                return self.close(end).await;
+                if self.close(end).await? {
+                    return Ok(());
+                }
+                feed = self.feed().await?;
             } else if spoken.elapsed() >= S::EVERY {
                 spoken = Instant::now();
                 // What a heartbeat says is worth no warning.
@@ -167,6 +177,7 @@ impl<'r, S: Sink> Driver<'r, S> {
     }
 
     fn start_anew(&mut self) {
+        (self.is_anew, self.is_partial) = (true, false);
         self.place.metrics = Cursor::default();
         self.place.tried = Cursor::default();
         self.place.system.clear();
@@ -174,6 +185,7 @@ impl<'r, S: Sink> Driver<'r, S> {
 
     /// The rows that are still to be sent. What was tried when an earlier process ended must hold before others follow it.
     async fn feed(&mut self) -> Result<Feed, String> {
+        self.is_anew = false;
         loop {
             match self.proven_feed().await {
                 Ok(Ok(feed)) => return Ok(feed),
@@ -225,6 +237,9 @@ impl<'r, S: Sink> Driver<'r, S> {
                     Ok(After::GoOn) => break,
                     Err(refusal) => self.recover(&refusal).await?,
                 }
+                if self.is_anew {
+                    break;
+                }
             }
             self.worked();
         }
@@ -237,8 +252,8 @@ impl<'r, S: Sink> Driver<'r, S> {
         self.files.write(&self.place)
     }
 
-    /// Sends steps in as many pieces as the server likes; not so where everything is to be sent from the first again.
-    async fn send_steps(&mut self, steps: Steps) -> Result<bool, String> {
+    /// Sends steps in as many pieces as the server likes.
+    async fn send_steps(&mut self, steps: Steps) -> Result<(), String> {
         self.place.tried = steps.end.clone();
         self.files.write(&self.place)?;
         self.is_partial = true;
@@ -256,19 +271,18 @@ impl<'r, S: Sink> Driver<'r, S> {
                 },
                 Err(refusal) => {
                     self.recover(&refusal).await?;
-                    if self.place.tried == Cursor::default() {
-                        self.is_partial = false;
-                        return Ok(false);
-                    }
                     pieces.push(rows);
                 }
+            }
+            if self.is_anew {
+                return Ok(());
             }
         }
         self.is_partial = false;
         self.place.metrics = steps.end;
         self.files.write(&self.place)?;
         self.tell();
-        Ok(true)
+        Ok(())
     }
 
     /// Puts aside what the server refuses by itself.
@@ -288,19 +302,22 @@ impl<'r, S: Sink> Driver<'r, S> {
                 Err(Refusal::TooLarge { .. } | Refusal::Invalid { .. }) => return Ok(()),
                 Err(refusal) => self.recover(&refusal).await?,
             }
+            if self.is_anew {
+                return Ok(());
+            }
         }
     }
 
-    /// Sends system rows, if there are any; whether there were. Nothing where everything is to be sent from the first again.
-    async fn send_system(&mut self, feed: &mut Feed) -> Result<Option<bool>, String> {
+    /// Sends system rows, if there are any; whether there were.
+    async fn send_system(&mut self, feed: &mut Feed) -> Result<bool, String> {
         let mut is_any = false;
         loop {
             let (name, mark, rows) = match feed.system(S::ROWS) {
                 Ok(Some(found)) => found,
-                Ok(None) => return Ok(Some(is_any)),
+                Ok(None) => return Ok(is_any),
                 Err(error) => {
                     self.wait_for(&error).await;
-                    return Ok(Some(is_any));
+                    return Ok(is_any);
                 }
             };
             while !rows.is_empty() {
@@ -322,8 +339,8 @@ impl<'r, S: Sink> Driver<'r, S> {
                     }
                     Err(refusal) => {
                         self.recover(&refusal).await?;
-                        if self.sink.starts_anew() && self.place.system.is_empty() {
-                            return Ok(None);
+                        if self.is_anew {
+                            return Ok(is_any);
                         }
                     }
                 }
@@ -333,12 +350,16 @@ impl<'r, S: Sink> Driver<'r, S> {
         }
     }
 
-    async fn close(&mut self, end: End) -> Result<(), String> {
+    /// Says how the run ended; not so where all its rows are to be sent again first.
+    async fn close(&mut self, end: End) -> Result<bool, String> {
         loop {
             let closed = self.sink.close(self.run, &mut self.place.state, end).await;
             match closed {
                 Ok(()) => break,
                 Err(refusal) => self.recover(&refusal).await?,
+            }
+            if self.is_anew {
+                return Ok(false);
             }
         }
         self.files.write(&self.place)?;
@@ -350,7 +371,7 @@ impl<'r, S: Sink> Driver<'r, S> {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         status.is_closed = true;
-        Ok(())
+        Ok(true)
     }
 
     /// Waits as long as a refusal asks for, and opens the run again where that may help.
@@ -496,6 +517,9 @@ mod tests {
         most: usize,
         takes_before_it_refuses: bool,
         opened: u32,
+        /// It loses the run at this many calls from now, whichever they are.
+        loses: Option<u32>,
+        is_anew: bool,
         went_back: Vec<RollBack>,
         closed: Option<End>,
     }
@@ -508,7 +532,21 @@ mod tests {
     struct Fake(Rc<RefCell<Server>>);
 
     impl Fake {
+        fn lose(&self) -> Result<(), Refusal> {
+            let mut server = self.0.borrow_mut();
+            if let Some(calls) = server.loses {
+                if calls == 0 {
+                    server.lines.clear();
+                    let why = "lost".to_owned();
+                    return Err(Refusal::Gone { why });
+                }
+                server.loses = Some(calls - 1);
+            }
+            Ok(())
+        }
+
         fn put(&self, state: &mut Sent, rows: &[Stamped], bad: Option<u64>) -> Result<(), Refusal> {
+            self.lose()?;
             let mut server = self.0.borrow_mut();
             let why = || "no".to_owned();
             if server.most > 0 && rows.len() > server.most {
@@ -538,9 +576,18 @@ mod tests {
         const EVERY: Duration = Duration::from_millis(10);
         const ROWS: usize = 5;
 
-        async fn open(&mut self, _: &RunInfo, _: &mut Sent) -> Result<(), Refusal> {
-            self.0.borrow_mut().opened += 1;
+        async fn open(&mut self, _: &RunInfo, state: &mut Sent) -> Result<(), Refusal> {
+            let mut server = self.0.borrow_mut();
+            server.opened += 1;
+            server.is_anew = server.loses == Some(0) && server.lines.is_empty();
+            if server.is_anew {
+                (server.loses, *state) = (None, Sent::default());
+            }
             Ok(())
+        }
+
+        fn starts_anew(&self) -> bool {
+            self.0.borrow().is_anew
         }
 
         async fn send_metrics(
@@ -589,6 +636,7 @@ mod tests {
         }
 
         async fn close(&mut self, _: &RunInfo, _: &mut Sent, end: End) -> Result<(), Refusal> {
+            self.lose()?;
             self.0.borrow_mut().closed = Some(end);
             Ok(())
         }
@@ -656,6 +704,24 @@ mod tests {
             let warning = "fake: gone; the run goes on, and rows wait in metrics.jsonl";
             assert!(said.contains(&warning.to_owned()), "{said:?}");
             assert_eq!(said.last().unwrap(), "fake: rows are sent again");
+        }
+    }
+
+    #[test]
+    fn a_server_that_lost_the_run_has_all_of_it_again() {
+        // At any of its calls: sends of rows, of a step that is refused and its gap, the end.
+        for loses in 0..16 {
+            let dir = tempfile::tempdir().unwrap();
+            write(dir.path(), 0, 1..=12);
+            let server = Rc::new(RefCell::new(Server {
+                bad: Some(7),
+                loses: Some(loses),
+                ..Server::default()
+            }));
+            let (status, _) = ship(dir.path(), &server);
+            let server = server.borrow();
+            assert_eq!(server.lines, numbers(1..=12), "lost at call {loses}");
+            assert!(status.is_closed && status.sent == 12);
         }
     }
 
