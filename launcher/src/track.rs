@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use spd_configs::Run;
 use spd_report::{Book, PAGE};
 use spd_ship::Shipper;
 use spd_ship::machine::Sampler;
+use spd_tracker::{MACHINE, now};
 
 use crate::exit::Exit;
 use crate::wait::wait_until;
@@ -134,16 +135,14 @@ impl Machine {
             self.sampler = Sampler::new(&self.dir, &ranks);
             self.ranks = ranks;
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = now.map_or(0.0, |now| now.as_secs_f64());
-        let row = self.sampler.sample().with("time", now);
+        let row = self.sampler.sample().with("time", now());
         let Ok(mut line) = serde_json::to_vec(&row) else {
             return;
         };
         line.push(b'\n');
         let mut options = std::fs::OpenOptions::new();
         options.create(true).append(true);
-        let file = spd_files::open_with(&mut options, &self.dir.join("machine.jsonl"));
+        let file = spd_files::open_with(&mut options, &self.dir.join(MACHINE));
         if let Ok(mut file) = file {
             let _ = file.write_all(&line);
         }

@@ -17,6 +17,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use spd_tracker::now;
 
 use crate::components::{self, Components, Kept};
 use crate::curve::{Curve, clock};
@@ -353,9 +354,4 @@ fn text_of(answer: &Answer<'_>) -> String {
 fn started() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0))
-}
-
-fn now() -> f64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0.0, |time| time.as_secs_f64())
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use spd_tracker::{Cursor, Kind, METRICS, Mark, Read, ReadError, Reader, Row, SYSTEM};
+use spd_tracker::{Cursor, Kind, METRICS, Mark, Read, ReadError, Reader, Row, system_files};
 
 use crate::series::{Series, Source};
 
@@ -99,7 +99,8 @@ impl Rows {
 
     /// Reads every file to its end; not so where one was cut.
     fn read_on(&mut self) -> bool {
-        for name in spools(&self.dir) {
+        let system = system_files(&self.dir);
+        for name in std::iter::once(METRICS.to_owned()).chain(system) {
             if !self.files.iter().any(|file| file.name == name) {
                 self.files.push(Followed {
                     name,
@@ -270,19 +271,6 @@ impl Rows {
         }
         index
     }
-}
-
-/// Names of the spool files of a run: its two own, and those of machines.
-fn spools(dir: &Path) -> Vec<String> {
-    let names = spd_files::atomic::names(dir).unwrap_or_default();
-    let machines = names
-        .into_iter()
-        .filter_map(|name| name.into_string().ok())
-        .filter(|name| name.starts_with("machine") && name.ends_with(".jsonl"));
-    [METRICS.to_owned(), SYSTEM.to_owned()]
-        .into_iter()
-        .chain(machines)
-        .collect()
 }
 
 /// A count that was written as a float.

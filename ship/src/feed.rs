@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use spd_tracker::{Cursor, Kind, Mark, Read, ReadError, Reader, SYSTEM, Start};
+use spd_tracker::{Cursor, Kind, Mark, Read, ReadError, Reader, Start, system_files};
 
 use crate::sink::Stamped;
 
@@ -94,7 +94,7 @@ impl Feed {
         &mut self,
         most: usize,
     ) -> Result<Option<(String, Mark, Vec<Stamped>)>, ReadError> {
-        for name in names(&self.dir) {
+        for name in system_files(&self.dir) {
             if !self.system.contains_key(&name) {
                 let reader = Reader::open(&self.dir.join(&name), &Mark::default())?;
                 self.system.insert(name, reader);
@@ -126,16 +126,4 @@ impl Feed {
         }
         Ok(None)
     }
-}
-
-/// Names of the files of system rows: that of the run, and those of its nodes.
-fn names(dir: &Path) -> Vec<String> {
-    let names = spd_files::atomic::names(dir).unwrap_or_default();
-    let names = names.into_iter().filter_map(|name| name.into_string().ok());
-    let is_machine = |name: &String| name.starts_with("machine") && name.ends_with(".jsonl");
-    let mut names: Vec<_> = names
-        .filter(|name| name == SYSTEM || is_machine(name))
-        .collect();
-    names.sort_unstable();
-    names
 }

@@ -3,7 +3,6 @@
 //! Text is drawn by a font of ours, so that a figure is the same on every machine, and a cluster node without fonts draws it too. It has
 //! Latin, Greek, Cyrillic and mathematical letters; others are left out.
 
-use std::path::{Component, Path};
 use std::sync::{Arc, LazyLock};
 
 use resvg::tiny_skia::{Color, Pixmap, Transform};
@@ -39,19 +38,6 @@ pub(crate) struct Png {
     pub(crate) width: u32,
     /// Pixels from top to bottom.
     pub(crate) height: u32,
-}
-
-/// A file of a run directory, by its path from there.
-///
-/// # Errors
-///
-/// When it is elsewhere, or cannot be read.
-pub(crate) fn read(dir: &Path, path: &str) -> Result<Vec<u8>, String> {
-    let inside = |part| matches!(part, Component::Normal(_));
-    if path.is_empty() || !Path::new(path).components().all(inside) {
-        return Err("no file of the run directory".to_owned());
-    }
-    spd_files::read(&dir.join(path)).map_err(|found| found.to_string())
 }
 
 /// Draws a figure on white.

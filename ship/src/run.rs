@@ -1,9 +1,13 @@
 //! What every sink knows of the run whose rows it sends.
 
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value as Json;
 use spd_configs::Tracker;
+
+/// Bytes of a file that are sent at most.
+const LARGEST: u64 = 64 << 20;
 
 /// A run, as trackers see it.
 #[derive(Debug, Clone)]
@@ -29,12 +33,32 @@ impl RunInfo {
     pub(crate) fn project(&self) -> &str {
         self.tracker.project.as_deref().unwrap_or("spd")
     }
+
+    /// A file of its directory, by its path from there.
+    ///
+    /// # Errors
+    ///
+    /// When it is elsewhere, too large to be sent, or cannot be read.
+    pub(crate) fn file(&self, path: &str) -> Result<Vec<u8>, String> {
+        let inside = |part| matches!(part, Component::Normal(_));
+        if path.is_empty() || !Path::new(path).components().all(inside) {
+            return Err("no file of the run directory".to_owned());
+        }
+        let refused = |found: std::io::Error| found.to_string();
+        let file = spd_files::open(&self.dir.join(path)).map_err(refused)?;
+        let mut bytes = Vec::new();
+        file.take(LARGEST + 1)
+            .read_to_end(&mut bytes)
+            .map_err(refused)?;
+        if bytes.len() as u64 > LARGEST {
+            return Err(format!("it has more than {LARGEST} bytes"));
+        }
+        Ok(bytes)
+    }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::path::Path;
-
     use super::*;
 
     /// A run that tests send rows of.

@@ -15,6 +15,21 @@ pub const METRICS: &str = "metrics.jsonl";
 /// Name of the file that holds [`Kind::System`], [`Kind::Event`] and [`Kind::Alert`] rows.
 pub const SYSTEM: &str = "system.jsonl";
 
+/// Name of the file of what the launcher measures of its machine.
+pub const MACHINE: &str = "machine.jsonl";
+
+/// The files of system rows that a run directory has: [`SYSTEM`], then those of machines by their names.
+pub fn system_files(dir: &Path) -> Vec<String> {
+    let names = spd_files::atomic::names(dir).unwrap_or_default();
+    let names = names.into_iter().filter_map(|name| name.into_string().ok());
+    let is_machine = |name: &str| name.starts_with("machine") && name.ends_with(".jsonl");
+    let mut names: Vec<_> = names
+        .filter(|name| name == SYSTEM || is_machine(name))
+        .collect();
+    names.sort_unstable_by_key(|name| (name != SYSTEM, name.clone()));
+    names
+}
+
 pub(crate) struct Files {
     metrics: Option<Metrics>,
     system: Lines,

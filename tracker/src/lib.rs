@@ -45,11 +45,11 @@ mod times;
 mod value;
 
 pub use error::{ReadError, SpoolError};
-pub use files::{METRICS, SYSTEM};
+pub use files::{MACHINE, METRICS, SYSTEM, system_files};
 pub use mark::Mark;
 pub use reader::{Cursor, Read, Reader};
 pub use row::{Kind, Row};
 pub use spool::{PendingMark, Spool};
-pub use starts::{STARTS, Start};
+pub use starts::{STARTS, Start, now};
 pub use times::TIMES;
 pub use value::{Histogram, Value};

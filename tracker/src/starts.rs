@@ -97,8 +97,8 @@ fn name(dir: &Path) -> String {
     (0..12).map(digit).collect()
 }
 
-/// Seconds since 1970.
-pub(crate) fn now() -> f64 {
+/// Seconds since 1970: what every time of a run is counted in.
+pub fn now() -> f64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0.0, |now| now.as_secs_f64())
 }

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use spd_tracker::{Kind, Row, Spool};
+use spd_tracker::{Kind, Row, Spool, now};
 
 use crate::fault::Fault;
 use crate::heartbeat::Heartbeat;
@@ -123,7 +123,7 @@ impl Progress {
 
     fn append(&mut self, row: Row) {
         if let Some(spool) = &self.spool {
-            spool.append(row.with("time", unix_time()));
+            spool.append(row.with("time", now()));
         }
     }
 }
@@ -136,12 +136,6 @@ fn speed(steps: u64, elapsed: Duration, rested: Duration) -> f64 {
     } else {
         0.0
     }
-}
-
-fn unix_time() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0.0, |time| time.as_secs_f64())
 }
 
 #[cfg(test)]

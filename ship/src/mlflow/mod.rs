@@ -12,15 +12,14 @@ mod server;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use spd_configs::OnRollback;
-use spd_tracker::{Kind, Value};
+use spd_tracker::{Kind, Value, now};
 
 use crate::credentials::Environment;
-use crate::picture;
 use crate::run::RunInfo;
 use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped};
 use about::tag;
@@ -104,7 +103,7 @@ impl Mlflow {
         state: &State,
         path: &str,
     ) -> Result<(), Refusal> {
-        match picture::read(&run.dir, path) {
+        match run.file(path) {
             Ok(file) => self.store(state, path, file).await,
             Err(_) => Ok(()),
         }
@@ -272,7 +271,7 @@ impl Sink for Mlflow {
                         let path = format!("text/{}/step-{:08}.txt", names::taken(name), row.step);
                         self.store(state, &path, text.clone().into_bytes()).await?;
                     }
-                    Value::File(path) => match picture::read(&run.dir, path) {
+                    Value::File(path) => match run.file(path) {
                         Ok(file) => self.store(state, path, file).await?,
                         Err(why) => self.lacks(state, path, &why).await?,
                     },
@@ -386,10 +385,7 @@ fn state_of(found: &Run, generation: u64) -> State {
 
 /// When what was sent ended, in milliseconds since 1970.
 fn end_of(state: &State) -> i64 {
-    state.last.unwrap_or_else(|| {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        batch::milliseconds(since.unwrap_or_default().as_secs_f64())
-    })
+    state.last.unwrap_or_else(|| batch::milliseconds(now()))
 }
 
 /// Notes the time of rows that were sent.

@@ -203,7 +203,7 @@ pub(super) fn text(name: &str, words: &str) -> Tagged {
 }
 
 fn image(run: &RunInfo, path: &str) -> Result<Image, String> {
-    let png = picture::png(&picture::read(&run.dir, path)?)?;
+    let png = picture::png(&run.file(path)?)?;
     Ok(Image {
         height: png.height,
         width: png.width,

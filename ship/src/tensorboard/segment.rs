@@ -7,10 +7,10 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use spd_files::atomic;
+use spd_tracker::now;
 
 use super::event;
 use crate::sink::Refusal;
@@ -217,10 +217,4 @@ impl Segment {
         let why = format!("{}: {found}", dir.display());
         Refusal::Later { why, after: None }
     }
-}
-
-/// Seconds since 1970.
-fn now() -> f64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.unwrap_or_default().as_secs_f64()
 }

@@ -68,7 +68,7 @@ impl Wandb {
         (owed, slot): (Owed, Option<&Slot>),
     ) -> Result<(), Refusal> {
         let Owed { name, from } = owed;
-        let Some(bytes) = media::bytes(&run.dir, &from, &name) else {
+        let Some(bytes) = media::bytes(run, &from, &name) else {
             self.settle(state, &name, false);
             return Ok(());
         };

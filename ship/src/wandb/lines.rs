@@ -1,11 +1,10 @@
 //! The lines of a run's history: one a step, JSON that may hold bare `NaN`, `Infinity` and `-Infinity`.
 
-use std::path::Path;
-
 use spd_tracker::{Histogram, Kind, Value};
 
 use super::json::{number, object, string};
 use super::media::{self, Media};
+use crate::run::RunInfo;
 use crate::sink::Stamped;
 
 /// Bins of a histogram that W&B shows.
@@ -30,8 +29,8 @@ pub(super) struct Line {
 
 impl Line {
     /// The line of the rows of one step, which is numbered behind `last`.
-    pub(super) fn of(rows: &[Stamped], last: Option<u64>, started: f64, dir: &Path) -> Self {
-        let mut line = Self::placeholder(rows, last, started);
+    pub(super) fn of(rows: &[Stamped], last: Option<u64>, run: &RunInfo) -> Self {
+        let mut line = Self::placeholder(rows, last, run);
         let Some(first) = rows.first() else {
             return line;
         };
@@ -40,14 +39,15 @@ impl Line {
             for (name, value) in &row.values {
                 // A row has no name twice, so that only those of others are to be looked for.
                 let others = if at == 0 { OWN } else { line.values.len() };
-                line.add(name, row.kind, value, others, dir);
+                line.add(name, row.kind, value, others, run);
             }
         }
         line
     }
 
     /// What stands for rows that are not taken: lines are counted, so that there is one.
-    pub(super) fn placeholder(rows: &[Stamped], last: Option<u64>, started: f64) -> Self {
+    pub(super) fn placeholder(rows: &[Stamped], last: Option<u64>, run: &RunInfo) -> Self {
+        let started = run.started;
         let (step, time) = rows
             .first()
             .map_or((0, started), |first| (first.row.step, first.time));
@@ -81,7 +81,7 @@ impl Line {
     }
 
     /// Adds a value; where a row of another kind has one of that name, the name says the kind too.
-    fn add(&mut self, name: &str, kind: Kind, value: &Value, among: usize, dir: &Path) {
+    fn add(&mut self, name: &str, kind: Kind, value: &Value, among: usize, run: &RunInfo) {
         let name = if self.has(name, among) {
             let kind = if kind == Kind::Eval { "eval" } else { "train" };
             format!("{kind}/{name}")
@@ -95,7 +95,7 @@ impl Line {
             Value::Number(value) => number(*value),
             Value::Histogram(value) => histogram(value),
             Value::Text(text) => string(text),
-            Value::File(path) => match media::read(dir, path, &name, self.step) {
+            Value::File(path) => match media::read(run, path, &name, self.step) {
                 Some(media) => {
                     let value = media.value.clone();
                     self.media.push(media);
@@ -141,7 +141,11 @@ mod tests {
     }
 
     fn line(rows: &[Stamped], last: Option<u64>) -> String {
-        Line::of(rows, last, 1000.0, Path::new("")).json()
+        let run = RunInfo {
+            started: 1000.0,
+            ..crate::run::tests::run(std::path::Path::new(""))
+        };
+        Line::of(rows, last, &run).json()
     }
 
     #[test]

@@ -1,14 +1,11 @@
 //! Files that a history row stands for: W&B keeps them beside the run, and the row names them.
 
-use std::io::Read;
-use std::path::{Component, Path};
+use std::path::Path;
 
 use ring::digest::{SHA256, digest};
 
 use super::json::{number, object, string};
-
-/// Bytes of a file that are sent at most.
-const LARGEST: u64 = 64 << 20;
+use crate::run::RunInfo;
 
 /// How a PNG begins: its signature, and the head of the chunk that has its width and height.
 const PNG: [u8; 16] = *b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR";
@@ -27,8 +24,8 @@ pub(super) struct Media {
 /// A file of the run directory, for the value `key` of the line `step`; nothing where it is gone or leads elsewhere.
 ///
 /// A PNG is an image, a figure in SVG is drawn as one, and HTML is shown as such. The row names any other file.
-pub(super) fn read(dir: &Path, from: &str, key: &str, step: u64) -> Option<Media> {
-    let bytes = content(dir, from)?;
+pub(super) fn read(run: &RunInfo, from: &str, key: &str, step: u64) -> Option<Media> {
+    let bytes = run.file(from).ok()?;
     let end = Path::new(from).extension()?.to_str()?.to_ascii_lowercase();
     match end.as_str() {
         "svg" => match picture(&bytes).and_then(|png| Some((size(&png)?, png))) {
@@ -49,24 +46,12 @@ pub(super) fn read(dir: &Path, from: &str, key: &str, step: u64) -> Option<Media
 }
 
 /// The bytes that the server is to have under `name`.
-pub(super) fn bytes(dir: &Path, from: &str, name: &str) -> Option<Vec<u8>> {
-    let bytes = content(dir, from)?;
+pub(super) fn bytes(run: &RunInfo, from: &str, name: &str) -> Option<Vec<u8>> {
+    let bytes = run.file(from).ok()?;
     if from.ends_with(".svg") && name.ends_with(".png") {
         return picture(&bytes);
     }
     Some(bytes)
-}
-
-/// The bytes of a file of the run directory.
-fn content(dir: &Path, from: &str) -> Option<Vec<u8>> {
-    let is_inside = |part: Component<'_>| matches!(part, Component::Normal(_));
-    if !Path::new(from).components().all(is_inside) {
-        return None;
-    }
-    let file = spd_files::open(&dir.join(from)).ok()?;
-    let mut bytes = Vec::new();
-    file.take(LARGEST + 1).read_to_end(&mut bytes).ok()?;
-    (bytes.len() as u64 <= LARGEST).then_some(bytes)
 }
 
 /// A figure as a PNG, where it can be drawn.
@@ -161,7 +146,13 @@ pub(super) mod tests {
     fn an_image_is_named_by_its_key_line_and_hash() {
         let folder = tempfile::tempdir().unwrap();
         crate::wandb::tests::put(folder.path().join("a.png"), SMALL).unwrap();
-        let media = read(folder.path(), "a.png", "figures/../uv", 12).unwrap();
+        let media = read(
+            &crate::run::tests::run(folder.path()),
+            "a.png",
+            "figures/../uv",
+            12,
+        )
+        .unwrap();
         let hash = hex(SMALL);
         let name = format!("media/images/figures/uv_12_{}.png", &hash[..20]);
         assert_eq!(media.name, name);
@@ -195,7 +186,11 @@ pub(super) mod tests {
             "",
             ".",
         ] {
-            assert_eq!(read(folder.path(), path, "a", 0), None, "{path}");
+            assert_eq!(
+                read(&crate::run::tests::run(folder.path()), path, "a", 0),
+                None,
+                "{path}"
+            );
         }
     }
 }

@@ -122,13 +122,19 @@ impl Wandb {
         })
     }
 
-    /// Sends lines of the history; `next` is the state once they are there.
+    /// Sends the lines of the history that `line` makes, of the rows of each step and the number of the last line.
     async fn send_history(
         &mut self,
         state: &mut State,
-        mut next: State,
-        lines: Vec<String>,
+        rows: &[Stamped],
+        line: impl Fn(&[Stamped], Option<u64>) -> Line,
     ) -> Result<(), Refusal> {
+        let (mut next, mut lines) = (state.clone(), Vec::new());
+        for rows in lines::steps(rows) {
+            let line = line(rows, next.last_step);
+            next.note(&line);
+            lines.push(line.json());
+        }
         let count = lines.len();
         let mut chunks = vec![chunk(HISTORY, state.history, lines)];
         chunks.extend(summary(&next));
@@ -191,13 +197,8 @@ impl Sink for Wandb {
         state: &mut State,
         rows: &[Stamped],
     ) -> Result<(), Refusal> {
-        let (mut next, mut lines) = (state.clone(), Vec::new());
-        for rows in lines::steps(rows) {
-            let line = Line::of(rows, next.last_step, run.started, &run.dir);
-            next.note(&line);
-            lines.push(line.json());
-        }
-        self.send_history(state, next, lines).await?;
+        self.send_history(state, rows, |rows, last| Line::of(rows, last, run))
+            .await?;
         self.send_files(run, state, FILES).await;
         Ok(())
     }
@@ -240,13 +241,8 @@ impl Sink for Wandb {
         state: &mut State,
         rows: &[Stamped],
     ) -> Result<(), Refusal> {
-        let (mut next, mut lines) = (state.clone(), Vec::new());
-        for rows in lines::steps(rows) {
-            let line = Line::placeholder(rows, next.last_step, run.started);
-            next.note(&line);
-            lines.push(line.json());
-        }
-        self.send_history(state, next, lines).await
+        self.send_history(state, rows, |rows, last| Line::placeholder(rows, last, run))
+            .await
     }
 
     async fn roll_back(
