@@ -1,0 +1,311 @@
+//! A driver against a server that answers as it is told to.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use serde::{Deserialize, Serialize};
+use spd_tracker::{Kind, Mark, Row, Spool};
+
+use super::*;
+use crate::run;
+
+/// A server that keeps lines by their numbers, as W&B does, and answers as it was told to.
+#[derive(Default)]
+struct Server {
+    lines: Vec<String>,
+    answers: Vec<Refusal>,
+    /// A step that is not taken.
+    bad: Option<u64>,
+    most: usize,
+    takes_before_it_refuses: bool,
+    opened: u32,
+    /// It loses the run at this many calls from now, whichever they are.
+    loses: Option<u32>,
+    is_anew: bool,
+    went_back: Vec<RollBack>,
+    closed: Option<End>,
+}
+
+#[derive(Clone, Default, Serialize, Deserialize)]
+struct Sent {
+    lines: usize,
+}
+
+struct Fake(Rc<RefCell<Server>>);
+
+impl Fake {
+    fn lose(&self) -> Result<(), Refusal> {
+        let mut server = self.0.borrow_mut();
+        if let Some(calls) = server.loses {
+            if calls == 0 {
+                server.lines.clear();
+                let why = "lost".to_owned();
+                return Err(Refusal::Gone { why });
+            }
+            server.loses = Some(calls - 1);
+        }
+        Ok(())
+    }
+
+    fn put(&self, state: &mut Sent, rows: &[Stamped], bad: Option<u64>) -> Result<(), Refusal> {
+        self.lose()?;
+        let mut server = self.0.borrow_mut();
+        let why = || "no".to_owned();
+        if server.most > 0 && rows.len() > server.most {
+            return Err(Refusal::TooLarge { why: why() });
+        }
+        if rows.iter().any(|stamped| Some(stamped.row.step) == bad) {
+            return Err(Refusal::Invalid { why: why() });
+        }
+        let refusal = server.answers.pop();
+        if refusal.is_none() || server.takes_before_it_refuses {
+            let first = state.lines;
+            server.lines.truncate(first);
+            let lines = rows.iter().map(|stamped| stamped.row.step.to_string());
+            server.lines.extend(lines);
+        }
+        if let Some(refusal) = refusal {
+            return Err(refusal);
+        }
+        state.lines += rows.len();
+        Ok(())
+    }
+}
+
+impl Sink for Fake {
+    type State = Sent;
+    const NAME: &'static str = "fake";
+    const EVERY: Duration = Duration::from_millis(10);
+    const ROWS: usize = 5;
+
+    async fn open(&mut self, _: &RunInfo, state: &mut Sent) -> Result<(), Refusal> {
+        let mut server = self.0.borrow_mut();
+        server.opened += 1;
+        server.is_anew = server.loses == Some(0) && server.lines.is_empty();
+        if server.is_anew {
+            (server.loses, *state) = (None, Sent::default());
+        }
+        Ok(())
+    }
+
+    fn starts_anew(&self) -> bool {
+        self.0.borrow().is_anew
+    }
+
+    async fn send_metrics(
+        &mut self,
+        _: &RunInfo,
+        state: &mut Sent,
+        rows: &[Stamped],
+    ) -> Result<(), Refusal> {
+        let bad = self.0.borrow().bad;
+        self.put(state, rows, bad)
+    }
+
+    async fn send_system(
+        &mut self,
+        _: &RunInfo,
+        _: &mut Sent,
+        _: &[Stamped],
+    ) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn skip(
+        &mut self,
+        _: &RunInfo,
+        state: &mut Sent,
+        rows: &[Stamped],
+    ) -> Result<(), Refusal> {
+        self.put(state, rows, None)
+    }
+
+    async fn roll_back(
+        &mut self,
+        _: &RunInfo,
+        state: &mut Sent,
+        to: RollBack,
+    ) -> Result<After, Refusal> {
+        let mut server = self.0.borrow_mut();
+        server.went_back.push(to);
+        state.lines = usize::try_from(to.rows).unwrap();
+        server.lines.truncate(state.lines);
+        Ok(After::GoOn)
+    }
+
+    async fn idle(&mut self, _: &RunInfo, _: &mut Sent) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn close(&mut self, _: &RunInfo, _: &mut Sent, end: End) -> Result<(), Refusal> {
+        self.lose()?;
+        self.0.borrow_mut().closed = Some(end);
+        Ok(())
+    }
+}
+
+fn write(dir: &Path, behind: u64, steps: impl IntoIterator<Item = u64>) -> Mark {
+    let mut reader = Reader::of_metrics(dir, &Cursor::default()).unwrap();
+    while reader.mark().lines < behind {
+        reader.next().unwrap().unwrap();
+    }
+    let spool = Spool::start(dir, &reader.mark(), behind).unwrap();
+    for step in steps {
+        spool.append(Row::new(step, Kind::Train).with("loss/total", step as f64));
+    }
+    spool.mark().wait().unwrap()
+}
+
+/// Ships a run that is over, on a clock that does not wait; what was said.
+fn ship(dir: &Path, server: &Rc<RefCell<Server>>) -> (Status, Vec<String>) {
+    let (_over, is_over) = watch::channel(Some(End { code: 0 }));
+    let said: Arc<Mutex<Vec<String>>> = Arc::default();
+    let lines = Arc::clone(&said);
+    let link = Link {
+        over: is_over,
+        status: Arc::default(),
+        say: Arc::new(move |line| lines.lock().unwrap().push(line.to_owned())),
+    };
+    let status = Arc::clone(&link.status);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let run = run::tests::run(dir);
+    runtime.block_on(drive(Fake(Rc::clone(server)), &run, link));
+    let status = status.lock().unwrap().clone();
+    let said = said.lock().unwrap().clone();
+    (status, said)
+}
+
+fn numbers(steps: std::ops::RangeInclusive<u64>) -> Vec<String> {
+    steps.map(|step| step.to_string()).collect()
+}
+
+#[test]
+fn every_row_arrives_once_whatever_a_server_answers() {
+    let later = || Refusal::Later {
+        why: "busy".into(),
+        after: None,
+    };
+    let gone = || Refusal::Gone { why: "gone".into() };
+    for takes_before_it_refuses in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), 0, 1..=23);
+        let server = Rc::new(RefCell::new(Server {
+            answers: vec![later(), gone(), later(), later(), gone(), gone()],
+            takes_before_it_refuses,
+            ..Server::default()
+        }));
+        let (status, said) = ship(dir.path(), &server);
+        let server = server.borrow();
+        assert_eq!(server.lines, numbers(1..=23));
+        assert_eq!(server.closed, Some(End { code: 0 }));
+        assert!(status.is_closed && status.sent == 23 && status.trouble.is_none());
+        let warning = "fake: gone; the run goes on, and rows wait in metrics.jsonl";
+        assert!(said.contains(&warning.to_owned()), "{said:?}");
+        assert_eq!(said.last().unwrap(), "fake: rows are sent again");
+    }
+}
+
+#[test]
+fn a_server_that_lost_the_run_has_all_of_it_again() {
+    // At any of its calls: sends of rows, of a step that is refused and its gap, the end.
+    for loses in 0..16 {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), 0, 1..=12);
+        let server = Rc::new(RefCell::new(Server {
+            bad: Some(7),
+            loses: Some(loses),
+            ..Server::default()
+        }));
+        let (status, _) = ship(dir.path(), &server);
+        let server = server.borrow();
+        assert_eq!(server.lines, numbers(1..=12), "lost at call {loses}");
+        assert!(status.is_closed && status.sent == 12);
+    }
+}
+
+#[test]
+fn a_person_is_not_waited_for_once_the_run_is_over() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), 0, 1..=3);
+    let server = Rc::new(RefCell::new(Server {
+        answers: vec![Refusal::Unauthorized {
+            why: "no key".into(),
+        }],
+        ..Server::default()
+    }));
+    let (status, _) = ship(dir.path(), &server);
+    assert_eq!(status.trouble.as_deref(), Some("no key"));
+    let (status, _) = ship(dir.path(), &server);
+    assert!(status.is_closed);
+    assert_eq!(server.borrow().lines, numbers(1..=3));
+}
+
+#[test]
+fn what_is_too_large_is_cut_and_what_is_refused_is_put_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), 0, 1..=9);
+    let server = Rc::new(RefCell::new(Server {
+        bad: Some(4),
+        most: 2,
+        ..Server::default()
+    }));
+    let (status, _) = ship(dir.path(), &server);
+    // Its place is kept, so that the lines behind it keep their numbers.
+    assert_eq!(server.borrow().lines, numbers(1..=9));
+    assert_eq!((status.sent, status.refused), (9, 1));
+    let refused = dir.path().join("sinks/fake.refused.jsonl");
+    let refused = spd_files::read_to_string(&refused).unwrap();
+    let row = "{\"step\":4,\"kind\":\"train\",\"loss/total\":4.0}\n";
+    assert_eq!(refused, row);
+}
+
+#[test]
+fn rows_that_are_made_again_to_the_same_bytes_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), 0, 1..=9);
+    let server = Rc::default();
+    ship(dir.path(), &server);
+    write(dir.path(), 4, 5..=12);
+    ship(dir.path(), &server);
+    let server = server.borrow();
+    assert_eq!(server.lines, numbers(1..=12));
+    assert!(server.went_back.is_empty());
+}
+
+#[test]
+fn other_rows_take_the_place_of_those_that_were_rolled_back() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), 0, 1..=9);
+    let server = Rc::default();
+    ship(dir.path(), &server);
+    write(dir.path(), 4, 15..=25);
+    ship(dir.path(), &server);
+    let server = server.borrow();
+    let expected = [numbers(1..=4), numbers(15..=25)].concat();
+    assert_eq!(server.lines, expected);
+    let to = RollBack {
+        generation: 1,
+        rows: 4,
+        step: 4,
+    };
+    assert_eq!(server.went_back, [to]);
+}
+
+#[test]
+fn one_process_ships_for_a_sink_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), 0, 1..=3);
+    let _held = Files::hold(dir.path(), "fake").unwrap();
+    let server = Rc::default();
+    let (status, _) = ship(dir.path(), &server);
+    let trouble = status.trouble.unwrap();
+    assert!(
+        trouble.ends_with("another process ships this run"),
+        "{trouble}"
+    );
+    assert!(server.borrow().lines.is_empty());
+}
