@@ -121,6 +121,11 @@ impl DecompositionTask {
         (&mut self.program.program, self.probe.as_mut())
     }
 
+    /// Whether it is a toy, of which inputs of one feature each are asked.
+    pub(crate) fn has_probe(&self) -> bool {
+        self.probe.is_some()
+    }
+
     /// The norm of the last step's gradient of each site's components and importance function: group, site, norm.
     pub(crate) fn site_norms(&self, store: &Store) -> Vec<(Group, usize, f64)> {
         let decomposition = &self.decomposition;

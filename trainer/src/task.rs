@@ -84,6 +84,11 @@ pub(crate) trait Task {
         0
     }
 
+    /// The names of its figures.
+    fn figures(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
+
     /// Draws the figures of this step into the run directory, if there are any. Returns whether all are drawn; not so where it
     /// was not to go on.
     fn draw(

@@ -209,6 +209,40 @@ mod tests {
     }
 
     #[test]
+    fn rows_name_all_figures_whatever_the_disk_takes() {
+        let run = small_run();
+        let straight = tempfile::tempdir().unwrap();
+        let lock = Lock::take(straight.path()).unwrap();
+        trained(&run, (straight.path(), &lock), u64::MAX);
+        let rows = remains(&run, straight.path()).0;
+        let mut named = Vec::new();
+        for row in rows.lines() {
+            let row: serde_json::Value = serde_json::from_str(row).unwrap();
+            let values = row.as_object().unwrap().values();
+            named.extend(values.filter_map(|value| Some(value.get("file")?.as_str()?.to_owned())));
+        }
+        let mut drawn = Vec::new();
+        for step in fs::read_dir(straight.path().join("figures")).unwrap() {
+            for file in fs::read_dir(step.unwrap().path()).unwrap() {
+                let path = file.unwrap().path();
+                let inside = path.strip_prefix(straight.path()).unwrap();
+                drawn.push(inside.to_str().unwrap().to_owned());
+            }
+        }
+        drawn.retain(|name| name.ends_with(".svg"));
+        named.sort_unstable();
+        drawn.sort_unstable();
+        assert_eq!(named, drawn);
+        assert_eq!(named.len(), 3 * 7);
+
+        let dir = tempfile::tempdir().unwrap();
+        let lock = Lock::take(dir.path()).unwrap();
+        write_file(&dir.path().join("figures"), b"in the way").unwrap();
+        trained(&run, (dir.path(), &lock), u64::MAX);
+        assert_eq!(remains(&run, dir.path()).0, rows);
+    }
+
+    #[test]
     fn a_slow_term_is_in_the_rows_of_slow_evaluations_alone() {
         let mut run = small_run();
         (run.eval.every, run.eval.slow_every) = (1, 2);

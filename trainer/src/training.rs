@@ -178,13 +178,15 @@ impl<'a> Training<'a> {
         })
     }
 
-    /// - `is_slow`: there are figures of this step, which the row names
+    /// - `is_slow`: the step has figures, which the row names even where a disk took none: rows are the same on all disks
     fn append_evaluation(&mut self, values: Measured, is_slow: bool) {
         if let Some(Records { spool, .. }) = &mut self.records {
             let step = self.at.step();
             let mut row = row(step, Kind::Eval, values);
             if is_slow {
-                row.values.extend(figures::named(self.place.dir, step));
+                let names = self.task.figures().into_iter();
+                row.values
+                    .extend(names.map(|name| figures::value(name, step)));
             }
             spool.append(row);
         }

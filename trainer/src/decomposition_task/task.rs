@@ -165,6 +165,10 @@ impl Task for DecompositionTask {
         self.decomposition.run.eval.slow_every
     }
 
+    fn figures(&self) -> Vec<&'static str> {
+        figures::names(self)
+    }
+
     fn draw(
         &mut self,
         store: &mut Store,

@@ -1,10 +1,11 @@
 //! What figures are drawn from: what a toy answers to inputs of one feature each, and sums over held-out positions.
 
-use spd_configs::{KnownSolution, Sigmoid, Subset, pattern_matches};
+use spd_configs::{KnownSolution, Subset, pattern_matches};
 use spd_dataloader::Batch;
 use spd_engine::Store;
 
 use super::histogram::Counts;
+use super::leaks;
 use super::matrix::{MOST_DENSE, Matrix};
 use crate::arena::in_arena_of;
 use crate::data::{eval_feed, fill};
@@ -69,7 +70,7 @@ pub(super) fn probe(
     });
     Ok(Some(Probe {
         sites: sites.collect(),
-        leaks: decomposition.run.importance.sigmoid == Sigmoid::LeakyHard,
+        leaks: leaks(&decomposition.run),
     }))
 }
 

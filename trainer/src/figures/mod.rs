@@ -37,6 +37,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::Serialize;
 use spd_checkpoint::atomic::write_file;
+use spd_configs::{Run, Sigmoid};
 use spd_engine::Store;
 use spd_tracker::Value;
 
@@ -82,21 +83,34 @@ pub(crate) fn directory(run_dir: &Path, step: u64) -> PathBuf {
     run_dir.join("figures").join(format!("step-{step:08}"))
 }
 
-/// The figures of a step that lie in a run directory, as values of a row, in the order of their names.
-pub(crate) fn named(run_dir: &Path, step: u64) -> Vec<(String, Value)> {
-    let dir = directory(run_dir, step);
-    // Without figures a row names none; that they could not be drawn has been said.
-    let mut names: Vec<_> = spd_files::atomic::names(&dir)
-        .unwrap_or_default()
-        .iter()
-        .filter_map(|name| Some(name.to_str()?.strip_suffix(".svg")?.to_owned()))
-        .collect();
-    names.sort_unstable();
-    let path = |name: &str| format!("figures/step-{step:08}/{name}.svg");
+/// The figures that a task has, whether or not a disk takes them: rows name them, and hold nothing that a disk decides.
+pub(crate) fn names(task: &DecompositionTask) -> Vec<&'static str> {
+    let mut names = Vec::new();
+    if task.has_probe() {
+        names.push("causal_importances");
+        if leaks(&task.decomposition.run) {
+            names.push("causal_importances_upper_leaky");
+        }
+        names.push("uv_matrices");
+    }
+    names.extend([
+        "active_components",
+        "importance_histograms",
+        "activation_density",
+        "mean_importance",
+    ]);
     names
-        .iter()
-        .map(|name| (format!("figures/{name}"), Value::File(path(name))))
-        .collect()
+}
+
+/// A figure as the value of a row.
+pub(crate) fn value(name: &str, step: u64) -> (String, Value) {
+    let file = format!("figures/step-{step:08}/{name}.svg");
+    (format!("figures/{name}"), Value::File(file))
+}
+
+/// Whether the sparsity penalty sees other gates than the masks do.
+fn leaks(run: &Run) -> bool {
+    run.importance.sigmoid == Sigmoid::LeakyHard
 }
 
 /// Draws every figure that the target has. Returns whether it did; not so where it was not to go on.
