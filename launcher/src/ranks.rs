@@ -52,6 +52,9 @@ pub(crate) fn command(program: &Path) -> Command {
 /// How long a process that was killed is waited for.
 const GIVE_UP: Duration = Duration::from_secs(5);
 
+/// How many heaps glibc makes for threads: each keeps some memory that no plan counts, and a step allocates nothing.
+const ARENAS: &str = "MALLOC_ARENA_MAX";
+
 /// What is started.
 #[derive(Debug)]
 pub(crate) struct Program {
@@ -139,6 +142,9 @@ impl Program {
         }
         command.envs(Node::environment(rank, local, self.ranks));
         command.env(channel::KEY, "stdin");
+        if env::var_os(ARENAS).is_none() {
+            command.env(ARENAS, "2");
+        }
         command
     }
 }

@@ -54,7 +54,8 @@ impl Memory {
                 // The copy that is being written, what it comes through from a GPU, and a tensor read back to be compared.
                 ("checkpoint", store.bytes() + staged + largest.unwrap_or(0)),
                 ("batches", batches * batch),
-                ("threads", threads * (THREAD + packed)),
+                // One more writes rows.
+                ("threads", (threads + 1) * THREAD + threads * packed),
                 ("descriptions", DESCRIPTIONS),
             ],
         }
