@@ -116,9 +116,12 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     };
     let track = Track::start(run_dir.path(), &run);
     let exit = ranks.run(restarts, &mut stop, others.as_mut());
+    if let (Ok(exit), Some(others)) = (&exit, others) {
+        // They do not wait for trackers.
+        others.quit(*exit);
+    }
     track.finish(exit.as_ref().map_or(Exit::Failed, |exit| *exit));
     let exit = exit.map_err(Fault::Failed)?;
-    others.into_iter().for_each(|others| others.quit(exit));
     if exit == Exit::Done {
         show_end(&run_dir).map_err(Fault::Failed)?;
     }
