@@ -296,8 +296,10 @@ fn launchers_of_other_runs_are_refused_by_what_differs() {
         (&["--cpus", "2"], "another run: "),
     ] {
         let scratch = Scratch::new();
-        let first = node(&scratch, (0, 2), &[]);
         let other = node(&scratch, (1, 2), more);
+        // One that finds the directory that the first one made a moment ago refuses by itself, and the first one waits in vain.
+        thread::sleep(Duration::from_secs(1));
+        let first = node(&scratch, (0, 2), &[]);
         for ended in end_all(vec![first, other]) {
             assert_eq!(ended.code, Some(2), "{}", ended.stderr);
             let error = ended.error();
