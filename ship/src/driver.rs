@@ -2,20 +2,26 @@
 //!
 //! | answer | what is done |
 //! |---|---|
-//! | later | the same again, after 2, 4, 8, ... 60 seconds or when the server says |
+//! | later | the same again, after 2, 4, 8, ... 60 seconds or when the server says, an hour at most |
 //! | unauthorized | credentials are read again after 1, 5, 15, 60, 60, ... minutes, until the run is over |
 //! | gone | the run is opened again, once; then as later |
 //! | too large | half of it |
 //! | invalid | halves, down to the steps that are refused by themselves: they go to `sinks/NAME.refused.jsonl` |
 
+#[cfg(test)]
+mod tests;
+mod waits;
+
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use spd_tracker::{Cursor, METRICS, Read, ReadError, Reader, Start};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
+use self::waits::hold;
 use crate::cursor::{Files, Place};
 use crate::feed::{Fed, Feed, Steps};
 use crate::run::RunInfo;
@@ -23,9 +29,6 @@ use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped};
 
 /// Time between two looks at the spool where there is nothing to send.
 const LOOK: Duration = Duration::from_millis(500);
-
-/// Time between two warnings of one sink.
-const WARN_EVERY: Duration = Duration::from_secs(300);
 
 /// How a sink is doing, for whoever asks.
 #[derive(Debug, Clone, Default)]
@@ -50,9 +53,9 @@ pub(crate) struct Link {
 }
 
 /// Sends until the run is over and all is sent; what cannot go on says why in the status.
-pub(crate) async fn drive<S: Sink>(sink: S, run: &RunInfo, link: Link) {
+pub(crate) async fn drive<S: Sink>(sink: S, run: &RunInfo, mut link: Link) {
     let status = Arc::clone(&link.status);
-    let driven = match Files::hold(&run.dir, S::NAME) {
+    let driven = match hold(&run.dir, S::NAME, &mut link).await {
         Ok(files) => Driver::new(sink, run, link, files).run().await,
         Err(line) => Err(line),
     };
@@ -76,6 +79,8 @@ struct Driver<'r, S: Sink> {
     /// The server has none of the rows any more: all are to be read again, from the first.
     is_anew: bool,
     warned: Option<Instant>,
+    /// What was wrong then is wrong still, for all that is known.
+    is_named: bool,
     /// It has been woken by the end of the run: from then on it waits as long as servers want.
     knows_end: bool,
     /// Where people look at the run, as they were told.
@@ -95,6 +100,7 @@ impl<'r, S: Sink> Driver<'r, S> {
             is_partial: false,
             is_anew: false,
             warned: None,
+            is_named: false,
             knows_end: false,
             page: None,
         }
@@ -173,7 +179,7 @@ impl<'r, S: Sink> Driver<'r, S> {
         } else if self.is_partial {
             return Ok(());
         }
-        self.files.write(&self.place)
+        self.save().await
     }
 
     fn start_anew(&mut self) {
@@ -249,13 +255,13 @@ impl<'r, S: Sink> Driver<'r, S> {
         if self.place.tried.mark.offset > start.offset {
             self.place.tried = cursor;
         }
-        self.files.write(&self.place)
+        self.save().await
     }
 
     /// Sends steps in as many pieces as the server likes.
     async fn send_steps(&mut self, steps: Steps) -> Result<(), String> {
         self.place.tried = steps.end.clone();
-        self.files.write(&self.place)?;
+        self.save().await?;
         self.is_partial = true;
         let mut pieces = vec![steps.rows];
         while let Some(rows) = pieces.pop() {
@@ -280,7 +286,7 @@ impl<'r, S: Sink> Driver<'r, S> {
         }
         self.is_partial = false;
         self.place.metrics = steps.end;
-        self.files.write(&self.place)?;
+        self.save().await?;
         self.tell();
         Ok(())
     }
@@ -291,7 +297,9 @@ impl<'r, S: Sink> Driver<'r, S> {
         for Stamped { row, .. } in &rows {
             let _ = writeln!(lines, "{}", serde_json::to_string(row).unwrap_or_default());
         }
-        self.files.refuse(&lines)?;
+        while let Err(line) = self.files.refuse(&lines) {
+            self.wait_for_disk(line).await?;
+        }
         self.place.refused += rows.len() as u64;
         self.warn(&format!("{} rows are refused: {why}", rows.len()));
         loop {
@@ -346,7 +354,7 @@ impl<'r, S: Sink> Driver<'r, S> {
                 }
             }
             self.place.system.insert(name, mark);
-            self.files.write(&self.place)?;
+            self.save().await?;
         }
     }
 
@@ -362,7 +370,7 @@ impl<'r, S: Sink> Driver<'r, S> {
                 return Ok(false);
             }
         }
-        self.files.write(&self.place)?;
+        self.save().await?;
         self.worked();
         self.tell();
         let mut status = self
@@ -374,95 +382,12 @@ impl<'r, S: Sink> Driver<'r, S> {
         Ok(true)
     }
 
-    /// Waits as long as a refusal asks for, and opens the run again where that may help.
-    async fn recover(&mut self, refusal: &Refusal) -> Result<(), String> {
-        let is_gone = matches!(refusal, Refusal::Gone { .. });
-        if !is_gone || !self.is_open {
-            self.pause(refusal).await?;
-        }
-        if matches!(refusal, Refusal::Gone { .. } | Refusal::Unauthorized { .. }) {
-            self.is_open = false;
-            self.open().await?;
-            // One that is gone again at once is waited for.
-            self.is_open = !is_gone;
+    /// Writes down how far it is, before anything else is sent.
+    async fn save(&mut self) -> Result<(), String> {
+        while let Err(line) = self.files.write(&self.place) {
+            self.wait_for_disk(line).await?;
         }
         Ok(())
-    }
-
-    /// Waits as long as a refusal asks for. What waits for a person is not waited for once the run is over: it is shipped later.
-    async fn pause(&mut self, refusal: &Refusal) -> Result<(), String> {
-        self.failures += 1;
-        let (why, wait) = match refusal {
-            Refusal::Later { why, after } => (why, after.unwrap_or_else(|| backoff(self.failures))),
-            Refusal::Gone { why } => (why, backoff(self.failures)),
-            Refusal::Unauthorized { why }
-            | Refusal::TooLarge { why }
-            | Refusal::Invalid { why } => {
-                let minutes = [1, 5, 15, 60];
-                let index = (self.failures as usize - 1).min(minutes.len() - 1);
-                let wait = Duration::from_secs(60 * minutes[index]);
-                let is_over = self.link.over.borrow().is_some();
-                (why, if is_over { LOOK } else { wait })
-            }
-        };
-        self.warn(why);
-        self.rest(wait).await;
-        match refusal {
-            Refusal::Unauthorized { why } if self.knows_end => Err(why.clone()),
-            _ => Ok(()),
-        }
-    }
-
-    /// A file that cannot be read now may be readable soon.
-    async fn wait_for(&mut self, error: &ReadError) {
-        self.warn(&error.to_string());
-        self.rest(backoff(1)).await;
-    }
-
-    /// Waits, until something has to be done sooner: the run is over.
-    async fn rest(&mut self, time: Duration) {
-        if self.knows_end {
-            tokio::time::sleep(time).await;
-            return;
-        }
-        if self.link.over.borrow().is_none() {
-            let _ = tokio::time::timeout(time, self.link.over.changed()).await;
-        }
-        self.knows_end = self.link.over.borrow().is_some();
-    }
-
-    fn worked(&mut self) {
-        if self.failures > 0 && self.warned.is_some() {
-            (self.link.say)(&format!("{}: rows are sent again", S::NAME));
-        }
-        (self.failures, self.warned) = (0, None);
-        let mut status = self
-            .link
-            .status
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        status.trouble = None;
-    }
-
-    /// Says what is wrong, now and then.
-    fn warn(&mut self, why: &str) {
-        let mut status = self
-            .link
-            .status
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        status.trouble = Some(why.to_owned());
-        drop(status);
-        if self
-            .warned
-            .is_none_or(|warned| warned.elapsed() >= WARN_EVERY)
-        {
-            self.warned = Some(Instant::now());
-            (self.link.say)(&format!(
-                "{}: {why}; the run goes on, and rows wait in {METRICS}",
-                S::NAME
-            ));
-        }
     }
 
     fn tell(&mut self) {
@@ -473,11 +398,6 @@ impl<'r, S: Sink> Driver<'r, S> {
             .unwrap_or_else(PoisonError::into_inner);
         (status.sent, status.refused) = (self.place.metrics.mark.lines, self.place.refused);
     }
-}
-
-/// 2, 4, 8, ... 60 seconds.
-fn backoff(failures: u32) -> Duration {
-    Duration::from_secs((1 << failures.clamp(1, 6)).min(60))
 }
 
 /// Two parts of whole steps; nothing where there is one step.
@@ -495,6 +415,3 @@ pub(crate) fn owed(dir: &Path, sent: u64) -> u64 {
     let rows = rows.iter().filter(|&&byte| byte == b'\n').count() as u64;
     rows.saturating_sub(sent)
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,6 +1,8 @@
 //! A driver against a server that answers as it is told to.
 
 use std::cell::RefCell;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
@@ -158,7 +160,20 @@ fn write(dir: &Path, behind: u64, steps: impl IntoIterator<Item = u64>) -> Mark 
 
 /// Ships a run that is over, on a clock that does not wait; what was said.
 fn ship(dir: &Path, server: &Rc<RefCell<Server>>) -> (Status, Vec<String>) {
-    let (_over, is_over) = watch::channel(Some(End { code: 0 }));
+    let (status, said, _) = ship_beside(dir, server, async |over| {
+        let _ = over.send(Some(End { code: 0 }));
+        std::future::pending().await
+    });
+    (status, said)
+}
+
+/// Ships a run beside what happens to it; what was said, and how long that took.
+fn ship_beside(
+    dir: &Path,
+    server: &Rc<RefCell<Server>>,
+    events: impl AsyncFnOnce(watch::Sender<Option<End>>),
+) -> (Status, Vec<String>, Duration) {
+    let (over, is_over) = watch::channel(None);
     let said: Arc<Mutex<Vec<String>>> = Arc::default();
     let lines = Arc::clone(&said);
     let link = Link {
@@ -173,10 +188,21 @@ fn ship(dir: &Path, server: &Rc<RefCell<Server>>) -> (Status, Vec<String>) {
         .build()
         .unwrap();
     let run = run::tests::run(dir);
-    runtime.block_on(drive(Fake(Rc::clone(server)), &run, link));
+    let took = runtime.block_on(async {
+        let begun = Instant::now();
+        let driven = drive(Fake(Rc::clone(server)), &run, link);
+        let (mut driven, mut events) = (pin!(driven), pin!(events(over)));
+        let mut are_over = false;
+        poll_fn(|context| {
+            are_over = are_over || events.as_mut().poll(context).is_ready();
+            driven.as_mut().poll(context)
+        })
+        .await;
+        begun.elapsed()
+    });
     let status = status.lock().unwrap().clone();
     let said = said.lock().unwrap().clone();
-    (status, said)
+    (status, said, took)
 }
 
 fn numbers(steps: std::ops::RangeInclusive<u64>) -> Vec<String> {
@@ -308,4 +334,123 @@ fn one_process_ships_for_a_sink_at_a_time() {
         "{trouble}"
     );
     assert!(server.borrow().lines.is_empty());
+}
+
+#[test]
+fn a_server_is_named_once_in_five_minutes() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), 0, 1..=23);
+    let minute = || Refusal::Later {
+        why: "busy".into(),
+        after: Some(Duration::from_secs(60)),
+    };
+    let server = Rc::new(RefCell::new(Server {
+        answers: (0..12).map(|_| minute()).collect(),
+        ..Server::default()
+    }));
+    let (status, said) = ship(dir.path(), &server);
+    assert!(status.is_closed);
+    let busy = "fake: busy; the run goes on, and rows wait in metrics.jsonl";
+    assert_eq!(said, [busy, busy, busy, "fake: rows are sent again"]);
+}
+
+#[test]
+fn one_that_works_now_and_then_is_no_news_each_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Rc::new(RefCell::new(Server::default()));
+    write(dir.path(), 0, 1..=1);
+    let (status, said, _) = ship_beside(dir.path(), &server, async |over| {
+        for minute in 1..=11 {
+            let mark = Reader::of_metrics(dir.path(), &Cursor::default()).map(all);
+            write(dir.path(), mark.unwrap(), minute * 10..=minute * 10 + 1);
+            server.borrow_mut().answers.push(Refusal::Later {
+                why: "busy".into(),
+                after: None,
+            });
+            tokio::time::sleep(Duration::from_secs(61)).await;
+        }
+        let _ = over.send(Some(End { code: 0 }));
+    });
+    assert!(status.is_closed);
+    assert_eq!(server.borrow().lines.len(), 23);
+    let busy = "fake: busy; the run goes on, and rows wait in metrics.jsonl";
+    let again = "fake: rows are sent again";
+    assert_eq!(said, [busy, again, busy, again, busy, again]);
+}
+
+/// The rows that there are.
+fn all(mut reader: Reader) -> u64 {
+    while let Ok(Some(_)) = reader.next() {}
+    reader.mark().lines
+}
+
+#[test]
+fn no_server_is_waited_for_longer_than_an_hour() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), 0, 1..=3);
+    let server = Rc::new(RefCell::new(Server {
+        answers: vec![Refusal::Later {
+            why: "come back in another age".into(),
+            after: Some(Duration::MAX),
+        }],
+        ..Server::default()
+    }));
+    let (status, _, took) = ship_beside(dir.path(), &server, async |over| {
+        tokio::time::sleep(Duration::from_secs(3660)).await;
+        let _ = over.send(Some(End { code: 0 }));
+    });
+    assert!(status.is_closed && took < Duration::from_secs(3700));
+    assert_eq!(server.borrow().lines, numbers(1..=3));
+    // Nor at the end of a run, where `ship` waits.
+    write(dir.path(), 3, 4..=6);
+    server.borrow_mut().answers.push(Refusal::Later {
+        why: "come back in another age".into(),
+        after: Some(Duration::MAX),
+    });
+    let (_, _, took) = ship_beside(dir.path(), &server, async |over| {
+        let _ = over.send(Some(End { code: 0 }));
+        std::future::pending().await
+    });
+    assert!(took <= Duration::from_secs(3660), "{took:?}");
+    assert_eq!(server.borrow().lines, numbers(1..=6));
+}
+
+#[test]
+fn a_disk_without_room_is_waited_for_while_the_run_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), 0, 1..=9);
+    let in_the_way = dir.path().join("sinks/fake.json");
+    std::fs::create_dir_all(in_the_way.join("x")).unwrap();
+    let server = Rc::default();
+    // Once the run is over it is not: `ship` sends what is left.
+    let (status, _) = ship(dir.path(), &server);
+    assert!(status.trouble.unwrap().contains("fake.json"));
+    assert!(server.borrow().lines.is_empty());
+    let (status, said, _) = ship_beside(dir.path(), &server, async |over| {
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        std::fs::remove_dir_all(&in_the_way).unwrap();
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        let _ = over.send(Some(End { code: 0 }));
+    });
+    assert!(status.is_closed, "{said:?}");
+    assert_eq!(server.borrow().lines, numbers(1..=9));
+    assert!(said[0].contains("fake.json") && said[0].ends_with("rows wait in metrics.jsonl"));
+    assert_eq!(said[1..], ["fake: rows are sent again"]);
+}
+
+#[test]
+fn files_that_another_process_has_are_waited_for_while_the_run_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), 0, 1..=3);
+    let held = Files::hold(dir.path(), "fake").unwrap();
+    let server = Rc::default();
+    let (status, said, _) = ship_beside(dir.path(), &server, async |over| {
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        drop(held);
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        let _ = over.send(Some(End { code: 0 }));
+    });
+    assert!(status.is_closed, "{said:?}");
+    assert_eq!(server.borrow().lines, numbers(1..=3));
+    assert_eq!(said.len(), 1);
 }
