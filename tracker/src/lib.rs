@@ -31,12 +31,13 @@
 //! # }
 //! ```
 //!
-//! Reading order: `value`, `row`, `mark`, `lines`, `times`, `starts`, `files`, `spool`, `reader`.
+//! Reading order: `value`, `row`, `mark`, `lines`, `times`, `starts`, `files`, `queue`, `spool`, `reader`.
 
 mod error;
 mod files;
 mod lines;
 mod mark;
+mod queue;
 mod reader;
 mod row;
 mod spool;

@@ -2,19 +2,17 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-
-use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 
 use crate::error::SpoolError;
 use crate::files::{self, Files};
 use crate::lines::MOST_WAITING;
 use crate::mark::Mark;
+use crate::queue::{Message, Queue, size};
 use crate::row::Row;
 use crate::starts::now;
-use crate::value::Value;
 
 /// Time between two looks of the writing thread at what was handed over: what a process that is killed may take with it.
 const LOOK: Duration = Duration::from_millis(20);
@@ -36,24 +34,13 @@ pub struct Spool(Arc<Handle>);
 
 /// What all clones share.
 struct Handle {
-    hand_over: Option<Sender<Message>>,
-    state: Arc<State>,
+    queue: Arc<Queue<Asked>>,
+    /// None once it is waited for.
     thread: Option<JoinHandle<()>>,
 }
 
-/// What both sides look at.
-#[derive(Default)]
-struct State {
-    /// Bytes of the rows that are handed over and not taken yet, roughly.
-    waiting: AtomicUsize,
-    dropped: AtomicU64,
-}
-
-enum Message {
-    Row(Row, f64),
-    /// The thread syncs, and says how far the metrics go, or why not all is written.
-    Mark(Sender<Result<Mark, String>>),
-}
+/// Where the thread says how far the metrics go once they are synced, or why not all is written.
+type Asked = SyncSender<Result<Mark, String>>;
 
 /// A mark that the thread has still to set, when the rows before it are on the disk.
 #[must_use]
@@ -104,44 +91,33 @@ impl Spool {
     }
 
     fn run(dir: &Path, files: Files) -> Result<Self, SpoolError> {
-        let (hand_over, handed_over) = unbounded();
-        let state = Arc::new(State::default());
-        let shared = Arc::clone(&state);
+        let queue = Arc::new(Queue::of(MOST_WAITING));
+        let shared = Arc::clone(&queue);
         let thread = thread::Builder::new()
             .name("spool".into())
-            .spawn(move || Writer::new(files, shared).run(&handed_over))
+            .spawn(move || {
+                // After a panic too: whoever asks for a mark then hears that nobody sets it.
+                let _close = Close(&shared);
+                Writer::new(files).run(&shared);
+            })
             .map_err(|found| SpoolError::io(dir, "start the thread that writes its rows", found))?;
         Ok(Self(Arc::new(Handle {
-            hand_over: Some(hand_over),
-            state,
+            queue,
             thread: Some(thread),
         })))
     }
 
     /// Hands a row over.
     pub fn append(&self, row: Row) {
-        let (bytes, state) = (size(&row), &self.0.state);
-        if state.waiting.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST_WAITING {
-            state.waiting.fetch_sub(bytes, Ordering::Relaxed);
-            state.dropped.fetch_add(1, Ordering::Relaxed);
-            return;
-        }
-        self.send(Message::Row(row, now()));
-    }
-
-    fn send(&self, message: Message) {
-        if let Some(hand_over) = &self.0.hand_over {
-            // The thread is gone only after a panic, and then the mark says so.
-            let _ = hand_over.send(message);
-        }
+        self.0.queue.push(row, now());
     }
 
     /// Asks how far the metrics go after the rows that were handed over so far: for the `meta` of the checkpoint that is being made.
     ///
     /// The disk has these rows when the mark is there: a checkpoint must not outlive, in a power cut, rows that it counts on.
     pub fn mark(&self) -> PendingMark {
-        let (sender, receiver) = bounded(1);
-        self.send(Message::Mark(sender));
+        let (sender, receiver) = sync_channel(1);
+        self.0.queue.ask(sender);
         if let Some(thread) = &self.0.thread {
             thread.thread().unpark();
         }
@@ -159,13 +135,13 @@ impl Spool {
 
     /// Rows lost since the spool was opened.
     pub fn dropped(&self) -> u64 {
-        self.0.state.dropped.load(Ordering::Relaxed)
+        self.0.queue.dropped()
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.hand_over = None;
+        self.queue.end();
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             // It ends when all is tried; a panic of it has been printed.
@@ -174,91 +150,79 @@ impl Drop for Handle {
     }
 }
 
-/// Bytes of a row in memory, roughly.
-fn size(row: &Row) -> usize {
-    let value = |value: &Value| match value {
-        Value::Number(_) => 0,
-        Value::Text(text) | Value::File(text) => text.len(),
-        Value::Histogram(histogram) => 8 * (histogram.edges.len() + histogram.counts.len()),
-    };
-    let values = row.values.iter();
-    let values = values.map(|(name, held)| name.len() + value(held) + size_of::<(String, Value)>());
-    let note = row.note.as_ref().map_or(0, String::len);
-    size_of::<Message>() + note + values.sum::<usize>()
+/// Closes a queue at the end of the thread that takes from it.
+struct Close<'q>(&'q Queue<Asked>);
+
+impl Drop for Close<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 /// The thread's side.
 struct Writer {
     files: Files,
-    state: Arc<State>,
     /// When the disk was last asked to keep what it has; there is something newer where that is due.
     synced: Instant,
     is_dirty: bool,
     tried: Instant,
-    /// Rows lost before they came here are counted by the other side.
-    dropped: u64,
 }
 
 impl Writer {
-    fn new(files: Files, state: Arc<State>) -> Self {
+    fn new(files: Files) -> Self {
         Self {
             files,
-            state,
             synced: Instant::now(),
             is_dirty: false,
             tried: Instant::now(),
-            dropped: 0,
         }
     }
 
-    fn run(mut self, handed_over: &Receiver<Message>) {
+    fn run(mut self, queue: &Queue<Asked>) {
+        let mut taken = Vec::new();
         loop {
-            let mut is_new = false;
-            let is_over = loop {
-                match handed_over.try_recv() {
-                    Ok(Message::Row(row, time)) => {
+            let is_over = queue.take(&mut taken);
+            let lost = self.files.dropped();
+            let (mut bytes, mut is_new) = (0, false);
+            for message in taken.drain(..) {
+                match message {
+                    Message::Row(row, time) => {
                         self.files.append(&row, time);
-                        self.state.waiting.fetch_sub(size(&row), Ordering::Relaxed);
+                        bytes += size::<Asked>(&row);
                         is_new = true;
                     }
-                    Ok(Message::Mark(answer)) => {
+                    Message::Asked(answer) => {
                         let mark = self.files.mark();
-                        self.told(true);
+                        self.tried(true);
                         // Whoever asked may be gone.
                         let _ = answer.send(mark);
                     }
-                    Err(TryRecvError::Empty) => break false,
-                    Err(TryRecvError::Disconnected) => break true,
                 }
-            };
+            }
             let waits = self.files.trouble().is_some();
             if is_over || (is_new && !waits) || (waits && self.tried.elapsed() >= RETRY) {
                 self.files.flush();
                 self.is_dirty |= is_new || waits;
-                self.told(false);
+                self.tried(false);
             }
+            queue.done(bytes, self.files.dropped() - lost);
             if is_over {
                 return;
             }
             if self.is_dirty && self.synced.elapsed() >= SYNC {
                 self.files.sync();
-                self.told(true);
+                self.tried(true);
             }
             thread::park_timeout(LOOK);
         }
     }
 
-    /// Says how the last write went.
-    fn told(&mut self, synced: bool) {
+    /// Notes that it was written, or synced, just now.
+    fn tried(&mut self, synced: bool) {
         self.tried = Instant::now();
         if synced {
             (self.is_dirty, self.synced) = (false, self.tried);
         }
-        let lost = self.files.dropped();
-        self.state
-            .dropped
-            .fetch_add(lost - self.dropped, Ordering::Relaxed);
-        self.dropped = lost;
     }
 }
 
@@ -453,23 +417,5 @@ mod tests {
                 path.display()
             )
         );
-    }
-
-    #[test]
-    fn rows_beyond_what_memory_holds_are_lost_and_counted() {
-        let run = tempfile::tempdir().unwrap();
-        let (hand_over, handed_over) = unbounded();
-        // Nobody takes them: a thread that waits for a disk for ever.
-        let spool = Spool(Arc::new(Handle {
-            hand_over: Some(hand_over),
-            state: Arc::default(),
-            thread: None,
-        }));
-        let text = "x".repeat(1 << 20);
-        for step in 0..20 {
-            spool.append(Row::new(step, Kind::Event).with_note(text.clone()));
-        }
-        assert_eq!((handed_over.len(), spool.dropped()), (15, 5));
-        drop(run);
     }
 }
