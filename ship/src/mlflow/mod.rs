@@ -203,6 +203,21 @@ impl Mlflow {
         Ok(state_of(&server.create(&body).await?, generation))
     }
 
+    /// Deletes runs of the same key that nothing was ever sent to. The server makes a run anew each time that it is asked: one that was
+    /// asked for by a process that ended may be made after the next process has looked for it, and made its own.
+    async fn delete_copies(&self, run: &RunInfo, state: &State) -> Result<(), Refusal> {
+        let server = self.server()?;
+        let experiment = server.run(&state.run).await?.info.experiment_id;
+        let key = key(run, state.generation);
+        for copy in server.runs_by_tag(&experiment, KEY, &key).await? {
+            if copy.info.run_id != state.run && copy.data.metrics.is_empty() {
+                let body = json!({"run_id": copy.info.run_id});
+                server.tell("runs/delete", &body).await?;
+            }
+        }
+        Ok(())
+    }
+
     async fn set_status(
         &self,
         state: &State,
@@ -355,7 +370,12 @@ impl Sink for Mlflow {
             3 => "KILLED",
             _ => "FAILED",
         };
-        self.set_status(state, status, Some(end_of(state))).await
+        self.set_status(state, status, Some(end_of(state))).await?;
+        match self.delete_copies(run, state).await {
+            // One that may not delete leaves them.
+            Err(Refusal::Later { why, after }) => Err(Refusal::Later { why, after }),
+            _ => Ok(()),
+        }
     }
 }
 

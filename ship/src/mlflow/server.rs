@@ -2,7 +2,7 @@
 
 use reqwest::{Client, Method, Url};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value as Json, json};
 
 use super::address::Address;
@@ -36,6 +36,8 @@ pub(super) struct Run {
 pub(super) struct Info {
     pub(super) run_id: String,
     #[serde(default)]
+    pub(super) experiment_id: String,
+    #[serde(default)]
     pub(super) artifact_uri: String,
     #[serde(default)]
     pub(super) lifecycle_stage: String,
@@ -45,6 +47,8 @@ pub(super) struct Info {
 #[serde(default)]
 pub(super) struct Data {
     pub(super) tags: Vec<Tag>,
+    /// Of each name the last.
+    pub(super) metrics: Vec<IgnoredAny>,
 }
 
 #[derive(Debug, Deserialize)]

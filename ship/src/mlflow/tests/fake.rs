@@ -204,6 +204,11 @@ impl Kept {
                 run.status = text("status");
                 Ok(json!({}))
             }
+            "runs/delete" => {
+                let run = self.runs.get_mut(&text("run_id")).ok_or_else(missing)?;
+                run.deleted = true;
+                Ok(json!({}))
+            }
             "runs/log-batch" => {
                 let id = text("run_id");
                 let run = self.runs.get_mut(&id).ok_or_else(missing)?;
@@ -253,9 +258,16 @@ impl Kept {
             .map(|(key, value)| json!({"key": key, "value": value}));
         let tags: Vec<Json> = tags.collect();
         let stage = if run.deleted { "deleted" } else { "active" };
+        let metrics = run.metrics.iter().map(|(key, ..)| json!({"key": key}));
+        let metrics: Vec<Json> = metrics.collect();
         json!({
-            "info": {"run_id": id, "artifact_uri": format!("mlflow-artifacts:/{id}"), "lifecycle_stage": stage},
-            "data": {"tags": tags},
+            "info": {
+                "run_id": id,
+                "experiment_id": "0",
+                "artifact_uri": format!("mlflow-artifacts:/{id}"),
+                "lifecycle_stage": stage,
+            },
+            "data": {"tags": tags, "metrics": metrics},
         })
     }
 }

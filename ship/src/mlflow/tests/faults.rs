@@ -1,6 +1,6 @@
 //! What a server that fails is told again, and what is made of its refusals.
 
-use super::fake::{Fake, Fault};
+use super::fake::{Fake, Fault, KeptRun};
 use super::*;
 
 fn error(code: &str, message: &str) -> String {
@@ -236,4 +236,40 @@ fn a_file_that_is_not_taken_holds_nothing_up() {
     let kept = fake.kept();
     assert_eq!(kept.files["run0/a.svg"], b"<svg/>");
     assert_eq!(kept.runs["run0"].history("loss"), counted(0..1));
+}
+
+#[test]
+fn a_run_that_was_made_twice_is_there_once() {
+    let fake = Fake::new();
+    let mut scratch = Scratch::new(&fake.uri);
+    scratch.open().unwrap();
+    scratch.send(&losses(0..3)).unwrap();
+    // An earlier process asked for it too, and ended; the server was slow.
+    let ours = fake.kept().runs[&scratch.state.run].clone();
+    let empty = KeptRun {
+        tags: ours.tags.clone(),
+        ..KeptRun::default()
+    };
+    let other = KeptRun {
+        tags: [("client.run_key".to_owned(), "of another".to_owned())].into(),
+        ..KeptRun::default()
+    };
+    for (name, run) in [("late", empty), ("full", ours), ("other", other)] {
+        fake.kept().runs.insert(name.to_owned(), run);
+    }
+    // It is not there for a server that is busy, and a key that may not delete is no reason to go on.
+    fake.fail("runs/delete", Fault::Answer(503, String::new()));
+    fake.fail("runs/delete", Fault::Answer(403, String::new()));
+    assert!(matches!(scratch.close(0), Err(Refusal::Later { .. })));
+    scratch.close(0).unwrap();
+    assert!(!fake.kept().runs["late"].deleted);
+    scratch.close(0).unwrap();
+    let kept = fake.kept();
+    let deleted: Vec<&String> = kept
+        .runs
+        .iter()
+        .filter(|(_, run)| run.deleted)
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(deleted, ["late"]);
 }
