@@ -137,7 +137,8 @@ fn runs_fare_as_well_as_their_surroundings_let_them() {
     });
 }
 
-fn may_mount() -> bool {
+/// Whether this process may mount disks in a namespace of their own.
+pub(crate) fn may_mount() -> bool {
     let mut command = Command::new("unshare");
     command.args(["-rm", "sh", "-c", "mount -t tmpfs none /mnt"]);
     command.output().is_ok_and(|output| output.status.success())
@@ -146,21 +147,26 @@ fn may_mount() -> bool {
 /// A disk of some KiB at a place; what was written to it is kept there, so that the run can go on.
 fn full(place: &str, kib: usize) -> Environment {
     let kib = 4 + kib;
+    Environment::script(on_disk(place, kib, "\"$@\"; code=$?"))
+}
+
+/// What is done in a disk of some KiB at a place, and leaves `code`; what was written there is kept in its place.
+pub(crate) fn on_disk(place: &str, kib: usize, done: &str) -> String {
     in_namespace(&format!(
         "mkdir -p full kept && mount -t tmpfs -o size={kib}k none full && mount --bind full {place} || exit 99; \
-         \"$@\"; code=$?; cp -a full/. kept/; umount {place}; cp -a kept/. {place}/; exit $code"
+         {done}; cp -a full/. kept/; umount {place}; cp -a kept/. {place}/; exit $code"
     ))
 }
 
 fn read_only(place: &str) -> Environment {
-    in_namespace(&format!(
+    Environment::script(in_namespace(&format!(
         "mount --bind {place} {place} && mount -o remount,bind,ro {place} || exit 99; cd \"$PWD\"; {PLAIN}"
-    ))
+    )))
 }
 
-fn in_namespace(script: &str) -> Environment {
+fn in_namespace(script: &str) -> String {
     let quoted = script.replace('\'', "'\\''");
-    Environment::script(format!("exec unshare -rm sh -c '{quoted}' mount \"$@\""))
+    format!("exec unshare -rm sh -c '{quoted}' mount \"$@\"")
 }
 
 fn variables(random: &mut Random) -> Environment {

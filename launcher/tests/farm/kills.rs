@@ -1,6 +1,7 @@
 //! SIGKILL to the launcher, a rank or all of them, at any moment and again and again, by one rank, two or four: the run ends in the
 //! bits of a straight one.
 
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -44,14 +45,22 @@ fn killed_runs_end_in_the_bits_of_straight_ones() {
             }
         ));
         straight.furnish(case.dir(), cached);
-        killed(case, straight)
+        killed(case, straight, |_| {})
     });
 }
 
-fn killed(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
+/// A run that is killed again and again, until it ends in the bits of the straight one.
+///
+/// - `more`: what every launch has beside the run
+pub(crate) fn killed(
+    case: &mut Case,
+    straight: &Uninterrupted,
+    more: impl Fn(&mut Command),
+) -> Result<(), String> {
     for _ in 0..KILLS {
         let again = case.random.one_in(3);
         let mut command = straight.small.command(case.dir());
+        more(&mut command);
         let of_run = straight.small.ranks(&mut case.random);
         command.args(["--cpus", &of_run.to_string()]);
         if again {
@@ -107,7 +116,9 @@ fn killed(case: &mut Case, straight: &Uninterrupted) -> Result<(), String> {
             (code, _) => return Err(format!("leaves with code {code} when its rank is killed")),
         }
     }
-    case.launch(straight.small.command(case.dir()), &[0])?;
+    let mut command = straight.small.command(case.dir());
+    more(&mut command);
+    case.launch(command, &[0])?;
     straight.compare(case.dir())?;
     case.count("bit-equal");
     Ok(())

@@ -1,6 +1,7 @@
 //! Launches with a time limit, and what holds for each of them.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -15,6 +16,9 @@ pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_spd-launch");
 
 /// Longest life of a launch: the small runs take a second, alone on the machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+/// KiB of its own that a launcher may hold at most.
+pub(crate) const MOST_KIB: u64 = 50 << 10;
 
 /// Lines of a stream that a report of a fault shows.
 const SHOWN: usize = 12;
@@ -239,4 +243,12 @@ pub(crate) fn wait_until_gone(pid: u32) {
         );
         thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// KiB of its own that a process holds.
+pub(crate) fn held_kib(process: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let mut lines = status.lines();
+    let held = lines.find_map(|line| line.strip_prefix("RssAnon:"))?;
+    held.trim().trim_end_matches(" kB").parse().ok()
 }

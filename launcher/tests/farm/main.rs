@@ -1,5 +1,5 @@
-//! The farm: broken files, odd command lines, kills, signals, damage, full disks, failing system calls and long runs under all kinds of
-//! faults, at random from a seed.
+//! The farm: broken files, odd command lines, kills, signals, damage, full disks, failing system calls, trackers that are slow, wrong or
+//! dead, and long runs under all kinds of faults, at random from a seed.
 //!
 //! ```sh
 //! cargo test --release -p spd-launch --test farm -- --ignored --nocapture
@@ -27,13 +27,17 @@ mod corrupt;
 mod damages;
 mod data_files;
 mod disks;
+#[path = "../both/gate.rs"]
+mod gate;
 mod kills;
 mod launch;
 mod network;
 mod random;
 mod run_files;
 mod runs;
+mod servers;
 mod signals;
 mod soak;
 mod suite;
 mod system_calls;
+mod trackers;

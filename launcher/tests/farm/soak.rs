@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::both::children;
-use crate::launch::{LIMIT, wait, wait_until_gone};
+use crate::launch::{LIMIT, MOST_KIB, held_kib, wait, wait_until_gone};
 use crate::runs::{RUN, SHARED_TEXT, SHARED_TMS, SHARED_TOY, Small, Uninterrupted, send, steps};
 use crate::suite::{Case, Suite};
 
@@ -56,9 +56,8 @@ const FAULTS: usize = 12;
 /// Longest time between two of them.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Most that a launcher may hold, in files and in KiB.
+/// Files that a launcher may hold at most.
 const MOST_FILES: usize = 64;
-const MOST_KIB: u64 = 50 << 10;
 
 #[test]
 #[ignore = "minutes; run with --ignored"]
@@ -176,12 +175,7 @@ fn damage_newest(run: &Path) -> bool {
 
 fn check_growth(launcher: u32) -> Result<(), String> {
     let files = fs::read_dir(format!("/proc/{launcher}/fd")).map_or(0, Iterator::count);
-    let status = fs::read_to_string(format!("/proc/{launcher}/status")).unwrap_or_default();
-    let held = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"));
-    let held = held.and_then(|held| held.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    let held = held.unwrap_or(0);
+    let held = held_kib(launcher).unwrap_or(0);
     if files > MOST_FILES || held > MOST_KIB {
         return Err(format!("its launcher holds {files} files and {held} KiB"));
     }
