@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use reqwest::header::{HeaderMap, RETRY_AFTER};
-use reqwest::{Client, RequestBuilder, StatusCode};
+use reqwest::{Certificate, Client, RequestBuilder, StatusCode};
 
 use crate::sink::Refusal;
 
@@ -16,8 +16,25 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// Bytes of an answer that are read at most.
 const LONGEST: usize = 16 << 20;
 
-/// A client that follows no redirect: credentials go to the server that they are for.
+/// Whose certificates servers may have.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Trust {
+    /// Those that this machine trusts.
+    #[default]
+    Machine,
+    /// These, and no others.
+    Only(Vec<Certificate>),
+    /// Anybody's: whoever is in between reads all of it.
+    Anybody,
+}
+
+/// A client that trusts what this machine does.
 pub(crate) fn client() -> Result<Client, String> {
+    client_of(Trust::Machine)
+}
+
+/// A client that follows no redirect: credentials go to the server that they are for.
+pub(crate) fn client_of(trust: Trust) -> Result<Client, String> {
     // Where another one is installed already, that one does as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = Client::builder()
@@ -25,6 +42,11 @@ pub(crate) fn client() -> Result<Client, String> {
         .connect_timeout(CONNECT)
         .timeout(TIMEOUT)
         .redirect(reqwest::redirect::Policy::none());
+    let client = match trust {
+        Trust::Machine => client,
+        Trust::Only(certificates) => client.tls_certs_only(certificates),
+        Trust::Anybody => client.tls_danger_accept_invalid_certs(true),
+    };
     client
         .build()
         .map_err(|found| format!("no HTTP client can be made: {found}"))
@@ -145,4 +167,78 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     }
     let at = httpdate::parse_http_date(text).ok()?;
     Some(at.duration_since(SystemTime::now()).unwrap_or_default())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::sync::Arc;
+
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+    use super::*;
+
+    // Until 2126: `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 36500 -subj /CN=localhost
+    // -addext basicConstraints=critical,CA:FALSE -addext subjectAltName=DNS:localhost,IP:127.0.0.1`.
+    pub(crate) const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----
+MIIBmTCCAT6gAwIBAgIUOBUPDTw8cM2L3OkNYwwC5h5C2cgwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyNDA4MjYwMFoYDzIxMjYxMDMx
+MDgyNjAwWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAASMD9s8RErgeowMLHFITa3St2UbI2/LqRuSTCLN9OnwkDRslLPc/gHf
+0H1tg3xCouYB+iTeLmGRH8mZ+NsXD3RZo2wwajAdBgNVHQ4EFgQUpTJeC+3N3+0p
+WSzTaQYDZZOrMBswHwYDVR0jBBgwFoAUpTJeC+3N3+0pWSzTaQYDZZOrMBswDAYD
+VR0TAQH/BAIwADAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZIzj0E
+AwIDSQAwRgIhAIel9gmWT8OMXViagYq8R4gRdQ5b8jKFyL1zaibSakW8AiEAo32P
+8VThOCkUuAlTnVchN5bzZUfsUXdX5qDOAye5YeA=
+-----END CERTIFICATE-----
+";
+    const KEY: &str = "-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgkVYtb3TrkQNQIpcN
+O2GzpKBSuPxIBavSJnImOMjZUTehRANCAASMD9s8RErgeowMLHFITa3St2UbI2/L
+qRuSTCLN9OnwkDRslLPc/gHf0H1tg3xCouYB+iTeLmGRH8mZ+NsXD3RZ
+-----END PRIVATE KEY-----
+";
+
+    /// Asks a server with a certificate that nobody has signed, and trusts that much.
+    fn ask(trust: Trust) -> Result<Vec<u8>, Refusal> {
+        let client = client_of(trust).unwrap();
+        let certificate = CertificateDer::from_pem_slice(CERTIFICATE.as_bytes()).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(KEY.as_bytes()).unwrap();
+        let config = ServerConfig::builder().with_no_client_auth();
+        let config = config.with_single_cert(vec![certificate], key).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("https://{}", listener.local_addr().unwrap());
+        let server = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let connection = ServerConnection::new(Arc::new(config)).unwrap();
+            let mut stream = StreamOwned::new(connection, stream);
+            // Where the certificate is refused there is no request.
+            if matches!(stream.read(&mut [0; 4096]), Ok(1..)) {
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi");
+            }
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let answer = runtime.unwrap().block_on(send(client.get(address)));
+        server.join().unwrap();
+        answer
+    }
+
+    #[test]
+    fn a_certificate_that_nobody_signed_is_refused_unless_it_is_trusted() {
+        let refused = ask(Trust::Machine);
+        assert!(
+            matches!(&refused, Err(Refusal::Later { why, .. }) if why.contains("certificate")),
+            "{refused:?}"
+        );
+        let only = Certificate::from_pem_bundle(CERTIFICATE.as_bytes()).unwrap();
+        for trust in [Trust::Only(only), Trust::Anybody] {
+            assert_eq!(ask(trust), Ok(b"hi".to_vec()));
+        }
+        assert!(ask(Trust::Only(Vec::new())).is_err());
+    }
 }

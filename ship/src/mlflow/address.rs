@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use reqwest::{RequestBuilder, Url};
+use reqwest::{Certificate, RequestBuilder, Url};
 
 use crate::credentials::Environment;
+use crate::http::Trust;
 
 /// What to do where there is no address.
 const ADVICE: &str = "set it to the address of an MLflow server, such as http://127.0.0.1:5000";
@@ -14,6 +15,8 @@ pub(super) struct Address {
     /// User and password may be in it, which reqwest takes out.
     url: Url,
     who: Who,
+    /// Whose certificate the server may have.
+    pub(super) trust: Trust,
 }
 
 enum Who {
@@ -28,7 +31,7 @@ enum Who {
 
 impl Address {
     /// Reads `MLFLOW_TRACKING_URI`, and then `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`, `MLFLOW_TRACKING_TOKEN` or
-    /// `~/.mlflow/credentials`.
+    /// `~/.mlflow/credentials`; `MLFLOW_TRACKING_INSECURE_TLS` and `MLFLOW_TRACKING_SERVER_CERT_PATH` say whose certificate is trusted.
     ///
     /// # Errors
     ///
@@ -51,7 +54,8 @@ impl Address {
         }
         url.set_query(None);
         url.set_fragment(None);
-        Ok(Self { url, who })
+        let trust = trust(environment)?;
+        Ok(Self { url, who, trust })
     }
 
     /// The address of what lies below it.
@@ -70,6 +74,41 @@ impl Address {
             Who::User { name, password } => request.basic_auth(name, Some(password)),
             Who::Token(token) => request.bearer_auth(token),
         }
+    }
+}
+
+/// Whose certificate the server may have: that of a file, or anybody's, or any that this machine trusts.
+fn trust(environment: &Environment) -> Result<Trust, String> {
+    let insecure = environment.get("MLFLOW_TRACKING_INSECURE_TLS");
+    let is_insecure = match insecure
+        .map(|word| word.trim().to_ascii_lowercase())
+        .as_deref()
+    {
+        Some("true" | "1") => true,
+        None | Some("false" | "0") => false,
+        Some(_) => return Err("MLFLOW_TRACKING_INSECURE_TLS is neither true nor false".into()),
+    };
+    let Some(path) = environment.get("MLFLOW_TRACKING_SERVER_CERT_PATH") else {
+        return Ok(if is_insecure {
+            Trust::Anybody
+        } else {
+            Trust::Machine
+        });
+    };
+    if is_insecure {
+        return Err(
+            "MLFLOW_TRACKING_INSECURE_TLS trusts anybody, MLFLOW_TRACKING_SERVER_CERT_PATH one file; unset one of them".into(),
+        );
+    }
+    let refused = |why: &dyn std::fmt::Display| {
+        format!(
+            "MLFLOW_TRACKING_SERVER_CERT_PATH: {path}: {why}; give a file of certificates in PEM"
+        )
+    };
+    let bytes = spd_files::read(Path::new(path)).map_err(|found| refused(&found))?;
+    match Certificate::from_pem_bundle(&bytes) {
+        Ok(certificates) if !certificates.is_empty() => Ok(Trust::Only(certificates)),
+        _ => Err(refused(&"it has no certificate")),
     }
 }
 
@@ -147,6 +186,45 @@ mod tests {
         assert_eq!(found, (at.clone(), basic("Ym9iOmJAYg==")));
         let found = asked(&[in_address, user, password], home);
         assert_eq!(found, (at, basic("YWRhOmxvdmU=")));
+    }
+
+    #[test]
+    fn whose_certificate_is_trusted_is_found_where_the_official_client_finds_it() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("ca.pem");
+        let path = file.to_str().unwrap();
+        let trust = |variables: &[(&str, &str)]| {
+            let variables = [&[URI], variables].concat();
+            Address::of(&Environment::of(&variables, None)).map(|address| address.trust)
+        };
+        let insecure = |word| ("MLFLOW_TRACKING_INSECURE_TLS", word);
+        let only = ("MLFLOW_TRACKING_SERVER_CERT_PATH", path);
+        assert!(matches!(trust(&[]), Ok(Trust::Machine)));
+        assert!(matches!(trust(&[insecure("false")]), Ok(Trust::Machine)));
+        assert!(matches!(trust(&[insecure("True")]), Ok(Trust::Anybody)));
+        let why = |variables: &[(&str, &str)]| trust(variables).err().unwrap();
+        assert_eq!(
+            why(&[insecure("maybe")]),
+            "MLFLOW_TRACKING_INSECURE_TLS is neither true nor false"
+        );
+        assert_eq!(
+            why(&[insecure("1"), only]),
+            "MLFLOW_TRACKING_INSECURE_TLS trusts anybody, MLFLOW_TRACKING_SERVER_CERT_PATH one file; unset one of them"
+        );
+        let named = format!("MLFLOW_TRACKING_SERVER_CERT_PATH: {path}: ");
+        let advice = "; give a file of certificates in PEM";
+        assert_eq!(
+            why(&[only]),
+            format!("{named}No such file or directory (os error 2){advice}")
+        );
+        atomic::write_file(&file, &[b"no certificate"]).unwrap();
+        assert_eq!(
+            why(&[only]),
+            format!("{named}it has no certificate{advice}")
+        );
+        let pem = crate::http::tests::CERTIFICATE.as_bytes();
+        atomic::write_file(&file, &[pem, pem]).unwrap();
+        assert!(matches!(trust(&[only]), Ok(Trust::Only(found)) if found.len() == 2));
     }
 
     #[test]

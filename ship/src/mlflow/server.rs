@@ -102,7 +102,7 @@ struct Created {
 impl Server {
     pub(super) fn new(address: Address) -> Result<Self, String> {
         Ok(Self {
-            client: http::client()?,
+            client: http::client_of(address.trust.clone())?,
             address,
         })
     }
