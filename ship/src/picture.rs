@@ -29,6 +29,12 @@ static FONTS: LazyLock<Arc<Database>> = LazyLock::new(|| {
     Arc::new(fonts)
 });
 
+#[cfg(test)]
+thread_local! {
+    /// How many figures this thread has drawn.
+    pub(crate) static DRAWN: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 /// A picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Png {
@@ -46,6 +52,8 @@ pub(crate) struct Png {
 ///
 /// What is wrong with the figure, or that it is larger than memory should hold.
 pub(crate) fn png(svg: &[u8]) -> Result<Png, String> {
+    #[cfg(test)]
+    DRAWN.set(DRAWN.get() + 1);
     let options = usvg::Options {
         fontdb: Arc::clone(&FONTS),
         font_family: "sans-serif".to_owned(),

@@ -68,7 +68,8 @@ impl Wandb {
         (owed, slot): (Owed, Option<&Slot>),
     ) -> Result<(), Refusal> {
         let Owed { name, from } = owed;
-        let Some(bytes) = media::bytes(run, &from, &name) else {
+        let drawn = self.drawn.remove(&name);
+        let Some(bytes) = drawn.or_else(|| media::bytes(run, &from, &name)) else {
             self.settle(state, &name, false);
             return Ok(());
         };

@@ -19,6 +19,8 @@ pub(super) struct Media {
     pub(super) from: String,
     /// The encoded value of the row.
     pub(super) value: String,
+    /// Its bytes, where they were drawn and are not those of the file that it came from.
+    pub(super) drawn: Option<Vec<u8>>,
 }
 
 /// A file of the run directory, for the value `key` of the line `step`; nothing where it is gone or leads elsewhere.
@@ -29,7 +31,11 @@ pub(super) fn read(run: &RunInfo, from: &str, key: &str, step: u64) -> Option<Me
     let end = Path::new(from).extension()?.to_str()?.to_ascii_lowercase();
     match end.as_str() {
         "svg" => match picture(&bytes).and_then(|png| Some((size(&png)?, png))) {
-            Some((size, png)) => Some(image(from, key, step, &png, size)),
+            Some((size, png)) => {
+                let image = image(from, key, step, &png, size);
+                let drawn = Some(png);
+                Some(Media { drawn, ..image })
+            }
             None => Some(html(from, key, step, &bytes)),
         },
         "png" => {
@@ -41,6 +47,7 @@ pub(super) fn read(run: &RunInfo, from: &str, key: &str, step: u64) -> Option<Me
             name: from.into(),
             from: from.into(),
             value: string(from),
+            drawn: None,
         }),
     }
 }
@@ -105,6 +112,7 @@ impl Kind {
             name,
             from: from.into(),
             value: object(values.iter().map(|(key, value)| (*key, value.as_str()))),
+            drawn: None,
         }
     }
 }

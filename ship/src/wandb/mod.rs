@@ -42,6 +42,7 @@ use spd_tracker::Kind;
 use self::lines::Line;
 use self::server::Server;
 use self::state::State;
+use self::media::Media;
 use self::stream::{CONSOLE, EVENTS, HISTORY, chunk, summary};
 use crate::credentials::Environment;
 use crate::run::RunInfo;
@@ -61,6 +62,9 @@ const LAST_FILES: Duration = Duration::from_secs(5);
 
 /// Files of the run directory that the run has at the server too.
 const RUN_FILES: [&str; 2] = ["summary.json", "config.toml"];
+/// Bytes of drawn figures that are held while they are sent.
+const DRAWN: usize = 32 << 20;
+
 
 const ALERT: &str = "mutation NotifyScriptableRunAlert(
   $entityName: String!, $projectName: String!, $runName: String!, $title: String!, $text: String!, $severity: AlertSeverity
@@ -82,6 +86,8 @@ pub(crate) struct Wandb {
     rest: Option<Instant>,
     is_anew: bool,
     gap: Duration,
+    /// Figures that were drawn for their hashes, until they are sent or what they were drawn for has been.
+    drawn: BTreeMap<String, Vec<u8>>,
     silence: Duration,
     patience: Duration,
 }
@@ -98,6 +104,7 @@ impl Wandb {
             rest: None,
             is_anew: false,
             gap: GAP,
+            drawn: BTreeMap::new(),
             silence: SILENCE,
             patience: open::PATIENCE,
         }
@@ -130,6 +137,7 @@ impl Wandb {
         line: impl Fn(&[Stamped], Option<u64>) -> Line,
     ) -> Result<(), Refusal> {
         let (mut next, mut lines) = (state.clone(), Vec::new());
+            self.keep_drawn(line.media);
         for rows in lines::steps(rows) {
             let line = line(rows, next.last_step);
             next.note(&line);
@@ -140,6 +148,19 @@ impl Wandb {
         chunks.extend(summary(&next));
         self.send(&mut next, chunks, None).await?;
         next.history.add(count);
+    /// Keeps figures that were drawn, as many as memory should hold.
+    fn keep_drawn(&mut self, media: Vec<Media>) {
+        let mut held: usize = self.drawn.values().map(Vec::len).sum();
+        for Media { name, drawn, .. } in media {
+            if let Some(drawn) = drawn
+                && held + drawn.len() <= DRAWN
+            {
+                held += drawn.len();
+                self.drawn.insert(name, drawn);
+            }
+        }
+    }
+
         *state = next;
         Ok(())
     }
@@ -197,10 +218,15 @@ impl Sink for Wandb {
         state: &mut State,
         rows: &[Stamped],
     ) -> Result<(), Refusal> {
-        self.send_history(state, rows, |rows, last| Line::of(rows, last, run))
-            .await?;
-        self.send_files(run, state, FILES).await;
-        Ok(())
+        let sent = self
+            .send_history(state, rows, |rows, last| Line::of(rows, last, run))
+            .await;
+        if sent.is_ok() {
+            self.send_files(run, state, FILES).await;
+        }
+        // What is still owed is drawn again, rather than held for as long as a server is away.
+        self.drawn.clear();
+        sent
     }
 
     async fn send_system(

@@ -231,6 +231,14 @@ fn a_run(dir: &Path) -> RunInfo {
         id: "abcd1234".into(),
         tracker: Tracker {
             group: Some("sweep".into()),
+/// A figure of 6 by 4.
+const FIGURE: &str = r##"<svg width="6" height="4" xmlns="http://www.w3.org/2000/svg"><rect width="3" height="2" fill="#c03020"/></svg>"##;
+
+/// The same as a PNG.
+fn a_picture() -> Vec<u8> {
+    crate::picture::png(FIGURE.as_bytes()).unwrap().bytes
+}
+
             tags: vec!["a".into(), "b".into()],
             notes: Some("n".into()),
             ..Tracker::default()

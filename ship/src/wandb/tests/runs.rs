@@ -215,6 +215,38 @@ fn somebody_presses_stop() {
 }
 
 #[test]
+fn a_figure_is_drawn_once_unless_it_waits_for_its_server() {
+    let test = "a_figure_is_drawn_once_unless_it_waits_for_its_server";
+    let faults = json!([{"match": "CreateRunFiles", "nth": [2], "status": 503}]);
+    let Some(server) = Recorder::with(test, &faults, &[]) else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let run = a_run(folder.path());
+    let mut driver = Driver::new(server.sink());
+    put(folder.path().join("a.svg"), FIGURE).unwrap();
+    let figure = |step: u64| Stamped {
+        row: Row::new(step, Kind::Eval).with("a", Value::File("a.svg".into())),
+        time: 1000.0,
+    };
+    let drawn = || crate::picture::DRAWN.get();
+    on_runtime(async {
+        driver.open(&run).await;
+        driver.metrics(&run, &[figure(0)]).await;
+        assert_eq!((drawn(), driver.state.owed.len()), (1, 0));
+        driver.metrics(&run, &[figure(1)]).await;
+        assert_eq!((drawn(), driver.state.owed.len()), (2, 1));
+        assert!(driver.sink.drawn.is_empty());
+        driver.close(&run, 0).await;
+        assert_eq!((drawn(), driver.state.owed.len()), (3, 0));
+    });
+    assert_eq!(
+        server.run("abcd1234")["files"].as_object().unwrap().len(),
+        2
+    );
+}
+
+#[test]
 fn a_silent_run_says_that_it_is_alive() {
     let Some(server) = Recorder::start("a_silent_run_says_that_it_is_alive") else {
         return;
