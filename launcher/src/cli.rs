@@ -35,8 +35,9 @@ Examples:
   spd-launch doctor --deep                    and whether GPU 0 works, probe by probe
 
 A run is continued by the command that started it. SIGINT (Ctrl-C), SIGTERM, SIGUSR1 and SIGHUP make it
-save and leave; a second Ctrl-C or SIGTERM kills it at once. Under nohup, SIGHUP is ignored. All of that
-holds for several runs at once too: they lie in runs/NAME.sweep, and one that fails leaves the others alone.
+save and leave, as Stop on its page at W&B does; a second Ctrl-C or SIGTERM kills it at once. Under nohup,
+SIGHUP is ignored. All of that holds for several runs at once too: they lie in runs/NAME.sweep, and one
+that fails leaves the others alone.
 
 Exit codes:
   0  done; of several runs, all of them

@@ -117,6 +117,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     let track = Track::start(run_dir.path(), &run);
     let exit = ranks.run(restarts, &mut stop, others.as_mut());
     if let (Ok(exit), Some(others)) = (&exit, others) {
+    stop.heed(track.stop());
         // They do not wait for trackers.
         others.quit(*exit);
     }

@@ -53,6 +53,8 @@ const ECHO: Duration = Duration::from_millis(250);
 pub(crate) enum StopRequest {
     /// Save and leave. Holds the signal.
     Leave(i32),
+    /// The same, by way of a tracker.
+    Pressed,
     /// Be gone. Holds the signal.
     LeaveNow(i32),
 }
@@ -61,6 +63,8 @@ pub(crate) enum StopRequest {
 #[derive(Debug)]
 pub(crate) struct Stop {
     asked: Option<Instant>,
+    /// Raised by a tracker.
+    pressed: Option<Arc<AtomicBool>>,
     /// Has something to read when one of them, or the end of a process, has come.
     woken: UnixStream,
 }
@@ -79,7 +83,16 @@ impl Stop {
         }
         pipe::register(SIGCHLD, wake)?;
         *answer() = Answer::Heeded;
-        Ok(Self { asked: None, woken })
+        Ok(Self {
+            asked: None,
+            pressed: None,
+            woken,
+        })
+    }
+
+    /// From here on a tracker may ask too, by raising this flag.
+    pub(crate) fn heed(&mut self, pressed: Option<Arc<AtomicBool>>) {
+        self.pressed = pressed;
     }
 
     /// Waits until there is something to read from one of these, a signal or the end of a process has come, or for this long.
@@ -110,6 +123,10 @@ impl Stop {
             if seen.swap(false, Ordering::Relaxed) {
                 request = request.or(after(self.asked, Instant::now(), signal));
             }
+        }
+        let pressed = self.pressed.as_ref();
+        if pressed.is_some_and(|pressed| pressed.load(Ordering::Relaxed)) && self.asked.is_none() {
+            request = request.or(Some(StopRequest::Pressed));
         }
         if request.is_some() && self.asked.is_none() {
             self.asked = Some(Instant::now());

@@ -29,6 +29,9 @@ const LOOK: Duration = Duration::from_millis(200);
 /// The same while a log has no room.
 const LOOK_SOON: Duration = Duration::from_millis(10);
 
+/// Who asks where it is a tracker: no other has such a button.
+const PRESSED: &str = "wandb: somebody pressed Stop on the page of the run;";
+
 /// The end of one attempt.
 #[derive(Debug)]
 pub(crate) struct Attempt {
@@ -126,26 +129,24 @@ impl Watched<'_> {
         Ok(())
     }
 
-    /// What a signal asks for.
+    /// What a signal, or a tracker, asks for.
     fn request(&self, stop: &mut Stop) -> Option<Event> {
-        match stop.request()? {
+        let (asked, next) = match stop.request()? {
             StopRequest::Leave(signal) => {
-                let is_one = self.supervisor.ranks() == 1;
-                screen::note(&format!(
-                    "{}: {}, {} s at most; a second Ctrl-C kills {}",
-                    stop::name(signal),
-                    if is_one {
-                        "the rank saves and leaves"
-                    } else {
-                        "the ranks save and leave"
-                    },
-                    self.timeouts.grace.as_secs(),
-                    if is_one { "it" } else { "them" },
-                ));
-                Some(Event::Leave)
+                (format!("{}:", stop::name(signal)), "a second Ctrl-C kills")
             }
-            StopRequest::LeaveNow(signal) => Some(Event::LeaveNow(signal)),
-        }
+            StopRequest::Pressed => (PRESSED.to_owned(), "Ctrl-C kills"),
+            StopRequest::LeaveNow(signal) => return Some(Event::LeaveNow(signal)),
+        };
+        let (leave, them) = match self.supervisor.ranks() {
+            1 => ("the rank saves and leaves", "it"),
+            _ => ("the ranks save and leave", "them"),
+        };
+        let grace = self.timeouts.grace.as_secs();
+        screen::note(&format!(
+            "{asked} {leave}, {grace} s at most; {next} {them}"
+        ));
+        Some(Event::Leave)
     }
 
     /// What is left of all ranks, in their order.

@@ -61,6 +61,11 @@ impl Track {
         }
     }
 
+    /// Becomes true when somebody asks for a stop by way of a tracker.
+    pub(crate) fn stop(&self) -> Option<Arc<AtomicBool>> {
+        self.shipper.as_ref().map(Shipper::stop)
+    }
+
     /// Ends it with the run; what trackers have not taken by then is shipped later.
     pub(crate) fn finish(self, exit: Exit) {
         self.is_over.store(true, Ordering::Release);

@@ -152,6 +152,8 @@ impl<'r, S: Sink> Driver<'r, S> {
                 spoken = Instant::now();
                 // What a heartbeat says is worth no warning.
                 let _ = self.sink.idle(self.run, &mut self.place.state).await;
+                // A disk that does not take this may take the next.
+                let _ = self.files.write(&self.place);
             } else {
                 self.rest(LOOK).await;
             }

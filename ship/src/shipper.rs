@@ -1,6 +1,7 @@
 //! All sinks of a run, in a thread of their own.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ pub struct Shipper {
     dir: PathBuf,
     over: watch::Sender<Option<End>>,
     sinks: Vec<(&'static str, Arc<Mutex<Status>>)>,
+    stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -56,11 +58,13 @@ impl Shipper {
             .map(|to| (name(to), Arc::default()))
             .collect();
         let (over, is_over) = watch::channel(None);
+        let stop = Arc::default();
         let work = Work {
             dir: dir.to_path_buf(),
             run: run.clone(),
             sinks: sinks.clone(),
             over: is_over,
+            stop: Arc::clone(&stop),
             say: Arc::new(say),
         };
         let thread = thread::Builder::new()
@@ -70,8 +74,14 @@ impl Shipper {
             dir: dir.to_path_buf(),
             over,
             sinks,
+            stop,
             thread: Some(thread),
         }))
+    }
+
+    /// Becomes true when somebody presses Stop on the page of the run, at a tracker whose pages have that: W&B.
+    pub fn stop(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop)
     }
 
     /// Says how the run ended, by the launcher's exit code, waits for `patience` until all is sent, and returns a line for each tracker
@@ -123,6 +133,7 @@ struct Work {
     run: Run,
     sinks: Vec<(&'static str, Arc<Mutex<Status>>)>,
     over: watch::Receiver<Option<End>>,
+    stop: Arc<AtomicBool>,
     say: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
@@ -154,6 +165,7 @@ impl Work {
             config,
             started: start.time,
             host: rustix::system::uname()
+            let stop = Arc::clone(&self.stop);
                 .nodename()
                 .to_string_lossy()
                 .into_owned(),
@@ -174,7 +186,8 @@ impl Work {
             tasks.spawn_local(async move {
                 match destination {
                     Destination::Wandb => {
-                        drive(Wandb::new(Environment::of_process()), &run, link).await;
+                        let wandb = Wandb::new(Environment::of_process(), stop);
+                        drive(wandb, &run, link).await;
                     }
                     Destination::Mlflow => drive(Mlflow::default(), &run, link).await,
                     Destination::Tensorboard => drive(TensorBoard::default(), &run, link).await,

@@ -139,7 +139,8 @@ impl Member {
             match stop.request() {
                 Some(StopRequest::Leave(signal)) => self.wire.send(&ToFirst::Leave(signal)),
                 Some(StopRequest::LeaveNow(signal)) => self.wire.send(&ToFirst::LeaveNow(signal)),
-                None => {}
+                // Trackers are told by the first launcher.
+                Some(StopRequest::Pressed) | None => {}
             }
             if alive.elapsed() >= ALIVE {
                 self.wire.send_if_room(&ToFirst::Alive);

@@ -393,7 +393,8 @@ impl Sweep<'_> {
                     members.iter_mut().for_each(Member::kill);
                     return Ok(Exit::Killed(signal));
                 }
-                None => {}
+                // Trackers are told by the launcher of each run.
+                Some(StopRequest::Pressed) | None => {}
             }
             for index in 0..members.len() {
                 if let Some((ran, events)) = members[index].ended()? {

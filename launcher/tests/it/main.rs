@@ -38,5 +38,6 @@ mod target;
 mod token_files;
 mod toy_models;
 mod trackers;
+mod wandb;
 mod watch;
 mod weights_directory;

@@ -93,12 +93,12 @@ pub(crate) struct Wandb {
 }
 
 impl Wandb {
-    /// With the keys and settings of `environment`.
-    pub(crate) fn new(environment: Environment) -> Self {
+    /// With the keys and settings of `environment`. `stop` becomes true when somebody presses Stop on the page of the run.
+    pub(crate) fn new(environment: Environment, stop: Arc<AtomicBool>) -> Self {
         Self {
             environment,
             server: None,
-            stop: Arc::default(),
+            stop,
             spoken: None,
             tries: BTreeMap::new(),
             rest: None,
@@ -108,12 +108,6 @@ impl Wandb {
             silence: SILENCE,
             patience: open::PATIENCE,
         }
-    }
-
-    /// Becomes true when somebody presses Stop on the page of the run.
-    #[cfg(test)]
-    pub(crate) fn stop(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.stop)
     }
 
     /// Why nothing is to be sent at all, where `WANDB_MODE` says so. Rows are owed then, and sent when it says otherwise.
@@ -289,8 +283,6 @@ impl Sink for Wandb {
         self.send(state, Vec::new(), None).await
     }
 
-    /// W&B shows 0 as finished and all else as failed. A run that was stopped on request has 255, as one that its own client saw
-    /// interrupted: it did not come to its end.
     async fn close(&mut self, run: &RunInfo, state: &mut State, end: End) -> Result<(), Refusal> {
         let mut next = state.clone();
         for name in RUN_FILES {
@@ -300,7 +292,7 @@ impl Sink for Wandb {
         }
         self.rest = None;
         self.send_files(run, &mut next, LAST_FILES).await;
-        let code = if end.code == 3 { 255 } else { end.code };
+        let code = shown(end);
         let last = summary(&next).into_iter().collect();
         self.send(&mut next, last, Some(code)).await?;
         *state = next;
@@ -312,4 +304,10 @@ impl Sink for Wandb {
         }
         Ok(())
     }
+}
+
+/// The exit code that W&B gets: it shows 0 as finished and all else as failed. A run that was stopped on request has 255, as one that its
+/// own client saw interrupted: it did not come to its end.
+fn shown(end: End) -> u8 {
+    if end.code == 3 { 255 } else { end.code }
 }

@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(super) config: String,
     /// Hash of the name, group, tags and notes that it has.
     pub(super) labels: String,
+    /// Whether it has said that somebody pressed Stop.
+    pub(super) is_stopped: bool,
     /// Files that it is to get.
     pub(super) owed: Vec<Owed>,
     /// Files that it got and is to be told of.

@@ -1,5 +1,6 @@
 //! The stream of a run: lines of its files at their numbers, in requests that a server takes.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Wandb;
@@ -90,23 +91,31 @@ impl Wandb {
         bodies[last].uploaded.clone_from(&state.untold);
         bodies[last].ended = ended;
         for body in &bodies {
-            self.post(&remote, body).await?;
+            self.post(state, &remote, body).await?;
         }
         state.untold.clear();
         Ok(())
     }
 
     /// One request, some time after the one before.
-    async fn post(&mut self, remote: &Remote, body: &Body) -> Result<(), Refusal> {
+    async fn post(
+        &mut self,
+        state: &mut State,
+        remote: &Remote,
+        body: &Body,
+    ) -> Result<(), Refusal> {
         if let Some(spoken) = self.spoken {
             tokio::time::sleep(self.gap.saturating_sub(spoken.elapsed())).await;
         }
         let server = self.server()?;
         let reply = server.stream(remote, body.json()).await;
         self.spoken = Some(Instant::now());
-        if reply?.is_stopped {
-            self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let is_stopped = reply?.is_stopped;
+        // A run that goes on after it was stopped is not stopped again by what the server has said before.
+        if is_stopped && !state.is_stopped {
+            self.stop.store(true, Ordering::Relaxed);
         }
+        state.is_stopped = is_stopped;
         Ok(())
     }
 }

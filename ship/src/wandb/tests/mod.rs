@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use spd_configs::Tracker;
+use std::sync::Arc;
 use spd_tracker::{Kind, Row};
 
 use super::Wandb;
@@ -111,7 +112,7 @@ impl Recorder {
 
     /// A sink that waits for nothing.
     fn sink(&self) -> Wandb {
-        let mut sink = Wandb::new(self.environment());
+        let mut sink = Wandb::new(self.environment(), Arc::default());
         (sink.gap, sink.patience) = (Duration::ZERO, Duration::from_millis(10));
         sink
     }

@@ -1,5 +1,7 @@
 //! Runs without faults: begun, gone on with, ended.
 
+use std::sync::atomic::Ordering;
+
 use spd_tracker::{Histogram, Value};
 
 use super::super::media::tests::SMALL;
@@ -205,13 +207,22 @@ fn somebody_presses_stop() {
     };
     let run = a_run(folder.path());
     let mut driver = Driver::new(server.sink());
-    let stop = driver.sink.stop();
+    let is_raised = |driver: &Driver| driver.sink.stop.load(Ordering::Relaxed);
     on_runtime(async {
         driver.open(&run).await;
-        assert!(!stop.load(std::sync::atomic::Ordering::Relaxed));
+        assert!(!is_raised(&driver));
         driver.metrics(&run, &rows(0..1)).await;
+        assert!(is_raised(&driver));
+        driver.close(&run, 3).await;
+        // Nobody has pressed it since, though the server says it still.
+        let mut driver = driver.again(server.sink());
+        driver.open(&run).await;
+        driver.metrics(&run, &rows(1..2)).await;
+        assert!(!is_raised(&driver));
+        driver.state.is_stopped = false;
+        driver.metrics(&run, &rows(2..3)).await;
+        assert!(is_raised(&driver));
     });
-    assert!(stop.load(std::sync::atomic::Ordering::Relaxed));
 }
 
 #[test]
@@ -325,7 +336,10 @@ fn the_environment_says_what_the_run_file_does_not() {
         .collect();
     let mut run = a_run(folder.path());
     run.tracker = Tracker::default();
-    let mut sink = Wandb::new(Environment::of(&variables, Some(folder.path())));
+    let mut sink = Wandb::new(
+        Environment::of(&variables, Some(folder.path())),
+        Arc::default(),
+    );
     let mut state = State::default();
     on_runtime(sink.open(&run, &mut state)).unwrap();
     let found = server.runs()["team/other/abcd1234"].take();

@@ -1,0 +1,238 @@
+//! W&B, seen from the command line: the Stop button of a run's page. The server is `wandb_recorder.py` of
+//! `$SPD_SHARED/reference/tracker`, or else of `shared/` beside the workspace; where it is not there, tests are skipped.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use spd_checkpoint::atomic::write_file;
+
+use crate::both::is_gone;
+use crate::scratch::{Scratch, end, launch, send, start};
+
+/// The id of a run, which its spool would choose.
+const ID: &str = "k3v9x2abcdef";
+
+/// A server, until it is dropped.
+struct Recorder {
+    process: Child,
+    port: u16,
+}
+
+impl Recorder {
+    /// One with options; none where there is no recorder, which is said.
+    fn start(test: &str, options: &[&str]) -> Option<Self> {
+        let shared = std::env::var_os("SPD_SHARED").map_or_else(
+            || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared"),
+            PathBuf::from,
+        );
+        let script = shared.join("reference/tracker/wandb_recorder.py");
+        if !script.is_file() {
+            eprintln!("skipped: {test}: there is no {}", script.display());
+            return None;
+        }
+        // Free again once it is known, for the recorder to take.
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let process = Command::new("python3")
+            .arg(script)
+            .args(["--port", &port.to_string()])
+            .args(options)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let recorder = Self { process, port };
+        wait_until("the recorder answers", || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        Some(recorder)
+    }
+
+    /// The same command, which has a key for this server.
+    fn known_to(&self, mut command: Command) -> Command {
+        command
+            .env("WANDB_BASE_URL", format!("http://127.0.0.1:{}", self.port))
+            .env("WANDB_API_KEY", "0".repeat(40));
+        command
+    }
+
+    /// What it has of a run.
+    fn run(&self, id: &str) -> Value {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        let request = "GET /__state HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        let mut runs: Value = serde_json::from_str(body).unwrap();
+        runs[format!("fixture-entity/spd/{id}")].take()
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < Duration::from_secs(60), "{what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn put(path: &Path, text: &str) {
+    write_file(path, text.as_bytes()).unwrap();
+}
+
+/// Has a run begun, as the spool of a rank does it: only then there is something to ship.
+fn begin(run_dir: &Path, id: &str) {
+    let start =
+        json!({"run": id, "generation": 0, "step": 0, "offset": 0, "lines": 0, "time": 1.795e9});
+    put(&run_dir.join("starts.jsonl"), &format!("{start}\n"));
+}
+
+/// A server on whose pages somebody has pressed Stop.
+fn pressed(test: &str, scratch: &Scratch) -> Option<Recorder> {
+    let answers = scratch.path().join("answers.json");
+    put(&answers, r#"{"file_stream": {"json": {"stopped": true}}}"#);
+    Recorder::start(test, &["--override", answers.to_str().unwrap()])
+}
+
+const PRESSED: &str = "wandb: somebody pressed Stop on the page of the run;";
+
+#[test]
+fn who_presses_stop_on_the_page_of_a_run_has_it_save_and_leave() {
+    let scratch = Scratch::new();
+    let test = "who_presses_stop_on_the_page_of_a_run_has_it_save_and_leave";
+    let Some(server) = pressed(test, &scratch) else {
+        return;
+    };
+    let command = || {
+        let arguments = ["--tracker", "wandb", "--restarts", "3"];
+        server.known_to(scratch.run("polite", &arguments))
+    };
+    let launcher = start(command());
+    let rank = scratch.rank_pid();
+    begin(&scratch.run_dir(), ID);
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert!(is_gone(rank));
+    let line = format!("{PRESSED} the rank saves and leaves, 25 s at most; Ctrl-C kills it");
+    assert!(ended.stderr.contains(&line), "{}", ended.stderr);
+    assert!(
+        ended
+            .stderr
+            .contains("stopped after step 120, which is saved; the same command goes on"),
+        "{}",
+        ended.stderr
+    );
+    assert!(!ended.stderr.contains("started again"), "{}", ended.stderr);
+    let run = server.run(ID);
+    assert_eq!(
+        (&run["complete"], &run["exitcode"]),
+        (&json!(true), &json!(255))
+    );
+    // It goes on, whatever the page has said since: nobody has pressed it again.
+    let count = |run: &Value| run["events"].as_array().map_or(0, Vec::len);
+    let before = count(&run);
+    let launcher = start(command());
+    wait_until("the run goes on", || count(&server.run(ID)) > before);
+    send(launcher.id(), Signal::TERM);
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("SIGTERM: the rank saves and leaves"),
+        "{}",
+        ended.stderr
+    );
+    assert!(!ended.stderr.contains(PRESSED), "{}", ended.stderr);
+}
+
+#[test]
+fn a_run_of_a_sweep_is_stopped_alone() {
+    let scratch = Scratch::new();
+    let test = "a_run_of_a_sweep_is_stopped_alone";
+    // What the recorder knows of the first run before it begins.
+    let state = scratch.path().join("state.json");
+    let run = json!({
+        "id": "g", "name": ID, "entity": "fixture-entity", "project": "spd", "displayName": "x", "config": {}, "summary": {},
+        "tags": [], "notes": null, "group": null, "jobType": null, "history": [], "events": [], "log": [], "summaryLines": [],
+        "files": {}, "uploaded": [], "complete": null, "exitcode": null, "heartbeats": 0, "upserts": 0, "stopped": true, "rejected": [],
+    });
+    let known = json!({ (format!("fixture-entity/spd/{ID}")): run });
+    put(&state, &known.to_string());
+    let Some(server) = Recorder::start(test, &["--state", state.to_str().unwrap()]) else {
+        return;
+    };
+    let arguments = ["--seeds", "0..2", "--threads", "2", "--tracker", "wandb"];
+    let launcher = start(server.known_to(scratch.sweep("polite", &arguments)));
+    let [first, second] = ["runs/s/seed=0", "runs/s/seed=1"].map(|dir| {
+        let pid = scratch.rank_pid_of(dir);
+        let id = if dir.ends_with('0') {
+            ID
+        } else {
+            "aaaabbbbcccc"
+        };
+        begin(&scratch.path().join(dir), id);
+        pid
+    });
+    let states = || -> Vec<Value> {
+        let text = fs::read(scratch.path().join("runs/s/sweep.json")).unwrap();
+        let told: Value = serde_json::from_slice(&text).unwrap();
+        let runs = told["runs"].as_array().unwrap().iter();
+        runs.map(|run| run["state"].clone()).collect()
+    };
+    wait_until("the first is stopped", || states()[0] == "stopped");
+    assert!(is_gone(first) && !is_gone(second));
+    assert_eq!(states()[1], "running");
+    wait_until("the second is shipped", || {
+        server.run("aaaabbbbcccc")["events"]
+            .as_array()
+            .is_some_and(|events| !events.is_empty())
+    });
+    assert!(!is_gone(second));
+    send(launcher.id(), Signal::TERM);
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert_eq!(states(), ["stopped", "stopped"]);
+    let log =
+        |name: &str| fs::read_to_string(scratch.path().join("runs/s/logs").join(name)).unwrap();
+    assert!(log("seed=0.log").contains(PRESSED), "{}", log("seed=0.log"));
+    assert!(
+        !log("seed=1.log").contains(PRESSED),
+        "{}",
+        log("seed=1.log")
+    );
+}
+
+#[test]
+fn what_is_shipped_later_is_stopped_by_nobody() {
+    let scratch = Scratch::new();
+    let test = "what_is_shipped_later_is_stopped_by_nobody";
+    let Some(server) = pressed(test, &scratch) else {
+        return;
+    };
+    let ended = launch(scratch.run("done", &[]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    begin(&scratch.run_dir(), ID);
+    let ended =
+        launch(server.known_to(scratch.launcher(&["ship", "runs/x", "--tracker", "wandb"])));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("wandb: all 1 rows are sent"),
+        "{}",
+        ended.stderr
+    );
+    assert!(!ended.stderr.contains("Stop"), "{}", ended.stderr);
+}
