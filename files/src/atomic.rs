@@ -1,8 +1,8 @@
 //! Files and directories that are there whole or not at all: the only place that makes and replaces them.
 //!
-//! [`write_file`], [`write_private`], [`write_shared`], [`write_dir`] and [`cut_file`] make the new content under a temporary name, sync every byte of
-//! it, give it its name in one operation and sync the directory that holds the name. On a file system that renames in one
-//! operation and keeps what it was told to sync:
+//! [`write_file`], [`write_private`], [`write_shared`], [`write_dir`], [`new_dir`] and [`cut_file`] make the new content under a
+//! temporary name, sync every byte of it, give it its name in one operation and sync the directory that holds the name. On a file system
+//! that renames in one operation and keeps what it was told to sync:
 //!
 //! - At every moment, also after a crash of the process or the machine, a name stands for all of its new content or for what it
 //!   stood for before, which may be nothing.
@@ -83,6 +83,24 @@ pub fn write_dir(path: &Path, files: &[NewFile<'_>]) -> io::Result<()> {
         }
         sync_dir(&unfinished)
     })
+}
+
+/// Puts a directory at `path`, where nothing is, that `fill` makes and syncs under the name it is given.
+pub fn new_dir<E: From<io::Error>>(
+    path: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
+    let _making = making();
+    if fs::symlink_metadata(path).is_ok() {
+        return Err(io::Error::from(ErrorKind::AlreadyExists).into());
+    }
+    let unfinished = beside(path, "");
+    remove(&unfinished)?;
+    create_dir(&unfinished)?;
+    fill(&unfinished)
+        .and_then(|()| Ok(sync_dir(&unfinished)?))
+        .and_then(|()| Ok(rename_synced(&unfinished, path)?))
+        .inspect_err(|_| drop(remove(&unfinished)))
 }
 
 /// Makes a file end at byte `end`, by giving its name to a shorter copy: who follows the old one can tell.
@@ -238,7 +256,8 @@ fn fill(mut file: File, pieces: &[&[u8]]) -> io::Result<()> {
     sync(&file)
 }
 
-fn sync(file: &File) -> io::Result<()> {
+/// Has the disk take all that was written to a file.
+pub fn sync(file: &File) -> io::Result<()> {
     fault::before("sync file", || ())?;
     #[expect(clippy::disallowed_methods, reason = "here it is done")]
     file.sync_all()
@@ -267,6 +286,30 @@ mod tests {
                 pieces: vec![content],
             },
         ]
+    }
+
+    #[test]
+    fn a_new_directory_is_there_with_all_that_fills_it_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("dir");
+        let fill = |dir: &Path| -> io::Result<()> {
+            make_dir(&dir.join("a"))?;
+            create_file(&dir.join("a/b"), &[b"c"])
+        };
+        let refused = new_dir(&path, |dir| {
+            fill(dir)?;
+            Err(io::Error::other("no more"))
+        });
+        assert_eq!(refused.unwrap_err().to_string(), "no more");
+        assert_eq!(names(folder.path()).unwrap(), [""; 0]);
+        // What a crash has left is in nobody's way.
+        fill(&folder.path().join(".tmp-dir")).unwrap();
+        new_dir(&path, fill).unwrap();
+        assert_eq!(names(folder.path()).unwrap(), ["dir"]);
+        assert_eq!(crate::read(&path.join("a/b")).unwrap(), b"c");
+        let found = new_dir(&path, fill).unwrap_err();
+        assert_eq!(found.kind(), ErrorKind::AlreadyExists);
+        assert_eq!(names(folder.path()).unwrap(), ["dir"]);
     }
 
     // A rename may reach the disk before the bytes do, and a name is only kept by its directory's sync.

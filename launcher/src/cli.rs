@@ -72,7 +72,7 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     /// Say what a dataset, a checkpoint, a file of weights or a run directory is, and whether it is whole
     Inspect(InspectArgs),
-    /// Write the newest checkpoint of a run as the SPD reference would have it, for its tools
+    /// Write the newest checkpoint of a run as the SPD reference would have it, or the run for `wandb sync`
     Export(ExportArgs),
     /// Make a run directory of a checkpoint of the SPD reference
     Import(ImportArgs),
@@ -232,6 +232,10 @@ pub(crate) struct ExportArgs {
     /// Directory for model_STEP.pth and the run's config.toml
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
+    /// Write its rows, figures and config in place of its checkpoint: DIR/offline-run-DATE-ID for `wandb sync`, from a cluster without
+    /// a network
+    #[arg(long)]
+    pub(crate) wandb: bool,
 }
 
 /// `spd-launch import`.

@@ -1,9 +1,11 @@
-//! `spd-launch export RUN --out DIR` and `spd-launch import CHECKPOINT --out DIR`: checkpoints of the SPD reference.
+//! `spd-launch export RUN --out DIR` and `spd-launch import CHECKPOINT --out DIR`: checkpoints of the SPD reference; with `--wandb`, a run
+//! for `wandb sync`.
 
 use std::path::{Path, PathBuf};
 
 use spd_checkpoint::{atomic, write};
 use spd_configs::Run;
+use spd_ship::ExportError;
 use spd_trainer::{Fault, exchange};
 
 use crate::cli::{ExportArgs, ImportArgs};
@@ -24,6 +26,9 @@ pub(crate) fn export(asked: &ExportArgs) -> Result<Exit, Fault> {
             run_dir.path().display()
         )));
     }
+    if asked.wandb {
+        return export_wandb(&run_dir, &asked.out);
+    }
     let exported = exchange::export(run_dir.path(), &asked.out)?;
     screen::result(&format!(
         "{} tensors of step {} are in {}\n",
@@ -31,6 +36,32 @@ pub(crate) fn export(asked: &ExportArgs) -> Result<Exit, Fault> {
         exported.step,
         exported.file.display()
     ));
+    Ok(Exit::Done)
+}
+
+/// Writes a run, which may go on, as W&B's own client writes one that it cannot send.
+fn export_wandb(run_dir: &RunDir, out: &Path) -> Result<Exit, Fault> {
+    let run = Run::load_resolved(&run_dir.config());
+    let run = run.map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let is_held = run_dir.is_held().map_err(Fault::BadInput)?;
+    let end = run_dir.end();
+    let goes_on = is_held && end != Exit::Done;
+    let code = (!goes_on).then(|| end.code());
+    let exported = spd_ship::export(run_dir.path(), &run, out, code);
+    let exported = exported.map_err(|found| match found {
+        ExportError::Disk { .. } => Fault::Failed(found.into()),
+        _ => Fault::BadInput(found.to_string()),
+    })?;
+    let (steps, place) = (exported.steps, exported.dir.display());
+    let end = if steps == 1 { "" } else { "s" };
+    screen::result(&format!(
+        "the rows of {steps} step{end} are in {place}; `wandb sync {place}` sends them\n"
+    ));
+    if goes_on {
+        screen::note(
+            "the run goes on: W&B puts what is synced behind what it has, so sync a later export of it by `wandb sync --id OTHER`",
+        );
+    }
     Ok(Exit::Done)
 }
 

@@ -18,7 +18,7 @@
 //!     -> inspect                        what a dataset, a checkpoint, weights or a run are, and whether they are whole
 //!     -> ship                           what trackers have not taken yet
 //!     -> report, watch                  runs for looking at: one page, as a file or live
-//!     -> exchange                       checkpoints of the SPD reference, out and in
+//!     -> exchange                       checkpoints of the SPD reference, out and in; runs for `wandb sync`
 //!     -> figures                        those of a checkpoint, drawn again
 //!     -> completions                    what a shell completes of the command line
 //!     -> doctor                          what there is for runs on GPUs, and whether a GPU works

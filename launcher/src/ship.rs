@@ -35,15 +35,10 @@ pub(crate) fn ship(asked: &ShipArgs) -> Result<Exit, Fault> {
     }
     let mut is_done = true;
     for (dir, run) in runs {
-        let code = if dir.summary().is_file() {
-            Exit::Done
-        } else {
-            Exit::Stopped
-        };
         let shipper = Shipper::start(dir.path(), &run, screen::note);
         let shipper = shipper.map_err(|error| Fault::Failed(error.into()))?;
         let Some(shipper) = shipper else { continue };
-        for told in shipper.finish(code.code(), Duration::MAX) {
+        for told in shipper.finish(dir.end().code(), Duration::MAX) {
             is_done &= told.is_done;
             screen::note(&told.line);
         }

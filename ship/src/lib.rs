@@ -25,3 +25,4 @@ mod tensorboard;
 mod wandb;
 
 pub use shipper::{Shipper, Told};
+pub use wandb::offline::{ExportError, Exported, export};

@@ -4,7 +4,8 @@ use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value as Json;
-use spd_configs::Tracker;
+use spd_configs::{Run, Tracker};
+use spd_tracker::Start;
 
 /// Bytes of a file that are sent at most.
 const LARGEST: u64 = 64 << 20;
@@ -29,6 +30,27 @@ pub(crate) struct RunInfo {
 }
 
 impl RunInfo {
+    /// The run in `dir`, of which `first` was the first start.
+    ///
+    /// # Errors
+    ///
+    /// When its run file is no JSON.
+    pub(crate) fn of(dir: &Path, run: &Run, first: Start) -> Result<Self, String> {
+        let name = run.tracker.name.as_ref().unwrap_or(&run.name);
+        Ok(Self {
+            dir: dir.to_path_buf(),
+            id: first.run,
+            tracker: run.tracker.clone(),
+            name: name.clone(),
+            config: serde_json::to_value(run).map_err(|found| found.to_string())?,
+            started: first.time,
+            host: rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned(),
+        })
+    }
+
     /// The project of W&B, the experiment of MLflow.
     pub(crate) fn project(&self) -> &str {
         self.tracker.project.as_deref().unwrap_or("spd")

@@ -151,25 +151,7 @@ impl Work {
         let Some(start) = self.begun()? else {
             return Err("the run has made no rows".to_owned());
         };
-        let config = serde_json::to_value(&self.run).map_err(|found| found.to_string())?;
-        let run = RunInfo {
-            dir: self.dir.clone(),
-            id: start.run,
-            tracker: self.run.tracker.clone(),
-            name: self
-                .run
-                .tracker
-                .name
-                .clone()
-                .unwrap_or_else(|| self.run.name.clone()),
-            config,
-            started: start.time,
-            host: rustix::system::uname()
-            let stop = Arc::clone(&self.stop);
-                .nodename()
-                .to_string_lossy()
-                .into_owned(),
-        };
+        let run = RunInfo::of(&self.dir, &self.run, start)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -183,6 +165,7 @@ impl Work {
                 say: Arc::clone(&self.say),
             };
             let (run, destination) = (Arc::clone(&run), *destination);
+            let stop = Arc::clone(&self.stop);
             tasks.spawn_local(async move {
                 match destination {
                     Destination::Wandb => {

@@ -1,4 +1,4 @@
-//! W&B, seen from the command line: the Stop button of a run's page. The server is `wandb_recorder.py` of
+//! W&B, seen from the command line: the Stop button of a run's page, and runs that are exported. The server is `wandb_recorder.py` of
 //! `$SPD_SHARED/reference/tracker`, or else of `shared/` beside the workspace; where it is not there, tests are skipped.
 
 use std::fs;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use spd_checkpoint::atomic::write_file;
 
 use crate::both::is_gone;
-use crate::scratch::{Scratch, end, launch, send, start};
+use crate::scratch::{Scratch, end, launch, names, send, start};
 
 /// The id of a run, which its spool would choose.
 const ID: &str = "k3v9x2abcdef";
@@ -235,4 +235,66 @@ fn what_is_shipped_later_is_stopped_by_nobody() {
         ended.stderr
     );
     assert!(!ended.stderr.contains("Stop"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_run_is_exported_for_wandb_sync_whole_or_not_at_all() {
+    let scratch = Scratch::new();
+    let export = |run: &str| launch(scratch.launcher(&["export", run, "--wandb", "--out", "out"]));
+    let missing = export("runs/x");
+    assert_eq!(missing.code, Some(2), "{}", missing.stderr);
+    assert!(
+        missing.error().starts_with("runs/x: holds no config.toml"),
+        "{}",
+        missing.stderr
+    );
+    let ended = launch(scratch.run("done", &[]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let early = export("runs/x");
+    assert_eq!(early.code, Some(2), "{}", early.stderr);
+    assert_eq!(
+        early.error(),
+        "runs/x: the run has made no rows yet; export it when its first step is logged"
+    );
+    assert!(!names(scratch.path()).contains(&"out".to_owned()));
+    begin(&scratch.run_dir(), ID);
+    let ended = export("runs/x");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    // `date -u -d @1795000000`.
+    let place = format!("out/offline-run-20261118_110640-{ID}");
+    assert_eq!(
+        ended.stdout,
+        format!("the rows of 1 step are in {place}; `wandb sync {place}` sends them\n")
+    );
+    let dir = scratch.path().join(&place);
+    assert_eq!(names(&dir), ["files".to_owned(), format!("run-{ID}.wandb")]);
+    assert_eq!(names(&dir.join("files")), ["config.toml", "summary.json"]);
+    let again = export("runs/x");
+    assert_eq!(again.code, Some(2), "{}", again.stderr);
+    assert_eq!(
+        again.error(),
+        format!(
+            "{place}: something is there; an export of this run? Name another directory by --out"
+        )
+    );
+    assert_eq!(names(&scratch.path().join("out")).len(), 1);
+}
+
+#[test]
+fn a_run_that_goes_on_is_exported_as_one() {
+    let scratch = Scratch::new();
+    let launcher = start(scratch.run("polite", &[]));
+    scratch.rank_pid();
+    begin(&scratch.run_dir(), ID);
+    let ended = launch(scratch.launcher(&["export", "runs/x", "--wandb", "--out", "out"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(
+        ended
+            .stderr
+            .contains("the run goes on: W&B puts what is synced behind what it has"),
+        "{}",
+        ended.stderr
+    );
+    send(launcher.id(), Signal::TERM);
+    assert_eq!(end(launcher).code, Some(3));
 }

@@ -70,23 +70,27 @@ pub(super) fn hash(value: &Json) -> String {
     hex(value.to_string().as_bytes())[..16].into()
 }
 
+/// The values of a run file.
+pub(super) fn values(config: &Json) -> Vec<(&str, &Json)> {
+    match config {
+        Json::Object(values) => {
+            let values = values.iter();
+            values.map(|(key, value)| (key.as_str(), value)).collect()
+        }
+        Json::Null => Vec::new(),
+        other => vec![("config", other)],
+    }
+}
+
 /// The config, as W&B has it: each value under `value`, and what its own client needs beside it.
 ///
 /// Without `t`, which says what wrote the run, W&B's client takes a run that it is to resume for one that never began. `m` says which
 /// value is the x axis; it is `_step` unless rows that no longer hold stay before those that do.
 pub(super) fn config(run: &RunInfo) -> Json {
-    let mut config = Map::new();
-    match &run.config {
-        Json::Object(values) => {
-            for (key, value) in values {
-                config.insert(key.clone(), json!({ "value": value }));
-            }
-        }
-        Json::Null => {}
-        other => {
-            config.insert("config".into(), json!({ "value": other }));
-        }
-    }
+    let values = values(&run.config).into_iter();
+    let mut config: Map<String, Json> = values
+        .map(|(key, value)| (key.into(), json!({ "value": value })))
+        .collect();
     let axes = match run.tracker.on_rollback {
         // By the numbers of W&B's messages: 1 a name, 2 a pattern, 5 the axis, by its place from 1, 6 options (1: its value is put into
         // rows that lack it, 3: asked for), 7 what the summary keeps.

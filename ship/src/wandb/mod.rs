@@ -15,13 +15,15 @@
 //! Keys are those of `WANDB_API_KEY` and `.netrc`. `WANDB_BASE_URL`, `WANDB_ENTITY`, `WANDB_PROJECT`, `WANDB_RUN_GROUP`, `WANDB_NAME`,
 //! `WANDB_TAGS` and `WANDB_NOTES` say what `[tracker]` does not; `WANDB_MODE` set to `offline` or `disabled` has nothing sent.
 //!
-//! Reading order: `json`, `state`, `lines`, `media`, `system`, `labels`, `server`, `open`, `stream`, `files`, `roll_back`.
+//! Reading order: `json`, `state`, `lines`, `media`, `system`, `labels`, `server`, `open`, `stream`, `files`, `roll_back`,
+//! `offline`.
 
 mod files;
 mod json;
 mod labels;
 mod lines;
 mod media;
+pub(crate) mod offline;
 mod open;
 mod roll_back;
 mod server;
@@ -40,9 +42,9 @@ use serde_json::json;
 use spd_tracker::Kind;
 
 use self::lines::Line;
+use self::media::Media;
 use self::server::Server;
 use self::state::State;
-use self::media::Media;
 use self::stream::{CONSOLE, EVENTS, HISTORY, chunk, summary};
 use crate::credentials::Environment;
 use crate::run::RunInfo;
@@ -60,11 +62,11 @@ const FILES: Duration = Duration::from_secs(20);
 /// How long files may hold up the end of a run.
 const LAST_FILES: Duration = Duration::from_secs(5);
 
-/// Files of the run directory that the run has at the server too.
-const RUN_FILES: [&str; 2] = ["summary.json", "config.toml"];
 /// Bytes of drawn figures that are held while they are sent.
 const DRAWN: usize = 32 << 20;
 
+/// Files of the run directory that the run has at the server too.
+const RUN_FILES: [&str; 2] = ["summary.json", "config.toml"];
 
 const ALERT: &str = "mutation NotifyScriptableRunAlert(
   $entityName: String!, $projectName: String!, $runName: String!, $title: String!, $text: String!, $severity: AlertSeverity
@@ -84,10 +86,10 @@ pub(crate) struct Wandb {
     tries: BTreeMap<String, u32>,
     /// When files are tried again.
     rest: Option<Instant>,
-    is_anew: bool,
-    gap: Duration,
     /// Figures that were drawn for their hashes, until they are sent or what they were drawn for has been.
     drawn: BTreeMap<String, Vec<u8>>,
+    is_anew: bool,
+    gap: Duration,
     silence: Duration,
     patience: Duration,
 }
@@ -102,9 +104,9 @@ impl Wandb {
             spoken: None,
             tries: BTreeMap::new(),
             rest: None,
+            drawn: BTreeMap::new(),
             is_anew: false,
             gap: GAP,
-            drawn: BTreeMap::new(),
             silence: SILENCE,
             patience: open::PATIENCE,
         }
@@ -131,17 +133,21 @@ impl Wandb {
         line: impl Fn(&[Stamped], Option<u64>) -> Line,
     ) -> Result<(), Refusal> {
         let (mut next, mut lines) = (state.clone(), Vec::new());
-            self.keep_drawn(line.media);
         for rows in lines::steps(rows) {
             let line = line(rows, next.last_step);
             next.note(&line);
             lines.push(line.json());
+            self.keep_drawn(line.media);
         }
         let count = lines.len();
         let mut chunks = vec![chunk(HISTORY, state.history, lines)];
         chunks.extend(summary(&next));
         self.send(&mut next, chunks, None).await?;
         next.history.add(count);
+        *state = next;
+        Ok(())
+    }
+
     /// Keeps figures that were drawn, as many as memory should hold.
     fn keep_drawn(&mut self, media: Vec<Media>) {
         let mut held: usize = self.drawn.values().map(Vec::len).sum();
@@ -155,10 +161,6 @@ impl Wandb {
         }
     }
 
-        *state = next;
-        Ok(())
-    }
-
     /// Has W&B tell its people. A server that does not is no reason to stop.
     async fn alert(&self, state: &State, row: &spd_tracker::Row) {
         let (Ok(server), Some(remote)) = (self.server(), &state.remote) else {
@@ -168,7 +170,7 @@ impl Wandb {
             "entityName": remote.entity,
             "projectName": remote.project,
             "runName": remote.name,
-            "title": row.note.as_deref().unwrap_or("alert").lines().next(),
+            "title": system::title(row),
             "text": system::said(row),
             "severity": "ERROR",
         });

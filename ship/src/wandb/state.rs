@@ -129,6 +129,12 @@ impl State {
         }
     }
 
+    /// How long the run had been going at the last line, in whole seconds; none before the first.
+    pub(super) fn runtime(&self) -> Option<f64> {
+        let runtime: f64 = self.summary.get("_runtime")?.parse().unwrap_or(0.0);
+        Some(runtime.floor())
+    }
+
     /// Notes a file that is to be sent.
     pub(super) fn owe(&mut self, name: &str, from: &str) {
         if !self.owed.iter().any(|owed| owed.name == name) {

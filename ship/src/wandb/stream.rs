@@ -21,7 +21,7 @@ const SUMMARY: &str = "wandb-summary.json";
 const REQUEST: usize = 9 << 20;
 
 /// Bytes of a line that servers take.
-const LINE: usize = (10 << 20) - (100 << 10);
+pub(super) const LINE: usize = (10 << 20) - (100 << 10);
 
 /// Lines of a file, and the number of the first.
 #[derive(Debug, Clone, PartialEq)]
@@ -137,15 +137,21 @@ pub(super) fn chunk(
 
 /// The summary: last values, and how long the run has been going.
 pub(super) fn summary(state: &State) -> Option<Chunk> {
-    let runtime = state.summary.get("_runtime")?.parse().unwrap_or(0.0_f64);
-    let own = format!(r#"{{"runtime":{}}}"#, number(runtime.floor()));
-    let values = state.summary.iter();
-    let values = values.map(|(name, value)| (name.as_str(), value.as_str()));
+    let values = last_values(state)?;
+    let values = values.iter().map(|(name, value)| (*name, value.as_str()));
     Some(Chunk {
         file: SUMMARY,
         offset: 0,
-        lines: vec![object(values.chain([("_wandb", own.as_str())]))],
+        lines: vec![object(values)],
     })
+}
+
+/// The values of the summary, encoded.
+pub(super) fn last_values(state: &State) -> Option<Vec<(&str, String)>> {
+    let own = format!(r#"{{"runtime":{}}}"#, number(state.runtime()?));
+    let values = state.summary.iter();
+    let values = values.map(|(name, value)| (name.as_str(), value.clone()));
+    Some(values.chain([("_wandb", own)]).collect())
 }
 
 /// Requests that are no larger than servers take.

@@ -34,26 +34,30 @@ const MACHINE: [(&str, &str, f64); 3] = [
 const ASIDE: [&str; 2] = ["steps", "time"];
 
 /// The line of a row of the machine; none where it says nothing that W&B draws.
-pub(super) fn event(Stamped { row, time }: &Stamped, started: f64) -> Option<String> {
-    let mut values: Vec<(String, String)> = Vec::new();
-    for (name, value) in row.numbers() {
-        if !ASIDE.contains(&name) {
-            let (key, unit) = key(name, row.note.as_deref());
-            values.push((key, number(value / unit)));
-        }
-    }
+pub(super) fn event(stamped: &Stamped, started: f64) -> Option<String> {
+    let (values, time) = (measured(&stamped.row), stamped.time);
     if values.is_empty() {
         return None;
     }
     let own = [
         ("_wandb", "true".into()),
-        ("_timestamp", number(*time)),
+        ("_timestamp", number(time)),
         ("_runtime", number((time - started).max(0.0))),
     ];
     let own = own.iter().map(|(name, value)| (*name, value.as_str()));
     let values = values.iter();
     let values = values.map(|(name, value)| (name.as_str(), value.as_str()));
     Some(object(own.chain(values)))
+}
+
+/// What a row says of the machine, by W&B's names, encoded.
+pub(super) fn measured(row: &Row) -> Vec<(String, String)> {
+    let values = row.numbers().filter(|(name, _)| !ASIDE.contains(name));
+    let values = values.map(|(name, value)| {
+        let (key, unit) = key(name, row.note.as_deref());
+        (key, number(value / unit))
+    });
+    values.collect()
 }
 
 /// W&B's name of a value, and what the value is divided by. A phase other than training is part of it.
@@ -87,17 +91,28 @@ fn gpu(short: &str) -> Option<(&str, &str)> {
     is_number.then_some((index, rest))
 }
 
-/// The lines of the console that a row is: its sentence, its values, when it was.
-pub(super) fn console(Stamped { row, time }: &Stamped) -> Vec<String> {
-    let words = said(row);
-    let at = moment(*time);
-    let mark = if row.kind == Kind::Alert {
+/// The lines of the console that a row is, marked where they are of an alert.
+pub(super) fn console(stamped: &Stamped) -> Vec<String> {
+    let mark = if stamped.row.kind == Kind::Alert {
         "ERROR "
     } else {
         ""
     };
+    let lines = told(stamped).into_iter();
+    lines.map(|line| format!("{mark}{line}")).collect()
+}
+
+/// The lines that a row is: its sentence, its values, when it was.
+pub(super) fn told(Stamped { row, time }: &Stamped) -> Vec<String> {
+    let (words, at) = (said(row), moment(*time));
     let lines = words.lines().filter(|line| !line.trim().is_empty());
-    lines.map(|line| format!("{mark}{at} {line}")).collect()
+    lines.map(|line| format!("{at} {line}")).collect()
+}
+
+/// The first line of an alert.
+pub(super) fn title(row: &Row) -> &str {
+    let note = row.note.as_deref().unwrap_or("alert");
+    note.lines().next().unwrap_or("alert")
 }
 
 /// What a row says, for people.

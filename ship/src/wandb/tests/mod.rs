@@ -5,20 +5,23 @@ mod faults;
 mod official;
 mod roll_backs;
 mod runs;
+mod sync;
 
+use std::collections::BTreeMap;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value as Json, json};
 use spd_configs::Tracker;
-use std::sync::Arc;
-use spd_tracker::{Kind, Row};
+use spd_tracker::{Cursor, Kind, Row};
 
 use super::Wandb;
 use super::state::State;
 use crate::credentials::Environment;
+use crate::feed::{Fed, Feed, Steps};
 use crate::run::RunInfo;
 use crate::sink::{End, Refusal, Sink, Stamped};
 
@@ -226,20 +229,15 @@ fn on_runtime<T>(future: impl Future<Output = T>) -> T {
     runtime.unwrap().block_on(future)
 }
 
+/// A figure of 6 by 4.
+const FIGURE: &str = r##"<svg width="6" height="4" xmlns="http://www.w3.org/2000/svg"><rect width="3" height="2" fill="#c03020"/></svg>"##;
+
 fn a_run(dir: &Path) -> RunInfo {
     RunInfo {
         dir: dir.into(),
         id: "abcd1234".into(),
         tracker: Tracker {
             group: Some("sweep".into()),
-/// A figure of 6 by 4.
-const FIGURE: &str = r##"<svg width="6" height="4" xmlns="http://www.w3.org/2000/svg"><rect width="3" height="2" fill="#c03020"/></svg>"##;
-
-/// The same as a PNG.
-fn a_picture() -> Vec<u8> {
-    crate::picture::png(FIGURE.as_bytes()).unwrap().bytes
-}
-
             tags: vec!["a".into(), "b".into()],
             notes: Some("n".into()),
             ..Tracker::default()
@@ -323,6 +321,19 @@ impl Driver {
     async fn system(&mut self, run: &RunInfo, rows: &[Stamped]) {
         while let Err(refusal) = self.sink.send_system(run, &mut self.state, rows).await {
             self.refused(refusal);
+        }
+    }
+
+    /// All rows that the directory of a run has.
+    async fn all(&mut self, run: &RunInfo) {
+        let mut feed = Feed::of(&run.dir, &Cursor::default(), &BTreeMap::new()).unwrap();
+        while let Fed::Steps(Steps { rows, .. }) = feed.steps(100, true).unwrap()
+            && !rows.is_empty()
+        {
+            self.metrics(run, &rows).await;
+        }
+        while let Some((_, _, rows)) = feed.system(100).unwrap() {
+            self.system(run, &rows).await;
         }
     }
 
