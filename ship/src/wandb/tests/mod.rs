@@ -1,7 +1,9 @@
 //! The sink against a server that keeps what it is sent, loses answers and refuses what it is told to: `wandb_recorder.py` of
 //! `$SPD_SHARED/reference/tracker`, or else of `shared/` beside the workspace. Where it is not there, the tests are skipped.
 
+mod captured;
 mod faults;
+mod meaning;
 mod official;
 mod roll_backs;
 mod runs;
@@ -231,6 +233,11 @@ fn on_runtime<T>(future: impl Future<Output = T>) -> T {
 
 /// A figure of 6 by 4.
 const FIGURE: &str = r##"<svg width="6" height="4" xmlns="http://www.w3.org/2000/svg"><rect width="3" height="2" fill="#c03020"/></svg>"##;
+
+/// The same as a PNG.
+fn a_picture() -> Vec<u8> {
+    crate::picture::png(FIGURE.as_bytes()).unwrap().bytes
+}
 
 fn a_run(dir: &Path) -> RunInfo {
     RunInfo {

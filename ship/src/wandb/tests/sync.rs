@@ -7,6 +7,7 @@
 use spd_tracker::{Histogram, Spool, Value};
 
 use super::super::offline;
+use super::meaning::SAME;
 use super::official::Python;
 use super::*;
 
@@ -60,7 +61,9 @@ fn make(dir: &Path) -> Spool {
 }
 
 /// What is to be the same at the server by either way.
-fn compared(run: &Json) -> Json {
+///
+/// - `times`: how many a line of the console begins with; its own is the last
+fn compared(run: &Json, times: usize) -> Json {
     let mut config = run["config"].clone();
     config.as_object_mut().unwrap().remove("_wandb");
     let mut events = lines(run, "events");
@@ -72,24 +75,15 @@ fn compared(run: &Json) -> Json {
         }
     }
     let log = run["log"].as_array().unwrap().iter();
-    let log: Vec<&str> = log
+    let log: Vec<(bool, String)> = log
         .map(|line| {
             let line = line.as_str().unwrap();
-            let own = line.rfind("20").filter(|at| line[*at..].contains('T'));
-            own.map_or(line, |at| &line[at..])
+            let words = line.strip_prefix("ERROR ");
+            let own = words.unwrap_or(line).splitn(times, ' ').last();
+            (line.starts_with("ERROR "), own.unwrap().into())
         })
         .collect();
-    let same = [
-        "displayName",
-        "group",
-        "jobType",
-        "notes",
-        "tags",
-        "complete",
-        "exitcode",
-        "rejected",
-    ];
-    let same: BTreeMap<&str, Json> = same.map(|name| (name, run[name].clone())).into();
+    let same: BTreeMap<&str, Json> = SAME.map(|name| (name, run[name].clone())).into();
     json!({
         "same": same, "config": config, "events": events, "log": log, "history": lines(run, "history"), "summary": run["summary"],
     })
@@ -160,7 +154,7 @@ fn what_is_exported_and_synced_is_what_is_sent() {
     let ended = python.run(&synced, folder.path(), &["-m", "wandb", "sync", exported]);
     assert_eq!(ended, Some(0));
     let (sent_run, synced_run) = (sent.run("abcd1234"), synced.run("abcd1234"));
-    let (a, b) = (compared(&sent_run), compared(&synced_run));
+    let (a, b) = (compared(&sent_run, 1), compared(&synced_run, 2));
     for (part, value) in a.as_object().unwrap() {
         assert_eq!(&b[part], value, "{part}");
     }
