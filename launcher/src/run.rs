@@ -94,7 +94,9 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     let _hold = if found == Found::Nothing {
         create(&run_dir, &run, asked.fresh)?
     } else {
-        run_dir.hold().map_err(Fault::BadInput)?
+        let hold = run_dir.hold().map_err(Fault::BadInput)?;
+        run_dir.retrack(&run).map_err(Fault::BadInput)?;
+        hold
     };
     let mut stop = Stop::listen().context("signals cannot be listened to")?;
     let mut others = None;
@@ -115,9 +117,9 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         memory: &memory,
     };
     let track = Track::start(run_dir.path(), &run);
+    stop.heed(track.stop());
     let exit = ranks.run(restarts, &mut stop, others.as_mut());
     if let (Ok(exit), Some(others)) = (&exit, others) {
-    stop.heed(track.stop());
         // They do not wait for trackers.
         others.quit(*exit);
     }

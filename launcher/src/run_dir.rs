@@ -296,6 +296,25 @@ impl RunDir {
         })
     }
 
+    /// Has the resolved run say where metrics are sent from now on, and what people find the run by there; as before where they are sent
+    /// nowhere.
+    ///
+    /// # Errors
+    ///
+    /// One line, when the file system refuses.
+    pub(crate) fn retrack(&self, run: &Run) -> Result<(), String> {
+        let Ok(stored) = Run::load_resolved(&self.config()) else {
+            return Ok(());
+        };
+        if run.tracker.to.is_empty() || stored.tracker == run.tracker {
+            return Ok(());
+        }
+        let tracker = run.tracker.clone();
+        let text = Run { tracker, ..stored }.to_toml();
+        let written = atomic::write_file(&self.config(), text.as_bytes());
+        written.map_err(|error| format!("{}: {error}", self.config().display()))
+    }
+
     /// Makes the directory of a sweep, which is one as soon as it has this text as its `sweep.json`.
     ///
     /// # Errors

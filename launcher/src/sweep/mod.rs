@@ -447,6 +447,9 @@ impl Sweep<'_> {
             // Let go of at once: the launcher of the member takes it.
             let hold = create(&member.dir, &member.run, self.asked.fresh);
             drop(hold.map_err(|fault| fault.to_string())?);
+        } else {
+            let _hold = member.dir.hold()?;
+            member.dir.retrack(&member.run)?;
         }
         let started = member.start(self.asked, self.threads);
         started.map_err(|error| format!("{error:#}"))

@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use crate::scratch::{Scratch, launch, names};
+use rustix::process::Signal;
+
+use crate::scratch::{Scratch, end, launch, names, send, start};
 
 const SHORT: [&str; 5] = [
     "train.steps=12",
@@ -50,6 +52,29 @@ fn a_run_is_shipped_while_it_goes_on_and_the_rest_later() {
     assert_eq!(again.code, Some(0), "{}", again.stderr);
     assert!(again.stderr.contains("tensorboard: all 5 rows are sent"));
     assert_eq!(names(&run.join("tensorboard")), events);
+}
+
+#[test]
+fn a_run_that_goes_on_is_shipped_where_it_is_to_be_shipped_now() {
+    let scratch = Scratch::new();
+    let launched = |arguments: &[&str]| {
+        // It is there again once the rank is up.
+        let _ = fs::remove_file(scratch.run_dir().join("system.jsonl"));
+        let launcher = start(scratch.run("polite", arguments));
+        scratch.rank_pid();
+        send(launcher.id(), Signal::TERM);
+        let ended = end(launcher);
+        assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+        fs::read_to_string(scratch.run_dir().join("config.toml")).unwrap()
+    };
+    let first = launched(&[]);
+    assert!(!first.contains("[tracker]"), "{first}");
+    let second = launched(&["--tracker", "tensorboard"]);
+    let added = "[tracker]\nto = [\"tensorboard\"]\n";
+    assert!(second.contains(added), "{second}");
+    assert!(first.lines().all(|line| second.contains(line)), "{second}");
+    // What is owed to it is not forgotten.
+    assert_eq!(launched(&[]), second);
 }
 
 #[test]

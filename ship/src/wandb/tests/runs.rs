@@ -157,6 +157,40 @@ fn a_run_goes_on_from_its_own_counts() {
 }
 
 #[test]
+fn a_run_that_goes_on_says_what_it_is_called_now() {
+    let Some(server) = Recorder::start("a_run_that_goes_on_says_what_it_is_called_now") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = a_run(folder.path());
+    on_runtime(async {
+        let mut driver = Driver::new(server.sink());
+        driver.open(&run).await;
+        driver.metrics(&run, &rows(0..2)).await;
+        run.name = "tms, again".into();
+        run.tracker.group = Some("other".into());
+        run.tracker.tags = vec!["c".into()];
+        run.tracker.notes = Some("m".into());
+        let mut driver = driver.again(server.sink());
+        driver.open(&run).await;
+        driver.open(&run).await;
+    });
+    let found = server.run("abcd1234");
+    assert_eq!(found["displayName"], "tms, again");
+    assert_eq!(found["group"], "other");
+    assert_eq!(found["tags"], json!(["c"]));
+    assert_eq!(found["notes"], "m");
+    let exchanges = server.exchanges();
+    let upserts = exchanges.iter().filter(|one| one["kind"] == "UpsertBucket");
+    let names: Vec<&Json> = upserts
+        .map(|one| &one["request"]["json"]["variables"]["displayName"])
+        .collect();
+    // The third time there is nothing to say.
+    assert_eq!(names, [&json!("tms"), &json!("tms, again"), &Json::Null]);
+    assert_eq!(steps(&found), [0, 1]);
+}
+
+#[test]
 fn lines_of_a_lost_cursor_are_not_sent_twice() {
     let Some(server) = Recorder::start("lines_of_a_lost_cursor_are_not_sent_twice") else {
         return;
