@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::scratch::{Scratch, end, launch, names, send, start};
 
-const SHORT: [&str; 5] = [
+pub(crate) const SHORT: [&str; 5] = [
     "train.steps=12",
     "train.batch_size=64",
     "target.train.steps=5",

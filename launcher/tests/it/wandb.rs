@@ -1,4 +1,4 @@
-//! W&B, seen from the command line: the Stop button of a run's page, and runs that are exported. The server is `wandb_recorder.py` of
+//! W&B, seen from the command line: servers that fail, the Stop button of a run's page, and runs that are exported. The server is `wandb_recorder.py` of
 //! `$SPD_SHARED/reference/tracker`, or else of `shared/` beside the workspace; where it is not there, tests are skipped.
 
 use std::fs;
@@ -14,7 +14,9 @@ use serde_json::{Value, json};
 use spd_checkpoint::atomic::write_file;
 
 use crate::both::is_gone;
+use crate::gate::{Fate, Gate};
 use crate::scratch::{Scratch, end, launch, names, send, start};
+use crate::trackers::SHORT;
 
 /// The id of a run, which its spool would choose.
 const ID: &str = "k3v9x2abcdef";
@@ -235,6 +237,68 @@ fn what_is_shipped_later_is_stopped_by_nobody() {
         ended.stderr
     );
     assert!(!ended.stderr.contains("Stop"), "{}", ended.stderr);
+}
+
+#[test]
+fn what_its_server_does_costs_a_run_a_moment_at_its_end() {
+    let test = "what_its_server_does_costs_a_run_a_moment_at_its_end";
+    let Some(server) = Recorder::start(test, &[]) else {
+        return;
+    };
+    let befalls = |fate: Fate| {
+        let scratch = Scratch::new();
+        let gate = Gate::before(([127, 0, 0, 1], server.port).into(), fate);
+        let known = |mut command: Command| {
+            command = server.known_to(command);
+            command.env("WANDB_BASE_URL", format!("http://{}", gate.address));
+            command
+        };
+        let mut command = known(scratch.real("tms_5-2.toml", "runs/x", &SHORT));
+        command.args(["--tracker", "wandb"]);
+        let ended = launch(command);
+        assert_eq!(ended.code, Some(0), "{fate:?}: {}", ended.stderr);
+        let count = |words: &str| ended.stderr.matches(words).count();
+        let warned = count("the run goes on, and rows wait in metrics.jsonl");
+        // One that is silent may yet answer.
+        let expected = usize::from(fate != Fate::Silence);
+        assert_eq!(warned, expected, "{fate:?}: {}", ended.stderr);
+        assert_eq!(count("wandb: 5 rows are not sent: "), 1, "{}", ended.stderr);
+        gate.set(Fate::Through);
+        let rows = fs::read_to_string(scratch.run_dir().join("metrics.jsonl")).unwrap();
+        let steps = rows.lines().map(|line| {
+            let row: Value = serde_json::from_str(line).unwrap();
+            row["step"].as_u64().unwrap()
+        });
+        let mut steps: Vec<u64> = steps.collect();
+        steps.dedup();
+        let starts = fs::read_to_string(scratch.run_dir().join("starts.jsonl")).unwrap();
+        let start: Value = serde_json::from_str(starts.lines().next().unwrap()).unwrap();
+        for _ in 0..2 {
+            let ended = launch(known(scratch.launcher(&["ship", "runs/x"])));
+            assert_eq!(ended.code, Some(0), "{fate:?}: {}", ended.stderr);
+            let run = server.run(start["run"].as_str().unwrap());
+            let lines = run["history"].as_array().unwrap().iter();
+            let lines = lines.map(|line| {
+                let line: Value = serde_json::from_str(line.as_str().unwrap()).unwrap();
+                line["_step"].as_u64().unwrap()
+            });
+            assert_eq!(lines.collect::<Vec<_>>(), steps, "{fate:?}");
+            let end = (&run["complete"], &run["exitcode"], &run["rejected"]);
+            assert_eq!(end, (&json!(true), &json!(0), &json!([])), "{fate:?}");
+        }
+    };
+    let fates = [
+        Fate::Refused,
+        Fate::Silence,
+        Fate::Answered(500, ""),
+        Fate::Lost,
+    ];
+    thread::scope(|scope| {
+        for fate in fates {
+            let befalls = &befalls;
+            scope.spawn(move || befalls(fate));
+        }
+    });
 }
 
 #[test]
