@@ -86,6 +86,11 @@ pub fn look(root: &Path) -> Result<Look, CheckpointError> {
     }
 }
 
+/// Step of the newest checkpoint under `root`, whether or not its hashes hold; none where the root cannot be read either.
+pub fn newest_step(root: &Path) -> Option<u64> {
+    steps(root).ok()?.pop()
+}
+
 /// The steps under a root, in order.
 pub(crate) fn steps(root: &Path) -> Result<Vec<u64>, CheckpointError> {
     let names = atomic::names(root)?;
@@ -127,6 +132,22 @@ mod tests {
             fs::create_dir(step_path(folder.path(), step)).unwrap();
         }
         assert_eq!(steps(folder.path()).unwrap(), [5, 99_999_999, 100_000_000]);
+    }
+
+    #[test]
+    fn the_newest_step_is_that_of_a_whole_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(newest_step(folder.path()), None);
+        for name in [
+            "step-00000009",
+            "step-00000010",
+            "step-00000011.bad",
+            ".tmp-step-00000012",
+            "step-13",
+        ] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        assert_eq!(newest_step(folder.path()), Some(10));
     }
 
     #[test]

@@ -53,8 +53,8 @@ mod writer;
 
 pub use error::CheckpointError;
 pub use keep::prune;
-pub use latest::{Found, Look, look, newest};
-pub use lock::Lock;
+pub use latest::{Found, Look, look, newest, newest_step};
+pub use lock::{Holder, Lock};
 pub use read::{load, verify};
 pub use snapshot::{Dtype, Snapshot, Tensor};
 pub use step_path::step_path;

@@ -1,9 +1,9 @@
 //! Who owns a run directory: the process that holds its lock file.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Read, Seek, Write};
+use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::{CheckpointError, atomic};
 
@@ -14,7 +14,22 @@ use crate::{CheckpointError, atomic};
 #[derive(Debug)]
 pub struct Lock {
     // Closing the file gives the lock back.
-    _file: File,
+    file: File,
+}
+
+/// What a lock file says of the process that took it last.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Holder {
+    /// Whether it has the lock now, as far as the file system tells this machine.
+    pub is_held: bool,
+    /// Its process id, where the file says one: on `host`, and maybe another process's by now.
+    pub pid: Option<u32>,
+    /// The name of its machine.
+    pub host: Option<String>,
+    /// What it left behind by [`Lock::leave`].
+    pub word: Option<String>,
+    /// When the file was written last: when the lock was taken, or the word left.
+    pub written: Option<SystemTime>,
 }
 
 impl Lock {
@@ -30,7 +45,8 @@ impl Lock {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         let mut file = spd_files::open_with(&mut options, &path).map_err(refused)?;
-        match file.try_lock() {
+        // Who looks whether somebody has it, has it for a moment.
+        match spd_files::lock_within(GLANCE, || file.try_lock()) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let holder = holder(&mut file);
@@ -38,16 +54,69 @@ impl Lock {
             }
             Err(TryLockError::Error(found)) => return Err(refused(found)),
         }
-        let system = rustix::system::uname();
-        let text = format!(
-            "process {} on {}\n",
-            std::process::id(),
-            system.nodename().to_string_lossy()
-        );
+        let text = format!("process {} on {}\n", std::process::id(), Self::host());
         file.set_len(0)
             .and_then(|()| file.write_all(text.as_bytes()))
             .map_err(refused)?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+
+    /// Leaves a line in the lock file for whoever reads it later, until somebody takes the lock again.
+    ///
+    /// # Errors
+    ///
+    /// When the disk refuses.
+    pub fn leave(&self, word: &str) -> io::Result<()> {
+        let line = format!("{}\n", word.replace(['\n', '\r'], " "));
+        (&self.file).write_all(line.as_bytes())
+    }
+
+    /// Who has the lock of `dir`, or had it last; nothing where nobody ever took it. Nothing is written, and nobody is waited for.
+    ///
+    /// # Errors
+    ///
+    /// When the lock file cannot be read, or what has its place is no file.
+    pub fn holder(dir: &Path) -> Result<Option<Holder>, CheckpointError> {
+        let path = dir.join("lock");
+        let refused = |found| CheckpointError::lock(&path, found);
+        let file = match spd_files::open(&path) {
+            Ok(file) => file,
+            Err(found) if found.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(found) => return Err(refused(found)),
+        };
+        let is_held = match file.try_lock_shared() {
+            Ok(()) => false,
+            Err(TryLockError::WouldBlock) => true,
+            Err(TryLockError::Error(found)) => return Err(refused(found)),
+        };
+        let mut text = String::new();
+        let read = (&file).take(LONGEST).read_to_string(&mut text);
+        let _ = file.unlock();
+        // What is no text is no word of ours.
+        if let Err(found) = read
+            && found.kind() != ErrorKind::InvalidData
+        {
+            return Err(refused(found));
+        }
+        let mut lines = text
+            .split_inclusive('\n')
+            .map_while(|line| line.strip_suffix('\n'));
+        let named = lines
+            .next()
+            .and_then(|line| line.strip_prefix("process ")?.split_once(" on "));
+        Ok(Some(Holder {
+            is_held,
+            pid: named.and_then(|(pid, _)| pid.parse().ok()),
+            host: named.map(|(_, host)| host.to_owned()),
+            word: lines.next().map(str::to_owned),
+            written: file.metadata().and_then(|found| found.modified()).ok(),
+        }))
+    }
+
+    /// The name of this machine, as lock files have it.
+    pub fn host() -> String {
+        let system = rustix::system::uname();
+        system.nodename().to_string_lossy().into_owned()
     }
 
     /// Whether the lock of `dir` could be taken, as far as others go. Nothing is made or written. A process that was killed has it for a
@@ -92,14 +161,22 @@ fn holder(file: &mut File) -> String {
         let mut holder = String::new();
         let read = file
             .rewind()
-            .and_then(|()| file.take(200).read_to_string(&mut holder));
-        if read.is_ok() && holder.ends_with('\n') {
-            return holder.trim().to_owned();
+            .and_then(|()| file.take(LONGEST).read_to_string(&mut holder));
+        if read.is_ok()
+            && let Some((name, _)) = holder.split_once('\n')
+        {
+            return name.trim().to_owned();
         }
         std::thread::sleep(LOOK_EVERY);
     }
     "another process".to_owned()
 }
+
+/// How long somebody has the lock who only looks at it, on a busy machine.
+const GLANCE: Duration = Duration::from_millis(200);
+
+/// Bytes of a lock file that are read.
+const LONGEST: u64 = 4 << 10;
 
 /// How often, and how far apart, a name is looked for that is not there yet.
 const LOOKS: usize = 50;
@@ -116,10 +193,7 @@ mod tests {
         let lock = Lock::take(&run).unwrap();
         let error = Lock::take(&run).unwrap_err().to_string();
         assert_eq!(Lock::look(&run).unwrap_err().to_string(), error);
-        let host = rustix::system::uname()
-            .nodename()
-            .to_string_lossy()
-            .into_owned();
+        let host = Lock::host();
         assert_eq!(
             error,
             format!(
@@ -135,6 +209,56 @@ mod tests {
         let none = folder.path().join("none");
         Lock::look(&none).unwrap();
         assert!(!none.try_exists().unwrap());
+    }
+
+    #[test]
+    fn who_had_it_last_is_known_with_what_it_left_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Lock::holder(folder.path()).unwrap(), None);
+        let seen = |word: Option<&str>, is_held| Holder {
+            is_held,
+            pid: Some(std::process::id()),
+            host: Some(Lock::host()),
+            word: word.map(str::to_owned),
+            written: None,
+        };
+        let found = || Holder {
+            written: None,
+            ..Lock::holder(folder.path()).unwrap().unwrap()
+        };
+        let lock = Lock::take(folder.path()).unwrap();
+        assert_eq!(found(), seen(None, true));
+        lock.leave("stopped\nafter step 7").unwrap();
+        let refused = Lock::take(folder.path()).unwrap_err().to_string();
+        assert!(
+            refused.contains(&format!("on {};", Lock::host())),
+            "{refused}"
+        );
+        drop(lock);
+        assert_eq!(found(), seen(Some("stopped after step 7"), false));
+        drop(Lock::take(folder.path()).unwrap());
+        assert_eq!(found(), seen(None, false));
+        atomic::write_file(&folder.path().join("lock"), b"\xff\x00no name").unwrap();
+        assert_eq!(found(), Holder::default());
+    }
+
+    #[test]
+    fn who_looks_is_in_nobodys_way() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(Lock::take(folder.path()).unwrap());
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    Lock::holder(folder.path()).unwrap();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            for _ in 0..200 {
+                Lock::take(folder.path()).unwrap();
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
     }
 
     #[test]

@@ -54,10 +54,22 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
 ///
 /// When another process has it still, or the file system refuses.
 pub fn lock_patiently(try_lock: impl Fn() -> Result<(), TryLockError>) -> Result<(), TryLockError> {
+    lock_within(Duration::from_secs(1), try_lock)
+}
+
+/// Tries to lock a file, for so long where another process has it.
+///
+/// # Errors
+///
+/// As [`lock_patiently`].
+pub fn lock_within(
+    limit: Duration,
+    try_lock: impl Fn() -> Result<(), TryLockError>,
+) -> Result<(), TryLockError> {
     let began = Instant::now();
     loop {
         match try_lock() {
-            Err(TryLockError::WouldBlock) if began.elapsed() < Duration::from_secs(1) => {
+            Err(TryLockError::WouldBlock) if began.elapsed() < limit => {
                 thread::sleep(Duration::from_millis(10));
             }
             done => return done,

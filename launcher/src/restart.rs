@@ -1,8 +1,5 @@
 //! When a rank that died may start again.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 /// What is left of `--restarts N`.
 #[derive(Debug)]
 pub(crate) struct Restarts {
@@ -43,21 +40,6 @@ impl Restarts {
     }
 }
 
-/// Step of the newest checkpoint under `root`, whether or not its hashes hold.
-pub(crate) fn newest(root: &Path) -> Option<u64> {
-    let paths = fs::read_dir(root).ok()?.flatten().map(|entry| entry.path());
-    let step = |path: PathBuf| {
-        let step = path
-            .file_name()?
-            .to_str()?
-            .strip_prefix("step-")?
-            .parse()
-            .ok()?;
-        (spd_checkpoint::step_path(root, step) == path).then_some(step)
-    };
-    paths.filter_map(step).max()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,21 +70,5 @@ mod tests {
     #[test]
     fn nothing_is_said_where_no_restart_was_asked_for() {
         assert_eq!(Restarts::new(0).again(None), Err(None));
-    }
-
-    #[test]
-    fn the_newest_checkpoint_is_one_that_is_whole() {
-        let dir = tempfile::tempdir().unwrap();
-        assert_eq!(newest(dir.path()), None);
-        for name in [
-            "step-00000009",
-            "step-00000010",
-            "step-00000011.bad",
-            ".tmp-step-00000012",
-            "step-13",
-        ] {
-            fs::create_dir(dir.path().join(name)).unwrap();
-        }
-        assert_eq!(newest(dir.path()), Some(10));
     }
 }

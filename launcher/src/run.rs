@@ -15,7 +15,7 @@ use crate::exit::Exit;
 use crate::hub::{self, RunFiles};
 use crate::nodes::{First, Here, Member};
 use crate::ranks::{Program, own_program};
-use crate::restart::{self, Restarts};
+use crate::restart::Restarts;
 use crate::run_dir::{Found, RunDir};
 use crate::slurm::Job;
 use crate::stop::{self, Stop};
@@ -536,7 +536,7 @@ impl Attempts<'_> {
             if !attempt.may_restart || stop.asked() || !is_whole {
                 return Ok(attempt.exit);
             }
-            let newest = restart::newest(&run_dir.checkpoints());
+            let newest = spd_checkpoint::newest_step(&run_dir.checkpoints());
             match restarts.again(newest) {
                 Ok(()) => screen::note(&match newest {
                     Some(step) => format!("started again; its newest checkpoint is of step {step}"),
