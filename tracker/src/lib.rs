@@ -31,7 +31,7 @@
 //! # }
 //! ```
 //!
-//! Reading order: `value`, `row`, `mark`, `lines`, `times`, `starts`, `files`, `queue`, `spool`, `reader`.
+//! Reading order: `value`, `row`, `mark`, `lines`, `times`, `starts`, `files`, `queue`, `spool`, `reader`, `tail`.
 
 mod error;
 mod files;
@@ -42,6 +42,7 @@ mod reader;
 mod row;
 mod spool;
 mod starts;
+mod tail;
 mod times;
 mod value;
 
@@ -52,5 +53,6 @@ pub use reader::{Cursor, Read, Reader};
 pub use row::{Kind, Row};
 pub use spool::{PendingMark, Spool};
 pub use starts::{STARTS, Start, now};
+pub use tail::LastRows;
 pub use times::TIMES;
 pub use value::{Histogram, Value};
