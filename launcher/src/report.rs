@@ -40,9 +40,12 @@ pub(crate) fn open(runs: &[PathBuf]) -> Result<Book, Fault> {
     Book::open(runs).map_err(|error| fault(&error))
 }
 
-fn fault(error: &ReportError) -> Fault {
+/// Bad input, or a failure of this machine.
+pub(crate) fn fault(error: &ReportError) -> Fault {
     match error {
-        ReportError::NoRun { .. } => Fault::BadInput(error.to_string()),
+        ReportError::NoRun { .. } | ReportError::NoDirectory { .. } => {
+            Fault::BadInput(error.to_string())
+        }
         ReportError::Write { .. } => Fault::Failed(anyhow::anyhow!("{error}")),
     }
 }

@@ -8,13 +8,8 @@ function table(columns, rows) {
 
 const dotOf = run => el("i", { class: "dot", style: `background:${colorOf(run.id)}` });
 
-/** What a run is doing, as far as can be told. */
-function stateOf(run) {
-  if (run.head?.finished) return "finished";
-  const age = Date.now() / 1000 - (run.last ?? 0);
-  if (isLive) return age < 90 ? "running" : "stopped";
-  return "not finished";
-}
+/** What a run is doing; what a file knows of one that runs was so when the page was made. */
+const stateOf = run => isLive || run.head?.state !== "running" ? run.head?.state : "not finished";
 
 const stepOf = run => Math.max(run.clock.at(-1)?.[0] ?? 0, run.curves.get("loss/total")?.x.at(-1) ?? 0);
 const timeOf = run => run.last !== null && run.last !== undefined ? run.last - run.zero : null;
@@ -47,7 +42,8 @@ function overviewOfOne(run) {
     fact("time", lasting(timeOf(run))),
     telling.map(([name, key]) => fact(name, short(lastOf(run, key) ?? null))),
     l0 === null ? null : fact("L0", short(l0)));
-  return [facts, summaryOf(run)];
+  const note = run.head?.note && stateOf(run) === run.head.state ? el("p", { class: "hint" }, run.head.note) : null;
+  return [facts, note, summaryOf(run)];
 }
 
 function summaryOf(run) {

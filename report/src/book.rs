@@ -27,6 +27,7 @@ use crate::page;
 use crate::run::Rows;
 use crate::settings::settings;
 use crate::source::{Source, names};
+use crate::status::Status;
 
 /// Points of one curve, and of all of them, in a page that is a file.
 const IN_FILE: (usize, usize) = (3_000, 600_000);
@@ -292,9 +293,11 @@ impl Run {
             .map(|(step, of_step)| (step, of_step.into_keys().collect()))
             .collect();
         let rows = &self.rows;
+        let status = Status::of(&self.dir);
         json!({
             "path": self.dir.display().to_string(),
-            "finished": summary.is_some(),
+            "state": status.state,
+            "note": status.note,
             "settings": settings(&config),
             "config": config,
             "summary": summary.and_then(|text| serde_json::from_str::<Value>(&text).ok()),

@@ -15,6 +15,15 @@ pub enum ReportError {
         found: String,
     },
 
+    /// There is nothing to look into for runs.
+    #[error("{}: a directory with runs is wanted, and {found} is there; give one, like runs", path.display())]
+    NoDirectory {
+        /// What was given.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+    },
+
     /// The page was made and cannot be put where it belongs.
     #[error("{}: cannot write the page: {found}; {}", path.display(), spd_files::advice(found).unwrap_or("is the disk there, writable and not full?"))]
     Write {

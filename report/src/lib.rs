@@ -1,7 +1,8 @@
-//! A run for looking at: one page with its curves, figures, components and settings, as a file or live.
+//! A run for looking at: one page with its curves, figures, components and settings, as a file or live; and how runs are, in a list.
 //!
 //! ```text
 //! source     what was named: a run, or a sweep of runs
+//! status     how a run is: running, stopped, at which step -> listing: all under a directory
 //! run        the rows of a run, read while they are written
 //! series     -> curve: the points of them that a screen can show
 //! figures, components, settings
@@ -32,16 +33,20 @@ mod components;
 mod curve;
 mod error;
 mod figures;
+mod listing;
 mod page;
 mod run;
 mod series;
 mod settings;
 mod source;
+mod status;
 
 use std::path::{Path, PathBuf};
 
 pub use book::Book;
 pub use error::ReportError;
+pub use listing::{Listed, Listing, Sweep};
+pub use status::{LastWord, State, Status, lasting};
 
 /// Name of the page in a run directory, or in that of a sweep.
 pub const PAGE: &str = "report.html";

@@ -274,7 +274,7 @@ impl Rows {
 }
 
 /// A count that was written as a float.
-fn whole(count: f64) -> Option<u64> {
+pub(crate) fn whole(count: f64) -> Option<u64> {
     const MOST: f64 = 9e15;
     #[expect(
         clippy::cast_possible_truncation,

@@ -57,13 +57,16 @@ impl Source {
                 let names = members.get("runs").and_then(Value::as_array);
                 let names = names.into_iter().flatten();
                 names
-                    .filter_map(|member| member.get("directory")?.as_str())
-                    .filter(|name| is_plain(name))
-                    .map(|name| path.join(name))
+                    .filter_map(|member| Self::member(path, member.get("directory")?.as_str()?))
                     .filter(|dir| dir.join("config.toml").is_file())
                     .collect()
             }
         }
+    }
+
+    /// The directory of a run of the sweep at `path`, if its name stays in there.
+    pub(crate) fn member(path: &Path, name: &str) -> Option<PathBuf> {
+        is_plain(name).then(|| path.join(name))
     }
 
     /// What `sweep.json` says.

@@ -70,7 +70,7 @@ fn only_what_is_new_is_told() {
         (curve(part, "loss/total")["x"].clone(), &part["reset"]),
         (json!([40]), &json!(false))
     );
-    assert_eq!(part["head"]["finished"], true);
+    assert_eq!(part["head"]["state"], "done");
 }
 
 #[test]

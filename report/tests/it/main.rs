@@ -11,3 +11,4 @@ mod chromium;
 mod live;
 mod page;
 mod sample;
+mod status;

@@ -1,0 +1,214 @@
+//! The runs that lie under a directory, and how each is.
+
+use std::collections::BTreeSet;
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use spd_checkpoint::{Holder, Lock};
+
+use crate::error::ReportError;
+use crate::source::Source;
+use crate::status::{LastWord, State, Status};
+
+/// How deep runs are looked for: `runs/today/lr/x` is three below `runs`.
+const DEEPEST: usize = 4;
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// Runs and sweeps, in the order of their paths.
+    pub found: Vec<Listed>,
+    /// Directories that could not be looked into, a line each.
+    pub problems: Vec<String>,
+}
+
+/// A run, or a sweep of runs.
+#[derive(Debug)]
+pub enum Listed {
+    /// A run.
+    Run(Box<Status>),
+    /// Several, started by one launcher.
+    Sweep(Sweep),
+}
+
+/// A sweep.
+#[derive(Debug)]
+pub struct Sweep {
+    /// Its directory.
+    pub path: PathBuf,
+    /// How it is: waiting where none of its runs has begun.
+    pub state: State,
+    /// What a user must know beside that.
+    pub note: Option<String>,
+    /// Its runs, in the order in which they are started.
+    pub members: Vec<Status>,
+    /// Who has the lock of its launcher, or had it.
+    pub holder: Option<Holder>,
+    /// What could not be read, a line each.
+    pub problems: Vec<String>,
+}
+
+impl Listing {
+    /// The run or sweep at a path, or those that lie under it.
+    ///
+    /// # Errors
+    ///
+    /// When there is no directory.
+    pub fn of(path: &Path) -> Result<Self, ReportError> {
+        let mut listing = Self::default();
+        let no_dir = |found: String| ReportError::NoDirectory {
+            path: path.to_path_buf(),
+            found,
+        };
+        match fs::metadata(path) {
+            Ok(found) if found.is_dir() => listing.look(path, &found, 0, &mut BTreeSet::new()),
+            Ok(found) => return Err(no_dir(spd_files::name(found.file_type()).to_owned())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(no_dir("nothing".to_owned()));
+            }
+            Err(error) => return Err(no_dir(format!("what cannot be looked at ({error})"))),
+        }
+        Ok(listing)
+    }
+
+    /// Takes what is at a path, or what is under it; `known`: what was looked at, as links lead to it too.
+    fn look(
+        &mut self,
+        path: &Path,
+        found: &Metadata,
+        depth: usize,
+        known: &mut BTreeSet<(u64, u64)>,
+    ) {
+        if !known.insert((found.dev(), found.ino())) {
+            return;
+        }
+        match Source::at(path) {
+            Ok(Source::Run(path)) => self.found.push(Listed::Run(Box::new(Status::of(&path)))),
+            Ok(sweep) => self.found.push(Listed::Sweep(Sweep::of(&sweep))),
+            Err(_) => self.look_under(path, depth, known),
+        }
+    }
+
+    fn look_under(&mut self, path: &Path, depth: usize, known: &mut BTreeSet<(u64, u64)>) {
+        let names = match spd_files::atomic::names(path) {
+            Ok(names) => names,
+            Err(error) => {
+                let line = format!("{}: cannot be looked into: {error}", path.display());
+                self.problems.push(line);
+                return;
+            }
+        };
+        let mut inside: Vec<(bool, PathBuf)> = names
+            .into_iter()
+            .filter(|name| !name.as_encoded_bytes().starts_with(b"."))
+            .map(|name| path.join(name))
+            .map(|path| (path.is_symlink(), path))
+            .collect();
+        // What a link leads to is shown where it lies.
+        inside.sort();
+        for (_, path) in inside {
+            match fs::metadata(&path) {
+                Ok(found) if found.is_dir() && depth < DEEPEST => {
+                    self.look(&path, &found, depth + 1, known);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Sweep {
+    /// How a sweep is.
+    fn of(source: &Source) -> Self {
+        let path = source.path().to_path_buf();
+        let mut sweep = Self {
+            state: State::Waiting,
+            note: None,
+            members: Vec::new(),
+            holder: None,
+            problems: Vec::new(),
+            path,
+        };
+        match source.sweep() {
+            Some(about) => {
+                let members = about.get("runs").and_then(Value::as_array);
+                let members = members.into_iter().flatten();
+                sweep.members = members.filter_map(|member| sweep.member(member)).collect();
+            }
+            None => sweep.problems.push(format!(
+                "{}: is no list of runs that can be read; the command of the sweep writes it anew",
+                sweep.path.join("sweep.json").display()
+            )),
+        }
+        match Lock::holder(&sweep.path.join("logs")) {
+            Ok(holder) => sweep.holder = holder,
+            Err(error) => sweep.problems.push(error.to_string()),
+        }
+        sweep.decide();
+        sweep
+    }
+
+    fn member(&self, member: &Value) -> Option<Status> {
+        let text = |key: &str| member.get(key).and_then(Value::as_str);
+        let dir = Source::member(&self.path, text("directory")?)?;
+        if dir.join("config.toml").is_file() {
+            let mut status = Status::of(&dir);
+            // A launcher that could not begin left no word in the directory.
+            if let (State::Waiting | State::Killed, Some("failed")) = (status.state, text("state"))
+            {
+                status.state = State::Failed;
+                status.note = text("cause").map(str::to_owned);
+            }
+            return Some(status);
+        }
+        Some(Status::waiting(&dir))
+    }
+
+    fn decide(&mut self) {
+        let all = |state: State| self.members.iter().all(|member| member.state == state);
+        let any = |state: State| self.members.iter().any(|member| member.state == state);
+        let holder = self.holder.clone().unwrap_or_default();
+        self.state = if holder.is_held {
+            State::Running
+        } else if !self.members.is_empty() && all(State::Done) {
+            State::Done
+        } else if let Some(word) = LastWord::of(&holder) {
+            self.note = Some(word.note).filter(|note| !note.is_empty());
+            word.state
+        } else if all(State::Waiting) {
+            State::Waiting
+        } else if any(State::Running) {
+            // One of them was started alone.
+            State::Stopped
+        } else {
+            let note = "its launcher left no word: it was killed, or its machine went down; the same command goes on";
+            self.note = Some(note.to_owned());
+            State::Killed
+        };
+        let counted = [
+            State::Done,
+            State::Running,
+            State::Failed,
+            State::Stopped,
+            State::Killed,
+            State::Waiting,
+        ];
+        let counts = counted.map(|state| {
+            let members = self.members.iter();
+            (
+                members.filter(|member| member.state == state).count(),
+                state.name(),
+            )
+        });
+        let counts = counts.iter().filter(|(count, _)| *count > 0);
+        let counts: Vec<String> = counts
+            .map(|(count, name)| format!("{count} {name}"))
+            .collect();
+        let note = self.note.take();
+        let all = (!counts.is_empty()).then(|| counts.join(", "));
+        let notes: Vec<String> = all.into_iter().chain(note).collect();
+        self.note = (!notes.is_empty()).then(|| notes.join("; "));
+    }
+}

@@ -1,0 +1,412 @@
+//! What a run is doing, as its directory tells: who has its lock, whether its summary is there, what its launcher said last, and its last
+//! rows. One reading, for the page, for lists of runs, and for whoever follows or stops one.
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use spd_checkpoint::{Holder, Lock, newest_step};
+use spd_tracker::{Kind, LastRows, METRICS, Row, SYSTEM, now, system_files};
+
+use crate::figures::text;
+use crate::run::whole;
+use crate::settings::settings;
+
+/// The largest run file that is read.
+const LARGEST: u64 = 8 << 20;
+
+/// Seconds within which a run was heard of whose lock cannot be seen and that is taken to run: its launcher writes a row every 15.
+const LATELY: f64 = 60.0;
+
+/// Seconds without a row after which that is told of a run.
+const SILENT: f64 = 60.0;
+
+/// Rows at the end of a run among which is the one that says that it stops.
+const WHERE_IT_STOPS: usize = 32;
+
+/// Letters of a [`LastWord`]: a lock file holds little.
+const LONGEST_NOTE: usize = 600;
+
+/// The phase whose steps are those of the run.
+const TRAIN: &str = "train";
+
+/// Phases between two steps of another one.
+const LOOKS: [&str; 3] = ["eval", "figures", "saving"];
+
+/// How a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Made, and not begun.
+    Waiting,
+    /// Its launcher lives.
+    Running,
+    /// Left on request, and goes on by the same command.
+    Stopped,
+    /// Over before its end.
+    Failed,
+    /// Its launcher is gone without a word.
+    Killed,
+    /// At its end.
+    Done,
+}
+
+impl State {
+    /// Its word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Running => "running",
+            Self::Stopped => "stopped",
+            Self::Failed => "failed",
+            Self::Killed => "killed",
+            Self::Done => "done",
+        }
+    }
+}
+
+/// What a launcher leaves in the lock file of its run when it goes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LastWord {
+    /// How the run ended, or the launch did.
+    pub state: State,
+    /// The first line that it said about that.
+    #[serde(default)]
+    pub note: String,
+    /// When the launch began and ended, in seconds since 1970.
+    pub began: f64,
+    /// See `began`.
+    pub ended: f64,
+}
+
+impl LastWord {
+    /// The same as a line; a note that is too long is cut.
+    pub fn line(&self) -> String {
+        let mut short = self.clone();
+        short.note = self.note.chars().take(LONGEST_NOTE).collect();
+        serde_json::to_string(&short).expect("words and numbers are JSON")
+    }
+
+    /// What the last one to have the lock left, if it is such a line.
+    pub(crate) fn of(holder: &Holder) -> Option<Self> {
+        serde_json::from_str(holder.word.as_ref()?).ok()
+    }
+}
+
+/// What is known of a run.
+#[derive(Debug, Clone)]
+pub struct Status {
+    /// Its directory.
+    pub path: PathBuf,
+    /// How it is.
+    pub state: State,
+    /// What a user must know beside that.
+    pub note: Option<String>,
+    /// Its name and the kind of its target, as its `config.toml` says them.
+    pub name: Option<String>,
+    /// See `name`.
+    pub target: Option<String>,
+    /// What it does, in the word of its rows; empty before the first one.
+    pub phase: String,
+    /// Finished steps and steps of that, where it counts steps other than those of the run.
+    pub of_phase: Option<(u64, u64)>,
+    /// Finished steps of the run, and all of them.
+    pub step: u64,
+    /// See `step`.
+    pub steps: Option<u64>,
+    /// Steps a second of what it does, while it runs.
+    pub steps_per_s: Option<f64>,
+    /// The total loss of its last row of training.
+    pub loss: Option<f64>,
+    /// When its newest launch began, in seconds since 1970.
+    pub began: Option<f64>,
+    /// When it was last heard of.
+    pub heard: Option<f64>,
+    /// Seconds that its newest launch took, or takes.
+    pub seconds: Option<f64>,
+    /// Step of its newest checkpoint.
+    pub saved: Option<u64>,
+    /// Who has the lock of its launcher, or had it.
+    pub holder: Option<Holder>,
+    /// What could not be read, a line each.
+    pub problems: Vec<String>,
+}
+
+/// What the rank of a run told last.
+#[derive(Default)]
+struct Told {
+    /// When that was.
+    last: Option<f64>,
+    /// When it said that it leaves on request, and its words, where nothing happened since.
+    stopped: Option<(f64, String)>,
+}
+
+impl Status {
+    /// Of the run in a directory. What cannot be read is a problem, and the rest is known.
+    pub fn of(dir: &Path) -> Self {
+        let mut status = Self::waiting(dir);
+        status.saved = newest_step(&dir.join("checkpoints"));
+        status.read_config();
+        let told = status.read_rows();
+        match Lock::holder(&dir.join("logs")) {
+            Ok(holder) => status.holder = holder,
+            Err(error) => status.problems.push(error.to_string()),
+        }
+        status.decide(told, now());
+        status
+    }
+
+    /// Of a run that has no directory yet.
+    pub(crate) fn waiting(dir: &Path) -> Self {
+        Self {
+            path: dir.to_path_buf(),
+            state: State::Waiting,
+            note: None,
+            name: None,
+            target: None,
+            phase: String::new(),
+            of_phase: None,
+            step: 0,
+            steps: None,
+            steps_per_s: None,
+            loss: None,
+            began: None,
+            heard: None,
+            seconds: None,
+            saved: None,
+            holder: None,
+            problems: Vec::new(),
+        }
+    }
+
+    /// Seconds that what it does still takes, at the speed of now.
+    pub fn seconds_left(&self) -> Option<f64> {
+        let (step, steps) = self.of_phase.or(Some((self.step, self.steps?)))?;
+        let speed = self.steps_per_s.filter(|speed| *speed > 0.0)?;
+        let left = steps.saturating_sub(step) as f64 / speed;
+        left.is_finite().then_some(left)
+    }
+
+    fn read_config(&mut self) {
+        let path = self.path.join("config.toml");
+        let settings = settings(&text(&path, LARGEST).unwrap_or_default());
+        if settings.is_empty() {
+            self.problems.push(format!(
+                "{}: is no run file that can be read",
+                path.display()
+            ));
+        }
+        let value = |key: &str| {
+            let found = settings.iter().find(|(known, _)| known == key);
+            found.map(|(_, value)| value.clone())
+        };
+        self.name = value("name");
+        self.target = value("target.kind");
+        self.steps = value("train.steps").and_then(|steps| steps.parse().ok());
+    }
+
+    /// Takes what is known from the last rows.
+    fn read_rows(&mut self) -> Told {
+        self.loss = self.find(METRICS, |row| row.number("loss/total"));
+        let (mut told, mut is_first, mut rows) = (Told::default(), true, 0);
+        // The last row that says what is done, and of what has steps.
+        let (mut doing, mut counted) = (None, None);
+        self.find::<()>(SYSTEM, |row| {
+            rows += 1;
+            let time = row.number("time");
+            told.last = told.last.or(time);
+            let note = row.note.clone().unwrap_or_default();
+            match row.kind {
+                Kind::System if row.note.is_some() => {
+                    doing.get_or_insert((note, row.step));
+                    if counted.is_none() && row.number("steps") > Some(0.0) {
+                        counted = Some(row);
+                    }
+                }
+                // Only where it is the last that happened.
+                Kind::Event | Kind::Alert if is_first => {
+                    is_first = false;
+                    let is_stop = row.number("stopped").is_some();
+                    told.stopped = time.filter(|_| is_stop).map(|time| (time, note));
+                }
+                _ => {}
+            }
+            (counted.is_some() && (!is_first || rows >= WHERE_IT_STOPS)).then_some(())
+        });
+        for name in system_files(&self.path) {
+            let heard = self.find(&name, |row| row.number("time"));
+            let all = self.heard.into_iter().chain(heard);
+            self.heard = all.max_by(f64::total_cmp);
+        }
+        self.step = self.saved.unwrap_or(0);
+        if let Some((phase, step)) = doing {
+            let is_look = LOOKS.contains(&phase.as_str());
+            // Of the launch before, where this one is not as far.
+            let counted = counted.filter(|row| is_look || row.note.as_ref() == Some(&phase));
+            let of_run = counted
+                .as_ref()
+                .is_none_or(|row| row.note.as_deref() == Some(TRAIN));
+            if of_run && (is_look || phase == TRAIN) {
+                // Rows of progress are some steps apart.
+                self.step = self.step.max(step);
+            }
+            self.phase = phase;
+            if let Some(row) = counted {
+                self.steps_per_s = row.number("steps_per_s").filter(|speed| *speed > 0.0);
+                if !of_run {
+                    let steps = row.number("steps").and_then(whole);
+                    self.of_phase = steps.map(|steps| (row.step, steps));
+                    self.phase = row.note.unwrap_or_default();
+                }
+            }
+        }
+        told
+    }
+
+    /// What the last row gives that gives anything.
+    fn find<T>(&mut self, name: &str, mut give: impl FnMut(Row) -> Option<T>) -> Option<T> {
+        let path = self.path.join(name);
+        let mut refused = None;
+        let rows = match LastRows::of(&path) {
+            Ok(rows) => rows,
+            Err(found) => {
+                self.problem(format!("{}: {found}", path.display()));
+                return None;
+            }
+        };
+        let mut is_any = false;
+        for row in rows {
+            match row.map(&mut give) {
+                Ok(Some(given)) => return Some(given),
+                Ok(None) => is_any = true,
+                Err(found) => refused = refused.or(Some(found)),
+            }
+        }
+        if let Some(found) = refused.filter(|_| !is_any) {
+            self.problem(format!("{}: no row can be read: {found}", path.display()));
+        }
+        None
+    }
+
+    fn problem(&mut self, line: String) {
+        if !self.problems.contains(&line) {
+            self.problems.push(line);
+        }
+    }
+
+    /// Decides how the run is.
+    fn decide(&mut self, told: Told, now: f64) {
+        let holder = self.holder.clone().unwrap_or_default();
+        let taken = holder.written.and_then(unix);
+        let word = LastWord::of(&holder);
+        let age = self.heard.map(|heard| now - heard);
+        let is_elsewhere = holder
+            .host
+            .as_deref()
+            .is_some_and(|host| host != Lock::host());
+        let at = match &holder.host {
+            Some(host) if is_elsewhere => format!(" on {host}"),
+            _ => String::new(),
+        };
+        let goes_on = || match self.saved {
+            Some(step) => format!("the same command goes on from step {step}"),
+            None => "the same command begins again".to_owned(),
+        };
+        let had_begun =
+            self.heard.is_some() || !self.phase.is_empty() || self.path.join(METRICS).is_file();
+        let (state, note) = if self.path.join("summary.json").is_file() {
+            let note = "its launcher is not gone yet: it tells trackers";
+            (State::Done, holder.is_held.then(|| note.to_owned()))
+        } else if holder.is_held {
+            let silent = told.last.map(|last| now - last).filter(|age| *age > SILENT);
+            let silent = silent.map(|age| format!("no word of it for {}", lasting(age)));
+            let place = is_elsewhere.then(|| format!("it runs{at}"));
+            let notes: Vec<String> = place.into_iter().chain(silent).collect();
+            (
+                State::Running,
+                (!notes.is_empty()).then(|| notes.join("; ")),
+            )
+        } else if let Some(word) = word.as_ref().filter(|word| word.state != State::Done) {
+            let note = match word.note.as_str() {
+                "" => goes_on(),
+                note => note.to_owned(),
+            };
+            (word.state, Some(note))
+        } else if word.is_some() {
+            let note = "its summary.json is gone; the same command makes it again";
+            (State::Stopped, Some(note.to_owned()))
+        } else if is_elsewhere && age.is_some_and(|age| age < LATELY) {
+            let note =
+                format!("it runs{at}, as far as can be told: its lock is not seen from here");
+            (State::Running, Some(note))
+        } else if let Some((_, note)) = told
+            .stopped
+            .filter(|(time, _)| taken.is_none_or(|taken| *time >= taken))
+        {
+            (State::Stopped, Some(note))
+        } else if !had_begun {
+            (State::Waiting, None)
+        } else {
+            let who = match holder.pid {
+                Some(pid) => format!("its launcher (process {pid}{at})"),
+                None => "its launcher".to_owned(),
+            };
+            let note = format!(
+                "{who} left no word: it was killed, or its machine went down; {}",
+                goes_on()
+            );
+            (State::Killed, Some(note))
+        };
+        self.began = word.as_ref().map(|word| word.began).or(taken);
+        let until = match state {
+            State::Running => Some(now),
+            _ => word.map(|word| word.ended).or(self.heard),
+        };
+        let seconds = until.zip(self.began).map(|(until, began)| until - began);
+        self.seconds = seconds.filter(|seconds| *seconds >= 0.0);
+        if state == State::Waiting {
+            (self.began, self.seconds) = (None, None);
+        }
+        if state != State::Running {
+            self.steps_per_s = None;
+        }
+        (self.state, self.note) = (state, note);
+    }
+}
+
+/// A time that passed, as people say it: `90 s`, `5 min`, `3 h`, `2 days`.
+pub fn lasting(seconds: f64) -> String {
+    let seconds = seconds.max(0.0);
+    match seconds {
+        ..100.0 => format!("{seconds:.0} s"),
+        ..6000.0 => format!("{:.0} min", seconds / 60.0),
+        ..172_800.0 => format!("{:.1} h", seconds / 3600.0),
+        _ => format!("{:.0} days", seconds / 86_400.0),
+    }
+}
+
+fn unix(time: SystemTime) -> Option<f64> {
+    let since = time.duration_since(UNIX_EPOCH).ok()?;
+    Some(since.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_told_in_the_unit_that_it_is_thought_of_in() {
+        for (seconds, told) in [
+            (-5.0, "0 s"),
+            (0.4, "0 s"),
+            (99.0, "99 s"),
+            (100.0, "2 min"),
+            (5_900.0, "98 min"),
+            (6_000.0, "1.7 h"),
+            (172_799.0, "48.0 h"),
+            (259_200.0, "3 days"),
+        ] {
+            assert_eq!(lasting(seconds), told);
+        }
+    }
+}
