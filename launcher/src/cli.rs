@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use spd_configs::Destination;
 
 use crate::memory;
@@ -31,6 +31,7 @@ Examples:
   spd-launch figures runs/tms_5-2             draw its newest checkpoint again
   spd-launch watch runs/tms_5-2 runs/seed1    curves, figures and components in a browser, live
   spd-launch report runs/tms_5-2.sweep        the same as one file
+  spd-launch runs                             every run under runs: its state, step, loss, time left
   spd-launch doctor                           what there is for GPUs, and what is missing
   spd-launch doctor --deep                    and whether GPU 0 works, probe by probe
 
@@ -88,6 +89,8 @@ pub(crate) enum Command {
     Report(ReportArgs),
     /// Serve that page for the browsers of this machine, live
     Watch(WatchArgs),
+    /// List runs: how each is, how far, and since when
+    Runs(RunsArgs),
     /// Say what this machine has for runs on GPUs, and what is missing for what
     Doctor(DoctorArgs),
     /// Print the completions of a shell, to be put where it looks for them
@@ -104,6 +107,7 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// Run file, or the name of one in `configs/`
+    #[arg(value_hint = ValueHint::FilePath)]
     pub(crate) config: String,
     /// Run directory [default: runs/NAME, by the name in the run file; runs/NAME.sweep for several runs]
     #[arg(long, value_name = "DIR")]
@@ -227,7 +231,7 @@ pub(crate) struct InspectArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
     /// Run directory
-    #[arg(value_name = "RUN")]
+    #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
     pub(crate) run: PathBuf,
     /// Directory for model_STEP.pth and the run's config.toml
     #[arg(long, value_name = "DIR")]
@@ -329,6 +333,7 @@ impl RunArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ProfileArgs {
     /// Run file, or the name of one in `configs/`
+    #[arg(value_hint = ValueHint::FilePath)]
     pub(crate) config: String,
     /// Steps that are profiled [default: 20]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -351,7 +356,7 @@ pub(crate) struct ProfileArgs {
 #[derive(Debug, Args)]
 pub(crate) struct FiguresArgs {
     /// Run directory
-    #[arg(value_name = "RUN")]
+    #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
     pub(crate) run: PathBuf,
     /// CPU threads [default: all that this process may use]
     #[arg(long, value_name = "N", value_parser = thread_count)]
@@ -362,7 +367,7 @@ pub(crate) struct FiguresArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ShipArgs {
     /// Run directories
-    #[arg(required = true, value_name = "RUN")]
+    #[arg(required = true, value_name = "RUN", value_hint = ValueHint::DirPath)]
     pub(crate) runs: Vec<PathBuf>,
     /// Where to, in place of what each run says: wandb, mlflow, tensorboard, or several with commas
     #[arg(long, value_name = "TRACKER", value_delimiter = ',', value_parser = tracker)]
@@ -373,7 +378,7 @@ pub(crate) struct ShipArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
     /// Run directories, and directories of sweeps
-    #[arg(required = true, value_name = "RUN")]
+    #[arg(required = true, value_name = "RUN", value_hint = ValueHint::DirPath)]
     pub(crate) runs: Vec<PathBuf>,
     /// File for one page of all of them [default: report.html in each]
     #[arg(long, value_name = "FILE")]
@@ -384,11 +389,44 @@ pub(crate) struct ReportArgs {
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
     /// Run directories, and directories of sweeps, which are shown beside each other
-    #[arg(required = true, value_name = "RUN")]
+    #[arg(required = true, value_name = "RUN", value_hint = ValueHint::DirPath)]
     pub(crate) runs: Vec<PathBuf>,
     /// Port on 127.0.0.1 [default: 8420, or one that is free]
     #[arg(long, value_name = "N")]
     pub(crate) port: Option<u16>,
+}
+
+const FIELDS_OF_RUNS: &str = "\
+States:
+  waiting   made, and not begun            running   its launcher lives
+  stopped   left on request; goes on       failed    over before its end, and why
+  killed    its launcher is gone without a word: killed, or its machine went down
+  done      at its end
+
+--json prints an object a line, for each run, and for each sweep before its runs:
+  kind      `run` or `sweep`               path, name, target   its directory; as config.toml says
+  state     as above                       note      what is to be known beside that, or null
+  step, steps         finished and planned; null where they are not known
+  phase, phase_step, phase_steps           what it does, and its steps where they are not the run's
+  loss      `loss/total` of its last row of training
+  began, heard        unix time of its newest launch, and of what was heard last
+  seconds   how long that launch took, or takes
+  steps_per_s, seconds_left                while it runs
+  saved     step of its newest checkpoint
+  pid, host           of its launcher, the last one
+  sweep     the directory of its sweep, or null
+  problems  what could not be read, a line each";
+
+/// `spd-launch runs`.
+#[derive(Debug, Args)]
+#[command(after_help = FIELDS_OF_RUNS)]
+pub(crate) struct RunsArgs {
+    /// Directories with runs in them, run directories, and directories of sweeps [default: runs]
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) dirs: Vec<PathBuf>,
+    /// Print objects of JSON, one a line
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// `spd-launch completions`.

@@ -13,11 +13,13 @@
 //!                       -> supervisor   what is done about all of that
 //!                       -> progress     its rows: to the screen
 //!          -> track                     beside the run: trackers are told, the machine is measured, the page is made
+//!          -> launched                  how it ended, for who looks later
 //!          -> summary                   what the rank wrote at the end, printed
 //!          -> hub                       weights of the hub: looked up with the run file, fetched before anything starts
 //!     -> inspect                        what a dataset, a checkpoint, weights or a run are, and whether they are whole
 //!     -> ship                           what trackers have not taken yet
 //!     -> report, watch                  runs for looking at: one page, as a file or live
+//!     -> runs                           runs at work: how each is
 //!     -> exchange                       checkpoints of the SPD reference, out and in; runs for `wandb sync`
 //!     -> figures                        those of a checkpoint, drawn again
 //!     -> completions                    what a shell completes of the command line
@@ -37,6 +39,7 @@ mod failure;
 mod figures;
 mod hub;
 mod inspect;
+mod launched;
 mod memory;
 mod nodes;
 mod output;
@@ -49,6 +52,7 @@ mod report;
 mod restart;
 mod run;
 mod run_dir;
+mod runs;
 mod screen;
 mod ship;
 mod slurm;
@@ -128,6 +132,7 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Ship(asked)), _) => ship::ship(&asked),
         (Some(Command::Report(asked)), _) => report::report(&asked),
         (Some(Command::Watch(asked)), _) => watch::watch(&asked),
+        (Some(Command::Runs(asked)), _) => runs::runs(&asked),
         (Some(Command::Doctor(asked)), _) => Ok(doctor::doctor(&asked)),
         (Some(Command::Probe(asked)), _) => doctor::probe(&asked),
         (Some(Command::Rank(asked)), _) => rank::rank(&asked),

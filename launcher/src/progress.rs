@@ -39,13 +39,7 @@ impl Progress {
         match row.kind {
             Kind::Train => {
                 self.loss = row.number("loss/total").or(self.loss);
-                let mut l0 = row
-                    .numbers()
-                    .filter(|(name, _)| name.starts_with("l0/"))
-                    .peekable();
-                if l0.peek().is_some() {
-                    self.l0 = Some(l0.map(|(_, value)| value).sum());
-                }
+                self.l0 = l0(row).or(self.l0);
                 None
             }
             Kind::System => {
@@ -57,7 +51,7 @@ impl Progress {
             }
             // The last word about a launch, which whoever launched it says at its end.
             Kind::Event if row.number("stopped").is_some() => None,
-            Kind::Event | Kind::Alert => note.map(|note| format!("step {}: {note}", row.step)),
+            Kind::Event | Kind::Alert => happened(row),
             Kind::Eval => None,
         }
     }
@@ -77,13 +71,7 @@ impl Progress {
 
     /// The numbers behind the step: loss, L0, speed and time left, as far as they are known.
     pub(crate) fn numbers(&self) -> String {
-        let mut numbers = Vec::new();
-        if let Some(loss) = self.loss {
-            numbers.push(format!("loss {loss:.3e}"));
-        }
-        if let Some(l0) = self.l0 {
-            numbers.push(format!("L0 {l0:.2}"));
-        }
+        let mut numbers = loss_and_l0(self.loss, self.l0);
         // What counts no steps has no speed and no end that is known.
         if self.steps > 0 && self.steps_per_s.is_finite() && self.steps_per_s > 0.0 {
             numbers.push(format!("{:.1} steps/s", self.steps_per_s));
@@ -111,8 +99,29 @@ impl Progress {
     }
 }
 
+/// What happened, for people, where a row says so.
+pub(crate) fn happened(row: &Row) -> Option<String> {
+    let note = row.note.as_deref().map(plain)?;
+    Some(format!("step {}: {note}", row.step))
+}
+
+/// Active components of all sites, of a row that says them site by site.
+pub(crate) fn l0(row: &Row) -> Option<f64> {
+    let is_l0 = |name: &str| name.starts_with("l0/") || name.starts_with("eval/l0/");
+    let mut l0 = row.numbers().filter(|(name, _)| is_l0(name)).peekable();
+    l0.peek()?;
+    Some(l0.map(|(_, value)| value).sum())
+}
+
+/// The two numbers that say most of a row, as far as they are known.
+pub(crate) fn loss_and_l0(loss: Option<f64>, l0: Option<f64>) -> Vec<String> {
+    let loss = loss.map(|loss| format!("loss {loss:.3e}"));
+    let l0 = l0.map(|l0| format!("L0 {l0:.2}"));
+    loss.into_iter().chain(l0).collect()
+}
+
 /// What goes on in a phase, in a word or two.
-fn activity(phase: &str) -> &str {
+pub(crate) fn activity(phase: &str) -> &str {
     match phase {
         "" => "starting",
         "data" => "checking data",

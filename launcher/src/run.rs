@@ -13,6 +13,7 @@ use spd_trainer::{Continuation, Fault, RunPlan, World, cuda, refuses_world};
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
 use crate::hub::{self, RunFiles};
+use crate::launched::Launched;
 use crate::nodes::{First, Here, Member};
 use crate::ranks::{Program, own_program};
 use crate::restart::Restarts;
@@ -91,44 +92,58 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     }
     screen::plan(&plan);
     files.fetch([&run])?;
-    let _hold = if found == Found::Nothing {
+    let hold = if found == Found::Nothing {
         create(&run_dir, &run, asked.fresh)?
     } else {
         let hold = run_dir.hold().map_err(Fault::BadInput)?;
         run_dir.retrack(&run).map_err(Fault::BadInput)?;
         hold
     };
-    let mut stop = Stop::listen().context("signals cannot be listened to")?;
-    let mut others = None;
-    if node.count > 1 {
-        let opened = First::open(&run_dir, &node, here(asked)).map_err(Fault::Failed)?;
-        let others = others.insert(opened);
-        if !others.join(&run, joins_within(asked), &mut stop)? {
-            return Ok(Exit::Stopped);
-        }
-    }
-    let program = program(asked, &node, &run_dir).map_err(Fault::Failed)?;
-    let memory = plan::memory(&run_plan.memory);
-    let restarts = Restarts::new(asked.restarts);
-    let ranks = Attempts {
-        program,
-        run_dir: &run_dir,
-        timeouts: timeouts(asked),
-        memory: &memory,
-    };
-    let track = Track::start(run_dir.path(), &run);
-    stop.heed(track.stop());
-    let exit = ranks.run(restarts, &mut stop, others.as_mut());
-    if let (Ok(exit), Some(others)) = (&exit, others) {
-        // They do not wait for trackers.
-        others.quit(*exit);
-    }
-    track.finish(exit.as_ref().map_or(Exit::Failed, |exit| *exit));
-    let exit = exit.map_err(Fault::Failed)?;
+    let launched = Launched::now(hold);
+    let ended = launch(asked, &node, (&run, &run_dir), &run_plan);
+    launched.leave(&ended);
+    let (exit, _) = ended?;
     if exit == Exit::Done {
         show_end(&run_dir).map_err(Fault::Failed)?;
     }
     Ok(exit)
+}
+
+/// Runs what is held, and what goes on beside it; how that ended, and the first line that was said about it.
+fn launch(
+    asked: &RunArgs,
+    node: &Node,
+    (run, run_dir): (&Run, &RunDir),
+    run_plan: &RunPlan,
+) -> Result<(Exit, String), Fault> {
+    let mut stop = Stop::listen().context("signals cannot be listened to")?;
+    let mut others = None;
+    if node.count > 1 {
+        let opened = First::open(run_dir, node, here(asked)).map_err(Fault::Failed)?;
+        let others = others.insert(opened);
+        if !others.join(run, joins_within(asked), &mut stop)? {
+            let said = "stopped before the launchers of all nodes were there";
+            return Ok((Exit::Stopped, said.to_owned()));
+        }
+    }
+    let program = program(asked, node, run_dir).map_err(Fault::Failed)?;
+    let memory = plan::memory(&run_plan.memory);
+    let restarts = Restarts::new(asked.restarts);
+    let ranks = Attempts {
+        program,
+        run_dir,
+        timeouts: timeouts(asked),
+        memory: &memory,
+    };
+    let track = Track::start(run_dir.path(), run);
+    stop.heed(track.stop());
+    let ended = ranks.run(restarts, &mut stop, others.as_mut());
+    if let (Ok((exit, _)), Some(others)) = (&ended, others) {
+        // They do not wait for trackers.
+        others.quit(*exit);
+    }
+    track.finish(ended.as_ref().map_or(Exit::Failed, |(exit, _)| *exit));
+    ended.map_err(Fault::Failed)
 }
 
 /// Ranks of all nodes.
@@ -508,13 +523,13 @@ struct Attempts<'a> {
 }
 
 impl Attempts<'_> {
-    /// Runs it until it ends, or nothing more is to be hoped for.
+    /// Runs it until it ends, or nothing more is to be hoped for; also the first line that was said about the end.
     fn run(
         &self,
         mut restarts: Restarts,
         stop: &mut Stop,
         mut others: Option<&mut First>,
-    ) -> anyhow::Result<Exit> {
+    ) -> anyhow::Result<(Exit, String)> {
         let Self {
             program,
             run_dir,
@@ -525,7 +540,9 @@ impl Attempts<'_> {
             let of_others = others.as_deref_mut();
             let attempt = supervise::attempt(program, run_dir, *timeouts, stop, of_others, memory)?;
             let mut lines = attempt.message.iter();
-            if let Some(first) = lines.next() {
+            let first = lines.next();
+            let said = first.cloned().unwrap_or_default();
+            if let Some(first) = first {
                 match attempt.exit {
                     Exit::Failed | Exit::BadInput => screen::error(first),
                     _ => screen::end(first),
@@ -534,7 +551,7 @@ impl Attempts<'_> {
             lines.for_each(|line| screen::end(line));
             let is_whole = others.as_ref().is_none_or(|others| others.is_whole());
             if !attempt.may_restart || stop.asked() || !is_whole {
-                return Ok(attempt.exit);
+                return Ok((attempt.exit, said));
             }
             let newest = spd_checkpoint::newest_step(&run_dir.checkpoints());
             match restarts.again(newest) {
@@ -546,7 +563,7 @@ impl Attempts<'_> {
                 }),
                 Err(reason) => {
                     reason.into_iter().for_each(screen::note);
-                    return Ok(attempt.exit);
+                    return Ok((attempt.exit, said));
                 }
             }
         }

@@ -29,6 +29,7 @@ use self::status_lines::StatusLines;
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
 use crate::hub::RunFiles;
+use crate::launched::Launched;
 use crate::run::{check_memory, checkpoint_bytes, create, goes_on, gpu, only_node};
 use crate::run_dir::{Found, RunDir};
 use crate::stop::{self, Stop, StopRequest};
@@ -145,7 +146,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         let file = report::json(&sweep.name, &members);
         sweep.root.prepare_sweep(&file)
     };
-    let _hold = hold.map_err(Fault::BadInput)?;
+    let launched = Launched::now(hold.map_err(Fault::BadInput)?);
     let ended = sweep.run(&mut members, &found);
     sweep.write(&members).map_err(Fault::Failed)?;
     screen::result(&format!(
@@ -153,11 +154,13 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         report::text(&sweep.name, &members),
         sweep.root.path().display()
     ));
-    let exit = ended.map_err(Fault::Failed)?;
-    if exit == Exit::Done && members.iter().any(|m| matches!(m.state, State::Failed(_))) {
-        return Ok(Exit::Failed);
-    }
-    Ok(exit)
+    let has_failed = members.iter().any(|m| matches!(m.state, State::Failed(_)));
+    let ended = ended.map_err(Fault::Failed).map(|exit| match exit {
+        Exit::Done if has_failed => (Exit::Failed, String::new()),
+        exit => (exit, String::new()),
+    });
+    launched.leave(&ended);
+    Ok(ended?.0)
 }
 
 /// Threads of each of so many members at a time. Where all want the same target, one of them trains it, and the others do nothing: it

@@ -34,6 +34,7 @@ mod ranks;
 mod reference_files;
 mod refusals;
 mod resume;
+mod runs;
 mod scratch;
 mod signals;
 mod sweep;

@@ -51,6 +51,17 @@ impl Scratch {
         command
     }
 
+    /// A line of shell in which `$LAUNCHER` is the launcher.
+    pub(crate) fn shell(&self, line: &str) -> Command {
+        let mut command = Command::new("sh");
+        command
+            .current_dir(self.path())
+            .args(["-c", line])
+            .env("LAUNCHER", env!("CARGO_BIN_EXE_spd-launch"))
+            .stdin(Stdio::null());
+        command
+    }
+
     /// The launcher with the smallest shipped run, and a fake rank of the named behaviour.
     pub(crate) fn run(&self, behaviour: &str, arguments: &[&str]) -> Command {
         self.run_at("runs/x", behaviour, arguments)
