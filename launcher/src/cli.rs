@@ -32,6 +32,7 @@ Examples:
   spd-launch watch runs/tms_5-2 runs/seed1    curves, figures and components in a browser, live
   spd-launch report runs/tms_5-2.sweep        the same as one file
   spd-launch runs                             every run under runs: its state, step, loss, time left
+  spd-launch tail runs/tms_5-2                its rows as they come, until it ends
   spd-launch doctor                           what there is for GPUs, and what is missing
   spd-launch doctor --deep                    and whether GPU 0 works, probe by probe
 
@@ -91,6 +92,8 @@ pub(crate) enum Command {
     Watch(WatchArgs),
     /// List runs: how each is, how far, and since when
     Runs(RunsArgs),
+    /// Print the rows of a run as they come, until it ends
+    Tail(TailArgs),
     /// Say what this machine has for runs on GPUs, and what is missing for what
     Doctor(DoctorArgs),
     /// Print the completions of a shell, to be put where it looks for them
@@ -425,6 +428,27 @@ pub(crate) struct RunsArgs {
     #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) dirs: Vec<PathBuf>,
     /// Print objects of JSON, one a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `spd-launch tail`.
+#[derive(Debug, Args)]
+pub(crate) struct TailArgs {
+    /// Run directory
+    #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
+    pub(crate) run: PathBuf,
+    /// Rows that are there already to begin with
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
+    pub(crate) rows: usize,
+    /// Print the rows of phase and speed and of machines too
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// Wait for a run that has not begun, and while it is stopped; end when it is done
+    #[arg(short, long)]
+    pub(crate) wait: bool,
+    /// Print the rows as they stand in their files (tracker/FORMAT.md); rows that became void are told as
+    /// `{"kind":"rolled_back","step":..}`: those after that step
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -19,7 +19,7 @@
 //!     -> inspect                        what a dataset, a checkpoint, weights or a run are, and whether they are whole
 //!     -> ship                           what trackers have not taken yet
 //!     -> report, watch                  runs for looking at: one page, as a file or live
-//!     -> runs                           runs at work: how each is
+//!     -> runs, tail                     runs at work: how each is, its rows as they come
 //!     -> exchange                       checkpoints of the SPD reference, out and in; runs for `wandb sync`
 //!     -> figures                        those of a checkpoint, drawn again
 //!     -> completions                    what a shell completes of the command line
@@ -63,6 +63,7 @@ mod supervise;
 mod supervisor;
 mod sweep;
 mod table;
+mod tail;
 mod threads;
 mod tokenize;
 mod track;
@@ -133,6 +134,7 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Report(asked)), _) => report::report(&asked),
         (Some(Command::Watch(asked)), _) => watch::watch(&asked),
         (Some(Command::Runs(asked)), _) => runs::runs(&asked),
+        (Some(Command::Tail(asked)), _) => tail::tail(&asked),
         (Some(Command::Doctor(asked)), _) => Ok(doctor::doctor(&asked)),
         (Some(Command::Probe(asked)), _) => doctor::probe(&asked),
         (Some(Command::Rank(asked)), _) => rank::rank(&asked),

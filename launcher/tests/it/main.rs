@@ -38,6 +38,7 @@ mod runs;
 mod scratch;
 mod signals;
 mod sweep;
+mod tail;
 mod target;
 mod token_files;
 mod toy_models;

@@ -1,0 +1,336 @@
+//! `spd-launch tail RUN`: the rows of a run as they come, as `tail -f` prints a file.
+
+use std::cmp::Ordering;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use jiff::{Timestamp, Unit};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::json;
+use spd_report::{State, Status};
+use spd_tracker::{
+    Cursor, Kind, METRICS, Mark, Read, ReadError, Reader, Row, SYSTEM, Start, system_files,
+};
+use spd_trainer::Fault;
+
+use crate::cli::TailArgs;
+use crate::exit::Exit;
+use crate::progress::{activity, happened, l0, loss_and_l0};
+use crate::run_dir::RunDir;
+use crate::screen::{self, plain};
+
+/// Time between two looks at the rows.
+const READ: Duration = Duration::from_millis(200);
+
+/// Time between two looks at how the run is.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Rows of phase and speed, about half a day of them, among which the last events are looked for.
+const SYSTEM_ROWS: usize = 100_000;
+
+/// Values of a row that a line has beside loss and L0.
+const VALUES: usize = 6;
+
+/// Prints the last rows of a run, then those that come, until it is over or nobody reads any more.
+///
+/// # Errors
+///
+/// Bad input, when there is no run and it is not to be waited for.
+pub(crate) fn tail(asked: &TailArgs) -> Result<Exit, Fault> {
+    let run_dir = RunDir::at(asked.run.clone());
+    check(&run_dir, asked.wait)?;
+    let mut tail = Tail {
+        asked,
+        run_dir: &run_dir,
+        files: Vec::new(),
+        told: Vec::new(),
+    };
+    let mut is_first = true;
+    loop {
+        // Its last rows may have come after the last look.
+        let status = Status::of(run_dir.path());
+        let is_over = match status.state {
+            State::Running => false,
+            State::Done => true,
+            _ => !asked.wait,
+        };
+        let looked = Instant::now();
+        while is_first || is_over || looked.elapsed() < LOOK {
+            let mut new = tail.read();
+            // Each file has its own order; between them the time decides.
+            new.sort_by(|a, b| a.time.partial_cmp(&b.time).unwrap_or(Ordering::Equal));
+            let before = if is_first {
+                new.len().saturating_sub(asked.rows)
+            } else {
+                0
+            };
+            new[before..]
+                .iter()
+                .for_each(|line| screen::result(&line.text));
+            is_first = false;
+            if is_over {
+                let note = status
+                    .note
+                    .map_or(String::new(), |note| format!(": {note}"));
+                let place = run_dir.path().display();
+                screen::end(&format!("{place} is {}{note}", status.state.name()));
+                return Ok(Exit::Done);
+            }
+            if nobody_reads_within(READ) {
+                return Ok(Exit::Done);
+            }
+        }
+    }
+}
+
+fn check(run_dir: &RunDir, waits: bool) -> Result<(), Fault> {
+    if run_dir.config().is_file() {
+        return Ok(());
+    }
+    let place = run_dir.path().display();
+    if run_dir.sweep().is_file() {
+        return Err(Fault::BadInput(format!(
+            "{place}: is the directory of a sweep; name one of its runs, like {}",
+            run_dir.path().join("seed=0").display()
+        )));
+    }
+    match run_dir.path().try_exists() {
+        Ok(true) if !run_dir.path().is_dir() => Err(Fault::BadInput(format!(
+            "{place}: a run directory is wanted, and a file is there"
+        ))),
+        _ if waits => Ok(()),
+        Err(error) => Err(Fault::BadInput(format!("{place}: {error}"))),
+        Ok(_) => Err(Fault::BadInput(format!(
+            "{place}: is no run directory, as it has no config.toml; --wait waits for a run to begin there, `spd-launch runs` lists \
+             those there are"
+        ))),
+    }
+}
+
+/// The files of a run that are followed.
+struct Tail<'a> {
+    asked: &'a TailArgs,
+    run_dir: &'a RunDir,
+    files: Vec<(String, Reader)>,
+    /// What could not be read, and was said.
+    told: Vec<String>,
+}
+
+/// What is printed, and by when it is put in its place.
+struct Line {
+    time: f64,
+    text: String,
+}
+
+impl Tail<'_> {
+    /// The lines of what is new.
+    fn read(&mut self) -> Vec<Line> {
+        self.open();
+        let mut lines = Vec::new();
+        let mut problems = Vec::new();
+        for (_, reader) in &mut self.files {
+            // A row that is made again has its first time, and its place all the same.
+            let mut last = f64::MIN;
+            loop {
+                match reader.next() {
+                    Ok(Some(Read::Row { row, time })) => {
+                        last = last.max(time);
+                        let text = text(&row, time, self.asked);
+                        lines.extend(text.map(|text| Line { time: last, text }));
+                    }
+                    Ok(Some(Read::RolledBack(start))) => {
+                        last = last.max(start.time);
+                        let text = rolled_back(&start, self.asked.json);
+                        lines.push(Line { time: last, text });
+                    }
+                    Ok(None) => break,
+                    Err(error @ ReadError::Junk { .. }) => problems.push(error),
+                    // Tried again at the next look.
+                    Err(error) => {
+                        problems.push(error);
+                        break;
+                    }
+                }
+            }
+        }
+        problems.iter().for_each(|error| self.problem(error));
+        lines
+    }
+
+    /// Opens the files that are not followed yet; those that are there already a few rows before their ends.
+    fn open(&mut self) {
+        let dir = self.run_dir.path();
+        let mut names = vec![METRICS.to_owned(), SYSTEM.to_owned()];
+        if self.asked.all {
+            let machines = system_files(dir);
+            names.extend(machines.into_iter().filter(|name| name != SYSTEM));
+        }
+        for name in names {
+            if self.files.iter().any(|(known, _)| *known == name) {
+                continue;
+            }
+            match open(dir, &name, self.asked) {
+                Ok(reader) => self.files.push((name, reader)),
+                Err(error) => self.problem(&error),
+            }
+        }
+    }
+
+    fn problem(&mut self, error: &ReadError) {
+        let line = error.to_string();
+        if !self.told.contains(&line) {
+            screen::note(&line);
+            self.told.push(line);
+        }
+    }
+}
+
+fn open(dir: &Path, name: &str, asked: &TailArgs) -> Result<Reader, ReadError> {
+    if name == METRICS {
+        return Reader::of_metrics(dir, &Cursor::before_last(dir, asked.rows)?);
+    }
+    // Among its rows few are shown, unless all are.
+    let rows = if asked.all {
+        asked.rows
+    } else {
+        asked.rows.max(SYSTEM_ROWS)
+    };
+    let path = dir.join(name);
+    Reader::open(&path, &Mark::before_last(&path, rows)?)
+}
+
+/// What a row is printed as; of phase, speed and machines only where all is asked for.
+fn text(row: &Row, time: f64, asked: &TailArgs) -> Option<String> {
+    if row.kind == Kind::System && !asked.all {
+        return None;
+    }
+    let text = match asked.json {
+        true => serde_json::to_string(row).ok()?,
+        false => format!("{}  {}", clock(time), words(row)),
+    };
+    Some(text + "\n")
+}
+
+/// A row in words.
+fn words(row: &Row) -> String {
+    let step = row.step;
+    match row.kind {
+        Kind::Event => happened(row).unwrap_or_else(|| format!("step {step}")),
+        Kind::Alert => format!(
+            "alert  {}",
+            happened(row).unwrap_or_else(|| format!("step {step}"))
+        ),
+        Kind::Train | Kind::Eval => {
+            let kind = if row.kind == Kind::Train {
+                "train"
+            } else {
+                "eval"
+            };
+            let told = loss_and_l0(row.number("loss/total"), l0(row));
+            let is_told = |name: &str| name == "loss/total" || name.contains("l0/");
+            let values = row.numbers().filter(|(name, _)| !is_told(name));
+            let short = |name: &str| {
+                let name = name.strip_prefix("eval/").unwrap_or(name);
+                plain(name.strip_prefix("loss/").unwrap_or(name))
+            };
+            let all: Vec<String> = values
+                .map(|(name, value)| format!("{} {value:.3e}", short(name)))
+                .collect();
+            let more = all.len().saturating_sub(VALUES);
+            let parts = told.into_iter().chain(all.into_iter().take(VALUES));
+            let more = (more > 0).then(|| format!("and {more} more"));
+            let parts: Vec<String> = parts.chain(more).collect();
+            format!("step {step}  {kind}  {}", parts.join("  "))
+        }
+        Kind::System => {
+            let note = row.note.as_deref().map(|phase| plain(activity(phase)));
+            let values = row.numbers().filter(|(name, _)| *name != "time");
+            let values = values.map(|(name, value)| format!("{} {value:.4}", plain(name)));
+            let parts: Vec<String> = note.into_iter().chain(values).collect();
+            format!("step {step}  {}", parts.join("  "))
+        }
+    }
+}
+
+fn rolled_back(start: &Start, is_json: bool) -> String {
+    let Start { step, time, .. } = start;
+    if is_json {
+        return format!(
+            "{}\n",
+            json!({"kind": "rolled_back", "step": step, "time": time})
+        );
+    }
+    format!(
+        "{}  the run went back to step {step}: the rows above of later steps are void, and those below take their place\n",
+        clock(*time)
+    )
+}
+
+/// A unix time as lines have it; nothing where it is none.
+fn clock(time: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, reason = "a float saturates")]
+    let stamp = Timestamp::from_millisecond((time * 1e3) as i64);
+    let second = stamp.and_then(|stamp| stamp.round(Unit::Second));
+    match second {
+        Ok(second) if time > 0.0 => second.to_string(),
+        _ => "-".to_owned(),
+    }
+}
+
+/// Waits, and says whether what is printed has no reader any more: one end of a pipe is closed, a terminal is gone.
+fn nobody_reads_within(limit: Duration) -> bool {
+    let stdout = io::stdout();
+    let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
+    let limit = Timespec {
+        tv_sec: 0,
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    let gone = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
+    matches!(poll(&mut fds, Some(&limit)), Ok(1..)) && fds[0].revents().intersects(gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_a_line_of_its_main_values() {
+        let row = Row::new(1200, Kind::Train)
+            .with("loss/total", 0.0123)
+            .with("l0/linear1", 1.25)
+            .with("l0/linear2", 0.5)
+            .with("loss/faithfulness", 1.5e-8)
+            .with("lr", 1e-3);
+        assert_eq!(
+            words(&row),
+            "step 1200  train  loss 1.230e-2  L0 1.75  faithfulness 1.500e-8  lr 1.000e-3"
+        );
+        let mut eval = Row::new(0, Kind::Eval).with("eval/l0/a", 2.0);
+        for number in 0..9 {
+            eval = eval.with(format!("eval/m{number}"), 1.0);
+        }
+        let line = words(&eval);
+        assert!(
+            line.starts_with("step 0  eval  L0 2.00  m0 1.000e0  m1 "),
+            "{line}"
+        );
+        assert!(line.ends_with("m5 1.000e0  and 3 more"), "{line}");
+    }
+
+    #[test]
+    fn what_happened_is_told_and_cannot_steer_the_terminal() {
+        let event = Row::new(7, Kind::Event).with_note("went\u{1b}[2J on");
+        assert_eq!(words(&event), "step 7: went [2J on");
+        let alert = Row::new(7, Kind::Alert).with_note("look");
+        assert_eq!(words(&alert), "alert  step 7: look");
+    }
+
+    #[test]
+    fn a_time_that_is_none_is_not_shown() {
+        assert_eq!(clock(1_795_255_200.25), "2026-11-21T10:00:00Z");
+        for time in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e300] {
+            assert_eq!(clock(time), "-");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! `spd-launch tail`: rows as they come.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use spd_tracker::{Kind, Mark, Row, Spool, now};
+
+use crate::scratch::{Scratch, assert_goes, end, launch, send, start};
+
+/// A run directory whose rows this test writes, and which it holds as a launcher does.
+struct Written {
+    scratch: Scratch,
+    spool: Spool,
+    lock: Option<spd_checkpoint::Lock>,
+}
+
+impl Written {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let dir = scratch.run_dir();
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("config.toml"), "name = \"x\"\n").unwrap();
+        let spool = Spool::start(&dir, &Mark::default(), 0).unwrap();
+        let lock = spd_checkpoint::Lock::take(&dir.join("logs")).unwrap();
+        Self {
+            scratch,
+            spool,
+            lock: Some(lock),
+        }
+    }
+
+    fn train(&self, step: u64, loss: f64) {
+        let row = Row::new(step, Kind::Train).with("loss/total", loss);
+        self.spool.append(row);
+    }
+
+    fn event(&self, step: u64, note: &str) {
+        let row = Row::new(step, Kind::Event).with_note(note);
+        self.spool.append(row.with("time", now()));
+    }
+}
+
+/// The words of a line behind its time.
+fn words(line: &str) -> &str {
+    line.split_once("  ").map_or(line, |(_, words)| words)
+}
+
+#[test]
+fn rows_are_printed_as_they_come_until_the_run_is_over() {
+    let mut run = Written::new();
+    (1..=20).for_each(|step| run.train(step, 0.5));
+    run.event(20, "continued from the checkpoint of step 20");
+    run.spool.sync().unwrap();
+    let mut command = run.scratch.launcher(&["tail", "runs/x", "-n", "3"]);
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut next = || lines.next().unwrap().unwrap();
+    assert_eq!(words(&next()), "step 19  train  loss 5.000e-1");
+    let row = next();
+    assert_eq!(words(&row), "step 20  train  loss 5.000e-1");
+    assert!(row.starts_with("20") && row.contains("Z  "), "{row}");
+    assert_eq!(
+        words(&next()),
+        "step 20: continued from the checkpoint of step 20"
+    );
+    run.train(21, 0.25);
+    run.spool.sync().unwrap();
+    assert_eq!(words(&next()), "step 21  train  loss 2.500e-1");
+    // The run goes back, and makes other rows.
+    drop(std::mem::replace(
+        &mut run.spool,
+        Spool::system(&run.scratch.run_dir()).unwrap(),
+    ));
+    run.spool = Spool::start(&run.scratch.run_dir(), &Mark::default(), 0).unwrap();
+    (1..=30).for_each(|step| run.train(step, 4.0));
+    run.spool.sync().unwrap();
+    let back = next();
+    assert_eq!(
+        words(&back),
+        "the run went back to step 0: the rows above of later steps are void, and those below take their place"
+    );
+    for step in 1..=30 {
+        assert_eq!(words(&next()), format!("step {step}  train  loss 4.000e0"));
+    }
+    run.train(31, 1.0);
+    run.spool.sync().unwrap();
+    run.lock = None;
+    assert_eq!(words(&next()), "step 31  train  loss 1.000e0");
+    assert!(lines.next().is_none());
+    let ended = end(child);
+    assert_eq!(ended.code, Some(0));
+    assert!(
+        ended
+            .stderr
+            .starts_with("runs/x is killed: its launcher (process "),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn a_run_that_is_over_is_printed_to_its_end() {
+    let scratch = Scratch::new();
+    assert_eq!(launch(scratch.run("done", &[])).code, Some(0));
+    let ended = launch(scratch.launcher(&["tail", "runs/x"]));
+    assert_eq!(ended.code, Some(0));
+    let lines: Vec<&str> = ended.stdout.lines().map(words).collect();
+    assert_eq!(
+        lines,
+        [
+            "step 1  train  loss 5.000e-1  L0 2.50",
+            "step 0: target trained"
+        ]
+    );
+    assert_eq!(ended.stderr, "runs/x is done\n");
+    let json = launch(scratch.launcher(&["tail", "runs/x", "--json", "--all", "-n", "99"])).stdout;
+    for row in [
+        "{\"step\":1,\"kind\":\"train\",\"loss/total\":0.5,\"l0/linear1\":1.5,\"l0/linear2\":1.0}\n",
+        "{\"step\":3,\"kind\":\"system\",\"note\":\"target\",\"steps\":9.0,\"steps_per_s\":3.0}\n",
+        "\"system/cpu_percent\"",
+    ] {
+        assert!(json.contains(row), "{row}: {json}");
+    }
+    assert_eq!(
+        launch(scratch.launcher(&["tail", "runs/x", "-n", "0"])).stdout,
+        ""
+    );
+}
+
+#[test]
+fn a_run_that_has_not_begun_is_waited_for_where_that_is_asked() {
+    let scratch = Scratch::new();
+    let waiting = start(scratch.launcher(&["tail", "runs/x", "--wait"]));
+    assert_eq!(launch(scratch.run("fail", &[])).code, Some(1));
+    assert_eq!(launch(scratch.run("done", &[])).code, Some(0));
+    let ended = end(waiting);
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (Some(0), "runs/x is done\n")
+    );
+    assert!(
+        ended
+            .stdout
+            .contains("  step 1  train  loss 5.000e-1  L0 2.50\n"),
+        "{}",
+        ended.stdout
+    );
+}
+
+#[test]
+fn what_is_no_run_is_refused_in_a_line() {
+    let scratch = Scratch::new();
+    fs::create_dir_all(scratch.path().join("s")).unwrap();
+    fs::write(scratch.path().join("s/sweep.json"), "").unwrap();
+    fs::write(scratch.path().join("file"), "").unwrap();
+    for (path, refused) in [
+        (
+            "none",
+            "none: is no run directory, as it has no config.toml; --wait waits for a run to begin there, `spd-launch runs` lists those \
+             there are",
+        ),
+        (
+            "s",
+            "s: is the directory of a sweep; name one of its runs, like s/seed=0",
+        ),
+        (
+            "file",
+            "file: a run directory is wanted, and a file is there",
+        ),
+    ] {
+        let ended = launch(scratch.launcher(&["tail", path]));
+        assert_eq!((ended.code, ended.error()), (Some(2), refused));
+    }
+}
+
+#[test]
+fn it_ends_when_nobody_reads_it() {
+    let run = Written::new();
+    (1..=20).for_each(|step| run.train(step, 0.5));
+    run.spool.sync().unwrap();
+    let ended = launch(run.scratch.shell("\"$LAUNCHER\" tail runs/x | head -1"));
+    assert_eq!(ended.code, Some(0));
+    assert_eq!(
+        words(ended.stdout.trim_end()),
+        "step 11  train  loss 5.000e-1"
+    );
+}
+
+#[test]
+fn a_signal_ends_it_at_once() {
+    let run = Written::new();
+    run.train(1, 0.5);
+    run.spool.sync().unwrap();
+    let mut command = run.scratch.launcher(&["tail", "runs/x"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.next().is_some());
+    send(child.id(), Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), None);
+    assert_goes(child.id());
+}
