@@ -33,6 +33,7 @@ Examples:
   spd-launch report runs/tms_5-2.sweep        the same as one file
   spd-launch runs                             every run under runs: its state, step, loss, time left
   spd-launch tail runs/tms_5-2                its rows as they come, until it ends
+  spd-launch stop runs/tms_5-2                have it save and leave, as Ctrl-C does
   spd-launch doctor                           what there is for GPUs, and what is missing
   spd-launch doctor --deep                    and whether GPU 0 works, probe by probe
 
@@ -46,7 +47,7 @@ Exit codes:
   1  failed: the first line of the message says which rank, where and why; of several runs, the table
      says which, and the others are done; of `doctor --deep`, a probe failed or none could be run
   2  bad input: command line, run file, target, data or directory; nothing was created,
-     unless it is a rank that found it
+     unless it is a rank that found it; of `stop`, a run that cannot be asked: the others were
   3  stopped on request; the same command goes on from there
   130, 143  killed by a second Ctrl-C or SIGTERM";
 
@@ -94,6 +95,8 @@ pub(crate) enum Command {
     Runs(RunsArgs),
     /// Print the rows of a run as they come, until it ends
     Tail(TailArgs),
+    /// Have runs of this machine save and leave, as Ctrl-C does
+    Stop(StopArgs),
     /// Say what this machine has for runs on GPUs, and what is missing for what
     Doctor(DoctorArgs),
     /// Print the completions of a shell, to be put where it looks for them
@@ -451,6 +454,20 @@ pub(crate) struct TailArgs {
     /// `{"kind":"rolled_back","step":..}`: those after that step
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `spd-launch stop`.
+#[derive(Debug, Args)]
+pub(crate) struct StopArgs {
+    /// Run directories, and directories of sweeps
+    #[arg(required = true, value_name = "RUN", value_hint = ValueHint::DirPath)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// Return when they are asked, and not when they have left
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+    /// Have them leave at once, as a second Ctrl-C does: they go on from their newest checkpoints
+    #[arg(long)]
+    pub(crate) now: bool,
 }
 
 /// `spd-launch completions`.

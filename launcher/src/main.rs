@@ -19,7 +19,7 @@
 //!     -> inspect                        what a dataset, a checkpoint, weights or a run are, and whether they are whole
 //!     -> ship                           what trackers have not taken yet
 //!     -> report, watch                  runs for looking at: one page, as a file or live
-//!     -> runs, tail                     runs at work: how each is, its rows as they come
+//!     -> runs, tail, stop_runs          runs at work: how each is, its rows as they come, a request to save and leave
 //!     -> exchange                       checkpoints of the SPD reference, out and in; runs for `wandb sync`
 //!     -> figures                        those of a checkpoint, drawn again
 //!     -> completions                    what a shell completes of the command line
@@ -57,6 +57,7 @@ mod screen;
 mod ship;
 mod slurm;
 mod stop;
+mod stop_runs;
 mod straggler;
 mod summary;
 mod supervise;
@@ -135,6 +136,7 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Watch(asked)), _) => watch::watch(&asked),
         (Some(Command::Runs(asked)), _) => runs::runs(&asked),
         (Some(Command::Tail(asked)), _) => tail::tail(&asked),
+        (Some(Command::Stop(asked)), _) => stop_runs::stop(&asked),
         (Some(Command::Doctor(asked)), _) => Ok(doctor::doctor(&asked)),
         (Some(Command::Probe(asked)), _) => doctor::probe(&asked),
         (Some(Command::Rank(asked)), _) => rank::rank(&asked),

@@ -37,6 +37,7 @@ mod resume;
 mod runs;
 mod scratch;
 mod signals;
+mod stop_runs;
 mod sweep;
 mod tail;
 mod target;
