@@ -29,6 +29,7 @@ mod reference;
 mod resolved;
 mod run;
 mod schedule;
+mod shipped;
 mod target;
 mod tracker;
 mod train;
@@ -49,4 +50,5 @@ pub use networks::{
 };
 pub use pattern::pattern_matches;
 pub use run::*;
+pub use shipped::Shipped;
 pub use tracker::{Destination, OnRollback, Tracker};

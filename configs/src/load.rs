@@ -12,6 +12,7 @@ use crate::{
     reader::{Table, read_file},
     reference,
     run::{Checkpoint, Log, Precision},
+    shipped::Shipped,
     target::{self, Facts},
     tracker, train,
     values::{OneOf, Size, Text, Whole},
@@ -190,6 +191,9 @@ impl Run {
 
 /// The text of a run file.
 fn text_of(path: &Path) -> Result<String, Faults> {
+    if let Some(shipped) = Shipped::at(path) {
+        return Ok(shipped.text.to_owned());
+    }
     let bytes = spd_files::read(path).map_err(|error| {
         let message = match error.kind() {
             std::io::ErrorKind::NotFound => "no such run file".to_owned(),

@@ -356,15 +356,21 @@ impl<'t> Table<'t> {
 
 /// The key that `key` was probably meant to be.
 fn nearest(key: &str, known: &[&'static str]) -> Option<&'static str> {
+    alike(key, known).first().copied()
+}
+
+/// Those of the known words that a word was probably meant to be, the most likely first.
+pub(crate) fn alike<'k>(word: &str, known: &[&'k str]) -> Vec<&'k str> {
     // Above this, an abbreviation or a slip; below, another word.
     const ALIKE: f64 = 0.75;
-    let likeness = |known: &str| strsim::jaro_winkler(&key.to_lowercase(), &known.to_lowercase());
-    known
+    let word = word.to_lowercase();
+    let mut found: Vec<(f64, &str)> = known
         .iter()
-        .map(|known| (likeness(known), *known))
+        .map(|known| (strsim::jaro_winkler(&word, &known.to_lowercase()), *known))
         .filter(|(likeness, _)| *likeness > ALIKE)
-        .max_by(|(a, _), (b, _)| a.total_cmp(b))
-        .map(|(_, known)| known)
+        .collect();
+    found.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    found.into_iter().map(|(_, known)| known).collect()
 }
 
 #[cfg(test)]

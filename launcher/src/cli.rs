@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use spd_configs::Destination;
+use spd_configs::{Destination, Shipped};
 
 use crate::memory;
 use crate::vary::Vary;
@@ -34,6 +35,7 @@ Examples:
   spd-launch runs                             every run under runs: its state, step, loss, time left
   spd-launch tail runs/tms_5-2                its rows as they come, until it ends
   spd-launch stop runs/tms_5-2                have it save and leave, as Ctrl-C does
+  spd-launch configs tms_5-2 > mine.toml      a shipped run file, to be edited
   spd-launch doctor                           what there is for GPUs, and what is missing
   spd-launch doctor --deep                    and whether GPU 0 works, probe by probe
 
@@ -97,6 +99,8 @@ pub(crate) enum Command {
     Tail(TailArgs),
     /// Have runs of this machine save and leave, as Ctrl-C does
     Stop(StopArgs),
+    /// List the run files that are part of this program, or print one
+    Configs(ConfigsArgs),
     /// Say what this machine has for runs on GPUs, and what is missing for what
     Doctor(DoctorArgs),
     /// Print the completions of a shell, to be put where it looks for them
@@ -112,7 +116,7 @@ pub(crate) enum Command {
 /// `spd-launch CONFIG`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Run file, or the name of one in `configs/`
+    /// Run file, or the name of one in `configs/` or of one that is part of this program (`spd-launch configs`)
     #[arg(value_hint = ValueHint::FilePath)]
     pub(crate) config: String,
     /// Run directory [default: runs/NAME, by the name in the run file; runs/NAME.sweep for several runs]
@@ -338,7 +342,7 @@ impl RunArgs {
 /// `spd-launch profile`.
 #[derive(Debug, Args)]
 pub(crate) struct ProfileArgs {
-    /// Run file, or the name of one in `configs/`
+    /// Run file, or the name of one in `configs/` or of one that is part of this program (`spd-launch configs`)
     #[arg(value_hint = ValueHint::FilePath)]
     pub(crate) config: String,
     /// Steps that are profiled [default: 20]
@@ -470,6 +474,14 @@ pub(crate) struct StopArgs {
     pub(crate) now: bool,
 }
 
+/// `spd-launch configs`.
+#[derive(Debug, Args)]
+pub(crate) struct ConfigsArgs {
+    /// The one to be printed [default: a list of all]
+    #[arg(value_name = "NAME", value_parser = shipped())]
+    pub(crate) name: Option<String>,
+}
+
 /// `spd-launch completions`.
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
@@ -592,6 +604,11 @@ fn rank_count(text: &str) -> Result<usize, String> {
             "a number of ranks from 1 to {MOST_RANKS} is wanted"
         )),
     }
+}
+
+/// Names of the run files that are part of the program.
+fn shipped() -> PossibleValuesParser {
+    PossibleValuesParser::new(Shipped::ALL.iter().map(|shipped| shipped.name))
 }
 
 fn tracker(text: &str) -> Result<Destination, String> {

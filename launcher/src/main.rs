@@ -20,6 +20,7 @@
 //!     -> ship                           what trackers have not taken yet
 //!     -> report, watch                  runs for looking at: one page, as a file or live
 //!     -> runs, tail, stop_runs          runs at work: how each is, its rows as they come, a request to save and leave
+//!     -> configs                        the run files that are part of this program
 //!     -> exchange                       checkpoints of the SPD reference, out and in; runs for `wandb sync`
 //!     -> figures                        those of a checkpoint, drawn again
 //!     -> completions                    what a shell completes of the command line
@@ -32,6 +33,7 @@ mod bench;
 mod channel;
 mod cli;
 mod completions;
+mod configs;
 mod doctor;
 mod exchange;
 mod exit;
@@ -137,6 +139,7 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Runs(asked)), _) => runs::runs(&asked),
         (Some(Command::Tail(asked)), _) => tail::tail(&asked),
         (Some(Command::Stop(asked)), _) => stop_runs::stop(&asked),
+        (Some(Command::Configs(asked)), _) => Ok(configs::configs(asked.name.as_deref())),
         (Some(Command::Doctor(asked)), _) => Ok(doctor::doctor(&asked)),
         (Some(Command::Probe(asked)), _) => doctor::probe(&asked),
         (Some(Command::Rank(asked)), _) => rank::rank(&asked),

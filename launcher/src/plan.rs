@@ -1,6 +1,9 @@
 //! What a run will do and need, as the table printed before it starts.
 
+use std::path::Path;
+
 use indicatif::{HumanBytes, HumanCount};
+use spd_configs::Shipped;
 use spd_trainer::{Memory, RunPlan, SitePlan};
 
 use crate::screen::plain;
@@ -30,6 +33,16 @@ pub(crate) fn text(title: &str, directory: &str, run_plan: &RunPlan) -> String {
     }
     text.push('\n');
     text
+}
+
+/// The row that says which run file was taken.
+pub(crate) fn run_file(path: &Path) -> (String, String) {
+    let place = path.display();
+    let value = match Shipped::at(path) {
+        Some(_) => format!("{place}, which is part of this program"),
+        None => place.to_string(),
+    };
+    ("run file".to_owned(), value)
 }
 
 /// Planned memory, as people say it: all of it, and the parts that matter.

@@ -275,6 +275,7 @@ fn check(asked: &RunArgs, node: &Node) -> Result<Checked, Fault> {
     let world = World::planned(ranks, node.nodes());
     let threads = threads_of_rank(asked);
     let mut run_plan = spd_trainer::run_plan(run, threads, asked.gpus > 0, &world)?;
+    run_plan.rows.push(plan::run_file(&path));
     run_plan.rows.extend(checked.files.rows());
     check_memory(asked, (&path, &asked.set), &world, run, &run_plan).map_err(Fault::BadInput)?;
     check_gpu_memory(asked, &path, &world, run, &run_plan).map_err(Fault::BadInput)?;

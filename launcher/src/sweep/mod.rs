@@ -119,6 +119,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         }
     }
     let mut run_plan = sweep.described(run_plan, &members, &found);
+    run_plan.rows.push(plan::run_file(&path));
     run_plan.rows.extend(files.rows());
     screen::plan(&plan::text(
         &format!("{}: {} runs", sweep.name, members.len()),

@@ -36,6 +36,7 @@ mod refusals;
 mod resume;
 mod runs;
 mod scratch;
+mod shipped;
 mod signals;
 mod stop_runs;
 mod sweep;

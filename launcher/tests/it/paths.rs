@@ -262,7 +262,7 @@ fn nothing_that_is_printed_steers_the_terminal() {
         (
             &["no\u{1b}[31m.toml"][..],
             "error: no\\u{1b}[31m.toml: no such run file; looked at no\\u{1b}[31m.toml, configs/no\\u{1b}[31m.toml, \
-             configs/no\\u{1b}[31m.toml.toml\n",
+             configs/no\\u{1b}[31m.toml.toml, and at those that are part of this program; `spd-launch configs` lists them\n",
         ),
         (
             &["tms", "--\u{1b}]0;title\u{7}"],

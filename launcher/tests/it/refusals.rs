@@ -34,12 +34,13 @@ fn no_argument_shows_the_help_and_is_bad_input() {
 #[test]
 fn an_unknown_run_file_says_where_it_was_looked_for() {
     let scratch = Scratch::new();
-    let ended = launch(scratch.launcher(&["tmz"]));
+    let ended = launch(scratch.launcher(&["qqq"]));
     assert_eq!(
         (ended.code, ended.stderr.as_str()),
         (
             Some(2),
-            "error: tmz: no such run file; looked at tmz, configs/tmz, configs/tmz.toml\n"
+            "error: qqq: no such run file; looked at qqq, configs/qqq, configs/qqq.toml, and at those that are part of this program; \
+             `spd-launch configs` lists them\n"
         )
     );
     assert!(scratch.names().is_empty());
