@@ -16,7 +16,18 @@ fn each_shell_has_a_script_that_knows_commands_and_flags() {
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
         let script = ended.stdout;
         assert!(script.starts_with(begins), "{shell}: {script}");
-        for known in ["tokenize", "figures", "dry-run", "sweep"] {
+        for known in [
+            "tokenize",
+            "figures",
+            "dry-run",
+            "sweep",
+            "runs",
+            "tail",
+            "stop",
+            "no-wait",
+            "configs",
+            "pythia-70m",
+        ] {
             assert!(script.contains(known), "{shell}: {known}");
         }
     }
@@ -30,10 +41,37 @@ fn each_shell_has_a_script_that_knows_commands_and_flags() {
 fn bash_takes_its_script_and_completes_a_command() {
     let scratch = Scratch::new();
     let script = launch(scratch.launcher(&["completions", "bash"])).stdout;
-    let ask = "COMP_WORDS=(spd-launch tok); COMP_CWORD=1; _spd__launch spd-launch tok spd-launch; echo \"${COMPREPLY[*]}\"";
-    let answer = Command::new("bash")
-        .args(["-c", &format!("{script}\n{ask}")])
-        .output()
-        .unwrap();
-    assert_eq!(String::from_utf8_lossy(&answer.stdout), "tokenize\n");
+    for (words, at, word, before, answers) in [
+        ("spd-launch tok", 1, "tok", "spd-launch", "tokenize\n"),
+        (
+            "spd-launch configs tms_5-2-",
+            2,
+            "tms_5-2-",
+            "configs",
+            "tms_5-2-reference tms_5-2-id tms_5-2-id-reference\n",
+        ),
+        (
+            "spd-launch tms_40-10-i",
+            1,
+            "tms_40-10-i",
+            "spd-launch",
+            "tms_40-10-id tms_40-10-id-reference\n",
+        ),
+        (
+            "spd-launch stop --no",
+            2,
+            "--no",
+            "stop",
+            "--no-wait --now\n",
+        ),
+    ] {
+        let ask = format!(
+            "COMP_WORDS=({words}); COMP_CWORD={at}; _spd__launch spd-launch {word} {before}; echo \"${{COMPREPLY[*]}}\""
+        );
+        let answer = Command::new("bash")
+            .args(["-c", &format!("{script}\n{ask}")])
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&answer.stdout), answers);
+    }
 }
