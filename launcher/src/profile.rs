@@ -61,7 +61,7 @@ pub(crate) fn profile(asked: &ProfileArgs) -> Result<Exit, Fault> {
 }
 
 /// Whether a file can be written, so that no time is spent on what cannot be kept; one that was not there is not there afterwards.
-fn try_to_write(path: &Path) -> io::Result<()> {
+pub(crate) fn try_to_write(path: &Path) -> io::Result<()> {
     let is_new = !path.try_exists()?;
     spd_files::open_with(OpenOptions::new().append(true).create(true), path)?;
     if is_new {

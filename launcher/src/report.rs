@@ -5,15 +5,17 @@ use std::path::{Path, PathBuf};
 use spd_report::{Book, PAGE, ReportError};
 use spd_trainer::Fault;
 
+use crate::bench::unwritable;
 use crate::cli::ReportArgs;
 use crate::exit::Exit;
+use crate::profile::try_to_write;
 use crate::screen;
 
 /// Makes the page of each run and sweep in its directory, or one of all of them where `--out` says.
 ///
 /// # Errors
 ///
-/// Bad input when one of them is neither; all are looked at before anything is written. A disk that refuses.
+/// Bad input when one of them is neither, or `--out` cannot be written; all are looked at before anything is. A disk that refuses.
 pub(crate) fn report(asked: &ReportArgs) -> Result<Exit, Fault> {
     let pages: Vec<(PathBuf, &[PathBuf])> = match &asked.out {
         Some(out) => vec![(out.clone(), &asked.runs)],
@@ -24,7 +26,11 @@ pub(crate) fn report(asked: &ReportArgs) -> Result<Exit, Fault> {
             .collect(),
     };
     let books: Result<Vec<Book>, Fault> = pages.iter().map(|(_, runs)| open(runs)).collect();
-    for ((path, _), mut book) in pages.iter().zip(books?) {
+    let books = books?;
+    if let Some(out) = &asked.out {
+        try_to_write(out).map_err(|error| unwritable("--out", out, &error))?;
+    }
+    for ((path, _), mut book) in pages.iter().zip(books) {
         book.write(path).map_err(|error| fault(&error))?;
         screen::result(&format!("the page is {}\n", shown(path)));
     }

@@ -6,12 +6,12 @@ use std::os::unix::ffi::OsStringExt;
 
 use crate::launch::guarded;
 use crate::random::Random;
-use crate::runs::{TOY, config, make_data, tree};
+use crate::runs::{RUN, TOY, Uninterrupted, config, copy, tree};
 use crate::suite::{Case, Suite};
 
 const FIELD: Suite = Suite {
     name: "command_lines",
-    cases: 300,
+    cases: 600,
     columns: &["done", "failed", "refused"],
 };
 
@@ -23,7 +23,7 @@ struct Shape {
     bare: &'static [&'static str],
 }
 
-const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 16] = [
     Shape {
         name: "dry run",
         words: &["CONFIG", "--dry-run"],
@@ -78,6 +78,68 @@ const SHAPES: [Shape; 6] = [
         name: "profile",
         words: &["profile", "CONFIG", "--steps", "1"],
         valued: &["--threads", "--gpus", "--set", "--trace"],
+        bare: &["--help"],
+    },
+    Shape {
+        name: "runs",
+        words: &["runs"],
+        valued: &["RUN", "."],
+        bare: &["RUN", "--json", "--help"],
+    },
+    Shape {
+        name: "tail",
+        words: &["tail", "RUN"],
+        valued: &["-n", "--rows"],
+        bare: &["--all", "--json", "--wait", "--help"],
+    },
+    Shape {
+        name: "stop",
+        words: &["stop", "RUN"],
+        valued: &["RUN"],
+        bare: &["--no-wait", "--now", "--help"],
+    },
+    Shape {
+        name: "configs",
+        words: &["configs"],
+        valued: &["configs", "tms_5-2"],
+        bare: &["tms_5-2", "pile-4L", "--help"],
+    },
+    Shape {
+        name: "report",
+        words: &["report", "RUN"],
+        valued: &["--out", "RUN"],
+        bare: &["RUN", "--help"],
+    },
+    // With a run that is there it would serve for ever.
+    Shape {
+        name: "watch",
+        words: &["watch", "none"],
+        valued: &["--port", "RUN"],
+        bare: &["RUN", "--help"],
+    },
+    // No tracker that is on a network.
+    Shape {
+        name: "ship",
+        words: &["ship", "RUN"],
+        valued: &["--tracker", "RUN"],
+        bare: &["--help"],
+    },
+    Shape {
+        name: "export",
+        words: &["export", "RUN", "--out", "made"],
+        valued: &["--out", "RUN"],
+        bare: &["--help"],
+    },
+    Shape {
+        name: "figures",
+        words: &["figures", "RUN"],
+        valued: &["--threads", "RUN"],
+        bare: &["--help"],
+    },
+    Shape {
+        name: "inspect",
+        words: &["inspect", "RUN"],
+        valued: &["--dtype", "RUN"],
         bare: &["--help"],
     },
     Shape {
@@ -166,13 +228,13 @@ const VALUES: [&str; 48] = [
 #[test]
 #[ignore = "minutes; run with --ignored"]
 fn odd_command_lines_are_done_or_refused() {
-    let data = tempfile::tempdir().unwrap();
-    make_data(data.path(), 1);
+    let made = Uninterrupted::of(TOY);
     FIELD.run(|case| {
-        fs::copy(data.path().join("text.txt"), case.dir().join("text.txt")).unwrap();
         // A place of its own for what `..` names.
-        fs::create_dir(case.dir().join("cwd")).unwrap();
-        fs::rename(case.dir().join("text.txt"), case.dir().join("cwd/text.txt")).unwrap();
+        let cwd = case.dir().join("cwd");
+        fs::create_dir(&cwd).unwrap();
+        fs::copy(made.path().join("text.txt"), cwd.join("text.txt")).unwrap();
+        copy(&made.path().join(RUN), &cwd.join("run"));
         let shape = &SHAPES[case.number as usize % SHAPES.len()];
         case.kind(shape.name);
         done_or_refused(case, shape)
@@ -185,7 +247,8 @@ fn done_or_refused(case: &mut Case, shape: &Shape) -> Result<(), String> {
     let mut words: Vec<OsString> = shape.words.iter().map(|&word| named(word)).collect();
     for _ in 0..random.below(4) {
         if random.one_in(4) {
-            words.push(random.one(shape.bare).into());
+            let word = *random.one(shape.bare);
+            words.push(named(word));
         } else {
             let flag = *random.one(shape.valued);
             words.push(named(flag));
@@ -238,6 +301,7 @@ fn done_or_refused(case: &mut Case, shape: &Shape) -> Result<(), String> {
 fn named(word: &str) -> OsString {
     match word {
         "CONFIG" => config(TOY.config).into(),
+        "RUN" => "run".into(),
         word => word.into(),
     }
 }
@@ -261,6 +325,10 @@ fn fitting(flag: &str) -> &'static [&'static str] {
         "--val-fraction" => &["0", "0.5"],
         "--separator" => &["\n", "line"],
         "--shard-tokens" => &["1000"],
+        "-n" | "--rows" => &["0", "3", "1000"],
+        "--tracker" => &["tensorboard"],
+        "--dtype" => &["u16", "u32"],
+        "--port" => &["0", "65535"],
         _ => &[],
     }
 }

@@ -154,15 +154,14 @@ fn what_is_no_run_is_refused_before_anything_is_written() {
             .error()
             .ends_with("leave --port out, and one that is free is taken")
     );
-    // A page that cannot be written is no bad input, but no crash either.
-    fs::create_dir_all(scratch.path().join("d/report.html")).unwrap();
+    // A place that cannot be written to is named before anything is.
     let ended =
         launch(scratch.launcher(&["report", "runs/x", "--out", "runs/x/config.toml/page.html"]));
-    assert_eq!(ended.code, Some(1));
+    assert_eq!(ended.code, Some(2));
     assert!(
         ended
             .error()
-            .starts_with("runs/x/config.toml/page.html: cannot write the page: "),
+            .starts_with("--out runs/x/config.toml/page.html: cannot be written: "),
         "{}",
         ended.error()
     );
