@@ -138,7 +138,8 @@ impl Rows {
             match reader.next() {
                 Ok(Some(Read::Row { row, .. })) => self.take(row, last),
                 Ok(Some(Read::RolledBack(_))) => return false,
-                Ok(None) => return true,
+                // A curve that waited for rows to be made again would stand still, and end behind where the run is.
+                Ok(None) => return reader.went_back().is_none(),
                 Err(error @ ReadError::Junk { .. }) => self.problem(&error),
                 // The same again at every call, or tried again at the next poll.
                 Err(error) => {
@@ -343,10 +344,20 @@ mod tests {
         rows.poll();
         drop(spool);
         let spool = Spool::start(dir.path(), &mark, 2).unwrap();
+        // At once, and not when as many rows are made again.
+        rows.poll();
+        assert_eq!(values(&rows, "loss/total"), [(1, 1.0)]);
+        assert_eq!(rows.generation, 1);
         spool.append(train(2, 3.0));
         spool.sync().unwrap();
         rows.poll();
         assert_eq!(values(&rows, "loss/total"), [(1, 1.0), (2, 3.0)]);
+        drop(spool);
+        // Nothing is cut where a run goes on behind its last row.
+        let mut reader = Reader::of_metrics(dir.path(), &Cursor::default()).unwrap();
+        while reader.next().unwrap().is_some() {}
+        drop(Spool::start(dir.path(), &reader.mark(), 3).unwrap());
+        rows.poll();
         assert_eq!(rows.generation, 1);
     }
 

@@ -173,6 +173,12 @@ impl Reader {
         self.unproven.is_none()
     }
 
+    /// The start that the run went back to, while it is to be seen whether the rows handed over hold: it is making those behind that
+    /// place again. Who only shows rows need not wait for that, and reads anew.
+    pub fn went_back(&self) -> Option<&Start> {
+        self.metrics.as_ref()?.kept.as_ref()
+    }
+
     /// Bytes that were handed over.
     fn offset(&self) -> u64 {
         let unproven = self.unproven.as_ref();

@@ -78,16 +78,23 @@ fn a_run_that_is_cut_starts_over_or_goes_away_is_followed() {
     let (_dir, run) = run("x");
     let mut page = Page::of(std::slice::from_ref(&run));
     page.ask();
-    // Rows that are made again are waited for; others, of which there are as many, are news.
+    // Rows that will be made again are gone at once, and come as they are made.
     let spool = Spool::start(&run, &Mark::default(), 0).unwrap();
     let cut = page.ask();
-    assert_eq!(cut["runs"][0]["reset"], false);
+    assert_eq!(cut["runs"][0]["reset"], true);
     assert_eq!(curve(&cut["runs"][0], "loss/total"), &Value::Null);
-    (100..200).for_each(|step| spool.append(train(step)));
+    let machine = curve(&cut["runs"][0], "system/cpu_percent");
+    assert_eq!(machine["of"], 1);
+    spool.append(train(0));
+    spool.sync().unwrap();
+    let first = page.ask();
+    assert_eq!(first["runs"][0]["reset"], false);
+    assert_eq!(curve(&first["runs"][0], "loss/total")["x"], json!([0]));
+    (101..200).for_each(|step| spool.append(train(step)));
     spool.sync().unwrap();
     let others = page.ask();
-    assert_eq!(others["runs"][0]["reset"], true);
-    assert_eq!(curve(&others["runs"][0], "loss/total")["of"], 100);
+    assert_eq!(others["runs"][0]["reset"], false);
+    assert_eq!(curve(&others["runs"][0], "loss/total")["of"], 99);
     // Moved aside, and begun anew under the same name.
     fs::rename(&run, run.with_extension("old-1")).unwrap();
     assert_eq!(page.ask()["runs"][0]["curves"], json!([]));

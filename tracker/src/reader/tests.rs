@@ -231,9 +231,16 @@ fn the_same_rows_written_again_are_read_once() {
     append(&spool, 4..=6);
     let mut reader = open(run.path());
     read_all(&mut reader);
+    assert_eq!(reader.went_back(), None);
     drop(spool);
-    append(&start(run.path(), &mark), 4..=8);
+    let spool = start(run.path(), &mark);
+    assert_eq!(read_all(&mut reader), []);
+    // Who would not wait is told at once.
+    let went_back = reader.went_back().map(|start| (start.offset, start.step));
+    assert_eq!(went_back, Some((mark.offset, 3)));
+    append(&spool, 4..=8);
     assert_eq!(read_all(&mut reader), [Ok(7), Ok(8)]);
+    assert_eq!(reader.went_back(), None);
 }
 
 #[test]
