@@ -19,10 +19,13 @@ function stepsOf(run, wanted) {
   return run?.head ? run.head.figures.filter(has) : [];
 }
 
-function figuresPart(part, wanted) {
+function figuresPart(part, wanted, histograms) {
   const run = focused();
-  const steps = stepsOf(run, wanted);
+  const drawn = new Map(stepsOf(run, wanted));
+  const all = new Set([...drawn.keys(), ...histograms ? histogramSteps(run) : []]);
+  const steps = [...all].sort((one, other) => one - other).map(step => [step, drawn.get(step)]);
   if (!steps.length) return null;
+  const bars = histograms?.(run);
   const shown = el("div", { class: "figures" });
   const said = el("output", {});
   // Untouched, the slider follows the newest step.
@@ -30,7 +33,9 @@ function figuresPart(part, wanted) {
   const draw = index => {
     const [step, names] = steps[index];
     said.textContent = `step ${step.toLocaleString("en")}`;
-    names.filter(wanted).forEach((name, i) => {
+    bars?.draw(step);
+    shown.hidden = !names;
+    (names ?? []).filter(wanted).forEach((name, i) => {
       const title = name.replaceAll("_", " ");
       let image = shown.children[i]?.querySelector("img");
       if (!image) shown.append(el("figure", { class: "picture" }, el("figcaption", {}, title), image = el("img", { loading: "lazy", decoding: "async" })));
@@ -50,9 +55,10 @@ function figuresPart(part, wanted) {
   return [
     el("div", { class: "choose" }, runSelect(), steps.length > 1 ? el("label", {}, el("span", {}, "Step"), slider) : null, said),
     left ? el("p", { class: "hint" }, `${left} figures are left out of this file to keep it small; they are in ${run.head.path}/figures, and in spd-launch watch.`) : null,
+    bars?.part,
     shown,
   ];
 }
 
-const figuresSection = () => figuresPart("figures", name => name !== UV);
+const figuresSection = () => figuresPart("figures", name => name !== UV, histogramsPart);
 const uvSection = () => figuresPart("uv", name => name === UV);

@@ -39,7 +39,7 @@ function fillSection(name, title, make) {
   const main = byId("main");
   let section = byId(name);
   const open = new Map([...section?.querySelectorAll("details.group") ?? []].map(one => [one.firstChild.firstChild.textContent, one.open]));
-  for (const card of section?.querySelectorAll(".chart") ?? []) card.chart.remove();
+  for (const card of section?.querySelectorAll(".chart") ?? []) card.chart?.remove();
   let made;
   try {
     made = make();

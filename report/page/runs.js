@@ -31,10 +31,11 @@ function take(answer) {
     isNews = true;
   }
   for (const part of answer.runs) {
-    const run = runs[part.id] ??= { id: part.id, curves: new Map(), head: null, clock: [] };
+    const run = runs[part.id] ??= { id: part.id, curves: new Map(), histograms: new Map(), head: null, clock: [] };
     if (part.reset) {
       isNews ||= run.curves.size > 0;
       run.curves = new Map();
+      run.histograms = new Map();
     }
     if (part.head) {
       isNews = true;
@@ -45,6 +46,7 @@ function take(answer) {
     run.clock = part.clock ? rising(part.clock) : run.clock;
     run.head = part.head ?? run.head;
     run.pictures = part.pictures ?? run.pictures;
+    isNews = takeHistograms(run, part.histograms) || isNews;
     for (const piece of part.curves) isNews = append(run, piece) || isNews;
   }
   return isNews;

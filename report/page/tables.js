@@ -91,7 +91,8 @@ function configSection() {
 /** Settings that are not the same in all runs. */
 function differences(all) {
   const of = new Map(all.map(run => [run, new Map(run.head.settings)]));
-  const names = [...new Set(all.flatMap(run => run.head.settings.map(([key]) => key)))];
+  // Where metrics are sent makes no other run.
+  const names = [...new Set(all.flatMap(run => run.head.settings.map(([key]) => key)))].filter(key => !key.startsWith("tracker."));
   const differ = names.filter(key => new Set(all.map(run => of.get(run).get(key))).size > 1);
   if (!differ.length) return el("p", { class: "none" }, "All runs have the same settings.");
   const column = run => ({ title: [dotOf(run), book.names[run.id]], number: true, show: key => of.get(run).get(key) ?? "–" });

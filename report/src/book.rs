@@ -5,7 +5,8 @@
 //! ```text
 //! {"book":  {"version", "title", "names": [run..], "sweeps": [{"name", "solved", "runs": [{.., "run": id}]}]},
 //!  "runs":  [{"id", "generation", "rows", "reset", "version", "head": {..}, "clock": [[step, s]..],
-//!             "curves": [{"name", "system", "of", "x": [step..], "y": [value..], "t": [s..]}]}]}
+//!             "curves": [{"name", "system", "of", "x": [step..], "y": [value..], "t": [s..]}],
+//!             "histograms": [{"name", "x": [step..], "edges": [[edge..]..], "counts": [[count..]..]}]}]}
 //! ```
 //!
 //! A reader says how far it is (`id.generation.rows.version` of each run), and is sent what is new since. Where rows were cut, `reset`
@@ -23,6 +24,7 @@ use crate::components::{self, Components, Kept};
 use crate::curve::{Curve, clock};
 use crate::error::ReportError;
 use crate::figures::{self, Figures, text};
+use crate::histograms::{self, Bars};
 use crate::page;
 use crate::run::Rows;
 use crate::settings::settings;
@@ -37,6 +39,10 @@ const LIVE: (usize, usize) = (100_000, 4_000_000);
 
 /// Points that every curve may have, however many there are.
 const FEWEST: usize = 100;
+
+/// Bins of all histograms of a page; the live one has more.
+const BINS: usize = 400_000;
+const LIVE_BINS: usize = 2_000_000;
 
 /// Pairs of step and time.
 const CLOCK: usize = 400;
@@ -102,6 +108,8 @@ struct Part<'a> {
     clock: Option<Vec<(u64, f64)>>,
     head: Option<&'a Value>,
     curves: Vec<Curve<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    histograms: Vec<Bars<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pictures: Option<Pictures<'a>>,
 }
@@ -262,6 +270,9 @@ impl Book {
     ) -> Answer<'_> {
         let curves: usize = self.runs.iter().map(|run| run.rows.series.len()).sum();
         let most = (all / curves.max(1)).clamp(FEWEST, most);
+        let histograms = self.runs.iter().flat_map(|run| &run.rows.histograms);
+        let bins = if all == IN_FILE.1 { BINS } else { LIVE_BINS };
+        let most = (most, histograms::that_fit(histograms, bins));
         let runs = (0..).zip(&self.runs);
         let runs = runs.map(|(id, run)| run.answer(id, places.get(&id).copied(), most));
         let mut book = self.about.clone();
@@ -310,14 +321,17 @@ impl Run {
         })
     }
 
-    fn answer(&self, id: u64, place: Option<Place>, most: usize) -> Part<'_> {
+    /// What is new for one who is at this place; so many points of a curve, and steps of a histogram.
+    fn answer(&self, id: u64, place: Option<Place>, (points, steps): (usize, usize)) -> Part<'_> {
         let rows = &self.rows;
         let read = u32::try_from(rows.at.len()).unwrap_or(u32::MAX);
         let goes_on = |place: &Place| place.generation == rows.generation && place.rows <= read;
         let kept = place.filter(goes_on);
         let first = kept.map_or(0, |place| place.rows);
         let curves = rows.series.iter();
-        let curves = curves.filter_map(|series| Curve::of(series, rows, first, most));
+        let curves = curves.filter_map(|series| Curve::of(series, rows, first, points));
+        let histograms = rows.histograms.iter();
+        let histograms = histograms.filter_map(|found| Bars::of(found, rows, first, steps));
         let has_head = kept.map(|place| place.version) == Some(self.version);
         Part {
             id,
@@ -330,6 +344,7 @@ impl Run {
             clock: (first < read).then(|| clock(rows, CLOCK)),
             head: (!has_head).then_some(&self.head),
             curves: curves.collect(),
+            histograms: histograms.collect(),
             pictures: None,
         }
     }

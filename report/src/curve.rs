@@ -59,7 +59,7 @@ fn thousandths(seconds: f64) -> f64 {
 }
 
 /// A number in the digits of an f32, or a string where JSON has none.
-struct Number(f64);
+pub(crate) struct Number(pub(crate) f64);
 
 impl Serialize for Number {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -108,7 +108,7 @@ pub(crate) fn that_fit(run: &Path, listing: &Listing, budget: u64) -> (Figures, 
 }
 
 /// `count` of the numbers below `all`, evenly spaced, the last among them.
-fn spaced(all: usize, count: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn spaced(all: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count).map(move |index| match count {
         1 => all - 1,
         _ => index * (all - 1) / (count - 1),

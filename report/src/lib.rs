@@ -5,7 +5,7 @@
 //! status     how a run is: running, stopped, at which step -> listing: all under a directory
 //! run        the rows of a run, read while they are written
 //! series     -> curve: the points of them that a screen can show
-//! figures, components, settings
+//! histograms, figures, components, settings
 //! book       all of that of several runs, as JSON
 //! page       -> report.html, which needs nothing else; or the live page, which asks for what is new
 //! ```
@@ -33,6 +33,7 @@ mod components;
 mod curve;
 mod error;
 mod figures;
+mod histograms;
 mod listing;
 mod page;
 mod run;

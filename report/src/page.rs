@@ -17,6 +17,7 @@ const PARTS: [(&str, &[&str]); 2] = [
             include_str!("../page/scales.js"),
             include_str!("../page/chart.js"),
             include_str!("../page/curves.js"),
+            include_str!("../page/histograms.js"),
             include_str!("../page/figures.js"),
             include_str!("../page/components.js"),
             include_str!("../page/tables.js"),

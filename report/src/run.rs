@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use spd_tracker::{Cursor, Kind, METRICS, Mark, Read, ReadError, Reader, Row, system_files};
+use spd_tracker::{
+    Cursor, Histogram, Kind, METRICS, Mark, Read, ReadError, Reader, Row, Value, system_files,
+};
 
+use crate::histograms::Histograms;
 use crate::series::{Series, Source};
 
 /// Lines about what could not be read that are kept.
@@ -36,6 +39,7 @@ pub(crate) struct Rows {
     pub(crate) at: Vec<(u64, f64)>,
     pub(crate) series: Vec<Series>,
     names: BTreeMap<(Source, String), usize>,
+    pub(crate) histograms: Vec<Histograms>,
     pub(crate) events: Vec<Event>,
     /// Step and unix time of rows of training, from which the time of any step is guessed.
     pub(crate) clock: Vec<(u64, f64)>,
@@ -75,6 +79,7 @@ impl Rows {
             at: Vec::new(),
             series: Vec::new(),
             names: BTreeMap::new(),
+            histograms: Vec::new(),
             events: Vec::new(),
             clock: Vec::new(),
             zero: None,
@@ -207,9 +212,14 @@ impl Rows {
         self.at.push((row.step, time));
         let mut place = 0;
         for (name, value) in row.values {
-            // Figures are found where they lie.
-            let Some(value) = value.number() else {
-                continue;
+            let value = match value {
+                Value::Number(value) => value,
+                Value::Histogram(histogram) => {
+                    self.add_histogram(name, number, histogram);
+                    continue;
+                }
+                // Figures are found where they lie.
+                Value::Text(_) | Value::File(_) => continue,
             };
             let Some(name) = self.name(source, name, (value, row.note.as_deref())) else {
                 continue;
@@ -224,6 +234,21 @@ impl Rows {
             series.rows.push(number);
             series.values.push(value);
         }
+    }
+
+    fn add_histogram(&mut self, name: String, row: u32, histogram: Histogram) {
+        let known = self.histograms.iter().position(|known| known.name == name);
+        let index = known.unwrap_or_else(|| {
+            self.histograms.push(Histograms {
+                name,
+                rows: Vec::new(),
+                all: Vec::new(),
+            });
+            self.histograms.len() - 1
+        });
+        let known = &mut self.histograms[index];
+        known.rows.push(row);
+        known.all.push(histogram);
     }
 
     /// Under which name a value is shown, if it is: what is of a phase other than training, whose steps are counted from 0 again, has a

@@ -4,6 +4,7 @@ mod task;
 
 use spd_dataloader::Source;
 use spd_engine::{Builder, Executor, Processor, Store};
+use spd_tracker::Value;
 
 use crate::arena::arena_bytes;
 use crate::batch_program::BatchProgram;
@@ -29,6 +30,8 @@ pub(crate) struct DecompositionTask {
     warmup: Option<Executor>,
     /// The importances behind the figures.
     figures: Executor,
+    /// The importances behind the figures that were drawn last, as the values of a row.
+    pub(crate) importances: Vec<(String, Value)>,
     /// What a language model makes without single components.
     removal: Option<Executor>,
     sources: Sources,
@@ -86,6 +89,7 @@ impl DecompositionTask {
             probe,
             warmup,
             figures,
+            importances: Vec::new(),
             removal,
             sources,
             world: world.clone(),

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::Store;
+use spd_tracker::Value;
 
 use crate::batch_program::BatchProgram;
 use crate::fault::Fault;
@@ -84,8 +85,8 @@ pub(crate) trait Task {
         0
     }
 
-    /// The names of its figures.
-    fn figures(&self) -> Vec<&'static str> {
+    /// What the row of a slow evaluation says of the figures of its step, which are drawn.
+    fn figures(&self, _step: u64) -> Vec<(String, Value)> {
         Vec::new()
     }
 

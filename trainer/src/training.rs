@@ -8,7 +8,6 @@ use spd_engine::{Executor, Store};
 use spd_tracker::{Kind, METRICS, Mark, Row, Spool, SpoolError};
 
 use crate::fault::{Fault, Outcome};
-use crate::figures;
 use crate::progress::{Progress, Stop, WARMUP};
 use crate::refused_step;
 use crate::resume::{self, CHECKPOINTS};
@@ -184,9 +183,7 @@ impl<'a> Training<'a> {
             let step = self.at.step();
             let mut row = row(step, Kind::Eval, values);
             if is_slow {
-                let names = self.task.figures().into_iter();
-                row.values
-                    .extend(names.map(|name| figures::value(name, step)));
+                row.values.extend(self.task.figures(step));
             }
             spool.append(row);
         }

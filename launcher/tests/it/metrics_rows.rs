@@ -87,3 +87,34 @@ fn the_time_of_a_logged_step_is_told_by_part() {
         assert!(sum <= ms("step"), "{row}");
     }
 }
+
+#[test]
+fn a_slow_evaluation_has_the_importances_of_each_site_as_a_histogram() {
+    let scratch = Scratch::new();
+    let mut command = scratch.real("tms_5-2.toml", "runs/x", &SHORT);
+    command.args(["--set", "eval.slow_every=6"]);
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let figure = scratch
+        .path()
+        .join("runs/x/figures/step-00000012/importance_histograms.json");
+    let figure: Value = serde_json::from_slice(&fs::read(figure).unwrap()).unwrap();
+    for (panel, site) in ["linear1", "linear2"].iter().enumerate() {
+        let name = format!("importance/{site}");
+        let found = rows(&scratch, "metrics.jsonl", &name);
+        let steps = found.iter().map(|row| row["step"].as_u64().unwrap());
+        assert_eq!(steps.collect::<Vec<_>>(), [6, 12]);
+        let numbers = |value: &Value| -> Vec<f64> {
+            let all = value.as_array().unwrap().iter();
+            all.map(|number| number.as_f64().unwrap()).collect()
+        };
+        let last = &found[1][&name];
+        // Two panels a site: the importances, and the logits before the gate.
+        assert_eq!(
+            numbers(&last["counts"]),
+            numbers(&figure[2 * panel]["counts"])
+        );
+        let edges = numbers(&last["edges"]);
+        assert_eq!((edges.len(), edges[0], edges[50]), (51, 0.0, 1.0));
+    }
+}

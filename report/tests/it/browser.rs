@@ -141,6 +141,45 @@ fn everything_that_can_be_clicked_is_clicked() {
 }
 
 #[test]
+fn histograms_are_bars_at_the_step_of_the_slider() {
+    let (_dir, run) = run("x");
+    let script = "
+        const slider = document.querySelector('#figures input[type=range]');
+        const bars = document.querySelector('.bars .chart');
+        const look = at => {
+            slider.value = at;
+            slider.dispatchEvent(new Event('input'));
+            return [document.querySelector('#figures output').textContent, bars.querySelector('.value').textContent, document.querySelector('#figures .figures').hidden];
+        };
+        const steps = [0, 1, 2].map(look);
+        bars.querySelector('svg').dispatchEvent(new PointerEvent('pointermove', { clientX: bars.querySelector('svg').getBoundingClientRect().right - 3 }));
+        return { steps, name: bars.querySelector('.name').textContent, bin: bars.querySelector('.value').textContent,
+            path: bars.querySelector('path').getAttribute('d').slice(0, 9), ends: bars.querySelector('.ends').textContent };";
+    let Some(found) = in_browser(
+        "histograms_are_bars_at_the_step_of_the_slider",
+        &[run],
+        script,
+    ) else {
+        return;
+    };
+    // A step of figures alone has the bars before it, and a step of bars alone no figures.
+    let steps = json!([
+        ["step 20", "2,007 values", false],
+        ["step 30", "3,007 values", true],
+        ["step 40", "3,007 values", false]
+    ]);
+    assert_eq!(found["steps"], steps);
+    assert_eq!(
+        (&found["name"], &found["bin"]),
+        (&json!("h.2.q"), &json!("0.5 to 1: 7"))
+    );
+    assert_eq!(
+        (&found["path"], &found["ends"]),
+        (&json!("M0 100V0H"), &json!("00.51"))
+    );
+}
+
+#[test]
 fn a_sweep_is_drawn_as_one() {
     let (_dir, sweep) = sweep();
     let script = "

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use spd_tracker::{Cursor, Kind, Mark, Reader, Row, Spool};
+use spd_tracker::{Cursor, Histogram, Kind, Mark, Reader, Row, Spool, Value as Held};
 use tempfile::TempDir;
 
 /// What would end a script, a comment or a title if it were put into the page as it is.
@@ -54,7 +54,15 @@ pub(crate) fn make(run: &Path, seed: u64) {
         if step % 10 == 0 {
             let eval =
                 Row::new(step, Kind::Eval).with("eval/kl/ci_masked", 1.0 / (step + 1) as f64);
-            spool.append(eval.with("eval/l0/h.2.q", 3.0).with("eval/l0/h.10.q", 4.0));
+            let eval = eval.with("eval/l0/h.2.q", 3.0).with("eval/l0/h.10.q", 4.0);
+            let importances = Histogram {
+                edges: vec![0.0, 0.5, 1.0],
+                counts: vec![(step * 100) as f64, 7.0],
+            };
+            spool.append(match step {
+                20 | 30 => eval.with("importance/h.2.q", Held::Histogram(importances)),
+                _ => eval,
+            });
         }
     }
     let event = Row::new(7, Kind::Event).with_note(EVIL);

@@ -5,6 +5,7 @@ use std::path::Path;
 use spd_configs::FaithfulnessWarmup;
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Executor, Store};
+use spd_tracker::Value;
 
 use super::DecompositionTask;
 use crate::arena::in_arena_of;
@@ -165,8 +166,8 @@ impl Task for DecompositionTask {
         self.decomposition.run.eval.slow_every
     }
 
-    fn figures(&self) -> Vec<&'static str> {
-        figures::names(self)
+    fn figures(&self, step: u64) -> Vec<(String, Value)> {
+        figures::values(self, step)
     }
 
     fn draw(

@@ -20,6 +20,18 @@ pub(super) struct Histogram {
     pub(super) counts: Vec<u64>,
 }
 
+impl Histogram {
+    /// The same as a value of a row.
+    pub(super) fn value(&self) -> spd_tracker::Histogram {
+        let part = |bin: usize| bin as f64 / self.counts.len() as f64;
+        let edge = |bin| self.low + (self.high - self.low) * part(bin);
+        spd_tracker::Histogram {
+            edges: (0..=self.counts.len()).map(edge).collect(),
+            counts: self.counts.iter().map(|&count| count as f64).collect(),
+        }
+    }
+}
+
 /// How many values there are of each thousandth. Values come by the thousand million: those near 0, which nearly all are, are counted in
 /// a table.
 #[derive(Default)]
@@ -137,6 +149,14 @@ mod tests {
         assert_eq!((found.counts[0], found.counts[1]), (3, 1));
         assert_eq!((found.counts[25], found.counts[49]), (3, 4));
         assert_eq!(found.counts.iter().sum::<u64>(), 11);
+    }
+
+    #[test]
+    fn a_value_of_a_row_has_all_edges() {
+        let found = histogram("a".into(), (0.0, 1.0), &[(0.01, 2), (1.0, 3)]).value();
+        assert_eq!((found.edges.len(), found.counts.len()), (51, 50));
+        assert_eq!(found.edges[..3], [0.0, 0.02, 0.04]);
+        assert_eq!((found.edges[50], found.counts[49]), (1.0, 3.0));
     }
 
     #[test]

@@ -1,4 +1,7 @@
-//! `importance_histograms`: importances of all positions, and the logits before the gate, two panels a site.
+//! `importance_histograms`: importances of all positions, and the logits before the gate, two panels a site. The importances are values
+//! of the row too.
+
+use spd_tracker::Value;
 
 use super::Figure;
 use super::axes::Axes;
@@ -7,14 +10,25 @@ use super::measured::{SiteSums, Sums};
 use super::panel::{Panel, Steps, grid};
 use crate::fault::Fault;
 
+/// The importances of a site.
+fn importances(site: &SiteSums) -> Histogram {
+    let name = format!("{} importance", site.site);
+    histogram(name, (0.0, 1.0), &site.importances.values())
+}
+
+/// The importances of all sites, as the values of a row: `importance/SITE`.
+pub(super) fn values(sums: &Sums) -> Vec<(String, Value)> {
+    let value = |site: &SiteSums| {
+        let name = format!("importance/{}", site.site);
+        (name, Value::Histogram(importances(site).value()))
+    };
+    sums.sites.iter().map(value).collect()
+}
+
 pub(super) fn figure(sums: &Sums, when: &str) -> Result<Option<Figure>, Fault> {
     let of_site = |site: &SiteSums| {
-        let named = |what: &str| format!("{} {what}", site.site);
-        let (importances, logits) = (site.importances.values(), site.logits.values());
-        [
-            histogram(named("importance"), (0.0, 1.0), &importances),
-            histogram(named("logit"), spread(&logits), &logits),
-        ]
+        let (name, logits) = (format!("{} logit", site.site), site.logits.values());
+        [importances(site), histogram(name, spread(&logits), &logits)]
     };
     let all: Vec<Histogram> = sums.sites.iter().flat_map(of_site).collect();
     let labels = ["importance", "logit before the gate"].into_iter().cycle();

@@ -14,6 +14,8 @@
 //!
 //! Each is an SVG and a JSON file of one name in `figures/step-00010000/`; `components` is JSON alone, the data of a page.
 //!
+//! The importances of `importance_histograms` are values of the evaluation's row too, `importance/SITE`, so that trackers show them.
+//!
 //! # Adding a figure
 //!
 //! A file here with a function that makes it of what was measured, and a line of `OF_TOYS` or `OF_ALL`.
@@ -84,7 +86,7 @@ pub(crate) fn directory(run_dir: &Path, step: u64) -> PathBuf {
 }
 
 /// The figures that a task has, whether or not a disk takes them: rows name them, and hold nothing that a disk decides.
-pub(crate) fn names(task: &DecompositionTask) -> Vec<&'static str> {
+fn names(task: &DecompositionTask) -> Vec<&'static str> {
     let mut names = Vec::new();
     if task.has_probe() {
         names.push("causal_importances");
@@ -102,10 +104,14 @@ pub(crate) fn names(task: &DecompositionTask) -> Vec<&'static str> {
     names
 }
 
-/// A figure as the value of a row.
-pub(crate) fn value(name: &str, step: u64) -> (String, Value) {
-    let file = format!("figures/step-{step:08}/{name}.svg");
-    (format!("figures/{name}"), Value::File(file))
+/// What the row of a step says of its figures: the file of each, and then what was measured of the importances.
+pub(crate) fn values(task: &DecompositionTask, step: u64) -> Vec<(String, Value)> {
+    let value = |name| {
+        let file = format!("figures/step-{step:08}/{name}.svg");
+        (format!("figures/{name}"), Value::File(file))
+    };
+    let files = names(task).into_iter().map(value);
+    files.chain(task.importances.iter().cloned()).collect()
 }
 
 /// Whether the sparsity penalty sees other gates than the masks do.
@@ -132,13 +138,15 @@ pub(crate) fn write(
     if !go_on() {
         return Ok(false);
     }
+    // Before the disk has a say: the row holds some of it.
+    let Some(sums) = sums(task, store, go_on)? else {
+        return Ok(false);
+    };
+    task.importances = importance_histograms::values(&sums);
     std::fs::create_dir_all(&to).with_context(|| format!("{}", to.display()))?;
     if let Some(probe) = probe(task, store)? {
         save_all(&to, &OF_TOYS, &probe, &when)?;
     }
-    let Some(sums) = sums(task, store, go_on)? else {
-        return Ok(false);
-    };
     save_all(&to, &OF_ALL, &sums, &when)?;
     components::write(task, store, &sums, (&to, step), go_on)
 }

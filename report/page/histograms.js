@@ -1,0 +1,68 @@
+// Histograms of rows, as bars at the step that the slider of the figures is at.
+
+/** The histograms of a run by name, each a list of `{step, edges, counts}` with rising steps. */
+function takeHistograms(run, pieces = []) {
+  for (const { name, x, edges, counts } of pieces) {
+    if (!run.histograms.has(name)) run.histograms.set(name, []);
+    const all = run.histograms.get(name);
+    x.forEach((step, i) => {
+      while (all.length && all.at(-1).step >= step) all.pop();
+      all.push({ step, edges: edges[i] ?? edges[0], counts: counts[i] });
+    });
+  }
+  return pieces.length > 0;
+}
+
+/** Steps of a run that have histograms. */
+const histogramSteps = run => [...new Set([...run?.histograms.values() ?? []].flat().map(one => one.step))];
+
+/** A part of the page with bars for each name, and what draws them at a step. */
+function histogramsPart(run) {
+  const names = [...run.histograms.keys()].sort(inOrder);
+  if (!names.length) return { part: null, draw: () => {} };
+  const all = names.map(name => new Bars(name));
+  const draw = step => all.forEach(bars => bars.show(run.histograms.get(bars.name).findLast(one => one.step <= step)));
+  const part = folded("importances of all positions and components", `${names.length}, counts on a log scale`, true, el("div", { class: "grid bars" }, all.map(bars => bars.card)));
+  return { part, draw };
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+class Bars {
+  constructor(name) {
+    this.name = name;
+    this.said = el("span", { class: "value" });
+    this.plot = document.createElementNS(SVG, "svg");
+    this.path = document.createElementNS(SVG, "path");
+    this.plot.setAttribute("preserveAspectRatio", "none");
+    this.plot.append(this.path);
+    this.axis = el("div", { class: "ends" });
+    this.card = el("figure", { class: "chart" }, el("figcaption", { title: name }, el("span", { class: "name" }, name.slice(name.indexOf("/") + 1)), this.said), this.plot, this.axis);
+    this.plot.addEventListener("pointermove", event => this.say(event.offsetX / this.plot.clientWidth));
+    this.plot.addEventListener("pointerleave", () => this.say(null));
+  }
+
+  show(histogram) {
+    this.shown = histogram;
+    this.card.hidden = !histogram;
+    if (!histogram) return;
+    const { edges, counts } = histogram;
+    const [low, high] = [edges[0], edges.at(-1)], most = Math.log1p(Math.max(...counts, 1));
+    const height = count => count > 0 ? Math.max(100 * Math.log1p(count) / most, 1.5) : 0;
+    this.plot.setAttribute("viewBox", `${low} 0 ${high - low} 100`);
+    this.path.setAttribute("d", counts.map((count, i) => `M${edges[i]} 100V${100 - height(count)}H${edges[i + 1]}V100Z`).join(""));
+    this.axis.replaceChildren(...[low, (low + high) / 2, high].map(edge => el("span", {}, tick(edge))));
+    this.plot.setAttribute("role", "img");
+    this.plot.setAttribute("aria-label", `${this.name}: histogram, step ${histogram.step}`);
+    this.say(null);
+  }
+
+  /** Says what is in the bin at a part of the width; what there is in all where nobody points. */
+  say(part) {
+    const { edges, counts } = this.shown;
+    const at = part === null ? -1 : edges[0] + part * (edges.at(-1) - edges[0]);
+    const bin = part === null ? -1 : Math.max(edges.findLastIndex(edge => edge <= at), 0);
+    const sum = counts.reduce((sum, count) => sum + count, 0);
+    this.said.textContent = bin in counts ? `${tick(edges[bin])} to ${tick(edges[bin + 1])}: ${counts[bin].toLocaleString("en")}` : `${sum.toLocaleString("en")} values`;
+  }
+}
