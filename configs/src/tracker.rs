@@ -49,10 +49,19 @@ pub enum Destination {
 impl Destination {
     /// All, by their names.
     pub const ALL: [(&'static str, Self); 3] = [
-        ("wandb", Self::Wandb),
-        ("mlflow", Self::Mlflow),
-        ("tensorboard", Self::Tensorboard),
+        (Self::Wandb.name(), Self::Wandb),
+        (Self::Mlflow.name(), Self::Mlflow),
+        (Self::Tensorboard.name(), Self::Tensorboard),
     ];
+
+    /// What it is called in run files and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Wandb => "wandb",
+            Self::Mlflow => "mlflow",
+            Self::Tensorboard => "tensorboard",
+        }
+    }
 }
 
 /// What a server that cannot take rows back is told of rows that the run made otherwise after it went back to a checkpoint. Rows that

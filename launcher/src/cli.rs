@@ -376,7 +376,7 @@ pub(crate) struct FiguresArgs {
 /// `spd-launch ship`.
 #[derive(Debug, Args)]
 pub(crate) struct ShipArgs {
-    /// Run directories
+    /// Run directories, and directories of sweeps
     #[arg(required = true, value_name = "RUN", value_hint = ValueHint::DirPath)]
     pub(crate) runs: Vec<PathBuf>,
     /// Where to, in place of what each run says: wandb, mlflow, tensorboard, or several with commas

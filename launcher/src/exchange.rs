@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use spd_checkpoint::{atomic, write};
 use spd_configs::Run;
-use spd_ship::ExportError;
+use spd_ship::{ExportError, Shipped};
 use spd_trainer::{Fault, exchange};
 
 use crate::cli::{ExportArgs, ImportArgs};
@@ -47,7 +47,7 @@ fn export_wandb(run_dir: &RunDir, out: &Path) -> Result<Exit, Fault> {
     let end = run_dir.end();
     let goes_on = is_held && end != Exit::Done;
     let code = (!goes_on).then(|| end.code());
-    let exported = spd_ship::export(run_dir.path(), &run, out, code);
+    let exported = spd_ship::export(run_dir.path(), Shipped::run(&run), out, code);
     let exported = exported.map_err(|found| match found {
         ExportError::Disk { .. } => Fault::Failed(found.into()),
         _ => Fault::BadInput(found.to_string()),

@@ -135,7 +135,7 @@ fn launch(
         timeouts: timeouts(asked),
         memory: &memory,
     };
-    let track = Track::start(run_dir.path(), run);
+    let track = Track::of_run(run_dir.path(), run, node);
     stop.heed(track.stop());
     let ended = ranks.run(restarts, &mut stop, others.as_mut());
     if let (Ok((exit, _)), Some(others)) = (&ended, others) {
@@ -466,7 +466,9 @@ fn join(asked: &RunArgs, node: &Node, run: &Run, run_dir: &RunDir) -> Result<Exi
         return Ok(Exit::Stopped);
     };
     let program = program(asked, node, run_dir).map_err(Fault::Failed)?;
+    let track = Track::of_node(run_dir.path(), node);
     let served = member.serve(&program, run_dir, &mut stop);
+    track.finish(served.as_ref().map_or(Exit::Failed, |exit| *exit));
     served.map_err(Fault::Failed)
 }
 

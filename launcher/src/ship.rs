@@ -3,44 +3,58 @@
 use std::time::Duration;
 
 use spd_configs::Run;
-use spd_ship::Shipper;
+use spd_ship::{Shipped, Shipper};
 use spd_trainer::Fault;
 
 use crate::cli::ShipArgs;
 use crate::exit::Exit;
 use crate::run_dir::RunDir;
 use crate::screen;
+use crate::sweep::rows;
 
-/// Ships runs one after the other, until every tracker has everything. Each waits for its servers as long as it takes.
+/// Ships runs one after the other, until every tracker has everything. Each waits for its servers as long as it takes. Of a sweep, its
+/// runs that have begun are shipped, and then the sweep itself.
 ///
 /// # Errors
 ///
 /// Bad input, when one of them is no run, or names no tracker.
 pub(crate) fn ship(asked: &ShipArgs) -> Result<Exit, Fault> {
-    let mut runs = Vec::new();
+    let mut all = Vec::new();
     for path in &asked.runs {
         let dir = RunDir::at(path.clone());
+        if dir.sweep().is_file() && !dir.config().exists() {
+            all.extend(rows::all_of(&dir, &asked.tracker).map_err(Fault::BadInput)?);
+            continue;
+        }
         let mut run = Run::load_resolved(&dir.config())
             .map_err(|faults| Fault::BadInput(faults.to_string()))?;
         if !asked.tracker.is_empty() {
             run.tracker.to.clone_from(&asked.tracker);
         }
-        if run.tracker.to.is_empty() {
-            return Err(Fault::BadInput(format!(
-                "{}: its config.toml names no tracker under [tracker]; name one: --tracker wandb, mlflow or tensorboard",
-                path.display()
-            )));
-        }
-        runs.push((dir, run));
+        let exit = dir.end();
+        all.push((dir, Shipped::run(&run), exit));
     }
-    let mut is_done = true;
-    for (dir, run) in runs {
-        let shipper = Shipper::start(dir.path(), &run, screen::note);
+    if let Some((dir, ..)) = all
+        .iter()
+        .find(|(_, shipped, _)| shipped.tracker.to.is_empty())
+    {
+        return Err(Fault::BadInput(format!(
+            "{}: its config.toml names no tracker under [tracker]; name one: --tracker wandb, mlflow or tensorboard",
+            dir.path().display()
+        )));
+    }
+    let (mut is_done, is_one) = (true, all.len() == 1);
+    for (dir, shipped, exit) in all {
+        let shipper = Shipper::start(dir.path(), shipped, screen::note);
         let shipper = shipper.map_err(|error| Fault::Failed(error.into()))?;
         let Some(shipper) = shipper else { continue };
-        for told in shipper.finish(dir.end().code(), Duration::MAX) {
+        for told in shipper.finish(exit.code(), Duration::MAX) {
             is_done &= told.is_done;
-            screen::note(&told.line);
+            screen::note(&if is_one {
+                told.line
+            } else {
+                format!("{}: {}", dir.path().display(), told.line)
+            });
         }
     }
     Ok(if is_done { Exit::Done } else { Exit::Failed })

@@ -64,6 +64,43 @@ impl Table {
         }
         text
     }
+
+    /// The table in Markdown, its first row as the head; each line is ended by a newline.
+    pub(crate) fn markdown(&self) -> String {
+        let is_right = |column| self.alignments.get(column) == Some(&Align::Right);
+        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+        let mut text = String::new();
+        for (number, row) in self.rows.iter().enumerate() {
+            let cells = row.iter().map(|cell| cell.replace('|', "\\|"));
+            text.push_str(&line(cells.collect()));
+            if number == 0 {
+                let rule = |column| if is_right(column) { "--:" } else { ":--" };
+                let rules = (0..row.len()).map(|column| rule(column).to_owned());
+                text.push_str(&line(rules.collect()));
+            }
+        }
+        text
+    }
+
+    /// The table in HTML, its first row as the head.
+    pub(crate) fn html(&self) -> String {
+        let mut text = String::from("<table>\n");
+        for (number, row) in self.rows.iter().enumerate() {
+            let tag = if number == 0 { "th" } else { "td" };
+            text.push_str("<tr>");
+            for (column, cell) in row.iter().enumerate() {
+                let align = match self.alignments.get(column) {
+                    Some(Align::Right) => "right",
+                    _ => "left",
+                };
+                let cell = cell.replace('&', "&amp;").replace('<', "&lt;");
+                let cell = cell.replace('>', "&gt;");
+                text.push_str(&format!("<{tag} align=\"{align}\">{cell}</{tag}>"));
+            }
+            text.push_str("</tr>\n");
+        }
+        text + "</table>\n"
+    }
 }
 
 fn width(cell: &str) -> usize {
@@ -84,6 +121,18 @@ mod tests {
             table.text(),
             "  site         C\n  linear1     20\n  é        1,000  note\n"
         );
+    }
+
+    #[test]
+    fn in_markdown_its_first_row_is_the_head() {
+        let mut table = Table::new(&[Align::Right, Align::Left]);
+        table.row(["C", "site"]);
+        table.row(["20", "a|b"]);
+        assert_eq!(
+            table.markdown(),
+            "| C | site |\n| --: | :-- |\n| 20 | a\\|b |\n"
+        );
+        assert_eq!(Table::default().markdown(), "");
     }
 
     #[test]

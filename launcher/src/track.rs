@@ -1,5 +1,11 @@
-//! What is told of a run beside its training: its machine is measured, its rows are shipped, its page is made. None of that can fail a
-//! run or hold it up.
+//! What is told of a run, or of a sweep, beside its training: machines are measured, rows are shipped, the page is made. None of that can
+//! fail a run or hold it up.
+//!
+//! | beside | its machine | its rows | its page |
+//! |---|---|---|---|
+//! | a run | x | x | x |
+//! | another node of a run | x | by the first | by the first |
+//! | a sweep | by its runs | x | x |
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -11,12 +17,13 @@ use std::time::{Duration, Instant};
 
 use spd_configs::Run;
 use spd_report::{Book, PAGE};
-use spd_ship::Shipper;
 use spd_ship::machine::Sampler;
-use spd_tracker::{MACHINE, now};
+use spd_ship::{Shipped, Shipper};
+use spd_tracker::{Row, machine_file, now};
 
 use crate::exit::Exit;
 use crate::wait::wait_until;
+use crate::world::Node;
 use crate::{screen, threads};
 
 /// Time between two samples of the machine.
@@ -34,7 +41,7 @@ const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 /// How long it waits for its own threads, which a disk can hold up.
 const OWN: Duration = Duration::from_secs(5);
 
-/// What goes on beside a run.
+/// What goes on beside a run, or beside a sweep.
 pub(crate) struct Track {
     dir: PathBuf,
     shipper: Option<Shipper>,
@@ -43,16 +50,44 @@ pub(crate) struct Track {
 }
 
 impl Track {
-    /// Begins; what cannot is said, and left out.
-    pub(crate) fn start(dir: &Path, run: &Run) -> Self {
+    /// Begins beside a run of one node, or of several, of which this is the first; what cannot is said, and left out.
+    pub(crate) fn of_run(dir: &Path, run: &Run, node: &Node) -> Self {
+        let watched = Watched {
+            machine: Some(Machine::of(dir, node)),
+            page: Some(Page::of(dir)),
+        };
+        Self::start(dir, Some(Shipped::run(run)), watched)
+    }
+
+    /// Begins beside a sweep, whose runs have launchers of their own.
+    pub(crate) fn of_sweep(dir: &Path, shipped: Shipped) -> Self {
+        let watched = Watched {
+            machine: None,
+            page: Some(Page::of(dir)),
+        };
+        Self::start(dir, Some(shipped), watched)
+    }
+
+    /// Begins on a node that is not the first of a run: its machine is measured, and the first one does all else.
+    pub(crate) fn of_node(dir: &Path, node: &Node) -> Self {
+        let watched = Watched {
+            machine: Some(Machine::of(dir, node)),
+            page: None,
+        };
+        Self::start(dir, None, watched)
+    }
+
+    fn start(dir: &Path, shipped: Option<Shipped>, watched: Watched) -> Self {
         let say = |line: &str| screen::note(line);
-        let shipper = Shipper::start(dir, run, say).unwrap_or_else(|error| {
-            screen::note(&format!("no tracker is told: {error}"));
-            None
+        let shipper = shipped.and_then(|shipped| {
+            Shipper::start(dir, shipped, say).unwrap_or_else(|error| {
+                screen::note(&format!("no tracker is told: {error}"));
+                None
+            })
         });
         let is_over = Arc::new(AtomicBool::new(false));
-        let (over, of) = (Arc::clone(&is_over), dir.to_path_buf());
-        let watcher = threads::spawn("watcher", move || watch(&of, &over));
+        let over = Arc::clone(&is_over);
+        let watcher = threads::spawn("watcher", move || watched.watch(&over));
         Self {
             dir: dir.to_path_buf(),
             shipper,
@@ -88,69 +123,119 @@ impl Track {
     }
 }
 
-/// Measures the machine, and makes the page, now and then and at the end.
-fn watch(dir: &Path, is_over: &AtomicBool) {
-    let mut machine = Machine::of(dir);
-    let (mut book, mut sampled, mut made) = (None, None, Instant::now());
-    loop {
-        let is_last = is_over.load(Ordering::Acquire);
-        if is_last || sampled.is_none_or(|at: Instant| at.elapsed() >= SAMPLE) {
-            sampled = Some(Instant::now());
-            machine.sample();
-        }
-        if is_last || made.elapsed() >= PAGE_EVERY {
-            made = Instant::now();
-            if book.is_none() {
-                book = Book::open(&[dir.to_path_buf()]).ok();
+/// What is done now and then, and at the end.
+struct Watched {
+    machine: Option<Machine>,
+    page: Option<Page>,
+}
+
+impl Watched {
+    fn watch(mut self, is_over: &AtomicBool) {
+        loop {
+            let is_last = is_over.load(Ordering::Acquire);
+            if let Some(machine) = &mut self.machine {
+                machine.look(is_last);
             }
-            if let Some(book) = &mut book
-                && let Err(error) = book.write(&dir.join(PAGE))
-            {
-                screen::detail(&error.to_string());
+            if let Some(page) = &mut self.page {
+                page.look(is_last);
             }
+            if is_last {
+                return;
+            }
+            thread::park_timeout(Duration::from_secs(1));
         }
-        if is_last {
+    }
+}
+
+/// The page of a run or a sweep.
+struct Page {
+    dir: PathBuf,
+    /// What has been read of it.
+    book: Option<Book>,
+    made: Instant,
+}
+
+impl Page {
+    fn of(dir: &Path) -> Self {
+        Self {
+            dir: dir.to_path_buf(),
+            book: None,
+            made: Instant::now(),
+        }
+    }
+
+    /// Makes it anew, where that is due.
+    fn look(&mut self, is_last: bool) {
+        if !is_last && self.made.elapsed() < PAGE_EVERY {
             return;
         }
-        thread::park_timeout(Duration::from_secs(1));
+        self.made = Instant::now();
+        if self.book.is_none() {
+            self.book = Book::open(&[self.dir.to_path_buf()]).ok();
+        }
+        if let Some(book) = &mut self.book
+            && let Err(error) = book.write(&self.dir.join(PAGE))
+        {
+            screen::detail(&error.to_string());
+        }
     }
 }
 
 /// The file of what is measured of this machine.
 struct Machine {
     dir: PathBuf,
+    file: PathBuf,
+    /// The number of this node, where the run has several.
+    node: Option<u64>,
     ranks: BTreeMap<usize, u32>,
-    sampler: Sampler,
+    sampler: Option<Sampler>,
+    sampled: Option<Instant>,
 }
 
 impl Machine {
-    fn of(dir: &Path) -> Self {
-        let ranks = BTreeMap::new();
+    fn of(dir: &Path, node: &Node) -> Self {
         Self {
-            sampler: Sampler::new(dir, &ranks),
             dir: dir.to_path_buf(),
-            ranks,
+            file: dir.join(machine_file(node.index)),
+            node: (node.count > 1).then_some(node.index),
+            ranks: BTreeMap::new(),
+            sampler: None,
+            sampled: None,
         }
     }
 
-    /// Adds a sample. One that the disk does not take is lost.
-    fn sample(&mut self) {
-        let ranks = ranks();
-        if !ranks.is_empty() && ranks != self.ranks {
-            self.sampler = Sampler::new(&self.dir, &ranks);
-            self.ranks = ranks;
+    /// Adds a sample where one is due. Ranks that are new are looked for until there are some, and measured a moment later.
+    fn look(&mut self, is_last: bool) {
+        let is_due = is_last || self.sampled.is_none_or(|at| at.elapsed() >= SAMPLE);
+        if is_due || self.ranks.is_empty() {
+            let ranks = ranks();
+            if self.sampler.is_none() || !ranks.is_empty() && ranks != self.ranks {
+                self.sampler = Some(Sampler::new(&self.dir, self.node, &ranks));
+                self.ranks = ranks;
+                // Rates are those since now.
+                self.sampled = None;
+                if !is_last {
+                    return;
+                }
+            }
         }
-        let row = self.sampler.sample().with("time", now());
-        let Ok(mut line) = serde_json::to_vec(&row) else {
-            return;
-        };
-        line.push(b'\n');
-        let mut options = std::fs::OpenOptions::new();
-        options.create(true).append(true);
-        let file = spd_files::open_with(&mut options, &self.dir.join(MACHINE));
-        if let Ok(mut file) = file {
-            let _ = file.write_all(&line);
+        if let Some(sampler) = self.sampler.as_mut().filter(|_| is_due) {
+            self.sampled = Some(Instant::now());
+            append(&self.file, &sampler.sample().with("time", now()));
         }
+    }
+}
+
+/// Adds a sample to its file. One that the disk does not take is lost.
+fn append(file: &Path, sample: &Row) {
+    let Ok(mut line) = serde_json::to_vec(sample) else {
+        return;
+    };
+    line.push(b'\n');
+    let mut options = std::fs::OpenOptions::new();
+    options.create(true).append(true);
+    if let Ok(mut file) = spd_files::open_with(&mut options, file) {
+        let _ = file.write_all(&line);
     }
 }
 

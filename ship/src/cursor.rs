@@ -20,8 +20,10 @@ pub(crate) struct Place<S> {
     pub(crate) tried: Cursor,
     /// The system rows that it has, by the name of their file.
     pub(crate) system: BTreeMap<String, Mark>,
-    /// Rows that it refused.
+    /// Metrics rows that it refused.
     pub(crate) refused: u64,
+    /// System rows that it refused.
+    pub(crate) refused_system: u64,
     /// What the sink knows of the server.
     pub(crate) state: S,
 }
@@ -33,6 +35,7 @@ impl<S: Default> Default for Place<S> {
             tried: Cursor::default(),
             system: BTreeMap::new(),
             refused: 0,
+            refused_system: 0,
             state: S::default(),
         }
     }

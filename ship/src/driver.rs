@@ -37,6 +37,8 @@ pub(crate) struct Status {
     pub(crate) sent: u64,
     /// Those that it refused.
     pub(crate) refused: u64,
+    /// System rows that it refused.
+    pub(crate) refused_system: u64,
     /// Everything is sent, and the server knows how the run ended.
     pub(crate) is_closed: bool,
     /// Why not all is sent.
@@ -343,7 +345,7 @@ impl<'r, S: Sink> Driver<'r, S> {
                     }
                     // They are in the run directory for whoever misses them.
                     Err(Refusal::TooLarge { why } | Refusal::Invalid { why }) => {
-                        self.place.refused += rows.len() as u64;
+                        self.place.refused_system += rows.len() as u64;
                         self.warn(&format!("{} system rows are refused: {why}", rows.len()));
                         break;
                     }
@@ -399,6 +401,7 @@ impl<'r, S: Sink> Driver<'r, S> {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         (status.sent, status.refused) = (self.place.metrics.mark.lines, self.place.refused);
+        status.refused_system = self.place.refused_system;
     }
 }
 

@@ -24,5 +24,6 @@ mod system_row;
 mod tensorboard;
 mod wandb;
 
+pub use run::Shipped;
 pub use shipper::{Shipper, Told};
 pub use wandb::offline::{ExportError, Exported, export};

@@ -10,6 +10,46 @@ use spd_tracker::Start;
 /// Bytes of a file that are sent at most.
 const LARGEST: u64 = 64 << 20;
 
+/// What trackers are told of a run beside its rows: where it goes, and what it is.
+#[derive(Debug, Clone)]
+pub struct Shipped {
+    /// Trackers, project, entity, group, tags, notes, what is done about roll-backs.
+    pub tracker: Tracker,
+    /// What it is called, where the tracker's settings say nothing.
+    pub name: String,
+    /// What is known of it from its start.
+    pub config: Json,
+    /// What its process does: the job type of W&B, a tag of MLflow.
+    pub job: &'static str,
+}
+
+impl Shipped {
+    /// A run of training.
+    pub fn run(run: &Run) -> Self {
+        Self {
+            tracker: run.tracker.clone(),
+            name: run.name.clone(),
+            config: serde_json::to_value(run).expect("what was read from TOML is JSON"),
+            job: "train",
+        }
+    }
+
+    /// A sweep, whose rows are what came of its runs.
+    pub fn sweep(name: &str, tracker: &Tracker, config: Json) -> Self {
+        let tracker = Tracker {
+            name: None,
+            group: tracker.group.clone().or_else(|| Some(name.to_owned())),
+            ..tracker.clone()
+        };
+        Self {
+            tracker,
+            name: format!("{name} sweep"),
+            config,
+            job: "sweep",
+        }
+    }
+}
+
 /// A run, as trackers see it.
 #[derive(Debug, Clone)]
 pub(crate) struct RunInfo {
@@ -21,8 +61,10 @@ pub(crate) struct RunInfo {
     pub(crate) tracker: Tracker,
     /// The name that is shown.
     pub(crate) name: String,
-    /// The resolved run file, as JSON.
+    /// The resolved run file, or what is swept, as JSON.
     pub(crate) config: Json,
+    /// What its process does.
+    pub(crate) job: &'static str,
     /// When its first start was, in seconds since 1970.
     pub(crate) started: f64,
     /// The machine of its launcher.
@@ -30,25 +72,27 @@ pub(crate) struct RunInfo {
 }
 
 impl RunInfo {
-    /// The run in `dir`, of which `first` was the first start.
-    ///
-    /// # Errors
-    ///
-    /// When its run file is no JSON.
-    pub(crate) fn of(dir: &Path, run: &Run, first: Start) -> Result<Self, String> {
-        let name = run.tracker.name.as_ref().unwrap_or(&run.name);
-        Ok(Self {
+    /// What is in `dir`, of which `first` was the first start.
+    pub(crate) fn of(dir: &Path, shipped: Shipped, first: Start) -> Self {
+        let Shipped {
+            tracker,
+            name,
+            config,
+            job,
+        } = shipped;
+        Self {
             dir: dir.to_path_buf(),
             id: first.run,
-            tracker: run.tracker.clone(),
-            name: name.clone(),
-            config: serde_json::to_value(run).map_err(|found| found.to_string())?,
+            name: tracker.name.clone().unwrap_or(name),
+            tracker,
+            config,
+            job,
             started: first.time,
             host: rustix::system::uname()
                 .nodename()
                 .to_string_lossy()
                 .into_owned(),
-        })
+        }
     }
 
     /// The project of W&B, the experiment of MLflow.
@@ -91,6 +135,7 @@ pub(crate) mod tests {
             tracker: Tracker::default(),
             name: "toy".to_owned(),
             config: serde_json::json!({"seed": 0}),
+            job: "train",
             started: 1_795_000_000.0,
             host: "node-7.example".to_owned(),
         }

@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use spd_configs::{Destination, Run};
+use spd_configs::Destination;
 use spd_tracker::Start;
 use tokio::sync::watch;
 
 use crate::credentials::Environment;
 use crate::driver::{Link, Status, drive, owed};
 use crate::mlflow::Mlflow;
-use crate::run::RunInfo;
+use crate::run::{RunInfo, Shipped};
 use crate::sink::End;
 use crate::tensorboard::TensorBoard;
 use crate::wandb::Wandb;
@@ -21,7 +21,7 @@ use crate::wandb::Wandb;
 /// Time between two looks whether the run has begun, or the sinks are done.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Ships the rows of a run to the trackers of its `[tracker]`, while it goes on and afterwards. Nothing that a server does reaches the
+/// Ships the rows of a run, or of a sweep, to the trackers of its `[tracker]`, while it goes on and afterwards. Nothing that a server does reaches the
 /// run: a shipper reads files, and is left behind where it is not done in time.
 pub struct Shipper {
     dir: PathBuf,
@@ -41,27 +41,23 @@ impl Shipper {
     /// When there is no thread to be had.
     pub fn start(
         dir: &Path,
-        run: &Run,
+        shipped: Shipped,
         say: impl Fn(&str) + Send + Sync + 'static,
     ) -> std::io::Result<Option<Self>> {
-        if run.tracker.to.is_empty() {
+        if shipped.tracker.to.is_empty() {
             return Ok(None);
         }
-        let name = |to: &Destination| {
-            let named = Destination::ALL.iter().find(|(_, other)| other == to);
-            named.map_or("", |(name, _)| *name)
-        };
-        let sinks: Vec<_> = run
+        let sinks: Vec<_> = shipped
             .tracker
             .to
             .iter()
-            .map(|to| (name(to), Arc::default()))
+            .map(|to| (to.name(), Arc::default()))
             .collect();
         let (over, is_over) = watch::channel(None);
         let stop = Arc::default();
         let work = Work {
             dir: dir.to_path_buf(),
-            run: run.clone(),
+            shipped,
             sinks: sinks.clone(),
             over: is_over,
             stop: Arc::clone(&stop),
@@ -94,27 +90,11 @@ impl Shipper {
                 thread::sleep(LOOK);
             }
         }
-        let lines = self.sinks.iter().map(|(name, status)| {
+        let told = self.sinks.iter().map(|(name, status)| {
             let status = status.lock().unwrap_or_else(PoisonError::into_inner);
-            let (sent, owed) = (status.sent, owed(&self.dir, status.sent));
-            let refused = match status.refused {
-                0 => String::new(),
-                refused => format!(", {refused} of them refused"),
-            };
-            let line = match &status.trouble {
-                _ if status.is_closed => format!("{name}: all {sent} rows are sent{refused}"),
-                trouble => format!(
-                    "{name}: {owed} rows are not sent{refused}: {}; `spd-launch ship {}` sends them",
-                    trouble.as_deref().unwrap_or("there was no time"),
-                    self.dir.display()
-                ),
-            };
-            Told {
-                is_done: status.is_closed,
-                line,
-            }
+            Told::of(name, &status, &self.dir)
         });
-        lines.collect()
+        told.collect()
     }
 }
 
@@ -127,10 +107,36 @@ pub struct Told {
     pub line: String,
 }
 
+impl Told {
+    fn of(name: &str, status: &Status, dir: &Path) -> Self {
+        let (sent, owed) = (status.sent, owed(dir, status.sent));
+        let mut refused = match status.refused {
+            0 => String::new(),
+            refused => format!(", {refused} of them refused"),
+        };
+        if status.refused_system > 0 {
+            let rows = status.refused_system;
+            refused.push_str(&format!(", and {rows} rows of the system are refused"));
+        }
+        let line = match &status.trouble {
+            _ if status.is_closed => format!("{name}: all {sent} rows are sent{refused}"),
+            trouble => format!(
+                "{name}: {owed} rows are not sent{refused}: {}; `spd-launch ship {}` sends them",
+                trouble.as_deref().unwrap_or("there was no time"),
+                dir.display()
+            ),
+        };
+        Self {
+            is_done: status.is_closed,
+            line,
+        }
+    }
+}
+
 /// What the thread does.
 struct Work {
     dir: PathBuf,
-    run: Run,
+    shipped: Shipped,
     sinks: Vec<(&'static str, Arc<Mutex<Status>>)>,
     over: watch::Receiver<Option<End>>,
     stop: Arc<AtomicBool>,
@@ -151,14 +157,14 @@ impl Work {
         let Some(start) = self.begun()? else {
             return Err("the run has made no rows".to_owned());
         };
-        let run = RunInfo::of(&self.dir, &self.run, start)?;
+        let run = RunInfo::of(&self.dir, self.shipped.clone(), start);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|found| format!("no runtime can be made: {found}"))?;
         let tasks = tokio::task::LocalSet::new();
         let run = Arc::new(run);
-        for (destination, (_, status)) in self.run.tracker.to.iter().zip(&self.sinks) {
+        for (destination, (_, status)) in run.tracker.to.iter().zip(&self.sinks) {
             let link = Link {
                 over: self.over.clone(),
                 status: Arc::clone(status),
@@ -192,5 +198,27 @@ impl Work {
                 None => thread::sleep(LOOK),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_refused_is_told_by_its_kind() {
+        let status = |refused, refused_system| Status {
+            sent: 9,
+            refused,
+            refused_system,
+            is_closed: true,
+            trouble: None,
+        };
+        let line = |status| Told::of("mlflow", &status, Path::new("/nowhere")).line;
+        assert_eq!(line(status(0, 0)), "mlflow: all 9 rows are sent");
+        assert_eq!(
+            line(status(1, 2)),
+            "mlflow: all 9 rows are sent, 1 of them refused, and 2 rows of the system are refused"
+        );
     }
 }

@@ -15,8 +15,13 @@ pub const METRICS: &str = "metrics.jsonl";
 /// Name of the file that holds [`Kind::System`], [`Kind::Event`] and [`Kind::Alert`] rows.
 pub const SYSTEM: &str = "system.jsonl";
 
-/// Name of the file of what the launcher measures of its machine.
-pub const MACHINE: &str = "machine.jsonl";
+/// Name of the file of what a launcher measures of its machine, by the number of its node.
+pub fn machine_file(node: u64) -> String {
+    match node {
+        0 => "machine.jsonl".to_owned(),
+        node => format!("machine-{node}.jsonl"),
+    }
+}
 
 /// The files of system rows that a run directory has: [`SYSTEM`], then those of machines by their names.
 pub fn system_files(dir: &Path) -> Vec<String> {

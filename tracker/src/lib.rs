@@ -47,7 +47,7 @@ mod times;
 mod value;
 
 pub use error::{ReadError, SpoolError};
-pub use files::{MACHINE, METRICS, SYSTEM, system_files};
+pub use files::{METRICS, SYSTEM, machine_file, system_files};
 pub use mark::Mark;
 pub use reader::{Cursor, Read, Reader};
 pub use row::{Kind, Row};

@@ -132,6 +132,10 @@ impl Member {
         if let Some(seconds) = asked.hang_seconds {
             command.args(["--hang-seconds", &seconds.to_string()]);
         }
+        // One that goes on has the trackers of its first start in its file.
+        for tracker in &asked.tracker {
+            command.args(["--tracker", tracker.name()]);
+        }
         if let Some(path) = &asked.rank_program {
             command.arg("--rank-program").arg(path);
         }

@@ -5,6 +5,7 @@
 //!      -> run_dir                       runs/NAME.sweep, one run directory a member in it
 //!      -> spd-launch DIR/config.toml    for as many members at a time as there are cores, each watched
 //!      -> status_lines, report          a line a running member; a table and sweep.json at the end
+//!      -> rows                          what trackers are told of the sweep itself
 //! ```
 //!
 //! A member is an ordinary run in an ordinary run directory: `spd-launch` on its `config.toml` would go on with it alone.
@@ -12,6 +13,7 @@
 mod axes;
 mod member;
 mod report;
+pub(crate) mod rows;
 mod status_lines;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,10 +23,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use spd_checkpoint::atomic::write_file;
 use spd_configs::{Place, Run};
+use spd_report::PAGE;
 use spd_trainer::{Fault, RunPlan, Threads, World};
 
 use self::axes::{Axis, Combination, axes, combinations};
 use self::member::{Member, State};
+use self::rows::Rows;
 use self::status_lines::StatusLines;
 use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
@@ -33,6 +37,7 @@ use crate::launched::Launched;
 use crate::run::{check_memory, checkpoint_bytes, create, goes_on, gpu, only_node};
 use crate::run_dir::{Found, RunDir};
 use crate::stop::{self, Stop, StopRequest};
+use crate::track::Track;
 use crate::{plan, screen};
 
 /// Time between two looks at what they wrote.
@@ -46,6 +51,8 @@ struct Sweep<'a> {
     jobs: usize,
     /// CPU threads of each member; and of the one that trains the target while the others wait for it.
     threads: Threads,
+    /// What trackers are told, once it has begun.
+    rows: Option<Rows>,
 }
 
 /// Runs every combination of values to its end, from wherever an earlier launch left it.
@@ -76,9 +83,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
             if !asked.tracker.is_empty() {
                 run.tracker.to.clone_from(&asked.tracker);
             }
-            if !run.tracker.to.is_empty() {
-                run.tracker.group.get_or_insert_with(|| name.clone());
-            }
+            rows::label(&mut run, &name, &axes::name(&values));
             Member::new(&root, values, run)
         })
         .collect();
@@ -91,6 +96,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         root,
         jobs,
         threads: threads(&members, cores, jobs),
+        rows: None,
     };
     let (mut run_plan, largest) = sweep.check(&members, &found)?;
     let set = overrides(&asked.set, &largest.values);
@@ -148,19 +154,35 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
         sweep.root.prepare_sweep(&file)
     };
     let launched = Launched::now(hold.map_err(Fault::BadInput)?);
-    let ended = sweep.run(&mut members, &found);
+    sweep.rows = Rows::start(&sweep.root);
     sweep.write(&members).map_err(Fault::Failed)?;
-    screen::result(&format!(
-        "{}\nall of it is in {}\n",
-        report::text(&sweep.name, &members),
-        sweep.root.path().display()
-    ));
+    let shipped = rows::shipped(&sweep.name, &members);
+    let track = shipped.map(|shipped| Track::of_sweep(sweep.root.path(), shipped));
+    let ended = sweep.run(&mut members, &found);
+    let written = sweep.write(&members);
+    // All rows are in their files before trackers are told that there are no more.
+    drop(sweep.rows.take());
     let has_failed = members.iter().any(|m| matches!(m.state, State::Failed(_)));
     let ended = ended.map_err(Fault::Failed).map(|exit| match exit {
         Exit::Done if has_failed => (Exit::Failed, String::new()),
         exit => (exit, String::new()),
     });
+    if let Some(track) = track {
+        track.finish(ended.as_ref().map_or(Exit::Failed, |(exit, _)| *exit));
+    }
     launched.leave(&ended);
+    written.map_err(Fault::Failed)?;
+    let (table, dir) = (report::text(&sweep.name, &members), sweep.root.path());
+    let page = dir.join(PAGE);
+    let page = if page.is_file() {
+        format!("; its page is {}", page.display())
+    } else {
+        String::new()
+    };
+    screen::result(&format!(
+        "{table}\nall of it is in {}{page}\n",
+        dir.display()
+    ));
     Ok(ended?.0)
 }
 
@@ -372,7 +394,7 @@ impl Sweep<'_> {
     }
 
     /// Starts members as others end, until all have or the user wants to leave.
-    fn run(&self, members: &mut [Member], found: &[Found]) -> Result<Exit> {
+    fn run(&mut self, members: &mut [Member], found: &[Found]) -> Result<Exit> {
         let mut stop = Stop::listen().context("signals cannot be listened to")?;
         let width = members.iter().map(|m| m.name.len()).max().unwrap_or(0);
         let mut status = StatusLines::new(members.len(), width);
@@ -405,7 +427,11 @@ impl Sweep<'_> {
                     let name = &members[index].name;
                     let events = events.iter().map(|event| format!("{name}  {event}"));
                     events.for_each(|event| screen::progress(&event));
-                    screen::note(&said_at_end(&members[index], ran));
+                    let line = said_at_end(&members[index], ran);
+                    screen::note(&line);
+                    if let Some(rows) = &self.rows {
+                        rows.tell(index, &members[index], &line);
+                    }
                     self.write(members)?;
                 }
             }
@@ -482,10 +508,14 @@ impl Sweep<'_> {
         status.show(&running, over, failed);
     }
 
-    fn write(&self, members: &[Member]) -> Result<()> {
+    /// Writes down how far the members are.
+    fn write(&mut self, members: &[Member]) -> Result<()> {
         let path = self.root.sweep();
-        write_file(&path, report::json(&self.name, members).as_bytes())
-            .with_context(|| path.display().to_string())
+        let written = write_file(&path, report::json(&self.name, members).as_bytes());
+        if let Some(rows) = &mut self.rows {
+            rows.add(&self.name, members, self.root.path());
+        }
+        written.with_context(|| path.display().to_string())
     }
 }
 

@@ -25,8 +25,32 @@ const COLUMNS: [(&str, &str); 11] = [
 
 /// The table of all runs, and a line of how many found the solution that is known.
 pub(crate) fn text(name: &str, members: &[Member]) -> String {
+    let table = table(members).text();
+    let mut text = format!("{name}: {} runs\n\n{table}", members.len());
+    if let Some(line) = solved(members) {
+        text.push_str(&format!("\n  {line}\n"));
+    }
+    text
+}
+
+/// The same in Markdown, without its title.
+pub(crate) fn markdown(members: &[Member]) -> String {
+    let table = table(members).markdown();
+    solved(members).map_or(table.clone(), |line| format!("{table}\n{line}\n"))
+}
+
+/// The same as a page.
+pub(crate) fn html(name: &str, members: &[Member]) -> String {
+    let table = table(members).html();
+    let solved = solved(members).map_or_else(String::new, |line| format!("<p>{line}</p>\n"));
+    format!(
+        "<!doctype html>\n<meta charset=\"utf-8\">\n<title>{name}</title>\n<style>body {{ font: 14px sans-serif }} th, td {{ padding: 3px 9px }}</style>\n{table}{solved}"
+    )
+}
+
+fn table(members: &[Member]) -> Table {
     let Some(first) = members.first() else {
-        return String::new();
+        return Table::default();
     };
     let columns: Vec<&(&str, &str)> = COLUMNS
         .iter()
@@ -59,11 +83,7 @@ pub(crate) fn text(name: &str, members: &[Member]) -> String {
         });
         table.row(row);
     }
-    let mut text = format!("{name}: {} runs\n\n{}", members.len(), table.text());
-    if let Some(line) = solved(members) {
-        text.push_str(&format!("\n  {line}\n"));
-    }
-    text
+    table
 }
 
 /// How many of the finished runs found the solution, and what that means.
@@ -75,7 +95,7 @@ fn solved(members: &[Member]) -> Option<String> {
 }
 
 /// Active components a position, of all sites.
-fn l0(results: &Map<String, Value>) -> Option<f64> {
+pub(super) fn l0(results: &Map<String, Value>) -> Option<f64> {
     let mut of_sites = results
         .iter()
         .filter(|(key, _)| key.starts_with("eval/l0/"))
@@ -115,7 +135,7 @@ pub(crate) fn json(name: &str, members: &[Member]) -> String {
 }
 
 /// A number where the value is one, else its text.
-fn parsed(value: &str) -> Value {
+pub(super) fn parsed(value: &str) -> Value {
     match serde_json::from_str(value) {
         Ok(number @ (Value::Number(_) | Value::Bool(_))) => number,
         _ => Value::String(value.to_owned()),

@@ -100,6 +100,43 @@ fn any_number_of_nodes_ends_in_the_same_bits() {
 }
 
 #[test]
+fn each_node_measures_its_machine_and_its_ranks() {
+    let scratch = Scratch::new();
+    let (nodes, _) = at_work(&scratch, 2, &["--cpus", "2"]);
+    let dir = scratch.path().join("r");
+    let files = ["machine.jsonl", "machine-1.jsonl"];
+    let text = |file: &str| fs::read_to_string(dir.join(file)).unwrap_or_default();
+    let waited = Instant::now();
+    while !files.iter().all(|file| text(file).contains("/rss_bytes")) {
+        assert!(waited.elapsed() < Duration::from_secs(60), "no samples");
+        thread::sleep(Duration::from_millis(20));
+    }
+    send(nodes[1].id(), Signal::TERM);
+    let ended = end_all(nodes);
+    assert!(ended.iter().all(|node| node.code == Some(3)), "{ended:?}");
+    let names = files.map(|file| {
+        let rows = text(file);
+        let rows = rows.lines().map(serde_json::from_str::<serde_json::Value>);
+        let names = rows.flat_map(|row| row.unwrap().as_object().unwrap().clone());
+        let names = names.map(|(name, _)| name);
+        names
+            .filter(|name| name.starts_with("system/"))
+            .collect::<std::collections::BTreeSet<_>>()
+    });
+    for (node, names) in names.iter().enumerate() {
+        for of in [
+            format!("node{node}"),
+            format!("rank{}", 2 * node),
+            format!("rank{}", 2 * node + 1),
+        ] {
+            let cpu = format!("system/{of}/cpu_percent");
+            assert!(names.contains(&cpu), "{cpu}: {names:?}");
+        }
+    }
+    assert!(names[0].is_disjoint(&names[1]), "{names:?}");
+}
+
+#[test]
 fn a_rank_that_dies_on_another_node_is_named_with_its_host() {
     let scratch = Scratch::new();
     let (nodes, ranks) = at_work(&scratch, 2, &["--cpus", "2"]);

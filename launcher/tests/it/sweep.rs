@@ -39,7 +39,7 @@ fn a_failed_run_leaves_the_others_alone_and_is_tried_again() {
 
   solved 2 of 3 (CI error 0)
 
-all of it is in runs/s
+all of it is in runs/s; its page is runs/s/report.html
 "
     );
     let told = json(&scratch);
@@ -76,7 +76,145 @@ all of it is in runs/s
     );
     assert_eq!(
         names(&scratch.path().join("runs/s")),
-        ["logs", "seed=0", "seed=1", "seed=2", "seed=3", "sweep.json"]
+        [
+            "logs",
+            "metrics.jsonl",
+            "metrics.times",
+            "report.html",
+            "seed=0",
+            "seed=1",
+            "seed=2",
+            "seed=3",
+            "starts.jsonl",
+            "sweep.json",
+            "system.jsonl",
+            "table.html"
+        ]
+    );
+    let page = read(&scratch, "report.html");
+    assert!(page.contains(r#""names":["seed=0","seed=1","seed=2","seed=3"]"#));
+}
+
+/// What the rows of a sweep say, each as its step and whether it is the table.
+fn rows(scratch: &Scratch) -> Vec<(u64, bool)> {
+    let rows = read(scratch, "metrics.jsonl");
+    let rows = rows.lines().map(|row| {
+        let row: Value = serde_json::from_str(row).unwrap();
+        (
+            row["step"].as_u64().unwrap(),
+            row["sweep/table"].is_object(),
+        )
+    });
+    rows.collect()
+}
+
+#[test]
+fn a_sweep_is_told_to_trackers_as_a_run_of_its_group() {
+    let scratch = Scratch::new();
+    let arguments = [
+        "--seeds",
+        "0..4",
+        "--threads",
+        "3",
+        "--tracker",
+        "tensorboard",
+    ];
+    let ended = launch(scratch.sweep("sweep", &arguments));
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let said = "tensorboard: all 4 rows are sent";
+    assert!(ended.stderr.contains(said), "{}", ended.stderr);
+    // One that failed has no row, and the table is behind all.
+    assert_eq!(
+        rows(&scratch),
+        [(0, false), (1, false), (3, false), (4, true)]
+    );
+    let first = read(&scratch, "metrics.jsonl");
+    assert!(
+        first.starts_with(
+            r#"{"step":0,"kind":"eval","sweep/seed":0.0,"ci_error":0.0,"mmcs":0.99998,"ml2r":0.99,"eval/l0/a":0.5,"eval/l0/b":0.25,"seconds":7.4,"l0":0.75}"#
+        ),
+        "{first}"
+    );
+    assert!(first.contains("| seed | CI error |") && first.contains("failed: failed after step 4"));
+    assert!(read(&scratch, "system.jsonl").contains(r#""kind":"alert","note":"seed=2  failed"#));
+    let config = read(&scratch, "seed=3/config.toml");
+    assert!(
+        config.contains("group = \"tms_5-2\"") && config.contains("name = \"tms_5-2 seed=3\""),
+        "{config}"
+    );
+
+    // What failed is in its place once it is done, and what was sent of those behind it is void.
+    let again = launch(scratch.sweep("sweep_well", &arguments));
+    assert_eq!(again.code, Some(0), "{}", again.stderr);
+    assert!(again.stderr.contains("tensorboard: all 5 rows are sent"));
+    assert_eq!(
+        rows(&scratch),
+        [0, 1, 2, 3, 4].map(|step| (step, step == 4))
+    );
+    let events = |scratch: &Scratch| {
+        let dir = scratch.path().join("runs/s/tensorboard");
+        let of = |name| (fs::metadata(dir.join(&name)).unwrap().len(), name);
+        let files = names(&dir)
+            .into_iter()
+            .filter(|name| name.starts_with("events"));
+        files.map(of).collect::<Vec<_>>()
+    };
+    let (whole, sent) = (read(&scratch, "metrics.jsonl"), events(&scratch));
+    assert_eq!(sent.len(), 2, "{sent:?}");
+
+    // A sweep that has nothing more to do sends nothing more, and nor does one that is shipped. Its ranks here make no rows.
+    let launched = launch(scratch.sweep("sweep_well", &arguments));
+    let shipped = launch(scratch.launcher(&["ship", "runs/s"]));
+    for (ended, code) in [(launched, 0), (shipped, 1)] {
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        assert!(ended.stderr.contains("tensorboard: all 5 rows are sent"));
+        assert_eq!(read(&scratch, "metrics.jsonl"), whole);
+        assert_eq!(events(&scratch), sent);
+    }
+}
+
+#[test]
+fn a_sweep_is_shipped_with_its_runs_whatever_they_named() {
+    let scratch = Scratch::new();
+    let set = ["train.steps=6", "train.batch_size=64", "eval.batches=1"];
+    let mut command = scratch.real("tms_5-2.toml", "runs/s", &set);
+    command.args(["--set", "target.train.steps=5", "--seeds", "0..2"]);
+    let ended = launch(command);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let ended = launch(scratch.launcher(&["ship", "runs/s"]));
+    assert_eq!(ended.code, Some(2));
+    assert!(
+        ended
+            .error()
+            .starts_with("runs/s/seed=0: its config.toml names no tracker"),
+        "{}",
+        ended.stderr
+    );
+    let ended = launch(scratch.launcher(&["ship", "runs/s", "--tracker", "tensorboard"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let told = ended.stderr.matches("tensorboard: all ").count();
+    assert_eq!(told, 3, "{}", ended.stderr);
+    for of in ["seed=0", "seed=1", "."] {
+        let events = names(&scratch.path().join("runs/s").join(of).join("tensorboard"));
+        assert!(events.iter().any(|name| name.starts_with("events")), "{of}");
+    }
+
+    fs::write(scratch.path().join("runs/s/sweep.json"), "{").unwrap();
+    let ended = launch(scratch.launcher(&["ship", "runs/s"]));
+    assert_eq!(ended.code, Some(2));
+    assert_eq!(
+        ended.error(),
+        "runs/s/sweep.json: is not JSON: EOF while parsing an object at line 1 column 1; the command of the sweep makes it again"
+    );
+    let none = r#"{"name": "x", "runs": [{"directory": "seed=7"}]}"#;
+    fs::write(scratch.path().join("runs/s/sweep.json"), none).unwrap();
+    let ended = launch(scratch.launcher(&["ship", "runs/s"]));
+    assert_eq!(
+        (ended.code, ended.error()),
+        (
+            Some(2),
+            "runs/s/sweep.json: none of its runs has begun, and there is nothing to send"
+        )
     );
 }
 
@@ -152,7 +290,13 @@ fn every_combination_is_a_run_of_its_own() {
         names(&scratch.path().join("runs/s")),
         [
             "logs".to_owned(),
+            "metrics.jsonl".to_owned(),
+            "metrics.times".to_owned(),
+            "report.html".to_owned(),
+            "starts.jsonl".to_owned(),
             "sweep.json".to_owned(),
+            "system.jsonl".to_owned(),
+            "table.html".to_owned(),
             "train.lr=1e-3,seed=3".to_owned(),
             "train.lr=1e-3,seed=5".to_owned(),
             format!("{second},seed=3"),

@@ -18,6 +18,7 @@ struct Server {
     answers: Vec<Refusal>,
     /// A step that is not taken.
     bad: Option<u64>,
+    takes_no_system_rows: bool,
     most: usize,
     takes_before_it_refuses: bool,
     opened: u32,
@@ -110,6 +111,10 @@ impl Sink for Fake {
         _: &mut Sent,
         _: &[Stamped],
     ) -> Result<(), Refusal> {
+        let why = "no".to_owned();
+        if self.0.borrow().takes_no_system_rows {
+            return Err(Refusal::Invalid { why });
+        }
         Ok(())
     }
 
@@ -287,6 +292,26 @@ fn what_is_too_large_is_cut_and_what_is_refused_is_put_aside() {
     let refused = spd_files::read_to_string(&refused).unwrap();
     let row = "{\"step\":4,\"kind\":\"train\",\"loss/total\":4.0}\n";
     assert_eq!(refused, row);
+}
+
+#[test]
+fn refused_rows_of_the_system_are_counted_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), 0, 1..=3);
+    let spool = Spool::system(dir.path()).unwrap();
+    for note in ["resumed", "saved"] {
+        spool.append(Row::new(1, Kind::Event).with_note(note));
+    }
+    spool.sync().unwrap();
+    let server = Rc::new(RefCell::new(Server {
+        takes_no_system_rows: true,
+        ..Server::default()
+    }));
+    for _ in 0..2 {
+        let (status, _) = ship(dir.path(), &server);
+        let counts = (status.sent, status.refused, status.refused_system);
+        assert_eq!((counts, status.is_closed), ((3, 0, 2), true));
+    }
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! What the machine does while a run goes on: processors, memory, disk, network, the processes of the ranks, GPUs.
 //!
+//! Names are those of `system/cpu_percent`, `system/gpu0/power_watts`, `system/rank3/rss_bytes`. Where a run has several nodes, what is not
+//! of a rank is of one of them: `system/node1/cpu_percent`.
+//!
 //! What cannot be measured is left out, without a word. A driver of GPUs that hangs holds a sample up, so that samples are for a thread
 //! of their own.
 
@@ -23,6 +26,8 @@ const SECTOR: u64 = 512;
 #[derive(Debug)]
 pub struct Sampler {
     dir: PathBuf,
+    /// What names of this machine begin with.
+    machine: String,
     ranks: BTreeMap<usize, Rank>,
     system: Option<System>,
     networks: Option<Networks>,
@@ -50,7 +55,9 @@ struct Last {
 
 impl Sampler {
     /// Looks at the disk that the directory of a run is on, and at the processes of the ranks of this machine, by their numbers.
-    pub fn new(dir: &Path, ranks: &BTreeMap<usize, u32>) -> Self {
+    ///
+    /// - `node`: number of this machine, where the run has several
+    pub fn new(dir: &Path, node: Option<u64>, ranks: &BTreeMap<usize, u32>) -> Self {
         let rank = |(&rank, &pid)| {
             let pid = Pid::from_u32(pid);
             let (begun, busy_ms) = (None, 0);
@@ -65,6 +72,7 @@ impl Sampler {
         };
         let mut sampler = Self {
             dir: dir.to_path_buf(),
+            machine: node.map_or_else(String::new, |node| format!("node{node}/")),
             ranks: ranks.iter().map(rank).collect(),
             system: System::new().ok(),
             networks: Networks::new_with_refreshed_list().ok(),
@@ -84,15 +92,16 @@ impl Sampler {
         let elapsed_s = last.map_or(0.0, |last| now.duration_since(last.at).as_secs_f64());
         let mut values = Values {
             row: Row::new(0, Kind::System),
+            of: self.machine.clone(),
             elapsed_s,
         };
         self.processors_and_memory(&mut values);
         self.disk(&mut values, disk.zip(last.and_then(|last| last.disk)));
         self.network(&mut values);
-        self.processes(&mut values);
         if let Some(gpus) = &self.gpus {
             gpus.sample(&mut values);
         }
+        self.processes(&mut values);
         values.row
     }
 
@@ -162,10 +171,11 @@ impl Sampler {
             let busy_ms = process.accumulated_cpu_time();
             let more_ms = busy_ms.saturating_sub(rank.busy_ms);
             rank.busy_ms = busy_ms;
+            // No two nodes have a rank of one number.
+            values.of = format!("rank{number}/");
             // Of one processor: what has several threads may have more than 100.
-            values.push_rate(&format!("rank{number}/cpu_percent"), more_ms as f64 / 10.0);
-            let mut push =
-                |name: &str, value| values.push_f64(&format!("rank{number}/{name}"), value);
+            values.push_rate("cpu_percent", more_ms as f64 / 10.0);
+            let mut push = |name: &str, value| values.push_f64(name, value);
             push("rss_bytes", process.memory() as f64);
             let disk = process.disk_usage();
             push("read_bytes", disk.total_read_bytes as f64);
@@ -181,6 +191,8 @@ impl Sampler {
 #[derive(Debug)]
 struct Values {
     row: Row,
+    /// What the names of values begin with: of which node or rank they are.
+    of: String,
     /// Seconds since the last sample; 0 at the first.
     elapsed_s: f64,
 }
@@ -188,9 +200,8 @@ struct Values {
 impl Values {
     fn push_f64(&mut self, name: &str, value: f64) {
         if value.is_finite() {
-            self.row
-                .values
-                .push((format!("system/{name}"), value.into()));
+            let name = format!("system/{}{name}", self.of);
+            self.row.values.push((name, value.into()));
         }
     }
 
@@ -254,7 +265,7 @@ mod tests {
     fn the_machine_and_its_ranks_are_measured() {
         let dir = tempfile::tempdir().unwrap();
         let ranks = BTreeMap::from([(0, std::process::id())]);
-        let mut sampler = Sampler::new(dir.path(), &ranks);
+        let mut sampler = Sampler::new(dir.path(), None, &ranks);
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_millis(300) {
             std::hint::spin_loop();
@@ -285,10 +296,25 @@ mod tests {
     }
 
     #[test]
+    fn several_machines_of_a_run_have_no_name_in_common() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = |node, rank| {
+            let ranks = BTreeMap::from([(rank, std::process::id())]);
+            let row = Sampler::new(dir.path(), Some(node), &ranks).sample();
+            let names = row.values.into_iter().map(|(name, _)| name);
+            names.collect::<std::collections::BTreeSet<_>>()
+        };
+        let (one, other) = (names(0, 1), names(1, 2));
+        assert!(one.contains("system/node0/memory_percent"), "{one:?}");
+        assert!(other.contains("system/rank2/rss_bytes"), "{other:?}");
+        assert!(one.is_disjoint(&other), "{one:?} {other:?}");
+    }
+
+    #[test]
     fn a_rank_that_is_gone_is_left_out() {
         let mut child = idle();
         let ranks = BTreeMap::from([(3, child.id()), (4, u32::MAX >> 1)]);
-        let mut sampler = Sampler::new(Path::new("/nowhere"), &ranks);
+        let mut sampler = Sampler::new(Path::new("/nowhere"), Some(2), &ranks);
         let of_ranks = |row: Row| {
             let names = row.values.into_iter().map(|(name, _)| name);
             names
@@ -316,7 +342,7 @@ mod tests {
         let ranks = children.iter().enumerate();
         let ranks = ranks.map(|(rank, child)| (rank, child.id())).collect();
         let dir = tempfile::tempdir().unwrap();
-        let mut sampler = Sampler::new(dir.path(), &ranks);
+        let mut sampler = Sampler::new(dir.path(), None, &ranks);
         let time_us = || {
             let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
             now.tv_sec * 1_000_000 + now.tv_nsec / 1000

@@ -30,6 +30,7 @@ pub(super) fn tags(run: &RunInfo) -> Vec<Json> {
         tag("mlflow.source.name", "spd"),
         tag("mlflow.source.type", "LOCAL"),
         tag("spd.host", &run.host),
+        tag("spd.job", run.job),
         tag("spd.version", env!("CARGO_PKG_VERSION")),
     ];
     if let Some(notes) = &run.tracker.notes {

@@ -152,7 +152,7 @@ pub(super) fn values(time: f64, step: u64, values: Vec<Tagged>) -> Vec<u8> {
     })
 }
 
-/// A value under its name. TensorBoard's scalars are f32, and its pictures PNG.
+/// A value under its name. TensorBoard's scalars are f32, and its pictures PNG; any other file is named.
 pub(super) fn tagged(run: &RunInfo, name: &str, value: &Value) -> Option<Tagged> {
     match value {
         Value::Number(value) => Some(scalar(name, *value)),
@@ -163,11 +163,12 @@ pub(super) fn tagged(run: &RunInfo, name: &str, value: &Value) -> Option<Tagged>
         }),
         Value::Text(words) => Some(text(name, words)),
         Value::File(path) => Some(match image(run, path) {
-            Ok(image) => Tagged {
+            Ok(Some(image)) => Tagged {
                 tag: name.to_owned(),
                 metadata: None,
                 held: Some(Held::Image(image)),
             },
+            Ok(None) => text(name, path),
             Err(why) => text(name, &format!("{path}: {why}")),
         }),
     }
@@ -202,14 +203,19 @@ pub(super) fn text(name: &str, words: &str) -> Tagged {
     }
 }
 
-fn image(run: &RunInfo, path: &str) -> Result<Image, String> {
-    let png = picture::png(&run.file(path)?)?;
-    Ok(Image {
+/// A figure as a picture; none of a file that is no figure.
+fn image(run: &RunInfo, path: &str) -> Result<Option<Image>, String> {
+    let bytes = run.file(path)?;
+    if !path.ends_with(".svg") {
+        return Ok(None);
+    }
+    let png = picture::png(&bytes)?;
+    Ok(Some(Image {
         height: png.height,
         width: png.width,
         colorspace: 4,
         encoded: png.bytes,
-    })
+    }))
 }
 
 /// Sums are those of values in the middle of their bins. None where there are no bins.

@@ -134,7 +134,7 @@ impl Wandb {
             "config": (!is_configured).then(|| config.to_string()),
             "host": first(&run.host),
             "program": first("spd-launch"),
-            "jobType": first("train"),
+            "jobType": first(run.job),
         });
         let data = server.ask("UpsertBucket", UPSERT, variables).await?;
         let bucket = &data["upsertBucket"]["bucket"];

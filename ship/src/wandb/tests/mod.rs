@@ -252,6 +252,7 @@ fn a_run(dir: &Path) -> RunInfo {
         name: "tms".into(),
         config: json!({"lr": 3e-4, "optimizer": {"beta": [0.9, 0.95]}, "name": "tiny"}),
         started: 1000.0,
+        job: "train",
         host: "host".into(),
     }
 }

@@ -1,0 +1,193 @@
+//! What trackers are told of a sweep: it is one more run of its group, and has a spool of its own.
+//!
+//! A row stands for a run that is finished, at the place that the run has in the sweep; after the last one, a row holds the table. Rows
+//! are in the order of the runs, whichever of them ends first. So a sweep that goes on makes the same rows again to the same bytes, and
+//! nobody is sent one twice.
+
+use std::path::Path;
+
+use serde_json::{Map, Value as Json, json};
+use spd_checkpoint::atomic::write_file;
+use spd_configs::{Run, Tracker};
+use spd_ship::Shipped;
+use spd_tracker::{Kind, Mark, Row, Spool, Value, now};
+
+use super::member::{Member, State};
+use super::report;
+use crate::exit::Exit;
+use crate::run_dir::RunDir;
+use crate::screen;
+
+/// The table of a sweep as a page, in its directory.
+const TABLE: &str = "table.html";
+
+/// The rows of a sweep that goes on.
+pub(crate) struct Rows {
+    spool: Spool,
+    /// The first run without a row.
+    next: usize,
+    is_whole: bool,
+}
+
+impl Rows {
+    /// Begins in the directory of a sweep. Rows that cannot be written are left out, and a line says so.
+    pub(crate) fn start(root: &RunDir) -> Option<Self> {
+        match Spool::start(root.path(), &Mark::default(), 0) {
+            Ok(spool) => Some(Self {
+                spool,
+                next: 0,
+                is_whole: false,
+            }),
+            Err(error) => {
+                screen::note(&format!("no tracker is told of the sweep: {error}"));
+                None
+            }
+        }
+    }
+
+    /// Says what has just happened to a run.
+    pub(crate) fn tell(&self, place: usize, member: &Member, line: &str) {
+        let kind = match member.state {
+            State::Failed(_) => Kind::Alert,
+            _ => Kind::Event,
+        };
+        let row = Row::new(place as u64, kind).with_note(line);
+        self.spool.append(row.with("time", now()));
+    }
+
+    /// Adds the rows of the runs that have ended since, and the table where all have.
+    pub(crate) fn add(&mut self, name: &str, members: &[Member], root: &Path) {
+        while let Some(member) = members.get(self.next) {
+            match member.state {
+                State::Done => self.spool.append(row(self.next, member)),
+                State::Failed(_) => {}
+                State::Waiting | State::Running | State::Stopped => return,
+            }
+            self.next += 1;
+        }
+        if std::mem::replace(&mut self.is_whole, true) {
+            return;
+        }
+        let row = Row::new(members.len() as u64, Kind::Eval);
+        let file = |name: &str| Value::File(name.to_owned());
+        let row = row
+            .with("sweep/table", Value::Text(report::markdown(members)))
+            .with("sweep/page", file(TABLE))
+            .with("sweep/json", file("sweep.json"));
+        let page = report::html(name, members);
+        if let Err(error) = write_file(&root.join(TABLE), page.as_bytes()) {
+            screen::note(&error.to_string());
+        }
+        self.spool.append(row);
+    }
+}
+
+/// The row of a finished run: what was swept, and what its summary says.
+fn row(place: usize, member: &Member) -> Row {
+    let mut row = Row::new(place as u64, Kind::Eval);
+    for (key, value) in &member.values {
+        row = row.with(format!("sweep/{key}"), value_of(value));
+    }
+    let numbers = member.results.iter();
+    let numbers = numbers.filter_map(|(name, value)| Some((name, value.as_f64()?)));
+    for (name, value) in numbers {
+        row = row.with(name.as_str(), value);
+    }
+    match report::l0(&member.results) {
+        Some(l0) if !member.results.contains_key("l0") => row.with("l0", l0),
+        _ => row,
+    }
+}
+
+fn value_of(text: &str) -> Value {
+    match report::parsed(text) {
+        Json::Number(number) => number.as_f64().unwrap_or(f64::NAN).into(),
+        Json::Bool(is_so) => f64::from(u8::from(is_so)).into(),
+        _ => Value::Text(text.to_owned()),
+    }
+}
+
+/// What trackers are told of a sweep that begins or goes on.
+pub(crate) fn shipped(name: &str, members: &[Member]) -> Option<Shipped> {
+    let file = serde_json::from_str(&report::json(name, members)).ok()?;
+    Some(shipped_as(&file, &members.first()?.run.tracker))
+}
+
+/// The same by its `sweep.json`.
+fn shipped_as(file: &Json, tracker: &Tracker) -> Shipped {
+    let name = file["name"].as_str().unwrap_or("sweep");
+    let runs = file["runs"].as_array().map_or(&[][..], Vec::as_slice);
+    let mut swept: Map<String, Json> = Map::new();
+    for (key, value) in runs
+        .iter()
+        .filter_map(|run| run["values"].as_object())
+        .flatten()
+    {
+        let values = swept.entry(key).or_insert_with(|| json!([]));
+        if let Some(values) = values.as_array_mut().filter(|all| !all.contains(value)) {
+            values.push(value.clone());
+        }
+    }
+    let config = json!({"name": name, "runs": runs.len(), "sweep": swept});
+    Shipped::sweep(name, tracker, config)
+}
+
+/// Gives a run of a sweep its name at trackers, and its group: it may be shipped later, whether or not it names a tracker now.
+pub(crate) fn label(run: &mut Run, sweep: &str, member: &str) {
+    let tracker = &mut run.tracker;
+    tracker.group.get_or_insert_with(|| sweep.to_owned());
+    let name = tracker.name.as_deref().unwrap_or(&run.name);
+    tracker.name = Some(format!("{name} {member}"));
+}
+
+/// What a directory of a sweep has to be shipped, and how each of it ended: the runs that have begun, then the sweep itself.
+///
+/// - `given`: trackers in place of those that the runs name
+///
+/// # Errors
+///
+/// One line, where it cannot be read, or none of its runs has begun.
+pub(crate) fn all_of(
+    root: &RunDir,
+    given: &[spd_configs::Destination],
+) -> Result<Vec<(RunDir, Shipped, Exit)>, String> {
+    let path = root.sweep();
+    let refused = |found: String| format!("{}: {found}", path.display());
+    let bytes = spd_files::read(&path).map_err(|found| refused(found.to_string()))?;
+    let file: Json = serde_json::from_slice(&bytes).map_err(|found| {
+        refused(format!(
+            "is not JSON: {found}; the command of the sweep makes it again"
+        ))
+    })?;
+    let runs = file["runs"].as_array().map_or(&[][..], Vec::as_slice);
+    let (mut all, mut is_done) = (Vec::new(), true);
+    for member in runs.iter().filter_map(|run| run["directory"].as_str()) {
+        let dir = RunDir::at(root.path().join(member));
+        if !dir.config().is_file() {
+            is_done = false;
+            continue;
+        }
+        let mut run = Run::load_resolved(&dir.config()).map_err(|faults| faults.to_string())?;
+        if !given.is_empty() {
+            run.tracker.to = given.to_vec();
+        }
+        let exit = if dir.summary().is_file() {
+            Exit::Done
+        } else {
+            Exit::Stopped
+        };
+        is_done &= exit == Exit::Done;
+        all.push((dir, Shipped::run(&run), exit));
+    }
+    let Some((_, first, _)) = all.first() else {
+        return Err(refused(
+            "none of its runs has begun, and there is nothing to send".to_owned(),
+        ));
+    };
+    // Those of an earlier version have no rows of their own.
+    if root.path().join(spd_tracker::STARTS).is_file() {
+        let exit = if is_done { Exit::Done } else { Exit::Stopped };
+        all.push((root.clone(), shipped_as(&file, &first.tracker), exit));
+    }
+    Ok(all)
+}
