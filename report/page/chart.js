@@ -191,7 +191,7 @@ class Chart {
       },
       axes: [
         { ...axis, size: 26, space: 60, values: (u, all) => all.map(isTime ? timeTick : tick), ...(isTime ? { incrs: SECONDS } : {}), ...(isLogX ? logAxis : {}) },
-        { ...axis, size: 58, space: 28, values: (u, all) => all.map(format), ...(isLog ? logAxis : {}), ...(this.spec.incrs ? { incrs: this.spec.incrs } : {}) },
+        { ...axis, size: 58, space: 28, values: (u, all) => apart(all, format), ...(isLog ? logAxis : {}), ...(this.spec.incrs ? { incrs: this.spec.incrs } : {}) },
       ],
       series: [{}, ...lines.flatMap((line, i) => this.series(line, i))],
       bands: this.spec.stacked ? lines.slice(1).map((line, i) => ({ series: [i + 2, i + 1], fill: faint(line.color) })) : [],
@@ -216,6 +216,7 @@ class Chart {
   rangeOfY(low, high, isLog) {
     if (low === null || low === undefined || !isFinite(low)) return isLog ? [1, 10] : [0, 1];
     if (this.spec.stacked) return [0, high * 1.05 || 1];
+    if (!isLog && low === 0 && high === 0) return [0, 1];
     if (!isLog) return low === high ? [low - (Math.abs(low) * 0.1 || 1), high + (Math.abs(high) * 0.1 || 1)] : uPlot.rangeNum(low, high, 0.08, true);
     const part = Math.max(Math.pow(high / low, 0.06), 1.15);
     return [low / part, high * part];

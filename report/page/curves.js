@@ -95,7 +95,7 @@ function machineSection() {
   if (!all.length) return null;
   const spec = key => {
     const name = nameOf(key);
-    const ofBytes = /bytes/.test(name) ? { format: value => value === null ? "–" : bytes(value), incrs: POWERS } : {};
+    const ofBytes = /bytes/.test(name) ? { format: (value, digits) => value === null ? "–" : bytes(value, digits), incrs: POWERS } : {};
     return { title: nameIn("system", name), full: name, lines: perRun(key), domain: "time", linear: true, ...ofBytes };
   };
   return [grid(all.map(spec))];

@@ -19,6 +19,21 @@ function stepsOf(run, wanted) {
   return run?.head ? run.head.figures.filter(has) : [];
 }
 
+const widened = new Set();
+
+/** A figure, which can be made as wide as the page. */
+function picture(title, image) {
+  const button = el("button", { type: "button", "aria-label": `${title}, larger`, title: "Larger" }, "⤢");
+  const card = el("figure", { class: "picture" }, el("figcaption", {}, title, button), image);
+  const set = () => button.setAttribute("aria-pressed", card.classList.toggle("wide", widened.has(title)));
+  button.addEventListener("click", () => {
+    if (!widened.delete(title)) widened.add(title);
+    set();
+  });
+  set();
+  return card;
+}
+
 function figuresPart(part, wanted, histograms) {
   const run = focused();
   const drawn = new Map(stepsOf(run, wanted));
@@ -38,7 +53,7 @@ function figuresPart(part, wanted, histograms) {
     (names ?? []).filter(wanted).forEach((name, i) => {
       const title = name.replaceAll("_", " ");
       let image = shown.children[i]?.querySelector("img");
-      if (!image) shown.append(el("figure", { class: "picture" }, el("figcaption", {}, title), image = el("img", { loading: "lazy", decoding: "async" })));
+      if (!image) shown.append(picture(title, image = el("img", { loading: "lazy", decoding: "async" })));
       image.alt = `${title}, step ${step}`;
       image.src = figureAddress(run, step, name) ?? "data:,";
     });

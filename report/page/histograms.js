@@ -63,6 +63,6 @@ class Bars {
     const at = part === null ? -1 : edges[0] + part * (edges.at(-1) - edges[0]);
     const bin = part === null ? -1 : Math.max(edges.findLastIndex(edge => edge <= at), 0);
     const sum = counts.reduce((sum, count) => sum + count, 0);
-    this.said.textContent = bin in counts ? `${tick(edges[bin])} to ${tick(edges[bin + 1])}: ${counts[bin].toLocaleString("en")}` : `${sum.toLocaleString("en")} values`;
+    this.said.textContent = bin in counts ? `${tick(edges[bin])} to ${tick(edges[bin + 1])}: ${counts[bin].toLocaleString("en")}` : `${sum.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 })} values`;
   }
 }

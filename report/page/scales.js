@@ -41,14 +41,22 @@ function timeTick(seconds) {
   return `${sign}${Math.floor(size / 3600)}${minutes ? `:${two(minutes)}` : ""} h`;
 }
 
-function bytes(value) {
+/** Ticks as text, with as many digits as tell them apart where the format takes a number of digits. */
+function apart(values, format) {
+  for (let digits = 3; ; digits++) {
+    const all = values.map(value => format(value, digits));
+    if (digits > 7 || new Set(all).size === all.length) return all;
+  }
+}
+
+function bytes(value, digits = 3) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
   while (Math.abs(value) >= 1000 && unit < 4) {
     value /= 1024;
     unit++;
   }
-  return `${+value.toPrecision(3)} ${units[unit]}`;
+  return `${+value.toPrecision(digits)} ${units[unit]}`;
 }
 
 const clockTime = time => new Date(time * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });

@@ -121,6 +121,8 @@ fn everything_that_can_be_clicked_is_clicked() {
         slider.value = 0;
         slider.dispatchEvent(new Event('input'));
         found.figure = document.querySelector('#uv output').textContent;
+        const larger = document.querySelector('#figures .picture button');
+        found.width = [larger, larger].map(one => { one.click(); return [one.getAttribute('aria-pressed'), one.closest('.picture').clientWidth > 800]; });
         document.querySelectorAll('summary').forEach(one => one.click());
         await rest();
         return found;";
@@ -138,6 +140,7 @@ fn everything_that_can_be_clicked_is_clicked() {
     assert_eq!(found["tokens"], json!(["The", " cat", "↵"]));
     assert_eq!(found["changes"], json!([" dog+0.8", " mat-1.2"]));
     assert_eq!(found["figure"], "step 20");
+    assert_eq!(found["width"], json!([["true", true], ["false", false]]));
 }
 
 #[test]
@@ -164,9 +167,9 @@ fn histograms_are_bars_at_the_step_of_the_slider() {
     };
     // A step of figures alone has the bars before it, and a step of bars alone no figures.
     let steps = json!([
-        ["step 20", "2,007 values", false],
-        ["step 30", "3,007 values", true],
-        ["step 40", "3,007 values", false]
+        ["step 20", "2.01K values", false],
+        ["step 30", "3.01K values", true],
+        ["step 40", "3.01K values", false]
     ]);
     assert_eq!(found["steps"], steps);
     assert_eq!(

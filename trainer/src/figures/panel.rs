@@ -23,6 +23,8 @@ const SHADES: f32 = 64.0;
 /// Smallest mean that a log scale reaches down to.
 const FLOOR: f64 = 1e-6;
 
+/// Width of a line, in pixels: pages show figures at half their size.
+const LINE: u32 = 2;
 /// Most points of a line.
 const POINTS: usize = 150;
 
@@ -267,12 +269,12 @@ impl Trace {
             let y = (low..high.max(10.0 * low)).log_scale();
             let mut chart = builder.build_cartesian_2d(0.0..last, y)?;
             mesh(&mut chart, axes, (&whole, &|y: &f64| short(*y)))?;
-            chart.draw_series(LineSeries::new(points(), INK))?;
+            chart.draw_series(LineSeries::new(points(), INK.stroke_width(LINE)))?;
             chart.draw_series(dots())?;
         } else {
             let mut chart = builder.build_cartesian_2d(0.0..last, 0.0..most * 1.05)?;
             mesh(&mut chart, axes, (&whole, &|y: &f64| short(*y)))?;
-            chart.draw_series(LineSeries::new(points(), INK))?;
+            chart.draw_series(LineSeries::new(points(), INK.stroke_width(LINE)))?;
             chart.draw_series(dots())?;
         }
         Ok(())
