@@ -250,6 +250,7 @@ fn everything() -> Scratch {
     let mut scratch = Scratch::new();
     let path = scratch.dir.path().join("figure.svg");
     atomic::write_file(&path, &[figure.as_bytes()]).unwrap();
+    atomic::write_file(&scratch.dir.path().join("table.html"), &[b"<table>"]).unwrap();
     let rich = |step: u64| {
         let mut row = loss(step, f64::from(u32::try_from(step).unwrap()) / 2.0);
         let spread = Histogram {
@@ -262,7 +263,8 @@ fn everything() -> Scratch {
             .with("words", Value::Text(format!("step *{step}*")))
             .with("figure", Value::File("figure.svg".to_owned()))
             .with("lost", Value::File("nowhere.svg".to_owned()))
-            .with("outside", Value::File("../secret".to_owned()));
+            .with("outside", Value::File("../secret".to_owned()))
+            .with("other", Value::File("table.html".to_owned()));
         row
     };
     scratch.open().unwrap();
@@ -297,7 +299,9 @@ fn every_kind_of_value_is_written() {
     let row = &files[0][3];
     let values = &row.summary.as_ref().unwrap().values;
     let tags: Vec<&str> = values.iter().map(|value| value.tag.as_str()).collect();
-    let expected = ["loss", "spread", "words", "figure", "lost", "outside"];
+    let expected = [
+        "loss", "spread", "words", "figure", "lost", "outside", "other",
+    ];
     assert_eq!(tags, expected);
     let Some(Held::Histogram(bins)) = &values[1].held else {
         panic!("{values:?}");
@@ -311,6 +315,8 @@ fn every_kind_of_value_is_written() {
     assert_eq!(text(2), "step *0*");
     assert!(text(4).starts_with("nowhere.svg: "), "{}", text(4));
     assert_eq!(text(5), "../secret: no file of the run directory");
+    // A file that is no figure is named.
+    assert_eq!(text(6), "table.html");
     let config = &files[0][2].summary.as_ref().unwrap().values[0];
     assert_eq!(config.tag, "config");
 }

@@ -110,3 +110,41 @@ fn counted(steps: std::ops::Range<u32>) -> Vec<(u64, String)> {
     let counted = steps.map(|step| (step.into(), format!("{step}.0")));
     counted.collect()
 }
+
+#[test]
+fn a_sweep_is_a_run_with_a_tag_and_its_table() {
+    let fake = fake::Fake::new();
+    let mut scratch = Scratch::new(&fake.uri);
+    let shipped = crate::Shipped::sweep(
+        "tms",
+        &spd_configs::Tracker::default(),
+        json!({"sweep": {"seed": [0, 1]}}),
+    );
+    scratch.info.tracker = shipped.tracker;
+    (scratch.info.name, scratch.info.config) = (shipped.name, shipped.config);
+    scratch.info.job = shipped.job;
+    spd_files::atomic::write_file(&scratch.path().join("table.html"), &[b"<table>"]).unwrap();
+    let row = Row::new(2, Kind::Eval)
+        .with("sweep/table", Value::Text("| seed |".to_owned()))
+        .with("sweep/page", Value::File("table.html".to_owned()));
+    scratch.open().unwrap();
+    scratch.send(&[stamped(row)]).unwrap();
+    scratch.close(0).unwrap();
+    let kept = fake.kept();
+    let (id, run) = kept.runs.first_key_value().unwrap();
+    let tag = |name: &str| run.tags.get(name).map(String::as_str);
+    assert_eq!(
+        (tag("spd.job"), tag("spd.group")),
+        (Some("sweep"), Some("tms"))
+    );
+    assert_eq!(run.parameters["sweep.seed"], "[0,1]");
+    for (file, text) in [
+        ("table.html", "<table>"),
+        ("text/sweep/table/step-00000002.txt", "| seed |"),
+    ] {
+        let stored = kept.files.iter().find(|(path, _)| path.ends_with(file));
+        let (path, stored) = stored.unwrap_or_else(|| panic!("{file}: {:?}", kept.files.keys()));
+        assert!(path.contains(id.as_str()), "{path}");
+        assert_eq!(stored, text.as_bytes());
+    }
+}

@@ -384,3 +384,46 @@ fn the_environment_says_what_the_run_file_does_not() {
     let header = &server.exchanges()[0]["request"]["headers"]["authorization"];
     assert_eq!(header, "Basic base64(api:<api key, 40 chars>)");
 }
+
+#[test]
+fn a_sweep_is_a_run_of_a_type_of_its_own_with_its_table() {
+    let Some(server) = Recorder::start("a_sweep_is_a_run_of_a_type_of_its_own_with_its_table")
+    else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    crate::wandb::tests::put(folder.path().join("table.html"), "<table>").unwrap();
+    let shipped = crate::Shipped::sweep("tms", &Tracker::default(), json!({"runs": 2}));
+    let run = RunInfo {
+        tracker: shipped.tracker,
+        name: shipped.name,
+        config: shipped.config,
+        job: shipped.job,
+        ..a_run(folder.path())
+    };
+    let member = Row::new(1, Kind::Eval).with("sweep/seed", 7.0);
+    let table = Row::new(2, Kind::Eval)
+        .with("sweep/table", Value::Text("| seed |".into()))
+        .with("sweep/page", Value::File("table.html".into()));
+    let sent = [member, table].map(|row| Stamped { row, time: 1002.0 });
+    let mut driver = Driver::new(server.sink());
+    on_runtime(async {
+        driver.open(&run).await;
+        driver.metrics(&run, &sent).await;
+        driver.close(&run, 0).await;
+    });
+    assert_eq!(driver.refusals, []);
+    let found = server.run("abcd1234");
+    assert_eq!(found["jobType"], "sweep");
+    assert_eq!(
+        (&found["group"], &found["displayName"]),
+        (&json!("tms"), &json!("tms sweep"))
+    );
+    let history = lines(&found, "history");
+    assert_eq!(
+        (&history[0]["_step"], &history[0]["sweep/seed"]),
+        (&json!(1), &json!(7))
+    );
+    assert_eq!(history[1]["sweep/table"], "| seed |");
+    assert_eq!(history[1]["sweep/page"]["_type"], "html-file");
+}
