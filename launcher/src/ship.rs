@@ -22,7 +22,7 @@ pub(crate) fn ship(asked: &ShipArgs) -> Result<Exit, Fault> {
     let mut all = Vec::new();
     for path in &asked.runs {
         let dir = RunDir::at(path.clone());
-        if dir.sweep().is_file() && !dir.config().exists() {
+        if dir.sweep().is_file() && !dir.config().is_file() {
             all.extend(rows::all_of(&dir, &asked.tracker).map_err(Fault::BadInput)?);
             continue;
         }

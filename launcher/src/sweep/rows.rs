@@ -159,6 +159,7 @@ pub(crate) fn all_of(
             "is not JSON: {found}; the command of the sweep makes it again"
         ))
     })?;
+    let name = file["name"].as_str().unwrap_or("sweep");
     let runs = file["runs"].as_array().map_or(&[][..], Vec::as_slice);
     let (mut all, mut is_done) = (Vec::new(), true);
     for member in runs.iter().filter_map(|run| run["directory"].as_str()) {
@@ -170,6 +171,10 @@ pub(crate) fn all_of(
         let mut run = Run::load_resolved(&dir.config()).map_err(|faults| faults.to_string())?;
         if !given.is_empty() {
             run.tracker.to = given.to_vec();
+        }
+        // An earlier version gave them no names.
+        if run.tracker.group.is_none() {
+            label(&mut run, name, member);
         }
         let exit = if dir.summary().is_file() {
             Exit::Done

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use spd_checkpoint::atomic::write_file;
 
 use crate::both::is_gone;
 use crate::scratch::{Scratch, assert_goes, end, launch, names, start};
@@ -199,7 +200,8 @@ fn a_sweep_is_shipped_with_its_runs_whatever_they_named() {
         assert!(events.iter().any(|name| name.starts_with("events")), "{of}");
     }
 
-    fs::write(scratch.path().join("runs/s/sweep.json"), "{").unwrap();
+    let file = scratch.path().join("runs/s/sweep.json");
+    write_file(&file, b"{").unwrap();
     let ended = launch(scratch.launcher(&["ship", "runs/s"]));
     assert_eq!(ended.code, Some(2));
     assert_eq!(
@@ -207,7 +209,7 @@ fn a_sweep_is_shipped_with_its_runs_whatever_they_named() {
         "runs/s/sweep.json: is not JSON: EOF while parsing an object at line 1 column 1; the command of the sweep makes it again"
     );
     let none = r#"{"name": "x", "runs": [{"directory": "seed=7"}]}"#;
-    fs::write(scratch.path().join("runs/s/sweep.json"), none).unwrap();
+    write_file(&file, none.as_bytes()).unwrap();
     let ended = launch(scratch.launcher(&["ship", "runs/s"]));
     assert_eq!(
         (ended.code, ended.error()),
