@@ -73,7 +73,7 @@ class Chart {
     this.odd = el("span", { class: "odd" });
     this.host = el("div", { class: "plot" });
     this.readout = el("div", { class: spec.named ? "readout named" : "readout" });
-    const name = el("figcaption", { title: spec.full ?? spec.title }, el("span", { class: "name" }, spec.title), this.odd, this.value);
+    const name = el("figcaption", { title: spec.full ?? spec.title }, el("span", { class: "name" }, breakable(spec.title)), this.odd, this.value);
     this.card = el("figure", { class: spec.tall ? "chart tall" : "chart", tabindex: 0, "aria-label": `${spec.full ?? spec.title}: chart; arrow keys read it` }, name, this.host, this.readout);
     this.card.chart = this;
     this.card.addEventListener("keydown", event => this.key(event));

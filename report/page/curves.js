@@ -20,9 +20,11 @@ function groupOf(key) {
 
 const nameIn = (group, key) => key.startsWith(`${group}/`) ? key.slice(group.length + 1) : key;
 
-/** Which group comes when: losses, evaluations from the general to the single, the rest; what was measured before the first step last. */
+/** What was measured once, before the first step. */
+const isEarly = key => key.startsWith("start/");
+
+/** Which group comes when: losses, evaluations from the general to the single, the rest. */
 function rank(group) {
-  if (group.startsWith("start")) return 9;
   return { loss: 0, eval: 1, "eval/kl": 2, "eval/ce": 2, "eval/mse": 2 }[group] ?? (group.startsWith("eval/") ? 3 : 4);
 }
 
@@ -40,11 +42,19 @@ const grid = specs => el("div", { class: "grid" }, specs.map(spec => new Chart(s
 
 function curvesSection() {
   const all = keys(key => !key.startsWith("system:")).filter(passes);
-  const groups = grouped(all);
+  const groups = grouped(all.filter(key => !isEarly(key)));
   const names = [...groups.keys()].sort((one, other) => rank(one) - rank(other) || inOrder(one, other));
   const charts = name => grid(groups.get(name).map(key => ({ title: nameIn(name, key), full: key, lines: perRun(key) })));
   if (!all.length) return [el("p", { class: "none" }, view.filter ? "No metric has these words in its name." : "No rows yet.")];
-  return names.map(name => folded(name, groups.get(name).length, rank(name) < 9 || view.filter !== "", charts(name)));
+  return [...names.map(name => folded(name, groups.get(name).length, true, charts(name))), early(all.filter(isEarly))];
+}
+
+/** Single values, which make no curves. */
+function early(all) {
+  if (!all.length) return null;
+  const column = run => ({ title: runs.filter(Boolean).length > 1 ? [dotOf(run), book.names[run.id]] : "value", number: true, show: key => short(lastOf(run, key) ?? null) });
+  const columns = [{ title: "metric", show: key => breakable(nameIn("start", key)) }, ...runs.filter(Boolean).map(column)];
+  return folded("before the first step", all.length, view.filter !== "", el("div", { class: "card" }, table(columns, all)));
 }
 
 function grouped(all) {

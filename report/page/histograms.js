@@ -37,7 +37,7 @@ class Bars {
     this.plot.setAttribute("preserveAspectRatio", "none");
     this.plot.append(this.path);
     this.axis = el("div", { class: "ends" });
-    this.card = el("figure", { class: "chart" }, el("figcaption", { title: name }, el("span", { class: "name" }, name.slice(name.indexOf("/") + 1)), this.said), this.plot, this.axis);
+    this.card = el("figure", { class: "chart" }, el("figcaption", { title: name }, el("span", { class: "name" }, breakable(name.slice(name.indexOf("/") + 1))), this.said), this.plot, this.axis);
     this.plot.addEventListener("pointermove", event => this.say(event.offsetX / this.plot.clientWidth));
     this.plot.addEventListener("pointerleave", () => this.say(null));
   }

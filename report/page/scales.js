@@ -109,4 +109,7 @@ function el(tag, set = {}, ...inside) {
   return node;
 }
 
+/** A long name that is broken behind its parts, where it has to be. */
+const breakable = name => name.split(/(?<=[./])/).flatMap(part => [part, el("wbr")]);
+
 const byId = id => document.getElementById(id);

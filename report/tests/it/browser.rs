@@ -48,6 +48,7 @@ fn a_run_is_drawn() {
         const text = id => document.querySelector(id).textContent;
         return { title: document.title, drawn: drawn(), canvases: document.querySelectorAll('canvas').length,
             sections: [...document.querySelectorAll('nav a')].map(one => one.textContent),
+            early: [...document.querySelectorAll('#curves td')].map(one => one.textContent),
             odd: text('[aria-label^=\"loss/total\"] .odd'), images: document.querySelectorAll('.picture img').length,
             loaded: [...document.images].every(one => one.naturalWidth > 0),
             sites: [...document.querySelectorAll('#sites em')].map(one => one.textContent),
@@ -74,6 +75,8 @@ fn a_run_is_drawn() {
         "Events",
     ];
     assert_eq!(found["sections"], json!(sections));
+    // What was measured once is no curve.
+    assert_eq!(found["early"], json!(["ce", "4", "kl/ci_masked", "3.5"]));
     assert_eq!(found["odd"], "1 × NaN, 1 × ∞");
     assert_eq!(
         (&found["images"], &found["loaded"]),

@@ -59,6 +59,10 @@ pub(crate) fn make(run: &Path, seed: u64) {
                 edges: vec![0.0, 0.5, 1.0],
                 counts: vec![(step * 100) as f64, 7.0],
             };
+            let eval = match step {
+                0 => eval.with("start/kl/ci_masked", 3.5).with("start/ce", 4.0),
+                _ => eval,
+            };
             spool.append(match step {
                 20 | 30 => eval.with("importance/h.2.q", Held::Histogram(importances)),
                 _ => eval,
