@@ -1,20 +1,11 @@
-//! Histograms of rows: those of a name, by the rows that hold them, and as many of them as a page is sent.
+//! The histograms of a name as the page reads them: as many as it is sent.
 
 use serde::Serialize;
-use spd_tracker::Histogram;
 
 use crate::curve::Number;
 use crate::figures::spaced;
 use crate::run::Rows;
-
-/// The histograms of a name in the order in which they were read.
-#[derive(Debug)]
-pub(crate) struct Histograms {
-    pub(crate) name: String,
-    /// Number of the row that holds each; it only grows.
-    pub(crate) rows: Vec<u32>,
-    pub(crate) all: Vec<Histogram>,
-}
+use crate::series::Histograms;
 
 /// Some of them as the page reads them.
 #[derive(Serialize)]
@@ -64,6 +55,8 @@ pub(crate) fn that_fit<'a>(all: impl Iterator<Item = &'a Histograms>, bins: usiz
 
 #[cfg(test)]
 mod tests {
+    use spd_tracker::Histogram;
+
     use super::*;
 
     fn some(steps: u32) -> (Rows, Histograms) {

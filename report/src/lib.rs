@@ -5,7 +5,8 @@
 //! status     how a run is: running, stopped, at which step -> listing: all under a directory
 //! run        the rows of a run, read while they are written
 //! series     -> curve: the points of them that a screen can show
-//! histograms, figures, components, settings
+//!            -> histograms: those of rows
+//! figures, components, settings
 //! book       all of that of several runs, as JSON
 //! page       -> report.html, which needs nothing else; or the live page, which asks for what is new
 //! ```

@@ -7,8 +7,7 @@ use spd_tracker::{
     Cursor, Histogram, Kind, METRICS, Mark, Read, ReadError, Reader, Row, Value, system_files,
 };
 
-use crate::histograms::Histograms;
-use crate::series::{Series, Source};
+use crate::series::{Histograms, Series, Source};
 
 /// Lines about what could not be read that are kept.
 const PROBLEMS: usize = 20;

@@ -1,4 +1,7 @@
-//! One curve: the values of a name, by the rows that hold them, and the few of them that a screen can show.
+//! One curve: the values of a name, by the rows that hold them, and the few of them that a screen can show. And what is no curve: the
+//! histograms of a name.
+
+use spd_tracker::Histogram;
 
 /// Whether a name is of the run's mathematics, or of what differs between two runs of one config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,6 +25,15 @@ impl Series {
     pub(crate) fn from(&self, first: u32) -> usize {
         self.rows.partition_point(|&row| row < first)
     }
+}
+
+/// The histograms of a name in the order in which they were read.
+#[derive(Debug)]
+pub(crate) struct Histograms {
+    pub(crate) name: String,
+    /// Number of the row that holds each; it only grows.
+    pub(crate) rows: Vec<u32>,
+    pub(crate) all: Vec<Histogram>,
 }
 
 /// Which of some values to show: all, if they are at most `most`, or else the least and the greatest of each stretch, its first that is
