@@ -138,7 +138,8 @@ pub(crate) fn write(
     if !go_on() {
         return Ok(false);
     }
-    // Before the disk has a say: the row holds some of it.
+    // Before the disk has a say: the row holds some of it, or nothing where it cannot be measured.
+    task.importances.clear();
     let Some(sums) = sums(task, store, go_on)? else {
         return Ok(false);
     };
