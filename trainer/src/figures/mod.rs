@@ -138,18 +138,30 @@ pub(crate) fn write(
     if !go_on() {
         return Ok(false);
     }
+    let of_toys = draw_toys(task, store, &to, &when);
     // Before the disk has a say: the row holds some of it, or nothing where it cannot be measured.
     task.importances.clear();
     let Some(sums) = sums(task, store, go_on)? else {
         return Ok(false);
     };
     task.importances = importance_histograms::values(&sums);
-    std::fs::create_dir_all(&to).with_context(|| format!("{}", to.display()))?;
-    if let Some(probe) = probe(task, store)? {
-        save_all(&to, &OF_TOYS, &probe, &when)?;
-    }
+    of_toys?;
     save_all(&to, &OF_ALL, &sums, &when)?;
     components::write(task, store, &sums, (&to, step), go_on)
+}
+
+/// Makes the directory, and draws the figures that toys have. What was measured for them is gone then: it takes memory.
+fn draw_toys(
+    task: &mut DecompositionTask,
+    store: &mut Store,
+    to: &Path,
+    when: &str,
+) -> Result<(), Fault> {
+    std::fs::create_dir_all(to).with_context(|| format!("{}", to.display()))?;
+    match probe(task, store)? {
+        Some(probe) => save_all(to, &OF_TOYS, &probe, when),
+        None => Ok(()),
+    }
 }
 
 fn save_all<M>(to: &Path, figures: &[Draw<M>], measured: &M, when: &str) -> Result<(), Fault> {
