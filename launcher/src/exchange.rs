@@ -10,6 +10,7 @@ use spd_trainer::{Fault, exchange};
 
 use crate::cli::{ExportArgs, ImportArgs};
 use crate::exit::Exit;
+use crate::launched::ended;
 use crate::run_dir::RunDir;
 use crate::screen;
 
@@ -43,21 +44,19 @@ pub(crate) fn export(asked: &ExportArgs) -> Result<Exit, Fault> {
 fn export_wandb(run_dir: &RunDir, out: &Path) -> Result<Exit, Fault> {
     let run = Run::load_resolved(&run_dir.config());
     let run = run.map_err(|faults| Fault::BadInput(faults.to_string()))?;
-    let is_held = run_dir.is_held().map_err(Fault::BadInput)?;
-    let end = run_dir.end();
-    let goes_on = is_held && end != Exit::Done;
-    let code = (!goes_on).then(|| end.code());
+    let end = ended(run_dir.path());
+    let code = end.map(Exit::code);
     let exported = spd_ship::export(run_dir.path(), Shipped::run(&run), out, code);
     let exported = exported.map_err(|found| match found {
         ExportError::Disk { .. } => Fault::Failed(found.into()),
         _ => Fault::BadInput(found.to_string()),
     })?;
     let (steps, place) = (exported.steps, exported.dir.display());
-    let end = if steps == 1 { "" } else { "s" };
+    let plural = if steps == 1 { "" } else { "s" };
     screen::result(&format!(
-        "the rows of {steps} step{end} are in {place}; `wandb sync {place}` sends them\n"
+        "the rows of {steps} step{plural} are in {place}; `wandb sync {place}` sends them\n"
     ));
-    if goes_on {
+    if end.is_none() {
         screen::note(
             "the run goes on: W&B puts what is synced behind what it has, so sync a later export of it by `wandb sync --id OTHER`",
         );

@@ -1,7 +1,11 @@
 //! What a launcher leaves in the lock file of its run, so that who looks later knows how it ended.
+//!
+//! Trackers are told of ends in the exit codes of launchers.
+
+use std::path::Path;
 
 use spd_checkpoint::Lock;
-use spd_report::{LastWord, State};
+use spd_report::{LastWord, State, Status};
 use spd_trainer::Fault;
 
 use crate::exit::Exit;
@@ -45,5 +49,15 @@ fn state(exit: Exit) -> State {
         Exit::Failed | Exit::BadInput => State::Failed,
         Exit::Stopped => State::Stopped,
         Exit::Killed(_) => State::Killed,
+    }
+}
+
+/// How the run in a directory ended, as far as anybody knows; none while its launcher lives.
+pub(crate) fn ended(dir: &Path) -> Option<Exit> {
+    match Status::of(dir).state {
+        State::Running => None,
+        State::Done => Some(Exit::Done),
+        State::Failed => Some(Exit::Failed),
+        State::Stopped | State::Killed | State::Waiting => Some(Exit::Stopped),
     }
 }

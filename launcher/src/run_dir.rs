@@ -11,7 +11,6 @@ use rustix::fs::statvfs;
 use spd_checkpoint::{CheckpointError, Lock, atomic};
 use spd_configs::Run;
 
-use crate::exit::Exit;
 use crate::summary;
 
 mod aside;
@@ -83,28 +82,6 @@ impl RunDir {
     /// What the rank says at the end; its being there means that the run is finished.
     pub(crate) fn summary(&self) -> PathBuf {
         self.0.join("summary.json")
-    }
-
-    /// How the run ended, as far as that is written down.
-    pub(crate) fn end(&self) -> Exit {
-        if self.summary().is_file() {
-            Exit::Done
-        } else {
-            Exit::Stopped
-        }
-    }
-
-    /// Whether a launcher is at it.
-    ///
-    /// # Errors
-    ///
-    /// One line, when the file system cannot say.
-    pub(crate) fn is_held(&self) -> Result<bool, String> {
-        match Lock::look(&self.logs()) {
-            Ok(()) => Ok(false),
-            Err(CheckpointError::Held { .. }) => Ok(true),
-            Err(error) => Err(error.to_string()),
-        }
     }
 
     /// Whether anything stands there but an empty directory, or what a launcher that was killed had begun to make of it.

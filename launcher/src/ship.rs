@@ -8,6 +8,7 @@ use spd_trainer::Fault;
 
 use crate::cli::ShipArgs;
 use crate::exit::Exit;
+use crate::launched::ended;
 use crate::run_dir::RunDir;
 use crate::screen;
 use crate::sweep::rows;
@@ -31,7 +32,7 @@ pub(crate) fn ship(asked: &ShipArgs) -> Result<Exit, Fault> {
         if !asked.tracker.is_empty() {
             run.tracker.to.clone_from(&asked.tracker);
         }
-        let exit = dir.end();
+        let exit = ended(dir.path()).unwrap_or(Exit::Stopped);
         all.push((dir, Shipped::run(&run), exit));
     }
     if let Some((dir, ..)) = all

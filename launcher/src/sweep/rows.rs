@@ -15,6 +15,7 @@ use spd_tracker::{Kind, Mark, Row, Spool, Value, now};
 use super::member::{Member, State};
 use super::report;
 use crate::exit::Exit;
+use crate::launched::ended;
 use crate::run_dir::RunDir;
 use crate::screen;
 
@@ -176,11 +177,7 @@ pub(crate) fn all_of(
         if run.tracker.group.is_none() {
             label(&mut run, name, member);
         }
-        let exit = if dir.summary().is_file() {
-            Exit::Done
-        } else {
-            Exit::Stopped
-        };
+        let exit = ended(dir.path()).unwrap_or(Exit::Stopped);
         is_done &= exit == Exit::Done;
         all.push((dir, Shipped::run(&run), exit));
     }
