@@ -1,11 +1,22 @@
-//! What can be typed.
+//! What can be typed: the command line of a run and of what is done before there is one; commands about runs in `runs`, values in `values`.
+
+mod runs;
+mod values;
 
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use spd_configs::{Destination, Shipped};
+use spd_configs::Destination;
 
+pub(crate) use self::runs::{
+    ExportArgs, FiguresArgs, ImportArgs, ReportArgs, RunsArgs, ShipArgs, StopArgs, TailArgs,
+    WatchArgs,
+};
+pub(crate) use self::values::threads;
+use self::values::{
+    architecture, at_least_one, fraction, gpu_count, node_count, rank_count, shipped, thread_count,
+    tracker,
+};
 use crate::memory;
 use crate::vary::Vary;
 
@@ -237,41 +248,6 @@ pub(crate) struct InspectArgs {
     pub(crate) dtype: Option<String>,
 }
 
-/// `spd-launch export`.
-#[derive(Debug, Args)]
-pub(crate) struct ExportArgs {
-    /// Run directory
-    #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
-    pub(crate) run: PathBuf,
-    /// Directory for model_STEP.pth and the run's config.toml
-    #[arg(long, value_name = "DIR")]
-    pub(crate) out: PathBuf,
-    /// Write its rows, figures and config in place of its checkpoint: DIR/offline-run-DATE-ID for `wandb sync`, from a cluster without
-    /// a network
-    #[arg(long)]
-    pub(crate) wandb: bool,
-}
-
-/// `spd-launch import`.
-#[derive(Debug, Args)]
-pub(crate) struct ImportArgs {
-    /// `ComponentModel.state_dict()` by `torch.save`, or its tensors as safetensors
-    #[arg(value_name = "CHECKPOINT")]
-    pub(crate) checkpoint: PathBuf,
-    /// Its run file [default: config.toml or final_config.yaml beside it]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
-    /// Run directory to make
-    #[arg(long, value_name = "DIR")]
-    pub(crate) out: PathBuf,
-    /// Finished steps [default: those in its name, as in model_1000.pth]
-    #[arg(long, value_name = "N")]
-    pub(crate) step: Option<u64>,
-    /// A key of the run file anew, as for a run
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub(crate) set: Vec<String>,
-}
-
 /// `spd-launch bench`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
@@ -362,118 +338,6 @@ pub(crate) struct ProfileArgs {
     pub(crate) trace: Option<PathBuf>,
 }
 
-/// `spd-launch figures`.
-#[derive(Debug, Args)]
-pub(crate) struct FiguresArgs {
-    /// Run directory
-    #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
-    pub(crate) run: PathBuf,
-    /// CPU threads [default: all that this process may use]
-    #[arg(long, value_name = "N", value_parser = thread_count)]
-    pub(crate) threads: Option<usize>,
-}
-
-/// `spd-launch ship`.
-#[derive(Debug, Args)]
-pub(crate) struct ShipArgs {
-    /// Run directories, and directories of sweeps
-    #[arg(required = true, value_name = "RUN", value_hint = ValueHint::DirPath)]
-    pub(crate) runs: Vec<PathBuf>,
-    /// Where to, in place of what each run says: wandb, mlflow, tensorboard, or several with commas
-    #[arg(long, value_name = "TRACKER", value_delimiter = ',', value_parser = tracker)]
-    pub(crate) tracker: Vec<Destination>,
-}
-
-/// `spd-launch report`.
-#[derive(Debug, Args)]
-pub(crate) struct ReportArgs {
-    /// Run directories, and directories of sweeps
-    #[arg(required = true, value_name = "RUN", value_hint = ValueHint::DirPath)]
-    pub(crate) runs: Vec<PathBuf>,
-    /// File for one page of all of them [default: report.html in each]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: Option<PathBuf>,
-}
-
-/// `spd-launch watch`.
-#[derive(Debug, Args)]
-pub(crate) struct WatchArgs {
-    /// Run directories, and directories of sweeps, which are shown beside each other
-    #[arg(required = true, value_name = "RUN", value_hint = ValueHint::DirPath)]
-    pub(crate) runs: Vec<PathBuf>,
-    /// Port on 127.0.0.1 [default: 8420, or one that is free]
-    #[arg(long, value_name = "N")]
-    pub(crate) port: Option<u16>,
-}
-
-const FIELDS_OF_RUNS: &str = "\
-States:
-  waiting   made, and not begun            running   its launcher lives
-  stopped   left on request; goes on       failed    over before its end, and why
-  killed    its launcher is gone without a word: killed, or its machine went down
-  done      at its end
-
---json prints an object a line, for each run, and for each sweep before its runs:
-  kind      `run` or `sweep`               path, name, target   its directory; as config.toml says
-  state     as above                       note      what is to be known beside that, or null
-  step, steps         finished and planned; null where they are not known
-  phase, phase_step, phase_steps           what it does, and its steps where they are not the run's
-  loss      `loss/total` of its last row of training
-  began, heard        unix time of its newest launch, and of what was heard last
-  seconds   how long that launch took, or takes
-  steps_per_s, seconds_left                while it runs
-  saved     step of its newest checkpoint
-  pid, host           of its launcher, the last one
-  sweep     the directory of its sweep, or null
-  problems  what could not be read, a line each";
-
-/// `spd-launch runs`.
-#[derive(Debug, Args)]
-#[command(after_help = FIELDS_OF_RUNS)]
-pub(crate) struct RunsArgs {
-    /// Directories with runs in them, run directories, and directories of sweeps [default: runs]
-    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub(crate) dirs: Vec<PathBuf>,
-    /// Print objects of JSON, one a line
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// `spd-launch tail`.
-#[derive(Debug, Args)]
-pub(crate) struct TailArgs {
-    /// Run directory
-    #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
-    pub(crate) run: PathBuf,
-    /// Rows that are there already to begin with
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
-    pub(crate) rows: usize,
-    /// Print the rows of phase and speed and of machines too
-    #[arg(short, long)]
-    pub(crate) all: bool,
-    /// Wait for a run that has not begun, and while it is stopped; end when it is done
-    #[arg(short, long)]
-    pub(crate) wait: bool,
-    /// Print the rows as they stand in their files (tracker/FORMAT.md); rows that became void are told as
-    /// `{"kind":"rolled_back","step":..}`: those after that step
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// `spd-launch stop`.
-#[derive(Debug, Args)]
-pub(crate) struct StopArgs {
-    /// Run directories, and directories of sweeps
-    #[arg(required = true, value_name = "RUN", value_hint = ValueHint::DirPath)]
-    pub(crate) runs: Vec<PathBuf>,
-    /// Return when they are asked, and not when they have left
-    #[arg(long)]
-    pub(crate) no_wait: bool,
-    /// Have them leave at once, as a second Ctrl-C does: they go on from their newest checkpoints
-    #[arg(long)]
-    pub(crate) now: bool,
-}
-
 /// `spd-launch configs`.
 #[derive(Debug, Args)]
 pub(crate) struct ConfigsArgs {
@@ -554,90 +418,6 @@ pub(crate) struct RankArgs {
     pub(crate) listener_fd: Option<i32>,
 }
 
-/// Threads that this process may use: cores, less what affinity and cgroups take away.
-pub(crate) fn threads(asked: Option<usize>) -> usize {
-    asked.unwrap_or_else(cores)
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, Into::into)
-}
-
-/// Threads that can be asked for on a machine with fewer cores. Each is a thread of the operating system with a quarter of
-/// a mebibyte of its own, and those beyond the cores make nothing faster: a larger number is a slip of the hand.
-const MOST_THREADS: usize = 1024;
-
-fn thread_count(text: &str) -> Result<usize, String> {
-    let (threads, cores) = (at_least_one(text)?, cores());
-    let most = MOST_THREADS.max(cores);
-    if threads <= most {
-        return Ok(threads);
-    }
-    Err(format!(
-        "at most {most} threads are taken, and more than there are cores ({cores} here) make no run faster"
-    ))
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("a whole number from 1 on is wanted".to_owned()),
-        Ok(number) => Ok(number),
-    }
-}
-
-fn architecture(text: &str) -> Result<String, String> {
-    let number = text.strip_prefix("sm_").unwrap_or_default();
-    let digits = number.strip_suffix('a').unwrap_or(number);
-    if (2..=3).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_digit()) {
-        return Ok(text.to_owned());
-    }
-    Err("an architecture like sm_80, sm_90 or sm_90a is wanted".to_owned())
-}
-
-/// Ranks of one machine that can be asked for: beyond that it is a slip of the hand.
-const MOST_RANKS: usize = 256;
-
-fn rank_count(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(number) if (1..=MOST_RANKS).contains(&number) => Ok(number),
-        _ => Err(format!(
-            "a number of ranks from 1 to {MOST_RANKS} is wanted"
-        )),
-    }
-}
-
-/// Names of the run files that are part of the program.
-fn shipped() -> PossibleValuesParser {
-    PossibleValuesParser::new(Shipped::ALL.iter().map(|shipped| shipped.name))
-}
-
-fn tracker(text: &str) -> Result<Destination, String> {
-    let found = Destination::ALL.iter().find(|(name, _)| *name == text);
-    let found = found.map(|(_, destination)| *destination);
-    found.ok_or_else(|| "wandb, mlflow or tensorboard is wanted".to_owned())
-}
-
-fn node_count(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(number) if number > 0 => Ok(number),
-        _ => Err("a number of nodes from 1 on is wanted".to_owned()),
-    }
-}
-
-fn gpu_count(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(number) if number <= MOST_RANKS => Ok(number),
-        _ => Err(format!("a number of GPUs up to {MOST_RANKS} is wanted")),
-    }
-}
-
-fn fraction(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
-        _ => Err("a number from 0 to below 1 is wanted".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -660,19 +440,5 @@ mod tests {
             (25, None, 0, 0)
         );
         assert!(cli.command.is_none());
-    }
-
-    #[test]
-    fn fractions_and_counts_are_checked() {
-        assert!(architecture("sm_90").is_ok() && architecture("sm_90a").is_ok());
-        for bad in ["", "90", "sm_", "sm_9", "sm_9x", "compute_90", "sm_90b"] {
-            assert!(architecture(bad).is_err(), "{bad}");
-        }
-        assert!(fraction("0.1").is_ok() && fraction("1").is_err() && fraction("NaN").is_err());
-        assert_eq!(thread_count("1024"), Ok(1024));
-        assert!(thread_count("1000000").is_err() && thread_count("0").is_err());
-        assert!(
-            at_least_one("3").is_ok() && at_least_one("0").is_err() && at_least_one("-1").is_err()
-        );
     }
 }

@@ -1,0 +1,107 @@
+//! Values of flags: what is taken, and what is said of what is not.
+
+use clap::builder::PossibleValuesParser;
+use spd_configs::{Destination, Shipped};
+
+/// Threads that this process may use: cores, less what affinity and cgroups take away.
+pub(crate) fn threads(asked: Option<usize>) -> usize {
+    asked.unwrap_or_else(cores)
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into)
+}
+
+/// Threads that can be asked for on a machine with fewer cores. Each is a thread of the operating system with a quarter of
+/// a mebibyte of its own, and those beyond the cores make nothing faster: a larger number is a slip of the hand.
+const MOST_THREADS: usize = 1024;
+
+pub(super) fn thread_count(text: &str) -> Result<usize, String> {
+    let (threads, cores) = (at_least_one(text)?, cores());
+    let most = MOST_THREADS.max(cores);
+    if threads <= most {
+        return Ok(threads);
+    }
+    Err(format!(
+        "at most {most} threads are taken, and more than there are cores ({cores} here) make no run faster"
+    ))
+}
+
+pub(super) fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("a whole number from 1 on is wanted".to_owned()),
+        Ok(number) => Ok(number),
+    }
+}
+
+pub(super) fn architecture(text: &str) -> Result<String, String> {
+    let number = text.strip_prefix("sm_").unwrap_or_default();
+    let digits = number.strip_suffix('a').unwrap_or(number);
+    if (2..=3).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Ok(text.to_owned());
+    }
+    Err("an architecture like sm_80, sm_90 or sm_90a is wanted".to_owned())
+}
+
+/// Ranks of one machine that can be asked for: beyond that it is a slip of the hand.
+const MOST_RANKS: usize = 256;
+
+pub(super) fn rank_count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if (1..=MOST_RANKS).contains(&number) => Ok(number),
+        _ => Err(format!(
+            "a number of ranks from 1 to {MOST_RANKS} is wanted"
+        )),
+    }
+}
+
+/// Names of the run files that are part of the program.
+pub(super) fn shipped() -> PossibleValuesParser {
+    PossibleValuesParser::new(Shipped::ALL.iter().map(|shipped| shipped.name))
+}
+
+pub(super) fn tracker(text: &str) -> Result<Destination, String> {
+    let found = Destination::ALL.iter().find(|(name, _)| *name == text);
+    let found = found.map(|(_, destination)| *destination);
+    found.ok_or_else(|| "wandb, mlflow or tensorboard is wanted".to_owned())
+}
+
+pub(super) fn node_count(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err("a number of nodes from 1 on is wanted".to_owned()),
+    }
+}
+
+pub(super) fn gpu_count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number <= MOST_RANKS => Ok(number),
+        _ => Err(format!("a number of GPUs up to {MOST_RANKS} is wanted")),
+    }
+}
+
+pub(super) fn fraction(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
+        _ => Err("a number from 0 to below 1 is wanted".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fractions_and_counts_are_checked() {
+        assert!(architecture("sm_90").is_ok() && architecture("sm_90a").is_ok());
+        for bad in ["", "90", "sm_", "sm_9", "sm_9x", "compute_90", "sm_90b"] {
+            assert!(architecture(bad).is_err(), "{bad}");
+        }
+        assert!(fraction("0.1").is_ok() && fraction("1").is_err() && fraction("NaN").is_err());
+        assert_eq!(thread_count("1024"), Ok(1024));
+        assert!(thread_count("1000000").is_err() && thread_count("0").is_err());
+        assert!(
+            at_least_one("3").is_ok() && at_least_one("0").is_err() && at_least_one("-1").is_err()
+        );
+    }
+}
