@@ -1,6 +1,5 @@
 //! `spd-launch tail RUN`: the rows of a run as they come, as `tail -f` prints a file.
 
-use std::cmp::Ordering;
 use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -58,8 +57,9 @@ pub(crate) fn tail(asked: &TailArgs) -> Result<Exit, Fault> {
         let looked = Instant::now();
         while is_first || is_over || looked.elapsed() < LOOK {
             let mut new = tail.read();
-            // Each file has its own order; between them the time decides.
-            new.sort_by(|a, b| a.time.partial_cmp(&b.time).unwrap_or(Ordering::Equal));
+            // Each file has its own order; between them the time decides, of which metrics have but milliseconds.
+            let ms = |line: &Line| (1e3 * line.time).round();
+            new.sort_by(|a, b| ms(a).total_cmp(&ms(b)));
             let before = if is_first {
                 new.len().saturating_sub(asked.rows)
             } else {
