@@ -25,8 +25,8 @@ const RETRY: Duration = Duration::from_millis(500);
 
 /// The files of a run, appended to by a thread of its own.
 ///
-/// [`Spool::append`] hands a row over and returns: it makes no system call and waits for nobody. The thread writes the row within 20
-/// milliseconds, and has the disk keep it within a second. Appending never fails a run: rows that the disk does not take wait in memory,
+/// [`Spool::append`] hands a row over and returns: it waits for no disk and no other program, only for another row that is handed over
+/// just then. The thread writes the row within 20 milliseconds, and has the disk keep it within a second. Appending never fails a run: rows that the disk does not take wait in memory,
 /// at most 16 MiB for each file and as much before them, and are tried again; rows beyond that are lost, and [`Spool::dropped`] counts
 /// them. Clones hand over to the same thread; when the last one is dropped, all is written.
 #[derive(Clone)]
