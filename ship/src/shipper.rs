@@ -21,8 +21,8 @@ use crate::wandb::Wandb;
 /// Time between two looks whether the run has begun, or the sinks are done.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Ships the rows of a run, or of a sweep, to the trackers of its `[tracker]`, while it goes on and afterwards. Nothing that a server does reaches the
-/// run: a shipper reads files, and is left behind where it is not done in time.
+/// Ships the rows of a run, or of a sweep, to the trackers of its `[tracker]`, while it goes on and afterwards. Nothing that a server does
+/// reaches the run: a shipper reads files, and is left behind where it is not done in time.
 pub struct Shipper {
     dir: PathBuf,
     over: watch::Sender<Option<End>>,
