@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use spd_checkpoint::{atomic, write};
 use spd_configs::Run;
-use spd_ship::{ExportError, Shipped};
+use spd_ship::{About, ExportError};
 use spd_trainer::{Fault, exchange};
 
 use crate::cli::{ExportArgs, ImportArgs};
@@ -46,7 +46,7 @@ fn export_wandb(run_dir: &RunDir, out: &Path) -> Result<Exit, Fault> {
     let run = run.map_err(|faults| Fault::BadInput(faults.to_string()))?;
     let end = ended(run_dir.path());
     let code = end.map(Exit::code);
-    let exported = spd_ship::export(run_dir.path(), Shipped::run(&run), out, code);
+    let exported = spd_ship::export(run_dir.path(), About::run(&run), out, code);
     let exported = exported.map_err(|found| match found {
         ExportError::Disk { .. } => Fault::Failed(found.into()),
         _ => Fault::BadInput(found.to_string()),

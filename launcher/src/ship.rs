@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use spd_configs::Run;
-use spd_ship::{Shipped, Shipper};
+use spd_ship::{About, Shipper};
 use spd_trainer::Fault;
 
 use crate::cli::ShipArgs;
@@ -33,20 +33,17 @@ pub(crate) fn ship(asked: &ShipArgs) -> Result<Exit, Fault> {
             run.tracker.to.clone_from(&asked.tracker);
         }
         let exit = ended(dir.path()).unwrap_or(Exit::Stopped);
-        all.push((dir, Shipped::run(&run), exit));
+        all.push((dir, About::run(&run), exit));
     }
-    if let Some((dir, ..)) = all
-        .iter()
-        .find(|(_, shipped, _)| shipped.tracker.to.is_empty())
-    {
+    if let Some((dir, ..)) = all.iter().find(|(_, about, _)| about.tracker.to.is_empty()) {
         return Err(Fault::BadInput(format!(
             "{}: its config.toml names no tracker under [tracker]; name one: --tracker wandb, mlflow or tensorboard",
             dir.path().display()
         )));
     }
     let (mut is_done, is_one) = (true, all.len() == 1);
-    for (dir, shipped, exit) in all {
-        let shipper = Shipper::start(dir.path(), shipped, screen::note);
+    for (dir, about, exit) in all {
+        let shipper = Shipper::start(dir.path(), about, screen::note);
         let shipper = shipper.map_err(|error| Fault::Failed(error.into()))?;
         let Some(shipper) = shipper else { continue };
         for told in shipper.finish(exit.code(), Duration::MAX) {

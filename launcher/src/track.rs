@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use spd_configs::Run;
 use spd_report::{Book, PAGE};
 use spd_ship::machine::Sampler;
-use spd_ship::{Shipped, Shipper};
+use spd_ship::{About, Shipper};
 use spd_tracker::{Row, machine_file, now};
 
 use crate::exit::Exit;
@@ -56,16 +56,16 @@ impl Track {
             machine: Some(Machine::of(dir, node)),
             page: Some(Page::of(dir)),
         };
-        Self::start(dir, Some(Shipped::run(run)), watched)
+        Self::start(dir, Some(About::run(run)), watched)
     }
 
     /// Begins beside a sweep, whose runs have launchers of their own.
-    pub(crate) fn of_sweep(dir: &Path, shipped: Shipped) -> Self {
+    pub(crate) fn of_sweep(dir: &Path, about: About) -> Self {
         let watched = Watched {
             machine: None,
             page: Some(Page::of(dir)),
         };
-        Self::start(dir, Some(shipped), watched)
+        Self::start(dir, Some(about), watched)
     }
 
     /// Begins on a node that is not the first of a run: its machine is measured, and the first one does all else.
@@ -77,10 +77,10 @@ impl Track {
         Self::start(dir, None, watched)
     }
 
-    fn start(dir: &Path, shipped: Option<Shipped>, watched: Watched) -> Self {
+    fn start(dir: &Path, about: Option<About>, watched: Watched) -> Self {
         let say = |line: &str| screen::note(line);
-        let shipper = shipped.and_then(|shipped| {
-            Shipper::start(dir, shipped, say).unwrap_or_else(|error| {
+        let shipper = about.and_then(|about| {
+            Shipper::start(dir, about, say).unwrap_or_else(|error| {
                 screen::note(&format!("no tracker is told: {error}"));
                 None
             })

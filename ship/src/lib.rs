@@ -24,6 +24,6 @@ mod system_row;
 mod tensorboard;
 mod wandb;
 
-pub use run::Shipped;
+pub use run::About;
 pub use shipper::{Shipper, Told};
 pub use wandb::offline::{ExportError, Exported, export};

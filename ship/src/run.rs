@@ -12,7 +12,7 @@ const LARGEST: u64 = 64 << 20;
 
 /// What trackers are told of a run beside its rows: where it goes, and what it is.
 #[derive(Debug, Clone)]
-pub struct Shipped {
+pub struct About {
     /// Trackers, project, entity, group, tags, notes, what is done about roll-backs.
     pub tracker: Tracker,
     /// What it is called, where the tracker's settings say nothing.
@@ -23,7 +23,7 @@ pub struct Shipped {
     pub job: &'static str,
 }
 
-impl Shipped {
+impl About {
     /// A run of training.
     pub fn run(run: &Run) -> Self {
         Self {
@@ -73,13 +73,13 @@ pub(crate) struct RunInfo {
 
 impl RunInfo {
     /// What is in `dir`, of which `first` was the first start.
-    pub(crate) fn of(dir: &Path, shipped: Shipped, first: Start) -> Self {
-        let Shipped {
+    pub(crate) fn of(dir: &Path, about: About, first: Start) -> Self {
+        let About {
             tracker,
             name,
             config,
             job,
-        } = shipped;
+        } = about;
         Self {
             dir: dir.to_path_buf(),
             id: first.run,

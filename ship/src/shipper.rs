@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::credentials::Environment;
 use crate::driver::{Link, Status, drive, owed};
 use crate::mlflow::Mlflow;
-use crate::run::{RunInfo, Shipped};
+use crate::run::{About, RunInfo};
 use crate::sink::End;
 use crate::tensorboard::TensorBoard;
 use crate::wandb::Wandb;
@@ -41,13 +41,13 @@ impl Shipper {
     /// When there is no thread to be had.
     pub fn start(
         dir: &Path,
-        shipped: Shipped,
+        about: About,
         say: impl Fn(&str) + Send + Sync + 'static,
     ) -> std::io::Result<Option<Self>> {
-        if shipped.tracker.to.is_empty() {
+        if about.tracker.to.is_empty() {
             return Ok(None);
         }
-        let sinks: Vec<_> = shipped
+        let sinks: Vec<_> = about
             .tracker
             .to
             .iter()
@@ -57,7 +57,7 @@ impl Shipper {
         let stop = Arc::default();
         let work = Work {
             dir: dir.to_path_buf(),
-            shipped,
+            about,
             sinks: sinks.clone(),
             over: is_over,
             stop: Arc::clone(&stop),
@@ -136,7 +136,7 @@ impl Told {
 /// What the thread does.
 struct Work {
     dir: PathBuf,
-    shipped: Shipped,
+    about: About,
     sinks: Vec<(&'static str, Arc<Mutex<Status>>)>,
     over: watch::Receiver<Option<End>>,
     stop: Arc<AtomicBool>,
@@ -157,7 +157,7 @@ impl Work {
         let Some(start) = self.begun()? else {
             return Err("the run has made no rows".to_owned());
         };
-        let run = RunInfo::of(&self.dir, self.shipped.clone(), start);
+        let run = RunInfo::of(&self.dir, self.about.clone(), start);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

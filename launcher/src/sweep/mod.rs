@@ -156,8 +156,8 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     let launched = Launched::now(hold.map_err(Fault::BadInput)?);
     sweep.rows = Rows::start(&sweep.root);
     sweep.write(&members).map_err(Fault::Failed)?;
-    let shipped = rows::shipped(&sweep.name, &members);
-    let track = shipped.map(|shipped| Track::of_sweep(sweep.root.path(), shipped));
+    let about = rows::about(&sweep.name, &members);
+    let track = about.map(|about| Track::of_sweep(sweep.root.path(), about));
     let ended = sweep.run(&mut members, &found);
     let written = sweep.write(&members);
     // All rows are in their files before trackers are told that there are no more.

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::{Map, Value as Json, json};
 use spd_checkpoint::atomic::write_file;
 use spd_configs::{Run, Tracker};
-use spd_ship::Shipped;
+use spd_ship::About;
 use spd_tracker::{Kind, Mark, Row, Spool, Value, now};
 
 use super::member::{Member, State};
@@ -109,13 +109,13 @@ fn value_of(text: &str) -> Value {
 }
 
 /// What trackers are told of a sweep that begins or goes on.
-pub(crate) fn shipped(name: &str, members: &[Member]) -> Option<Shipped> {
+pub(crate) fn about(name: &str, members: &[Member]) -> Option<About> {
     let file = serde_json::from_str(&report::json(name, members)).ok()?;
-    Some(shipped_as(&file, &members.first()?.run.tracker))
+    Some(about_of(&file, &members.first()?.run.tracker))
 }
 
 /// The same by its `sweep.json`.
-fn shipped_as(file: &Json, tracker: &Tracker) -> Shipped {
+fn about_of(file: &Json, tracker: &Tracker) -> About {
     let name = file["name"].as_str().unwrap_or("sweep");
     let runs = file["runs"].as_array().map_or(&[][..], Vec::as_slice);
     let mut swept: Map<String, Json> = Map::new();
@@ -130,7 +130,7 @@ fn shipped_as(file: &Json, tracker: &Tracker) -> Shipped {
         }
     }
     let config = json!({"name": name, "runs": runs.len(), "sweep": swept});
-    Shipped::sweep(name, tracker, config)
+    About::sweep(name, tracker, config)
 }
 
 /// Gives a run of a sweep its name at trackers, and its group: it may be shipped later, whether or not it names a tracker now.
@@ -151,7 +151,7 @@ pub(crate) fn label(run: &mut Run, sweep: &str, member: &str) {
 pub(crate) fn all_of(
     root: &RunDir,
     given: &[spd_configs::Destination],
-) -> Result<Vec<(RunDir, Shipped, Exit)>, String> {
+) -> Result<Vec<(RunDir, About, Exit)>, String> {
     let path = root.sweep();
     let refused = |found: String| format!("{}: {found}", path.display());
     let bytes = spd_files::read(&path).map_err(|found| refused(found.to_string()))?;
@@ -179,7 +179,7 @@ pub(crate) fn all_of(
         }
         let exit = ended(dir.path()).unwrap_or(Exit::Stopped);
         is_done &= exit == Exit::Done;
-        all.push((dir, Shipped::run(&run), exit));
+        all.push((dir, About::run(&run), exit));
     }
     let Some((_, first, _)) = all.first() else {
         return Err(refused(
@@ -189,7 +189,7 @@ pub(crate) fn all_of(
     // Those of an earlier version have no rows of their own.
     if root.path().join(spd_tracker::STARTS).is_file() {
         let exit = if is_done { Exit::Done } else { Exit::Stopped };
-        all.push((root.clone(), shipped_as(&file, &first.tracker), exit));
+        all.push((root.clone(), about_of(&file, &first.tracker), exit));
     }
     Ok(all)
 }

@@ -115,14 +115,14 @@ fn counted(steps: std::ops::Range<u32>) -> Vec<(u64, String)> {
 fn a_sweep_is_a_run_with_a_tag_and_its_table() {
     let fake = fake::Fake::new();
     let mut scratch = Scratch::new(&fake.uri);
-    let shipped = crate::Shipped::sweep(
+    let about = crate::About::sweep(
         "tms",
         &spd_configs::Tracker::default(),
         json!({"sweep": {"seed": [0, 1]}}),
     );
-    scratch.info.tracker = shipped.tracker;
-    (scratch.info.name, scratch.info.config) = (shipped.name, shipped.config);
-    scratch.info.job = shipped.job;
+    scratch.info.tracker = about.tracker;
+    (scratch.info.name, scratch.info.config) = (about.name, about.config);
+    scratch.info.job = about.job;
     spd_files::atomic::write_file(&scratch.path().join("table.html"), &[b"<table>"]).unwrap();
     let row = Row::new(2, Kind::Eval)
         .with("sweep/table", Value::Text("| seed |".to_owned()))

@@ -37,7 +37,7 @@ use super::stream::{LINE, last_values};
 use super::{RUN_FILES, shown, system};
 use crate::credentials::Environment;
 use crate::feed::{Fed, Feed};
-use crate::run::{RunInfo, Shipped};
+use crate::run::{About, RunInfo};
 use crate::sink::{End, Stamped};
 
 /// Rows that are held in memory at a time.
@@ -88,7 +88,7 @@ pub enum ExportError {
 
 /// Writes the run in `dir` as a directory in `out` that `wandb sync` takes, all of it or nothing.
 ///
-/// - `shipped`: what is told of it beside its rows; its `[tracker]`, and W&B's variables, say what people find it by
+/// - `about`: what is told of it beside its rows; its `[tracker]`, and W&B's variables, say what people find it by
 /// - `code`: the launcher's exit code, as [`crate::Shipper::finish`] takes it; none where the run goes on
 ///
 /// # Errors
@@ -96,7 +96,7 @@ pub enum ExportError {
 /// When the run has no rows, cannot be read, or goes back all the time; when something has the name; when the disk refuses.
 pub fn export(
     dir: &Path,
-    shipped: Shipped,
+    about: About,
     out: &Path,
     code: Option<u8>,
 ) -> Result<Exported, ExportError> {
@@ -104,7 +104,7 @@ pub fn export(
     let starts = Start::all(dir).map_err(|found| unreadable(&found))?;
     let first = starts.into_iter().next();
     let first = first.ok_or_else(|| ExportError::NoRows(dir.to_path_buf()))?;
-    let info = RunInfo::of(dir, shipped, first);
+    let info = RunInfo::of(dir, about, first);
     let end = code.map(|code| End { code });
     write(&info, &Environment::of_process(), out, end)
 }

@@ -393,12 +393,12 @@ fn a_sweep_is_a_run_of_a_type_of_its_own_with_its_table() {
     };
     let folder = tempfile::tempdir().unwrap();
     crate::wandb::tests::put(folder.path().join("table.html"), "<table>").unwrap();
-    let shipped = crate::Shipped::sweep("tms", &Tracker::default(), json!({"runs": 2}));
+    let about = crate::About::sweep("tms", &Tracker::default(), json!({"runs": 2}));
     let run = RunInfo {
-        tracker: shipped.tracker,
-        name: shipped.name,
-        config: shipped.config,
-        job: shipped.job,
+        tracker: about.tracker,
+        name: about.name,
+        config: about.config,
+        job: about.job,
         ..a_run(folder.path())
     };
     let member = Row::new(1, Kind::Eval).with("sweep/seed", 7.0);
