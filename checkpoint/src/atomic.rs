@@ -31,10 +31,10 @@ pub(crate) fn make_dir(path: &Path) -> Result<(), CheckpointError> {
     atomic::make_dir(path).map_err(|found| CheckpointError::io(path, "make the directory", found))
 }
 
-/// Gives the directory at `from` the name `to`, which is free.
-pub(crate) fn rename_dir(from: &Path, to: &Path) -> Result<(), CheckpointError> {
-    atomic::rename_synced(from, to)
-        .map_err(|found| CheckpointError::io(from, "rename the directory", found))
+/// Gives a damaged directory another name, and returns that.
+pub(crate) fn set_aside(path: &Path) -> Result<PathBuf, CheckpointError> {
+    atomic::set_aside(path)
+        .map_err(|found| CheckpointError::io(path, "rename the directory", found))
 }
 
 /// Removes a directory, which loses its name before it loses its first file.

@@ -1,8 +1,6 @@
 //! Which checkpoint to resume from: the newest whose hashes hold.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -38,7 +36,7 @@ pub fn newest(root: &Path) -> Result<Found, CheckpointError> {
                 break;
             }
             Err(CheckpointError::Damaged { reason, .. }) => {
-                found.set_aside.push((set_aside(&path)?, reason));
+                found.set_aside.push((atomic::set_aside(&path)?, reason));
             }
             Err(error) => return Err(error),
         }
@@ -102,27 +100,10 @@ pub(crate) fn steps(root: &Path) -> Result<Vec<u64>, CheckpointError> {
     Ok(steps)
 }
 
-fn set_aside(path: &Path) -> Result<PathBuf, CheckpointError> {
-    for count in 1u64.. {
-        let ending = if count == 1 {
-            "bad".to_owned()
-        } else {
-            format!("bad-{count}")
-        };
-        let aside = path.with_extension(ending);
-        match fs::symlink_metadata(&aside) {
-            Ok(_) => continue,
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(CheckpointError::io(&aside, "look at it", error)),
-        }
-        atomic::rename_dir(path, &aside)?;
-        return Ok(aside);
-    }
-    unreachable!("a directory does not hold 2^64 names");
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -137,6 +137,33 @@ pub fn rename_synced(from: &Path, to: &Path) -> io::Result<()> {
     rename(from, to).and_then(|()| sync_name(to))
 }
 
+/// Gives what is at `path`, and is damaged, a name that nothing has, and returns that: see [`aside`].
+pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
+    let aside = aside(path)?;
+    rename_synced(path, &aside)?;
+    Ok(aside)
+}
+
+/// A free name beside `path` for what is damaged there: `path.bad`, then `path.bad-2`, and so on.
+pub fn aside(path: &Path) -> io::Result<PathBuf> {
+    let name = |count: u64| {
+        let mut name = path.file_name().unwrap_or_default().to_os_string();
+        match count {
+            1 => name.push(".bad"),
+            _ => name.push(format!(".bad-{count}")),
+        }
+        path.with_file_name(name)
+    };
+    for aside in (1..).map(name) {
+        match fs::symlink_metadata(&aside) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(aside),
+            Err(error) => return Err(error),
+        }
+    }
+    unreachable!("a directory does not hold 2^64 names");
+}
+
 /// Removes a directory, which loses its name before it loses its first file.
 /// After an error what is left is [`unfinished`].
 pub fn remove_dir(path: &Path) -> io::Result<()> {

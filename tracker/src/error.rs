@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a spool cannot be opened or rolled back.
+/// Why a spool cannot be opened or rolled back. Rows that are damaged are no reason.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     /// The operating system refused.
@@ -15,26 +15,6 @@ pub enum SpoolError {
         doing: &'static str,
         /// The operating system's answer.
         found: io::Error,
-    },
-
-    /// Rows that the checkpoint counts on are gone.
-    #[error("{}: the checkpoint marks {marked} bytes, the file has {bytes}; put the file back or start in another run directory", path.display())]
-    Short {
-        /// The file.
-        path: PathBuf,
-        /// Bytes that the checkpoint's mark counts.
-        marked: u64,
-        /// Bytes there are in whole lines.
-        bytes: u64,
-    },
-
-    /// The rows before the mark are not those that the checkpoint saw: the file of another run, or edited.
-    #[error("{}: its first {marked} bytes are not those the checkpoint saw; put the file back or start in another run directory", path.display())]
-    Differs {
-        /// The file.
-        path: PathBuf,
-        /// Bytes that the checkpoint's mark counts.
-        marked: u64,
     },
 }
 

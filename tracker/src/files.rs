@@ -5,6 +5,7 @@ use std::path::Path;
 use crate::error::SpoolError;
 use crate::lines::{self, Lines};
 use crate::mark::Mark;
+use crate::mend::mend;
 use crate::row::{Kind, Row};
 use crate::starts::Start;
 use crate::times::Times;
@@ -48,21 +49,37 @@ struct Metrics {
 }
 
 impl Files {
-    /// All files, with the rows before `mark`; that the run starts here is written down.
-    pub(crate) fn start(dir: &Path, mark: &Mark, step: u64) -> Result<Self, SpoolError> {
+    /// All files, with the rows before `mark`; that the run starts here is written down. Also what there is to say of damaged ones.
+    pub(crate) fn start(
+        dir: &Path,
+        mark: &Mark,
+        step: u64,
+    ) -> Result<(Self, Vec<String>), SpoolError> {
         make(dir)?;
-        let rows = Lines::open_at(&dir.join(METRICS), mark)?;
+        let path = dir.join(METRICS);
+        let starts = Start::all(dir)?;
+        let stands_for = |mark: Mark, start: &Start| start.stands_for(&mark).unwrap_or(mark);
+        let mut mark = starts.iter().fold(mark.clone(), stands_for);
+        let (mut mended, mut notes) = (None, Vec::new());
+        if !lines::holds(&path, &mark)? {
+            let (left, how, note) = mend(dir, &mark, step)?;
+            (mark, mended) = (left, Some(how));
+            notes.push(note);
+        }
+        let rows = Lines::open_at(&path, mark.offset)?;
         let times = Times::open(dir, mark.lines)?;
         // After the cut and before the first new row: who sees a new row finds the cut.
-        Start::append(dir, mark, step)?;
-        Ok(Self {
-            metrics: Some(Metrics {
-                rows,
-                times,
-                count: mark.lines,
-            }),
+        notes.extend(Start::append(dir, &mark, step, mended)?);
+        let metrics = Metrics {
+            rows,
+            times,
+            count: mark.lines,
+        };
+        let files = Self {
+            metrics: Some(metrics),
             ..Self::system(dir)?
-        })
+        };
+        Ok((files, notes))
     }
 
     /// The system file alone.
@@ -138,11 +155,6 @@ impl Files {
         });
         trouble.or_else(|| self.system.trouble())
     }
-}
-
-/// Whether [`Files::start`] would find the rows that `mark` proves; nothing is changed.
-pub(crate) fn check(dir: &Path, mark: &Mark) -> Result<(), SpoolError> {
-    lines::check(&dir.join(METRICS), mark)
 }
 
 fn make(dir: &Path) -> Result<(), SpoolError> {

@@ -31,12 +31,13 @@
 //! # }
 //! ```
 //!
-//! Reading order: `value`, `row`, `mark`, `lines`, `times`, `starts`, `files`, `queue`, `spool`, `reader`, `tail`.
+//! Reading order: `value`, `row`, `mark`, `lines`, `times`, `starts`, `mend`, `files`, `queue`, `spool`, `reader`, `tail`.
 
 mod error;
 mod files;
 mod lines;
 mod mark;
+mod mend;
 mod queue;
 mod reader;
 mod row;
@@ -49,6 +50,7 @@ mod value;
 pub use error::{ReadError, SpoolError};
 pub use files::{METRICS, SYSTEM, machine_file, system_files};
 pub use mark::Mark;
+pub use mend::Mended;
 pub use reader::{Cursor, Read, Reader};
 pub use row::{Kind, Row};
 pub use spool::{PendingMark, Spool};

@@ -54,15 +54,14 @@ impl Lines {
         })
     }
 
-    /// Opens a file at a mark; the lines after it are cut.
-    pub(crate) fn open_at(path: &Path, mark: &Mark) -> Result<Self, SpoolError> {
+    /// Opens a file at the offset of a mark that [holds](holds) for it; the lines after it are cut.
+    pub(crate) fn open_at(path: &Path, offset: u64) -> Result<Self, SpoolError> {
         let lines = Self::open(path)?;
-        prove(path, mark, lines.written.offset)?;
-        if lines.written.offset == mark.offset {
+        if lines.written.offset == offset {
             return Ok(lines);
         }
         drop(lines);
-        cut(path, mark.offset)?;
+        cut(path, offset)?;
         Self::open(path)
     }
 
@@ -151,43 +150,17 @@ fn cut(path: &Path, offset: u64) -> Result<(), SpoolError> {
         .map_err(|found| SpoolError::io(path, "cut the rows past the checkpoint", found))
 }
 
-/// Whether a file begins with the lines that a mark proves; nothing is changed.
-pub(crate) fn check(path: &Path, mark: &Mark) -> Result<(), SpoolError> {
-    let whole = match spd_files::open(path) {
-        Err(found) if found.kind() == ErrorKind::NotFound => Ok(0),
-        found => found
-            .and_then(|file| Prefix::of(BufReader::new(file), u64::MAX))
-            .map(|prefix| prefix.offset),
-    };
-    prove(
-        path,
-        mark,
-        whole.map_err(|found| SpoolError::io(path, "read", found))?,
-    )
-}
-
-/// The same for a file of `whole` bytes in whole lines.
-fn prove(path: &Path, mark: &Mark, whole: u64) -> Result<(), SpoolError> {
-    if whole < mark.offset {
-        return Err(SpoolError::Short {
-            path: path.to_path_buf(),
-            marked: mark.offset,
-            bytes: whole,
-        });
-    }
+/// Whether a file begins with the lines that a mark proves.
+pub(crate) fn holds(path: &Path, mark: &Mark) -> Result<bool, SpoolError> {
     if mark.offset == 0 {
-        return Ok(());
+        return Ok(true);
     }
-    let prefix = spd_files::open(path)
-        .and_then(|file| Prefix::of(BufReader::new(file), mark.offset))
-        .map_err(|found| SpoolError::io(path, "read", found))?;
-    if prefix.mark() != *mark {
-        return Err(SpoolError::Differs {
-            path: path.to_path_buf(),
-            marked: mark.offset,
-        });
-    }
-    Ok(())
+    let prefix = match spd_files::open(path) {
+        Err(found) if found.kind() == ErrorKind::NotFound => return Ok(false),
+        opened => opened.and_then(|file| Prefix::of(BufReader::new(file), mark.offset)),
+    };
+    let prefix = prefix.map_err(|found| SpoolError::io(path, "read", found))?;
+    Ok(prefix.mark() == *mark)
 }
 
 #[cfg(test)]

@@ -70,6 +70,8 @@ struct Metrics {
     proven: u64,
     /// The start that kept the fewest rows, of those between the two.
     kept: Option<Start>,
+    /// Those between the two that kept rows of a damaged file.
+    mended: Vec<Start>,
     /// The directory is another run's by now.
     is_other: bool,
 }
@@ -90,6 +92,7 @@ impl Reader {
             generation: cursor.generation,
             proven: cursor.generation,
             kept: None,
+            mended: Vec::new(),
             is_other: false,
         });
         reader.look_at_starts()?;
@@ -261,14 +264,25 @@ impl Reader {
             return Ok(false);
         };
         let is_new = metrics.look_at_starts();
-        let Some(kept) = is_new.map_err(|found| ReadError::Starts { found })? else {
+        let Some(starts) = is_new.map_err(|found| ReadError::Starts { found })? else {
             return Ok(false);
         };
-        let fewer = |known: &Start| known.offset <= kept.offset;
-        if kept.offset < offset && !metrics.kept.as_ref().is_some_and(fewer) {
-            metrics.kept = Some(kept);
+        let mut place = metrics.place(offset);
+        for start in starts {
+            if start.mended.is_some() {
+                place = start.place(place);
+                metrics.mended.push(start.clone());
+                metrics.times = None;
+            }
+            let fewer = |known: &Start| known.offset <= start.offset;
+            if start.offset < place && !metrics.kept.as_ref().is_some_and(fewer) {
+                metrics.kept = Some(start);
+            }
         }
-        if metrics.kept.is_none() {
+        if offset == 0 {
+            metrics.mended.clear();
+        }
+        if metrics.mended.is_empty() && metrics.kept.is_none() {
             metrics.proven = metrics.generation;
         }
         self.doubt();
@@ -283,14 +297,18 @@ impl Reader {
             return Ok(Some(self.wait()));
         };
         let there = file.metadata().map_err(|found| self.refused(found))?.len();
-        let is_other = self.metrics.as_ref().is_none_or(|metrics| metrics.is_other);
-        if there < mark.offset && !is_other {
+        let metrics = self.metrics.as_ref();
+        let is_other = metrics.is_none_or(|metrics| metrics.is_other);
+        let place = metrics.map_or(mark.offset, |metrics| metrics.place(mark.offset));
+        // A damaged file cannot be compared with itself as it was: what was read of it stays.
+        let is_mended = metrics.is_some_and(|metrics| !metrics.mended.is_empty());
+        if there < place && !is_other {
             return Ok(Some(self.wait()));
         }
         let prefix = |limit| Prefix::of(from_start(file)?, limit);
-        let same = prefix(mark.offset).map_err(|found| self.refused(found))?;
+        let same = prefix(place).map_err(|found| self.refused(found))?;
         let kept = self.metrics.as_mut().and_then(Metrics::proven);
-        if same.mark() == *mark {
+        if is_mended || same.mark() == *mark {
             (self.done, self.unproven) = (same, None);
             return Ok(None);
         }
@@ -352,8 +370,8 @@ enum More {
 }
 
 impl Metrics {
-    /// The start that kept the fewest rows, of those that are new.
-    fn look_at_starts(&mut self) -> Result<Option<Start>, SpoolError> {
+    /// The starts that are new, if there may be some.
+    fn look_at_starts(&mut self) -> Result<Option<Vec<Start>>, SpoolError> {
         let found = std::fs::metadata(self.dir.join(STARTS));
         let known = found.map_or((0, 0), |found| (found.ino(), found.len()));
         if known == self.starts {
@@ -368,17 +386,25 @@ impl Metrics {
         if run.is_some_and(|run| run != newest.run) {
             self.is_other = true;
             (self.generation, self.proven, self.times) = (newest.generation, 0, None);
-            return Ok(Some(Start::default()));
+            self.mended.clear();
+            return Ok(Some(vec![Start::default()]));
         }
         starts.retain(|start| start.generation > self.generation);
         self.generation = newest.generation;
-        Ok(starts.into_iter().min_by_key(|start| start.offset))
+        Ok(Some(starts).filter(|starts| !starts.is_empty()))
+    }
+
+    /// Where a place of the file that the rows handed over are of is in the file there is now.
+    fn place(&self, offset: u64) -> u64 {
+        let mended = self.mended.iter();
+        mended.fold(offset, |place, start| start.place(place))
     }
 
     /// The rows handed over are compared with the file; the start that they are to be cut back to, where they differ.
     fn proven(&mut self) -> Option<Start> {
         self.proven = self.generation;
         self.is_other = false;
+        self.mended.clear();
         self.kept.take()
     }
 

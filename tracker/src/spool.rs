@@ -7,11 +7,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::error::SpoolError;
-use crate::files::{self, Files};
+use crate::files::Files;
 use crate::lines::MOST_WAITING;
 use crate::mark::Mark;
 use crate::queue::{Message, Queue, size};
-use crate::row::Row;
+use crate::row::{Kind, Row};
 use crate::starts::now;
 
 /// Time between two looks of the writing thread at what was handed over: what a process that is killed may take with it.
@@ -34,6 +34,7 @@ pub struct Spool(Arc<Handle>);
 
 /// What all clones share.
 struct Handle {
+    mended: Vec<String>,
     queue: Arc<Queue<Asked>>,
     /// None once it is waited for.
     thread: Option<JoinHandle<()>>,
@@ -62,14 +63,25 @@ impl Spool {
     /// Opens the spool in the run directory `dir` as it was when the checkpoint was made that holds `mark`, after `step` steps: later
     /// train and eval rows are cut, and `starts.jsonl` says so. System rows, events and alerts stay. What is not there is made.
     ///
-    /// A run that starts without a checkpoint starts at `Mark::default()`.
+    /// A run that starts without a checkpoint starts at `Mark::default()`. A file that is damaged is kept under another name and written
+    /// again from what can be read of it, and an alert says so.
     ///
     /// # Errors
     ///
-    /// When the file is shorter than the mark or begins with other rows, and when the disk refuses. Nothing has then been cut but a torn
-    /// last line.
+    /// When the disk refuses.
     pub fn start(dir: &Path, mark: &Mark, step: u64) -> Result<Self, SpoolError> {
-        Self::run(dir, Files::start(dir, mark, step)?)
+        let (files, notes) = Files::start(dir, mark, step)?;
+        let spool = Self::run(dir, files, notes)?;
+        for note in spool.mended() {
+            let row = Row::new(step, Kind::Alert).with_note(note);
+            spool.append(row.with("time", now()));
+        }
+        Ok(spool)
+    }
+
+    /// What there was to say of damaged files at the start.
+    pub fn mended(&self) -> &[String] {
+        &self.0.mended
     }
 
     /// Opens the system file of `dir` alone, for system rows, events and alerts.
@@ -78,19 +90,10 @@ impl Spool {
     ///
     /// When the disk refuses.
     pub fn system(dir: &Path) -> Result<Self, SpoolError> {
-        Self::run(dir, Files::system(dir)?)
+        Self::run(dir, Files::system(dir)?, Vec::new())
     }
 
-    /// Whether [`Spool::start`] would find the rows that `mark` proves; nothing is changed.
-    ///
-    /// # Errors
-    ///
-    /// As [`Spool::start`].
-    pub fn check(dir: &Path, mark: &Mark) -> Result<(), SpoolError> {
-        files::check(dir, mark)
-    }
-
-    fn run(dir: &Path, files: Files) -> Result<Self, SpoolError> {
+    fn run(dir: &Path, files: Files, mended: Vec<String>) -> Result<Self, SpoolError> {
         let queue = Arc::new(Queue::of(MOST_WAITING));
         let shared = Arc::clone(&queue);
         let thread = thread::Builder::new()
@@ -102,6 +105,7 @@ impl Spool {
             })
             .map_err(|found| SpoolError::io(dir, "start the thread that writes its rows", found))?;
         Ok(Self(Arc::new(Handle {
+            mended,
             queue,
             thread: Some(thread),
         })))
@@ -231,7 +235,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::{Kind, METRICS, STARTS, SYSTEM, Start};
+    use crate::{METRICS, STARTS, SYSTEM, Start};
 
     fn train(step: u64) -> Row {
         Row::new(step, Kind::Train).with("loss/total", 1.0 / step as f64)
@@ -336,44 +340,76 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_a_checkpoint_counts_on_must_be_there() {
+    fn damaged_rows_are_set_aside_and_the_run_goes_on_with_the_others() {
+        // As the checkpoint saw them, what the disk made of that, and the steps of the rows that are left.
+        type Damage = fn(&mut Vec<u8>);
+        let cases: [(Damage, &[u64]); 6] = [
+            (|rows| rows[3] ^= 0x40, &[2, 3, 4, 5, 6, 7]),
+            // The end of a line: it is two of them.
+            (|rows| rows[54] ^= 1, &[3, 4, 5, 6, 7]),
+            // A digit of a value: nothing tells which.
+            (|rows| rows[52] ^= 1, &[1, 2, 3, 4, 5, 6, 7]),
+            (|rows| rows.truncate(130), &[1, 2, 6, 7]),
+            (Vec::clear, &[6, 7]),
+            (|rows| rows[..200].fill(0), &[5, 6, 7]),
+        ];
+        for (damage, left) in cases {
+            let run = tempfile::tempdir().unwrap();
+            let spool = begin(run.path());
+            (1..=5).for_each(|step| spool.append(train(step).with("value", 0.5)));
+            let mark = marked(&spool);
+            drop(spool);
+            let path = run.path().join(METRICS);
+            let mut rows = fs::read(&path).unwrap();
+            assert_eq!(rows[54], b'\n');
+            damage(&mut rows);
+            spd_files::atomic::write_file(&path, &[&rows]).unwrap();
+            // A start that saves nothing, and one that does: neither is told of twice.
+            for last in [6, 7] {
+                let spool = Spool::start(run.path(), &mark, 6).unwrap();
+                (6..=last).for_each(|step| spool.append(train(step)));
+            }
+            let found = fs::read_to_string(&path).unwrap();
+            let steps = found
+                .lines()
+                .map(|line| Row::parse(line.as_bytes()).unwrap().step);
+            assert_eq!(steps.collect::<Vec<_>>(), left);
+            assert_eq!(
+                fs::read(run.path().join("metrics.jsonl.bad")).unwrap(),
+                rows
+            );
+            let told = fs::read_to_string(run.path().join(SYSTEM)).unwrap();
+            let note = format!(
+                "{0}: not the rows that the checkpoint saw; the file is kept as {0}.bad, and is written again from the {1} of 5 rows \
+                 that can be read",
+                path.display(),
+                left.len() - 2
+            );
+            assert!(
+                told.contains(&note) && told.lines().count() == 1,
+                "{told}\n{note}"
+            );
+            let times = fs::read_to_string(run.path().join("metrics.times")).unwrap();
+            assert_eq!(times.lines().count(), left.len());
+        }
+    }
+
+    #[test]
+    fn rows_that_are_gone_are_told_of() {
         let run = tempfile::tempdir().unwrap();
         let spool = begin(run.path());
-        (1..=2).for_each(|step| spool.append(train(step)));
+        spool.append(train(1));
         let mark = marked(&spool);
         drop(spool);
         let path = run.path().join(METRICS);
-        let refusal = || {
-            let seen = Spool::check(run.path(), &mark).unwrap_err().to_string();
-            let error = Spool::start(run.path(), &mark, 2).err();
-            assert_eq!(error.expect("a spool that differs").to_string(), seen);
-            seen
-        };
-        let all = metrics(run.path());
-        let put = |bytes: &[u8]| spd_files::atomic::write_file(&path, &[bytes]).unwrap();
-        put(all.replace("0.5", "0.6").as_bytes());
-        assert_eq!(
-            refusal(),
-            format!(
-                "{}: its first {} bytes are not those the checkpoint saw; \
-                 put the file back or start in another run directory",
-                path.display(),
-                all.len()
-            )
-        );
-        put(all.lines().next().unwrap().as_bytes());
-        assert_eq!(
-            refusal(),
-            format!(
-                "{}: the checkpoint marks {} bytes, the file has 0; \
-                 put the file back or start in another run directory",
-                path.display(),
-                all.len()
-            )
-        );
         fs::remove_file(&path).unwrap();
-        assert!(refusal().contains("the file has 0;"));
-        assert_eq!(Start::all(run.path()).unwrap().len(), 1);
+        drop(Spool::start(run.path(), &mark, 2).unwrap());
+        let told = fs::read_to_string(run.path().join(SYSTEM)).unwrap();
+        let note = format!(
+            "{}: gone; it is written again from the 0 of 1 rows that can be read",
+            path.display()
+        );
+        assert!(told.contains(&note), "{told}");
     }
 
     #[test]

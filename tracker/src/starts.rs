@@ -1,15 +1,18 @@
 //! `starts.jsonl`: where each start of a run went on. This is how a reader that was away learns that rows were cut.
 
-use std::io::{self, BufRead, BufReader, ErrorKind};
-use std::path::Path;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
+use spd_files::atomic;
+
 use crate::error::SpoolError;
 use crate::lines::Lines;
 use crate::mark::Mark;
+use crate::mend::Mended;
 
 /// Name of the file that holds a line for each start of a run.
 pub const STARTS: &str = "starts.jsonl";
@@ -29,72 +32,124 @@ pub struct Start {
     pub lines: u64,
     /// When it was, in seconds since 1970.
     pub time: f64,
+    /// The rows that were kept are those of a damaged file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mended: Option<Mended>,
 }
 
 impl Start {
-    /// All starts of the run in `dir`, in their order; none where it never started.
+    /// All starts of the run in `dir`, in their order; none where it never started. Lines that are no start are left out.
     ///
     /// # Errors
     ///
-    /// When the file cannot be read, or a line of it is no start.
+    /// When the file cannot be read.
     pub fn all(dir: &Path) -> Result<Vec<Self>, SpoolError> {
         let path = dir.join(STARTS);
-        let refused = |found| SpoolError::io(&path, "read", found);
-        let mut file = match spd_files::open(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            opened => BufReader::new(opened.map_err(refused)?),
-        };
-        let (mut starts, mut line) = (Vec::new(), Vec::new());
-        while file.read_until(b'\n', &mut line).map_err(refused)? > 0 && line.ends_with(b"\n") {
-            let start: Self = serde_json::from_slice(&line).map_err(|found| {
-                let found = format!("line {} is no start: {found}", starts.len() + 1);
-                refused(io::Error::new(ErrorKind::InvalidData, found))
-            })?;
-            starts.push(start);
-            line.clear();
+        match spd_files::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+            Ok(bytes) => Ok(lines(&bytes).filter_map(Self::of).collect()),
+            Err(found) => Err(SpoolError::io(&path, "read", found)),
         }
-        Ok(starts)
     }
 
-    /// Writes down, and has the disk keep, that the run in `dir` starts after `step` steps with the rows before `mark`.
-    pub(crate) fn append(dir: &Path, mark: &Mark, step: u64) -> Result<(), SpoolError> {
+    fn of(line: &[u8]) -> Option<Self> {
+        serde_json::from_slice(line).ok()
+    }
+
+    /// Writes down, and has the disk keep, that the run in `dir` starts after `step` steps with the rows before `mark`. A file with lines
+    /// that are no start is set aside and written again from the others; what there is to say of that.
+    pub(crate) fn append(
+        dir: &Path,
+        mark: &Mark,
+        step: u64,
+        mended: Option<Mended>,
+    ) -> Result<Option<String>, SpoolError> {
         let path = dir.join(STARTS);
         // Before the last line is looked at: a torn one is cut.
-        let mut lines = Lines::open(&path)?;
-        let before = Self::all(dir)?;
+        let mut file = Lines::open(&path)?;
+        let refused = |found| SpoolError::io(&path, "read", found);
+        let bytes = spd_files::read(&path).map_err(refused)?;
+        let before: Vec<Self> = lines(&bytes).filter_map(Self::of).collect();
+        let (there, good) = (file.mark().lines, before.len() as u64);
+        let mut note = None;
+        if good < there {
+            let aside = keep_aside(&path, &bytes)?;
+            let whole: Vec<&[u8]> = lines(&bytes)
+                .filter(|line| Self::of(line).is_some())
+                .collect();
+            let written = atomic::write_file(&path, &whole);
+            written.map_err(|found| SpoolError::io(&path, "write it again", found))?;
+            file = Lines::open(&path)?;
+            note = Some(format!(
+                "{}: {} of its {there} lines cannot be read; the file is kept as {}, and written again without them",
+                path.display(),
+                there - good,
+                aside.display()
+            ));
+        }
+        let last = before.last();
+        let named = || lines(&bytes).find_map(name_in);
         let start = Self {
-            run: before
-                .last()
-                .map_or_else(|| name(dir), |start| start.run.clone()),
-            generation: before.last().map_or(0, |start| start.generation + 1),
+            run: last
+                .map(|start| start.run.clone())
+                .or_else(named)
+                .unwrap_or_else(|| name(dir)),
+            // A reader has counted the lines that are lost now.
+            generation: last.map_or(0, |start| start.generation + 1).max(there),
             step,
             offset: mark.offset,
             lines: mark.lines,
             time: now(),
+            mended,
         };
         let mut line = serde_json::to_vec(&start).expect("names and numbers are JSON");
         line.push(b'\n');
-        lines.append(&line);
-        lines.sync();
-        match lines.trouble() {
-            None => Ok(()),
+        file.append(&line);
+        file.sync();
+        match file.trouble() {
+            None => Ok(note),
             Some(trouble) => Err(SpoolError::io(&path, "append", io::Error::other(trouble))),
         }
     }
 }
+
+/// Keeps a copy of a damaged file, and returns where that is.
+pub(crate) fn keep_aside(path: &Path, bytes: &[u8]) -> Result<PathBuf, SpoolError> {
+    let kept = atomic::aside(path).and_then(|aside| {
+        atomic::write_file(&aside, &[bytes])?;
+        Ok(aside)
+    });
+    kept.map_err(|found| SpoolError::io(path, "keep a copy of it", found))
+}
+
+/// The whole lines, with their ends.
+fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let lines = bytes.split_inclusive(|&byte| byte == b'\n');
+    lines.filter(|line| line.ends_with(b"\n"))
+}
+
+/// The name of the run in a line that is damaged behind it.
+fn name_in(line: &[u8]) -> Option<String> {
+    let name = line.strip_prefix(b"{\"run\":\"")?.get(..NAME)?;
+    let is_name = name.iter().all(|byte| DIGITS.contains(byte));
+    is_name.then(|| String::from_utf8_lossy(name).into_owned())
+}
+
+/// Letters and digits of a name, and how many.
+const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+const NAME: usize = 12;
 
 /// A name that no other run has: of the moment, the process and the place.
 fn name(dir: &Path) -> String {
     let at = SystemTime::now().duration_since(UNIX_EPOCH);
     let words = format!("{:?} {} {}", at, std::process::id(), dir.display());
     let mut number = xxh3_128(words.as_bytes());
-    let digits = b"0123456789abcdefghijklmnopqrstuvwxyz";
     let digit = |_| {
-        let digit = digits[usize::try_from(number % 36).unwrap_or_default()];
+        let digit = DIGITS[usize::try_from(number % 36).unwrap_or_default()];
         number /= 36;
         char::from(digit)
     };
-    (0..12).map(digit).collect()
+    (0..NAME).map(digit).collect()
 }
 
 /// Seconds since 1970: what every time of a run is counted in.
@@ -105,7 +160,7 @@ pub fn now() -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::OpenOptions;
+    use std::fs::{self, OpenOptions};
     use std::io::Write;
 
     use super::*;
@@ -114,7 +169,7 @@ mod tests {
     fn each_start_is_a_line_with_the_name_of_the_run() {
         let run = tempfile::tempdir().unwrap();
         assert_eq!(Start::all(run.path()).unwrap(), []);
-        Start::append(run.path(), &Mark::default(), 0).unwrap();
+        Start::append(run.path(), &Mark::default(), 0, None).unwrap();
         let mark = Mark {
             offset: 70,
             lines: 2,
@@ -124,7 +179,7 @@ mod tests {
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(b"{\"run\":\"torn").unwrap();
         assert_eq!(Start::all(run.path()).unwrap().len(), 1);
-        Start::append(run.path(), &mark, 12).unwrap();
+        Start::append(run.path(), &mark, 12, None).unwrap();
         let starts = Start::all(run.path()).unwrap();
         let places = starts
             .iter()
@@ -133,17 +188,40 @@ mod tests {
         assert!(starts[0].run == starts[1].run && starts[0].run.len() == 12);
         assert!(starts[0].time > 1.7e9 && starts[1].time >= starts[0].time);
         let other = tempfile::tempdir().unwrap();
-        Start::append(other.path(), &Mark::default(), 0).unwrap();
+        Start::append(other.path(), &Mark::default(), 0, None).unwrap();
         assert_ne!(Start::all(other.path()).unwrap()[0].run, starts[0].run);
+    }
 
-        file.write_all(b"").unwrap();
-        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
-        file.write_all(b"{}\n").unwrap();
-        let refused = Start::all(run.path()).unwrap_err().to_string();
-        let expected = format!(
-            "{}: cannot read: line 3 is no start: missing field `run`",
+    #[test]
+    fn lines_that_are_no_start_are_set_aside_and_the_others_stay() {
+        let run = tempfile::tempdir().unwrap();
+        let path = run.path().join(STARTS);
+        let append = |step| Start::append(run.path(), &Mark::default(), step, None).unwrap();
+        (0..3).for_each(|step| assert_eq!(append(step), None));
+        let (all, whole) = (fs::read(&path).unwrap(), Start::all(run.path()).unwrap());
+        let put = |bytes: &[u8]| atomic::write_file(&path, &[bytes]).unwrap();
+        let at = all.len() - 40;
+        let mut damaged = all.clone();
+        damaged[at] ^= 0x80;
+        put(&damaged);
+        assert_eq!(Start::all(run.path()).unwrap(), whole[..2]);
+        let said = format!(
+            "{0}: 1 of its 3 lines cannot be read; the file is kept as {0}.bad, and written again without them",
             path.display()
         );
-        assert!(refused.starts_with(&expected), "{refused}");
+        assert_eq!(append(3), Some(said));
+        assert_eq!(
+            fs::read(run.path().join("starts.jsonl.bad")).unwrap(),
+            damaged
+        );
+        let starts = Start::all(run.path()).unwrap();
+        assert_eq!(starts[..2], whole[..2]);
+        // A reader knows the line that is lost, and must not take the new one for it.
+        assert_eq!((starts[2].generation, starts.len()), (3, 3));
+        assert_eq!(starts[2].run, whole[0].run);
+        // The only line still says the name.
+        put(b"{\"run\":\"k3j2m9x0q41z\",\"gen\n");
+        append(0);
+        assert_eq!(Start::all(run.path()).unwrap()[0].run, "k3j2m9x0q41z");
     }
 }

@@ -69,6 +69,20 @@ impl Times {
     }
 }
 
+/// Keeps the times of some rows, and of those from `end` on, which may be made again.
+pub(crate) fn keep(dir: &Path, rows: &[u64], end: u64) -> Result<(), SpoolError> {
+    let path = dir.join(TIMES);
+    let refused = |found| SpoolError::io(&path, "write it again", found);
+    let bytes = match spd_files::read(&path) {
+        Err(found) if found.kind() == ErrorKind::NotFound => return Ok(()),
+        read => read.map_err(refused)?,
+    };
+    let there = bytes.chunks_exact(WIDTH).zip(0..);
+    let kept = there.filter(|(_, row)| *row >= end || rows.binary_search(row).is_ok());
+    let kept: Vec<&[u8]> = kept.map(|(time, _)| time).collect();
+    spd_files::atomic::write_file(&path, &kept).map_err(refused)
+}
+
 /// When a row was made, or nothing where that is not written yet.
 ///
 /// # Errors

@@ -82,7 +82,6 @@ fn kind(error: &(dyn std::error::Error + 'static)) -> Option<FaultKind> {
         Some(_) => None,
         None => match error.downcast_ref::<SpoolError>() {
             Some(SpoolError::Io { found, .. }) => Some(found),
-            Some(_) => None,
             None => error.downcast_ref::<io::Error>(),
         },
     };
@@ -153,14 +152,8 @@ impl From<spd_engine::Fault> for Fault {
 }
 
 impl From<SpoolError> for Fault {
-    /// Rows that are not those of the checkpoint are the user's to put back.
     fn from(err: SpoolError) -> Self {
-        match err {
-            SpoolError::Short { .. } | SpoolError::Differs { .. } => {
-                Self::BadInput(err.to_string())
-            }
-            SpoolError::Io { .. } => Self::Failed(err.into()),
-        }
+        Self::Failed(err.into())
     }
 }
 

@@ -38,7 +38,7 @@ pub fn continuation(run: &Run, dir: &Path) -> Result<Continuation, Fault> {
     let mut made_of = resume::data(&run.data);
     let network = shipped(&run.target.model)?;
     made_of.extend(target::ingredient(run, &*network)?);
-    resume::goes_on(dir, &made_of)
+    resume::goes_on(dir, &made_of, run.checkpoint.every)
 }
 
 /// CPU threads of a rank.
@@ -64,14 +64,14 @@ pub fn rank(
     supervision: &Supervision,
 ) -> Result<Outcome, Fault> {
     let (started, peak) = (Instant::now(), Peak::watch());
-    let (run, text) = prepared(run_dir)?;
+    let run = prepared(run_dir)?;
     let network = shipped(&run.target.model)?;
     let pool = Arc::new(Pool::new(threads.run)?);
     let processor = processor(gpu, &pool)?;
     let job = Job {
         target_threads: threads.target,
         run: &run,
-        text: &text,
+        text: &run.to_toml(),
         network: &network,
         run_dir,
         started,
@@ -107,7 +107,7 @@ pub fn decompose(
     if !config.is_file() {
         write_file(&config, run.to_toml().as_bytes())?;
     }
-    let (there, text) = prepared(run_dir)?;
+    let there = prepared(run_dir)?;
     if let Some(line) = run.differences(&there).first() {
         return Err(Fault::BadInput(format!(
             "{}: holds another run: {line}; choose another directory",
@@ -119,7 +119,7 @@ pub fn decompose(
     let job = Job {
         target_threads: threads,
         run,
-        text: &text,
+        text: &run.to_toml(),
         network,
         run_dir,
         started,
@@ -127,12 +127,11 @@ pub fn decompose(
     pool.enter(|| job.go(&processor, peak, &Supervision::default()))
 }
 
-/// The run of a run directory, and its text.
-fn prepared(run_dir: &Path) -> Result<(Run, String), Fault> {
+/// The run of a run directory.
+fn prepared(run_dir: &Path) -> Result<Run, Fault> {
     let config = run_dir.join("config.toml");
     let text = spd_files::read_to_string(&config).with_context(|| config.display().to_string())?;
-    let run = Run::from_resolved(&text).map_err(|faults| Fault::BadInput(faults.to_string()))?;
-    Ok((run, text))
+    Run::from_resolved(&text).map_err(|faults| Fault::BadInput(faults.to_string()))
 }
 
 /// What one rank does.
@@ -140,7 +139,7 @@ struct Job<'a> {
     /// While the target is trained.
     target_threads: usize,
     run: &'a Run,
-    /// `config.toml`, which checkpoints remember.
+    /// The resolved run, which checkpoints remember.
     text: &'a str,
     network: &'a Network,
     run_dir: &'a Path,
@@ -184,7 +183,9 @@ impl Job<'_> {
         let goes_on = world.first(|| {
             let sources = data::open_checked(run)?;
             // Before a target is trained for it.
-            if let Continuation::Lost(line) = resume::goes_on(run_dir, &made_of)? {
+            if let Continuation::Lost(line) =
+                resume::goes_on(run_dir, &made_of, run.checkpoint.every)?
+            {
                 return Err(Fault::BadInput(line));
             }
             keep_record(processor, run_dir)?;

@@ -6,9 +6,12 @@
 //! once, beside `checkpoints/` and not in it, as soon as the first checkpoint is on the disk. In this order, because a
 //! record that came before its checkpoint would make a run that is killed between the two be taken for a lost one. Killed
 //! between the two as it is, the run has its checkpoint, and the next start, which finds that, writes the record before
-//! its first step.
+//! its first step. Where the record is gone too, rows tell: once they are two saves ahead, the first save is over. It may have
+//! failed; then `saved.json` says that there was none.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -16,7 +19,7 @@ use serde_json::{Value, json};
 use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, look};
 use spd_configs::Data;
-use spd_tracker::{Mark, Spool};
+use spd_tracker::{LastRows, METRICS, Mark, Start};
 
 use crate::data::{datasets, fingerprint};
 use crate::fault::Fault;
@@ -33,7 +36,13 @@ pub enum Continuation {
 }
 
 /// Where a run goes on in its directory `dir`, for what is known of its data and its target.
-pub(crate) fn goes_on(dir: &Path, made_of: &[Ingredient]) -> Result<Continuation, Fault> {
+///
+/// - `every`: steps between two saves
+pub(crate) fn goes_on(
+    dir: &Path,
+    made_of: &[Ingredient],
+    every: u64,
+) -> Result<Continuation, Fault> {
     let root = dir.join(CHECKPOINTS);
     if root.is_file() {
         return Ok(Continuation::Lost(advise(
@@ -44,10 +53,9 @@ pub(crate) fn goes_on(dir: &Path, made_of: &[Ingredient]) -> Result<Continuation
     let found = look(&root)?;
     if let Some((step, meta)) = found.newest {
         check(made_of, &meta, step)?;
-        Spool::check(dir, &mark(&meta)?)?;
         return Ok(Continuation::From(step));
     }
-    Ok(match lost(dir, &found.damaged)? {
+    Ok(match lost(dir, &found.damaged, every)? {
         Some(line) => Continuation::Lost(line),
         None => Continuation::Anew,
     })
@@ -62,38 +70,84 @@ pub(crate) fn mark(meta: &BTreeMap<String, Value>) -> Result<Mark, Fault> {
 /// Where a run directory has its checkpoints.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 
-/// The record that there was one.
-const SAVED: &str = "saved.json";
+/// The record that there was one, or that none could be written.
+pub(crate) const SAVED: &str = "saved.json";
 
-/// Writes down that a run has a checkpoint, unless that is known.
-pub(crate) fn remember(dir: &Path, step: u64) -> Result<(), CheckpointError> {
+/// Writes down that a run has a checkpoint, or that what was to be its first one was not written; unless a checkpoint is known of.
+pub(crate) fn remember(dir: &Path, first: Option<u64>) -> Result<(), CheckpointError> {
     let path = dir.join(SAVED);
-    if path.try_exists().unwrap_or(false) {
+    let is_known = match Record::of(&path) {
+        Record::Saved(_) => true,
+        Record::Failed => first.is_none(),
+        Record::Nothing => false,
+    };
+    if is_known {
         return Ok(());
     }
-    write_file(&path, format!("{}\n", json!({ "first": step })).as_bytes())
+    write_file(&path, format!("{}\n", json!({ "first": first })).as_bytes())
+}
+
+/// What [`SAVED`] says.
+enum Record {
+    Nothing,
+    Failed,
+    /// There was one, the first of them after this step, if it can be read. A record that is damaged was one of that too.
+    Saved(Option<u64>),
+}
+
+impl Record {
+    fn of(path: &Path) -> Self {
+        if fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+            return Self::Nothing;
+        }
+        let record = spd_files::read(path).ok();
+        let record = record.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+        match record.as_ref().and_then(|record| record.get("first")) {
+            Some(Value::Null) => Self::Failed,
+            first => Self::Saved(first.and_then(Value::as_u64)),
+        }
+    }
+}
+
+/// What rows tell of a checkpoint that nothing else knows of; a line.
+fn told_by_rows(dir: &Path, every: u64) -> Option<String> {
+    let starts = Start::all(dir).unwrap_or_default();
+    if let Some(start) = starts.iter().rev().find(|start| start.offset > 0) {
+        return Some(format!(
+            "it has gone on from a checkpoint of step {} before",
+            start.step
+        ));
+    }
+    let mut rows = LastRows::of(&dir.join(METRICS)).ok()?;
+    let last = rows.find_map(Result::ok)?.step;
+    // The second save waits for the first.
+    (every > 0 && last >= every.saturating_mul(2))
+        .then(|| format!("its rows go up to step {last}, it saves every {every} steps"))
 }
 
 /// Why a run without a whole checkpoint must not begin again; `None` where it may.
 ///
 /// - `damaged`: checkpoints that do not hold: where each lies, and what is wrong with it
-pub(crate) fn lost(dir: &Path, damaged: &[(PathBuf, String)]) -> Result<Option<String>, Fault> {
-    let (path, place) = (dir.join(SAVED), dir.display());
-    let was_saved = path
-        .try_exists()
-        .with_context(|| path.display().to_string())?;
-    let why = match damaged {
-        [] if !was_saved => return Ok(None),
-        [] => {
-            let record = spd_files::read(&path).ok();
-            let record = record.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
-            let first = record.and_then(|record| record.get("first")?.as_u64());
+/// - `every`: steps between two saves
+pub(crate) fn lost(
+    dir: &Path,
+    damaged: &[(PathBuf, String)],
+    every: u64,
+) -> Result<Option<String>, Fault> {
+    let place = dir.display();
+    let why = match (damaged, Record::of(&dir.join(SAVED))) {
+        ([], Record::Failed) => return Ok(None),
+        ([], Record::Nothing) => match told_by_rows(dir, every) {
+            None => return Ok(None),
+            Some(told) => format!("{told}, and {place}/{CHECKPOINTS} holds none"),
+        },
+        ([], Record::Saved(first)) => {
             let first = first.map_or(String::new(), |step| {
                 format!(", the first of them after step {step}")
             });
             format!("it has saved checkpoints{first}, and {place}/{CHECKPOINTS} holds none")
         }
-        [(newest, reason), others @ ..] => {
+        ([(newest, reason), others @ ..], _) => {
             let others = match others.len() {
                 0 => String::new(),
                 1 => ", and 1 older one is damaged too".to_owned(),
@@ -209,7 +263,7 @@ pub(crate) fn check(
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use spd_tracker::{Kind, Row, Spool};
 
     use super::*;
 
@@ -263,13 +317,17 @@ mod tests {
     fn a_run_that_never_saved_begins_again_and_one_that_did_must_not() {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path();
-        let found = || goes_on(dir, &[]).unwrap();
+        let found = || goes_on(dir, &[], 20).unwrap();
         assert_eq!(found(), Continuation::Anew);
         fs::create_dir(dir.join(CHECKPOINTS)).unwrap();
         assert_eq!(found(), Continuation::Anew);
-        remember(dir, 20).unwrap();
+        // One whose first save fails has none to lose.
+        remember(dir, None).unwrap();
+        assert_eq!(found(), Continuation::Anew);
+        remember(dir, Some(20)).unwrap();
         // The first one stays.
-        remember(dir, 40).unwrap();
+        remember(dir, Some(40)).unwrap();
+        remember(dir, None).unwrap();
         let place = dir.display();
         let advice = format!(
             "put the checkpoints back, or start anew with --fresh, which moves {place} aside, or with --out"
@@ -307,5 +365,37 @@ mod tests {
             let why = format!("no checkpoint is whole: {path}: manifest.json is missing{others}");
             assert_eq!(found(), lost(&why));
         }
+    }
+
+    #[test]
+    fn rows_tell_of_checkpoints_that_nothing_else_knows_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path();
+        let found = || goes_on(dir, &[], 20).unwrap();
+        let lost = |why: &str| {
+            let why = format!("{why}, and {}/checkpoints holds none", dir.display());
+            Continuation::Lost(advise(dir, &why))
+        };
+        let spool = Spool::start(dir, &Mark::default(), 0).unwrap();
+        let mut mark = Mark::default();
+        for step in [0, 20, 39, 40] {
+            assert_eq!(found(), Continuation::Anew);
+            spool.append(Row::new(step, Kind::Train));
+            mark = spool.mark().wait().unwrap();
+        }
+        drop(spool);
+        assert_eq!(
+            found(),
+            lost("its rows go up to step 40, it saves every 20 steps")
+        );
+        assert_eq!(goes_on(dir, &[], 0).unwrap(), Continuation::Anew);
+        remember(dir, None).unwrap();
+        assert_eq!(found(), Continuation::Anew);
+        fs::remove_file(dir.join(SAVED)).unwrap();
+        drop(Spool::start(dir, &mark, 40).unwrap());
+        assert_eq!(
+            goes_on(dir, &[], 0).unwrap(),
+            lost("it has gone on from a checkpoint of step 40 before")
+        );
     }
 }

@@ -257,7 +257,7 @@ impl<'a> Saver<'a> {
     /// Has the directory remember that there is a checkpoint, if there is; see [`resume`].
     pub(crate) fn remember(&self, progress: &mut Progress) {
         if let Some(at) = self.written
-            && let Err(error) = resume::remember(self.place.dir, at.step())
+            && let Err(error) = resume::remember(self.place.dir, Some(at.step()))
         {
             progress.event(at.step(), error.to_string());
         }
@@ -270,6 +270,11 @@ impl<'a> Saver<'a> {
             format!("after the checkpoint of {at}: {error}")
         } else {
             self.submitted = None;
+            if self.written.is_none() {
+                // The disk that did not take the state may not take this; then rows tell of a state that there never was, and only
+                // --fresh starts over.
+                let _ = resume::remember(self.place.dir, None);
+            }
             format!("the checkpoint of {at} was not written: {error}{then}")
         };
         self.trouble = Some(error.to_string());

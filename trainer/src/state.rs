@@ -7,6 +7,7 @@ use anyhow::Context;
 use half::bf16;
 use serde_json::Value;
 use spd_checkpoint::{Dtype, Snapshot, Tensor};
+use spd_configs::Run;
 use spd_engine::{Named, Slot, Store, Values};
 use spd_tracker::Mark;
 
@@ -51,6 +52,24 @@ fn dtype(values: Values<'_>) -> Dtype {
     }
 }
 
+/// The first thing in which the run of a checkpoint is another. What counts is what a run file says, not how.
+fn differs(snapshot: &Snapshot, config: &str) -> Option<String> {
+    let there = snapshot.meta.get("config").and_then(Value::as_str);
+    if there == Some(config) {
+        return None;
+    }
+    let runs = there.and_then(|there| {
+        Some((
+            Run::from_resolved(config).ok()?,
+            Run::from_resolved(there).ok()?,
+        ))
+    });
+    match runs {
+        Some((here, there)) => here.differences(&there).into_iter().next(),
+        None => Some("it holds another run".to_owned()),
+    }
+}
+
 /// Copies a snapshot into the store; returns its step and where its metrics ended.
 ///
 /// # Errors
@@ -62,10 +81,9 @@ pub(crate) fn restore(
     config: &str,
     made_of: &[Ingredient],
 ) -> Result<(u64, Mark), Fault> {
-    let of_checkpoint = snapshot.meta.get("config").and_then(Value::as_str);
-    if of_checkpoint != Some(config) {
+    if let Some(differs) = differs(snapshot, config) {
         return Err(Fault::BadInput(format!(
-            "the checkpoint of step {} belongs to another run file; choose another --out, or --fresh to start over",
+            "config.toml: not that of the checkpoint of step {}: {differs}; put it back as it was, or run its run file anew with --fresh",
             snapshot.step
         )));
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use spd_checkpoint::newest;
 use spd_dataloader::Loader;
 use spd_engine::{Executor, Store};
-use spd_tracker::{Kind, METRICS, Mark, Row, Spool, SpoolError};
+use spd_tracker::{Kind, Mark, Row, Spool};
 
 use crate::fault::{Fault, Outcome};
 use crate::progress::{Progress, Stop, WARMUP};
@@ -342,7 +342,7 @@ fn restore_first<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored
         .map(|snapshot| state::restore(snapshot, store, place.config, place.made_of))
         .transpose()?;
     let lost = if resumed.is_none() {
-        resume::lost(place.dir, &found.set_aside)?
+        resume::lost(place.dir, &found.set_aside, place.checkpoint.every)?
     } else {
         None
     };
@@ -350,9 +350,14 @@ fn restore_first<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored
         return Err(Fault::BadInput(line.clone()));
     }
     let (step, mark) = resumed.unwrap_or((0, Mark::default()));
-    let (spool, other_rows) = start_rows(place, &mark, step)?;
+    let spool = Spool::start(place.dir, &mark, step)?;
     let mut progress = match place.progress {
-        Some(elsewhere) => Progress::at(elsewhere, place.heartbeat)?,
+        Some(elsewhere) => {
+            let mut progress = Progress::at(elsewhere, place.heartbeat)?;
+            let notes = spool.mended().iter().cloned();
+            notes.for_each(|note| progress.event(step, note));
+            progress
+        }
         None => Progress::told(&spool, place.heartbeat),
     };
     for (path, reason) in &found.set_aside {
@@ -370,9 +375,6 @@ fn restore_first<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored
             ),
         );
     }
-    if let Some(note) = other_rows {
-        progress.event(step, note);
-    }
     let at = found.snapshot.as_ref().map(At::of);
     if let Some(at) = at {
         progress.event(step, format!("continued from the checkpoint of {at}"));
@@ -380,23 +382,6 @@ fn restore_first<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored
     let saver = Saver::new(&root, place, found.snapshot)?;
     saver.remember(&mut progress);
     Ok((at, progress, Some(Records { spool, saver })))
-}
-
-/// Cuts the rows back to a checkpoint; what there is to say of rows that are not those of the checkpoint.
-fn start_rows(place: &Place<'_>, mark: &Mark, step: u64) -> Result<(Spool, Option<String>), Fault> {
-    match Spool::start(place.dir, mark, step) {
-        // Nobody reads the rows of a target once it is trained.
-        Err(SpoolError::Short { .. } | SpoolError::Differs { .. }) if place.is_kept => {
-            let rows = place.dir.join(METRICS);
-            let note = format!(
-                "{}: not the rows of its checkpoint; they begin again",
-                rows.display()
-            );
-            let spool = Spool::start(place.dir, &Mark::default(), step)?;
-            Ok((spool, Some(note)))
-        }
-        started => Ok((started?, None)),
-    }
 }
 
 /// The same on a rank that writes nothing, after the first one has done it.

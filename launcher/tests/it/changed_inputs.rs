@@ -326,7 +326,7 @@ fn a_target_whose_own_checkpoint_is_damaged_is_trained_again_with_a_word() {
     );
     assert!(fs::read(&path).unwrap() == whole);
 
-    // Rows that are damaged cost the rows.
+    // Rows that are damaged cost rows alone.
     fs::remove_file(&path).unwrap();
     flip(&path.parent().unwrap().join("metrics.jsonl"));
     fs::remove_file(scratch.run_dir().join("summary.json")).unwrap();
@@ -334,7 +334,7 @@ fn a_target_whose_own_checkpoint_is_damaged_is_trained_again_with_a_word() {
     assert!(
         ended
             .stderr
-            .contains("/metrics.jsonl: not the rows of its checkpoint; they begin again"),
+            .contains("/metrics.jsonl: not the rows that the checkpoint saw; "),
         "{}",
         ended.stderr
     );
@@ -407,7 +407,10 @@ fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
     let run_dir = scratch.run_dir();
     fs::remove_dir_all(run_dir.join("checkpoints/step-00000020")).unwrap();
     fs::remove_file(run_dir.join("saved.json")).unwrap();
-    let rows = fs::read(run_dir.join("metrics.jsonl")).unwrap();
+    let path = run_dir.join("metrics.jsonl");
+    let rows = fs::read_to_string(&path).unwrap();
+    let before = rows.split_inclusive('\n').take(3).collect::<String>();
+    fs::write(&path, before).unwrap();
     let ended = goes_on(toy(&scratch));
     assert!(
         ended
@@ -417,7 +420,7 @@ fn a_run_that_was_killed_before_its_first_checkpoint_begins_again() {
         ended.stdout
     );
     assert!(!ended.stderr.contains("continued"), "{}", ended.stderr);
-    assert_eq!(fs::read(run_dir.join("metrics.jsonl")).unwrap(), rows);
+    assert_eq!(fs::read_to_string(&path).unwrap(), rows);
 }
 
 #[test]
@@ -514,28 +517,115 @@ fn a_damaged_run_file_of_a_run_directory_is_one_line_with_a_way_out() {
 }
 
 #[test]
-fn rows_that_are_not_those_of_the_checkpoint_are_refused_by_name() {
+fn what_a_run_file_says_counts_and_not_how() {
+    let scratch = Scratch::new();
+    goes_on(toy(&scratch));
+    let straight = remains(&scratch);
+    fs::remove_dir_all(scratch.run_dir()).unwrap();
+    interrupted(&scratch, toy(&scratch));
+    let path = scratch.run_dir().join("config.toml");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, format!("# seed of the paper\n{text}\n")).unwrap();
+    let figures = || scratch.launcher(&["figures", "runs/x"]);
+    goes_on(figures());
+    goes_on(toy(&scratch));
+    assert!(remains(&scratch) == straight);
+    assert_ne!(fs::read_to_string(&path).unwrap(), text, "it is the user's");
+    fs::write(
+        &path,
+        text.replacen("batch_size = 64", "batch_size = 65", 1),
+    )
+    .unwrap();
+    let ended = launch(figures());
+    assert_eq!(
+        (ended.code, ended.error()),
+        (
+            Some(2),
+            "config.toml: not that of the checkpoint of step 40: target.train.batch_size: 65 here, 64 there; put it back as it was, \
+             or run its run file anew with --fresh"
+        )
+    );
+}
+
+#[test]
+fn rows_that_are_not_those_of_the_checkpoint_are_set_aside_and_written_again() {
     let scratch = Scratch::new();
     interrupted(&scratch, toy(&scratch));
     let path = scratch.run_dir().join("metrics.jsonl");
+    let aside = scratch.run_dir().join("metrics.jsonl.bad");
     let rows = fs::read_to_string(&path).unwrap();
-    fs::write(&path, rows.replacen("\"step\":0", "\"step\":1", 1)).unwrap();
-    let error = refused(&scratch, || toy(&scratch));
-    assert!(
-        error.starts_with("runs/x/metrics.jsonl: its first ")
-            && error.ends_with(
-                " bytes are not those the checkpoint saw; put the file back or start in another run directory"
-            ),
-        "{error}"
-    );
-    fs::remove_file(&path).unwrap();
-    let error = refused(&scratch, || toy(&scratch));
-    assert!(
-        error.starts_with("runs/x/metrics.jsonl: the checkpoint marks "),
-        "{error}"
-    );
-    fs::write(&path, rows).unwrap();
     goes_on(toy(&scratch));
+    let tensors = || {
+        fs::read(
+            scratch
+                .run_dir()
+                .join("checkpoints/step-00000040/tensors.safetensors"),
+        )
+        .unwrap()
+    };
+    let straight = tensors();
+    for (damaged, left) in [
+        (Some(rows.replacen("\"kind\"", "\"king\"", 1)), 1),
+        (Some(rows.replacen("\"step\":0", "\"step\":1", 1)), 0),
+        (None, 4),
+    ] {
+        fs::remove_file(scratch.run_dir().join("summary.json")).unwrap();
+        fs::remove_dir_all(scratch.run_dir().join("checkpoints/step-00000040")).unwrap();
+        for name in ["starts.jsonl", "system.jsonl", "metrics.jsonl.bad"] {
+            // Only this test has several runs go on in one directory.
+            let _ = fs::remove_file(scratch.run_dir().join(name));
+        }
+        match &damaged {
+            Some(damaged) => fs::write(&path, damaged).unwrap(),
+            None => fs::remove_file(&path).unwrap(),
+        }
+        let ended = goes_on(toy(&scratch));
+        let said = format!(
+            "written again from the {} of 4 rows that can be read",
+            4 - left
+        );
+        let lines = ended.stderr.lines().filter(|line| line.contains(&said));
+        assert_eq!(lines.count(), 1, "{}", ended.stderr);
+        assert_eq!(fs::read_to_string(&aside).ok(), damaged);
+        let now = fs::read_to_string(&path).unwrap();
+        assert_eq!(now.lines().count(), rows.lines().count() - left);
+        assert!(tensors() == straight);
+    }
+}
+
+#[test]
+fn a_damaged_record_of_starts_is_set_aside_and_the_run_goes_on() {
+    let scratch = Scratch::new();
+    goes_on(toy(&scratch));
+    let straight = remains(&scratch);
+    fs::remove_dir_all(scratch.run_dir()).unwrap();
+    interrupted(&scratch, toy(&scratch));
+    let path = scratch.run_dir().join("starts.jsonl");
+    let mut starts = fs::read(&path).unwrap();
+    starts[30] ^= 0x80;
+    fs::write(&path, &starts).unwrap();
+    let ended = goes_on(toy(&scratch));
+    let said = "step 20: runs/x/starts.jsonl: 1 of its 1 lines cannot be read; the file is kept as runs/x/starts.jsonl.bad, \
+                and written again without them";
+    assert!(ended.stderr.contains(said), "{}", ended.stderr);
+    assert!(remains(&scratch) == straight);
+}
+
+#[test]
+fn a_run_with_rows_and_without_checkpoints_does_not_begin_again_in_silence() {
+    let scratch = Scratch::new();
+    interrupted(&scratch, toy(&scratch));
+    let run_dir = scratch.run_dir();
+    fs::remove_dir_all(run_dir.join("checkpoints")).unwrap();
+    fs::remove_file(run_dir.join("saved.json")).unwrap();
+    assert_eq!(
+        refused(&scratch, || toy(&scratch)),
+        "runs/x: its rows go up to step 40, it saves every 20 steps, and runs/x/checkpoints holds none; put the checkpoints back, \
+         or start anew with --fresh, which moves runs/x aside, or with --out"
+    );
+    let mut fresh = toy(&scratch);
+    fresh.arg("--fresh");
+    goes_on(fresh);
 }
 
 #[test]

@@ -273,6 +273,49 @@ fn a_roll_back_while_nobody_read_is_known_from_the_starts() {
 }
 
 #[test]
+fn rows_of_a_damaged_file_that_were_read_stay_read() {
+    // Behind how many rows a reader stands, those of the damaged part and those behind the checkpoint among them.
+    for (read, alive) in (0..=6).flat_map(|read| [(read, true), (read, false)]) {
+        let run = tempfile::tempdir().unwrap();
+        let spool = start(run.path(), &Mark::default());
+        let mark = append(&spool, 0..=3);
+        append(&spool, 4..=5);
+        drop(spool);
+        let mut reader = open(run.path());
+        for step in 0..read {
+            assert_eq!(row(reader.next().unwrap()).unwrap().step, step);
+        }
+        let path = run.path().join(METRICS);
+        let mut rows = std::fs::read(&path).unwrap();
+        rows[mark.offset as usize / 2 + 1] ^= 0x80;
+        spd_files::atomic::write_file(&path, &[&rows]).unwrap();
+        let cursor = reader.cursor();
+        let spool = start(run.path(), &mark);
+        if !alive {
+            reader = Reader::of_metrics(run.path(), &cursor).unwrap();
+        }
+        append(&spool, 4..=4);
+        // One that has read what is still to come waits, and another goes on from the place that it was told of.
+        if read == 6 {
+            assert_eq!((reader.next().unwrap(), reader.cursor()), (None, cursor));
+        }
+        append(&spool, 5..=7);
+        // One that lives on has the row from before.
+        let has_it = read > 2 || alive && read > 0;
+        let expected: Vec<u64> = (read..=7).filter(|&step| step != 2 || has_it).collect();
+        let found: Vec<u64> = read_all(&mut reader)
+            .into_iter()
+            .map(Result::unwrap)
+            .collect();
+        assert_eq!(found, expected, "{read}");
+        assert!(reader.is_proven());
+        let mut next = Reader::of_metrics(run.path(), &reader.cursor()).unwrap();
+        append(&spool, 8..=8);
+        assert_eq!(read_all(&mut next), [Ok(8)]);
+    }
+}
+
+#[test]
 fn junk_is_named_by_its_line_and_skipped() {
     let run = tempfile::tempdir().unwrap();
     let path = run.path().join(METRICS);

@@ -1,0 +1,131 @@
+//! Rows that are not those that a checkpoint saw: the file is kept under another name, and written again from what can be read.
+//!
+//! Bytes that a disk changes stay where they are, so a place in the old file is a place in the new one as soon as it is known which
+//! bytes are lost: this is how a tracker that has rows of the old file goes on in the new one.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use spd_files::atomic;
+
+use crate::error::SpoolError;
+use crate::files::METRICS;
+use crate::mark::{Mark, Prefix};
+use crate::row::{Kind, Row};
+use crate::starts::{Start, keep_aside};
+use crate::times;
+
+/// What stands for the rows before a mark that no longer proves them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Mended {
+    /// What the file was to begin with.
+    pub was: Mark,
+    /// Parts of that which are not there any more: from which byte on to which, in their order.
+    pub lost: Vec<(u64, u64)>,
+    /// XXH3-128 of what is left of it.
+    pub hash: String,
+}
+
+impl Start {
+    /// The mark of the rows that this start kept, where these stand for those before another.
+    pub(crate) fn stands_for(&self, mark: &Mark) -> Option<Mark> {
+        let mended = self.mended.as_ref().filter(|mended| mended.was == *mark)?;
+        Some(Mark {
+            offset: self.offset,
+            lines: self.lines,
+            hash: mended.hash.clone(),
+        })
+    }
+
+    /// Where a place of the file before this start is in the file after it, if its rows are to be taken for those.
+    pub(crate) fn place(&self, before: u64) -> u64 {
+        let Some(mended) = &self.mended else {
+            return before;
+        };
+        let lost = mended.lost.iter();
+        let lost = lost.map(|&(begin, end)| before.min(end).saturating_sub(begin));
+        before.saturating_sub(lost.sum())
+    }
+}
+
+/// Writes the rows of `dir` again from those before `was` that can be read and were made before `step`, and says so.
+pub(crate) fn mend(
+    dir: &Path,
+    was: &Mark,
+    step: u64,
+) -> Result<(Mark, Mended, String), SpoolError> {
+    let path = dir.join(METRICS);
+    let (bytes, aside) = match spd_files::read(&path) {
+        Err(found) if found.kind() == ErrorKind::NotFound => (Vec::new(), None),
+        Err(found) => return Err(SpoolError::io(&path, "read", found)),
+        Ok(bytes) => {
+            let aside = keep_aside(&path, &bytes)?;
+            (bytes, Some(aside))
+        }
+    };
+    let end = usize::try_from(was.offset).unwrap_or(usize::MAX);
+    let (mut kept, mut whole, mut lost) = (Prefix::default(), Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    let (mut begin, mut row) = (0, 0);
+    for line in bytes[..end.min(bytes.len())].split_inclusive(|&byte| byte == b'\n') {
+        let next = begin + line.len() as u64;
+        if kept.lines < was.lines && is_of(line, step) {
+            kept.push(line);
+            whole.push(line);
+            rows.push(row);
+            row += 1;
+        } else {
+            lose(&mut lost, (begin, next));
+            // Where the end of a line is damaged, it is two of them.
+            let begins = line.windows(BEGIN.len()).filter(|&part| part == BEGIN);
+            row += begins.count().max(1) as u64;
+        }
+        begin = next;
+    }
+    if begin < was.offset {
+        lose(&mut lost, (begin, was.offset));
+    }
+    let written = atomic::write_file(&path, &whole);
+    written.map_err(|found| SpoolError::io(&path, "write it again", found))?;
+    times::keep(dir, &rows, was.lines)?;
+    let what = match aside {
+        Some(aside) => format!(
+            "not the rows that the checkpoint saw; the file is kept as {}, and",
+            aside.display()
+        ),
+        None => "gone; it".to_owned(),
+    };
+    let note = format!(
+        "{}: {what} is written again from the {} of {} rows that can be read",
+        path.display(),
+        kept.lines,
+        was.lines
+    );
+    let mark = kept.mark();
+    let mended = Mended {
+        was: was.clone(),
+        lost,
+        hash: mark.hash.clone(),
+    };
+    Ok((mark, mended, note))
+}
+
+/// How every row begins.
+const BEGIN: &[u8] = b"{\"step\":";
+
+/// Whether a line is a row of metrics that was made before `step` steps were done. Before the first one there is one of step 0.
+fn is_of(line: &[u8], step: u64) -> bool {
+    let Some(line) = line.strip_suffix(b"\n") else {
+        return false;
+    };
+    Row::parse(line)
+        .is_ok_and(|row| matches!(row.kind, Kind::Train | Kind::Eval) && row.step < step.max(1))
+}
+
+fn lose(lost: &mut Vec<(u64, u64)>, part: (u64, u64)) {
+    match lost.last_mut() {
+        Some(last) if last.1 == part.0 => last.1 = part.1,
+        _ => lost.push(part),
+    }
+}
