@@ -39,21 +39,27 @@ impl Lock {
     ///
     /// [`CheckpointError::Held`] names the process that has it. And when the disk refuses.
     pub fn take(dir: &Path) -> Result<Self, CheckpointError> {
-        atomic::make_dir(dir)?;
         let path = dir.join("lock");
         let refused = |found| CheckpointError::lock(&path, found);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
-        let mut file = spd_files::open_with(&mut options, &path).map_err(refused)?;
-        // Who looks whether somebody has it, has it for a moment.
-        match spd_files::lock_within(GLANCE, || file.try_lock()) {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let holder = holder(&mut file);
-                return Err(CheckpointError::Held { path, holder });
+        let mut file = loop {
+            atomic::make_dir(dir)?;
+            let mut file = spd_files::open_with(&mut options, &path).map_err(refused)?;
+            // Who looks whether somebody has it, has it for a moment.
+            match spd_files::lock_within(GLANCE, || file.try_lock()) {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    let holder = holder(&mut file);
+                    return Err(CheckpointError::Held { path, holder });
+                }
+                Err(TryLockError::Error(found)) => return Err(refused(found)),
             }
-            Err(TryLockError::Error(found)) => return Err(refused(found)),
-        }
+            // The directory may have lost its name, and the lock with it, while it was waited for.
+            if spd_files::has_name(&file, &path).map_err(refused)? {
+                break file;
+            }
+        };
         let text = format!("process {} on {}\n", std::process::id(), Self::host());
         file.set_len(0)
             .and_then(|()| file.write_all(text.as_bytes()))
@@ -185,6 +191,27 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_that_was_moved_away_with_its_directory_is_nobodys() {
+        let folder = tempfile::tempdir().unwrap();
+        let (run, aside) = (folder.path().join("run"), folder.path().join("run.bad"));
+        let old = Lock::take(&run).unwrap();
+        let waits = std::thread::spawn({
+            let run = run.clone();
+            move || Lock::take(&run).unwrap()
+        });
+        // Whether it has opened the file yet or not.
+        std::fs::rename(&run, &aside).unwrap();
+        drop(old);
+        let new = waits.join().unwrap();
+        assert!(matches!(
+            Lock::take(&run),
+            Err(CheckpointError::Held { .. })
+        ));
+        drop(new);
+        Lock::take(&aside).unwrap();
+    }
 
     #[test]
     fn the_second_is_told_who_holds_it() {

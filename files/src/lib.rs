@@ -6,7 +6,7 @@
 use std::fmt::Display;
 use std::fs::{self, File, FileType, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
@@ -45,6 +45,22 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.custom_flags(flags).open(path)?;
     is_file(file.metadata()?.file_type())?;
     Ok(file)
+}
+
+/// Whether what stands at `path` is this file.
+///
+/// # Errors
+///
+/// When the operating system cannot say.
+pub fn has_name(file: &File, path: &Path) -> io::Result<bool> {
+    let there = match fs::metadata(path) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(false);
+        }
+        found => found?,
+    };
+    let here = file.metadata()?;
+    Ok((here.dev(), here.ino()) == (there.dev(), there.ino()))
 }
 
 /// Tries to lock a file, for a second where another process has it: one that was killed has it for a moment longer, which is no short

@@ -14,7 +14,7 @@ use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, Lock};
 use spd_configs::{Checkpoint, Data, Log, Run};
 use spd_engine::{Pool, Processor, Store};
-use spd_tracker::{Cursor, Read, Reader};
+use spd_tracker::{Cursor, METRICS, Read, Reader, STARTS, SYSTEM, TIMES};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::cache::cache_dir;
@@ -24,7 +24,7 @@ use crate::given_weights::{are_to_come, given, place};
 use crate::heartbeat::Heartbeat;
 use crate::memory::Memory;
 use crate::progress::Progress;
-use crate::resume::{Ingredient, What};
+use crate::resume::{self, CHECKPOINTS, Ingredient, What};
 use crate::saver::Place;
 use crate::supervision::Supervision;
 use crate::target_models::{Network, Target, Weights, load};
@@ -65,7 +65,12 @@ pub(crate) fn check_cache(run: &Run, network: &dyn Target) -> Result<(), Fault> 
     if dir.join(FILE).is_file() {
         return Ok(());
     }
-    let tried = spd_files::try_dir(&dir);
+    // What has the place of the directory is set aside.
+    let place = match in_the_way(&dir, true) {
+        Some(_) => dir.parent().unwrap_or(&dir),
+        None => &dir,
+    };
+    let tried = spd_files::try_dir(place);
     tried.map(drop).map_err(|line| {
         Fault::BadInput(format!(
             "{line}; trained targets are kept there: mend it, or set SPD_CACHE to a directory that can be written to"
@@ -81,8 +86,8 @@ pub(crate) fn origin(run: &Run, network: &dyn Target) -> Result<String, Fault> {
             None => format!("from {}", path.display()),
         }),
         (None, Some(train)) => {
-            let file = cached_dir(run, network)?.join(FILE);
-            let how = match kept(&file, network)? {
+            let dir = cached_dir(run, network)?;
+            let how = match kept(&dir, network)? {
                 Kept::Whole(_) => "trained before".to_owned(),
                 Kept::Nothing => "to be trained".to_owned(),
                 Kept::Damaged(reason) => format!("to be made again ({reason})"),
@@ -90,7 +95,7 @@ pub(crate) fn origin(run: &Run, network: &dyn Target) -> Result<String, Fault> {
             Ok(format!(
                 "{how}, {} steps; kept in {}",
                 train.steps,
-                file.display()
+                dir.join(FILE).display()
             ))
         }
         (None, None) => Err(Fault::BadInput(
@@ -138,20 +143,27 @@ pub(crate) fn weights(
         return Ok(Some((weights, memory)));
     }
     let dir = cached_dir(run, &**network)?;
-    let file = dir.join(FILE);
     let heartbeat = &supervision.heartbeat;
     let (mut wait, mut is_made) = (None, false);
     loop {
-        match kept(&file, &**network)? {
-            Kept::Whole(weights) => return Ok(Some((weights, memory))),
+        let found = kept(&dir, &**network)?;
+        match &found {
+            Kept::Whole(_) => {}
             Kept::Damaged(reason) if is_made => {
                 return Err(Fault::Failed(anyhow!(
                     "{}: {reason}, and was written just now; is the disk in order?",
-                    file.display()
+                    dir.display()
                 )));
             }
             _ if supervision.stop.load(Ordering::Relaxed) => return Ok(None),
+            Kept::Damaged(reason) if !can_be_locked(&dir) => {
+                set_aside(&dir, reason, run_dir, heartbeat)?;
+                continue;
+            }
             Kept::Damaged(_) | Kept::Nothing => {}
+        }
+        if let Kept::Whole(weights) = found {
+            return Ok(Some((weights, memory)));
         }
         match Lock::take(&dir) {
             Err(CheckpointError::Held { holder, .. }) => {
@@ -164,9 +176,13 @@ pub(crate) fn weights(
             Err(other) => return Err(other.into()),
             Ok(lock) => {
                 // Another run may have made it meanwhile.
-                match kept(&file, &**network)? {
+                match kept(&dir, &**network)? {
                     Kept::Whole(_) => continue,
-                    Kept::Damaged(reason) => set_aside(&file, &reason, run_dir, heartbeat)?,
+                    Kept::Damaged(reason) => {
+                        // With the lock, which is then to be taken anew.
+                        set_aside(&dir, &reason, run_dir, heartbeat)?;
+                        continue;
+                    }
                     Kept::Nothing => {}
                 }
                 let Some(settings) = &run.target.train else {
@@ -200,7 +216,7 @@ pub(crate) fn ingredient(run: &Run, network: &dyn Target) -> Result<Option<Ingre
     }
     let weights = match given(run, network)? {
         Some(weights) => Some(weights),
-        None => match kept(&cached_dir(run, network)?.join(FILE), network)? {
+        None => match kept(&cached_dir(run, network)?, network)? {
             Kept::Whole(weights) => Some(weights),
             Kept::Nothing | Kept::Damaged(_) => None,
         },
@@ -247,18 +263,29 @@ enum Kept {
     Damaged(String),
 }
 
-/// Reads a trained target. A file that does not promise its own hash, or does not keep it, is worth nothing.
-fn kept(file: &Path, network: &dyn Target) -> Result<Kept, Fault> {
-    match std::fs::metadata(file) {
+/// Reads a trained target from its directory. A file that does not promise its own hash, or does not keep it, is worth nothing, and
+/// nor is what was begun where something else has the place of a part of it.
+fn kept(dir: &Path, network: &dyn Target) -> Result<Kept, Fault> {
+    let file = &dir.join(FILE);
+    if let Some(found) = in_the_way(dir, true) {
+        return Ok(Kept::Damaged(format!("it is {found}")));
+    }
+    let parts = [(FILE, false), ("lock", false), (CHECKPOINTS, true)];
+    let logs = [METRICS, TIMES, STARTS, SYSTEM, resume::SAVED].map(|name| (name, false));
+    match std::fs::symlink_metadata(file) {
         // A file in the place of a folder is named when one is to be made.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(Kept::Nothing);
+            let mut parts = parts.into_iter().chain(logs);
+            let found = parts.find_map(|(name, is_dir)| {
+                let found = in_the_way(&dir.join(name), is_dir)?;
+                Some(Kept::Damaged(format!("{name} is {found}")))
+            });
+            return Ok(found.unwrap_or(Kept::Nothing));
         }
         Err(error) => {
             let error = anyhow::Error::from(error);
             return Err(error.context(file.display().to_string()).into());
         }
-        Ok(found) if !found.is_file() => return Ok(Kept::Damaged("is no file".into())),
         Ok(_) => {}
     }
     let weights = match load(file, network) {
@@ -266,14 +293,14 @@ fn kept(file: &Path, network: &dyn Target) -> Result<Kept, Fault> {
         Err(fault) => {
             let (fault, shown) = (fault.to_string(), format!("{}: ", file.display()));
             let reason = fault.strip_prefix(&shown).unwrap_or(&fault);
-            return Ok(Kept::Damaged(reason.to_owned()));
+            return Ok(Kept::Damaged(format!("{FILE}: {reason}")));
         }
     };
     let found = fingerprint(&weights);
     Ok(match promised(file) {
-        None => Kept::Damaged("it promises no hash of its weights".into()),
+        None => Kept::Damaged(format!("{FILE}: it promises no hash of its weights")),
         Some(promised) if promised != found => Kept::Damaged(format!(
-            "its weights have the hash {found}, it promises {promised}"
+            "{FILE}: its weights have the hash {found}, it promises {promised}"
         )),
         Some(_) => Kept::Whole(weights),
     })
@@ -295,25 +322,39 @@ fn promised(file: &Path) -> Option<String> {
 /// Key of that hash.
 const HASH: &str = "xxh3_128";
 
-/// Moves a damaged target out of the way of a new one.
+/// What has the place of a file, or of a directory, and is none.
+fn in_the_way(path: &Path, is_dir: bool) -> Option<&'static str> {
+    std::fs::symlink_metadata(path).ok()?;
+    match std::fs::metadata(path) {
+        Err(_) => Some("a link that leads nowhere"),
+        Ok(found) if is_dir && found.is_dir() || !is_dir && found.is_file() => None,
+        Ok(found) => Some(spd_files::name(found.file_type())),
+    }
+}
+
+/// Whether a process could be at work in a directory of the cache, with its lock.
+fn can_be_locked(dir: &Path) -> bool {
+    in_the_way(dir, true).is_none() && in_the_way(&dir.join("lock"), false).is_none()
+}
+
+/// Moves a damaged target, with all that lies beside it, out of the way of a new one.
 fn set_aside(
-    file: &Path,
+    dir: &Path,
     reason: &str,
     run_dir: &Path,
     heartbeat: &Arc<Heartbeat>,
 ) -> Result<(), Fault> {
-    let aside = file.with_extension("bad");
-    spd_files::atomic::rename_synced(file, &aside).with_context(|| {
+    let aside = spd_files::atomic::set_aside(dir).with_context(|| {
         format!(
             "{}: {reason}, and cannot be set aside; remove it",
-            file.display()
+            dir.display()
         )
     })?;
     Progress::at(run_dir, heartbeat)?.event(
         0,
         format!(
-            "the cached target {} is damaged: {reason}; it is set aside as {} and made again",
-            file.display(),
+            "the cached target {} is damaged: {reason}; it is set aside as {} and trained again",
+            dir.display(),
             aside.display()
         ),
     );

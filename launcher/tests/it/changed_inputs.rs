@@ -7,8 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use rustix::fs::{CWD, Mode, mkfifoat};
 
 use crate::scratch::{Ended, Scratch, launch, names};
 
@@ -256,52 +259,127 @@ fn a_damaged_target_in_the_cache_is_made_again_with_a_word() {
     let unsigned = header.find("xxh3_128").unwrap();
     let damages: [(&str, Damage<'_>); 5] = [
         (
-            "its weights have the hash HASH, it promises HASH",
+            "target.safetensors: its weights have the hash HASH, it promises HASH",
             &|path| {
                 let mut bytes = fs::read(path).unwrap();
                 *bytes.last_mut().unwrap() ^= 1;
                 fs::write(path, bytes).unwrap();
             },
         ),
-        ("not a safetensors file: ", &|path| {
+        ("target.safetensors: not a safetensors file: ", &|path| {
             fs::write(path, &whole[..whole.len() - 9]).unwrap();
         }),
-        ("not a safetensors file: ", &|path| {
+        ("target.safetensors: not a safetensors file: ", &|path| {
             fs::write(path, "").unwrap();
         }),
-        ("it promises no hash of its weights", &|path| {
-            let mut bytes = whole.clone();
-            bytes[unsigned] = b'X';
-            fs::write(path, bytes).unwrap();
-        }),
-        ("is no file", &|path| {
+        (
+            "target.safetensors: it promises no hash of its weights",
+            &|path| {
+                let mut bytes = whole.clone();
+                bytes[unsigned] = b'X';
+                fs::write(path, bytes).unwrap();
+            },
+        ),
+        ("target.safetensors: ", &|path| {
             fs::remove_file(path).unwrap();
             fs::create_dir(path).unwrap();
         }),
     ];
     for (reason, damage) in damages {
-        let aside = path.with_extension("bad");
-        if aside.is_file() {
-            fs::remove_file(&aside).unwrap();
-        }
         damage(&path);
-        fs::remove_dir_all(scratch.run_dir()).unwrap();
-        let ended = goes_on(toy(&scratch));
-        assert!(
-            ended.stdout.contains("to be made again ("),
-            "{}",
-            ended.stdout
-        );
-        let told = without_hashes(&ended.stderr);
-        let word = format!(
-            "step 0: the cached target {} is damaged: {reason}",
-            path.display()
-        );
-        let end = format!("; it is set aside as {} and made again", aside.display());
-        assert!(told.contains(&word) && told.contains(&end), "{told}");
+        assert!(told_to_be_trained_again(&scratch, &path).starts_with(reason));
         assert!(fs::read(&path).unwrap() == whole, "{reason}");
         assert!(remains(&scratch) == straight, "{reason}");
     }
+}
+
+/// Runs the toy anew beside a damaged target; why that is damaged, in the words of the run.
+fn told_to_be_trained_again(scratch: &Scratch, path: &Path) -> String {
+    let entry = path.parent().unwrap();
+    let aside = PathBuf::from(format!("{}.bad", entry.display()));
+    let before = fs::symlink_metadata(entry).unwrap();
+    fs::remove_dir_all(scratch.run_dir()).unwrap();
+    let ended = goes_on(toy(scratch));
+    assert!(
+        ended.stdout.contains("to be made again ("),
+        "{}",
+        ended.stdout
+    );
+    let told = without_hashes(&ended.stderr);
+    let begin = format!("step 0: the cached target {} is damaged: ", entry.display());
+    let end = format!("; it is set aside as {} and trained again", aside.display());
+    let mut said = told
+        .lines()
+        .filter_map(|line| line.strip_prefix(&begin)?.strip_suffix(&end));
+    let why = said.next().unwrap_or_else(|| panic!("{told}")).to_owned();
+    assert_eq!(said.next(), None, "{told}");
+    assert_eq!(fs::symlink_metadata(&aside).unwrap().ino(), before.ino());
+    if before.is_dir() {
+        fs::remove_dir_all(aside).unwrap();
+    } else {
+        fs::remove_file(aside).unwrap();
+    }
+    why
+}
+
+#[test]
+fn whatever_has_the_place_of_a_part_of_a_cached_target_it_is_trained_again() {
+    let scratch = Scratch::new();
+    goes_on(toy(&scratch));
+    let (path, straight) = (target(&scratch), remains(&scratch));
+    let whole = fs::read(&path).unwrap();
+    let entry = path.parent().unwrap();
+    let pipe = |at: &Path| mkfifoat(CWD, at, Mode::RWXU).unwrap();
+    let kinds: [(&str, Damage<'_>); 4] = [
+        ("a directory", &|at| fs::create_dir(at).unwrap()),
+        ("a named pipe", &pipe),
+        ("a link that leads nowhere", &|at| {
+            symlink("nowhere", at).unwrap();
+        }),
+        ("a file", &|at| fs::write(at, "").unwrap()),
+    ];
+    let files = [
+        "lock",
+        "metrics.jsonl",
+        "metrics.times",
+        "starts.jsonl",
+        "system.jsonl",
+        "saved.json",
+    ];
+    let places = files.map(|name| (name, &kinds[..3]));
+    let places = places
+        .into_iter()
+        .chain([("", &kinds[1..]), ("checkpoints", &kinds[1..])]);
+    for (name, kinds) in places {
+        for (kind, put) in kinds {
+            fs::remove_file(&path).unwrap();
+            let at = if name.is_empty() {
+                entry.to_owned()
+            } else {
+                entry.join(name)
+            };
+            if at.is_dir() {
+                fs::remove_dir_all(&at).unwrap();
+            } else {
+                fs::remove_file(&at).unwrap();
+            }
+            put(&at);
+            let why = told_to_be_trained_again(&scratch, &path);
+            let what = if name.is_empty() { "it" } else { name };
+            assert_eq!(why, format!("{what} is {kind}"));
+            assert!(fs::read(&path).unwrap() == whole, "{why}");
+            assert!(remains(&scratch) == straight, "{why}");
+        }
+    }
+    // Both at once, of which each alone is made good.
+    fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    flip(&entry.join("starts.jsonl"));
+    let why = told_to_be_trained_again(&scratch, &path);
+    assert!(
+        why.starts_with("target.safetensors: not a safetensors file: "),
+        "{why}"
+    );
+    assert!(remains(&scratch) == straight);
 }
 
 #[test]
