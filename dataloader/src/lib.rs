@@ -1,10 +1,10 @@
-//! Token files to batches: shuffled without memory, prefetched.
+//! Token files to batches: mapped, shuffled without memory, prefetched.
 //!
 //! ```text
 //! text --tokenize--> Dataset --Order--> Windows --fill--> Batch --Loader--> step
 //! ```
 //!
-//! Read in that order: [`tokenize()`] writes what `FORMAT.md` describes, [`Dataset`] opens it, [`Order`]
+//! Read in that order: [`tokenize()`] writes what `FORMAT.md` describes, [`Dataset`] maps it, [`Order`]
 //! says which sample comes when, [`Source::fill`] makes a batch of it, and [`Loader`] does so ahead of
 //! time on threads of its own.
 //!
@@ -21,6 +21,7 @@ mod error;
 mod features;
 mod hash;
 mod index;
+mod mapped;
 mod megatron;
 mod opened;
 mod order;

@@ -1,7 +1,5 @@
-//! A file that is read by position, and noticed when it is not what it was.
-//!
-//! It is read, not mapped: what a map meets on a file that became shorter, or on a disk that fails, is a signal that ends the
-//! process; what a read meets is an error. A row of 513 ids costs the same either way (`examples/loading.rs`).
+//! A file that is mapped, and noticed when it is not what it was. Rows are copied out of the map; headers and whole files are read by
+//! position.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -13,12 +11,15 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Advice, fadvise};
 
 use crate::DataError;
+use crate::mapped::Mapped;
 
 /// An open file of known length.
 #[derive(Debug)]
 pub(crate) struct Opened {
     path: PathBuf,
     file: File,
+    /// `None` where it cannot be mapped: then it is read.
+    mapped: Option<Mapped>,
     bytes: u64,
     /// Seconds and nanoseconds.
     modified: (i64, i64),
@@ -37,6 +38,7 @@ impl Opened {
         }
         Ok(Self {
             path: path.to_owned(),
+            mapped: Mapped::new(&file, found.len()),
             file,
             bytes: found.len(),
             modified: modified(&found),
@@ -73,6 +75,16 @@ impl Opened {
         })
     }
 
+    /// The same through the map, for whoever asks [`Opened::check_unchanged`] afterwards: in a file that was cut meanwhile, the page
+    /// that it ends in goes on with zeros.
+    pub(crate) fn copy(&self, start: u64, out: &mut [u8]) -> Result<(), DataError> {
+        match &self.mapped {
+            Some(mapped) if mapped.copy(start, out) => Ok(()),
+            // What the map cannot tell apart, a read does: a file that was cut, a disk that fails, a server that is gone.
+            _ => self.read(start, out),
+        }
+    }
+
     /// The bytes of a range, in pieces of at most [`PIECE_BYTES`].
     ///
     /// # Errors
@@ -98,9 +110,14 @@ impl Opened {
 
     /// Asks the kernel to read a range ahead of time.
     pub(crate) fn will_need(&self, bytes: Range<u64>) {
-        let length = NonZero::new(bytes.end - bytes.start);
         // Where it is not taken (some network disks), reading waits as it would have.
-        let _ = fadvise(&self.file, bytes.start, length, Advice::WillNeed);
+        match &self.mapped {
+            Some(mapped) => mapped.will_need(&bytes),
+            None => {
+                let length = NonZero::new(bytes.end - bytes.start);
+                let _ = fadvise(&self.file, bytes.start, length, Advice::WillNeed);
+            }
+        }
     }
 
     /// Says whether what was read until now was read from the file as it was opened.

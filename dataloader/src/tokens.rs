@@ -64,7 +64,8 @@ impl TokenFile {
         start..start + count as u64 * size
     }
 
-    /// Widens the tokens `first .. first + out.len()`, which must exist, into `out`.
+    /// Widens the tokens `first .. first + out.len()`, which must exist, into `out`. Whoever uses them asks
+    /// [`Opened::check_unchanged`] first.
     ///
     /// - `stored`: memory for them as they are stored, used again by the next call
     ///
@@ -80,7 +81,7 @@ impl TokenFile {
     ) -> Result<(), DataError> {
         stored.resize(out.len() * self.dtype.bytes(), 0);
         self.opened
-            .read(self.place(first, out.len()).start, stored)?;
+            .copy(self.place(first, out.len()).start, stored)?;
         // One pass, without a branch for each token, so that it compiles to vector instructions.
         let largest = match self.dtype {
             Dtype::U16 => widen(stored, out, |bytes: [u8; 2]| {
@@ -212,7 +213,7 @@ impl TokenFile {
             self.copy(first, vocab, &mut stored, &mut ids[..count])?;
             first += count as u64;
         }
-        Ok(())
+        self.opened.check_unchanged()
     }
 
     fn hint(&self, id: u32, vocab: u32) -> &'static str {

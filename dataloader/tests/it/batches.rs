@@ -290,6 +290,47 @@ fn a_shard_that_is_cut_at_any_moment_is_an_error_or_gives_the_right_rows() {
 }
 
 #[test]
+fn a_shard_that_is_cut_at_any_byte_is_an_error_for_every_thread_that_reads_it() {
+    let dir = fresh();
+    let data = counting_dataset(dir.path(), 20_000, 20_000);
+    let shard = data.join("tokens-00000.safetensors");
+    let whole = std::fs::read(&shard).unwrap();
+    let had = format!(
+        "{}: had {} bytes when it was opened, has ",
+        shard.display(),
+        whole.len()
+    );
+    let pages = (0..whole.len()).step_by(4096);
+    for end in (1..whole.len()).step_by(397).chain(pages) {
+        let source = Source::tokens(Arc::new(Dataset::open(&data).unwrap()), 64, 256).unwrap();
+        // Pages that are in memory before the cut, and those that are not.
+        if end % 2 == 0 {
+            fill(&source, &alone(0, 200), 0);
+        }
+        let file = OpenOptions::new().write(true).open(&shard).unwrap();
+        file.set_len(end as u64).unwrap();
+        std::thread::scope(|scope| {
+            let reads = (0..4).map(|number| {
+                let source = &source;
+                let read = move || {
+                    let mut batch = Batch::default();
+                    source.fill(&alone(number, 300), 0, &mut batch)
+                };
+                scope.spawn(read)
+            });
+            for read in reads.collect::<Vec<_>>() {
+                let line = read.join().unwrap().unwrap_err().to_string();
+                assert!(line.starts_with(&format!("{had}{end} now; ")), "{line}");
+            }
+        });
+        let mut loader = Loader::spawn(source, alone(0, 4), 0, ahead(2, 3)).unwrap();
+        let line = loader.next().unwrap_err().to_string();
+        assert!(line.starts_with(&format!("{had}{end} now; ")), "{line}");
+        put(&shard, &whole);
+    }
+}
+
+#[test]
 fn a_shard_whose_name_another_file_takes_is_read_to_the_end() {
     let dir = fresh();
     let data = counting_dataset(dir.path(), 1000, 1000);
