@@ -13,6 +13,7 @@ mod inputs;
 mod journal;
 mod writer;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -322,9 +323,14 @@ impl Work<'_> {
                     || -> Vec<_> { group.par_iter().map(|chunk| self.encode(chunk)).collect() };
                 let encoded = self.pool.install(encode);
                 for (chunk, ids) in group.iter().zip(encoded) {
-                    if writer.push_chunk(&ids?, chunk.ends_document)? {
+                    self.go_on()?;
+                    let before = writer.done().shards.len();
+                    let pushed = writer.push_chunk(&ids?, chunk.ends_document, || self.go_on());
+                    // Also where it was ended in the middle of a chunk.
+                    if writer.done().shards.len() > before {
                         saved(writer.done())?;
                     }
+                    pushed?;
                     self.watch.done.fetch_add(bytes(chunk), Ordering::Relaxed);
                 }
             }
@@ -409,10 +415,11 @@ fn bytes(chunk: &Chunk) -> u64 {
 
 /// Removes what is not known to be whole.
 fn discard_others(dir: &Path, done: &journal::Split) -> Result<(), DataError> {
+    let known: BTreeSet<_> = done.shards.iter().map(|shard| &*shard.file).collect();
     let entries = fs::read_dir(dir).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     for entry in entries.map_err(DataError::io("list", dir))? {
         let name = entry.file_name();
-        if !done.shards.iter().any(|shard| name == *shard.file) {
+        if !name.to_str().is_some_and(|name| known.contains(name)) {
             publish::discard(&entry.path())?;
         }
     }

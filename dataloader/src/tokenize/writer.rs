@@ -41,23 +41,26 @@ impl Writer {
         }
     }
 
-    /// Appends what came of the next chunk; of the first one, without the ids that an earlier writer wrote. Returns whether a shard was
-    /// written: [`Writer::done`] says then how far.
+    /// Appends what came of the next chunk; of the first one, without the ids that an earlier writer wrote.
+    ///
+    /// # Errors
+    ///
+    /// When a shard cannot be written, and what `go_on` says, which is asked before each. [`Writer::done`] then says what is on disk.
     pub(super) fn push_chunk(
         &mut self,
         ids: &[u32],
         ends_document: bool,
-    ) -> Result<bool, DataError> {
-        let before = self.done.shards.len();
+        go_on: impl Fn() -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
         if self.at.0 == self.done.chunks {
             self.at.1 = self.done.ids.min(ids.len());
         }
-        self.push(&ids[self.at.1..])?;
+        self.push(&ids[self.at.1..], go_on)?;
         if ends_document {
             self.end_document();
         }
         self.at = (self.at.0 + 1, 0);
-        Ok(self.done.shards.len() > before)
+        Ok(())
     }
 
     /// What is on disk.
@@ -66,10 +69,15 @@ impl Writer {
     }
 
     /// Appends ids of the chunk; they go on in the next shard when this one is full.
-    fn push(&mut self, mut ids: &[u32]) -> Result<(), DataError> {
+    fn push(
+        &mut self,
+        mut ids: &[u32],
+        go_on: impl Fn() -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
         while !ids.is_empty() {
             // Not as soon as it is full: the document that fills it may end there.
             if self.shard_len() == self.shard_tokens {
+                go_on()?;
                 self.write_shard()?;
             }
             let (now, later) = ids.split_at(ids.len().min(self.shard_tokens - self.shard_len()));

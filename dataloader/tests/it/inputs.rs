@@ -413,6 +413,47 @@ fn what_was_begun_of_other_options_is_not_gone_on_with() {
     assert!(contents(&options.out) == found);
 }
 
+// All of the text is one chunk: who asks is heard inside of it.
+#[test]
+fn who_ends_a_tokenization_of_shards_of_a_token_is_heard_at_the_next_shard() {
+    let dir = fresh();
+    let text: Vec<u8> = (0..=255).cycle().take(1000).collect();
+    let options = Tokenize {
+        held_out: 0.0,
+        shard_tokens: 1,
+        ..Tokenize::new(
+            vec![put(&dir.path().join("text"), &text)],
+            dir.path().join("out"),
+        )
+    };
+    let shard = |dir: &str, number: usize| {
+        let name = format!("tokens-{number:05}.safetensors");
+        options.out.join(dir).join(name)
+    };
+    let watch = Watch::default();
+    let ended = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !shard(".partial/train", 20).try_exists().unwrap() {
+                thread::sleep(Duration::from_micros(200));
+            }
+            watch.stop.store(true, Ordering::Relaxed);
+        });
+        tokenize_watched(&options, &watch)
+    });
+    assert!(matches!(ended, Err(DataError::Asked)), "{ended:?}");
+    assert!(
+        !shard(".partial/train", 999).try_exists().unwrap(),
+        "all is written"
+    );
+    let inode = |dir| fs::metadata(shard(dir, 20)).unwrap().ino();
+    let before = inode(".partial/train");
+    tokenize(&options).unwrap();
+    assert_eq!(inode("train"), before, "was written again");
+    let dataset = Dataset::open(&options.out.join("train")).unwrap();
+    dataset.check(256, &mut CheckedFiles::default()).unwrap();
+    assert_eq!(dataset.tokens(), 1000);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
 
