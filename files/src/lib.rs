@@ -1,4 +1,5 @@
-//! A file under a name: opened without waiting for it, and made [whole or not at all](atomic).
+//! What comes from outside: a file under a name, which is opened without waiting for it, and made [whole or not at all](atomic); and
+//! [text of others](foreign).
 //!
 //! What stands under the name of a file may be none: to open a named pipe waits for whoever is to write it, and a device may
 //! never end. Every file that we read or append to is opened here, and anything else is refused by what it is.
@@ -16,6 +17,7 @@ use rustix::fs::OFlags;
 
 pub mod atomic;
 pub mod fault;
+pub mod foreign;
 pub mod mutation;
 
 /// Opens a file for reading.

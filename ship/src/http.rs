@@ -1,9 +1,14 @@
-//! One HTTP client for all sinks: its time limits, and what an answer means.
+//! One HTTP client for all sinks: its time limits, and what an answer means. No text of a server goes further than this file with a secret
+//! in it that the server was sent.
 
 use std::time::{Duration, SystemTime};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
-use reqwest::{Certificate, Client, RequestBuilder, StatusCode};
+use reqwest::{Certificate, Client, Request, RequestBuilder, StatusCode};
+use serde_json::Value as Json;
+use spd_files::foreign::Secrets;
 
 use crate::sink::Refusal;
 
@@ -61,12 +66,17 @@ pub(crate) async fn send(request: RequestBuilder) -> Result<Vec<u8>, Refusal> {
     answer(request).await?.good()
 }
 
+/// Letters of a server's text that are shown.
+const SHOWN: usize = 200;
+
 /// An answer of a server.
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
-    pub(crate) body: Vec<u8>,
+    body: Vec<u8>,
     after: Option<Duration>,
     place: String,
+    /// What the request let the server know of us.
+    secrets: Secrets,
 }
 
 /// Sends a request, whatever the answer is.
@@ -89,8 +99,13 @@ pub(crate) async fn answer(request: RequestBuilder) -> Result<Answer, Refusal> {
             .map(|port| format!(":{port}"))
             .unwrap_or_default()
     );
+    let secrets = secrets(&request);
+    // It may quote the server: the names in its certificate.
     let later = |found: reqwest::Error| Refusal::Later {
-        why: format!("{place}: {}", cause(&found.without_url())),
+        why: format!(
+            "{place}: {}",
+            secrets.line(&cause(&found.without_url()), SHOWN)
+        ),
         after: None,
     };
     let mut response = client.execute(request).await.map_err(later)?;
@@ -108,7 +123,25 @@ pub(crate) async fn answer(request: RequestBuilder) -> Result<Answer, Refusal> {
         body,
         after,
         place,
+        secrets,
     })
+}
+
+/// What of a request is secret: who asks, as it is sent and as the server reads it.
+fn secrets(request: &Request) -> Secrets {
+    let mut secrets = Secrets::default();
+    let headers = request.headers().values();
+    for value in headers.filter(|value| value.is_sensitive()) {
+        let value = String::from_utf8_lossy(value.as_bytes());
+        let (scheme, sent) = value.split_once(' ').unwrap_or(("", &value));
+        secrets.add(sent);
+        let read = STANDARD.decode(sent).ok().filter(|_| scheme == "Basic");
+        let read = read.map(|read| String::from_utf8_lossy(&read).into_owned());
+        if let Some((user, password)) = read.as_deref().and_then(|read| read.split_once(':')) {
+            secrets.add(if password.is_empty() { user } else { password });
+        }
+    }
+    secrets
 }
 
 impl Answer {
@@ -137,15 +170,57 @@ impl Answer {
 
     /// The status and the beginning of the body, on one line.
     pub(crate) fn why(&self) -> String {
-        let text = String::from_utf8_lossy(&self.body);
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let mut text: String = words.join(" ").chars().take(200).collect();
-        text.retain(|letter| !letter.is_control());
+        let text = self.said(&String::from_utf8_lossy(&self.body));
         let (place, status) = (&self.place, self.status);
         if text.is_empty() {
             format!("{place} answers {status}")
         } else {
             format!("{place} answers {status}: {text}")
+        }
+    }
+
+    /// A text of the server, as people may see it.
+    pub(crate) fn said(&self, text: &str) -> String {
+        self.secrets.line(text, SHOWN)
+    }
+
+    /// The body, where it is JSON. A text in it that holds a secret is not kept.
+    pub(crate) fn json(&self) -> Option<Json> {
+        let mut body = serde_json::from_slice(&self.body).ok()?;
+        self.hide(&mut body);
+        Some(body)
+    }
+
+    fn hide(&self, value: &mut Json) {
+        match value {
+            Json::String(text) if self.secrets.are_in(text) => *text = self.said(text),
+            Json::Array(all) => all.iter_mut().for_each(|value| self.hide(value)),
+            Json::Object(all) => all.values_mut().for_each(|value| self.hide(value)),
+            _ => {}
+        }
+    }
+
+    /// Whether it is what a server answers that has taken something: nothing, or an object of JSON that names no error. A page to log in
+    /// by has a good status too.
+    pub(crate) fn is_receipt(&self) -> bool {
+        let names_error = |body: &Json| {
+            let mut names = ["error", "errors", "error_code"].iter();
+            names.any(|name| body.get(name).is_some_and(|error| !error.is_null()))
+        };
+        self.status.is_success()
+            && (self.body.trim_ascii().is_empty()
+                || self
+                    .json()
+                    .is_some_and(|body| body.is_object() && !names_error(&body)))
+    }
+
+    /// What it means that a good status comes with something else than what was promised: it may be right later.
+    ///
+    /// - `advice`: what may be wrong
+    pub(crate) fn nonsense(&self, advice: &str) -> Refusal {
+        Refusal::Later {
+            why: format!("{}; {advice}", self.why()),
+            after: None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Requests of MLflow's REST interface, and what its answers mean.
 
-use reqwest::{Client, Method, Url};
+use reqwest::{Client, Method, RequestBuilder, Url};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value as Json, json};
@@ -168,8 +168,11 @@ impl Server {
 
     /// Sends what needs no answer.
     pub(super) async fn tell(&self, call: &str, body: &Json) -> Result<(), Refusal> {
-        let _: Json = self.post(call, body).await?;
-        Ok(())
+        taken(
+            &self
+                .ask(self.client.post(self.call(call)).json(body))
+                .await?,
+        )
     }
 
     /// Gives a run tags, at most 100.
@@ -183,12 +186,11 @@ impl Server {
         let at = self.address.at(FILES.into_iter().chain(path.split('/')));
         let request = self.client.request(Method::PUT, at).body(bytes);
         let request = request.header("content-type", "application/octet-stream");
-        let answer = http::answer(self.address.signed(request)).await?;
+        let answer = self.ask(request).await?;
         match answer.status.as_u16() {
-            _ if answer.status.is_success() => Ok(()),
             // It keeps no files, or not this one.
             404 | 405 | 413 | 501 => Err(Refusal::Invalid { why: answer.why() }),
-            _ => Err(refusal(&answer)),
+            _ => taken(&answer),
         }
     }
 
@@ -199,13 +201,19 @@ impl Server {
     ) -> Result<T, Refusal> {
         let mut at = self.call(call);
         at.query_pairs_mut().extend_pairs(query);
-        let request = self.client.get(at);
-        read(&http::answer(self.address.signed(request)).await?)
+        read(&self.ask(self.client.get(at)).await?)
     }
 
     async fn post<T: DeserializeOwned>(&self, call: &str, body: &Json) -> Result<T, Refusal> {
-        let request = self.client.post(self.call(call)).json(body);
-        read(&http::answer(self.address.signed(request)).await?)
+        read(
+            &self
+                .ask(self.client.post(self.call(call)).json(body))
+                .await?,
+        )
+    }
+
+    async fn ask(&self, request: RequestBuilder) -> Result<Answer, Refusal> {
+        http::answer(self.address.signed(request)).await
     }
 
     fn call(&self, call: &str) -> Url {
@@ -218,16 +226,17 @@ fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, Refusal> {
     if !answer.status.is_success() {
         return Err(refusal(answer));
     }
-    // Some servers answer a call that needs no answer with nothing.
-    let body: &[u8] = if answer.body.is_empty() {
-        b"null"
-    } else {
-        &answer.body
-    };
-    serde_json::from_slice(body).map_err(|_| Refusal::Later {
-        why: format!("{}; {STRANGE}", answer.why()),
-        after: None,
-    })
+    let found = answer.json().and_then(|body| T::deserialize(body).ok());
+    found.ok_or_else(|| answer.nonsense(STRANGE))
+}
+
+/// What an answer means that has nothing to say.
+fn taken(answer: &Answer) -> Result<(), Refusal> {
+    match answer.is_receipt() {
+        true => Ok(()),
+        false if answer.status.is_success() => Err(answer.nonsense(STRANGE)),
+        false => Err(refusal(answer)),
+    }
 }
 
 /// What an answer means: by its `error_code` where it has one, since servers and the proxies before them share statuses.
@@ -239,16 +248,14 @@ fn refusal(answer: &Answer) -> Refusal {
         message: String,
     }
     let why = answer.why();
-    let Ok(Error {
+    let error = answer.json().map(Error::deserialize);
+    let Some(Ok(Error {
         error_code,
         message,
-    }) = serde_json::from_slice(&answer.body)
+    })) = error
     else {
         return match answer.refusal() {
-            Refusal::Gone { why } => Refusal::Later {
-                why: format!("{why}; {STRANGE}"),
-                after: None,
-            },
+            Refusal::Gone { .. } => answer.nonsense(STRANGE),
             refusal => refusal,
         };
     };
@@ -259,10 +266,7 @@ fn refusal(answer: &Answer) -> Refusal {
         }
         "INVALID_PARAMETER_VALUE" => Refusal::Invalid { why },
         "PERMISSION_DENIED" | "UNAUTHENTICATED" | "UNAUTHORIZED" => Refusal::Unauthorized { why },
-        "ENDPOINT_NOT_FOUND" | "NOT_FOUND" => Refusal::Later {
-            why: format!("{why}; {STRANGE}"),
-            after: None,
-        },
+        "ENDPOINT_NOT_FOUND" | "NOT_FOUND" => answer.nonsense(STRANGE),
         _ => answer.refusal(),
     }
 }

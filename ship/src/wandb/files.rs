@@ -126,8 +126,8 @@ async fn slots(server: &Server, remote: &Remote, names: &[String]) -> Result<Vec
     let variables = json!({
         "entity": remote.entity, "project": remote.project, "run": remote.name, "files": names,
     });
-    let data = server.ask("CreateRunFiles", CREATE, variables).await?;
-    let made = &data["createRunFiles"];
+    let asked = ("CreateRunFiles", "createRunFiles");
+    let made = server.ask(asked, CREATE, variables).await?;
     let list = |value: &Json| value.as_array().cloned().unwrap_or_default();
     let headers: Vec<(String, String)> = list(&made["uploadHeaders"])
         .iter()

@@ -174,9 +174,8 @@ impl Wandb {
             "text": system::said(row),
             "severity": "ERROR",
         });
-        let _ = server
-            .ask("NotifyScriptableRunAlert", ALERT, variables)
-            .await;
+        let asked = ("NotifyScriptableRunAlert", "notifyScriptableRunAlert");
+        let _ = server.ask(asked, ALERT, variables).await;
     }
 }
 

@@ -14,6 +14,12 @@ use crate::sink::Refusal;
 /// Names of deleted runs that are passed over at most.
 const BURNED: u32 = 20;
 
+/// Bytes of a name that a server gives; W&B's own are of 128 letters at most.
+const LONGEST_NAME: usize = 512;
+
+/// The mutation that makes a run or changes it, and what it returns.
+pub(super) const UPSERTED: (&str, &str) = ("UpsertBucket", "upsertBucket");
+
 const UPSERT: &str = "mutation UpsertBucket(
   $name: String, $project: String, $entity: String, $groupName: String, $displayName: String, $notes: String,
   $tags: [String!], $config: JSONString, $host: String, $program: String, $jobType: String
@@ -136,9 +142,18 @@ impl Wandb {
             "program": first("spd-launch"),
             "jobType": first(run.job),
         });
-        let data = server.ask("UpsertBucket", UPSERT, variables).await?;
-        let bucket = &data["upsertBucket"]["bucket"];
-        let text = |value: &Json, other: &str| value.as_str().unwrap_or(other).to_string();
+        let made = server.ask(UPSERTED, UPSERT, variables).await?;
+        let bucket = &made["bucket"];
+        if !bucket.is_object() {
+            return Err(Denied::nonsense("no run"));
+        }
+        let is_name = |name: &&str| {
+            (1..=LONGEST_NAME).contains(&name.len()) && !name.contains(char::is_control)
+        };
+        let text = |value: &Json, other: &str| {
+            let name = value.as_str().filter(is_name);
+            name.unwrap_or(other).to_string()
+        };
         let found = &bucket["project"];
         // Some servers leave these out; then what was asked for is what there is.
         Ok(Found {
@@ -148,7 +163,7 @@ impl Wandb {
                 name: text(&bucket["name"], &name),
                 id: bucket["id"].as_str().map(String::from),
             },
-            is_new: data["upsertBucket"]["inserted"] == true,
+            is_new: made["inserted"] == true,
         })
     }
 
@@ -164,9 +179,11 @@ impl Wandb {
         let variables = json!({
             "project": remote.project, "entity": remote.entity, "name": remote.name,
         });
-        let data = server.ask("RunResumeStatus", LOCATE, variables).await;
+        let data = server
+            .ask(("RunResumeStatus", "model"), LOCATE, variables)
+            .await;
         let data = data.map_err(Denied::mended_by_a_person)?;
-        let bucket = &data["model"]["bucket"];
+        let bucket = &data["bucket"];
         let lines = |name: &str| bucket[name].as_u64().unwrap_or_default();
         Ok(Counts {
             history: lines("historyLineCount"),

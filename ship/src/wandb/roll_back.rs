@@ -5,7 +5,7 @@ use spd_configs::OnRollback;
 
 use super::Wandb;
 use super::labels::Labels;
-use super::open::tag;
+use super::open::{UPSERTED, tag};
 use super::server::{Denied, Server};
 use super::state::{Remote, State};
 use super::stream::Body;
@@ -72,7 +72,7 @@ impl Wandb {
         let variables = json!({
             "name": old.name, "project": old.project, "entity": old.entity, "tags": tags,
         });
-        let tagged = server.ask("UpsertBucket", TAG, variables).await;
+        let tagged = server.ask(UPSERTED, TAG, variables).await;
         let ended = Body {
             ended: Some(1),
             ..Body::default()
@@ -101,8 +101,11 @@ impl Wandb {
             "runName": remote.name, "entity": remote.entity, "project": remote.project,
             "metricName": "_step", "metricValue": last,
         });
-        let rewound = match server.ask("RewindRun", REWIND, variables).await {
-            Ok(data) => data["rewindRun"]["rewoundRun"]["historyLineCount"].as_u64(),
+        let rewound = match server
+            .ask(("RewindRun", "rewindRun"), REWIND, variables)
+            .await
+        {
+            Ok(data) => data["rewoundRun"]["historyLineCount"].as_u64(),
             Err(Denied {
                 refusal: refusal @ (Refusal::Later { .. } | Refusal::Unauthorized { .. }),
                 ..

@@ -8,12 +8,15 @@ use serde_json::{Value as Json, json};
 
 use super::state::Remote;
 use crate::credentials::Environment;
-use crate::http::{self, Answer};
+use crate::http;
 use crate::netrc;
 use crate::sink::Refusal;
 
 /// The server of W&B itself.
 const ADDRESS: &str = "https://api.wandb.ai";
+
+/// What is said of a server that answers as none of W&B does.
+const STRANGE: &str = "is WANDB_BASE_URL the address of a W&B server?";
 
 /// How long a file may take to be sent.
 const FILE: Duration = Duration::from_secs(600);
@@ -38,6 +41,14 @@ pub(super) struct Denied {
 }
 
 impl Denied {
+    /// An answer of a good status that lacks what it was asked for.
+    pub(super) fn nonsense(lacks: &str) -> Self {
+        let why = format!("{lacks} is in the answer; {STRANGE}");
+        let refusal = Refusal::Later { why, after: None };
+        let words = String::new();
+        Self { words, refusal }
+    }
+
     /// The refusal of a request that is right whenever server, key and settings are: whatever a person has to mend is waited for.
     pub(super) fn mended_by_a_person(self) -> Refusal {
         match self.refusal {
@@ -91,10 +102,12 @@ impl Server {
         })
     }
 
-    /// The `data` of an answer to a query or mutation.
+    /// What is asked for, of the answer to a query or mutation.
+    ///
+    /// - `operation`: its name, and that of the field that it asks for
     pub(super) async fn ask(
         &self,
-        operation: &str,
+        (operation, field): (&str, &str),
         query: &str,
         variables: Json,
     ) -> Result<Json, Denied> {
@@ -111,10 +124,10 @@ impl Server {
                 return Err(Denied { words, refusal });
             }
         };
-        let mut body: Json = serde_json::from_slice(&answer.body).unwrap_or_default();
-        let words = self.without_key(&messages(&body));
+        let mut body = answer.json().unwrap_or_default();
+        let words = answer.said(&messages(&body));
         if !answer.status.is_success() {
-            let refusal = self.refusal(&answer);
+            let refusal = answer.refusal();
             return Err(Denied { words, refusal });
         }
         if !words.is_empty() {
@@ -122,12 +135,14 @@ impl Server {
             let refusal = Refusal::Invalid { why };
             return Err(Denied { words, refusal });
         }
-        if body["data"].is_null() {
-            let why = format!("{operation}: the answer has no data");
-            let refusal = Refusal::Later { why, after: None };
-            return Err(Denied { words, refusal });
+        let data = body.get_mut("data").and_then(|data| data.get_mut(field));
+        match data.map(Json::take) {
+            Some(data) => Ok(data),
+            None => {
+                let refusal = answer.nonsense(STRANGE);
+                Err(Denied { words, refusal })
+            }
         }
-        Ok(body["data"].take())
     }
 
     /// Sends a body to the stream of a run.
@@ -146,10 +161,13 @@ impl Server {
             .body(body);
         let answer = http::answer(request).await?;
         if !answer.status.is_success() {
-            return Err(self.refusal(&answer));
+            return Err(answer.refusal());
+        }
+        if !answer.is_receipt() {
+            return Err(answer.nonsense(STRANGE));
         }
         // Some servers answer nothing.
-        let body: Json = serde_json::from_slice(&answer.body).unwrap_or_default();
+        let body = answer.json().unwrap_or_default();
         Ok(Reply {
             is_stopped: body["stopped"] == true,
         })
@@ -189,35 +207,6 @@ impl Server {
         }
         url
     }
-
-    fn refusal(&self, answer: &Answer) -> Refusal {
-        match answer.refusal() {
-            Refusal::Later { why, after } => Refusal::Later {
-                why: self.without_key(&why),
-                after,
-            },
-            Refusal::Unauthorized { why } => Refusal::Unauthorized {
-                why: self.without_key(&why),
-            },
-            Refusal::TooLarge { why } => Refusal::TooLarge {
-                why: self.without_key(&why),
-            },
-            Refusal::Invalid { why } => Refusal::Invalid {
-                why: self.without_key(&why),
-            },
-            Refusal::Gone { why } => Refusal::Gone {
-                why: self.without_key(&why),
-            },
-        }
-    }
-
-    /// A server's words, in case that it repeats the key.
-    fn without_key(&self, words: &str) -> String {
-        if self.key.0.is_empty() {
-            return words.into();
-        }
-        words.replace(&self.key.0, "...")
-    }
 }
 
 impl fmt::Debug for Server {
@@ -240,7 +229,7 @@ fn places(environment: &Environment) -> String {
     }
 }
 
-/// The messages of `errors`, on one line; those of a plain `error` too.
+/// The messages of `errors`; those of a plain `error` too.
 fn messages(body: &Json) -> String {
     let mut words = Vec::new();
     let found = body["errors"].as_array().into_iter().flatten();
@@ -250,7 +239,5 @@ fn messages(body: &Json) -> String {
             .unwrap_or("an error without words")
     }));
     words.extend(body["error"].as_str());
-    let words = words.join("; ");
-    let words: Vec<&str> = words.split_whitespace().collect();
-    words.join(" ").chars().take(300).collect()
+    words.join("; ")
 }

@@ -1,5 +1,8 @@
 //! What a server that fails is told again, and what is made of its refusals.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
 use super::fake::{Fake, Fault, KeptRun};
 use super::*;
 
@@ -96,6 +99,111 @@ fn the_right_token_opens_what_a_wrong_one_did_not() {
         matches!(found, Err(Refusal::Unauthorized { .. })),
         "{found:?}"
     );
+}
+
+#[test]
+fn a_server_that_quotes_what_it_was_sent_has_us_show_none_of_it() {
+    let fake = Fake::new();
+    let token = "mlflow-Tok3n/of+nobody=at.all";
+    let password = "p@ss \"w0rd\"/of+nobody";
+    let basic = STANDARD.encode(format!("ada:{password}"));
+    let of_address = "p%40ss%20%22w0rd%22%2Fof%2Bnobody";
+    let cases: [(&[(&'static str, &str)], &[&str]); 2] = [
+        (&[("MLFLOW_TRACKING_TOKEN", token)], &[token]),
+        (
+            &[
+                ("MLFLOW_TRACKING_USERNAME", "ada"),
+                ("MLFLOW_TRACKING_PASSWORD", password),
+            ],
+            &[&basic, password, of_address, &of_address.to_lowercase()],
+        ),
+    ];
+    for (variables, forms) in cases {
+        let mut scratch = Scratch::new(&fake.uri);
+        let variables = variables
+            .iter()
+            .map(|(key, value)| (*key, (*value).to_owned()));
+        scratch.variables.extend(variables);
+        scratch.restart();
+        scratch.open().unwrap();
+        for (form, status) in forms
+            .iter()
+            .flat_map(|form| [400, 401, 500, 200].map(|s| (form, s)))
+        {
+            let json = serde_json::json!({"headers": {"Authorization": form}, "error": form});
+            for quoted in [
+                format!("Authorization: {form}"),
+                json.to_string(),
+                // We cut it, or the server did.
+                format!("{} {form}", "x".repeat(190)),
+                format!("it ends within: {}", &form[..form.len() / 2 + 1]),
+                format!("it begins within: {}", &form[form.len() / 2 - 1..]),
+            ] {
+                fake.fail("log-batch", Fault::Answer(status, quoted.clone()));
+                let found = scratch.send(&losses(0..1)).unwrap_err();
+                let found = format!("{found:?}");
+                let hint = |at: usize| {
+                    form.get(at..at + 8)
+                        .is_some_and(|part| found.contains(part))
+                };
+                assert!(!(0..form.len()).any(hint), "{quoted}: {found}");
+                assert!(found.contains("..."), "{quoted}: {found}");
+            }
+        }
+    }
+    // Nor is it kept, whatever it is called.
+    let mut scratch = Scratch::new(&fake.uri);
+    scratch
+        .variables
+        .push(("MLFLOW_TRACKING_TOKEN", token.to_owned()));
+    scratch.restart();
+    let run = serde_json::json!({"run": {"info": {"run_id": token, "artifact_uri": token}}});
+    fake.fail("runs/create", Fault::Answer(200, run.to_string()));
+    let _ = scratch.open();
+    let state = serde_json::to_string(&scratch.state).unwrap();
+    assert!(!state.contains(token), "{state}");
+}
+
+#[test]
+fn what_a_terminal_obeys_is_escaped() {
+    let fake = Fake::new();
+    let mut scratch = Scratch::new(&fake.uri);
+    scratch.open().unwrap();
+    let said = "a\u{1b}]0;x\u{7}\nerror: b\u{202e}c";
+    fake.fail("log-batch", Fault::Answer(500, said.to_owned()));
+    let Err(Refusal::Later { why, .. }) = scratch.send(&losses(0..1)) else {
+        panic!("it fails");
+    };
+    let shown = ": a\\u{1b}]0;x\\u{7} error: b\\u{202e}c";
+    assert!(why.ends_with(shown), "{why}");
+}
+
+#[test]
+fn what_is_no_receipt_is_none() {
+    let fake = Fake::new();
+    let mut scratch = Scratch::new(&fake.uri);
+    scratch.open().unwrap();
+    for nonsense in [
+        "<html>please log in</html>",
+        "[]",
+        "null",
+        "\"ok\"",
+        "{",
+        "{\"error\": \"no\"}",
+    ] {
+        for call in ["log-batch", "a.txt"] {
+            spd_files::atomic::write_file(&scratch.path().join("a.txt"), &[b"a"]).unwrap();
+            let row = row(0).with("file", Value::File("a.txt".to_owned()));
+            fake.fail(call, Fault::Answer(200, nonsense.to_owned()));
+            let Err(Refusal::Later { why, .. }) = scratch.send(&[stamped(row)]) else {
+                panic!("{call}: {nonsense} is taken");
+            };
+            let advice = "; is MLFLOW_TRACKING_URI the address of an MLflow server?";
+            assert!(why.ends_with(advice), "{why}");
+        }
+    }
+    fake.fail("log-batch", Fault::Answer(200, " \n".to_owned()));
+    scratch.send(&losses(0..1)).unwrap();
 }
 
 #[test]

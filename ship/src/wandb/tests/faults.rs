@@ -1,5 +1,8 @@
 //! Whatever a server answers, it has each row once in the end.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
 use super::super::media::tests::SMALL;
 use super::*;
 
@@ -209,20 +212,114 @@ fn nothing_is_sent_where_the_mode_says_so() {
 #[test]
 fn a_server_that_repeats_the_key_does_not_have_us_repeat_it() {
     let test = "a_server_that_repeats_the_key_does_not_have_us_repeat_it";
-    let fault = json!([
-        {"match": "UpsertBucket", "nth": [1], "status": 401, "body": {"error": format!("{KEY} is wrong")}},
-        {"match": "UpsertBucket", "nth": [2], "status": 200, "body": {"errors": [{"message": format!("{KEY} is wrong")}]}},
-        {"match": "file_stream", "nth": [1], "status": 503, "body": {"error": format!("{KEY} is wrong")}},
-    ]);
-    // The driver looks whether a refusal holds the key.
-    let Some((_, refusals)) = after(test, &fault) else {
+    // As it is sent, as the server reads it, and a part of either, behind so much that we cut in it.
+    let sent = STANDARD.encode(format!("api:{KEY}"));
+    let quoted = [KEY, &sent, &KEY[7..], &sent[..sent.len() - 9]];
+    for (form, before) in quoted
+        .iter()
+        .flat_map(|form| [(form, 0), (form, 150), (form, 290)])
+    {
+        let text = format!("{}{form} is wrong", "x ".repeat(before / 2));
+        let fault = json!([
+            {"match": "UpsertBucket", "nth": [1], "status": 401, "body": {"error": text}},
+            {"match": "UpsertBucket", "nth": [2], "status": 200, "body": {"errors": [{"message": text}]}},
+            {"match": "UpsertBucket", "nth": [3], "status": 200, "body": {"data": {"you": text}}},
+            {"match": "file_stream", "nth": [1], "status": 503, "body": {"error": text}},
+            {"match": "file_stream", "nth": [2], "status": 200, "body": {"errors": text}},
+        ]);
+        let Some((_, refusals)) = after(test, &fault) else {
+            return;
+        };
+        assert_eq!(refusals.len(), 5);
+        let refusals = format!("{refusals:?}");
+        for form in [KEY, &sent] {
+            let hint = |at: usize| {
+                form.get(at..at + 8)
+                    .is_some_and(|part| refusals.contains(part))
+            };
+            assert!(!(0..form.len()).any(hint), "{refusals}");
+        }
+        assert!(
+            before > 0 || refusals.contains("... is wrong"),
+            "{refusals}"
+        );
+    }
+}
+
+#[test]
+fn a_good_status_with_nonsense_takes_nothing() {
+    let test = "a_good_status_with_nonsense_takes_nothing";
+    let Some((straight, _)) = after(test, &json!([])) else {
         return;
     };
-    assert_eq!(refusals.len(), 3);
-    assert!(
-        format!("{refusals:?}").contains("... is wrong"),
-        "{refusals:?}"
-    );
+    let page = "<html>please log in</html>";
+    for nonsense in [
+        json!(page),
+        json!([]),
+        json!(null),
+        json!(7),
+        json!({"error": "no"}),
+    ] {
+        let answer = |matches: &str, nth: u32| json!({"match": matches, "nth": [nth], "status": 200, "body": nonsense});
+        let faults = json!([
+            answer("UpsertBucket", 1),
+            answer("file_stream", 2),
+            // The last one, which says how the run ended.
+            answer("file_stream", 5),
+        ]);
+        let (found, refusals) = after(test, &faults).unwrap();
+        assert_eq!(found, straight, "{nonsense}");
+        assert_eq!(refusals.len(), 3, "{nonsense}: {refusals:?}");
+        let all = refusals
+            .iter()
+            .zip([&json!({"error": "no"}) == &nonsense, false, false]);
+        for (refusal, is_said) in all {
+            let Refusal::Later { why, .. } = refusal else {
+                assert!(is_said, "{nonsense}: {refusal:?}");
+                continue;
+            };
+            let advice = "; is WANDB_BASE_URL the address of a W&B server?";
+            assert!(why.ends_with(advice), "{why}");
+        }
+    }
+    // As the recorded server answers, and as some others do.
+    for good in [
+        json!("<empty>"),
+        json!({}),
+        json!({"exitcode": null, "limits": {}, "error": null}),
+    ] {
+        let fault = json!([{"match": "file_stream", "nth": "all", "status": 200, "body": good, "after_apply": true}]);
+        let (found, refusals) = after(test, &fault).unwrap();
+        assert_eq!((found, refusals), (straight.clone(), Vec::new()), "{good}");
+    }
+}
+
+#[test]
+fn a_run_has_no_name_that_is_a_key_or_moves_the_cursor() {
+    let test = "a_run_has_no_name_that_is_a_key_or_moves_the_cursor";
+    for name in [KEY, "a\u{1b}[2Jb", "", &"x".repeat(1000)] {
+        let bucket =
+            json!({"name": name, "id": name, "project": {"name": name, "entity": {"name": name}}});
+        let body = json!({"data": {"upsertBucket": {"bucket": bucket, "inserted": true}}});
+        let fault = json!([{"match": "UpsertBucket", "nth": "all", "status": 200, "body": body}]);
+        let Some(server) = Recorder::with(test, &fault, &[]) else {
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let run = a_run(folder.path());
+        let mut driver = Driver::new(server.sink());
+        on_runtime(driver.open(&run));
+        let page = driver.sink.page(&driver.state).unwrap();
+        let state = serde_json::to_string(&driver.state).unwrap();
+        assert!(
+            !page.contains(KEY) && !state.contains(KEY),
+            "{page} {state}"
+        );
+        assert!(
+            page.len() < 200 && !page.contains(char::is_control),
+            "{page}"
+        );
+    }
 }
 
 #[test]
