@@ -1,5 +1,7 @@
 //! What a revision is: a commit, and its files with their lengths and hashes.
 
+use std::io::Read;
+
 use serde_json::Value;
 
 use crate::repository::{Repository, is_commit, is_hex};
@@ -56,10 +58,10 @@ pub(crate) fn ask(server: &Server<'_>, repository: &Repository) -> Result<Listin
 }
 
 fn once(server: &Server<'_>, path: &str, repository: &Repository) -> Result<Listing, Refusal> {
-    let (_, _, mut body) = server.get(path, 0, &repository.to_string())?;
-    let text = body.with_config().limit(LONGEST).read_to_vec();
-    let text = text.map_err(|error| {
-        let error = crate::server::shown(&error);
+    let (_, _, body) = server.get(path, 0, &repository.to_string())?;
+    let mut text = Vec::new();
+    body.take(LONGEST).read_to_end(&mut text).map_err(|error| {
+        let error = server.shown(error);
         Refusal::Away(format!("{repository}: the answer breaks off: {error}"))
     })?;
     read(&text).map_err(|lacks| {

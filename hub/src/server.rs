@@ -1,10 +1,12 @@
 //! One question to the server, and why it has no answer.
 
-use std::time::Duration;
+use std::io::{self, Read};
+use std::time::{Duration, Instant};
 
-use ureq::config::RedirectAuthHeaders;
-use ureq::http::{HeaderMap, StatusCode};
-use ureq::{Agent, Body};
+use spd_files::foreign::Secrets;
+use ureq::http::{HeaderMap, Response, StatusCode};
+use ureq::{Agent, Body, BodyReader};
+use url::Url;
 
 use crate::settings::Hub;
 
@@ -20,10 +22,21 @@ pub(crate) enum Refusal {
 /// Tries of what may succeed the next time.
 pub(crate) const TRIES: u32 = 3;
 
+/// Redirects of one question that are followed.
+const REDIRECTS: u32 = 10;
+
+/// Bytes a second of the slowest server that is waited for.
+const SLOWEST: f64 = 1024.0;
+
+/// Letters of a text of the server that are shown.
+const SHOWN: usize = 200;
+
 /// Asks the server.
 pub(crate) struct Server<'a> {
     hub: &'a Hub,
     agent: Agent,
+    /// The token, as nobody is to see it.
+    secrets: Secrets,
 }
 
 impl<'a> Server<'a> {
@@ -31,15 +44,21 @@ impl<'a> Server<'a> {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .https_only(hub.endpoint.starts_with("https://"))
-            // The token is for this server: files lie on others.
-            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            // They are followed here, where it is known whom the token is for.
+            .max_redirects(0)
             .timeout_connect(Some(hub.patience))
             .timeout_recv_response(Some(hub.patience))
             .timeout_per_read(Some(hub.patience))
             .timeout_per_write(Some(hub.patience))
             .user_agent(concat!("spd-launch/", env!("CARGO_PKG_VERSION")));
         let agent = config.build().into();
-        Self { hub, agent }
+        let mut secrets = Secrets::default();
+        hub.token.iter().for_each(|token| secrets.add(&token.0));
+        Self {
+            hub,
+            agent,
+            secrets,
+        }
     }
 
     /// The answer to a question, from byte `start` on.
@@ -51,27 +70,25 @@ impl<'a> Server<'a> {
         path: &str,
         start: u64,
         asked: &str,
-    ) -> Result<(StatusCode, HeaderMap, Body), Refusal> {
-        let mut request = self.agent.get(format!("{}{path}", self.hub.endpoint));
-        if let Some(token) = &self.hub.token {
-            request = request.header("Authorization", format!("Bearer {}", token.0));
-        }
-        if start > 0 {
-            request = request.header("Range", format!("bytes={start}-"));
-        }
+    ) -> Result<(StatusCode, HeaderMap, Paced), Refusal> {
         let host = self.hub.host();
-        let answer = request.call().map_err(|error| {
-            let line = format!("{asked}: no answer from {host}: {}", shown(&error));
-            match error {
-                ureq::Error::BadUri(_)
-                | ureq::Error::TooManyRedirects
-                | ureq::Error::RedirectFailed => Refusal::Refused(line),
-                _ => Refusal::Away(line),
+        let answer = self.follow(path, start).map_err(|refusal| {
+            let line = |why| format!("{asked}: no answer from {host}: {why}");
+            match refusal {
+                Refusal::Away(why) => Refusal::Away(line(why)),
+                Refusal::Refused(why) => Refusal::Refused(line(why)),
             }
         })?;
         let (parts, body) = answer.into_parts();
         let status = parts.status;
         if status.is_success() {
+            let body = Paced {
+                body: body.into_reader(),
+                least: self.least(),
+                patience: self.hub.patience,
+                begun: Instant::now(),
+                came: 0,
+            };
             return Ok((status, parts.headers, body));
         }
         let why = self.why(status, &parts.headers);
@@ -80,6 +97,66 @@ impl<'a> Server<'a> {
             true => Refusal::Away(line),
             false => Refusal::Refused(line),
         })
+    }
+
+    /// The answer that redirects lead to. The token is for the origin that it was set for: scheme, host and port; files lie at others.
+    fn follow(&self, path: &str, start: u64) -> Result<Response<Body>, Refusal> {
+        let no = |why: &str| Refusal::Refused(why.to_owned());
+        let url = format!("{}{path}", self.hub.endpoint);
+        let home = Url::parse(&url).map_err(|_| no("HF_ENDPOINT is no address"))?;
+        let mut at = home.clone();
+        for _ in 0..=REDIRECTS {
+            let mut request = self.agent.get(at.as_str());
+            if let Some(token) = self
+                .hub
+                .token
+                .as_ref()
+                .filter(|_| at.origin() == home.origin())
+            {
+                request = request.header("Authorization", format!("Bearer {}", token.0));
+            }
+            if start > 0 {
+                request = request.header("Range", format!("bytes={start}-"));
+            }
+            let answer = request.call();
+            let answer = answer.map_err(|error| Refusal::Away(self.shown(error)))?;
+            if !matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+                return Ok(answer);
+            }
+            let to = answer.headers().get("Location");
+            let to = to.and_then(|to| at.join(to.to_str().ok()?).ok());
+            let is_good = |to: &Url| {
+                let is_open = to.scheme() == "http" && home.scheme() == "http";
+                to.has_host() && (is_open || to.scheme() == "https")
+            };
+            at = match to.filter(is_good) {
+                Some(to) => to,
+                None => return Err(no("it redirects to what is no address")),
+            };
+        }
+        Err(no("it redirects without end"))
+    }
+
+    /// The fewest bytes of use: as many as the slowest server brings in the time that one may be silent.
+    pub(crate) fn least(&self) -> u64 {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a day of it is 88 million"
+        )]
+        let least = (SLOWEST * self.hub.patience.as_secs_f64()) as u64;
+        least
+    }
+
+    /// An error of a connection, without what it may hold of an address, or of the token.
+    pub(crate) fn shown(&self, error: impl Into<ureq::Error>) -> String {
+        match error.into() {
+            ureq::Error::BadUri(_) => "it redirects to what is no address".to_owned(),
+            ureq::Error::Timeout(_) => "it is silent".to_owned(),
+            ureq::Error::HostNotFound => "no host of that name is found".to_owned(),
+            ureq::Error::Io(error) => self.secrets.line(&error.to_string(), SHOWN),
+            other => self.secrets.line(&other.to_string(), SHOWN),
+        }
     }
 
     /// What an answer other than yes means.
@@ -136,12 +213,30 @@ impl<'a> Server<'a> {
     }
 }
 
-/// An error of a connection, without an address that it may hold.
-pub(crate) fn shown(error: &ureq::Error) -> String {
-    match error {
-        ureq::Error::BadUri(_) => "it redirects to what is no address".to_owned(),
-        ureq::Error::Timeout(_) => "it is silent".to_owned(),
-        ureq::Error::HostNotFound => "no host of that name is found".to_owned(),
-        other => other.to_string().replace(char::is_control, " "),
+/// The body of an answer, which fails where it comes at no pace.
+pub(crate) struct Paced {
+    body: BodyReader<'static>,
+    /// Bytes that are to come in the time that a server may be silent.
+    least: u64,
+    patience: Duration,
+    /// When that time began, and the bytes that have come since.
+    begun: Instant,
+    came: u64,
+}
+
+impl Read for Paced {
+    fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+        let read = self.body.read(piece)?;
+        self.came += read as u64;
+        if read > 0 && self.begun.elapsed() >= self.patience {
+            if self.came < self.least {
+                let (came, seconds) = (self.came, self.begun.elapsed().as_secs_f64());
+                return Err(io::Error::other(format!(
+                    "{came} bytes in {seconds:.0} s are too few"
+                )));
+            }
+            (self.begun, self.came) = (Instant::now(), 0);
+        }
+        Ok(read)
     }
 }

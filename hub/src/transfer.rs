@@ -12,7 +12,7 @@ use spd_files::atomic::{make_dir, rename_synced};
 
 use crate::listing::{File, Hash};
 use crate::repository::Repository;
-use crate::server::{Refusal, Server, TRIES, shown};
+use crate::server::{Refusal, Server, TRIES};
 use crate::settings::Hub;
 
 /// Bytes that are read at a time.
@@ -94,7 +94,8 @@ impl Transfer<'_> {
         in_file(part, file.sync_data())
     }
 
-    /// Appends what is missing; tries again as long as something comes, and a few times more. Returns whether all of it came at once.
+    /// Appends what is missing; tries again as long as bytes of use come, [as many as the slowest server brings](Server::least), and a
+    /// few times more. Returns whether all of it came at once.
     fn get(
         &self,
         part: &Path,
@@ -109,7 +110,8 @@ impl Transfer<'_> {
                 Err(Refusal::Refused(line)) => return Err(line),
                 Err(Refusal::Away(line)) => {
                     let there = in_file(part, file.metadata())?.len();
-                    failed = if there > before { 1 } else { failed + 1 };
+                    let is_of_use = there.saturating_sub(before) >= self.server.least();
+                    failed = if is_of_use { 1 } else { failed + 1 };
                     if failed >= TRIES {
                         let bytes = self.file.bytes;
                         return Err(format!(
@@ -143,7 +145,7 @@ impl Transfer<'_> {
         }
         let (id, name) = (&self.repository.id, &self.file.name);
         let path = format!("/{id}/resolve/{}/{name}", self.commit);
-        let (status, headers, body) = self.server.get(&path, there, &asked)?;
+        let (status, headers, mut body) = self.server.get(&path, there, &asked)?;
         let range = headers.get("Content-Range");
         let range = range.and_then(|range| range.to_str().ok());
         let goes_on = range.is_some_and(|range| range.starts_with(&format!("bytes {there}-")));
@@ -153,12 +155,11 @@ impl Transfer<'_> {
             there = 0;
         }
         let is_of_one = there == 0;
-        let mut body = body.into_reader();
         let mut piece = vec![0; PIECE];
         loop {
             watch(there);
             let read = body.read(&mut piece).map_err(|error| {
-                let why = shown(&ureq::Error::from(error));
+                let why = self.server.shown(error);
                 Refusal::Away(format!("{asked}: the transfer breaks off: {why}"))
             })?;
             if read == 0 {

@@ -37,6 +37,8 @@ pub(crate) enum Answer {
     Cut(usize),
     /// The head, so many bytes, and then nothing.
     Silent(usize),
+    /// The head, and then a byte after each such time.
+    Dripped(Duration),
     /// The whole file, whatever part was asked for.
     FromTheStart,
 }
@@ -129,12 +131,14 @@ fn write(
     };
     let (mut status, mut lines, mut body) = (200, String::new(), whole);
     let (mut cut, mut is_silent, mut start) = (None, false, asked.start);
+    let mut pause = None;
     match answer {
         Answer::Right => {}
         Answer::Status(code, more) => (status, lines, body, start) = (code, more, Vec::new(), 0),
         Answer::Other(bytes) => body = bytes,
         Answer::Cut(bytes) => cut = Some(bytes),
         Answer::Silent(bytes) => (cut, is_silent) = (Some(bytes), true),
+        Answer::Dripped(often) => pause = Some(often),
         Answer::FromTheStart => start = 0,
     }
     if start > 0 {
@@ -151,6 +155,13 @@ fn write(
         "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n{lines}\r\n",
         body.len()
     )?;
+    if let Some(pause) = pause {
+        for byte in body {
+            stream.write_all(&[byte])?;
+            thread::sleep(pause);
+        }
+        return Ok(());
+    }
     stream.write_all(&body[..cut.unwrap_or(body.len()).min(body.len())])?;
     stream.flush()?;
     if is_silent {

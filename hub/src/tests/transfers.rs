@@ -1,7 +1,9 @@
 //! Files that come in pieces, changed, twice or from elsewhere.
 
-use super::server::{Answer, Server};
-use super::{House, assert_whole, files, is_weights};
+use std::time::Duration;
+
+use super::server::{Answer, Asked, Server};
+use super::{House, assert_whole, files, is_listing, is_weights};
 
 #[test]
 fn what_was_begun_is_gone_on_with() {
@@ -33,6 +35,50 @@ fn what_was_begun_is_gone_on_with() {
     assert!(line.ends_with(end), "{line}");
     assert_whole(&house.fetch().unwrap());
     assert_eq!(house.asked_for_weights().last().unwrap().start, 500);
+}
+
+#[test]
+fn a_hub_that_drips_is_given_up() {
+    // A byte a try.
+    let house = House::new(|asked| match is_weights(asked) {
+        true => Answer::Cut(1),
+        false => Answer::Right,
+    });
+    assert_eq!(
+        house.fetch().unwrap_err(),
+        "hf://o/n@main: model.safetensors: the transfer breaks off: Peer disconnected; 3 of 2800000 bytes are kept, and the same \
+         command goes on with them"
+    );
+    assert_eq!(house.asked_for_weights().len(), 3);
+    // A byte now and then, of one that is never silent for long; of the listing too.
+    let drips = |asked: &Asked, of: fn(&Asked) -> bool| match of(asked) {
+        true => Answer::Dripped(Duration::from_millis(20)),
+        false => Answer::Right,
+    };
+    for (of, what) in [
+        (
+            is_weights as fn(&Asked) -> bool,
+            ": model.safetensors: the transfer",
+        ),
+        (is_listing, ": the answer"),
+    ] {
+        let house = House::new(move |asked| drips(asked, of));
+        let line = house.fetch().unwrap_err();
+        let start = format!("hf://o/n@main{what} breaks off: ");
+        assert!(
+            line.starts_with(&start) && line.contains(" bytes in 0 s are too few; "),
+            "{line}"
+        );
+        assert_eq!(
+            house
+                .server
+                .asked()
+                .iter()
+                .filter(|asked| of(asked))
+                .count(),
+            3
+        );
+    }
 }
 
 #[test]
@@ -91,8 +137,26 @@ fn the_token_is_for_the_hub_alone() {
         false => Answer::Right,
     });
     assert_whole(&house.fetch().unwrap());
+    // And so is another port.
+    let to = files_there.endpoint.clone();
+    let house = House::new(move |asked| match is_weights(asked) {
+        true => Answer::Status(307, format!("Location: {to}{}\r\n", asked.path)),
+        false => Answer::Right,
+    });
+    assert_whole(&house.fetch().unwrap());
     let asked = files_there.asked();
-    assert_eq!((asked.len(), &asked[0].token), (1, &None));
+    let tokens: Vec<_> = asked.iter().map(|asked| asked.token.as_deref()).collect();
+    assert_eq!(tokens, [None, None]);
+    // Within the hub it goes on.
+    let house = House::new(|asked| match is_weights(asked) && asked.number == 0 {
+        true => Answer::Status(302, format!("Location: {}\r\n", asked.path)),
+        false => Answer::Right,
+    });
+    assert_whole(&house.fetch().unwrap());
+    let of_me = format!("Bearer {}", super::TOKEN);
+    for asked in house.asked_for_weights() {
+        assert_eq!(asked.token.as_deref(), Some(&*of_me));
+    }
     // A redirect that leads nowhere, to the same place, or to an address that is none.
     for location in [
         "",
