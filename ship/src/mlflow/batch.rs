@@ -14,14 +14,9 @@ const MOST: usize = 1000;
 /// Bytes of metrics in one request, below the megabyte that servers take.
 const MOST_BYTES: usize = 900_000;
 
-/// What is shown of a histogram, as curves: MLflow shows no histograms.
-const QUANTILES: [(&str, f64); 5] = [
-    ("p5", 0.05),
-    ("p25", 0.25),
-    ("p50", 0.5),
-    ("p75", 0.75),
-    ("p95", 0.95),
-];
+/// Values from which on the part of a histogram's values is a curve each: MLflow shows no histograms. They are edges of the bins of
+/// importances, so that nothing is guessed of what lies within a bin.
+const FROM: [f64; 4] = [0.02, 0.1, 0.5, 0.9];
 
 /// A number under its name, at its step and time: what the server tells repetitions by.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,7 +41,7 @@ impl Metric {
     }
 }
 
-/// The numbers of a train or eval row, and quantiles of its histograms.
+/// The numbers of a train or eval row, and which parts of its histograms are large.
 pub(super) fn of_row(row: &Stamped) -> Vec<Metric> {
     let mut metrics = Vec::new();
     let time = milliseconds(row.time);
@@ -63,9 +58,9 @@ pub(super) fn of_row(row: &Stamped) -> Vec<Metric> {
         match value {
             Value::Number(value) => push(name.clone(), *value),
             Value::Histogram(histogram) => {
-                for (part, share) in QUANTILES {
-                    if let Some(value) = quantile(histogram, share) {
-                        push(format!("{name}/{part}"), value);
+                for least in FROM {
+                    if let Some(part) = part_from(histogram, least) {
+                        push(format!("{name}/at_least_{least}"), part);
                     }
                 }
             }
@@ -114,17 +109,13 @@ pub(super) fn milliseconds(seconds: f64) -> i64 {
     milliseconds
 }
 
-/// Where `share` of the values are below, if they are spread evenly in each bin.
-fn quantile(histogram: &Histogram, share: f64) -> Option<f64> {
+/// The part of the values that are at least `least`, which is an edge; nothing where it is none, or there are no values.
+fn part_from(histogram: &Histogram, least: f64) -> Option<f64> {
+    let is_edge = |edge: &f64| (edge - least).abs() < 1e-9;
+    let first = histogram.edges.iter().position(is_edge)?;
     let total: f64 = histogram.counts.iter().sum();
-    let mut below = total * share;
-    for (edges, &count) in histogram.edges.windows(2).zip(&histogram.counts) {
-        if count > 0.0 && below <= count {
-            return Some(edges[0] + (edges[1] - edges[0]) * (below / count));
-        }
-        below -= count;
-    }
-    None
+    let from: f64 = histogram.counts.iter().skip(first).sum();
+    (total > 0.0).then(|| from / total)
 }
 
 #[cfg(test)]
@@ -151,32 +142,31 @@ mod tests {
     }
 
     #[test]
-    fn a_histogram_is_five_curves() {
-        // By hand: 20 values from 0 to 1, 60 from 1 to 4, 20 from 4 to 5.
-        let histogram = Histogram {
-            edges: vec![0.0, 1.0, 4.0, 5.0],
-            counts: vec![20.0, 60.0, 20.0],
+    fn a_histogram_is_the_parts_from_its_edges_on() {
+        // Of 50 bins, as those of importances are: 900 in the first, where most always are, 60 from 0.1 on, 40 at 1.
+        let edges: Vec<f64> = (0..=50).map(|edge| f64::from(edge) / 50.0).collect();
+        let mut counts = vec![0.0; 50];
+        (counts[0], counts[5], counts[49]) = (900.0, 60.0, 40.0);
+        let of = |edges: &[f64], counts: &[f64]| {
+            let (edges, counts) = (edges.to_vec(), counts.to_vec());
+            Value::Histogram(Histogram { edges, counts })
         };
         let row = Row::new(1, Kind::Eval)
-            .with("h", Value::Histogram(histogram))
-            .with(
-                "empty",
-                Value::Histogram(Histogram {
-                    edges: vec![0.0, 1.0],
-                    counts: vec![0.0],
-                }),
-            );
+            .with("importance/a", of(&edges, &counts))
+            .with("empty", of(&edges, &[0.0; 50]))
+            // Whatever lies within a bin is unknown.
+            .with("wide", of(&[0.0, 0.5, 1.0], &[3.0, 1.0]));
         let found = of_row(&Stamped { row, time: 0.0 });
         let found: Vec<_> = found
             .iter()
             .map(|metric| (metric.name.as_str(), metric.value))
             .collect();
         let expected = [
-            ("h/p5", 0.25),
-            ("h/p25", 1.25),
-            ("h/p50", 2.5),
-            ("h/p75", 3.75),
-            ("h/p95", 4.75),
+            ("importance/a/at_least_0.02", 0.1),
+            ("importance/a/at_least_0.1", 0.1),
+            ("importance/a/at_least_0.5", 0.04),
+            ("importance/a/at_least_0.9", 0.04),
+            ("wide/at_least_0.5", 0.25),
         ];
         assert_eq!(found, expected);
     }
