@@ -81,6 +81,7 @@ impl TargetTask {
         let mut b = Builder::new();
         let loss = own_loss(&mut b, store, run, network, &tensors, train.batch_size)?;
         b.output("loss/target", loss);
+        b.part("update");
         parameters.update(&mut b, store, loss, |_| update)?;
         let program = BatchProgram::whole(Executor::planned(&b, processor));
         let mut b = Builder::new();
@@ -155,6 +156,7 @@ fn own_loss(
     tensors: &[(TargetTensor, Slot)],
     rows: usize,
 ) -> Result<Value, Fault> {
+    b.part("forward");
     let mut weights: BTreeMap<String, Value> = BTreeMap::new();
     for (tensor, slot) in tensors
         .iter()

@@ -59,12 +59,23 @@ fn the_time_of_a_logged_step_is_told_by_part() {
     let scratch = Scratch::new();
     let ended = launch(scratch.real("tms_5-2.toml", "runs/x", &SHORT));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let found = rows(&scratch, "system.jsonl", "time_ms/step");
+    let all = rows(&scratch, "system.jsonl", "time_ms/step");
     // Those of the target, then those of the decomposition.
-    let found: Vec<&Value> = found
+    let (of_target, found): (Vec<&Value>, Vec<&Value>) = all
         .iter()
-        .filter(|row| row.get("time_ms/losses").is_some())
-        .collect();
+        .partition(|row| row.get("time_ms/losses").is_none());
+    assert!(!of_target.is_empty());
+    for row in of_target {
+        let names = row.as_object().unwrap().keys();
+        let parts: Vec<&str> = names
+            .filter_map(|name| name.strip_prefix("time_ms/"))
+            .collect();
+        assert_eq!(
+            parts,
+            ["data_wait", "backward", "forward", "update", "step"],
+            "{row}"
+        );
+    }
     assert_eq!(found.len(), 4);
     for row in found {
         let ms = |part: &str| row[format!("time_ms/{part}")].as_f64().unwrap();
