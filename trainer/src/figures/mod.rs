@@ -138,15 +138,16 @@ pub(crate) fn write(
     if !go_on() {
         return Ok(false);
     }
-    let of_toys = draw_toys(task, store, &to, &when);
+    let of_toys = draw_toys(task, store, (&to, &when), go_on);
     // Before the disk has a say: the row holds some of it, or nothing where it cannot be measured.
     task.importances.clear();
     let Some(sums) = sums(task, store, go_on)? else {
         return Ok(false);
     };
     task.importances = importance_histograms::values(&sums);
-    of_toys?;
-    save_all(&to, &OF_ALL, &sums, &when)?;
+    if !of_toys? || !save_all((&to, &when), &OF_ALL, &sums, go_on)? {
+        return Ok(false);
+    }
     components::write(task, store, &sums, (&to, step), go_on)
 }
 
@@ -154,22 +155,31 @@ pub(crate) fn write(
 fn draw_toys(
     task: &mut DecompositionTask,
     store: &mut Store,
-    to: &Path,
-    when: &str,
-) -> Result<(), Fault> {
+    (to, when): (&Path, &str),
+    go_on: &mut GoOn<'_>,
+) -> Result<bool, Fault> {
     std::fs::create_dir_all(to).with_context(|| format!("{}", to.display()))?;
     match probe(task, store)? {
-        Some(probe) => save_all(to, &OF_TOYS, &probe, when),
-        None => Ok(()),
+        Some(probe) => save_all((to, when), &OF_TOYS, &probe, go_on),
+        None => Ok(true),
     }
 }
 
-fn save_all<M>(to: &Path, figures: &[Draw<M>], measured: &M, when: &str) -> Result<(), Fault> {
+/// Draws and writes figures. Whether it was to go on, which is asked before each: a busy disk takes seconds for a file.
+fn save_all<M>(
+    (to, when): (&Path, &str),
+    figures: &[Draw<M>],
+    measured: &M,
+    go_on: &mut GoOn<'_>,
+) -> Result<bool, Fault> {
     for draw in figures {
+        if !go_on() {
+            return Ok(false);
+        }
         if let Some(Figure { name, json, svg }) = draw(measured, when)? {
             write_file(&to.join(format!("{name}.json")), &json)?;
             write_file(&to.join(format!("{name}.svg")), svg.as_bytes())?;
         }
     }
-    Ok(())
+    Ok(true)
 }

@@ -187,8 +187,8 @@ fn check_contexts(
 fn a_request_to_stop_is_heard_before_each_batch_and_nothing_is_written_then() {
     let house = tempfile::tempdir().unwrap();
     let (_, questions) = written(house.path(), 1);
-    // Figures, 3 batches of importances, 30 removals 3 at a time, and the file.
-    assert_eq!(questions, 1 + 3 + 10 + 1);
+    // Figures, 3 batches of importances, each of 4 figures, 30 removals 3 at a time, and the file.
+    assert_eq!(questions, 1 + 3 + 4 + 10 + 1);
     let (mut task, mut store) = made(house.path(), 1);
     for stop_at in 0..questions {
         let dir = house.path().join(stop_at.to_string());
