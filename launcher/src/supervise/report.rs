@@ -9,6 +9,7 @@ use crate::exit::Exit;
 use crate::output::{SHOWN, last_words};
 use crate::progress::place;
 use crate::run_dir::RunDir;
+use crate::screen::unstamped;
 use crate::stop;
 use crate::supervisor::{Cause, Supervisor, Timeouts, Verdict};
 
@@ -64,12 +65,14 @@ impl Report<'_> {
             Cause::Signal(SIGKILL) if self.finished.was_oom_killed => FaultKind::OutOfMemory,
             cause => cause.kind(),
         };
-        let mut message = vec![self.cause(rank, cause)];
+        let cause_in_words = self.cause(rank, cause);
+        let evidence = self.evidence(rank, &cause_in_words);
+        let mut message = vec![cause_in_words];
         if !consequences.is_empty() {
             let ranks: Vec<String> = consequences.iter().map(usize::to_string).collect();
             message.push(format!("ranks {} failed because of it", ranks.join(", ")));
         }
-        message.extend(self.evidence(rank));
+        message.extend(evidence);
         let exit = match kind {
             FaultKind::BadInput | FaultKind::Held => Exit::BadInput,
             _ => Exit::Failed,
@@ -149,7 +152,8 @@ impl Report<'_> {
         place(&at.phase, at.step)
     }
 
-    fn evidence(&self, rank: usize) -> Vec<String> {
+    /// What a rank printed beside what the `cause` tells already.
+    fn evidence(&self, rank: usize, cause: &str) -> Vec<String> {
         let (log, lines) = (self.run_dir.log(rank), &self.finished.ranks[rank].lines);
         if self.finished.ranks[rank].lost.is_some() {
             return Vec::new();
@@ -157,10 +161,18 @@ impl Report<'_> {
         if lines.is_empty() {
             return vec![format!("it printed nothing ({})", log.display())];
         }
-        let mut evidence = vec![format!("its last lines ({}):", log.display())];
         let last = &lines[lines.len().saturating_sub(SHOWN)..];
-        evidence.extend(last.iter().map(|line| format!("  {line}")));
-        evidence
+        let is_told = |line: &String| {
+            let words = unstamped(line).strip_prefix("error: ");
+            words.is_some_and(|words| cause.contains(words))
+        };
+        let others = last.iter().filter(|line| !is_told(line));
+        let others: Vec<String> = others.map(|line| format!("  {line}")).collect();
+        if others.is_empty() {
+            return vec![format!("its log is {}", log.display())];
+        }
+        let head = format!("its last lines ({}):", log.display());
+        [head].into_iter().chain(others).collect()
     }
 }
 
@@ -249,10 +261,13 @@ mod tests {
                 "rank 0 (pid 7) failed after step 5 (decomposing): loss is NaN",
                 "its last lines (runs/x/logs/rank0.log):",
                 "  step 3",
-                "  error: loss is NaN",
             ]
         );
         assert_eq!((attempt.exit, attempt.may_restart), (Exit::Failed, false));
+        // Whose only line is the cause has said it once.
+        let events = failed(FaultKind::NotFinite, "loss is NaN", 1);
+        let attempt = report(events, &["error: loss is NaN"], false);
+        assert_eq!(attempt.message[1..], ["its log is runs/x/logs/rank0.log"]);
     }
 
     #[test]
