@@ -56,12 +56,31 @@ impl Progress {
         }
     }
 
-    /// The steps as a bar, where the phase counts them, and the numbers behind them.
-    pub(crate) fn bar(&self) -> String {
-        match self.steps {
-            0 => self.numbers(),
-            steps => format!("{}  {}", bar(self.step, steps), self.numbers()),
-        }
+    /// The newest state as a line that is drawn over, in so many letters if loss and speed fit into them. What says less is left out
+    /// before them, the bar first.
+    pub(crate) fn live(&self, columns: usize) -> String {
+        const LEFT_OUT: [usize; 5] = [1, 6, 4, 0, 2];
+        let [loss, l0, speed, left] = self.numbers().map(Option::unwrap_or_default);
+        let (bar, step) = match self.steps {
+            0 => (String::new(), String::new()),
+            steps => (bar(self.step, steps), format!("{}/{steps}", self.step)),
+        };
+        let activity = format!("{:>15}", self.activity());
+        let parts = [activity, bar, step, loss, l0, speed, left];
+        let line = |count: usize| {
+            let mut line = String::new();
+            for (number, part) in parts.iter().enumerate() {
+                if !part.is_empty() && !LEFT_OUT[..count].contains(&number) {
+                    let gap = if number < 2 { " " } else { "  " };
+                    line.extend([part, gap]);
+                }
+            }
+            line.truncate(line.trim_end().len());
+            line
+        };
+        let mut lines = (0..LEFT_OUT.len()).map(line);
+        let fits = |line: &String| line.chars().count() <= columns;
+        lines.find(fits).unwrap_or_else(|| line(LEFT_OUT.len()))
     }
 
     /// What is going on, in a word or two.
@@ -69,18 +88,18 @@ impl Progress {
         activity(&self.phase)
     }
 
-    /// The numbers behind the step: loss, L0, speed and time left, as far as they are known.
-    pub(crate) fn numbers(&self) -> String {
-        let mut numbers = loss_and_l0(self.loss, self.l0);
+    /// Loss, L0, speed and time left, as far as they are known.
+    fn numbers(&self) -> [Option<String>; 4] {
+        let (loss, l0) = loss_and_l0(self.loss, self.l0);
         // What counts no steps has no speed and no end that is known.
-        if self.steps > 0 && self.steps_per_s.is_finite() && self.steps_per_s > 0.0 {
-            numbers.push(format!("{:.1} steps/s", self.steps_per_s));
-            let seconds = self.steps.saturating_sub(self.step) as f64 / self.steps_per_s;
-            if let Ok(left) = Duration::try_from_secs_f64(seconds.ceil()) {
-                numbers.push(format!("{} left", HumanDuration(left)));
-            }
-        }
-        numbers.join("  ")
+        let speed = Some(self.steps_per_s);
+        let speed = speed.filter(|speed| self.steps > 0 && speed.is_finite() && *speed > 0.0);
+        let left = speed.and_then(|speed| {
+            let seconds = self.steps.saturating_sub(self.step) as f64 / speed;
+            let left = Duration::try_from_secs_f64(seconds.ceil()).ok()?;
+            Some(format!("{} left", HumanDuration(left)))
+        });
+        [loss, l0, speed.map(pace), left]
     }
 
     /// All that is known, for a line of its own.
@@ -89,13 +108,10 @@ impl Progress {
             0 => String::new(),
             steps => format!("step {}/{steps}", self.step),
         };
-        let parts = [self.activity().to_owned(), step, self.numbers()];
-        parts
-            .iter()
-            .filter(|part| !part.is_empty())
-            .cloned()
-            .collect::<Vec<_>>()
-            .join("  ")
+        let parts = [self.activity().to_owned(), step].into_iter();
+        let parts = parts.chain(self.numbers().into_iter().flatten());
+        let parts: Vec<String> = parts.filter(|part| !part.is_empty()).collect();
+        parts.join("  ")
     }
 }
 
@@ -114,10 +130,18 @@ pub(crate) fn l0(row: &Row) -> Option<f64> {
 }
 
 /// The two numbers that say most of a row, as far as they are known.
-pub(crate) fn loss_and_l0(loss: Option<f64>, l0: Option<f64>) -> Vec<String> {
+pub(crate) fn loss_and_l0(loss: Option<f64>, l0: Option<f64>) -> (Option<String>, Option<String>) {
     let loss = loss.map(|loss| format!("loss {loss:.3e}"));
-    let l0 = l0.map(|l0| format!("L0 {l0:.2}"));
-    loss.into_iter().chain(l0).collect()
+    (loss, l0.map(|l0| format!("L0 {l0:.2}")))
+}
+
+/// A speed as people read it: slow steps by the time of one.
+pub(crate) fn pace(steps_per_s: f64) -> String {
+    if steps_per_s < 1.0 {
+        format!("{:.1} s/step", 1.0 / steps_per_s)
+    } else {
+        format!("{steps_per_s:.1} steps/s")
+    }
 }
 
 /// What goes on in a phase, in a word or two.
@@ -279,8 +303,7 @@ impl Display {
             return;
         }
         if self.is_live {
-            let activity = progress.activity();
-            screen::live(vec![format!("{activity:>15} {}", progress.bar())]);
+            screen::live(vec![progress.live(screen::live_columns())]);
             return;
         }
         if self.is_due(&progress.phase) {
@@ -313,7 +336,7 @@ pub(crate) fn bar(done: u64, all: u64) -> String {
     let full = u128::from(done.min(all)) * BAR as u128 / u128::from(all.max(1));
     let full = usize::try_from(full).unwrap_or(BAR);
     let head = if full < BAR { ">" } else { "" };
-    format!("[{:BAR$}] {done}/{all}", "=".repeat(full) + head)
+    format!("[{:BAR$}]", "=".repeat(full) + head)
 }
 
 /// Letters of a bar.
@@ -353,10 +376,56 @@ mod tests {
 
     #[test]
     fn a_bar_is_full_at_the_end() {
-        assert_eq!(bar(0, 9), "[>                       ] 0/9");
-        assert_eq!(bar(3, 6), "[============>           ] 3/6");
-        assert_eq!(bar(6, 6), "[========================] 6/6");
-        assert_eq!(bar(0, 0), "[>                       ] 0/0");
+        assert_eq!(bar(0, 9), "[>                       ]");
+        assert_eq!(bar(3, 6), "[============>           ]");
+        assert_eq!(bar(6, 6), "[========================]");
+        assert_eq!(bar(0, 0), "[>                       ]");
+    }
+
+    #[test]
+    fn on_a_narrow_terminal_loss_and_speed_stay_and_the_bar_goes_first() {
+        let progress = taken(&[
+            phase("train", 400)
+                .with("steps", 10_000.0)
+                .with("steps_per_s", 40.0),
+            Row::new(400, Kind::Train)
+                .with("loss/total", 0.0123)
+                .with("l0/linear1", 1.75),
+        ]);
+        let whole = "    decomposing [>                       ] 400/10000  loss 1.230e-2  L0 1.75  40.0 steps/s  4 minutes left";
+        for (columns, expected) in [
+            (200, whole),
+            (whole.len(), whole),
+            (
+                99,
+                "    decomposing 400/10000  loss 1.230e-2  L0 1.75  40.0 steps/s  4 minutes left",
+            ),
+            (
+                69,
+                "    decomposing 400/10000  loss 1.230e-2  L0 1.75  40.0 steps/s",
+            ),
+            (59, "    decomposing 400/10000  loss 1.230e-2  40.0 steps/s"),
+            (39, "400/10000  loss 1.230e-2  40.0 steps/s"),
+            (30, "loss 1.230e-2  40.0 steps/s"),
+            (9, "loss 1.230e-2  40.0 steps/s"),
+        ] {
+            assert_eq!(progress.live(columns), expected, "{columns}");
+        }
+    }
+
+    #[test]
+    fn a_slow_step_is_told_by_its_time() {
+        let paces = [1234.5, 40.0, 1.0, 0.5, 0.012].map(pace);
+        assert_eq!(
+            paces,
+            [
+                "1234.5 steps/s",
+                "40.0 steps/s",
+                "1.0 steps/s",
+                "2.0 s/step",
+                "83.3 s/step"
+            ]
+        );
     }
 
     #[test]

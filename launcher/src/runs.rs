@@ -10,13 +10,16 @@ use spd_trainer::Fault;
 
 use crate::cli::RunsArgs;
 use crate::exit::Exit;
-use crate::progress::activity;
+use crate::progress::{activity, pace};
 use crate::report::fault;
-use crate::screen::{self, plain};
+use crate::screen::{self, plain, result_columns};
 use crate::table::{Align, Table};
 
 /// Where runs are looked for where nothing is named.
 const RUNS: &str = "runs";
+
+/// Columns that a narrow terminal has no room for, the least first: how long ago, how long, what is left, speed, note, loss, step.
+const LEAST: [usize; 7] = [5, 4, 7, 6, 8, 3, 2];
 
 /// Letters of a note in the table; `--json` has all of them.
 const LONGEST_NOTE: usize = 120;
@@ -48,7 +51,11 @@ pub(crate) fn runs(asked: &RunsArgs) -> Result<Exit, Fault> {
         let text: String = lines.map(|line| format!("{line}\n")).collect();
         screen::result(&text);
     } else if !found.is_empty() {
-        screen::result(&table(&found).text());
+        let table = table(&found);
+        screen::result(&match result_columns() {
+            Some(columns) => table.text_within(columns, &LEAST),
+            None => table.text(),
+        });
     }
     for (dir, listing) in dirs.iter().zip(&listings) {
         if listing.found.is_empty() {
@@ -75,7 +82,7 @@ fn table(found: &[&Listed]) -> Table {
     use Align::{Left, Right};
     let mut table = Table::new(&[Left, Left, Right, Right, Right, Right, Right, Right, Left]);
     table.row([
-        "run", "state", "step", "loss", "ran", "heard", "steps/s", "left", "note",
+        "run", "state", "step", "loss", "ran", "heard", "speed", "left", "note",
     ]);
     let now = now();
     for listed in found {
@@ -131,7 +138,7 @@ fn cells(name: String, run: &Status, now: f64) -> [String; 9] {
         or_none(run.loss.map(|loss| format!("{loss:.3e}"))),
         or_none(run.seconds.map(lasting)),
         or_none(ago),
-        or_none(run.steps_per_s.map(|speed| format!("{speed:.1}"))),
+        or_none(run.steps_per_s.map(pace)),
         or_none(run.seconds_left().map(lasting)),
         cut(Some(notes.as_str()).filter(|notes| !notes.is_empty())),
     ]

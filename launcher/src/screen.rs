@@ -99,6 +99,17 @@ pub(crate) fn is_live() -> bool {
         && env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
+/// Letters that a live line has room for.
+pub(crate) fn live_columns() -> usize {
+    size().1.saturating_sub(1)
+}
+
+/// Letters that a line of a result has room for; nothing where no terminal shows it.
+pub(crate) fn result_columns() -> Option<usize> {
+    let size = tcgetwinsize(io::stdout()).ok()?;
+    Some(size.ws_col.into()).filter(|columns| *columns > 0)
+}
+
 /// Waits until all is written; where the terminal takes nothing, only as long as nobody `asked` to leave, and a little longer.
 pub(crate) fn finish(asked: impl Fn() -> bool) {
     SCREEN.finish(asked, TIMEOUT);

@@ -9,6 +9,15 @@ pub(crate) enum Align {
     Right,
 }
 
+/// Spaces before a column.
+const GAP: usize = 2;
+
+/// Letters of a column of words that are worth being shown.
+const WORDS: usize = 16;
+
+/// What stands at the end of a line that is cut.
+const CUT: &str = "...";
+
 /// A table; printed with two spaces before and between the columns.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
@@ -37,29 +46,69 @@ impl Table {
 
     /// The lines, each ended by a newline and none by a space.
     pub(crate) fn text(&self) -> String {
+        let all: Vec<usize> = (0..self.widths().len()).collect();
+        self.text_of(&all, usize::MAX)
+    }
+
+    /// The same in lines of so many letters: columns are left out in the order of `least`, their numbers, until the others have room; a
+    /// last column of words is cut before it is left out.
+    pub(crate) fn text_within(&self, columns: usize, least: &[usize]) -> String {
+        let widths = self.widths();
+        let mut kept: Vec<usize> = (0..widths.len()).collect();
+        let mut least = least.iter();
+        loop {
+            let of = |kept: &[usize]| {
+                kept.iter()
+                    .map(|&column| GAP + widths[column])
+                    .sum::<usize>()
+            };
+            let is_words = |column: &usize| self.alignments.get(*column) != Some(&Align::Right);
+            let fits = match kept.split_last() {
+                Some((last, others)) if !others.is_empty() && is_words(last) => {
+                    of(others) + GAP + widths[*last].min(WORDS) <= columns
+                }
+                _ => of(&kept) <= columns,
+            };
+            match least.next() {
+                Some(next) if !fits => kept.retain(|column| column != next),
+                _ => return self.text_of(&kept, columns),
+            }
+        }
+    }
+
+    fn widths(&self) -> Vec<usize> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..columns)
-            .map(|column| {
-                self.rows
-                    .iter()
-                    .filter_map(|row| row.get(column))
-                    .map(|cell| width(cell))
-                    .max()
-            })
-            .map(Option::unwrap_or_default)
-            .collect();
+        let width_of = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| width(cell)).max().unwrap_or(0)
+        };
+        (0..columns).map(width_of).collect()
+    }
+
+    /// The lines of some columns, cut behind so many letters.
+    fn text_of(&self, kept: &[usize], most: usize) -> String {
+        let widths = self.widths();
         let mut text = String::new();
         for row in &self.rows {
             let mut line = String::new();
-            for (column, cell) in row.iter().enumerate() {
+            let cells = kept
+                .iter()
+                .filter_map(|&column| Some((column, row.get(column)?)));
+            for (column, cell) in cells {
                 let gap = " ".repeat(widths[column] - width(cell));
-                line.push_str("  ");
+                line.push_str(&" ".repeat(GAP));
                 match self.alignments.get(column) {
                     Some(Align::Right) => line.extend([gap.as_str(), cell]),
                     _ => line.extend([cell.as_str(), &gap]),
                 }
             }
-            text.push_str(line.trim_end());
+            match line.trim_end().char_indices().nth(most) {
+                Some(_) => {
+                    text.extend(line.chars().take(most.saturating_sub(CUT.len())));
+                    text.push_str(CUT);
+                }
+                None => text.push_str(line.trim_end()),
+            }
             text.push('\n');
         }
         text
@@ -121,6 +170,32 @@ mod tests {
             table.text(),
             "  site         C\n  linear1     20\n  é        1,000  note\n"
         );
+    }
+
+    #[test]
+    fn a_narrow_table_has_fewer_columns_and_cuts_its_words() {
+        use Align::{Left, Right};
+        let mut table = Table::new(&[Left, Right, Right, Left]);
+        table.row(["run", "step", "loss", "note"]);
+        table.row([
+            "runs/x",
+            "10/20",
+            "1.000e-3",
+            "drawing figures, and more than that",
+        ]);
+        let within = |columns| table.text_within(columns, &[1, 3, 2]);
+        assert_eq!(within(62), table.text());
+        assert_eq!(
+            within(46),
+            "  run      step      loss  note\n  runs/x  10/20  1.000e-3  drawing figures,...\n"
+        );
+        assert_eq!(
+            within(36),
+            "  run         loss  note\n  runs/x  1.000e-3  drawing figur...\n"
+        );
+        assert_eq!(within(30), "  run         loss\n  runs/x  1.000e-3\n");
+        assert_eq!(within(9), "  run\n  runs/x\n");
+        assert_eq!(within(7), "  run\n  ru...\n");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::cli::TailArgs;
 use crate::exit::Exit;
 use crate::progress::{activity, happened, l0, loss_and_l0};
 use crate::run_dir::RunDir;
-use crate::screen::{self, plain};
+use crate::screen::{self, plain, result_columns};
 
 /// Time between two looks at the rows.
 const READ: Duration = Duration::from_millis(200);
@@ -207,13 +207,17 @@ fn text(row: &Row, time: f64, asked: &TailArgs) -> Option<String> {
     }
     let text = match asked.json {
         true => serde_json::to_string(row).ok()?,
-        false => format!("{}  {}", clock(time), words(row)),
+        false => {
+            let clock = clock(time);
+            let room = result_columns().map(|columns| columns.saturating_sub(clock.len() + 2));
+            format!("{clock}  {}", words(row, room))
+        }
     };
     Some(text + "\n")
 }
 
-/// A row in words.
-fn words(row: &Row) -> String {
+/// A row in words: of a row of values as many as have room, where that is bounded.
+fn words(row: &Row, columns: Option<usize>) -> String {
     let step = row.step;
     match row.kind {
         Kind::Event => happened(row).unwrap_or_else(|| format!("step {step}")),
@@ -227,7 +231,7 @@ fn words(row: &Row) -> String {
             } else {
                 "eval"
             };
-            let told = loss_and_l0(row.number("loss/total"), l0(row));
+            let (loss, l0) = loss_and_l0(row.number("loss/total"), l0(row));
             let is_told = |name: &str| name == "loss/total" || name.contains("l0/");
             let values = row.numbers().filter(|(name, _)| !is_told(name));
             let short = |name: &str| {
@@ -237,20 +241,45 @@ fn words(row: &Row) -> String {
             let all: Vec<String> = values
                 .map(|(name, value)| format!("{} {value:.3e}", short(name)))
                 .collect();
-            let more = all.len().saturating_sub(VALUES);
-            let parts = told.into_iter().chain(all.into_iter().take(VALUES));
-            let more = (more > 0).then(|| format!("and {more} more"));
-            let parts: Vec<String> = parts.chain(more).collect();
-            format!("step {step}  {kind}  {}", parts.join("  "))
+            let told: Vec<String> = loss.into_iter().chain(l0).collect();
+            let head = format!("step {step}  {kind}");
+            with_values(&head, &told, (&all, VALUES), columns)
         }
         Kind::System => {
             let note = row.note.as_deref().map(|phase| plain(activity(phase)));
             let values = row.numbers().filter(|(name, _)| *name != "time");
             let values = values.map(|(name, value)| format!("{} {value:.4}", plain(name)));
-            let parts: Vec<String> = note.into_iter().chain(values).collect();
-            format!("step {step}  {}", parts.join("  "))
+            let told: Vec<String> = note.into_iter().collect();
+            let all: Vec<String> = values.collect();
+            with_values(&format!("step {step}"), &told, (&all, all.len()), columns)
         }
     }
+}
+
+/// A line of what is told and of some values, `most` at most, and how many there are beyond them; cut where even a line without
+/// values has no room.
+fn with_values(
+    head: &str,
+    told: &[String],
+    (values, most): (&[String], usize),
+    columns: Option<usize>,
+) -> String {
+    let line = |shown: usize| {
+        let more = values.len() - shown;
+        let more = (more > 0).then(|| format!("and {more} more"));
+        let values = values[..shown].iter().cloned();
+        let parts = told.iter().cloned().chain(values).chain(more);
+        let parts = std::iter::once(head.to_owned()).chain(parts);
+        parts.collect::<Vec<_>>().join("  ")
+    };
+    let most = most.min(values.len());
+    let Some(columns) = columns else {
+        return line(most);
+    };
+    let mut lines = (0..=most).rev().map(line);
+    let fits = |line: &String| line.chars().count() <= columns;
+    let found = lines.find(fits);
+    found.unwrap_or_else(|| line(0).chars().take(columns).collect())
 }
 
 fn rolled_back(start: &Start, is_json: bool) -> String {
@@ -303,27 +332,48 @@ mod tests {
             .with("loss/faithfulness", 1.5e-8)
             .with("lr", 1e-3);
         assert_eq!(
-            words(&row),
+            words(&row, None),
             "step 1200  train  loss 1.230e-2  L0 1.75  faithfulness 1.500e-8  lr 1.000e-3"
         );
         let mut eval = Row::new(0, Kind::Eval).with("eval/l0/a", 2.0);
         for number in 0..9 {
             eval = eval.with(format!("eval/m{number}"), 1.0);
         }
-        let line = words(&eval);
+        let line = words(&eval, None);
         assert!(
             line.starts_with("step 0  eval  L0 2.00  m0 1.000e0  m1 "),
             "{line}"
         );
         assert!(line.ends_with("m5 1.000e0  and 3 more"), "{line}");
+        // On a terminal a row has a line.
+        for (columns, expected) in [
+            (
+                63,
+                "step 0  eval  L0 2.00  m0 1.000e0  m1 1.000e0  and 7 more",
+            ),
+            (56, "step 0  eval  L0 2.00  m0 1.000e0  and 8 more"),
+            (34, "step 0  eval  L0 2.00  and 9 more"),
+            (20, "step 0  eval  L0 2.0"),
+        ] {
+            assert_eq!(words(&eval, Some(columns)), expected, "{columns}");
+        }
+        let system = Row::new(7, Kind::System)
+            .with_note("train")
+            .with("steps", 9.0)
+            .with("steps_per_s", 0.0123);
+        assert_eq!(
+            words(&system, None),
+            "step 7  decomposing  steps 9.0000  steps_per_s 0.0123"
+        );
+        assert_eq!(words(&system, Some(40)), "step 7  decomposing  and 2 more");
     }
 
     #[test]
     fn what_happened_is_told_and_cannot_steer_the_terminal() {
         let event = Row::new(7, Kind::Event).with_note("went\u{1b}[2J on");
-        assert_eq!(words(&event), "step 7: went [2J on");
+        assert_eq!(words(&event, Some(5)), "step 7: went [2J on");
         let alert = Row::new(7, Kind::Alert).with_note("look");
-        assert_eq!(words(&alert), "alert  step 7: look");
+        assert_eq!(words(&alert, None), "alert  step 7: look");
     }
 
     #[test]

@@ -28,7 +28,7 @@ impl StatusLines {
     /// Shows where the running runs are; `over` of all have ended, `failed` of them badly.
     pub(crate) fn show(&mut self, running: &[(&str, &Progress)], over: usize, failed: usize) {
         if self.is_live {
-            screen::live(self.lines(running, over, failed));
+            screen::live(self.lines(running, (over, failed), screen::live_columns()));
             return;
         }
         // More runs at a time write their lines further apart.
@@ -41,21 +41,29 @@ impl StatusLines {
         }
     }
 
-    fn lines(&self, running: &[(&str, &Progress)], over: usize, failed: usize) -> Vec<String> {
-        let width = self.width;
+    fn lines(
+        &self,
+        running: &[(&str, &Progress)],
+        (over, failed): (usize, usize),
+        columns: usize,
+    ) -> Vec<String> {
+        let (width, runs) = (self.width, self.runs);
+        let room = columns.saturating_sub(width + 1);
         let mut lines: Vec<String> = running
             .iter()
-            .map(|(name, progress)| {
-                let (activity, bar) = (progress.activity(), progress.bar());
-                format!("{name:width$} {activity:>15} {bar}")
-            })
+            .map(|(name, progress)| format!("{name:width$} {}", progress.live(room)))
             .collect();
         let failed = match failed {
             0 => String::new(),
             failed => format!("  {failed} failed"),
         };
-        let bar = bar(over as u64, self.runs as u64);
-        lines.push(format!("{:width$} {:>15} {bar} runs{failed}", "all", ""));
+        let counts = format!("{over}/{runs} runs{failed}");
+        let bar = bar(over as u64, runs as u64);
+        let whole = format!("{:width$} {:>15} {bar} {counts}", "all", "");
+        lines.push(match whole.chars().count() <= columns {
+            true => whole,
+            false => format!("{:width$} {counts}", "all"),
+        });
         lines
     }
 }
@@ -76,11 +84,15 @@ mod tests {
     fn each_run_has_a_line_and_all_of_them_one() {
         let status = StatusLines::new(4, 6);
         assert_eq!(
-            status.lines(&[("seed=3", &Progress::default())], 2, 1),
+            status.lines(&[("seed=3", &Progress::default())], (2, 1), 79),
             [
-                "seed=3        starting ",
+                "seed=3        starting",
                 "all                    [============>           ] 2/4 runs  1 failed"
             ]
+        );
+        assert_eq!(
+            status.lines(&[("seed=3", &Progress::default())], (2, 1), 40),
+            ["seed=3        starting", "all    2/4 runs  1 failed"]
         );
     }
 }

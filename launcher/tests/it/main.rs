@@ -28,6 +28,7 @@ mod hub_server;
 mod inspect;
 mod memory;
 mod metrics_rows;
+mod narrow_terminal;
 mod nodes;
 mod paths;
 mod ranks;

@@ -1,0 +1,74 @@
+//! Tables and rows on a terminal: a line each, however narrow it is.
+
+use std::fs::File;
+use std::io::Read;
+use std::process::Command;
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+
+use crate::scratch::{Scratch, launch};
+
+/// What a command writes to a terminal of so many columns.
+fn shown(mut command: Command, columns: u16) -> String {
+    let reader = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&reader).unwrap();
+    unlockpt(&reader).unwrap();
+    let size = Winsize {
+        ws_row: 24,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    tcsetwinsize(&reader, size).unwrap();
+    let name = ptsname(&reader, Vec::new()).unwrap();
+    let terminal = File::options()
+        .write(true)
+        .open(name.to_str().unwrap())
+        .unwrap();
+    command.stdout(terminal);
+    let mut child = command.spawn().unwrap();
+    // The last end that is written to is the child's.
+    drop(command);
+    let (mut reader, mut text, mut piece) = (File::from(reader), Vec::new(), [0; 4096]);
+    // When that is closed, Linux calls it an error.
+    while let Ok(bytes @ 1..) = reader.read(&mut piece) {
+        text.extend(&piece[..bytes]);
+    }
+    assert!(child.wait().unwrap().success());
+    String::from_utf8(text).unwrap().replace("\r\n", "\n")
+}
+
+#[test]
+fn runs_and_rows_have_a_line_each() {
+    let scratch = Scratch::new();
+    let set = [
+        "train.steps=12",
+        "train.batch_size=64",
+        "train.faithfulness_warmup.steps=2",
+        "target.train.steps=20",
+        "eval.batches=2",
+        "eval.batch_size=64",
+        "log.every=4",
+    ];
+    let ended = launch(scratch.real("tms_5-2-id.toml", "runs/x", &set));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for command in [&["runs"][..], &["tail", "runs/x", "-n", "20"]] {
+        let whole = launch(scratch.launcher(command)).stdout;
+        assert!(
+            whole.lines().any(|line| line.chars().count() > 60),
+            "{whole}"
+        );
+        // What happened is told in full.
+        let is_row = |line: &&str| !line.contains(": ");
+        for columns in [100, 60, 40] {
+            let shown = shown(scratch.launcher(command), columns);
+            let lines: Vec<&str> = shown.lines().filter(is_row).collect();
+            assert_eq!(lines.len(), whole.lines().filter(is_row).count(), "{shown}");
+            let widest = lines.iter().map(|line| line.chars().count()).max();
+            assert!(widest <= Some(columns.into()), "{columns}: {shown}");
+        }
+    }
+    let runs = shown(scratch.launcher(&["runs"]), 40);
+    assert!(runs.contains("runs/x") && runs.contains("done"), "{runs}");
+}
