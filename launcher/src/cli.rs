@@ -71,7 +71,6 @@ Exit codes:
     version,
     after_help = EXAMPLES_AND_CODES,
     arg_required_else_help = true,
-    args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true
 )]
 pub(crate) struct Cli {
@@ -79,6 +78,12 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
     #[command(flatten)]
     pub(crate) run: Option<RunArgs>,
+    /// Print results and errors alone
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Print too which processes are started, and what each rank begins with
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
 }
 
 /// Everything but running, which needs no name.
@@ -184,13 +189,8 @@ pub(crate) struct RunArgs {
     /// unless what ended it would end it again: bad input, numbers that are not finite, a lack of memory
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) restarts: u32,
-    /// Print results and errors alone
-    #[arg(short, long, conflicts_with = "verbose")]
-    pub(crate) quiet: bool,
-    /// Print too which processes are started, and what each rank begins with
-    #[arg(short, long)]
-    pub(crate) verbose: bool,
-    /// Print objects of JSON, one a line: `time`, `kind` (`plan`, `note`, `detail`, `error`, `end`, `result`) and `text`
+    /// Print objects of JSON, one a line: `time`, `kind` (`plan`, `note`, `detail`, `error`, `end`, `result`) and `text`; the result of a
+    /// run has its summary.json as `result`, that of several their sweep.json
     #[arg(long)]
     pub(crate) json: bool,
     /// CPU threads while a target is trained; more where other runs wait for it

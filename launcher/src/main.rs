@@ -117,8 +117,23 @@ fn open_many_files() {
 }
 
 fn run(cli: Cli) -> Exit {
-    if let Some(asked) = &cli.run {
-        Style::of_run(asked.quiet, asked.verbose, asked.json).choose();
+    let style = Style {
+        quiet: cli.quiet,
+        verbose: cli.verbose,
+        ..Style::default()
+    };
+    match (&cli.command, &cli.run) {
+        (None, Some(asked)) => style.of_run(asked.json).choose(),
+        _ => style.choose(),
+    }
+    if cli.command.is_some()
+        && let Some(asked) = &cli.run
+    {
+        screen::error(&format!(
+            "{}: expected a command or a run file, found both; what is before a command is -q or -v alone",
+            asked.config
+        ));
+        return Exit::BadInput;
     }
     match cli.command {
         None | Some(Command::Rank(_) | Command::Tokenize(_)) => {}

@@ -583,10 +583,8 @@ fn finished(run_dir: &RunDir) -> Result<Exit, Fault> {
 }
 
 fn show_end(run_dir: &RunDir) -> anyhow::Result<()> {
-    let text = summary::read(&run_dir.summary())?;
-    screen::result(&format!(
-        "{text}\nall of it is in {}\n",
-        run_dir.path().display()
-    ));
+    let (text, summary) = summary::read(&run_dir.summary())?;
+    let place = format!("all of it is in {}\n", run_dir.path().display());
+    screen::result_of(&format!("{text}\n"), &place, summary);
     Ok(())
 }

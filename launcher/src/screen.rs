@@ -15,6 +15,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::termios::tcgetwinsize;
+use serde_json::Value;
 
 use crate::threads;
 
@@ -38,6 +39,16 @@ static SCREEN: Screen = Screen::new();
 /// Writes text that is a result: tables, summaries, reports.
 pub(crate) fn result(text: &str) {
     write(To::Stdout, Kind::Result, text);
+}
+
+/// Writes a result: as a table and words, or as words and the `object` that holds the same, where objects are asked for.
+pub(crate) fn result_of(table: &str, words: &str, object: Value) {
+    if Style::chosen().json {
+        let line = Style::result_of(&steady(words), object);
+        SCREEN.write(To::Stdout, line);
+    } else {
+        result(&format!("{table}{words}"));
+    }
 }
 
 /// Writes what will be done.

@@ -8,22 +8,23 @@ use serde_json::Value;
 use crate::screen::plain;
 use crate::table::{Align, Table};
 
-/// The text of a summary file.
+/// The text of a summary file, and its object.
 ///
 /// # Errors
 ///
 /// When the file cannot be read, or is not of the form
 /// `{"title": text, "tables": [{"title", "columns", "rows"}], "lines": [[label, value]]}`.
-pub(crate) fn read(path: &Path) -> Result<String> {
+pub(crate) fn read(path: &Path) -> Result<(String, Value)> {
     let bytes = spd_files::read(path).with_context(|| path.display().to_string())?;
     let summary: Value = serde_json::from_slice(&bytes)
         .with_context(|| format!("{}: is not JSON", path.display()))?;
-    text(&summary).ok_or_else(|| {
+    let text = text(&summary).ok_or_else(|| {
         anyhow!(
             "{}: is not of the form of a summary; was it edited?",
             path.display()
         )
-    })
+    })?;
+    Ok((text, summary))
 }
 
 fn text(summary: &Value) -> Option<String> {

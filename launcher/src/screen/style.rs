@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::sync::OnceLock;
 
 use jiff::{Timestamp, Unit};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// What a text is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,12 +53,11 @@ static STYLE: OnceLock<Style> = OnceLock::new();
 
 impl Style {
     /// The style of a run, whose lines are watched or kept.
-    pub(crate) fn of_run(quiet: bool, verbose: bool, json: bool) -> Self {
+    pub(crate) fn of_run(self, json: bool) -> Self {
         Self {
-            quiet,
-            verbose,
             json,
             stamped: !std::io::stderr().is_terminal(),
+            ..self
         }
     }
 
@@ -80,6 +79,15 @@ impl Style {
     /// A text as it is written, if it is.
     pub(super) fn text(self, kind: Kind, text: &str) -> Option<String> {
         self.text_at(kind, text, Timestamp::now())
+    }
+
+    /// A result as an object of JSON, which holds another one.
+    pub(super) fn result_of(words: &str, object: Value) -> String {
+        let now = Timestamp::now();
+        let now = now.round(Unit::Second).unwrap_or(now).to_string();
+        let (kind, words) = (Kind::Result.name(), words.trim_end());
+        let line = json!({"time": now, "kind": kind, "text": words, "result": object});
+        format!("{line}\n")
     }
 
     fn text_at(self, kind: Kind, text: &str, now: Timestamp) -> Option<String> {

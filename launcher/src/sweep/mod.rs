@@ -179,10 +179,9 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     } else {
         String::new()
     };
-    screen::result(&format!(
-        "{table}\nall of it is in {}{page}\n",
-        dir.display()
-    ));
+    let place = format!("all of it is in {}{page}\n", dir.display());
+    let object = serde_json::from_str(&report::json(&sweep.name, &members));
+    screen::result_of(&format!("{table}\n"), &place, object.unwrap_or_default());
     Ok(ended?.0)
 }
 

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use serde_json::{Value, json};
+
 use crate::scratch::{Scratch, launch, names, start};
 
 #[test]
@@ -69,6 +71,57 @@ fn a_finished_run_tells_its_end_again() {
         again.stderr,
         "runs/x is finished; --fresh runs it anew (the old directory is moved aside), --out elsewhere\n"
     );
+}
+
+#[test]
+fn an_object_of_json_has_the_result_as_fields() {
+    let scratch = Scratch::new();
+    launch(scratch.run("done", &[]));
+    let ended = launch(scratch.run("fail", &["--json"]));
+    let line: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(
+        (&line["kind"], &line["text"], &line["result"]),
+        (
+            &"result".into(),
+            &"all of it is in runs/x".into(),
+            &json!({"title": "tiny run", "lines": [["steps", 9]]})
+        )
+    );
+    let ended = launch(scratch.sweep("done", &["--seeds", "0..2", "--json"]));
+    let result = ended
+        .stdout
+        .lines()
+        .find(|line| line.contains("\"kind\":\"result\""));
+    let line: Value = serde_json::from_str(result.unwrap_or(&ended.stderr)).unwrap();
+    let text = line["text"].as_str().unwrap();
+    assert!(text.starts_with("all of it is in runs/s"), "{text}");
+    assert_eq!(line["result"]["runs"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn quiet_stands_before_a_command_too() {
+    let scratch = Scratch::new();
+    for (arguments, note) in [
+        (
+            &["runs"][..],
+            "no runs are here: there is no directory runs; `spd-launch runs DIR` looks elsewhere\n",
+        ),
+        (&["-q", "runs"], ""),
+        (&["runs", "-q"], ""),
+        (&["--quiet", "runs"], ""),
+    ] {
+        let ended = launch(scratch.launcher(arguments));
+        assert_eq!(
+            (ended.code, ended.stderr.as_str()),
+            (Some(0), note),
+            "{arguments:?}"
+        );
+    }
+    let both = launch(scratch.launcher(&["tms_5-2", "--threads", "1", "runs"]));
+    let expected = "error: tms_5-2: expected a command or a run file, found both; what is before a command is -q or -v alone\n";
+    assert_eq!((both.code, both.stderr.as_str()), (Some(2), expected));
+    let quiet = launch(scratch.run("done", &["-q"]));
+    assert_eq!((quiet.code, quiet.stderr.as_str()), (Some(0), ""));
 }
 
 #[test]
