@@ -44,32 +44,51 @@ pub fn newest(root: &Path) -> Result<Found, CheckpointError> {
     Ok(found)
 }
 
-/// What [`look`] saw.
-#[derive(Debug, Default)]
-pub struct Look {
-    /// Step and meta of the newest checkpoint that holds, if there is one.
-    pub newest: Option<(u64, BTreeMap<String, Value>)>,
+/// What [`look`] and [`read_newest`] saw.
+#[derive(Debug)]
+pub struct Look<T> {
+    /// Step of the newest checkpoint that holds, if there is one, and what was read of it.
+    pub newest: Option<(u64, T)>,
     /// Newer ones that do not hold, newest first: where each lies, and what is wrong with it.
     pub damaged: Vec<(PathBuf, String)>,
 }
 
 /// Finds the checkpoint that [`newest`] would read, without changing anything, for those who do not own the root.
 ///
-/// Every byte of it is compared with its manifest; of the tensors none is kept. The owner may write and delete
+/// Every byte of it is compared with its manifest; of it the meta is kept, and no tensor. The owner may write and delete
 /// meanwhile: where all are gone or damaged and the steps have changed, it looks again.
 ///
 /// # Errors
 ///
 /// As [`newest`].
-pub fn look(root: &Path) -> Result<Look, CheckpointError> {
+pub fn look(root: &Path) -> Result<Look<BTreeMap<String, Value>>, CheckpointError> {
+    look_with(root, verify)
+}
+
+/// Reads the checkpoint that [`newest`] would read, as [`look`] finds it.
+///
+/// # Errors
+///
+/// As [`newest`].
+pub fn read_newest(root: &Path) -> Result<Look<Snapshot>, CheckpointError> {
+    look_with(root, load)
+}
+
+fn look_with<T>(
+    root: &Path,
+    read: impl Fn(&Path) -> Result<T, CheckpointError>,
+) -> Result<Look<T>, CheckpointError> {
     let mut steps_now = steps(root)?;
     loop {
-        let mut look = Look::default();
+        let mut look = Look {
+            newest: None,
+            damaged: Vec::new(),
+        };
         for &step in steps_now.iter().rev() {
             let path = step_path(root, step);
-            match verify(&path) {
-                Ok(meta) => {
-                    look.newest = Some((step, meta));
+            match read(&path) {
+                Ok(found) => {
+                    look.newest = Some((step, found));
                     return Ok(look);
                 }
                 Err(CheckpointError::Damaged { reason, .. }) => look.damaged.push((path, reason)),

@@ -53,7 +53,7 @@ mod writer;
 
 pub use error::CheckpointError;
 pub use keep::prune;
-pub use latest::{Found, Look, look, newest, newest_step};
+pub use latest::{Found, Look, look, newest, newest_step, read_newest};
 pub use lock::{Holder, Lock};
 pub use read::{load, verify};
 pub use snapshot::{Dtype, Snapshot, Tensor};

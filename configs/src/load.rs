@@ -85,6 +85,21 @@ impl Run {
         Self::read(path, &[], None)
     }
 
+    /// The same with other settings of its evaluation, `KEY=VALUE` as [`Run::load`] has them: with those it is still the same run.
+    ///
+    /// # Errors
+    ///
+    /// As [`Run::load`], and a key that is none of `[eval]`.
+    pub fn load_resolved_with(path: &Path, overrides: &[String]) -> Result<Self, Faults> {
+        let keys = overrides.iter();
+        let mut keys = keys.map(|given| given.split('=').next().unwrap_or_default().trim());
+        if let Some(key) = keys.find(|key| key.split('.').next() != Some("eval")) {
+            let message = "expected a key of [eval], found one that would make it another run";
+            return Err(Faults::one(Place::Override(key.to_owned()), message));
+        }
+        Self::read(path, overrides, None)
+    }
+
     fn read(
         path: &Path,
         overrides: &[String],

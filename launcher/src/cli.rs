@@ -9,8 +9,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use spd_configs::Destination;
 
 pub(crate) use self::runs::{
-    ExportArgs, FiguresArgs, ImportArgs, ReportArgs, RunsArgs, ShipArgs, StopArgs, TailArgs,
-    WatchArgs,
+    EvalArgs, ExportArgs, FiguresArgs, ImportArgs, ReportArgs, RunsArgs, ShipArgs, StopArgs,
+    TailArgs, WatchArgs,
 };
 pub(crate) use self::values::threads;
 use self::values::{
@@ -41,6 +41,8 @@ Examples:
   spd-launch bench tms_5-2 --phases
   spd-launch profile tms_5-2 --trace step.json
   spd-launch figures runs/tms_5-2             draw its newest checkpoint again
+  spd-launch eval runs/shakespeare --set eval.batches=100 --set eval.components=100
+                                              evaluate it again, with other settings
   spd-launch watch runs/tms_5-2 runs/seed1    curves, figures and components in a browser, live
   spd-launch report runs/tms_5-2.sweep        the same as one file
   spd-launch runs                             every run under runs: its state, step, loss, time left
@@ -101,6 +103,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Say where the time of a run's step goes
     Profile(ProfileArgs),
+    /// Evaluate the newest checkpoint of a run again: with other settings, on other data
+    Eval(EvalArgs),
     /// Draw the figures of a run again, from its newest checkpoint
     Figures(FiguresArgs),
     /// Send the rows of runs that trackers have not taken yet

@@ -22,13 +22,14 @@
 //!     -> runs, tail, stop_runs          runs at work: how each is, its rows as they come, a request to save and leave
 //!     -> configs                        the run files that are part of this program
 //!     -> exchange                       checkpoints of the SPD reference, out and in; runs for `wandb sync`
-//!     -> figures                        those of a checkpoint, drawn again
+//!     -> again                          a checkpoint, evaluated or drawn again
 //!     -> completions                    what a shell completes of the command line
 //!     -> doctor                          what there is for runs on GPUs, and whether a GPU works
 //!     -> bench, profile                 how long a step takes, and where the time goes
 //!     -> sweep                          several runs, each this program again, and one table
 //! ```
 
+mod again;
 mod bench;
 mod channel;
 mod cli;
@@ -38,7 +39,6 @@ mod doctor;
 mod exchange;
 mod exit;
 mod failure;
-mod figures;
 mod hub;
 mod inspect;
 mod launched;
@@ -146,7 +146,8 @@ fn run(cli: Cli) -> Exit {
         (Some(Command::Import(asked)), _) => exchange::import(&asked),
         (Some(Command::Bench(asked)), _) => bench::bench(&asked),
         (Some(Command::Profile(asked)), _) => profile::profile(&asked),
-        (Some(Command::Figures(asked)), _) => figures::figures(&asked),
+        (Some(Command::Eval(asked)), _) => again::eval(&asked),
+        (Some(Command::Figures(asked)), _) => again::figures(&asked),
         (Some(Command::Completions(asked)), _) => completions::completions(asked.shell),
         (Some(Command::Ship(asked)), _) => ship::ship(&asked),
         (Some(Command::Report(asked)), _) => report::report(&asked),

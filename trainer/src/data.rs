@@ -73,12 +73,18 @@ pub fn open(run: &Run) -> Result<Sources, Fault> {
 fn windows(run: &Run, path: &Path, vocab: u32) -> Result<Windows, Fault> {
     let dataset = dataset(&run.data, path)?;
     if let Some(found) = dataset.vocab_size().filter(|&found| found > vocab) {
-        let has = match &run.target.weights {
-            Some(weights) => format!(
+        let trained_on = datasets(&run.data).map(|[train, _]| train);
+        let has = match (&run.target.weights, trained_on) {
+            (Some(weights), _) => format!(
                 "the target's weights, {}, are for {vocab}; tokenize with the tokenizer of these weights",
                 weights.display()
             ),
-            None => format!("the target has {vocab}; set [target] vocab = {found}"),
+            // That of the training data fits.
+            (None, Some(train)) if train != path => format!(
+                "the target has {vocab}; tokenize with the tokenizer of {}",
+                train.display()
+            ),
+            (None, _) => format!("the target has {vocab}; set [target] vocab = {found}"),
         };
         return Err(Fault::BadInput(format!(
             "{}: made for {found} tokens, {has}",

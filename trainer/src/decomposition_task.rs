@@ -47,6 +47,27 @@ impl DecompositionTask {
         processor: &Processor,
         world: &World,
     ) -> Result<Self, Fault> {
+        Self::with((decomposition, sources), store, (processor, world), true)
+    }
+
+    /// The same for a state that is looked at and not trained: without the programs that train it, whose memory it then does not
+    /// need.
+    pub(crate) fn to_look_at(
+        decomposition: Decomposition,
+        sources: Sources,
+        store: &mut Store,
+        processor: &Processor,
+    ) -> Result<Self, Fault> {
+        let world = World::default();
+        Self::with((decomposition, sources), store, (processor, &world), false)
+    }
+
+    fn with(
+        (decomposition, sources): (Decomposition, Sources),
+        store: &mut Store,
+        (processor, world): (&Processor, &World),
+        trains: bool,
+    ) -> Result<Self, Fault> {
         store.transient(HALT, &[2]);
         let seed = decomposition.run.seed;
         let executor = |b: &Builder| {
@@ -54,11 +75,15 @@ impl DecompositionTask {
             executor.parameters().seed = seed;
             executor
         };
-        let program = decomposition.step_program(store)?;
-        let program = BatchProgram::planned(&program, store, "step", world, executor);
+        let program = if trains {
+            let program = decomposition.step_program(store)?;
+            BatchProgram::planned(&program, store, "step", world, executor)
+        } else {
+            BatchProgram::whole(executor(&Builder::new()))
+        };
         let evaluation = Evaluation::new(&decomposition, store, true, world, executor)?;
         let has_slow = decomposition.run.eval.losses.iter().any(|term| term.slow);
-        let cheap_evaluation = if has_slow {
+        let cheap_evaluation = if trains && has_slow {
             Some(Evaluation::new(
                 &decomposition,
                 store,
@@ -75,7 +100,7 @@ impl DecompositionTask {
         let removal = decomposition.removal_program(store)?;
         let removal = removal.map(|program| executor(&program));
         let warmup = decomposition.run.train.faithfulness_warmup;
-        let warmup = if warmup.steps > 0 {
+        let warmup = if trains && warmup.steps > 0 {
             Some(executor(&decomposition.warmup_program(store, &warmup)?))
         } else {
             None

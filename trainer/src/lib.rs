@@ -12,6 +12,7 @@
 //! Letters in names: `b` row, `t` position, `i` input feature, `o` output feature, `c` component, `v` vocabulary entry, `d`
 //! width of the residual stream, `h` hidden unit. `g` is an importance, `r` a draw. A tensor's name ends in its letters.
 
+mod again;
 mod arena;
 mod batch_program;
 pub mod bench;
@@ -34,7 +35,6 @@ pub mod parameters;
 pub mod pass;
 mod progress;
 mod rank;
-mod redraw;
 mod refused_step;
 mod removal;
 pub mod replay;
@@ -56,12 +56,12 @@ mod train;
 mod training;
 mod world;
 
+pub use again::{Again, Seen, evaluate, redraw};
 pub use cache::cache_dir;
 pub use fault::{Fault, FaultKind, Outcome};
 pub use heartbeat::{Beat, Heartbeat};
 pub use memory::Memory;
 pub use rank::{Threads, continuation, decompose, rank};
-pub use redraw::{Redrawn, redraw};
 pub use resume::Continuation;
 pub use run_plan::{RunPlan, SitePlan, check_precision, check_weights, run_plan};
 pub use spd_engine::SharedMemory;

@@ -18,7 +18,7 @@ use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::{Fault, Outcome};
 use crate::memory::Peak;
-use crate::metrics::summary::{self, Spent, Summary};
+use crate::metrics::summary::{self, Of, Spent, Summary};
 use crate::progress::Progress;
 use crate::resume::{self, Continuation};
 use crate::saver::{At, Place};
@@ -264,7 +264,7 @@ impl Job<'_> {
                 let summary = Summary {
                     sources: &sources,
                     run_dir,
-                    spent: &spent,
+                    of: Of::End(&spent),
                     last,
                 };
                 let text = summary::text(&summary, &mut task, &mut store, &mut go_on)?;

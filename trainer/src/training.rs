@@ -177,15 +177,9 @@ impl<'a> Training<'a> {
         })
     }
 
-    /// - `is_slow`: the step has figures, which the row names even where a disk took none: rows are the same on all disks
     fn append_evaluation(&mut self, values: Measured, is_slow: bool) {
         if let Some(Records { spool, .. }) = &mut self.records {
-            let step = self.at.step();
-            let mut row = row(step, Kind::Eval, values);
-            if is_slow {
-                row.values.extend(self.task.figures(step));
-            }
-            spool.append(row);
+            spool.append(evaluation_row(self.task, self.at.step(), values, is_slow));
         }
     }
 
@@ -397,6 +391,22 @@ fn restore_other<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored
 /// Whether `step` is one of every `steps`; none is where that is 0.
 pub(crate) fn is_due(step: u64, steps: u64) -> bool {
     steps > 0 && step.is_multiple_of(steps)
+}
+
+/// The row of an evaluation after `step`.
+///
+/// - `is_slow`: the step has figures, which the row names even where a disk took none: rows are the same on all disks
+pub(crate) fn evaluation_row(
+    task: &dyn Task,
+    step: u64,
+    values: impl IntoIterator<Item = (String, f64)>,
+    is_slow: bool,
+) -> Row {
+    let mut row = row(step, Kind::Eval, values);
+    if is_slow {
+        row.values.extend(task.figures(step));
+    }
+    row
 }
 
 fn row(step: u64, kind: Kind, values: impl IntoIterator<Item = (String, f64)>) -> Row {

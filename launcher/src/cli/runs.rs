@@ -42,15 +42,35 @@ pub(crate) struct ImportArgs {
     pub(crate) set: Vec<String>,
 }
 
-/// `spd-launch figures`.
+/// `spd-launch figures`, and what `spd-launch eval` has in common with it.
 #[derive(Debug, Args)]
 pub(crate) struct FiguresArgs {
-    /// Run directory
+    /// Run directory; the run may go on meanwhile
     #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
     pub(crate) run: PathBuf,
+    /// Setting of the evaluation in place of the run's, like `eval.components=100`; may be given many times
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Dataset to evaluate on in place of the run's, of the same tokenizer
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) data: Option<PathBuf>,
+    /// Directory for the evaluation [default: RUN/evaluations/step-STEP, with a hash of the settings where they are not the run's; of
+    /// figures as the run has them, the run's own]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) out: Option<PathBuf>,
     /// CPU threads [default: all that this process may use]
     #[arg(long, value_name = "N", value_parser = thread_count)]
     pub(crate) threads: Option<usize>,
+}
+
+/// `spd-launch eval`.
+#[derive(Debug, Args)]
+pub(crate) struct EvalArgs {
+    #[command(flatten)]
+    pub(crate) of: FiguresArgs,
+    /// Print the row of the evaluation alone, an object of JSON in a line (tracker/FORMAT.md)
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// `spd-launch ship`.

@@ -19,6 +19,7 @@ fn each_shell_has_a_script_that_knows_commands_and_flags() {
         for known in [
             "tokenize",
             "figures",
+            "eval",
             "dry-run",
             "sweep",
             "runs",

@@ -330,7 +330,7 @@ fn figures_are_of_runs_with_a_checkpoint() {
     assert_eq!(launch(scratch.run("fail", &[])).code, Some(1));
     refused(
         "runs/x",
-        "runs/x/checkpoints: has no checkpoint to draw from; run it first",
+        "runs/x/checkpoints: has no checkpoint to look at; run it first",
     );
     refused(
         "runs",

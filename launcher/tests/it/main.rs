@@ -12,6 +12,7 @@ mod changed_inputs;
 mod chromium;
 mod completions;
 mod doctor;
+mod eval;
 mod exchange;
 mod exit_codes_and_restarts;
 mod faults_during_a_run;

@@ -1,4 +1,4 @@
-//! What a finished run says of itself: `summary.json`, which the launcher prints as it is.
+//! What a finished run says of itself, and what an evaluation of it says later: `summary.json`, which the launcher prints as it is.
 //!
 //! `{"title", "tables": [{"title", "columns", "rows"}], "lines": [[label, value]], "values": {name: number}, "solved": {"found",
 //! "means"}}`: tables and lines are ready to print, `values` are for programs; `solved` is there where a solution is known.
@@ -57,9 +57,52 @@ pub(crate) struct Spent {
 pub(crate) struct Summary<'a> {
     pub(crate) sources: &'a Sources,
     pub(crate) run_dir: &'a Path,
-    pub(crate) spent: &'a Spent,
-    /// The evaluation of the last state.
+    pub(crate) of: Of<'a>,
+    /// The evaluation of the state.
     pub(crate) last: Measured,
+}
+
+/// When a state is summarised.
+pub(crate) enum Of<'a> {
+    /// At the end of its run, beside the evaluation at its start.
+    End(&'a Spent),
+    /// Later, when it is looked at again.
+    Later {
+        /// Of the state.
+        step: u64,
+        /// Where the evaluation lies.
+        place: &'a Path,
+        /// What of the run was other: a line each.
+        settings: &'a [String],
+    },
+}
+
+/// Evaluations that stand beside each other in tables.
+struct Shown {
+    first: Option<BTreeMap<String, f64>>,
+    last: BTreeMap<String, f64>,
+}
+
+impl Shown {
+    /// Titles of the columns of a number.
+    fn titles(&self, number: &str) -> Vec<String> {
+        match &self.first {
+            Some(_) => ["start", "end"]
+                .map(|when| format!("{number} at {when}").trim_start().to_owned())
+                .to_vec(),
+            None if number.is_empty() => vec!["mean".to_owned()],
+            None => vec![number.to_owned()],
+        }
+    }
+
+    /// Their cells, of the value `name`.
+    fn cells(&self, name: &str, written: fn(f64) -> String) -> Vec<String> {
+        let all = self.first.iter().chain([&self.last]);
+        let values = all.map(|values| values.get(name).copied());
+        values
+            .map(|value| value.map_or("-".to_owned(), written))
+            .collect()
+    }
 }
 
 /// The text of `summary.json`; `None` where it was not to go on.
@@ -72,16 +115,21 @@ pub(crate) fn text(
     let &Summary {
         sources,
         run_dir,
-        spent,
+        of: ref when,
         ref last,
     } = of;
-    let last: BTreeMap<String, f64> = last.iter().cloned().collect();
     let run = task.decomposition.run.clone();
-    let first = first_evaluation(run_dir);
-    let mut values = last.clone();
-    let mut tables = vec![masks_table(&run.eval.subsets, &first, &last)];
+    let shown = Shown {
+        first: match when {
+            Of::End(_) => Some(first_evaluation(run_dir)),
+            Of::Later { .. } => None,
+        },
+        last: last.iter().cloned().collect(),
+    };
+    let mut values = shown.last.clone();
+    let mut tables = vec![masks_table(&run.eval.subsets, &shown)];
     if !run.eval.losses.is_empty() {
-        tables.push(terms_table(&run.eval.losses, &first, &last));
+        tables.push(terms_table(&run.eval.losses, &shown));
     }
     let mut lines: Vec<(String, String)> = Vec::new();
     if let Input::Tokens { vocab, .. } = run.target.model.input()
@@ -93,7 +141,7 @@ pub(crate) fn text(
     if !go_on() {
         return Ok(None);
     }
-    tables.push(sites_table(task, &first, &last));
+    tables.push(sites_table(task, &shown));
     store.fetch()?;
     let known = known_sites(task, store)?;
     if known.iter().any(KnownSite::says_something) {
@@ -104,31 +152,53 @@ pub(crate) fn text(
         lines.extend(total.map(|(_, label)| ((*label).to_owned(), number(value))));
         values.insert(name, value);
     }
-    if let Some(faithfulness) = last.get("eval/faithfulness") {
+    if let Some(faithfulness) = shown.last.get("eval/faithfulness") {
         lines.push((
             "faithfulness (mean squared weight delta)".into(),
             number(*faithfulness),
         ));
     }
-    let seconds = spent.time.as_secs_f64();
-    values.insert("seconds".into(), seconds);
-    lines.push(("time of this start".into(), format!("{seconds:.1} s")));
-    values.insert("memory/planned_bytes".into(), spent.planned as f64);
-    if let Some(most) = spent.peak.most() {
-        values.insert("memory/most_bytes".into(), most as f64);
-        let (most, planned) = (mebibytes(most), mebibytes(spent.planned));
-        lines.push((
-            "memory".into(),
-            format!("{most} MiB at most, {planned} MiB planned"),
-        ));
+    if let Of::End(spent) = when {
+        let seconds = spent.time.as_secs_f64();
+        values.insert("seconds".into(), seconds);
+        lines.push(("time of this start".into(), format!("{seconds:.1} s")));
+        values.insert("memory/planned_bytes".into(), spent.planned as f64);
+        if let Some(most) = spent.peak.most() {
+            values.insert("memory/most_bytes".into(), most as f64);
+            let (most, planned) = (mebibytes(most), mebibytes(spent.planned));
+            lines.push((
+                "memory".into(),
+                format!("{most} MiB at most, {planned} MiB planned"),
+            ));
+        }
     }
     lines.push((
         "target".into(),
         target_place(&run, &*task.decomposition.target),
     ));
-    let figures = figures::directory(run_dir, run.train.steps);
-    lines.push(("figures".into(), figures.display().to_string()));
-    lines.push(("run directory".into(), run_dir.display().to_string()));
+    let mut line = |label: &str, place: &Path| {
+        lines.push((label.to_owned(), place.display().to_string()));
+    };
+    let title = match *when {
+        Of::End(_) => {
+            line("figures", &figures::directory(run_dir, run.train.steps));
+            format!("{}: {} steps, seed {}", run.name, run.train.steps, run.seed)
+        }
+        Of::Later {
+            step,
+            place,
+            settings,
+        } => {
+            line("figures", &figures::directory(place, step));
+            line("evaluation", place);
+            for (number, setting) in settings.iter().enumerate() {
+                let label = if number == 0 { "settings" } else { "" };
+                line(label, Path::new(setting));
+            }
+            format!("{}: step {step}, seed {}", run.name, run.seed)
+        }
+    };
+    line("run directory", run_dir);
     let tables: Vec<Value> = tables
         .into_iter()
         .map(|(title, columns, rows)| json!({"title": title, "columns": columns, "rows": rows}))
@@ -137,7 +207,6 @@ pub(crate) fn text(
         .into_iter()
         .map(|(label, value)| json!([label, value]))
         .collect();
-    let title = format!("{}: {} steps, seed {}", run.name, run.train.steps, run.seed);
     let mut summary = json!({"title": title, "tables": tables, "lines": lines, "values": values});
     if let Some((found, means)) = solved(&values, &*task.decomposition.target) {
         summary["solved"] = json!({"found": found, "means": means});
@@ -173,33 +242,26 @@ fn mebibytes(bytes: usize) -> String {
 
 type Table = (String, Vec<String>, Vec<Vec<String>>);
 
-/// Every kind of mask against the target, at the first evaluation and at the last.
-fn masks_table(
-    subsets: &[Subset],
-    first: &BTreeMap<String, f64>,
-    last: &BTreeMap<String, f64>,
-) -> Table {
+/// Every kind of mask against the target.
+fn masks_table(subsets: &[Subset], shown: &Shown) -> Table {
     let measures: Vec<&str> = ["ce", "kl", "mse"]
         .into_iter()
-        .filter(|kind| last.contains_key(&format!("eval/{kind}/ci_masked")))
+        .filter(|kind| shown.last.contains_key(&format!("eval/{kind}/ci_masked")))
         .collect();
     let mut columns = vec!["masks".to_owned()];
     for kind in &measures {
-        let kind = kind.to_uppercase();
-        columns.extend([format!("{kind} at start"), format!("{kind} at end")]);
+        columns.extend(shown.titles(&kind.to_uppercase()));
     }
     let row = |label: String, name: &dyn Fn(&str) -> String| {
-        let mut row = vec![label];
-        for kind in &measures {
-            let value = |values: &BTreeMap<String, f64>| {
-                values.get(&name(kind)).copied().map_or("-".into(), number)
-            };
-            row.extend([first, last].map(value));
-        }
-        row
+        let cells = measures.iter();
+        let cells = cells.flat_map(|kind| shown.cells(&name(kind), number));
+        [label].into_iter().chain(cells).collect()
     };
-    let masks = MASKS.iter();
-    let masks = masks.filter(|(key, _)| last.keys().any(|name| name.ends_with(&format!("/{key}"))));
+    let is_there = |key: &str| {
+        let mut names = shown.last.keys();
+        names.any(|name| name.ends_with(&format!("/{key}")))
+    };
+    let masks = MASKS.iter().filter(|(key, _)| is_there(key));
     let masks =
         masks.map(|(key, label)| row((*label).to_owned(), &|kind| format!("eval/{kind}/{key}")));
     let subsets = subsets.iter().filter(|subset| subset.masked);
@@ -211,48 +273,32 @@ fn masks_table(
     ("held-out rows, means".into(), columns, rows)
 }
 
-/// The terms that are only measured, at the first evaluation and at the last.
-fn terms_table(
-    measures: &[Measure],
-    first: &BTreeMap<String, f64>,
-    last: &BTreeMap<String, f64>,
-) -> Table {
-    let columns = ["term", "at start", "at end"].map(str::to_owned).to_vec();
+/// The terms that are only measured.
+fn terms_table(measures: &[Measure], shown: &Shown) -> Table {
+    let columns = ["term".to_owned()].into_iter().chain(shown.titles(""));
     let rows = measures.iter().map(|Measure { name, term, .. }| {
         let label = if name == term.name() {
             term.to_string()
         } else {
             format!("{name}: {term}")
         };
-        let key = format!("eval/loss/{name}");
-        let value = |values: &BTreeMap<String, f64>| {
-            let value = values.get(&key).copied();
-            value.map_or("-".into(), number)
-        };
-        vec![label, value(first), value(last)]
+        let cells = shown.cells(&format!("eval/loss/{name}"), number);
+        [label].into_iter().chain(cells).collect()
     });
     (
         "held-out rows, reconstruction".into(),
-        columns,
+        columns.collect(),
         rows.collect(),
     )
 }
 
-fn sites_table(
-    task: &DecompositionTask,
-    first: &BTreeMap<String, f64>,
-    last: &BTreeMap<String, f64>,
-) -> Table {
-    let columns = ["site", "C", "L0 at start", "L0 at end"]
-        .map(str::to_owned)
-        .to_vec();
+fn sites_table(task: &DecompositionTask, shown: &Shown) -> Table {
+    let columns = ["site", "C"].map(str::to_owned);
+    let columns = columns.into_iter().chain(shown.titles("L0")).collect();
     let row = |name: &str, components: usize| {
-        let key = format!("eval/l0/{name}");
-        let l0 = |values: &BTreeMap<String, f64>| {
-            let l0 = values.get(&key);
-            l0.map_or("-".to_owned(), |l0| format!("{l0:.2}"))
-        };
-        vec![name.to_owned(), components.to_string(), l0(first), l0(last)]
+        let l0 = shown.cells(&format!("eval/l0/{name}"), |l0| format!("{l0:.2}"));
+        let cells = [name.to_owned(), components.to_string()].into_iter();
+        cells.chain(l0).collect()
     };
     let sites = &task.decomposition.sites;
     let of_subset = |subset: &Subset| {

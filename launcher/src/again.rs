@@ -1,0 +1,117 @@
+//! `spd-launch eval RUN` and `spd-launch figures RUN`: a run's newest checkpoint evaluated or drawn again, with other settings where some
+//! are given.
+
+use anyhow::Context;
+use spd_trainer::{Again, Fault, Seen, evaluate, redraw};
+
+use crate::cli::{self, EvalArgs, FiguresArgs};
+use crate::exit::Exit;
+use crate::memory;
+use crate::plan::bytes;
+use crate::run_dir::RunDir;
+use crate::screen;
+use crate::summary;
+
+/// Draws the figures of a run directory: its own, or those of an evaluation.
+///
+/// # Errors
+///
+/// Bad input when there is no run or no checkpoint of it, or a setting is none of an evaluation; failures of this machine on the way.
+pub(crate) fn figures(asked: &FiguresArgs) -> Result<Exit, Fault> {
+    let seen = look(asked, redraw)?;
+    tell_damaged(&seen);
+    screen::result(&format!(
+        "the figures of step {} are in {}\n{}",
+        seen.step,
+        seen.figures.display(),
+        page(&seen, asked)
+    ));
+    Ok(Exit::Done)
+}
+
+/// Evaluates a run directory, and prints the numbers: as tables, or as their row.
+///
+/// # Errors
+///
+/// As [`figures`].
+pub(crate) fn eval(asked: &EvalArgs) -> Result<Exit, Fault> {
+    let (seen, row) = look(&asked.of, evaluate)?;
+    tell_damaged(&seen);
+    if asked.json {
+        let row = serde_json::to_string(&row).context("the row of the evaluation")?;
+        screen::result(&format!("{row}\n"));
+    } else {
+        let (text, _) = summary::read(&seen.place.join("summary.json"))?;
+        screen::result(&format!("{text}{}", page(&seen, &asked.of)));
+    }
+    Ok(Exit::Done)
+}
+
+/// Looks at the run that is asked for, if there is one.
+fn look<T>(
+    asked: &FiguresArgs,
+    look: impl FnOnce(&Again<'_>) -> Result<T, Fault>,
+) -> Result<T, Fault> {
+    let run_dir = RunDir::at(asked.run.clone());
+    if !run_dir.config().is_file() {
+        return Err(Fault::BadInput(format!(
+            "{}: holds no config.toml, so it is no run directory; give one, like runs/tms_5-2",
+            run_dir.path().display()
+        )));
+    }
+    look(&Again {
+        run_dir: run_dir.path(),
+        set: &asked.set,
+        data: asked.data.as_deref(),
+        out: asked.out.as_deref(),
+        threads: cli::threads(asked.threads),
+        fits: &|need| fits(need, memory::available()),
+    })
+}
+
+fn fits(need: usize, there: Option<usize>) -> Result<(), String> {
+    match there {
+        Some(there) if need > there => Err(format!(
+            "the evaluation needs {} of memory, and {} are available; a smaller eval.batch_size needs less",
+            bytes(need),
+            bytes(there)
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn tell_damaged(seen: &Seen) {
+    for (path, reason) in &seen.damaged {
+        screen::note(&format!(
+            "{}: {reason}; step {} is the newest that holds",
+            path.display(),
+            seen.step
+        ));
+    }
+}
+
+/// How an evaluation is looked at that the page of the run does not show.
+fn page(seen: &Seen, asked: &FiguresArgs) -> String {
+    if seen.place == RunDir::at(asked.run.clone()).path() {
+        return String::new();
+    }
+    format!(
+        "`spd-launch report {}` makes a page of them\n",
+        seen.place.display()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_evaluation_that_needs_more_memory_than_there_is_is_refused() {
+        assert_eq!(fits(10, Some(10)), Ok(()));
+        assert_eq!(fits(10, None), Ok(()));
+        assert_eq!(
+            fits(3 << 20, Some(1 << 20)).unwrap_err(),
+            "the evaluation needs 3.00 MiB of memory, and 1.00 MiB are available; a smaller eval.batch_size needs less"
+        );
+    }
+}

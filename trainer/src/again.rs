@@ -1,0 +1,289 @@
+//! A run that ended, or goes on, looked at again: its newest good checkpoint is evaluated or drawn, with other settings of its evaluation
+//! where some are given, on the processor. The run stays as it is.
+//!
+//! An evaluation is a directory of the form of a run's, without checkpoints, so that whatever shows runs shows it: `config.toml` with
+//! the settings that it was made with, `metrics.jsonl` with its row, `figures/`, `summary.json`. `evaluated.json` says what it is of.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use serde_json::json;
+use spd_checkpoint::atomic::write_file;
+use spd_checkpoint::{Lock, read_newest};
+use spd_configs::{Data, EvalData, Run};
+use spd_engine::{Pool, Processor, Store};
+use spd_files::atomic::make_dir;
+use spd_tracker::{Mark, Row, Spool};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::data;
+use crate::decomposition::Decomposition;
+use crate::decomposition_task::DecompositionTask;
+use crate::fault::Fault;
+use crate::figures;
+use crate::metrics::summary::{self, Of, Summary};
+use crate::resume::{self, What};
+use crate::state;
+use crate::task::Task as _;
+use crate::training::evaluation_row;
+
+/// Where a run directory has its evaluations.
+const EVALUATIONS: &str = "evaluations";
+
+/// What makes a directory that of an evaluation.
+const EVALUATED: &str = "evaluated.json";
+
+/// What is looked at, and how.
+#[expect(missing_debug_implementations, reason = "it asks a function")]
+pub struct Again<'a> {
+    /// The run directory (`config.toml` is there).
+    pub run_dir: &'a Path,
+    /// Keys of `[eval]` anew, `KEY=VALUE`.
+    pub set: &'a [String],
+    /// Another dataset to evaluate on.
+    pub data: Option<&'a Path>,
+    /// Where the evaluation is to lie, in place of a directory of the run.
+    pub out: Option<&'a Path>,
+    /// CPU threads.
+    pub threads: usize,
+    /// Refuses what needs so many bytes of memory, in a line.
+    pub fits: &'a dyn Fn(usize) -> Result<(), String>,
+}
+
+/// What was looked at.
+#[derive(Debug)]
+pub struct Seen {
+    /// The step of the checkpoint.
+    pub step: u64,
+    /// The directory of the evaluation, or that of the run where its own figures were drawn.
+    pub place: PathBuf,
+    /// Where the figures are.
+    pub figures: PathBuf,
+    /// Newer checkpoints that do not hold: where each lies, and what is wrong with it.
+    pub damaged: Vec<(PathBuf, String)>,
+}
+
+/// Draws the figures of the newest good checkpoint: those of the run where nothing else is asked for, which a run that ended draws the
+/// same, and elsewhere those of an evaluation.
+///
+/// # Errors
+///
+/// Bad input, when a setting is none of an evaluation or does not fit the run, there is no checkpoint, the data are not there or not
+/// those of the run, or another process has the directory; when the disk refuses.
+pub fn redraw(again: &Again<'_>) -> Result<Seen, Fault> {
+    let state = State::of(again)?;
+    let place = match state.is_as_in_the_run && again.out.is_none() {
+        true => again.run_dir.to_owned(),
+        false => state.place(again),
+    };
+    state.look(again, place, |_, _, _| Ok(()))
+}
+
+/// Evaluates the newest good checkpoint, and draws its figures. Where nothing else is asked for, its values are the bits that the run
+/// itself finds there. Returns their row too.
+///
+/// # Errors
+///
+/// As [`redraw`].
+pub fn evaluate(again: &Again<'_>) -> Result<(Seen, Row), Fault> {
+    let state = State::of(again)?;
+    let place = state.place(again);
+    let (step, sources, settings) = (state.step, state.sources.clone(), state.settings.clone());
+    let mut found = None;
+    let seen = state.look(again, place, |task, store, place| {
+        let mut go_on = || true;
+        let last = task.evaluate(store, true, &mut go_on)?;
+        let last = last.context("an evaluation that nobody stops has an end")?;
+        let row = evaluation_row(task, step, last.iter().cloned(), true);
+        let spool = Spool::start(place, &Mark::default(), step)?;
+        spool.append(row.clone());
+        spool.sync().map_err(|why| anyhow!(why))?;
+        let summary = Summary {
+            sources: &sources,
+            run_dir: again.run_dir,
+            of: Of::Later {
+                step,
+                place,
+                settings: &settings,
+            },
+            last,
+        };
+        let text = summary::text(&summary, task, store, &mut go_on)?.unwrap_or_default();
+        write_file(&place.join("summary.json"), text.as_bytes())?;
+        found = Some(row);
+        Ok(())
+    })?;
+    Ok((seen, found.context("an evaluation has a row")?))
+}
+
+/// A state of a run, ready to be looked at.
+struct State {
+    run: Run,
+    /// What of the run is other than when it was trained, a line each.
+    settings: Vec<String>,
+    is_as_in_the_run: bool,
+    sources: data::Sources,
+    step: u64,
+    damaged: Vec<(PathBuf, String)>,
+    pool: Arc<Pool>,
+    store: Store,
+    task: DecompositionTask,
+}
+
+impl State {
+    /// Everything that can be refused is refused here, and nothing is written.
+    fn of(again: &Again<'_>) -> Result<Self, Fault> {
+        let config = again.run_dir.join("config.toml");
+        let text =
+            spd_files::read_to_string(&config).with_context(|| config.display().to_string())?;
+        let bad = |faults: spd_configs::Faults| Fault::BadInput(faults.to_string());
+        let stored = Run::load_resolved(&config).map_err(bad)?;
+        let mut run = Run::load_resolved_with(&config, again.set).map_err(bad)?;
+        if let Some(path) = again.data {
+            evaluate_on(&mut run, path)?;
+        }
+        again.out.map_or(Ok(()), check_out)?;
+        let root = again.run_dir.join(resume::CHECKPOINTS);
+        let found = read_newest(&root)?;
+        let Some((step, snapshot)) = found.newest else {
+            let bad = found.damaged.first();
+            let bad =
+                bad.map(|(path, reason)| format!(" that holds ({}: {reason})", path.display()));
+            return Err(Fault::BadInput(format!(
+                "{}: has no checkpoint{} to look at; run it first",
+                root.display(),
+                bad.unwrap_or_default()
+            )));
+        };
+        let sources = data::open_checked(&run)?;
+        let pool = Arc::new(Pool::new(again.threads)?);
+        let processor = Processor::Cpu(Arc::clone(&pool));
+        let mut store = Store::new();
+        let decomposition = Decomposition::new(&run, &mut store)?;
+        let task =
+            DecompositionTask::to_look_at(decomposition, sources.clone(), &mut store, &processor)?;
+        (again.fits)(task.memory(&store).total()).map_err(Fault::BadInput)?;
+        // The target is that of the checkpoint; the data may have been replaced, and are to be others where others are given.
+        let mut made_of = resume::data(&run.data);
+        made_of.retain(|part| again.data.is_none() || part.what != What::Eval);
+        state::restore(&snapshot, &mut store, &text, &made_of)?;
+        Ok(Self {
+            settings: run.differences(&stored),
+            is_as_in_the_run: run == stored,
+            run,
+            sources,
+            step,
+            damaged: found.damaged,
+            pool,
+            store,
+            task,
+        })
+    }
+
+    /// Where the evaluation lies: the same settings have the same place.
+    fn place(&self, again: &Again<'_>) -> PathBuf {
+        if let Some(out) = again.out {
+            return out.to_owned();
+        }
+        let mut name = format!("step-{:08}", self.step);
+        if !self.is_as_in_the_run {
+            name += &format!("-{:016x}", xxh3_64(self.run.to_toml().as_bytes()));
+        }
+        again.run_dir.join(EVALUATIONS).join(name)
+    }
+
+    /// Draws the figures into `place`, and does `more` there. Whoever else writes there is kept away meanwhile.
+    fn look(
+        self,
+        again: &Again<'_>,
+        place: PathBuf,
+        more: impl FnOnce(&mut DecompositionTask, &mut Store, &Path) -> Result<(), Fault> + Send,
+    ) -> Result<Seen, Fault> {
+        let Self {
+            run,
+            settings,
+            step,
+            damaged,
+            pool,
+            mut store,
+            mut task,
+            ..
+        } = self;
+        let is_own = place == again.run_dir;
+        if !is_own {
+            make_dir(&place).with_context(|| format!("{}: cannot be made", place.display()))?;
+        }
+        let _lock = Lock::take(&place)?;
+        if !is_own {
+            let about = json!({
+                "run": again.run_dir.display().to_string(),
+                "step": step,
+                "settings": settings,
+            });
+            write_file(&place.join(EVALUATED), format!("{about}\n").as_bytes())?;
+            write_file(&place.join("config.toml"), run.to_toml().as_bytes())?;
+        }
+        pool.enter(|| {
+            task.make_room()?;
+            figures::write(&mut task, &mut store, &place, step, &mut || true)?;
+            more(&mut task, &mut store, &place)
+        })?;
+        Ok(Seen {
+            step,
+            figures: figures::directory(&place, step),
+            place,
+            damaged,
+        })
+    }
+}
+
+/// Has the run evaluated on the dataset at a path.
+fn evaluate_on(run: &mut Run, path: &Path) -> Result<(), Fault> {
+    let refused = |why: String| Fault::BadInput(format!("--data {}: {why}", path.display()));
+    let Data::Tokens { eval, .. } = &mut run.data else {
+        return Err(refused(
+            "expected a target that reads tokens, found one that reads features, which are generated; `--set eval.batches` makes more"
+                .to_owned(),
+        ));
+    };
+    let is_dataset = |path: &Path| path.join("index.json").is_file();
+    match path.try_exists() {
+        Ok(false) => return Err(refused("no such dataset".to_owned())),
+        Err(error) => return Err(refused(error.to_string())),
+        Ok(true) => {}
+    }
+    if path.to_str().is_none() {
+        return Err(refused(
+            "expected a path of UTF-8, found another".to_owned(),
+        ));
+    }
+    let held_out = path.join("val");
+    if !is_dataset(path) && is_dataset(&held_out) {
+        let held_out = held_out.display();
+        return Err(refused(format!(
+            "expected a dataset, found a directory of some; give one, like {held_out}"
+        )));
+    }
+    *eval = EvalData::Dataset(path.to_owned());
+    Ok(())
+}
+
+/// Refuses a place that holds something else than an evaluation.
+fn check_out(out: &Path) -> Result<(), Fault> {
+    let is_empty = match fs::read_dir(out) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => true,
+        Err(error) => {
+            return Err(Fault::BadInput(format!("--out {}: {error}", out.display())));
+        }
+    };
+    if is_empty || out.join(EVALUATED).is_file() {
+        return Ok(());
+    }
+    Err(Fault::BadInput(format!(
+        "--out {}: holds files and no {EVALUATED}, so it is no evaluation; give the name of a new directory",
+        out.display()
+    )))
+}
