@@ -1,13 +1,11 @@
 //! Timing steps, from outside.
 
 use std::fs;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::both::children;
-use crate::scratch::{Scratch, assert_goes, end, launch, start};
+use crate::scratch::{Scratch, assert_goes, end, launch, start, wait_until};
 
 #[test]
 fn stdout_and_the_file_hold_one_line_a_workload() {
@@ -64,11 +62,7 @@ fn whichever_rank_dies_is_named_and_none_is_left() {
         let scratch = Scratch::new();
         let args = "bench tiny-tms --steps 100000000 --cpus 2 --batch 8";
         let launcher = start(scratch.launcher(&args.split(' ').collect::<Vec<_>>()));
-        let started = Instant::now();
-        while children(launcher.id()).len() < 2 {
-            assert!(started.elapsed() < Duration::from_secs(20), "no ranks");
-            thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("both ranks", || children(launcher.id()).len() == 2);
         let ranks = children(launcher.id());
         let pid = Pid::from_raw(i32::try_from(ranks[rank]).unwrap()).unwrap();
         kill_process(pid, Signal::KILL).unwrap();

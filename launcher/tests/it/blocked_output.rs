@@ -5,15 +5,15 @@ use std::io::{ErrorKind, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::scratch::{Scratch, assert_goes};
+use crate::scratch::{Running, Scratch, assert_goes, send, wait_until};
 
 /// What a launcher writes to and what its reader would read from, and the former's name.
 struct UnreadOutput {
@@ -76,35 +76,25 @@ fn filled(writer: &mut File, size: usize) -> usize {
     }
 }
 
-/// A launcher that no failed test leaves behind.
-struct Launcher(Child);
+/// A launcher whose output goes elsewhere.
+struct Launcher(Running);
 
 impl Launcher {
     fn start(mut command: Command, to: &UnreadOutput) -> Self {
         let stream = || Stdio::from(to.writer.try_clone().unwrap());
         command.stdout(stream()).stderr(stream());
-        Self(command.spawn().unwrap())
+        Self(Running::of(&mut command))
     }
 
     /// Asks it to stop; its exit code, and it must come soon.
     fn stopped(&mut self) -> Option<i32> {
-        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
-        let started = Instant::now();
-        loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return status.code();
-            }
-            let limit = Duration::from_secs(20);
-            assert!(started.elapsed() < limit, "the launcher did not leave");
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-impl Drop for Launcher {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        send(self.0.id(), Signal::TERM);
+        let mut status = None;
+        wait_until("the end of the launcher", || {
+            status = self.0.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap().code()
     }
 }
 
@@ -141,11 +131,9 @@ fn a_rank_that_ends_is_seen_behind_a_stopped_terminal() {
     stuck.fill();
     let mut launcher = Launcher::start(scratch.run("crash_on", &["--restarts", "2"]), &stuck);
     let attempts = || std::fs::read_to_string(scratch.run_dir().join("attempts"));
-    let started = Instant::now();
-    while attempts().map_or(0, |text| text.lines().count()) < 3 {
-        assert!(started.elapsed() < Duration::from_secs(20), "no restart");
-        thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("two restarts", || {
+        attempts().map_or(0, |text| text.lines().count()) == 3
+    });
     // There is nothing left to supervise: its last words wait for the terminal, as long as nobody asks it to leave.
     thread::sleep(Duration::from_millis(300));
     assert!(launcher.0.try_wait().unwrap().is_none());

@@ -7,14 +7,12 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use spd_checkpoint::newest;
 
-use crate::scratch::{Scratch, end, launch, names, start};
+use crate::scratch::{Scratch, end, launch, names, start, wait_for_file};
 
 const SHORT: [&str; 8] = [
     "train.steps=40",
@@ -303,14 +301,7 @@ fn a_write_that_fails_once_is_made_up_for() {
     let set = ["train.steps=4000", "checkpoint.every=1000", "log.every=500"];
     let launcher = start(scratch.real("tms_5-2.toml", "runs/x", &[&SHORT[1..7], &set].concat()));
     let checkpoints = scratch.run_dir().join("checkpoints");
-    let started = Instant::now();
-    while fs::metadata(checkpoints.join("step-00001000")).is_err() {
-        assert!(
-            started.elapsed() < Duration::from_secs(60),
-            "no checkpoint came"
-        );
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_for_file(&checkpoints.join("step-00001000"));
     // A file that has the name of one to come.
     fs::write(checkpoints.join("step-00003000"), "no directory").unwrap();
     let ended = end(launcher);

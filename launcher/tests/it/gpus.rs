@@ -2,13 +2,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Command;
 
 use rustix::process::Signal;
 
 use crate::both::children;
 use crate::gpu::SHORT;
-use crate::scratch::{Scratch, assert_goes, end, send, start, wait_until_it_trains};
+use crate::scratch::{Running, Scratch, assert_goes, end, send, start, wait_until_it_trains};
 
 /// What stands in for NCCL; `None`, and a line that says so, where there is no compiler for it or for kernels.
 fn nccl() -> Option<Scratch> {
@@ -77,7 +77,7 @@ fn any_number_of_gpus_leaves_the_same_bits() {
 }
 
 /// Launchers on two nodes, which are this machine, with two GPUs each.
-fn on_two_nodes(scratch: &Scratch, libraries: &Scratch, set: &[&str]) -> [Child; 2] {
+fn on_two_nodes(scratch: &Scratch, libraries: &Scratch, set: &[&str]) -> [Running; 2] {
     ["0", "1"].map(|node| {
         let mut command = run(scratch, libraries, 2, set);
         command.env("RANK", node).env("WORLD_SIZE", "2");

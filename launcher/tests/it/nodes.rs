@@ -3,14 +3,16 @@
 use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
-use std::process::Child;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
 
 use crate::both::children;
-use crate::scratch::{Ended, Scratch, assert_goes, end, send, start, wait_until_it_trains};
+use crate::scratch::{
+    Ended, Running, Scratch, assert_goes, end, send, start, wait_for_file, wait_until,
+    wait_until_it_catches, wait_until_it_trains,
+};
 
 const SHORT: &[&str] = &[
     "train.steps=60",
@@ -28,7 +30,7 @@ const SHORT: &[&str] = &[
 const LONG: &[&str] = &["train.steps=200000", "eval.every=100000"];
 
 /// A launcher on node `node` of `nodes`.
-fn node(scratch: &Scratch, (node, nodes): (usize, usize), more: &[&str]) -> Child {
+fn node(scratch: &Scratch, (node, nodes): (usize, usize), more: &[&str]) -> Running {
     let mut command = scratch.real("tms_5-2.toml", "r", SHORT);
     command
         .args(more)
@@ -38,12 +40,12 @@ fn node(scratch: &Scratch, (node, nodes): (usize, usize), more: &[&str]) -> Chil
 }
 
 /// A launcher on each of so many.
-fn nodes(scratch: &Scratch, count: usize, more: &[&str]) -> Vec<Child> {
+fn nodes(scratch: &Scratch, count: usize, more: &[&str]) -> Vec<Running> {
     let all = (0..count).map(|index| node(scratch, (index, count), more));
     all.collect()
 }
 
-fn end_all(nodes: Vec<Child>) -> Vec<Ended> {
+fn end_all(nodes: Vec<Running>) -> Vec<Ended> {
     nodes.into_iter().map(end).collect()
 }
 
@@ -52,7 +54,7 @@ fn set<'a>(values: &[&'a str]) -> Vec<&'a str> {
 }
 
 /// A run of several nodes that is at work, and the ranks of each.
-fn at_work(scratch: &Scratch, count: usize, more: &[&str]) -> (Vec<Child>, Vec<Vec<u32>>) {
+fn at_work(scratch: &Scratch, count: usize, more: &[&str]) -> (Vec<Running>, Vec<Vec<u32>>) {
     let more = [&set(LONG)[..], more].concat();
     let nodes = nodes(scratch, count, &more);
     wait_until_it_trains(&scratch.path().join("r"));
@@ -106,11 +108,9 @@ fn each_node_measures_its_machine_and_its_ranks() {
     let dir = scratch.path().join("r");
     let files = ["machine.jsonl", "machine-1.jsonl"];
     let text = |file: &str| fs::read_to_string(dir.join(file)).unwrap_or_default();
-    let waited = Instant::now();
-    while !files.iter().all(|file| text(file).contains("/rss_bytes")) {
-        assert!(waited.elapsed() < Duration::from_secs(60), "no samples");
-        thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("samples of both nodes", || {
+        files.iter().all(|file| text(file).contains("/rss_bytes"))
+    });
     send(nodes[1].id(), Signal::TERM);
     let ended = end_all(nodes);
     assert!(ended.iter().all(|node| node.code == Some(3)), "{ended:?}");
@@ -174,9 +174,7 @@ fn nobody_outlives_the_first_launcher() {
     let scratch = Scratch::new();
     let (mut nodes, ranks) = at_work(&scratch, 2, &["--cpus", "2"]);
     nodes[0].kill().unwrap();
-    let killed = Instant::now();
     ranks.iter().flatten().for_each(|&rank| assert_goes(rank));
-    assert!(killed.elapsed() < Duration::from_millis(500));
     let other = end_all(nodes).remove(1);
     assert_eq!(other.code, Some(1), "{}", other.stderr);
     let error = other.error();
@@ -209,7 +207,7 @@ fn a_request_to_stop_may_come_to_any_node() {
     ];
     for asked in [0, 1] {
         let nodes = nodes(&scratch, 2, &slow);
-        thread::sleep(Duration::from_millis(250));
+        nodes[0].has_said(") has joined");
         send(nodes[asked].id(), Signal::TERM);
         let ended = end_all(nodes);
         let codes: Vec<_> = ended.iter().map(|node| node.code).collect();
@@ -238,15 +236,10 @@ fn a_run_starts_again_on_all_nodes() {
     ];
     let (nodes, ranks) = at_work(&scratch, 2, &more);
     send(ranks[1][1], Signal::KILL);
-    let started = Instant::now();
-    while children(nodes[1].id())
-        .iter()
-        .all(|rank| ranks[1].contains(rank))
-    {
-        assert!(started.elapsed() < Duration::from_secs(20));
-        thread::sleep(Duration::from_millis(20));
-    }
-    thread::sleep(Duration::from_millis(300));
+    wait_until("other ranks", || {
+        let now = children(nodes[1].id());
+        now.iter().any(|rank| !ranks[1].contains(rank))
+    });
     send(nodes[1].id(), Signal::TERM);
     let ended = end_all(nodes);
     assert!(ended.iter().all(|node| node.code == Some(3)), "{ended:?}");
@@ -259,9 +252,9 @@ fn a_rank_that_is_stopped_on_another_node_is_named_by_the_first() {
     let scratch = Scratch::new();
     let (nodes, ranks) = at_work(&scratch, 2, &[]);
     send(ranks[1][0], Signal::STOP);
-    thread::sleep(Duration::from_secs(8));
+    nodes[0].has_said("rank 1 is stopped ");
     send(ranks[1][0], Signal::CONT);
-    thread::sleep(Duration::from_millis(300));
+    nodes[0].has_said("rank 1 goes on");
     send(nodes[0].id(), Signal::TERM);
     let ended = end_all(nodes);
     assert!(ended.iter().all(|node| node.code == Some(3)), "{ended:?}");
@@ -294,7 +287,7 @@ fn who_does_not_come_is_named() {
     );
     // Whoever is asked to stop meanwhile says so.
     let waiting = node(&scratch, (0, 2), &[]);
-    thread::sleep(Duration::from_millis(400));
+    wait_for_file(&scratch.path().join("r.nodes"));
     send(waiting.id(), Signal::TERM);
     let waiting = end(waiting);
     assert_eq!(waiting.code, Some(3), "{}", waiting.stderr);
@@ -335,7 +328,7 @@ fn launchers_of_other_runs_are_refused_by_what_differs() {
         let scratch = Scratch::new();
         let other = node(&scratch, (1, 2), more);
         // One that finds the directory that the first one made a moment ago refuses by itself, and the first one waits in vain.
-        thread::sleep(Duration::from_secs(1));
+        wait_until_it_catches(other.id(), Signal::CHILD);
         let first = node(&scratch, (0, 2), &[]);
         for ended in end_all(vec![first, other]) {
             assert_eq!(ended.code, Some(2), "{}", ended.stderr);
@@ -379,14 +372,8 @@ fn strangers_at_the_ports_are_nobody() {
     let scratch = Scratch::new();
     let first = node(&scratch, (0, 2), &[]);
     let file = scratch.path().join("r.nodes");
-    let started = Instant::now();
-    let text = loop {
-        match fs::read_to_string(&file) {
-            Ok(text) => break text,
-            Err(_) => assert!(started.elapsed() < Duration::from_secs(20)),
-        }
-        thread::sleep(Duration::from_millis(5));
-    };
+    wait_for_file(&file);
+    let text = fs::read_to_string(&file).unwrap();
     let port = text.split("127.0.0.1:").nth(1).unwrap();
     let port = port.split('"').next().unwrap();
     let mut strangers = Vec::new();

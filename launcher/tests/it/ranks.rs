@@ -2,14 +2,16 @@
 
 use std::fs;
 use std::io::Write;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
 
 use crate::both::children;
-use crate::scratch::{Scratch, assert_goes, end, launch, send, start, wait_until_it_trains};
+use crate::scratch::{
+    Running, Scratch, assert_goes, end, launch, send, start, wait_until, wait_until_it_trains,
+};
 
 /// A run of some seconds in four shards.
 const LONG: &[&str] = &[
@@ -194,16 +196,14 @@ fn no_rank_survives_its_launcher_however_it_dies() {
         }
         launcher.kill().unwrap();
         launcher.wait().unwrap();
-        let killed = Instant::now();
         ranks.iter().for_each(|&rank| assert_goes(rank));
-        assert!(killed.elapsed() < Duration::from_millis(500));
     }
 }
 
 /// A launch by so many ranks that is at work, and what it tells, a line of JSON each.
 struct AtWork {
     scratch: Scratch,
-    launcher: Child,
+    launcher: Running,
     ranks: Vec<u32>,
 }
 
@@ -213,7 +213,7 @@ impl AtWork {
         let mut command = scratch.real("tms_5-2.toml", "r", LONG);
         command.args(["--cpus", ranks, "--json"]);
         let told = fs::File::create_new(scratch.path().join("told")).unwrap();
-        let launcher = command.stdout(Stdio::null()).stderr(told).spawn().unwrap();
+        let launcher = Running::of(command.stdout(Stdio::null()).stderr(told));
         let ranks = ranks_at_work(&scratch, launcher.id());
         Self {
             scratch,
@@ -231,11 +231,10 @@ impl AtWork {
 
     /// Waits until a line with some words is there, doing something meanwhile. On a machine that is busy otherwise that may take a while.
     fn until(&self, words: &str, meanwhile: impl Fn()) {
-        let started = Instant::now();
-        while self.told(words).is_empty() && started.elapsed() < Duration::from_secs(90) {
+        wait_until(words, || {
             meanwhile();
-        }
-        assert!(!self.told(words).is_empty(), "{:?}", self.told(""));
+            !self.told(words).is_empty()
+        });
     }
 
     /// Asks it to stop, which it does.

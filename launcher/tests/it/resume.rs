@@ -8,11 +8,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
 use tempfile::TempDir;
+
+use crate::scratch::Running;
 
 use crate::both::{self, children};
 
@@ -249,14 +251,14 @@ impl Place {
     }
 }
 
-fn started(run: Vec<Command>) -> Vec<Child> {
+fn started(run: Vec<Command>) -> Vec<Running> {
     let launchers = run.into_iter();
     launchers
-        .map(|mut command| command.spawn().unwrap())
+        .map(|mut command| Running::of(&mut command))
         .collect()
 }
 
-fn ends(launchers: Vec<Child>) -> Vec<ExitStatus> {
+fn ends(launchers: Vec<Running>) -> Vec<ExitStatus> {
     let launchers = launchers.into_iter();
     launchers
         .map(|mut launcher| launcher.wait().unwrap())

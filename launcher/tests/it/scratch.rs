@@ -1,15 +1,21 @@
 //! A scratch directory to launch in, and what came out.
 
 use std::fs;
+use std::io::Read;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::thread;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::both::{is_gone, unstamped};
+
+/// How long anything is waited for that is to come: only what never comes takes so long, on the busiest machine.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Where launches of one test happen; `runs/x` is the run directory.
 pub(crate) struct Scratch(TempDir);
@@ -20,6 +26,86 @@ pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
+}
+
+/// A process that ends with its test, however that ends: it is killed when this is dropped, and its ranks with it.
+#[derive(Debug)]
+pub(crate) struct Running {
+    child: Child,
+    stdout: Told,
+    stderr: Told,
+}
+
+/// What a stream has brought so far, and who reads it; nothing where nobody does.
+#[derive(Debug, Default)]
+struct Told {
+    text: Arc<Mutex<Vec<u8>>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Told {
+    fn by(mut stream: impl Read + Send + 'static) -> Self {
+        let text: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let kept = Arc::clone(&text);
+        let read = move || {
+            let mut piece = [0; 4096];
+            while let Ok(count @ 1..) = stream.read(&mut piece) {
+                kept.lock().unwrap().extend(&piece[..count]);
+            }
+        };
+        let reader = Some(thread::spawn(read));
+        Self { text, reader }
+    }
+
+    fn so_far(&self) -> String {
+        String::from_utf8_lossy(&self.text.lock().unwrap()).into_owned()
+    }
+
+    fn all(&mut self) -> String {
+        self.reader.take().map(JoinHandle::join);
+        String::from_utf8(self.text.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Running {
+    /// Starts one whose streams are as the command says.
+    pub(crate) fn of(command: &mut Command) -> Self {
+        Self {
+            child: command.spawn().unwrap(),
+            stdout: Told::default(),
+            stderr: Told::default(),
+        }
+    }
+
+    /// Waits until it has said some words on stderr, or is gone.
+    pub(crate) fn has_said(&self, words: &str) {
+        wait_until(words, || {
+            let is_over = is_gone(self.child.id());
+            is_over || self.stderr.so_far().contains(words)
+        });
+    }
+}
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.child
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.child
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may be gone.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 impl Scratch {
@@ -108,14 +194,7 @@ impl Scratch {
     /// The same of a run in another directory.
     pub(crate) fn rank_pid_of(&self, run_dir: &str) -> u32 {
         let run_dir = self.path().join(run_dir);
-        let started = Instant::now();
-        while fs::metadata(run_dir.join("system.jsonl")).is_err() {
-            assert!(
-                started.elapsed() < Duration::from_secs(20),
-                "no rank came up"
-            );
-            thread::sleep(Duration::from_millis(5));
-        }
+        wait_for_file(&run_dir.join("system.jsonl"));
         fs::read_to_string(run_dir.join("pid"))
             .unwrap()
             .trim()
@@ -126,15 +205,34 @@ impl Scratch {
 
 /// Waits until the run in a directory has made a step.
 pub(crate) fn wait_until_it_trains(run_dir: &Path) {
-    let started = Instant::now();
-    let is_training = || {
+    wait_until("a step of the run", || {
         let rows = fs::read_to_string(run_dir.join("system.jsonl")).unwrap_or_default();
         rows.lines()
             .any(|row| row.contains("\"train\"") && !row.contains("\"step\":0,"))
-    };
-    while !is_training() {
-        assert!(started.elapsed() < Duration::from_secs(60));
-        thread::sleep(Duration::from_millis(10));
+    });
+}
+
+/// Waits until a process has a handler for a signal; a launcher for that of a child's end once it heeds requests to stop.
+pub(crate) fn wait_until_it_catches(pid: u32, signal: Signal) {
+    wait_until("a handler", || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let caught = status.lines().find_map(|l| l.strip_prefix("SigCgt:"));
+        let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+        caught & 1 << (signal.as_raw() - 1) != 0
+    });
+}
+
+/// Waits until a file is there.
+pub(crate) fn wait_for_file(path: &Path) {
+    wait_until(&path.display().to_string(), || fs::metadata(path).is_ok());
+}
+
+/// Waits until something is so.
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < PATIENCE, "it never comes: {what}");
+        thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -153,34 +251,34 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
 }
 
 /// Starts a launch whose streams are kept.
-pub(crate) fn start(mut command: Command) -> Child {
-    command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+pub(crate) fn start(mut command: Command) -> Running {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = Running::of(&mut command);
+    running.stdout = Told::by(running.child.stdout.take().unwrap());
+    running.stderr = Told::by(running.child.stderr.take().unwrap());
+    running
 }
 
 /// Waits for a launch.
-pub(crate) fn end(child: Child) -> Ended {
-    Ended::of(child.wait_with_output().unwrap())
+pub(crate) fn end(mut running: Running) -> Ended {
+    let mut status = None;
+    wait_until("the end of a launch", || {
+        status = running.child.try_wait().unwrap();
+        status.is_some()
+    });
+    Ended {
+        code: status.unwrap().code(),
+        stdout: running.stdout.all(),
+        stderr: unstamped(&running.stderr.all()),
+    }
 }
 
 /// Launches and waits.
 pub(crate) fn launch(command: Command) -> Ended {
-    let mut command = assert_cmd::Command::from_std(command);
-    Ended::of(command.timeout(Duration::from_secs(60)).output().unwrap())
+    end(start(command))
 }
 
 impl Ended {
-    fn of(output: Output) -> Self {
-        Self {
-            code: output.status.code(),
-            stdout: String::from_utf8(output.stdout).unwrap(),
-            stderr: unstamped(&String::from_utf8(output.stderr).unwrap()),
-        }
-    }
-
     /// The first line on stderr that tells of an error.
     pub(crate) fn error(&self) -> &str {
         self.stderr
@@ -190,14 +288,7 @@ impl Ended {
     }
 }
 
-/// Waits until a process is gone; fails after a second.
+/// Waits until a process is gone.
 pub(crate) fn assert_goes(pid: u32) {
-    let started = Instant::now();
-    while !is_gone(pid) {
-        assert!(
-            started.elapsed() < Duration::from_secs(1),
-            "process {pid} lives on"
-        );
-        thread::sleep(Duration::from_millis(2));
-    }
+    wait_until(&format!("the end of process {pid}"), || is_gone(pid));
 }

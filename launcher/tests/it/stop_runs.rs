@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use spd_checkpoint::Lock;
 
 use crate::both::is_gone;
-use crate::scratch::{Scratch, assert_goes, end, launch, start, wait_until_it_trains};
+use crate::scratch::{Running, Scratch, assert_goes, end, launch, start, wait_until_it_trains};
 
 const QUICK: &[&str] = &[
     "train.steps=100000000",
@@ -151,28 +151,17 @@ fn another_user_is_told_whose_it_is() {
 }
 
 /// A process that has nothing to do with any run, and what a lock file says that names it.
-struct Bystander(std::process::Child);
+struct Bystander(Running);
 
 impl Bystander {
     fn new() -> Self {
-        Self(
-            Command::new("sleep")
-                .arg("600")
-                .stdin(Stdio::null())
-                .spawn()
-                .unwrap(),
-        )
+        Self(Running::of(
+            Command::new("sleep").arg("600").stdin(Stdio::null()),
+        ))
     }
 
     fn lives(&self) -> bool {
         !is_gone(self.0.id())
-    }
-}
-
-impl Drop for Bystander {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 use spd_checkpoint::atomic::write_file;
 
 use crate::both::is_gone;
-use crate::scratch::{Scratch, assert_goes, end, launch, names, start};
+use crate::scratch::{Scratch, assert_goes, end, launch, names, start, wait_until};
 
 fn json(scratch: &Scratch) -> Value {
     serde_json::from_slice(&fs::read(scratch.path().join("runs/s/sweep.json")).unwrap()).unwrap()
@@ -461,10 +461,7 @@ fn a_sweep_outlives_the_file_of_its_program() {
         of("cmdline").starts_with("spd-launch\0") && of("comm") == "spd-launch\n"
     };
     // From the fork on it takes a moment.
-    let started = std::time::Instant::now();
-    while !children().split_whitespace().any(named) {
-        assert!(started.elapsed() < Duration::from_secs(10), "no such child");
-    }
+    wait_until("such a child", || children().split_whitespace().any(named));
     let ended = end(launcher);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }

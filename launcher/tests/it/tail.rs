@@ -5,13 +5,13 @@
 )]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 
 use rustix::process::Signal;
 use spd_tracker::{Kind, Mark, Row, Spool, now};
 
-use crate::scratch::{Scratch, assert_goes, end, launch, send, start};
+use crate::scratch::{Running, Scratch, assert_goes, end, launch, send, start};
 
 /// A run directory whose rows this test writes, and which it holds as a launcher does.
 struct Written {
@@ -58,11 +58,8 @@ fn rows_are_printed_as_they_come_until_the_run_is_over() {
     run.event(20, "continued from the checkpoint of step 20");
     run.spool.sync().unwrap();
     let mut command = run.scratch.launcher(&["tail", "runs/x", "-n", "3"]);
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = Running::of(&mut command);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut next = || lines.next().unwrap().unwrap();
     assert_eq!(words(&next()), "step 19  train  loss 5.000e-1");
@@ -97,14 +94,13 @@ fn rows_are_printed_as_they_come_until_the_run_is_over() {
     run.lock = None;
     assert_eq!(words(&next()), "step 31  train  loss 1.000e0");
     assert!(lines.next().is_none());
-    let ended = end(child);
-    assert_eq!(ended.code, Some(0));
+    let mut stderr = String::new();
+    let mut stream = child.stderr.take().unwrap();
+    stream.read_to_string(&mut stderr).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
     assert!(
-        ended
-            .stderr
-            .starts_with("runs/x is killed: its launcher (process "),
-        "{}",
-        ended.stderr
+        stderr.starts_with("runs/x is killed: its launcher (process "),
+        "{stderr}"
     );
 }
 
@@ -202,7 +198,7 @@ fn a_signal_ends_it_at_once() {
     run.train(1, 0.5);
     run.spool.sync().unwrap();
     let mut command = run.scratch.launcher(&["tail", "runs/x"]);
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = Running::of(command.stdout(Stdio::piped()));
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.next().is_some());
     send(child.id(), Signal::INT);

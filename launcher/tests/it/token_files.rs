@@ -8,10 +8,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use crate::scratch::{Ended, Scratch, end, launch, start};
+use crate::scratch::{Ended, Scratch, end, launch, start, wait_until};
 
 const SMALL: [&str; 15] = [
     "train.batch_size=2",
@@ -184,13 +182,9 @@ fn a_run_that_is_killed_while_it_reads_ahead_ends_in_the_same_bits() {
                 found.is_some_and(|found: u64| found >= step)
             })
         };
-        let started = Instant::now();
-        while !saved(newest)
-            && launched.try_wait().unwrap().is_none()
-            && started.elapsed() < Duration::from_secs(50)
-        {
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("a checkpoint, or the end", || {
+            saved(newest) || launched.try_wait().unwrap().is_some()
+        });
         kills += usize::from(launched.try_wait().unwrap().is_none());
         launched.kill().unwrap();
         end(launched);

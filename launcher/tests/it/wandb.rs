@@ -5,9 +5,8 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -15,7 +14,7 @@ use spd_checkpoint::atomic::write_file;
 
 use crate::both::is_gone;
 use crate::gate::{Fate, Gate};
-use crate::scratch::{Scratch, end, launch, names, send, start};
+use crate::scratch::{Running, Scratch, end, launch, names, send, start, wait_until};
 use crate::trackers::SHORT;
 
 /// The id of a run, which its spool would choose.
@@ -23,7 +22,7 @@ const ID: &str = "k3v9x2abcdef";
 
 /// A server, until it is dropped.
 struct Recorder {
-    process: Child,
+    _process: Running,
     port: u16,
 }
 
@@ -43,14 +42,16 @@ impl Recorder {
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
-        let process = Command::new("python3")
+        let mut command = Command::new("python3");
+        command
             .arg(script)
             .args(["--port", &port.to_string()])
             .args(options)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let recorder = Self { process, port };
+            .stdout(Stdio::null());
+        let recorder = Self {
+            _process: Running::of(&mut command),
+            port,
+        };
         wait_until("the recorder answers", || {
             TcpStream::connect(("127.0.0.1", port)).is_ok()
         });
@@ -75,21 +76,6 @@ impl Recorder {
         let (_, body) = answer.split_once("\r\n\r\n").unwrap();
         let mut runs: Value = serde_json::from_str(body).unwrap();
         runs[format!("fixture-entity/spd/{id}")].take()
-    }
-}
-
-impl Drop for Recorder {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !is_so() {
-        assert!(started.elapsed() < Duration::from_secs(60), "{what}");
-        thread::sleep(Duration::from_millis(20));
     }
 }
 

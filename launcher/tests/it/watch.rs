@@ -8,13 +8,13 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 use serde_json::Value;
 use spd_tracker::{Cursor, Kind, Mark, Reader, Row, Spool};
 
 use crate::chromium::Chromium;
-use crate::scratch::{Scratch, launch};
+use crate::scratch::{Running, Scratch, launch};
 
 /// Adds rows to a run directory, which is made if it is not there.
 fn write_rows(run: &Path, steps: std::ops::Range<u64>) {
@@ -31,25 +31,24 @@ fn write_rows(run: &Path, steps: std::ops::Range<u64>) {
 
 /// A `watch` that runs until it is dropped.
 struct Watch {
-    child: Child,
+    _process: Running,
     port: u16,
 }
 
 impl Watch {
     fn of(scratch: &Scratch, arguments: &[&str]) -> Self {
         let mut command = scratch.launcher(&["watch"]);
-        let mut child = command
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut process = Running::of(command.args(arguments).stdout(Stdio::piped()));
         let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap())
+        BufReader::new(process.stdout.take().unwrap())
             .read_line(&mut line)
             .unwrap();
         let port = line.strip_prefix("http://127.0.0.1:").unwrap();
         let port = port.split_once('/').unwrap().0.parse().unwrap();
-        Self { child, port }
+        Self {
+            _process: process,
+            port,
+        }
     }
 
     /// Status and body of what is asked for by this machine's name.
@@ -89,13 +88,6 @@ impl Watch {
             .join(".");
         let steps = steps.iter().map(|step| step.as_u64().unwrap()).collect();
         (steps, run["reset"] == true, format!("1,{place}"))
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
