@@ -17,6 +17,7 @@ mod one_step;
 mod replica;
 mod run_file;
 mod scalars;
+mod sensitivity;
 mod target_file;
 mod tied;
 mod trained_targets;
@@ -90,10 +91,14 @@ pub(crate) fn tests() -> Vec<Test> {
         let name = format!("golden::unrecorded_{}", case.name);
         add(name, Box::new(move || case.check()));
     }
-    let others: [Named; 5] = [
+    let others: [Named; 6] = [
         (
             "gpt2_checkpoint_of_the_bare_model_gives_the_recorded_logits",
             target_file::bare,
+        ),
+        (
+            "wrong_gradients_of_a_trajectory_are_seen",
+            trajectory::wrong_gradients_are_seen,
         ),
         ("schedules", scalars::schedules),
         ("annealing", scalars::annealing),

@@ -10,12 +10,14 @@ pub(super) struct Comparison {
     tolerance: f64,
     /// Per group: its name, number of comparisons, worst error and where.
     groups: Vec<(String, usize, f64, String)>,
-    faults: Vec<String>,
+    /// Each begins with its group.
+    pub(super) faults: Vec<String>,
+    notes: Vec<String>,
 }
 
 /// Differences below this are rounding whatever the tensor's magnitude: its elements are sums of terms of order one,
 /// each rounded by up to 6e-8.
-const FLOOR: f64 = 1e-7;
+pub(super) const FLOOR: f64 = 1e-7;
 
 impl Comparison {
     pub(super) fn new(name: &str, tolerance: f64) -> Self {
@@ -24,6 +26,7 @@ impl Comparison {
             tolerance,
             groups: Vec::new(),
             faults: Vec::new(),
+            notes: Vec::new(),
         }
     }
 
@@ -38,6 +41,19 @@ impl Comparison {
 
     pub(super) fn number(&mut self, what: &str, ours: f64, theirs: f64) {
         self.add(self.tolerance, what, (ours - theirs).abs(), theirs.abs());
+    }
+
+    /// A number of which so much is uncertain beside rounding.
+    pub(super) fn number_to(&mut self, uncertain: f64, what: &str, ours: f64, theirs: f64) {
+        let beyond = (ours - theirs).abs() - uncertain;
+        // `f64::max` would drop a NaN.
+        let beyond = if beyond < 0.0 { 0.0 } else { beyond };
+        self.add(self.tolerance, what, beyond, theirs.abs());
+    }
+
+    /// Says something in the report.
+    pub(super) fn note(&mut self, note: String) {
+        self.notes.push(note);
     }
 
     /// A tensor with a bound of its own.
@@ -98,8 +114,9 @@ impl Comparison {
     fn add(&mut self, tolerance: f64, what: &str, difference: f64, scale: f64) {
         let error = difference / scale.max(FLOOR / tolerance);
         if error.is_nan() || error > tolerance {
+            let group = self.groups.last().map_or("", |(group, ..)| group.as_str());
             self.faults.push(format!(
-                "{what}: off by {difference:.2e}, {error:.2e} of {scale:.2e}, more than {tolerance:e}"
+                "{group}, {what}: off by {difference:.2e}, {error:.2e} of {scale:.2e}, more than {tolerance:e}"
             ));
         }
         let (_, count, worst, place) = self.groups.last_mut().expect("a group is open");
@@ -127,6 +144,9 @@ impl Comparison {
             if worst.is_nan() || *worst > most {
                 (most, at) = (*worst, place);
             }
+        }
+        for note in &self.notes {
+            writeln!(report, "  {note}").expect("memory");
         }
         let Self {
             name, tolerance, ..
