@@ -26,8 +26,9 @@ impl Launched {
         }
     }
 
-    /// Leaves its last word: how it ended, and the first line that was said about that.
-    pub(crate) fn leave(self, ended: &Result<(Exit, String), Fault>) {
+    /// Leaves its last word: how it ended, and the first line that was said about that. The page reads it, so it is there before the last
+    /// page is made; the directory is held until the lock is dropped.
+    pub(crate) fn leave(self, ended: &Result<(Exit, String), Fault>) -> Lock {
         let (state, note) = match ended {
             Ok((exit, said)) => (state(*exit), said.clone()),
             Err(fault) => (State::Failed, fault.to_string()),
@@ -40,6 +41,7 @@ impl Launched {
         };
         // A disk that does not take it makes it a launcher that was killed.
         let _ = self.lock.leave(&word.line());
+        self.lock
     }
 }
 
@@ -52,7 +54,7 @@ fn state(exit: Exit) -> State {
     }
 }
 
-/// How the run in a directory ended, as far as anybody knows; none while its launcher lives.
+/// How the run in a directory ended, as far as anybody knows; none while it runs.
 pub(crate) fn ended(dir: &Path) -> Option<Exit> {
     match Status::of(dir).state {
         State::Running => None,

@@ -100,8 +100,13 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         hold
     };
     let launched = Launched::now(hold);
-    let ended = launch(asked, &node, (&run, &run_dir), &run_plan);
-    launched.leave(&ended);
+    let mut track = None;
+    let ended = launch(asked, &node, (&run, &run_dir), &run_plan, &mut track);
+    let lock = launched.leave(&ended);
+    if let Some(track) = track {
+        track.finish(ended.as_ref().map_or(Exit::Failed, |(exit, _)| *exit));
+    }
+    drop(lock);
     let (exit, _) = ended?;
     if exit == Exit::Done {
         show_end(&run_dir).map_err(Fault::Failed)?;
@@ -109,12 +114,13 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     Ok(exit)
 }
 
-/// Runs what is held, and what goes on beside it; how that ended, and the first line that was said about it.
+/// Runs what is held; how that ended, and the first line that was said about it. Its machine, its rows and its page are left in `track`.
 fn launch(
     asked: &RunArgs,
     node: &Node,
     (run, run_dir): (&Run, &RunDir),
     run_plan: &RunPlan,
+    track: &mut Option<Track>,
 ) -> Result<(Exit, String), Fault> {
     let mut stop = Stop::listen().context("signals cannot be listened to")?;
     let mut others = None;
@@ -135,14 +141,13 @@ fn launch(
         timeouts: timeouts(asked),
         memory: &memory,
     };
-    let track = Track::of_run(run_dir.path(), run, node);
+    let track = track.insert(Track::of_run(run_dir.path(), run, node));
     stop.heed(track.stop());
     let ended = ranks.run(restarts, &mut stop, others.as_mut());
     if let (Ok((exit, _)), Some(others)) = (&ended, others) {
         // They do not wait for trackers.
         others.quit(*exit);
     }
-    track.finish(ended.as_ref().map_or(Exit::Failed, |(exit, _)| *exit));
     ended.map_err(Fault::Failed)
 }
 

@@ -126,7 +126,7 @@ fn cells(name: String, run: &Status, now: f64) -> [String; 9] {
         None => Some(activity(&run.phase).to_owned()).filter(|_| run.phase != "train"),
     };
     let doing = doing.filter(|_| is_running);
-    let notes: Vec<String> = doing.into_iter().chain(run.note.clone()).collect();
+    let notes: Vec<String> = doing.into_iter().chain(note(run)).collect();
     let notes = notes.join("; ");
     let ago = run
         .heard
@@ -142,6 +142,14 @@ fn cells(name: String, run: &Status, now: f64) -> [String; 9] {
         or_none(run.seconds_left().map(lasting)),
         cut(Some(notes.as_str()).filter(|notes| !notes.is_empty())),
     ]
+}
+
+/// The note of a run, and whether its launcher is not gone yet.
+fn note(run: &Status) -> Option<String> {
+    let leaving = "its launcher is not gone yet: the page and trackers come last";
+    let leaving = run.is_leaving.then(|| leaving.to_owned());
+    let notes: Vec<String> = run.note.clone().into_iter().chain(leaving).collect();
+    (!notes.is_empty()).then(|| notes.join("; "))
 }
 
 fn cut(note: Option<&str>) -> String {
@@ -187,7 +195,7 @@ fn object(run: &Status, sweep: Option<&Path>) -> Value {
         "name": run.name,
         "target": run.target,
         "state": run.state,
-        "note": run.note,
+        "note": note(run),
         "step": run.step,
         "steps": run.steps,
         "phase": Some(&run.phase).filter(|phase| !phase.is_empty()),

@@ -170,11 +170,12 @@ impl Sweep {
         let all = |state: State| self.members.iter().all(|member| member.state == state);
         let any = |state: State| self.members.iter().any(|member| member.state == state);
         let holder = self.holder.clone().unwrap_or_default();
-        self.state = if holder.is_held {
+        let word = LastWord::of(&holder);
+        self.state = if holder.is_held && word.is_none() {
             State::Running
         } else if !self.members.is_empty() && all(State::Done) {
             State::Done
-        } else if let Some(word) = LastWord::of(&holder) {
+        } else if let Some(word) = word {
             self.note = Some(word.note).filter(|note| !note.is_empty());
             word.state
         } else if all(State::Waiting) {

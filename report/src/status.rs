@@ -65,7 +65,8 @@ impl State {
     }
 }
 
-/// What a launcher leaves in the lock file of its run when it goes.
+/// The line that a launcher leaves in the lock file of its run when the run is over. It keeps the lock until the page is made and trackers
+/// are told.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LastWord {
     /// How the run ended, or the launch did.
@@ -128,6 +129,8 @@ pub struct Status {
     pub saved: Option<u64>,
     /// Who has the lock of its launcher, or had it.
     pub holder: Option<Holder>,
+    /// Whether it is over and its launcher is not gone yet: it makes the page, and tells trackers.
+    pub is_leaving: bool,
     /// What could not be read, a line each.
     pub problems: Vec<String>,
 }
@@ -175,6 +178,7 @@ impl Status {
             seconds: None,
             saved: None,
             holder: None,
+            is_leaving: false,
             problems: Vec::new(),
         }
     }
@@ -315,9 +319,8 @@ impl Status {
         let had_begun =
             self.heard.is_some() || !self.phase.is_empty() || self.path.join(METRICS).is_file();
         let (state, note) = if self.path.join("summary.json").is_file() {
-            let note = "its launcher is not gone yet: it tells trackers";
-            (State::Done, holder.is_held.then(|| note.to_owned()))
-        } else if holder.is_held {
+            (State::Done, None)
+        } else if holder.is_held && word.is_none() {
             let silent = told.last.map(|last| now - last).filter(|age| *age > SILENT);
             let silent = silent.map(|age| format!("no word of it for {}", lasting(age)));
             let place = is_elsewhere.then(|| format!("it runs{at}"));
@@ -357,6 +360,7 @@ impl Status {
             );
             (State::Killed, Some(note))
         };
+        self.is_leaving = holder.is_held && state != State::Running;
         self.began = word.as_ref().map(|word| word.began).or(taken);
         let until = match state {
             State::Running => Some(now),

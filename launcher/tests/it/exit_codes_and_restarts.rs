@@ -58,6 +58,27 @@ fn a_run_is_followed_to_its_summary() {
 }
 
 #[test]
+fn the_page_that_a_launcher_leaves_says_how_its_run_ended() {
+    let failed = "failed after step 5 (decomposing): loss is NaN";
+    for (rank, expected) in [
+        ("done", (Some("done"), None)),
+        ("not_finite", (Some("failed"), Some(failed))),
+    ] {
+        let scratch = Scratch::new();
+        launch(scratch.run(rank, &[]));
+        let page = fs::read_to_string(scratch.run_dir().join("report.html")).unwrap();
+        let (_, data) = page.split_once("id=\"data\">").unwrap();
+        let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
+        let head = &data["runs"][0]["head"];
+        // Behind the process that failed.
+        let note = head["note"].as_str().and_then(|note| note.split_once(") "));
+        let found = (head["state"].as_str(), note.map(|(_, what)| what));
+        assert_eq!(found, expected);
+        assert!(!page.contains("not gone yet"));
+    }
+}
+
+#[test]
 fn a_finished_run_tells_its_end_again() {
     let scratch = Scratch::new();
     launch(scratch.run("done", &[]));
