@@ -60,12 +60,15 @@ fn table(members: &[Member]) -> Table {
                 .any(|member| member.results.contains_key(*key))
         })
         .collect();
+    let has_known = members.iter().any(|member| member.solved.is_some());
     let mut alignments = vec![Align::Right; first.values.len() + columns.len() + 2];
-    alignments.push(Align::Left);
+    alignments.extend(vec![Align::Left; 1 + usize::from(has_known)]);
     let mut table = Table::new(&alignments);
     let keys = first.values.iter().map(|(key, _)| key.as_str());
     let titles = columns.iter().map(|(title, _)| *title);
-    table.row(keys.chain(titles).chain(["L0", "time", "state"]));
+    let solved = has_known.then_some("solved");
+    let last = ["L0", "time"].into_iter().chain(solved).chain(["state"]);
+    table.row(keys.chain(titles).chain(last));
     for member in members {
         let value = |key: &str| member.results.get(key).and_then(Value::as_f64);
         let of_key = |(_, key): &&(&str, &str)| value(key).map_or("-".to_owned(), number);
@@ -77,6 +80,10 @@ fn table(members: &[Member]) -> Table {
         row.extend(columns.iter().map(of_key));
         row.push(l0(&member.results).map_or("-".to_owned(), |l0| format!("{l0:.2}")));
         row.push(value("seconds").map_or("-".to_owned(), |seconds| format!("{seconds:.0} s")));
+        row.extend(has_known.then(|| match &member.solved {
+            Some((found, _)) => if *found { "yes" } else { "no" }.to_owned(),
+            None => "-".to_owned(),
+        }));
         row.push(match &member.state {
             State::Failed(cause) => format!("failed: {}", plain(cause)),
             state => state.name().to_owned(),

@@ -32,11 +32,11 @@ fn a_failed_run_leaves_the_others_alone_and_is_tried_again() {
     assert_eq!(
         table,
         "
-  seed  CI error    MMCS    ML2R    L0  time  state
-     0         0  1.0000  0.9900  0.75   7 s  done
-     1         3  1.0000  0.9900  0.75   7 s  done
-     2         -       -       -     -     -  failed: failed after step 4 (decomposing): loss is NaN at step 5 (runs/s/seed=2/logs/rank0.log)
-     3         0  1.0000  0.9900  0.75   7 s  done
+  seed  CI error    MMCS    ML2R    L0  time  solved  state
+     0         0  1.0000  0.9900  0.75   7 s  yes     done
+     1         3  1.0000  0.9900  0.75   7 s  no      done
+     2         -       -       -     -     -  -       failed: failed after step 4 (decomposing): loss is NaN at step 5 (runs/s/seed=2/logs/rank0.log)
+     3         0  1.0000  0.9900  0.75   7 s  yes     done
 
   solved 2 of 3 (CI error 0)
 
