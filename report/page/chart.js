@@ -10,6 +10,13 @@ function translated(x, from, to) {
   return from === "step" ? stepToTime(run, x) : timeToStep(run, x);
 }
 
+/** Where the crosshair is over a kind of x: nowhere, where that is told by the clock of the run in focus, which has ended by then. */
+function pointed(domain) {
+  const run = focused();
+  if (cursor.domain !== domain && cursor.x !== null && run && cursor.x > endOf(run, cursor.domain)) return null;
+  return translated(cursor.x, cursor.domain, domain);
+}
+
 /** Moves the crosshair of all charts that are drawn. */
 function pointAt(x, domain, source) {
   Object.assign(cursor, { x, domain });
@@ -22,7 +29,7 @@ function pointAt(x, domain, source) {
 
 function sayWhere() {
   const run = focused();
-  const step = translated(cursor.x, cursor.domain, "step"), time = translated(cursor.x, cursor.domain, "time");
+  const step = pointed("step"), time = pointed("time");
   const words = [step !== null && `step ${Math.round(step).toLocaleString("en")}`, time !== null && run && lasting(time)];
   byId("at").textContent = cursor.x === null ? "" : words.filter(Boolean).join(" · ");
 }
@@ -116,7 +123,7 @@ class Chart {
     if (!this.isNear || !this.card.isConnected) return;
     this.drawn = performance.now();
     const prepared = this.prepare();
-    const form = JSON.stringify([prepared.lines.map(line => [line.label, line.color]), prepared.isLog, view.x, view.smooth > 0, this.domain, isDark()]);
+    const form = JSON.stringify([prepared.lines.map(line => [line.label, line.color]), prepared.isLog, view.x, prepared.lines.map(line => line.isSmooth), this.domain, isDark()]);
     if (this.plot && form === this.form) {
       this.lines = prepared.lines;
       this.plot.setData(prepared.data);
@@ -136,21 +143,24 @@ class Chart {
     const lines = this.spec.lines().map(line => ({ ...line, points: points(line.run, line.curve, this.domain) }))
       .filter(line => line.points.x.length);
     const isLog = !this.spec.stacked && (view.y === "log" || view.y === "auto" && !this.spec.linear && spread(lines) > 50);
-    const smooth = this.spec.stacked ? 0 : view.smooth;
+    const steps = this.spec.stacked ? 0 : smoothing();
+    const tables = [];
+    let place = 0;
     for (const line of lines) {
-      let { x, y } = line.points;
-      line.below = 0;
-      if (isLogX && x[0] <= 0) {
-        const first = x.findIndex(step => step > 0);
-        [x, y] = first < 0 ? [[], []] : [x.slice(first), y.slice(first)];
-      }
-      const raw = y;
-      if (smooth) y = smoothed(y, smooth);
-      if (isLog && extent(line.points).low <= 0) line.below = raw.reduce((count, value) => count + (value !== null && value <= 0), 0);
-      const shown = all => line.below ? all.map(value => value !== null && value <= 0 ? null : value) : all;
-      line.table = smooth ? [x, shown(raw), shown(y)] : [x, shown(y)];
+      const isBelow = value => value !== null && value <= 0;
+      line.isSmooth = steps > 0 && line.curve.smooth;
+      line.below = isLog && extent(line.points).low <= 0 ? line.points.y.reduce((count, value) => count + isBelow(value), 0) : 0;
+      const shown = ({ x, y }) => {
+        const first = isLogX && x[0] <= 0 ? x.findIndex(step => step > 0) : 0;
+        if (first) [x, y] = first < 0 ? [[], []] : [x.slice(first), y.slice(first)];
+        return [x, line.below ? y.map(value => isBelow(value) ? null : value) : y];
+      };
+      const raw = shown(line.points), soft = line.isSmooth && shown(smoothed(line.run, line.curve, this.domain, steps));
+      // Where all rows are here they have the same x, and there is nothing to join.
+      tables.push(...!soft ? [raw] : line.curve.means ? [raw, soft] : [[...raw, soft[1]]]);
+      line.raw = ++place;
+      line.soft = soft ? ++place : 0;
     }
-    const tables = lines.map(line => line.table);
     let data = tables.length > 1 ? uPlot.join(tables) : tables[0] ?? [[], []];
     if (this.spec.stacked) data = this.stack(data);
     return { lines, data, isLog, isLogX };
@@ -181,7 +191,7 @@ class Chart {
       cursor: {
         y: false,
         drag: { x: true, y: false, setScale: false },
-        dataIdx: (u, series, index) => nearest(u.data[series], index),
+        dataIdx: (u, series, index, x) => !series ? index : this.at(this.lines.find(line => line.raw === series || line.soft === series), u.data[series], index, x),
         points: { size: 7, width: 2, fill: style("--card"), stroke: (u, i) => u.series[i].hover ?? u.series[i].stroke() },
         bind: { dblclick: () => () => (zoom(this.domain, null), null) },
       },
@@ -210,7 +220,7 @@ class Chart {
     const solid = { stroke: line.color, width: 1.5, dash: line.dash, points: { size: 4, stroke: line.color, fill: line.color } };
     if (this.spec.stacked) return [{ ...solid, width: 1, fill: i ? undefined : faint(line.color), points: { show: false } }];
     const pale = { ...solid, stroke: faint(line.color), hover: "transparent", points: { show: false } };
-    return view.smooth ? [pale, solid] : [solid];
+    return line.isSmooth ? [pale, solid] : [solid];
   }
 
   rangeOfY(low, high, isLog) {
@@ -265,7 +275,7 @@ class Chart {
     const u = this.plot;
     const x = u?.data[0] ?? [];
     if (!x.length) return;
-    const now = translated(cursor.x, cursor.domain, this.domain) ?? x.at(-1);
+    const now = pointed(this.domain) ?? x.at(-1);
     const many = event.shiftKey ? Math.ceil(x.length / 20) : 1;
     const index = u.valToIdx(now);
     const to = { ArrowLeft: index - many, ArrowRight: index + many, Home: 0, End: x.length - 1 }[event.key];
@@ -281,15 +291,22 @@ class Chart {
   /** Moves this chart's crosshair to where all are, and says what is there; its last values where it is nowhere. */
   point(isSource) {
     const u = this.plot;
-    const x = translated(cursor.x, cursor.domain, this.domain);
+    const x = pointed(this.domain);
     if (!isSource || x === null) u.setCursor(x === null ? { left: -10, top: -10 } : { left: u.valToPos(x, "x"), top: 1 }, false);
     const index = x === null ? null : u.valToIdx(x);
-    const each = view.smooth && !this.spec.stacked ? 2 : 1;
+    const format = this.spec.format ?? short;
     this.lines.forEach((line, i) => {
-      const values = this.spec.stacked ? this.parts[i] : u.data[(i + 1) * each];
-      const value = values[nearest(values, index ?? values.length - 1)];
-      line.said.textContent = (this.spec.format ?? short)(value ?? null);
+      const said = values => format(values[this.at(line, values, index ?? values.length - 1, x)] ?? null);
+      line.said.textContent = said(this.spec.stacked ? this.parts[i] : u.data[line.raw]);
+      line.smoothed.textContent = line.isSmooth ? ` ~ ${said(u.data[line.soft])}` : "";
     });
+  }
+
+  /** The index nearest to `index` at which a line has a value; none where `x` is before the line or behind its run. */
+  at(line, values, index, x) {
+    const { x: all } = line.points;
+    if (x !== null && (x < all[0] || x > Math.max(all.at(-1), endOf(line.run, this.domain)))) return null;
+    return nearest(values, index);
   }
 
   /** Makes room for the values. */
@@ -297,14 +314,15 @@ class Chart {
     const counts = new Map();
     for (const line of this.lines) {
       line.said = el("b");
+      line.smoothed = el("small", { title: "smoothed" });
       for (const [, kind] of line.points.strange) counts.set(kind, (counts.get(kind) ?? 0) + 1);
       if (line.below) counts.set("≤ 0", (counts.get("≤ 0") ?? 0) + line.below);
     }
     this.odd.textContent = [...counts].map(([kind, count]) => `${count} × ${kind.replace("Infinity", "∞")}`).join(", ");
     const isAlone = this.lines.length === 1 && !this.spec.named;
     const dot = line => el("i", { style: `background:${line.color}` });
-    this.value.replaceChildren(...isAlone ? [this.lines[0].said] : []);
-    const entry = line => el("span", { title: line.label }, dot(line), this.spec.named ? el("em", {}, line.label) : null, line.said);
+    this.value.replaceChildren(...isAlone ? [this.lines[0].said, this.lines[0].smoothed] : []);
+    const entry = line => el("span", { title: line.label }, dot(line), this.spec.named ? el("em", {}, line.label) : null, line.said, line.smoothed);
     this.readout.replaceChildren(...isAlone ? [] : this.lines.map(entry));
   }
 }

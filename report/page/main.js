@@ -65,6 +65,7 @@ function fillSection(name, title, make) {
 }
 
 function showHead() {
+  saySmoothing();
   document.title = byId("title").textContent = book.title || "…";
   const links = SECTIONS.filter(([name]) => byId(name) && !byId(name).hidden).map(([name, title]) => el("a", { href: `#${name}` }, title));
   byId("sections").replaceChildren(...links);
@@ -77,6 +78,12 @@ function showHead() {
   const chip = run => el("button", { type: "button", class: "chip", "aria-pressed": !view.hidden.includes(run.id), onclick: toggle(run), title: run.head?.path }, dotOf(run), book.names[run.id]);
   byId("chips").replaceChildren(...all.length > 1 ? all.map(chip) : []);
   if (!isLive) byId("state").textContent = `as of ${clockTime(given.made)}`;
+}
+
+/** Says over how many steps curves are smoothed: more, as a run gets longer than planned. */
+function saySmoothing() {
+  const steps = smoothing();
+  byId("smoothness").textContent = steps ? `~ ${steps.toLocaleString("en")} step${steps === 1 ? "" : "s"}` : "off";
 }
 
 /** Does something once before the next picture, however often it is asked for. */
@@ -107,16 +114,14 @@ function changeTheme() {
 
 function connect() {
   const filter = byId("filter"), smooth = byId("smooth");
-  const sayHow = () => byId("smoothness").textContent = view.smooth ? view.smooth.toFixed(2) : "off";
   smooth.value = view.smooth;
-  sayHow();
   filter.addEventListener("input", () => {
     view.filter = filter.value.trim();
     soon(() => show(false));
   });
   smooth.addEventListener("input", () => {
     view.smooth = Number(smooth.value);
-    sayHow();
+    saySmoothing();
     remember();
     redraw();
   });

@@ -5,7 +5,7 @@
 const runs = [];
 const book = { version: "", title: "", names: [], sweeps: [] };
 
-/** What the reader chose; kept from visit to visit where the browser lets a page keep things. */
+/** What the reader chose; kept from visit to visit where the browser lets a page keep things. `smooth` is a place between off and most. */
 const view = { x: "step", y: "auto", smooth: 0, filter: "", focus: 0, theme: "", hidden: [], ranges: {} };
 
 function remember() {
@@ -18,7 +18,7 @@ function recall() {
     const kept = JSON.parse(localStorage.getItem("spd-view")) ?? {};
     if (["step", "log", "time"].includes(kept.x)) view.x = kept.x;
     if (["auto", "linear", "log"].includes(kept.y)) view.y = kept.y;
-    if (kept.smooth >= 0 && kept.smooth < 1) view.smooth = kept.smooth;
+    if (kept.smooth >= 0 && kept.smooth <= 1) view.smooth = kept.smooth;
     if (["light", "dark"].includes(kept.theme)) view.theme = kept.theme;
   } catch { /* nothing was kept */ }
 }
@@ -57,15 +57,22 @@ function append(run, piece) {
   const key = (piece.system ? "system:" : "") + piece.name;
   let curve = run.curves.get(key);
   const isNew = !curve;
-  if (isNew) run.curves.set(key, curve = { name: piece.name, system: piece.system, x: [], y: [], t: [], strange: new Map(), of: 0 });
+  if (isNew) run.curves.set(key, curve = { name: piece.name, system: piece.system, smooth: piece.smooth, x: [], y: [], t: [], means: null, strange: new Map(), of: 0 });
   curve.of += piece.of;
   curve.by = {};
+  if (piece.means) curve.means ??= { x: [...curve.x], y: [...curve.y], t: [...curve.t], n: curve.x.map(() => 1) };
   for (let i = 0; i < piece.x.length; i++) {
     const value = piece.y[i];
     if (typeof value === "string") curve.strange.set(curve.x.length, value);
     curve.x.push(piece.x[i]);
     curve.y.push(typeof value === "string" ? null : value);
     curve.t.push(piece.t?.[i] ?? null);
+  }
+  if (curve.means) {
+    // Live, most pieces are whole.
+    const last = of => of.slice(of.length - piece.x.length);
+    const rows = piece.means ?? { x: piece.x, y: last(curve.y), t: last(curve.t), n: piece.x.map(() => 1) };
+    for (const [name, column] of Object.entries(curve.means)) for (const value of rows[name]) column.push(value);
   }
   return isNew;
 }
@@ -103,41 +110,67 @@ function between(pairs, x, from = 0, to = 1) {
 const stepToTime = (run, step) => between(run.clock, step, 0, 1);
 const timeToStep = (run, time) => between(run.clock, time, 1, 0);
 
-/** The points of a curve over steps or seconds: ascending x, and what is not finite as [x, kind]. */
-function points(run, curve, domain) {
-  if (curve.by?.[domain]) return curve.by[domain];
-  const x = [], y = [], strange = [];
-  for (let i = 0; i < curve.x.length; i++) {
-    const at = domain === "time" ? curve.t[i] ?? stepToTime(run, curve.x[i]) : curve.x[i];
+/** The rows of a curve, or means of them, over steps or seconds: ascending x. */
+function placed(run, rows, domain) {
+  const x = [], y = [], n = rows.n && [], steps = domain === "time" ? [] : x;
+  for (let i = 0; i < rows.x.length; i++) {
+    const at = domain === "time" ? rows.t[i] ?? stepToTime(run, rows.x[i]) : rows.x[i];
     if (at === null) continue;
     // After a resume a step is there again: the later one holds.
-    while (x.length && x.at(-1) > at) {
-      x.pop();
-      y.pop();
-    }
+    while (x.length && x.at(-1) > at) for (const column of new Set([x, y, n ?? x, steps])) column.pop();
     x.push(at);
-    y.push(curve.y[i]);
-    if (curve.strange.has(i)) strange.push([at, curve.strange.get(i)]);
+    y.push(rows.y[i]);
+    n?.push(rows.n[i]);
+    if (steps !== x) steps.push(rows.x[i]);
   }
-  return (curve.by ??= {})[domain] = { x, y, strange, of: curve.of };
+  return { x, y, n, steps };
 }
 
-/** Each value as the mean of those before it, of which older ones count less by `weight` a value. */
-function smoothed(y, weight) {
-  let sum = 0, count = 0;
+/** The points of a curve over steps or seconds, and what is not finite as [x, kind]. */
+function points(run, curve, domain) {
+  if (curve.by?.[domain]) return curve.by[domain];
+  const at = i => domain === "time" ? curve.t[i] ?? stepToTime(run, curve.x[i]) : curve.x[i];
+  const strange = [...curve.strange].map(([i, kind]) => [at(i), kind]).filter(([x]) => x !== null);
+  return (curve.by ??= {})[domain] = { ...placed(run, curve, domain), strange, of: curve.of };
+}
+
+/** Steps over which curves are smoothed: from a two-thousandth to a half of the longest run; 0 where they are not. */
+function smoothing() {
+  const longest = Math.max(1, ...runs.filter(Boolean).map(run => Math.max(run.head?.planned ?? 0, stepOf(run))));
+  return view.smooth && Math.max(Number((longest / 2000 * 1000 ** view.smooth).toPrecision(2)), 1);
+}
+
+/**
+ * A curve smoothed over `over` steps: each value is the mean of those until then, of which one that is as many steps earlier counts 1/e as
+ * much. It is made of all rows, or of the means of all, whatever points of it are here.
+ */
+function smoothed(run, curve, domain, over) {
+  const rows = curve.means ? (curve.by ??= {})[`means ${domain}`] ??= placed(run, curve.means, domain) : points(run, curve, domain);
+  const { x, y, n, steps } = rows;
   const found = new Array(y.length);
+  let sum = 0, count = 0, before = steps[0], apart = 0, decay = 1;
   for (let i = 0; i < y.length; i++) {
     const value = y[i];
     if (value === null) {
       found[i] = null;
       continue;
     }
-    sum = sum * weight + value;
-    count = count * weight + 1;
+    // Mostly rows are as far apart as those before.
+    if (steps[i] - before !== apart) {
+      apart = steps[i] - before;
+      decay = Math.exp(-Math.max(apart, 0) / over);
+    }
+    before = steps[i];
+    const weight = n ? n[i] : 1;
+    sum = sum * decay + value * weight;
+    count = count * decay + weight;
     found[i] = sum / count;
   }
-  return found;
+  return { x, y: found };
 }
+
+/** Where a run ends, in steps or in seconds. */
+const endOf = (run, domain) => (domain === "time" ? timeOf(run) : stepOf(run)) ?? Infinity;
 
 const shownRuns = () => runs.filter(run => run && !view.hidden.includes(run.id));
 const focused = () => runs[view.focus] ?? runs.find(Boolean);

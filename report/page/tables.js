@@ -26,6 +26,12 @@ const TELLING = [
   ["MSE stochastic", "eval/mse/stochastic"],
 ];
 
+/** Whether a run found the solution that is known, where one is. */
+function solvedOf(run) {
+  const solved = run.head?.summary?.solved;
+  return solved ? solved.found ? "yes" : "no" : null;
+}
+
 function overviewSection() {
   const all = runs.filter(Boolean);
   return all.length === 1 ? overviewOfOne(all[0]) : overviewOfMany(all);
@@ -40,6 +46,7 @@ function overviewOfOne(run) {
     fact("state", stateOf(run)),
     fact("step", `${stepOf(run).toLocaleString("en")}${planned ? ` of ${planned.toLocaleString("en")}` : ""}`),
     fact("time", lasting(timeOf(run))),
+    fact("solved", solvedOf(run)),
     telling.map(([name, key]) => fact(name, short(lastOf(run, key) ?? null))),
     l0 === null ? null : fact("L0", short(l0)));
   const note = run.head?.note && stateOf(run) === run.head.state ? el("p", { class: "hint" }, run.head.note) : null;
@@ -67,9 +74,12 @@ function overviewOfMany(all) {
     { title: "time", number: true, show: run => lasting(timeOf(run)) },
     ...TELLING.filter(([, key]) => all.some(run => run.curves.has(key))).map(([title, key]) => ({ title, number: true, show: run => short(lastOf(run, key) ?? null) })),
     { title: "L0", number: true, show: run => short(l0Of(run)) },
+    ...all.some(solvedOf) ? [{ title: "solved", show: run => solvedOf(run) ?? "–" }] : [],
   ];
   const waiting = book.sweeps.flatMap(sweep => sweep.runs ?? []).filter(one => one.run === null);
-  const solved = book.sweeps.map(sweep => sweep.solved).filter(Boolean);
+  // Of several sweeps, or of one beside other runs, a line says which runs it counts.
+  const isOne = book.sweeps.length === 1 && all.every(run => member.has(run.id));
+  const solved = book.sweeps.filter(sweep => sweep.solved).map(sweep => isOne ? sweep.solved : `${sweep.name}: ${sweep.solved}`);
   return [
     el("div", { class: "card" }, table(columns, all)),
     waiting.length ? el("p", { class: "hint" }, `Not begun: ${waiting.map(one => one.directory).join(", ")}`) : null,

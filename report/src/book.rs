@@ -5,7 +5,8 @@
 //! ```text
 //! {"book":  {"version", "title", "names": [run..], "sweeps": [{"name", "solved", "runs": [{.., "run": id}]}]},
 //!  "runs":  [{"id", "generation", "rows", "reset", "version", "head": {..}, "clock": [[step, s]..],
-//!             "curves": [{"name", "system", "of", "x": [step..], "y": [value..], "t": [s..]}],
+//!             "curves": [{"name", "system", "smooth", "of", "x": [step..], "y": [value..], "t": [s..],
+//!                         "means": {"x": [step..], "y": [value..], "t": [s..], "n": [rows..]}}],
 //!             "histograms": [{"name", "x": [step..], "edges": [[edge..]..], "counts": [[count..]..]}]}]}
 //! ```
 //!

@@ -1,9 +1,11 @@
 //! A curve as the page reads it.
 
+use std::ops::Range;
+
 use serde::{Serialize, Serializer};
 
 use crate::run::Rows;
-use crate::series::{Series, Source, thinned};
+use crate::series::{Series, Source, stretch, thinned};
 
 /// Points of one series from some row on, few enough to be sent.
 #[derive(Serialize)]
@@ -11,6 +13,8 @@ pub(crate) struct Curve<'a> {
     name: &'a str,
     /// Whether it is the run's mathematics, or system metrics.
     system: bool,
+    /// Whether it may be smoothed.
+    smooth: bool,
     /// Points there are, of which these are the ones to be drawn.
     of: usize,
     /// Steps.
@@ -19,6 +23,19 @@ pub(crate) struct Curve<'a> {
     /// Seconds since the run's first row with a time, where the rows have one.
     #[serde(skip_serializing_if = "Option::is_none")]
     t: Option<Vec<Option<f64>>>,
+    /// Means of all its rows, from which it is smoothed; there where it may be smoothed and not all of its points are here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    means: Option<Means>,
+}
+
+/// The means of each stretch of a curve, of all its rows that are finite: extremes alone would be smoothed to another curve.
+#[derive(Default, Serialize)]
+struct Means {
+    x: Vec<Number>,
+    y: Vec<Number>,
+    t: Vec<Option<f64>>,
+    /// Rows of which each is the mean.
+    n: Vec<usize>,
 }
 
 impl<'a> Curve<'a> {
@@ -33,14 +50,49 @@ impl<'a> Curve<'a> {
         let at = |index: &usize| rows.at[series.rows[begin + index] as usize];
         let since = |time: f64| time.is_finite().then(|| thousandths(time - rows.zero()));
         let times: Vec<Option<f64>> = kept.iter().map(|index| since(at(index).1)).collect();
+        let means = || {
+            let mut means = Means::default();
+            let stretch = stretch(values.len(), most);
+            for first in (0..values.len()).step_by(stretch) {
+                let part = first..values.len().min(first + stretch);
+                means.add(part, values, |index| at(&index), since);
+            }
+            means
+        };
         Some(Self {
             name: &series.name,
             system: series.source == Source::System,
+            smooth: series.smooths,
+            means: (series.smooths && kept.len() < values.len()).then(means),
             of: values.len(),
             x: kept.iter().map(|index| at(index).0).collect(),
             y: kept.iter().map(|&index| Number(values[index])).collect(),
             t: times.iter().any(Option::is_some).then_some(times),
         })
+    }
+}
+
+impl Means {
+    /// Adds the mean of a stretch, if one of its values is finite.
+    fn add(
+        &mut self,
+        part: Range<usize>,
+        values: &[f64],
+        at: impl Fn(usize) -> (u64, f64),
+        since: impl Fn(f64) -> Option<f64>,
+    ) {
+        let finite: Vec<usize> = part.filter(|&index| values[index].is_finite()).collect();
+        let mean = |of: &dyn Fn(usize) -> f64| {
+            let of_each = finite.iter().map(|&index| of(index) / finite.len() as f64);
+            of_each.sum::<f64>()
+        };
+        if finite.is_empty() {
+            return;
+        }
+        self.x.push(Number(mean(&|index| at(index).0 as f64)));
+        self.y.push(Number(mean(&|index| values[index])));
+        self.t.push(since(mean(&|index| at(index).1)));
+        self.n.push(finite.len());
     }
 }
 

@@ -18,6 +18,9 @@ const EVENTS: usize = 2000;
 /// Phase of a row of progress in which its steps are those of the run.
 const TRAIN: &str = "train";
 
+/// How names of what is measured of a machine begin. Such a sample has no step of its own.
+const MACHINE: &str = "system/";
+
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub(crate) struct Event {
@@ -182,7 +185,7 @@ impl Rows {
         let time = time.unwrap_or(f64::NAN);
         if time.is_finite() {
             self.zero.get_or_insert(time);
-            self.last = Some(time);
+            self.last = Some(self.last.map_or(time, |last| last.max(time)));
         }
         if matches!(row.kind, Kind::Event | Kind::Alert) {
             let event = Event {
@@ -230,6 +233,7 @@ impl Rows {
             }
             place += 1;
             let series = &mut self.series[index];
+            series.smooths &= row.kind != Kind::Eval;
             series.rows.push(number);
             series.values.push(value);
         }
@@ -289,6 +293,7 @@ impl Rows {
         if index == next {
             self.series.push(Series {
                 source,
+                smooths: !name.starts_with(MACHINE),
                 name,
                 rows: Vec::new(),
                 values: Vec::new(),

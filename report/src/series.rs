@@ -15,6 +15,8 @@ pub(crate) enum Source {
 pub(crate) struct Series {
     pub(crate) source: Source,
     pub(crate) name: String,
+    /// Whether the page may smooth it: it is of rows that steps of training make, and not of evaluations or of a machine.
+    pub(crate) smooths: bool,
     /// Number of the row that holds each value; it only grows.
     pub(crate) rows: Vec<u32>,
     pub(crate) values: Vec<f64>,
@@ -36,13 +38,18 @@ pub(crate) struct Histograms {
     pub(crate) all: Vec<Histogram>,
 }
 
+/// Values of which [`thinned`] keeps two or three.
+pub(crate) fn stretch(values: usize, most: usize) -> usize {
+    values.div_ceil((most / 2).max(1))
+}
+
 /// Which of some values to show: all, if they are at most `most`, or else the least and the greatest of each stretch, its first that is
 /// not finite, and both ends. At most `most` and half as many again, ascending.
 pub(crate) fn thinned(values: &[f64], most: usize) -> Vec<usize> {
     if values.len() <= most.max(2) {
         return (0..values.len()).collect();
     }
-    let stretch = values.len().div_ceil((most / 2).max(1));
+    let stretch = stretch(values.len(), most);
     let mut kept = Vec::with_capacity(most + most / 2);
     for (number, part) in values.chunks(stretch).enumerate() {
         let finite = || {

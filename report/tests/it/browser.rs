@@ -5,15 +5,20 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use spd_report::page;
+use spd_tracker::{Kind, Mark, Row, Spool};
 
 use crate::chromium::Chromium;
-use crate::sample::{run, sweep};
+use crate::sample::{behind, run, sweep, train};
 
 /// What scripts of tests call.
 const HELPERS: &str = "
     const rest = async () => { for (let i = 0; i < 12; i++) await new Promise(done => requestAnimationFrame(done)); };
     const hasInk = one => one.getContext('2d').getImageData(0, 0, one.width, one.height).data.some(Boolean);
     const drawn = () => [...document.querySelectorAll('canvas')].filter(hasInk).length;
+    const type = (id, value) => { document.getElementById(id).value = value; document.getElementById(id).dispatchEvent(new Event('input')); };
+    const card = key => document.querySelector(`[aria-label^=\"${key}:\"]`);
+    const text = one => one.textContent;
+    const all = query => [...document.querySelectorAll(query)];
     await rest();";
 
 /// Opens the page of some runs, runs `script` in it, and returns what that returns; none where there is no browser.
@@ -45,11 +50,10 @@ fn a_run_is_drawn() {
     let (_dir, run) = run("x");
     let script = "
         await rest();
-        const text = id => document.querySelector(id).textContent;
         return { title: document.title, drawn: drawn(), canvases: document.querySelectorAll('canvas').length,
             sections: [...document.querySelectorAll('nav a')].map(one => one.textContent),
             early: [...document.querySelectorAll('#curves td')].map(one => one.textContent),
-            odd: text('[aria-label^=\"loss/total\"] .odd'), images: document.querySelectorAll('.picture img').length,
+            odd: text(card('loss/total').querySelector('.odd')), images: document.querySelectorAll('.picture img').length,
             loaded: [...document.images].every(one => one.naturalWidth > 0),
             sites: [...document.querySelectorAll('#sites em')].map(one => one.textContent),
             rows: document.querySelectorAll('.components .open').length, events: document.querySelectorAll('#events tbody tr').length };";
@@ -91,13 +95,14 @@ fn everything_that_can_be_clicked_is_clicked() {
     let (_dir, run) = run("x");
     let script = "
         const found = {};
-        const type = (id, value) => { document.getElementById(id).value = value; document.getElementById(id).dispatchEvent(new Event('input')); };
         for (const name of ['log', 'time', 'step', 'linear', 'auto']) {
             document.querySelector(`input[value=${name}]`).click();
             await rest();
             found[name] = drawn();
         }
         document.querySelectorAll('input[value=log]')[1].click();
+        // Over 9.491 steps, such that the step before counts 0.9.
+        smoothing = () => -1 / Math.log(0.9);
         type('smooth', 0.9);
         document.getElementById('theme').click();
         await rest();
@@ -107,9 +112,8 @@ fn everything_that_can_be_clicked_is_clicked() {
         found.filtered = [...document.querySelectorAll('#curves .name')].map(one => one.textContent);
         type('filter', '');
         await rest();
-        const card = document.querySelector('[aria-label^=\"loss/kl\"]');
         for (const key of ['Home', 'ArrowRight', '+', 'Escape', 'End', '0', 'Home', 'ArrowRight']) {
-            card.dispatchEvent(new KeyboardEvent('keydown', { key }));
+            card('loss/kl').dispatchEvent(new KeyboardEvent('keydown', { key }));
             await rest();
         }
         found.at = document.getElementById('at').textContent;
@@ -138,8 +142,7 @@ fn everything_that_can_be_clicked_is_clicked() {
     }
     assert_eq!(found["filtered"], json!(["ci_masked"]));
     assert_eq!(found["at"], "step 1 · 1 s");
-    // Of 100 and 50: (0.9 * 100 + 50) / (0.9 + 1).
-    assert_eq!(found["read"], "73.68");
+    assert_eq!(found["read"], "50 ~ 73.68");
     assert_eq!(found["tokens"], json!(["The", " cat", "↵"]));
     assert_eq!(found["changes"], json!([" dog+0.8", " mat-1.2"]));
     assert_eq!(found["figure"], "step 20");
@@ -246,4 +249,119 @@ fn what_nobody_expects_hides_no_more_than_itself() {
         "{HELPERS} return [document.querySelectorAll('.failed').length, drawn()];"
     ));
     assert_eq!(found, json!([1, 10]));
+}
+
+#[test]
+fn a_row_says_whether_it_counts_as_solved() {
+    let (_dir, sweep) = sweep();
+    for seed in 0..2 {
+        let summary = json!({"solved": {"found": seed == 1, "means": "CI error 0"}});
+        let file = sweep.join(format!("seed={seed}/summary.json"));
+        fs::write(file, summary.to_string()).unwrap();
+    }
+    let (_alone, run) = run("alone");
+    let script = "
+        return { solved: all('#overview tr').slice(0, 4).map(row => row.lastChild.textContent), said: all('#overview .hint').map(text) };";
+    let test = "a_row_says_whether_it_counts_as_solved";
+    let Some(found) = in_browser(test, &[sweep.clone(), run], script) else {
+        return;
+    };
+    assert_eq!(found["solved"], json!(["solved", "no", "yes", "–"]));
+    let said = json!(["Not begun: seed=2", "x: solved 1 of 2"]);
+    assert_eq!(found["said"], said);
+    let found = in_browser(test, &[sweep], script).unwrap();
+    assert_eq!(found["said"][1], "solved 1 of 2");
+}
+
+#[test]
+fn only_what_training_measures_at_its_steps_is_smoothed() {
+    let (_dir, run) = run("x");
+    let script = "
+        type('smooth', 0.9);
+        await rest();
+        const read = key => card(key).querySelector('.value').textContent;
+        const kl = 'eval/kl/ci_masked';
+        card(kl).dispatchEvent(new KeyboardEvent('keydown', { key: 'End' }));
+        await rest();
+        return [read(kl), read('loss/total'), read('system/cpu_percent'), text(document.getElementById('smoothness')),
+            smoothed(runs[0], { x: [0, 10, 30], y: [100, 0, null], strange: new Map() }, 'step', 10).y];";
+    let test = "only_what_training_measures_at_its_steps_is_smoothed";
+    let Some(found) = in_browser(test, &[run], script) else {
+        return;
+    };
+    // 1/31 at the last evaluation, and 100/31 at its step; of 40 steps, 0.02 * 1000^0.9.
+    assert_eq!(found[0], "0.03226");
+    assert!(
+        found[1].as_str().unwrap().starts_with("3.226 ~ "),
+        "{found}"
+    );
+    assert_eq!(found[2], "50");
+    assert_eq!(found[3], "~ 10 steps");
+    // 100 e^-1 / (e^-1 + 1), and nothing where nothing is finite.
+    let second = found[4][1].as_f64().unwrap();
+    assert!((second - 26.894_142).abs() < 1e-6, "{found}");
+    assert_eq!(found[4][2], json!(null));
+}
+
+#[test]
+fn a_long_run_is_smoothed_from_all_its_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("config.toml"), "name = \"long\"").unwrap();
+    let spool = Spool::start(dir.path(), &Mark::default(), 0).unwrap();
+    for step in 0..50_000 {
+        let spike = if step % 100 == 50 { 100.0 } else { 0.0 };
+        spool.append(Row::new(step, Kind::Train).with("loss/total", spike));
+    }
+    spool.sync().unwrap();
+    let script = "
+        type('smooth', 0.8);
+        await rest();
+        return [...card('loss/total').chart.plot.data.at(-1)].filter(value => value !== undefined).slice(700);";
+    let test = "a_long_run_is_smoothed_from_all_its_rows";
+    let Some(found) = in_browser(test, &[dir.path().to_path_buf()], script) else {
+        return;
+    };
+    // The least and the greatest of each stretch alone would make it about 40.
+    let smooth: Vec<f64> = serde_json::from_value(found).unwrap();
+    assert!(smooth.len() > 500);
+    let off = smooth.iter().find(|value| (**value - 1.0).abs() > 0.05);
+    assert_eq!(off, None);
+}
+
+#[test]
+fn the_crosshair_says_nothing_of_a_run_that_has_ended() {
+    let (_dir, short) = run("short");
+    let (_other, long) = run("long");
+    let spool = behind(&long);
+    (40..80).for_each(|step| spool.append(train(step)));
+    spool.sync().unwrap();
+    let script = "
+        const kl = card('loss/kl');
+        const total = () => [...card('loss/total').querySelectorAll('.readout b')].map(text);
+        const said = [total()];
+        const box = kl.querySelector('.u-over').getBoundingClientRect();
+        const at = step => {
+            const plot = kl.chart.plot;
+            plot.over.dispatchEvent(new PointerEvent('pointermove', { clientX: box.left + plot.valToPos(step, 'x'), clientY: box.top + 9 }));
+        };
+        for (const step of [35, 60]) {
+            at(step);
+            await rest();
+            said.push([...total(), ...[...card('eval/kl/ci_masked').querySelectorAll('.readout b')].map(text)]);
+        }
+        const points = [...card('loss/total').querySelectorAll('.u-cursor-pt')].map(one => !one.classList.contains('u-off'));
+        return { said, points, at: text(document.getElementById('at')) };";
+    let test = "the_crosshair_says_nothing_of_a_run_that_has_ended";
+    let Some(found) = in_browser(test, &[short, long], script) else {
+        return;
+    };
+    let said = json!([
+        ["2.5", "1.25"],
+        ["2.778", "2.778", "0.03226", "0.03226"],
+        ["–", "1.639", "–", "0.03226"]
+    ]);
+    assert_eq!(found["said"], said);
+    assert_eq!(found["points"], json!([false, true]));
+    // The clock of the run in focus, the first, has stopped by then.
+    assert_eq!(found["at"], "step 60");
 }
