@@ -85,6 +85,9 @@ class Chart {
     this.card.chart = this;
     this.card.addEventListener("keydown", event => this.key(event));
     this.drawn = 0;
+    // There is room for what it says from the beginning: nothing below moves when it is drawn.
+    this.lines = spec.lines();
+    this.tell();
     charts.add(this);
     nearby.observe(this.card);
   }
@@ -120,7 +123,7 @@ class Chart {
 
   /** Draws what there is now. */
   refresh() {
-    if (!this.isNear || !this.card.isConnected) return;
+    if (!this.isNear && !paper.isOn || !this.card.isConnected) return;
     this.drawn = performance.now();
     const prepared = this.prepare();
     const form = JSON.stringify([prepared.lines.map(line => [line.label, line.color]), prepared.isLog, view.x, prepared.lines.map(line => line.isSmooth), this.domain, isDark()]);
@@ -180,14 +183,14 @@ class Chart {
 
   options({ lines, isLog, isLogX }) {
     const [ink, grid] = [style("--muted"), style("--grid")];
-    const font = "11px system-ui, sans-serif";
+    const font = `${11 * paper.finer}px system-ui, sans-serif`;
     const isTime = this.domain === "time";
-    const axis = { stroke: ink, font, ticks: { show: false }, grid: { stroke: grid, width: 1 } };
+    const axis = { stroke: ink, font, ticks: { show: false }, grid: { stroke: grid, width: paper.finer } };
     const logAxis = { splits: (u, i, low, high) => logTicks(low, high), filter: (u, splits) => splits };
     const { width, height } = this.size();
     const format = this.spec.format ?? tick;
     return {
-      width, height, padding: [10, 18, 0, 0], legend: { show: false },
+      width, height, padding: [10, 18, 0, 0].map(side => side * paper.finer), legend: { show: false },
       cursor: {
         y: false,
         drag: { x: true, y: false, setScale: false },
@@ -200,8 +203,8 @@ class Chart {
         y: { distr: isLog ? 3 : 1, range: (u, low, high) => this.rangeOfY(low, high, isLog) },
       },
       axes: [
-        { ...axis, size: 26, space: 60, values: (u, all) => all.map(isTime ? timeTick : tick), ...(isTime ? { incrs: SECONDS } : {}), ...(isLogX ? logAxis : {}) },
-        { ...axis, size: 58, space: 28, values: (u, all) => apart(all, format), ...(isLog ? logAxis : {}), ...(this.spec.incrs ? { incrs: this.spec.incrs } : {}) },
+        { ...axis, size: 26 * paper.finer, space: 60 * paper.finer, values: (u, all) => all.map(isTime ? timeTick : tick), ...(isTime ? { incrs: SECONDS } : {}), ...(isLogX ? logAxis : {}) },
+        { ...axis, size: 58 * paper.finer, space: 28 * paper.finer, values: (u, all) => apart(all, format), ...(isLog ? logAxis : {}), ...(this.spec.incrs ? { incrs: this.spec.incrs } : {}) },
       ],
       series: [{}, ...lines.flatMap((line, i) => this.series(line, i))],
       bands: this.spec.stacked ? lines.slice(1).map((line, i) => ({ series: [i + 2, i + 1], fill: faint(line.color) })) : [],
@@ -217,8 +220,8 @@ class Chart {
   }
 
   series(line, i) {
-    const solid = { stroke: line.color, width: 1.5, dash: line.dash, points: { size: 4, stroke: line.color, fill: line.color } };
-    if (this.spec.stacked) return [{ ...solid, width: 1, fill: i ? undefined : faint(line.color), points: { show: false } }];
+    const solid = { stroke: line.color, width: 1.5 * paper.finer, dash: line.dash, points: { size: 4 * paper.finer, stroke: line.color, fill: line.color } };
+    if (this.spec.stacked) return [{ ...solid, width: paper.finer, fill: i ? undefined : faint(line.color), points: { show: false } }];
     const pale = { ...solid, stroke: faint(line.color), hover: "transparent", points: { show: false } };
     return line.isSmooth ? [pale, solid] : [solid];
   }
@@ -233,6 +236,7 @@ class Chart {
   }
 
   size() {
+    if (paper.isOn) return { width: (this.spec.tall ? 700 : 320) * paper.finer, height: (this.spec.tall ? 300 : 190) * paper.finer };
     return { width: Math.max(this.host.clientWidth, 120), height: this.spec.tall ? 300 : 190 };
   }
 
@@ -244,7 +248,7 @@ class Chart {
   mark(u) {
     const { ctx, bbox } = u;
     ctx.save();
-    ctx.font = `bold ${11 * devicePixelRatio}px system-ui`;
+    ctx.font = `bold ${11 * devicePixelRatio * paper.finer}px system-ui`;
     ctx.textAlign = "center";
     for (const line of this.lines) {
       ctx.fillStyle = line.color;
@@ -315,7 +319,7 @@ class Chart {
     for (const line of this.lines) {
       line.said = el("b");
       line.smoothed = el("small", { title: "smoothed" });
-      for (const [, kind] of line.points.strange) counts.set(kind, (counts.get(kind) ?? 0) + 1);
+      for (const [, kind] of line.points?.strange ?? []) counts.set(kind, (counts.get(kind) ?? 0) + 1);
       if (line.below) counts.set("≤ 0", (counts.get("≤ 0") ?? 0) + line.below);
     }
     this.odd.textContent = [...counts].map(([kind, count]) => `${count} × ${kind.replace("Infinity", "∞")}`).join(", ");
@@ -326,6 +330,22 @@ class Chart {
     this.readout.replaceChildren(...isAlone ? [] : this.lines.map(entry));
   }
 }
+
+/** Paper has all charts, light, and with as many pixels as make them sharp. */
+function toPaper(isOn) {
+  Object.assign(paper, { isOn, finer: isOn ? 2 : 1 });
+  setTheme();
+  for (const chart of charts) {
+    chart.clear();
+    if (isOn) chart.refresh();
+    else if (chart.isNear) redraw([chart]);
+  }
+  // uPlot draws when this function is left.
+  if (isOn) queueMicrotask(() => charts.forEach(chart => chart.plot && chart.point(false)));
+}
+
+addEventListener("beforeprint", () => toPaper(true));
+addEventListener("afterprint", () => toPaper(false));
 
 /** Greatest by least value, where all are above 0. */
 function spread(lines) {

@@ -19,6 +19,12 @@ function stepsOf(run, wanted) {
   return run?.head ? run.head.figures.filter(has) : [];
 }
 
+/** Width and height of a figure of a page that is a file: there is room for it before it is drawn, and links lead to where they should. */
+function figureSize(run, step, name) {
+  const [, width, height] = /^[^>]*?<svg[^>]*\sviewBox="\S+ \S+ ([\d.]+) ([\d.]+)"/.exec(run.pictures?.figures[step]?.[name] ?? "") ?? [];
+  return { width, height };
+}
+
 const widened = new Set();
 
 /** A figure, which can be made as wide as the page. */
@@ -29,6 +35,8 @@ function picture(title, image) {
   button.addEventListener("click", () => {
     if (!widened.delete(title)) widened.add(title);
     set();
+    // It has another place among the others now.
+    card.scrollIntoView({ block: card.offsetHeight > innerHeight / 2 ? "start" : "nearest" });
   });
   set();
   return card;
@@ -53,7 +61,7 @@ function figuresPart(part, wanted, histograms) {
     (names ?? []).filter(wanted).forEach((name, i) => {
       const title = name.replaceAll("_", " ");
       let image = shown.children[i]?.querySelector("img");
-      if (!image) shown.append(picture(title, image = el("img", { loading: "lazy", decoding: "async" })));
+      if (!image) shown.append(picture(title, image = el("img", { decoding: "async", ...figureSize(run, step, name) })));
       image.alt = `${title}, step ${step}`;
       image.src = figureAddress(run, step, name) ?? "data:,";
     });

@@ -33,6 +33,9 @@ function show(all, isByItself = false) {
   }
   show.focus = view.focus;
   showHead();
+  // A link may have led here before there was the section that it names.
+  if (!show.wasHere) byId(location.hash.slice(1))?.scrollIntoView();
+  show.wasHere = true;
 }
 
 function fillSection(name, title, make) {
@@ -151,6 +154,8 @@ function connect() {
       event.preventDefault();
     } else if (event.key === "t") changeTheme();
   });
+  const bar = byId("bar");
+  new ResizeObserver(() => document.documentElement.style.scrollPaddingTop = `${bar.offsetHeight + 4}px`).observe(bar);
   new ResizeObserver(() => soon(() => charts.forEach(chart => chart.resize()))).observe(byId("main"));
   if (innerWidth < 700) byId("view").open = false;
 }

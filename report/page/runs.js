@@ -8,6 +8,9 @@ const book = { version: "", title: "", names: [], sweeps: [] };
 /** What the reader chose; kept from visit to visit where the browser lets a page keep things. `smooth` is a place between off and most. */
 const view = { x: "step", y: "auto", smooth: 0, filter: "", focus: 0, theme: "", hidden: [], ranges: {} };
 
+/** Whether the page is being printed, and how many pixels its charts then have where they else have one. */
+const paper = { isOn: false, finer: 1 };
+
 function remember() {
   const { x, y, smooth, theme } = view;
   try { localStorage.setItem("spd-view", JSON.stringify({ x, y, smooth, theme })); } catch { /* a page of a file may have none */ }

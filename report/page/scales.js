@@ -85,7 +85,7 @@ const COLORS = {
   dark: ["#56a8e8", "#ff8a3d", "#2ec4a0", "#e58fc3", "#e6b422", "#8fd3ff", "#a5a8f0", "#b8b8b8"],
 };
 
-const isDark = () => (view.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+const isDark = () => !paper.isOn && (view.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
 const colorOf = index => COLORS[isDark() ? "dark" : "light"][index % 8];
 /** Beyond eight, lines are dashed too. */
 const dashOf = index => [[], [6, 3], [2, 2], [8, 3, 2, 3]][Math.floor(index / 8) % 4];

@@ -365,3 +365,107 @@ fn the_crosshair_says_nothing_of_a_run_that_has_ended() {
     // The clock of the run in focus, the first, has stopped by then.
     assert_eq!(found["at"], "step 60");
 }
+
+#[test]
+fn a_link_leads_to_its_section_at_once() {
+    let Some(mut chromium) = Chromium::start("a_link_leads_to_its_section_at_once") else {
+        return;
+    };
+    let (_dir, run) = run("x");
+    let figure = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"840\" height=\"900\" viewBox=\"0 0 840 900\"></svg>";
+    for name in ["a", "b", "uv_matrices"] {
+        fs::write(
+            run.join(format!("figures/step-00000040/{name}.svg")),
+            figure,
+        )
+        .unwrap();
+    }
+    let file = run.join("report.html");
+    fs::write(&file, page(std::slice::from_ref(&run)).unwrap()).unwrap();
+    let url = format!("file://{}", file.display());
+    // How far from the bar's lower edge the section is, but for what is near the end of the page.
+    let away = "
+        const scroller = document.documentElement;
+        for (let last = -1; last !== scroller.scrollTop;) { last = scroller.scrollTop; await new Promise(done => setTimeout(done, 150)); }
+        const isEnd = scroller.scrollTop + innerHeight > scroller.scrollHeight - 2;
+        const top = document.getElementById(name).getBoundingClientRect().top - document.getElementById('bar').getBoundingClientRect().bottom;
+        return isEnd && top > 0 && top < innerHeight ? 0 : Math.round(top);";
+    for (width, height) in [(1400, 700), (390, 700)] {
+        for name in ["components", "uv", "figures", "speed", "machine"] {
+            chromium.open("about:blank", (width, height));
+            chromium.open(&url, (width, height));
+            let follow = format!(
+                "{HELPERS} const name = '{name}'; document.querySelector('nav a[href=\"#{name}\"]').click(); await rest(); {away}"
+            );
+            let found = chromium.run(&follow).as_i64().unwrap();
+            assert!((0..40).contains(&found), "{name}: {found}");
+        }
+        // As it is opened by somebody who was sent the address of a section.
+        chromium.open("about:blank", (width, height));
+        chromium.open(&format!("{url}#figures"), (width, height));
+        let found = chromium.run(&format!("{HELPERS} const name = 'figures'; {away}"));
+        assert!((0..40).contains(&found.as_i64().unwrap()), "{found}");
+    }
+}
+
+#[test]
+fn all_charts_are_on_paper() {
+    let (_dir, run) = run("x");
+    let script = "
+        document.getElementById('theme').click();
+        await rest();
+        const look = () => [drawn(), document.documentElement.dataset.theme];
+        const before = look();
+        dispatchEvent(new Event('beforeprint'));
+        await null;
+        const printed = [...look(), document.querySelectorAll('canvas').length, text(card('loss/total').querySelector('.value'))];
+        dispatchEvent(new Event('afterprint'));
+        await rest();
+        return { before, printed, after: look(), width: card('loss/total').chart.plot.width <= card('loss/total').clientWidth };";
+    let Some(found) = in_window((1400, 400), "all_charts_are_on_paper", &[run], script) else {
+        return;
+    };
+    let before = &found["before"];
+    assert!(
+        before[0].as_u64() < Some(10) && before[1] == "dark",
+        "{found}"
+    );
+    assert_eq!(found["printed"], json!([10, "light", 10, "2.5"]));
+    assert_eq!((&found["after"], &found["width"]), (before, &json!(true)));
+}
+
+#[test]
+fn a_figure_that_is_made_larger_is_on_the_screen() {
+    let (_dir, run) = run("x");
+    for name in ["a", "b", "c"] {
+        let figure = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"840\" height=\"300\" viewBox=\"0 0 840 300\"></svg>";
+        fs::write(
+            run.join(format!("figures/step-00000040/{name}.svg")),
+            figure,
+        )
+        .unwrap();
+    }
+    let script = "
+        document.documentElement.style.scrollBehavior = 'auto';
+        const bar = document.getElementById('bar');
+        const inside = [];
+        for (const button of [...document.querySelectorAll('#figures .picture button')]) {
+            button.scrollIntoView({ block: 'end' });
+            await rest();
+            for (let i = 0; i < 2; i++) {
+                button.click();
+                await rest();
+                const box = button.closest('.picture').getBoundingClientRect();
+                inside.push(box.top >= bar.getBoundingClientRect().bottom - 1 && (box.bottom <= innerHeight || box.top < innerHeight / 3));
+            }
+        }
+        return inside;";
+    let test = "a_figure_that_is_made_larger_is_on_the_screen";
+    let Some(found) = in_window((1400, 700), test, &[run], script) else {
+        return;
+    };
+    assert_eq!(
+        found,
+        json!([true, true, true, true, true, true, true, true])
+    );
+}
