@@ -90,7 +90,7 @@ fn far_world(
         channel.send(&Message::Failure(failure));
     };
     heartbeat.enter("connecting");
-    let connections = mesh::connect(rank, &listener.into(), &peers);
+    let connections = mesh::connect(rank, listener.into(), &peers);
     let connections = match connections {
         Ok(connections) => connections,
         Err(mesh::Unreached { rank, why }) => {

@@ -14,7 +14,7 @@ use crate::cli::{self, RunArgs};
 use crate::exit::Exit;
 use crate::hub::{self, RunFiles};
 use crate::launched::Launched;
-use crate::nodes::{First, Here, Member};
+use crate::nodes::{First, Here, Joining, Member};
 use crate::ranks::{Program, own_program};
 use crate::restart::Restarts;
 use crate::run_dir::{Found, RunDir};
@@ -125,9 +125,9 @@ fn launch(
     let mut stop = Stop::listen().context("signals cannot be listened to")?;
     let mut others = None;
     if node.count > 1 {
-        let opened = First::open(run_dir, node, here(asked)).map_err(Fault::Failed)?;
-        let others = others.insert(opened);
-        if !others.join(run, joins_within(asked), &mut stop)? {
+        let joining = Joining::open(run_dir, node, here(asked)).map_err(Fault::Failed)?;
+        others = joining.join(run, joins_within(asked), &mut stop)?;
+        if others.is_none() {
             let said = "stopped before the launchers of all nodes were there";
             return Ok((Exit::Stopped, said.to_owned()));
         }
@@ -144,9 +144,12 @@ fn launch(
     let track = track.insert(Track::of_run(run_dir.path(), run, node));
     stop.heed(track.stop());
     let ended = ranks.run(restarts, &mut stop, others.as_mut());
-    if let (Ok((exit, _)), Some(others)) = (&ended, others) {
+    if let Some(others) = others {
         // They do not wait for trackers.
-        others.quit(*exit);
+        match &ended {
+            Ok((exit, _)) => others.quit(*exit, None),
+            Err(error) => others.quit(Exit::Failed, Some(&format!("{error:#}"))),
+        }
     }
     ended.map_err(Fault::Failed)
 }

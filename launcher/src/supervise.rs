@@ -43,6 +43,18 @@ pub(crate) struct Attempt {
     pub(crate) may_restart: bool,
 }
 
+impl Attempt {
+    /// An attempt that a request to stop came before.
+    fn not_begun() -> Self {
+        let line = "stopped before the ranks of all nodes were started; nothing new is saved, and the same command goes on";
+        Self {
+            exit: Exit::Stopped,
+            message: vec![line.to_owned()],
+            may_restart: false,
+        }
+    }
+}
+
 /// Starts the ranks and stays with them until they are gone.
 ///
 /// - `others`: the launchers of other nodes
@@ -61,7 +73,10 @@ pub(crate) fn attempt(
 ) -> Result<Attempt> {
     let follower = Follower::start(Spool::follow(run_dir)?).context("the progress of the run")?;
     let meeting = match &mut others {
-        Some(others) => others.start(stop)?,
+        Some(others) => match others.start(stop)? {
+            Some(meeting) => meeting,
+            None => return Ok(Attempt::not_begun()),
+        },
         None => Meeting::of(program).context("memory for ranks to share")?,
     };
     let local = Local::start(program, run_dir, &meeting)?;

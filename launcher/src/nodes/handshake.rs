@@ -5,25 +5,38 @@
 //! connects    greeting, nonce            ->
 //!                                        <-   nonce, proof of (accepts, both nonces, whom)                    accepts
 //! connects    who, proof of (connects, both nonces, who)   ->
+//!                                        <-   a byte: taken                                                   accepts
 //! ```
 //!
 //! A proof is a keyed BLAKE3 hash. What follows on the connection is neither hidden nor signed: the network between the nodes of a run is
 //! taken to be the run's own.
+//!
+//! A handshake has one deadline, whatever the other sends meanwhile. The side that accepts never waits: see [`Door`](super::door::Door).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// How long the other is waited for at each step.
-const STEP: Duration = Duration::from_secs(3);
+/// How long a handshake may take.
+const LIMIT: Duration = Duration::from_secs(5);
 
 /// Nobody answers for so long, and the connection ends.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
 
 const GREETING: &[u8; 16] = b"spd-launch nodes";
+
+/// Bytes of the greeting and the nonce.
+const OPENING: usize = GREETING.len() + 32;
+
+/// Bytes of a proof, and of the length of the name before it.
+const NAMED: usize = 1 + 32;
+
+/// The last word.
+const TAKEN: [u8; 1] = [1];
 
 /// What all processes of a run know, and nobody else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,68 +84,154 @@ pub(crate) fn connect(
     secret: Secret,
     (who, whom): (&str, &str),
 ) -> io::Result<TcpStream> {
-    let mut stream = TcpStream::connect_timeout(&address, STEP)?;
-    prepare(&stream)?;
+    let deadline = Instant::now() + LIMIT;
+    let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(LIMIT))?;
     let own = random()?;
     stream.write_all(&[&GREETING[..], &own].concat())?;
     let [mut other, mut proof] = [[0; 32]; 2];
-    stream.read_exact(&mut other)?;
-    stream.read_exact(&mut proof)?;
+    read(&stream, &mut other, deadline)?;
+    read(&stream, &mut proof, deadline)?;
     let nonces = [own, other];
     check(proof, secret.proof("accepts", &nonces, whom))?;
     let len = u8::try_from(who.len()).map_err(|_| ErrorKind::InvalidInput)?;
     let proof = secret.proof("connects", &nonces, who);
     stream.write_all(&[&[len], who.as_bytes(), proof.as_bytes()].concat())?;
+    read(&stream, &mut [0; TAKEN.len()], deadline)?;
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(None)?;
     settle(stream)
 }
 
-/// Takes a connection, if it is one of a process of the run; what that says of itself.
-///
-/// - `whom`: what this process is
-///
-/// # Errors
-///
-/// When it is none, or says nothing.
-pub(crate) fn accept(
-    mut stream: TcpStream,
-    secret: Secret,
-    whom: &str,
-) -> io::Result<(TcpStream, String)> {
-    prepare(&stream)?;
-    let mut greeting = [0; GREETING.len()];
-    stream.read_exact(&mut greeting)?;
-    if greeting != *GREETING {
-        return Err(stranger());
+/// Fills `bytes` by the deadline, though they come one by one.
+fn read(mut stream: &TcpStream, mut bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
+    let silent = || io::Error::new(ErrorKind::TimedOut, "it takes connections and says nothing");
+    while !bytes.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(silent());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(bytes) {
+            Ok(0) => {
+                let line = "it ends connections without a word";
+                return Err(io::Error::new(ErrorKind::UnexpectedEof, line));
+            }
+            Ok(count) => bytes = &mut bytes[count..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(silent()),
+            Err(error) => return Err(error),
+        }
     }
-    let mut other = [0; 32];
-    stream.read_exact(&mut other)?;
-    let own = random()?;
-    let nonces = [other, own];
-    let proof = secret.proof("accepts", &nonces, whom);
-    stream.write_all(&[own, *proof.as_bytes()].concat())?;
-    let mut len = [0];
-    stream.read_exact(&mut len)?;
-    let mut who = vec![0; len[0].into()];
-    stream.read_exact(&mut who)?;
-    let who = String::from_utf8(who).map_err(|_| stranger())?;
-    let mut proof = [0; 32];
-    stream.read_exact(&mut proof)?;
-    check(proof, secret.proof("connects", &nonces, &who))?;
-    Ok((settle(stream)?, who))
+    Ok(())
 }
 
-/// A process that takes too long to prove itself is none of the run.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(STEP))?;
-    stream.set_write_timeout(Some(STEP))
+/// The side of a handshake that accepts. Nothing here waits, and nothing that the other sends makes it hold more than the longest words.
+#[derive(Debug)]
+pub(super) struct Accepting {
+    stream: TcpStream,
+    /// All that was said so far.
+    heard: Vec<u8>,
+    own: [u8; 32],
+    deadline: Instant,
+}
+
+impl Accepting {
+    /// Begins one.
+    ///
+    /// # Errors
+    ///
+    /// When the connection is none any more, or the operating system has nothing random to give.
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(Self {
+            stream,
+            heard: Vec::new(),
+            own: random()?,
+            deadline: Instant::now() + LIMIT,
+        })
+    }
+
+    /// Its connection, to wait for.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// Bytes that were said so far.
+    pub(super) fn heard(&self) -> usize {
+        self.heard.len()
+    }
+
+    /// Takes what has come; what the other is, once it has proved to be of the run.
+    ///
+    /// - `whom`: what this process is
+    ///
+    /// # Errors
+    ///
+    /// When it is a stranger, or takes too long.
+    pub(super) fn go_on(&mut self, secret: Secret, whom: &str) -> io::Result<Option<String>> {
+        while let wanted @ 1.. = self.wanted() {
+            let mut piece = [0; NAMED + u8::MAX as usize];
+            match self.stream.read(&mut piece[..wanted]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.heard.extend(&piece[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let is_late = Instant::now() >= self.deadline;
+                    return if is_late { Err(stranger()) } else { Ok(None) };
+                }
+                Err(error) => return Err(error),
+            }
+            let greeting = self.heard.iter().zip(GREETING);
+            if greeting.filter(|(found, sent)| found != sent).count() > 0 {
+                return Err(stranger());
+            }
+            if self.heard.len() == OPENING {
+                let proof = secret.proof("accepts", &self.nonces(), whom);
+                // A connection that is this young has room for it.
+                self.stream
+                    .write_all(&[self.own, *proof.as_bytes()].concat())?;
+            }
+        }
+        let (who, proof) = self.heard[OPENING + 1..]
+            .split_last_chunk()
+            .ok_or_else(stranger)?;
+        let who = String::from_utf8(who.to_vec()).map_err(|_| stranger())?;
+        check(*proof, secret.proof("connects", &self.nonces(), &who))?;
+        self.stream.write_all(&TAKEN)?;
+        Ok(Some(who))
+    }
+
+    /// Bytes that are still to come, as far as is known: what comes after them is not the handshake's.
+    fn wanted(&self) -> usize {
+        let all = match self.heard.get(OPENING) {
+            Some(name) => OPENING + NAMED + usize::from(*name),
+            None if self.heard.len() == OPENING => OPENING + 1,
+            None => OPENING,
+        };
+        all - self.heard.len()
+    }
+
+    fn nonces(&self) -> [[u8; 32]; 2] {
+        let mut other = [0; 32];
+        other.copy_from_slice(&self.heard[GREETING.len()..OPENING]);
+        [other, self.own]
+    }
+
+    /// The connection, once the other has proved what it is; reading it does not wait.
+    ///
+    /// # Errors
+    ///
+    /// When it is none any more.
+    pub(super) fn settled(self) -> io::Result<TcpStream> {
+        settle(self.stream)
+    }
 }
 
 /// Has the kernel end a connection whose other machine is silent: a process that is merely stopped is not.
 fn settle(stream: TcpStream) -> io::Result<TcpStream> {
-    stream.set_read_timeout(None)?;
-    stream.set_write_timeout(None)?;
     sockopt::set_socket_keepalive(&stream, true)?;
     #[cfg(target_os = "linux")]
     {
@@ -176,18 +275,26 @@ mod tests {
 
     use super::*;
 
+    /// The side that accepts, until it has decided.
+    fn accept(listener: &TcpListener, secret: Secret, whom: &str) -> io::Result<String> {
+        let mut accepting = Accepting::new(listener.accept().unwrap().0)?;
+        loop {
+            if let Some(who) = accepting.go_on(secret, whom)? {
+                return Ok(who);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// What comes of a meeting: for who connects, and for who accepts.
     fn meet(connects: Secret, accepts: Secret, whom: &str) -> [io::Result<String>; 2] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         thread::scope(|scope| {
             let connected = scope.spawn(move || connect(address, connects, ("rank 3", "rank 1")));
-            let accepted = accept(listener.accept().unwrap().0, accepts, whom);
+            let accepted = accept(&listener, accepts, whom);
             let connected = connected.join().unwrap();
-            [
-                connected.map(|_| String::new()),
-                accepted.map(|(_, who)| who),
-            ]
+            [connected.map(|_| String::new()), accepted]
         })
     }
 
@@ -213,11 +320,32 @@ mod tests {
         let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         let secret = Secret::new().unwrap();
-        let refused = accept(listener.accept().unwrap().0, secret, "rank 0").unwrap_err();
+        let refused = accept(&listener, secret, "rank 0").unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
         let mut answer = Vec::new();
         // It is closed, with what was sent unread.
         let _ = stranger.read_to_end(&mut answer);
         assert!(answer.is_empty());
+    }
+
+    #[test]
+    fn one_that_drips_has_one_deadline_for_all_of_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let secret = Secret::new().unwrap();
+        // A process that drips its answer, at the other side too.
+        let drip = |mut stream: TcpStream| {
+            while stream.write_all(b"s").is_ok() {
+                thread::sleep(LIMIT / 10);
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(move || drip(TcpStream::connect(address).unwrap()));
+            let refused = accept(&listener, secret, "rank 0").unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+            scope.spawn(|| drip(listener.accept().unwrap().0));
+            let refused = connect(address, secret, ("rank 3", "rank 0")).unwrap_err();
+            assert_eq!(refused.to_string(), "it takes connections and says nothing");
+        });
     }
 }

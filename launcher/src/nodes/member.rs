@@ -1,14 +1,17 @@
 //! A launcher that is not the first: it starts the ranks of its node, tells what happens to them, and does what the first one says.
 
-use std::net::{SocketAddr, TcpListener};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use spd_configs::Run;
 use spd_trainer::Fault;
 
-use super::handshake::{self, Secret};
+use super::handshake;
 use super::rendezvous::{self, Rendezvous};
 use super::wire::Wire;
 use super::{ALIVE, FIRST, Hello, Here, ToFirst, ToMember, VERSION, host, listeners};
@@ -21,6 +24,7 @@ use crate::screen;
 use crate::stop::{Stop, StopRequest};
 use crate::supervise::local::Local;
 use crate::supervisor::Event;
+use crate::threads;
 use crate::world::Node;
 
 /// Time between two looks for the first launcher.
@@ -38,6 +42,10 @@ pub(crate) struct Member {
     wire: Wire,
     /// Where the first one is.
     first: SocketAddr,
+    /// The address of this node in the run's network, where that is known.
+    network: Option<IpAddr>,
+    /// Messages that came with its welcome.
+    said: Vec<ToMember>,
     /// Those of its ranks to come.
     listeners: Vec<TcpListener>,
 }
@@ -55,19 +63,26 @@ impl Member {
         stop: &mut Stop,
     ) -> Result<Option<Self>, Fault> {
         let began = Instant::now();
-        let mut is_told = false;
-        let (mut wire, first) = loop {
+        let place = rendezvous::path(run_dir.path());
+        let (mut reach, mut is_told) = (Reach::start(run_dir, node)?, false);
+        let mut why = None;
+        let (mut wire, first, network) = loop {
             if stop.request().is_some() {
                 screen::end("stopped while it waited for node 0");
                 return Ok(None);
             }
-            if let Some(found) = reach(run_dir, node)? {
-                break found;
+            match reach.found() {
+                Some(Ok(found)) => break found,
+                Some(Err(line)) => {
+                    why = Some(line);
+                    reach = Reach::start(run_dir, node)?;
+                }
+                None => {}
             }
-            let place = rendezvous::path(run_dir.path());
             if began.elapsed() >= patience {
+                let why = why.unwrap_or_else(|| "nobody has answered yet".to_owned());
                 return Err(Fault::Failed(anyhow!(
-                    "node 0 of {} is not there within {} s: nobody answers where {} says; the same command starts a launcher on each node, and all of them share the file",
+                    "node 0 of {} is not there within {} s: {why}; the same command starts a launcher on each node, and all of them share {}",
                     node.count,
                     patience.as_secs(),
                     place.display()
@@ -88,23 +103,30 @@ impl Member {
             run: run.to_toml(),
         }));
         let asked = Instant::now();
-        loop {
-            match wire.read().into_iter().next() {
-                Some(ToMember::Welcome) => break,
+        let said = loop {
+            let mut said = wire.read().into_iter();
+            match said.next() {
+                Some(ToMember::Welcome) => break said.collect(),
                 Some(ToMember::Refused(line)) => return Err(Fault::BadInput(line)),
                 Some(_) | None => {}
             }
+            if stop.request().is_some() {
+                screen::end("stopped while it waited for node 0");
+                return Ok(None);
+            }
             if wire.end().is_some() || asked.elapsed() >= ANSWER {
                 return Err(Fault::Failed(anyhow!(
-                    "node 0 ({first}) takes nobody any more"
+                    "node 0 ({first}) takes nobody any more: it has ended, or all nodes have joined; the same command tries again"
                 )));
             }
             stop.wait(wire.fd(), LOOK);
-        }
+        };
         screen::detail(&format!("joined node 0 ({first})"));
         let mut member = Self {
             wire,
             first,
+            network,
+            said,
             listeners: Vec::new(),
         };
         member.get_ready(here.ranks).map_err(Fault::Failed)?;
@@ -113,7 +135,8 @@ impl Member {
 
     /// Makes room for the ranks of the next attempt.
     fn get_ready(&mut self, ranks: usize) -> Result<()> {
-        let (listeners, addresses) = listeners(ranks).context("ports for the ranks")?;
+        let (listeners, addresses) =
+            listeners(ranks, self.network).context("ports for the ranks")?;
         self.listeners = listeners;
         self.wire.send(&ToFirst::Ready(addresses));
         Ok(())
@@ -151,7 +174,8 @@ impl Member {
                 local.forward();
                 events.into_iter().for_each(|event| self.tell(event, ahead));
             }
-            for message in self.wire.read() {
+            let said = std::mem::take(&mut self.said);
+            for message in said.into_iter().chain(self.wire.read()) {
                 match message {
                     ToMember::Start { peers, clock_ns } => {
                         let own = u64::try_from(monotonic().as_nanos()).unwrap_or(u64::MAX);
@@ -168,7 +192,7 @@ impl Member {
                         }
                     }
                     ToMember::Act(action, at) => {
-                        let note = local.as_ref().and_then(|local| local.act(&action, &at));
+                        let note = local.as_mut().and_then(|local| local.act(&action, &at));
                         note.into_iter()
                             .for_each(|note| self.wire.send(&ToFirst::Note(note)));
                     }
@@ -177,16 +201,25 @@ impl Member {
                         self.wire.send(&ToFirst::Finished(finished));
                         self.get_ready(program.here.len())?;
                     }
-                    ToMember::Quit(exit) => return Ok(exit),
+                    ToMember::Quit(exit, why) => {
+                        match (exit, why) {
+                            (_, None) => {}
+                            (Exit::Failed | Exit::BadInput, Some(why)) => screen::error(&why),
+                            (_, Some(why)) => screen::end(&why),
+                        }
+                        return Ok(exit);
+                    }
                     ToMember::Welcome | ToMember::Refused(_) => {}
                 }
             }
             if let Some(end) = self.wire.end() {
-                drop(local.take());
-                return Err(anyhow!(
-                    "node 0 ({}) is lost: {end}; the ranks here are killed, and the same command goes on from the last checkpoint",
-                    self.first
-                ));
+                let became = match local.take() {
+                    Some(_) => {
+                        "the ranks here are killed, and the same command goes on from the newest checkpoint"
+                    }
+                    None => "no rank runs here, and the same command on each node goes on",
+                };
+                return Err(anyhow!("node 0 ({}) is lost: {end}; {became}", self.first));
             }
         }
     }
@@ -209,19 +242,54 @@ impl Member {
     }
 }
 
-/// A connection with the first launcher, if it is there, and where that is.
-fn reach(run_dir: &RunDir, node: &Node) -> Result<Option<(Wire, SocketAddr)>, Fault> {
-    let Some((posted, secret)) = Rendezvous::posted(run_dir.path()) else {
-        return Ok(None);
-    };
-    Ok(posted
-        .addresses
-        .into_iter()
-        .find_map(|address| Some((connect(address, secret, node)?, address))))
+/// A connection with the first launcher, where that is, and the address of this node in the run's network, where that is known.
+type Reached = (Wire, SocketAddr, Option<IpAddr>);
+
+/// An attempt to reach the first launcher, on a thread of its own: file systems and networks may take their time, and a signal is heard.
+struct Reach(Option<JoinHandle<Result<Reached, String>>>);
+
+impl Reach {
+    fn start(run_dir: &RunDir, node: &Node) -> Result<Self> {
+        let (run_dir, who) = (run_dir.path().to_owned(), format!("node {}", node.index));
+        threads::spawn("node 0", move || reach(&run_dir, &who))
+            .map(|thread| Self(Some(thread)))
+            .context("node 0 cannot be looked for")
+    }
+
+    /// The connection, or why there is none; nothing while it goes on.
+    fn found(&mut self) -> Option<Result<Reached, String>> {
+        let thread = self.0.take_if(|thread| thread.is_finished())?;
+        // It has printed why, should it have panicked.
+        Some(
+            thread
+                .join()
+                .unwrap_or_else(|_| Err("nobody knows why".to_owned())),
+        )
+    }
 }
 
-fn connect(address: SocketAddr, secret: Secret, node: &Node) -> Option<Wire> {
-    let who = format!("node {}", node.index);
-    let stream = handshake::connect(address, secret, (&who, FIRST)).ok()?;
-    Wire::new(stream).ok()
+fn reach(run_dir: &Path, who: &str) -> Result<Reached, String> {
+    let place = rendezvous::path(run_dir).display().to_string();
+    let Some((posted, secret)) = Rendezvous::posted(run_dir) else {
+        return Err(format!("it has not written {place}"));
+    };
+    let mut why = format!("{place} names no address");
+    for &address in &posted.addresses {
+        match handshake::connect(address, secret, (who, FIRST)).and_then(|stream| {
+            let own = stream.local_addr()?.ip();
+            Ok((Wire::new(stream)?, address, posted.network(own)))
+        }) {
+            Ok(reached) => return Ok(reached),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                return Err(format!(
+                    "{address}, where {place} says it is, has another secret than the file: the file is of another launch, or another \
+                     program has the port"
+                ));
+            }
+            Err(error) => {
+                why = format!("nobody answers at {address}, where {place} says it is ({error})")
+            }
+        }
+    }
+    Err(why)
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::door::Door;
 use super::handshake::{self, Secret};
-use super::rendezvous::next;
 
 /// How long the others are waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -43,7 +43,7 @@ pub(crate) struct Unreached {
 /// Names one that is not there in time.
 pub(crate) fn connect(
     rank: usize,
-    listener: &TcpListener,
+    listener: TcpListener,
     peers: &Peers,
 ) -> Result<Vec<Option<TcpStream>>, Unreached> {
     connect_within(rank, listener, peers, PATIENCE)
@@ -51,7 +51,7 @@ pub(crate) fn connect(
 
 fn connect_within(
     rank: usize,
-    listener: &TcpListener,
+    listener: TcpListener,
     peers: &Peers,
     patience: Duration,
 ) -> Result<Vec<Option<TcpStream>>, Unreached> {
@@ -96,32 +96,28 @@ fn connect_within(
         let mut later = rank + 1..connections.len();
         later.find(|&other| connections[other].is_none())
     };
+    let Some(first) = missing(&connections) else {
+        return Ok(connections);
+    };
+    let broken = |error: io::Error| {
+        let why = format!("nobody can connect with this rank: {error}");
+        unreached(first, why)
+    };
+    let mut door = Door::new(listener, secret, own).map_err(broken)?;
     while let Some(other) = missing(&connections) {
-        match next(listener) {
-            Ok(Some(stream)) => {
-                // Strangers, and ranks of another start, are let go.
-                let Ok((stream, who)) = handshake::accept(stream, secret, &own) else {
-                    continue;
-                };
-                let later = rank + 1..peers.addresses.len();
-                let mut later = later.filter(|&other| name(other, peers.attempt) == who);
-                if let Some(other) = later.next() {
-                    connections[other] = Some(stream);
-                }
-            }
-            Ok(None) if began.elapsed() >= patience => {
-                let why = "it has not connected";
-                return Err(unreached(other, why.to_owned()));
-            }
-            Ok(None) => sleep(PAUSE),
-            Err(error) => return Err(unreached(other, broken(&error))),
+        if began.elapsed() >= patience {
+            return Err(unreached(other, "it has not connected".to_owned()));
         }
+        // Strangers, and ranks of another start, are let go. A rank that comes again gave up its first connection.
+        for (stream, who) in door.look().map_err(broken)? {
+            let mut later = rank + 1..peers.addresses.len();
+            if let Some(other) = later.find(|&other| name(other, peers.attempt) == who) {
+                connections[other] = Some(stream);
+            }
+        }
+        door.wait(PAUSE);
     }
     Ok(connections)
-}
-
-fn broken(error: &io::Error) -> String {
-    format!("nobody can connect with this rank: {error}")
 }
 
 /// What a rank is called when it connects.
@@ -131,13 +127,14 @@ fn name(rank: usize, attempt: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::thread;
 
     use super::super::rendezvous::listener;
     use super::*;
 
     fn world(size: usize) -> (Vec<TcpListener>, Peers) {
-        let listeners: Vec<TcpListener> = (0..size).map(|_| listener().unwrap()).collect();
+        let listeners: Vec<TcpListener> = (0..size).map(|_| listener(None).unwrap()).collect();
         let address = |listener: &TcpListener| {
             let port = listener.local_addr().unwrap().port();
             // The first one leads nowhere.
@@ -157,7 +154,7 @@ mod tests {
         let (listeners, peers) = world(4);
         let peers = &peers;
         thread::scope(|scope| {
-            for (rank, listener) in listeners.iter().enumerate() {
+            for (rank, listener) in listeners.into_iter().enumerate() {
                 scope.spawn(move || {
                     let connections = connect(rank, listener, peers).unwrap();
                     for (other, stream) in connections.iter().enumerate() {
@@ -172,17 +169,15 @@ mod tests {
 
     #[test]
     fn who_is_missing_is_named_with_its_host() {
-        let (listeners, peers) = world(2);
+        let (mut listeners, peers) = world(2);
         let patience = Duration::from_millis(50);
-        let missing = connect_within(0, &listeners[0], &peers, patience).unwrap_err();
+        let missing = connect_within(0, listeners.remove(0), &peers, patience).unwrap_err();
         assert_eq!(missing.rank, 1);
         assert_eq!(
             missing.why,
             "rank 1 on node1 is not reached within 0 s: it has not connected"
         );
-        drop(listeners);
-        let (listeners, _) = world(2);
-        let missing = connect_within(1, &listeners[1], &peers, patience).unwrap_err();
+        let missing = connect_within(1, listeners.remove(0), &peers, patience).unwrap_err();
         let line = missing.why;
         assert!(
             line.starts_with("rank 0 on node0 is not reached within 0 s: 127.0.0.1:"),
@@ -193,24 +188,59 @@ mod tests {
     #[test]
     fn a_rank_of_an_earlier_start_is_let_go() {
         let (listeners, peers) = world(2);
+        let [first, second] = <[TcpListener; 2]>::try_from(listeners).unwrap();
         let earlier = Peers {
             attempt: 1,
             ..peers.clone()
         };
         thread::scope(|scope| {
-            let (listeners, peers, earlier) = (&listeners, &peers, &earlier);
+            let (peers, earlier) = (&peers, &earlier);
+            let stale = second.try_clone().unwrap();
             scope.spawn(move || {
                 let patience = Duration::from_millis(100);
-                let stale = connect_within(1, &listeners[1], earlier, patience);
+                let stale = connect_within(1, stale, earlier, patience);
                 let line = stale.unwrap_err().why;
                 assert!(
                     line.ends_with(": it is another process, or none of this run"),
                     "{line}"
                 );
-                assert!(connect(1, &listeners[1], peers).is_ok());
+                assert!(connect(1, second, peers).is_ok());
             });
-            let connections = connect(0, &listeners[0], peers).unwrap();
+            let connections = connect(0, first, peers).unwrap();
             assert!(connections[1].is_some());
         });
+    }
+
+    // More than handshakes go on at once, of all kinds, before and while the ranks meet.
+    #[test]
+    fn strangers_keep_no_rank_from_another() {
+        let (listeners, peers) = world(3);
+        let peers = &peers;
+        let half = [&b"spd-launch nodes"[..], &[7; 32]].concat();
+        let knock = |at: usize| {
+            let address = peers.addresses[at % 3][1];
+            let mut stranger = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+            stranger.set_write_timeout(Some(Duration::from_millis(100)))?;
+            stranger.write_all(match at % 4 {
+                0 => b"",
+                1 => b"GET / HTTP/1.1\r\n\r\n",
+                2 => b"spd-launch",
+                _ => &half,
+            })?;
+            io::Result::Ok(stranger)
+        };
+        let mut strangers: Vec<_> = (0..360).map(knock).collect();
+        let began = Instant::now();
+        thread::scope(|scope| {
+            let ranks = listeners.into_iter().enumerate();
+            let ranks: Vec<_> = ranks
+                .map(|(rank, listener)| scope.spawn(move || connect(rank, listener, peers)))
+                .collect();
+            strangers.extend((0..720).map(knock));
+            for rank in ranks {
+                assert_eq!(rank.join().unwrap().unwrap().iter().flatten().count(), 2);
+            }
+        });
+        assert!(began.elapsed() < PATIENCE);
     }
 }

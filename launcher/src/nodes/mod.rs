@@ -6,18 +6,20 @@
 //! node n   Member   starts the ranks of its node, tells what happens to them, does what the first one says
 //! ```
 //!
-//! The launchers find the first one by the [rendezvous], a file beside the run directory, which all nodes share. A launcher that loses the
-//! first one kills its ranks; the first one takes the ranks of a launcher that it loses for dead. Ranks have connections of their own,
-//! each with each: the [mesh].
+//! The launchers find the first one by the [rendezvous], a file beside the run directory, which all nodes share, and [join] it at its
+//! [door]. A launcher that loses the first one kills its ranks; the first one takes the ranks of a launcher that it loses for dead. Ranks
+//! have connections of their own, each with each: the [mesh].
 
+mod door;
 mod first;
 mod handshake;
+mod join;
 mod member;
 pub(crate) mod mesh;
 pub(crate) mod rendezvous;
 pub(crate) mod wire;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -28,10 +30,11 @@ use crate::supervise::local::Finished;
 use crate::supervisor::{Action, Status, Whereabouts};
 
 pub(crate) use first::First;
+pub(crate) use join::Joining;
 pub(crate) use member::Member;
 
 /// What launchers of one version say to each other; another version says something else.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// What a node has for a run.
 #[derive(Debug, Clone)]
@@ -96,8 +99,8 @@ enum ToMember {
     Act(Action, Whereabouts),
     /// The attempt is over.
     Finish,
-    /// The run is.
-    Quit(Exit),
+    /// The run is, and why, where no rank has begun.
+    Quit(Exit, Option<String>),
 }
 
 /// What the first launcher is called when others connect with it.
@@ -116,15 +119,21 @@ fn host() -> String {
 
 /// A listener for each of so many ranks, and where they may be reached.
 ///
+/// - `network`: the address of this node in the run's network, where that is known
+///
 /// # Errors
 ///
 /// When the operating system has none to give.
-fn listeners(ranks: usize) -> std::io::Result<(Vec<TcpListener>, Vec<Vec<SocketAddr>>)> {
+fn listeners(
+    ranks: usize,
+    network: Option<IpAddr>,
+) -> std::io::Result<(Vec<TcpListener>, Vec<Vec<SocketAddr>>)> {
     let mut listeners = Vec::new();
     let mut addresses = Vec::new();
     for _ in 0..ranks {
-        let listener = rendezvous::listener()?;
-        addresses.push(rendezvous::own_addresses(listener.local_addr()?.port()));
+        let listener = rendezvous::listener(network)?;
+        let port = listener.local_addr()?.port();
+        addresses.push(rendezvous::addresses(network, port));
         listeners.push(listener);
     }
     Ok((listeners, addresses))

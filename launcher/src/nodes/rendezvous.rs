@@ -1,6 +1,6 @@
 //! Where the launchers of a run find the first one: a file beside the run directory, which all nodes share, for as long as it runs.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -17,7 +17,7 @@ const ADDRESS: &str = "MASTER_ADDR";
 /// What the file says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Rendezvous {
-    /// Where the first launcher may be reached, the likeliest first.
+    /// The addresses of the first launcher, the likeliest first; a single one is in the run's network.
     pub(crate) addresses: Vec<SocketAddr>,
     secret: String,
 }
@@ -44,14 +44,18 @@ impl Rendezvous {
     /// When the file cannot be written.
     pub(crate) fn post(
         run_dir: &Path,
-        listener: &TcpListener,
+        (listener, network): (&TcpListener, Option<IpAddr>),
         secret: Secret,
     ) -> anyhow::Result<Posted> {
         let port = listener.local_addr()?.port();
-        let named = env::var(ADDRESS).ok();
-        let named = named.and_then(|name| (name, port).to_socket_addrs().ok());
-        let mut addresses: Vec<SocketAddr> = named.into_iter().flatten().collect();
-        addresses.extend(own_addresses(port));
+        let mut addresses = addresses(network, port);
+        if network.is_none()
+            && let Ok(name) = env::var(ADDRESS)
+            && let Ok(named) = (name, port).to_socket_addrs()
+        {
+            // A name that is not of this machine may lead to it all the same.
+            addresses.splice(..0, named);
+        }
         let rendezvous = Self {
             addresses,
             secret: secret.hex(),
@@ -69,6 +73,11 @@ impl Rendezvous {
         let found: Self = serde_json::from_slice(&text).ok()?;
         let secret = Secret::of(&found.secret)?;
         Some((found, secret))
+    }
+
+    /// The address in the run's network of a launcher that has reached the first one from `own`, where that is known.
+    pub(crate) fn network(&self, own: IpAddr) -> Option<IpAddr> {
+        (self.addresses.len() == 1).then_some(own)
     }
 }
 
@@ -92,19 +101,53 @@ impl Drop for Posted {
     }
 }
 
-/// A listener on all addresses of this machine.
+/// The address of this node, the first one, in the network of a run, where that is known: by `MASTER_ADDR`, or because there is no other.
+pub(crate) fn network() -> Option<IpAddr> {
+    match env::var(ADDRESS) {
+        Ok(name) => named(&name),
+        Err(_) => own_addresses(0)
+            .iter()
+            .all(|own| own.ip().is_loopback())
+            .then_some(Ipv4Addr::LOCALHOST.into()),
+    }
+}
+
+/// The address of this machine that a name stands for, if it is one.
+fn named(name: &str) -> Option<IpAddr> {
+    // Some systems have a name of their own lead to themselves, where it leads others to one of their interfaces.
+    let means_loopback = name == "localhost" || name.parse::<IpAddr>().is_ok();
+    let mut found = (name, 0).to_socket_addrs().ok()?;
+    let found = found.find(|found| {
+        let ip = found.ip();
+        !ip.is_unspecified()
+            && (means_loopback || !ip.is_loopback())
+            && TcpListener::bind(found).is_ok()
+    });
+    found.map(|found| found.ip())
+}
+
+/// A listener on an address of this machine, or on all of them.
 ///
 /// # Errors
 ///
 /// When the operating system has none to give.
-pub(crate) fn listener() -> io::Result<TcpListener> {
-    let listener = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0"))?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+pub(crate) fn listener(network: Option<IpAddr>) -> io::Result<TcpListener> {
+    match network {
+        Some(ip) => TcpListener::bind((ip, 0)),
+        None => TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")),
+    }
+}
+
+/// The addresses of such a listener, the likeliest first.
+pub(crate) fn addresses(network: Option<IpAddr>, port: u16) -> Vec<SocketAddr> {
+    match network {
+        Some(ip) => vec![SocketAddr::new(ip, port)],
+        None => own_addresses(port),
+    }
 }
 
 /// Where a port of this machine may be reached: at the addresses of its interfaces, and from itself.
-pub(crate) fn own_addresses(port: u16) -> Vec<SocketAddr> {
+fn own_addresses(port: u16) -> Vec<SocketAddr> {
     let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
     let mut addresses: Vec<IpAddr> = interfaces.iter().map(if_addrs::Interface::ip).collect();
     addresses.push(Ipv4Addr::LOCALHOST.into());
@@ -124,22 +167,6 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-/// Takes the next connection, if one waits.
-///
-/// # Errors
-///
-/// When the listener is broken.
-pub(crate) fn next(listener: &TcpListener) -> io::Result<Option<std::net::TcpStream>> {
-    match listener.accept() {
-        Ok((stream, _)) => Ok(Some(stream)),
-        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
-        // Whoever knocked went away again.
-        Err(error) if error.kind() == ErrorKind::ConnectionAborted => Ok(None),
-        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,8 +177,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("tms");
         assert!(Rendezvous::posted(&run_dir).is_none());
-        let (listener, secret) = (listener().unwrap(), Secret::new().unwrap());
-        let posted = Rendezvous::post(&run_dir, &listener, secret).unwrap();
+        let (listener, secret) = (listener(None).unwrap(), Secret::new().unwrap());
+        let posted = Rendezvous::post(&run_dir, (&listener, None), secret).unwrap();
         let (found, its_secret) = Rendezvous::posted(&run_dir).unwrap();
         assert_eq!(its_secret, secret);
         let port = listener.local_addr().unwrap().port();
@@ -160,11 +187,34 @@ mod tests {
         let mode = fs::metadata(path(&run_dir)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         // That of a later launcher stays.
-        let later = Rendezvous::post(&run_dir, &listener, Secret::new().unwrap()).unwrap();
+        let later = Rendezvous::post(&run_dir, (&listener, None), Secret::new().unwrap()).unwrap();
         drop(posted);
         assert!(Rendezvous::posted(&run_dir).is_some());
         drop(later);
         assert!(Rendezvous::posted(&run_dir).is_none());
+    }
+
+    #[test]
+    fn a_run_on_one_address_is_heard_there_alone() {
+        let loopback = Some(IpAddr::from([127, 0, 0, 1]));
+        assert_eq!(named("127.0.0.1"), loopback);
+        assert!(named("localhost").unwrap().is_loopback());
+        // Of other machines, of all, and of none.
+        for other in ["192.0.2.1", "0.0.0.0", "::", "no such name.invalid", ""] {
+            assert_eq!(named(other), None, "{other}");
+        }
+        let listener = listener(loopback).unwrap();
+        let own = listener.local_addr().unwrap();
+        assert_eq!(addresses(loopback, own.port()), [own]);
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = dir.path().join("tms");
+        let secret = Secret::new().unwrap();
+        let _posted = Rendezvous::post(&run_dir, (&listener, loopback), secret).unwrap();
+        let (found, _) = Rendezvous::posted(&run_dir).unwrap();
+        assert_eq!(
+            (&found.addresses[..], found.network(own.ip())),
+            (&[own][..], loopback)
+        );
     }
 
     #[test]

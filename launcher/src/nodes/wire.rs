@@ -110,7 +110,7 @@ impl Wire {
                 Ok(bytes) => messages.extend(self.lines.take(&buffer[..bytes])),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) => self.end = Some(error.to_string()),
+                Err(error) => self.end = Some(ended(&error)),
             }
         }
         messages
@@ -147,9 +147,17 @@ impl Wire {
                 Ok(bytes) => drop(self.out.drain(..bytes)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) => self.end = Some(error.to_string()),
+                Err(error) => self.end = Some(ended(&error)),
             }
         }
+    }
+}
+
+/// The end of a connection, in words: it is reset where something was unread.
+fn ended(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "it has ended".to_owned(),
+        _ => error.to_string(),
     }
 }
 

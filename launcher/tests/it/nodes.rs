@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use spd_checkpoint::atomic::write_file;
 
 use crate::both::children;
 use crate::scratch::{
@@ -28,6 +29,16 @@ const SHORT: &[&str] = &[
 ];
 
 const LONG: &[&str] = &["train.steps=200000", "eval.every=100000"];
+
+/// What three nodes can share.
+const THREE: [&str; 6] = [
+    "--set",
+    "train.shards=3",
+    "--set",
+    "train.batch_size=66",
+    "--set",
+    "eval.batch_size=66",
+];
 
 /// A launcher on node `node` of `nodes`.
 fn node(scratch: &Scratch, (node, nodes): (usize, usize), more: &[&str]) -> Running {
@@ -367,21 +378,187 @@ fn nodes_that_round_differently_are_refused() {
     }
 }
 
+/// Where the first node listens for the others, as the file says it.
+fn first_address(scratch: &Scratch) -> SocketAddr {
+    let file = scratch.path().join("r.nodes");
+    wait_for_file(&file);
+    let text = fs::read_to_string(&file).unwrap();
+    let found: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let last = found["addresses"].as_array().unwrap().last().unwrap();
+    last.as_str().unwrap().parse().unwrap()
+}
+
+/// A stranger that says as much as a handshake takes, slowly. Bytes that it could say before it was let go.
+fn dripping(address: SocketAddr) -> thread::JoinHandle<usize> {
+    let mut stream = TcpStream::connect(address).unwrap();
+    thread::spawn(move || {
+        let words = [&b"spd-launch nodes"[..], &[b'x'; 400]].concat();
+        let said = words.iter().take_while(|&&byte| {
+            thread::sleep(Duration::from_millis(500));
+            stream.write_all(&[byte]).is_ok()
+        });
+        said.count()
+    })
+}
+
 #[test]
 fn strangers_at_the_ports_are_nobody() {
     let scratch = Scratch::new();
     let first = node(&scratch, (0, 2), &[]);
-    let file = scratch.path().join("r.nodes");
-    wait_for_file(&file);
-    let text = fs::read_to_string(&file).unwrap();
-    let port = text.split("127.0.0.1:").nth(1).unwrap();
-    let port = port.split('"').next().unwrap();
+    let address = first_address(&scratch);
     let mut strangers = Vec::new();
-    for words in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"", &[0; 100]] {
-        let mut stranger = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
-        stranger.write_all(words).unwrap();
+    for at in 0..300 {
+        let words: [&[u8]; 4] = [
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"",
+            &[0; 100],
+            b"spd-launch nodes",
+        ];
+        let mut stranger = TcpStream::connect(address).unwrap();
+        // It may be let go already.
+        let _ = stranger.write_all(words[at % 4]);
         strangers.push(stranger);
     }
+    let drips = dripping(address);
+    let ended = end_all(vec![first, node(&scratch, (1, 2), &[])]);
+    assert!(ended.iter().all(|node| node.code == Some(0)), "{ended:?}");
+    assert!(drips.join().unwrap() < 48);
+}
+
+// One that drips is let go before it has said half of a handshake, and nobody waits for that.
+#[test]
+fn a_stranger_keeps_no_launcher_from_a_signal_or_its_time() {
+    let scratch = Scratch::new();
+    let first = node(&scratch, (0, 2), &[]);
+    let drips = dripping(first_address(&scratch));
+    thread::sleep(Duration::from_millis(600));
+    send(first.id(), Signal::TERM);
+    assert_eq!(end(first).code, Some(3));
+    assert!(drips.join().unwrap() < 48);
+    let first = node(&scratch, (0, 2), &["--join-seconds", "2"]);
+    let drips = dripping(first_address(&scratch));
+    let first = end(first);
+    assert!(
+        first
+            .error()
+            .starts_with("node 1 of 2: not there within 2 s; ")
+    );
+    assert!(drips.join().unwrap() < 48);
+}
+
+#[test]
+fn a_node_that_dies_while_others_join_may_come_back() {
+    let scratch = Scratch::new();
+    let first = node(&scratch, (0, 3), &THREE);
+    let mut dies = node(&scratch, (1, 3), &THREE);
+    first.has_said("node 1 (");
+    dies.kill().unwrap();
+    first.has_said(" has left before the run began (it has ended); its place is free again");
+    let others = [1, 2].map(|at| node(&scratch, (at, 3), &THREE));
+    let ended = end_all([first].into_iter().chain(others).collect());
+    assert!(ended.iter().all(|node| node.code == Some(0)), "{ended:?}");
+    assert_eq!(ended[0].stderr.matches(") has joined").count(), 3);
+}
+
+/// Two of three nodes, which wait for the third.
+fn two_of_three(scratch: &Scratch, more: &[&str]) -> [Running; 2] {
+    let more = [more, &THREE].concat();
+    let both = [0, 1].map(|at| node(scratch, (at, 3), &more));
+    both[0].has_said(") has joined");
+    both
+}
+
+#[test]
+fn those_that_have_joined_are_told_that_nothing_comes_of_it() {
+    // One is missing.
+    let scratch = Scratch::new();
+    for ended in two_of_three(&scratch, &["--join-seconds", "20"]).map(end) {
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        let error = ended.error();
+        assert!(
+            error.starts_with("node 2 of 3: not there within 20 s; "),
+            "{error}"
+        );
+    }
+    // Any of them is asked to stop.
+    for asked in [0, 1] {
+        let both = two_of_three(&scratch, &[]);
+        send(both[asked].id(), Signal::TERM);
+        let line = "stopped while it waited for node 2 of 3; nothing new is saved, and the same command goes on";
+        for ended in both.map(end) {
+            assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+            assert!(ended.stderr.contains(line), "{}", ended.stderr);
+        }
+    }
+    // Two have one number.
+    let [first, other] = two_of_three(&scratch, &[]);
+    let again = node(&scratch, (1, 3), &THREE);
+    for ended in [first, other, again].map(end) {
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        let error = ended.error();
+        assert!(
+            error.starts_with("node 1 (") && error.contains("): node 1 has joined already, from "),
+            "{error}"
+        );
+    }
+    // The first one dies: there are no ranks to speak of, and no checkpoint.
+    let [mut first, other] = two_of_three(&scratch, &[]);
+    first.kill().unwrap();
+    let ended = end(other);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let line =
+        " is lost: it has ended; no rank runs here, and the same command on each node goes on";
+    assert!(ended.error().ends_with(line), "{}", ended.error());
+}
+
+#[test]
+fn another_secret_is_told_as_that() {
+    let scratch = Scratch::new();
+    let _first = node(&scratch, (0, 2), &[]);
+    let address = first_address(&scratch);
+    let file = scratch.path().join("r.nodes");
+    let text = fs::read_to_string(&file).unwrap();
+    let (at, digit) = (text.len() - 4, text.as_bytes()[text.len() - 4]);
+    let digit = if digit == b'0' { "1" } else { "0" };
+    let altered = [&text[..at], digit, &text[at + 1..]].concat();
+    fs::remove_file(&file).unwrap();
+    write_file(&file, altered.as_bytes()).unwrap();
+    let other = end(node(&scratch, (1, 2), &["--join-seconds", "3"]));
+    assert_eq!(other.code, Some(1));
+    let error = other.error();
+    let said = "r.nodes says it is, has another secret than the file: the file is of another launch, or another program has the port; ";
+    let port = format!(":{}, where ", address.port());
+    assert!(
+        error.starts_with("node 0 of 2 is not there within 3 s: ")
+            && error.contains(&port)
+            && error.contains(said),
+        "{error}"
+    );
+}
+
+// Whatever the interfaces of this machine: a run whose network is this machine is heard there alone.
+#[test]
+fn a_run_of_one_machine_is_heard_there_alone() {
+    let scratch = Scratch::new();
+    let mut command = scratch.real("tms_5-2.toml", "r", SHORT);
+    command
+        .envs([("RANK", "0"), ("WORLD_SIZE", "2")])
+        .env("MASTER_ADDR", "127.0.0.1");
+    let first = start(command);
+    let address = first_address(&scratch);
+    let file = fs::read_to_string(scratch.path().join("r.nodes")).unwrap();
+    assert!(
+        file.starts_with(&format!("{{\"addresses\":[\"{address}\"],")),
+        "{file}"
+    );
+    let listens = |table: &str, ip: &str| {
+        let table = fs::read_to_string(format!("/proc/net/{table}")).unwrap_or_default();
+        let own = format!("{ip}:{:04X} ", address.port());
+        table
+            .lines()
+            .any(|line| line.contains(&own) && line.contains(" 0A "))
+    };
+    assert!(listens("tcp", "0100007F") && !listens("tcp6", &"0".repeat(32)));
     let ended = end_all(vec![first, node(&scratch, (1, 2), &[])]);
     assert!(ended.iter().all(|node| node.code == Some(0)), "{ended:?}");
 }
