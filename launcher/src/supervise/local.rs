@@ -38,6 +38,8 @@ struct Rank {
     process: Process,
     listener: Listener,
     output: Output,
+    /// A signal had stopped it when it was killed.
+    was_stopped: bool,
     is_gone: bool,
 }
 
@@ -55,6 +57,9 @@ pub(crate) struct Ended {
     pub(crate) pid: u32,
     /// Its last.
     pub(crate) lines: Vec<String>,
+    /// A signal had stopped it when it was killed.
+    #[serde(default)]
+    pub(crate) was_stopped: bool,
     /// Where it was, if that is another node.
     #[serde(skip)]
     pub(crate) host: Option<String>,
@@ -153,19 +158,23 @@ impl Local {
     }
 
     /// Does something to a rank of this node; what is to be said of it, if that is all.
-    pub(crate) fn act(&self, action: &Action, at: &Whereabouts) -> Option<String> {
-        let index = action.rank();
-        let process = match index.checked_sub(self.here.start) {
-            Some(at) => &self.ranks.get(at)?.process,
-            None => return None,
-        };
+    pub(crate) fn act(&mut self, action: &Action, at: &Whereabouts) -> Option<String> {
+        let index = action.rank().checked_sub(self.here.start)?;
+        let Rank {
+            process,
+            was_stopped,
+            is_gone,
+            ..
+        } = self.ranks.get_mut(index)?;
         let pid = process.pid();
         match *action {
-            Action::Ask(_) => {
+            Action::Ask(rank) => {
                 process.ask();
-                None
+                (!*is_gone && is_stopped(pid))
+                    .then(|| format!("rank {rank} {} before it can leave", stopped(pid)))
             }
             Action::Kill(_) => {
+                *was_stopped = !*is_gone && is_stopped(pid);
                 process.send_kill();
                 None
             }
@@ -180,7 +189,7 @@ impl Local {
                 limit,
             } => {
                 let what = if is_stopped(pid) {
-                    format!("is stopped (process {pid}; `kill -CONT {pid}` lets it go on)")
+                    stopped(pid)
                 } else {
                     "makes no progress".to_owned()
                 };
@@ -207,6 +216,7 @@ impl Local {
         let ended = self.ranks.into_iter().map(|rank| Ended {
             pid: rank.process.pid(),
             lines: rank.output.last_lines(),
+            was_stopped: rank.was_stopped,
             ..Ended::default()
         });
         Finished {
@@ -232,6 +242,7 @@ impl Rank {
             process,
             listener,
             output,
+            was_stopped: false,
             is_gone: false,
         })
     }
@@ -243,6 +254,10 @@ fn is_stopped(pid: u32) -> bool {
     // The name before it may hold anything.
     let state = stat.rsplit_once(") ").map(|(_, state)| state);
     state.is_some_and(|state| state.starts_with(['T', 't']))
+}
+
+fn stopped(pid: u32) -> String {
+    format!("is stopped (process {pid}; `kill -CONT {pid}` lets it go on)")
 }
 
 impl Status {

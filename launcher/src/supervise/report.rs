@@ -108,9 +108,19 @@ impl Report<'_> {
             Cause::Code(1) => format!("{who} failed {place}{words}"),
             Cause::Code(code) => format!("{who} left with code {code} {place}{words}"),
             Cause::Signal(signal) => self.signalled(&who, *signal, &place, &words),
+            Cause::Hung(limit) if ended.was_stopped => format!(
+                "{who} was stopped by a signal and made no progress for {} s {place}: it was killed; `kill -CONT` lets a stopped process go on, and \
+                 --hang-seconds sets the limit",
+                limit.as_secs()
+            ),
             Cause::Hung(limit) => format!(
                 "{who} made no progress for {} s {place}: taken as hung and killed; --hang-seconds sets the limit",
                 limit.as_secs()
+            ),
+            Cause::Overstayed if ended.was_stopped => format!(
+                "{who} was stopped by a signal and could not leave within {} s of being asked, {place}: it was killed; `kill -CONT` lets a stopped \
+                 process go on",
+                self.timeouts.grace.as_secs()
             ),
             Cause::Overstayed => format!(
                 "{who} did not leave within {} s of being asked, {place}, and was killed; --grace gives it longer",

@@ -310,6 +310,33 @@ fn a_rank_that_is_stopped_is_named_and_goes_on() {
     );
 }
 
+/// Its grace is not to blame: it cannot leave.
+#[test]
+fn a_rank_that_is_stopped_and_asked_to_leave_is_named_as_stopped() {
+    let scratch = Scratch::new();
+    let launcher = start(scratch.run("polite", &["--grace", "1"]));
+    let rank = scratch.rank_pid();
+    send(rank, Signal::STOP);
+    let stat = format!("/proc/{rank}/stat");
+    wait_until("that it is stopped", || {
+        fs::read_to_string(&stat).unwrap().contains(") T ")
+    });
+    send(launcher.id(), Signal::TERM);
+    let ended = end(launcher);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let said = format!(
+        "rank 0 is stopped (process {rank}; `kill -CONT {rank}` lets it go on) before it can leave"
+    );
+    assert!(ended.stderr.contains(&said), "{}", ended.stderr);
+    let error = ended.error();
+    assert!(
+        error.contains(" was stopped by a signal and could not leave within 1 s of being asked, after step 1 (decomposing): it was killed; ")
+            && error.ends_with("`kill -CONT` lets a stopped process go on"),
+        "{error}"
+    );
+    assert_goes(rank);
+}
+
 // The kernel's promise is Linux's.
 #[cfg(target_os = "linux")]
 #[test]
