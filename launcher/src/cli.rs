@@ -396,8 +396,8 @@ pub(crate) struct ProbeArgs {
 /// `spd-launch rank`.
 #[derive(Debug, Args)]
 pub(crate) struct RankArgs {
-    /// Prepared run directory
-    #[arg(long, value_name = "DIR")]
+    /// Prepared run directory; the launcher gives it, though it begin with a dash
+    #[arg(long, value_name = "DIR", allow_hyphen_values = true)]
     pub(crate) run_dir: PathBuf,
     /// CPU threads
     #[arg(long, value_name = "N", value_parser = thread_count)]

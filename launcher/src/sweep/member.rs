@@ -1,5 +1,6 @@
 //! One run of a sweep: where it lies, the launcher that runs it, and what came of it.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::PipeWriter;
 use std::os::fd::BorrowedFd;
@@ -116,11 +117,13 @@ impl Member {
     fn process(&self, asked: &RunArgs, threads: Threads, output: PipeWriter) -> Result<Process> {
         let program = own_program().context("this program's own file cannot be found")?;
         let mut command = command(&program);
-        // The resolved run in its directory: what was checked is what is run, whatever becomes of the run file meanwhile.
-        command
-            .arg(self.dir.config())
-            .arg("--out")
-            .arg(self.dir.path());
+        // A path that begins with a dash is no flag.
+        let with = |flag: &str, path: &Path| {
+            let mut word = OsString::from(flag);
+            word.push(path);
+            word
+        };
+        command.arg(with("--out=", self.dir.path()));
         for (flag, value) in [
             ("--threads", threads.run.to_string()),
             ("--target-threads", threads.target.to_string()),
@@ -137,8 +140,10 @@ impl Member {
             command.args(["--tracker", tracker.name()]);
         }
         if let Some(path) = &asked.rank_program {
-            command.arg("--rank-program").arg(path);
+            command.arg(with("--rank-program=", path));
         }
+        // The resolved run in its directory: what was checked is what is run, whatever becomes of the run file meanwhile.
+        command.arg("--").arg(self.dir.config());
         Process::start(command, Stdio::null(), output)
             .with_context(|| format!("{}: cannot be started", program.display()))
     }

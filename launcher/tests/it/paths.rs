@@ -118,6 +118,24 @@ fn a_sweep_and_a_dataset_lie_in_the_directory_that_is_given() {
     }
 }
 
+// A directory whose name begins with a dash is no flag, to nobody.
+#[test]
+fn a_name_may_look_like_a_flag() {
+    let scratch = Scratch::new();
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/tms_5-2.toml");
+    for more in [&["--out=-rf"][..], &["--out=--fresh", "--seeds", "0..1"]] {
+        let mut command = scratch.launcher(&[config]);
+        for set in ["train.steps=2", "target.train.steps=2", "eval.batches=1"] {
+            command.args(["--set", set]);
+        }
+        command.args(more);
+        done(command);
+    }
+    for summary in ["-rf/summary.json", "--fresh/seed=0/summary.json"] {
+        assert!(scratch.path().join(summary).is_file(), "{summary}");
+    }
+}
+
 #[test]
 fn files_of_somebody_else_are_not_moved() {
     let scratch = Scratch::new();
