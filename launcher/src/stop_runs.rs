@@ -26,6 +26,10 @@ use crate::screen;
 /// Time between the two signals that mean `--now`: sooner than a quarter of a second the second is an echo of the first.
 const BETWEEN: Duration = Duration::from_millis(400);
 
+/// How often, and how far apart, a lock is looked at that a launcher has, and whose name is not in it.
+const LOOKS: usize = 50;
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
 /// Asks every launcher, then waits for all of them, and says what came of it. One that cannot be asked keeps the others from nothing.
 ///
 /// # Errors
@@ -61,12 +65,19 @@ pub(crate) fn stop(asked: &StopArgs) -> Result<Exit, Fault> {
                 "{place}: its end cannot be waited for: {error}"
             ))
         })?;
-        let (state, note) = state(run_dir.path());
+        let (state, note, _) = look(run_dir.path());
         has_failed |= match state {
             State::Killed => !asked.now,
             state => matches!(state, State::Failed | State::Running),
         };
-        let note = note.unwrap_or_else(|| format!("it is {}", state.name()));
+        let note = match (state, note) {
+            (State::Running, _) => format!(
+                "process {} has left, and another launcher runs it now",
+                launcher.pid
+            ),
+            (_, Some(note)) => note,
+            (state, None) => format!("it is {}", state.name()),
+        };
         screen::result(&format!("{place}: {note}\n"));
     }
     if !refused.is_empty() {
@@ -81,41 +92,68 @@ struct Launcher {
     fd: OwnedFd,
 }
 
+/// Why a launcher is not asked.
+enum Refusal {
+    /// So it is.
+    Plain(String),
+    /// So it seems while a launcher takes the lock, or gives it back.
+    ForNow(String),
+}
+
+impl From<String> for Refusal {
+    fn from(line: String) -> Self {
+        Self::Plain(line)
+    }
+}
+
 /// Asks the launcher of a run or of a sweep.
 fn ask(run_dir: &RunDir, now: bool) -> Result<Launcher, String> {
+    let mut looks = 0..LOOKS;
+    loop {
+        match ask_once(run_dir, now) {
+            Ok(launcher) => return Ok(launcher),
+            Err(Refusal::ForNow(_)) if looks.next().is_some() => thread::sleep(LOOK_EVERY),
+            Err(Refusal::ForNow(line) | Refusal::Plain(line)) => return Err(line),
+        }
+    }
+}
+
+fn ask_once(run_dir: &RunDir, now: bool) -> Result<Launcher, Refusal> {
     let place = run_dir.path().display();
     if !run_dir.config().is_file() && !run_dir.sweep().is_file() {
-        return Err(format!(
+        return Err(Refusal::Plain(format!(
             "{place}: is no run directory (with config.toml) nor that of a sweep (with sweep.json); `spd-launch runs` lists those there are"
-        ));
+        )));
     }
-    let holder = Lock::holder(&run_dir.logs()).map_err(|error| error.to_string())?;
-    let holder = holder.unwrap_or_default();
+    // One look at the lock decides both who is asked and how it is.
+    let (state, note, holder) = look(run_dir.path());
+    let holder = match holder {
+        Some(holder) => holder,
+        None => Lock::holder(&run_dir.logs())
+            .map_err(|error| error.to_string())?
+            .unwrap_or_default(),
+    };
     let host = Lock::host();
     let elsewhere = holder.host.as_ref().filter(|of| **of != host);
-    if !holder.is_held {
-        let (state, note) = state(run_dir.path());
-        let note = note.map_or(String::new(), |note| format!(": {note}"));
-        return Err(match (state, elsewhere) {
-            (State::Running, Some(elsewhere)) => {
-                format!("{place}: runs on {elsewhere}, and this is {host}: stop it there")
-            }
-            (state, _) => format!("{place}: does not run; it is {}{note}", state.name()),
-        });
-    }
-    if let Some(elsewhere) = elsewhere {
-        return Err(format!(
+    if let Some(elsewhere) = elsewhere.filter(|_| holder.is_held || state == State::Running) {
+        return Err(Refusal::Plain(format!(
             "{place}: runs on {elsewhere}, and this is {host}: stop it there"
-        ));
+        )));
+    }
+    if !holder.is_held {
+        let note = note.map_or(String::new(), |note| format!(": {note}"));
+        let line = format!("{place}: does not run; it is {}{note}", state.name());
+        return Err(Refusal::Plain(line));
     }
     let lock = run_dir.logs().join("lock");
     let Some(pid) = holder.pid else {
-        return Err(format!(
+        return Err(Refusal::ForNow(format!(
             "{}: somebody has it, and it does not say which process; try again",
             lock.display()
-        ));
+        )));
     };
-    let fd = proven(pid, &lock, &holder, run_dir).map_err(|why| format!("{place}: {why}"))?;
+    let fd = proven(pid, &lock, &holder, run_dir)
+        .map_err(|why| Refusal::ForNow(format!("{place}: {why}")))?;
     let send = || pidfd_send_signal(&fd, Signal::TERM);
     let mut sent = send();
     if now && sent.is_ok() {
@@ -128,11 +166,11 @@ fn ask(run_dir: &RunDir, now: bool) -> Result<Launcher, String> {
     }
     match sent {
         Ok(()) => Ok(Launcher { pid, fd }),
-        Err(Errno::PERM) => Err(format!("{place}: {}", of_another(pid))),
-        Err(Errno::SRCH) => Err(format!(
+        Err(Errno::PERM) => Err(format!("{place}: {}", of_another(pid)).into()),
+        Err(Errno::SRCH) => Err(Refusal::ForNow(format!(
             "{place}: its launcher (process {pid}) has just left"
-        )),
-        Err(error) => Err(format!("{place}: process {pid} cannot be asked: {error}")),
+        ))),
+        Err(error) => Err(format!("{place}: process {pid} cannot be asked: {error}").into()),
     }
 }
 
@@ -201,12 +239,12 @@ fn wait_for(process: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// How a run or a sweep is now.
-fn state(path: &Path) -> (State, Option<String>) {
+/// How a run or a sweep is now, and who has its lock, or had it.
+fn look(path: &Path) -> (State, Option<String>, Option<Holder>) {
     let listing = Listing::of(path).map(|listing| listing.found);
     match listing.unwrap_or_default().pop() {
-        Some(Listed::Run(run)) => (run.state, run.note),
-        Some(Listed::Sweep(sweep)) => (sweep.state, sweep.note),
-        None => (State::Waiting, None),
+        Some(Listed::Run(run)) => (run.state, run.note, run.holder),
+        Some(Listed::Sweep(sweep)) => (sweep.state, sweep.note, sweep.holder),
+        None => (State::Waiting, None, None),
     }
 }

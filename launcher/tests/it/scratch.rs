@@ -1,7 +1,7 @@
 //! A scratch directory to launch in, and what came out.
 
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -70,11 +70,16 @@ impl Told {
 impl Running {
     /// Starts one whose streams are as the command says.
     pub(crate) fn of(command: &mut Command) -> Self {
-        Self {
-            child: command.spawn().unwrap(),
+        Self::try_of(command).unwrap()
+    }
+
+    /// The same of a program that may not be here.
+    pub(crate) fn try_of(command: &mut Command) -> io::Result<Self> {
+        Ok(Self {
+            child: command.spawn()?,
             stdout: Told::default(),
             stderr: Told::default(),
-        }
+        })
     }
 
     /// Waits until it has said some words on stderr, or is gone.

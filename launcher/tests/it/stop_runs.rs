@@ -12,7 +12,9 @@ use std::process::{Command, Stdio};
 use spd_checkpoint::Lock;
 
 use crate::both::is_gone;
-use crate::scratch::{Running, Scratch, assert_goes, end, launch, start, wait_until_it_trains};
+use crate::scratch::{
+    Running, Scratch, assert_goes, end, launch, start, wait_until, wait_until_it_trains,
+};
 
 const QUICK: &[&str] = &[
     "train.steps=100000000",
@@ -163,6 +165,42 @@ impl Bystander {
     fn lives(&self) -> bool {
         !is_gone(self.0.id())
     }
+}
+
+// From when a launcher has the lock until its name is in the file, that holds the last words of the one before.
+#[test]
+fn a_launcher_that_has_just_begun_is_asked() {
+    let scratch = Scratch::new();
+    let logs = scratch.run_dir().join("logs");
+    fs::create_dir_all(&logs).unwrap();
+    fs::write(scratch.run_dir().join("config.toml"), "name = \"x\"\n").unwrap();
+    let before = Lock::take(&logs).unwrap();
+    before.leave("{}").unwrap();
+    drop(before);
+    let lock = logs.join("lock");
+    let mut command = Command::new("flock");
+    command.arg("-F").arg(&lock).args(["sleep", "600"]);
+    let Ok(holds) = Running::try_of(command.stdin(Stdio::null())) else {
+        println!("skipped: a stop of a launcher that has just begun, which wants flock");
+        return;
+    };
+    wait_until("the lock", || Lock::holder(&logs).unwrap().unwrap().is_held);
+    let named = format!("process {} on {}\n", holds.id(), Lock::host());
+    let names_itself = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(lock)
+            .unwrap();
+        file.write_all(named.as_bytes()).unwrap();
+    });
+    let ended = launch(scratch.launcher(&["stop", "runs/x", "--no-wait"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let asked = format!("runs/x: asked process {}\n", holds.id());
+    assert_eq!(ended.stdout, asked);
+    names_itself.join().unwrap();
+    assert_goes(holds.id());
 }
 
 // The names in these lock files are lies: of a process that took the number of a launcher, and of other machines.
