@@ -1,5 +1,5 @@
-//! The farm: broken files, odd command lines, kills, signals, damage, full disks, failing system calls, trackers that are slow, wrong or
-//! dead, and long runs under all kinds of faults, at random from a seed.
+//! The farm: broken files, odd command lines, kills, signals, strangers, damage, full disks, failing system calls, trackers that are slow,
+//! wrong or dead, and long runs under all kinds of faults, at random from a seed.
 //!
 //! ```sh
 //! cargo test --release -p spd-launch --test farm -- --ignored --nocapture
@@ -38,6 +38,7 @@ mod runs;
 mod servers;
 mod signals;
 mod soak;
+mod strangers;
 mod suite;
 mod system_calls;
 mod trackers;
