@@ -29,22 +29,22 @@ use crate::state;
 use crate::task::Task as _;
 use crate::training::evaluation_row;
 
-/// Where a run directory has its evaluations.
+/// The evaluations of a run directory.
 const EVALUATIONS: &str = "evaluations";
 
-/// What makes a directory that of an evaluation.
+/// A directory that has this file is one of an evaluation.
 const EVALUATED: &str = "evaluated.json";
 
-/// What is looked at, and how.
+/// A request for a look at a run.
 #[expect(missing_debug_implementations, reason = "it asks a function")]
 pub struct Again<'a> {
     /// The run directory (`config.toml` is there).
     pub run_dir: &'a Path,
-    /// Keys of `[eval]` anew, `KEY=VALUE`.
+    /// Keys of `[eval]`, in place of those of the run: `KEY=VALUE`.
     pub set: &'a [String],
     /// Another dataset to evaluate on.
     pub data: Option<&'a Path>,
-    /// Where the evaluation is to lie, in place of a directory of the run.
+    /// The directory of the evaluation, in place of one in the run directory.
     pub out: Option<&'a Path>,
     /// CPU threads.
     pub threads: usize,
@@ -52,14 +52,14 @@ pub struct Again<'a> {
     pub fits: &'a dyn Fn(usize) -> Result<(), String>,
 }
 
-/// What was looked at.
+/// The state that was looked at.
 #[derive(Debug)]
 pub struct Seen {
     /// The step of the checkpoint.
     pub step: u64,
     /// The directory of the evaluation, or that of the run where its own figures were drawn.
     pub place: PathBuf,
-    /// Where the figures are.
+    /// The directory of the figures.
     pub figures: PathBuf,
     /// Newer checkpoints that do not hold: where each lies, and what is wrong with it.
     pub damaged: Vec<(PathBuf, String)>,
@@ -81,7 +81,7 @@ pub fn redraw(again: &Again<'_>) -> Result<Seen, Fault> {
     state.look(again, place, |_, _, _| Ok(()))
 }
 
-/// Evaluates the newest good checkpoint, and draws its figures. Where nothing else is asked for, its values are the bits that the run
+/// Evaluates the newest good checkpoint, and draws its figures. If nothing else is asked for, its values are the bits that the run
 /// itself finds there. Returns their row too.
 ///
 /// # Errors
@@ -121,7 +121,7 @@ pub fn evaluate(again: &Again<'_>) -> Result<(Seen, Row), Fault> {
 /// A state of a run, ready to be looked at.
 struct State {
     run: Run,
-    /// What of the run is other than when it was trained, a line each.
+    /// Settings that are not those of the run, a line each.
     settings: Vec<String>,
     is_as_in_the_run: bool,
     sources: data::Sources,
@@ -182,7 +182,7 @@ impl State {
         })
     }
 
-    /// Where the evaluation lies: the same settings have the same place.
+    /// The directory of the evaluation: the same settings have the same one.
     fn place(&self, again: &Again<'_>) -> PathBuf {
         if let Some(out) = again.out {
             return out.to_owned();
@@ -194,7 +194,7 @@ impl State {
         again.run_dir.join(EVALUATIONS).join(name)
     }
 
-    /// Draws the figures into `place`, and does `more` there. Whoever else writes there is kept away meanwhile.
+    /// Draws the figures into `place`, and does `more` there. Other processes that write there are kept away meanwhile.
     fn look(
         self,
         again: &Again<'_>,
@@ -213,6 +213,8 @@ impl State {
         } = self;
         let is_own = place == again.run_dir;
         if !is_own {
+            let tried = spd_files::try_dir(&place);
+            tried.map_err(|line| Fault::BadInput(format!("{line}; try --out")))?;
             make_dir(&place).with_context(|| format!("{}: cannot be made", place.display()))?;
         }
         let _lock = Lock::take(&place)?;

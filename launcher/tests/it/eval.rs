@@ -6,10 +6,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::both::is_gone;
 use crate::scratch::{Ended, Scratch, end, launch, names, send, start, wait_until_it_trains};
 
 const SHORT: [&str; 6] = [
@@ -198,10 +201,15 @@ fn other_settings_are_an_evaluation_of_their_own() {
             "holds files and no evaluated.json, so it is no evaluation; give the name of a new directory",
         ),
         ("runs/x/config.toml", "Not a directory (os error 20)"),
+        ("runs/x/config.toml/below", "Not a directory (os error 20)"),
     ] {
         let expected = format!("--out {out}: {why}");
         refused(&scratch, &[&asked[..], &["--out", out]].concat(), &expected);
     }
+    // Where nobody can make anything, nothing is asked for in vain.
+    let ended = launch(scratch.launcher(&[&asked[..], &["--out", "/proc/none"]].concat()));
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.error().ends_with("; try --out"), "{}", ended.stderr);
     assert!(before == files(&scratch.run_dir()));
 }
 
@@ -255,6 +263,16 @@ fn a_key_that_would_make_it_another_run_is_refused_by_name() {
 fn a_language_model_is_evaluated_on_other_text_and_shows_more_components() {
     let scratch = Scratch::new();
     language_model(&scratch);
+    // As the run was evaluated, its row and its components are the same.
+    let rows = fs::read_to_string(scratch.run_dir().join("metrics.jsonl")).unwrap();
+    let last = rows.lines().rfind(|row| row.contains("\"kind\":\"eval\""));
+    let again = done(&scratch, &["eval", "runs/x", "--json"]);
+    assert_eq!(again.stdout.trim_end(), last.unwrap());
+    let [drawn, own] = ["evaluations/step-00000002", ""].map(|place| {
+        let place = scratch.run_dir().join(place);
+        fs::read(place.join("figures/step-00000002/components.json")).unwrap()
+    });
+    assert!(drawn == own);
     tokenized(
         &scratch,
         "QUITE OTHER WORDS, IN CAPITALS AND 0123456789\n",
@@ -324,7 +342,11 @@ fn a_run_that_goes_on_is_evaluated_meanwhile() {
         dir.is_dir() && names(&dir).iter().any(|name| name.starts_with("step-"))
     };
     while !saved() {
-        std::thread::yield_now();
+        assert!(
+            !is_gone(run.id()),
+            "the run ended before its first checkpoint"
+        );
+        thread::sleep(Duration::from_millis(5));
     }
     done(&scratch, &["eval", "runs/x", "--threads", "1"]);
     done(
