@@ -44,7 +44,7 @@ pub fn newest(root: &Path) -> Result<Found, CheckpointError> {
     Ok(found)
 }
 
-/// What [`look`] and [`read_newest`] saw.
+/// The answer of [`look`] and [`read_newest`].
 #[derive(Debug)]
 pub struct Look<T> {
     /// Step of the newest checkpoint that holds, if there is one, and what was read of it.

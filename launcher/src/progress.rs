@@ -56,8 +56,8 @@ impl Progress {
         }
     }
 
-    /// The newest state as a line that is drawn over, in so many letters if loss and speed fit into them. What says less is left out
-    /// before them, the bar first.
+    /// The newest state as a line that is drawn over, in so many letters if loss and speed fit into them. The other parts are left
+    /// out before them, the bar first.
     pub(crate) fn live(&self, columns: usize) -> String {
         const LEFT_OUT: [usize; 5] = [1, 6, 4, 0, 2];
         let [loss, l0, speed, left] = self.numbers().map(Option::unwrap_or_default);

@@ -15,7 +15,7 @@ const GAP: usize = 2;
 /// Letters of a column of words that are worth being shown.
 const WORDS: usize = 16;
 
-/// What stands at the end of a line that is cut.
+/// The end of a line that is cut.
 const CUT: &str = "...";
 
 /// A table; printed with two spaces before and between the columns.

@@ -162,7 +162,7 @@ impl Report<'_> {
         place(&at.phase, at.step)
     }
 
-    /// What a rank printed beside what the `cause` tells already.
+    /// The last lines of a rank, without those that the `cause` holds already.
     fn evidence(&self, rank: usize, cause: &str) -> Vec<String> {
         let (log, lines) = (self.run_dir.log(rank), &self.finished.ranks[rank].lines);
         if self.finished.ranks[rank].lost.is_some() {
@@ -274,7 +274,7 @@ mod tests {
             ]
         );
         assert_eq!((attempt.exit, attempt.may_restart), (Exit::Failed, false));
-        // Whose only line is the cause has said it once.
+        // A rank that printed its cause alone has said it once.
         let events = failed(FaultKind::NotFinite, "loss is NaN", 1);
         let attempt = report(events, &["error: loss is NaN"], false);
         assert_eq!(attempt.message[1..], ["its log is runs/x/logs/rank0.log"]);

@@ -1,4 +1,4 @@
-//! What a finished run says of itself, and what an evaluation of it says later: `summary.json`, which the launcher prints as it is.
+//! The summary of a finished run, or of a later evaluation of it: `summary.json`, which the launcher prints as it is.
 //!
 //! `{"title", "tables": [{"title", "columns", "rows"}], "lines": [[label, value]], "values": {name: number}, "solved": {"found",
 //! "means"}}`: tables and lines are ready to print, `values` are for programs; `solved` is there where a solution is known.
@@ -70,9 +70,9 @@ pub(crate) enum Of<'a> {
     Later {
         /// Of the state.
         step: u64,
-        /// Where the evaluation lies.
+        /// The directory of the evaluation.
         place: &'a Path,
-        /// What of the run was other: a line each.
+        /// Settings that are not those of the run, a line each.
         settings: &'a [String],
     },
 }
