@@ -3,12 +3,15 @@
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::axes::{Area, Axes, Drawn, FONT, INK, short};
+use super::axes::{Area, Axes, Drawn, FONT, INK, Ticks};
 
 /// Width of a letter of a name, in pixels, about.
 const LETTER: usize = 6;
 /// Most pixels that names take.
 const NAMES: usize = 190;
+
+/// Ticks of the axis, about.
+const TICKS: usize = 5;
 
 /// Named values, none below 0.
 pub(super) struct Bars {
@@ -28,15 +31,16 @@ impl Bars {
             .x_label_area_size(36)
             .y_label_area_size(u32::try_from(names).unwrap_or(u32::MAX))
             .build_cartesian_2d(0.0..most, self.bars.len() as f64..0.0)?;
+        let ticks = Ticks::of_axis(chart.as_coord_spec().x_spec(), TICKS);
         chart
             .configure_mesh()
             .disable_mesh()
             .x_desc(axes.x)
-            .x_labels(5)
+            .x_labels(TICKS)
             .y_labels(0)
             .label_style((FONT, 11))
             .axis_desc_style((FONT, 12))
-            .x_label_formatter(&|x| short(*x))
+            .x_label_formatter(&|x| ticks.text(*x))
             .draw()?;
         let style = |side| {
             let style = (FONT, 10).into_font().into_text_style(area);

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use anyhow::anyhow;
 use plotters::prelude::*;
 
-use super::axes::{Area, Axes, Drawn, FONT, INK, mesh, short, titled, whole};
+use super::axes::{Area, Axes, Drawn, FONT, INK, Labels, Ticks, mesh, titled};
 use super::bars::Bars;
 use super::histogram::Histogram;
 use super::matrix::Matrix;
@@ -125,7 +125,7 @@ impl Heat {
         // The middle of a row or column is its number.
         let (x, y) = (-0.5..columns - 0.5, rows - 0.5..-0.5);
         let mut chart = titled(&plot, axes).build_cartesian_2d(x, y)?;
-        mesh(&mut chart, axes, (&whole, &whole))?;
+        mesh(&mut chart, axes, (Labels::Whole, Labels::Whole))?;
         let corners = [(-0.5, -0.5), (columns - 0.5, rows - 0.5)];
         let frame = Rectangle::new(corners, BLACK.stroke_width(1));
         chart.draw_series([frame])?;
@@ -182,14 +182,12 @@ impl Heat {
             [(2, top), (16, bottom)],
             BLACK.stroke_width(1),
         ))?;
-        let middle = (self.low + self.high) / 2.0;
-        for (value, y) in [
-            (self.high, top),
-            (middle, (top + bottom) / 2),
-            (self.low, bottom),
-        ] {
-            let text = short(f64::from(value));
-            area.draw(&Text::new(text, (20, y - 6), (FONT, 11)))?;
+        let [high, low] = [self.high, self.low].map(f64::from);
+        let values = [high, (high + low) / 2.0, low];
+        // Values of weights have more digits than there is room for.
+        let texts = Ticks::within(0.02, &values);
+        for (value, y) in values.into_iter().zip([top, (top + bottom) / 2, bottom]) {
+            area.draw(&Text::new(texts.text(value), (20, y - 6), (FONT, 11)))?;
         }
         Ok(())
     }
@@ -223,19 +221,11 @@ impl Steps {
         if axes.log {
             let y = (ground..most * 2.0).log_scale();
             let mut chart = builder.build_cartesian_2d(self.low..self.high, y)?;
-            mesh(
-                &mut chart,
-                axes,
-                (&|x: &f64| short(*x), &|y: &f64| short(*y)),
-            )?;
+            mesh(&mut chart, axes, (Labels::Numbers, Labels::Numbers))?;
             chart.draw_series(bars())?;
         } else {
             let mut chart = builder.build_cartesian_2d(self.low..self.high, 0.0..most * 1.05)?;
-            mesh(
-                &mut chart,
-                axes,
-                (&|x: &f64| short(*x), &|y: &f64| short(*y)),
-            )?;
+            mesh(&mut chart, axes, (Labels::Numbers, Labels::Numbers))?;
             chart.draw_series(bars())?;
         }
         Ok(())
@@ -268,12 +258,12 @@ impl Trace {
             let (low, high) = (decade(least, f64::floor), decade(most, f64::ceil));
             let y = (low..high.max(10.0 * low)).log_scale();
             let mut chart = builder.build_cartesian_2d(0.0..last, y)?;
-            mesh(&mut chart, axes, (&whole, &|y: &f64| short(*y)))?;
+            mesh(&mut chart, axes, (Labels::Whole, Labels::Numbers))?;
             chart.draw_series(LineSeries::new(points(), INK.stroke_width(LINE)))?;
             chart.draw_series(dots())?;
         } else {
             let mut chart = builder.build_cartesian_2d(0.0..last, 0.0..most * 1.05)?;
-            mesh(&mut chart, axes, (&whole, &|y: &f64| short(*y)))?;
+            mesh(&mut chart, axes, (Labels::Whole, Labels::Numbers))?;
             chart.draw_series(LineSeries::new(points(), INK.stroke_width(LINE)))?;
             chart.draw_series(dots())?;
         }
