@@ -62,7 +62,7 @@ impl Files {
         let mut mark = starts.iter().fold(mark.clone(), stands_for);
         let (mut mended, mut notes) = (None, Vec::new());
         if !lines::holds(&path, &mark)? {
-            let (left, how, note) = mend(dir, &mark, step)?;
+            let (left, how, note) = mend((dir, &path), &mark, step)?;
             (mark, mended) = (left, Some(how));
             notes.push(note);
         }

@@ -150,6 +150,15 @@ fn cut(path: &Path, offset: u64) -> Result<(), SpoolError> {
         .map_err(|found| SpoolError::io(path, "cut the rows past the checkpoint", found))
 }
 
+/// Keeps a copy of a damaged file, and returns where that is.
+pub(crate) fn keep_aside(path: &Path, bytes: &[u8]) -> Result<PathBuf, SpoolError> {
+    let kept = atomic::aside(path).and_then(|aside| {
+        atomic::write_file(&aside, &[bytes])?;
+        Ok(aside)
+    });
+    kept.map_err(|found| SpoolError::io(path, "keep a copy of it", found))
+}
+
 /// Whether a file begins with the lines that a mark proves.
 pub(crate) fn holds(path: &Path, mark: &Mark) -> Result<bool, SpoolError> {
     if mark.offset == 0 {

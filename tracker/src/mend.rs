@@ -6,61 +6,26 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
 use spd_files::atomic;
 
 use crate::error::SpoolError;
-use crate::files::METRICS;
+use crate::lines::keep_aside;
 use crate::mark::{Mark, Prefix};
 use crate::row::{Kind, Row};
-use crate::starts::{Start, keep_aside};
+use crate::starts::Mended;
 use crate::times;
 
-/// What stands for the rows before a mark that no longer proves them.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Mended {
-    /// What the file was to begin with.
-    pub was: Mark,
-    /// Parts of that which are not there any more: from which byte on to which, in their order.
-    pub lost: Vec<(u64, u64)>,
-    /// XXH3-128 of what is left of it.
-    pub hash: String,
-}
-
-impl Start {
-    /// The mark of the rows that this start kept, where these stand for those before another.
-    pub(crate) fn stands_for(&self, mark: &Mark) -> Option<Mark> {
-        let mended = self.mended.as_ref().filter(|mended| mended.was == *mark)?;
-        Some(Mark {
-            offset: self.offset,
-            lines: self.lines,
-            hash: mended.hash.clone(),
-        })
-    }
-
-    /// Where a place of the file before this start is in the file after it, if its rows are to be taken for those.
-    pub(crate) fn place(&self, before: u64) -> u64 {
-        let Some(mended) = &self.mended else {
-            return before;
-        };
-        let lost = mended.lost.iter();
-        let lost = lost.map(|&(begin, end)| before.min(end).saturating_sub(begin));
-        before.saturating_sub(lost.sum())
-    }
-}
-
-/// Writes the rows of `dir` again from those before `was` that can be read and were made before `step`, and says so.
+/// Writes the rows of the run in `dir`, in `path`, again from those before `was` that can be read and were made before `step`, and says so.
 pub(crate) fn mend(
-    dir: &Path,
+    (dir, path): (&Path, &Path),
     was: &Mark,
     step: u64,
 ) -> Result<(Mark, Mended, String), SpoolError> {
-    let path = dir.join(METRICS);
-    let (bytes, aside) = match spd_files::read(&path) {
+    let (bytes, aside) = match spd_files::read(path) {
         Err(found) if found.kind() == ErrorKind::NotFound => (Vec::new(), None),
-        Err(found) => return Err(SpoolError::io(&path, "read", found)),
+        Err(found) => return Err(SpoolError::io(path, "read", found)),
         Ok(bytes) => {
-            let aside = keep_aside(&path, &bytes)?;
+            let aside = keep_aside(path, &bytes)?;
             (bytes, Some(aside))
         }
     };
@@ -77,7 +42,7 @@ pub(crate) fn mend(
             row += 1;
         } else {
             lose(&mut lost, (begin, next));
-            // Where the end of a line is damaged, it is two of them.
+            // A line whose end is damaged holds two rows.
             let begins = line.windows(BEGIN.len()).filter(|&part| part == BEGIN);
             row += begins.count().max(1) as u64;
         }
@@ -86,8 +51,8 @@ pub(crate) fn mend(
     if begin < was.offset {
         lose(&mut lost, (begin, was.offset));
     }
-    let written = atomic::write_file(&path, &whole);
-    written.map_err(|found| SpoolError::io(&path, "write it again", found))?;
+    let written = atomic::write_file(path, &whole);
+    written.map_err(|found| SpoolError::io(path, "write it again", found))?;
     times::keep(dir, &rows, was.lines)?;
     let what = match aside {
         Some(aside) => format!(

@@ -70,7 +70,7 @@ struct Metrics {
     proven: u64,
     /// The start that kept the fewest rows, of those between the two.
     kept: Option<Start>,
-    /// Those between the two that kept rows of a damaged file.
+    /// Starts between the two that kept rows of a damaged file.
     mended: Vec<Start>,
     /// The directory is another run's by now.
     is_other: bool,
@@ -394,7 +394,7 @@ impl Metrics {
         Ok(Some(starts).filter(|starts| !starts.is_empty()))
     }
 
-    /// Where a place of the file that the rows handed over are of is in the file there is now.
+    /// The place in the file that is there now, for a place in the file that the rows handed over are of.
     fn place(&self, offset: u64) -> u64 {
         let mended = self.mended.iter();
         mended.fold(offset, |place, start| start.place(place))

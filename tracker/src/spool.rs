@@ -79,7 +79,7 @@ impl Spool {
         Ok(spool)
     }
 
-    /// What there was to say of damaged files at the start.
+    /// The lines that were said of damaged files at the start.
     pub fn mended(&self) -> &[String] {
         &self.0.mended
     }
@@ -364,7 +364,7 @@ mod tests {
             assert_eq!(rows[54], b'\n');
             damage(&mut rows);
             spd_files::atomic::write_file(&path, &[&rows]).unwrap();
-            // A start that saves nothing, and one that does: neither is told of twice.
+            // Two starts from one checkpoint: the damage is told of once.
             for last in [6, 7] {
                 let spool = Spool::start(run.path(), &mark, 6).unwrap();
                 (6..=last).for_each(|step| spool.append(train(step)));

@@ -1,7 +1,7 @@
 //! `starts.jsonl`: where each start of a run went on. This is how a reader that was away learns that rows were cut.
 
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -10,9 +10,8 @@ use xxhash_rust::xxh3::xxh3_128;
 use spd_files::atomic;
 
 use crate::error::SpoolError;
-use crate::lines::Lines;
+use crate::lines::{Lines, keep_aside};
 use crate::mark::Mark;
-use crate::mend::Mended;
 
 /// Name of the file that holds a line for each start of a run.
 pub const STARTS: &str = "starts.jsonl";
@@ -37,7 +36,38 @@ pub struct Start {
     pub mended: Option<Mended>,
 }
 
+/// The rows of a damaged file that stand for those before a mark, which no longer proves them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Mended {
+    /// The mark, which says how the file was to begin.
+    pub was: Mark,
+    /// Parts of that which are not there any more: from which byte on to which, in their order.
+    pub lost: Vec<(u64, u64)>,
+    /// XXH3-128 of what is left of it.
+    pub hash: String,
+}
+
 impl Start {
+    /// The mark of the rows that this start kept, where these stand for those before another.
+    pub(crate) fn stands_for(&self, mark: &Mark) -> Option<Mark> {
+        let mended = self.mended.as_ref().filter(|mended| mended.was == *mark)?;
+        Some(Mark {
+            offset: self.offset,
+            lines: self.lines,
+            hash: mended.hash.clone(),
+        })
+    }
+
+    /// The place in the file after this start, for a place in the file before it.
+    pub(crate) fn place(&self, before: u64) -> u64 {
+        let Some(mended) = &self.mended else {
+            return before;
+        };
+        let lost = mended.lost.iter();
+        let lost = lost.map(|&(begin, end)| before.min(end).saturating_sub(begin));
+        before.saturating_sub(lost.sum())
+    }
+
     /// All starts of the run in `dir`, in their order; none where it never started. Lines that are no start are left out.
     ///
     /// # Errors
@@ -111,15 +141,6 @@ impl Start {
             Some(trouble) => Err(SpoolError::io(&path, "append", io::Error::other(trouble))),
         }
     }
-}
-
-/// Keeps a copy of a damaged file, and returns where that is.
-pub(crate) fn keep_aside(path: &Path, bytes: &[u8]) -> Result<PathBuf, SpoolError> {
-    let kept = atomic::aside(path).and_then(|aside| {
-        atomic::write_file(&aside, &[bytes])?;
-        Ok(aside)
-    });
-    kept.map_err(|found| SpoolError::io(path, "keep a copy of it", found))
 }
 
 /// The whole lines, with their ends.

@@ -6,7 +6,7 @@
 //! once, beside `checkpoints/` and not in it, as soon as the first checkpoint is on the disk. In this order, because a
 //! record that came before its checkpoint would make a run that is killed between the two be taken for a lost one. Killed
 //! between the two as it is, the run has its checkpoint, and the next start, which finds that, writes the record before
-//! its first step. Where the record is gone too, rows tell: once they are two saves ahead, the first save is over. It may have
+//! its first step. If the record is gone too, rows tell: once they are two saves ahead, the first save is over. It may have
 //! failed; then `saved.json` says that there was none.
 
 use std::collections::BTreeMap;
@@ -87,7 +87,7 @@ pub(crate) fn remember(dir: &Path, first: Option<u64>) -> Result<(), CheckpointE
     write_file(&path, format!("{}\n", json!({ "first": first })).as_bytes())
 }
 
-/// What [`SAVED`] says.
+/// The content of [`SAVED`].
 enum Record {
     Nothing,
     Failed,
@@ -109,7 +109,7 @@ impl Record {
     }
 }
 
-/// What rows tell of a checkpoint that nothing else knows of; a line.
+/// A line, if rows tell of a checkpoint that nothing else knows of.
 fn told_by_rows(dir: &Path, every: u64) -> Option<String> {
     let starts = Start::all(dir).unwrap_or_default();
     if let Some(start) = starts.iter().rev().find(|start| start.offset > 0) {

@@ -65,7 +65,7 @@ pub(crate) fn check_cache(run: &Run, network: &dyn Target) -> Result<(), Fault> 
     if dir.join(FILE).is_file() {
         return Ok(());
     }
-    // What has the place of the directory is set aside.
+    // A file in the place of the directory is set aside.
     let place = match in_the_way(&dir, true) {
         Some(_) => dir.parent().unwrap_or(&dir),
         None => &dir,
@@ -179,7 +179,7 @@ pub(crate) fn weights(
                 match kept(&dir, &**network)? {
                     Kept::Whole(_) => continue,
                     Kept::Damaged(reason) => {
-                        // With the lock, which is then to be taken anew.
+                        // The lock goes with it, and is taken anew.
                         set_aside(&dir, &reason, run_dir, heartbeat)?;
                         continue;
                     }
@@ -263,8 +263,8 @@ enum Kept {
     Damaged(String),
 }
 
-/// Reads a trained target from its directory. A file that does not promise its own hash, or does not keep it, is worth nothing, and
-/// nor is what was begun where something else has the place of a part of it.
+/// Reads a trained target from its directory. A file that does not promise its own hash, or does not keep it, is worth nothing. A
+/// target that was begun is worth nothing if something else has the place of a part of it.
 fn kept(dir: &Path, network: &dyn Target) -> Result<Kept, Fault> {
     let file = &dir.join(FILE);
     if let Some(found) = in_the_way(dir, true) {
@@ -322,7 +322,7 @@ fn promised(file: &Path) -> Option<String> {
 /// Key of that hash.
 const HASH: &str = "xxh3_128";
 
-/// What has the place of a file, or of a directory, and is none.
+/// The kind of what stands in the place of a file, or of a directory, and is none.
 fn in_the_way(path: &Path, is_dir: bool) -> Option<&'static str> {
     std::fs::symlink_metadata(path).ok()?;
     match std::fs::metadata(path) {
