@@ -19,6 +19,21 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
         .map_err(|found| CheckpointError::write(path, bytes.len() as u64, found))
 }
 
+/// The same for a file in pieces.
+pub(crate) fn write_pieces(path: &Path, pieces: &[&[u8]]) -> Result<(), CheckpointError> {
+    let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
+    // A directory of that name is in the way.
+    let is_other = std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    let aside = if is_other {
+        atomic::set_aside(path).map(drop)
+    } else {
+        Ok(())
+    };
+    aside
+        .and_then(|()| atomic::write_file(path, pieces))
+        .map_err(|found| CheckpointError::write(path, bytes, found))
+}
+
 /// The same for a directory of these files.
 pub(crate) fn write_dir(path: &Path, files: &[NewFile<'_>]) -> Result<(), CheckpointError> {
     let pieces = files.iter().flat_map(|file| &file.pieces);

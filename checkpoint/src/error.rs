@@ -55,8 +55,17 @@ pub enum CheckpointError {
         reason: String,
     },
 
+    /// The file that the checkpoints of a run share is not as they promise. It can be written again from the arrays.
+    #[error("{}: {reason}; put it back, or go on with the run, which writes it again", path.display())]
+    Frozen {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
     /// A whole checkpoint, of a format that this build does not read.
-    #[error("{}: written in checkpoint format {found}, this build reads format {FORMAT}; resume with the build that wrote it or move the directory away", path.display())]
+    #[error("{}: written in checkpoint format {found}, this build reads formats up to {FORMAT}; resume with the build that wrote it or move the directory away", path.display())]
     Format {
         /// The directory of the step.
         path: PathBuf,

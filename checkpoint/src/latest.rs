@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::read::verify_own;
 use crate::step_path::{step_of, step_path};
-use crate::{CheckpointError, Snapshot, atomic, load, verify};
+use crate::{CheckpointError, Snapshot, atomic, load};
 
 /// What [`newest`] found.
 #[derive(Debug, Default)]
@@ -25,7 +26,8 @@ pub struct Found {
 /// # Errors
 ///
 /// When the newest whole one is of another format: going back behind it would lose work that another
-/// build can read. And when the disk refuses.
+/// build can read. When the file that all of them share is damaged: [`write_frozen`](crate::write_frozen) comes first where that can be
+/// mended. And when the disk refuses.
 pub fn newest(root: &Path) -> Result<Found, CheckpointError> {
     let mut found = Found::default();
     for step in steps(root)?.into_iter().rev() {
@@ -55,14 +57,15 @@ pub struct Look<T> {
 
 /// Finds the checkpoint that [`newest`] would read, without changing anything, for those who do not own the root.
 ///
-/// Every byte of it is compared with its manifest; of it the meta is kept, and no tensor. The owner may write and delete
+/// Every byte of it is compared with its manifest, but for the file that all checkpoints share, which the owner writes again where it is
+/// damaged; of it the meta is kept, and no tensor. The owner may write and delete
 /// meanwhile: where all are gone or damaged and the steps have changed, it looks again.
 ///
 /// # Errors
 ///
 /// As [`newest`].
 pub fn look(root: &Path) -> Result<Look<BTreeMap<String, Value>>, CheckpointError> {
-    look_with(root, verify)
+    look_with(root, |path| verify_own(path).map(|(_, meta)| meta))
 }
 
 /// Reads the checkpoint that [`newest`] would read, as [`look`] finds it.

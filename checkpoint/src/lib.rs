@@ -10,7 +10,8 @@
 //! [`write()`] makes a directory under a temporary name, syncs every file of it, and renames it: a
 //! process killed at any moment leaves the checkpoint whole or leaves none. Its manifest carries a hash
 //! of every tensor, taken from memory before the first byte was written, and [`newest`] takes the newest
-//! directory whose hashes hold. A directory that does not hold is set aside, never deleted. [`Writer`]
+//! directory whose hashes hold. A directory that does not hold is set aside, never deleted. Tensors that no step changes
+//! are in one file beside the directories. [`Writer`]
 //! does the writing on a thread of its own and keeps the newest few. `FORMAT.md` describes the files.
 //!
 //! One process owns a root: the one that holds the [`Lock`] of its run directory. The crate knows
@@ -29,6 +30,7 @@
 //!     dtype: Dtype::F32,
 //!     shape: vec![2, 1],
 //!     bytes: [1f32, -2.0].iter().flat_map(|value| value.to_le_bytes()).collect(),
+//!     is_frozen: false,
 //! });
 //! let path = write(root, &snapshot)?;
 //! assert!(path.ends_with("step-00001200"));
@@ -37,10 +39,11 @@
 //! # }
 //! ```
 //!
-//! Reading order: `snapshot`, `manifest`, `tensors`, `atomic`, `read`, `latest`, `keep`, `writer`, `lock`.
+//! Reading order: `snapshot`, `manifest`, `tensors`, `atomic`, `read`, `frozen`, `latest`, `keep`, `writer`, `lock`.
 
 pub mod atomic;
 mod error;
+mod frozen;
 mod keep;
 mod latest;
 mod lock;
@@ -52,6 +55,7 @@ mod tensors;
 mod writer;
 
 pub use error::CheckpointError;
+pub use frozen::write_frozen;
 pub use keep::prune;
 pub use latest::{Found, Look, look, newest, newest_step, read_newest};
 pub use lock::{Holder, Lock};
@@ -60,5 +64,5 @@ pub use snapshot::{Dtype, Snapshot, Tensor};
 pub use step_path::step_path;
 pub use writer::{Writer, write};
 
-/// The checkpoint format this build writes and reads.
-pub const FORMAT: u64 = 1;
+/// The newest checkpoint format that this build writes, and reads with all before it.
+pub const FORMAT: u64 = 2;

@@ -27,12 +27,22 @@ pub(crate) struct Files {
     pub(crate) meta: FileEntry,
     #[serde(rename = "tensors.safetensors")]
     pub(crate) tensors: FileEntry,
+    /// The file beside the directory, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) frozen: Option<FileEntry>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct FileEntry {
     pub(crate) bytes: u64,
     pub(crate) xxh3_128: String,
+}
+
+impl FileEntry {
+    /// The name of the file of frozen tensors that is this one.
+    pub(crate) fn frozen_name(&self) -> String {
+        format!("frozen-{}.safetensors", self.xxh3_128)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,7 +52,21 @@ pub(crate) struct TensorEntry {
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: u64,
     pub(crate) xxh3_128: String,
+    /// It is in the file beside the directory.
+    #[serde(default, rename = "frozen", skip_serializing_if = "is_false")]
+    pub(crate) is_frozen: bool,
 }
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde hands over a reference"
+)]
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
+/// The first format that has a file beside the directory. A checkpoint without one is written in the format before.
+pub(crate) const FROZEN_SINCE: u64 = 2;
 
 /// Why the bytes of a manifest are of no use.
 #[derive(Debug, PartialEq)]
@@ -69,6 +93,7 @@ pub(crate) fn entries(snapshot: &Snapshot) -> Result<Vec<TensorEntry>, Checkpoin
         shape: tensor.shape.clone(),
         bytes: tensor.bytes.len() as u64,
         xxh3_128: hex(xxh3_128(&tensor.bytes)),
+        is_frozen: tensor.is_frozen,
     });
     Ok(entries.collect())
 }
@@ -99,7 +124,7 @@ impl Manifest {
         }
         let Stated { format } = serde_json::from_slice(body)
             .map_err(|error| damaged(&format!("states no format: {error}")))?;
-        if format != FORMAT {
+        if !(1..=FORMAT).contains(&format) {
             return Err(Unusable::Format(format));
         }
         serde_json::from_slice(body)
@@ -122,13 +147,15 @@ mod tests {
             shape: vec![2, 3],
             bytes: 12,
             xxh3_128: hex(7),
+            is_frozen: true,
         };
         Manifest {
             format: FORMAT,
             step: u64::MAX,
             files: Files {
                 meta: file.clone(),
-                tensors: file,
+                tensors: file.clone(),
+                frozen: Some(file),
             },
             tensors: vec![tensor],
         }
@@ -162,9 +189,9 @@ mod tests {
 
     #[test]
     fn a_later_format_is_no_damage_even_with_another_body() {
-        let body = r#"{"format":2,"anything":"else"}"#;
+        let body = r#"{"format":3,"anything":"else"}"#;
         let hash = hex(xxh3_128(body.as_bytes()));
         let bytes = format!("{{\"manifest\":{body},\"xxh3_128\":\"{hash}\"}}\n");
-        assert_eq!(Manifest::decode(bytes.as_bytes()), Err(Unusable::Format(2)));
+        assert_eq!(Manifest::decode(bytes.as_bytes()), Err(Unusable::Format(3)));
     }
 }

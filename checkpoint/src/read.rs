@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
+use rustix::io::Errno;
 use serde_json::Value;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
@@ -16,28 +17,36 @@ use crate::{CheckpointError, Snapshot, Tensor, tensors};
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Damaged`] when anything is missing or differs, [`CheckpointError::Format`] when it
-/// is whole but of another format, and otherwise what the operating system answered.
+/// [`CheckpointError::Damaged`] when anything is missing or differs, [`CheckpointError::Frozen`] when that is the file which all
+/// checkpoints share, [`CheckpointError::Format`] when it is whole but of another format, and otherwise what the operating system
+/// answered.
 pub fn load(dir: &Path) -> Result<Snapshot, CheckpointError> {
     let manifest = read_manifest(dir)?;
     let meta = read_meta(dir, &manifest.files.meta)?;
     let mut bytes = vec![Vec::new(); manifest.tensors.len()];
-    read_tensors(dir, &manifest, |index, buffer| {
-        bytes[index] = std::mem::take(buffer)
-    })?;
+    let mut take = |index: usize, buffer: &mut Vec<u8>| bytes[index] = std::mem::take(buffer);
+    read_tensors(dir, &manifest, &mut take)?;
+    if let Some(entry) = &manifest.files.frozen {
+        read_frozen(root_of(dir), entry, &manifest.tensors, &mut take)?;
+    }
     let tensors = manifest
         .tensors
         .into_iter()
         .zip(bytes)
         .map(|(entry, bytes)| {
             let TensorEntry {
-                name, dtype, shape, ..
+                name,
+                dtype,
+                shape,
+                is_frozen,
+                ..
             } = entry;
             Tensor {
                 name,
                 dtype,
                 shape,
                 bytes,
+                is_frozen,
             }
         });
     Ok(Snapshot {
@@ -54,10 +63,58 @@ pub fn load(dir: &Path) -> Result<Snapshot, CheckpointError> {
 ///
 /// As [`load`].
 pub fn verify(dir: &Path) -> Result<BTreeMap<String, Value>, CheckpointError> {
+    let (manifest, meta) = verify_own(dir)?;
+    if let Some(entry) = &manifest.files.frozen {
+        check_frozen(root_of(dir), entry, &manifest.tensors)?;
+    }
+    Ok(meta)
+}
+
+/// The same but for the file which all checkpoints share.
+pub(crate) fn verify_own(
+    dir: &Path,
+) -> Result<(Manifest, BTreeMap<String, Value>), CheckpointError> {
     let manifest = read_manifest(dir)?;
     let meta = read_meta(dir, &manifest.files.meta)?;
     read_tensors(dir, &manifest, |_, _| ())?;
-    Ok(meta)
+    Ok((manifest, meta))
+}
+
+/// Compares the file that all checkpoints share with what a manifest says of it.
+pub(crate) fn check_frozen(
+    root: &Path,
+    entry: &FileEntry,
+    entries: &[TensorEntry],
+) -> Result<(), CheckpointError> {
+    read_frozen(root, entry, entries, |_, _| ())
+}
+
+fn read_frozen(
+    root: &Path,
+    entry: &FileEntry,
+    entries: &[TensorEntry],
+    each: impl FnMut(usize, &mut Vec<u8>),
+) -> Result<(), CheckpointError> {
+    let name = entry.frozen_name();
+    let read = read_file(root, &name, entry, (entries, true), each);
+    read.map_err(|error| match error {
+        CheckpointError::Damaged { reason, .. } => CheckpointError::Frozen {
+            path: root.join(&name),
+            reason: match reason.strip_prefix(&format!("{name} ")) {
+                Some(rest) => rest.to_owned(),
+                None => reason,
+            },
+        },
+        other => other,
+    })
+}
+
+/// The root that the directory of a step lies in.
+fn root_of(dir: &Path) -> &Path {
+    match dir.parent() {
+        Some(root) if root != "" => root,
+        _ => Path::new("."),
+    }
 }
 
 fn read_manifest(dir: &Path) -> Result<Manifest, CheckpointError> {
@@ -89,45 +146,57 @@ fn read_meta(dir: &Path, promised: &FileEntry) -> Result<BTreeMap<String, Value>
         .map_err(|error| damaged(dir, format!("{META} is no JSON object: {error}")))
 }
 
-/// Hands over each tensor as it lies in the file: its index, and a buffer that may be taken or left to
-/// be filled again.
+/// Hands over each tensor of the directory's own file.
 fn read_tensors(
     dir: &Path,
     manifest: &Manifest,
+    each: impl FnMut(usize, &mut Vec<u8>),
+) -> Result<(), CheckpointError> {
+    let entry = &manifest.files.tensors;
+    read_file(dir, TENSORS, entry, (&manifest.tensors, false), each)
+}
+
+/// Hands over each tensor as it lies in the file: its index, and a buffer that may be taken or left to
+/// be filled again.
+fn read_file(
+    dir: &Path,
+    name: &str,
+    promised: &FileEntry,
+    (entries, is_frozen): (&[TensorEntry], bool),
     mut each: impl FnMut(usize, &mut Vec<u8>),
 ) -> Result<(), CheckpointError> {
-    let promised = &manifest.files.tensors;
-    let mut file = open(dir, TENSORS, promised.bytes)?;
+    let mut file = open(dir, name, promised.bytes)?;
     let mut whole = Xxh3::new();
     let mut buffer = Vec::new();
 
-    let header = tensors::header(&manifest.tensors);
-    read_exactly(dir, &mut file, header.len() as u64, &mut buffer)?;
+    let header = tensors::header(entries, is_frozen);
+    read_exactly((dir, name), &mut file, header.len() as u64, &mut buffer)?;
     whole.update(&buffer);
     if buffer != header {
         return Err(damaged(
             dir,
-            format!("the header of {TENSORS} is not that of its manifest"),
+            format!("the header of {name} is not that of its manifest"),
         ));
     }
-    for index in tensors::order(&manifest.tensors) {
+    for index in tensors::order(entries, is_frozen) {
         let TensorEntry {
-            name,
+            name: tensor,
             dtype,
             shape,
             bytes,
             xxh3_128: hash,
-        } = &manifest.tensors[index];
+            ..
+        } = &entries[index];
         if dtype.bytes_of(shape).map(|bytes| bytes as u64) != Some(*bytes) {
-            let reason = format!("{MANIFEST} gives tensor `{name}` {bytes} bytes for {shape:?}");
+            let reason = format!("{MANIFEST} gives tensor `{tensor}` {bytes} bytes for {shape:?}");
             return Err(damaged(dir, reason));
         }
-        read_exactly(dir, &mut file, *bytes, &mut buffer)?;
+        read_exactly((dir, name), &mut file, *bytes, &mut buffer)?;
         whole.update(&buffer);
-        check_hash(dir, &format!("tensor `{name}`"), xxh3_128(&buffer), hash)?;
+        check_hash(dir, &format!("tensor `{tensor}`"), xxh3_128(&buffer), hash)?;
         each(index, &mut buffer);
     }
-    check_hash(dir, TENSORS, whole.digest128(), &promised.xxh3_128)
+    check_hash(dir, name, whole.digest128(), &promised.xxh3_128)
 }
 
 /// Opens a file after a look at its length: nothing that is read from it can then be longer than it is.
@@ -145,7 +214,7 @@ fn open(dir: &Path, name: &str, promised_bytes: u64) -> Result<File, CheckpointE
 }
 
 fn read_exactly(
-    dir: &Path,
+    (dir, name): (&Path, &str),
     file: &mut File,
     bytes: u64,
     buffer: &mut Vec<u8>,
@@ -153,11 +222,11 @@ fn read_exactly(
     buffer.clear();
     file.take(bytes)
         .read_to_end(buffer)
-        .map_err(|error| unreadable(dir, TENSORS, error))?;
+        .map_err(|error| unreadable(dir, name, error))?;
     if buffer.len() as u64 != bytes {
         return Err(damaged(
             dir,
-            format!("{TENSORS} ends before its last tensor does"),
+            format!("{name} ends before its last tensor does"),
         ));
     }
     Ok(())
@@ -181,10 +250,12 @@ fn damaged(dir: &Path, reason: String) -> CheckpointError {
     }
 }
 
-/// A file that is missing, forbidden or on a bad sector counts as damaged; a machine short of handles or
+/// A file that is missing, forbidden, a loop of links or on a bad sector counts as damaged; a machine short of handles or
 /// memory says nothing about the file.
 fn unreadable(dir: &Path, name: &str, found: io::Error) -> CheckpointError {
-    let bad_sector = found.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error());
+    // A link that leads to itself is no file either.
+    let no_file = [Errno::IO, Errno::LOOP].map(|errno| Some(errno.raw_os_error()));
+    let bad_sector = no_file.contains(&found.raw_os_error());
     match found.kind() {
         ErrorKind::NotFound => damaged(dir, format!("{name} is missing")),
         ErrorKind::PermissionDenied

@@ -29,6 +29,8 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// The elements in row-major order, little-endian: `dtype.bytes()` times the product of `shape`.
     pub bytes: Vec<u8>,
+    /// The same in every snapshot of a run: it is written once for all of them.
+    pub is_frozen: bool,
 }
 
 /// Type of an element, under its safetensors name.
@@ -113,6 +115,7 @@ mod tests {
                 dtype: Dtype::F32,
                 shape: shape.into(),
                 bytes: vec![0; bytes],
+                is_frozen: false,
             })
             .collect();
         let snapshot = Snapshot {

@@ -1,4 +1,4 @@
-//! `tensors.safetensors`: the header's length, the header, the tensors' bytes end to end.
+//! `tensors.safetensors`, and the file of frozen tensors: the header's length, the header, the tensors' bytes end to end.
 //!
 //! Written by hand because the hashes are: the bytes go from the snapshot to the file without a copy.
 
@@ -10,17 +10,20 @@ use crate::manifest::TensorEntry;
 
 /// Which tensor lies where: wide elements first, so that each begins at a multiple of its element's size
 /// and can be viewed in place. Equal widths keep the order of the snapshot.
-pub(crate) fn order(entries: &[TensorEntry]) -> Vec<usize> {
+///
+/// - `is_frozen`: of which of the two files
+pub(crate) fn order(entries: &[TensorEntry], is_frozen: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..entries.len()).collect();
+    order.retain(|&index| entries[index].is_frozen == is_frozen);
     order.sort_by_key(|&index| Reverse(entries[index].dtype.bytes()));
     order
 }
 
 /// The bytes before the first tensor: a pure function of the entries, so a reader can ask for exactly it.
-pub(crate) fn header(entries: &[TensorEntry]) -> Vec<u8> {
+pub(crate) fn header(entries: &[TensorEntry], is_frozen: bool) -> Vec<u8> {
     let mut header = Map::new();
     let mut begin = 0u64;
-    for index in order(entries) {
+    for index in order(entries, is_frozen) {
         let TensorEntry {
             name,
             dtype,
@@ -53,6 +56,7 @@ mod tests {
             dtype,
             shape: shape.into(),
             bytes: bytes.into(),
+            is_frozen: false,
         }
     }
 
@@ -70,8 +74,8 @@ mod tests {
             ..Snapshot::default()
         };
         let entries = entries(&snapshot).unwrap();
-        let mut file = header(&entries);
-        for index in order(&entries) {
+        let mut file = header(&entries, false);
+        for index in order(&entries, false) {
             let begin = file.len();
             assert_eq!(
                 begin % snapshot.tensors[index].dtype.bytes(),

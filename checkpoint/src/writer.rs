@@ -7,12 +7,10 @@ use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use spd_files::atomic::NewFile;
-use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use crate::atomic;
-use crate::manifest::{FileEntry, Files, MANIFEST, META, Manifest, TENSORS, entries, hex};
+use crate::manifest::{FROZEN_SINCE, Files, MANIFEST, META, Manifest, TENSORS, entries};
 use crate::step_path::step_path;
-use crate::{CheckpointError, FORMAT, Snapshot, prune, tensors};
+use crate::{CheckpointError, Snapshot, atomic, frozen, prune, tensors};
 
 /// Writes a snapshot to `<root>/step-00001200`, whole and synced, and returns that path.
 ///
@@ -25,30 +23,35 @@ use crate::{CheckpointError, FORMAT, Snapshot, prune, tensors};
 /// When a tensor does not fill its shape, the disk is full, or it refuses. What was begun is removed, and
 /// what was there before is as it was.
 pub fn write(root: &Path, snapshot: &Snapshot) -> Result<PathBuf, CheckpointError> {
+    atomic::make_dir(root)?;
+    write_in(root, snapshot)
+}
+
+/// The same in a root that is there: one that was removed while a run writes to it is not made again.
+fn write_in(root: &Path, snapshot: &Snapshot) -> Result<PathBuf, CheckpointError> {
     let entries = entries(snapshot)?;
-    let header = tensors::header(&entries);
-    let mut tensor_pieces = vec![header.as_slice()];
-    for index in tensors::order(&entries) {
-        tensor_pieces.push(&snapshot.tensors[index].bytes);
-    }
+    // Before the manifest that refers to it.
+    let frozen = frozen::put(root, snapshot, &entries)?;
+    let header = tensors::header(&entries, false);
+    let tensor_pieces = frozen::pieces(&header, snapshot, &entries, false);
     let meta = serde_json::to_vec_pretty(&snapshot.meta).expect("names and JSON values are JSON");
 
     let manifest = Manifest {
-        format: FORMAT,
+        format: match frozen {
+            Some(_) => FROZEN_SINCE,
+            None => FROZEN_SINCE - 1,
+        },
         step: snapshot.step,
         files: Files {
-            meta: FileEntry {
-                bytes: meta.len() as u64,
-                xxh3_128: hex(xxh3_128(&meta)),
-            },
-            tensors: file_entry(&tensor_pieces),
+            meta: frozen::file_entry(&[&meta]),
+            tensors: frozen::file_entry(&tensor_pieces),
+            frozen,
         },
         tensors: entries,
     }
     .encode();
 
     let path = step_path(root, snapshot.step);
-    atomic::make_dir(root)?;
     atomic::write_dir(
         &path,
         &[
@@ -67,15 +70,6 @@ pub fn write(root: &Path, snapshot: &Snapshot) -> Result<PathBuf, CheckpointErro
         ],
     )?;
     Ok(path)
-}
-
-fn file_entry(pieces: &[&[u8]]) -> FileEntry {
-    let mut hash = Xxh3::new();
-    pieces.iter().for_each(|piece| hash.update(piece));
-    FileEntry {
-        bytes: pieces.iter().map(|piece| piece.len() as u64).sum(),
-        xxh3_128: hex(hash.digest128()),
-    }
 }
 
 /// What came of a snapshot: where it lies, or why it does not.
@@ -129,7 +123,7 @@ impl Writer {
         atomic::make_dir(root)?;
         let to = root.to_path_buf();
         let writer = Self::start(move |snapshot, outcomes| {
-            let written = write(&to, snapshot);
+            let written = write_in(&to, snapshot);
             let go_on = written.is_ok();
             // Nobody listens when the writer was dropped; the work is done all the same.
             let _ = outcomes.send(written);
@@ -261,22 +255,35 @@ mod tests {
     use crate::{Dtype, Tensor, newest};
 
     fn snapshot(step: u64) -> Snapshot {
-        let tensors = (0..2)
-            .map(|index: u64| Tensor {
-                name: format!("t{index}"),
-                dtype: Dtype::U64,
-                shape: vec![2],
-                bytes: [step, index]
-                    .iter()
-                    .flat_map(|value| value.to_le_bytes())
-                    .collect(),
-            })
-            .collect();
+        let tensor = |index: u64, step: u64, is_frozen| Tensor {
+            name: format!("t{index}"),
+            dtype: Dtype::U64,
+            shape: vec![2],
+            bytes: [step, index]
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect(),
+            is_frozen,
+        };
         Snapshot {
             step,
             meta: [("step".to_owned(), step.into())].into(),
-            tensors,
+            tensors: vec![tensor(0, step, false), tensor(1, step, false)],
         }
+    }
+
+    /// One with an array that all have.
+    fn with_frozen(step: u64) -> Snapshot {
+        let mut snapshot = snapshot(step);
+        snapshot.tensors.insert(
+            1,
+            Tensor {
+                name: "frozen".into(),
+                is_frozen: true,
+                ..self::snapshot(7).tensors[0].clone()
+            },
+        );
+        snapshot
     }
 
     #[test]
@@ -295,7 +302,7 @@ mod tests {
             step: old,
             ..snapshot(1)
         };
-        let new = snapshot(new);
+        let new = with_frozen(new);
         for then in [Then::Fail, Then::Crash] {
             for operation in 0.. {
                 let root = tempfile::tempdir().unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use indicatif::HumanCount;
 use serde_json::Value;
-use spd_checkpoint::{look, verify};
+use spd_checkpoint::{look, step_path, verify};
 use spd_dataloader::{CheckedFiles, Dataset, Dtype};
 use spd_trainer::Fault;
 use spd_trainer::target_models::describe;
@@ -106,8 +106,8 @@ fn checkpoint(path: &Path) -> Result<String, Fault> {
 }
 
 fn run(path: &Path) -> Result<String, Fault> {
-    let found =
-        look(&path.join("checkpoints")).map_err(|error| Fault::BadInput(error.to_string()))?;
+    let root = path.join("checkpoints");
+    let found = look(&root).map_err(|error| Fault::BadInput(error.to_string()))?;
     let mut text = format!("  run in {}\n", path.display());
     text += &match found.newest {
         Some((step, _)) => {
@@ -117,6 +117,12 @@ fn run(path: &Path) -> Result<String, Fault> {
     };
     for (path, reason) in found.damaged {
         text += &format!("  damaged: {}: {reason}\n", path.display());
+    }
+    // With what all checkpoints share.
+    if let Some((step, _)) = found.newest
+        && let Err(error) = verify(&step_path(&root, step))
+    {
+        text += &format!("  damaged: {error}\n");
     }
     let config = path.join("config.toml");
     let config = spd_files::read_to_string(&config)

@@ -165,6 +165,7 @@ mod tests {
             sites,
             shared_importance: 0,
             state_bytes: 3 << 20,
+            frozen_bytes: 0,
             memory: Memory {
                 parts: vec![("state", 3 << 20), ("programs", 1 << 20), ("batches", 7)],
             },

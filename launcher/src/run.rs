@@ -395,14 +395,16 @@ pub(crate) fn gpu(asked: usize) -> Result<Option<usize>, Fault> {
     Ok((gpus(asked, 1)? > 0).then_some(GPU))
 }
 
-/// What the checkpoints that are still to be written may take; one more than are kept, while it is written.
+/// Bytes that the checkpoints may take which are still to be written; one more than are kept, while it is written. They share the
+/// target's weights.
 pub(crate) fn checkpoint_bytes(run: &Run, run_plan: &RunPlan, found: &Found) -> u64 {
     let checkpoints = if *found == Found::Nothing {
         run.checkpoint.keep.saturating_add(1)
     } else {
         1
     };
-    run_plan.state_bytes.saturating_mul(checkpoints) as u64
+    let states = run_plan.state_bytes.saturating_mul(checkpoints);
+    states.saturating_add(run_plan.frozen_bytes) as u64
 }
 
 fn destination(run: &Run, run_dir: &RunDir, found: &Found) -> Result<String, Fault> {

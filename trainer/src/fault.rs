@@ -163,6 +163,7 @@ impl From<CheckpointError> for Fault {
             CheckpointError::Held { .. } => Self::Held(err.to_string()),
             CheckpointError::Denied { .. }
             | CheckpointError::Format { .. }
+            | CheckpointError::Frozen { .. }
             | CheckpointError::NoLocks { .. } => Self::BadInput(err.to_string()),
             other => Self::Failed(other.into()),
         }

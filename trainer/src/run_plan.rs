@@ -27,8 +27,10 @@ pub struct RunPlan {
     pub sites: Vec<SitePlan>,
     /// Parameters of what gives importances to all sites together.
     pub shared_importance: usize,
-    /// Bytes of a checkpoint: parameters, moments, frozen weights.
+    /// Bytes of a checkpoint: parameters and moments.
     pub state_bytes: usize,
+    /// Bytes of the target's weights, which all checkpoints share.
+    pub frozen_bytes: usize,
     /// What all ranks will hold in memory.
     pub memory: Memory,
     /// What it will hold on a GPU, if it runs on one.
@@ -126,11 +128,16 @@ pub fn run_plan(run: &Run, threads: usize, on_gpu: bool, world: &World) -> Resul
         components: site.components,
         parameters,
     });
+    let frozen = store.slots().filter(|&slot| store.is_frozen(slot));
+    let frozen_bytes = frozen
+        .map(|slot| store.ty(slot).bytes() / (1 + usize::from(store.is_in_bf16(slot))))
+        .sum();
     Ok(RunPlan {
         rows: rows(run, &*network, (threads, world), on_gpu)?,
         sites: sites.collect(),
         shared_importance,
-        state_bytes: store.bytes(),
+        state_bytes: store.bytes() - frozen_bytes,
+        frozen_bytes,
         memory,
         gpu_memory,
     })

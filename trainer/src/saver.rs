@@ -190,15 +190,17 @@ impl<'a> Saver<'a> {
             tensors.extend(saved.iter().map(|&slot| store.named(slot)));
         }
         let is_here = staged.is_none();
+        let frozen = state::frozen(store);
         let here = |snapshot: &mut Snapshot| {
             if is_here {
-                state::fill(snapshot, &tensors, step);
+                state::fill(snapshot, &tensors, &frozen, step);
             }
         };
+        let names = frozen.clone();
         let mark = spool.mark();
         self.writer.expect(here, move |snapshot| {
             if let Some(staged) = staged {
-                state::fill(snapshot, &staged.arrived()?, step);
+                state::fill(snapshot, &staged.arrived()?, &names, step);
             }
             // A checkpoint counts on all rows before it: without them, a run that goes on from it has a gap.
             let rows = serde_json::to_value(mark.wait()?)?;
@@ -376,7 +378,8 @@ mod tests {
         let mut snapshot = Snapshot::default();
         let slots = state::saved(store).into_iter();
         let tensors = slots.map(|slot| store.named(slot));
-        state::fill(&mut snapshot, &tensors.collect::<Vec<_>>(), steps);
+        let frozen = state::frozen(store);
+        state::fill(&mut snapshot, &tensors.collect::<Vec<_>>(), &frozen, steps);
         snapshot.tensors
     }
 

@@ -3,10 +3,13 @@
 //! `target_model.<tensor>`), and AdamW's moments as `adamw.first.<tensor>` and `adamw.second.<tensor>`. A tied site has no tensors; where it has updates of its own, its moments are
 //! there, in the shape of the tensors that it shares.
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
 use anyhow::Context;
 use half::bf16;
 use serde_json::Value;
-use spd_checkpoint::{Dtype, Snapshot, Tensor};
+use spd_checkpoint::{CheckpointError, Dtype, Snapshot, Tensor, newest_step, write_frozen};
 use spd_configs::Run;
 use spd_engine::{Named, Slot, Store, Values};
 use spd_tracker::Mark;
@@ -20,16 +23,52 @@ pub(crate) fn saved(store: &Store) -> Vec<Slot> {
     slots.filter(|&slot| !store.is_transient(slot)).collect()
 }
 
+/// The names of tensors that no step changes: those of the target.
+pub(crate) fn frozen(store: &Store) -> BTreeSet<String> {
+    let slots = store.slots().filter(|&slot| store.is_frozen(slot));
+    slots.map(|slot| store.name(slot).to_owned()).collect()
+}
+
+/// Has the checkpoints of a root find the frozen tensors that they share, where that file is damaged or gone.
+///
+/// # Errors
+///
+/// When the disk refuses.
+pub(crate) fn mend_frozen(root: &Path, store: &Store) -> Result<(), CheckpointError> {
+    let names = frozen(store);
+    if names.is_empty() || newest_step(root).is_none() {
+        return Ok(());
+    }
+    let slots = saved(store).into_iter();
+    let slots = slots.filter(|&slot| store.is_frozen(slot));
+    let tensors: Vec<Named<'_>> = slots.map(|slot| store.named(slot)).collect();
+    let mut snapshot = Snapshot::default();
+    fill(&mut snapshot, &tensors, &names, 0);
+    write_frozen(root, &snapshot)
+}
+
 /// Copies tensors into a snapshot, into its old buffers where it has them.
-pub(crate) fn fill(snapshot: &mut Snapshot, tensors: &[Named<'_>], step: u64) {
+///
+/// - `frozen`: those that no step changes, which a snapshot that has them keeps
+pub(crate) fn fill(
+    snapshot: &mut Snapshot,
+    tensors: &[Named<'_>],
+    frozen: &BTreeSet<String>,
+    step: u64,
+) {
     snapshot.step = step;
     snapshot.tensors.resize_with(tensors.len(), || Tensor {
         name: String::new(),
         dtype: Dtype::F32,
         shape: Vec::new(),
         bytes: Vec::new(),
+        is_frozen: false,
     });
     for (tensor, from) in snapshot.tensors.iter_mut().zip(tensors) {
+        if tensor.is_frozen && tensor.name == from.name {
+            continue;
+        }
+        tensor.is_frozen = frozen.contains(from.name);
         tensor.name.clear();
         tensor.name.push_str(from.name);
         tensor.dtype = dtype(from.values);
@@ -52,7 +91,7 @@ fn dtype(values: Values<'_>) -> Dtype {
     }
 }
 
-/// The first thing in which the run of a checkpoint is another. What counts is what a run file says, not how.
+/// The first value in which the run of a checkpoint is another. The values of a run file count, not its bytes.
 fn differs(snapshot: &Snapshot, config: &str) -> Option<String> {
     let there = snapshot.meta.get("config").and_then(Value::as_str);
     if there == Some(config) {

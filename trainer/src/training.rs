@@ -329,6 +329,8 @@ fn restore_first<'a>(store: &mut Store, place: &'a Place<'a>) -> Result<Restored
         lock.sweep(place.dir)?;
         lock.sweep(&root)?;
     }
+    // The target's weights are there: they are those that the checkpoints were made with, or are refused.
+    state::mend_frozen(&root, store)?;
     let found = newest(&root)?;
     let resumed = found
         .snapshot

@@ -220,13 +220,13 @@ fn another_format_is_an_error_and_is_left_where_it_is() {
     let root = two_steps();
     forge(
         root.path(),
-        &body(root.path()).replace("\"format\":1", "\"format\":2"),
+        &body(root.path()).replace("\"format\":1", "\"format\":3"),
     );
     let two = step_path(root.path(), 2);
     assert_eq!(
         newest(root.path()).unwrap_err().to_string(),
         format!(
-            "{}: written in checkpoint format 2, this build reads format 1; \
+            "{}: written in checkpoint format 3, this build reads formats up to 2; \
              resume with the build that wrote it or move the directory away",
             two.display()
         )

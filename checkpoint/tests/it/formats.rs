@@ -16,13 +16,14 @@ fn floats(values: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// What `fixtures/make_v1.py` wrote.
+/// What `fixtures/make_fixtures.py` wrote.
 fn step_7() -> Snapshot {
     let tensor = |name: &str, dtype, shape: &[usize], bytes: Vec<u8>| Tensor {
         name: name.to_owned(),
         dtype,
         shape: shape.to_vec(),
         bytes,
+        is_frozen: false,
     };
     let meta = json!({
         "phase": "train",
@@ -61,7 +62,10 @@ fn step_7() -> Snapshot {
 fn a_checkpoint_written_by_python_opens() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     assert_eq!(load(&fixtures.join("v1/step-00000007")).unwrap(), step_7());
-    assert_eq!(FORMAT, 1, "a new format needs a fixture of its own");
+    let mut step_7 = step_7();
+    step_7.tensors[1].is_frozen = true;
+    assert_eq!(load(&fixtures.join("v2/step-00000007")).unwrap(), step_7);
+    assert_eq!(FORMAT, 2, "a new format needs a fixture of its own");
 }
 
 // Byte for byte: the header is a function of the tensors, whoever writes it.

@@ -4,6 +4,7 @@
 
 mod damage;
 mod formats;
+mod frozen;
 mod killed;
 
 use spd_checkpoint::{Dtype, Snapshot, Tensor};
@@ -24,6 +25,7 @@ fn sample(step: u64) -> Snapshot {
             bytes: (0..bytes)
                 .map(|index| mix(index).to_le_bytes()[7])
                 .collect(),
+            is_frozen: false,
         }
     };
     let meta = serde_json::json!({ "phase": "train", "data": { "position": step * 32 } });

@@ -595,6 +595,48 @@ fn a_damaged_run_file_of_a_run_directory_is_one_line_with_a_way_out() {
 }
 
 #[test]
+fn checkpoints_share_the_weights_of_the_target_and_a_run_that_goes_on_mends_them() {
+    let scratch = Scratch::new();
+    goes_on(toy(&scratch));
+    let straight = remains(&scratch);
+    let checkpoints = scratch.run_dir().join("checkpoints");
+    let shared: Vec<String> = names(&checkpoints)
+        .into_iter()
+        .filter(|name| name.starts_with("frozen-"))
+        .collect();
+    let [shared] = shared.try_into().unwrap();
+    let file = checkpoints.join(&shared);
+    let whole = fs::read(&file).unwrap();
+    let has_target = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains("target_model.");
+    assert!(has_target(&whole) && !has_target(&straight[0]));
+    for damage in [flip, |path: &Path| fs::remove_file(path).unwrap()] {
+        fs::remove_file(scratch.run_dir().join("summary.json")).unwrap();
+        fs::remove_dir_all(checkpoints.join("step-00000040")).unwrap();
+        damage(&file);
+        for arguments in [
+            vec!["figures", "runs/x"],
+            vec!["export", "runs/x", "--out", "out"],
+            vec!["inspect", "runs/x/checkpoints/step-00000020"],
+        ] {
+            let ended = launch(scratch.launcher(&arguments));
+            let error = ended.error();
+            assert!(
+                ended.code == Some(2)
+                    && error.starts_with(&format!("runs/x/checkpoints/{shared}: "))
+                    && error
+                        .ends_with("; put it back, or go on with the run, which writes it again"),
+                "{arguments:?}: {error}"
+            );
+        }
+        goes_on(toy(&scratch));
+        assert!(remains(&scratch) == straight);
+        assert!(fs::read(&file).unwrap() == whole);
+        goes_on(scratch.launcher(&["figures", "runs/x"]));
+        goes_on(scratch.launcher(&["export", "runs/x", "--out", "out"]));
+    }
+}
+
+#[test]
 fn what_a_run_file_says_counts_and_not_how() {
     let scratch = Scratch::new();
     goes_on(toy(&scratch));

@@ -146,5 +146,6 @@ pub(super) fn transpose(of: &Tensor, name: String) -> Tensor {
         dtype: of.dtype,
         shape: vec![columns, rows],
         bytes,
+        is_frozen: of.is_frozen,
     }
 }

@@ -124,7 +124,7 @@ pub fn import(checkpoint: &Path, run: &Run, step: u64) -> Result<Snapshot, Fault
     }
     let mut snapshot = Snapshot::default();
     let tensors: Vec<_> = slots.iter().map(|&slot| store.named(slot)).collect();
-    state::fill(&mut snapshot, &tensors, step);
+    state::fill(&mut snapshot, &tensors, &state::frozen(&store), step);
     let position = step.saturating_mul(run.train.batch_size as u64);
     let meta = [
         ("config", json!(run.to_toml())),
