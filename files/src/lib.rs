@@ -190,6 +190,7 @@ pub fn advice(found: &io::Error) -> Option<&'static str> {
         ErrorKind::WouldBlock => {
             Some("is there memory and room for another thread (ulimit -v, ulimit -u)?")
         }
+        ErrorKind::FileTooLarge => Some("may this process write files of that size (ulimit -f)?"),
         ErrorKind::InvalidInput | ErrorKind::IsADirectory => Some("move it away"),
         _ => None,
     }

@@ -14,7 +14,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::low_level::{emulate_default_handler, exit, pipe};
 
 use crate::exit::Exit;
@@ -150,6 +150,8 @@ pub(crate) fn hear(is_rank: bool) -> io::Result<()> {
     if is_rank {
         *answer() = Answer::Heeded;
     }
+    // It would end the process; so the write that is too large for `ulimit -f` fails, as on a full disk.
+    signal_hook::flag::register(SIGXFSZ, Arc::default())?;
     let (woken, wake) = UnixStream::pair()?;
     for (signal, seen) in ASKING.into_iter().zip(&*SEEN) {
         if is_heard(signal) {

@@ -5,6 +5,7 @@
 
 pub(crate) mod local;
 mod report;
+mod standing;
 
 use std::time::Duration;
 
@@ -19,9 +20,10 @@ use crate::ranks::{Meeting, Program};
 use crate::run_dir::RunDir;
 use crate::screen;
 use crate::stop::{self, Stop, StopRequest};
-use crate::supervisor::{Event, Supervisor, Timeouts};
+use crate::supervisor::{Action, Event, Supervisor, Timeouts};
 use local::{Finished, Local};
 use report::Report;
+use standing::Standing;
 
 /// Longest time between two looks at the clock.
 const LOOK: Duration = Duration::from_millis(200);
@@ -71,6 +73,8 @@ pub(crate) fn attempt(
     mut others: Option<&mut First>,
     memory: &str,
 ) -> Result<Attempt> {
+    let standing = Standing::of(run_dir.path())
+        .with_context(|| format!("{}: the run directory", run_dir.path().display()))?;
     let follower = Follower::start(Spool::follow(run_dir)?).context("the progress of the run")?;
     let meeting = match &mut others {
         Some(others) => match others.start(stop)? {
@@ -87,9 +91,19 @@ pub(crate) fn attempt(
         others,
         supervisor,
         timeouts,
+        standing,
+        lost: None,
     };
     watched.watch(stop)?;
     drop(follower);
+    if let Some(line) = watched.lost.take() {
+        watched.finish(stop);
+        return Ok(Attempt {
+            exit: Exit::Failed,
+            message: vec![line],
+            may_restart: false,
+        });
+    }
     let (supervisor, finished) = watched.finish(stop);
     Ok(Report {
         supervisor: &supervisor,
@@ -107,6 +121,9 @@ struct Watched<'a> {
     others: Option<&'a mut First>,
     supervisor: Supervisor,
     timeouts: Timeouts,
+    standing: Standing,
+    /// The run directory is gone, and the ranks were killed: what to say of that.
+    lost: Option<String>,
 }
 
 impl Watched<'_> {
@@ -122,6 +139,12 @@ impl Watched<'_> {
                 events.extend(others.events());
             }
             events.extend(self.request(stop));
+            if self.lost.is_none() {
+                self.lost = self.standing.lost();
+                if self.lost.is_some() {
+                    (0..self.supervisor.ranks()).for_each(|rank| self.kill(rank));
+                }
+            }
             events.push(Event::Tick);
             for event in events {
                 if let Event::Said(rank, Message::Beat { phase, step, .. }) = &event
@@ -142,6 +165,14 @@ impl Watched<'_> {
             }
         }
         Ok(())
+    }
+
+    fn kill(&mut self, rank: usize) {
+        let (kill, at) = (Action::Kill(rank), self.supervisor.at(rank));
+        match &mut self.others {
+            Some(others) if !self.local.has(rank) => others.act(&kill, at),
+            _ => drop(self.local.act(&kill, at)),
+        }
     }
 
     /// What a signal, or a tracker, asks for.

@@ -34,6 +34,7 @@ mod measured;
 mod panel;
 mod uv_matrices;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -158,7 +159,13 @@ fn draw_toys(
     (to, when): (&Path, &str),
     go_on: &mut GoOn<'_>,
 ) -> Result<bool, Fault> {
-    std::fs::create_dir_all(to).with_context(|| format!("{}", to.display()))?;
+    // A run directory that is gone is not made again.
+    for dir in to.parent().into_iter().chain([to]) {
+        match std::fs::create_dir(dir) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            made => made.with_context(|| dir.display().to_string())?,
+        }
+    }
     match probe(task, store)? {
         Some(probe) => save_all((to, when), &OF_TOYS, &probe, go_on),
         None => Ok(true),

@@ -1,0 +1,110 @@
+//! Whether a run directory still stands where it stood. What a rank has open goes on being written when the directory is removed, and
+//! nothing of that is ever seen.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use crate::threads;
+
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Looks after a directory for as long as it lives. A thread of its own looks, as a disk may not answer.
+pub(crate) struct Standing {
+    dir: PathBuf,
+    is_gone: Arc<AtomicBool>,
+    /// The thread ends with it.
+    _over: Sender<()>,
+}
+
+impl Standing {
+    /// Begins to look after the directory that stands there now.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be looked at, or no thread can be had.
+    pub(crate) fn of(dir: &Path) -> io::Result<Self> {
+        let first = identity(dir)?;
+        let (over, ends) = channel::<()>();
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let (place, flag) = (dir.to_owned(), Arc::clone(&is_gone));
+        threads::spawn("standing", move || {
+            while ends.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                let gone = match identity(&place) {
+                    Ok(now) => now != first,
+                    // A disk that fails for a while has not lost it.
+                    Err(error) => error.kind() == ErrorKind::NotFound,
+                };
+                if gone {
+                    return flag.store(true, Ordering::Relaxed);
+                }
+            }
+        })?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            is_gone,
+            _over: over,
+        })
+    }
+
+    /// What to say once it is not there any more.
+    pub(crate) fn lost(&self) -> Option<String> {
+        self.is_gone.load(Ordering::Relaxed).then(|| {
+            format!(
+                "{}: the run directory was removed or renamed while the run went on; the run ends, as nothing more of it would be kept",
+                self.dir.display()
+            )
+        })
+    }
+}
+
+fn identity(dir: &Path) -> io::Result<(u64, u64)> {
+    let found = fs::metadata(dir)?;
+    Ok((found.dev(), found.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn lost(standing: &Standing) -> String {
+        loop {
+            if let Some(line) = standing.lost() {
+                return line;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_removed_renamed_or_replaced_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (dir, other) = (folder.path().join("x"), folder.path().join("y"));
+        for leave in [
+            |dir: &Path, _: &Path| fs::remove_dir(dir),
+            |dir: &Path, other: &Path| fs::rename(dir, other),
+            |dir: &Path, other: &Path| fs::rename(other, dir),
+        ] {
+            fs::create_dir(&dir).unwrap();
+            let standing = Standing::of(&dir).unwrap();
+            assert_eq!(standing.lost(), None);
+            leave(&dir, &other).unwrap();
+            assert!(
+                lost(&standing).starts_with(&format!("{}: the run directory was ", dir.display()))
+            );
+            let _ = fs::remove_dir(&dir);
+        }
+        assert_eq!(
+            Standing::of(&dir).err().unwrap().kind(),
+            ErrorKind::NotFound
+        );
+    }
+}
