@@ -1,6 +1,9 @@
 //! Damage to what a run left: the same command makes it good to the bit, or refuses it by name.
 
+use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -10,12 +13,13 @@ use crate::suite::{Case, Suite};
 
 const FIELD: Suite = Suite {
     name: "damages",
-    cases: 144,
+    cases: 200,
     columns: &[
         "went on",
         "refused",
         "failed",
         "bit-equal",
+        "said",
         "bit-equal with --fresh",
     ],
 };
@@ -36,7 +40,7 @@ struct Base<'a> {
     checkpoints: PathBuf,
 }
 
-const PARTS: [Part; 16] = [
+const PARTS: [Part; 20] = [
     Part {
         name: "newest checkpoint",
         finished: false,
@@ -142,6 +146,34 @@ const PARTS: [Part; 16] = [
         all: false,
     },
     Part {
+        name: "any file of the run",
+        finished: false,
+        places: |base| {
+            let mut files = tree(&base.dir.join(RUN));
+            files.retain(|path| path.is_file());
+            files
+        },
+        all: false,
+    },
+    Part {
+        name: "log of rows or starts",
+        finished: false,
+        places: |base| LOGS.map(|name| base.run(name)).to_vec(),
+        all: false,
+    },
+    Part {
+        name: AND_MORE_OF_ITS_ENTRY,
+        finished: false,
+        places: |base| base.cached(|path| path.ends_with("target.safetensors")),
+        all: true,
+    },
+    Part {
+        name: REMOVED,
+        finished: false,
+        places: |base| vec![base.dir.join(RUN)],
+        all: true,
+    },
+    Part {
         name: ANOTHER_DATASET,
         finished: false,
         places: |base| base.data("index.json"),
@@ -154,6 +186,20 @@ const PARTS: [Part; 16] = [
         all: true,
     },
 ];
+
+/// What a run writes beside its checkpoints: no damage to it ends a run.
+const LOGS: [&str; 4] = [
+    "metrics.jsonl",
+    "metrics.times",
+    "starts.jsonl",
+    "system.jsonl",
+];
+
+/// Also another file of the directory that the target is in.
+const AND_MORE_OF_ITS_ENTRY: &str = "cached target and another file of its entry";
+
+/// While the run goes on.
+const REMOVED: &str = "run directory, removed";
 
 /// Not damaged, and not those that the run began with.
 const ANOTHER_DATASET: &str = "another dataset";
@@ -234,6 +280,18 @@ fn damaged(
     if !part.all {
         places = vec![case.random.one(&places).clone()];
     }
+    if part.name == REMOVED {
+        return removed(case, straight, &places[0]);
+    }
+    if part.name == AND_MORE_OF_ITS_ENTRY {
+        let entry = places[0].parent().unwrap();
+        let mut others = tree(entry);
+        others.retain(|path| path.is_file() && !path.ends_with("target.safetensors"));
+        others.push(entry.join("checkpoints"));
+        let other = case.random.one(&others).clone();
+        let also = *case.random.one(kinds);
+        damage_each(case, &[other], also);
+    }
     match part.name {
         ANOTHER_DATASET => make_data(&dir, 7 + case.random.below(80)),
         ANOTHER_TARGET => other.put_target(&places[0]),
@@ -245,8 +303,21 @@ fn damaged(
     let code = ended.code()?;
     if code == 0 {
         case.count("went on");
-        straight.compare(&dir)?;
-        case.count("bit-equal");
+        let rows_were_damaged = ["metrics.jsonl", "starts.jsonl"]
+            .iter()
+            .any(|name| names_whole(&ended.stderr, &base.run(name)));
+        if rows_were_damaged
+            && places
+                .iter()
+                .any(|place| place.starts_with(base.dir.join(RUN)))
+        {
+            // It says so, and has what could be read.
+            straight.compare_state(&dir)?;
+            case.count("said");
+        } else {
+            straight.compare(&dir)?;
+            case.count("bit-equal");
+        }
         let starts_over = part.name.starts_with("every checkpoint") || part.name == "checkpoints/";
         if starts_over && by_accident {
             return Err(format!(
@@ -267,7 +338,14 @@ fn damaged(
     {
         return Err("is refused, and rows are gone".to_owned());
     }
-    let dead_end = by_accident && ["cached target", "summary.json"].contains(&part.name);
+    let is_log = |place: &PathBuf| LOGS.iter().any(|name| *place == base.run(name));
+    let is_frozen = |place: &PathBuf| {
+        let name = place.file_name().unwrap().to_string_lossy();
+        name.starts_with("frozen-")
+    };
+    let of_cache = ["cached target", AND_MORE_OF_ITS_ENTRY, "summary.json"].contains(&part.name);
+    let dead_end = by_accident && (of_cache || places.iter().any(is_log))
+        || places.iter().any(is_frozen) && damage != Damage::NoPermission;
     if dead_end {
         return Err(format!(
             "{}: nothing but hands mends it: {error}",
@@ -283,6 +361,56 @@ fn damaged(
         case.count("bit-equal with --fresh");
     }
     Ok(())
+}
+
+/// The directory of a run is removed, renamed or replaced while it goes on: the run says so, ends, and makes none anew.
+fn removed(case: &mut Case, straight: &Uninterrupted, place: &Path) -> Result<(), String> {
+    let mut running = case.start(straight.small.command(case.dir()));
+    // Taken by the rank.
+    let lock = place.join("lock");
+    let before = fs::metadata(&lock)
+        .and_then(|found| found.modified())
+        .unwrap();
+    while fs::metadata(&lock)
+        .and_then(|found| found.modified())
+        .unwrap()
+        == before
+        && running.child.try_wait().unwrap().is_none()
+    {
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread::sleep(straight.took.mul_f64(case.random.part()));
+    let away = case.dir().join("away");
+    fs::rename(place, &away).unwrap();
+    let is_replaced = case.random.one_in(3);
+    if is_replaced {
+        fs::create_dir(place).unwrap();
+    }
+    if case.random.one_in(2) {
+        fs::remove_dir_all(&away).unwrap();
+    }
+    let ended = case.end(running, Duration::from_secs(10))?;
+    let code = ended.code()?;
+    // What had ended by then, or had not begun, is no matter of this.
+    if code == 0 {
+        case.count("went on");
+    } else {
+        case.count(if code == 1 { "failed" } else { "refused" });
+        if !names(ended.error()?, place) {
+            return Err(format!("names another thing: {}", ended.error()?));
+        }
+    }
+    let left = if place.is_dir() { tree(place) } else { vec![] };
+    match left.first() {
+        Some(path) if !is_replaced || code != 0 => Err(format!("makes {} anew", path.display())),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a text names a path that ends as this one does, in the run directory.
+fn names_whole(text: &str, path: &Path) -> bool {
+    let name = path.file_name().unwrap().to_string_lossy();
+    text.contains(&format!("{RUN}/{name}: "))
 }
 
 fn damage_each(case: &mut Case, places: &[PathBuf], damage: Damage) {

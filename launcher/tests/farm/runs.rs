@@ -222,10 +222,21 @@ impl Uninterrupted {
     ///
     /// What differs.
     pub(crate) fn compare(&self, dir: &Path) -> Result<(), String> {
+        self.compare_state(dir)?;
         let remains = Results::of(&dir.join(RUN))?;
         if remains.rows != self.remains.rows {
             return Err("metrics.jsonl differs from that of the straight run".to_owned());
         }
+        Ok(())
+    }
+
+    /// The same of its last checkpoint alone.
+    ///
+    /// # Errors
+    ///
+    /// That it differs.
+    pub(crate) fn compare_state(&self, dir: &Path) -> Result<(), String> {
+        let remains = Results::of(&dir.join(RUN))?;
         if remains.tensors != self.remains.tensors {
             return Err("the last checkpoint differs from that of the straight run".to_owned());
         }
