@@ -1,6 +1,8 @@
 //! What the stories of `it` and the farm have in common: a run, and a look at the processes and lines of a launch.
 
 use std::fs;
+use std::ops::{Deref, DerefMut};
+use std::process::Child;
 
 /// resid_mlp2.toml cut short, its batches in four shards, with adversaries that all ranks climb together, in the loss and in evaluations.
 pub(crate) const SHARED_ADVERSARY: &[&str] = &[
@@ -25,6 +27,32 @@ pub(crate) const SHARED_ADVERSARY: &[&str] = &[
     "loss.2.steps=3",
     "loss.2.step_size=0.3",
 ];
+
+/// A process that ends with its test, however that ends: it is killed when this is dropped, and its ranks with it.
+#[derive(Debug)]
+pub(crate) struct Guarded(pub(crate) Child);
+
+impl Deref for Guarded {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Guarded {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // It may be gone.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 /// Lines without the time before them: no terminal shows them as they come.
 pub(crate) fn unstamped(text: &str) -> String {

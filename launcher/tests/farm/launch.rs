@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::both::{children, is_gone, unstamped};
+use crate::both::{Guarded, children, is_gone, unstamped};
 use crate::suite::Case;
 
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_spd-launch");
@@ -25,7 +25,7 @@ const SHOWN: usize = 12;
 
 /// A launch that is under way.
 pub(crate) struct Running {
-    pub(crate) child: Child,
+    pub(crate) child: Guarded,
     command: String,
     streams: [Option<JoinHandle<Vec<u8>>>; 2],
 }
@@ -71,7 +71,7 @@ impl Case {
 
     /// Starts a launch that writes wherever the command says.
     pub(crate) fn start_unread(&mut self, mut command: Command) -> Running {
-        let mut child = command.spawn().unwrap();
+        let mut child = Guarded(command.spawn().unwrap());
         let streams = [
             child.stdout.take().map(read_to_end),
             child.stderr.take().map(read_to_end),

@@ -9,6 +9,7 @@ use std::{fs, process};
 
 use tempfile::TempDir;
 
+use crate::both::Guarded;
 use crate::launch::BINARY;
 
 /// A run of half a minute or so by two nodes.
@@ -146,7 +147,7 @@ impl Wire {
         ip(&format!("netns exec {} {command}", self.names[1]))
     }
 
-    fn node(&self, dir: &Path, node: usize, out: &str) -> Child {
+    fn node(&self, dir: &Path, node: usize, out: &str) -> Guarded {
         let mut command = Command::new("ip");
         let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/tms_5-2.toml");
         command.args(["netns", "exec", &self.names[node], BINARY, config]);
@@ -162,9 +163,8 @@ impl Wire {
             .env("WORLD_SIZE", "2")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(stderr)
-            .spawn()
-            .unwrap()
+            .stderr(stderr);
+        Guarded(command.spawn().unwrap())
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::both::{is_gone, unstamped};
+use crate::both::{Guarded, is_gone, unstamped};
 
 /// How long anything is waited for that is to come: only what never comes takes so long, on the busiest machine.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -28,10 +28,10 @@ pub(crate) struct Ended {
     pub(crate) stderr: String,
 }
 
-/// A process that ends with its test, however that ends: it is killed when this is dropped, and its ranks with it.
+/// A process of a test, and what it has said.
 #[derive(Debug)]
 pub(crate) struct Running {
-    child: Child,
+    child: Guarded,
     stdout: Told,
     stderr: Told,
 }
@@ -76,7 +76,7 @@ impl Running {
     /// The same of a program that may not be here.
     pub(crate) fn try_of(command: &mut Command) -> io::Result<Self> {
         Ok(Self {
-            child: command.spawn()?,
+            child: Guarded(command.spawn()?),
             stdout: Told::default(),
             stderr: Told::default(),
         })
@@ -102,14 +102,6 @@ impl Deref for Running {
 impl DerefMut for Running {
     fn deref_mut(&mut self) -> &mut Child {
         &mut self.child
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may be gone.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
