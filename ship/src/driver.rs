@@ -35,6 +35,8 @@ const LOOK: Duration = Duration::from_millis(500);
 pub(crate) struct Status {
     /// Metrics rows that the server has.
     pub(crate) sent: u64,
+    /// Those of them that were sent now; the others were there.
+    pub(crate) now: u64,
     /// Those that it refused.
     pub(crate) refused: u64,
     /// System rows that it refused.
@@ -87,6 +89,8 @@ struct Driver<'r, S: Sink> {
     knows_end: bool,
     /// Where people look at the run, as they were told.
     page: Option<String>,
+    /// Metrics rows that were taken to be sent.
+    sent: u64,
 }
 
 impl<'r, S: Sink> Driver<'r, S> {
@@ -105,6 +109,7 @@ impl<'r, S: Sink> Driver<'r, S> {
             is_named: false,
             knows_end: false,
             page: None,
+            sent: 0,
         }
     }
 
@@ -267,6 +272,7 @@ impl<'r, S: Sink> Driver<'r, S> {
         self.place.tried = steps.end.clone();
         self.save().await?;
         self.is_partial = true;
+        self.sent += steps.rows.len() as u64;
         let mut pieces = vec![steps.rows];
         while let Some(rows) = pieces.pop() {
             let sent = self
@@ -402,6 +408,7 @@ impl<'r, S: Sink> Driver<'r, S> {
             .unwrap_or_else(PoisonError::into_inner);
         (status.sent, status.refused) = (self.place.metrics.mark.lines, self.place.refused);
         status.refused_system = self.place.refused_system;
+        status.now = self.sent.min(status.sent);
     }
 }
 

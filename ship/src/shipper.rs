@@ -119,7 +119,13 @@ impl Told {
             refused.push_str(&format!(", and {rows} rows of the system are refused"));
         }
         let line = match &status.trouble {
-            _ if status.is_closed => format!("{name}: all {sent} rows are sent{refused}"),
+            _ if status.is_closed => match status.now {
+                0 if sent > 0 => format!("{name}: all {sent} rows were there before{refused}"),
+                now if now < sent => {
+                    format!("{name}: all {sent} rows are sent, {now} of them now{refused}")
+                }
+                _ => format!("{name}: all {sent} rows are sent{refused}"),
+            },
             trouble => format!(
                 "{name}: {owed} rows are not sent{refused}: {}; `spd-launch ship {}` sends them",
                 trouble.as_deref().unwrap_or("there was no time"),
@@ -209,6 +215,7 @@ mod tests {
     fn what_was_refused_is_told_by_its_kind() {
         let status = |refused, refused_system| Status {
             sent: 9,
+            now: 9,
             refused,
             refused_system,
             is_closed: true,
@@ -220,5 +227,13 @@ mod tests {
             line(status(1, 2)),
             "mlflow: all 9 rows are sent, 1 of them refused, and 2 rows of the system are refused"
         );
+        let again = |now| {
+            line(Status {
+                now,
+                ..status(0, 0)
+            })
+        };
+        assert_eq!(again(0), "mlflow: all 9 rows were there before");
+        assert_eq!(again(2), "mlflow: all 9 rows are sent, 2 of them now");
     }
 }
