@@ -46,7 +46,7 @@ fn export_wandb(run_dir: &RunDir, out: &Path) -> Result<Exit, Fault> {
     let run = run.map_err(|faults| Fault::BadInput(faults.to_string()))?;
     let end = ended(run_dir.path());
     let code = end.map(Exit::code);
-    let exported = spd_ship::export(run_dir.path(), About::run(&run), out, code);
+    let exported = spd_ship::export(run_dir.path(), About::run(run_dir.path(), &run), out, code);
     let exported = exported.map_err(|found| match found {
         ExportError::Disk { .. } => Fault::Failed(found.into()),
         _ => Fault::BadInput(found.to_string()),

@@ -13,8 +13,8 @@ use crate::run_dir::RunDir;
 use crate::screen;
 use crate::sweep::rows;
 
-/// Ships runs one after the other, until every tracker has everything. Each waits for its servers as long as it takes. Of a sweep, its
-/// runs that have begun are shipped, and then the sweep itself.
+/// Ships runs one after the other, until every tracker has everything. Each waits for its servers as long as it takes. Of a sweep, the
+/// sweep itself is shipped, and then its runs that have begun.
 ///
 /// # Errors
 ///
@@ -33,9 +33,14 @@ pub(crate) fn ship(asked: &ShipArgs) -> Result<Exit, Fault> {
             run.tracker.to.clone_from(&asked.tracker);
         }
         let exit = ended(dir.path()).unwrap_or(Exit::Stopped);
-        all.push((dir, About::run(&run), exit));
+        let about = About::run(dir.path(), &run);
+        all.push((dir, about, exit));
     }
-    if let Some((dir, ..)) = all.iter().find(|(_, about, _)| about.tracker.to.is_empty()) {
+    // A sweep names what its runs do, in their files.
+    let names_none = |(dir, about, _): &&(RunDir, About, Exit)| {
+        about.tracker.to.is_empty() && dir.config().is_file()
+    };
+    if let Some((dir, ..)) = all.iter().find(names_none) {
         return Err(Fault::BadInput(format!(
             "{}: its config.toml names no tracker under [tracker]; name one: --tracker wandb, mlflow or tensorboard",
             dir.path().display()

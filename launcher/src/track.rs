@@ -56,7 +56,7 @@ impl Track {
             machine: Some(Machine::of(dir, node)),
             page: Some(Page::of(dir)),
         };
-        Self::start(dir, Some(About::run(run)), watched)
+        Self::start(dir, Some(About::run(dir, run)), watched)
     }
 
     /// Begins beside a sweep, whose runs have launchers of their own.

@@ -81,6 +81,13 @@ impl Files {
         })
     }
 
+    /// Whether another process sends for a sink of a run now.
+    pub(crate) fn is_held(run: &Path, name: &str) -> bool {
+        let path = run.join(SINKS).join(format!("{name}.lock"));
+        let lock = spd_files::open(&path);
+        lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)))
+    }
+
     /// How far the sink is; at the beginning where nothing says so, or what does is damaged.
     pub(crate) fn read<S: Default + for<'de> Deserialize<'de>>(&self) -> Place<S> {
         let bytes = spd_files::read(&self.path()).unwrap_or_default();

@@ -10,6 +10,9 @@ use spd_tracker::Start;
 /// Bytes of a file that are sent at most.
 const LARGEST: u64 = 64 << 20;
 
+/// The file that makes a directory one of a sweep.
+const SWEEP: &str = "sweep.json";
+
 /// What trackers are told of a run beside its rows: where it goes, and what it is.
 #[derive(Debug, Clone)]
 pub struct About {
@@ -24,11 +27,12 @@ pub struct About {
 }
 
 impl About {
-    /// A run of training.
-    pub fn run(run: &Run) -> Self {
+    /// A run of training, which is called by its directory.
+    pub fn run(dir: &Path, run: &Run) -> Self {
+        let name = dir.file_name().and_then(|name| name.to_str());
         Self {
             tracker: run.tracker.clone(),
-            name: run.name.clone(),
+            name: name.unwrap_or(&run.name).to_owned(),
             config: serde_json::to_value(run).expect("what was read from TOML is JSON"),
             job: "train",
         }
@@ -69,6 +73,8 @@ pub(crate) struct RunInfo {
     pub(crate) started: f64,
     /// The machine of its launcher.
     pub(crate) host: String,
+    /// The id of the sweep whose directory its own is in.
+    pub(crate) sweep: Option<String>,
 }
 
 impl RunInfo {
@@ -87,6 +93,7 @@ impl RunInfo {
             tracker,
             config,
             job,
+            sweep: dir.parent().and_then(sweep_of),
             started: first.time,
             host: rustix::system::uname()
                 .nodename()
@@ -123,6 +130,12 @@ impl RunInfo {
     }
 }
 
+/// The id of the sweep that a directory is of, if it is of one.
+fn sweep_of(dir: &Path) -> Option<String> {
+    let first = Start::all(dir).ok()?.into_iter().next()?;
+    dir.join(SWEEP).is_file().then_some(first.run)
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -138,6 +151,29 @@ pub(crate) mod tests {
             job: "train",
             started: 1_795_000_000.0,
             host: "node-7.example".to_owned(),
+            sweep: None,
         }
+    }
+
+    #[test]
+    fn a_run_is_called_by_its_directory_and_knows_its_sweep() {
+        let folder = tempfile::tempdir().unwrap();
+        let (sweep, dir) = (folder.path(), folder.path().join("kr"));
+        let spool = |dir: &Path| drop(spd_tracker::Spool::start(dir, &Default::default(), 0));
+        spd_files::atomic::make_dir(&dir).unwrap();
+        spool(&dir);
+        let start = |dir: &Path| Start::all(dir).unwrap().swap_remove(0);
+        let of = |run: &Run| RunInfo::of(&dir, About::run(&dir, run), start(&dir));
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/tms_5-2.toml");
+        let mut run = Run::load(&file, &[]).unwrap();
+        let info = of(&run);
+        assert_eq!((info.name.as_str(), info.sweep), ("kr", None));
+        run.tracker.name = Some("mine".to_owned());
+        spool(sweep);
+        assert_eq!(of(&run).sweep, None);
+        spd_files::atomic::write_file(&sweep.join("sweep.json"), &[b"{}"]).unwrap();
+        let info = of(&run);
+        let id = Some(start(sweep).run);
+        assert_eq!((info.name.as_str(), info.sweep), ("mine", id));
     }
 }

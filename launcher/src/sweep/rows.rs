@@ -141,7 +141,7 @@ pub(crate) fn label(run: &mut Run, sweep: &str, member: &str) {
     tracker.name = Some(format!("{name} {member}"));
 }
 
-/// What a directory of a sweep has to be shipped, and how each of it ended: the runs that have begun, then the sweep itself.
+/// What a directory of a sweep has to be shipped, and how each of it ended: the sweep itself, then the runs that have begun.
 ///
 /// - `given`: trackers in place of those that the runs name
 ///
@@ -179,17 +179,19 @@ pub(crate) fn all_of(
         }
         let exit = ended(dir.path()).unwrap_or(Exit::Stopped);
         is_done &= exit == Exit::Done;
-        all.push((dir, About::run(&run), exit));
+        let about = About::run(dir.path(), &run);
+        all.push((dir, about, exit));
     }
     let Some((_, first, _)) = all.first() else {
         return Err(refused(
             "none of its runs has begun, and there is nothing to send".to_owned(),
         ));
     };
-    // Those of an earlier version have no rows of their own.
+    // Those of an earlier version have no rows of their own. Where they have, their runs are shown below the sweep, which is to be there.
     if root.path().join(spd_tracker::STARTS).is_file() {
         let exit = if is_done { Exit::Done } else { Exit::Stopped };
-        all.push((root.clone(), about_of(&file, &first.tracker), exit));
+        let about = about_of(&file, &first.tracker);
+        all.insert(0, (root.clone(), about, exit));
     }
     Ok(all)
 }

@@ -20,6 +20,7 @@ use spd_configs::OnRollback;
 use spd_tracker::{Kind, Value, now};
 
 use crate::credentials::Environment;
+use crate::cursor::Files;
 use crate::run::RunInfo;
 use crate::sink::{After, End, Refusal, RollBack, Sink, Stamped};
 use about::tag;
@@ -32,6 +33,9 @@ const KEY: &str = "client.run_key";
 
 /// What all runs of a directory have.
 const DIRECTORY: &str = "spd.run";
+
+/// The run that the page of the server shows a run below.
+const PARENT: &str = "mlflow.parentRunId";
 
 /// Parameters, or tags, that one request holds.
 const MOST: usize = 100;
@@ -48,6 +52,8 @@ pub(crate) struct State {
     files: Option<String>,
     /// Whether it has its parameters.
     has_parameters: bool,
+    /// Whether it is shown below that of its sweep.
+    has_parent: bool,
     /// The time of the last row, in milliseconds since 1970: what is sent later did not happen later.
     last: Option<i64>,
     /// Names that the server does not take, by what they are there.
@@ -141,9 +147,26 @@ impl Mlflow {
             }
         }
         state.has_parameters = true;
+        self.join_sweep(run, state).await?;
         let config = serde_json::to_vec_pretty(&run.config).unwrap_or_default();
         self.store(state, "config.json", config).await?;
         self.store_if_there(run, state, "config.toml").await
+    }
+
+    /// Has a run of a sweep shown below that of the sweep, where that one is there.
+    async fn join_sweep(&self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+        let Some(sweep) = run.sweep.as_deref().filter(|_| !state.has_parent) else {
+            return Ok(());
+        };
+        let server = self.server()?;
+        let experiment = server.run(&state.run).await?.info.experiment_id;
+        let found = server.runs_by_tag(&experiment, DIRECTORY, sweep).await?;
+        if let Some(found) = found.into_iter().max_by_key(generation_of) {
+            let tags = [tag(PARENT, &found.info.run_id)];
+            server.tag(&state.run, &tags).await?;
+            state.has_parent = true;
+        }
+        Ok(())
     }
 
     /// Notes which names the server does not take as they are.
@@ -179,15 +202,8 @@ impl Mlflow {
             }
             None => server.runs_by_tag(&experiment, DIRECTORY, &run.id).await?,
         };
-        let of = |found: &Run| {
-            let key = found.tag(KEY).unwrap_or_default();
-            let generation = key
-                .rsplit_once("-r")
-                .and_then(|(_, count)| count.parse().ok());
-            generation.unwrap_or(0)
-        };
-        if let Some(found) = found.into_iter().max_by_key(of) {
-            return Ok(state_of(&found, of(&found)));
+        if let Some(found) = found.into_iter().max_by_key(generation_of) {
+            return Ok(state_of(&found, generation_of(&found)));
         }
         let generation = generation.unwrap_or(0);
         let name = match generation {
@@ -365,6 +381,11 @@ impl Sink for Mlflow {
         if !events.is_empty() {
             self.store(state, "events.log", events.into_bytes()).await?;
         }
+        self.join_sweep(run, state).await?;
+        if run.sweep.is_some() && !state.has_parent && is_sweep_shipped(run) {
+            let why = "the run of the sweep is not there yet".to_owned();
+            return Err(Refusal::Later { why, after: None });
+        }
         let status = match end.code {
             0 => "FINISHED",
             3 => "KILLED",
@@ -379,12 +400,26 @@ impl Sink for Mlflow {
     }
 }
 
+/// Whether another process ships the sweep that a run is of now: its run will be there.
+fn is_sweep_shipped(run: &RunInfo) -> bool {
+    let sweep = run.dir.parent();
+    sweep.is_some_and(|sweep| Files::is_held(sweep, Mlflow::NAME))
+}
+
 /// What a run is found by.
 fn key(run: &RunInfo, generation: u64) -> String {
     match generation {
         0 => run.id.clone(),
         generation => format!("{}-r{generation}", run.id),
     }
+}
+
+/// How often the directory's run had been started before one of the server was begun.
+fn generation_of(found: &Run) -> u64 {
+    let key = found.tag(KEY).unwrap_or_default();
+    let generation = key.rsplit_once("-r");
+    let generation = generation.and_then(|(_, count)| count.parse().ok());
+    generation.unwrap_or(0)
 }
 
 /// What is known of a run that was just found or made.

@@ -148,3 +148,33 @@ fn a_sweep_is_a_run_with_a_tag_and_its_table() {
         assert_eq!(stored, text.as_bytes());
     }
 }
+
+#[test]
+fn a_run_of_a_sweep_is_shown_below_it() {
+    let fake = fake::Fake::new();
+    let (mut sweep, mut member) = (Scratch::new(&fake.uri), Scratch::new(&fake.uri));
+    member.info.sweep = Some(sweep.info.id.clone());
+    member.info.dir = sweep.path().join("seed=0");
+    let parent = |fake: &fake::Fake, member: &Scratch| {
+        let run = fake.kept().runs[&member.state.run].clone();
+        run.tags.get("mlflow.parentRunId").cloned()
+    };
+    member.open().unwrap();
+    assert_eq!(parent(&fake, &member), None);
+    // One that is shipped now will be there.
+    let held = Files::hold(sweep.path(), Mlflow::NAME).unwrap();
+    let Err(Refusal::Later { why, .. }) = member.close(0) else {
+        panic!("there is no run of the sweep");
+    };
+    assert_eq!(why, "the run of the sweep is not there yet");
+    // And one that is not may never be.
+    drop(held);
+    member.close(0).unwrap();
+    sweep.open().unwrap();
+    member.close(0).unwrap();
+    assert_eq!(parent(&fake, &member), Some(sweep.state.run.clone()));
+    // What takes its place after a roll-back is there too.
+    assert_eq!(member.roll_back(1).unwrap(), After::FromStart);
+    assert_eq!(parent(&fake, &member), Some(sweep.state.run.clone()));
+    assert_eq!(parent(&fake, &sweep), None);
+}

@@ -254,6 +254,7 @@ fn a_run(dir: &Path) -> RunInfo {
         started: 1000.0,
         job: "train",
         host: "host".into(),
+        sweep: None,
     }
 }
 
