@@ -21,6 +21,9 @@ use crate::{
     values::found,
 };
 
+/// Longer files are refused.
+const MOST_BYTES: u64 = 1 << 20;
+
 /// The name of the file.
 const FILE: &str = "config.json";
 
@@ -266,7 +269,7 @@ fn is_same(one: &DeValue<'_>, other: &DeValue<'_>) -> bool {
 /// Reads the file, and the keys that its architecture has.
 fn read(path: PathBuf) -> Result<ConfigJson, String> {
     let shown = path.display();
-    let bytes = spd_files::read(&path).map_err(|error| match error.kind() {
+    let bytes = spd_files::read_at_most(&path, MOST_BYTES).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => format!(
             "no {shown}, which says what network the weights are of; put it there, or give `kind` and its sizes"
         ),

@@ -204,14 +204,20 @@ impl Run {
     }
 }
 
+/// Longer run files are refused.
+const MOST_BYTES: u64 = 1 << 20;
+
 /// The text of a run file.
 fn text_of(path: &Path) -> Result<String, Faults> {
     if let Some(shipped) = Shipped::at(path) {
         return Ok(shipped.text.to_owned());
     }
-    let bytes = spd_files::read(path).map_err(|error| {
+    let bytes = spd_files::read_at_most(path, MOST_BYTES).map_err(|error| {
         let message = match error.kind() {
             std::io::ErrorKind::NotFound => "no such run file".to_owned(),
+            std::io::ErrorKind::FileTooLarge => {
+                format!("expected a run file of at most {MOST_BYTES} bytes, found more; is it one?")
+            }
             std::io::ErrorKind::InvalidInput | std::io::ErrorKind::IsADirectory => {
                 error.to_string()
             }

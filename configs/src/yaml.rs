@@ -14,6 +14,10 @@ use crate::faults::Note;
 /// Nodes of a file, those of aliases counted wherever they stand: an alias of aliases makes millions of a few lines.
 const MOST_NODES: usize = 100_000;
 
+/// Bytes of all scalars of a file, those of aliases and anchors counted wherever they are copied to: a text of a megabyte has an alias of
+/// three bytes.
+const MOST_BYTES: usize = 4 << 20;
+
 /// Lists and maps inside of each other.
 const DEEPEST: usize = 64;
 
@@ -146,15 +150,18 @@ struct Open {
     key: Option<(String, usize)>,
     /// Of all nodes inside.
     nodes: usize,
+    /// Of all scalars inside.
+    bytes: usize,
     /// Of the deepest node inside.
     depth: usize,
 }
 
-/// A finished node, how many nodes it is, and how deep.
+/// A finished node, how many nodes it is, how many bytes its scalars have, and how deep.
 #[derive(Clone)]
 struct Whole {
     node: Node,
     nodes: usize,
+    bytes: usize,
     depth: usize,
 }
 
@@ -164,6 +171,7 @@ struct Reader {
     anchored: BTreeMap<usize, Whole>,
     root: Option<Node>,
     nodes: usize,
+    bytes: usize,
 }
 
 impl Reader {
@@ -176,6 +184,7 @@ impl Reader {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let tag = known_tag(tag.as_deref()).map_err(|tag| note(&tag))?;
+                let bytes = text.len();
                 let value = match (style, tag) {
                     (ScalarStyle::Plain, None) => plain(&text),
                     _ => Value::Text(text.into_owned()),
@@ -184,9 +193,10 @@ impl Reader {
                 let whole = Whole {
                     node,
                     nodes: 1,
+                    bytes,
                     depth: 0,
                 };
-                self.close(whole, 1, anchor)
+                self.close(whole, (1, bytes), anchor)
             }
             Event::SequenceStart(_, anchor, tag) => {
                 known_tag(tag.as_deref()).map_err(|tag| note(&tag))?;
@@ -211,15 +221,21 @@ impl Reader {
                     let whole = Whole {
                         node,
                         nodes: done.nodes + 1,
+                        bytes: done.bytes,
                         depth: done.depth + 1,
                     };
-                    self.close(whole, 1, done.anchor)
+                    self.close(whole, (1, 0), done.anchor)
                 }
             },
-            Event::Alias(anchor) => match self.anchored.get(&anchor).cloned() {
+            Event::Alias(anchor) => match self.anchored.get(&anchor) {
+                // Counted before it is copied.
                 Some(whole) => {
-                    let new = whole.nodes;
-                    self.close(whole, new, 0)
+                    let (nodes, bytes) = (whole.nodes, whole.bytes);
+                    self.count(nodes, bytes, offset)?;
+                    match self.anchored.get(&anchor).cloned() {
+                        Some(whole) => self.close(whole, (0, 0), 0),
+                        None => Ok(()),
+                    }
                 }
                 None => Err(note("an alias of what it stands in")),
             },
@@ -242,29 +258,40 @@ impl Reader {
             is_map,
             key: None,
             nodes: 0,
+            bytes: 0,
             depth: 0,
         });
         Ok(())
     }
 
+    /// Counts what is held of the file.
+    fn count(&mut self, nodes: usize, bytes: usize, offset: usize) -> Result<(), Note> {
+        self.nodes = self.nodes.saturating_add(nodes);
+        self.bytes = self.bytes.saturating_add(bytes);
+        let (most, what) = match (self.nodes > MOST_NODES, self.bytes > MOST_BYTES) {
+            (true, _) => (MOST_NODES, "values"),
+            (_, true) => (MOST_BYTES, "bytes of text"),
+            _ => return Ok(()),
+        };
+        Err(Note {
+            offset,
+            message: format!(
+                "expected at most {most} {what}, found more; aliases count wherever they stand"
+            ),
+        })
+    }
+
     /// Puts a finished node where it belongs.
     ///
-    /// - `new`: nodes of it that are not counted yet
-    fn close(&mut self, whole: Whole, new: usize, anchor: usize) -> Result<(), Note> {
+    /// - `new`: nodes of it, and bytes of their scalars, that are not counted yet
+    fn close(&mut self, whole: Whole, new: (usize, usize), anchor: usize) -> Result<(), Note> {
         let offset = whole.node.offset;
-        self.nodes = self.nodes.saturating_add(new);
-        if self.nodes > MOST_NODES {
-            return Err(Note {
-                offset,
-                message: format!(
-                    "expected at most {MOST_NODES} values, found more; aliases count wherever they stand"
-                ),
-            });
-        }
+        self.count(new.0, new.1, offset)?;
         if self.open.len() + whole.depth > DEEPEST {
             return Err(too_deep(offset));
         }
         if anchor != 0 {
+            self.count(whole.nodes, whole.bytes, offset)?;
             self.anchored.insert(anchor, whole.clone());
         }
         let Some(parent) = self.open.last_mut() else {
@@ -272,6 +299,7 @@ impl Reader {
             return Ok(());
         };
         parent.nodes += whole.nodes;
+        parent.bytes += whole.bytes;
         parent.depth = parent.depth.max(whole.depth);
         if !parent.is_map {
             parent.items.push(whole.node);

@@ -107,6 +107,23 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// All bytes of a file that is to be no longer than `most`: what a file is read into takes a multiple of its length.
+///
+/// # Errors
+///
+/// As [`read`], and [`ErrorKind::FileTooLarge`] where it is longer.
+pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    let mut bytes = Vec::new();
+    // What the file system says of its length is no promise: another may be writing it.
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        let told = format!("it has more than {most} bytes, which is the most that is read");
+        return Err(io::Error::new(ErrorKind::FileTooLarge, told));
+    }
+    Ok(bytes)
+}
+
 /// The text of a file.
 ///
 /// # Errors
@@ -318,6 +335,13 @@ mod tests {
         let mut made = open_with(OpenOptions::new().append(true).create(true), &path).unwrap();
         made.write_all(b"text").unwrap();
         assert_eq!(read_to_string(&path).unwrap(), "text");
+        assert_eq!(read_at_most(&path, 4).unwrap(), b"text");
+        let error = read_at_most(&path, 3).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FileTooLarge);
+        assert_eq!(
+            error.to_string(),
+            "it has more than 3 bytes, which is the most that is read"
+        );
         made.write_all(&[0xff]).unwrap();
         let error = read_to_string(&path).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidData);

@@ -17,6 +17,9 @@ struct Network {
     read: fn(&mut ConfigJson),
 }
 
+/// Longer files are refused.
+const MOST_BYTES: u64 = 1 << 20;
+
 const OF_TOKENS: &str = "model_config.yaml";
 
 const LANGUAGE_MODELS: &[Network] = &[
@@ -90,8 +93,8 @@ pub(crate) fn look(
         return Ok(None);
     };
     let shown = path.display();
-    let text =
-        spd_files::read(&path).map_err(|error| format!("{shown}: cannot be read: {error}"))?;
+    let text = spd_files::read_at_most(&path, MOST_BYTES)
+        .map_err(|error| format!("{shown}: cannot be read: {error}"))?;
     let text = String::from_utf8_lossy(&text);
     let entries = yaml::parse(&text).map_err(|note| {
         let (line, column) =

@@ -76,3 +76,29 @@ fn aliases_of_aliases_are_bounded() {
         said(&text)
     );
 }
+
+// 282 KB of these took 4 GB: a text was counted once, and copied for each alias.
+#[test]
+fn text_of_aliases_and_anchors_is_bounded() {
+    let text = "x".repeat(200_000);
+    let aliases = "*t, ".repeat(20_000);
+    for hostile in [
+        format!("a: &t {text}\nb: [{aliases}]\n"),
+        format!("a: &t [{text}]\nb: [{aliases}]\n"),
+        format!("a: &t {{k: {text}}}\nb: [{aliases}]\n"),
+        // Each anchor is a copy of what is inside of it.
+        format!(
+            "a: {}{text}{}\n",
+            (0..60).map(|n| format!("&a{n} [")).collect::<String>(),
+            "]".repeat(60)
+        ),
+    ] {
+        let said = said(&hostile);
+        assert!(
+            said.contains("expected at most 4194304 bytes of text, found more; aliases count wherever they stand"),
+            "{}",
+            &said[..said.len().min(300)]
+        );
+    }
+    assert!(parse(&format!("a: &t {text}\nb: [*t, *t]\n")).is_ok());
+}

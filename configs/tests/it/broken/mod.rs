@@ -7,6 +7,8 @@ mod terms;
 mod together;
 mod values;
 
+use spd_configs::Run;
+
 use crate::{GPT2, LLAMA, RESID_MLP, TMS, load};
 
 type Texts = &'static [&'static str];
@@ -83,6 +85,24 @@ fn assert_said(cases: &[Case]) {
             "{:?} {:?}",
             case.edits,
             case.overrides
+        );
+    }
+}
+
+#[test]
+fn a_run_file_longer_than_any_is_refused_before_it_is_read() {
+    // Holes, and longer than any memory.
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["run.toml", "run.yaml"] {
+        let path = dir.path().join(name);
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(1 << 40).unwrap();
+        assert_eq!(
+            Run::load(&path, &[]).unwrap_err().to_string(),
+            format!(
+                "{}: expected a run file of at most 1048576 bytes, found more; is it one?",
+                path.display()
+            )
         );
     }
 }
