@@ -160,7 +160,6 @@ pub enum Data {
         #[serde(skip_serializing_if = "Option::is_none")]
         dtype: Option<Ids>,
         /// Whether documents may begin and end inside of a row.
-        #[serde(skip_serializing_if = "is_true")]
         cross_documents: bool,
         /// The id that ends each document, where the format does not list them and rows do not cross them.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -191,11 +190,6 @@ pub enum Ids {
     U16,
     /// Four bytes an id.
     U32,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn is_true(flag: &bool) -> bool {
-    *flag
 }
 
 /// Which features of a generated vector are on.
@@ -325,7 +319,6 @@ pub struct Train {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shards: Option<usize>,
     /// In which order several GPUs add up blocks.
-    #[serde(skip_serializing_if = "Reduction::is_exact")]
     pub reduction: Reduction,
     /// Mask draws per stochastic term.
     pub mask_samples: usize,
@@ -352,12 +345,6 @@ pub enum Reduction {
     Exact,
     /// As NCCL adds them: another number of GPUs gives other bits. Everything else adds along the tree as before.
     Fast,
-}
-
-impl Reduction {
-    fn is_exact(&self) -> bool {
-        *self == Self::Exact
-    }
 }
 
 /// Distance between outputs.

@@ -12,7 +12,7 @@ use safetensors::tensor::TensorView;
 use serde_json::Value;
 use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, Lock};
-use spd_configs::{Checkpoint, Data, Log, Run};
+use spd_configs::{Checkpoint, Data, Log, Model, Run};
 use spd_engine::{Pool, Processor, Store};
 use spd_tracker::{Cursor, METRICS, Read, Reader, STARTS, SYSTEM, TIMES};
 use xxhash_rust::xxh3::Xxh3;
@@ -35,11 +35,9 @@ use crate::world::World;
 /// Directory of a trained target, named by everything that its weights depend on: the network and `[target.train]`, `[data]`, what
 /// the network says of itself, and the dataset's index, which holds the hashes of its shards.
 pub(crate) fn cached_dir(run: &Run, network: &dyn Target) -> Result<PathBuf, Fault> {
-    let (target, data) = (&run.target, &run.data);
-    let mut key =
-        serde_json::to_string(&(&target.model, &target.train, data)).context("the target's key")?;
+    let mut key = settings(run)?;
     if let Data::Tokens { train, .. } = &run.data {
-        key.push_str(&crate::data::key(data, train)?);
+        key.push_str(&crate::data::key(&run.data, train)?);
     }
     // The key of version 2: bump it when training itself changes.
     let key = format!("2 {} {key}", network.describe());
@@ -49,6 +47,23 @@ pub(crate) fn cached_dir(run: &Run, network: &dyn Target) -> Result<PathBuf, Fau
     Ok(cache_dir()
         .join("targets")
         .join(format!("{kind}-{hash:016x}")))
+}
+
+/// The settings that the weights depend on, as keys have them since the first version: without what was left out of files then.
+fn settings(run: &Run) -> Result<String, Fault> {
+    let target = &run.target;
+    let mut settings = serde_json::to_string(&(&target.model, &target.train, &run.data))
+        .context("the target's key")?;
+    let mut leave_out = |usual: &str| settings = settings.replacen(usual, "", 1);
+    if matches!(
+        target.model,
+        Model::Gpt2(_) | Model::Gpt2Simple(_) | Model::GptNeo(_)
+    ) {
+        leave_out(r#","activation":"gelu_tanh""#);
+        leave_out(&format!(r#","norm_eps":{}"#, Value::from(1e-5)));
+    }
+    leave_out(r#","cross_documents":true"#);
+    Ok(settings)
 }
 
 /// Makes sure that a target which is to be trained can be kept.
@@ -475,4 +490,28 @@ fn train_target(
     let whole = safetensors::serialize(views, Some(hash.into())).context("the trained target")?;
     write_file(&dir.join(FILE), &whole)?;
     Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{Overrides, preset};
+
+    // A run file's key in the cache was made without them, and trained targets are to be found.
+    #[test]
+    fn a_key_leaves_out_what_files_left_out_where_it_was_usual() {
+        let mut run = preset("tiny-gpt2-h1", &Overrides::default()).unwrap().run;
+        let usual = settings(&run).unwrap();
+        for key in ["activation", "norm_eps", "cross_documents"] {
+            assert!(!usual.contains(key), "{usual}");
+        }
+        assert!(usual.contains(r#""d_mlp":"#), "{usual}");
+        let Model::Gpt2(model) = &mut run.target.model else {
+            panic!("a GPT-2");
+        };
+        model.norm_eps = 1e-6;
+        let other = settings(&run).unwrap();
+        assert!(other.contains(r#","norm_eps":"#), "{other}");
+        assert!(!other.contains("activation"), "{other}");
+    }
 }

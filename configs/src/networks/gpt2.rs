@@ -26,11 +26,9 @@ pub struct Gpt2 {
     pub n_head: usize,
     /// Width of the MLP.
     pub d_mlp: usize,
-    /// Nonlinearity of the MLP. Left out of the file where it is what every older file means, as is the next.
-    #[serde(skip_serializing_if = "Gelu::is_tanh")]
+    /// Nonlinearity of the MLP.
     pub activation: Gelu,
     /// Added to variances.
-    #[serde(skip_serializing_if = "is_usual_eps")]
     pub norm_eps: f64,
 }
 
@@ -57,20 +55,10 @@ impl Gelu {
         ("gelu_pytorch_tanh", "gelu_tanh"),
         ("gelu", "gelu"),
     ];
-
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-    fn is_tanh(&self) -> bool {
-        *self == Self::Tanh
-    }
 }
 
 /// What is added to variances where nothing is said.
 pub(super) const NORM_EPS: f64 = 1e-5;
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn is_usual_eps(eps: &f64) -> bool {
-    eps.to_bits() == NORM_EPS.to_bits()
-}
 
 /// Sizes of a GPT-Neo.
 #[derive(Debug, Clone, PartialEq, Serialize)]

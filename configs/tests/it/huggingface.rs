@@ -101,12 +101,13 @@ fn network(json: &str, keys: &str) -> String {
 fn sizes_are_those_of_the_file() {
     assert_eq!(
         network(GPT2, ""),
-        "kind \"gpt2\", vocab 50257, n_ctx 1024, d_model 768, n_layer 12, n_head 12, d_mlp 3072"
+        "kind \"gpt2\", vocab 50257, n_ctx 1024, d_model 768, n_layer 12, n_head 12, d_mlp 3072, \
+         activation \"gelu_tanh\", norm_eps 0.00001"
     );
     assert_eq!(
         network(TINY_STORIES, ""),
-        "kind \"gpt_neo\", vocab 50257, n_ctx 2048, d_model 64, n_layer 8, n_head 16, d_mlp 256, window 256, \
-         local_layers [1, 3, 5, 7]"
+        "kind \"gpt_neo\", vocab 50257, n_ctx 2048, d_model 64, n_layer 8, n_head 16, d_mlp 256, \
+         activation \"gelu_tanh\", norm_eps 0.00001, window 256, local_layers [1, 3, 5, 7]"
     );
     assert_eq!(
         network(PYTHIA, ""),
@@ -281,7 +282,8 @@ fn a_directory_without_its_config_needs_a_kind_and_sizes() {
     let sizes = "kind = \"gpt2\"\nvocab = 9\nn_ctx = 8\nd_model = 4\nn_layer = 1\nn_head = 2";
     assert_eq!(
         network("", sizes),
-        "kind \"gpt2\", vocab 9, n_ctx 8, d_model 4, n_layer 1, n_head 2, d_mlp 16"
+        "kind \"gpt2\", vocab 9, n_ctx 8, d_model 4, n_layer 1, n_head 2, d_mlp 16, \
+         activation \"gelu_tanh\", norm_eps 0.00001"
     );
     let from_hub = text(Path::new("hf://openai-community/gpt2@main"), "");
     assert_eq!(

@@ -26,6 +26,26 @@ fn a_language_model_is_filled_in_with_the_defaults_of_gpt2() {
     assert_written_and_read_again(&run);
 }
 
+// Files of earlier builds leave out what was usual.
+#[test]
+fn a_resolved_run_of_before_is_the_same_run() {
+    let run = load(GPT2.as_bytes(), &[]).unwrap();
+    let text = run.to_toml();
+    let usual = [
+        "activation = \"gelu_tanh\"\n",
+        "norm_eps = 0.00001\n",
+        "cross_documents = true\n",
+        "reduction = \"exact\"\n",
+    ];
+    let older = usual.iter().fold(text.clone(), |older, line| {
+        assert!(older.contains(line), "{line}{older}");
+        older.replace(line, "")
+    });
+    let older = Run::from_resolved(&older).unwrap();
+    assert_eq!(older.differences(&run), Vec::<String>::new());
+    assert_eq!((older == run, older.to_toml()), (true, text));
+}
+
 #[test]
 fn a_row_of_a_list_may_be_named() {
     let named = [
