@@ -393,7 +393,10 @@ fn a_link_leads_to_its_section_at_once() {
     // How far from the bar's lower edge the section is, but for what is near the end of the page.
     let away = "
         const scroller = document.documentElement;
-        for (let last = -1; last !== scroller.scrollTop;) { last = scroller.scrollTop; await new Promise(done => setTimeout(done, 150)); }
+        for (let still = 0, last = -1; still < 20; last = scroller.scrollTop) {
+            await new Promise(done => requestAnimationFrame(done));
+            still = last === scroller.scrollTop ? still + 1 : 0;
+        }
         const isEnd = scroller.scrollTop + innerHeight > scroller.scrollHeight - 2;
         const top = document.getElementById(name).getBoundingClientRect().top - document.getElementById('bar').getBoundingClientRect().bottom;
         return isEnd && top > 0 && top < innerHeight ? 0 : Math.round(top);";
