@@ -209,27 +209,44 @@ impl ConfigJson {
         }
     }
 
-    /// Refuses windows that a query cannot see beyond.
-    pub(crate) fn no_window(&mut self) {
-        let full = |kinds: &Value| {
-            let kinds = kinds.as_array();
-            kinds.is_some_and(|kinds| kinds.iter().all(|kind| kind == "full_attention"))
+    /// Rows are no longer here than a window is wide, so that no query has a key beyond it: `key`, the number of positions, is the window's
+    /// where that is smaller.
+    pub(crate) fn within_window(&mut self, key: &'static str) {
+        const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+        let kinds = self.get("layer_types").cloned();
+        let of = |known: &[&str]| {
+            kinds.as_ref().is_none_or(|kinds| {
+                let is_known =
+                    |kind: &Value| kind.as_str().is_some_and(|kind| known.contains(&kind));
+                kinds
+                    .as_array()
+                    .is_some_and(|kinds| kinds.iter().all(is_known))
+            })
         };
-        if let Some(kinds) = self.get("layer_types").filter(|kinds| !full(kinds)) {
-            let found = shown_value(kinds);
-            self.refuse(format!(
-                "`layer_types` is {found}, which is not supported; supported: \"full_attention\" alone"
+        if !of(&KINDS) {
+            let found = kinds.as_ref().map(shown_value).unwrap_or_default();
+            return self.refuse(format!(
+                "`layer_types` is {found}, which is not supported; supported: \"full_attention\", \"sliding_attention\""
             ));
         }
         if self.get("use_sliding_window") == Some(&Value::Bool(false)) {
             return;
         }
-        let reaches = |window: &Value| window.as_f64() >= self.number("n_ctx");
-        if let Some(window) = self.get("sliding_window").filter(|window| !reaches(window)) {
+        let Some(window) = self.get("sliding_window") else {
+            if !of(&KINDS[..1]) {
+                self.refuse("missing key `sliding_window`, which `layer_types` asks for");
+            }
+            return;
+        };
+        let Some(window) = window.as_u64().filter(|window| *window > 0) else {
             let found = shown_value(window);
-            self.refuse(format!(
-                "`sliding_window` is {found}, which is not supported; supported: null, or all of `max_position_embeddings`"
+            return self.refuse(format!(
+                "`sliding_window`: expected null or a number of positions, found {found}"
             ));
+        };
+        if self.number::<u64>(key).is_some_and(|most| most > window) {
+            self.said.retain(|said| said.key != key);
+            self.say(key, &window.to_string(), "sliding_window");
         }
     }
 }

@@ -45,8 +45,8 @@ pub use losses::{
     Routing, StochasticHiddenActsRecon, StochasticRecon, Term, UnmaskedRecon,
 };
 pub use networks::{
-    Activation, Custom, Gelu, Gpt2, GptNeo, GptNeoX, Input, Llama, LlamaSimple, Model, ResidMlp,
-    RopeScaling, Tms,
+    Activation, Custom, Gpt2, GptNeo, GptNeoX, Input, Llama, LlamaSimple, Model, Nonlinearity,
+    ResidMlp, RopeScaling, Tms,
 };
 pub use pattern::pattern_matches;
 pub use run::*;

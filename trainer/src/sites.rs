@@ -147,8 +147,9 @@ mod tests {
             n_layer: 2,
             n_head: 2,
             d_mlp: 64,
-            activation: spd_configs::Gelu::Tanh,
+            activation: spd_configs::Nonlinearity::GeluTanh,
             norm_eps: 1e-5,
+            tied_head: true,
         };
         shipped(&Model::Gpt2(sizes)).unwrap().layers()
     }

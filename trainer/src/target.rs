@@ -61,6 +61,7 @@ fn settings(run: &Run) -> Result<String, Fault> {
     ) {
         leave_out(r#","activation":"gelu_tanh""#);
         leave_out(&format!(r#","norm_eps":{}"#, Value::from(1e-5)));
+        leave_out(r#","tied_head":true"#);
     }
     leave_out(r#","cross_documents":true"#);
     Ok(settings)
@@ -502,7 +503,7 @@ mod tests {
     fn a_key_leaves_out_what_files_left_out_where_it_was_usual() {
         let mut run = preset("tiny-gpt2-h1", &Overrides::default()).unwrap().run;
         let usual = settings(&run).unwrap();
-        for key in ["activation", "norm_eps", "cross_documents"] {
+        for key in ["activation", "norm_eps", "tied_head", "cross_documents"] {
             assert!(!usual.contains(key), "{usual}");
         }
         assert!(usual.contains(r#""d_mlp":"#), "{usual}");

@@ -3,12 +3,13 @@
 //! GPT-Neo: as the reference's without biases of `q`, `k` and `v`, scores that are not scaled, and a window in some blocks.
 
 use serde::Serialize;
+use serde_json::json;
 
-use super::{Found, Input, Reads, read_heads};
+use super::{Found, Input, OfTransformers, Reads, read_heads};
 use crate::{
     config_json::ConfigJson,
     reader::Table,
-    values::{Number, OneOf, Size, Sizes},
+    values::{Flag, Number, OneOf, Size, Sizes},
 };
 
 /// Sizes of a GPT-2.
@@ -27,26 +28,31 @@ pub struct Gpt2 {
     /// Width of the MLP.
     pub d_mlp: usize,
     /// Nonlinearity of the MLP.
-    pub activation: Gelu,
+    pub activation: Nonlinearity,
     /// Added to variances.
     pub norm_eps: f64,
+    /// Whether the head is the token embedding; the reference's always is.
+    pub tied_head: bool,
 }
 
-/// A form of GELU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub enum Gelu {
+/// Nonlinearity of the MLP of a language model without gates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Nonlinearity {
     /// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
-    #[default]
-    #[serde(rename = "gelu_tanh")]
-    Tanh,
+    GeluTanh,
     /// `x` times the normal distribution function of `x`.
-    #[serde(rename = "gelu")]
-    Exact,
+    Gelu,
+    /// `max(x, 0)`.
+    Relu,
 }
 
-impl Gelu {
-    pub(super) const WORDS: OneOf<Self> =
-        OneOf(&[("gelu_tanh", Self::Tanh), ("gelu", Self::Exact)]);
+impl Nonlinearity {
+    pub(super) const WORDS: OneOf<Self> = OneOf(&[
+        ("gelu_tanh", Self::GeluTanh),
+        ("gelu", Self::Gelu),
+        ("relu", Self::Relu),
+    ]);
 
     /// The names of Hugging Face, and ours.
     pub(super) const NAMES: &[(&str, &str)] = &[
@@ -54,7 +60,17 @@ impl Gelu {
         ("gelu_fast", "gelu_tanh"),
         ("gelu_pytorch_tanh", "gelu_tanh"),
         ("gelu", "gelu"),
+        ("relu", "relu"),
     ];
+
+    /// The first name that Hugging Face has for it.
+    pub(super) fn of_transformers(self) -> &'static str {
+        match self {
+            Self::GeluTanh => "gelu_new",
+            Self::Gelu => "gelu",
+            Self::Relu => "relu",
+        }
+    }
 }
 
 /// What is added to variances where nothing is said.
@@ -80,6 +96,33 @@ impl Gpt2 {
             n_ctx: self.n_ctx,
         }
     }
+
+    /// Whether all that run files of the reference do not say is as theirs is.
+    pub(crate) fn is_usual(&self) -> bool {
+        self.activation == Nonlinearity::GeluTanh
+            && self.norm_eps.to_bits() == NORM_EPS.to_bits()
+            && self.tied_head
+    }
+
+    /// The `config.json` that [`of_json`] reads.
+    pub(crate) fn of_transformers(&self) -> OfTransformers {
+        OfTransformers {
+            class: "transformers.GPT2LMHeadModel",
+            config: json!({
+                "model_type": "gpt2",
+                "architectures": ["GPT2LMHeadModel"],
+                "vocab_size": self.vocab,
+                "n_positions": self.n_ctx,
+                "n_embd": self.d_model,
+                "n_layer": self.n_layer,
+                "n_head": self.n_head,
+                "n_inner": self.d_mlp,
+                "activation_function": self.activation.of_transformers(),
+                "layer_norm_epsilon": self.norm_eps,
+                "tie_word_embeddings": self.tied_head,
+            }),
+        }
+    }
 }
 
 impl GptNeo {
@@ -87,9 +130,49 @@ impl GptNeo {
     pub fn input(&self) -> Input {
         self.sizes.input()
     }
+
+    /// The `config.json` that [`neo_of_json`] reads.
+    pub(crate) fn of_transformers(&self) -> OfTransformers {
+        let s = &self.sizes;
+        let kinds = (0..s.n_layer).map(|layer| match self.local_layers.contains(&layer) {
+            true => "local",
+            false => "global",
+        });
+        let kinds: Vec<_> = kinds.collect();
+        OfTransformers {
+            class: "transformers.GPTNeoForCausalLM",
+            config: json!({
+                "model_type": "gpt_neo",
+                "architectures": ["GPTNeoForCausalLM"],
+                "vocab_size": s.vocab,
+                "max_position_embeddings": s.n_ctx,
+                "hidden_size": s.d_model,
+                "num_layers": s.n_layer,
+                "num_heads": s.n_head,
+                "intermediate_size": s.d_mlp,
+                "window_size": self.window,
+                "attention_types": [[kinds, 1]],
+                "activation_function": s.activation.of_transformers(),
+                "layer_norm_epsilon": s.norm_eps,
+                "tie_word_embeddings": s.tied_head,
+            }),
+        }
+    }
+}
+
+/// The reference's, which takes no other head than the token embedding.
+pub(super) fn read_simple(table: &mut Table<'_>) -> Found<Gpt2> {
+    read_sizes(table, |_| Some(true))
 }
 
 pub(super) fn read(table: &mut Table<'_>) -> Found<Gpt2> {
+    read_sizes(table, |table| table.or("tied_head", Flag, true))
+}
+
+fn read_sizes(
+    table: &mut Table<'_>,
+    tied_head: impl Fn(&mut Table<'_>) -> Option<bool>,
+) -> Found<Gpt2> {
     let vocab = table.need("vocab", Size::at_least(1));
     let n_ctx = table.need("n_ctx", Size::at_least(1));
     let d_model = table.need("d_model", Size::at_least(1));
@@ -97,8 +180,9 @@ pub(super) fn read(table: &mut Table<'_>) -> Found<Gpt2> {
     let n_head = read_heads(table, d_model);
     let four_wide = d_model.map_or(1, |d_model| d_model.saturating_mul(4).min(Size::MOST));
     let d_mlp = table.or("d_mlp", Size::at_least(1), four_wide);
-    let activation = table.or("activation", Gelu::WORDS, Gelu::Tanh);
+    let activation = table.or("activation", Nonlinearity::WORDS, Nonlinearity::GeluTanh);
     let norm_eps = table.or("norm_eps", Number::POSITIVE, NORM_EPS);
+    let tied_head = tied_head(table);
     let network = || {
         Some(Gpt2 {
             vocab: vocab?,
@@ -109,6 +193,7 @@ pub(super) fn read(table: &mut Table<'_>) -> Found<Gpt2> {
             d_mlp: d_mlp?,
             activation: activation?,
             norm_eps: norm_eps?,
+            tied_head: tied_head?,
         })
     };
     Found {
@@ -169,7 +254,7 @@ pub(super) fn neo_of_json(json: &mut ConfigJson) {
 }
 
 fn of_both(json: &mut ConfigJson) {
-    json.word("activation", "activation_function", Gelu::NAMES);
+    json.word("activation", "activation_function", Nonlinearity::NAMES);
     json.maybe("norm_eps", &["layer_norm_epsilon"]);
-    json.only("tie_word_embeddings", &[true.into()]);
+    json.maybe("tied_head", &["tie_word_embeddings"]);
 }

@@ -3,12 +3,13 @@
 //! Face's Llama and its descendants: with a head of its own or a tied one, with biases or norms of `q` and `k` or without.
 
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use super::{Found, Input, Reads, read_heads};
+use super::{Found, Input, OfTransformers, Reads, read_heads};
 use crate::{
     config_json::ConfigJson,
     reader::Table,
-    values::{Flag, Number, Size},
+    values::{Flag, Number, Size, brief},
 };
 
 /// Sizes of one of the reference's Llamas.
@@ -94,6 +95,52 @@ impl Llama {
             vocab: self.vocab,
             n_ctx: self.n_ctx,
         }
+    }
+
+    /// The `config.json` that [`of_json`] reads, in the family that has these biases and norms.
+    ///
+    /// # Errors
+    ///
+    /// When none has them.
+    pub(crate) fn of_transformers(&self) -> Result<OfTransformers, String> {
+        let (model_type, class) = match (self.qk_norm, self.qkv_bias, self.o_bias) {
+            (false, qkv, o) if qkv == o => ("llama", "transformers.LlamaForCausalLM"),
+            (false, true, false) => ("qwen2", "transformers.Qwen2ForCausalLM"),
+            (true, qkv, o) if qkv == o => ("qwen3", "transformers.Qwen3ForCausalLM"),
+            _ => {
+                return Err(
+                    "Hugging Face's library has no Llama with this qkv_bias, o_bias and qk_norm"
+                        .into(),
+                );
+            }
+        };
+        let scaling = self.rope_scaling.map_or(Value::Null, |scaling| {
+            json!({
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low,
+                "high_freq_factor": scaling.high,
+                "original_max_position_embeddings": scaling.n_ctx,
+            })
+        });
+        let config = json!({
+            "model_type": model_type,
+            "architectures": [class.trim_start_matches("transformers.")],
+            "vocab_size": self.vocab,
+            "max_position_embeddings": self.n_ctx,
+            "hidden_size": self.d_model,
+            "num_hidden_layers": self.n_layer,
+            "num_attention_heads": self.n_head,
+            "num_key_value_heads": self.n_kv_head,
+            "head_dim": self.d_head,
+            "intermediate_size": self.d_mlp,
+            "rope_theta": self.rope_base,
+            "rope_scaling": scaling,
+            "attention_bias": self.o_bias,
+            "tie_word_embeddings": self.tied_head,
+            "rms_norm_eps": self.norm_eps,
+        });
+        Ok(OfTransformers { class, config })
     }
 }
 
@@ -226,7 +273,11 @@ fn read_scaling(table: &mut Table<'_>) -> Option<RopeScaling> {
     {
         table.refuse::<()>(
             "high",
-            format!("expected more turns than low = {low}, found {high}"),
+            format!(
+                "expected more turns than low = {}, found {}",
+                brief(low),
+                brief(high)
+            ),
         );
     }
     Some(RopeScaling {
@@ -270,5 +321,5 @@ pub(super) fn of_json(json: &mut ConfigJson, family: Family) {
     json.only("hidden_act", &["silu".into()]);
     json.only("mlp_bias", &[false.into()]);
     json.only("rope_interleaved", &[false.into()]);
-    json.no_window();
+    json.within_window("n_ctx");
 }

@@ -11,7 +11,7 @@ mod tms;
 use serde::Serialize;
 
 pub use custom::Custom;
-pub use gpt2::{Gelu, Gpt2, GptNeo};
+pub use gpt2::{Gpt2, GptNeo, Nonlinearity};
 pub use llama::{Llama, LlamaSimple, RopeScaling};
 pub use neox::GptNeoX;
 pub use resid_mlp::{Activation, ResidMlp};
@@ -122,7 +122,7 @@ networks! {
     "tms" => Tms(Tms), tms::read, tms::TRAITS;
     "resid_mlp" => ResidMlp(ResidMlp), resid_mlp::read, resid_mlp::TRAITS;
     "gpt2" => Gpt2(Gpt2), gpt2::read, Traits::PLAIN;
-    "gpt2_simple" => Gpt2Simple(Gpt2), gpt2::read, Traits::PLAIN;
+    "gpt2_simple" => Gpt2Simple(Gpt2), gpt2::read_simple, Traits::PLAIN;
     "gpt_neo" => GptNeo(GptNeo), gpt2::read_neo, Traits::PLAIN;
     "gpt_neox" => GptNeoX(GptNeoX), neox::read, Traits::PLAIN;
     "llama" => Llama(Llama), llama::read, Traits::PLAIN;
@@ -143,6 +143,12 @@ pub(crate) struct Architecture {
     pub(crate) model_type: &'static str,
     pub(crate) kind: &'static str,
     pub(crate) read: fn(&mut ConfigJson),
+}
+
+/// A network as Hugging Face's library opens it: its class there, and its `config.json`, which says what one that is read says.
+pub(crate) struct OfTransformers {
+    pub(crate) class: &'static str,
+    pub(crate) config: serde_json::Value,
 }
 
 pub(crate) const ARCHITECTURES: &[Architecture] = &[

@@ -2,8 +2,9 @@
 //! and `v` of a head side by side, attention and MLP beside each other, a head of its own.
 
 use serde::Serialize;
+use serde_json::json;
 
-use super::{Found, Gelu, Input, Reads, gpt2::NORM_EPS, read_heads};
+use super::{Found, Input, Nonlinearity, OfTransformers, Reads, gpt2::NORM_EPS, read_heads};
 use crate::{
     config_json::ConfigJson,
     reader::Table,
@@ -36,7 +37,7 @@ pub struct GptNeoX {
     /// Whether the head is the token embedding.
     pub tied_head: bool,
     /// Nonlinearity of the MLP.
-    pub activation: Gelu,
+    pub activation: Nonlinearity,
     /// Added to variances.
     pub norm_eps: f64,
 }
@@ -46,6 +47,32 @@ impl GptNeoX {
         Input::Tokens {
             vocab: self.vocab,
             n_ctx: self.n_ctx,
+        }
+    }
+
+    /// The `config.json` that [`of_json`] reads.
+    pub(crate) fn of_transformers(&self) -> OfTransformers {
+        #[expect(clippy::cast_precision_loss, reason = "widths of a head are small")]
+        let part = self.d_rotary as f64 / (self.d_model / self.n_head) as f64;
+        OfTransformers {
+            class: "transformers.GPTNeoXForCausalLM",
+            config: json!({
+                "model_type": "gpt_neox",
+                "architectures": ["GPTNeoXForCausalLM"],
+                "vocab_size": self.vocab,
+                "max_position_embeddings": self.n_ctx,
+                "hidden_size": self.d_model,
+                "num_hidden_layers": self.n_layer,
+                "num_attention_heads": self.n_head,
+                "intermediate_size": self.d_mlp,
+                "rotary_pct": part,
+                "rotary_emb_base": self.rope_base,
+                "use_parallel_residual": self.parallel,
+                "attention_bias": self.attention_bias,
+                "tie_word_embeddings": self.tied_head,
+                "hidden_act": self.activation.of_transformers(),
+                "layer_norm_eps": self.norm_eps,
+            }),
         }
     }
 }
@@ -75,7 +102,7 @@ pub(super) fn read(table: &mut Table<'_>) -> Found<GptNeoX> {
     let parallel = table.or("parallel", Flag, true);
     let attention_bias = table.or("attention_bias", Flag, true);
     let tied_head = table.or("tied_head", Flag, false);
-    let activation = table.or("activation", Gelu::WORDS, Gelu::Exact);
+    let activation = table.or("activation", Nonlinearity::WORDS, Nonlinearity::Gelu);
     let norm_eps = table.or("norm_eps", Number::POSITIVE, NORM_EPS);
     let network = || {
         Some(GptNeoX {
@@ -122,6 +149,6 @@ pub(super) fn of_json(json: &mut ConfigJson) {
     json.maybe("parallel", &["use_parallel_residual"]);
     json.maybe("attention_bias", &["attention_bias"]);
     json.maybe("tied_head", &["tie_word_embeddings"]);
-    json.word("activation", "hidden_act", Gelu::NAMES);
+    json.word("activation", "hidden_act", Nonlinearity::NAMES);
     json.maybe("norm_eps", &["layer_norm_eps"]);
 }

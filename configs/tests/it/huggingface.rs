@@ -175,8 +175,8 @@ fn what_is_not_supported_is_refused_by_its_key_and_value() {
         (
             GPT2,
             "\"gelu_new\"",
-            "\"relu\"",
-            "`activation_function` is \"relu\", which is not supported; supported: \"gelu_new\", \"gelu_fast\", \"gelu_pytorch_tanh\", \"gelu\"",
+            "\"silu\"",
+            "`activation_function` is \"silu\", which is not supported; supported: \"gelu_new\", \"gelu_fast\", \"gelu_pytorch_tanh\", \"gelu\", \"relu\"",
         ),
         (
             GPT2,
@@ -248,14 +248,20 @@ fn what_is_not_supported_is_refused_by_its_key_and_value() {
         (
             QWEN2,
             "\"use_sliding_window\": false",
-            "\"use_sliding_window\": true, \"layer_types\": [\"sliding_attention\"]",
-            "`layer_types` is [\"sliding_attention\"], which is not supported; supported: \"full_attention\" alone",
+            "\"use_sliding_window\": true, \"layer_types\": [\"chunked_attention\"]",
+            "`layer_types` is [\"chunked_attention\"], which is not supported; supported: \"full_attention\", \"sliding_attention\"",
+        ),
+        (
+            SMOL,
+            "\"rope_scaling\": null",
+            "\"layer_types\": [\"sliding_attention\"]",
+            "missing key `sliding_window`, which `layer_types` asks for",
         ),
         (
             QWEN2,
             "\"sliding_window\": 32768, \"tie_word_embeddings\": true, \"use_sliding_window\": false",
-            "\"sliding_window\": 4096",
-            "`sliding_window` is 4096, which is not supported; supported: null, or all of `max_position_embeddings`",
+            "\"sliding_window\": 0",
+            "`sliding_window`: expected null or a number of positions, found 0",
         ),
     ] {
         let changed = json.replacen(from, to, 1);
@@ -394,4 +400,54 @@ fn a_changed_config_is_read_or_refused() {
     }
     println!("config.json: {read} read, {refused} refused");
     assert!(read > 20 && refused > 100, "{read} read, {refused} refused");
+}
+
+/// Mistral's own, of its first version.
+const MISTRAL: &str = r#"{"architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+"max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+"rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": false, "vocab_size": 32000}"#;
+
+#[test]
+fn rows_are_no_longer_than_a_window() {
+    let said = network(MISTRAL, "");
+    assert!(
+        said.contains("vocab 32000, n_ctx 4096, d_model 4096"),
+        "{said}"
+    );
+    let layers = MISTRAL.replacen(
+        "\"sliding_window\"",
+        "\"layer_types\": [\"sliding_attention\"], \"sliding_window\"",
+        1,
+    );
+    assert_eq!(network(&layers, ""), said);
+    let wider = MISTRAL.replacen("4096, \"tie", "65536, \"tie", 1);
+    assert!(network(&wider, "").contains("n_ctx 32768"));
+    let house = tempfile::tempdir().expect("a temporary directory");
+    fs::write(house.path().join("config.json"), MISTRAL).expect("room for it");
+    let file = house.path().join("run.toml");
+    fs::write(
+        &file,
+        text(house.path(), "").replacen("seq_len = 8", "seq_len = 4097", 1),
+    )
+    .expect("room for it");
+    let faults = Run::load(&file, &[]).unwrap_err().to_string();
+    assert!(
+        faults.ends_with(
+            "[data] seq_len: expected at most the target's 4096 positions (n_ctx), found 4097"
+        ),
+        "{faults}"
+    );
+}
+
+#[test]
+fn heads_of_their_own_and_relu_are_read_of_gpt2_and_gpt_neo() {
+    for (json, activation) in [(GPT2, "\"gelu_new\""), (TINY_STORIES, "\"gelu_new\"")] {
+        let tied = network(json, "");
+        assert!(!tied.contains("tied_head"), "{tied}");
+        let own = json.replacen('{', "{\"tie_word_embeddings\": false, ", 1);
+        let own = own.replacen(activation, "\"relu\"", 1);
+        let own = network(&own, "");
+        assert!(own.contains("activation \"relu\""), "{own}");
+        assert!(own.contains("tied_head false"), "{own}");
+    }
 }

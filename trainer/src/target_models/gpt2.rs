@@ -6,7 +6,7 @@
 //! 1, and a window in some blocks.
 //! Radford et al., "Language models are unsupervised multitask learners", 2019; Black et al., "GPT-Neo", 2021.
 
-use spd_configs::{Gelu, Gpt2, GptNeo, Input};
+use spd_configs::{Gpt2, GptNeo, Input, Nonlinearity};
 use spd_engine::ops::{GeluKind, Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
 
@@ -108,11 +108,12 @@ impl Network {
     }
 }
 
-/// The engine's word for a GELU.
-pub(super) fn gelu_kind(gelu: Gelu) -> GeluKind {
-    match gelu {
-        Gelu::Tanh => GeluKind::Tanh,
-        Gelu::Exact => GeluKind::Exact,
+/// The nonlinearity of an MLP.
+pub(super) fn nonlinear(b: &mut Builder, kind: Nonlinearity, x: Value) -> Result<Value> {
+    match kind {
+        Nonlinearity::GeluTanh => b.gelu(x, GeluKind::Tanh),
+        Nonlinearity::Gelu => b.gelu(x, GeluKind::Exact),
+        Nonlinearity::Relu => b.relu(x),
     }
 }
 
@@ -187,7 +188,8 @@ impl Target for Network {
             all.push(linear(format!("{block}.mlp.c_fc"), d, d_mlp, true));
             all.push(linear(format!("{block}.{mlp_out}"), d_mlp, d, true));
         }
-        all.push(Layer::head(HEAD, d, self.sizes.vocab, Some(wte)));
+        let tied_to = self.sizes.tied_head.then_some(wte);
+        all.push(Layer::head(HEAD, d, self.sizes.vocab, tied_to));
         all
     }
 
@@ -205,7 +207,7 @@ impl Target for Network {
             all.extend(layer_norm_tensors(&norm, d));
         }
         let layers = self.layers();
-        for layer in &layers[1..layers.len() - 1] {
+        for layer in layers[1..].iter().filter(|layer| layer.tied_to.is_none()) {
             let writers = &self.layout.writers;
             let writes = writers.iter().any(|name| layer.path.ends_with(name));
             let start = if writes { residual } else { normal };
@@ -239,7 +241,7 @@ impl Target for Network {
             x_btd = b.add(x_btd, attn_btd)?;
             let normed_btd = layer_norm(b, pass, &format!("{block}.ln_2"), x_btd, eps)?;
             let hidden_btm = pass.linear(b, &format!("{block}.mlp.c_fc"), normed_btd)?;
-            let hidden_btm = b.gelu(hidden_btm, gelu_kind(self.sizes.activation))?;
+            let hidden_btm = nonlinear(b, self.sizes.activation, hidden_btm)?;
             let mlp_btd = pass.linear(b, &format!("{block}.{mlp_out}"), hidden_btm)?;
             x_btd = b.add(x_btd, mlp_btd)?;
         }

@@ -12,7 +12,7 @@ use spd_configs::{GptNeoX, Input};
 use spd_engine::ops::{Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
 
-use super::gpt2::{gelu_kind, layer_norm, layer_norm_tensors, layer_tensors, starts};
+use super::gpt2::{layer_norm, layer_norm_tensors, layer_tensors, nonlinear, starts};
 use super::{Layer, Target, TargetTensor};
 use crate::pass::Pass;
 
@@ -100,7 +100,7 @@ impl Target for GptNeoX {
             let norm = format!("{block}.post_attention_layernorm");
             let normed_btd = layer_norm(b, pass, &norm, read_btd, eps)?;
             let hidden_btm = pass.linear(b, &format!("{block}.mlp.dense_h_to_4h"), normed_btd)?;
-            let hidden_btm = b.gelu(hidden_btm, gelu_kind(self.activation))?;
+            let hidden_btm = nonlinear(b, self.activation, hidden_btm)?;
             let mlp_btd = pass.linear(b, &format!("{block}.{}", WRITERS[1]), hidden_btm)?;
             x_btd = b.add(attended_btd, mlp_btd)?;
         }

@@ -27,9 +27,11 @@ use spd_trainer::target_models::{Network, load, shipped};
 
 use crate::harness::{Absent, Compared, Outcome, Skipped, Test};
 
-const SMALL: [&str; 9] = [
+const SMALL: [&str; 11] = [
     "gpt2",
+    "gpt2_own_head",
     "gpt_neo",
+    "gpt_neo_own_head",
     "gpt_neox",
     "gpt_neox_sequential",
     "llama",

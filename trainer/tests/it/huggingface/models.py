@@ -23,12 +23,14 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=
 
 CASES = {
     "gpt2": ("GPT2Config", GPT),
+    "gpt2_own_head": ("GPT2Config", dict(activation_function="relu", tie_word_embeddings=False, **GPT)),
+    "gpt_neo_own_head": ("GPTNeoConfig", dict(attention_types=[[["global", "local"], 1]], activation_function="relu", tie_word_embeddings=False, **NEO)),
     "gpt_neo": ("GPTNeoConfig", dict(attention_types=[[["global", "local"], 1]], **NEO)),
     "gpt_neox": ("GPTNeoXConfig", dict(rotary_pct=0.5, **BLOCKS)),
     "gpt_neox_sequential": ("GPTNeoXConfig", dict(rotary_pct=0.5, use_parallel_residual=False, tie_word_embeddings=True, hidden_act="gelu_new", **BLOCKS)),
     "llama": ("LlamaConfig", dict(attention_bias=True, rms_norm_eps=1e-5, **GROUPED)),
     "llama3": ("LlamaConfig", dict(head_dim=6, tie_word_embeddings=True, rope_parameters=LLAMA3, **GROUPED)),
-    "mistral": ("MistralConfig", dict(sliding_window=None, **GROUPED)),
+    "mistral": ("MistralConfig", dict(sliding_window=12, **GROUPED)),
     "qwen2": ("Qwen2Config", dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6), **GROUPED)),
     "qwen3": ("Qwen3Config", dict(head_dim=6, **GROUPED)),
     # Sizes of public models.
