@@ -169,8 +169,12 @@ fn run(cli: Cli) -> Exit {
     };
     match ended {
         Ok(exit) => exit,
-        Err(Fault::BadInput(lines) | Fault::Held(lines)) => {
-            lines.lines().for_each(screen::error);
+        Err(Fault::BadInput(line) | Fault::Held(line)) => {
+            screen::error(&line);
+            Exit::BadInput
+        }
+        Err(Fault::BadInputs(lines)) => {
+            lines.iter().for_each(|line| screen::error(line));
             Exit::BadInput
         }
         Err(Fault::NotFinite(line)) => {

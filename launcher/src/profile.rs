@@ -23,10 +23,9 @@ const STEPS: usize = 20;
 ///
 /// When the run cannot be read or its programs not built, before anything is written; when the trace cannot be written.
 pub(crate) fn profile(asked: &ProfileArgs) -> Result<Exit, Fault> {
-    let bad = |faults: spd_configs::Faults| Fault::BadInput(faults.to_string());
-    let path = spd_configs::locate(&asked.config).map_err(bad)?;
+    let path = spd_configs::locate(&asked.config)?;
     let run = RunFiles::default().load(&path, &asked.set);
-    let run = run.map_err(bad)?;
+    let run = run?;
     spd_trainer::check_precision(&run, asked.gpus > 0)?;
     if let Some(trace) = &asked.trace {
         try_to_write(trace).map_err(|error| bench::unwritable("--trace", trace, &error))?;

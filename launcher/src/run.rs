@@ -240,11 +240,10 @@ struct Checked {
 
 /// Everything that can be refused, for a run and for `--dry-run`: nothing is created.
 fn check(asked: &RunArgs, node: &Node) -> Result<Checked, Fault> {
-    let path =
-        spd_configs::locate(&asked.config).map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let path = spd_configs::locate(&asked.config)?;
     let mut files = RunFiles::of(asked);
     let run = files.load(&path, &asked.set);
-    let mut run = run.map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let mut run = run?;
     if !asked.tracker.is_empty() {
         run.tracker.to.clone_from(&asked.tracker);
     }

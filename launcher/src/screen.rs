@@ -80,9 +80,10 @@ fn write(to: To, kind: Kind, text: &str) {
 /// The first thing that went wrong.
 static FIRST_ERROR: OnceLock<String> = OnceLock::new();
 
-/// Writes one line about what went wrong.
+/// Writes one line about what went wrong. A path may hold the end of a line, which is spelled out: it would begin another error.
 pub(crate) fn error(line: &str) {
-    let _ = FIRST_ERROR.set(line.to_owned());
+    let line = one(line);
+    let _ = FIRST_ERROR.set(line.clone());
     write(To::Stderr, Kind::Error, &format!("error: {line}\n"));
 }
 
@@ -138,6 +139,11 @@ fn steady(text: &str) -> String {
         }
     }
     steady
+}
+
+/// A line as one, whatever paths it names hold.
+fn one(line: &str) -> String {
+    line.trim_end_matches('\n').replace('\n', "\\n")
 }
 
 /// Text from elsewhere without what could move the cursor, colour the terminal or break a table.

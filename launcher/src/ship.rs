@@ -27,8 +27,7 @@ pub(crate) fn ship(asked: &ShipArgs) -> Result<Exit, Fault> {
             all.extend(rows::all_of(&dir, &asked.tracker).map_err(Fault::BadInput)?);
             continue;
         }
-        let mut run = Run::load_resolved(&dir.config())
-            .map_err(|faults| Fault::BadInput(faults.to_string()))?;
+        let mut run = Run::load_resolved(&dir.config())?;
         if !asked.tracker.is_empty() {
             run.tracker.to.clone_from(&asked.tracker);
         }

@@ -81,7 +81,7 @@ pub(crate) fn stop(asked: &StopArgs) -> Result<Exit, Fault> {
         screen::result(&format!("{place}: {note}\n"));
     }
     if !refused.is_empty() {
-        return Err(Fault::BadInput(refused.join("\n")));
+        return Err(Fault::BadInputs(refused));
     }
     Ok(if has_failed { Exit::Failed } else { Exit::Done })
 }

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind};
 
 use serde::{Deserialize, Serialize};
 use spd_checkpoint::CheckpointError;
+use spd_configs::Faults;
 use spd_dataloader::DataError;
 use spd_engine::{BuildError, TooManyThreads};
 use spd_tracker::SpoolError;
@@ -14,6 +15,8 @@ use spd_tracker::SpoolError;
 pub enum Fault {
     /// The user's to mend: the run file, the data, the directory. One line, exit code 2.
     BadInput(String),
+    /// Several of the same, such as all faults of a run file. A line each, exit code 2.
+    BadInputs(Vec<String>),
     /// Another process has what this one needs. One line, exit code 2.
     Held(String),
     /// A loss or gradient is not finite. One line, exit code 1.
@@ -61,7 +64,7 @@ impl Fault {
     /// Its kind.
     pub fn kind(&self) -> FaultKind {
         match self {
-            Self::BadInput(_) => FaultKind::BadInput,
+            Self::BadInput(_) | Self::BadInputs(_) => FaultKind::BadInput,
             Self::Held(_) => FaultKind::Held,
             Self::NotFinite(_) => FaultKind::NotFinite,
             Self::Failed(error) => error.chain().find_map(kind).unwrap_or(FaultKind::Failed),
@@ -95,8 +98,15 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BadInput(line) | Self::Held(line) | Self::NotFinite(line) => f.write_str(line),
+            Self::BadInputs(lines) => f.write_str(&lines.join("\n")),
             Self::Failed(err) => write!(f, "{err:#}"),
         }
+    }
+}
+
+impl From<Faults> for Fault {
+    fn from(faults: Faults) -> Self {
+        Self::BadInputs(faults.iter().map(ToString::to_string).collect())
     }
 }
 

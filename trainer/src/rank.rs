@@ -131,7 +131,7 @@ pub fn decompose(
 fn prepared(run_dir: &Path) -> Result<Run, Fault> {
     let config = run_dir.join("config.toml");
     let text = spd_files::read_to_string(&config).with_context(|| config.display().to_string())?;
-    Run::from_resolved(&text).map_err(|faults| Fault::BadInput(faults.to_string()))
+    Ok(Run::from_resolved(&text)?)
 }
 
 /// What one rank does.

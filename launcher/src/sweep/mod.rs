@@ -68,10 +68,9 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
             "--gpus 1: several runs go to the processor; run them one after the other, or leave it out".into(),
         ));
     }
-    let bad = |lines: Vec<String>| Fault::BadInput(lines.join("\n"));
+    let bad = |lines: Vec<String>| Fault::BadInputs(lines);
     let axes = axes(asked.seeds.as_deref(), &asked.sweep, &asked.set).map_err(bad)?;
-    let path =
-        spd_configs::locate(&asked.config).map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let path = spd_configs::locate(&asked.config)?;
     let mut files = RunFiles::of(asked);
     let (name, runs) = load(&mut files, (&path, &asked.set), &axes).map_err(bad)?;
     let root = asked.out.clone();

@@ -47,6 +47,33 @@ fn an_unknown_run_file_says_where_it_was_looked_for() {
 }
 
 #[test]
+fn a_path_with_the_end_of_a_line_makes_no_second_error() {
+    let scratch = Scratch::new();
+    for (words, told) in [
+        (
+            &["a\nerror: forged"][..],
+            "error: a\\nerror: forged: no such run file; ",
+        ),
+        (
+            &["inspect", "a\nerror: forged"],
+            "error: a\\nerror: forged: ",
+        ),
+        (
+            &["export", "a\nerror: forged", "--out", "b"],
+            "error: a\\nerror: forged: holds no config.toml",
+        ),
+    ] {
+        let ended = launch(scratch.launcher(words));
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(
+            ended.stderr.starts_with(told) && ended.stderr.lines().count() == 1,
+            "{}",
+            ended.stderr
+        );
+    }
+}
+
+#[test]
 fn every_fault_of_a_run_file_is_one_line() {
     let scratch = Scratch::new();
     let ended = launch(scratch.run("done", &["--set", "train.stepz=1", "--set", "seed=-1"]));
