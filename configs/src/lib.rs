@@ -49,6 +49,7 @@ pub use networks::{
     ResidMlp, RopeScaling, Tms,
 };
 pub use pattern::pattern_matches;
+pub use reference::{TargetFiles, WeightsFile, Written};
 pub use run::*;
 pub use shipped::Shipped;
 pub use tracker::{Destination, OnRollback, Tracker};

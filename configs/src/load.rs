@@ -82,7 +82,16 @@ impl Run {
     ///
     /// As [`Run::load`].
     pub fn load_resolved(path: &Path) -> Result<Self, Faults> {
-        Self::read(path, &[], None)
+        Self::load_whole(path, &[])
+    }
+
+    /// Reads a file that says all of its network, with overrides; no directory of weights is asked.
+    ///
+    /// # Errors
+    ///
+    /// As [`Run::load`], and keys of the network that are missing.
+    pub fn load_whole(path: &Path, overrides: &[String]) -> Result<Self, Faults> {
+        Self::read(path, overrides, None)
     }
 
     /// The same with other settings of its evaluation, `KEY=VALUE` as [`Run::load`] has them: with those it is still the same run.

@@ -4,17 +4,18 @@
 use std::path::{Path, PathBuf};
 
 use spd_checkpoint::{atomic, write};
-use spd_configs::Run;
+use spd_configs::{Faults, Run, Target};
 use spd_ship::{About, ExportError};
 use spd_trainer::{Fault, exchange};
 
 use crate::cli::{ExportArgs, ImportArgs};
 use crate::exit::Exit;
+use crate::hub::RunFiles;
 use crate::launched::ended;
 use crate::run_dir::RunDir;
 use crate::screen;
 
-/// Writes the newest good checkpoint of a run as the reference would have it.
+/// Writes the newest good checkpoint of a run as the reference opens it.
 ///
 /// # Errors
 ///
@@ -37,13 +38,14 @@ pub(crate) fn export(asked: &ExportArgs) -> Result<Exit, Fault> {
         exported.step,
         exported.file.display()
     ));
+    exported.notes.iter().for_each(|note| screen::note(note));
     Ok(Exit::Done)
 }
 
 /// Writes a run, which may go on, as W&B's own client writes one that it cannot send.
 fn export_wandb(run_dir: &RunDir, out: &Path) -> Result<Exit, Fault> {
     let run = Run::load_resolved(&run_dir.config());
-    let run = run.map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let run = run?;
     let end = ended(run_dir.path());
     let code = end.map(Exit::code);
     let exported = spd_ship::export(run_dir.path(), About::run(run_dir.path(), &run), out, code);
@@ -85,8 +87,8 @@ pub(crate) fn import(asked: &ImportArgs) -> Result<Exit, Fault> {
             "{place}: something is there; give the name of a new directory by --out"
         )));
     }
-    let config = match &asked.config {
-        Some(config) => config.clone(),
+    let (config, chosen) = match &asked.config {
+        Some(config) => (config.clone(), None),
         None => beside(checkpoint)?,
     };
     let ends = ["yaml", "yml"];
@@ -98,13 +100,20 @@ pub(crate) fn import(asked: &ImportArgs) -> Result<Exit, Fault> {
         ["target", "target.weights", "target.train"].contains(&key)
     });
     let mut set = asked.set.clone();
-    // Our own files say where the target is from; theirs name a place that is not asked.
-    let target = match is_theirs && !has_target {
-        true => Some(exchange::target_of(checkpoint)?),
-        false => None,
+    // It is in the checkpoint, wherever the run file has it from: nothing is fetched, and nothing trained anew.
+    let target = match has_target {
+        true => None,
+        false => Some(exchange::target_of(checkpoint)?),
     };
     let weights = run_dir.path().join("target.safetensors");
-    if let Some(target) = &target {
+    if let Some(target) = target.as_ref().filter(|_| is_theirs) {
+        if target.sizes.is_empty() {
+            return Err(Fault::BadInput(format!(
+                "{}: its tensors do not say all sizes of the target; give the directory that it is in, with its config.json, by --set \
+                 target.weights=DIR, or its name by --set target.weights=hf://OWNER/NAME",
+                checkpoint.display()
+            )));
+        }
         let said = target
             .sizes
             .iter()
@@ -121,13 +130,29 @@ pub(crate) fn import(asked: &ImportArgs) -> Result<Exit, Fault> {
             }
         }
     }
-    let run = Run::load(&config, &set).map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    // A run file that says all of its network needs nothing else of the place that it has its target from.
+    let said = (!is_theirs && !has_target).then(|| Run::load_whole(&config, &set));
+    let mut run = match said {
+        Some(Ok(run)) => run,
+        _ => RunFiles::new(&asked.out)
+            .load(&config, &set)
+            .map_err(|faults| unsaid(checkpoint, faults))?,
+    };
+    if target.is_some() {
+        run.target = Target {
+            weights: Some(weights.clone()),
+            commit: None,
+            train: None,
+            ..run.target
+        };
+    }
     let snapshot = exchange::import(checkpoint, &run, step)?;
     let _hold = run_dir.prepare(&run).map_err(Fault::BadInput)?;
     if let Some(target) = &target {
         atomic::write_file(&weights, &target.file)?;
     }
     write(&run_dir.path().join("checkpoints"), &snapshot)?;
+    chosen.iter().for_each(|line| screen::note(line));
     let place = run_dir.path().display();
     screen::result(&format!(
         "the state after step {step} is in {place}; `spd-launch {place}/config.toml --out {place}` goes on from there, \
@@ -142,16 +167,49 @@ fn step_of(path: &Path) -> Option<u64> {
     stem.strip_prefix("model_")?.parse().ok()
 }
 
-/// The run file beside a checkpoint.
-fn beside(checkpoint: &Path) -> Result<PathBuf, Fault> {
+/// The faults of a run file whose target is the checkpoint's; of missing sizes, one line that says how to give all at once.
+fn unsaid(checkpoint: &Path, faults: Faults) -> Fault {
+    let missing: Option<Vec<&str>> = faults
+        .iter()
+        .map(|fault| {
+            let (key, rest) = fault
+                .message
+                .strip_prefix("missing key `")?
+                .split_once('`')?;
+            rest.starts_with(" in [target]").then_some(key)
+        })
+        .collect();
+    let Some(missing) = missing.filter(|missing| !missing.is_empty()) else {
+        return faults.into();
+    };
+    Fault::BadInput(format!(
+        "{}: its tensors do not say `{}` of the target; give the directory that it is in, with the file of its sizes, by --set \
+         target.weights=DIR, or each by itself, as in --set target.{}=4",
+        checkpoint.display(),
+        missing.join("`, `"),
+        missing[0]
+    ))
+}
+
+/// The run file beside a checkpoint, and what there is to say where two are.
+fn beside(checkpoint: &Path) -> Result<(PathBuf, Option<String>), Fault> {
     let names = ["config.toml", "final_config.yaml"];
     let places = names.map(|name| checkpoint.with_file_name(name));
-    let found = places.into_iter().find(|place| place.is_file());
-    found.ok_or_else(|| {
+    let mut there = places.into_iter().filter(|place| place.is_file());
+    let found = there.next();
+    let chosen = found.as_ref().zip(there.next()).map(|(found, other)| {
+        format!(
+            "the run file is {}, which says more than {} beside it; --config takes another one",
+            found.display(),
+            other.display()
+        )
+    });
+    let found = found.ok_or_else(|| {
         Fault::BadInput(format!(
             "{}: no {} beside it; give its run file by --config",
             checkpoint.display(),
             names.join(" or ")
         ))
-    })
+    });
+    Ok((found?, chosen))
 }

@@ -33,6 +33,15 @@ impl RunFiles {
         }
     }
 
+    /// That of a run directory which is to be made.
+    pub(crate) fn new(out: &Path) -> Self {
+        Self {
+            out: Some(out.to_owned()),
+            is_fresh: false,
+            found: Vec::new(),
+        }
+    }
+
     /// Reads one.
     ///
     /// # Errors

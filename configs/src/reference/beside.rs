@@ -146,6 +146,9 @@ fn newest(dir: &Path, kind: &str) -> Result<PathBuf, String> {
         step.parse::<u64>().ok()
     };
     let entries = fs::read_dir(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    // A training of the reference leaves them in a directory of their own.
+    let inner = fs::read_dir(dir.join("checkpoints"));
+    let entries = entries.chain(inner.into_iter().flatten());
     let files = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let steps = files.filter_map(|path| Some((step(&path)?, path)));
     let last = steps.max_by_key(|(step, _)| *step);

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Their class, and our kind. What follows the kind of a reconstruction in its name says where it is routed.
-const LOSSES: &[(&str, &str)] = &[
+pub(super) const LOSSES: &[(&str, &str)] = &[
     ("FaithfulnessLoss", "faithfulness"),
     ("ImportanceMinimalityLoss", "importance_minimality"),
     ("UnmaskedReconLoss", "unmasked_recon"),

@@ -6,6 +6,7 @@
 //! ```
 
 mod beside;
+mod export;
 mod importance;
 mod made;
 mod metrics;
@@ -24,6 +25,7 @@ use crate::{
 };
 
 pub(crate) use beside::{Beside, look as beside};
+pub use export::{TargetFiles, WeightsFile, Written};
 
 /// Whether a run file is one of the reference, by its name.
 pub(crate) fn is_one(path: &Path) -> bool {

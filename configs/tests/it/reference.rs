@@ -4,9 +4,9 @@
     reason = "test files are written once, and read by nobody else"
 )]
 
-use std::fs;
+use std::{fs, path::Path};
 
-use spd_configs::Run;
+use spd_configs::{Run, WeightsFile};
 use spd_files::mutation::{Dice, rounds};
 
 /// A toy by the keys of `main`, and a language model by those of `dev`.
@@ -415,4 +415,95 @@ fn the_names_beside_our_keys_are_those_that_are_read() {
         }
     }
     assert!(names > 50, "{names}");
+}
+
+/// The run that the file means which a run is written as.
+fn written_and_read(run: &Run, set: &[&str]) -> Run {
+    let [sites, identity] = [&run.decomposition.sites, &run.decomposition.identity].map(|sites| {
+        let sites = sites.iter();
+        let sites = sites.map(|site| (site.pattern.as_str(), site.components));
+        sites.collect::<Vec<_>>()
+    });
+    let written = run
+        .for_reference(&sites, &identity, Path::new("/models/target"))
+        .expect("a network of the reference");
+    assert_eq!(written.left_out, Vec::<String>::new());
+    load("out.yaml", &written.config, set)
+        .unwrap_or_else(|faults| panic!("{faults}\n{}", written.config))
+}
+
+#[test]
+fn a_run_is_written_as_the_reference_has_it_and_read_back() {
+    let toy = load("tiny-toy_config.yaml", TOY, &[TMS]).unwrap();
+    assert_eq!(written_and_read(&toy, &[TMS]), toy);
+    let language = load("language.yml", LANGUAGE, &SET).unwrap();
+    let back = written_and_read(&language, &SET);
+    assert_eq!(back.differences(&language), Vec::<String>::new());
+}
+
+#[test]
+fn the_target_is_written_with_the_file_that_its_class_reads() {
+    let toy = load("tiny-toy_config.yaml", TOY, &[TMS]).unwrap();
+    let sites = [("linear1", 12), ("linear2", 12)];
+    let written = toy
+        .for_reference(&sites, &[], Path::new("/out/target"))
+        .unwrap();
+    let class = "pretrained_model_class: \"spd.experiments.tms.models.TMSModel\"\npretrained_model_path: \"/out/target/tms.pth\"\n\
+                 pretrained_model_name: null\n";
+    assert!(written.config.contains(class), "{}", written.config);
+    assert_eq!(written.target.weights, WeightsFile::Torch("tms.pth".into()));
+    let [(name, text)] = &written.target.texts[..] else {
+        panic!("{:?}", written.target.texts);
+    };
+    assert_eq!(*name, "tms_train_config.yaml");
+    assert!(
+        text.starts_with("# How this network was trained is not known"),
+        "{text}"
+    );
+    let house = tempfile::tempdir().expect("a temporary directory");
+    fs::write(house.path().join(name), text).expect("room for it");
+    fs::write(house.path().join("tms.pth"), "").expect("room for it");
+    let sizes = format!("target.weights={}", house.path().display());
+    let file = house.path().join("run.yaml");
+    fs::write(&file, &written.config).expect("room for it");
+    let again = Run::load(&file, &[sizes]).unwrap();
+    assert_eq!(again.target.model, toy.target.model);
+    let custom = r#"target={kind="custom",n_features=6,weights="x"}"#;
+    let custom = load("toy.yaml", TOY, &[custom]).unwrap();
+    assert_eq!(
+        custom
+            .for_reference(&[], &[], Path::new("/out"))
+            .unwrap_err(),
+        "it has no class for a network of kind \"custom\""
+    );
+}
+
+#[test]
+fn networks_of_hugging_face_are_written_with_the_config_that_they_are_read_from() {
+    for sizes in [
+        r#"kind="gpt2",vocab=50,n_ctx=16,d_model=16,n_layer=2,n_head=2,activation="relu",tied_head=false"#,
+        r#"kind="gpt_neo",vocab=50,n_ctx=16,d_model=16,n_layer=3,n_head=2,window=4"#,
+        r#"kind="gpt_neox",vocab=50,n_ctx=16,d_model=16,n_layer=2,n_head=2,d_rotary=6,parallel=false"#,
+        r#"kind="llama",vocab=50,n_ctx=64,d_model=16,n_layer=2,n_head=4,n_kv_head=2,qkv_bias=true,tied_head=true"#,
+        r#"kind="llama",vocab=50,n_ctx=64,d_model=16,n_layer=2,n_head=4,d_head=6,qk_norm=true,rope_scaling={factor=8.0,low=1.0,high=4.0,n_ctx=32}"#,
+        r#"kind="llama",vocab=50,n_ctx=64,d_model=16,n_layer=2,n_head=4,qkv_bias=true,o_bias=true,norm_eps=1e-5"#,
+    ] {
+        let target = format!("target={{{sizes},weights=\"x\"}}");
+        let run = load(
+            "l.yaml",
+            LANGUAGE,
+            &[&target, SET[1], SET[2], "data.seq_len=8"],
+        )
+        .unwrap();
+        let written = run
+            .for_reference(&[("h.0", 2)], &[], Path::new("/out"))
+            .unwrap();
+        assert_eq!(written.target.weights, WeightsFile::Safetensors);
+        let house = tempfile::tempdir().expect("a temporary directory");
+        let (name, text) = &written.target.texts[0];
+        fs::write(house.path().join(name), text).expect("room for it");
+        let weights = format!("target.weights={}", house.path().display());
+        let again = load("out.yaml", &written.config, &[&weights, SET[1], SET[2]]).unwrap();
+        assert_eq!(again.target.model, run.target.model, "{text}");
+    }
 }

@@ -106,6 +106,9 @@ fn what_is_exported_comes_back_to_the_bit() {
     done(&scratch, &["export", "runs/back", "--out", "again"]);
     let read = |file: &str| fs::read(scratch.path().join(file)).unwrap();
     assert_eq!(read("out/model_6.pth"), read("again/model_6.pth"));
+    // Its target is that of the checkpoint: none is trained, though the run file that was exported says so.
+    let config = String::from_utf8(read("runs/back/config.toml")).unwrap();
+    assert!(!config.contains("[target.train]"), "{config}");
     // It is a run like any other.
     done(&scratch, &["figures", "runs/back"]);
     done(
@@ -122,10 +125,155 @@ fn what_is_exported_comes_back_to_the_bit() {
 }
 
 #[test]
+fn an_export_has_what_the_reference_opens_it_by() {
+    let scratch = toy();
+    done(&scratch, &["export", "runs/toy", "--out", "out"]);
+    let path = scratch.path();
+    let read = |file: &str| fs::read_to_string(path.join("out").join(file)).unwrap();
+    let config = read("final_config.yaml");
+    let target = fs::canonicalize(path.join("out/target/tms.pth")).unwrap();
+    let named = format!(
+        "pretrained_model_path: {:?}\n",
+        target.display().to_string()
+    );
+    assert!(config.contains(&named), "{config}");
+    let sizes = read("target/tms_train_config.yaml");
+    assert!(
+        sizes.contains("  n_features: 6\n  n_hidden: 3\n"),
+        "{sizes}"
+    );
+    // Of two run files beside it one is taken, which is told.
+    let import = ["import", "out/model_6.pth", "--out", "runs/ours"];
+    let ended = spd(&scratch, &import);
+    let told = "the run file is out/config.toml, which says more than out/final_config.yaml beside it; --config takes another one\n";
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), told));
+    // The target may be read from where it was written, too.
+    let theirs = [
+        "--config",
+        "out/final_config.yaml",
+        "--set",
+        "target.weights=out/target",
+    ];
+    done(
+        &scratch,
+        &[
+            &["import", "out/model_6.pth", "--out", "runs/theirs"],
+            &theirs[..],
+        ]
+        .concat(),
+    );
+    let [ours, theirs] = ["runs/ours", "runs/theirs"].map(|dir| snapshot(&path.join(dir), 6));
+    for (one, two) in ours.tensors.iter().zip(&theirs.tensors) {
+        assert_eq!((&one.name, &one.bytes), (&two.name, &two.bytes));
+    }
+}
+
+#[test]
+fn sizes_that_a_checkpoint_does_not_say_are_asked_for_in_one_line() {
+    let scratch = Scratch::new();
+    let path = scratch.path();
+    fs::write(path.join("train.bin"), tokens(4000, 7)).unwrap();
+    fs::write(path.join("eval.bin"), tokens(8 * 16 + 1, 11)).unwrap();
+    let data = [
+        "--set",
+        "data.train=train.bin",
+        "--set",
+        "data.eval=eval.bin",
+        "--set",
+        "data.dtype=u16",
+    ];
+    for (kind, sites, told) in [
+        (
+            "gpt2_simple",
+            MATRICES.to_owned(),
+            "out/gpt2_simple/model_4.pth: its tensors do not say `n_head` of the target; give the directory that it is in, with the \
+             file of its sizes, by --set target.weights=DIR, or each by itself, as in --set target.n_head=4",
+        ),
+        (
+            "gpt2",
+            r#"{ pattern = "transformer.h.*", C = 6 }"#.to_owned(),
+            "out/gpt2/model_4.pth: its tensors do not say all sizes of the target; give the directory that it is in, with its \
+             config.json, by --set target.weights=DIR, or its name by --set target.weights=hf://OWNER/NAME",
+        ),
+    ] {
+        let parts = format!(
+            "decomposition = {{ sites = [{sites}] }}\nimportance = {{ kind = \"mlp\", hidden = [4] }}\n"
+        );
+        let text = LANGUAGE.replacen('\n', &format!("\n{parts}"), 1);
+        fs::write(path.join("run.toml"), text.replacen("gpt2_simple", kind, 1)).unwrap();
+        let (run, out) = (format!("runs/{kind}"), format!("out/{kind}"));
+        done(
+            &scratch,
+            &["run.toml", "--threads", "1", "--out", &run, "--quiet"],
+        );
+        done(&scratch, &["export", &run, "--out", &out]);
+        fs::remove_file(path.join(&out).join("config.toml")).unwrap();
+        let checkpoint = format!("{out}/model_4.pth");
+        let import = ["import", &checkpoint, "--out", "runs/back"];
+        refused(&scratch, &[&import[..], &data].concat(), told);
+        let weights = format!("target.weights={out}/target");
+        let import = [
+            "import",
+            &checkpoint,
+            "--out",
+            &format!("runs/{kind}-back"),
+            "--set",
+            &weights,
+        ];
+        done(&scratch, &[&import[..], &data].concat());
+    }
+}
+
+/// Opens exports with the reference's own class and prints what its network gives on an input.
+const OPEN: &str = r#"
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from spd.models.component_model import ComponentModel
+model = ComponentModel.from_pretrained(sys.argv[2])
+print(sum(parameter.numel() for parameter in model._components.parameters()))
+"#;
+
+#[test]
+fn the_reference_opens_what_is_exported() {
+    let names = ["SPD_PYTHON", "SPD_REFERENCE"].map(std::env::var_os);
+    let [Some(python), Some(reference)] = names else {
+        println!(
+            "skipped: the_reference_opens_what_is_exported: SPD_PYTHON and SPD_REFERENCE name no Python and no checkout of the reference"
+        );
+        return;
+    };
+    let scratch = toy();
+    done(&scratch, &["export", "runs/toy", "--out", "out"]);
+    let made = Command::new(&python)
+        .current_dir(scratch.path())
+        .args(["-c", OPEN])
+        .arg(&reference)
+        .arg("out/model_6.pth")
+        .output()
+        .expect("SPD_PYTHON is a Python");
+    let said = String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.success(), "{said}");
+    let here = snapshot(&scratch.path().join("runs/toy"), 6);
+    let components = |name: &str| name.starts_with("_components.");
+    let numbers: usize = here
+        .tensors
+        .iter()
+        .filter(|tensor| components(&tensor.name))
+        .map(|tensor| tensor.shape.iter().product::<usize>())
+        .sum();
+    // The second site of a tied pair has the transposes, and the bias of `linear2` is a component's too, of which it counts no gradient.
+    assert_eq!(
+        String::from_utf8_lossy(&made.stdout).trim(),
+        (2 * numbers).to_string()
+    );
+}
+
+#[test]
 fn a_checkpoint_and_a_file_of_the_reference_are_all_that_is_needed() {
     let scratch = toy();
     done(&scratch, &["export", "runs/toy", "--out", "out"]);
     let path = scratch.path();
+    fs::remove_file(path.join("out/final_config.yaml")).unwrap();
     fs::rename(path.join("out/config.toml"), path.join("ours.toml")).unwrap();
     let import = ["import", "out/model_6.pth", "--out", "runs/theirs"];
     refused(

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
+use safetensors::tensor::TensorView;
 use spd_checkpoint::{Dtype, Tensor, load, look, step_path};
-use spd_configs::Run;
+use spd_configs::{ImportanceKind, Run, WeightsFile, Written, pre_identity};
 use spd_files::atomic::{make_dir, write_file};
 
 use super::names::{self, MOMENTS, TARGET};
@@ -12,7 +13,7 @@ use super::torch_save::{self, Saved};
 use crate::fault::Fault;
 use crate::resume::CHECKPOINTS;
 use crate::sites::{Site, resolve};
-use crate::target_models::{Target, shipped};
+use crate::target_models::{LayerKind, Target, shipped};
 
 /// What [`export`] wrote.
 #[derive(Debug)]
@@ -23,17 +24,23 @@ pub struct Exported {
     pub file: PathBuf,
     /// Tensors in it.
     pub tensors: usize,
+    /// Notes on `final_config.yaml`, a line each.
+    pub notes: Vec<String>,
 }
 
+/// The directory of the target, beside the file of tensors.
+const TARGET_DIR: &str = "target";
+
 /// Writes the newest good checkpoint of a run directory (`config.toml` is there) into the directory `out` as the reference would
-/// have it, and the run's `config.toml` beside it. The run is left as it is.
+/// have it: `model_<step>.pth`, the `final_config.yaml` that its `ComponentModel.from_pretrained` reads beside it, and the target that
+/// this one names in the directory `target`. The run's `config.toml` is there too. The run is left as it is.
 ///
 /// # Errors
 ///
 /// Bad input, when there is no good checkpoint; failures when the disk refuses.
 pub fn export(run_dir: &Path, out: &Path) -> Result<Exported, Fault> {
     let config = run_dir.join("config.toml");
-    let run = Run::load_resolved(&config).map_err(|faults| Fault::BadInput(faults.to_string()))?;
+    let run = Run::load_resolved(&config)?;
     let root = run_dir.join(CHECKPOINTS);
     let found = look(&root)?;
     let Some((step, _)) = found.newest else {
@@ -64,20 +71,122 @@ pub fn export(run_dir: &Path, out: &Path) -> Result<Exported, Fault> {
         saved.push(of(all[at], name, at));
     }
     let storages: Vec<&[u8]> = all.iter().map(|tensor| &*tensor.bytes).collect();
-    let top = format!("model_{step}");
-    let bytes = torch_save::bytes(&top, &saved, &storages).map_err(|why| anyhow!(why))?;
-    let file = out.join(format!("{top}.pth"));
-    let written = |path: &Path, bytes: &[u8]| {
-        write_file(path, &[bytes]).with_context(|| format!("{}: cannot be written", path.display()))
-    };
+    let file = out.join(format!("model_{step}.pth"));
     make_dir(out).with_context(|| format!("{}: cannot be made", out.display()))?;
-    written(&file, &bytes)?;
-    written(&out.join("config.toml"), run.to_toml().as_bytes())?;
+    write_torch(&file, &saved, &storages)?;
+    written(&out.join("config.toml"), &[run.to_toml().as_bytes()])?;
+    let tensors = saved.len();
+    let notes = open_there(&run, &sites, out, saved, &storages)?;
     Ok(Exported {
         step,
         file,
-        tensors: saved.len(),
+        tensors,
+        notes,
     })
+}
+
+fn written(path: &Path, parts: &[&[u8]]) -> Result<(), Fault> {
+    write_file(path, parts).with_context(|| format!("{}: cannot be written", path.display()))?;
+    Ok(())
+}
+
+/// Writes a file of `torch.save`; names in it begin with its own.
+fn write_torch(path: &Path, saved: &[Saved<'_>], storages: &[&[u8]]) -> Result<(), Fault> {
+    let top = path.file_stem().unwrap_or_default().to_string_lossy();
+    let bytes = torch_save::bytes(&top, saved, storages).map_err(|why| anyhow!(why))?;
+    written(path, &[&bytes])
+}
+
+/// Writes `final_config.yaml`, and the target that it names, and returns what there is to say of them.
+fn open_there(
+    run: &Run,
+    sites: &[Site],
+    out: &Path,
+    saved: Vec<Saved<'_>>,
+    storages: &[&[u8]],
+) -> Result<Vec<String>, Fault> {
+    let dir = std::path::absolute(out.join(TARGET_DIR));
+    let dir = dir.with_context(|| format!("{}: has no absolute path", out.display()))?;
+    let (mut own, mut identity) = (Vec::new(), Vec::new());
+    for site in sites {
+        match site.layer.kind {
+            LayerKind::Identity => {
+                let before = site.path().strip_suffix(&pre_identity(""));
+                identity.push((before.unwrap_or(site.path()), site.components));
+            }
+            _ => own.push((site.path(), site.components)),
+        }
+    }
+    let Written {
+        config,
+        target,
+        left_out,
+    } = match run.for_reference(&own, &identity, &dir) {
+        Ok(written) => written,
+        Err(why) => {
+            return Ok(vec![format!(
+                "no final_config.yaml is written, since the reference has no class to open this target with: {why}"
+            )]);
+        }
+    };
+    let make =
+        |dir: &Path| make_dir(dir).with_context(|| format!("{}: cannot be made", dir.display()));
+    make(&dir)?;
+    for (name, text) in &target.texts {
+        written(&dir.join(name), &[text.as_bytes()])?;
+    }
+    let bare: Vec<Saved<'_>> = saved
+        .into_iter()
+        .filter_map(|saved| {
+            let name = saved.name.strip_prefix(TARGET)?.to_owned();
+            Some(Saved { name, ..saved })
+        })
+        .collect();
+    match &target.weights {
+        WeightsFile::Torch(path) => {
+            let path = dir.join(path);
+            make(path.parent().unwrap_or(&dir))?;
+            write_torch(&path, &bare, storages)?;
+        }
+        WeightsFile::Safetensors => {
+            let path = dir.join("model.safetensors");
+            written(&path, &[&safetensors_of(&bare, storages)?])?;
+        }
+    }
+    written(&out.join("final_config.yaml"), &[config.as_bytes()])?;
+    let mut notes = Vec::new();
+    if !left_out.is_empty() {
+        notes.push(format!(
+            "final_config.yaml is without what the reference has no word for: {}",
+            left_out.join(", ")
+        ));
+    }
+    if run.importance.kind == ImportanceKind::GlobalSharedMlp {
+        notes.push(
+            "one importance function over all sites is of the reference's branch `dev`: its `main` does not open the checkpoint"
+                .to_owned(),
+        );
+    }
+    Ok(notes)
+}
+
+/// The tensors as Hugging Face's library takes them.
+fn safetensors_of(saved: &[Saved<'_>], storages: &[&[u8]]) -> Result<Vec<u8>, Fault> {
+    let views = saved.iter().map(|saved| {
+        let dtype = match saved.dtype {
+            Dtype::F64 => safetensors::Dtype::F64,
+            Dtype::F16 => safetensors::Dtype::F16,
+            Dtype::Bf16 => safetensors::Dtype::BF16,
+            _ => safetensors::Dtype::F32,
+        };
+        let view = TensorView::new(dtype, saved.dims.to_vec(), storages[saved.storage])?;
+        Ok((&*saved.name, view))
+    });
+    let views: Result<Vec<_>, safetensors::SafeTensorError> = views.collect();
+    // Some of its versions refuse a file that does not say who wrote it.
+    let said = std::collections::HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let bytes = views.and_then(|views| safetensors::serialize(views, Some(said)));
+    Ok(bytes.context("the target's weights")?)
 }
 
 fn of<'a>(tensor: &'a Tensor, name: String, storage: usize) -> Saved<'a> {
