@@ -4,6 +4,7 @@ use std::fmt::{self, Display, Formatter};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::{DataError, Dtype};
 
@@ -15,7 +16,7 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const FORMAT_VERSION: u32 = 1;
 
 /// What made the ids.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum TokenizerId {
     /// Each byte is its own id.
@@ -48,8 +49,7 @@ impl Display for TokenizerId {
     }
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Serialize)]
 pub(crate) struct Index {
     pub(crate) format_version: u32,
     pub(crate) tokenizer: TokenizerId,
@@ -72,32 +72,69 @@ pub(crate) struct ShardEntry {
     pub(crate) document_ends_xxh3: Option<String>,
 }
 
-/// What is read before anything else, so that a later format is named as such.
-#[derive(Deserialize)]
-struct Version {
-    format_version: u32,
-}
-
 impl Index {
     /// Reads an index; `path` is for the errors.
     pub(crate) fn parse(path: &Path, json: &[u8]) -> Result<Self, DataError> {
-        let unreadable = |fault: serde_json::Error| {
-            DataError::damaged(path, format!("is no index of a token dataset: {fault}"))
-        };
-        let Version { format_version } = serde_json::from_slice(json).map_err(unreadable)?;
-        if format_version != FORMAT_VERSION {
-            return Err(DataError::damaged(
-                path,
-                format!(
-                    "has format version {format_version}, this program reads version {FORMAT_VERSION}; \
-                     use the program that wrote it, or tokenize again"
-                ),
+        Self::read(json).map_err(|fault| DataError::damaged(path, fault))
+    }
+
+    fn read(json: &[u8]) -> Result<Self, String> {
+        let json: Value = serde_json::from_slice(json).map_err(|fault| {
+            format!("is no JSON, and so no index of a token dataset: {fault}; copy it again, or tokenize again")
+        })?;
+        let mut keys = Keys::of(&json, "")?;
+        // A later format is named as such, whatever else it holds.
+        let format_version = keys.whole("format_version")?;
+        if format_version != u64::from(FORMAT_VERSION) {
+            return Err(format!(
+                "has format version {format_version}, this program reads version {FORMAT_VERSION}; \
+                 use the program that wrote it, or tokenize again"
             ));
         }
-        let index: Self = serde_json::from_slice(json).map_err(unreadable)?;
-        index
-            .check()
-            .map_err(|fault| DataError::damaged(path, fault))?;
+        let tokenizer = keys.need("tokenizer", "the keys of a tokenizer", Some)?;
+        let mut of_tokenizer = Keys::of(tokenizer, "tokenizer.")?;
+        let kind = "\"bytes\" or \"file\"";
+        let tokenizer = match of_tokenizer.need("kind", kind, Value::as_str)? {
+            "bytes" => TokenizerId::Bytes,
+            "file" => TokenizerId::File {
+                name: of_tokenizer.text("name")?,
+                xxh3: of_tokenizer.text("xxh3")?,
+            },
+            other => return Err(of_tokenizer.unlike("kind", kind, &other.into())),
+        };
+        of_tokenizer.end()?;
+        let word = "\"u16\" or \"u32\"";
+        let dtype = keys.need("dtype", word, |value| Dtype::deserialize(value).ok())?;
+        let vocab_size = keys.need("vocab_size", "a whole number of 32 bits", |value| {
+            u32::try_from(value.as_u64()?).ok()
+        })?;
+        let tokens = keys.whole("tokens")?;
+        let shards = keys.need("shards", "a list", Value::as_array)?;
+        keys.end()?;
+        let shards = shards.iter().enumerate().map(|(at, shard)| {
+            let mut keys = Keys::of(shard, &format!("shards.{at}."))?;
+            let entry = ShardEntry {
+                file: keys.text("file")?,
+                tokens: keys.whole("tokens")?,
+                documents: keys.whole("documents")?,
+                xxh3: keys.text("xxh3")?,
+                document_ends_xxh3: keys
+                    .has("document_ends_xxh3")
+                    .then(|| keys.text("document_ends_xxh3"))
+                    .transpose()?,
+            };
+            keys.end()?;
+            Ok(entry)
+        });
+        let index = Self {
+            format_version: FORMAT_VERSION,
+            tokenizer,
+            vocab_size,
+            dtype,
+            tokens,
+            shards: shards.collect::<Result<_, String>>()?,
+        };
+        index.check()?;
         Ok(index)
     }
 
@@ -131,9 +168,161 @@ impl Index {
     }
 }
 
+/// The keys of an object, each taken once.
+struct Keys<'j> {
+    object: &'j Map<String, Value>,
+    /// Stands before them in a message: `tokenizer.`.
+    within: String,
+    taken: Vec<&'static str>,
+}
+
+/// Says what to do about an index that is none.
+const TRY: &str = "was it edited? copy it again, or tokenize again";
+
+impl<'j> Keys<'j> {
+    fn of(value: &'j Value, within: &str) -> Result<Self, String> {
+        let object = value.as_object().ok_or_else(|| {
+            let place = within.trim_end_matches('.');
+            let place = if place.is_empty() {
+                "the file".to_owned()
+            } else {
+                format!("`{place}`")
+            };
+            format!(
+                "{place}: expected keys and their values, found {}; {TRY}",
+                shown(value)
+            )
+        })?;
+        Ok(Self {
+            object,
+            within: within.to_owned(),
+            taken: Vec::new(),
+        })
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.object.get(key).is_some_and(|value| !value.is_null())
+    }
+
+    fn need<T>(
+        &mut self,
+        key: &'static str,
+        expected: &str,
+        read: impl FnOnce(&'j Value) -> Option<T>,
+    ) -> Result<T, String> {
+        self.taken.push(key);
+        let Some(value) = self.object.get(key) else {
+            return Err(format!(
+                "missing key `{}{key}`; expected {expected}; {TRY}",
+                self.within
+            ));
+        };
+        read(value).ok_or_else(|| self.unlike(key, expected, value))
+    }
+
+    fn unlike(&self, key: &str, expected: &str, found: &Value) -> String {
+        let found = shown(found);
+        format!(
+            "`{}{key}`: expected {expected}, found {found}; {TRY}",
+            self.within
+        )
+    }
+
+    fn text(&mut self, key: &'static str) -> Result<String, String> {
+        self.need(key, "a text", |value| value.as_str().map(str::to_owned))
+    }
+
+    fn whole(&mut self, key: &'static str) -> Result<u64, String> {
+        self.need(key, "a whole number", Value::as_u64)
+    }
+
+    /// # Errors
+    ///
+    /// One line about a key that nobody took.
+    fn end(&self) -> Result<(), String> {
+        let strange = self.object.keys().find(|key| {
+            !self.taken.contains(&key.as_str()) && self.object.get(*key) != Some(&Value::Null)
+        });
+        match strange {
+            None => Ok(()),
+            Some(key) => Err(format!(
+                "unknown key `{}{}`; {TRY}",
+                self.within,
+                key.escape_debug()
+            )),
+        }
+    }
+}
+
+/// A value in one short line.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_index_is_told_by_its_key_in_our_words() {
+        let whole = r#"{"format_version": 1, "tokenizer": {"kind": "bytes"}, "vocab_size": 256, "dtype": "u16",
+            "tokens": 4, "shards": [{"file": "a", "tokens": 4, "documents": 1, "xxh3": ""}]}"#;
+        assert!(Index::parse(Path::new("d/index.json"), whole.as_bytes()).is_ok());
+        let kind = r#"{"kind": "bytes"}"#;
+        for (from, to, told) in [
+            (
+                kind,
+                "7",
+                "`tokenizer`: expected keys and their values, found 7",
+            ),
+            (
+                kind,
+                "{}",
+                "missing key `tokenizer.kind`; expected \"bytes\" or \"file\"",
+            ),
+            (
+                kind,
+                r#"{"kind": "words"}"#,
+                "`tokenizer.kind`: expected \"bytes\" or \"file\", found \"words\"",
+            ),
+            (
+                kind,
+                r#"{"kind": "file"}"#,
+                "missing key `tokenizer.name`; expected a text",
+            ),
+            (
+                "\"u16\"",
+                "\"u8\"",
+                "`dtype`: expected \"u16\" or \"u32\", found \"u8\"",
+            ),
+            (
+                "256",
+                "-1",
+                "`vocab_size`: expected a whole number of 32 bits, found -1",
+            ),
+            (
+                "\"file\": \"a\", ",
+                "",
+                "missing key `shards.0.file`; expected a text",
+            ),
+            (
+                "\"xxh3\"",
+                "\"md5\": 1, \"xxh3\"",
+                "unknown key `shards.0.md5`",
+            ),
+        ] {
+            let json = whole.replacen(from, to, 1);
+            assert_ne!(json, whole, "{from}");
+            assert_eq!(
+                fault(&json),
+                format!("d/index.json: {told}; was it edited? copy it again, or tokenize again")
+            );
+        }
+    }
 
     fn fault(json: &str) -> String {
         Index::parse(Path::new("d/index.json"), json.as_bytes())
