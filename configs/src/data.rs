@@ -8,7 +8,7 @@ use crate::{
     reader::Table,
     run::{Active, Data, EvalData, Ids},
     target::Facts,
-    values::{Flag, Groups, Kind, Location, Number, OneOf, Size, Text},
+    values::{Flag, Groups, Kind, Location, Number, OneOf, Size, Text, brief},
 };
 
 #[derive(Clone, Copy, PartialEq)]
@@ -52,7 +52,11 @@ fn read_sparse_features(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
         let key = if table.has("high") { "high" } else { "low" };
         table.refuse::<()>(
             key,
-            format!("expected low below high, found {low} and {high}"),
+            format!(
+                "expected low below high, found {} and {}",
+                brief(low),
+                brief(high)
+            ),
         );
     }
     if let (Some((kind, _)), true, Some(low)) = (target.network, target.trained_here, low)
@@ -61,7 +65,8 @@ fn read_sparse_features(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
     {
         let name = kind.name();
         let message = format!(
-            "expected at least 0 for a {name} target that learns to give {learns}, found {low}"
+            "expected at least 0 for a {name} target that learns to give {learns}, found {}",
+            brief(low)
         );
         table.refuse::<()>("low", message);
     }

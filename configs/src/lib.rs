@@ -53,3 +53,4 @@ pub use reference::{TargetFiles, WeightsFile, Written};
 pub use run::*;
 pub use shipped::Shipped;
 pub use tracker::{Destination, OnRollback, Tracker};
+pub use values::brief;

@@ -430,3 +430,45 @@ pub(crate) fn found(value: &DeValue<'_>) -> String {
         DeValue::Table(_) => "a table".to_owned(),
     }
 }
+
+/// A number as people write it: with an exponent where it would have many zeros.
+pub fn brief(number: f64) -> String {
+    if number == 0.0 || (1e-5..1e15).contains(&number.abs()) {
+        number.to_string()
+    } else {
+        format!("{number:e}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_brief() {
+        for (number, expected) in [
+            (0.0, "0"),
+            (0.25, "0.25"),
+            (100_000.0, "100000"),
+            (-3e-5, "-0.00003"),
+            (1e-300, "1e-300"),
+            (-2.5e300, "-2.5e300"),
+        ] {
+            assert_eq!(brief(number), expected);
+        }
+    }
+
+    #[test]
+    fn numbers_are_brief() {
+        for (number, expected) in [
+            (0.0, "0"),
+            (0.25, "0.25"),
+            (100_000.0, "100000"),
+            (-3e-5, "-0.00003"),
+            (1e-300, "1e-300"),
+            (-2.5e300, "-2.5e300"),
+        ] {
+            assert_eq!(brief(number), expected);
+        }
+    }
+}

@@ -3,7 +3,10 @@
 use serde::Serialize;
 
 use super::{Settings, Sites};
-use crate::{reader::Table, values::Number};
+use crate::{
+    reader::Table,
+    values::{Number, brief},
+};
 
 /// Sparsity of the importances.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -35,8 +38,11 @@ impl Settings for ImportanceMinimality {
             } else {
                 "anneal_start"
             };
-            let message =
-                format!("expected anneal_start below anneal_end, found {start} and {end}");
+            let message = format!(
+                "expected anneal_start below anneal_end, found {} and {}",
+                brief(start),
+                brief(end)
+            );
             table.refuse::<()>(key, message);
         }
         Some(Self {

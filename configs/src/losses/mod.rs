@@ -26,7 +26,7 @@ pub use unmasked_recon::UnmaskedRecon;
 
 use crate::{
     reader::Table,
-    values::{Flag, Number, OneOf, Text},
+    values::{Flag, Number, OneOf, Text, brief},
 };
 
 /// Draws for one purpose in one step that can be told apart, of training and as many of the evaluation.
@@ -165,7 +165,7 @@ impl fmt::Display for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut details = self.settings().details();
         if let Some(Routing::Probability(probability)) = self.routing() {
-            details.push(format!("probability {probability}"));
+            details.push(format!("probability {}", brief(probability)));
         }
         f.write_str(self.name())?;
         if details.is_empty() {

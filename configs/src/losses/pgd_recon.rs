@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{Routing, Settings, Sites};
 use crate::{
     reader::Table,
-    values::{Number, OneOf, Size},
+    values::{Number, OneOf, Size, brief},
 };
 
 /// Masks between importance and 1 that an adversary chooses: projected gradient ascent by signs, on sources in `[0, 1]` that say
@@ -85,7 +85,7 @@ impl Settings for PgdRecon {
     fn details(&self) -> Vec<String> {
         let steps = if self.steps == 1 { "step" } else { "steps" };
         let mut details = vec![
-            format!("{} {steps} of {}", self.steps, self.step_size),
+            format!("{} {steps} of {}", self.steps, brief(self.step_size)),
             SCOPES.word(self.scope).to_owned(),
         ];
         if self.init != PgdInit::Random {

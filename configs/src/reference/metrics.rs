@@ -7,7 +7,7 @@ use toml::de::DeValue;
 use super::{Found, made::Made};
 use crate::{
     reader::Table,
-    values::{Kind, Number, OneOf, Patterns, Text},
+    values::{Kind, Number, OneOf, Patterns, Text, brief},
     yaml::{Node, Value},
 };
 
@@ -180,7 +180,10 @@ fn penalty(row: &mut Table<'_>, made: &mut Made) {
     if let Some(eps) = eps.filter(|eps| eps.to_bits() != EPS.to_bits()) {
         row.refuse::<()>(
             "eps",
-            format!("expected 1e-12, which is the only one here, found {eps}"),
+            format!(
+                "expected 1e-12, which is the only one here, found {}",
+                brief(eps)
+            ),
         );
     }
     // From the end on, the exponent never moves.
