@@ -47,7 +47,7 @@ mod value;
 
 pub use blocks::{Ranks, SharedMemory, Sockets, Stages, Sum};
 pub use builder::BACKWARD;
-pub use cpu::{Frame, Pool, TooManyThreads, has_bf16_products, instructions};
+pub use cpu::{Frame, Pool, TooManyThreads, bf16_is_slower, has_bf16_products, instructions};
 pub use cuda::{Fault, MATRIX_PRODUCTS, PINNED, Staged};
 pub use derivation::{Derivation, Right};
 pub use executor::{Arena, Executor, Processor};

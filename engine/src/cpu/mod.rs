@@ -20,7 +20,7 @@ pub(crate) mod tile;
 pub(crate) mod uniform;
 
 pub use arena::Arena;
-pub use bf16::{has_bf16_products, instructions};
+pub use bf16::{bf16_is_slower, has_bf16_products, instructions};
 pub use executor::Executor;
 #[cfg(feature = "compare-emulated")]
 pub(crate) use executor::{Found, Repeat};

@@ -52,13 +52,49 @@ enum Unit {
 /// Whether this processor multiplies bf16 faster than f32: with AMX or AVX512_BF16.
 ///
 /// The environment variable `SPD_BF16_PRODUCTS`, `on` or `off`, answers in its place, so that a machine can be tested as if it
-/// were another. Where it says `on` and there are no such instructions, plain vectors multiply, with the same roundings.
+/// were another, and `slow` for one that [is slower](bf16_is_slower). Where it says `on` and there are no such instructions, plain vectors
+/// multiply, with the same roundings.
 pub fn has_bf16_products() -> bool {
     match std::env::var_os("SPD_BF16_PRODUCTS") {
-        Some(answer) if answer == "on" => true,
+        Some(answer) if answer == "on" || answer == "slow" => true,
         Some(answer) if answer == "off" => false,
         _ => Unit::best() != Unit::Vectors,
     }
+}
+
+/// Whether a step whose products are of bf16 takes longer here than one of f32: on Intel's processors with AVX512_BF16 and without AMX
+/// 1.4 to 1.8 times.
+pub fn bf16_is_slower() -> bool {
+    match std::env::var_os("SPD_BF16_PRODUCTS") {
+        Some(answer) => answer == "slow",
+        None => is_slower(Unit::best(), vendor()),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_slower(unit: Unit, vendor: [u8; 12]) -> bool {
+    unit == Unit::Avx512 && vendor == *b"GenuineIntel"
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_slower(_: Unit, _: [u8; 12]) -> bool {
+    false
+}
+
+/// The name of this processor's maker.
+fn vendor() -> [u8; 12] {
+    let mut name = [0; 12];
+    #[cfg(target_arch = "x86_64")]
+    {
+        let found = std::arch::x86_64::__cpuid(0);
+        for (part, word) in name
+            .chunks_exact_mut(4)
+            .zip([found.ebx, found.edx, found.ecx])
+        {
+            part.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+    name
 }
 
 /// The instructions that decide how a program rounds on this processor, such as `AVX-512, AVX512_BF16`. Processors that have the same
@@ -283,6 +319,21 @@ mod tests {
 
     use super::*;
     use crate::ops::oracle::random;
+
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[test]
+    fn bf16_is_slower_on_intel_s_processors_that_have_vectors_of_it_alone() {
+        let (intel, amd) = (*b"GenuineIntel", *b"AuthenticAMD");
+        assert!(is_slower(Unit::Avx512, intel));
+        for (unit, vendor) in [
+            (Unit::Amx, intel),
+            (Unit::Vectors, intel),
+            (Unit::Avx512, amd),
+        ] {
+            assert!(!is_slower(unit, vendor), "{unit:?}");
+        }
+        assert_eq!(vendor(), vendor());
+    }
 
     // Every unit of this processor, every way a factor may lie, sizes around those of tiles, panels and strips. The sums are
     // within `(k + 4) 2^-24` of the sum of magnitudes: `k` additions, two more products, and the addition to `out`.
