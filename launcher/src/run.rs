@@ -37,10 +37,7 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         Some(nodes) => Node::planned(nodes),
         None => Node::from_env().map_err(Fault::BadInput)?,
     };
-    // A job for Slurm is planned where there may be no GPU.
-    if asked.slurm.is_none() {
-        gpus(asked.gpus, world_size(asked, &node))?;
-    }
+    let unseen = unseen_gpus(asked, world_size(asked, &node))?;
     if let Some(jobs) = asked.jobs {
         return Err(Fault::BadInput(format!(
             "--jobs {jobs}: there is one run; it goes with --seeds or --sweep"
@@ -53,7 +50,10 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
         destination,
         mut run_plan,
         mut files,
-    } = check(asked, &node)?;
+    } = check(asked, &node, unseen.is_some())?;
+    run_plan
+        .rows
+        .extend(unseen.map(|row| ("GPUs".to_owned(), row)));
     if let Some(derivation) = node.derivation() {
         run_plan.rows.push(("node".to_owned(), derivation));
     }
@@ -239,7 +239,9 @@ struct Checked {
 }
 
 /// Everything that can be refused, for a run and for `--dry-run`: nothing is created.
-fn check(asked: &RunArgs, node: &Node) -> Result<Checked, Fault> {
+///
+/// - `gpus_unseen`: whether the memory of the GPUs cannot be asked for here
+fn check(asked: &RunArgs, node: &Node, gpus_unseen: bool) -> Result<Checked, Fault> {
     let path = spd_configs::locate(&asked.config)?;
     let mut files = RunFiles::of(asked);
     let run = files.load(&path, &asked.set);
@@ -285,7 +287,9 @@ fn check(asked: &RunArgs, node: &Node) -> Result<Checked, Fault> {
     run_plan.rows.push(plan::run_file(&path));
     run_plan.rows.extend(checked.files.rows());
     check_memory(asked, (&path, &asked.set), &world, run, &run_plan).map_err(Fault::BadInput)?;
-    check_gpu_memory(asked, &path, &world, run, &run_plan).map_err(Fault::BadInput)?;
+    if !gpus_unseen {
+        check_gpu_memory(asked, &path, &world, run, &run_plan).map_err(Fault::BadInput)?;
+    }
     // The directory is the first launcher's.
     if !node.is_first() {
         return Ok(checked);
@@ -339,9 +343,6 @@ fn check_gpu_memory(
     let Some(need) = &run_plan.gpu_memory else {
         return Ok(());
     };
-    if asked.slurm.is_some() {
-        return Ok(());
-    }
     // Every rank needs as much.
     for gpu in 0..asked.ranks() {
         let there = cuda::free_memory(gpu)?;
@@ -361,6 +362,25 @@ fn check_gpu_memory(
 
 /// The GPU that is used where there is one rank.
 pub(crate) const GPU: usize = 0;
+
+/// A row of the plan about the GPUs that `--gpus` asks for, where it is made without them: on a login node, or for a job elsewhere.
+///
+/// # Errors
+///
+/// As [`gpus`], where the run is to start here and now.
+fn unseen_gpus(asked: &RunArgs, ranks: usize) -> Result<Option<String>, Fault> {
+    if !asked.dry_run || asked.gpus == 0 {
+        return gpus(asked.gpus, ranks).map(|_| None);
+    }
+    let why = match cuda::lacks(asked.gpus, ranks > 1) {
+        Some(lacks) => format!("not seen from here ({lacks})"),
+        None if asked.slurm.is_some() => "those of the job, not of this machine".to_owned(),
+        None => return Ok(None),
+    };
+    Ok(Some(format!(
+        "{why}: whether their memory is enough is known where the run starts"
+    )))
+}
 
 /// The GPUs that `--gpus` asks for: as many.
 ///

@@ -139,6 +139,22 @@ fn a_job_on_gpus_is_planned_where_there_are_none() {
         "{}",
         ended.stderr
     );
+    // A plan alone needs none either, and says what it cannot know.
+    let mut command = scratch.real("tms_5-2.toml", "r", &[]);
+    command
+        .args(["--gpus", "4", "--dry-run"])
+        .env("SPD_CUDA_LIBRARIES", scratch.path());
+    let ended = end(start(command));
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for part in [
+        "4 GPUs, a rank each",
+        "GPU memory",
+        "not seen from here (",
+        "): whether their memory is enough is known where the run starts",
+    ] {
+        assert!(ended.stdout.contains(part), "{}", ended.stdout);
+    }
+    assert!(!scratch.path().join("r").exists());
 }
 
 #[test]
