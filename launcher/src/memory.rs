@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use spd_configs::Run;
 
@@ -155,17 +156,41 @@ pub(crate) fn check(
     there: Option<usize>,
     try_with: impl Fn(&[String]) -> Option<usize>,
 ) -> Result<(), String> {
+    check_within(run, need, there, PATIENCE, try_with)
+}
+
+/// How long settings are tried for advice: each is a plan of its own, which takes seconds for hundreds of layers.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+fn check_within(
+    run: &Run,
+    need: usize,
+    there: Option<usize>,
+    patience: Duration,
+    try_with: impl Fn(&[String]) -> Option<usize>,
+) -> Result<(), String> {
     let Some(there) = there.filter(|there| need > *there) else {
         return Ok(());
     };
-    let tried = savings(run)
-        .into_iter()
-        .filter_map(|set| Some((try_with(&set)?, set)));
-    let best = tried
+    let begun = Instant::now();
+    let all = savings(run);
+    let mut tried = Vec::new();
+    for set in &all {
+        tried.push(try_with(set));
+        if begun.elapsed() >= patience {
+            break;
+        }
+    }
+    let is_whole = tried.len() == all.len();
+    let known = tried.into_iter().zip(&all);
+    let best = known
+        .filter_map(|(bytes, set)| Some((bytes?, set)))
         .min_by_key(|(bytes, _)| *bytes)
         .filter(|(less, _)| *less < need);
+    let most = if is_whole { " most" } else { "" };
     let advice = match best {
-        None => "no single setting brings that down".to_owned(),
+        None if is_whole => "no single setting brings that down".to_owned(),
+        None => "fewer layers, sites or rows bring that down".to_owned(),
         Some((less, set)) => {
             let set: Vec<String> = set.iter().map(|set| format!("--set {set}")).collect();
             let enough = if less <= there {
@@ -174,7 +199,7 @@ pub(crate) fn check(
                 ", which is still too much"
             };
             format!(
-                "{} brings it down most, to {}{enough}",
+                "{} brings it down{most}, to {}{enough}",
                 set.join(" "),
                 bytes(less)
             )
@@ -305,6 +330,22 @@ mod tests {
             super::check(&run(), 6 << 20, Some(1), |_| None).unwrap_err(),
             "the run needs 6.00 MiB of memory, and 1 B are available; no single setting brings that down"
         );
+    }
+
+    #[test]
+    fn a_run_that_takes_long_to_plan_is_refused_with_what_was_found_so_far() {
+        let tries = std::cell::Cell::new(0);
+        let refused = check_within(&run(), 6 << 20, Some(1 << 20), Duration::ZERO, |set| {
+            tries.set(tries.get() + 1);
+            assert_eq!(set, ["train.batch_size=2048"]);
+            Some(3 << 20)
+        });
+        assert_eq!(
+            refused.unwrap_err(),
+            "the run needs 6.00 MiB of memory, and 1.00 MiB are available; --set train.batch_size=2048 brings it down, to 3.00 \
+             MiB, which is still too much"
+        );
+        assert_eq!(tries.get(), 1);
     }
 
     #[test]
