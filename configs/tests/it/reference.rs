@@ -6,7 +6,7 @@
 
 use std::{fs, path::Path};
 
-use spd_configs::{Run, WeightsFile};
+use spd_configs::{Custom, Model, Run, WeightsFile};
 use spd_files::mutation::{Dice, rounds};
 
 /// A toy by the keys of `main`, and a language model by those of `dev`.
@@ -468,8 +468,12 @@ fn the_target_is_written_with_the_file_that_its_class_reads() {
     fs::write(&file, &written.config).expect("room for it");
     let again = Run::load(&file, &[sizes]).unwrap();
     assert_eq!(again.target.model, toy.target.model);
-    let custom = r#"target={kind="custom",n_features=6,weights="x"}"#;
-    let custom = load("toy.yaml", TOY, &[custom]).unwrap();
+    let mut custom = toy;
+    custom.target.model = Model::Custom(Custom {
+        n_features: Some(6),
+        vocab: None,
+        n_ctx: None,
+    });
     assert_eq!(
         custom
             .for_reference(&[], &[], Path::new("/out"))
