@@ -82,9 +82,8 @@ impl Files {
         Ok((files, notes))
     }
 
-    /// The system file alone.
+    /// The system file alone, in a directory that is there: one that was removed is not made again.
     pub(crate) fn system(dir: &Path) -> Result<Self, SpoolError> {
-        make(dir)?;
         Ok(Self {
             metrics: None,
             system: Lines::open(&dir.join(SYSTEM))?,

@@ -88,7 +88,7 @@ impl Spool {
     ///
     /// # Errors
     ///
-    /// When the disk refuses.
+    /// When the directory is not there, or the disk refuses.
     pub fn system(dir: &Path) -> Result<Self, SpoolError> {
         Self::run(dir, Files::system(dir)?, Vec::new())
     }
@@ -330,6 +330,13 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_that_was_removed_is_not_made_again() {
+        let run = tempfile::tempdir().unwrap();
+        let dir = run.path().join("x");
+        assert!(Spool::system(&dir).is_err() && !dir.try_exists().unwrap());
+    }
+
+    #[test]
     fn a_run_without_a_checkpoint_starts_over() {
         let run = tempfile::tempdir().unwrap();
         let spool = begin(run.path());
@@ -418,7 +425,7 @@ mod tests {
         drop(begin(run.path()));
         let below_a_file = run.path().join(METRICS).join("run");
         assert_eq!(
-            Spool::system(&below_a_file)
+            Spool::start(&below_a_file, &Mark::default(), 0)
                 .err()
                 .expect("a refusal")
                 .to_string(),
