@@ -57,10 +57,7 @@ pub(crate) struct TensorEntry {
     pub(crate) is_frozen: bool,
 }
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde hands over a reference"
-)]
+/// Serde hands over a reference.
 fn is_false(flag: &bool) -> bool {
     !flag
 }

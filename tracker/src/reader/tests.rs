@@ -287,7 +287,7 @@ fn rows_of_a_damaged_file_that_were_read_stay_read() {
         }
         let path = run.path().join(METRICS);
         let mut rows = std::fs::read(&path).unwrap();
-        rows[mark.offset as usize / 2 + 1] ^= 0x80;
+        rows[usize::try_from(mark.offset).unwrap() / 2 + 1] ^= 0x80;
         spd_files::atomic::write_file(&path, &[&rows]).unwrap();
         let cursor = reader.cursor();
         let spool = start(run.path(), &mark);
