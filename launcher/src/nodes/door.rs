@@ -22,7 +22,7 @@ const AT_ONCE: usize = 64;
 pub(crate) struct Door {
     listener: TcpListener,
     secret: Secret,
-    /// What this process is.
+    /// The name of this process.
     whom: String,
     knocking: Vec<Accepting>,
 }
@@ -43,7 +43,7 @@ impl Door {
         })
     }
 
-    /// What to wait for.
+    /// The listener and the connections, to wait for.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         [self.listener.as_fd()]
             .into_iter()
@@ -60,11 +60,11 @@ impl Door {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
         };
-        // Whatever ends it, all are looked at again.
+        // All are looked at again, however it ends.
         let _ = poll(&mut fds, Some(&limit));
     }
 
-    /// Those that have proved to be of the run since the last look, and what each of them is. Nothing waits.
+    /// Returns the connections that were proven since the last look, each with the name of its process. Nothing waits.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl Door {
                     if self.knocking.len() == MOST {
                         self.make_room();
                     }
-                    // One that is gone already has not come.
+                    // A connection that has ended already is left out.
                     self.knocking.extend(Accepting::new(stream));
                 }
                 Err(error) => match Errno::from_io_error(&error) {
