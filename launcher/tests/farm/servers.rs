@@ -31,7 +31,7 @@ import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 found = EventAccumulator(sys.argv[1], size_guidance={'scalars': 0})
 found.Reload()
-print(json.dumps({tag: [[e.step, repr(float(e.value))] for e in found.Scalars(tag)] for tag in found.Tags()['scalars']}))
+print(json.dumps({tag: [[e.step, repr(float(e.value))] for e in found.Scalars(tag)] for tag in found.Tags()['scalars'] if not tag.startswith('system/')}))
 ";
 
 /// The trackers that are here.

@@ -121,8 +121,8 @@ pub(super) struct Strings {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Shape {}
 
-/// The first records of a file, after which nothing that an older file says of `step` and later ones holds.
-pub(super) fn head(time: f64, step: u64) -> Vec<u8> {
+/// The first records of a file, after which nothing that an older file says holds: it is all of step 0 and later ones.
+pub(super) fn head(time: f64) -> Vec<u8> {
     let version = Event {
         wall_time: time,
         file_version: Some(VERSION.to_owned()),
@@ -130,7 +130,6 @@ pub(super) fn head(time: f64, step: u64) -> Vec<u8> {
     };
     let start = Event {
         wall_time: time,
-        step: signed(step),
         session_log: Some(SessionLog { status: START }),
         ..Event::default()
     };

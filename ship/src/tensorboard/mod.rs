@@ -1,7 +1,8 @@
 //! TensorBoard's event files, in `RUN/tensorboard`.
 //!
-//! Train and eval rows are in the directory itself. What is measured of the machine and what happened is in `system` below it, so that a
-//! roll-back leaves it as it is.
+//! All rows are in the one directory, which TensorBoard shows as one run: train and eval rows, what is measured of the machine, what happened.
+//! After a roll-back, and where a file does not end as it was left, all of them are written again: a start that voids what came before it
+//! voids rows of all kinds.
 
 mod event;
 mod segment;
@@ -23,42 +24,30 @@ use segment::{Segment, Written};
 /// The directory of event files in that of a run.
 const DIR: &str = "tensorboard";
 
-/// The one of rows that no roll-back touches, below it.
+/// One below it, in which an earlier version had rows of the machine. TensorBoard shows it as another run.
 const SYSTEM: &str = "system";
 
 /// Bytes that wait to be written: pictures are large.
 const MOST_WAITING: usize = 4 << 20;
 
-/// What was written of both kinds of rows.
+/// What was written.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct State {
     metrics: Written,
-    system: Written,
 }
 
 /// Writes event files.
 #[derive(Debug, Default)]
 pub(crate) struct TensorBoard {
-    files: Option<Files>,
+    files: Option<Segment>,
     anew: bool,
 }
 
-#[derive(Debug)]
-struct Files {
-    metrics: Segment,
-    system: Segment,
-}
-
 impl TensorBoard {
-    fn files(&mut self, run: &RunInfo) -> &mut Files {
-        self.files.get_or_insert_with(|| {
-            let dir = run.dir.join(DIR);
-            Files {
-                system: Segment::new(dir.join(SYSTEM), &run.host),
-                metrics: Segment::new(dir, &run.host),
-            }
-        })
+    fn files(&mut self, run: &RunInfo) -> &mut Segment {
+        let files = || Segment::new(run.dir.join(DIR), &run.host);
+        self.files.get_or_insert_with(files)
     }
 
     fn write_rows(
@@ -67,30 +56,39 @@ impl TensorBoard {
         written: &mut Written,
         rows: &[Stamped],
     ) -> Result<(), Refusal> {
-        let segment = &mut self.files(run).metrics;
-        let (mut records, mut next) = (Vec::new(), 0);
+        let segment = self.files(run);
+        let mut records = Vec::new();
         for Stamped { row, time } in rows {
             let values = row.values.iter();
             let values = values.filter_map(|(name, value)| event::tagged(run, name, value));
             records.extend(event::values(*time, row.step, values.collect()));
-            next = next.max(row.step + 1);
             if records.len() > MOST_WAITING {
-                segment.append(written, &records, next)?;
+                segment.append(written, &records)?;
                 records.clear();
             }
         }
-        segment.append(written, &records, next)
+        segment.append(written, &records)
     }
 
     fn open_files(&mut self, run: &RunInfo, state: &mut State) -> Result<(), Refusal> {
+        let old = run.dir.join(DIR).join(SYSTEM);
+        if old.is_dir() {
+            let why = |found: std::io::Error| Refusal::Later {
+                why: format!("{}: {found}", old.display()),
+                after: None,
+            };
+            std::fs::remove_dir_all(&old).map_err(why)?;
+            let why = "rows of the machine are among the others".to_owned();
+            return Err(Refusal::Gone { why });
+        }
         let files = self.files(run);
-        if files.metrics.open(&mut state.metrics)? {
+        if files.open(&mut state.metrics)? {
             let config = serde_json::to_string_pretty(&run.config).unwrap_or_default();
             let config = event::text("config", &format!("```json\n{config}\n```"));
             let record = event::values(run.started, 0, vec![config]);
-            files.metrics.append(&mut state.metrics, &record, 0)?;
+            files.append(&mut state.metrics, &record)?;
         }
-        files.system.open(&mut state.system).map(drop)
+        Ok(())
     }
 }
 
@@ -140,7 +138,7 @@ impl Sink for TensorBoard {
         state: &mut State,
         rows: &[Stamped],
     ) -> Result<(), Refusal> {
-        let (mut records, mut next) = (Vec::new(), 0);
+        let mut records = Vec::new();
         for row in rows {
             let step = system_row::step(run, row);
             let note = row.row.note.as_deref().unwrap_or_default();
@@ -152,10 +150,8 @@ impl Sink for TensorBoard {
                     .collect(),
             };
             records.extend(event::values(row.time, step, values));
-            next = next.max(step + 1);
         }
-        let files = self.files(run);
-        files.system.append(&mut state.system, &records, next)
+        self.files(run).append(&mut state.metrics, &records)
     }
 
     async fn skip(&mut self, _: &RunInfo, _: &mut State, _: &[Stamped]) -> Result<(), Refusal> {
@@ -166,13 +162,11 @@ impl Sink for TensorBoard {
         &mut self,
         run: &RunInfo,
         state: &mut State,
-        to: RollBack,
+        _: RollBack,
     ) -> Result<After, Refusal> {
-        let files = self.files(run);
-        // Without this, the tail that no cursor knows of would stay in a file that is never looked at again.
-        files.metrics.open(&mut state.metrics)?;
-        files.metrics.begin(&mut state.metrics, to.step)?;
-        Ok(After::GoOn)
+        *state = State::default();
+        self.open_files(run, state)?;
+        Ok(After::FromStart)
     }
 
     async fn idle(&mut self, _: &RunInfo, _: &mut State) -> Result<(), Refusal> {

@@ -1,7 +1,6 @@
 """Prints as JSON what TensorBoard itself reads of a directory: by its accumulator, and by a live server with either loader."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -72,7 +71,8 @@ def server(fast):
             "images": [image["step"] for image in images],
             "histograms": [[step, bins] for _, step, bins in histograms],
             "texts": [[text["step"], text["text"]] for text in ask("text/text", run=".", tag="words")],
-            "system": [[step, value] for _, step, value in ask("scalars/scalars", run="system", tag="system/cpu_percent")],
+            "system": [[step, value] for _, step, value in ask("scalars/scalars", run=".", tag="system/cpu_percent")],
+            "runs": sorted(ask("scalars/tags")),
         }
     finally:
         process.terminate()
@@ -83,7 +83,6 @@ print(
     json.dumps(
         {
             "metrics": accumulator(top),
-            "system": accumulator(os.path.join(top, "system")),
             "slow": server("false"),
             "fast": server("true"),
         }

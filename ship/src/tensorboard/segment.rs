@@ -1,8 +1,8 @@
 //! One series of event files, the last of which is appended to.
 //!
 //! TensorBoard reads the files of a directory in the order of their names, each to its end before the next, and never again. So a file
-//! that ends otherwise than it was left is not gone on with: what of it was not acknowledged is cut, and a new one begins, whose head says
-//! from which step on older files do not hold. That is true for a TensorBoard that has read the cut part already, too.
+//! that ends otherwise than it was left is not gone on with: a new one begins, whose head says that nothing of older files holds. That is
+//! true for a TensorBoard that has read them already, too.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -26,8 +26,6 @@ pub(crate) struct Written {
     file: String,
     /// Its bytes.
     bytes: u64,
-    /// The step after all that were written.
-    next: u64,
 }
 
 #[cfg(test)]
@@ -75,7 +73,7 @@ impl Segment {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Gone`] where files that were written are there no longer.
+    /// [`Refusal::Gone`] where the file is there no longer, or ends otherwise.
     pub(super) fn open(&mut self, written: &mut Written) -> Result<bool, Refusal> {
         self.file = None;
         let names = self.names().map_err(|found| self.later(&found))?;
@@ -88,78 +86,59 @@ impl Segment {
             );
             return Err(Refusal::Gone { why });
         }
-        // No cursor knows of these, so that their rows come again.
+        // No cursor knows of these.
         let unknown = names.iter().filter(|name| **name > written.file);
         let unknown: Vec<String> = unknown.cloned().collect();
-        let is_first = last.is_none();
-        let file = if is_first {
-            None
-        } else {
-            self.reopen(written)?
-        };
-        if let Some(file) = file.filter(|_| unknown.is_empty()) {
-            self.file = Some(file);
+        if last.is_some() {
+            self.file = Some(self.reopen(written, unknown.is_empty())?);
             return Ok(false);
         }
         // The new one first, so that its name comes after theirs: who reads one of them goes on to it.
-        let next = written.next;
-        self.begin(written, next)?;
+        self.begin(written)?;
         for name in unknown.iter().filter(|name| **name != written.file) {
             let removed = atomic::remove(&self.dir.join(name));
             removed.map_err(|found| self.later(&found))?;
         }
-        Ok(is_first)
+        Ok(true)
     }
 
-    /// The last file, if it ends where it was left; what it has more is cut.
-    fn reopen(&self, written: &Written) -> Result<Option<File>, Refusal> {
+    /// The last file, if it ends where it was left.
+    fn reopen(&self, written: &Written, is_last: bool) -> Result<File, Refusal> {
         let path = self.dir.join(&written.file);
         let mut options = OpenOptions::new();
         options.read(true).append(true);
         let file = spd_files::open_with(&mut options, &path).map_err(|found| self.later(&found))?;
         let found = file.metadata().map_err(|found| self.later(&found))?.len();
-        if found < written.bytes {
-            let (path, bytes) = (path.display(), written.bytes);
-            let why = format!("{path} has {found} bytes, {bytes} were written");
-            return Err(Refusal::Gone { why });
+        if found == written.bytes && is_last {
+            return Ok(file);
         }
-        if found == written.bytes {
-            return Ok(Some(file));
-        }
-        // In place: whoever reads it now is not left behind with a file that has no name.
-        let cut = file.set_len(written.bytes);
-        cut.map_err(|found| self.later(&found))?;
-        Ok(None)
+        let (path, bytes) = (path.display(), written.bytes);
+        let why = format!("{path} has {found} bytes, {bytes} were written");
+        Err(Refusal::Gone { why })
     }
 
-    /// Begins a new file: what older ones say of `step` and later ones does not hold.
-    pub(super) fn begin(&mut self, written: &mut Written, step: u64) -> Result<(), Refusal> {
+    /// Begins a new file: what older ones say does not hold.
+    fn begin(&mut self, written: &mut Written) -> Result<(), Refusal> {
         self.file = None;
         let time = now();
-        let head = event::head(time, step);
+        let head = event::head(time);
         let (name, file) = self
             .create(time, &head)
             .map_err(|found| self.later(&found))?;
         *written = Written {
             file: name,
             bytes: head.len() as u64,
-            next: step,
         };
         self.file = Some(file);
         Ok(())
     }
 
-    /// Appends records, the last of which is of a step before `next`, and has the disk keep them.
-    pub(super) fn append(
-        &mut self,
-        written: &mut Written,
-        records: &[u8],
-        next: u64,
-    ) -> Result<(), Refusal> {
+    /// Appends records, and has the disk keep them.
+    pub(super) fn append(&mut self, written: &mut Written, records: &[u8]) -> Result<(), Refusal> {
         if self.file.is_none() {
             self.open(written)?;
         }
-        // What is written in part is cut before anything else is.
+        // What is written in part is not gone on with.
         let Some(mut file) = self.file.take() else {
             return Err(self.later(&ErrorKind::NotFound.into()));
         };
@@ -167,7 +146,6 @@ impl Segment {
         done.map_err(|found| self.later(&found))?;
         self.file = Some(file);
         written.bytes += records.len() as u64;
-        written.next = written.next.max(next);
         Ok(())
     }
 

@@ -73,7 +73,7 @@ impl Story {
     /// Ends the process in the middle of something, or after it and before that is written down.
     fn end(&mut self, state: State) {
         self.scratch.state = state;
-        if let Some(path) = self.scratch.files("tensorboard").last()
+        if let Some(path) = self.scratch.files().last()
             && self.dice.below(2) == 0
         {
             let bytes = spd_files::read(path).unwrap();
@@ -122,7 +122,7 @@ impl Story {
             if self.dice.below(4) == 0 {
                 self.end(state);
             } else {
-                self.sent = kept;
+                self.sent = 0;
             }
         }
     }
@@ -130,7 +130,7 @@ impl Story {
     /// The reader looks, or is busy with something else.
     fn look(&mut self) {
         if self.dice.below(2) == 0 {
-            self.reader.read(&self.scratch.files("tensorboard"));
+            self.reader.read(&self.scratch.files());
         }
     }
 }
@@ -166,7 +166,7 @@ fn every_reader_has_every_row_once_whenever_a_run_ends() {
             .map(|&(step, value)| (i64::try_from(step).unwrap(), value))
             .collect();
         assert_eq!(story.scratch.loss(), rows, "seed {seed}");
-        story.reader.read(&story.scratch.files("tensorboard"));
+        story.reader.read(&story.scratch.files());
         assert_eq!(
             story.reader.found, rows,
             "seed {seed}, by who read all the time"
@@ -183,7 +183,7 @@ fn a_clock_that_is_put_back_makes_no_older_file() {
     atomic::write_file(&dir.join(later), &[b""]).unwrap();
     let run = scratch.run();
     wait(scratch.sink.open(&run, &mut scratch.state)).unwrap();
-    let files = scratch.files("tensorboard");
+    let files = scratch.files();
     let names: Vec<&str> = files
         .iter()
         .map(|path| path.file_name().unwrap().to_str().unwrap())

@@ -74,18 +74,17 @@ impl Scratch {
         };
         let run = self.run();
         let after = wait(self.sink.roll_back(&run, &mut self.state, to)).unwrap();
-        assert_eq!(after, After::GoOn);
+        assert_eq!(after, After::FromStart);
     }
 
-    pub(super) fn files(&self, below: &str) -> Vec<std::path::PathBuf> {
-        let dir = self.dir.path().join(below);
+    pub(super) fn files(&self) -> Vec<std::path::PathBuf> {
+        let dir = self.dir.path().join("tensorboard");
         let names = atomic::names(&dir).unwrap();
-        let names = names.iter().filter(|name| *name != "system");
-        names.map(|name| dir.join(name)).collect()
+        names.iter().map(|name| dir.join(name)).collect()
     }
 
-    fn events(&self, below: &str) -> Vec<Vec<Event>> {
-        let files = self.files(below);
+    fn events(&self) -> Vec<Vec<Event>> {
+        let files = self.files();
         let read = |path: &std::path::PathBuf| event::read(&spd_files::read(path).unwrap());
         files.iter().map(read).collect()
     }
@@ -93,7 +92,7 @@ impl Scratch {
     /// Steps and values of `loss` as a reader of all files has them: what a start supersedes is gone.
     pub(super) fn loss(&self) -> Vec<(i64, f32)> {
         let mut found: Vec<(i64, f32)> = Vec::new();
-        for event in self.events("tensorboard").into_iter().flatten() {
+        for event in self.events().into_iter().flatten() {
             if event.session_log.is_some() {
                 found.retain(|(step, _)| *step < event.step);
             }
@@ -127,26 +126,21 @@ fn counted(steps: std::ops::Range<u16>) -> Vec<(i64, f32)> {
 }
 
 #[test]
-fn every_file_begins_with_a_start() {
+fn every_file_begins_with_a_start_that_voids_all_before() {
     let mut scratch = Scratch::new();
     scratch.open().unwrap();
     scratch.send(&losses(0..3));
+    let first = scratch.files();
     scratch.roll_back(2);
-    scratch.send(&losses(2..4));
-    let files = scratch.events("tensorboard");
-    let heads: Vec<_> = files
-        .iter()
-        .map(|events| {
-            assert_eq!(events[0].file_version.as_deref(), Some(event::VERSION));
-            (
-                events[1].step,
-                events[1].session_log.as_ref().unwrap().status,
-            )
-        })
-        .collect();
-    assert_eq!(heads, [(0, 1), (2, 1)]);
+    scratch.send(&losses(0..4));
     assert_eq!(scratch.loss(), counted(0..4));
-    assert_eq!(files[0][3].wall_time.to_bits(), 1_795_000_000_f64.to_bits());
+    let files = scratch.files();
+    assert!(files.len() == 1 && first[0] < files[0], "{files:?}");
+    let events = &scratch.events()[0];
+    assert_eq!(events[0].file_version.as_deref(), Some(event::VERSION));
+    let start = events[1].session_log.as_ref().unwrap();
+    assert_eq!((events[1].step, start.status), (0, 1));
+    assert_eq!(events[3].wall_time.to_bits(), 1_795_000_000_f64.to_bits());
 }
 
 #[test]
@@ -156,41 +150,31 @@ fn a_restart_goes_on_in_the_same_file() {
     scratch.send(&losses(0..3));
     scratch.restart();
     scratch.send(&losses(3..5));
-    assert_eq!(scratch.files("tensorboard").len(), 1);
+    assert_eq!(scratch.files().len(), 1);
     assert_eq!(scratch.loss(), counted(0..5));
 }
 
 #[test]
-fn rows_of_no_cursor_are_written_once() {
-    let mut scratch = Scratch::new();
-    scratch.open().unwrap();
-    scratch.send(&losses(0..3));
-    scratch.send_unacknowledged(&losses(3..9));
-    scratch.restart();
-    assert_eq!(scratch.loss(), counted(0..3));
-    scratch.send(&losses(3..5));
-    assert_eq!(scratch.loss(), counted(0..5));
-    // Whoever read the old file to its end is told that what it saw of step 3 and later does not hold.
-    let files = scratch.events("tensorboard");
-    assert_eq!((files.len(), files[1][1].step), (2, 3));
-}
-
-#[test]
-fn a_torn_record_is_cut() {
-    let mut scratch = Scratch::new();
-    scratch.open().unwrap();
-    scratch.send(&losses(0..3));
-    let path = &scratch.files("tensorboard")[0];
-    let whole = spd_files::read(path).unwrap();
-    for torn in [1, 11, 12, 20] {
-        let tail = &whole[..torn];
-        let path = scratch.files("tensorboard").pop().unwrap();
-        let found = spd_files::read(&path).unwrap();
-        atomic::write_file(&path, &[&found, tail]).unwrap();
+fn a_file_that_ends_otherwise_is_made_anew() {
+    for torn in [1, 11, 12, 20, 0] {
+        let mut scratch = Scratch::new();
+        scratch.open().unwrap();
+        scratch.send(&losses(0..3));
+        let path = scratch.files().swap_remove(0);
+        let whole = spd_files::read(&path).unwrap();
+        if torn == 0 {
+            scratch.send_unacknowledged(&losses(3..9));
+        } else {
+            atomic::write_file(&path, &[&whole, &whole[..torn]]).unwrap();
+        }
         scratch.restart();
+        assert!(scratch.sink.starts_anew(), "{torn}");
+        scratch.send(&losses(0..5));
+        assert_eq!(scratch.loss(), counted(0..5), "{torn}");
+        assert_eq!(scratch.files().len(), 1);
+        scratch.restart();
+        assert!(!scratch.sink.starts_anew(), "{torn}");
     }
-    scratch.send(&losses(3..5));
-    assert_eq!(scratch.loss(), counted(0..5));
 }
 
 #[test]
@@ -200,11 +184,11 @@ fn a_roll_back_that_is_made_twice_holds_once() {
     scratch.send(&losses(0..6));
     let state = scratch.state.clone();
     scratch.roll_back(4);
-    scratch.send(&losses(4..9));
+    scratch.send(&losses(0..9));
     scratch.state = state;
     scratch.restart();
     scratch.roll_back(4);
-    scratch.send(&losses(4..5));
+    scratch.send(&losses(0..5));
     assert_eq!(scratch.loss(), counted(0..5));
 }
 
@@ -213,11 +197,23 @@ fn late_rows_stay() {
     let mut scratch = Scratch::new();
     scratch.open().unwrap();
     scratch.send(&losses(0..3));
-    scratch.send_unacknowledged(&[loss(1, 9.0)]);
-    scratch.restart();
     scratch.send(&[loss(1, 9.0)]);
     let expected = [(0, 0.0), (1, 1.0), (2, 2.0), (1, 9.0)];
     assert_eq!(scratch.loss(), expected);
+}
+
+#[test]
+fn a_run_of_an_earlier_version_is_listed_once() {
+    let mut scratch = Scratch::new();
+    scratch.open().unwrap();
+    scratch.send(&losses(0..3));
+    let old = scratch.dir.path().join("tensorboard/system");
+    std::fs::create_dir(&old).unwrap();
+    atomic::write_file(&old.join("events.out.tfevents.1"), &[b"x"]).unwrap();
+    scratch.restart();
+    assert!(scratch.sink.starts_anew() && !old.is_dir());
+    scratch.send(&losses(0..3));
+    assert_eq!((scratch.loss(), scratch.files().len()), (counted(0..3), 1));
 }
 
 #[test]
@@ -226,7 +222,7 @@ fn files_that_are_gone_are_made_anew() {
     scratch.open().unwrap();
     for harm in ["cut", "remove", "forget"] {
         scratch.send(&losses(0..3));
-        let path = scratch.files("tensorboard").pop().unwrap();
+        let path = scratch.files().pop().unwrap();
         match harm {
             "cut" => atomic::cut_file(&path, 40).unwrap(),
             "remove" => atomic::remove(&path).unwrap(),
@@ -239,12 +235,12 @@ fn files_that_are_gone_are_made_anew() {
         assert_eq!(scratch.loss(), counted(0..4), "{harm}");
         scratch.restart();
         assert!(!scratch.sink.starts_anew());
-        assert_eq!(scratch.files("tensorboard").len(), 1);
+        assert_eq!(scratch.files().len(), 1);
         scratch.roll_back(0);
     }
 }
 
-/// Rows of all kinds, sent as a run does that ends twice, once within a record, and goes back from step 5 to 3.
+/// Rows of all kinds, sent as a run does that ends twice and goes back from step 5 to 3; the last record is torn.
 fn everything() -> Scratch {
     let figure = r##"<svg width="30" height="20" xmlns="http://www.w3.org/2000/svg"><rect width="9" height="9" fill="#123456"/></svg>"##;
     let mut scratch = Scratch::new();
@@ -267,26 +263,31 @@ fn everything() -> Scratch {
             .with("other", Value::File("table.html".to_owned()));
         row
     };
-    scratch.open().unwrap();
-    scratch.send(&[rich(0), loss(1, f64::NAN), loss(2, f64::INFINITY)]);
-    let cpu = |seconds: f64| Stamped {
-        row: Row::new(0, Kind::System).with("system/cpu_percent", 50.0),
-        time: 1_795_000_000.0 + seconds,
+    let first = |scratch: &mut Scratch| {
+        scratch.send(&[rich(0), loss(1, f64::NAN), loss(2, f64::INFINITY)]);
+        let cpu = |seconds: f64| Stamped {
+            row: Row::new(0, Kind::System).with("system/cpu_percent", 50.0),
+            time: 1_795_000_000.0 + seconds,
+        };
+        scratch.system(&[cpu(15.0), cpu(30.0)]);
+        let note = Row::new(2, Kind::Event).with_note("saved");
+        scratch.system(&[Stamped {
+            row: note,
+            time: 1_795_000_003.0,
+        }]);
     };
-    scratch.system(&[cpu(15.0), cpu(30.0)]);
-    let note = Row::new(2, Kind::Event).with_note("saved");
-    scratch.system(&[Stamped {
-        row: note,
-        time: 1_795_000_003.0,
-    }]);
+    scratch.open().unwrap();
+    first(&mut scratch);
     scratch.send(&[rich(3)]);
     scratch.restart();
     scratch.send_unacknowledged(&[loss(4, 77.0)]);
     scratch.restart();
-    scratch.send(&[rich(4), loss(5, 78.0)]);
+    first(&mut scratch);
+    scratch.send(&[rich(3), rich(4), loss(5, 78.0)]);
     scratch.roll_back(3);
+    first(&mut scratch);
     scratch.send(&[rich(3), loss(4, 4.0), loss(5, 5.0)]);
-    let path = scratch.files("tensorboard").pop().unwrap();
+    let path = scratch.files().pop().unwrap();
     let found = spd_files::read(&path).unwrap();
     atomic::write_file(&path, &[&found, &found[..30]]).unwrap();
     scratch
@@ -295,7 +296,7 @@ fn everything() -> Scratch {
 #[test]
 fn every_kind_of_value_is_written() {
     let scratch = everything();
-    let files = scratch.events("tensorboard");
+    let files = scratch.events();
     let row = &files[0][3];
     let values = &row.summary.as_ref().unwrap().values;
     let tags: Vec<&str> = values.iter().map(|value| value.tag.as_str()).collect();
@@ -351,14 +352,14 @@ fn tensorboard_reads_every_row_once() {
         json!([[0, bins[0], bins[1]], [3, bins[0], bins[1]]])
     );
     // Its texts are left out: the accumulator takes none of them back, other than the servers.
-    let system = &found["system"];
     assert_eq!(
-        system["scalars"]["system/cpu_percent"],
+        metrics["scalars"]["system/cpu_percent"],
         json!([[15, "50.0"], [30, "50.0"]])
     );
-    assert_eq!(system["texts"]["events"], json!([[2, "saved"]]));
+    assert_eq!(metrics["texts"]["events"], json!([[2, "saved"]]));
     for loader in ["slow", "fast"] {
         let found = &found[loader];
+        assert_eq!(found["runs"], json!(["."]), "{loader}");
         assert_eq!(found["loss"], losses, "{loader}");
         assert_eq!(found["images"], json!([0, 3]), "{loader}");
         let bins = json!([[0.0, 0.5, 3.0], [0.5, 2.0, 4.0]]);
