@@ -115,31 +115,31 @@ impl Shared {
                 );
                 client.write_all(answer.as_bytes())
             }
-            Fate::Through => client.write_all(&self.ask(&request)?),
+            Fate::Through => client.write_all(&ask(self.server, &request)?),
             Fate::Late(time) => {
                 thread::sleep(time);
-                client.write_all(&self.ask(&request)?)
+                client.write_all(&ask(self.server, &request)?)
             }
             Fate::Halved => {
-                let answer = self.ask(&request)?;
+                let answer = ask(self.server, &request)?;
                 client.write_all(&answer[..answer.len() / 2])
             }
-            Fate::Lost => self.ask(&request).map(drop),
+            Fate::Lost => ask(self.server, &request).map(drop),
         }
-    }
-
-    /// What the server answers.
-    fn ask(&self, request: &[u8]) -> io::Result<Vec<u8>> {
-        let mut server = TcpStream::connect(self.server)?;
-        server.write_all(&closing(request))?;
-        let mut answer = Vec::new();
-        server.read_to_end(&mut answer)?;
-        Ok(closing(&answer))
     }
 }
 
+/// What a server answers.
+pub(crate) fn ask(server: SocketAddr, request: &[u8]) -> io::Result<Vec<u8>> {
+    let mut server = TcpStream::connect(server)?;
+    server.write_all(&closing(request))?;
+    let mut answer = Vec::new();
+    server.read_to_end(&mut answer)?;
+    Ok(closing(&answer))
+}
+
 /// Head and body of a message.
-fn message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+pub(crate) fn message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut piece = [0; 1 << 14];
     loop {

@@ -32,6 +32,7 @@ mod gate;
 mod kills;
 mod launch;
 mod network;
+mod quoting;
 mod random;
 mod run_files;
 mod runs;

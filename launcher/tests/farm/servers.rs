@@ -118,19 +118,36 @@ impl Servers {
     ///
     /// One of them does not have the run, or has not been told of its end.
     pub(crate) fn held(&self, run: &Path) -> Result<Json, String> {
-        let starts = Start::all(run).map_err(|found| found.to_string())?;
-        let id = starts.first().ok_or("the run has no start")?.run.clone();
         let mut held = Map::new();
-        if let Some(server) = &self.wandb {
-            held.insert("wandb".into(), of_wandb(server, &id)?);
-        }
-        if let Some(server) = &self.mlflow {
-            held.insert("mlflow".into(), of_mlflow(server, &id)?);
-        }
-        if let Some(packages) = &self.tensorboard {
-            held.insert("tensorboard".into(), of_tensorboard(packages, run)?);
+        for name in self.names().split(',') {
+            held.insert(name.into(), self.held_by(name, run)?);
         }
         Ok(Json::Object(held))
+    }
+
+    /// What one of them has.
+    ///
+    /// # Errors
+    ///
+    /// As [`Servers::held`].
+    pub(crate) fn held_by(&self, name: &str, run: &Path) -> Result<Json, String> {
+        let starts = Start::all(run).map_err(|found| found.to_string())?;
+        let id = &starts.first().ok_or("the run has no start")?.run;
+        match (name, &self.wandb, &self.mlflow, &self.tensorboard) {
+            ("wandb", Some(server), ..) => of_wandb(server, id),
+            ("mlflow", _, Some(server), _) => of_mlflow(server, id),
+            ("tensorboard", .., Some(packages)) => of_tensorboard(packages, run),
+            _ => Err(format!("{name} is not here")),
+        }
+    }
+
+    /// Where one of them is.
+    pub(crate) fn address(&self, name: &str) -> SocketAddr {
+        let server = match name {
+            "wandb" => &self.wandb,
+            _ => &self.mlflow,
+        };
+        server.as_ref().unwrap().address
     }
 }
 
@@ -311,7 +328,7 @@ impl Server {
         while self.try_ask(self.program.answers(), None).is_none() {
             let waited = begun.elapsed();
             assert!(
-                waited < Duration::from_secs(120),
+                waited < Duration::from_secs(600),
                 "{} does not answer",
                 self.address
             );
