@@ -88,16 +88,19 @@ impl Dataset {
 
     fn open_dir(dir: &Path) -> Result<Self, DataError> {
         let path = dir.join(index::FILE_NAME);
-        let json = spd_files::read(&path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => DataError::damaged(
-                dir,
-                format!(
-                    "has no {}, so it is no dataset; give its train or val folder",
-                    index::FILE_NAME
-                ),
-            ),
-            _ => DataError::io("read", &path)(error),
-        })?;
+        let json =
+            spd_files::read_at_most(&path, index::MOST_BYTES).map_err(|error| {
+                match error.kind() {
+                    io::ErrorKind::NotFound => DataError::damaged(
+                        dir,
+                        format!(
+                            "has no {}, so it is no dataset; give its train or val folder",
+                            index::FILE_NAME
+                        ),
+                    ),
+                    _ => DataError::io("read", &path)(error),
+                }
+            })?;
         let index = Index::parse(&path, &json)?;
         let files = index
             .shards

@@ -133,7 +133,7 @@ impl Dataset {
         let Some(path) = self.own_tokenizer_path() else {
             return Ok(None);
         };
-        let json = match spd_files::read(&path) {
+        let json = match spd_files::read_at_most(&path, index::MOST_TOKENIZER_BYTES) {
             Ok(json) => json,
             // Datasets of earlier builds have none.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),

@@ -12,6 +12,10 @@ use crate::{DataError, Dtype};
 pub(crate) const FILE_NAME: &str = "index.json";
 /// Name of the tokenizer's file in a dataset directory, where it has one.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
+/// Longer ones are refused. A shard takes some 250 bytes.
+pub(crate) const MOST_BYTES: u64 = 256 << 20;
+/// Longer tokenizers are refused. Those of a quarter of a million ids take some 30 million bytes.
+pub(crate) const MOST_TOKENIZER_BYTES: u64 = 256 << 20;
 /// The only version there is so far.
 pub(crate) const FORMAT_VERSION: u32 = 1;
 

@@ -10,19 +10,47 @@ use parquet::data_type::AsBytes;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::inputs::{Form, Input};
 use crate::DataError;
 
 /// A document, or a part of one.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(untagged, expecting = "something else is there")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Content {
     /// Text to be encoded.
     Text(String),
     /// What was encoded before.
     Ids(Vec<u32>),
+}
+
+/// Read as it stands: an untagged enum would first hold 32 bytes for each digit of a list.
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: serde::Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct Any;
+
+        impl<'de> Visitor<'de> for Any {
+            type Value = Content;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text or a list of ids")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Content, E> {
+                Ok(Content::Text(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Content, A::Error> {
+                let mut ids = Vec::new();
+                while let Some(id) = list.next_element()? {
+                    ids.push(id);
+                }
+                Ok(Content::Ids(ids))
+            }
+        }
+
+        json.deserialize_any(Any)
+    }
 }
 
 impl Content {

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::TokenizerChoice;
 use crate::DataError;
 use crate::hash::hex;
-use crate::index::TokenizerId;
+use crate::index::{self, TokenizerId};
 
 /// A tokenizer, ready to encode chunks from any thread.
 pub(super) struct Encoder {
@@ -54,7 +54,8 @@ impl Encoder {
     }
 
     fn file(path: &Path, eos: Option<&str>) -> Result<Self, DataError> {
-        let json = spd_files::read(path).map_err(DataError::io("read", path))?;
+        let json = spd_files::read_at_most(path, index::MOST_TOKENIZER_BYTES)
+            .map_err(DataError::io("read", path))?;
         let unusable = |fault: String| {
             DataError::damaged(
                 path,

@@ -237,6 +237,11 @@ fn what_is_broken_is_named_by_file_and_line() {
         put(&at("d.jsonl"), &second(b"{\"text\": [256]}")),
         "line 2: holds the id 256, the tokenizer has 256; is it of another one?",
     );
+    refused(
+        put(&at("h.jsonl"), &second(b"{\"text\": true}")),
+        "line 2: is no JSON object with a text or a list of ids in \"text\": invalid type: boolean `true`, expected a text or a \
+         list of ids",
+    );
     let packed = gz(&[LINES, b"\n"].concat().repeat(100));
     refused(
         put(&at("e.jsonl.gz"), &packed[..packed.len() / 2]),
