@@ -118,8 +118,10 @@ fn root_of(dir: &Path) -> &Path {
 }
 
 fn read_manifest(dir: &Path) -> Result<Manifest, CheckpointError> {
-    let bytes =
-        spd_files::read(&dir.join(MANIFEST)).map_err(|error| unreadable(dir, MANIFEST, error))?;
+    /// That of a hundred thousand tensors takes some twenty million bytes.
+    const MOST_BYTES: u64 = 64 << 20;
+    let bytes = spd_files::read_at_most(&dir.join(MANIFEST), MOST_BYTES)
+        .map_err(|error| unreadable(dir, MANIFEST, error))?;
     let manifest = Manifest::decode(&bytes).map_err(|unusable| match unusable {
         Unusable::Damaged(reason) => damaged(dir, reason),
         Unusable::Format(found) => CheckpointError::Format {

@@ -132,6 +132,7 @@ impl From<DataError> for Fault {
                         | ErrorKind::NotADirectory
                         | ErrorKind::InvalidInput
                         | ErrorKind::InvalidFilename
+                        | ErrorKind::FileTooLarge
                 ) && source.raw_os_error() != Some(TOO_MANY_LINKS) =>
             {
                 Self::Failed(err.into())
