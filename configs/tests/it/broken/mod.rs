@@ -95,7 +95,7 @@ fn a_run_file_longer_than_any_is_refused_before_it_is_read() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["run.toml", "run.yaml"] {
         let path = dir.path().join(name);
-        let file = std::fs::File::create(&path).unwrap();
+        let file = std::fs::File::create_new(&path).unwrap();
         file.set_len(1 << 40).unwrap();
         assert_eq!(
             Run::load(&path, &[]).unwrap_err().to_string(),

@@ -1,5 +1,6 @@
 //! A target's weights from its files: names, shapes and numbers checked before anything is built on them.
 
+mod archive;
 mod pickle;
 mod safetensors;
 mod stock;

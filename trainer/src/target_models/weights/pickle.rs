@@ -2,19 +2,19 @@
 //!
 //! A pickle is a program for a stack machine that can call anything Python has. This machine knows the few instructions and the few
 //! names that a dict of tensors needs, calls nothing, and refuses the rest by name. Values are numbers into pools, so that nothing here
-//! is nested however deep the pickle is, and each instruction makes a bounded number of them: memory grows with the length of the
-//! pickle alone. The instructions are those of Python's `pickletools`.
+//! is nested however deep the pickle is, each instruction makes a bounded number of them, and no bytes are copied: reading a pickle
+//! takes at most a hundred times its length. The instructions are those of Python's `pickletools`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::stored::StoredDtype;
 
 /// A tensor of a pickle: a view of a storage.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct View {
+#[derive(Debug, PartialEq)]
+pub(super) struct View<'p> {
     /// Key of the storage.
-    pub(super) storage: String,
+    pub(super) storage: &'p str,
     pub(super) dtype: StoredDtype,
     /// Elements before its first.
     pub(super) offset: u64,
@@ -106,15 +106,29 @@ struct Machine<'p> {
     pool: Vec<Item>,
     dicts: Vec<Vec<(Item, Item)>>,
     storages: Vec<(StoredDtype, (usize, usize))>,
-    tensors: Vec<View>,
+    tensors: Vec<Tensor>,
 }
 
-/// The tensors of the dict that a pickle holds, by name.
+/// A tensor as it was described, and checked.
+#[derive(Clone, Copy)]
+struct Tensor {
+    storage: usize,
+    offset: u64,
+    /// Tuples of whole numbers: items of the pool.
+    dims: (usize, usize),
+    strides: (usize, usize),
+}
+
+/// Calls `each` with the name and the view of each tensor of the dict that a pickle holds, in the order of names; of a name that is
+/// there twice, with the last one.
 ///
 /// # Errors
 ///
-/// What else it holds, and where.
-pub(super) fn read(bytes: &[u8]) -> Result<BTreeMap<String, View>, String> {
+/// What else it holds, and where; what `each` says.
+pub(super) fn read<'p>(
+    bytes: &'p [u8],
+    mut each: impl FnMut(&'p str, View<'p>) -> Result<(), String>,
+) -> Result<(), String> {
     let mut machine = Machine {
         bytes,
         at: 0,
@@ -137,14 +151,17 @@ pub(super) fn read(bytes: &[u8]) -> Result<BTreeMap<String, View>, String> {
     let Item::Dict(dict) = dict else {
         return Err("its pickle holds no dict of tensors".to_owned());
     };
-    let mut all = BTreeMap::new();
-    for (key, value) in &machine.dicts[dict] {
-        if let (Item::Text(start, end), Item::Tensor(tensor)) = (key, value) {
-            let view = machine.tensors[*tensor].clone();
-            all.insert(machine.text(*start..*end)?.to_owned(), view);
+    // A name that is recalled from the memo is the same bytes, which are compared once.
+    let (mut all, mut seen) = (BTreeMap::new(), BTreeSet::new());
+    for (key, value) in machine.dicts[dict].iter().rev() {
+        if let (Item::Text(start, end), Item::Tensor(tensor)) = (key, value)
+            && seen.insert((*start, *end))
+        {
+            all.entry(machine.text(*start..*end)?).or_insert(*tensor);
         }
     }
-    Ok(all)
+    all.into_iter()
+        .try_for_each(|(name, tensor)| each(name, machine.view(machine.tensors[tensor])?))
 }
 
 impl<'p> Machine<'p> {
@@ -404,6 +421,14 @@ impl<'p> Machine<'p> {
         else {
             return Err("a reference to something that is no storage".to_owned());
         };
+        /// PyTorch's are numbers.
+        const MOST: usize = 256;
+        if end - start > MOST {
+            let bytes = end - start;
+            return Err(format!(
+                "a storage whose key has {bytes} bytes, expected at most {MOST}"
+            ));
+        }
         let storage = (*dtype, (*start, *end));
         self.stack.push(Item::Storage(self.storages.len()));
         self.storages.push(storage);
@@ -438,7 +463,7 @@ impl<'p> Machine<'p> {
     }
 
     /// `(storage, offset, dims, strides, ...)`.
-    fn tensor(&self, arguments: Item) -> Result<View, String> {
+    fn tensor(&self, arguments: Item) -> Result<Tensor, String> {
         let [Item::Storage(storage), Item::Int(offset), dims, strides, ..] =
             self.items(arguments)?
         else {
@@ -446,31 +471,42 @@ impl<'p> Machine<'p> {
         };
         /// More dimensions than any weight has.
         const MOST: usize = 8;
-        let numbers = |item: Item| {
-            let items = self.items(item)?;
-            let whole = |item: &Item| match item {
-                Item::Int(number) => usize::try_from(*number).ok(),
-                _ => None,
-            };
-            let numbers: Option<Vec<usize>> = items.iter().take(MOST + 1).map(whole).collect();
-            numbers
-                .ok_or("a shape or stride that is no whole number")
-                .map_err(str::to_owned)
-        };
-        let (dims, strides) = (numbers(*dims)?, numbers(*strides)?);
-        if dims.len() != strides.len() || dims.len() > MOST {
-            let (dims, strides) = (dims.len(), strides.len());
+        let (&dims, &strides) = (dims, strides);
+        if self.items(dims)?.len() != self.items(strides)?.len() || self.items(dims)?.len() > MOST {
+            let (dims, strides) = (self.items(dims)?.len(), self.items(strides)?.len());
             return Err(format!(
                 "a tensor of {dims} dimensions and {strides} strides"
             ));
         }
-        let (dtype, (start, end)) = self.storages[*storage];
-        Ok(View {
-            storage: self.text(start..end)?.to_owned(),
-            dtype,
+        let (Item::Tuple(a, b), Item::Tuple(c, d)) = (dims, strides) else {
+            return Err("no tuple where one is due".to_owned());
+        };
+        let tensor = Tensor {
+            storage: *storage,
             offset: u64::try_from(*offset).map_err(|_| "a negative offset")?,
-            dims,
-            strides,
+            dims: (a, b),
+            strides: (c, d),
+        };
+        self.view(tensor).map(|_| tensor)
+    }
+
+    /// A tensor with its numbers.
+    fn view(&self, tensor: Tensor) -> Result<View<'p>, String> {
+        let numbers = |(start, end): (usize, usize)| {
+            let whole = |item: &Item| match item {
+                Item::Int(number) => usize::try_from(*number).ok(),
+                _ => None,
+            };
+            let numbers: Option<Vec<usize>> = self.pool[start..end].iter().map(whole).collect();
+            numbers.ok_or("a shape or stride that is no whole number")
+        };
+        let (dtype, (start, end)) = self.storages[tensor.storage];
+        Ok(View {
+            storage: self.text(start..end)?,
+            dtype,
+            offset: tensor.offset,
+            dims: numbers(tensor.dims)?,
+            strides: numbers(tensor.strides)?,
         })
     }
 }

@@ -34,6 +34,9 @@ const PARTS: [&str; 2] = [
     "pytorch_model.bin.index.json",
 ];
 
+/// Longer indexes of parts are refused: that of a hundred thousand tensors takes some ten million bytes.
+const MOST_INDEX_BYTES: u64 = 64 << 20;
+
 /// Which part has which tensor.
 #[derive(Deserialize)]
 struct Index {
@@ -86,8 +89,8 @@ impl Stock {
     fn of_parts(path: &Path, index_path: &Path) -> Result<Self, Fault> {
         let shown = index_path.display();
         let bad = |reason: String| Fault::BadInput(format!("{shown}: {reason}"));
-        let bytes =
-            spd_files::read(index_path).map_err(|err| bad(format!("cannot be read: {err}")))?;
+        let bytes = spd_files::read_at_most(index_path, MOST_INDEX_BYTES)
+            .map_err(|err| bad(format!("cannot be read: {err}")))?;
         let index: Index = serde_json::from_slice(&bytes).map_err(|err| {
             bad(format!(
                 "expected {{\"weight_map\": {{tensor: file, ...}}}}: {err}"
@@ -151,13 +154,19 @@ impl Stock {
         let reach = stored.dims.iter().zip(&stored.strides);
         let span = 1 + reach.map(|(dim, stride)| (dim - 1) * stride).sum::<usize>();
         let size = stored.dtype.bytes();
-        let mut bytes = vec![0; span * size];
+        let path = file.path.display();
+        let mut bytes = Vec::new();
+        // A sparse file may be longer than any memory.
+        if bytes.try_reserve_exact(span * size).is_err() {
+            return Err(Fault::BadInput(format!(
+                "{path}: `{name}` is of {} bytes, which do not fit in memory",
+                span * size
+            )));
+        }
+        bytes.resize(span * size, 0);
         file.file
             .read_exact_at(&mut bytes, stored.start)
-            .map_err(|err| {
-                let path = file.path.display();
-                Fault::BadInput(format!("{path}: `{name}` cannot be read: {err}"))
-            })?;
+            .map_err(|err| Fault::BadInput(format!("{path}: `{name}` cannot be read: {err}")))?;
         let values = numbers(stored.dtype, &bytes);
         if stored.strides == dense(&stored.dims) {
             return Ok(values);

@@ -281,7 +281,7 @@ fn a_hostile_pickle_is_refused_and_nothing_of_it_is_run() {
     };
     assert_eq!(
         many(vec![255; 8], vec![0; 8]),
-        "PATH: `linear1.weight` has shape [255, 255, 255, 255, 255, 255, 255, 255], the run file's [target] says [1, 2]"
+        "PATH: `linear1.weight` shows numbers of its storage more than once; save it with .contiguous()"
     );
     assert_eq!(
         many(vec![1, 2], vec![2, 2]),
@@ -290,6 +290,132 @@ fn a_hostile_pickle_is_refused_and_nothing_of_it_is_run() {
     assert_eq!(
         many(vec![1; 9], vec![1; 9]),
         "PATH: its pickle, byte 187: a tensor of 9 dimensions and 9 strides"
+    );
+}
+
+/// Names a test's own process, which has to do with little memory.
+const LIMITED: &str = "SPD_TEST_LIMITED";
+
+/// Runs a test of this file again in a process that may take so many bytes of memory beside what it takes to start.
+fn within(bytes: usize, test: &str) {
+    let kibibytes = (bytes + (384 << 20)) >> 10;
+    let name = format!("target_models::weights::tests::{test}");
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &format!("ulimit -v {kibibytes}; exec \"$@\""), "sh"]);
+    command.arg(std::env::current_exe().unwrap());
+    command.args([&name, "--exact", "--test-threads=1"]);
+    command.env(LIMITED, "1").env("MALLOC_ARENA_MAX", "1");
+    let ended = command.output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{test}: {} {said}", ended.status);
+}
+
+// A megabyte of a storage's name, which was copied for each of a hundred thousand tensors, took more than 4 GB.
+#[test]
+fn a_pickle_takes_at_most_a_hundred_times_its_length_of_memory() {
+    const BYTES: usize = 4 << 20;
+    if std::env::var_os(LIMITED).is_none() {
+        return within(
+            100 * BYTES,
+            "a_pickle_takes_at_most_a_hundred_times_its_length_of_memory",
+        );
+    }
+    let said = |pickle: &[u8]| loaded("w.bin", &archive(pickle, &[vec![0; 8]])).unwrap_err();
+    // A function and its arguments in the memo.
+    let begin = |key: &[u8]| {
+        let mut bytes = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nq\x00((X\x07\x00\x00\x00storagectorch\nFloatStorage\nX".to_vec();
+        bytes.extend(u32::try_from(key.len()).unwrap().to_le_bytes());
+        bytes.extend(key);
+        bytes.extend(b"X\x03\x00\x00\x00cpuK\x01tQK\x00))tq\x01}(");
+        bytes
+    };
+    let told = said(&begin(&vec![b'k'; 1 << 20]));
+    let due = "a storage whose key has 1048576 bytes, expected at most 256";
+    assert!(told.ends_with(due), "{told}");
+    let mut calls = begin(b"0");
+    // Tensors under names, of eleven bytes each.
+    let mut number = 0_u32;
+    while calls.len() < BYTES {
+        calls.extend(b"\x8c\x04");
+        calls.extend(format!("{number:04x}").bytes().rev().take(4));
+        calls.extend(b"h\x00h\x01R");
+        number = (number + 1) & 0xffff;
+    }
+    calls.extend(b"u.");
+    let told = said(&calls);
+    assert!(
+        told.starts_with("PATH: no tensor `linear1.weight`"),
+        "{told}"
+    );
+    // Marks, empty dicts, tuples, and things to remember, of one byte each.
+    for one in *b"(})\x85\x94N" {
+        let mut pickle = b"\x80\x02)".to_vec();
+        pickle.resize(BYTES, one);
+        pickle.extend(b"N.");
+        assert_eq!(
+            said(&pickle),
+            "PATH: its pickle holds no dict of tensors",
+            "{one}"
+        );
+    }
+    let told = said(&vec![b'N'; (16 << 20) + 1]);
+    assert!(
+        told.contains("its pickle has 16777217 bytes, expected at most 16777216"),
+        "{told}"
+    );
+}
+
+// What an archive says of its lengths is there in a sparse file, as holes.
+#[test]
+fn a_sparse_archive_is_refused_without_reading_it() {
+    if std::env::var_os(LIMITED).is_none() {
+        return within(64 << 20, "a_sparse_archive_is_refused_without_reading_it");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("w.bin");
+    let long = 1_u64 << 40;
+    let sparse = |parts: &[(u64, Vec<u8>)]| {
+        _ = std::fs::remove_file(&path);
+        let file = std::fs::File::create_new(&path).unwrap();
+        for (at, bytes) in parts {
+            std::os::unix::fs::FileExt::write_all_at(&file, bytes, *at).unwrap();
+        }
+        loaded_from(&path).unwrap_err()
+    };
+    let begin = (0, b"PK\x03\x04".to_vec());
+    assert_eq!(
+        sparse(&[begin.clone(), (long, vec![0])]),
+        "PATH: not a zip archive: it has no list of entries at its end; was it copied whole?"
+    );
+    // The end of a large archive, and what says where it is.
+    let end = |list: u64, at: u64| {
+        let mut bytes = b"PK\x06\x06".to_vec();
+        bytes.resize(40, 0);
+        bytes.extend([list, at].map(u64::to_le_bytes).concat());
+        bytes.extend(b"PK\x06\x07\0\0\0\0");
+        bytes.extend((long).to_le_bytes());
+        bytes.extend([1, 0, 0, 0]);
+        bytes.extend(b"PK\x05\x06");
+        bytes.extend([0xff; 16]);
+        bytes.extend([0; 2]);
+        (long, bytes)
+    };
+    assert_eq!(
+        sparse(&[begin.clone(), end(1 << 39, 0)]),
+        "PATH: its list of entries has 549755813888 bytes, expected at most 67108864"
+    );
+    let mut listed = b"PK\x01\x02".to_vec();
+    listed.resize(20, 0);
+    listed.extend([0xff; 8]);
+    listed.extend([10, 0, 20, 0]);
+    listed.resize(46, 0);
+    listed.extend(b"a/data.pkl");
+    listed.extend([1, 0, 16, 0]);
+    listed.extend([1_u64 << 39; 2].map(u64::to_le_bytes).concat());
+    let bytes = listed.len() as u64;
+    assert_eq!(
+        sparse(&[begin, (long - 1000, listed), end(bytes, long - 1000)]),
+        "PATH: its pickle has 549755813888 bytes, expected at most 16777216; are tensors saved in it rather than beside it?"
     );
 }
 
@@ -348,7 +474,7 @@ fn a_changed_pickle_is_refused_in_one_line_or_read() {
         ("linear2.bias".to_owned(), vec![2], vec![1]),
     ]);
     change("pickle", 20_000, &pickle, |bytes| {
-        pickle::read(bytes).map(drop)
+        pickle::read(bytes, |_, _| Ok(()))
     });
 }
 

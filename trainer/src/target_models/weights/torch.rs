@@ -1,13 +1,18 @@
 //! A file of `torch.save` since PyTorch 1.6: a zip archive of a pickle, which describes tensors, and their bytes.
+//!
+//! What is read of it is its pickle, and the list of its entries, each of a length that is bounded: a file may say that it holds more than
+//! there is, and a sparse one may be longer than any memory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::os::unix::fs::FileExt;
 
-use zip::{CompressionMethod, ZipArchive};
-
+use super::archive::{Archive, Entry};
 use super::pickle::{self, View};
 use super::stored::{Stored, StoredDtype};
+
+/// Longer pickles are refused: twenty thousand tensors take some four million bytes.
+const MOST_PICKLE_BYTES: u64 = 16 << 20;
 
 /// The tensors of a file of so many bytes, by name.
 ///
@@ -15,85 +20,64 @@ use super::stored::{Stored, StoredDtype};
 ///
 /// What is wrong with it.
 pub(super) fn tensors(file: &File, bytes: u64) -> Result<BTreeMap<String, Stored>, String> {
-    let reader = BufReader::new(file.try_clone().map_err(|err| err.to_string())?);
-    let mut archive = ZipArchive::new(reader).map_err(|err| format!("not a zip archive: {err}"))?;
-    let mut names = archive.file_names().filter_map(Result::ok);
+    let archive = Archive::read(file, bytes)?;
+    let mut names = archive.names();
     let top = names.find_map(|name| name.strip_suffix("/data.pkl").map(str::to_owned));
-    drop(names);
     let top = top.ok_or("a zip archive without a data.pkl, which PyTorch's have")?;
-    if let Ok(order) = stored(&mut archive, &format!("{top}/byteorder"), bytes)
-        && read(file, &order)? != b"little"
+    if let Ok(order) = archive.stored(&format!("{top}/byteorder"))
+        && (order.bytes != 6 || read(file, order)? != b"little")
     {
         return Err("it was written on a big-endian machine".to_owned());
     }
-    let pickled = stored(&mut archive, &format!("{top}/data.pkl"), bytes)?;
-    let views = pickle::read(&read(file, &pickled)?)?;
-    let mut storages = BTreeMap::new();
+    let pickled = archive.stored(&format!("{top}/data.pkl"))?;
+    if pickled.bytes > MOST_PICKLE_BYTES {
+        return Err(format!(
+            "its pickle has {} bytes, expected at most {MOST_PICKLE_BYTES}; are tensors saved in it rather than beside it?",
+            pickled.bytes
+        ));
+    }
     let mut all = BTreeMap::new();
-    for (name, view) in views {
-        let storage = match storages.get(&view.storage) {
-            Some(storage) => *storage,
-            None => {
-                let path = format!("{top}/data/{}", view.storage);
-                let storage = stored(&mut archive, &path, bytes)?;
-                storages.insert(view.storage.clone(), storage);
-                storage
-            }
-        };
-        let placed = placed(&view, storage);
+    pickle::read(&read(file, pickled)?, |name, view| {
+        let storage = archive.stored(&format!("{top}/data/{}", view.storage))?;
+        if is_repeated(&view) {
+            let name = name.escape_debug();
+            return Err(format!(
+                "`{name}` shows numbers of its storage more than once; save it with .contiguous()"
+            ));
+        }
+        let placed = placed(view, storage);
         let placed = placed.ok_or_else(|| {
             let name = name.escape_debug();
             format!("`{name}` reaches beyond its {} bytes", storage.bytes)
         })?;
-        all.insert(name, placed);
-    }
+        all.insert(name.to_owned(), placed);
+        Ok(())
+    })?;
     Ok(all)
 }
 
-/// Bytes of the file that are an entry of the archive.
-#[derive(Clone, Copy)]
-struct Entry {
-    start: u64,
-    bytes: u64,
-}
-
-/// An entry, which must not be compressed: PyTorch's are not, and what they hold is no longer than the file.
-fn stored<R: Read + std::io::Seek>(
-    archive: &mut ZipArchive<R>,
-    name: &str,
-    bytes: u64,
-) -> Result<Entry, String> {
-    let shown = name.escape_debug().to_string();
-    let entry = archive
-        .by_name(name)
-        .map_err(|err| format!("{shown}: {err}"))?;
-    if entry.compression() != CompressionMethod::Stored {
-        return Err(format!(
-            "{shown}: compressed, which PyTorch's files are not"
-        ));
-    }
-    let size = entry.size();
-    let start = entry
-        .data_start()
-        .ok_or_else(|| format!("{shown}: has no place in the file"))?;
-    match start.checked_add(size) {
-        Some(end) if end <= bytes => Ok(Entry { start, bytes: size }),
-        _ => Err(format!(
-            "{shown}: {size} bytes at {start} are said to be in a file of {bytes}"
-        )),
-    }
-}
-
-fn read(file: &File, entry: &Entry) -> Result<Vec<u8>, String> {
-    use std::os::unix::fs::FileExt;
+fn read(file: &File, entry: Entry) -> Result<Vec<u8>, String> {
     let mut bytes = vec![0; usize::try_from(entry.bytes).map_err(|err| err.to_string())?];
     file.read_exact_at(&mut bytes, entry.start)
         .map_err(|err| format!("it cannot be read: {err}"))?;
     Ok(bytes)
 }
 
+/// Whether a view has more elements than it reaches over: a few bytes would be as many numbers as it likes.
+fn is_repeated(view: &View<'_>) -> bool {
+    let count = view
+        .dims
+        .iter()
+        .fold(1usize, |count, dim| count.saturating_mul(*dim));
+    let steps = view.dims.iter().zip(&view.strides);
+    let reach = steps.fold(1usize, |reach, (dim, stride)| {
+        reach.saturating_add(dim.saturating_sub(1).saturating_mul(*stride))
+    });
+    count > reach
+}
+
 /// Where a view lies in the file, if all of it is within its storage.
-fn placed(view: &View, storage: Entry) -> Option<Stored> {
+fn placed(view: View<'_>, storage: Entry) -> Option<Stored> {
     let size = view.dtype.bytes() as u64;
     let count = view
         .dims
@@ -111,8 +95,8 @@ fn placed(view: &View, storage: Entry) -> Option<Stored> {
     }
     Some(Stored {
         dtype: view.dtype,
-        dims: view.dims.clone(),
-        strides: view.strides.clone(),
         start: storage.start.checked_add(view.offset.checked_mul(size)?)?,
+        dims: view.dims,
+        strides: view.strides,
     })
 }
