@@ -4,6 +4,7 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::tokens::TokenFile;
 use crate::{CheckedFiles, DataError, Dataset};
 
 /// What is made of a dataset.
@@ -186,6 +187,19 @@ impl Windows {
         &self.dataset
     }
 
+    /// The number of window `sample` among all of the dataset, of which these may be a part.
+    pub fn number(&self, sample: u64) -> u64 {
+        self.part.start + sample
+    }
+
+    /// The number of the first token of window `sample`, which is below [`Windows::samples`]. The tokens of a dataset are counted from
+    /// the first one of its first file.
+    pub fn first_token(&self, sample: u64) -> u64 {
+        let (file, first) = self.place(sample);
+        let before = self.dataset.files()[..file].iter();
+        before.map(TokenFile::len).sum::<u64>() + first
+    }
+
     /// Checks the dataset and its ids against the vocabulary.
     pub(crate) fn check(&self, known: &mut CheckedFiles) -> Result<(), DataError> {
         self.dataset.check(self.rows.vocab, known)
@@ -217,7 +231,7 @@ impl Windows {
 
     /// The file of a window, and its first token there.
     fn place(&self, sample: u64) -> (usize, u64) {
-        let window = self.part.start + sample;
+        let window = self.number(sample);
         let after = self
             .stretches
             .partition_point(|stretch| stretch.before <= window);

@@ -37,6 +37,8 @@ pub enum Purpose {
     Order = 7,
     /// Starting values of components and importance functions; `site` is the number of the tensor.
     Init = 8,
+    /// Which of equally strong contexts of a component are shown, and where a component is measured; `step` is the row of the data.
+    Contexts = 9,
 }
 
 /// A family of draws: everything but the step, the row and the column.

@@ -113,12 +113,24 @@ function componentRows(one, most) {
   return body;
 }
 
+/** Over what the effect of a removal is averaged. */
+function measuredAt({ rows, positions }) {
+  if (positions === null || positions === undefined) return "measured at the first of these";
+  const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
+  return `mean over ${count(positions, "position")} in ${count(rows, "sample")}, drawn among those where it is active`;
+}
+
 function componentDetail(one) {
-  const text = context => el("li", {}, el("b", {}, short(Math.max(...context.importances.map(value => value ?? 0), 0))), el("span", { class: "text" }, marked(context)));
+  const strength = context => context.logit ?? Math.max(...context.importances.map(value => value ?? 0), 0);
+  const place = ({ sample, sample_position, token }) => sample === null || sample === undefined ? {}
+    : { title: `sample ${sample} of the dataset, position ${sample_position}: token ${token} from its beginning` };
+  const text = context => el("li", {}, el("b", place(context), short(strength(context))), el("span", { class: "text" }, marked(context)),
+    context.token === null || context.token === undefined ? null : el("span", { class: "hint" }, `token ${context.token.toLocaleString("en")}`));
   const change = ({ token, change }) => el("li", {}, el("span", { class: "token" }, visible(token)), el("b", {}, `${change > 0 ? "+" : ""}${short(change)}`));
   const list = (title, all) => el("div", {}, el("h4", {}, title), all?.length ? el("ul", { class: "changes" }, all.map(change)) : el("p", { class: "none" }, "–"));
   return el("div", { class: "detail" },
-    el("div", {}, el("h4", {}, "where it is most active, in held-out text"),
+    el("div", {}, el("h4", {}, one.contexts[0]?.logit === null || one.contexts[0]?.logit === undefined ? "where it is most active, in held-out text"
+      : "where it is most active, in held-out text, by its logit: the importance before it is clipped"),
       one.contexts.length ? el("ol", { class: "contexts" }, one.contexts.map(text)) : el("p", { class: "none" }, "nowhere in the text that was read")),
-    one.removal ? el("div", { class: "removal" }, list("more likely without it", one.removal.up), list("less likely without it", one.removal.down)) : null);
+    one.removal ? el("div", { class: "removal" }, el("p", { class: "hint" }, measuredAt(one.removal)), list("more likely without it", one.removal.up), list("less likely without it", one.removal.down)) : null);
 }

@@ -39,17 +39,31 @@ struct Component {
     removal: Option<Removal>,
 }
 
-/// A stretch of text, and the position in it at which the component is most important.
+/// A stretch of text, and the position in it at which the component is most important; runs of before do not say the logit there, nor
+/// where in the dataset it is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Context {
     tokens: Vec<String>,
     importances: Vec<Option<f32>>,
     #[serde(default)]
     position: usize,
+    #[serde(default)]
+    logit: Option<f32>,
+    #[serde(default)]
+    sample: Option<u64>,
+    #[serde(default)]
+    sample_position: Option<u64>,
+    #[serde(default)]
+    token: Option<u64>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Removal {
+    /// How many rows and positions are averaged over; runs of before looked at one position, and did not say so.
+    #[serde(default)]
+    rows: Option<u64>,
+    #[serde(default)]
+    positions: Option<u64>,
     #[serde(default)]
     kl: Option<f64>,
     #[serde(default)]
@@ -161,8 +175,8 @@ mod tests {
     const SAMPLE: &str = r#"{"step":2000,"sites":[{"name":"h.0.attn.q_proj","components":[
         {"index":3,"mean_importance":0.01,"density":0.1,"contexts":[],"removal":null},
         {"index":17,"mean_importance":0.12,"density":0.3,
-         "contexts":[{"tokens":["The"," cat"],"importances":[0.0,0.9],"position":1}],
-         "removal":{"kl":0.02,"up":[{"token":" dog","change":0.8}],"down":[{"token":" mat","change":-1.2}]}}]}]}"#;
+         "contexts":[{"tokens":["The"," cat"],"importances":[0.0,0.9],"position":1,"logit":3.5,"sample":8,"sample_position":1,"token":1025}],
+         "removal":{"rows":4,"positions":29,"kl":0.02,"up":[{"token":" dog","change":0.8}],"down":[{"token":" mat","change":-1.2}]}}]}]}"#;
 
     fn run(text: &str) -> tempfile::TempDir {
         let run = tempfile::tempdir().unwrap();
@@ -191,7 +205,7 @@ mod tests {
             kept.found.map(|all| (indices(&all), all.left_out)).unwrap()
         };
         assert_eq!(kept(1 << 20), (vec![17, 3], 0));
-        assert_eq!(kept(360), (vec![17], 1));
+        assert_eq!(kept(440), (vec![17], 1));
         assert_eq!(kept(10), (vec![], 2));
     }
 

@@ -12,6 +12,7 @@
 //! Letters in names: `b` row, `t` position, `i` input feature, `o` output feature, `c` component, `v` vocabulary entry, `d`
 //! width of the residual stream, `h` hidden unit. `g` is an importance, `r` a draw. A tensor's name ends in its letters.
 
+mod active_rows;
 mod again;
 mod arena;
 mod batch_program;

@@ -2,16 +2,20 @@
 //!
 //! At the removed component's site the mask of all components is 1 but for its own, which is 0, and the delta is kept: the matrix
 //! is `W` less `v u^T`. Every other site is the target's. Each row of a batch has a component of its own to do without; it alone
-//! is routed, through that component's site.
+//! is routed, through that component's site. The output is looked at where the component is active, and what changes there is
+//! averaged over the positions of a sample.
+
+use std::collections::BTreeMap;
 
 use spd_configs::Input;
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Executor, Result, Store, Type};
 
+use crate::active_rows::POSITIONS;
 use crate::decomposition::Decomposition;
 use crate::fault::Fault;
 
-/// Rows of a batch, at most: as many components at a time.
+/// Rows of a batch, at most.
 const ROWS: usize = 8;
 
 /// Tokens whose log-probability rises most, and as many whose falls most.
@@ -20,25 +24,30 @@ const MOVED: usize = 5;
 /// Tokens of a smaller probability, before and after, are passed over: what no text has moves farthest, and says nothing.
 const LIKELY: f64 = 1e-3;
 
-/// A component that is removed, and where the output is looked at.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Removed {
-    /// Number of its site.
-    pub(crate) site: usize,
-    /// Number of the component.
-    pub(crate) component: usize,
+/// A component that is removed from a row of text, and where the output is looked at.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Removed<'t> {
+    /// Numbers of its site, and of the component.
+    pub(crate) component: (usize, usize),
     /// A row of the data, `seq_len` ids.
-    pub(crate) tokens: Vec<u32>,
-    /// The position in it.
-    pub(crate) position: usize,
+    pub(crate) tokens: &'t [u32],
+    /// Positions in it, at least one and at most [`POSITIONS`].
+    pub(crate) positions: &'t [u32],
+    /// The weight of each of them in a mean.
+    pub(crate) weight: f64,
 }
 
-/// What a removal changes in the distribution of the next token.
+/// The change of the distribution of the next token by a removal: means over rows of text, and positions in them.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Effect {
+    /// Rows that were looked at.
+    pub(crate) rows: usize,
+    /// Positions in them.
+    pub(crate) positions: usize,
     /// `KL(original || removed)` in nats.
     pub(crate) kl: f64,
-    /// Tokens whose log-probability rises most, most first, and by how much in nats.
+    /// Tokens whose log-probability rises most, most first, and by how much in nats. A token counts as unchanged
+    /// at a position at which it is unlikely before and after.
     pub(crate) up: Vec<(u32, f64)>,
     /// Tokens whose log-probability falls most, most first, and by how much, below 0.
     pub(crate) down: Vec<(u32, f64)>,
@@ -50,10 +59,10 @@ impl Decomposition {
         importances == examples * self.sites[site].components
     }
 
-    /// The outputs `original` and `removed`, logits f32 `[rows, 1, v]`, at a position of each row. Inputs, beside `input`:
+    /// The outputs `original` and `removed`, logits f32 `[rows, POSITIONS, v]`, at some positions of each row. Inputs, beside `input`:
     ///
     /// - `row`: u32 `[rows, t]`, the number of the row at each of its positions
-    /// - `position`: u32 `[rows, 1]`, which position of all `rows * t`
+    /// - `position`: u32 `[rows, POSITIONS]`, which positions of all `rows * t`
     /// - `kept <site>`: f32 `[rows, c]`, the masks of each row; `route <site>`: f32 `[rows * t]`, where they are in use
     ///
     /// `None` for a toy, and for a run that shows no components.
@@ -69,7 +78,7 @@ impl Decomposition {
         let shape = self.shape(self.run.eval.batch_size.min(ROWS));
         let clean_pass = self.clean_pass(&mut b, store, shape, &self.draws)?;
         let row = b.input("row", &Type::u32(&[shape.rows, shape.positions]))?;
-        let position = b.input("position", &Type::u32(&[shape.rows, 1]))?;
+        let position = b.input("position", &Type::u32(&[shape.rows, POSITIONS]))?;
         let whole = b.constant(1.0, &[1])?;
         let mut masked = Vec::with_capacity(self.sites.len());
         for (index, (site, clean)) in self.sites.iter().zip(&clean_pass.sites).enumerate() {
@@ -100,42 +109,86 @@ impl Decomposition {
     }
 }
 
-/// How many components a batch of the program removes.
+/// How many rows a batch of the program has.
 pub(crate) fn rows(decomposition: &Decomposition) -> usize {
     decomposition.run.eval.batch_size.min(ROWS)
 }
 
-/// What some removals change, at most [`rows`] of them at a time.
-///
-/// # Errors
-///
-/// When a GPU refuses.
-pub(crate) fn effects(
-    decomposition: &Decomposition,
-    (program, store): (&mut Executor, &mut Store),
-    asked: &[Removed],
-) -> std::result::Result<Vec<Effect>, Fault> {
-    let positions = decomposition.shape(1).positions;
-    // Rows that nothing is asked of are those of the first one, through the target alone.
+/// Effects of removals, by number of the site and of the component.
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    found: BTreeMap<(usize, usize), Effect>,
+    /// The component whose rows come now.
+    now: Option<((usize, usize), Sums)>,
+}
+
+impl Effects {
+    /// Measures a batch of at most [`rows`] rows. The rows of a component follow each other, from batch to batch too.
+    ///
+    /// # Errors
+    ///
+    /// When a GPU refuses.
+    pub(crate) fn measure(
+        &mut self,
+        decomposition: &Decomposition,
+        (program, store): (&mut Executor, &mut Store),
+        asked: &[Removed<'_>],
+    ) -> std::result::Result<(), Fault> {
+        fill(decomposition, program, asked);
+        program.run_and_fetch(store)?;
+        let [original, removed] = ["original", "removed"].map(|name| program.output(name, store));
+        let v = original.len() / (rows(decomposition) * POSITIONS);
+        let of_row = |logits| <[f32]>::chunks_exact(logits, POSITIONS * v);
+        for (row, (original, removed)) in asked.iter().zip(of_row(original).zip(of_row(removed))) {
+            let mut sums = match self.now.take() {
+                Some((component, sums)) if component == row.component => sums,
+                other => {
+                    self.finish(other);
+                    Sums::new(v)
+                }
+            };
+            sums.rows += 1;
+            let both = original.chunks_exact(v).zip(removed.chunks_exact(v));
+            for (original, removed) in both.take(row.positions.len()) {
+                sums.add(row.weight, original, removed);
+            }
+            self.now = Some((row.component, sums));
+        }
+        Ok(())
+    }
+
+    /// All that were measured.
+    pub(crate) fn all(mut self) -> BTreeMap<(usize, usize), Effect> {
+        let last = self.now.take();
+        self.finish(last);
+        self.found
+    }
+
+    fn finish(&mut self, measured: Option<((usize, usize), Sums)>) {
+        self.found
+            .extend(measured.map(|(component, sums)| (component, sums.effect())));
+    }
+}
+
+/// Gives the program its inputs. Rows that nothing is asked of are those of the first one, through the target alone.
+fn fill(decomposition: &Decomposition, program: &mut Executor, asked: &[Removed<'_>]) {
+    let t = decomposition.shape(1).positions;
     let of_row = |row: usize| asked.get(row).or(asked.first());
-    for (row, to) in program
-        .input_u32("input")
-        .chunks_exact_mut(positions)
-        .enumerate()
-    {
+    for (row, to) in program.input_u32("input").chunks_exact_mut(t).enumerate() {
         if let Some(removed) = of_row(row) {
-            to.copy_from_slice(&removed.tokens);
+            to.copy_from_slice(removed.tokens);
         }
     }
-    for (row, to) in program
-        .input_u32("row")
-        .chunks_exact_mut(positions)
-        .enumerate()
-    {
+    for (row, to) in program.input_u32("row").chunks_exact_mut(t).enumerate() {
         to.fill(number(row));
     }
-    for (row, to) in program.input_u32("position").iter_mut().enumerate() {
-        *to = number(row * positions + of_row(row).map_or(0, |removed| removed.position));
+    let positions = program.input_u32("position");
+    for (row, to) in positions.chunks_exact_mut(POSITIONS).enumerate() {
+        let of_row = of_row(row).map_or(&[][..], |removed| removed.positions);
+        // Places that nothing is asked of look at the first position, and are left out.
+        for (place, to) in to.iter_mut().enumerate() {
+            *to = number(row * t) + of_row.get(place).copied().unwrap_or(0);
+        }
     }
     for (index, site) in decomposition.sites.iter().enumerate() {
         let [kept, route] = ["kept", "route"].map(|what| format!("{what} {}", site.path()));
@@ -144,43 +197,69 @@ pub(crate) fn effects(
         }
         program.input(&kept).fill(1.0);
         program.input(&route).fill(0.0);
-        let of_site = asked.iter().enumerate();
-        for (row, removed) in of_site.filter(|(_, removed)| removed.site == index) {
-            program.input(&kept)[row * site.components + removed.component] = 0.0;
-            program.input(&route)[row * positions..][..positions].fill(1.0);
+        for (row, removed) in asked.iter().enumerate() {
+            let (of_site, component) = removed.component;
+            if of_site == index {
+                program.input(&kept)[row * site.components + component] = 0.0;
+                program.input(&route)[row * t..][..t].fill(1.0);
+            }
         }
     }
-    program.run_and_fetch(store)?;
-    let [original, removed] = ["original", "removed"].map(|name| program.output(name, store));
-    let v = original.len() / rows(decomposition);
-    let both = original.chunks_exact(v).zip(removed.chunks_exact(v));
-    let both = both.take(asked.len());
-    Ok(both
-        .map(|(original, removed)| effect(original, removed))
-        .collect())
 }
 
 fn number(index: usize) -> u32 {
     u32::try_from(index).expect("positions of a batch are numbered in 32 bits")
 }
 
-/// What changes from logits to others, `[v]` each.
-fn effect(original: &[f32], removed: &[f32]) -> Effect {
-    let [of_original, of_removed] = [original, removed].map(log_sum_exp);
-    let mut kl = 0.0;
-    let mut changes = Vec::new();
-    for (id, (&original, &removed)) in original.iter().zip(removed).enumerate() {
-        let before = f64::from(original) - of_original;
-        let change = f64::from(removed) - of_removed - before;
-        kl -= before.exp() * change;
-        if change.is_finite() && before.max(before + change) >= LIKELY.ln() {
-            changes.push((number(id), change));
+/// Weighted sums over the positions that a component is removed at.
+#[derive(Debug)]
+struct Sums {
+    rows: usize,
+    positions: usize,
+    weights: f64,
+    kl: f64,
+    /// Of the log-probability of each token.
+    changes: Vec<f64>,
+}
+
+impl Sums {
+    fn new(v: usize) -> Self {
+        Self {
+            rows: 0,
+            positions: 0,
+            weights: 0.0,
+            kl: 0.0,
+            changes: vec![0.0; v],
         }
     }
-    Effect {
-        kl,
-        up: farthest(&mut changes, 1.0),
-        down: farthest(&mut changes, -1.0),
+
+    /// Adds the change at a position, from logits to others, `[v]` each.
+    fn add(&mut self, weight: f64, original: &[f32], removed: &[f32]) {
+        self.positions += 1;
+        self.weights += weight;
+        let [of_original, of_removed] = [original, removed].map(log_sum_exp);
+        let of_tokens = original.iter().zip(removed).zip(&mut self.changes);
+        for ((&original, &removed), sum) in of_tokens {
+            let before = f64::from(original) - of_original;
+            let change = f64::from(removed) - of_removed - before;
+            self.kl -= weight * before.exp() * change;
+            if change.is_finite() && before.max(before + change) >= LIKELY.ln() {
+                *sum += weight * change;
+            }
+        }
+    }
+
+    fn effect(&self) -> Effect {
+        let changes = (0..).zip(&self.changes).filter(|(_, sum)| **sum != 0.0);
+        let mean = |(token, sum): (u32, &f64)| (token, sum / self.weights);
+        let mut changes: Vec<(u32, f64)> = changes.map(mean).collect();
+        Effect {
+            rows: self.rows,
+            positions: self.positions,
+            kl: self.kl / self.weights,
+            up: farthest(&mut changes, 1.0),
+            down: farthest(&mut changes, -1.0),
+        }
     }
 }
 
@@ -259,8 +338,8 @@ mod tests {
         executor
     }
 
-    /// The target's logits at a position.
-    fn logits(decomposition: &Decomposition, store: &mut Store, position: usize) -> Vec<f32> {
+    /// The target's logits at all positions.
+    fn logits(decomposition: &Decomposition, store: &mut Store, tokens: &[u32]) -> Vec<f32> {
         let mut b = Builder::new();
         let shape = decomposition.shape(1);
         let pass = decomposition
@@ -268,23 +347,20 @@ mod tests {
             .unwrap();
         b.output("logits", pass.output);
         let mut program = executor(&b);
-        program
-            .input_u32("input")
-            .copy_from_slice(&TOKENS[..shape.positions]);
+        program.input_u32("input").copy_from_slice(tokens);
         program.run_and_fetch(store).unwrap();
-        let logits = program.output("logits", store);
-        let v = logits.len() / shape.positions;
-        logits[position * v..][..v].to_vec()
+        program.output("logits", store).to_vec()
     }
 
     /// The same where the component is subtracted from the matrix itself.
     fn logits_without(
         decomposition: &Decomposition,
         store: &mut Store,
-        removed: &Removed,
+        (site, component): (usize, usize),
+        tokens: &[u32],
     ) -> Vec<f32> {
-        let site = &decomposition.sites[removed.site];
-        let (v_ic, u_co) = decomposition.component_values(store, removed.site);
+        let (v_ic, u_co) = decomposition.component_values(store, site);
+        let site = &decomposition.sites[site];
         let (c, d_in, d_out) = (site.components, site.layer.d_in, site.layer.d_out);
         let name = format!("target_model.{}", site.layer.weight_name());
         let slot = store.slot(&name).unwrap();
@@ -296,19 +372,18 @@ mod tests {
                         LayerKind::OutIn => o * d_in + i,
                         _ => i * d_out + o,
                     };
-                    weight[at] -=
-                        v_ic[i * c + removed.component] * u_co[removed.component * d_out + o];
+                    weight[at] -= v_ic[i * c + component] * u_co[component * d_out + o];
                 }
             }
         });
-        let logits = logits(decomposition, store, removed.position);
+        let logits = logits(decomposition, store, tokens);
         store.change(slot, |weight| weight.copy_from_slice(&before));
         logits
     }
 
     // Logits are sums of tens of products below 1, in f32, and differ in the order of their sums: by some 1e-6.
     #[test]
-    fn a_removal_is_the_target_less_that_component() {
+    fn an_effect_is_the_mean_over_positions_of_the_target_less_that_component() {
         let cases: [(&str, &[&str]); 2] = [
             (
                 "tiny-gpt2-h1",
@@ -316,45 +391,70 @@ mod tests {
             ),
             ("tiny-ss-llama", &["*.q_proj", "*.o_proj", "*.down_proj"]),
         ];
+        let close = |found: f64, expected: f64| (found - expected).abs() < 1e-5;
         for (name, patterns) in cases {
             let (decomposition, mut store) = made(name, patterns, 4);
             let program = decomposition.removal_program(&store).unwrap().unwrap();
             let mut program = executor(&program);
-            let positions = decomposition.shape(1).positions;
+            let t = decomposition.shape(1).positions;
             let sites = decomposition.sites.len();
             assert!(sites > 3, "{name} has a batch of sites and more");
-            let asked: Vec<Removed> = (0..sites)
-                .map(|site| Removed {
-                    site,
-                    component: 3 * site % decomposition.sites[site].components,
-                    tokens: TOKENS[..positions].to_vec(),
-                    position: positions - 1 - site,
+            // Each component is removed from two rows: at some positions of the one, and at one of the other. A batch has three rows.
+            let again: Vec<u32> = TOKENS[..t].iter().map(|token| token + 1).collect();
+            let places: Vec<u32> = (0..).take(POSITIONS).collect();
+            let component = |site: usize| (site, 3 * site % decomposition.sites[site].components);
+            let asked: Vec<Removed<'_>> = (0..sites)
+                .flat_map(|site| {
+                    let row = |tokens, positions, weight| Removed {
+                        component: component(site),
+                        tokens,
+                        positions,
+                        weight,
+                    };
+                    let first = row(&TOKENS[..t], &places[site % 3..][..site % 4 + 1], 1.5);
+                    [first, row(&again, &places[3..4], 4.0)]
                 })
                 .collect();
-            let mut largest: f64 = 0.0;
+            let mut effects = Effects::default();
             for batch in asked.chunks(rows(&decomposition)) {
-                let found = effects(&decomposition, (&mut program, &mut store), batch).unwrap();
-                assert_eq!(found.len(), batch.len());
-                for (found, removed) in found.iter().zip(batch) {
-                    let original = logits(&decomposition, &mut store, removed.position);
-                    let without = logits_without(&decomposition, &mut store, removed);
-                    let expected = effect(&original, &without);
-                    largest = largest.max(expected.kl);
+                effects
+                    .measure(&decomposition, (&mut program, &mut store), batch)
+                    .unwrap();
+            }
+            let found = effects.all();
+            assert_eq!(found.len(), sites);
+            let mut largest: f64 = 0.0;
+            for two in asked.chunks(2) {
+                let found = &found[&two[0].component];
+                let v = decomposition.target.input();
+                let Input::Tokens { vocab: v, .. } = v else {
+                    panic!("a language model");
+                };
+                let mut expected = Sums::new(v);
+                for row in two {
+                    expected.rows += 1;
+                    let original = logits(&decomposition, &mut store, row.tokens);
+                    let without =
+                        logits_without(&decomposition, &mut store, row.component, row.tokens);
+                    for at in row.positions.iter().map(|&at| at as usize * v..) {
+                        expected.add(row.weight, &original[at.clone()][..v], &without[at][..v]);
+                    }
+                }
+                let expected = expected.effect();
+                assert_eq!(
+                    (found.rows, found.positions),
+                    (2, two[0].positions.len() + 1)
+                );
+                largest = largest.max(expected.kl);
+                assert!(close(found.kl, expected.kl), "{found:?} {expected:?}");
+                for (found, expected) in [(&found.up, &expected.up), (&found.down, &expected.down)]
+                {
+                    assert_eq!(found.len(), expected.len());
+                    let mut both = found.iter().zip(expected);
                     assert!(
-                        (found.kl - expected.kl).abs() < 1e-5,
+                        both.all(|(found, expected)| close(found.1, expected.1)),
                         "{found:?} {expected:?}"
                     );
-                    for (found, expected) in
-                        [(&found.up, &expected.up), (&found.down, &expected.down)]
-                    {
-                        assert_eq!(found.len(), expected.len());
-                        for (found, expected) in found.iter().zip(expected) {
-                            assert!(
-                                (found.1 - expected.1).abs() < 1e-5,
-                                "{found:?} {expected:?}"
-                            );
-                        }
-                    }
                 }
             }
             assert!(largest > 1e-4, "{name}: {largest}");
@@ -367,15 +467,33 @@ mod tests {
         assert!(decomposition.removal_program(&store).unwrap().is_none());
     }
 
+    fn effect(original: &[f32], removed: &[f32]) -> Effect {
+        let mut sums = Sums::new(original.len());
+        sums.add(1.0, original, removed);
+        sums.effect()
+    }
+
     // By hand: from chances 1/2, 1/4, 1/4 to 1/4, 1/2, 1/4 it is ln 2 / 2 - ln 2 / 4.
     #[test]
     fn an_effect_is_in_nats_and_of_likely_tokens_alone() {
         let ln = |chances: [f32; 4]| chances.map(f32::ln);
-        let found = effect(&ln([0.5, 0.25, 0.25, 1e-9]), &ln([0.25, 0.5, 0.25, 1e-5]));
+        let [one, other] = [ln([0.5, 0.25, 0.25, 1e-9]), ln([0.25, 0.5, 0.25, 1e-5])];
+        let found = effect(&one, &other);
         assert!((found.kl - 2f64.ln() / 4.0).abs() < 2e-5, "{found:?}");
         let tokens = |moved: &[(u32, f64)]| moved.iter().map(|(id, _)| *id).collect::<Vec<_>>();
         assert_eq!((tokens(&found.up), tokens(&found.down)[0]), (vec![1], 0));
         assert!((found.up[0].1 - 2f64.ln()).abs() < 2e-5, "{found:?}");
+        // A position at which nothing changes, and which weighs three times as much: a quarter of all that.
+        let mut sums = Sums::new(4);
+        sums.add(1.0, &one, &other);
+        sums.add(3.0, &one, &one);
+        let mean = sums.effect();
+        assert_eq!(mean.positions, 2);
+        assert!((mean.kl - found.kl / 4.0).abs() < 1e-9, "{mean:?}");
+        assert!(
+            (mean.up[0].1 - found.up[0].1 / 4.0).abs() < 1e-9,
+            "{mean:?}"
+        );
     }
 
     #[test]

@@ -124,6 +124,7 @@ fn everything_that_can_be_clicked_is_clicked() {
         [...document.querySelectorAll('.components .open')].find(one => one.textContent === '#17').click();
         found.tokens = [...document.querySelectorAll('.contexts .token')].slice(0, 3).map(one => one.textContent);
         found.changes = [...document.querySelectorAll('.changes li')].map(one => one.textContent);
+        found.hints = ['.contexts b', '.contexts .hint', '.removal .hint'].map(one => document.querySelector(one).textContent);
         const slider = document.querySelector('#uv input[type=range]');
         slider.value = 0;
         slider.dispatchEvent(new Event('input'));
@@ -145,6 +146,8 @@ fn everything_that_can_be_clicked_is_clicked() {
     assert_eq!(found["read"], "50 ~ 73.68");
     assert_eq!(found["tokens"], json!(["The", " cat", "↵"]));
     assert_eq!(found["changes"], json!([" dog+0.8", " mat-1.2"]));
+    let measured = "mean over 29 positions in 4 samples, drawn among those where it is active";
+    assert_eq!(found["hints"], json!(["3.5", "token 1,025", measured]));
     assert_eq!(found["figure"], "step 20");
     assert_eq!(found["width"], json!([["true", true], ["false", false]]));
 }

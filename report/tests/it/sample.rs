@@ -101,8 +101,9 @@ pub(crate) fn train(step: u64) -> Row {
 }
 
 fn components_of_40() -> Value {
-    let contexts = json!([{"tokens": ["The", " cat", "\n", EVIL], "importances": [0.0, 0.9, 0.2, 0.1], "position": 1}]);
-    let removal = json!({"kl": 0.02, "up": [{"token": " dog", "change": 0.8}], "down": [{"token": " mat", "change": -1.2}]});
+    let contexts = json!([{"tokens": ["The", " cat", "\n", EVIL], "importances": [0.0, 0.9, 0.2, 0.1], "position": 1,
+        "logit": 3.5, "sample": 8, "sample_position": 1, "token": 1025}]);
+    let removal = json!({"rows": 4, "positions": 29, "kl": 0.02, "up": [{"token": " dog", "change": 0.8}], "down": [{"token": " mat", "change": -1.2}]});
     json!({"step": 40, "sites": [{"name": "h.2.q", "components": [
         {"index": 3, "mean_importance": 0.01, "density": 0.1, "contexts": [], "removal": null},
         {"index": 17, "mean_importance": 0.12, "density": 0.3, "contexts": contexts, "removal": removal},

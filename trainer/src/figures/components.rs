@@ -1,77 +1,123 @@
 //! `components`: the components of a language model as people study them. For each site the most important ones, where in held-out
-//! text each is strongest, and what its removal there changes in the output.
+//! text each is strongest, and what its removal changes in the output where it is active.
+//!
+//! ```text
+//! step, sites
+//!   name, components            of largest mean importance first
+//!     index
+//!     mean_importance           over all positions that were read
+//!     density                   part of them where it is active: its importance exceeds eval.alive_threshold
+//!     contexts                  12 at most, of different samples, of the highest logit first; of equal ones some by lot
+//!       tokens, importances     20 before the peak, the peak, and 20 after it, as far as the sample has them
+//!       position                index of the peak among them
+//!       logit                   its importance there before it is clipped
+//!       sample                  number of the sample in the dataset: a window of seq_len tokens and a label
+//!       sample_position         the peak's position in the sample
+//!       token                   the peak's number among the tokens of the dataset, from 0
+//!     removal                   null where it was not measured: too many components, or active nowhere
+//!       rows, positions         how many samples, at most 2, and how many positions in them, at most 16 of each, are averaged
+//!                               over: by lot, each position where it is active as likely as the other
+//!       kl                      KL(original || removed) in nats, the mean over them
+//!       up, down                tokens whose log-probability rises most and falls most: token, change in nats, the same mean
+//! ```
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::Path;
 
 use anyhow::Context as _;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use spd_checkpoint::atomic::write_file;
-use spd_dataloader::{Batch, Source, TokenTexts};
+use spd_dataloader::{Batch, Order, Source, TokenTexts, Windows};
 use spd_engine::Store;
 
 use super::measured::{SiteSums, Sums};
+use crate::active_rows::{ActiveRow, ROWS};
 use crate::arena::in_arena_of;
 use crate::data::eval_feed;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
-use crate::removal::{self, Effect, Removed};
-use crate::strongest::Context;
+use crate::removal::{self, Effect, Effects, Removed};
 use crate::task::GoOn;
 
-/// Batches of removals, at most: beyond them `removal` is null. The most important component of each site comes first, then the second
-/// of each.
+/// Batches of removals, at most: beyond them `removal` is null.
 const REMOVAL_BATCHES: usize = 128;
 
 /// The file beside the figures.
 const FILE: &str = "components.json";
 
 /// The components of a step.
-#[derive(Debug, Serialize)]
-struct Shown {
+#[derive(Serialize)]
+struct Shown<'a> {
     step: u64,
-    sites: Vec<ShownSite>,
+    sites: Vec<ShownSite<'a>>,
 }
 
-#[derive(Debug, Serialize)]
-struct ShownSite {
-    name: String,
-    components: Vec<ShownComponent>,
+#[derive(Serialize)]
+struct ShownSite<'a> {
+    name: &'a str,
+    components: Vec<ShownComponent<'a>>,
 }
 
-#[derive(Debug, Serialize)]
-struct ShownComponent {
+#[derive(Serialize)]
+struct ShownComponent<'a> {
     index: usize,
-    /// Over all positions.
     mean_importance: f64,
-    /// Part of the positions where it is active.
     density: f64,
-    contexts: Vec<ShownContext>,
-    removal: Option<ShownRemoval>,
+    contexts: Vec<ShownContext<'a>>,
+    removal: Option<ShownRemoval<'a>>,
 }
 
-#[derive(Debug, Serialize)]
-struct ShownContext {
-    tokens: Vec<String>,
-    importances: Vec<f32>,
-    /// Index of the peak among the tokens.
+#[derive(Serialize)]
+struct ShownContext<'a> {
+    tokens: Tokens<'a>,
+    importances: &'a [f32],
     position: usize,
+    logit: f32,
+    sample: u64,
+    sample_position: usize,
+    token: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct ShownRemoval {
-    /// `KL(original || removed)` in nats.
+#[derive(Serialize)]
+struct ShownRemoval<'a> {
+    rows: usize,
+    positions: usize,
     kl: f64,
-    up: Vec<Change>,
-    down: Vec<Change>,
+    up: Vec<Change<'a>>,
+    down: Vec<Change<'a>>,
 }
 
-/// Change of a token's log-probability, in nats.
-#[derive(Debug, Serialize)]
-struct Change {
-    token: String,
+#[derive(Serialize)]
+struct Change<'a> {
+    token: Token<'a>,
     change: f64,
+}
+
+/// Tokens, which are written as their texts.
+struct Tokens<'a> {
+    ids: &'a [u32],
+    texts: &'a RefCell<TokenTexts>,
+}
+
+impl Serialize for Tokens<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { ids, texts } = self;
+        serializer.collect_seq(ids.iter().map(|&id| Token { id, texts }))
+    }
+}
+
+/// A token, which is written as its text.
+struct Token<'a> {
+    id: u32,
+    texts: &'a RefCell<TokenTexts>,
+}
+
+impl Serialize for Token<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.texts.borrow_mut().text(self.id))
+    }
 }
 
 /// Writes the components of a language model. Returns whether it did, or there are none to write; not so where it was not to go on.
@@ -91,31 +137,52 @@ pub(super) fn write(
     }
     let orders: Vec<Vec<usize>> = sums.sites.iter().map(|site| order(site, shown)).collect();
     let rows = Rows::read(task, sums, &orders)?;
-    let Some(effects) = effects(task, store, &asked(sums, &orders, &rows), go_on)? else {
+    let Some(effects) = effects(task, store, &asked(task, sums, &orders, &rows), go_on)? else {
         return Ok(false);
     };
     if !go_on() {
         return Ok(false);
     }
-    let mut texts = windows.dataset().token_texts()?;
-    let sites = sums.sites.iter().zip(&orders).enumerate();
-    let sites = sites.map(|(number, (site, order))| ShownSite {
-        name: site.site.clone(),
-        components: order
-            .iter()
-            .map(|&component| {
-                let effect = effects.get(&(number, component));
-                shown_component((site, component), effect, &rows, &mut texts)
-            })
-            .collect(),
-    });
+    let texts = RefCell::new(windows.dataset().token_texts()?);
+    let places = Places::new(task, &windows);
     let shown = Shown {
         step,
-        sites: sites.collect(),
+        sites: sums
+            .sites
+            .iter()
+            .zip(&orders)
+            .enumerate()
+            .map(|(number, (site, order))| ShownSite {
+                name: &site.site,
+                components: order
+                    .iter()
+                    .map(|&component| {
+                        let effect = effects.get(&(number, component));
+                        shown_component((site, component), effect, (&rows, &places), &texts)
+                    })
+                    .collect(),
+            })
+            .collect(),
     };
     let json = serde_json::to_vec(&shown).context("the components")?;
     write_file(&to.join(FILE), &json)?;
     Ok(true)
+}
+
+/// The places of rows in the dataset.
+struct Places<'w> {
+    order: Order,
+    windows: &'w Windows,
+}
+
+impl<'w> Places<'w> {
+    fn new(task: &DecompositionTask, windows: &'w Windows) -> Self {
+        let feed = eval_feed(task.decomposition.run.seed, 1);
+        Self {
+            order: Order::new(feed.seed, windows.samples()),
+            windows,
+        }
+    }
 }
 
 /// The components of a site that are shown, of largest mean first; of equal means the lower number. Those that are never important are
@@ -133,7 +200,7 @@ fn order(site: &SiteSums, most: usize) -> Vec<usize> {
     order
 }
 
-/// The rows that contexts lie in, by data position.
+/// The rows that are looked at, by data position.
 struct Rows(BTreeMap<u64, Vec<u32>>);
 
 impl Rows {
@@ -142,55 +209,62 @@ impl Rows {
         let mut batch = Batch::default();
         let mut rows = BTreeMap::new();
         for (site, order) in sums.sites.iter().zip(orders) {
-            for context in order.iter().flat_map(|&component| site.contexts(component)) {
-                if let Entry::Vacant(free) = rows.entry(context.row) {
-                    task.held_out().fill(&feed, context.row, &mut batch)?;
-                    // The last token is a label.
-                    batch.tokens.pop();
-                    free.insert(batch.tokens.clone());
+            for &component in order {
+                let contexts = site.contexts(component).iter().map(|context| context.row);
+                let active = site.active_rows(component).iter().map(|active| active.row);
+                for row in contexts.chain(active) {
+                    if let Entry::Vacant(free) = rows.entry(row) {
+                        task.held_out().fill(&feed, row, &mut batch)?;
+                        // The last token is a label.
+                        batch.tokens.pop();
+                        free.insert(batch.tokens.clone());
+                    }
                 }
             }
         }
         Ok(Self(rows))
     }
-
-    fn of(&self, context: &Context) -> &[u32] {
-        &self.0[&context.row]
-    }
 }
 
-/// What is to be removed, in the order of its worth: for each site the most important component, then the second of each.
-fn asked(sums: &Sums, orders: &[Vec<usize>], rows: &Rows) -> Vec<Removed> {
+/// The removals to be measured: the most important component of each site comes first, then the second of each. A component has as
+/// many rows of its sample as there are batches for.
+fn asked<'t>(
+    task: &DecompositionTask,
+    sums: &'t Sums,
+    orders: &[Vec<usize>],
+    rows: &'t Rows,
+) -> Vec<Removed<'t>> {
     let most = orders.iter().map(Vec::len).max().unwrap_or(0);
+    let components = orders.iter().map(Vec::len).sum::<usize>().max(1);
+    let rows_each = REMOVAL_BATCHES * removal::rows(&task.decomposition) / components;
     let each = (0..most).flat_map(|rank| {
         let sites = orders.iter().enumerate();
         sites.filter_map(move |(site, order)| Some((site, *order.get(rank)?)))
     });
-    let each = each.filter_map(|(site, component)| {
-        let context = sums.sites[site].contexts(component).first()?;
-        Some(Removed {
-            site,
-            component,
-            tokens: rows.of(context).to_vec(),
-            position: context.peak,
-        })
+    let of_each = each.flat_map(|(site, component)| {
+        let sums = &sums.sites[site];
+        let active = sums.active_rows(component).iter();
+        let removed = move |active: &'t ActiveRow| Removed {
+            component: (site, component),
+            tokens: &rows.0[&active.row],
+            positions: active.positions(),
+            weight: sums.active_weight(component, active),
+        };
+        active.take(rows_each.clamp(1, ROWS)).map(removed)
     });
-    each.collect()
+    of_each.collect()
 }
-
-/// By site and component.
-type Effects = BTreeMap<(usize, usize), Effect>;
 
 /// What the first removals change, by site and component; `None` where it was not to go on.
 fn effects(
     task: &mut DecompositionTask,
     store: &mut Store,
-    asked: &[Removed],
+    asked: &[Removed<'_>],
     go_on: &mut GoOn<'_>,
-) -> Result<Option<Effects>, Fault> {
-    let mut all = Effects::new();
+) -> Result<Option<BTreeMap<(usize, usize), Effect>>, Fault> {
+    let mut effects = Effects::default();
     let (decomposition, owner, Some(program)) = task.for_removal() else {
-        return Ok(Some(all));
+        return Ok(Some(effects.all()));
     };
     in_arena_of(owner, program, |program| {
         let batches = asked.chunks(removal::rows(decomposition));
@@ -198,45 +272,49 @@ fn effects(
             if !go_on() {
                 return Ok(None);
             }
-            let found = removal::effects(decomposition, (&mut *program, &mut *store), batch)?;
-            let keys = batch
-                .iter()
-                .map(|removed| (removed.site, removed.component));
-            all.extend(keys.zip(found));
+            effects.measure(decomposition, (&mut *program, &mut *store), batch)?;
         }
-        Ok(Some(all))
+        Ok(Some(effects.all()))
     })
 }
 
-fn shown_component(
-    (site, index): (&SiteSums, usize),
+fn shown_component<'a>(
+    (site, index): (&'a SiteSums, usize),
     effect: Option<&Effect>,
-    rows: &Rows,
-    texts: &mut TokenTexts,
-) -> ShownComponent {
+    (rows, places): (&'a Rows, &Places<'_>),
+    texts: &'a RefCell<TokenTexts>,
+) -> ShownComponent<'a> {
     let positions = site.positions as f64;
+    let token = |id| Token { id, texts };
     let contexts = site.contexts(index).iter().map(|context| {
-        let tokens = &rows.of(context)[context.first..][..context.len];
+        let tokens = &rows.0[&context.row][context.first..][..context.len];
+        let sample = places.order.at(context.row);
         ShownContext {
-            tokens: tokens.iter().map(|&id| texts.text(id).to_owned()).collect(),
-            importances: context.importances().to_vec(),
+            tokens: Tokens { ids: tokens, texts },
+            importances: context.importances(),
             position: context.peak - context.first,
+            logit: context.logit,
+            sample: places.windows.number(sample),
+            sample_position: context.peak,
+            token: places.windows.first_token(sample) + context.peak as u64,
         }
     });
-    let contexts = contexts.collect();
-    let mut changes = |moved: &[(u32, f64)]| {
-        let moved = moved.iter().map(|&(id, change)| Change {
-            token: texts.text(id).to_owned(),
+    let changes = |moved: &[(u32, f64)]| {
+        let moved = moved.iter();
+        let change = |&(id, change): &(u32, f64)| Change {
+            token: token(id),
             change,
-        });
-        moved.collect()
+        };
+        moved.map(change).collect()
     };
     ShownComponent {
         index,
         mean_importance: site.sums[index] / positions,
         density: site.active[index] as f64 / positions,
-        contexts,
+        contexts: contexts.collect(),
         removal: effect.map(|effect| ShownRemoval {
+            rows: effect.rows,
+            positions: effect.positions,
             kl: effect.kl,
             up: changes(&effect.up),
             down: changes(&effect.down),

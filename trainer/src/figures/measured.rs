@@ -7,6 +7,7 @@ use spd_engine::Store;
 use super::histogram::Counts;
 use super::leaks;
 use super::matrix::{MOST_DENSE, Matrix};
+use crate::active_rows::{ActiveRow, ActiveRows, Lots};
 use crate::arena::in_arena_of;
 use crate::data::{eval_feed, fill};
 use crate::decomposition::Decomposition;
@@ -101,9 +102,20 @@ pub(super) fn sums(
     let different = source.samples().unwrap_or(0);
     let examples = task.decomposition.shape(feed.rows).examples();
     let at_positions = |importance: &[f32], c: usize| importance.len() == examples * c;
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a threshold is rounded to f32"
+    )]
+    let alive = run.eval.alive_threshold as f32;
     if run.eval.components > 0 && different > 0 {
-        let with_contexts = sites.iter_mut();
-        with_contexts.for_each(|site| site.strongest = Some(Strongest::new(site.sums.len())));
+        for (number, site) in (0..).zip(&mut sites) {
+            let seed = run.seed;
+            site.shown = Some(Shown::new(
+                site.sums.len(),
+                alive,
+                Lots { seed, site: number },
+            ));
+        }
     }
     let (program, figures) = task.for_figures();
     let finished = in_arena_of(program, figures, |program| {
@@ -119,18 +131,16 @@ pub(super) fn sums(
                 let path = &site.site;
                 let importance = program.output(&format!("importance {path}"), store);
                 let logits = program.output(&format!("logits {path}"), store);
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "a threshold is rounded to f32"
-                )]
-                site.add(importance, logits, run.eval.alive_threshold as f32);
+                site.add(importance, logits, alive);
                 let c = site.sums.len();
-                if let Some(strongest) = &mut site.strongest
+                if let Some(shown) = &mut site.shown
                     && at_positions(importance, c)
                 {
-                    let rows = importance.chunks_exact(examples / feed.rows * c);
-                    for (row, importance) in (batch.position..different).zip(rows) {
-                        strongest.add(row, importance);
+                    let of_row = |all| <[f32]>::chunks_exact(all, examples / feed.rows * c);
+                    let rows = of_row(importance).zip(of_row(logits));
+                    for (row, (importance, logits)) in (batch.position..different).zip(rows) {
+                        shown.strongest.add(row, importance, logits);
+                        shown.active.add(row, importance);
                     }
                 }
             }
@@ -161,8 +171,23 @@ pub(super) struct SiteSums {
     pub(super) active: Vec<u64>,
     pub(super) importances: Counts,
     pub(super) logits: Counts,
-    /// Where its components are most important, if a run shows that.
-    strongest: Option<Strongest>,
+    /// The places at which its components are most important, and at which they are active; `None` where a run shows none.
+    shown: Option<Shown>,
+}
+
+/// The places at which components of a site are looked at.
+struct Shown {
+    strongest: Strongest,
+    active: ActiveRows,
+}
+
+impl Shown {
+    fn new(c: usize, alive: f32, lots: Lots) -> Self {
+        Self {
+            strongest: Strongest::new(c, lots),
+            active: ActiveRows::new(c, alive, lots),
+        }
+    }
 }
 
 impl SiteSums {
@@ -174,14 +199,26 @@ impl SiteSums {
             active: vec![0; c],
             importances: Counts::default(),
             logits: Counts::default(),
-            strongest: None,
+            shown: None,
         }
     }
 
     /// The contexts in which a component is strongest; none of sites whose rows are no positions.
     pub(super) fn contexts(&self, component: usize) -> &[Context] {
-        let strongest = self.strongest.as_ref();
-        strongest.map_or(&[], |strongest| strongest.contexts(component))
+        let shown = self.shown.as_ref();
+        shown.map_or(&[], |shown| shown.strongest.contexts(component))
+    }
+
+    /// A sample of the rows in which a component is active.
+    pub(super) fn active_rows(&self, component: usize) -> &[ActiveRow] {
+        let shown = self.shown.as_ref();
+        shown.map_or(&[], |shown| shown.active.rows(component))
+    }
+
+    /// The weight of each position of one of those rows in a mean over the sample.
+    pub(super) fn active_weight(&self, component: usize, row: &ActiveRow) -> f64 {
+        let shown = self.shown.as_ref();
+        shown.map_or(1.0, |shown| shown.active.weight(component, row))
     }
 
     pub(super) fn add(&mut self, importance: &[f32], logits: &[f32], alive: f32) {

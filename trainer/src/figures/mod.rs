@@ -10,7 +10,7 @@
 //! | `activation_density`  | how many components are active on which part of the positions                    |
 //! | `mean_importance`     | mean importance of each component, largest first, on a linear and a log scale    |
 //!
-//! | `components`          | language models: the most important components of each site, where in held-out text they are strongest, and what the removal of each changes in the output there |
+//! | `components`          | language models: the most important components of each site, where in held-out text they are strongest, and what the removal of each changes in the output where it is active |
 //!
 //! Each is an SVG and a JSON file of one name in `figures/step-00010000/`; `components` is JSON alone, the data of a page.
 //!

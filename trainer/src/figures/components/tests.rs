@@ -17,10 +17,14 @@ use crate::world::World;
 
 const SITES: [&str; 3] = ["*.attn.c_attn", "*.mlp.c_fc", "*.mlp.c_proj"];
 
+/// A token of the dataset.
+fn token(i: u64) -> u16 {
+    u16::try_from((i * i + i / 7) % 50).unwrap()
+}
+
 /// A small language model at its starting values, whose held-out rows are 7, read 9 at a time.
 fn made(dir: &Path, threads: usize) -> (DecompositionTask, Store) {
-    let tokens =
-        (0..14 * 16 + 1u32).flat_map(|i| ((i * i + i / 7) % 50).to_le_bytes()[..2].to_vec());
+    let tokens = (0..=14 * 16).flat_map(|i| token(i).to_le_bytes());
     let path = dir.join("tokens.bin");
     std::fs::write(&path, tokens.collect::<Vec<u8>>()).unwrap();
     let mut run = preset("tiny-gpt2-h1", &Overrides::default()).unwrap().run;
@@ -73,8 +77,8 @@ fn written(dir: &Path, threads: usize) -> (Vec<u8>, u64) {
     (std::fs::read(file).unwrap(), asked)
 }
 
-/// Importances `[position][component]` of the held-out rows, in order: by site, row.
-fn importances(task: &mut DecompositionTask, store: &mut Store) -> Vec<Vec<Vec<f32>>> {
+/// Importances and logits `[position][component]` of the held-out rows, in order: by site, row.
+fn measured(task: &mut DecompositionTask, store: &mut Store) -> Vec<Vec<[Vec<f32>; 2]>> {
     let paths: Vec<String> = task
         .decomposition
         .sites
@@ -92,8 +96,11 @@ fn importances(task: &mut DecompositionTask, store: &mut Store) -> Vec<Vec<Vec<f
             data::fill(program, &batch);
             program.run_and_fetch(store)?;
             for (found, path) in found.iter_mut().zip(&paths) {
-                let all = program.output(&format!("importance {path}"), store);
-                found.extend(all.chunks(16 * 12).map(<[f32]>::to_vec));
+                let [importance, logits] = ["importance", "logits"].map(|what| {
+                    let all = program.output(&format!("{what} {path}"), store);
+                    all.chunks(16 * 12).map(<[f32]>::to_vec)
+                });
+                found.extend(importance.zip(logits).map(|(one, other)| [one, other]));
             }
         }
         Ok(())
@@ -109,12 +116,12 @@ fn numbers_are_those_of_a_plain_count_and_the_same_for_any_number_of_threads() {
     assert!(json == written(dir.path(), 2).0);
     let shown: Value = serde_json::from_slice(&json).unwrap();
     let (mut task, mut store) = made(dir.path(), 1);
-    let all = importances(&mut task, &mut store);
+    let all = measured(&mut task, &mut store);
     assert_eq!(
         (&shown["step"], shown["sites"].as_array().unwrap().len()),
         (&3.into(), 6)
     );
-    let mut contexts = 0;
+    let (mut contexts, mut measured) = (0, 0);
     for ((site, rows), shown) in task
         .decomposition
         .sites
@@ -123,7 +130,10 @@ fn numbers_are_those_of_a_plain_count_and_the_same_for_any_number_of_threads() {
         .zip(shown["sites"].as_array().unwrap())
     {
         assert_eq!((&shown["name"], rows.len()), (&site.path().into(), 9));
-        let of = |component: usize| rows.iter().flatten().skip(component).step_by(12).copied();
+        let of = |component: usize| {
+            let all = rows.iter().flat_map(|[importance, _]| importance);
+            all.skip(component).step_by(12).copied()
+        };
         let mean = |component: usize| of(component).map(f64::from).sum::<f64>() / 144.0;
         let mut order: Vec<usize> = (0..12).collect();
         order.sort_by(|&a, &b| mean(b).total_cmp(&mean(a)));
@@ -135,50 +145,72 @@ fn numbers_are_those_of_a_plain_count_and_the_same_for_any_number_of_threads() {
             let active = of(component).filter(|&g| g > 0.3).count() as f64;
             assert!((shown["density"].as_f64().unwrap() - active / 144.0).abs() < 1e-12);
             contexts += check_contexts(&task, rows, component, shown);
-            assert!(shown["removal"]["kl"].as_f64().unwrap() > 0.0, "{shown}");
+            let is_active = |row: &&[Vec<f32>; 2]| {
+                let of_row = row[0].iter().skip(component).step_by(12);
+                of_row.into_iter().any(|&g| g > 0.3)
+            };
+            let active = rows[..7].iter().filter(is_active).count();
+            let removal = &shown["removal"];
+            if active == 0 {
+                assert!(removal.is_null(), "{removal}");
+                continue;
+            }
+            measured += 1;
+            assert!(removal["kl"].as_f64().unwrap() > 0.0, "{shown}");
+            assert_eq!(removal["rows"], active.min(ROWS));
+            assert!(removal["positions"].as_u64() >= removal["rows"].as_u64());
         }
     }
-    assert_eq!(contexts, 6 * 5 * 4);
+    assert_eq!(contexts, 6 * 5 * 7);
+    assert!((1..30).contains(&measured), "{measured}");
 }
 
-/// Of the first seven rows, which differ, the four with the highest peaks.
+/// The first seven rows, which differ, each at its highest logit, the highest first; of equal ones any.
 fn check_contexts(
     task: &DecompositionTask,
-    rows: &[Vec<f32>],
+    rows: &[[Vec<f32>; 2]],
     component: usize,
     shown: &Value,
 ) -> usize {
-    let mut peaks: Vec<(f32, usize, usize)> = Vec::new();
-    for (row, importance) in rows[..7].iter().enumerate() {
-        let of: Vec<f32> = importance
-            .iter()
-            .skip(component)
-            .step_by(12)
-            .copied()
-            .collect();
-        let most = of.iter().copied().fold(0.0, f32::max);
-        let at = of.iter().position(|g| g.to_bits() == most.to_bits());
-        peaks.extend(at.map(|at| (most, row, at)));
-    }
-    peaks.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    let of =
+        |all: &[f32]| -> Vec<f32> { all.iter().skip(component).step_by(12).copied().collect() };
+    let highest = |logits: &[f32]| of(logits).into_iter().fold(f32::NEG_INFINITY, f32::max);
+    let mut peaks: Vec<f32> = rows[..7].iter().map(|[_, z]| highest(z)).collect();
+    peaks.sort_by(|a, b| b.total_cmp(a));
+    let Source::Tokens(windows) = task.held_out() else {
+        panic!("rows of tokens");
+    };
+    let places = Places::new(task, windows);
+    let of_row = |row: u64| (windows.number(places.order.at(row)), row);
+    let mut samples: BTreeMap<u64, u64> = (0..7).map(of_row).collect();
     let contexts = shown["contexts"].as_array().unwrap();
     let feed = eval_feed(task.decomposition.run.seed, 1);
     let mut batch = Batch::default();
-    for ((_, row, at), context) in peaks.iter().zip(contexts) {
-        task.held_out()
-            .fill(&feed, *row as u64, &mut batch)
-            .unwrap();
-        let places = at.saturating_sub(12)..16.min(at + 7);
+    for (logit, context) in peaks.iter().zip(contexts) {
+        let number = |key: &str| context[key].as_u64().unwrap();
+        let row = samples.remove(&number("sample")).expect("another row");
+        task.held_out().fill(&feed, row, &mut batch).unwrap();
+        let at = usize::try_from(number("sample_position")).unwrap();
+        let [importance, logits] = &rows[usize::try_from(row).unwrap()];
+        let found: f32 = serde_json::from_value(context["logit"].clone()).unwrap();
+        assert_eq!(found.to_bits(), logit.to_bits());
+        assert_eq!(found.to_bits(), of(logits)[at].to_bits());
+        let places = at.saturating_sub(20)..16.min(at + 21);
         let tokens: Vec<String> = batch.tokens[places.clone()]
             .iter()
             .map(u32::to_string)
             .collect();
-        let of = rows[*row].iter().skip(component).step_by(12).copied();
-        let of: Vec<f32> = of.skip(places.start).take(places.len()).collect();
         let found: Vec<f32> = serde_json::from_value(context["importances"].clone()).unwrap();
-        assert_eq!(found, of);
+        assert_eq!(found, of(importance)[places.clone()].to_vec());
         assert_eq!(context["tokens"], serde_json::json!(tokens));
         assert_eq!(context["position"], at - places.start);
+        // The held-out samples are the last 7 of 14, of 16 tokens each, in one file.
+        assert!((7..14).contains(&number("sample")), "{context}");
+        assert_eq!(number("token"), 16 * number("sample") + at as u64);
+        assert_eq!(
+            token(number("token")).to_string(),
+            context["tokens"][at - places.start],
+        );
     }
     contexts.len()
 }
@@ -186,9 +218,13 @@ fn check_contexts(
 #[test]
 fn a_request_to_stop_is_heard_before_each_batch_and_nothing_is_written_then() {
     let house = tempfile::tempdir().unwrap();
-    let (_, questions) = written(house.path(), 1);
-    // Figures, 3 batches of importances, each of 4 figures, 30 removals 3 at a time, and the file.
-    assert_eq!(questions, 1 + 3 + 4 + 10 + 1);
+    let (json, questions) = written(house.path(), 1);
+    let shown: Value = serde_json::from_slice(&json).unwrap();
+    let sites = shown["sites"].as_array().unwrap().iter();
+    let components = sites.flat_map(|site| site["components"].as_array().unwrap());
+    let rows = components.filter_map(|component| component["removal"]["rows"].as_u64());
+    // Figures, 3 batches of importances, each of 4 figures, removals from 3 rows at a time, and the file.
+    assert_eq!(questions, 1 + 3 + 4 + rows.sum::<u64>().div_ceil(3) + 1);
     let (mut task, mut store) = made(house.path(), 1);
     for stop_at in 0..questions {
         let dir = house.path().join(stop_at.to_string());
@@ -209,19 +245,17 @@ fn components_of_equal_means_are_in_the_order_of_their_numbers_and_no_number_com
     site.add(&[0.5, f32::NAN, 1.0, 0.5, 0.0, 0.75], &[0.0; 6], 0.1);
     assert_eq!(order(&site, 9), [2, 5, 0, 3, 1]);
     assert_eq!(order(&site, 3), [2, 5, 0]);
-    let shown = shown_component((&site, 1), None, &Rows(BTreeMap::new()), &mut no_texts());
-    let json = serde_json::to_value(shown).unwrap();
-    assert_eq!(
-        (&json["mean_importance"], &json["density"]),
-        (&Value::Null, &0.0.into())
-    );
-}
-
-fn no_texts() -> TokenTexts {
     let dir = tempfile::tempdir().unwrap();
     let (task, _) = made(dir.path(), 1);
     let Source::Tokens(windows) = task.held_out() else {
         panic!("rows of tokens");
     };
-    windows.dataset().token_texts().unwrap()
+    let (rows, places) = (Rows(BTreeMap::new()), Places::new(&task, windows));
+    let texts = RefCell::new(windows.dataset().token_texts().unwrap());
+    let shown = shown_component((&site, 1), None, (&rows, &places), &texts);
+    let json = serde_json::to_value(shown).unwrap();
+    assert_eq!(
+        (&json["mean_importance"], &json["density"]),
+        (&Value::Null, &0.0.into())
+    );
 }
