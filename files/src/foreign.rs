@@ -9,7 +9,7 @@ const LOOKED_AT: usize = 1 << 16;
 /// Letters from which on a secret is so long that no name holds it by accident.
 const LONG: usize = 16;
 
-/// What a server was sent and nobody else is to see, in all forms that it was sent in. It is shown nowhere.
+/// Keys and passwords that a server was sent, in all forms that it has them in. They are shown nowhere.
 #[derive(Clone, Default)]
 pub struct Secrets(Vec<String>);
 
@@ -23,13 +23,14 @@ impl Secrets {
     /// Adds one: as it is, and as JSON and addresses have it.
     pub fn add(&mut self, secret: &str) {
         let escaped = secret.replace('\\', "\\\\").replace('"', "\\\"");
-        let of_address: String = secret.bytes().map(of_address).collect();
+        let [of_address, whole] = ["-._~", ""].map(|kept| encoded(secret, kept));
         let of_form = of_address.replace("%20", "+");
         for form in [
             secret,
             &escaped,
             &escaped.replace('/', "\\/"),
             &of_address,
+            &whole,
             &of_form,
         ] {
             if !form.is_empty() && !self.0.iter().any(|known| known == form) {
@@ -90,12 +91,18 @@ impl Secrets {
     }
 }
 
-/// A byte as addresses have it.
-fn of_address(byte: u8) -> String {
-    if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-        return char::from(byte).to_string();
+/// A text as addresses have it, where these signs are kept.
+fn encoded(text: &str, kept: &str) -> String {
+    let mut encoded = String::new();
+    for byte in text.bytes() {
+        let letter = char::from(byte);
+        if letter.is_ascii_alphanumeric() || kept.contains(letter) {
+            encoded.push(letter);
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
     }
-    format!("%{byte:02X}")
+    encoded
 }
 
 /// Whether a terminal does something else with a letter than to show it: it moves the cursor, turns the direction of text, or shows
@@ -129,6 +136,7 @@ mod tests {
             format!("{secret:?}"),
             format!("{secret:?}").replace('/', "\\/"),
             "Zq%2F7%22a%20b%5CXy9-token".to_owned(),
+            "Zq%2F7%22a%20b%5CXy9%2Dtoken".to_owned(),
             "zq%2f7%22a+b%5cxy9-token".to_owned(),
             secret[..8].to_owned(),
             secret[5..].to_owned(),

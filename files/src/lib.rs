@@ -1,5 +1,5 @@
-//! What comes from outside: a file under a name, which is opened without waiting for it, and made [whole or not at all](atomic); and
-//! [text of others](foreign).
+//! A file under a name: opened without waiting for it, and made [whole or not at all](atomic). And [text of others](foreign), as it may
+//! be shown.
 //!
 //! What stands under the name of a file may be none: to open a named pipe waits for whoever is to write it, and a device may
 //! never end. Every file that we read or append to is opened here, and anything else is refused by what it is.

@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_millis(500);
 pub(crate) struct Status {
     /// Metrics rows that the server has.
     pub(crate) sent: u64,
-    /// Those of them that were sent now; the others were there.
+    /// How many of them this process sent.
     pub(crate) now: u64,
     /// Those that it refused.
     pub(crate) refused: u64,
@@ -114,6 +114,7 @@ impl<'r, S: Sink> Driver<'r, S> {
     }
 
     async fn run(mut self) -> Result<(), String> {
+        self.tell();
         self.open().await?;
         let mut feed = self.feed().await?;
         let mut spoken = Instant::now();

@@ -75,7 +75,7 @@ pub(crate) struct Answer {
     body: Vec<u8>,
     after: Option<Duration>,
     place: String,
-    /// What the request let the server know of us.
+    /// The secrets of the request.
     secrets: Secrets,
 }
 
@@ -127,7 +127,7 @@ pub(crate) async fn answer(request: RequestBuilder) -> Result<Answer, Refusal> {
     })
 }
 
-/// What of a request is secret: who asks, as it is sent and as the server reads it.
+/// The secrets of a request: who asks, as it is sent and as the server reads it.
 fn secrets(request: &Request) -> Secrets {
     let mut secrets = Secrets::default();
     let headers = request.headers().values();
@@ -214,7 +214,7 @@ impl Answer {
                     .is_some_and(|body| body.is_object() && !names_error(&body)))
     }
 
-    /// What it means that a good status comes with something else than what was promised: it may be right later.
+    /// The refusal of an answer whose status is good and whose body is not what was promised: it may be right later.
     ///
     /// - `advice`: what may be wrong
     pub(crate) fn nonsense(&self, advice: &str) -> Refusal {

@@ -126,6 +126,10 @@ impl Told {
                 }
                 _ => format!("{name}: all {sent} rows are sent{refused}"),
             },
+            Some(trouble) if owed == 0 && sent > 0 => format!(
+                "{name}: all {sent} rows are sent{refused}, and what closes the run is not: {trouble}; `spd-launch ship {}` sends it",
+                dir.display()
+            ),
             trouble => format!(
                 "{name}: {owed} rows are not sent{refused}: {}; `spd-launch ship {}` sends them",
                 trouble.as_deref().unwrap_or("there was no time"),
@@ -235,5 +239,14 @@ mod tests {
         };
         assert_eq!(again(0), "mlflow: all 9 rows were there before");
         assert_eq!(again(2), "mlflow: all 9 rows are sent, 2 of them now");
+        let open = Status {
+            is_closed: false,
+            trouble: Some("no".to_owned()),
+            ..status(0, 0)
+        };
+        assert_eq!(
+            line(open),
+            "mlflow: all 9 rows are sent, and what closes the run is not: no; `spd-launch ship /nowhere` sends it"
+        );
     }
 }

@@ -187,7 +187,7 @@ pub(crate) fn all_of(
             "none of its runs has begun, and there is nothing to send".to_owned(),
         ));
     };
-    // Those of an earlier version have no rows of their own. Where they have, their runs are shown below the sweep, which is to be there.
+    // A sweep of an earlier version has no rows of its own. One that has is sent first: MLflow shows its runs below it.
     if root.path().join(spd_tracker::STARTS).is_file() {
         let exit = if is_done { Exit::Done } else { Exit::Stopped };
         let about = about_of(&file, &first.tracker);

@@ -154,7 +154,7 @@ mod tests {
         let row = Row::new(1, Kind::Eval)
             .with("importance/a", of(&edges, &counts))
             .with("empty", of(&edges, &[0.0; 50]))
-            // Whatever lies within a bin is unknown.
+            // Nothing is known of places within a bin.
             .with("wide", of(&[0.0, 0.5, 1.0], &[3.0, 1.0]));
         let found = of_row(&Stamped { row, time: 0.0 });
         let found: Vec<_> = found

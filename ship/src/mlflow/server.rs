@@ -230,7 +230,7 @@ fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, Refusal> {
     found.ok_or_else(|| answer.nonsense(STRANGE))
 }
 
-/// What an answer means that has nothing to say.
+/// The meaning of an answer that has nothing to say.
 fn taken(answer: &Answer) -> Result<(), Refusal> {
     match answer.is_receipt() {
         true => Ok(()),

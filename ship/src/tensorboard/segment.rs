@@ -138,7 +138,7 @@ impl Segment {
         if self.file.is_none() {
             self.open(written)?;
         }
-        // What is written in part is not gone on with.
+        // A file with a record that is written in part is not gone on with.
         let Some(mut file) = self.file.take() else {
             return Err(self.later(&ErrorKind::NotFound.into()));
         };

@@ -15,7 +15,7 @@ use crate::sink::Refusal;
 const TOGETHER: usize = 50;
 
 /// How often a file is tried, each time at a new address.
-const TRIES: u32 = 5;
+pub(super) const TRIES: u32 = 5;
 
 /// How long files rest when one of them could not be sent.
 const REST: Duration = Duration::from_secs(60);

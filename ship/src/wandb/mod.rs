@@ -84,6 +84,8 @@ pub(crate) struct Wandb {
     spoken: Option<Instant>,
     /// How often each file was tried.
     tries: BTreeMap<String, u32>,
+    /// How often the run was closed: files that are not taken after some times are owed to the next process.
+    closed: u32,
     /// When files are tried again.
     rest: Option<Instant>,
     /// Figures that were drawn for their hashes, until they are sent or what they were drawn for has been.
@@ -103,6 +105,7 @@ impl Wandb {
             stop,
             spoken: None,
             tries: BTreeMap::new(),
+            closed: 0,
             rest: None,
             drawn: BTreeMap::new(),
             is_anew: false,
@@ -303,7 +306,14 @@ impl Sink for Wandb {
         if !state.untold.is_empty() {
             self.send(state, Vec::new(), Some(code)).await?;
         }
-        Ok(())
+        self.closed += 1;
+        match state.owed.len() {
+            owed @ 1.. if self.closed < files::TRIES => {
+                let why = format!("{owed} files are not taken yet");
+                Err(Refusal::Later { why, after: None })
+            }
+            _ => Ok(()),
+        }
     }
 }
 

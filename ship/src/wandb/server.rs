@@ -15,7 +15,7 @@ use crate::sink::Refusal;
 /// The server of W&B itself.
 const ADDRESS: &str = "https://api.wandb.ai";
 
-/// What is said of a server that answers as none of W&B does.
+/// Advice where a server answers as none of W&B does.
 const STRANGE: &str = "is WANDB_BASE_URL the address of a W&B server?";
 
 /// How long a file may take to be sent.
@@ -102,7 +102,7 @@ impl Server {
         })
     }
 
-    /// What is asked for, of the answer to a query or mutation.
+    /// The field that is asked for, of the answer to a query or mutation.
     ///
     /// - `operation`: its name, and that of the field that it asks for
     pub(super) async fn ask(

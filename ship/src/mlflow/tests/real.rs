@@ -59,7 +59,7 @@ impl Mine {
         let begun = Instant::now();
         while self.ask("/version", None).is_none() {
             assert!(
-                begun.elapsed() < Duration::from_secs(120),
+                begun.elapsed() < Duration::from_secs(600),
                 "it does not answer"
             );
             std::thread::sleep(Duration::from_millis(100));

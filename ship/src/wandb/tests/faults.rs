@@ -435,3 +435,33 @@ fn files_follow_rows_and_do_not_hold_them_up() {
         }
     }
 }
+
+#[test]
+fn files_that_have_no_place_at_the_end_are_asked_for_again() {
+    let test = "files_that_have_no_place_at_the_end_are_asked_for_again";
+    for (refused, is_there) in [(json!([1, 2, 3]), true), (json!("all"), false)] {
+        let fault = json!([{"match": "CreateRunFiles", "nth": refused, "status": 500}]);
+        let Some(server) = Recorder::with(test, &fault, &[]) else {
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        crate::wandb::tests::put(folder.path().join("config.toml"), "seed = 0").unwrap();
+        let run = a_run(folder.path());
+        let mut driver = Driver::new(server.sink());
+        on_runtime(async {
+            driver.open(&run).await;
+            driver.metrics(&run, &rows(0..2)).await;
+            driver.close(&run, 0).await;
+        });
+        let found = server.run("abcd1234");
+        assert_eq!((&found["exitcode"], steps(&found)), (&json!(0), vec![0, 1]));
+        assert_eq!(
+            found["uploaded"] == json!(["config.toml"]),
+            is_there,
+            "{found}"
+        );
+        // One that never takes them has the run end all the same.
+        assert_eq!(driver.state.owed.is_empty(), is_there);
+        assert_eq!(driver.refusals.len(), if is_there { 1 } else { 4 });
+    }
+}
