@@ -184,8 +184,8 @@ fn safetensors_of(saved: &[Saved<'_>], storages: &[&[u8]]) -> Result<Vec<u8>, Fa
     });
     let views: Result<Vec<_>, safetensors::SafeTensorError> = views.collect();
     // Some of its versions refuse a file that does not say who wrote it.
-    let said = std::collections::HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let bytes = views.and_then(|views| safetensors::serialize(views, Some(said)));
+    let said = [("format".to_owned(), "pt".to_owned())];
+    let bytes = views.and_then(|views| safetensors::serialize(views, Some(said.into())));
     Ok(bytes.context("the target's weights")?)
 }
 
