@@ -108,15 +108,15 @@ fn a_server_that_quotes_what_it_was_sent_has_us_show_none_of_it() {
     let password = "p@ss \"w0rd\"/of+nobody";
     let basic = STANDARD.encode(format!("ada:{password}"));
     let of_address = "p%40ss%20%22w0rd%22%2Fof%2Bnobody";
-    let cases: [(&[(&'static str, &str)], &[&str]); 2] = [
-        (&[("MLFLOW_TRACKING_TOKEN", token)], &[token]),
-        (
-            &[
-                ("MLFLOW_TRACKING_USERNAME", "ada"),
-                ("MLFLOW_TRACKING_PASSWORD", password),
-            ],
-            &[&basic, password, of_address, &of_address.to_lowercase()],
-        ),
+    let of_token = vec![("MLFLOW_TRACKING_TOKEN", token)];
+    let of_user = vec![
+        ("MLFLOW_TRACKING_USERNAME", "ada"),
+        ("MLFLOW_TRACKING_PASSWORD", password),
+    ];
+    let lower = of_address.to_lowercase();
+    let cases = [
+        (of_token, vec![token]),
+        (of_user, vec![&*basic, password, of_address, &*lower]),
     ];
     for (variables, forms) in cases {
         let mut scratch = Scratch::new(&fake.uri);

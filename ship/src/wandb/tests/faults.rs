@@ -272,7 +272,7 @@ fn a_good_status_with_nonsense_takes_nothing() {
         assert_eq!(refusals.len(), 3, "{nonsense}: {refusals:?}");
         let all = refusals
             .iter()
-            .zip([&json!({"error": "no"}) == &nonsense, false, false]);
+            .zip([json!({"error": "no"}) == nonsense, false, false]);
         for (refusal, is_said) in all {
             let Refusal::Later { why, .. } = refusal else {
                 assert!(is_said, "{nonsense}: {refusal:?}");
