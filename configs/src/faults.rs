@@ -63,6 +63,9 @@ impl fmt::Display for Place {
     }
 }
 
+/// Faults that are told of a file: a file of another kind may have one in each of its lines.
+const MOST_TOLD: usize = 100;
+
 /// A fault whose place is still an offset into the [`Source`].
 #[derive(Debug)]
 pub(crate) struct Note {
@@ -91,10 +94,19 @@ impl<'s> Source<'s> {
             })
     }
 
-    /// Puts notes in order, and offsets into words.
+    /// Puts notes in order, and offsets into words. Of more than [`MOST_TOLD`], the first are told, and how many there are.
     pub(crate) fn faults(&self, mut notes: Vec<Note>) -> Faults {
         notes.sort_by_key(|note| note.offset);
-        Faults(notes.into_iter().map(|note| self.fault(note)).collect())
+        let more = notes.len().saturating_sub(MOST_TOLD);
+        notes.truncate(MOST_TOLD);
+        let mut faults: Vec<_> = notes.into_iter().map(|note| self.fault(note)).collect();
+        if more > 0 {
+            faults.push(Fault {
+                place: Place::File(self.file.to_owned()),
+                message: format!("{more} more faults; is it a run file?"),
+            });
+        }
+        Faults(faults)
     }
 
     fn fault(&self, Note { offset, message }: Note) -> Fault {
@@ -154,6 +166,25 @@ mod tests {
         assert_eq!(line_and_column("ab"), (1, 3));
         assert_eq!(line_and_column("ab\n"), (2, 1));
         assert_eq!(line_and_column("\n\n\u{e9}\u{e9}"), (3, 3));
+    }
+
+    #[test]
+    fn of_very_many_faults_the_first_hundred_are_told() {
+        let text = "x = 1\n".repeat(50_000);
+        let source = Source {
+            file: Path::new("a.toml"),
+            text: &text,
+            overrides: &[],
+        };
+        let notes = (0..50_000).map(|line| Note {
+            offset: 6 * line,
+            message: "unknown".to_owned(),
+        });
+        let told = source.faults(notes.collect()).to_string();
+        let lines: Vec<_> = told.lines().collect();
+        assert_eq!(lines.len(), 101);
+        assert_eq!(lines[99], "a.toml:100:1: unknown");
+        assert_eq!(lines[100], "a.toml: 49900 more faults; is it a run file?");
     }
 
     #[test]
