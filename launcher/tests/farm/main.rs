@@ -1,5 +1,5 @@
-//! The farm: broken files, odd command lines, kills, signals, strangers, damage, full disks, failing system calls, trackers that are slow,
-//! wrong or dead, and long runs under all kinds of faults, at random from a seed.
+//! The farm: broken and hostile files, odd command lines, kills, signals, strangers, damage, full disks, failing system calls, trackers
+//! that are slow, wrong or dead, and long runs under all kinds of faults, at random from a seed.
 //!
 //! ```sh
 //! cargo test --release -p spd-launch --test farm -- --ignored --nocapture
@@ -29,6 +29,7 @@ mod data_files;
 mod disks;
 #[path = "../both/gate.rs"]
 mod gate;
+mod hostile;
 mod kills;
 mod launch;
 mod network;
