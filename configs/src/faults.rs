@@ -66,6 +66,9 @@ impl fmt::Display for Place {
 /// Faults that are told of a file: a file of another kind may have one in each of its lines.
 const MOST_TOLD: usize = 100;
 
+/// Longer messages are cut.
+const MOST_MESSAGE_BYTES: usize = 4096;
+
 /// A fault whose place is still an offset into the [`Source`].
 #[derive(Debug)]
 pub(crate) struct Note {
@@ -121,6 +124,14 @@ impl<'s> Source<'s> {
                     .to_owned()
             }
             _ => message,
+        };
+        // A value that is quoted may be as long as the file.
+        let message = match message.len() {
+            ..=MOST_MESSAGE_BYTES => message,
+            bytes => {
+                let end = message.floor_char_boundary(MOST_MESSAGE_BYTES);
+                format!("{}... ({bytes} bytes)", &message[..end])
+            }
         };
         Fault { place, message }
     }
@@ -184,6 +195,12 @@ mod tests {
         let lines: Vec<_> = told.lines().collect();
         assert_eq!(lines.len(), 101);
         assert_eq!(lines[99], "a.toml:100:1: unknown");
+        let long = source.faults(vec![Note {
+            offset: 0,
+            message: "\u{e9}".repeat(50_000),
+        }]);
+        let told = long.to_string();
+        assert!(told.ends_with("\u{e9}... (100000 bytes)") && told.len() < 4200);
         assert_eq!(lines[100], "a.toml: 49900 more faults; is it a run file?");
     }
 

@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::launch::scripted;
 use crate::random::Random;
 use crate::runs::{TOY, config, tree};
-use crate::suite::{Case, Suite};
+use crate::suite::Suite;
 
 const FIELD: Suite = Suite {
     name: "hostile",
