@@ -114,10 +114,13 @@ pub(crate) fn rows(decomposition: &Decomposition) -> usize {
     decomposition.run.eval.batch_size.min(ROWS)
 }
 
-/// Effects of removals, by number of the site and of the component.
+/// Effects by number of the site and of the component.
+pub(crate) type ByComponent = BTreeMap<(usize, usize), Effect>;
+
+/// Effects of removals.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
-    found: BTreeMap<(usize, usize), Effect>,
+    found: ByComponent,
     /// The component whose rows come now.
     now: Option<((usize, usize), Sums)>,
 }
@@ -158,7 +161,7 @@ impl Effects {
     }
 
     /// All that were measured.
-    pub(crate) fn all(mut self) -> BTreeMap<(usize, usize), Effect> {
+    pub(crate) fn all(mut self) -> ByComponent {
         let last = self.now.take();
         self.finish(last);
         self.found

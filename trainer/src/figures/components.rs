@@ -38,7 +38,7 @@ use crate::arena::in_arena_of;
 use crate::data::eval_feed;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
-use crate::removal::{self, Effect, Effects, Removed};
+use crate::removal::{self, ByComponent, Effect, Effects, Removed};
 use crate::task::GoOn;
 
 /// Batches of removals, at most: beyond them `removal` is null.
@@ -261,7 +261,7 @@ fn effects(
     store: &mut Store,
     asked: &[Removed<'_>],
     go_on: &mut GoOn<'_>,
-) -> Result<Option<BTreeMap<(usize, usize), Effect>>, Fault> {
+) -> Result<Option<ByComponent>, Fault> {
     let mut effects = Effects::default();
     let (decomposition, owner, Some(program)) = task.for_removal() else {
         return Ok(Some(effects.all()));
