@@ -12,7 +12,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use spd_checkpoint::newest;
 
-use crate::scratch::{Scratch, end, launch, names, start, wait_for_file};
+use crate::scratch::{Scratch, end, launch, names, start, wait_for_file, wait_until};
 
 const SHORT: [&str; 8] = [
     "train.steps=40",
@@ -306,9 +306,9 @@ fn a_run_whose_directory_is_removed_ends_soon_and_makes_nothing_anew() {
         command.args(["--cpus", cpus]);
         let launcher = start(command);
         let checkpoints = scratch.run_dir().join("checkpoints");
-        while !fs::read_dir(&checkpoints).is_ok_and(|mut all| all.next().is_some()) {
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("a checkpoint", || {
+            fs::read_dir(&checkpoints).is_ok_and(|mut all| all.next().is_some())
+        });
         // By its name first, so that nothing is put into it while it is emptied.
         let away = scratch.path().join("away");
         fs::rename(scratch.run_dir(), &away).unwrap();
