@@ -31,7 +31,7 @@ pub struct Gpt2 {
     pub activation: Nonlinearity,
     /// Added to variances.
     pub norm_eps: f64,
-    /// Whether the head is the token embedding; the reference's always is.
+    /// Whether the head is the token embedding.
     pub tied_head: bool,
 }
 
@@ -160,19 +160,7 @@ impl GptNeo {
     }
 }
 
-/// The reference's, which takes no other head than the token embedding.
-pub(super) fn read_simple(table: &mut Table<'_>) -> Found<Gpt2> {
-    read_sizes(table, |_| Some(true))
-}
-
 pub(super) fn read(table: &mut Table<'_>) -> Found<Gpt2> {
-    read_sizes(table, |table| table.or("tied_head", Flag, true))
-}
-
-fn read_sizes(
-    table: &mut Table<'_>,
-    tied_head: impl Fn(&mut Table<'_>) -> Option<bool>,
-) -> Found<Gpt2> {
     let vocab = table.need("vocab", Size::at_least(1));
     let n_ctx = table.need("n_ctx", Size::at_least(1));
     let d_model = table.need("d_model", Size::at_least(1));
@@ -182,7 +170,7 @@ fn read_sizes(
     let d_mlp = table.or("d_mlp", Size::at_least(1), four_wide);
     let activation = table.or("activation", Nonlinearity::WORDS, Nonlinearity::GeluTanh);
     let norm_eps = table.or("norm_eps", Number::POSITIVE, NORM_EPS);
-    let tied_head = tied_head(table);
+    let tied_head = table.or("tied_head", Flag, true);
     let network = || {
         Some(Gpt2 {
             vocab: vocab?,

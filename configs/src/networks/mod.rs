@@ -122,7 +122,7 @@ networks! {
     "tms" => Tms(Tms), tms::read, tms::TRAITS;
     "resid_mlp" => ResidMlp(ResidMlp), resid_mlp::read, resid_mlp::TRAITS;
     "gpt2" => Gpt2(Gpt2), gpt2::read, Traits::PLAIN;
-    "gpt2_simple" => Gpt2Simple(Gpt2), gpt2::read_simple, Traits::PLAIN;
+    "gpt2_simple" => Gpt2Simple(Gpt2), gpt2::read, Traits::PLAIN;
     "gpt_neo" => GptNeo(GptNeo), gpt2::read_neo, Traits::PLAIN;
     "gpt_neox" => GptNeoX(GptNeoX), neox::read, Traits::PLAIN;
     "llama" => Llama(Llama), llama::read, Traits::PLAIN;

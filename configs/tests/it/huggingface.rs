@@ -102,12 +102,12 @@ fn sizes_are_those_of_the_file() {
     assert_eq!(
         network(GPT2, ""),
         "kind \"gpt2\", vocab 50257, n_ctx 1024, d_model 768, n_layer 12, n_head 12, d_mlp 3072, \
-         activation \"gelu_tanh\", norm_eps 0.00001"
+         activation \"gelu_tanh\", norm_eps 0.00001, tied_head true"
     );
     assert_eq!(
         network(TINY_STORIES, ""),
         "kind \"gpt_neo\", vocab 50257, n_ctx 2048, d_model 64, n_layer 8, n_head 16, d_mlp 256, \
-         activation \"gelu_tanh\", norm_eps 0.00001, window 256, local_layers [1, 3, 5, 7]"
+         activation \"gelu_tanh\", norm_eps 0.00001, tied_head true, window 256, local_layers [1, 3, 5, 7]"
     );
     assert_eq!(
         network(PYTHIA, ""),
@@ -289,7 +289,7 @@ fn a_directory_without_its_config_needs_a_kind_and_sizes() {
     assert_eq!(
         network("", sizes),
         "kind \"gpt2\", vocab 9, n_ctx 8, d_model 4, n_layer 1, n_head 2, d_mlp 16, \
-         activation \"gelu_tanh\", norm_eps 0.00001"
+         activation \"gelu_tanh\", norm_eps 0.00001, tied_head true"
     );
     let from_hub = text(Path::new("hf://openai-community/gpt2@main"), "");
     assert_eq!(
@@ -443,7 +443,7 @@ fn rows_are_no_longer_than_a_window() {
 fn heads_of_their_own_and_relu_are_read_of_gpt2_and_gpt_neo() {
     for (json, activation) in [(GPT2, "\"gelu_new\""), (TINY_STORIES, "\"gelu_new\"")] {
         let tied = network(json, "");
-        assert!(!tied.contains("tied_head"), "{tied}");
+        assert!(tied.contains("tied_head true"), "{tied}");
         let own = json.replacen('{', "{\"tie_word_embeddings\": false, ", 1);
         let own = own.replacen(activation, "\"relu\"", 1);
         let own = network(&own, "");

@@ -203,12 +203,14 @@ fn a_run_that_is_killed_while_it_reads_ahead_ends_in_the_same_bits() {
     assert!(remains("runs/x") == remains("runs/straight"));
 }
 
-/// Runs with a rank whose reads of a file of ids fail from the `from`-th on, as those of a network disk whose file is gone.
+/// Runs with a rank that cannot map a file of ids, and whose reads of it fail from the `from`-th on, as those of a network disk whose
+/// file is gone.
 fn stale(scratch: &Scratch, file: &str, from: u32) -> Ended {
     let rank = scratch.path().join("rank");
     let place = scratch.path().join(file);
     let script = format!(
-        "#!/bin/sh\nexec strace -f -qq -o trace -P {} -e trace=pread64 -e inject=pread64:error=ESTALE:when={from}+ {} \"$@\"\n",
+        "#!/bin/sh\nexec strace -f -qq -o trace -P {} -e trace=pread64,mmap -e inject=mmap:error=ENODEV \
+         -e inject=pread64:error=ESTALE:when={from}+ {} \"$@\"\n",
         place.display(),
         env!("CARGO_BIN_EXE_spd-launch"),
     );
