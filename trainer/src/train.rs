@@ -282,8 +282,8 @@ mod tests {
         assert_eq!(outcome, Outcome::Done);
         let expected = remains(run, straight.path());
         // Start 2, warm-up 3, steps 5, evaluations before steps 0, 2 and 4 and at the end 8, figures before 2 and 4 and at the
-        // end 3 each.
-        assert_eq!(questions, 27);
+        // end 3 each, and one before each of the 7 that are drawn.
+        assert_eq!(questions, 18 + 3 * (3 + 7));
         let (mut said, mut continued) = (Vec::new(), Vec::new());
         for stop_at in 0..questions {
             let dir = tempfile::tempdir().unwrap();

@@ -192,8 +192,8 @@ fn a_real_server_has_every_row_once() {
     spd_files::atomic::write_file(&scratch.path().join("figures/step 1/a.svg"), &[b"<svg/>"])
         .unwrap();
     let histogram = Histogram {
-        edges: vec![0.0, 1.0],
-        counts: vec![10.0],
+        edges: vec![0.0, 0.5, 1.0],
+        counts: vec![30.0, 10.0],
     };
     let rich = Row::new(1200, Kind::Eval)
         .with("nan", f64::NAN)
@@ -214,7 +214,7 @@ fn a_real_server_has_every_row_once() {
     assert_eq!(mine.history(&run, "down"), one("-1.7976931348623157e+308"));
     assert_eq!(mine.history(&run, "tiny"), one("1.5e-8"));
     assert_eq!(mine.history(&run, "L0/h.0.attn q:k-proj"), one("12.5"));
-    assert_eq!(mine.history(&run, "spread/p50"), one("0.5"));
+    assert_eq!(mine.history(&run, "spread/at_least_0.5"), one("0.25"));
     assert_eq!(mine.history(&run, &names::taken("a@b")), one("1.0"));
     assert_eq!(mine.history(&run, &names::taken("a#b")), one("2.0"));
     let notes: Json = serde_json::from_str(&mine.file(&run, "names.json")).unwrap();

@@ -228,6 +228,7 @@ fn a_request_to_stop_is_heard_before_each_batch_and_nothing_is_written_then() {
     let (mut task, mut store) = made(house.path(), 1);
     for stop_at in 0..questions {
         let dir = house.path().join(stop_at.to_string());
+        std::fs::create_dir(&dir).unwrap();
         let mut asked = 0;
         let mut go_on = || {
             asked += 1;
