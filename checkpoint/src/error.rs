@@ -60,7 +60,7 @@ pub enum CheckpointError {
     Frozen {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Its fault.
         reason: String,
     },
 

@@ -46,7 +46,7 @@ impl Lock {
         let mut file = loop {
             atomic::make_dir(dir)?;
             let mut file = spd_files::open_with(&mut options, &path).map_err(refused)?;
-            // Who looks whether somebody has it, has it for a moment.
+            // A process that looks whether somebody has the lock has it for a moment.
             match spd_files::lock_within(GLANCE, || file.try_lock()) {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {

@@ -14,7 +14,7 @@ pub(crate) const FILE_NAME: &str = "index.json";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// Longer ones are refused. A shard takes some 250 bytes.
 pub(crate) const MOST_BYTES: u64 = 256 << 20;
-/// Longer tokenizers are refused. Those of a quarter of a million ids take some 30 million bytes.
+/// Longer tokenizers are refused. One of a quarter of a million ids takes some 30 million bytes.
 pub(crate) const MOST_TOKENIZER_BYTES: u64 = 256 << 20;
 /// The only version there is so far.
 pub(crate) const FORMAT_VERSION: u32 = 1;

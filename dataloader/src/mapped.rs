@@ -100,7 +100,7 @@ thread_local! {
     static HEARS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What SIGBUS did before.
+/// The action of SIGBUS before ours.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 static PAGE_BYTES: OnceLock<usize> = OnceLock::new();
 
@@ -189,7 +189,7 @@ fn replace_pages(address: usize) -> bool {
     }
 }
 
-/// Does what SIGBUS did before.
+/// Does as the action before ours.
 fn pass_on(signal: c_int, is_fault: bool, info: *mut libc::siginfo_t, context: *mut c_void) {
     let before = BEFORE.get().map_or((libc::SIG_DFL, 0), |before| {
         (before.sa_sigaction, before.sa_flags)
@@ -282,7 +282,7 @@ mod tests {
                     let due = if start + at < end { all[start + at] } else { 0 };
                     assert_eq!(*byte, due);
                 }
-                // What was met once is told ever after, also where pages are left.
+                // A broken map is told ever after, also where pages are left.
                 assert_eq!(
                     map.copy(0, &mut [0]),
                     is_there && end > 0,

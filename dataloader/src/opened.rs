@@ -75,12 +75,12 @@ impl Opened {
         })
     }
 
-    /// The same through the map, for whoever asks [`Opened::check_unchanged`] afterwards: in a file that was cut meanwhile, the page
-    /// that it ends in goes on with zeros.
+    /// The same through the map. The caller asks [`Opened::check_unchanged`] afterwards: in a file that was cut meanwhile, the last page
+    /// goes on with zeros.
     pub(crate) fn copy(&self, start: u64, out: &mut [u8]) -> Result<(), DataError> {
         match &self.mapped {
             Some(mapped) if mapped.copy(start, out) => Ok(()),
-            // What the map cannot tell apart, a read does: a file that was cut, a disk that fails, a server that is gone.
+            // A read tells apart what the map cannot: a file that was cut, a disk that fails, a server that is gone.
             _ => self.read(start, out),
         }
     }

@@ -64,8 +64,8 @@ impl TokenFile {
         start..start + count as u64 * size
     }
 
-    /// Widens the tokens `first .. first + out.len()`, which must exist, into `out`. Whoever uses them asks
-    /// [`Opened::check_unchanged`] first.
+    /// Widens the tokens `first .. first + out.len()`, which must exist, into `out`. The caller asks
+    /// [`Opened::check_unchanged`] before it uses them.
     ///
     /// - `stored`: memory for them as they are stored, used again by the next call
     ///

@@ -115,7 +115,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let mut bytes = Vec::new();
-    // What the file system says of its length is no promise: another may be writing it.
+    // The length that the file system gives is no promise: another process may be writing the file.
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
         let told = format!("it has more than {most} bytes, which is the most that is read");

@@ -100,7 +100,7 @@ pub(crate) fn import(asked: &ImportArgs) -> Result<Exit, Fault> {
         ["target", "target.weights", "target.train"].contains(&key)
     });
     let mut set = asked.set.clone();
-    // It is in the checkpoint, wherever the run file has it from: nothing is fetched, and nothing trained anew.
+    // The checkpoint holds the target: nothing is fetched, and nothing is trained anew.
     let target = match has_target {
         true => None,
         false => Some(exchange::target_of(checkpoint)?),

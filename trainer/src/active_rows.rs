@@ -2,7 +2,7 @@
 //! It is found as rows come, in memory that does not grow with them, and is the same in whatever order they come.
 //!
 //! A row is drawn with a chance that is proportional to the number of its positions where the component is active, and each drawn row
-//! counts the same: so a mean over the sample is one over all positions where the component is active, but for chance. Where all of
+//! counts the same: so a mean over the sample is one over all positions where the component is active, but for chance. If all of
 //! those rows are in the sample, each counts by its number of positions instead.
 
 use spd_draws::{Purpose, Stream};
@@ -32,7 +32,7 @@ impl Lots {
         self.of_position(0, row, position, component)
     }
 
-    /// Those of a row to be in the sample, by component.
+    /// The lots of a row to be in the sample, by component.
     fn of_row(self, row: u64, lots: &mut [f32]) {
         self.stream(1).fill_uniform(self.seed, word(row), 0, lots);
     }
@@ -156,7 +156,7 @@ impl ActiveRows {
     }
 }
 
-/// Those of the lowest lots, in order; zeros where there are fewer.
+/// The places of the lowest lots, in order; zeros where there are fewer.
 fn chosen(places: impl Iterator<Item = usize>, lot: impl Fn(usize) -> f32) -> [u32; POSITIONS] {
     let mut places: Vec<(f32, usize)> = places.map(|place| (lot(place), place)).collect();
     let by_lot = |a: &(f32, usize), b: &(f32, usize)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));

@@ -117,7 +117,7 @@ impl Peak {
     /// The most that was held beyond what was held at the beginning, in bytes; nothing where the kernel does not tell.
     pub(crate) fn most(&self) -> Option<usize> {
         let now = Resident::now()?;
-        // The kernel remembers the peak of all pages together. Those of token files become more while they are mapped; where some were
+        // The kernel remembers the peak of all pages together. Mapped pages of token files are among them; if some were
         // given back since, this is an upper bound.
         Some(
             now.peak

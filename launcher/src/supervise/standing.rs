@@ -1,5 +1,5 @@
-//! Whether a run directory still stands where it stood. What a rank has open goes on being written when the directory is removed, and
-//! nothing of that is ever seen.
+//! Whether a run directory still has its name. Ranks go on writing to the files that they have open when the directory is removed, and
+//! nobody ever sees what they write.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -53,7 +53,7 @@ impl Standing {
         })
     }
 
-    /// What to say once it is not there any more.
+    /// The line to say once the directory is gone.
     pub(crate) fn lost(&self) -> Option<String> {
         self.is_gone.load(Ordering::Relaxed).then(|| {
             format!(

@@ -141,7 +141,7 @@ pub(crate) fn label(run: &mut Run, sweep: &str, member: &str) {
     tracker.name = Some(format!("{name} {member}"));
 }
 
-/// What a directory of a sweep has to be shipped, and how each of it ended: the sweep itself, then the runs that have begun.
+/// The directories of a sweep that are shipped, and how each of them ended: the sweep itself, then the runs that have begun.
 ///
 /// - `given`: trackers in place of those that the runs name
 ///

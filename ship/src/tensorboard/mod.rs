@@ -30,7 +30,7 @@ const SYSTEM: &str = "system";
 /// Bytes that wait to be written: pictures are large.
 const MOST_WAITING: usize = 4 << 20;
 
-/// What was written.
+/// The rows that were written.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct State {

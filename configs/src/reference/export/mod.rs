@@ -1,8 +1,8 @@
 //! A run of ours as files of the SPD reference, the way back: `final_config.yaml`, from which its `ComponentModel.from_pretrained` opens
 //! a checkpoint, and the files of the target that this one names.
 //!
-//! Sites are written by their paths, since a pattern of the reference also matches the modules around a layer. What the reference has no
-//! word for is left out, and told.
+//! Sites are written by their paths, since a pattern of the reference also matches the modules around a layer. A setting
+//! that the reference has no word for is left out, and told.
 
 mod metrics;
 mod target;

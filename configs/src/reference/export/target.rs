@@ -14,7 +14,7 @@ use crate::{
 pub struct TargetFiles {
     /// Paths in that directory, and texts.
     pub texts: Vec<(&'static str, String)>,
-    /// Where its tensors lie.
+    /// The place of its tensors.
     pub weights: WeightsFile,
 }
 
@@ -29,11 +29,11 @@ pub enum WeightsFile {
 
 pub(super) struct Opened {
     pub(super) class: &'static str,
-    /// What has the logits in what its forward pass returns.
+    /// The field that has the logits in the output of its forward pass.
     pub(super) output: Option<&'static str>,
     /// Whether `pretrained_model_name` says where it is; otherwise `pretrained_model_path` does.
     pub(super) by_name: bool,
-    /// What is named, in the directory; empty for the directory itself.
+    /// The file of the directory that is named; empty for the directory itself.
     pub(super) named: &'static str,
     pub(super) files: TargetFiles,
 }

@@ -18,7 +18,7 @@ fn map(table: &Map<String, Value>, depth: usize, out: &mut String) {
     }
 }
 
-/// What stands behind a key or the dash of a row.
+/// Writes the value behind a key or the dash of a row.
 fn below(value: &Value, depth: usize, out: &mut String) {
     match value {
         Value::Object(table) if !table.is_empty() => {

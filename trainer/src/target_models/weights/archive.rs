@@ -14,11 +14,11 @@ pub(super) struct Entry {
     pub(super) bytes: u64,
 }
 
-/// What the list says of an entry.
+/// An entry of the list.
 struct Listed {
     is_compressed: bool,
     bytes: u64,
-    /// Where its own header begins.
+    /// The place of its own header.
     header: u64,
 }
 
@@ -51,7 +51,7 @@ impl<'f> Archive<'f> {
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// The fault of the archive.
     pub(super) fn read(file: &'f File, bytes: u64) -> Result<Self, String> {
         let read = |start: u64, count: u64| read_at(file, bytes, start, count);
         let tail_bytes = bytes.min(END_BYTES as u64 + MOST_COMMENT_BYTES);
@@ -161,7 +161,7 @@ fn listed(list: &[u8]) -> Option<(String, Listed, usize)> {
     list.get(..used)?;
     let (mut bytes, mut header) = (number(head, 24, 4), number(head, 42, 4));
     let packed = number(head, 20, 4);
-    // What does not fit, in this order: the length, the length as it is packed, the place.
+    // Numbers that do not fit are here, in this order: the length, the length as it is packed, the place.
     let mut large = large_numbers(extra);
     for (is_large, number) in [
         (bytes == ELSEWHERE, Some(&mut bytes)),

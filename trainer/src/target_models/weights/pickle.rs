@@ -124,7 +124,7 @@ struct Tensor {
 ///
 /// # Errors
 ///
-/// What else it holds, and where; what `each` says.
+/// Anything else that it holds, and where; the fault that `each` returns.
 pub(super) fn read<'p>(
     bytes: &'p [u8],
     mut each: impl FnMut(&'p str, View<'p>) -> Result<(), String>,

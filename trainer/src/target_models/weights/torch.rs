@@ -1,7 +1,7 @@
 //! A file of `torch.save` since PyTorch 1.6: a zip archive of a pickle, which describes tensors, and their bytes.
 //!
-//! What is read of it is its pickle, and the list of its entries, each of a length that is bounded: a file may say that it holds more than
-//! there is, and a sparse one may be longer than any memory.
+//! The pickle and the list of entries are read, each of a bounded length: a file may say that it holds more than there is, and a sparse
+//! one may be longer than any memory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
