@@ -331,9 +331,10 @@ fn a_rank_that_is_stopped_and_asked_to_leave_is_named_as_stopped() {
     );
     assert!(ended.stderr.contains(&said), "{}", ended.stderr);
     let error = ended.error();
+    // How far it was is by chance.
     assert!(
-        error.contains(" was stopped by a signal and could not leave within 1 s of being asked, after step 1 (decomposing): it was killed; ")
-            && error.ends_with("`kill -CONT` lets a stopped process go on"),
+        error.contains(" was stopped by a signal and could not leave within 1 s of being asked, ")
+            && error.ends_with(": it was killed; `kill -CONT` lets a stopped process go on"),
         "{error}"
     );
     assert_goes(rank);
