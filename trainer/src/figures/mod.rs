@@ -140,13 +140,17 @@ pub(crate) fn write(
         return Ok(false);
     }
     let of_toys = draw_toys(task, store, (&to, &when), go_on);
+    if matches!(of_toys, Ok(false)) {
+        return Ok(false);
+    }
     // Before the disk has a say: the row holds some of it, or nothing where it cannot be measured.
     task.importances.clear();
     let Some(sums) = sums(task, store, go_on)? else {
         return Ok(false);
     };
     task.importances = importance_histograms::values(&sums);
-    if !of_toys? || !save_all((&to, &when), &OF_ALL, &sums, go_on)? {
+    of_toys?;
+    if !save_all((&to, &when), &OF_ALL, &sums, go_on)? {
         return Ok(false);
     }
     components::write(task, store, &sums, (&to, step), go_on)
