@@ -10,7 +10,8 @@ mod runs;
 mod sync;
 
 use std::collections::BTreeMap;
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -71,14 +72,17 @@ impl Recorder {
         let folder = tempfile::tempdir().unwrap();
         let listed = folder.path().join("faults.json");
         crate::wandb::tests::put(&listed, faults.to_string()).unwrap();
-        // Free again once it is known, for the recorder to take.
-        let port = {
-            let free = TcpListener::bind("127.0.0.1:0").unwrap();
-            free.local_addr().unwrap().port()
-        };
         let mut all = vec!["--faults".to_string(), listed.display().to_string()];
         all.extend(options.iter().map(|option| option.to_string()));
-        let process = spawn(&script, port, &folder.path().join("log"), &all);
+        let log = folder.path().join("log");
+        // A port is free again once it is known, and somebody else may take it before the recorder does.
+        let (port, process) = std::iter::repeat_with(|| {
+            let free = TcpListener::bind("127.0.0.1:0").unwrap();
+            free.local_addr().unwrap().port()
+        })
+        .take(TRIES)
+        .find_map(|port| Some((port, spawn(&script, port, &log, &all)?)))
+        .expect("the recorder listens");
         Some(Self {
             process,
             port,
@@ -91,12 +95,12 @@ impl Recorder {
     /// Starts it again, without what it had.
     fn forget(&mut self) {
         self.end();
-        self.process = spawn(
-            &self.script,
-            self.port,
-            &self.folder.path().join("log"),
-            &self.options,
-        );
+        let log = self.folder.path().join("log");
+        let again = || spawn(&self.script, self.port, &log, &self.options);
+        let mut again = std::iter::repeat_with(again).take(TRIES);
+        self.process = again
+            .find_map(|begun| begun)
+            .expect("the port is free again");
     }
 
     fn end(&mut self) {
@@ -165,24 +169,28 @@ impl Drop for Recorder {
     }
 }
 
-fn spawn(script: &Path, port: u16, log: &Path, options: &[String]) -> Child {
+/// Times that a recorder is begun, at most: others take ports meanwhile.
+const TRIES: usize = 20;
+
+/// A recorder that listens; `None` where somebody else has the port.
+fn spawn(script: &Path, port: u16, log: &Path, options: &[String]) -> Option<Child> {
     let mut process = Command::new("python3")
         .arg(script)
         .args(["--port", &port.to_string(), "--out"])
         .arg(log)
         .args(options)
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    for _ in 0..500 {
-        if TcpStream::connect(("127.0.0.1", port)).is_ok() {
-            return process;
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    let mut said = String::new();
+    let mut output = BufReader::new(process.stdout.take().unwrap());
+    // Its first line, or the end of one that cannot have the port.
+    output.read_line(&mut said).unwrap();
+    if said.is_empty() {
+        let _ = process.wait();
+        return None;
     }
-    let _ = process.kill();
-    let _ = process.wait();
-    panic!("the recorder does not answer");
+    Some(process)
 }
 
 /// Reads JSON that may hold bare numbers that are none; they become strings.
