@@ -8,6 +8,7 @@
 //! | a sweep | by its runs | x | x |
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -52,32 +53,32 @@ pub(crate) struct Track {
 impl Track {
     /// Begins beside a run of one node, or of several, of which this is the first; what cannot is said, and left out.
     pub(crate) fn of_run(dir: &Path, run: &Run, node: &Node) -> Self {
-        let watched = Watched {
-            machine: Some(Machine::of(dir, node)),
-            page: Some(Page::of(dir)),
-        };
-        Self::start(dir, Some(About::run(dir, run)), watched)
+        let (machine, page) = (Machine::of(dir, node), Page::of(dir));
+        Self::start(dir, Some(About::run(dir, run)), Some(machine), Some(page))
     }
 
     /// Begins beside a sweep, whose runs have launchers of their own.
     pub(crate) fn of_sweep(dir: &Path, about: About) -> Self {
-        let watched = Watched {
-            machine: None,
-            page: Some(Page::of(dir)),
-        };
-        Self::start(dir, Some(about), watched)
+        Self::start(dir, Some(about), None, Some(Page::of(dir)))
     }
 
     /// Begins on a node that is not the first of a run: its machine is measured, and the first one does all else.
     pub(crate) fn of_node(dir: &Path, node: &Node) -> Self {
-        let watched = Watched {
-            machine: Some(Machine::of(dir, node)),
-            page: None,
-        };
-        Self::start(dir, None, watched)
+        Self::start(dir, None, Some(Machine::of(dir, node)), None)
     }
 
-    fn start(dir: &Path, about: Option<About>, watched: Watched) -> Self {
+    fn start(
+        dir: &Path,
+        about: Option<About>,
+        machine: Option<Machine>,
+        page: Option<Page>,
+    ) -> Self {
+        let watched = Watched {
+            dir: dir.to_path_buf(),
+            first: File::open(dir).ok(),
+            machine,
+            page,
+        };
         let say = |line: &str| screen::note(line);
         let shipper = about.and_then(|about| {
             Shipper::start(dir, about, say).unwrap_or_else(|error| {
@@ -125,6 +126,9 @@ impl Track {
 
 /// What is done now and then, and at the end.
 struct Watched {
+    dir: PathBuf,
+    /// The directory as it was found. Nothing is written into another one that takes its name.
+    first: Option<File>,
     machine: Option<Machine>,
     page: Option<Page>,
 }
@@ -133,17 +137,24 @@ impl Watched {
     fn watch(mut self, is_over: &AtomicBool) {
         loop {
             let is_last = is_over.load(Ordering::Acquire);
-            if let Some(machine) = &mut self.machine {
-                machine.look(is_last);
-            }
-            if let Some(page) = &mut self.page {
-                page.look(is_last);
+            if self.has_its_directory() {
+                if let Some(machine) = &mut self.machine {
+                    machine.look(is_last);
+                }
+                if let Some(page) = &mut self.page {
+                    page.look(is_last);
+                }
             }
             if is_last {
                 return;
             }
             thread::park_timeout(Duration::from_secs(1));
         }
+    }
+
+    fn has_its_directory(&self) -> bool {
+        let first = self.first.as_ref();
+        first.is_some_and(|first| spd_files::has_name(first, &self.dir).is_ok_and(|has| has))
     }
 }
 

@@ -1,9 +1,8 @@
 //! Whether a run directory still has its name. Ranks go on writing to the files that they have open when the directory is removed, and
 //! nobody ever sees what they write.
 
-use std::fs;
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,18 +29,15 @@ impl Standing {
     ///
     /// When it cannot be looked at, or no thread can be had.
     pub(crate) fn of(dir: &Path) -> io::Result<Self> {
-        let first = identity(dir)?;
+        // Held open, so that no other directory gets its inode number.
+        let first = File::open(dir)?;
         let (over, ends) = channel::<()>();
         let is_gone = Arc::new(AtomicBool::new(false));
         let (place, flag) = (dir.to_owned(), Arc::clone(&is_gone));
         threads::spawn("standing", move || {
             while ends.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-                let gone = match identity(&place) {
-                    Ok(now) => now != first,
-                    // A disk that fails for a while has not lost it.
-                    Err(error) => error.kind() == ErrorKind::NotFound,
-                };
-                if gone {
+                // A disk that fails for a while has not lost it.
+                if let Ok(false) = spd_files::has_name(&first, &place) {
                     return flag.store(true, Ordering::Relaxed);
                 }
             }
@@ -64,13 +60,10 @@ impl Standing {
     }
 }
 
-fn identity(dir: &Path) -> io::Result<(u64, u64)> {
-    let found = fs::metadata(dir)?;
-    Ok((found.dev(), found.ino()))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::io::ErrorKind;
     use std::thread;
 
     use super::*;
@@ -92,6 +85,8 @@ mod tests {
             |dir: &Path, _: &Path| fs::remove_dir(dir),
             |dir: &Path, other: &Path| fs::rename(dir, other),
             |dir: &Path, other: &Path| fs::rename(other, dir),
+            // File systems give a number that is free to the next directory.
+            |dir: &Path, _: &Path| fs::remove_dir(dir).and_then(|()| fs::create_dir(dir)),
         ] {
             fs::create_dir(&dir).unwrap();
             let standing = Standing::of(&dir).unwrap();

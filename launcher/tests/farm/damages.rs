@@ -402,7 +402,7 @@ fn removed(case: &mut Case, straight: &Uninterrupted, place: &Path) -> Result<()
     }
     let left = if place.is_dir() { tree(place) } else { vec![] };
     match left.first() {
-        Some(path) if !is_replaced => Err(format!("makes {} anew", path.display())),
+        Some(path) if !is_replaced || code != 0 => Err(format!("makes {} anew", path.display())),
         _ => Ok(()),
     }
 }
