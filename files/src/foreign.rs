@@ -107,7 +107,7 @@ fn encoded(text: &str, kept: &str) -> String {
 
 /// Whether a terminal does something else with a letter than to show it: it moves the cursor, turns the direction of text, or shows
 /// nothing.
-fn is_obeyed(letter: char) -> bool {
+pub fn is_obeyed(letter: char) -> bool {
     letter.is_control()
         || matches!(
             letter,

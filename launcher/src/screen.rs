@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::termios::tcgetwinsize;
 use serde_json::Value;
+use spd_files::foreign::is_obeyed;
 
 use crate::threads;
 
@@ -132,7 +133,7 @@ pub(crate) fn finish(asked: impl Fn() -> bool) {
 fn steady(text: &str) -> String {
     let mut steady = String::with_capacity(text.len());
     for letter in text.chars() {
-        if letter.is_control() && letter != '\n' {
+        if is_obeyed(letter) && letter != '\n' {
             steady.extend(letter.escape_default());
         } else {
             steady.push(letter);
@@ -148,7 +149,7 @@ fn one(line: &str) -> String {
 
 /// Text from elsewhere without what could move the cursor, colour the terminal or break a table.
 pub(crate) fn plain(text: &str) -> String {
-    text.replace(char::is_control, " ")
+    text.replace(is_obeyed, " ")
 }
 
 /// A stream of this process.
@@ -374,10 +375,13 @@ mod tests {
 
     #[test]
     fn foreign_text_cannot_steer_the_terminal() {
-        assert_eq!(plain("\u{1b}[31mred\ttab\nline"), " [31mred tab line");
         assert_eq!(
-            steady("no \u{1b}[31mred.toml\r\u{9b}2J\nnext"),
-            "no \\u{1b}[31mred.toml\\r\\u{9b}2J\nnext"
+            plain("\u{1b}[31mred\ttab\nline\u{202e}"),
+            " [31mred tab line "
+        );
+        assert_eq!(
+            steady("no \u{1b}[31mred.toml\r\u{9b}2J\u{202e}\nnext"),
+            "no \\u{1b}[31mred.toml\\r\\u{9b}2J\\u{202e}\nnext"
         );
     }
 
