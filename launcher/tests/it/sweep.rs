@@ -437,7 +437,12 @@ fn values_that_are_equal_are_one_run() {
 fn a_sweep_outlives_the_file_of_its_program() {
     let scratch = Scratch::new();
     let path = scratch.path().join("spd-launch");
-    fs::copy(env!("CARGO_BIN_EXE_spd-launch"), &path).unwrap();
+    // By another process: one that a test beside this starts would hold the new file open for writing, and it could not be run.
+    let copied = std::process::Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_spd-launch"))
+        .arg(&path)
+        .status();
+    assert!(copied.unwrap().success());
     let set = ["train.steps=300", "train.batch_size=64", "eval.batches=1"];
     let real = scratch.real("tms_5-2.toml", "runs/s", &set);
     let mut command = std::process::Command::new(&path);
