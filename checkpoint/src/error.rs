@@ -100,6 +100,13 @@ pub enum CheckpointError {
         found: io::Error,
     },
 
+    /// The run directory has lost its name while its lock was held.
+    #[error("{}: the run directory was removed or renamed while the run went on; the run ends, as nothing more of it would be kept", path.display())]
+    Gone {
+        /// The run directory, as it was called.
+        path: PathBuf,
+    },
+
     /// Another process owns the run directory.
     #[error("{}: held by {holder}; wait for it, stop it or choose another run directory", path.display())]
     Held {

@@ -67,6 +67,20 @@ impl Lock {
         Ok(Self { file })
     }
 
+    /// Checks that the directory of this lock is still called `dir`. A disk that does not answer has not lost it.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::Gone`].
+    pub fn check(&self, dir: &Path) -> Result<(), CheckpointError> {
+        match spd_files::has_name(&self.file, &dir.join("lock")) {
+            Ok(false) => Err(CheckpointError::Gone {
+                path: dir.to_path_buf(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Leaves a line in the lock file for whoever reads it later, until somebody takes the lock again.
     ///
     /// # Errors
@@ -201,8 +215,15 @@ mod tests {
             let run = run.clone();
             move || Lock::take(&run).unwrap()
         });
+        old.check(&run).unwrap();
         // Whether it has opened the file yet or not.
         std::fs::rename(&run, &aside).unwrap();
+        let gone = old.check(&run).unwrap_err().to_string();
+        assert!(gone.starts_with(&format!(
+            "{}: the run directory was removed or renamed",
+            run.display()
+        )));
+        old.check(&aside).unwrap();
         drop(old);
         let new = waits.join().unwrap();
         assert!(matches!(

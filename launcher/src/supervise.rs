@@ -96,23 +96,27 @@ pub(crate) fn attempt(
     };
     watched.watch(stop)?;
     drop(follower);
-    if let Some(line) = watched.lost.take() {
-        watched.finish(stop);
-        return Ok(Attempt {
-            exit: Exit::Failed,
-            message: vec![line],
-            may_restart: false,
-        });
-    }
+    // A rank that finds the directory gone fails before this process has looked again.
+    watched.standing.look();
+    let (killed_for, gone) = (watched.lost.take(), watched.standing.lost());
     let (supervisor, finished) = watched.finish(stop);
-    Ok(Report {
+    let report = Report {
         supervisor: &supervisor,
         finished: &finished,
         timeouts,
         memory,
         run_dir,
-    }
-    .attempt())
+    };
+    let attempt = report.attempt();
+    let gone = gone.filter(|_| attempt.exit == Exit::Failed);
+    Ok(match killed_for.or(gone) {
+        Some(line) => Attempt {
+            exit: Exit::Failed,
+            message: vec![line],
+            may_restart: false,
+        },
+        None => attempt,
+    })
 }
 
 /// All ranks of an attempt.

@@ -46,6 +46,13 @@ pub(crate) struct Place<'a> {
     pub(crate) heartbeat: &'a Arc<Heartbeat>,
 }
 
+impl Place<'_> {
+    /// Checks that the directory is still the one that the task began in: nothing is written into another of its name.
+    pub(crate) fn check(&self) -> Result<(), CheckpointError> {
+        self.lock.map_or(Ok(()), |lock| lock.check(self.dir))
+    }
+}
+
 /// How far a state is: updates of the warm-up, as long as that lasts, then finished steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum At {
@@ -154,6 +161,7 @@ impl<'a> Saver<'a> {
             return Ok(());
         }
         let step = at.step();
+        self.place.check()?;
         self.check_rows(spool)?;
         let phase = match at {
             At::WarmUp(_) => WARMUP,
@@ -259,7 +267,8 @@ impl<'a> Saver<'a> {
     /// Has the directory remember that there is a checkpoint, if there is; see [`resume`].
     pub(crate) fn remember(&self, progress: &mut Progress) {
         if let Some(at) = self.written
-            && let Err(error) = resume::remember(self.place.dir, Some(at.step()))
+            && let Err(error) = (self.place.check())
+                .and_then(|()| resume::remember(self.place.dir, Some(at.step())))
         {
             progress.event(at.step(), error.to_string());
         }

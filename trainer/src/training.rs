@@ -187,6 +187,7 @@ impl<'a> Training<'a> {
     pub(crate) fn draw(&mut self) -> Result<bool, Fault> {
         let (dir, step, world) = (self.place.dir, self.at.step(), self.place.world);
         world.first(|| {
+            self.place.check()?;
             let mut go_on = || self.progress.alive("figures", step, self.stop);
             let drawn = self.task.draw(self.store, dir, step, &mut go_on);
             drawn.or_else(|fault| {

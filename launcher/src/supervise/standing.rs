@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+use spd_checkpoint::CheckpointError;
+
 use crate::threads;
 
 /// Time between two looks.
@@ -17,6 +19,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Looks after a directory for as long as it lives. A thread of its own looks, as a disk may not answer.
 pub(crate) struct Standing {
     dir: PathBuf,
+    first: Arc<File>,
     is_gone: Arc<AtomicBool>,
     /// The thread ends with it.
     _over: Sender<()>,
@@ -30,20 +33,21 @@ impl Standing {
     /// When it cannot be looked at, or no thread can be had.
     pub(crate) fn of(dir: &Path) -> io::Result<Self> {
         // Held open, so that no other directory gets its inode number.
-        let first = File::open(dir)?;
+        let first = Arc::new(File::open(dir)?);
         let (over, ends) = channel::<()>();
         let is_gone = Arc::new(AtomicBool::new(false));
         let (place, flag) = (dir.to_owned(), Arc::clone(&is_gone));
+        let held = Arc::clone(&first);
         threads::spawn("standing", move || {
             while ends.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-                // A disk that fails for a while has not lost it.
-                if let Ok(false) = spd_files::has_name(&first, &place) {
+                if has_gone(&held, &place) {
                     return flag.store(true, Ordering::Relaxed);
                 }
             }
         })?;
         Ok(Self {
             dir: dir.to_owned(),
+            first,
             is_gone,
             _over: over,
         })
@@ -51,13 +55,23 @@ impl Standing {
 
     /// The line to say once the directory is gone.
     pub(crate) fn lost(&self) -> Option<String> {
-        self.is_gone.load(Ordering::Relaxed).then(|| {
-            format!(
-                "{}: the run directory was removed or renamed while the run went on; the run ends, as nothing more of it would be kept",
-                self.dir.display()
-            )
+        (self.is_gone.load(Ordering::Relaxed)).then(|| {
+            let path = self.dir.clone();
+            CheckpointError::Gone { path }.to_string()
         })
     }
+
+    /// Looks at once.
+    pub(crate) fn look(&self) {
+        if has_gone(&self.first, &self.dir) {
+            self.is_gone.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A disk that does not answer has not lost it.
+fn has_gone(first: &File, dir: &Path) -> bool {
+    spd_files::has_name(first, dir).is_ok_and(|has| !has)
 }
 
 #[cfg(test)]
