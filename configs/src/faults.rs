@@ -17,7 +17,7 @@ impl Faults {
     }
 
     /// A fault that leaves nothing else to look at.
-    pub(crate) fn one(place: Place, message: impl Into<String>) -> Self {
+    pub fn one(place: Place, message: impl Into<String>) -> Self {
         Self(vec![Fault {
             place,
             message: message.into(),
@@ -71,24 +71,29 @@ const MOST_MESSAGE_BYTES: usize = 4096;
 
 /// A fault whose place is still an offset into the [`Source`].
 #[derive(Debug)]
-pub(crate) struct Note {
-    pub(crate) offset: usize,
-    pub(crate) message: String,
+pub struct Note {
+    /// Into the [`Source`].
+    pub offset: usize,
+    /// What was expected, and what was found.
+    pub message: String,
 }
 
 /// What a run is read from: the text of a file, and the overrides that follow it.
 ///
 /// An offset below the length of the text is a byte of it. Each override is one more, so that order of
 /// offsets is order of reading.
-pub(crate) struct Source<'s> {
-    pub(crate) file: &'s Path,
-    pub(crate) text: &'s str,
-    pub(crate) overrides: &'s [String],
+pub struct Source<'s> {
+    /// The file, as faults name it.
+    pub file: &'s Path,
+    /// Its text.
+    pub text: &'s str,
+    /// `KEY=VALUE`, in their order.
+    pub overrides: &'s [String],
 }
 
 impl<'s> Source<'s> {
     /// Offset, key and value of each override; the value is missing where there is no `=`.
-    pub(crate) fn overrides(&self) -> impl Iterator<Item = (usize, &'s str, Option<&'s str>)> {
+    pub fn overrides(&self) -> impl Iterator<Item = (usize, &'s str, Option<&'s str>)> {
         (self.text.len() + 1..)
             .zip(self.overrides)
             .map(|(offset, given)| match given.split_once('=') {
@@ -98,7 +103,7 @@ impl<'s> Source<'s> {
     }
 
     /// Puts notes in order, and offsets into words. Of more than [`MOST_TOLD`], the first are told, and how many there are.
-    pub(crate) fn faults(&self, mut notes: Vec<Note>) -> Faults {
+    pub fn faults(&self, mut notes: Vec<Note>) -> Faults {
         notes.sort_by_key(|note| note.offset);
         let more = notes.len().saturating_sub(MOST_TOLD);
         notes.truncate(MOST_TOLD);
@@ -150,7 +155,7 @@ impl<'s> Source<'s> {
 }
 
 /// How a message about a key of a table begins.
-pub(crate) fn about(table: &str, key: &str) -> String {
+pub fn about(table: &str, key: &str) -> String {
     if table.is_empty() {
         format!("{key}: ")
     } else {
@@ -159,7 +164,7 @@ pub(crate) fn about(table: &str, key: &str) -> String {
 }
 
 /// Line and column, from 1, of the character that follows `before`.
-pub(crate) fn line_and_column(before: &str) -> (usize, usize) {
+pub fn line_and_column(before: &str) -> (usize, usize) {
     let (lines, last) = match before.rsplit_once('\n') {
         Some((lines, last)) => (lines.split('\n').count(), last),
         None => (0, before),

@@ -17,7 +17,7 @@ use crate::{
 /// A key is dotted, rows of a list are numbered from 0, or named by their `name`, `kind` or `pattern`: `train.steps=5`,
 /// `loss.0.coeff=0.1`, `loss.faithfulness.coeff=1e5`. A value is TOML or, where it is not, a string. Tables on the way are made; whether their keys are known is
 /// for the reader to say.
-pub(crate) fn apply<'s>(source: &Source<'s>, file: DeTable<'s>) -> (DeTable<'s>, Vec<Note>) {
+pub fn apply<'s>(source: &Source<'s>, file: DeTable<'s>) -> (DeTable<'s>, Vec<Note>) {
     let mut root = Spanned::new(0..0, DeValue::Table(file));
     let mut notes = Vec::new();
     for (offset, key, value) in source.overrides() {

@@ -13,9 +13,9 @@ use crate::{
 };
 
 /// A table being read. Wherever a method returns `None`, it has noted a fault.
-pub(crate) struct Table<'t> {
+pub struct Table<'t> {
     /// Dotted, as in an override: `target.train`, `loss.0`; empty for the file itself.
-    pub(crate) path: String,
+    pub path: String,
     offset: usize,
     entries: BTreeMap<&'t str, Entry<'t>>,
     asked: Vec<&'static str>,
@@ -36,7 +36,7 @@ struct Missing {
 }
 
 /// Reads a whole file; `Err` holds every fault, in no order.
-pub(crate) fn read_file<T>(
+pub fn read_file<T>(
     file: &DeTable<'_>,
     read: impl FnOnce(&mut Table<'_>) -> Option<T>,
 ) -> Result<T, Vec<Note>> {
@@ -75,7 +75,7 @@ impl<'t> Table<'t> {
     }
 
     /// The value of a key that must be there.
-    pub(crate) fn need<K: Kind>(&mut self, key: &'static str, kind: K) -> Option<K::Value> {
+    pub fn need<K: Kind>(&mut self, key: &'static str, kind: K) -> Option<K::Value> {
         match self.take(key) {
             Some(entry) => self.read(key, entry, &kind),
             None => self.lack(key, &kind.expected()),
@@ -83,7 +83,7 @@ impl<'t> Table<'t> {
     }
 
     /// The value of a key that may be left out.
-    pub(crate) fn or<K: Kind>(
+    pub fn or<K: Kind>(
         &mut self,
         key: &'static str,
         kind: K,
@@ -96,11 +96,7 @@ impl<'t> Table<'t> {
     }
 
     /// The value of a key that has no default, `Some(None)` where it is left out.
-    pub(crate) fn maybe<K: Kind>(
-        &mut self,
-        key: &'static str,
-        kind: K,
-    ) -> Option<Option<K::Value>> {
+    pub fn maybe<K: Kind>(&mut self, key: &'static str, kind: K) -> Option<Option<K::Value>> {
         match self.take(key) {
             Some(entry) => self.read(key, entry, &kind).map(Some),
             None => Some(None),
@@ -109,14 +105,14 @@ impl<'t> Table<'t> {
 
     /// A word that decides which other keys there are. Without it, no key of the table is called
     /// unknown.
-    pub(crate) fn need_kind<K: Kind>(&mut self, key: &'static str, kind: K) -> Option<K::Value> {
+    pub fn need_kind<K: Kind>(&mut self, key: &'static str, kind: K) -> Option<K::Value> {
         let word = self.need(key, kind);
         self.keys_known &= word.is_some();
         word
     }
 
     /// A table that must be there.
-    pub(crate) fn table<T>(
+    pub fn table<T>(
         &mut self,
         key: &'static str,
         read: impl FnOnce(&mut Table<'t>) -> Option<T>,
@@ -132,7 +128,7 @@ impl<'t> Table<'t> {
     }
 
     /// A table whose keys all have defaults: left out, it is read as an empty one.
-    pub(crate) fn table_or_empty<T>(
+    pub fn table_or_empty<T>(
         &mut self,
         key: &'static str,
         read: impl FnOnce(&mut Table<'t>) -> Option<T>,
@@ -144,7 +140,7 @@ impl<'t> Table<'t> {
     }
 
     /// A table that has no default, `Some(None)` where it is left out.
-    pub(crate) fn maybe_table<T>(
+    pub fn maybe_table<T>(
         &mut self,
         key: &'static str,
         read: impl FnOnce(&mut Table<'t>) -> Option<T>,
@@ -156,7 +152,7 @@ impl<'t> Table<'t> {
     }
 
     /// A list of at least one table.
-    pub(crate) fn rows<T>(
+    pub fn rows<T>(
         &mut self,
         key: &'static str,
         read: impl FnMut(&mut Table<'t>) -> Option<T>,
@@ -172,7 +168,7 @@ impl<'t> Table<'t> {
     }
 
     /// A list of tables, empty where it is left out.
-    pub(crate) fn rows_or_none<T>(
+    pub fn rows_or_none<T>(
         &mut self,
         key: &'static str,
         read: impl FnMut(&mut Table<'t>) -> Option<T>,
@@ -184,37 +180,37 @@ impl<'t> Table<'t> {
     }
 
     /// The value of a key as it is written, and the place of the key, whoever checks it later; nothing where it is left out.
-    pub(crate) fn raw(&mut self, key: &'static str) -> Option<(usize, &'t DeValue<'t>)> {
+    pub fn raw(&mut self, key: &'static str) -> Option<(usize, &'t DeValue<'t>)> {
         let entry = self.take(key)?;
         Some((entry.offset, entry.value.get_ref()))
     }
 
     /// Calls no key of this table unknown: what it is, is refused as a whole or does not matter.
-    pub(crate) fn pass_over(&mut self) {
+    pub fn pass_over(&mut self) {
         self.keys_known = false;
     }
 
     /// The place of a key or, where it is left out, of the table.
-    pub(crate) fn place(&self, key: &str) -> usize {
+    pub fn place(&self, key: &str) -> usize {
         self.entries
             .get(key)
             .map_or(self.offset, |entry| entry.offset)
     }
 
     /// Whether the key is there, whatever it holds.
-    pub(crate) fn has(&self, key: &str) -> bool {
+    pub fn has(&self, key: &str) -> bool {
         self.entries.contains_key(key)
     }
 
     /// Whether the key is there and holds a table.
-    pub(crate) fn has_table(&self, key: &str) -> bool {
+    pub fn has_table(&self, key: &str) -> bool {
         self.entries
             .get(key)
             .is_some_and(|entry| entry.value.get_ref().is_table())
     }
 
     /// Notes a fault of a key, at the key or, where it is left out, at the table.
-    pub(crate) fn refuse<T>(&mut self, key: &str, message: impl AsRef<str>) -> Option<T> {
+    pub fn refuse<T>(&mut self, key: &str, message: impl AsRef<str>) -> Option<T> {
         let offset = self.place(key);
         let message = about(&self.path, key) + message.as_ref();
         self.notes.push(Note { offset, message });
@@ -222,7 +218,7 @@ impl<'t> Table<'t> {
     }
 
     /// Notes a fault of the table as a whole.
-    pub(crate) fn refuse_table<T>(&mut self, message: impl AsRef<str>) -> Option<T> {
+    pub fn refuse_table<T>(&mut self, message: impl AsRef<str>) -> Option<T> {
         let message = format!("[{}]: {}", self.path, message.as_ref());
         self.notes.push(Note {
             offset: self.offset,
@@ -360,7 +356,7 @@ fn nearest(key: &str, known: &[&'static str]) -> Option<&'static str> {
 }
 
 /// Those of the known words that a word was probably meant to be, the most likely first.
-pub(crate) fn alike<'k>(word: &str, known: &[&'k str]) -> Vec<&'k str> {
+pub fn alike<'k>(word: &str, known: &[&'k str]) -> Vec<&'k str> {
     // Above this, an abbreviation or a slip; below, another word.
     const ALIKE: f64 = 0.75;
     let word = word.to_lowercase();

@@ -79,7 +79,8 @@ pub enum OnRollback {
 }
 
 impl Tracker {
-    pub(crate) fn is_default(&self) -> bool {
+    /// Whether nothing is sent anywhere, and nothing else is set.
+    pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }
@@ -92,7 +93,8 @@ const ON_ROLLBACK: OneOf<OnRollback> = OneOf(&[
     ("keep", OnRollback::Keep),
 ]);
 
-pub(crate) fn read(table: &mut Table<'_>) -> Option<Tracker> {
+/// Reads the table `[tracker]`.
+pub fn read(table: &mut Table<'_>) -> Option<Tracker> {
     let to = table.or("to", Words, Vec::new()).and_then(|words| {
         let mut to = Vec::new();
         for word in words {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use toml::de::DeValue;
 
 /// A kind of value.
-pub(crate) trait Kind {
+pub trait Kind {
     /// What a key of this kind becomes.
     type Value;
 
@@ -17,14 +17,14 @@ pub(crate) trait Kind {
 }
 
 /// A whole number from `least` to `most`.
-pub(crate) struct Whole {
+pub struct Whole {
     least: u64,
     most: u64,
 }
 
 impl Whole {
     /// Counts of steps: they key 32-bit counters of the random draws.
-    pub(crate) const fn at_least(least: u64) -> Self {
+    pub const fn at_least(least: u64) -> Self {
         Self {
             least,
             most: u32::MAX as u64,
@@ -32,7 +32,7 @@ impl Whole {
     }
 
     /// Any that TOML can say.
-    pub(crate) const ANY: Self = Self {
+    pub const ANY: Self = Self {
         least: 0,
         most: i64::MAX as u64,
     };
@@ -64,20 +64,22 @@ impl Kind for Whole {
 }
 
 /// The length of something in memory, from `least` to `most`.
-pub(crate) struct Size {
+pub struct Size {
     least: usize,
     most: usize,
 }
 
 impl Size {
     /// No tensor has an axis longer than this.
-    pub(crate) const MOST: usize = u32::MAX as usize;
+    pub const MOST: usize = u32::MAX as usize;
 
-    pub(crate) const fn at_least(least: usize) -> Self {
+    /// From `least` on.
+    pub const fn at_least(least: usize) -> Self {
         Self::between(least, Self::MOST)
     }
 
-    pub(crate) const fn between(least: usize, most: usize) -> Self {
+    /// From `least` to `most`.
+    pub const fn between(least: usize, most: usize) -> Self {
         Self { least, most }
     }
 
@@ -103,41 +105,49 @@ impl Kind for Size {
 }
 
 /// A finite number of which something holds.
-pub(crate) struct Number {
+pub struct Number {
     expected: &'static str,
     holds: fn(f64) -> bool,
 }
 
 impl Number {
-    pub(crate) const FINITE: Self = Self {
+    /// Any number but infinities and NaN.
+    pub const FINITE: Self = Self {
         expected: "a finite number",
         holds: |_| true,
     };
-    pub(crate) const POSITIVE: Self = Self {
+    /// Above 0.
+    pub const POSITIVE: Self = Self {
         expected: "a number above 0",
         holds: |x| x > 0.0,
     };
-    pub(crate) const NOT_NEGATIVE: Self = Self {
+    /// 0 or more.
+    pub const NOT_NEGATIVE: Self = Self {
         expected: "a number of at least 0",
         holds: |x| x >= 0.0,
     };
-    pub(crate) const FRACTION: Self = Self {
+    /// In `[0, 1]`.
+    pub const FRACTION: Self = Self {
         expected: "a number in [0, 1]",
         holds: |x| (0.0..=1.0).contains(&x),
     };
-    pub(crate) const PROBABILITY: Self = Self {
+    /// In `(0, 1]`.
+    pub const PROBABILITY: Self = Self {
         expected: "a number in (0, 1]",
         holds: |x| x > 0.0 && x <= 1.0,
     };
-    pub(crate) const PART: Self = Self {
+    /// In `(0, 1)`.
+    pub const PART: Self = Self {
         expected: "a number above 0 and below 1",
         holds: |x| x > 0.0 && x < 1.0,
     };
-    pub(crate) const DECAY: Self = Self {
+    /// In `[0, 1)`.
+    pub const DECAY: Self = Self {
         expected: "a number in [0, 1)",
         holds: |x| (0.0..1.0).contains(&x),
     };
-    pub(crate) const LEARNING_RATE: Self = Self {
+    /// 0 or more, where a table would do too.
+    pub const LEARNING_RATE: Self = Self {
         expected: "a number of at least 0, or a table such as { start = 1e-3, shape = \"cosine\" }",
         holds: |x| x >= 0.0,
     };
@@ -174,7 +184,7 @@ fn finite(value: &DeValue<'_>) -> Option<f64> {
 }
 
 /// The largest norm of a gradient; `false` does not clip.
-pub(crate) struct Clip;
+pub struct Clip;
 
 impl Kind for Clip {
     type Value = Option<f64>;
@@ -195,7 +205,7 @@ impl Kind for Clip {
 }
 
 /// `true` or `false`.
-pub(crate) struct Flag;
+pub struct Flag;
 
 impl Kind for Flag {
     type Value = bool;
@@ -210,18 +220,19 @@ impl Kind for Flag {
 }
 
 /// A string of which something holds.
-pub(crate) struct Text {
+pub struct Text {
     expected: &'static str,
     holds: fn(&str) -> bool,
 }
 
 impl Text {
-    pub(crate) const ANY: Self = Self {
+    /// Any string that is not empty.
+    pub const ANY: Self = Self {
         expected: "a string that is not empty",
         holds: |text| !text.is_empty(),
     };
     /// A hash of Git.
-    pub(crate) const COMMIT: Self = Self {
+    pub const COMMIT: Self = Self {
         expected: "a commit of 40 hexadecimal digits",
         holds: |text| {
             let is_digit = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
@@ -229,7 +240,7 @@ impl Text {
         },
     };
     /// It becomes the name of a directory.
-    pub(crate) const RUN_NAME: Self = Self {
+    pub const RUN_NAME: Self = Self {
         expected: "a string of letters, digits, `.`, `_` and `-` that starts with a letter or a digit",
         holds: |text| {
             text.starts_with(|first: char| first.is_ascii_alphanumeric())
@@ -254,7 +265,7 @@ impl Kind for Text {
 }
 
 /// A path, kept as it is written.
-pub(crate) struct Location;
+pub struct Location;
 
 impl Kind for Location {
     type Value = PathBuf;
@@ -272,11 +283,11 @@ impl Kind for Location {
 }
 
 /// One of several words.
-pub(crate) struct OneOf<T: 'static>(pub(crate) &'static [(&'static str, T)]);
+pub struct OneOf<T: 'static>(pub &'static [(&'static str, T)]);
 
 impl<T: PartialEq> OneOf<T> {
     /// The word for `choice`; empty when there is none.
-    pub(crate) fn word(&self, choice: T) -> &'static str {
+    pub fn word(&self, choice: T) -> &'static str {
         self.0
             .iter()
             .find(|(_, other)| *other == choice)
@@ -309,7 +320,7 @@ impl<T: Copy> Kind for OneOf<T> {
 }
 
 /// Widths of layers, at least one.
-pub(crate) struct Widths;
+pub struct Widths;
 
 impl Kind for Widths {
     type Value = Vec<usize>;
@@ -328,7 +339,7 @@ impl Kind for Widths {
 }
 
 /// Patterns of module paths, at least one.
-pub(crate) struct Patterns;
+pub struct Patterns;
 
 impl Kind for Patterns {
     type Value = Vec<String>;
@@ -347,7 +358,7 @@ impl Kind for Patterns {
 }
 
 /// Words, or none.
-pub(crate) struct Words;
+pub struct Words;
 
 impl Kind for Words {
     type Value = Vec<String>;
@@ -365,7 +376,7 @@ impl Kind for Words {
 }
 
 /// Things that are numbered from 0, or none.
-pub(crate) struct Sizes;
+pub struct Sizes;
 
 impl Kind for Sizes {
     type Value = Vec<usize>;
@@ -389,7 +400,7 @@ impl Kind for Sizes {
 }
 
 /// Groups of things that are numbered from 0, none of them empty.
-pub(crate) struct Groups;
+pub struct Groups;
 
 impl Kind for Groups {
     type Value = Vec<Vec<usize>>;
@@ -412,7 +423,7 @@ impl Kind for Groups {
 }
 
 /// A value as a message names it, in one line.
-pub(crate) fn found(value: &DeValue<'_>) -> String {
+pub fn found(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) if text.chars().count() > 60 => {
             format!("a string of {} characters", text.chars().count())

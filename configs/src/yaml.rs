@@ -23,34 +23,43 @@ const DEEPEST: usize = 64;
 
 /// A value, and the offset of its first byte.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Node {
-    pub(crate) offset: usize,
-    pub(crate) value: Value,
+pub struct Node {
+    /// Of its first byte.
+    pub offset: usize,
+    /// What it holds.
+    pub value: Value,
 }
 
 /// What a node holds.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Value {
+pub enum Value {
+    /// Nothing: as a key that is left out.
     Null,
+    /// `true` or `false`.
     Flag(bool),
     /// As TOML writes it.
     Number(String),
+    /// A string.
     Text(String),
+    /// Values in their order.
     List(Vec<Node>),
+    /// Keys and their values, in their order.
     Map(Vec<Entry>),
 }
 
 /// A key of a map and its value.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Entry {
-    pub(crate) key: String,
+pub struct Entry {
+    /// Its name.
+    pub key: String,
     /// Of the key.
-    pub(crate) offset: usize,
-    pub(crate) node: Node,
+    pub offset: usize,
+    /// Its value.
+    pub node: Node,
 }
 
 /// Reads a text of one document, which has to be a map.
-pub(crate) fn parse(text: &str) -> Result<Vec<Entry>, Note> {
+pub fn parse(text: &str) -> Result<Vec<Entry>, Note> {
     let mut reader = Reader::default();
     for event in Parser::new_from_str(text) {
         let (event, span) = event.map_err(|error| Note {
@@ -72,7 +81,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Entry>, Note> {
 }
 
 /// The entries as a table; a key of null is left out.
-pub(crate) fn table(entries: &[Entry]) -> DeTable<'_> {
+pub fn table(entries: &[Entry]) -> DeTable<'_> {
     let entries = entries.iter().filter_map(|entry| {
         let value = entry.node.to_toml()?;
         let at = entry.offset..entry.offset;
@@ -99,7 +108,7 @@ impl Node {
     }
 
     /// The node that a value of TOML is, placed at `offset` where it has no place of its own.
-    pub(crate) fn of_toml(value: &DeValue<'_>, offset: usize) -> Self {
+    pub fn of_toml(value: &DeValue<'_>, offset: usize) -> Self {
         let inner = |item: &Spanned<DeValue<'_>>| Self::of_toml(item.get_ref(), item.span().start);
         let value = match value {
             DeValue::Boolean(flag) => Value::Flag(*flag),
@@ -121,7 +130,7 @@ impl Node {
     }
 
     /// The value in JSON.
-    pub(crate) fn to_json(&self) -> serde_json::Value {
+    pub fn to_json(&self) -> serde_json::Value {
         use serde_json::Value as Json;
         match &self.value {
             Value::Null => Json::Null,

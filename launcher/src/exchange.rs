@@ -4,8 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use spd_checkpoint::{atomic, write};
-use spd_configs::{Faults, Run, Target};
+use spd_configs::Faults;
 use spd_ship::{About, ExportError};
+use spd_trainer::run_file::{Run, Target};
 use spd_trainer::{Fault, exchange};
 
 use crate::cli::{ExportArgs, ImportArgs};
@@ -48,7 +49,8 @@ fn export_wandb(run_dir: &RunDir, out: &Path) -> Result<Exit, Fault> {
     let run = run?;
     let end = ended(run_dir.path());
     let code = end.map(Exit::code);
-    let exported = spd_ship::export(run_dir.path(), About::run(run_dir.path(), &run), out, code);
+    let about = About::run(run_dir.path(), &run.name, &run.tracker, &run);
+    let exported = spd_ship::export(run_dir.path(), about, out, code);
     let exported = exported.map_err(|found| match found {
         ExportError::Disk { .. } => Fault::Failed(found.into()),
         _ => Fault::BadInput(found.to_string()),

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use indicatif::HumanBytes;
-use spd_configs::{Faults, OnDisk, OnHub, Run};
+use spd_configs::Faults;
 use spd_hub::{Fetched, Hub, Kind, Repository, Snapshot};
 use spd_trainer::Fault;
+use spd_trainer::run_file::{OnDisk, OnHub, Run};
 
 use crate::cli::RunArgs;
 use crate::run_dir::RunDir;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use spd_configs::Run;
+use spd_trainer::run_file::Run;
 
 use crate::plan::bytes;
 
@@ -234,7 +234,7 @@ fn savings(run: &Run) -> Vec<Vec<String>> {
     if let Some(train) = &run.target.train {
         all.push(halved("target.train.batch_size", train.batch_size));
     }
-    if let spd_configs::Data::Tokens { seq_len, .. } = &run.data {
+    if let spd_trainer::run_file::Data::Tokens { seq_len, .. } = &run.data {
         all.push(halved("data.seq_len", *seq_len));
     }
     all.retain(|set| !set.is_empty());

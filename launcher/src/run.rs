@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use spd_checkpoint::Lock;
-use spd_configs::Run;
+use spd_trainer::run_file::Run;
 use spd_trainer::{Continuation, Fault, RunPlan, World, cuda, refuses_world};
 
 use crate::cli::{self, RunArgs};

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::statvfs;
 use spd_checkpoint::{CheckpointError, Lock, atomic};
-use spd_configs::Run;
+use spd_trainer::run_file::Run;
 
 use crate::summary;
 

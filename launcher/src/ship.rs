@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use spd_configs::Run;
 use spd_ship::{About, Shipper};
 use spd_trainer::Fault;
+use spd_trainer::run_file::Run;
 
 use crate::cli::ShipArgs;
 use crate::exit::Exit;
@@ -32,7 +32,7 @@ pub(crate) fn ship(asked: &ShipArgs) -> Result<Exit, Fault> {
             run.tracker.to.clone_from(&asked.tracker);
         }
         let exit = ended(dir.path()).unwrap_or(Exit::Stopped);
-        let about = About::run(dir.path(), &run);
+        let about = About::run(dir.path(), &run.name, &run.tracker, &run);
         all.push((dir, about, exit));
     }
     // A sweep names what its runs do, in their files.

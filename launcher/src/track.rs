@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use spd_configs::Run;
 use spd_report::{Book, PAGE};
 use spd_ship::machine::Sampler;
 use spd_ship::{About, Shipper};
 use spd_tracker::{Row, machine_file, now};
+use spd_trainer::run_file::Run;
 
 use crate::exit::Exit;
 use crate::wait::wait_until;
@@ -54,7 +54,8 @@ impl Track {
     /// Begins beside a run of one node, or of several, of which this is the first; what cannot is said, and left out.
     pub(crate) fn of_run(dir: &Path, run: &Run, node: &Node) -> Self {
         let (machine, page) = (Machine::of(dir, node), Page::of(dir));
-        Self::start(dir, Some(About::run(dir, run)), Some(machine), Some(page))
+        let about = About::run(dir, &run.name, &run.tracker, run);
+        Self::start(dir, Some(about), Some(machine), Some(page))
     }
 
     /// Begins beside a sweep, whose runs have launchers of their own.

@@ -3,8 +3,9 @@
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
+use serde::Serialize;
 use serde_json::Value as Json;
-use spd_configs::{Run, Tracker};
+use spd_configs::Tracker;
 use spd_tracker::Start;
 
 /// Bytes of a file that are sent at most.
@@ -27,13 +28,17 @@ pub struct About {
 }
 
 impl About {
-    /// A run of training, which is called by its directory.
-    pub fn run(dir: &Path, run: &Run) -> Self {
-        let name = dir.file_name().and_then(|name| name.to_str());
+    /// A run of training, which is called by its directory, or else `name`.
+    ///
+    /// # Panics
+    ///
+    /// When `config`, the resolved run file, is no JSON, which none that was read from TOML is.
+    pub fn run(dir: &Path, name: &str, tracker: &Tracker, config: &impl Serialize) -> Self {
+        let of_dir = dir.file_name().and_then(|name| name.to_str());
         Self {
-            tracker: run.tracker.clone(),
-            name: name.unwrap_or(&run.name).to_owned(),
-            config: serde_json::to_value(run).expect("what was read from TOML is JSON"),
+            tracker: tracker.clone(),
+            name: of_dir.unwrap_or(name).to_owned(),
+            config: serde_json::to_value(config).expect("what was read from TOML is JSON"),
             job: "train",
         }
     }
@@ -163,16 +168,18 @@ pub(crate) mod tests {
         spd_files::atomic::make_dir(&dir).unwrap();
         spool(&dir);
         let start = |dir: &Path| Start::all(dir).unwrap().swap_remove(0);
-        let of = |run: &Run| RunInfo::of(&dir, About::run(&dir, run), start(&dir));
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/tms_5-2.toml");
-        let mut run = Run::load(&file, &[]).unwrap();
-        let info = of(&run);
+        let of = |tracker: &Tracker| {
+            let about = About::run(&dir, "toy", tracker, &serde_json::json!({"seed": 0}));
+            RunInfo::of(&dir, about, start(&dir))
+        };
+        let mut tracker = Tracker::default();
+        let info = of(&tracker);
         assert_eq!((info.name.as_str(), info.sweep), ("kr", None));
-        run.tracker.name = Some("mine".to_owned());
+        tracker.name = Some("mine".to_owned());
         spool(sweep);
-        assert_eq!(of(&run).sweep, None);
+        assert_eq!(of(&tracker).sweep, None);
         spd_files::atomic::write_file(&sweep.join("sweep.json"), &[b"{}"]).unwrap();
-        let info = of(&run);
+        let info = of(&tracker);
         let id = Some(start(sweep).run);
         assert_eq!((info.name.as_str(), info.sweep), ("mine", id));
     }

@@ -6,10 +6,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use spd_configs::{Input, Run};
 use spd_engine::{Builder, Result, Value};
 use spd_trainer::decompose;
 use spd_trainer::pass::Pass;
+use spd_trainer::run_file::{Input, Run};
 use spd_trainer::target_models::{Layer, Network, Target, TargetTensor};
 
 #[derive(Debug)]

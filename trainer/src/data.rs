@@ -4,7 +4,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use spd_configs::{Active, Data, EvalData, Ids, Input, Model, Run};
 use spd_dataloader::{
     Ahead, Batch, CheckedFiles, DataError, Dataset, Documents, Dtype, Features, Feed, Rows, Shard,
     Source, Windows,
@@ -15,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cache::cache_dir;
 use crate::fault::Fault;
+use crate::run_file::{Active, Data, EvalData, Ids, Input, Model, Run};
 
 /// Batches that wait to be used. A thread fills a batch of 64 rows of 512 tokens in 0.1 ms, and the kernel is asked for those
 /// after it: no step is so short that it waits for a second one.

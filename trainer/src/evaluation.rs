@@ -1,6 +1,5 @@
 //! The evaluation: what every metric measures on held-out batches. Means are taken once, over all of them.
 
-use spd_configs::{Data, Input};
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Builder, Executor, Result, Store, Type, Value};
 
@@ -9,6 +8,7 @@ use crate::batch_program::BatchProgram;
 use crate::decomposition::{Decomposition, in_blocks, over_blocks};
 use crate::fault::Fault;
 use crate::metrics::{Evaluated, METRICS};
+use crate::run_file::{Data, Input};
 use crate::task::{GoOn, Measured};
 use crate::world::World;
 

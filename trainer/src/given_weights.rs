@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use spd_configs::{Data, Run};
 use spd_dataloader::Source;
 use spd_hub::{Hub, Kind, Repository, SCHEME};
 
 use crate::data::Sources;
 use crate::fault::Fault;
+use crate::run_file::{Data, Run};
 use crate::target_models::{Target, Weights, load};
 use crate::tokenizers;
 

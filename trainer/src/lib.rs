@@ -40,6 +40,7 @@ mod refused_step;
 mod removal;
 pub mod replay;
 mod resume;
+pub mod run_file;
 mod run_plan;
 mod saver;
 pub mod schedule;

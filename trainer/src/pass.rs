@@ -10,10 +10,10 @@
 
 use std::collections::BTreeMap;
 
-use spd_configs::pre_identity;
 use spd_engine::ops::{MaskValues, SiteInputs};
 use spd_engine::{Builder, Result, Value};
 
+use crate::run_file::pre_identity;
 use crate::target_models::layer::{Layer, LayerKind};
 
 /// A site in a masked pass.

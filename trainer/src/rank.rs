@@ -8,7 +8,6 @@ use std::time::Instant;
 use anyhow::Context;
 use spd_checkpoint::Lock;
 use spd_checkpoint::atomic::write_file;
-use spd_configs::Run;
 use spd_engine::cuda::Device;
 use spd_engine::{Pool, Processor, Store};
 
@@ -21,6 +20,7 @@ use crate::memory::Peak;
 use crate::metrics::summary::{self, Of, Spent, Summary};
 use crate::progress::Progress;
 use crate::resume::{self, Continuation};
+use crate::run_file::Run;
 use crate::saver::{At, Place};
 use crate::supervision::Supervision;
 use crate::target::{self, On};

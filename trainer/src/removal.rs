@@ -7,13 +7,13 @@
 
 use std::collections::BTreeMap;
 
-use spd_configs::Input;
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Executor, Result, Store, Type};
 
 use crate::active_rows::POSITIONS;
 use crate::decomposition::Decomposition;
 use crate::fault::Fault;
+use crate::run_file::Input;
 
 /// Rows of a batch, at most.
 const ROWS: usize = 8;
@@ -306,7 +306,7 @@ mod tests {
         let site = run.decomposition.sites[0].clone();
         run.decomposition.sites = patterns
             .iter()
-            .map(|&pattern| spd_configs::SitePattern {
+            .map(|&pattern| crate::run_file::SitePattern {
                 pattern: pattern.into(),
                 ..site.clone()
             })

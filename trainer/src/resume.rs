@@ -18,11 +18,11 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use spd_checkpoint::atomic::write_file;
 use spd_checkpoint::{CheckpointError, look};
-use spd_configs::Data;
 use spd_tracker::{LastRows, METRICS, Mark, Start};
 
 use crate::data::{datasets, fingerprint};
 use crate::fault::Fault;
+use crate::run_file::Data;
 
 /// Where a run that has a directory goes on.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use spd_configs::{Active, Data, Dtype, EvalData, Precision, Run, brief};
+use spd_configs::brief;
 use spd_engine::{Pool, Processor, Store, bf16_is_slower, has_bf16_products};
 
 use crate::data;
@@ -13,6 +13,7 @@ use crate::fault::Fault;
 use crate::given_weights;
 use crate::losses::loss_term;
 use crate::memory::Memory;
+use crate::run_file::{Active, Data, Dtype, EvalData, Precision, Run};
 use crate::target;
 use crate::target_models::{Target, shipped};
 use crate::target_task::{Lessons, TargetTask};
@@ -309,11 +310,11 @@ fn device(shards: usize, threads: usize, on_gpu: bool, world: &World) -> String 
 
 #[cfg(test)]
 mod tests {
-    use spd_configs::{Routing, StochasticRecon, Term};
     use spd_engine::Executor;
 
     use super::*;
     use crate::bench::{Overrides, preset};
+    use crate::run_file::{Routing, StochasticRecon, Term};
 
     fn run(precision: Precision) -> Run {
         let preset = preset("tiny-gpt2-h1", &Overrides::default());

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use anyhow::anyhow;
 use serde_json::{Value, json};
 use spd_checkpoint::{CheckpointError, Lock, Snapshot, Writer};
-use spd_configs::{Checkpoint, Log};
 use spd_engine::Store;
 use spd_tracker::Spool;
 
@@ -18,6 +17,7 @@ use crate::fault::Fault;
 use crate::heartbeat::Heartbeat;
 use crate::progress::{Progress, WARMUP};
 use crate::resume::{self, Ingredient};
+use crate::run_file::{Checkpoint, Log};
 use crate::state;
 use crate::task::Task;
 use crate::world::World;
@@ -323,7 +323,6 @@ mod tests {
     use std::process::Command;
 
     use spd_checkpoint::{Lock, Tensor, load, step_path};
-    use spd_configs::{Checkpoint, Log};
     use spd_dataloader::Batch;
     use spd_engine::cuda::Device;
     use spd_engine::{PINNED, Pool, Processor};
@@ -336,6 +335,7 @@ mod tests {
     use crate::decomposition::Decomposition;
     use crate::decomposition_task::DecompositionTask;
     use crate::refused_step;
+    use crate::run_file::{Checkpoint, Log};
     use crate::task::run_step;
 
     /// A decomposition in training.

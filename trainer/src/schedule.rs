@@ -1,6 +1,6 @@
 //! Numbers that follow the step: learning rates.
 
-use spd_configs::{Schedule, Shape};
+use crate::run_file::{Schedule, Shape};
 
 /// The learning rate at `step` of `steps`.
 ///

@@ -1,7 +1,7 @@
 //! Which matrices are decomposed: the run file's patterns against the target's layers, and the identity matrices
 //! that it puts before some of them.
 
-use spd_configs::{Decomposition, SitePattern, Subset, pattern_matches, pre_identity};
+use crate::run_file::{Decomposition, SitePattern, Subset, pattern_matches, pre_identity};
 
 use crate::fault::Fault;
 use crate::target_models::{Layer, LayerKind};
@@ -134,20 +134,20 @@ fn matches(key: &str, patterns: &[SitePattern], layers: &[Layer]) -> Result<Vec<
 
 #[cfg(test)]
 mod tests {
-    use spd_configs::Model;
+    use crate::run_file::Model;
 
     use super::*;
     use crate::target_models::shipped;
 
     fn layers() -> Vec<Layer> {
-        let sizes = spd_configs::Gpt2 {
+        let sizes = crate::run_file::Gpt2 {
             vocab: 50,
             n_ctx: 16,
             d_model: 16,
             n_layer: 2,
             n_head: 2,
             d_mlp: 64,
-            activation: spd_configs::Nonlinearity::GeluTanh,
+            activation: crate::run_file::Nonlinearity::GeluTanh,
             norm_eps: 1e-5,
             tied_head: true,
         };
@@ -167,7 +167,7 @@ mod tests {
             identity: patterns(identity, 4),
             delta: true,
             tied: false,
-            tied_update: spd_configs::TiedUpdate::Summed,
+            tied_update: crate::run_file::TiedUpdate::Summed,
         }
     }
 

@@ -10,12 +10,12 @@ use anyhow::Context;
 use half::bf16;
 use serde_json::Value;
 use spd_checkpoint::{CheckpointError, Dtype, Snapshot, Tensor, newest_step, write_frozen};
-use spd_configs::Run;
 use spd_engine::{Named, Slot, Store, Values};
 use spd_tracker::Mark;
 
 use crate::fault::Fault;
 use crate::resume::{self, Ingredient};
+use crate::run_file::Run;
 
 /// The tensors of a store that are saved.
 pub(crate) fn saved(store: &Store) -> Vec<Slot> {

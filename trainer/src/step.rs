@@ -1,10 +1,10 @@
 //! The programs that train: a step, and an update of the faithfulness warm-up.
 
-use spd_configs::FaithfulnessWarmup;
 use spd_engine::{Builder, Result, Store, Value};
 
 use crate::decomposition::{Decomposition, in_blocks, over_blocks};
 use crate::parameters::{BETA2, Group, Update};
+use crate::run_file::FaithfulnessWarmup;
 
 /// The loss of the warm-up, in its program and in messages.
 pub(crate) const WARMUP_LOSS: &str = "loss/faithfulness";

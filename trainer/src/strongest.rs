@@ -5,11 +5,11 @@
 //! component writes, `|x V| |U|`, would be another measure, and another product `[positions, C]` of each site whose importance
 //! function does not read `x V`. Contexts of equal logits are taken by lot.
 
-use spd_configs::Input;
 use spd_dataloader::Source;
 
 use crate::active_rows::{ActiveRows, Lots};
 use crate::decomposition::Decomposition;
+use crate::run_file::Input;
 
 /// Contexts of a component, each in a row of its own.
 pub(crate) const CONTEXTS: usize = 12;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use spd_configs::{Data, Input, Run, TargetTrain};
 use spd_dataloader::{Batch, Feed, Source};
 use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Executor, Processor, Slot, Store, Type, Value};
@@ -16,6 +15,7 @@ use crate::fault::Fault;
 use crate::memory::{Memory, input_bytes};
 use crate::parameters::{self, Group, HALT, Parameters, Update};
 use crate::pass::Pass;
+use crate::run_file::{Data, Input, Run, TargetTrain};
 use crate::schedule::learning_rate;
 use crate::target_models::{Network, TargetTensor, Weights};
 use crate::task::{GoOn, Measured, NonFinite, Task};

@@ -88,13 +88,13 @@ mod tests {
 
     use spd_checkpoint::atomic::write_file;
     use spd_checkpoint::{Lock, step_path};
-    use spd_configs::{Measure, Run, TiedUpdate};
     use spd_engine::{Pool, Processor};
 
     use super::*;
     use crate::bench::{Overrides, preset};
     use crate::decomposition::Decomposition;
     use crate::decomposition_task::DecompositionTask;
+    use crate::run_file::{Measure, Run, TiedUpdate};
     use crate::world::World;
 
     /// All that a rank has in its phases: a warm-up, evaluations at both ends and between, figures, and a checkpoint that was

@@ -5,8 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use spd_configs::Run;
 use spd_trainer::Fault;
+use spd_trainer::run_file::Run;
 
 use super::door::Door;
 use super::first::{FINISH, First, LOOK, Other};

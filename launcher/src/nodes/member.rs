@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use spd_configs::Run;
 use spd_trainer::Fault;
+use spd_trainer::run_file::Run;
 
 use super::handshake;
 use super::rendezvous::{self, Rendezvous};

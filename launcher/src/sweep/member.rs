@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::{Map, Value};
-use spd_configs::Run;
 use spd_trainer::Threads;
+use spd_trainer::run_file::Run;
 
 use super::axes::{self, Combination};
 use crate::cli::RunArgs;

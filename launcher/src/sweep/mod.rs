@@ -22,8 +22,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use spd_checkpoint::atomic::write_file;
-use spd_configs::{Place, Run};
+use spd_configs::Place;
 use spd_report::PAGE;
+use spd_trainer::run_file::Run;
 use spd_trainer::{Fault, RunPlan, Threads, World};
 
 use self::axes::{Axis, Combination, axes, combinations};

@@ -8,9 +8,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json, json};
 use spd_checkpoint::atomic::write_file;
-use spd_configs::{Run, Tracker};
+use spd_configs::Tracker;
 use spd_ship::About;
 use spd_tracker::{Kind, Mark, Row, Spool, Value, now};
+use spd_trainer::run_file::Run;
 
 use super::member::{Member, State};
 use super::report;
@@ -179,7 +180,7 @@ pub(crate) fn all_of(
         }
         let exit = ended(dir.path()).unwrap_or(Exit::Stopped);
         is_done &= exit == Exit::Done;
-        let about = About::run(dir.path(), &run);
+        let about = About::run(dir.path(), &run.name, &run.tracker, &run);
         all.push((dir, about, exit));
     }
     let Some((_, first, _)) = all.first() else {

@@ -61,7 +61,8 @@ const KINDS: [(&str, Make); 5] = [
         fs::write(path, anchors(random)).unwrap();
     }),
     ("YAML of the reference", |path, random| {
-        let mut bytes = include_bytes!("../../../configs/tests/it/reference/toy.yaml").to_vec();
+        let mut bytes =
+            include_bytes!("../../../trainer/src/run_file/tests/reference/toy.yaml").to_vec();
         for _ in 0..=random.below(3) {
             let at = random.below(bytes.len());
             let piece = match random.below(4) {

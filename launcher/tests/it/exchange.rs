@@ -37,7 +37,7 @@ const MATRICES: &str =
     r#"{ pattern = "h.*.attn.?_proj", C = 6 }, { pattern = "h.*.mlp.*", C = 9 }"#;
 const EMBEDDING: &str = r#"{ pattern = "wte", C = 7 }"#;
 
-const TOY: &str = include_str!("../../../configs/tests/it/reference/toy.yaml");
+const TOY: &str = include_str!("../../../trainer/src/run_file/tests/reference/toy.yaml");
 
 const TOY_SET: [&str; 7] = [
     "--set",

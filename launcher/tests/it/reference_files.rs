@@ -8,7 +8,7 @@ use std::fs;
 
 use crate::scratch::{Ended, Scratch, launch};
 
-const TOY: &str = include_str!("../../../configs/tests/it/reference/toy.yaml");
+const TOY: &str = include_str!("../../../trainer/src/run_file/tests/reference/toy.yaml");
 
 const TARGET: &str =
     r#"target={kind="tms",n_features=6,n_hidden=3,train={steps=20,batch_size=16,lr=5e-3}}"#;

@@ -2,11 +2,11 @@
 //!
 //! Names, sizes and settings are those of the peers' `workloads.py`. A step is timed half-way through training.
 
-use spd_configs::{Data, Input, Precision, Run, SitePattern};
 use spd_engine::has_bf16_products;
 
 use super::runs::{Step, run};
 use crate::fault::Fault;
+use crate::run_file::{Data, Input, Precision, Run, SitePattern};
 use crate::run_plan::why_not;
 use crate::sites::resolve;
 use crate::target_models::shipped;

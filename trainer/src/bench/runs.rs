@@ -1,6 +1,6 @@
 //! The run file of a workload, `workloads/NAME.toml`; its data and weights are never opened.
 
-use spd_configs::{Data, Run};
+use crate::run_file::{Data, Run};
 
 /// What is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

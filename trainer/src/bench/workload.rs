@@ -1,6 +1,5 @@
 //! A preset made ready: random frozen weights, starting values, the step's program, and batches.
 
-use spd_configs::{Data, Input};
 use spd_dataloader::{Batch, Source};
 use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Executor, Processor, Store};
@@ -14,6 +13,7 @@ use crate::fault::Fault;
 use crate::losses::loss_term;
 use crate::memory::laid_out_bytes;
 use crate::parameters::{self, BETA2, Group, HALT, corrections};
+use crate::run_file::{Data, Input};
 use crate::schedule::learning_rate;
 use crate::target_models::{Start, Target, TargetTensor};
 use crate::world::World;

@@ -1,10 +1,10 @@
 //! The components of a site: `V` `[d_in, c]` and `U` `[c, d_out]`, whose product approximates the transposed weight.
 
-use spd_configs::Run;
 use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Result, Store, Value};
 
 use crate::parameters::{self, Group, Parameters};
+use crate::run_file::Run;
 use crate::sites::Site;
 use crate::target_models::{Start, Target};
 
@@ -84,7 +84,7 @@ pub(super) fn values(b: &mut Builder, store: &Store, site: &Site) -> SiteValues 
 
 #[cfg(test)]
 mod tests {
-    use spd_configs::TiedUpdate;
+    use crate::run_file::TiedUpdate;
 
     use super::*;
     use crate::bench::{Overrides, preset};

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use spd_configs::{PgdInit, PgdRecon, PgdScope, Routing, Sampling};
 use spd_draws::{Purpose, Stream};
 use spd_engine::ops::{Draw, LogitNoise, Mask, MaskValues};
 use spd_engine::{Builder, Result, Type, Value};
 
 use super::{CleanPass, CleanSite, Decomposition};
+use crate::run_file::{PgdInit, PgdRecon, PgdScope, Routing, Sampling};
 use crate::sites::Site;
 
 /// A mask sample of a program: a loss term's `k`-th, or an evaluation's.

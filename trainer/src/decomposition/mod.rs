@@ -13,9 +13,10 @@ mod masks;
 
 use std::collections::BTreeMap;
 
-use spd_configs::{Dtype, Input, Reduction, Run, TiedUpdate, Train};
 use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValues};
 use spd_engine::{BuildError, Builder, Precision, Result, Slot, Store, Type, Value};
+
+use crate::run_file::{Dtype, Input, Reduction, Run, TiedUpdate, Train};
 
 pub use components::SiteValues;
 use importance::SeenSite;
@@ -112,9 +113,9 @@ impl Decomposition {
     /// What a GPU stores its programs in.
     pub(crate) fn precision(&self) -> Precision {
         match self.run.precision {
-            spd_configs::Precision::F32 => Precision::F32,
-            spd_configs::Precision::Tf32 => Precision::Tf32,
-            spd_configs::Precision::Bf16 => Precision::Bf16,
+            crate::run_file::Precision::F32 => Precision::F32,
+            crate::run_file::Precision::Tf32 => Precision::Tf32,
+            crate::run_file::Precision::Bf16 => Precision::Bf16,
         }
     }
 
@@ -211,8 +212,8 @@ impl Decomposition {
     /// Shape of a batch of `rows` rows.
     pub fn shape(&self, rows: usize) -> BatchShape {
         let positions = match &self.run.data {
-            spd_configs::Data::Tokens { seq_len, .. } => *seq_len,
-            spd_configs::Data::SparseFeatures { .. } => 1,
+            crate::run_file::Data::Tokens { seq_len, .. } => *seq_len,
+            crate::run_file::Data::SparseFeatures { .. } => 1,
         };
         BatchShape { rows, positions }
     }
@@ -303,7 +304,7 @@ impl Decomposition {
     }
 
     fn gates(&self, b: &mut Builder, noise: LogitNoise) -> ImportanceGates {
-        use spd_configs::Sigmoid;
+        use crate::run_file::Sigmoid;
         let gates = match self.run.importance.sigmoid {
             Sigmoid::LeakyHard => Gates::LeakyHard,
             Sigmoid::Normal => Gates::Normal,

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use spd_configs::FaithfulnessWarmup;
 use spd_dataloader::{Batch, Feed, Source};
 use spd_engine::{Executor, Store};
 use spd_tracker::Value;
@@ -18,6 +17,7 @@ use crate::metrics::{derived, toy};
 use crate::non_finite::first_not_finite;
 use crate::parameters::{BETA2, Group, corrections, set_scalars};
 use crate::refused_step::{halted, refused};
+use crate::run_file::FaithfulnessWarmup;
 use crate::schedule::learning_rate;
 use crate::step::WARMUP_LOSS;
 use crate::task::{GoOn, Measured, NonFinite, Task};

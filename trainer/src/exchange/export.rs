@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use safetensors::tensor::TensorView;
 use spd_checkpoint::{Dtype, Tensor, load, look, step_path};
-use spd_configs::{ImportanceKind, Run, WeightsFile, Written, pre_identity};
 use spd_files::atomic::{make_dir, write_file};
 
 use super::names::{self, MOMENTS, TARGET};
 use super::torch_save::{self, Saved};
 use crate::fault::Fault;
 use crate::resume::CHECKPOINTS;
+use crate::run_file::{ImportanceKind, Run, WeightsFile, Written, pre_identity};
 use crate::sites::{Site, resolve};
 use crate::target_models::{LayerKind, Target, shipped};
 

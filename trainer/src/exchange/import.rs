@@ -8,7 +8,6 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::json;
 use spd_checkpoint::Snapshot;
-use spd_configs::{Input, Run};
 use spd_engine::Store;
 use spd_tracker::Mark;
 
@@ -17,6 +16,7 @@ use super::names::{self, MOMENTS, TARGET};
 use crate::decomposition::Decomposition;
 use crate::fault::Fault;
 use crate::resume;
+use crate::run_file::{Input, Run};
 use crate::sites::Site;
 use crate::state;
 use crate::target_models::{Tensors, shipped};

@@ -1,6 +1,5 @@
 //! What figures are drawn from: what a toy answers to inputs of one feature each, and sums over held-out positions.
 
-use spd_configs::{KnownSolution, Subset, pattern_matches};
 use spd_dataloader::Batch;
 use spd_engine::Store;
 
@@ -15,6 +14,7 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::metrics::known_importance::{identity_order, sum_order};
 use crate::metrics::toy::{self, Answer};
+use crate::run_file::{KnownSolution, Subset, pattern_matches};
 use crate::strongest::{Context, Strongest};
 use crate::task::GoOn;
 

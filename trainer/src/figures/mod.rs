@@ -40,13 +40,13 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::Serialize;
 use spd_checkpoint::atomic::write_file;
-use spd_configs::{Run, Sigmoid};
 use spd_engine::Store;
 use spd_tracker::Value;
 
 use self::measured::{Probe, Sums, probe, sums};
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
+use crate::run_file::{Run, Sigmoid};
 use crate::task::GoOn;
 
 /// Makes a figure of what was measured, if there is one; `when` is a part of its title.

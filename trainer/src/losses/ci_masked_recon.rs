@@ -1,6 +1,6 @@
 //! Do the important components alone compute what the target does?
 
-use spd_configs::{CiMaskedRecon, Routing};
+use crate::run_file::{CiMaskedRecon, Routing};
 
 use super::recon::Reconstruction;
 use crate::decomposition::Masking;

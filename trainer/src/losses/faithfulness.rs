@@ -4,12 +4,12 @@
 //! weight of the target; ours counts the decomposed ones, as the reference does, so the loss reads as the mean squared
 //! error of a weight. The only place where the weight delta is formed.
 
-use spd_configs::Faithfulness;
 use spd_engine::ops::MatMul;
 use spd_engine::{Builder, Result, Store, Value};
 
 use super::{LossInputs, LossTerm};
 use crate::decomposition::{Decomposition, SiteValues};
+use crate::run_file::Faithfulness;
 use crate::target_models::LayerKind;
 
 impl LossTerm for Faithfulness {

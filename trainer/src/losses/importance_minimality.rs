@@ -1,10 +1,10 @@
 //! How much importance is there? The sparsity penalty of all sites, from the power sums of their gates: the sum over sites
 //! and components of the mean over the site's rows. See [`ops::ImportanceMinimality`] for the formula.
 
-use spd_configs::ImportanceMinimality;
 use spd_engine::{Builder, Result, Value, ops};
 
 use super::{LossInputs, LossTerm};
+use crate::run_file::ImportanceMinimality;
 
 impl LossTerm for ImportanceMinimality {
     /// The gradient flows to the importance functions.

@@ -2,7 +2,7 @@
 //!
 //! # Adding a loss
 //!
-//! - `configs/src/losses/`: a file with its struct, its keys, their defaults and their checks, and a line of `losses!`.
+//! - `trainer/src/run_file/losses/`: a file with its struct, its keys, their defaults and their checks, and a line of `losses!`.
 //! - `configs/README.md`: a row for each key.
 //! - `trainer/src/losses/`: a file that implements [`LossTerm`] for the struct, and a line of [`loss_term`].
 //! - `trainer/tests/it/golden/`: the loss in candle, in `candle.rs`, and a case of `unrecorded.rs` that compares the two.
@@ -16,8 +16,9 @@ mod stochastic_hidden_acts_recon;
 mod stochastic_recon;
 mod unmasked_recon;
 
-use spd_configs::Term;
 use spd_engine::{Builder, Result, Store, Value};
+
+use crate::run_file::Term;
 
 pub use importance_minimality::exponent;
 pub use pgd_recon::{Ascent, AttackedSite, SourceGradient, ascents};

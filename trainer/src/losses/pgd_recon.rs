@@ -19,12 +19,12 @@
 //! gradient matters, and all others arrive at the same bits. The gradient of a delta's source, `r (x D^T) . G`, is a
 //! difference that loses digits as the components come to add up to the weights; by then the delta matters as little.
 
-use spd_configs::{PgdRecon, PgdScope};
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Result, Value};
 
 use super::{LossInputs, LossTerm, mean};
 use crate::decomposition::{AdversarialSource, MaskedPass};
+use crate::run_file::{PgdRecon, PgdScope};
 
 /// A site that an adversary masks.
 #[derive(Debug, Clone, Copy)]
@@ -175,7 +175,6 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use spd_configs::{Loss, PgdInit, Routing, Term};
     use spd_draws::{Purpose, Stream};
     use spd_engine::{Executor, Pool, Store};
 
@@ -183,6 +182,7 @@ mod tests {
     use crate::bench::{Overrides, preset};
     use crate::decomposition::{Decomposition, Draws};
     use crate::parameters::{self, HALT};
+    use crate::run_file::{Loss, PgdInit, Routing, Term};
     use crate::target_models::Start;
 
     const PGD: PgdRecon = PgdRecon {

@@ -10,11 +10,11 @@
 //! A term is the mean over its passes. Layerwise, the other sites run on their own weights, so everything before the
 //! site is the clean pass, and is not computed again. Subsets are routed position by position.
 
-use spd_configs::{OutputLoss, Routing};
 use spd_engine::{Builder, Result, Value};
 
 use super::{LossInputs, LossTerm, mean};
 use crate::decomposition::{MaskedPass, Masking};
+use crate::run_file::{OutputLoss, Routing};
 
 /// Divergence between the target's output and another, a scalar: the mean over positions of `KL(target || other)`, or the
 /// mean over elements of the squared error. The gradient flows to the other.

@@ -6,12 +6,12 @@
 //! the same input in both passes. It counts as it does in the reference: no error, and its elements in the denominator; where
 //! all sites are such, the term is 0. What goes into an embedding are tokens, which are the same in all passes and count for nothing.
 
-use spd_configs::{Routing, StochasticHiddenActsRecon};
 use spd_engine::{Builder, DType, Result, Value};
 
 use super::LossInputs;
 use super::recon::Reconstruction;
 use crate::decomposition::{CleanPass, MaskedPass, Masking};
+use crate::run_file::{Routing, StochasticHiddenActsRecon};
 
 impl Reconstruction for StochasticHiddenActsRecon {
     const MASKING: Masking = Masking::Stochastic;
@@ -69,13 +69,13 @@ pub(crate) fn hidden_acts_errors(
 mod tests {
     use std::sync::Arc;
 
-    use spd_configs::{Measure, Term};
     use spd_engine::{Executor, Pool, Processor, Store};
 
     use super::*;
     use crate::bench::{Overrides, preset};
     use crate::decomposition::Decomposition;
     use crate::parameters::HALT;
+    use crate::run_file::{Measure, Term};
 
     /// The term's value at the starting values, over sites that match `pattern`.
     fn measured(pattern: &str) -> f32 {

@@ -1,6 +1,6 @@
 //! Does the target's output stay whatever unimportant components are ablated?
 
-use spd_configs::{Routing, StochasticRecon};
+use crate::run_file::{Routing, StochasticRecon};
 
 use super::recon::Reconstruction;
 use crate::decomposition::Masking;

@@ -1,6 +1,6 @@
 //! Do the components alone compute what the target does?
 
-use spd_configs::{Routing, UnmaskedRecon};
+use crate::run_file::{Routing, UnmaskedRecon};
 
 use super::recon::Reconstruction;
 use crate::decomposition::Masking;

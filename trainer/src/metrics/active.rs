@@ -1,9 +1,9 @@
 //! L0: components that are active in a row, on average. `l0/<site>`; and `l0/<subset>`, of all sites of an `[[eval.subset]]`.
 
-use spd_configs::Subset;
 use spd_engine::{Builder, Result};
 
 use super::{Evaluated, Mean};
+use crate::run_file::Subset;
 use crate::task::Measured;
 
 pub(super) fn means(_b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {

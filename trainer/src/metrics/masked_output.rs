@@ -15,12 +15,12 @@
 //! Where a `[[eval.subset]]` is masked: `subset/<name>/kl`, `.../ce` and `.../ce_unrecovered`, of a pass whose sites in the subset are
 //! stochastically masked and whose others are the target's; and `subset_worst/...`, the largest of each.
 
-use spd_configs::{OutputLoss, Routing};
 use spd_engine::{Builder, Result};
 
 use super::{Evaluated, Mean};
 use crate::decomposition::{MaskSample, Masking};
 use crate::losses::{USUAL_MASKS, divergence, divergence_and_cross_entropy, hidden_acts_errors};
+use crate::run_file::{OutputLoss, Routing};
 use crate::task::Measured;
 
 pub(super) fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {

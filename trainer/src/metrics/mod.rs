@@ -14,8 +14,9 @@ pub(crate) mod summary;
 mod terms;
 pub(crate) mod toy;
 
-use spd_configs::Run;
 use spd_engine::{Builder, Result, Store, Value};
+
+use crate::run_file::Run;
 
 pub use bigram::bigram_cross_entropy;
 pub use summary::number;

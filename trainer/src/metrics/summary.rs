@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use spd_configs::{Input, KnownSolution, Measure, Run, Subset};
 use spd_engine::Store;
 use spd_tracker::{Cursor, Kind, Read, Reader};
 
@@ -20,6 +19,7 @@ use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::figures;
 use crate::memory::Peak;
+use crate::run_file::{Input, KnownSolution, Measure, Run, Subset};
 use crate::target;
 use crate::target_models::{SolvedWhen, Target};
 use crate::task::{GoOn, Measured};
@@ -388,7 +388,7 @@ pub fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use spd_configs::{Activation, ResidMlp, Tms};
+    use crate::run_file::{Activation, ResidMlp, Tms};
 
     use super::*;
 

@@ -1,6 +1,5 @@
 //! What is known of a toy: how its importances and components should look.
 
-use spd_configs::{Input, KnownSolution, pattern_matches};
 use spd_engine::Store;
 
 use super::known_importance::{
@@ -10,6 +9,7 @@ use crate::arena::in_arena_of;
 use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
+use crate::run_file::{Input, KnownSolution, pattern_matches};
 use crate::sites::Site;
 use crate::target_models::{FeatureDirections, Target};
 

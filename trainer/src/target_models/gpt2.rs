@@ -6,12 +6,12 @@
 //! 1, and a window in some blocks.
 //! Radford et al., "Language models are unsupervised multitask learners", 2019; Black et al., "GPT-Neo", 2021.
 
-use spd_configs::{Gpt2, GptNeo, Input, Nonlinearity};
 use spd_engine::ops::{GeluKind, Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
 
 use super::{Layer, LayerKind, Start, Target, TargetTensor};
 use crate::pass::Pass;
+use crate::run_file::{Gpt2, GptNeo, Input, Nonlinearity};
 
 /// A GPT-2 in one of its layouts.
 #[derive(Debug)]

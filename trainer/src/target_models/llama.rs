@@ -6,13 +6,13 @@
 //!
 //! Touvron et al., "LLaMA: open and efficient foundation language models", 2023; names and layouts are theirs.
 
-use spd_configs::{Input, Llama, LlamaSimple};
 use spd_engine::ops::{GeluKind, Heads, Qkv, RotaryScaling};
 use spd_engine::{Builder, Result, Value};
 
 use super::gpt2::{layer_tensors, rounded, starts};
 use super::{Layer, Start, Target, TargetTensor};
 use crate::pass::Pass;
+use crate::run_file::{Input, Llama, LlamaSimple};
 
 /// A Llama in one of its layouts.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //!
 //! # Adding a network
 //!
-//! - `configs/src/networks/`: a file with its struct, its keys, their defaults and their checks, and a line of `networks!`.
+//! - `trainer/src/run_file/networks/`: a file with its struct, its keys, their defaults and their checks, and a line of `networks!`.
 //!   If it is one of Hugging Face, what reads its `config.json` and a row of `ARCHITECTURES`.
 //! - `configs/README.md`: a row for each key.
 //! - `trainer/src/target_models/`: a file that implements [`Target`] for the struct, and a line of [`shipped`].
@@ -23,8 +23,9 @@ mod weights;
 use std::fmt;
 use std::sync::Arc;
 
-use spd_configs::{Input, Model};
 use spd_engine::{Builder, DType, Result, Type, Value};
+
+use crate::run_file::{Input, Model};
 
 pub use layer::{Layer, LayerKind};
 pub use weights::{Described, Tensors, Weights, describe, load};
@@ -208,7 +209,7 @@ pub fn shipped(model: &Model) -> std::result::Result<Network, Fault> {
 
 #[cfg(test)]
 mod tests {
-    use spd_configs::Custom;
+    use crate::run_file::Custom;
 
     use super::*;
 

@@ -8,13 +8,13 @@
 //!
 //! Black et al., "GPT-NeoX-20B", 2022; names and layouts are those of `transformers.GPTNeoXForCausalLM`.
 
-use spd_configs::{GptNeoX, Input};
 use spd_engine::ops::{Heads, Qkv};
 use spd_engine::{Builder, Result, Value};
 
 use super::gpt2::{layer_norm, layer_norm_tensors, layer_tensors, nonlinear, starts};
 use super::{Layer, Target, TargetTensor};
 use crate::pass::Pass;
+use crate::run_file::{GptNeoX, Input};
 
 const EMBEDDING: &str = "gpt_neox.embed_in";
 const HEAD: &str = "embed_out";

@@ -4,12 +4,12 @@
 //! stream; the MLPs have fewer neurons in all than there are features. `layers.i.mlp_in` `[m, d]`, `layers.i.mlp_out`
 //! `[d, m]`. Bushnaq, Braun and Sharkey, "Stochastic Parameter Decomposition", 2025; names are the reference's.
 
-use spd_configs::{Activation, Input, ResidMlp};
 use spd_engine::ops::GeluKind;
 use spd_engine::{Builder, Result, Value};
 
 use super::{FeatureDirections, Layer, SolvedWhen, Start, Target, TargetTensor};
 use crate::pass::Pass;
+use crate::run_file::{Activation, Input, ResidMlp};
 
 impl Target for ResidMlp {
     fn describe(&self) -> String {

@@ -4,11 +4,11 @@
 //! its input, so a run file whose features are negative is refused. Elhage et al., "Toy models of superposition", 2022; sizes and
 //! names are the reference's.
 
-use spd_configs::{Input, Tms};
 use spd_engine::{Builder, Result, Value};
 
 use super::{FeatureDirections, Layer, Start, Target, TargetTensor};
 use crate::pass::Pass;
+use crate::run_file::{Input, Tms};
 
 impl Target for Tms {
     fn describe(&self) -> String {

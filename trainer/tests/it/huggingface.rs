@@ -19,10 +19,10 @@ use std::path::Path;
 use std::process::Command;
 
 use safetensors::SafeTensors;
-use spd_configs::Run;
 use spd_engine::ops::{Mask, MaskValues};
 use spd_engine::{Builder, Executor, Pool, Store, Type, Value};
 use spd_trainer::pass::{MaskedSite, Pass};
+use spd_trainer::run_file::Run;
 use spd_trainer::target_models::{Network, load, shipped};
 
 use crate::harness::{Absent, Compared, Outcome, Skipped, Test};

@@ -23,12 +23,12 @@ mod mlp;
 mod shared_mlp;
 mod vector_mlp;
 
-use spd_configs::{Importance, ImportanceKind};
 use spd_engine::{Builder, Result, Store, Value};
 
 use super::components::{SiteValues, stream};
 use crate::fault::Fault;
 use crate::parameters::{self, Group, Parameters};
+use crate::run_file::{Importance, ImportanceKind};
 use crate::sites::Site;
 use crate::target_models::{LayerKind, Start};
 

@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use spd_configs::{Data, EvalData, Ids, SitePattern};
 use spd_engine::{Pool, Processor};
 
 use super::*;
 use crate::bench::{Overrides, preset};
 use crate::data;
 use crate::decomposition::Decomposition;
+use crate::run_file::{Data, EvalData, Ids, SitePattern};
 use crate::world::World;
 
 const SITES: [&str; 3] = ["*.attn.c_attn", "*.mlp.c_fc", "*.mlp.c_proj"];

@@ -10,12 +10,12 @@ mod torch;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use spd_configs::Input;
 use stock::Stock;
 use stored::StoredDtype;
 
 use super::Target;
 use crate::fault::Fault;
+use crate::run_file::Input;
 
 /// Name, shape and values of each tensor of a target, in the target's order.
 pub type Weights = Vec<(String, Vec<usize>, Vec<f32>)>;

@@ -6,11 +6,11 @@ use std::path::Path;
 
 use ::safetensors::Dtype;
 use ::safetensors::tensor::TensorView;
-use spd_configs::Tms;
 use spd_files::mutation::{Dice, rounds};
 use zip::write::{SimpleFileOptions, ZipWriter};
 
 use super::*;
+use crate::run_file::Tms;
 use crate::target_models::TargetTensor;
 
 const TARGET: Tms = Tms {

@@ -11,10 +11,10 @@
 
 use std::collections::BTreeMap;
 
-use spd_configs::{PgdRecon, Run, Term};
 use spd_engine::{Builder, Executor, Value};
 use spd_trainer::decomposition::{CleanPass, Draws};
 use spd_trainer::losses::{Ascent, LossInputs, ascents};
+use spd_trainer::run_file::{PgdRecon, Run, Term};
 
 use super::compare::{Comparison, largest};
 use super::numbers::{Numbers, Tensor};
@@ -145,7 +145,7 @@ impl<'n> Climb<'n> {
     /// The adversaries of the term and, layerwise, the site of each; else all sites.
     fn adversaries(&self) -> impl Iterator<Item = (usize, &str)> {
         let sites = &self.replica.decomposition.sites;
-        let layerwise = self.pgd.routing == spd_configs::Routing::Layerwise;
+        let layerwise = self.pgd.routing == spd_trainer::run_file::Routing::Layerwise;
         let number = move |index| if layerwise { index } else { 0 };
         let paths = sites.iter().enumerate();
         paths.map(move |(index, site)| (number(index), site.path()))

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Result, Tensor, Var};
-use spd_configs::{
-    ImportanceKind, PgdInit, PgdRecon, PgdScope, Routing, Run, Sampling, Sigmoid, Term,
-};
 use spd_engine::Store;
 use spd_trainer::decomposition::Decomposition;
 use spd_trainer::losses::exponent;
+use spd_trainer::run_file::{
+    ImportanceKind, PgdInit, PgdRecon, PgdScope, Routing, Run, Sampling, Sigmoid, Term,
+};
 use spd_trainer::schedule::learning_rate;
 
 /// Draws by the name of the input that has them.

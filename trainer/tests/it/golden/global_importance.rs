@@ -22,8 +22,8 @@ pub(super) fn check(name: &str) -> Outcome {
 
     // As for single steps.
     let tolerance = match run.data {
-        spd_configs::Data::Tokens { .. } => 1e-4,
-        spd_configs::Data::SparseFeatures { .. } => 1e-5,
+        spd_trainer::run_file::Data::Tokens { .. } => 1e-4,
+        spd_trainer::run_file::Data::SparseFeatures { .. } => 1e-5,
     };
     let mut comparison = Comparison::new(name, tolerance);
     comparison.group("clean");

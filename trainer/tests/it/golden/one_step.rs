@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
-use spd_configs::{PgdRecon, Routing, Run, Sampling, Term};
 use spd_engine::ops::{Gates, ImportanceGates, LogitNoise, MatMul};
 use spd_engine::{Builder, Executor, Store, Type, Value};
 use spd_trainer::decomposition::{CleanPass, Draws};
 use spd_trainer::losses::{LossInputs, loss_term};
+use spd_trainer::run_file::{PgdRecon, Routing, Run, Sampling, Term};
 use spd_trainer::target_models::LayerKind;
 
 use super::ascent::climbs_like_theirs;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use serde_json::Value as Json;
-use spd_configs::Run;
+use spd_trainer::run_file::Run;
 
 use super::numbers::{Numbers, Tensor};
 

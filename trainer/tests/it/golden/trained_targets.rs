@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
-use spd_configs::{Activation, Input, Model, ResidMlp, Tms};
 use spd_dataloader::{Batch, Features, Feed, Shard, Source};
 use spd_engine::{Builder, Executor, Store, Type};
 use spd_trainer::data::fill;
 use spd_trainer::pass::Pass;
+use spd_trainer::run_file::{Activation, Input, Model, ResidMlp, Tms};
 use spd_trainer::target_models::{load, shipped};
 
 use super::numbers::shared;

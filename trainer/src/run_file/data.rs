@@ -1,0 +1,190 @@
+//! `[data]`: where batches come from.
+
+use std::path::PathBuf;
+
+use toml::de::DeValue;
+
+use spd_configs::{
+    reader::Table,
+    values::{Flag, Groups, Kind, Location, Number, OneOf, Size, Text, brief},
+};
+
+use crate::run_file::{
+    run::{Active, Data, EvalData, Ids},
+    target::Facts,
+};
+
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    SparseFeatures,
+    Tokens,
+}
+
+const FORMS: OneOf<Form> = OneOf(&[
+    ("sparse_features", Form::SparseFeatures),
+    ("tokens", Form::Tokens),
+]);
+
+pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
+    let form = table.need_kind("kind", FORMS)?;
+    let fits = [
+        (target.of_features(), Form::SparseFeatures),
+        (target.of_tokens(), Form::Tokens),
+    ];
+    for (name, fits) in fits {
+        if let Some(name) = name.filter(|_| form != fits) {
+            let (fits, form) = (FORMS.word(fits), FORMS.word(form));
+            let message = format!("expected \"{fits}\" for a {name} target, found \"{form}\"");
+            table.refuse::<()>("kind", message);
+        }
+    }
+    match form {
+        Form::SparseFeatures => read_sparse_features(table, target),
+        Form::Tokens => read_tokens(table, target),
+    }
+}
+
+fn read_sparse_features(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
+    let active = read_active(table, target);
+    let natural_low = target.traits().map_or(0.0, |traits| traits.low);
+    let low = table.or("low", Number::FINITE, natural_low);
+    let high = table.or("high", Number::FINITE, 1.0);
+    if let (Some(low), Some(high)) = (low, high)
+        && low >= high
+    {
+        let key = if table.has("high") { "high" } else { "low" };
+        table.refuse::<()>(
+            key,
+            format!(
+                "expected low below high, found {} and {}",
+                brief(low),
+                brief(high)
+            ),
+        );
+    }
+    if let (Some((kind, _)), true, Some(low)) = (target.network, target.trained_here, low)
+        && let Some(learns) = kind.traits().learns
+        && low < 0.0
+    {
+        let name = kind.name();
+        let message = format!(
+            "expected at least 0 for a {name} target that learns to give {learns}, found {}",
+            brief(low)
+        );
+        table.refuse::<()>("low", message);
+    }
+    Some(Data::SparseFeatures {
+        active: active?,
+        low: low?,
+        high: high?,
+    })
+}
+
+fn read_active(table: &mut Table<'_>, target: &Facts) -> Option<Active> {
+    let probability = table.maybe("probability", Number::PROBABILITY);
+    let exactly = table.maybe("exactly_active", Size::at_least(1));
+    let synced = table.or("synced_inputs", Groups, Vec::new());
+    if let (Some(Some(exactly)), Some(n_features)) = (exactly, target.n_features())
+        && exactly > n_features
+    {
+        let message =
+            format!("expected at most the target's {n_features} features, found {exactly}");
+        table.refuse::<()>("exactly_active", message);
+    }
+    if let Some(groups) = &synced {
+        check_groups(table, groups, target);
+    }
+    match (table.has("probability"), table.has("exactly_active")) {
+        (true, false) => Some(Active::ByChance {
+            probability: probability??,
+            synced_inputs: synced?,
+        }),
+        (false, true) if table.has("synced_inputs") => table.refuse(
+            "synced_inputs",
+            "expected `probability` with it, found `exactly_active`",
+        ),
+        (false, true) => Some(Active::Exactly {
+            exactly_active: exactly??,
+        }),
+        (true, true) => table.refuse(
+            "exactly_active",
+            "expected either `probability` or `exactly_active`, found both",
+        ),
+        (false, false) => table.refuse_table(
+            "expected `probability = CHANCE` or `exactly_active = FEATURES`, found neither",
+        ),
+    }
+}
+
+/// A feature is in one group, and is one of the target's.
+fn check_groups(table: &mut Table<'_>, groups: &[Vec<usize>], target: &Facts) {
+    let mut seen = std::collections::BTreeSet::new();
+    for &feature in groups.iter().flatten() {
+        if let Some(n_features) = target.n_features()
+            && feature >= n_features
+        {
+            let message = format!(
+                "expected features below the target's {n_features}, numbered from 0, found {feature}"
+            );
+            table.refuse::<()>("synced_inputs", message);
+        }
+        if !seen.insert(feature) {
+            let message = format!("expected each feature in one group, found {feature} twice");
+            table.refuse::<()>("synced_inputs", message);
+        }
+    }
+}
+
+fn read_tokens(table: &mut Table<'_>, target: &Facts) -> Option<Data> {
+    let train = table.need("train", Location);
+    let eval = if table.has_table("eval") {
+        let part = table.table("eval", |eval| eval.need("held_out", Number::PART));
+        part.map(|held_out| EvalData::HeldOut { held_out })
+    } else {
+        table.need("eval", DatasetOrPart).map(EvalData::Dataset)
+    };
+    let seq_len = table.need("seq_len", Size::at_least(1));
+    let dtype = table.maybe("dtype", IDS);
+    let cross_documents = table.or("cross_documents", Flag, true);
+    let document_end = table.maybe("document_end", Size::at_least(0));
+    let make = table.maybe("make", Text::ANY);
+    if let (Some(seq_len), Some(n_ctx)) = (seq_len, target.n_ctx())
+        && seq_len > n_ctx
+    {
+        let message =
+            format!("expected at most the target's {n_ctx} positions (n_ctx), found {seq_len}");
+        table.refuse::<()>("seq_len", message);
+    }
+    if let (Some(Some(_)), Some(true)) = (document_end, cross_documents) {
+        table.refuse::<()>(
+            "document_end",
+            "expected `cross_documents = false` with it: rows go on over the ends of documents otherwise",
+        );
+    }
+    Some(Data::Tokens {
+        train: train?,
+        eval: eval?,
+        seq_len: seq_len?,
+        dtype: dtype?,
+        cross_documents: cross_documents?,
+        document_end: document_end?,
+        make: make?,
+    })
+}
+
+const IDS: OneOf<Ids> = OneOf(&[("u16", Ids::U16), ("u32", Ids::U32)]);
+
+/// A path, where a table would do too.
+struct DatasetOrPart;
+
+impl Kind for DatasetOrPart {
+    type Value = PathBuf;
+
+    fn expected(&self) -> String {
+        "a path, or { held_out = PART } for the end of the training data".to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<PathBuf, String> {
+        Location.read(value).map_err(|_| self.expected())
+    }
+}

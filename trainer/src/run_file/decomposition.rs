@@ -1,0 +1,155 @@
+//! `[decomposition]` and `[importance]`: which matrices are taken apart, and what rates their parts.
+
+use spd_configs::{
+    reader::Table,
+    values::{Flag, OneOf, Size, Text, Widths},
+};
+
+use crate::run_file::{
+    pattern::{is_literal, pattern_matches},
+    run::{Decomposition, Importance, ImportanceKind, Sampling, Sigmoid, SitePattern, TiedUpdate},
+    target::Facts,
+};
+
+pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Decomposition> {
+    let mut patterns = Vec::new();
+    let sites = table.rows("sites", |site| read_site(site, &mut patterns));
+    let mut patterns = Vec::new();
+    let identity = table.rows_or_none("identity", |site| read_site(site, &mut patterns));
+    let delta = table.or("delta", Flag, true);
+    let pair = target.traits().and_then(|traits| traits.tied);
+    let of_pair = pair.zip(sites.as_deref());
+    let of_pair = of_pair.map(|(pair, sites)| pair.map(|path| components(sites, path)));
+    let tied = table.or(
+        "tied",
+        Flag,
+        matches!(of_pair, Some([Some(a), Some(b)]) if a == b),
+    );
+    if tied == Some(true) {
+        match (target.network, pair, of_pair) {
+            (Some((kind, _)), None, _) => {
+                let name = kind.name();
+                table.refuse(
+                    "tied",
+                    format!("expected false for a {name} target, found true"),
+                )
+            }
+            (_, Some([a, b]), Some([Some(one), Some(two)])) if one != two => table.refuse(
+                "tied",
+                format!("expected {a} and {b} of equal C, found {one} and {two}"),
+            ),
+            (_, Some([a, b]), Some([None, _] | [_, None])) => table.refuse(
+                "tied",
+                format!("expected {a} and {b} among the sites, found one or none"),
+            ),
+            _ => Some(()),
+        };
+    }
+    let tied_update = table.or("tied_update", TIED_UPDATES, TiedUpdate::Summed);
+    if let (Some(false), Some(said), true) = (tied, tied_update, table.has("tied_update")) {
+        let said = TIED_UPDATES.word(said);
+        table.refuse::<()>(
+            "tied_update",
+            format!("expected it to be left out, as no components are tied, found \"{said}\""),
+        );
+    }
+    Some(Decomposition {
+        sites: sites?,
+        identity: identity?,
+        delta: delta?,
+        tied: tied?,
+        tied_update: tied_update?,
+    })
+}
+
+fn read_site(table: &mut Table<'_>, patterns: &mut Vec<String>) -> Option<SitePattern> {
+    let pattern = table.need("pattern", Text::ANY);
+    let components = table.need("C", Size::at_least(1));
+    if let Some(pattern) = &pattern {
+        if patterns.contains(pattern) {
+            table.refuse::<()>(
+                "pattern",
+                format!("found {pattern:?} twice; a site has one C"),
+            );
+        }
+        patterns.push(pattern.clone());
+    }
+    Some(SitePattern {
+        pattern: pattern?,
+        components: components?,
+    })
+}
+
+/// Components of the site at `path`, as far as the file alone can say.
+fn components(sites: &[SitePattern], path: &str) -> Option<usize> {
+    let site = sites
+        .iter()
+        .find(|site| pattern_matches(&site.pattern, path))?;
+    Some(site.components)
+}
+
+/// The site of the identity matrix that is put before the layer at `path`; of a pattern, the pattern of such sites.
+pub fn pre_identity(path: &str) -> String {
+    format!("{path}.pre_identity")
+}
+
+impl Decomposition {
+    /// Patterns of all sites in their order, those of identity matrices by their own paths.
+    pub(crate) fn all_sites(&self) -> Vec<SitePattern> {
+        let identity = self.identity.iter().map(|site| SitePattern {
+            pattern: pre_identity(&site.pattern),
+            components: site.components,
+        });
+        self.sites.iter().cloned().chain(identity).collect()
+    }
+}
+
+/// The sites that a pattern written elsewhere surely means, whatever the modules of the target are.
+pub(crate) fn surely_meant<'s>(
+    sites: &'s [SitePattern],
+    pattern: &'s str,
+) -> impl Iterator<Item = &'s SitePattern> {
+    sites.iter().filter(move |site| {
+        site.pattern == pattern
+            || is_literal(&site.pattern) && pattern_matches(pattern, &site.pattern)
+            || is_literal(pattern) && pattern_matches(&site.pattern, pattern)
+    })
+}
+
+const TIED_UPDATES: OneOf<TiedUpdate> = OneOf(&[
+    ("summed", TiedUpdate::Summed),
+    ("separate", TiedUpdate::Separate),
+]);
+
+const KINDS: OneOf<ImportanceKind> = OneOf(&[
+    ("mlp", ImportanceKind::Mlp),
+    ("vector_mlp", ImportanceKind::VectorMlp),
+    ("shared_mlp", ImportanceKind::SharedMlp),
+    ("global_shared_mlp", ImportanceKind::GlobalSharedMlp),
+]);
+
+const SIGMOIDS: OneOf<Sigmoid> = OneOf(&[
+    ("leaky_hard", Sigmoid::LeakyHard),
+    ("normal", Sigmoid::Normal),
+    ("hard", Sigmoid::Hard),
+    ("upper_leaky_hard", Sigmoid::UpperLeakyHard),
+    ("swish_hard", Sigmoid::SwishHard),
+]);
+
+const SAMPLINGS: OneOf<Sampling> = OneOf(&[
+    ("continuous", Sampling::Continuous),
+    ("binomial", Sampling::Binomial),
+]);
+
+pub(crate) fn read_importance(table: &mut Table<'_>) -> Option<Importance> {
+    let kind = table.need("kind", KINDS);
+    let hidden = table.need("hidden", Widths);
+    let sigmoid = table.or("sigmoid", SIGMOIDS, Sigmoid::LeakyHard);
+    let sampling = table.or("sampling", SAMPLINGS, Sampling::Continuous);
+    Some(Importance {
+        kind: kind?,
+        hidden: hidden?,
+        sigmoid: sigmoid?,
+        sampling: sampling?,
+    })
+}

@@ -1,0 +1,76 @@
+//! A table of a run file while it is made of another one.
+
+use toml::de::DeValue;
+
+use spd_configs::{
+    reader::Table,
+    values::Kind,
+    yaml::{Entry, Node, Value},
+};
+
+/// A table of a run file; each key stands where the reference's key stood that it is made of.
+#[derive(Default)]
+pub(super) struct Made(Vec<Entry>);
+
+impl Made {
+    pub(super) fn into_entries(self) -> Vec<Entry> {
+        self.0
+    }
+
+    pub(super) fn put(&mut self, key: &str, offset: usize, value: Value) {
+        let node = Node { offset, value };
+        let key = key.to_owned();
+        self.0.push(Entry { key, offset, node });
+    }
+
+    pub(super) fn text(&mut self, key: &str, offset: usize, text: &str) {
+        self.put(key, offset, Value::Text(text.to_owned()));
+    }
+
+    pub(super) fn table(&mut self, key: &str, offset: usize, table: Self) {
+        self.put(key, offset, Value::Map(table.0));
+    }
+
+    pub(super) fn rows(&mut self, key: &str, offset: usize, rows: Vec<Self>) {
+        let rows = rows.into_iter().map(|row| Node {
+            offset: row.0.first().map_or(offset, |entry| entry.offset),
+            value: Value::Map(row.0),
+        });
+        self.put(key, offset, Value::List(rows.collect()));
+    }
+
+    /// The value of a key under our name for it, if it is given; the reader of run files checks it.
+    pub(super) fn carry(&mut self, table: &mut Table<'_>, theirs: &'static str, ours: &str) {
+        if let Some((offset, value)) = table.raw(theirs) {
+            let value = Node::of_toml(value, offset).value;
+            self.put(ours, offset, value);
+        }
+    }
+
+    /// The same of a key that has to be given.
+    pub(super) fn need(
+        &mut self,
+        table: &mut Table<'_>,
+        (theirs, expected): (&'static str, &'static str),
+        ours: &str,
+    ) {
+        if let Some(node) = table.need(theirs, Anything(expected)) {
+            self.put(ours, table.place(theirs), node.value);
+        }
+    }
+}
+
+/// Any value; what it has to be is said only where it is missing.
+struct Anything(&'static str);
+
+impl Kind for Anything {
+    type Value = Node;
+
+    fn expected(&self) -> String {
+        self.0.to_owned()
+    }
+
+    fn read(&self, value: &DeValue<'_>) -> Result<Node, String> {
+        Ok(Node::of_toml(value, 0))
+    }
+}

@@ -1,0 +1,113 @@
+//! Run files of the SPD reference, YAML of its branches `main` and `dev`, as run files of ours. What has a name there and another one here
+//! is renamed; what is not here is refused by its key, all of it at once.
+//!
+//! ```text
+//! text -> yaml -> their tables -> translate -> our tables -> overrides -> reader, as of any run file
+//! ```
+
+mod beside;
+mod export;
+mod importance;
+mod made;
+mod metrics;
+mod schedule;
+mod target;
+mod top;
+
+use std::path::Path;
+
+use toml::de::DeTable;
+
+use spd_configs::{
+    faults::Note,
+    reader::{Table, read_file},
+    yaml::Entry,
+};
+
+pub(crate) use beside::{Beside, look as beside};
+pub use export::{TargetFiles, WeightsFile, Written};
+
+/// Whether a run file is one of the reference, by its name.
+pub(crate) fn is_one(path: &Path) -> bool {
+    let ends = ["yaml", "yml"];
+    path.extension()
+        .is_some_and(|end| ends.iter().any(|known| end.eq_ignore_ascii_case(known)))
+}
+
+/// A run file of ours, made of one of the reference.
+pub(crate) struct Translated {
+    /// Its tables.
+    pub(crate) file: Vec<Entry>,
+    /// What is not here.
+    pub(crate) notes: Vec<Note>,
+    /// Keys that are given and change nothing here.
+    pub(crate) unused: Vec<String>,
+    /// What only `--set` can give.
+    wanted: Vec<Wanted>,
+}
+
+/// Something that has to be there once overrides are put in.
+struct Wanted {
+    /// A table, and keys of it: one of them is enough.
+    table: &'static str,
+    keys: &'static [&'static str],
+    note: Note,
+}
+
+/// Translates the tables of a file.
+///
+/// - `path`: names the run where the file does not
+pub(crate) fn translate(file: &DeTable<'_>, path: &Path) -> Translated {
+    let mut found = Found::default();
+    let made = read_file(file, |table| Some(top::read(table, path, &mut found)));
+    let (file, notes) = match made {
+        Ok(file) => (file.into_entries(), Vec::new()),
+        Err(notes) => (Vec::new(), notes),
+    };
+    Translated {
+        file,
+        notes,
+        unused: found.unused,
+        wanted: found.wanted,
+    }
+}
+
+/// What is found beside keys that have a place here.
+#[derive(Default)]
+struct Found {
+    unused: Vec<String>,
+    wanted: Vec<Wanted>,
+}
+
+impl Found {
+    /// Keys that change nothing here; those that are given are told.
+    fn unused(&mut self, table: &mut Table<'_>, keys: &[&'static str]) {
+        for key in keys {
+            let given = table.raw(key).is_some_and(|(_, value)| {
+                // An empty prefix asks for nothing.
+                value.as_str() != Some("")
+            });
+            if given {
+                let path = match table.path.as_str() {
+                    "" => (*key).to_owned(),
+                    path => format!("{path}.{key}"),
+                };
+                self.unused.push(path);
+            }
+        }
+    }
+}
+
+impl Translated {
+    /// What is still missing when overrides are in `file`.
+    pub(crate) fn missing(&mut self, file: &DeTable<'_>) -> Vec<Note> {
+        let is_there = |wanted: &Wanted| {
+            let table = file.get(wanted.table);
+            let table = table.and_then(|table| table.get_ref().as_table());
+            table.is_some_and(|table| wanted.keys.iter().any(|key| table.contains_key(*key)))
+        };
+        let wanted = std::mem::take(&mut self.wanted);
+        let missing = wanted.into_iter().filter(|wanted| !is_there(wanted));
+        missing.map(|wanted| wanted.note).collect()
+    }
+}

@@ -1,0 +1,55 @@
+//! A learning rate: a number, or a table that says how it moves.
+
+use spd_configs::{
+    reader::Table,
+    values::{Number, OneOf},
+};
+
+use crate::run_file::run::{Schedule, Shape};
+
+const SHAPES: OneOf<Shape> = OneOf(&[
+    ("constant", Shape::Constant),
+    ("linear", Shape::Linear),
+    ("cosine", Shape::Cosine),
+]);
+
+pub(crate) fn read(table: &mut Table<'_>, key: &'static str) -> Option<Schedule> {
+    if table.has_table(key) {
+        return table.table(key, read_table);
+    }
+    let start = table.need(key, Number::LEARNING_RATE)?;
+    Some(Schedule {
+        start,
+        shape: Shape::Constant,
+        warmup: 0.0,
+        final_fraction: 1.0,
+    })
+}
+
+fn read_table(table: &mut Table<'_>) -> Option<Schedule> {
+    let start = table.need("start", Number::NOT_NEGATIVE);
+    let shape = table.or("shape", SHAPES, Shape::Constant);
+    let warmup = table.or("warmup", Number::FRACTION, 0.0);
+    let natural_end = if shape == Some(Shape::Constant) {
+        1.0
+    } else {
+        0.0
+    };
+    let final_fraction = table.or("final_fraction", Number::FRACTION, natural_end);
+    match (shape, final_fraction) {
+        (Some(Shape::Constant), Some(fraction)) if fraction < 1.0 => table.refuse(
+            "final_fraction",
+            format!(
+                "expected 1 for the shape \"constant\", found {fraction}; \
+                 is it \"linear\" or \"cosine\"?"
+            ),
+        )?,
+        _ => {}
+    }
+    Some(Schedule {
+        start: start?,
+        shape: shape?,
+        warmup: warmup?,
+        final_fraction: final_fraction?,
+    })
+}

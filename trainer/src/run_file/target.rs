@@ -1,0 +1,119 @@
+//! `[target]`: the frozen network, and where its weights come from.
+
+use spd_configs::{
+    reader::Table,
+    values::{Clip, Flag, Location, Number, OneOf, Size, Text, Whole},
+};
+
+use crate::run_file::{
+    huggingface::is_on_hub,
+    networks::{KINDS, Kind, Reads, Traits},
+    run::{Dtype, Target, TargetTrain},
+    schedule,
+};
+
+/// What other tables are checked against: known as far as it could be read, whatever else is wrong with the target.
+#[derive(Default, Clone, Copy)]
+pub(crate) struct Facts {
+    /// Which network it is, and what it reads.
+    pub(crate) network: Option<(Kind, Reads)>,
+    /// Whether the target is to be trained, and its data are its lessons.
+    pub(crate) trained_here: bool,
+}
+
+impl Facts {
+    /// The word for a network of features, which has no logits.
+    pub(crate) fn of_features(&self) -> Option<&'static str> {
+        let (kind, reads) = self.network?;
+        matches!(reads, Reads::Features(_)).then(|| kind.name())
+    }
+
+    /// The word for a network of tokens.
+    pub(crate) fn of_tokens(&self) -> Option<&'static str> {
+        let (kind, reads) = self.network?;
+        matches!(reads, Reads::Tokens { .. }).then(|| kind.name())
+    }
+
+    pub(crate) fn traits(&self) -> Option<Traits> {
+        self.network.map(|(kind, _)| kind.traits())
+    }
+
+    pub(crate) fn n_features(&self) -> Option<usize> {
+        match self.network?.1 {
+            Reads::Features(n_features) => n_features,
+            Reads::Tokens { .. } => None,
+        }
+    }
+
+    pub(crate) fn n_ctx(&self) -> Option<usize> {
+        match self.network?.1 {
+            Reads::Tokens { n_ctx } => n_ctx,
+            Reads::Features(_) => None,
+        }
+    }
+}
+
+const DTYPES: OneOf<Dtype> = OneOf(&[("f32", Dtype::F32), ("bf16", Dtype::Bf16)]);
+
+pub(crate) fn read(table: &mut Table<'_>, facts: &mut Facts) -> Option<Target> {
+    let kind = table.need_kind("kind", KINDS)?;
+    let (reads, model) = kind.read(table);
+    facts.network = Some((kind, reads));
+    facts.trained_here = table.has("train");
+    let weights = table.maybe("weights", Location);
+    let commit = table.maybe("commit", Text::COMMIT);
+    let commit = match (&weights, commit) {
+        (Some(weights), Some(Some(_))) if !weights.as_ref().is_some_and(|path| is_on_hub(path)) => {
+            table.refuse(
+                "commit",
+                "expected `weights = \"hf://OWNER/NAME\"` beside it",
+            )
+        }
+        (_, commit) => commit,
+    };
+    let dtype = table.or("dtype", DTYPES, Dtype::F32);
+    let train = table.maybe_table("train", |train| read_train(train, reads));
+    match (table.has("weights"), table.has("train")) {
+        (true, true) => table.refuse(
+            "weights",
+            "expected either `weights` or [target.train], found both",
+        ),
+        (false, false) => table.refuse_table(
+            "expected `weights = \"FILE.safetensors\"` or a table [target.train], found neither",
+        ),
+        _ => Some(()),
+    };
+    Some(Target {
+        model: model?,
+        weights: weights?,
+        commit: commit?,
+        dtype: dtype?,
+        train: train?,
+    })
+}
+
+/// Defaults are those of the reference: PyTorch's AdamW for a toy, its one recipe for language models.
+fn read_train(table: &mut Table<'_>, reads: Reads) -> Option<TargetTrain> {
+    let (beta2, weight_decay, decay_vectors, clip) = match reads {
+        Reads::Features(_) => (0.999, 0.01, true, None),
+        Reads::Tokens { .. } => (0.95, 0.1, false, Some(1.0)),
+    };
+    let seed = table.or("seed", Whole::ANY, 0);
+    let steps = table.need("steps", Whole::at_least(1));
+    let batch_size = table.need("batch_size", Size::at_least(1));
+    let lr = schedule::read(table, "lr");
+    let beta2 = table.or("beta2", Number::DECAY, beta2);
+    let weight_decay = table.or("weight_decay", Number::NOT_NEGATIVE, weight_decay);
+    let decay_vectors = table.or("decay_vectors", Flag, decay_vectors);
+    let clip = table.or("clip", Clip, clip);
+    Some(TargetTrain {
+        seed: seed?,
+        steps: steps?,
+        batch_size: batch_size?,
+        lr: lr?,
+        beta2: beta2?,
+        weight_decay: weight_decay?,
+        decay_vectors: decay_vectors?,
+        clip: clip?,
+    })
+}

@@ -1,0 +1,514 @@
+//! Run files of the SPD reference: what they become, and what of them is refused.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "test files are written once, and read by nobody else"
+)]
+
+use std::{fs, path::Path};
+
+use spd_files::mutation::{Dice, rounds};
+
+use crate::run_file::{Custom, Model, Run, WeightsFile};
+
+/// A toy by the keys of `main`, and a language model by those of `dev`.
+const TOY: &str = include_str!("reference/toy.yaml");
+const LANGUAGE: &str = include_str!("reference/language.yaml");
+
+const TMS: &str = r#"target={kind="tms",n_features=6,n_hidden=3,weights="toy.pth"}"#;
+const SET: [&str; 3] = [
+    r#"target={kind="llama_simple_mlp",vocab=50,n_ctx=64,d_model=16,n_layer=2,n_head=4,n_kv_head=2,weights="x.pt"}"#,
+    "data.train=a",
+    "data.eval=b",
+];
+
+/// The `model_config.yaml` of the weights that a run file of ours needs.
+pub(crate) fn shipped(name: &str) -> Option<String> {
+    let (kind, layers, wide) = match name {
+        "ss_llama_simple" => ("LlamaSimple", 4, [4019, 128, 4, 2, 341]),
+        "ss_llama_simple-2L" => ("LlamaSimple", 2, [4019, 128, 4, 2, 341]),
+        "ss_llama_simple_mlp" => ("LlamaSimpleMLP", 4, [4019, 128, 4, 2, 512]),
+        "ss_llama_simple_mlp-2L" => ("LlamaSimpleMLP", 2, [4019, 128, 4, 2, 512]),
+        "ss_llama_simple_mlp-1L" => ("LlamaSimpleMLP", 1, [4019, 128, 4, 2, 512]),
+        "ss_gpt2_simple" => ("GPT2Simple", 4, [4019, 128, 4, 4, 512]),
+        "ss_gpt2_simple-2L" => ("GPT2Simple", 2, [4019, 128, 4, 4, 512]),
+        "pile-4L" => ("LlamaSimpleMLP", 4, [50277, 768, 6, 6, 3072]),
+        _ => return None,
+    };
+    let [vocab, width, heads, kv_heads, mlp] = wide;
+    Some(format!(
+        "model_type: {kind}\nblock_size: 512\nvocab_size: {vocab}\nn_layer: {layers}\nn_head: {heads}\nn_embd: {width}\n\
+         n_intermediate: {mlp}\nn_key_value_heads: {kv_heads}\nflash_attention: false\n"
+    ))
+}
+
+/// Loads `text` as a file of the name; faults have `FILE` for its path.
+pub(crate) fn load(name: &str, text: &str, set: &[&str]) -> Result<Run, String> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join(name);
+    fs::write(&path, text).expect("room for it");
+    let set: Vec<String> = set.iter().map(|one| (*one).to_owned()).collect();
+    Run::load(&path, &set).map_err(|faults| {
+        let faults = faults.to_string();
+        faults.replace(&path.display().to_string(), "FILE")
+    })
+}
+
+#[test]
+fn a_toy_and_a_language_model_become_run_files_of_ours() {
+    let toy = load("tiny-toy_config.yaml", TOY, &[TMS]).unwrap();
+    assert_eq!(toy.to_toml(), include_str!("reference/toy.resolved.toml"));
+    let language = load("language.yml", LANGUAGE, &SET).unwrap();
+    assert_eq!(
+        language.to_toml(),
+        include_str!("reference/language.resolved.toml")
+    );
+    for run in [toy, language] {
+        assert_eq!(Run::from_resolved(&run.to_toml()).as_ref(), Ok(&run));
+    }
+}
+
+#[test]
+fn keys_that_change_nothing_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.yaml");
+    fs::write(&path, LANGUAGE).unwrap();
+    let unused = Run::unused_keys(&path).unwrap();
+    let told = [
+        "task_config.buffer_size",
+        "task_config.is_tokenized",
+        "task_config.streaming",
+        "wandb_project",
+    ];
+    assert_eq!(unused, told);
+    assert_eq!(Run::unused_keys("x.toml".as_ref()), Ok(vec![]));
+}
+
+#[test]
+fn overrides_have_the_keys_of_run_files() {
+    let set = [
+        TMS,
+        "train.steps=7",
+        "loss.stochastic_recon.coeff=3",
+        "name=mine",
+    ];
+    let run = load("a.yaml", TOY, &set).unwrap();
+    assert_eq!((run.name.as_str(), run.train.steps), ("mine", 7));
+    assert!(
+        run.losses
+            .iter()
+            .any(|loss| loss.coeff.to_bits() == 3.0_f64.to_bits())
+    );
+    let wrong = load("a.yaml", TOY, &[TMS, "train.stepz=7"]).unwrap_err();
+    assert!(
+        wrong.starts_with("--set train.stepz: unknown key"),
+        "{wrong}"
+    );
+}
+
+/// Puts `new` where `old` stands in a text, once.
+fn with(text: &str, old: &str, new: &str) -> String {
+    assert_eq!(text.matches(old).count(), 1, "{old}");
+    text.replace(old, new)
+}
+
+#[test]
+fn what_is_not_here_is_refused_by_its_key() {
+    let toy = [TMS];
+    for (base, old, new, told) in [
+        (
+            TOY,
+            "ci_fn_type: mlp",
+            "ci_fn_type: rnn",
+            "FILE:6:1: ci_fn_type: the importance function \"rnn\" is not here",
+        ),
+        (
+            TOY,
+            "classname: StochasticReconLoss",
+            "classname: PersistentPGDReconLoss",
+            "[loss_metric_configs.1] classname: `PersistentPGDReconLoss`: an adversary that lives on",
+        ),
+        (
+            TOY,
+            "classname: CI_L0",
+            "classname: CI_L7",
+            "[eval_metric_configs.0] classname: expected a metric of the reference, found \"CI_L7\"",
+        ),
+        (
+            TOY,
+            "beta: 0.1",
+            "eps: 1e-6",
+            "[loss_metric_configs.0] eps: expected 1e-12",
+        ),
+        (
+            TOY,
+            "seed: 3",
+            "sead: 3",
+            "unknown key `sead`; did you mean `seed`?",
+        ),
+        (
+            TOY,
+            "steps: 1_000",
+            "steps: many",
+            "[train] steps: expected a whole number of at least 1, found the string \"many\"",
+        ),
+        (TOY, "steps: 1_000", "pnorm_3: 5", "missing key `steps`"),
+        (
+            TOY,
+            "at_least_zero_active",
+            "some_active",
+            "[task_config] data_generation_type: expected \"at_least_zero_active\"",
+        ),
+        (
+            TOY,
+            "models.TMSModel",
+            "models.Other",
+            "pretrained_model_class: the network \"spd.experiments.tms.models.Other\" is not here",
+        ),
+        (
+            TOY,
+            "seed: 3",
+            "init_spd_checkpoint: a.pth",
+            "init_spd_checkpoint: a run does not start from",
+        ),
+        (
+            LANGUAGE,
+            "task_name: lm",
+            "task_name: ih",
+            "[task_config] task_name: induction heads are not here",
+        ),
+        (
+            LANGUAGE,
+            "fn_type: global_shared_mlp",
+            "fn_type: global_shared_transformer",
+            "[ci_config] fn_type: the importance function \"global_shared_transformer\" is not here",
+        ),
+        (
+            LANGUAGE,
+            "mode: global",
+            "mode: layerwise",
+            "[ci_config] fn_type: `mode` and `fn_type` do not go together",
+        ),
+        (
+            LANGUAGE,
+            "shuffle_each_epoch: true",
+            "shuffle_each_epoch: false",
+            "[task_config] shuffle_each_epoch: expected true, found false",
+        ),
+        (
+            LANGUAGE,
+            "mode: global",
+            "__variants__: []",
+            "[ci_config] __variants__: variants of a sweep",
+        ),
+        (
+            LANGUAGE,
+            "p: 0.25",
+            "q: 0.25",
+            "missing key `p` in [loss_metric_configs.1.routing]",
+        ),
+    ] {
+        let set = if base == TOY { &toy[..] } else { &SET };
+        let faults = load("a.yaml", &with(base, old, new), set).unwrap_err();
+        assert!(faults.contains(told), "{new}: {faults}");
+    }
+    let two = with(
+        &with(TOY, "ci_fn_type: mlp", "ci_fn_type: rnn"),
+        "beta: 0.1",
+        "eps: 1e-6",
+    );
+    assert_eq!(
+        load("a.yaml", &two, &[]).unwrap_err().lines().count(),
+        3,
+        "the weights too"
+    );
+}
+
+#[test]
+fn what_lies_elsewhere_is_told_with_what_to_give() {
+    let faults = load("a.yaml", TOY, &[]).unwrap_err();
+    let told = "pretrained_model_path: \"wandb:goodfire/spd-pre-Sep-2025/runs/0hsp07o4\" is a run of W&B, where nothing is fetched from; \
+                put its files `tms.pth` and `tms_train_config.yaml` into a directory, and give that by --set target.weights=DIR, or train such \
+                a network here by --set 'target={kind=\"tms\",n_features=5,";
+    assert!(faults.contains(told), "{faults}");
+    let faults = load("a.yaml", LANGUAGE, &[]).unwrap_err();
+    let lines: Vec<&str> = faults.lines().collect();
+    assert_eq!(lines.len(), 2, "{faults}");
+    assert!(
+        lines[0].contains("`model_config.yaml` and the last `model_step_*.pt`"),
+        "{faults}"
+    );
+    assert!(
+        lines[1].contains("--set data.train=DIR --set data.eval=DIR"),
+        "{faults}"
+    );
+    let of_hub = with(
+        LANGUAGE,
+        "simple_stories_train.models.llama_simple_mlp.LlamaSimpleMLP",
+        "transformers.GPT2LMHeadModel",
+    );
+    let of_hub = with(
+        &of_hub,
+        "someone/models/runs/t-1234abcd",
+        "openai-community/gpt2",
+    );
+    let faults = load("a.yaml", &of_hub, &SET[1..]).unwrap_err();
+    assert!(
+        faults.contains("hf download openai-community/gpt2"),
+        "{faults}"
+    );
+}
+
+#[test]
+fn older_keys_still_mean_what_they_did() {
+    let old = with(TOY, "ci_fn_type", "gate_type");
+    let old = with(&old, "ci_fn_hidden_dims", "gate_hidden_dims");
+    let old = with(&old, "eval_freq: 100\n", "print_freq: 100\n");
+    let lr = "lr_schedule:\n  start_val: 2e-3\n  fn_type: cosine\n  warmup_pct: 0.1\n";
+    let old = with(
+        &old,
+        lr,
+        "lr: 2e-3\nlr_schedule: cosine\nlr_warmup_pct: 0.1\n",
+    );
+    let sites = "module_info:\n  - {module_pattern: linear1, C: 12}\n  - {module_pattern: linear2, C: 12}\n";
+    let old = with(
+        &old,
+        sites,
+        "C: 12\ntarget_module_patterns: [linear1, linear2]\n",
+    );
+    let (old, new) = (
+        load("a.yaml", &old, &[TMS]).unwrap(),
+        load("a.yaml", TOY, &[TMS]).unwrap(),
+    );
+    // An older cosine ends at 0, a newer one where it started.
+    assert!(
+        old.train.lr.final_fraction.to_bits() == 0,
+        "{:?}",
+        old.train.lr
+    );
+    let mut same = new.clone();
+    same.train.lr.final_fraction = 0.0;
+    assert_eq!(old, same);
+}
+
+#[test]
+fn sizes_are_read_beside_weights_of_the_reference() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("tms.pth"), "x").unwrap();
+    let sizes = "tms_model_config: {n_features: 6, n_hidden: 3, n_hidden_layers: 1, tied_weights: true, init_bias_to_zero: false}\nsteps: 3\n";
+    fs::write(at("tms_train_config.yaml"), sizes).unwrap();
+    let weights = format!("target.weights={}", dir.path().display());
+    let run = load("a.yaml", TOY, &[&weights]).unwrap();
+    let text = run.to_toml();
+    assert!(
+        text.contains("n_hidden = 3\nn_hidden_layers = 1\n"),
+        "{text}"
+    );
+    assert_eq!(run.target.weights, Some(at("tms.pth")));
+    let faults = load("a.yaml", TOY, &[&weights, "target.n_hidden=4"]).unwrap_err();
+    assert!(
+        faults.contains("expected 3, as `tms_model_config.n_hidden` of"),
+        "{faults}"
+    );
+    fs::write(
+        at("tms_train_config.yaml"),
+        with(sizes, "tied_weights: true", "tied_weights: false"),
+    )
+    .unwrap();
+    let faults = load("a.yaml", TOY, &[&weights]).unwrap_err();
+    assert!(
+        faults.contains("`tms_model_config.tied_weights` is false, which is not supported"),
+        "{faults}"
+    );
+
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let sizes = "model_type: LlamaSimpleMLP\nblock_size: 64\nvocab_size: 50\nn_layer: 2\nn_head: 4\nn_embd: 16\nn_intermediate: 64\n\
+                 n_key_value_heads: 2\nuse_grouped_query_attention: true\nrms_norm_eps: 1.0e-06\nrotary_base: 10000\nattn_bias: false\n";
+    fs::write(at("model_config.yaml"), sizes).unwrap();
+    let weights = format!("target.weights={}", dir.path().display());
+    let set = [weights.as_str(), SET[1], SET[2]];
+    let faults = load("a.yaml", LANGUAGE, &set).unwrap_err();
+    assert!(
+        faults.contains("no weights beside its file of sizes"),
+        "{faults}"
+    );
+    for step in [9, 10] {
+        fs::write(at(&format!("model_step_{step}.pt")), "x").unwrap();
+    }
+    let run = load("a.yaml", LANGUAGE, &set).unwrap();
+    let text = run.to_toml();
+    assert!(text.contains("vocab = 50\nn_ctx = 64\nd_model = 16\nn_layer = 2\nn_head = 4\nn_kv_head = 2\nd_mlp = 64\n"), "{text}");
+    assert_eq!(run.target.weights, Some(at("model_step_10.pt")));
+    fs::write(
+        at("model_config.yaml"),
+        with(sizes, "rotary_base: 10000", "rotary_base: 500"),
+    )
+    .unwrap();
+    let faults = load("a.yaml", LANGUAGE, &set).unwrap_err();
+    assert!(
+        faults.contains("`rotary_base` is 500, which is not supported"),
+        "{faults}"
+    );
+}
+
+#[test]
+fn a_changed_file_is_told_or_read_and_nothing_else() {
+    const PIECES: [&[u8]; 16] = [
+        b"&a ", b"*a", b"[", b"]", b"{", b"}", b": ", b"- ", b"\n", b"\n\n  ", b"null", b"1e999",
+        b"-", b"\xff", b"!!str ", b"? ",
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.yaml");
+    let mut tried = 0;
+    for round in rounds(3000) {
+        let mut dice = Dice::new(round);
+        let mut bytes = dice.one(&[TOY, LANGUAGE]).as_bytes().to_vec();
+        for _ in 0..=dice.below(6) {
+            let at = dice.below(bytes.len());
+            let end = (at + dice.below(40)).min(bytes.len());
+            let piece = match dice.below(3) {
+                0 => dice.one(&PIECES).to_vec(),
+                1 => bytes[end / 2..end / 2 + (end - at) / 2].to_vec(),
+                _ => Vec::new(),
+            };
+            bytes.splice(at..end, piece);
+            bytes.push(b'\n');
+        }
+        fs::write(&path, &bytes).unwrap();
+        let set = dice.one(&[vec![], vec![TMS.to_owned()]]).clone();
+        if let Err(faults) = Run::load(&path, &set) {
+            for fault in faults.iter() {
+                let line = fault.to_string();
+                assert!(!line.contains(['\n', '\r', '\u{1b}']), "{line:?}");
+            }
+        }
+        tried += 1;
+    }
+    println!("{tried} changed files");
+}
+
+#[test]
+fn the_names_beside_our_keys_are_those_that_are_read() {
+    let sources = [
+        "beside",
+        "importance",
+        "metrics",
+        "schedule",
+        "target",
+        "top",
+    ]
+    .map(|file| fs::read_to_string(format!("src/reference/{file}.rs")).unwrap());
+    let sources = sources.concat();
+    let rows = include_str!("../../../../configs/README.md").lines();
+    let rows = rows.skip_while(|line| !line.starts_with("| key | default | the reference's |"));
+    let mut names = 0;
+    for row in rows.skip(2).take_while(|line| line.starts_with('|')) {
+        let theirs = row.split('|').nth(3).unwrap();
+        let quoted = theirs.split('`').skip(1).step_by(2);
+        for name in quoted.filter(|name| !name.starts_with("...")) {
+            let is_read = [format!("\"{name}\""), format!(".{name}\"")];
+            assert!(
+                is_read.iter().any(|word| sources.contains(word)),
+                "{name}: {row}"
+            );
+            names += 1;
+        }
+    }
+    assert!(names > 50, "{names}");
+}
+
+/// The run that the file means which a run is written as.
+fn written_and_read(run: &Run, set: &[&str]) -> Run {
+    let [sites, identity] = [&run.decomposition.sites, &run.decomposition.identity].map(|sites| {
+        let sites = sites.iter();
+        let sites = sites.map(|site| (site.pattern.as_str(), site.components));
+        sites.collect::<Vec<_>>()
+    });
+    let written = run
+        .for_reference(&sites, &identity, Path::new("/models/target"))
+        .expect("a network of the reference");
+    assert_eq!(written.left_out, Vec::<String>::new());
+    load("out.yaml", &written.config, set)
+        .unwrap_or_else(|faults| panic!("{faults}\n{}", written.config))
+}
+
+#[test]
+fn a_run_is_written_as_the_reference_has_it_and_read_back() {
+    let toy = load("tiny-toy_config.yaml", TOY, &[TMS]).unwrap();
+    assert_eq!(written_and_read(&toy, &[TMS]), toy);
+    let language = load("language.yml", LANGUAGE, &SET).unwrap();
+    let back = written_and_read(&language, &SET);
+    assert_eq!(back.differences(&language), Vec::<String>::new());
+}
+
+#[test]
+fn the_target_is_written_with_the_file_that_its_class_reads() {
+    let toy = load("tiny-toy_config.yaml", TOY, &[TMS]).unwrap();
+    let sites = [("linear1", 12), ("linear2", 12)];
+    let written = toy
+        .for_reference(&sites, &[], Path::new("/out/target"))
+        .unwrap();
+    let class = "pretrained_model_class: \"spd.experiments.tms.models.TMSModel\"\npretrained_model_path: \"/out/target/tms.pth\"\n\
+                 pretrained_model_name: null\n";
+    assert!(written.config.contains(class), "{}", written.config);
+    assert_eq!(written.target.weights, WeightsFile::Torch("tms.pth".into()));
+    let [(name, text)] = &written.target.texts[..] else {
+        panic!("{:?}", written.target.texts);
+    };
+    assert_eq!(*name, "tms_train_config.yaml");
+    assert!(
+        text.starts_with("# How this network was trained is not known"),
+        "{text}"
+    );
+    let house = tempfile::tempdir().expect("a temporary directory");
+    fs::write(house.path().join(name), text).expect("room for it");
+    fs::write(house.path().join("tms.pth"), "").expect("room for it");
+    let sizes = format!("target.weights={}", house.path().display());
+    let file = house.path().join("run.yaml");
+    fs::write(&file, &written.config).expect("room for it");
+    let again = Run::load(&file, &[sizes]).unwrap();
+    assert_eq!(again.target.model, toy.target.model);
+    let mut custom = toy;
+    custom.target.model = Model::Custom(Custom {
+        n_features: Some(6),
+        vocab: None,
+        n_ctx: None,
+    });
+    assert_eq!(
+        custom
+            .for_reference(&[], &[], Path::new("/out"))
+            .unwrap_err(),
+        "it has no class for a network of kind \"custom\""
+    );
+}
+
+#[test]
+fn networks_of_hugging_face_are_written_with_the_config_that_they_are_read_from() {
+    for sizes in [
+        r#"kind="gpt2",vocab=50,n_ctx=16,d_model=16,n_layer=2,n_head=2,activation="relu",tied_head=false"#,
+        r#"kind="gpt_neo",vocab=50,n_ctx=16,d_model=16,n_layer=3,n_head=2,window=4"#,
+        r#"kind="gpt_neox",vocab=50,n_ctx=16,d_model=16,n_layer=2,n_head=2,d_rotary=6,parallel=false"#,
+        r#"kind="llama",vocab=50,n_ctx=64,d_model=16,n_layer=2,n_head=4,n_kv_head=2,qkv_bias=true,tied_head=true"#,
+        r#"kind="llama",vocab=50,n_ctx=64,d_model=16,n_layer=2,n_head=4,d_head=6,qk_norm=true,rope_scaling={factor=8.0,low=1.0,high=4.0,n_ctx=32}"#,
+        r#"kind="llama",vocab=50,n_ctx=64,d_model=16,n_layer=2,n_head=4,qkv_bias=true,o_bias=true,norm_eps=1e-5"#,
+    ] {
+        let target = format!("target={{{sizes},weights=\"x\"}}");
+        let run = load(
+            "l.yaml",
+            LANGUAGE,
+            &[&target, SET[1], SET[2], "data.seq_len=8"],
+        )
+        .unwrap();
+        let written = run
+            .for_reference(&[("h.0", 2)], &[], Path::new("/out"))
+            .unwrap();
+        assert_eq!(written.target.weights, WeightsFile::Safetensors);
+        let house = tempfile::tempdir().expect("a temporary directory");
+        let (name, text) = &written.target.texts[0];
+        fs::write(house.path().join(name), text).expect("room for it");
+        let weights = format!("target.weights={}", house.path().display());
+        let again = load("out.yaml", &written.config, &[&weights, SET[1], SET[2]]).unwrap();
+        assert_eq!(again.target.model, run.target.model, "{text}");
+    }
+}
