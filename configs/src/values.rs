@@ -283,9 +283,9 @@ impl Kind for Location {
 }
 
 /// One of several words.
-pub struct OneOf<T: 'static>(pub &'static [(&'static str, T)]);
+pub struct OneOf<'w, T>(pub &'w [(&'static str, T)]);
 
-impl<T: PartialEq> OneOf<T> {
+impl<T: PartialEq> OneOf<'_, T> {
     /// The word for `choice`; empty when there is none.
     pub fn word(&self, choice: T) -> &'static str {
         self.0
@@ -295,7 +295,7 @@ impl<T: PartialEq> OneOf<T> {
     }
 }
 
-impl<T: Copy> Kind for OneOf<T> {
+impl<T: Copy> Kind for OneOf<'_, T> {
     type Value = T;
 
     fn expected(&self) -> String {

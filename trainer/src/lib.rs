@@ -18,6 +18,7 @@ mod arena;
 mod batch_program;
 pub mod bench;
 mod cache;
+pub mod component_model;
 pub mod cuda;
 pub mod data;
 pub mod decomposition;

@@ -11,7 +11,6 @@ use crate::decomposition::Decomposition;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
 use crate::given_weights;
-use crate::losses::loss_term;
 use crate::memory::Memory;
 use crate::run_file::{Active, Data, Dtype, EvalData, Precision, Run};
 use crate::target;
@@ -154,7 +153,7 @@ fn check_length(run: &Run, sites: usize, layers: usize) -> Result<(), Fault> {
     let measured = run.eval.losses.iter().map(|measure| &measure.term);
     let passes = trained
         .chain(measured)
-        .map(|term| loss_term(term).pass_count(sites, run.train.mask_samples))
+        .map(|term| term.term().pass_count(sites, run.train.mask_samples))
         .fold(0, usize::saturating_add);
     let masked = passes.saturating_mul(layers);
     if masked <= MOST_MASKED_LAYERS {
@@ -314,7 +313,8 @@ mod tests {
 
     use super::*;
     use crate::bench::{Overrides, preset};
-    use crate::run_file::{Routing, StochasticRecon, Term};
+    use crate::component_model::Routing;
+    use crate::losses::{StochasticRecon, Term};
 
     fn run(precision: Precision) -> Run {
         let preset = preset("tiny-gpt2-h1", &Overrides::default());

@@ -1,9 +1,9 @@
 //! Which matrices are decomposed: the run file's patterns against the target's layers, and the identity matrices
 //! that it puts before some of them.
 
-use crate::run_file::{Decomposition, SitePattern, Subset, pattern_matches, pre_identity};
-
 use crate::fault::Fault;
+use crate::run_file::decomposition::Decomposition;
+use crate::run_file::{SitePattern, Subset, pattern_matches, pre_identity};
 use crate::target_models::{Layer, LayerKind};
 
 /// A weight matrix that is decomposed.

@@ -8,8 +8,8 @@ use spd_engine::{Builder, Executor, Processor, Slot, Store, Type, Value};
 
 use crate::arena::arena_bytes;
 use crate::batch_program::BatchProgram;
+use crate::component_model::transposed;
 use crate::data::{Sources, eval_feed, training_feed};
-use crate::decomposition::transposed;
 use crate::evaluation::Evaluation;
 use crate::fault::Fault;
 use crate::memory::{Memory, input_bytes};

@@ -94,7 +94,8 @@ mod tests {
     use crate::bench::{Overrides, preset};
     use crate::decomposition::Decomposition;
     use crate::decomposition_task::DecompositionTask;
-    use crate::run_file::{Measure, Run, TiedUpdate};
+    use crate::losses::Measure;
+    use crate::run_file::{Run, TiedUpdate};
     use crate::world::World;
 
     /// All that a rank has in its phases: a warm-up, evaluations at both ends and between, figures, and a checkpoint that was

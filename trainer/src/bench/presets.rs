@@ -429,8 +429,11 @@ mod tests {
         assert_eq!(varied.name, "tiny-ss-llama@samples=2@C=5@sites=3@fp32");
         let usual = preset("tiny-ss-llama", &Overrides::default()).unwrap();
         let mut store = Store::new();
-        let all = decomposition(&usual, &mut store).unwrap().sites;
-        let some = decomposition(&varied, &mut Store::new()).unwrap().sites;
+        let all = decomposition(&usual, &mut store).unwrap().model.sites;
+        let some = decomposition(&varied, &mut Store::new())
+            .unwrap()
+            .model
+            .sites;
         assert_eq!(some.len(), 3);
         for (some, all) in some.iter().zip(&all) {
             assert_eq!(

@@ -10,7 +10,6 @@ use super::{Preset, Step};
 use crate::data::{features, fill, fill_block, training_feed};
 use crate::decomposition::{BatchShape, Decomposition};
 use crate::fault::Fault;
-use crate::losses::loss_term;
 use crate::memory::laid_out_bytes;
 use crate::parameters::{self, BETA2, Group, HALT, corrections};
 use crate::run_file::{Data, Input};
@@ -166,7 +165,7 @@ impl Timed for Workload {
 pub(super) fn decomposition(preset: &Preset, store: &mut Store) -> Result<Decomposition, Fault> {
     let mut decomposition = Decomposition::new(&preset.run, store)?;
     if let Step::GivenMasks { .. } = preset.step {
-        decomposition.parameters = decomposition.parameters.of(&[Group::Components]);
+        decomposition.model.parameters = decomposition.parameters.of(&[Group::Components]);
     }
     Ok(decomposition)
 }
@@ -178,7 +177,7 @@ fn set_scalars(decomposition: &Decomposition, update: u32, program: &mut Executo
     let mut scalars = vec![("lr", half_way)];
     scalars.extend(corrections(BETA2, update.into()));
     for loss in &run.losses {
-        scalars.extend(loss_term(&loss.term).step_scalars(0.5));
+        scalars.extend(loss.term.term().step_scalars(0.5));
     }
     parameters::set_scalars(program, scalars);
 }

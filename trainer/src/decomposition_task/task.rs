@@ -12,7 +12,6 @@ use crate::batch_program::BatchProgram;
 use crate::data::{eval_feed, training_feed};
 use crate::fault::Fault;
 use crate::figures;
-use crate::losses::loss_term;
 use crate::metrics::{derived, toy};
 use crate::non_finite::first_not_finite;
 use crate::parameters::{BETA2, Group, corrections, set_scalars};
@@ -73,7 +72,7 @@ impl Task for DecompositionTask {
         let fraction = step as f64 / steps as f64;
         let mut scalars = vec![("lr", learning_rate(&run.train.lr, step, steps))];
         for loss in &run.losses {
-            scalars.extend(loss_term(&loss.term).step_scalars(fraction));
+            scalars.extend(loss.term.term().step_scalars(fraction));
         }
         scalars
     }

@@ -9,9 +9,10 @@ use spd_files::atomic::{make_dir, write_file};
 
 use super::names::{self, MOMENTS, TARGET};
 use super::torch_save::{self, Saved};
+use crate::component_model::ImportanceKind;
 use crate::fault::Fault;
 use crate::resume::CHECKPOINTS;
-use crate::run_file::{ImportanceKind, Run, WeightsFile, Written, pre_identity};
+use crate::run_file::{Run, WeightsFile, Written, pre_identity};
 use crate::sites::{Site, resolve};
 use crate::target_models::{LayerKind, Target, shipped};
 

@@ -44,9 +44,10 @@ use spd_engine::Store;
 use spd_tracker::Value;
 
 use self::measured::{Probe, Sums, probe, sums};
+use crate::component_model::Sigmoid;
 use crate::decomposition_task::DecompositionTask;
 use crate::fault::Fault;
-use crate::run_file::{Run, Sigmoid};
+use crate::run_file::Run;
 use crate::task::GoOn;
 
 /// Makes a figure of what was measured, if there is one; `when` is a part of its title.

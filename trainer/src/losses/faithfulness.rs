@@ -1,24 +1,38 @@
-//! Do the components of each matrix still add up to the matrix?
+//! `faithfulness`: do the components of each matrix still add up to the matrix?
 //!
 //! `1/N sum over sites of |W - (V U)^T|^2`, "Optimizing for faithfulness" in the SPD paper. The paper's `N` counts every
 //! weight of the target; ours counts the decomposed ones, as the reference does, so the loss reads as the mean squared
 //! error of a weight. The only place where the weight delta is formed.
 
+use serde::Serialize;
+use spd_configs::reader::Table;
 use spd_engine::ops::MatMul;
 use spd_engine::{Builder, Result, Store, Value};
 
 use super::{LossInputs, LossTerm};
-use crate::decomposition::{Decomposition, SiteValues};
-use crate::run_file::Faithfulness;
+use crate::component_model::{ComponentModel, SiteValues, Sites};
 use crate::target_models::LayerKind;
 
+/// Mean squared error of the summed components.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Faithfulness;
+
 impl LossTerm for Faithfulness {
+    fn read(_: &mut Table<'_>, _: Sites) -> Option<Self> {
+        Some(Self)
+    }
+
+    /// Every evaluation has it as it is.
+    fn is_measurable() -> bool {
+        false
+    }
+
     fn value(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<Value> {
-        from.decomposition.faithfulness(b, from.store)
+        from.model.faithfulness(b, from.store)
     }
 }
 
-impl Decomposition {
+impl ComponentModel {
     /// Mean squared weight delta over all decomposed weights, a scalar; the gradient flows to `V` and `U`.
     pub(crate) fn faithfulness(&self, b: &mut Builder, store: &Store) -> Result<Value> {
         let mut squares = Vec::with_capacity(self.sites.len());

@@ -2,33 +2,194 @@
 //!
 //! # Adding a loss
 //!
-//! - `trainer/src/run_file/losses/`: a file with its struct, its keys, their defaults and their checks, and a line of `losses!`.
-//! - `configs/README.md`: a row for each key.
-//! - `trainer/src/losses/`: a file that implements [`LossTerm`] for the struct, and a line of [`loss_term`].
-//! - `trainer/tests/it/golden/`: the loss in candle, in `candle.rs`, and a case of `unrecorded.rs` that compares the two.
+//! A file here with its struct, its keys, their defaults and their checks, and what it computes, all by [`LossTerm`]; and a line of
+//! `losses!` with its words in a run file, and the classes of the SPD reference that mean the same. Its numbers are compared with the
+//! loss in candle by a case of `trainer/tests/it/golden/unrecorded.rs`.
 
 mod ci_masked_recon;
 mod faithfulness;
 mod importance_minimality;
 mod pgd_recon;
 mod recon;
+mod rows;
 mod stochastic_hidden_acts_recon;
 mod stochastic_recon;
 mod unmasked_recon;
 
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::{Map, Value as Json};
+use spd_configs::reader::Table;
+use spd_configs::values::{OneOf, brief};
 use spd_engine::{Builder, Result, Store, Value};
 
-use crate::run_file::Term;
-
-pub use importance_minimality::exponent;
-pub use pgd_recon::{Ascent, AttackedSite, SourceGradient, ascents};
+pub use ci_masked_recon::CiMaskedRecon;
+pub use faithfulness::Faithfulness;
+pub use importance_minimality::{ImportanceMinimality, exponent};
+pub use pgd_recon::{Ascent, AttackedSite, PgdInit, PgdRecon, PgdScope, SourceGradient, ascents};
 pub use recon::{divergence, divergence_and_cross_entropy};
+pub use rows::{Loss, Measure};
+pub(crate) use rows::{read, read_measure};
+pub use stochastic_hidden_acts_recon::StochasticHiddenActsRecon;
 pub(crate) use stochastic_hidden_acts_recon::hidden_acts_errors;
+pub use stochastic_recon::StochasticRecon;
+pub use unmasked_recon::UnmaskedRecon;
 
-use crate::decomposition::{CleanPass, Decomposition, Draws, MaskSample, MaskedPass};
+use crate::component_model::{
+    CleanPass, ComponentModel, Draws, FIRST_MEASURE, MaskSample, MaskedPass, Routing, Sites,
+};
+use crate::run_file::OutputLoss;
+use crate::run_file::reference::Made;
 
-/// A loss in a program.
+macro_rules! losses {
+    ($($Struct:ident { $($word:literal: $sites:ident = $class:literal),+ })*) => {
+        /// What a loss measures.
+        #[derive(Debug, Clone, PartialEq, Serialize)]
+        #[serde(untagged)]
+        #[expect(missing_docs, reason = "each struct has its own")]
+        pub enum Term {
+            $($Struct($Struct),)*
+        }
+
+        /// A loss without its numbers. Where it is routed is part of the name.
+        #[derive(Clone, Copy, PartialEq)]
+        pub(crate) enum Kind {
+            $($Struct(Sites),)*
+        }
+
+        /// Their words in run files.
+        const KINDS: &[(&str, Kind)] = &[$($(($word, Kind::$Struct(Sites::$sites)),)+)*];
+
+        /// Their classes in the SPD reference, and our words.
+        pub(crate) const CLASSES: &[(&str, &str)] = &[$($(($class, $word),)+)*];
+
+        impl Kind {
+            fn read(self, table: &mut Table<'_>) -> Option<Term> {
+                match self {
+                    $(Self::$Struct(sites) => $Struct::read(table, sites).map(Term::$Struct),)*
+                }
+            }
+
+            /// Whether an evaluation may measure it.
+            pub(crate) fn is_measurable(self) -> bool {
+                match self {
+                    $(Self::$Struct(_) => $Struct::is_measurable(),)*
+                }
+            }
+
+            /// Its sites.
+            pub(crate) fn sites(self) -> Sites {
+                match self {
+                    $(Self::$Struct(sites) => sites,)*
+                }
+            }
+
+            /// Makes its keys of those of the SPD reference.
+            pub(crate) fn read_reference(self, row: &mut Table<'_>, made: &mut Made) {
+                match self {
+                    $(Self::$Struct(_) => $Struct::from_reference(row, made),)*
+                }
+            }
+        }
+
+        impl Term {
+            /// What it computes.
+            pub fn term(&self) -> &dyn LossTerm {
+                match self {
+                    $(Self::$Struct(loss) => loss,)*
+                }
+            }
+
+            /// The kind of the term in a run file: `stochastic_recon_layerwise`.
+            pub fn name(&self) -> &'static str {
+                let sites = Sites::of(self.routing());
+                OneOf(KINDS).word(match self {
+                    $(Self::$Struct(_) => Kind::$Struct(sites),)*
+                })
+            }
+        }
+    };
+}
+
+impl Kind {
+    /// The one of a word.
+    pub(crate) fn of(word: &str) -> Option<Self> {
+        let mut kinds = KINDS.iter();
+        kinds
+            .find(|(known, _)| *known == word)
+            .map(|(_, kind)| *kind)
+    }
+}
+
+losses! {
+    Faithfulness { "faithfulness": All = "FaithfulnessLoss" }
+    ImportanceMinimality { "importance_minimality": All = "ImportanceMinimalityLoss" }
+    UnmaskedRecon { "unmasked_recon": All = "UnmaskedReconLoss" }
+    CiMaskedRecon {
+        "ci_masked_recon": All = "CIMaskedReconLoss",
+        "ci_masked_recon_subset": Subset = "CIMaskedReconSubsetLoss",
+        "ci_masked_recon_layerwise": Layerwise = "CIMaskedReconLayerwiseLoss"
+    }
+    StochasticRecon {
+        "stochastic_recon": All = "StochasticReconLoss",
+        "stochastic_recon_subset": Subset = "StochasticReconSubsetLoss",
+        "stochastic_recon_layerwise": Layerwise = "StochasticReconLayerwiseLoss"
+    }
+    StochasticHiddenActsRecon { "stochastic_hidden_acts_recon": All = "StochasticHiddenActsReconLoss" }
+    PgdRecon {
+        "pgd_recon": All = "PGDReconLoss",
+        "pgd_recon_subset": Subset = "PGDReconSubsetLoss",
+        "pgd_recon_layerwise": Layerwise = "PGDReconLayerwiseLoss"
+    }
+}
+
+/// A loss: its keys in a run file, and what it computes.
 pub trait LossTerm {
+    /// Reads its keys, for a word of these sites.
+    fn read(table: &mut Table<'_>, sites: Sites) -> Option<Self>
+    where
+        Self: Sized;
+
+    /// Makes its keys of those that the SPD reference has for it, in a row of `loss_metric_configs`.
+    #[expect(reason = "into a table that is being made")]
+    fn from_reference(_row: &mut Table<'_>, _made: &mut Made)
+    where
+        Self: Sized,
+    {
+    }
+
+    /// Puts its keys into a row of the SPD reference.
+    fn to_reference(&self, _row: &mut Map<String, Json>) {}
+
+    /// Whether an evaluation may measure it, as `[[eval.loss]]`.
+    fn is_measurable() -> bool
+    where
+        Self: Sized,
+    {
+        true
+    }
+
+    /// How it is routed; `None` for what is no reconstruction.
+    fn routing(&self) -> Option<Routing> {
+        None
+    }
+
+    /// Whether its masks are drawn, once for each mask sample.
+    fn is_stochastic(&self) -> bool {
+        false
+    }
+
+    /// Whether it reads the power sums of the importances, with the step scalar `p` for an exponent.
+    fn reads_power_sums(&self) -> bool {
+        false
+    }
+
+    /// What tells it from others of its kind, beside its routing.
+    fn details(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Its value, a scalar.
     ///
     /// # Errors
@@ -61,28 +222,51 @@ pub trait LossTerm {
     }
 }
 
-/// A loss by its settings.
-pub fn loss_term(term: &Term) -> &dyn LossTerm {
-    match term {
-        Term::Faithfulness(loss) => loss,
-        Term::ImportanceMinimality(loss) => loss,
-        Term::UnmaskedRecon(loss) => loss,
-        Term::CiMaskedRecon(loss) => loss,
-        Term::StochasticRecon(loss) => loss,
-        Term::StochasticHiddenActsRecon(loss) => loss,
-        Term::PgdRecon(loss) => loss,
+impl Term {
+    /// Whether its masks are drawn, once for each mask sample.
+    pub fn is_stochastic(&self) -> bool {
+        self.term().is_stochastic()
+    }
+
+    /// Whether it reads the power sums of the importances, with the step scalar `p` for an exponent.
+    pub fn reads_power_sums(&self) -> bool {
+        self.term().reads_power_sums()
+    }
+
+    /// How it is routed; `None` for what is no reconstruction.
+    pub fn routing(&self) -> Option<Routing> {
+        self.term().routing()
+    }
+}
+
+/// The kind, and what tells an adversary or a subset from others: `pgd_recon (20 steps of 0.1, shared_across_batch)`.
+impl fmt::Display for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut details = self.term().details();
+        if let Some(Routing::Probability(probability)) = self.routing() {
+            details.push(format!("probability {}", brief(probability)));
+        }
+        f.write_str(self.name())?;
+        if details.is_empty() {
+            return Ok(());
+        }
+        write!(f, " ({})", details.join(", "))
     }
 }
 
 /// What a loss is computed from.
 #[derive(Debug, Clone, Copy)]
 pub struct LossInputs<'p> {
-    /// The decomposition.
-    pub decomposition: &'p Decomposition,
+    /// The target with its components.
+    pub model: &'p ComponentModel,
     /// Where its parameters lie.
     pub store: &'p Store,
     /// The batch in the clean pass.
     pub clean_pass: &'p CleanPass,
+    /// Distance between outputs.
+    pub output_loss: OutputLoss,
+    /// Mask draws per stochastic term.
+    pub mask_samples: usize,
     /// The loss by its name in a run file, which the names of given draws begin with.
     pub name: &'static str,
     /// Where its draws come from.
@@ -91,28 +275,39 @@ pub struct LossInputs<'p> {
     pub first_sample: usize,
 }
 
-impl<'p> LossInputs<'p> {
-    fn first(
-        decomposition: &'p Decomposition,
-        store: &'p Store,
-        clean_pass: &'p CleanPass,
-        draws: Draws,
-    ) -> Self {
-        Self {
-            decomposition,
-            store,
-            clean_pass,
-            name: "",
-            draws,
-            first_sample: 0,
-        }
+impl LossInputs<'_> {
+    /// All terms of a run, in order.
+    pub(crate) fn losses(mut self, b: &mut Builder, losses: &[Loss]) -> Result<Vec<Scalar>> {
+        let losses = losses.iter();
+        losses
+            .map(|loss| {
+                Ok(Scalar {
+                    name: loss.term.name(),
+                    coeff: loss.coeff,
+                    value: self.next_value(b, &loss.term)?,
+                })
+            })
+            .collect()
+    }
+
+    /// The terms that a run only measures, by name, in order.
+    pub(crate) fn measures(
+        mut self,
+        b: &mut Builder,
+        measures: &[Measure],
+    ) -> Result<Vec<(String, Value)>> {
+        self.first_sample = FIRST_MEASURE;
+        let measures = measures.iter();
+        measures
+            .map(|measure| Ok((measure.name.clone(), self.next_value(b, &measure.term)?)))
+            .collect()
     }
 
     /// The value of the next loss, which has the next samples.
     fn next_value(&mut self, b: &mut Builder, term: &Term) -> Result<Value> {
         self.name = term.name();
-        let value = loss_term(term).value(b, self)?;
-        self.first_sample += self.decomposition.run.train.mask_samples;
+        let value = term.term().value(b, self)?;
+        self.first_sample += self.mask_samples;
         Ok(value)
     }
 
@@ -128,8 +323,7 @@ impl<'p> LossInputs<'p> {
 
     /// Divergence of an output from the target's, a scalar.
     fn output_distance(&self, b: &mut Builder, output: Value) -> Result<Value> {
-        let kind = self.decomposition.run.train.output_loss;
-        divergence(b, kind, self.clean_pass.output, output)
+        divergence(b, self.output_loss, self.clean_pass.output, output)
     }
 }
 
@@ -142,60 +336,6 @@ pub struct Scalar {
     pub coeff: f64,
     /// Its value.
     pub value: Value,
-}
-
-/// Samples are numbered by term: training's from 0, those of the evaluation's terms from here, and the last one is that
-/// of its usual masks. Run files with more are refused.
-const FIRST_MEASURE: usize = 128;
-
-/// The sample of the evaluation's usual masks.
-pub(crate) const USUAL_MASKS: u8 = u8::MAX;
-
-impl Decomposition {
-    /// All terms of the run, in order.
-    ///
-    /// # Errors
-    ///
-    /// When shapes do not fit.
-    pub fn losses(
-        &self,
-        b: &mut Builder,
-        store: &Store,
-        clean_pass: &CleanPass,
-        draws: Draws,
-    ) -> Result<Vec<Scalar>> {
-        let mut from = LossInputs::first(self, store, clean_pass, draws);
-        let losses = self.run.losses.iter();
-        losses
-            .map(|loss| {
-                Ok(Scalar {
-                    name: loss.term.name(),
-                    coeff: loss.coeff,
-                    value: from.next_value(b, &loss.term)?,
-                })
-            })
-            .collect()
-    }
-
-    /// The terms that the run only measures, by name, in order.
-    ///
-    /// # Errors
-    ///
-    /// When shapes do not fit.
-    pub fn measures(
-        &self,
-        b: &mut Builder,
-        store: &Store,
-        clean_pass: &CleanPass,
-        draws: Draws,
-    ) -> Result<Vec<(String, Value)>> {
-        let mut from = LossInputs::first(self, store, clean_pass, draws);
-        from.first_sample = FIRST_MEASURE;
-        let measures = self.run.eval.losses.iter();
-        measures
-            .map(|measure| Ok((measure.name.clone(), from.next_value(b, &measure.term)?)))
-            .collect()
-    }
 }
 
 /// The mean of some scalars.

@@ -1,4 +1,4 @@
-//! What is the worst that ablation can do? `pgd_recon`: the reconstruction loss under masks that an adversary chose.
+//! `pgd_recon`, `..._subset` and `..._layerwise`: what is the worst that ablation can do? The reconstruction loss under masks that an adversary chose.
 //!
 //! Masks lie where a source `r` in `[0, 1]` says, `m = g + (1 - g) r`, and the delta has a source of its own, which is its
 //! mask. In each step of training, and in each batch of an evaluation, the adversary starts anew and climbs:
@@ -19,12 +19,70 @@
 //! gradient matters, and all others arrive at the same bits. The gradient of a delta's source, `r (x D^T) . G`, is a
 //! difference that loses digits as the components come to add up to the weights; by then the delta matters as little.
 
+use serde::Serialize;
+use serde_json::{Map, Value as Json, json};
+use spd_configs::reader::Table;
+use spd_configs::values::{Number, OneOf, Size, brief};
+use spd_draws::Purpose;
 use spd_engine::ops::{Draw, Mask, MaskValues};
 use spd_engine::{Builder, Result, Value};
 
 use super::{LossInputs, LossTerm, mean};
-use crate::decomposition::{AdversarialSource, MaskedPass};
-use crate::run_file::{PgdRecon, PgdScope};
+use crate::component_model::{AdversarialSource, Draws, MaskSample, MaskedPass, Routing, Sites};
+use crate::run_file::reference::Made;
+
+/// Masks between importance and 1 that an adversary chooses: projected gradient ascent by signs, on sources in `[0, 1]` that say
+/// where between the two each mask lies. It starts anew in each step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct PgdRecon {
+    /// Which sites go through components, and where; layerwise, each site has an adversary of its own.
+    #[serde(flatten)]
+    pub routing: Routing,
+    /// Where the sources start.
+    pub init: PgdInit,
+    /// Steps of the ascent.
+    pub steps: usize,
+    /// How far a source moves in a step, in `(0, 1]`.
+    pub step_size: f64,
+    /// Who shares a source.
+    pub scope: PgdScope,
+}
+
+/// Where the sources of an adversary start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PgdInit {
+    /// Uniform in `[0, 1)`.
+    Random,
+    /// 1: nothing is ablated.
+    Ones,
+    /// 0: everything but the importances is.
+    Zeroes,
+}
+
+/// Who shares a source of an adversary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PgdScope {
+    /// Nobody: each position has its own.
+    UniquePerDatapoint,
+    /// All positions of the batch. The more there are, the weaker the adversary.
+    SharedAcrossBatch,
+}
+
+const INITS: OneOf<PgdInit> = OneOf(&[
+    ("random", PgdInit::Random),
+    ("ones", PgdInit::Ones),
+    ("zeroes", PgdInit::Zeroes),
+]);
+
+/// Each step of the ascent is written out in the program.
+const STEPS: Size = Size::between(1, 1000);
+
+const SCOPES: OneOf<PgdScope> = OneOf(&[
+    ("unique_per_datapoint", PgdScope::UniquePerDatapoint),
+    ("shared_across_batch", PgdScope::SharedAcrossBatch),
+]);
 
 /// A site that an adversary masks.
 #[derive(Debug, Clone, Copy)]
@@ -56,6 +114,53 @@ pub struct Ascent {
 }
 
 impl LossTerm for PgdRecon {
+    fn read(table: &mut Table<'_>, sites: Sites) -> Option<Self> {
+        let routing = Routing::read(table, sites);
+        let init = table.or("init", INITS, PgdInit::Random);
+        let steps = table.need("steps", STEPS);
+        // Sources lie in [0, 1]: a larger step goes no further.
+        let step_size = table.need("step_size", Number::PROBABILITY);
+        let scope = table.need("scope", SCOPES);
+        Some(Self {
+            routing: routing?,
+            init: init?,
+            steps: steps?,
+            step_size: step_size?,
+            scope: scope?,
+        })
+    }
+
+    fn from_reference(row: &mut Table<'_>, made: &mut Made) {
+        made.need(row, ("init", "\"random\", \"ones\" or \"zeroes\""), "init");
+        made.need(row, ("step_size", "a number"), "step_size");
+        made.need(row, ("n_steps", "a whole number"), "steps");
+        let scopes = "\"unique_per_datapoint\" or \"shared_across_batch\"";
+        made.need(row, ("mask_scope", scopes), "scope");
+    }
+
+    fn to_reference(&self, row: &mut Map<String, Json>) {
+        row.insert("init".into(), json!(self.init));
+        row.insert("n_steps".into(), json!(self.steps));
+        row.insert("step_size".into(), json!(self.step_size));
+        row.insert("mask_scope".into(), json!(self.scope));
+    }
+
+    fn routing(&self) -> Option<Routing> {
+        Some(self.routing)
+    }
+
+    fn details(&self) -> Vec<String> {
+        let steps = if self.steps == 1 { "step" } else { "steps" };
+        let mut details = vec![
+            format!("{} {steps} of {}", self.steps, brief(self.step_size)),
+            SCOPES.word(self.scope).to_owned(),
+        ];
+        if self.init != PgdInit::Random {
+            details.push(format!("from {}", INITS.word(self.init)));
+        }
+        details
+    }
+
     fn value(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<Value> {
         let passes = self.passes(b, from, 0)?.into_iter();
         let distances = passes.map(|pass| from.output_distance(b, pass.output));
@@ -84,9 +189,9 @@ impl LossTerm for PgdRecon {
 ///
 /// When shapes do not fit.
 pub fn ascents(pgd: &PgdRecon, b: &mut Builder, from: &LossInputs<'_>) -> Result<Vec<Ascent>> {
-    let (decomposition, clean_pass) = (from.decomposition, from.clean_pass);
+    let (model, clean_pass) = (from.model, from.clean_pass);
     let sample = |k: usize| from.sample(0, &format!("p{k}"));
-    let routes = decomposition.routes(b, clean_pass, pgd.routing, &sample(0))?;
+    let routes = model.routes(b, clean_pass, pgd.routing, &sample(0))?;
     let sites: Vec<usize> = (0..routes.len()).collect();
     let adversaries = sites.chunks(pgd.routing.sites_of_a_pass(sites.len()));
     let mut ascents = Vec::new();
@@ -96,12 +201,49 @@ pub fn ascents(pgd: &PgdRecon, b: &mut Builder, from: &LossInputs<'_>) -> Result
             sites.push(AttackedSite {
                 index,
                 route: routes[index],
-                source: decomposition.adversary(b, clean_pass, pgd, &sample(k), index)?,
+                source: start(pgd, b, from, &sample(k), index)?,
             });
         }
         ascents.push(ascend(pgd, b, from, sites)?);
     }
     Ok(ascents)
+}
+
+/// Where an adversary starts at a site.
+fn start(
+    pgd: &PgdRecon,
+    b: &mut Builder,
+    from: &LossInputs<'_>,
+    sample: &MaskSample,
+    index: usize,
+) -> Result<AdversarialSource> {
+    let (site, clean) = (&from.model.sites[index], from.clean_pass.sites[index]);
+    let shared = pgd.scope == PgdScope::SharedAcrossBatch;
+    let (dims, delta_dims) = if shared {
+        (vec![site.components], vec![1])
+    } else {
+        (b.ty(clean.importance).dims.clone(), vec![clean.rows])
+    };
+    let mut start = |purpose, kind: &str, dims: &[usize]| {
+        let stream = sample.stream(purpose, index);
+        match (pgd.init, sample.draws) {
+            (PgdInit::Ones, _) => b.constant(1.0, dims),
+            (PgdInit::Zeroes, _) => b.constant(0.0, dims),
+            (PgdInit::Random, Draws::Inputs) => sample.given(b, kind, site, dims),
+            (PgdInit::Random, Draws::Counters) => match (shared, purpose) {
+                (true, _) => b.uniform_row(stream, dims[0]),
+                (false, Purpose::Delta) => b.uniform_rows(stream, dims[0]),
+                (false, _) => b.uniform(stream, dims),
+            },
+        }
+    };
+    let components = start(Purpose::Source, "src", &dims)?;
+    let has_delta = from.model.settings.delta;
+    let delta = has_delta.then(|| start(Purpose::Delta, "dmask", &delta_dims));
+    Ok(AdversarialSource {
+        components,
+        delta: delta.transpose()?,
+    })
 }
 
 fn ascend(
@@ -167,7 +309,7 @@ fn attacked_pass(
         Ok((site.index, values))
     });
     let masked = masked.collect::<Result<Vec<_>>>()?;
-    from.decomposition.masked_pass(b, from.clean_pass, &masked)
+    from.model.masked_pass(b, from.clean_pass, &masked)
 }
 
 #[cfg(test)]
@@ -180,9 +322,9 @@ mod tests {
 
     use super::*;
     use crate::bench::{Overrides, preset};
-    use crate::decomposition::{Decomposition, Draws};
+    use crate::decomposition::Decomposition;
+    use crate::losses::{Loss, Term};
     use crate::parameters::{self, HALT};
-    use crate::run_file::{Loss, PgdInit, Routing, Term};
     use crate::target_models::Start;
 
     const PGD: PgdRecon = PgdRecon {

@@ -10,11 +10,12 @@
 //! A term is the mean over its passes. Layerwise, the other sites run on their own weights, so everything before the
 //! site is the clean pass, and is not computed again. Subsets are routed position by position.
 
+use spd_configs::reader::Table;
 use spd_engine::{Builder, Result, Value};
 
 use super::{LossInputs, LossTerm, mean};
-use crate::decomposition::{MaskedPass, Masking};
-use crate::run_file::{OutputLoss, Routing};
+use crate::component_model::{MaskedPass, Masking, Routing, Sites};
+use crate::run_file::OutputLoss;
 
 /// Divergence between the target's output and another, a scalar: the mean over positions of `KL(target || other)`, or the
 /// mean over elements of the squared error. The gradient flows to the other.
@@ -53,6 +54,11 @@ pub(super) trait Reconstruction {
     /// What its masks are made from.
     const MASKING: Masking;
 
+    /// Reads its keys.
+    fn read(table: &mut Table<'_>, sites: Sites) -> Option<Self>
+    where
+        Self: Sized;
+
     /// Which sites are masked, and where.
     fn routing(&self) -> Routing;
 
@@ -71,9 +77,21 @@ fn samples(masking: Masking, mask_samples: usize) -> usize {
 }
 
 impl<R: Reconstruction> LossTerm for R {
+    fn read(table: &mut Table<'_>, sites: Sites) -> Option<Self> {
+        R::read(table, sites)
+    }
+
+    fn routing(&self) -> Option<Routing> {
+        Some(Reconstruction::routing(self))
+    }
+
+    fn is_stochastic(&self) -> bool {
+        R::MASKING == Masking::Stochastic
+    }
+
     fn value(&self, b: &mut Builder, from: &LossInputs<'_>) -> Result<Value> {
         let mut distances = Vec::new();
-        for k in 0..samples(R::MASKING, from.decomposition.run.train.mask_samples) {
+        for k in 0..samples(R::MASKING, from.mask_samples) {
             for pass in self.passes(b, from, k)? {
                 distances.push(self.distance(b, from, &pass)?);
             }
@@ -83,17 +101,20 @@ impl<R: Reconstruction> LossTerm for R {
 
     /// One over all sites, or one a site.
     fn passes(&self, b: &mut Builder, from: &LossInputs<'_>, k: usize) -> Result<Vec<MaskedPass>> {
-        let (decomposition, clean_pass) = (from.decomposition, from.clean_pass);
-        let (routing, sample) = (self.routing(), from.sample(k, &format!("m{k}")));
-        let masked = decomposition.masks(b, clean_pass, R::MASKING, routing, &sample)?;
+        let (model, clean_pass) = (from.model, from.clean_pass);
+        let (routing, sample) = (
+            Reconstruction::routing(self),
+            from.sample(k, &format!("m{k}")),
+        );
+        let masked = model.masks(b, clean_pass, R::MASKING, routing, &sample)?;
         let groups = masked.chunks(routing.sites_of_a_pass(masked.len()));
         groups
-            .map(|group| decomposition.masked_pass(b, clean_pass, group))
+            .map(|group| model.masked_pass(b, clean_pass, group))
             .collect()
     }
 
     fn pass_count(&self, sites: usize, mask_samples: usize) -> usize {
-        let passes = sites / self.routing().sites_of_a_pass(sites);
+        let passes = sites / Reconstruction::routing(self).sites_of_a_pass(sites);
         samples(R::MASKING, mask_samples).saturating_mul(passes)
     }
 }

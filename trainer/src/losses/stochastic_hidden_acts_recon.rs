@@ -6,15 +6,25 @@
 //! the same input in both passes. It counts as it does in the reference: no error, and its elements in the denominator; where
 //! all sites are such, the term is 0. What goes into an embedding are tokens, which are the same in all passes and count for nothing.
 
+use serde::Serialize;
+use spd_configs::reader::Table;
 use spd_engine::{Builder, DType, Result, Value};
 
 use super::LossInputs;
 use super::recon::Reconstruction;
-use crate::decomposition::{CleanPass, MaskedPass, Masking};
-use crate::run_file::{Routing, StochasticHiddenActsRecon};
+use crate::component_model::{CleanPass, MaskedPass, Masking, Routing, Sites};
+
+/// Masks drawn between importance and 1, everywhere; what goes into each site is compared, not what comes out of
+/// the network.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct StochasticHiddenActsRecon;
 
 impl Reconstruction for StochasticHiddenActsRecon {
     const MASKING: Masking = Masking::Stochastic;
+
+    fn read(_: &mut Table<'_>, _: Sites) -> Option<Self> {
+        Some(Self)
+    }
 
     fn routing(&self) -> Routing {
         Routing::All
@@ -74,8 +84,8 @@ mod tests {
     use super::*;
     use crate::bench::{Overrides, preset};
     use crate::decomposition::Decomposition;
+    use crate::losses::{Measure, Term};
     use crate::parameters::HALT;
-    use crate::run_file::{Measure, Term};
 
     /// The term's value at the starting values, over sites that match `pattern`.
     fn measured(pattern: &str) -> f32 {

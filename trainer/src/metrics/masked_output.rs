@@ -18,9 +18,11 @@
 use spd_engine::{Builder, Result};
 
 use super::{Evaluated, Mean};
+use crate::component_model::Routing;
+use crate::component_model::USUAL_MASKS;
 use crate::decomposition::{MaskSample, Masking};
-use crate::losses::{USUAL_MASKS, divergence, divergence_and_cross_entropy, hidden_acts_errors};
-use crate::run_file::{OutputLoss, Routing};
+use crate::losses::{divergence, divergence_and_cross_entropy, hidden_acts_errors};
+use crate::run_file::OutputLoss;
 use crate::task::Measured;
 
 pub(super) fn means(b: &mut Builder, on: &Evaluated<'_>) -> Result<Vec<Mean>> {

@@ -2,17 +2,91 @@
 
 use std::path::PathBuf;
 
-use toml::de::DeValue;
-
+use serde::Serialize;
 use spd_configs::{
     reader::Table,
     values::{Flag, Groups, Kind, Location, Number, OneOf, Size, Text, brief},
 };
+use toml::de::DeValue;
 
-use crate::run_file::{
-    run::{Active, Data, EvalData, Ids},
-    target::Facts,
-};
+use crate::run_file::target::Facts;
+
+/// Where batches come from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Data {
+    /// Generated vectors: some features are on, uniform in `[low, high)`, the others are 0.
+    SparseFeatures {
+        /// Which features are on.
+        #[serde(flatten)]
+        active: Active,
+        /// Smallest value.
+        low: f64,
+        /// Value never reached.
+        high: f64,
+    },
+    /// Windows of a token dataset.
+    Tokens {
+        /// The training split: a dataset directory, or files of ids of nanoGPT, llm.c or Megatron.
+        train: PathBuf,
+        /// The held-out split.
+        eval: EvalData,
+        /// Tokens per row.
+        seq_len: usize,
+        /// How ids are stored, where the files do not say.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        dtype: Option<Ids>,
+        /// Whether documents may begin and end inside of a row.
+        cross_documents: bool,
+        /// The id that ends each document, where the format does not list them and rows do not cross them.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        document_end: Option<usize>,
+        /// The command that makes the datasets; printed when one is missing.
+        make: Option<String>,
+    },
+}
+
+/// What is evaluated on.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum EvalData {
+    /// A dataset of its own.
+    Dataset(PathBuf),
+    /// The end of the training data, which is then not trained on.
+    HeldOut {
+        /// Its part of the rows, above 0 and below 1.
+        held_out: f64,
+    },
+}
+
+/// How ids are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ids {
+    /// Two bytes an id.
+    U16,
+    /// Four bytes an id.
+    U32,
+}
+
+/// Which features of a generated vector are on.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Active {
+    /// Each by chance.
+    ByChance {
+        /// Chance that a feature is on.
+        probability: f64,
+        /// Groups of features that are all on where any of them is.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        synced_inputs: Vec<Vec<usize>>,
+    },
+    /// Equally many in each vector, any of them.
+    Exactly {
+        /// How many.
+        exactly_active: usize,
+    },
+}
 
 #[derive(Clone, Copy, PartialEq)]
 enum Form {

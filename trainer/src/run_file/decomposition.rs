@@ -1,15 +1,58 @@
-//! `[decomposition]` and `[importance]`: which matrices are taken apart, and what rates their parts.
+//! `[decomposition]`: which matrices are taken apart.
 
+use serde::Serialize;
 use spd_configs::{
     reader::Table,
-    values::{Flag, OneOf, Size, Text, Widths},
+    values::{Flag, OneOf, Size, Text},
 };
 
 use crate::run_file::{
     pattern::{is_literal, pattern_matches},
-    run::{Decomposition, Importance, ImportanceKind, Sampling, Sigmoid, SitePattern, TiedUpdate},
     target::Facts,
 };
+
+/// Which matrices are decomposed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Decomposition {
+    /// In order: sites are numbered by pattern, then by their place in the model.
+    pub sites: Vec<SitePattern>,
+    /// Layers that an identity matrix is put before, which becomes the site `<layer>.pre_identity`; numbered after `sites`.
+    pub identity: Vec<SitePattern>,
+    /// Whether the weight delta takes part as one more component of importance 0.
+    pub delta: bool,
+    /// Whether the sites `linear1` and `linear2` of a TMS share their components (`V2 = U1^T`, `U2 = V1^T`).
+    pub tied: bool,
+    /// How a step moves what they share. Left out of the file where it says what every older file means.
+    #[serde(skip_serializing_if = "TiedUpdate::is_summed")]
+    pub tied_update: TiedUpdate,
+}
+
+/// Updates of components that two sites share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TiedUpdate {
+    /// One, by the sum of both gradients.
+    Summed,
+    /// Two, one after the other, each by the gradient and the moments of one site, as in the SPD reference.
+    Separate,
+}
+
+impl TiedUpdate {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+    fn is_summed(&self) -> bool {
+        *self == Self::Summed
+    }
+}
+
+/// Sites by name, and their number of components.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SitePattern {
+    /// Shell-style pattern over module paths: `*`, `?` and `[...]`, where `*` also crosses dots.
+    pub pattern: String,
+    /// Components of each site that matches.
+    #[serde(rename = "C")]
+    pub components: usize,
+}
 
 pub(crate) fn read(table: &mut Table<'_>, target: &Facts) -> Option<Decomposition> {
     let mut patterns = Vec::new();
@@ -120,36 +163,3 @@ const TIED_UPDATES: OneOf<TiedUpdate> = OneOf(&[
     ("summed", TiedUpdate::Summed),
     ("separate", TiedUpdate::Separate),
 ]);
-
-const KINDS: OneOf<ImportanceKind> = OneOf(&[
-    ("mlp", ImportanceKind::Mlp),
-    ("vector_mlp", ImportanceKind::VectorMlp),
-    ("shared_mlp", ImportanceKind::SharedMlp),
-    ("global_shared_mlp", ImportanceKind::GlobalSharedMlp),
-]);
-
-const SIGMOIDS: OneOf<Sigmoid> = OneOf(&[
-    ("leaky_hard", Sigmoid::LeakyHard),
-    ("normal", Sigmoid::Normal),
-    ("hard", Sigmoid::Hard),
-    ("upper_leaky_hard", Sigmoid::UpperLeakyHard),
-    ("swish_hard", Sigmoid::SwishHard),
-]);
-
-const SAMPLINGS: OneOf<Sampling> = OneOf(&[
-    ("continuous", Sampling::Continuous),
-    ("binomial", Sampling::Binomial),
-]);
-
-pub(crate) fn read_importance(table: &mut Table<'_>) -> Option<Importance> {
-    let kind = table.need("kind", KINDS);
-    let hidden = table.need("hidden", Widths);
-    let sigmoid = table.or("sigmoid", SIGMOIDS, Sigmoid::LeakyHard);
-    let sampling = table.or("sampling", SAMPLINGS, Sampling::Continuous);
-    Some(Importance {
-        kind: kind?,
-        hidden: hidden?,
-        sigmoid: sigmoid?,
-        sampling: sampling?,
-    })
-}

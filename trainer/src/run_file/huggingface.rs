@@ -22,6 +22,7 @@ use crate::run_file::{
     config_json::{ConfigJson, Said, shown_value},
     networks::{ARCHITECTURES, Architecture},
     reference::{self, Beside},
+    target::SCHEME,
 };
 
 /// Longer files are refused.
@@ -52,14 +53,6 @@ pub struct OnDisk {
 
 /// Whoever looks weights up on the hub; an error is one line.
 pub type LookUp<'l> = dyn FnMut(&OnHub<'_>) -> Result<OnDisk, String> + 'l;
-
-/// How names of weights on the hub begin.
-const SCHEME: &str = "hf://";
-
-/// Whether weights are on the hub.
-pub(crate) fn is_on_hub(path: &Path) -> bool {
-    path.to_str().is_some_and(|path| path.starts_with(SCHEME))
-}
 
 /// The keys of `[target]` that the weights' own directory says, as TOML; nothing where `weights` names no directory, or one without a
 /// `config.json` beside a `kind` of the run file.

@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use toml::de::DeTable;
-
 use spd_configs::{
     Faults, Place, Shipped,
     faults::{Note, Source, line_and_column},
@@ -13,14 +11,17 @@ use spd_configs::{
     values::{OneOf, Size, Text, Whole},
     yaml,
 };
+use toml::de::DeTable;
 
+use crate::component_model;
+use crate::losses;
 use crate::run_file::{
     Run, data, decomposition, eval,
     huggingface::{self, LookUp},
-    losses, reference,
+    reference,
     run::{Checkpoint, Log, Precision},
     target::{self, Facts},
-    train,
+    train::{self, Terms},
 };
 
 impl Run {
@@ -276,11 +277,15 @@ fn read(file: &mut Table<'_>) -> Option<Run> {
     let target = file.table("target", |table| target::read(table, &mut facts));
     let data = file.table("data", |table| data::read(table, &facts));
     let decomposition = file.table("decomposition", |table| decomposition::read(table, &facts));
-    let importance = file.table("importance", decomposition::read_importance);
+    let importance = file.table("importance", component_model::read_importance);
     let mut seen = Vec::new();
     let losses = file.rows("loss", |table| losses::read(table, &mut seen));
     let train = file.table("train", |table| {
-        train::read(table, &facts, losses.as_deref())
+        let terms = losses.as_ref().map(|losses| Terms {
+            count: losses.len(),
+            are_stochastic: losses.iter().any(|loss| loss.term.is_stochastic()),
+        });
+        train::read(table, &facts, terms)
     });
     let eval = file.table_or_empty("eval", |table| {
         eval::read(table, &facts, decomposition.as_ref(), train.as_ref())

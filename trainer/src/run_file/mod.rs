@@ -11,32 +11,36 @@
 
 mod config_json;
 mod data;
-mod decomposition;
-mod eval;
+pub(crate) mod decomposition;
+pub(crate) mod eval;
 mod huggingface;
+pub(crate) mod known;
 mod load;
-mod losses;
 mod networks;
 mod pattern;
-mod reference;
+pub(crate) mod reference;
 mod resolved;
 mod run;
 mod schedule;
+pub(crate) mod subset;
 mod target;
 #[cfg(test)]
 mod tests;
 mod train;
 
-pub use decomposition::pre_identity;
+pub use data::{Active, Data, EvalData, Ids};
+pub use decomposition::{SitePattern, TiedUpdate, pre_identity};
+pub use eval::Eval;
 pub use huggingface::{LookUp, OnDisk, OnHub};
-pub use losses::{
-    CiMaskedRecon, Faithfulness, ImportanceMinimality, Loss, Measure, PgdInit, PgdRecon, PgdScope,
-    Routing, StochasticHiddenActsRecon, StochasticRecon, Term, UnmaskedRecon,
-};
+pub use known::{KnownImportance, KnownSolution};
 pub use networks::{
     Activation, Custom, Gpt2, GptNeo, GptNeoX, Input, Llama, LlamaSimple, Model, Nonlinearity,
     ResidMlp, RopeScaling, Tms,
 };
 pub use pattern::pattern_matches;
 pub use reference::{TargetFiles, WeightsFile, Written};
-pub use run::*;
+pub use run::{Checkpoint, Log, Precision, Run};
+pub use schedule::{Schedule, Shape};
+pub use subset::Subset;
+pub use target::{Dtype, Target, TargetTrain};
+pub use train::{FaithfulnessWarmup, OutputLoss, Reduction, Train};

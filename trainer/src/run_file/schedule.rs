@@ -1,11 +1,35 @@
 //! A learning rate: a number, or a table that says how it moves.
 
+use serde::Serialize;
 use spd_configs::{
     reader::Table,
     values::{Number, OneOf},
 };
 
-use crate::run_file::run::{Schedule, Shape};
+/// A learning rate over time: `warmup` of the steps rise from zero, the rest follow `shape`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Schedule {
+    /// Value after the warm-up.
+    pub start: f64,
+    /// Course after the warm-up.
+    pub shape: Shape,
+    /// Fraction of the steps spent rising, in `[0, 1]`.
+    pub warmup: f64,
+    /// Last value as a fraction of `start`; must be 1 for a constant.
+    pub final_fraction: f64,
+}
+
+/// Course of a learning rate after its warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shape {
+    /// Stays.
+    Constant,
+    /// Straight to `final_fraction`.
+    Linear,
+    /// Half a cosine to `final_fraction`.
+    Cosine,
+}
 
 const SHAPES: OneOf<Shape> = OneOf(&[
     ("constant", Shape::Constant),

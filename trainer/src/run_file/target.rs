@@ -1,16 +1,75 @@
 //! `[target]`: the frozen network, and where its weights come from.
 
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
 use spd_configs::{
     reader::Table,
     values::{Clip, Flag, Location, Number, OneOf, Size, Text, Whole},
 };
 
 use crate::run_file::{
-    huggingface::is_on_hub,
-    networks::{KINDS, Kind, Reads, Traits},
-    run::{Dtype, Target, TargetTrain},
-    schedule,
+    networks::{KINDS, Kind, Model, Reads, Traits},
+    schedule::{self, Schedule},
 };
+
+/// The frozen network and where its weights come from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Target {
+    /// Which network, and its sizes.
+    #[serde(flatten)]
+    pub model: Model,
+    /// A file with the weights, of safetensors or PyTorch, a directory of them in Hugging Face's layout, or `hf://OWNER/NAME@REVISION`;
+    /// `None` when they are trained here.
+    pub weights: Option<PathBuf>,
+    /// What the revision of `hf://` was when the run began; `None` for files and directories.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// What its weights are held in while it is decomposed.
+    pub dtype: Dtype,
+    /// How the target is trained when it has no `weights`.
+    pub train: Option<TargetTrain>,
+}
+
+/// What numbers are held in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dtype {
+    /// 32 bits.
+    F32,
+    /// The upper 16 bits of an f32, rounded to the nearest.
+    Bf16,
+}
+
+/// How a target is trained: AdamW on its own loss.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TargetTrain {
+    /// Keys starting values and batches of the target, whatever the seed of the run.
+    pub seed: u64,
+    /// Updates.
+    pub steps: u64,
+    /// Rows per step.
+    pub batch_size: usize,
+    /// Learning rate.
+    pub lr: Schedule,
+    /// AdamW's second decay.
+    pub beta2: f64,
+    /// AdamW's weight decay.
+    pub weight_decay: f64,
+    /// Whether the decay falls on vectors (biases, norms) too.
+    pub decay_vectors: bool,
+    /// Largest gradient norm; `None` does not clip.
+    #[serde(serialize_with = "crate::run_file::resolved::clip")]
+    pub clip: Option<f64>,
+}
+
+/// How names of weights on the hub of Hugging Face begin.
+pub(super) const SCHEME: &str = "hf://";
+
+/// Whether weights are on the hub.
+fn is_on_hub(path: &Path) -> bool {
+    path.to_str().is_some_and(|path| path.starts_with(SCHEME))
+}
 
 /// What other tables are checked against: known as far as it could be read, whatever else is wrong with the target.
 #[derive(Default, Clone, Copy)]

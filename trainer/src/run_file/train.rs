@@ -1,27 +1,92 @@
 //! `[train]`: the training loop of the decomposition.
 
+use serde::Serialize;
 use spd_configs::{
     reader::Table,
     values::{Clip, Number, OneOf, Size, Whole},
 };
 
+use crate::component_model::SAMPLES;
 use crate::run_file::{
-    losses::{Loss, SAMPLES},
-    run::{FaithfulnessWarmup, OutputLoss, Reduction, Run, Train},
-    schedule,
+    schedule::{self, Schedule},
     target::Facts,
 };
+
+/// The training loop of the decomposition.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Train {
+    /// Updates.
+    pub steps: u64,
+    /// Rows per step.
+    pub batch_size: usize,
+    /// Equal blocks of samples that each batch is cut into, whose sums are added in one order on any number of ranks. Left out of the
+    /// file where that is not decided yet: one, or one a rank at the first start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shards: Option<usize>,
+    /// In which order several GPUs add up blocks.
+    pub reduction: Reduction,
+    /// Mask draws per stochastic term.
+    pub mask_samples: usize,
+    /// Distance between outputs.
+    pub output_loss: OutputLoss,
+    /// Learning rate of components and importance functions.
+    pub lr: Schedule,
+    /// Largest gradient norm of the components; `None` does not clip.
+    #[serde(serialize_with = "crate::run_file::resolved::clip")]
+    pub clip_components: Option<f64>,
+    /// Largest gradient norm of the importance functions; `None` does not clip.
+    #[serde(serialize_with = "crate::run_file::resolved::clip")]
+    pub clip_importance: Option<f64>,
+    /// Updates on faithfulness alone before the first step.
+    pub faithfulness_warmup: FaithfulnessWarmup,
+}
+
+/// In which order several GPUs add up blocks of samples.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduction {
+    /// Along one tree: any number of ranks gives the same bits.
+    #[default]
+    Exact,
+    /// As NCCL adds them: another number of GPUs gives other bits. Everything else adds along the tree as before.
+    Fast,
+}
+
+/// Distance between outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputLoss {
+    /// `KL(target || masked)`, mean over positions.
+    Kl,
+    /// Squared error, mean over elements.
+    Mse,
+}
+
+/// Updates on faithfulness alone before the first step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct FaithfulnessWarmup {
+    /// Updates; 0 for none.
+    pub steps: u64,
+    /// Constant learning rate.
+    pub lr: f64,
+    /// AdamW's weight decay.
+    pub weight_decay: f64,
+}
 
 const OUTPUT_LOSSES: OneOf<OutputLoss> = OneOf(&[("kl", OutputLoss::Kl), ("mse", OutputLoss::Mse)]);
 
 const REDUCTIONS: OneOf<Reduction> =
     OneOf(&[("exact", Reduction::Exact), ("fast", Reduction::Fast)]);
 
-pub(crate) fn read(
-    table: &mut Table<'_>,
-    target: &Facts,
-    losses: Option<&[Loss]>,
-) -> Option<Train> {
+/// What the losses of a run are, as far as `[train]` is checked against them.
+#[derive(Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) count: usize,
+    /// Whether masks are drawn for any of them.
+    pub(crate) are_stochastic: bool,
+}
+
+pub(crate) fn read(table: &mut Table<'_>, target: &Facts, losses: Option<Terms>) -> Option<Train> {
     let steps = table.need("steps", Whole::at_least(1));
     let batch_size = table.need("batch_size", Size::at_least(1));
     let shards = table.maybe("shards", Size::at_least(1));
@@ -49,14 +114,14 @@ pub(crate) fn read(
         table.refuse::<()>("output_loss", message);
     }
     if let (Some(samples @ 2..), Some(losses)) = (mask_samples, losses) {
-        let most = SAMPLES / losses.len();
-        if !losses.iter().any(|loss| loss.term.is_stochastic()) {
+        let most = SAMPLES / losses.count;
+        if !losses.are_stochastic {
             let message = format!("expected 1 without a stochastic loss, found {samples}");
             table.refuse::<()>("mask_samples", message);
         } else if samples > most {
             let message = format!(
                 "expected at most {most} for {} losses, found {samples}",
-                losses.len()
+                losses.count
             );
             table.refuse::<()>("mask_samples", message);
         }
@@ -91,16 +156,6 @@ impl Train {
     /// Why its batches cannot be cut into so many shards, if so.
     pub fn refuses_shards(&self, shards: usize) -> Option<String> {
         no_shards(shards, self.batch_size)
-    }
-}
-
-impl Run {
-    /// Why its batches, those of evaluations too, cannot be cut into so many shards, if so.
-    pub fn refuses_shards(&self, shards: usize) -> Option<String> {
-        self.train.refuses_shards(shards).or_else(|| {
-            let of_eval = no_shards(shards, self.eval.batch_size)?;
-            Some(of_eval.replacen("batch_size", "eval.batch_size", 1))
-        })
     }
 }
 

@@ -49,7 +49,7 @@ pub enum Nonlinearity {
 }
 
 impl Nonlinearity {
-    pub(super) const WORDS: OneOf<Self> = OneOf(&[
+    pub(super) const WORDS: OneOf<'static, Self> = OneOf(&[
         ("gelu_tanh", Self::GeluTanh),
         ("gelu", Self::Gelu),
         ("relu", Self::Relu),

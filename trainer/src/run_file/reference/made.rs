@@ -10,28 +10,28 @@ use spd_configs::{
 
 /// A table of a run file; each key stands where the reference's key stood that it is made of.
 #[derive(Default)]
-pub(super) struct Made(Vec<Entry>);
+pub struct Made(Vec<Entry>);
 
 impl Made {
-    pub(super) fn into_entries(self) -> Vec<Entry> {
+    pub(crate) fn into_entries(self) -> Vec<Entry> {
         self.0
     }
 
-    pub(super) fn put(&mut self, key: &str, offset: usize, value: Value) {
+    pub(crate) fn put(&mut self, key: &str, offset: usize, value: Value) {
         let node = Node { offset, value };
         let key = key.to_owned();
         self.0.push(Entry { key, offset, node });
     }
 
-    pub(super) fn text(&mut self, key: &str, offset: usize, text: &str) {
+    pub(crate) fn text(&mut self, key: &str, offset: usize, text: &str) {
         self.put(key, offset, Value::Text(text.to_owned()));
     }
 
-    pub(super) fn table(&mut self, key: &str, offset: usize, table: Self) {
+    pub(crate) fn table(&mut self, key: &str, offset: usize, table: Self) {
         self.put(key, offset, Value::Map(table.0));
     }
 
-    pub(super) fn rows(&mut self, key: &str, offset: usize, rows: Vec<Self>) {
+    pub(crate) fn rows(&mut self, key: &str, offset: usize, rows: Vec<Self>) {
         let rows = rows.into_iter().map(|row| Node {
             offset: row.0.first().map_or(offset, |entry| entry.offset),
             value: Value::Map(row.0),
@@ -40,7 +40,7 @@ impl Made {
     }
 
     /// The value of a key under our name for it, if it is given; the reader of run files checks it.
-    pub(super) fn carry(&mut self, table: &mut Table<'_>, theirs: &'static str, ours: &str) {
+    pub(crate) fn carry(&mut self, table: &mut Table<'_>, theirs: &'static str, ours: &str) {
         if let Some((offset, value)) = table.raw(theirs) {
             let value = Node::of_toml(value, offset).value;
             self.put(ours, offset, value);
@@ -48,7 +48,7 @@ impl Made {
     }
 
     /// The same of a key that has to be given.
-    pub(super) fn need(
+    pub(crate) fn need(
         &mut self,
         table: &mut Table<'_>,
         (theirs, expected): (&'static str, &'static str),

@@ -4,32 +4,15 @@ use std::collections::BTreeMap;
 
 use toml::de::DeValue;
 
-use super::{Found, made::Made};
 use spd_configs::{
     reader::Table,
-    values::{Kind, Number, OneOf, Patterns, Text, brief},
+    values::{Kind, OneOf, Patterns, Text},
     yaml::{Node, Value},
 };
 
-/// Their class, and our kind. What follows the kind of a reconstruction in its name says where it is routed.
-pub(super) const LOSSES: &[(&str, &str)] = &[
-    ("FaithfulnessLoss", "faithfulness"),
-    ("ImportanceMinimalityLoss", "importance_minimality"),
-    ("UnmaskedReconLoss", "unmasked_recon"),
-    ("CIMaskedReconLoss", "ci_masked_recon"),
-    ("CIMaskedReconSubsetLoss", "ci_masked_recon_subset"),
-    ("CIMaskedReconLayerwiseLoss", "ci_masked_recon_layerwise"),
-    ("StochasticReconLoss", "stochastic_recon"),
-    ("StochasticReconSubsetLoss", "stochastic_recon_subset"),
-    ("StochasticReconLayerwiseLoss", "stochastic_recon_layerwise"),
-    (
-        "StochasticHiddenActsReconLoss",
-        "stochastic_hidden_acts_recon",
-    ),
-    ("PGDReconLoss", "pgd_recon"),
-    ("PGDReconSubsetLoss", "pgd_recon_subset"),
-    ("PGDReconLayerwiseLoss", "pgd_recon_layerwise"),
-];
+use super::{Found, made::Made};
+use crate::component_model::Sites;
+use crate::losses::{self, CLASSES};
 
 /// Classes of the reference that are not here, and what could be done.
 const ABSENT: &[(&str, &str)] = &[
@@ -120,11 +103,11 @@ fn is_read(row: &mut Table<'_>) -> bool {
 
 fn loss(row: &mut Table<'_>) -> Option<Made> {
     let class = row.need_kind("classname", Text::ANY)?;
-    let Some((_, kind)) = LOSSES.iter().find(|(known, _)| *known == class) else {
+    let Some((word, kind)) = named(&class) else {
         return refuse(row, &class, "loss");
     };
     let mut made = Made::default();
-    made.text("kind", row.place("classname"), kind);
+    made.text("kind", row.place("classname"), word);
     made.need(row, ("coeff", "a number"), "coeff");
     settings(row, kind, &mut made);
     Some(made)
@@ -143,65 +126,19 @@ fn refuse<T>(row: &mut Table<'_>, class: &str, what: &str) -> Option<T> {
     }
 }
 
-/// The keys of a class.
-fn settings(row: &mut Table<'_>, kind: &str, made: &mut Made) {
-    if kind == "importance_minimality" {
-        return penalty(row, made);
-    }
-    if kind.ends_with("_subset") {
+/// The loss of a class: its word, and what it is.
+fn named(class: &str) -> Option<(&'static str, losses::Kind)> {
+    let (_, word) = CLASSES.iter().find(|(known, _)| *known == class)?;
+    Some((word, losses::Kind::of(word)?))
+}
+
+/// The keys of a loss.
+fn settings(row: &mut Table<'_>, kind: losses::Kind, made: &mut Made) {
+    if kind.sites() == Sites::Subset {
         routing(row, made);
     }
-    if kind.starts_with("pgd_") {
-        made.need(row, ("init", "\"random\", \"ones\" or \"zeroes\""), "init");
-        made.need(row, ("step_size", "a number"), "step_size");
-        made.need(row, ("n_steps", "a whole number"), "steps");
-        made.need(
-            row,
-            (
-                "mask_scope",
-                "\"unique_per_datapoint\" or \"shared_across_batch\"",
-            ),
-            "scope",
-        );
-    }
+    kind.read_reference(row, made);
 }
-
-fn penalty(row: &mut Table<'_>, made: &mut Made) {
-    let exponent = if row.has("pnorm_1") && !row.has("pnorm") {
-        "pnorm_1"
-    } else {
-        "pnorm"
-    };
-    made.need(row, (exponent, "a number"), "p");
-    row.raw("pnorm_1");
-    row.raw("pnorm_2");
-    made.carry(row, "beta", "beta");
-    let eps = row.or("eps", Number::FINITE, EPS);
-    if let Some(eps) = eps.filter(|eps| eps.to_bits() != EPS.to_bits()) {
-        row.refuse::<()>(
-            "eps",
-            format!(
-                "expected 1e-12, which is the only one here, found {}",
-                brief(eps)
-            ),
-        );
-    }
-    // From the end on, the exponent never moves.
-    let start = row.or("p_anneal_start_frac", Number::FRACTION, 1.0);
-    let moves = start.is_none_or(|start| start < 1.0);
-    if moves {
-        made.carry(row, "p_anneal_final_p", "p_final");
-        if row.has("p_anneal_final_p") {
-            made.carry(row, "p_anneal_start_frac", "anneal_start");
-            made.carry(row, "p_anneal_end_frac", "anneal_end");
-        }
-    }
-    row.raw("p_anneal_final_p");
-    row.raw("p_anneal_end_frac");
-}
-
-/// Added to importances under the exponent.
-const EPS: f64 = 1e-12;
 
 const ROUTINGS: OneOf<bool> = OneOf(&[("uniform_k_subset", false), ("static_probability", true)]);
 
@@ -248,22 +185,22 @@ impl Eval {
     }
 
     fn loss(&mut self, row: &mut Table<'_>, class: &str, found: &mut Found) {
-        let Some((_, kind)) = LOSSES.iter().find(|(known, _)| *known == class) else {
+        let Some((word, kind)) = named(class) else {
             refuse::<()>(row, class, "metric");
             return;
         };
         found.unused(row, &["coeff"]);
         // Both are in every evaluation, or of the training alone.
-        if ["faithfulness", "importance_minimality"].contains(kind) {
+        if !kind.is_measurable() {
             return row.pass_over();
         }
         let mut made = Made::default();
         let place = row.place("classname");
-        made.text("kind", place, kind);
-        let count = self.kinds.entry(kind).or_default();
+        made.text("kind", place, word);
+        let count = self.kinds.entry(word).or_default();
         *count += 1;
         if *count > 1 {
-            made.text("name", place, &format!("{kind}_{count}"));
+            made.text("name", place, &format!("{word}_{count}"));
         }
         settings(row, kind, &mut made);
         self.losses.push(made);

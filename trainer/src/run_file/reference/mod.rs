@@ -26,6 +26,7 @@ use spd_configs::{
 
 pub(crate) use beside::{Beside, look as beside};
 pub use export::{TargetFiles, WeightsFile, Written};
+pub(crate) use made::Made;
 
 /// Whether a run file is one of the reference, by its name.
 pub(crate) fn is_one(path: &Path) -> bool {

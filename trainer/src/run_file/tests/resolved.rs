@@ -1,8 +1,10 @@
 //! A resolved run is a run file: it loads to the same run, and two of them can be compared.
 
+use crate::component_model::Routing;
+use crate::losses::{ImportanceMinimality, PgdInit, PgdRecon, PgdScope, StochasticRecon, Term};
 use crate::run_file::{
-    Activation, Active, Data, EvalData, Ids, ImportanceMinimality, LlamaSimple, Model, PgdInit,
-    PgdRecon, PgdScope, ResidMlp, Routing, Run, StochasticRecon, Term, TiedUpdate, pre_identity,
+    Activation, Active, Data, EvalData, Ids, LlamaSimple, Model, ResidMlp, Run, TiedUpdate,
+    pre_identity,
 };
 
 use crate::run_file::tests::{GPT2, LLAMA, RESID_MLP, TMS, load};

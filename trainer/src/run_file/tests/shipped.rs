@@ -11,11 +11,10 @@ use std::{
 
 use spd_configs::Faults;
 
+use crate::component_model::{ImportanceKind, Routing};
+use crate::losses::{ImportanceMinimality, PgdInit, PgdRecon, PgdScope, Term};
 use crate::run_file::tests::{CONFIGS, huggingface, load, reference};
-use crate::run_file::{
-    ImportanceKind, ImportanceMinimality, KnownSolution, PgdInit, PgdRecon, PgdScope, Routing, Run,
-    Shape, Term, TiedUpdate,
-};
+use crate::run_file::{KnownSolution, Run, Shape, TiedUpdate};
 
 /// Name and text of each run file beside the crate. Weights that are to be had elsewhere are in `house`, as far as their sizes go.
 fn shipped_with(house: &Path) -> Vec<(PathBuf, String)> {

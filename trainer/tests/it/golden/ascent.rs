@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use spd_engine::{Builder, Executor, Value};
 use spd_trainer::decomposition::{CleanPass, Draws};
 use spd_trainer::losses::{Ascent, LossInputs, ascents};
-use spd_trainer::run_file::{PgdRecon, Run, Term};
+use spd_trainer::losses::{PgdRecon, Term};
+use spd_trainer::run_file::Run;
 
 use super::compare::{Comparison, largest};
 use super::numbers::{Numbers, Tensor};
@@ -145,7 +146,7 @@ impl<'n> Climb<'n> {
     /// The adversaries of the term and, layerwise, the site of each; else all sites.
     fn adversaries(&self) -> impl Iterator<Item = (usize, &str)> {
         let sites = &self.replica.decomposition.sites;
-        let layerwise = self.pgd.routing == spd_trainer::run_file::Routing::Layerwise;
+        let layerwise = self.pgd.routing == spd_trainer::component_model::Routing::Layerwise;
         let number = move |index| if layerwise { index } else { 0 };
         let paths = sites.iter().enumerate();
         paths.map(move |(index, site)| (number(index), site.path()))
@@ -198,13 +199,14 @@ impl<'n> Climb<'n> {
     }
 
     fn ascents(&self, b: &mut Builder, clean_pass: &CleanPass, pgd: &PgdRecon) -> Vec<Ascent> {
+        let Replica {
+            decomposition,
+            store,
+            ..
+        } = &self.replica;
         let from = LossInputs {
-            decomposition: &self.replica.decomposition,
-            store: &self.replica.store,
-            clean_pass,
             name: "ascent",
-            draws: Draws::Inputs,
-            first_sample: 0,
+            ..decomposition.loss_inputs(store, clean_pass, Draws::Inputs)
         };
         ascents(pgd, b, &from).expect("shapes fit")
     }

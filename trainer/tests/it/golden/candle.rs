@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Result, Tensor, Var};
 use spd_engine::Store;
+use spd_trainer::component_model::{ImportanceKind, Routing, Sampling, Sigmoid};
 use spd_trainer::decomposition::Decomposition;
 use spd_trainer::losses::exponent;
-use spd_trainer::run_file::{
-    ImportanceKind, PgdInit, PgdRecon, PgdScope, Routing, Run, Sampling, Sigmoid, Term,
-};
+use spd_trainer::losses::{PgdInit, PgdRecon, PgdScope, Term};
+use spd_trainer::run_file::Run;
 use spd_trainer::schedule::learning_rate;
 
 /// Draws by the name of the input that has them.

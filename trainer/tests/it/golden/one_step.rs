@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 use serde_json::Value as Json;
 use spd_engine::ops::{Gates, ImportanceGates, LogitNoise, MatMul};
 use spd_engine::{Builder, Executor, Store, Type, Value};
+use spd_trainer::component_model::{Routing, Sampling};
 use spd_trainer::decomposition::{CleanPass, Draws};
-use spd_trainer::losses::{LossInputs, loss_term};
-use spd_trainer::run_file::{PgdRecon, Routing, Run, Sampling, Term};
+use spd_trainer::losses::LossInputs;
+use spd_trainer::losses::{PgdRecon, Term};
+use spd_trainer::run_file::Run;
 use spd_trainer::target_models::LayerKind;
 
 use super::ascent::climbs_like_theirs;
@@ -425,13 +427,12 @@ fn outputs(
     term: &Term,
     order: Vec<usize>,
 ) -> Vec<Value> {
+    let inputs = Draws::Inputs;
     let from = LossInputs {
-        decomposition: &replica.decomposition,
-        store: &replica.store,
-        clean_pass,
         name: term.name(),
-        draws: Draws::Inputs,
-        first_sample: 0,
+        ..replica
+            .decomposition
+            .loss_inputs(&replica.store, clean_pass, inputs)
     };
     let samples = match term {
         Term::PgdRecon(_) => 1,
@@ -439,7 +440,7 @@ fn outputs(
     };
     let mut outputs = Vec::new();
     for k in 0..samples {
-        let passes = loss_term(term).passes(b, &from, k);
+        let passes = term.term().passes(b, &from, k);
         let of_site: Vec<Value> = passes
             .expect("shapes fit")
             .iter()

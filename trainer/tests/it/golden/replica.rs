@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use spd_dataloader::Batch;
 use spd_engine::{Builder, Executor, Store};
+use spd_trainer::component_model::{Routing, Sampling};
 use spd_trainer::data::fill;
 use spd_trainer::decomposition::{CleanPass, Decomposition, Draws};
+use spd_trainer::losses::Term;
 use spd_trainer::parameters::{BETA1, Parameter};
 use spd_trainer::replay::Replay;
-use spd_trainer::run_file::{Input, Routing, Run, Sampling, Term};
+use spd_trainer::run_file::{Input, Run};
 
 use super::numbers::{Numbers, Tensor};
 use super::processor;

@@ -1,9 +1,10 @@
 //! Numbers that need no program: schedules, annealing, and known solutions.
 
 use serde_json::Value as Json;
+use spd_trainer::losses::ImportanceMinimality;
 use spd_trainer::losses::exponent;
 use spd_trainer::metrics::known_importance::{dense_error, identity_error};
-use spd_trainer::run_file::{ImportanceMinimality, Schedule, Shape};
+use spd_trainer::run_file::{Schedule, Shape};
 use spd_trainer::schedule::learning_rate;
 
 use super::numbers::Numbers;

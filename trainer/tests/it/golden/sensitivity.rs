@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use spd_dataloader::Batch;
 use spd_engine::{Builder, Executor, Store, Type, Value};
 use spd_trainer::data::fill;
-use spd_trainer::run_file::Term;
+use spd_trainer::losses::Term;
 
 use super::compare::FLOOR;
 use super::processor;

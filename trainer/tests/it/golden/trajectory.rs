@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::Value as Json;
 use spd_dataloader::Batch;
 use spd_engine::Executor;
+use spd_trainer::component_model::Routing;
+use spd_trainer::losses::{Loss, Term};
 use spd_trainer::parameters::Group;
 use spd_trainer::replay::Replay;
-use spd_trainer::run_file::{Loss, Routing, Term};
 
 use super::compare::Comparison;
 use super::numbers::Numbers;

@@ -1,28 +1,15 @@
 //! `loss_metric_configs` and `eval_metric_configs` of a run of ours.
 
-use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::super::metrics::LOSSES;
-use crate::run_file::{Loss, Measure, Routing, Run, Term, run::KnownSolution};
-
-/// Our key of a loss, and theirs.
-const KEYS: &[(&str, &str)] = &[
-    ("coeff", "coeff"),
-    ("p", "pnorm"),
-    ("beta", "beta"),
-    ("p_final", "p_anneal_final_p"),
-    ("anneal_start", "p_anneal_start_frac"),
-    ("anneal_end", "p_anneal_end_frac"),
-    ("init", "init"),
-    ("steps", "n_steps"),
-    ("step_size", "step_size"),
-    ("scope", "mask_scope"),
-];
+use crate::component_model::Routing;
+use crate::losses::{CLASSES, Loss, Measure, Term};
+use crate::run_file::known::KnownSolution;
+use crate::run_file::{Data, Run};
 
 pub(super) fn losses(losses: &[Loss], left_out: &mut Vec<String>) -> Vec<Value> {
     let rows = losses.iter().filter_map(|loss| {
-        let row = row(loss, &loss.term);
+        let row = row(Some(loss.coeff), &loss.term);
         if row.is_none() {
             left_out.push(format!("[[loss]] {}", loss.term.name()));
         }
@@ -32,25 +19,14 @@ pub(super) fn losses(losses: &[Loss], left_out: &mut Vec<String>) -> Vec<Value> 
 }
 
 /// A loss under its class and keys there, if it is there.
-fn row(written: &impl Serialize, term: &Term) -> Option<Value> {
-    let (class, _) = LOSSES.iter().find(|(_, kind)| *kind == term.name())?;
-    let Ok(Value::Object(ours)) = serde_json::to_value(written) else {
-        return None;
-    };
+fn row(coeff: Option<f64>, term: &Term) -> Option<Value> {
+    let (class, _) = CLASSES.iter().find(|(_, word)| *word == term.name())?;
     let mut row = Map::new();
     row.insert("classname".into(), json!(class));
-    for (ours_key, key) in KEYS {
-        if let Some(value) = ours.get(*ours_key).filter(|value| !value.is_null()) {
-            row.insert((*key).into(), value.clone());
-        }
+    if let Some(coeff) = coeff {
+        row.insert("coeff".into(), json!(coeff));
     }
-    match term {
-        // There, an exponent without an end still has a course, of which nothing is left from 1 on.
-        Term::ImportanceMinimality(penalty) if penalty.p_final.is_none() => {
-            row.insert("p_anneal_start_frac".into(), json!(1.0));
-        }
-        _ => {}
-    }
+    term.term().to_reference(&mut row);
     match term.routing() {
         Some(Routing::UniformK) => {
             row.insert("routing".into(), json!({ "type": "uniform_k_subset" }));
@@ -84,7 +60,7 @@ pub(super) fn evals(run: &Run, left_out: &mut Vec<String>) -> Vec<Value> {
         true => Value::Null,
         false => map.into(),
     };
-    if matches!(run.data, crate::run_file::Data::Tokens { .. }) {
+    if matches!(run.data, Data::Tokens { .. }) {
         let threshold = eval.rounding_threshold;
         rows.push(json!({ "classname": "CEandKLLosses", "rounding_threshold": threshold }));
     }
@@ -118,7 +94,7 @@ pub(super) fn evals(run: &Run, left_out: &mut Vec<String>) -> Vec<Value> {
         }));
     }
     let measures = eval.losses.iter().filter_map(|measure: &Measure| {
-        let row = row(measure, &measure.term);
+        let row = row(None, &measure.term);
         if row.is_none() {
             left_out.push(format!("[[eval.loss]] {}", measure.name));
         }

@@ -4,9 +4,7 @@ use serde_json::{Value, json};
 
 use super::{features, schedule, yaml};
 use crate::run_file::{
-    Gpt2, LlamaSimple, Model, ResidMlp, Tms,
-    networks::OfTransformers,
-    run::{Run, Schedule, Shape},
+    Gpt2, LlamaSimple, Model, ResidMlp, Run, Schedule, Shape, Tms, networks::OfTransformers,
 };
 
 /// The files of a target, all of them in one directory.

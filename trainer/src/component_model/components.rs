@@ -4,7 +4,6 @@ use spd_draws::{Purpose, Stream};
 use spd_engine::{Builder, Result, Store, Value};
 
 use crate::parameters::{self, Group, Parameters};
-use crate::run_file::Run;
 use crate::sites::Site;
 use crate::target_models::{Start, Target};
 
@@ -27,10 +26,10 @@ impl SiteValues {
     }
 }
 
-/// For each site the one whose components it shares, transposed: with tying, `linear2` of a TMS has no components of its own. One
+/// For each site the one whose components it shares, transposed: if `is_tied`, `linear2` of a TMS has no components of its own. One
 /// update follows the sum of the gradients of both, or else each has an update of its own ([`add_tied`]).
-pub(super) fn tied(run: &Run, target: &dyn Target, sites: &[Site]) -> Vec<Option<usize>> {
-    let pair = target.tied().filter(|_| run.decomposition.tied);
+pub(super) fn tied(is_tied: bool, target: &dyn Target, sites: &[Site]) -> Vec<Option<usize>> {
+    let pair = target.tied().filter(|_| is_tied);
     let at = |path: &str| sites.iter().position(|site| site.path() == path);
     let partner = |site: &Site| match pair {
         Some([first, second]) if site.path() == second => at(first),
@@ -84,7 +83,7 @@ pub(super) fn values(b: &mut Builder, store: &Store, site: &Site) -> SiteValues 
 
 #[cfg(test)]
 mod tests {
-    use crate::run_file::TiedUpdate;
+    use crate::run_file::{Run, TiedUpdate};
 
     use super::*;
     use crate::bench::{Overrides, preset};

@@ -1,44 +1,61 @@
-//! What is learned: components and importance functions of each site, and the programs that train them.
+//! The target with its components and importance functions, and its passes in a program.
 //!
 //! ```text
 //! clean pass -> x of each site -> importance functions -> g -> masks -> masked passes -> losses -> update
 //! ```
 //!
-//! [`clean_pass`](Decomposition::clean_pass) builds everything up to `g`; the losses, in [`losses`](crate::losses), build masked
+//! [`clean_pass`](ComponentModel::clean_pass) builds everything up to `g`; the losses, in [`losses`](crate::losses), build masked
 //! passes on top of it; training and evaluation are the same code with other terms.
 
 mod components;
 mod importance;
 mod masks;
+mod routing;
 
 use std::collections::BTreeMap;
 
 use spd_engine::ops::{Gates, ImportanceGates, Importances, LogitNoise, MaskValues};
-use spd_engine::{BuildError, Builder, Precision, Result, Slot, Store, Type, Value};
-
-use crate::run_file::{Dtype, Input, Reduction, Run, TiedUpdate, Train};
+use spd_engine::{BuildError, Builder, Result, Slot, Store, Type, Value};
 
 pub use components::SiteValues;
 use importance::SeenSite;
+pub(crate) use importance::read as read_importance;
+pub use importance::{Importance, ImportanceKind, Sampling, Sigmoid};
 pub use masks::{AdversarialSource, Draws, MaskSample, Masking};
+pub(crate) use masks::{FIRST_MEASURE, SAMPLES, USUAL_MASKS};
+pub use routing::{Routing, Sites};
 
 use crate::fault::Fault;
 use crate::parameters::{Group, Parameters};
 use crate::pass::Pass;
-use crate::sites::{Site, check_subsets, resolve};
-use crate::target_models::{Layer, LayerKind, Network, Weights, shipped};
+use crate::run_file::{Dtype, Input, TiedUpdate, decomposition::Decomposition};
+use crate::sites::Site;
+use crate::target_models::{Layer, LayerKind, Network, Weights};
 
-/// The decomposition of one target: its sites, and where their parameters lie in the store.
+/// What a run says of its component model.
 #[derive(Debug, Clone)]
-pub struct Decomposition {
-    /// The resolved run.
-    pub run: Run,
+pub struct Settings {
+    /// Keys starting values.
+    pub seed: u64,
+    /// Whether the weight delta takes part as one more component of importance 0.
+    pub delta: bool,
+    /// The importance functions.
+    pub importance: Importance,
+    /// A component counts as active above this importance.
+    pub alive_threshold: f64,
+    /// Whether a loss reads the power sums of importances, with the step scalar `p` for an exponent.
+    pub power_sums: bool,
+}
+
+/// The target with its sites, and where their parameters lie in the store.
+#[derive(Debug, Clone)]
+pub struct ComponentModel {
+    /// What the run says of it.
+    pub settings: Settings,
     /// Sites, in order.
     pub sites: Vec<Site>,
     /// What training moves.
     pub parameters: Parameters,
-    /// Where the random numbers of its programs come from.
-    pub draws: Draws,
     /// The network that is taken apart.
     pub target: Network,
     /// Its layers, with the identity matrices before them.
@@ -109,80 +126,56 @@ pub struct MaskedPass {
     pub inputs: Vec<Value>,
 }
 
-impl Decomposition {
-    /// What a GPU stores its programs in.
-    pub(crate) fn precision(&self) -> Precision {
-        match self.run.precision {
-            crate::run_file::Precision::F32 => Precision::F32,
-            crate::run_file::Precision::Tf32 => Precision::Tf32,
-            crate::run_file::Precision::Bf16 => Precision::Bf16,
-        }
-    }
-
-    /// Resolves the sites of a run of a shipped network and makes room in the store: frozen weights, components, importance
-    /// functions, all zeros.
+impl ComponentModel {
+    /// Makes room in the store: frozen weights, components, importance functions, all zeros.
     ///
     /// # Errors
     ///
-    /// When a pattern does not fit the target, or a loss does not fit the sites.
-    pub fn new(run: &Run, store: &mut Store) -> std::result::Result<Self, Fault> {
-        Self::of(run, &shipped(&run.target.model)?, store)
-    }
-
-    /// The same for any network.
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new), and when the network reads something else than the run file says.
-    pub fn of(run: &Run, target: &Network, store: &mut Store) -> std::result::Result<Self, Fault> {
-        let (said, reads) = (run.target.model.input(), target.input());
-        if said != reads {
-            return Err(Fault::BadInput(format!(
-                "[target]: the run file says {said:?}, and the network reads {reads:?}"
-            )));
-        }
+    /// When a site does not fit the importance functions.
+    pub(crate) fn new(
+        settings: Settings,
+        (said, sites): (&Decomposition, Vec<Site>),
+        (target, dtype): (&Network, Dtype),
+        store: &mut Store,
+    ) -> std::result::Result<Self, Fault> {
         let mut layers = target.layers();
-        let sites = resolve(&run.decomposition, &layers)?;
-        check_subsets(&run.eval.subsets, &sites)?;
-        importance::check(&run.importance, &sites)?;
+        importance::check(&settings.importance, &sites)?;
         let frozen = target.tensors().into_iter().map(|tensor| {
             let slot = store.zeros(format!("target_model.{}", tensor.name), &tensor.dims);
-            match run.target.dtype {
+            match dtype {
                 Dtype::F32 => store.freeze(slot),
                 Dtype::Bf16 => store.hold_in_bf16(slot),
             }
             (tensor.name, slot)
         });
         let frozen = frozen.collect();
-        let tied = components::tied(run, &**target, &sites);
+        let tied = components::tied(said.tied, &**target, &sites);
         let mut parameters = Parameters::default();
         for (site, tied) in sites.iter().zip(&tied) {
             match *tied {
                 None => components::add(&mut parameters, store, site),
-                Some(other) if run.decomposition.tied_update == TiedUpdate::Separate => {
+                Some(other) if said.tied_update == TiedUpdate::Separate => {
                     components::add_tied(&mut parameters, store, site, &sites[other]);
                 }
                 Some(_) => (),
             }
         }
-        importance::add(&mut parameters, store, &run.importance, &sites);
+        importance::add(&mut parameters, store, &settings.importance, &sites);
         let inserted = sites.iter().map(|site| &site.layer);
         layers.extend(
             inserted
                 .filter(|layer| layer.kind == LayerKind::Identity)
                 .cloned(),
         );
-        let decomposition = Self {
-            run: run.clone(),
+        Ok(Self {
+            settings,
             sites,
             parameters,
-            draws: Draws::Counters,
             target: target.clone(),
             layers,
             frozen,
             tied,
-        };
-        Ok(decomposition)
+        })
     }
 
     /// Puts the target's weights into the store.
@@ -197,25 +190,16 @@ impl Decomposition {
     pub fn initialise(&self, store: &mut Store) {
         for (index, site) in self.sites.iter().enumerate() {
             if self.tied[index].is_none() {
-                components::start(store, site, self.run.seed, index);
+                components::start(store, site, self.settings.seed, index);
             }
         }
-        importance::start(store, &self.run.importance, &self.sites, self.run.seed);
+        importance::start(
+            store,
+            &self.settings.importance,
+            &self.sites,
+            self.settings.seed,
+        );
         self.parameters.forget(store);
-    }
-
-    /// Shape of a block of a batch of `rows` rows.
-    pub fn block_shape(&self, rows: usize) -> BatchShape {
-        self.shape(rows / self.run.train.blocks())
-    }
-
-    /// Shape of a batch of `rows` rows.
-    pub fn shape(&self, rows: usize) -> BatchShape {
-        let positions = match &self.run.data {
-            crate::run_file::Data::Tokens { seq_len, .. } => *seq_len,
-            crate::run_file::Data::SparseFeatures { .. } => 1,
-        };
-        BatchShape { rows, positions }
     }
 
     /// The clean pass and the importance functions on a batch, its input named `input`. Draws (of logit noise) come from
@@ -253,7 +237,7 @@ impl Decomposition {
                 input: pass.inputs[site.path()],
             });
         }
-        let logits = importance::logits(b, store, &self.run.importance, &seen)?;
+        let logits = importance::logits(b, store, &self.settings.importance, &seen)?;
         let mut sites = Vec::with_capacity(self.sites.len());
         for (
             index,
@@ -268,7 +252,7 @@ impl Decomposition {
         ) in seen.into_iter().zip(logits).enumerate()
         {
             let (noise, given) =
-                draws.logit_noise(b, self.run.importance.sampling, index, site, logits)?;
+                draws.logit_noise(b, self.settings.importance.sampling, index, site, logits)?;
             let gates = self.gates(b, noise);
             let Importances {
                 importance,
@@ -304,25 +288,19 @@ impl Decomposition {
     }
 
     fn gates(&self, b: &mut Builder, noise: LogitNoise) -> ImportanceGates {
-        use crate::run_file::Sigmoid;
-        let gates = match self.run.importance.sigmoid {
+        let gates = match self.settings.importance.sigmoid {
             Sigmoid::LeakyHard => Gates::LeakyHard,
             Sigmoid::Normal => Gates::Normal,
             Sigmoid::Hard => Gates::Hard,
             Sigmoid::UpperLeakyHard => Gates::UpperLeakyHard,
             Sigmoid::SwishHard => Gates::SwishHard,
         };
-        let penalised = self
-            .run
-            .losses
-            .iter()
-            .any(|loss| loss.term.reads_power_sums());
-        let exponent = penalised.then(|| b.step_scalar("p"));
+        let exponent = self.settings.power_sums.then(|| b.step_scalar("p"));
         #[expect(
             clippy::cast_possible_truncation,
             reason = "a threshold is rounded to f32"
         )]
-        let alive = self.run.eval.alive_threshold as f32;
+        let alive = self.settings.alive_threshold as f32;
         ImportanceGates {
             gates,
             noise,
@@ -424,36 +402,6 @@ impl Decomposition {
         });
         (sites.collect(), of_importances.values().sum())
     }
-}
-
-/// Lets a program be one of the blocks that batches are cut into.
-pub(crate) fn in_blocks(b: &mut Builder, train: &Train) {
-    b.in_blocks(train.blocks());
-    b.reduce(match train.reduction {
-        Reduction::Exact => spd_engine::Reduction::Exact,
-        Reduction::Fast => spd_engine::Reduction::Fast,
-    });
-}
-
-/// Means over a whole batch, from those over its blocks. What is the same for all blocks stays as it is.
-///
-/// # Errors
-///
-/// When one is no scalar.
-pub(crate) fn over_blocks(b: &mut Builder, means: &[Value]) -> Result<Vec<Value>> {
-    if b.blocks() == 1 {
-        return Ok(means.to_vec());
-    }
-    let vary = b.vary(means);
-    let of_blocks = means.iter().zip(&vary).filter(|(_, varies)| **varies);
-    let of_blocks: Vec<Value> = of_blocks.map(|(&mean, _)| mean).collect();
-    let mut sums = b.all_reduce_scalars(&of_blocks)?.into_iter().peekable();
-    let weight = 1.0 / b.blocks() as f64;
-    let mean = |(&mean, varies): (&Value, bool)| match sums.next_if(|_| varies) {
-        Some(sum) => b.weighted_sum(&[(weight, sum)]),
-        None => Ok(mean),
-    };
-    means.iter().zip(vary).map(mean).collect()
 }
 
 /// A matrix of `rows` rows, row by row, transposed.

@@ -6,9 +6,18 @@ use spd_draws::{Purpose, Stream};
 use spd_engine::ops::{Draw, LogitNoise, Mask, MaskValues};
 use spd_engine::{Builder, Result, Type, Value};
 
-use super::{CleanPass, CleanSite, Decomposition};
-use crate::run_file::{PgdInit, PgdRecon, PgdScope, Routing, Sampling};
+use super::importance::Sampling;
+use super::{CleanPass, CleanSite, ComponentModel, Routing};
 use crate::sites::Site;
+
+/// The number of the first sample of the evaluation's terms; those of training are numbered from 0.
+pub(crate) const FIRST_MEASURE: usize = 1 << 7;
+
+/// The sample of the evaluation's usual masks, the last number.
+pub(crate) const USUAL_MASKS: u8 = u8::MAX;
+
+/// Samples that training has at most in a step, and the terms of an evaluation on a batch: run files with more are refused.
+pub(crate) const SAMPLES: usize = USUAL_MASKS as usize - FIRST_MEASURE;
 
 /// A mask sample of a program: a loss term's `k`-th, or an evaluation's.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,18 +104,24 @@ impl Draws {
 }
 
 impl MaskSample {
-    fn stream(&self, purpose: Purpose, index: usize) -> Stream {
+    pub(crate) fn stream(&self, purpose: Purpose, index: usize) -> Stream {
         Stream::new(purpose, self.number, site_number(index))
     }
 
     /// An input of the program with recorded draws of a site.
-    fn given(&self, b: &mut Builder, kind: &str, site: &Site, dims: &[usize]) -> Result<Value> {
+    pub(crate) fn given(
+        &self,
+        b: &mut Builder,
+        kind: &str,
+        site: &Site,
+        dims: &[usize],
+    ) -> Result<Value> {
         let name = format!("{kind}.{}.{}", self.name, site.path());
         b.input(&name, &Type::f32(dims))
     }
 }
 
-impl Decomposition {
+impl ComponentModel {
     /// The masks of all sites in a pass, each with the number of its site. Stochastic ones come with a delta mask if the run has
     /// deltas; others have none.
     pub(crate) fn masks(
@@ -148,10 +163,10 @@ impl Decomposition {
                     }
                 }
                 Masking::Stochastic => {
-                    let (site, has_delta) = (&self.sites[index], self.run.decomposition.delta);
+                    let (site, has_delta) = (&self.sites[index], self.settings.delta);
                     let source = sample.stream(Purpose::Source, index);
                     values.mask =
-                        Mask::Between(match (sample.draws, self.run.importance.sampling) {
+                        Mask::Between(match (sample.draws, self.settings.importance.sampling) {
                             (Draws::Inputs, _) => Draw::Given,
                             (Draws::Counters, Sampling::Continuous) => Draw::Uniform(source),
                             (Draws::Counters, Sampling::Binomial) => Draw::Coin(source),
@@ -211,44 +226,6 @@ impl Decomposition {
                 .collect::<Result<_>>()?,
         };
         Ok(routes.into_iter().map(Some).collect())
-    }
-
-    /// Where an adversary starts at a site.
-    pub(crate) fn adversary(
-        &self,
-        b: &mut Builder,
-        clean_pass: &CleanPass,
-        pgd: &PgdRecon,
-        sample: &MaskSample,
-        index: usize,
-    ) -> Result<AdversarialSource> {
-        let (site, clean) = (&self.sites[index], clean_pass.sites[index]);
-        let shared = pgd.scope == PgdScope::SharedAcrossBatch;
-        let (dims, delta_dims) = if shared {
-            (vec![site.components], vec![1])
-        } else {
-            (b.ty(clean.importance).dims.clone(), vec![clean.rows])
-        };
-        let mut start = |purpose, kind: &str, dims: &[usize]| {
-            let stream = sample.stream(purpose, index);
-            match (pgd.init, sample.draws) {
-                (PgdInit::Ones, _) => b.constant(1.0, dims),
-                (PgdInit::Zeroes, _) => b.constant(0.0, dims),
-                (PgdInit::Random, Draws::Inputs) => sample.given(b, kind, site, dims),
-                (PgdInit::Random, Draws::Counters) => match (shared, purpose) {
-                    (true, _) => b.uniform_row(stream, dims[0]),
-                    (false, Purpose::Delta) => b.uniform_rows(stream, dims[0]),
-                    (false, _) => b.uniform(stream, dims),
-                },
-            }
-        };
-        let components = start(Purpose::Source, "src", &dims)?;
-        let has_delta = self.run.decomposition.delta;
-        let delta = has_delta.then(|| start(Purpose::Delta, "dmask", &delta_dims));
-        Ok(AdversarialSource {
-            components,
-            delta: delta.transpose()?,
-        })
     }
 }
 

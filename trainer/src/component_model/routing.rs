@@ -31,7 +31,7 @@ impl Routing {
     }
 
     /// Reads the keys of a routing.
-    pub(super) fn read(table: &mut Table<'_>, sites: Sites) -> Option<Self> {
+    pub(crate) fn read(table: &mut Table<'_>, sites: Sites) -> Option<Self> {
         match sites {
             Sites::All => Some(Self::All),
             Sites::Layerwise => Some(Self::Layerwise),
@@ -45,15 +45,18 @@ impl Routing {
 
 /// A routing without its numbers.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Sites {
+pub enum Sites {
+    /// All of them.
     All,
+    /// Some of them at each position.
     Subset,
+    /// One at a time.
     Layerwise,
 }
 
 impl Sites {
     /// `All` for what is no reconstruction.
-    pub(super) fn of(routing: Option<Routing>) -> Self {
+    pub(crate) fn of(routing: Option<Routing>) -> Self {
         match routing {
             None | Some(Routing::All) => Self::All,
             Some(Routing::UniformK | Routing::Probability(_)) => Self::Subset,

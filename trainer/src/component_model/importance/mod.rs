@@ -19,16 +19,19 @@
 //! GELUs.
 
 mod global_shared_mlp;
+mod keys;
 mod mlp;
 mod shared_mlp;
 mod vector_mlp;
 
 use spd_engine::{Builder, Result, Store, Value};
 
+pub(crate) use keys::read;
+pub use keys::{Importance, ImportanceKind, Sampling, Sigmoid};
+
 use super::components::{SiteValues, stream};
 use crate::fault::Fault;
 use crate::parameters::{self, Group, Parameters};
-use crate::run_file::{Importance, ImportanceKind};
 use crate::sites::Site;
 use crate::target_models::{LayerKind, Start};
 

@@ -1,0 +1,182 @@
+//! The decomposition of a run: its component model, its losses, and the shapes of its batches.
+
+use std::ops::Deref;
+
+use spd_engine::{Builder, Precision, Result, Store, Value};
+
+pub use crate::component_model::{
+    AdversarialSource, BatchShape, CleanPass, CleanSite, Draws, MaskSample, MaskedPass, Masking,
+    SiteValues,
+};
+use crate::component_model::{ComponentModel, Settings};
+use crate::fault::Fault;
+use crate::losses::{LossInputs, Scalar};
+use crate::run_file::{Data, Reduction, Run, Train};
+use crate::sites::{check_subsets, resolve};
+use crate::target_models::{Network, shipped};
+
+/// A component model with the run that trains it.
+#[derive(Debug, Clone)]
+pub struct Decomposition {
+    /// The resolved run.
+    pub run: Run,
+    /// Where the random numbers of its programs come from.
+    pub draws: Draws,
+    /// The target with its components and importance functions.
+    pub model: ComponentModel,
+}
+
+impl Deref for Decomposition {
+    type Target = ComponentModel;
+
+    fn deref(&self) -> &ComponentModel {
+        &self.model
+    }
+}
+
+impl Decomposition {
+    /// What a GPU stores its programs in.
+    pub(crate) fn precision(&self) -> Precision {
+        match self.run.precision {
+            crate::run_file::Precision::F32 => Precision::F32,
+            crate::run_file::Precision::Tf32 => Precision::Tf32,
+            crate::run_file::Precision::Bf16 => Precision::Bf16,
+        }
+    }
+
+    /// Resolves the sites of a run of a shipped network and makes room in the store: frozen weights, components, importance
+    /// functions, all zeros.
+    ///
+    /// # Errors
+    ///
+    /// When a pattern does not fit the target, or a loss does not fit the sites.
+    pub fn new(run: &Run, store: &mut Store) -> std::result::Result<Self, Fault> {
+        Self::of(run, &shipped(&run.target.model)?, store)
+    }
+
+    /// The same for any network.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and when the network reads something else than the run file says.
+    pub fn of(run: &Run, target: &Network, store: &mut Store) -> std::result::Result<Self, Fault> {
+        let (said, reads) = (run.target.model.input(), target.input());
+        if said != reads {
+            return Err(Fault::BadInput(format!(
+                "[target]: the run file says {said:?}, and the network reads {reads:?}"
+            )));
+        }
+        let settings = Settings {
+            seed: run.seed,
+            delta: run.decomposition.delta,
+            importance: run.importance.clone(),
+            alive_threshold: run.eval.alive_threshold,
+            power_sums: run.losses.iter().any(|loss| loss.term.reads_power_sums()),
+        };
+        let sites = resolve(&run.decomposition, &target.layers())?;
+        check_subsets(&run.eval.subsets, &sites)?;
+        let sites = (&run.decomposition, sites);
+        let target = (target, run.target.dtype);
+        let model = ComponentModel::new(settings, sites, target, store)?;
+        Ok(Self {
+            run: run.clone(),
+            draws: Draws::Counters,
+            model,
+        })
+    }
+
+    /// Shape of a block of a batch of `rows` rows.
+    pub fn block_shape(&self, rows: usize) -> BatchShape {
+        self.shape(rows / self.run.train.blocks())
+    }
+
+    /// Shape of a batch of `rows` rows.
+    pub fn shape(&self, rows: usize) -> BatchShape {
+        let positions = match &self.run.data {
+            Data::Tokens { seq_len, .. } => *seq_len,
+            Data::SparseFeatures { .. } => 1,
+        };
+        BatchShape { rows, positions }
+    }
+
+    /// All terms of the run, in order.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    pub fn losses(
+        &self,
+        b: &mut Builder,
+        store: &Store,
+        clean_pass: &CleanPass,
+        draws: Draws,
+    ) -> Result<Vec<Scalar>> {
+        let from = self.loss_inputs(store, clean_pass, draws);
+        from.losses(b, &self.run.losses)
+    }
+
+    /// The terms that the run only measures, by name, in order.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    pub fn measures(
+        &self,
+        b: &mut Builder,
+        store: &Store,
+        clean_pass: &CleanPass,
+        draws: Draws,
+    ) -> Result<Vec<(String, Value)>> {
+        let from = self.loss_inputs(store, clean_pass, draws);
+        from.measures(b, &self.run.eval.losses)
+    }
+
+    /// What the first loss is computed from.
+    pub fn loss_inputs<'p>(
+        &'p self,
+        store: &'p Store,
+        clean_pass: &'p CleanPass,
+        draws: Draws,
+    ) -> LossInputs<'p> {
+        LossInputs {
+            model: &self.model,
+            store,
+            clean_pass,
+            output_loss: self.run.train.output_loss,
+            mask_samples: self.run.train.mask_samples,
+            name: "",
+            draws,
+            first_sample: 0,
+        }
+    }
+}
+
+/// Lets a program be one of the blocks that batches are cut into.
+pub(crate) fn in_blocks(b: &mut Builder, train: &Train) {
+    b.in_blocks(train.blocks());
+    b.reduce(match train.reduction {
+        Reduction::Exact => spd_engine::Reduction::Exact,
+        Reduction::Fast => spd_engine::Reduction::Fast,
+    });
+}
+
+/// Means over a whole batch, from those over its blocks. What is the same for all blocks stays as it is.
+///
+/// # Errors
+///
+/// When one is no scalar.
+pub(crate) fn over_blocks(b: &mut Builder, means: &[Value]) -> Result<Vec<Value>> {
+    if b.blocks() == 1 {
+        return Ok(means.to_vec());
+    }
+    let vary = b.vary(means);
+    let of_blocks = means.iter().zip(&vary).filter(|(_, varies)| **varies);
+    let of_blocks: Vec<Value> = of_blocks.map(|(&mean, _)| mean).collect();
+    let mut sums = b.all_reduce_scalars(&of_blocks)?.into_iter().peekable();
+    let weight = 1.0 / b.blocks() as f64;
+    let mean = |(&mean, varies): (&Value, bool)| match sums.next_if(|_| varies) {
+        Some(sum) => b.weighted_sum(&[(weight, sum)]),
+        None => Ok(mean),
+    };
+    means.iter().zip(vary).map(mean).collect()
+}
