@@ -1,15 +1,15 @@
-//! Every random number of a run, as a function of what it is for.
+//! Every random number of a run, as a function of its purpose and position.
 //!
-//! A draw is named by `(seed, purpose, sample, site, step, row, column)` and computed by Philox 4x32-10
-//! (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011). There is no
-//! stream: nothing to save in a checkpoint, nothing to restore, the same draw whichever rank or thread
-//! asks for it, and a draw can be made again instead of being kept.
+//! A draw is named by `(seed, purpose, sample, site, step, row, column)` and computed by Philox
+//! 4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+//! There is no stream: nothing to save in a checkpoint, nothing to restore. Every rank and thread
+//! gets the same draw, and a draw can be made again instead of being kept.
 //!
 //! ```text
 //! key      seed, low and high word
-//! counter  0: column / 4      which component, feature or element; a block gives four columns
+//! counter  0: column / 4      component, feature or element; a counter gives four columns
 //!          1: row             global row of the step (batch row * sequence length + position)
-//!          2: what            purpose << 24 | sample << 16 | site
+//!          2: stream          purpose << 24 | sample << 16 | site
 //!          3: step            optimizer step, or another running number of the purpose
 //! ```
 
@@ -17,7 +17,7 @@ mod philox;
 
 pub use philox::{MULTIPLIERS, ROUNDS, block, keys, uniform};
 
-/// What a draw is used for. Two purposes never share a number.
+/// The use of a draw. Two purposes never share a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Purpose {
@@ -37,16 +37,17 @@ pub enum Purpose {
     Order = 7,
     /// Starting values of components and importance functions; `site` is the number of the tensor.
     Init = 8,
-    /// Which of equally strong contexts of a component are shown, and where a component is measured; `step` is the row of the data.
+    /// Choice among equally strong contexts of a component, and of the positions at which a
+    /// component is measured; `step` is the row of the data.
     Contexts = 9,
 }
 
-/// A family of draws: everything but the step, the row and the column.
+/// A family of draws: every part of the name but the seed, the step, the row and the column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stream {
-    /// What the draws are used for.
+    /// The use of the draws.
     pub purpose: Purpose,
-    /// Tells apart several draws for one purpose in one step.
+    /// Distinguishes several draws for one purpose in one step.
     pub sample: u8,
     /// Index of the site, parameter or dataset.
     pub site: u16,
@@ -67,7 +68,7 @@ impl Stream {
         (self.purpose as u32) << 24 | (self.sample as u32) << 16 | self.site as u32
     }
 
-    /// The draw at one place, uniform in `[0, 1)`.
+    /// The draw at one position, uniform in `[0, 1)`.
     pub fn uniform(self, seed: u64, step: u32, row: u32, column: u32) -> f32 {
         let words = block(seed, [column / 4, row, self.word(), step]);
         uniform(words[(column % 4) as usize])
@@ -140,8 +141,8 @@ mod tests {
         );
     }
 
-    // 40,000 draws: the standard error is 0.005 for a normal mean and 0.007 for its variance, 0.0015
-    // for a uniform mean; the bounds are five of them.
+    // 40,000 draws: the standard error is 0.005 for a normal mean and 0.007 for its variance,
+    // 0.0015 for a uniform mean; the bounds are five of them.
     #[test]
     fn moments_are_those_of_the_distributions() {
         let stream = Stream::new(Purpose::Init, 0, 0);

@@ -1,10 +1,10 @@
 //! Philox 4x32-10: ten rounds of two multiplications that turn a counter and a key into four words.
 
-/// What words 0 and 2 of a counter are multiplied by in each round.
+/// Factors of words 0 and 2 of a counter in each round.
 pub const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// Rounds of a block.
+/// Number of rounds.
 pub const ROUNDS: usize = 10;
 
 /// The four words of one counter.
@@ -47,10 +47,12 @@ pub fn keys(seed: u64) -> [[u32; 2]; ROUNDS] {
     keys
 }
 
-/// A word as a number in `[0, 1)`: its upper 24 bits, all that an f32 in that range can hold evenly.
+/// A word as a number in `[0, 1)`: its upper 24 bits, the most that an f32 can hold at an even
+/// spacing.
 #[inline(always)]
 pub fn uniform(word: u32) -> f32 {
-    // The signed conversion is exact for 24 bits, and is one instruction where the unsigned one is not.
+    // The signed conversion is exact for 24 bits; it is one instruction, the unsigned one is
+    // several.
     (word >> 8).cast_signed() as f32 * (1.0 / 16_777_216.0)
 }
 
@@ -60,7 +62,7 @@ mod tests {
 
     // Known answers of the authors' Random123 library, `kat_vectors`, philox4x32 with 10 rounds.
     #[test]
-    fn published_vectors() {
+    fn published_test_vectors_agree() {
         let key = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
         assert_eq!(
             block(0, [0; 4]),
