@@ -1,5 +1,5 @@
-//! How long does a sum over ranks of one machine take? Microseconds by size, for 2 and 4 ranks, each on a thread, in shared memory and
-//! over TCP connections:
+//! Times an all-reduce over ranks of one machine: microseconds by size, for 2 and 4 ranks, each on
+//! a thread, in shared memory and over TCP:
 //! `cargo run --release -p spd-engine --example all_reduce`.
 #![expect(clippy::print_stdout, reason = "prints its results")]
 

@@ -1,12 +1,9 @@
-//! Times the kernels that a step spends itself in: `cargo run --release --example kernels [threads]`.
+//! Times the slowest kernels of a step: `cargo run --release --example kernels [threads]`.
 //!
-//! Median and least time over replays of small programs, op by op; on a busy machine the least says more about the
-//! kernel, the median about the machine. Nothing is asserted: the numbers are for whoever changes a
-//! kernel, before and after.
-#![expect(
-    clippy::print_stdout,
-    reason = "a table on the terminal is all it is for"
-)]
+//! Prints the median and least time over replays of small programs, op by op; on a busy machine the
+//! least says more about the kernel, the median about the machine. Compare the numbers before and
+//! after a change of a kernel.
+#![expect(clippy::print_stdout, reason = "prints its results")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +16,10 @@ use spd_engine::ops::{
 };
 use spd_engine::{Builder, Pool, Result, Store, Value};
 
-/// Replays whose median is taken.
+/// Replays that each median is taken over.
 const REPLAYS: usize = 31;
 
-/// A program under measurement, and how many elements (or hidden units) one run of its kernels handles.
+/// A program to time, and the number of elements (or hidden units) in one run of its kernels.
 struct Bench {
     store: Store,
     builder: Builder,
@@ -58,7 +55,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Prints the median time of each op that is named in `ops`, each of which handles `elements` elements.
+    /// Prints the median time of each op named in `ops`; each handles `elements` elements.
     fn report(mut self, what: &str, elements: usize, ops: &[&str]) {
         let mut executor = Executor::new(&self.builder, self.pool);
         for (scalar, value) in [

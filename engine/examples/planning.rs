@@ -1,9 +1,9 @@
-//! How long it takes to write down and plan the step of a deep network: seconds by layers.
+//! Times how long building and planning the step of a deep network takes: seconds by layers.
 //!
 //! ```text
 //! cargo run --release -p spd-engine --example planning
 //! ```
-#![expect(clippy::print_stdout, reason = "what a benchmark is for")]
+#![expect(clippy::print_stdout, reason = "prints its results")]
 
 use std::sync::Arc;
 use std::time::Instant;

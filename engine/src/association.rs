@@ -1,23 +1,27 @@
-//! A wide value that is made of narrow ones, and only read through matrices, is not made at all.
+//! Computes `x W` without making a wide `x` that is a sum of narrow products.
 //!
-//! Few features and neurons may write to a wide residual stream `x`. What a matrix `W` `[k, n]` reads from it follows from
-//! them, and from products of weights that are the same for all rows:
+//! Few features and neurons may write to a wide residual stream `x`. Its product with a matrix `W`
+//! `[k, n]` then follows from them and from products of weights that are the same for all rows:
 //!
 //! ```text
 //! x = a B + b                                     x W = a (B W) + b W
 //! x = p + q + ..                                  x W = p W + q W + ..
-//! x = h U + s c + (1 - s) b,  c = a B + b         x W = h (U W) + (s a) (B W) + b W        a masked site: s weighs rows
+//! x = h U + s c + (1 - s) b,  c = a B + b         x W = h (U W) + (s a) (B W) + b W        (1)
 //! ```
 //!
-//! A site that is routed has compacted rows of `h`, and one that is routed reads compacted rows of `x`: a product of the two has the
-//! rows that both take part in.
+//! (1) is a masked site; `s` is a weight for each row. A routed site has compacted rows of `h`, and
+//! a routed site that reads `x` reads compacted rows of it: a product of the two has the rows that
+//! both take part in.
 //!
-//! Who builds a program asks for it, by [`Builder::associate`]. From then on the builder writes `x W` in the right-hand form where every `a` and `h` is narrower than `x` and, `m` being their columns
-//! together, that takes fewer multiplications than `x` and then `x W`: `(rows + k) m n < rows k (m + n)`. Gradients are those
-//! of what is written, so they are as narrow. Equal ops being one value, a product of weights is made once for all passes;
-//! and what nothing reads is never computed, so `x` is there where someone asks for it as it is and else is not.
+//! [`Builder::associate`] asks for it. From then on the builder writes `x W` in the right-hand form
+//! where every `a` and `h` is narrower than `x` and, with `m` their columns together, this takes
+//! fewer multiplications than `x` and then `x W`: `(rows + k) m n < rows k (m + n)`. Gradients
+//! follow what is written, so they are as narrow. Equal ops are one value, so a product of weights
+//! is made once for all passes. Ops whose results are never read do not run, so `x` is computed
+//! only where something else reads it.
 //!
-//! The rule looks at shapes and at how `x` was made, not at who else reads it: equal products are written alike.
+//! The rule looks at shapes and at how `x` was made, not at its other readers: equal products are
+//! written alike.
 
 use crate::derivation::{Derivation, Right, SiteInputs};
 use crate::graph::Home;
@@ -28,12 +32,12 @@ use crate::value::Value;
 /// A sum of more parts is made: each read of it would take as many products.
 const MOST_PARTS: usize = 32;
 
-/// What a wide value is the sum of: products of narrow values, and rows that are the same at all positions.
+/// A wide value as a sum: products of narrow values, and rows that are the same at all positions.
 #[derive(Debug, Default)]
 struct Terms {
     products: Vec<Term>,
     biases: Vec<Value>,
-    /// The values that are not made for them: the wide one, and those that it is the sum of.
+    /// Values that these terms make unnecessary: the wide one, and the parts of its sum.
     bypassed: Vec<Value>,
 }
 
@@ -41,20 +45,20 @@ struct Terms {
 #[derive(Debug, Clone, Copy)]
 struct Term {
     a: Value,
-    /// The routes of the rows of `a`, if it is compacted.
+    /// Routes of the rows of `a`, if it is compacted.
     route: Option<Value>,
     right: Right,
     share: Option<SiteInputs>,
 }
 
 impl Builder {
-    /// Has products from now on made in the order that costs less, where what is multiplied is made of narrower values: the
-    /// result is the same but for roundings.
+    /// From now on writes products of values made of narrower ones in the cheaper order: the result
+    /// is the same up to rounding.
     pub fn associate(&mut self) {
         self.associates = true;
     }
 
-    /// `x W + bias`, in the order that costs less if that was asked for.
+    /// `x W + bias`, in the cheaper order if [asked for](Self::associate).
     pub(crate) fn product(&mut self, x: Value, right: Right, bias: Option<Value>) -> Result<Value> {
         match self.cheaper(x, right) {
             Some(terms) => {
@@ -66,7 +70,8 @@ impl Builder {
         }
     }
 
-    /// `x W` at the routed positions, compacted, in the order that costs less if that was asked for.
+    /// `x W` at the routed positions, compacted, in the cheaper order if
+    /// [asked for](Self::associate).
     pub(crate) fn routed_product(&mut self, x: Value, w: Value, route: Value) -> Result<Value> {
         let transposed = false;
         let right = Right { w, transposed };
@@ -75,7 +80,7 @@ impl Builder {
                 let y = if terms.biases.is_empty() {
                     self.through(&terms, right, None, Some(route))?
                 } else {
-                    // Nothing adds one row to compacted ones.
+                    // No op adds one row to compacted ones.
                     let y = self.through(&terms, right, None, None)?;
                     self.compact_rows(y, route)?
                 };
@@ -86,12 +91,14 @@ impl Builder {
         }
     }
 
-    /// Some rows of `x`, each by its number among all of them: f32 `[.., k]` and u32 `[n, m]` to f32 `[n, m, k]`. Of a product of
-    /// something narrower they are the product of some rows, and nothing makes the others. The gradient flows to `x`.
+    /// Some rows of `x`, each by its number among all of them: f32 `[.., k]` and u32 `[n, m]` to
+    /// f32 `[n, m, k]`. Rows of a product of something narrower are computed as the product of
+    /// those rows alone. The gradient flows to `x`.
     ///
     /// # Errors
     ///
-    /// When `x` is no f32, or the numbers are not u32 `[n, m]`. A number beyond the rows panics in the replay.
+    /// When `x` is not f32, or the numbers are not u32 `[n, m]`. A number beyond the rows panics in
+    /// the replay.
     pub fn take_rows(&mut self, x: Value, numbers: Value) -> Result<Value> {
         let ty = self.ty(x);
         let (rows, columns) = (ty.rows(), ty.columns());
@@ -105,7 +112,7 @@ impl Builder {
         self.embed(numbers, table, None)
     }
 
-    /// `into + x W + bias`, as it stands.
+    /// `into + x W + bias`, in this order.
     pub(crate) fn multiply(
         &mut self,
         x: Value,
@@ -141,7 +148,8 @@ impl Builder {
         }
     }
 
-    /// The sum of the terms, times `W`, `+ bias`; at the routed positions alone where it goes `to` some.
+    /// The sum of the terms, times `W`, `+ bias`; only at the positions that the route `to` takes,
+    /// if it is given.
     fn through(
         &mut self,
         terms: &Terms,
@@ -167,7 +175,7 @@ impl Builder {
             sum = Some(if term.route.is_some() || to.is_some() {
                 self.routed((a, term.route), w, to, sum)?
             } else {
-                // Beside each compacted term there is one that is not: the bias finds its place.
+                // Beside each compacted term there is one that is not, so the bias is always added.
                 let transposed = false;
                 self.multiply(a, Right { w, transposed }, bias.take(), sum)?
             });
@@ -185,7 +193,7 @@ impl Builder {
         }
     }
 
-    /// The terms of `x`, where `x W` takes fewer multiplications by them than by `x`.
+    /// The terms of `x`, if `x W` takes fewer multiplications by them than by `x`.
     fn cheaper(&self, x: Value, right: Right) -> Option<Terms> {
         if !self.associates {
             return None;
@@ -199,7 +207,7 @@ impl Builder {
         (fits && (rows + k) * m * n < rows * k * (m + n)).then_some(terms)
     }
 
-    /// The terms of `x`, in order; `None` where one of them is as wide as `x`.
+    /// The terms of `x`, in order; `None` if one of them is as wide as `x`.
     fn terms(&self, x: Value) -> Option<Terms> {
         let mut terms = Terms::default();
         let mut parts = vec![x];
@@ -241,7 +249,7 @@ impl Builder {
         terms.products.iter().all(narrow).then_some(terms)
     }
 
-    /// How a value is made, if nothing was there before that it was added to.
+    /// How a value is made, if it is not added to an earlier one.
     pub(crate) fn derivation(&self, x: Value) -> Option<Derivation> {
         let Home::Node(node) = self.homes[x.index()] else {
             return None;
@@ -262,7 +270,7 @@ mod tests {
     // Sums of 30 products of sums of 3, of numbers below 4.
     const TOLERANCE: f32 = 4e-6;
 
-    /// Whether a program that is asked for `y` makes a value of this shape.
+    /// Whether a program with the output `y` makes a value of this shape.
     fn makes(b: &mut Builder, y: Value, dims: &[usize]) -> bool {
         b.output("y", y);
         let wide = |node: &usize| b.nodes[*node].outputs.iter().any(|&v| b.ty(v).dims == dims);
@@ -271,9 +279,9 @@ mod tests {
         makes
     }
 
-    // Logits of two positions of a batch: those of the others are never made.
+    // Logits of two positions of a batch: the logits of the others are never made.
     #[test]
-    fn some_rows_of_a_wide_product_are_the_product_of_some_rows() {
+    fn rows_of_a_wide_product_are_computed_alone() {
         let [x, w] = [random(&[2, 4, 3], 1), random(&[3, 30], 2)];
         let mut b = Builder::new();
         let [of_x, of_w] = [("x", &x), ("w", &w)]
@@ -310,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_product_goes_through_a_product_whatever_the_layouts_and_biases() {
+    fn a_product_of_a_product_agrees_for_all_layouts_and_biases() {
         let layouts = [(false, false), (false, true), (true, false), (true, true)];
         let biases = layouts;
         for ((first, second), (inner, outer)) in layouts.into_iter().zip(biases) {
@@ -358,7 +366,8 @@ mod tests {
         }
     }
 
-    /// What a layer with a bias reads from a stream of 30: an embedding, and a site with its own bias or without.
+    /// Products of a layer with a bias and a stream of width 30: an embedding, and a site with its
+    /// own bias or without.
     fn agree_for_a_stream([delta, routed, inner]: [bool; 3]) {
         let route = Sample {
             dims: vec![40],
@@ -377,7 +386,8 @@ mod tests {
             random(&[40], 10),
             route,
         ];
-        // A product that reads a site that reads a product is some roundings deep (seen: 4.7). The bias of a site is frozen.
+        // A product that reads a site that reads a product is some roundings deep (seen: 4.7). The
+        // bias of a site is frozen.
         let mut oracle = Oracle::new(&point).roundings(6.0).constant(8).constant(10);
         if !delta {
             oracle = oracle.constant(9);
@@ -438,9 +448,9 @@ mod tests {
         }
     }
 
-    // Rows that one site takes part in, the other, both, and none.
+    // Rows that the first site takes part in, the second, both, and neither.
     #[test]
-    fn a_routed_site_reads_what_a_routed_site_wrote() {
+    fn a_routed_site_reads_the_output_of_a_routed_site() {
         let routes = |every: usize| Sample {
             dims: vec![40],
             values: (0..40).map(|row| f32::from(row % every < 2)).collect(),
@@ -513,17 +523,18 @@ mod tests {
         makes(&mut b, y, &[rows, k])
     }
 
-    // By hand: with 2 rows, a B and (a B) W take 2 * 30 * (25 + 4) = 1,740 multiplications, B W and a (B W) 32 * 25 * 4 =
-    // 3,200; with 10 rows 8,700 and 4,000. As wide as what it is made of, a value may as well be there.
+    // By hand: with 2 rows, a B and (a B) W take 2 * 30 * (25 + 4) = 1,740 multiplications, B W and
+    // a (B W) 32 * 25 * 4 = 3,200; with 10 rows 8,700 and 4,000. A value as wide as its own factors
+    // is made.
     #[test]
-    fn the_order_that_costs_less_is_taken() {
+    fn the_cheaper_order_is_taken() {
         assert!(is_made(2, 25, 30));
         assert!(!is_made(10, 25, 30));
         assert!(is_made(1000, 30, 30));
     }
 
     #[test]
-    fn a_value_that_is_read_as_it_is_is_made_once_for_that() {
+    fn a_wide_value_with_another_reader_is_made_once() {
         let mut b = Builder::new();
         b.associate();
         let [a, middle, w] = [("a", [40, 3]), ("b", [3, 30]), ("w", [30, 2])]
@@ -531,7 +542,7 @@ mod tests {
         let x = b.matmul(a, middle).unwrap();
         let before = b.matmul(x, w).unwrap();
         let seen = b.relu(x).unwrap();
-        // Who else reads it changes no product: they stay one value.
+        // Another reader changes no product: they stay one value.
         assert_eq!(b.matmul(x, w).unwrap(), before);
         b.output("before", before);
         b.output("seen", seen);
@@ -539,9 +550,10 @@ mod tests {
         assert_eq!(names, ["matmul", "matmul", "matmul", "relu"]);
     }
 
-    // Where nothing else reads them, there is nothing to take a gradient of; where something does, that would be a part of it.
+    // A value that is not made has no gradient; if another op reads it, its gradient would be
+    // partial.
     #[test]
-    fn a_gradient_of_what_is_not_made_is_refused() {
+    fn the_gradient_of_a_value_that_is_not_made_is_refused() {
         for read_too in [false, true] {
             let mut b = Builder::new();
             b.associate();
@@ -565,10 +577,10 @@ mod tests {
             for (value, op) in [(x, "add"), (p, "matmul"), (q, "matmul")] {
                 let refused = b.gradients(loss, &[w, value]).map_err(|e| e.to_string());
                 let reason = format!(
-                    "gradients: f32 [40, 30] of {op} is multiplied without being made, and has no gradient of its own; ask for those of what it is made of"
+                    "gradients: f32 [40, 30] of {op} is multiplied without being made, so it has no gradient; ask for the gradients of its operands"
                 );
                 assert_eq!(refused, Err(reason));
-                // A loss that only reads it as it is.
+                // This loss reads it only as it is.
                 assert!(b.gradients(of_x, &[value]).unwrap()[0].is_some());
             }
             let all = b.gradients(loss, &[a, first, second, w, y]).unwrap();
@@ -578,7 +590,7 @@ mod tests {
 
     // The first product reads what the second makes, and neither is made.
     #[test]
-    fn a_gradient_of_what_is_not_made_for_what_is_not_made_is_refused() {
+    fn the_gradient_of_a_value_that_is_not_made_is_refused_through_another() {
         let mut b = Builder::new();
         b.associate();
         let mut input = |name: &str, dims| b.input(name, &Type::f32(dims)).unwrap();
@@ -615,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn factors_that_do_not_fit_are_refused_as_they_stand() {
+    fn factors_that_do_not_fit_are_refused() {
         let mut b = Builder::new();
         b.associate();
         let [a, wide, w] = [("a", [40, 3]), ("wide", [3, 30]), ("w", [29, 2])]

@@ -1,4 +1,4 @@
-//! Building a program: ops in order, and one copy of what is computed twice.
+//! Building a program: ops in order, equal ops once.
 
 use std::any::TypeId;
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ impl Computation {
     }
 }
 
-/// What the time of gradient ops counts as, whatever they are gradients of.
+/// The part that the time of all gradient ops counts towards.
 pub const BACKWARD: &str = "backward";
 
 impl Builder {
@@ -30,8 +30,8 @@ impl Builder {
         Self::default()
     }
 
-    /// An empty program of which a device is to store in a precision what it can, and to which a processor rounds the factors of
-    /// products.
+    /// An empty program with this storage precision. On the CPU it is the precision of the factors
+    /// of products.
     pub fn with_precision(precision: Precision) -> Self {
         Self {
             precision,
@@ -39,8 +39,9 @@ impl Builder {
         }
     }
 
-    /// Names the part of the program that the ops to come are of, for [`Executor::part_times`](crate::Executor::part_times).
-    /// Gradients are [`BACKWARD`]. An op that is there already stays where it was first asked for.
+    /// Names the part of the program to which the next ops belong, for
+    /// [`Executor::part_times`](crate::Executor::part_times). Gradients are [`BACKWARD`]. An op
+    /// that exists already keeps its part.
     pub fn part(&mut self, name: &'static str) {
         self.part = name;
     }
@@ -61,7 +62,7 @@ impl Builder {
         value
     }
 
-    /// Something that the host writes before each replay; asking twice for a name gives one value.
+    /// An input that the host writes before each replay; asking twice for a name gives one value.
     ///
     /// # Errors
     ///
@@ -81,7 +82,7 @@ impl Builder {
         Ok(value)
     }
 
-    /// A number that changes from step to step; asking twice for a name gives one.
+    /// A scalar that changes from step to step; asking twice for a name gives one.
     pub fn step_scalar(&mut self, name: &str) -> StepScalar {
         let index = self
             .scalars
@@ -94,7 +95,7 @@ impl Builder {
         StepScalar(u32::try_from(index).expect("a program has few step scalars"))
     }
 
-    /// Adds an op, or finds the one that computes the same already.
+    /// Adds an op, or finds an equal one.
     ///
     /// # Errors
     ///
@@ -121,8 +122,8 @@ impl Builder {
         Ok(self.op(op, inputs)?[0])
     }
 
-    /// Adds an op whose result is added to `into`, which keeps its value for whoever else reads it; or finds the one that
-    /// computes the same already.
+    /// Adds an op whose result is added to `into`, or finds an equal one. Other readers of `into`
+    /// read its old value.
     ///
     /// # Errors
     ///
@@ -175,8 +176,9 @@ impl Builder {
         Ok(outputs)
     }
 
-    /// Checks that what an op writes to is a tensor of the store that is not frozen, and that it is one of the inputs once: two writers,
-    /// or one beside a reader, would make of it whatever comes first.
+    /// Checks that an op writes only to tensors of the store that are not frozen, and that each is
+    /// one of its inputs once: with a second writer or a reader, the result would depend on their
+    /// order.
     fn check_written(&self, op: &dyn Op, inputs: &[Value]) -> Result<()> {
         let written = op.writes(inputs.len());
         if written.is_empty() {
@@ -204,14 +206,15 @@ impl Builder {
         Ok(())
     }
 
-    /// Says that `product` depends on values that it does not read.
+    /// Records that `product` depends on values that it does not read.
     pub(crate) fn bypass(&mut self, values: Vec<Value>, product: Value) {
         for value in values {
             self.bypassed.entry(value).or_default().insert(product);
         }
     }
 
-    /// Whether each value depends on one of `of`: what the ops from `first` on make of them. No gradient passes through a constant.
+    /// Whether each value depends on one of `of` through the ops from `first` on. No gradient
+    /// passes through a constant.
     pub(crate) fn dependants(
         &self,
         of: impl IntoIterator<Item = Value>,
@@ -232,11 +235,11 @@ impl Builder {
         depends
     }
 
-    /// Whether `value` depends on `wanted` by products that do not read it.
+    /// Whether `value` depends on `wanted` through products that do not read it.
     pub(crate) fn bypasses(&self, wanted: Value, value: Value) -> bool {
         let mut products: BTreeSet<Value> = BTreeSet::new();
         let mut bypassed = vec![wanted];
-        // A product that does not read a value may itself not be read by the next.
+        // A bypassed value may itself be the product that bypasses another.
         while let Some(value) = bypassed.pop() {
             let by = self.bypassed.get(&value).into_iter().flatten();
             bypassed.extend(by.filter(|&&product| products.insert(product)));
@@ -244,8 +247,8 @@ impl Builder {
         !products.is_empty() && self.dependants(products, 0)[value.index()]
     }
 
-    /// Lets the op that makes `value` be `op`, on the same inputs: its results are those that there are, and one more, which is
-    /// returned.
+    /// Replaces the op that makes `value` by `op`, on the same inputs. `op` has the same results
+    /// and one more, which is returned.
     pub(crate) fn widen(&mut self, value: Value, op: Arc<dyn Op>) -> Result<Value> {
         let Home::Node(index) = self.homes[value.index()] else {
             unreachable!("results have an op");
@@ -255,7 +258,10 @@ impl Builder {
         let mut types = op.outputs(&types)?;
         let added = types.pop().expect("one more than there are");
         let known = node.outputs.iter().map(|&output| self.ty(output));
-        assert!(types.iter().eq(known), "{op:?} makes what is there already");
+        assert!(
+            types.iter().eq(known),
+            "{op:?} keeps the results of the op that it replaces"
+        );
         let added = self.value(added, Home::Node(index));
         self.nodes[index].op = op;
         self.nodes[index].outputs.push(added);
@@ -279,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_op_on_the_same_values_is_one_value() {
+    fn equal_ops_on_equal_values_are_one_value() {
         let (mut b, x) = matrix();
         let square = b.matmul(x, x).unwrap();
         assert_eq!(b.matmul(x, x).unwrap(), square);
@@ -300,7 +306,7 @@ mod tests {
         assert_eq!((distinct.len(), b.nodes.len()), (4, 4));
     }
 
-    /// Adds a private op, `Same`, that makes `$value` of nothing.
+    /// Adds a private op, `Same`, whose result is `$value`.
     macro_rules! same {
         ($b:expr, $value:literal) => {{
             #[derive(Debug)]
@@ -340,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_op_writes_to_is_in_the_store_and_given_once() {
+    fn an_op_writes_only_to_tensors_of_the_store_given_once() {
         let (mut b, mut store) = (Builder::new(), Store::new());
         let slot = store.zeros("halt", &[2]);
         let halt = b.persistent(&store, slot);
@@ -357,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn an_op_that_changes_the_store_happens_as_often_as_it_is_asked_for() {
+    fn ops_that_write_to_the_store_are_never_merged() {
         let (mut b, mut store) = (Builder::new(), Store::new());
         let slot = store.zeros("halt", &[2]);
         let halt = b.persistent(&store, slot);
@@ -367,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_persistents_and_step_scalars_are_known_by_name() {
+    fn inputs_tensors_and_step_scalars_are_found_by_name() {
         let (mut b, x) = matrix();
         let mut store = Store::new();
         let slot = store.zeros("w", &[3]);

@@ -1,17 +1,17 @@
-//! What a value is computed from, where a product of it may be computed from that instead.
+//! How a value is computed, for products that are cheaper to compute from its operands.
 
 use crate::value::Value;
 
 /// A factor on the right, `[k, n]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Right {
-    /// Its values.
+    /// Its value.
     pub w: Value,
     /// Whether it is stored `[n, k]`.
     pub transposed: bool,
 }
 
-/// What a value is computed from.
+/// How a value is computed.
 #[derive(Debug, Clone)]
 pub enum Derivation {
     /// `a B + b`.
@@ -31,12 +31,12 @@ pub enum Derivation {
         h: Value,
         /// `U`.
         u: Value,
-        /// `c`, `b`, and what `s` comes from.
+        /// `c`, `b`, and the operands of `s`.
         with: SiteInputs,
     },
 }
 
-/// What joins the components at a site's output.
+/// Operands of a site's output beside its components.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SiteInputs {
     /// Clean output `x W^T + b`, f32 `[.., o]`; needed with a delta or a route.

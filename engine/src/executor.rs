@@ -1,11 +1,11 @@
-//! Programs, wherever they run: the same calls for this machine's processor and for a GPU.
+//! Executors of programs: the same calls for the CPU and for a GPU.
 //!
 //! ```text
 //! input, parameters  ->  run  ->  fetch  ->  output
 //! ```
 //!
-//! A replay on a device is asked for and not waited for, so there what it found is [fetched](Executor::fetch) before it is read; on the
-//! processor everything is at home, and nothing that is written for one has to be written anew for the other.
+//! A replay on a GPU is asynchronous, so its outputs are [fetched](Executor::fetch) before they are
+//! read. On the CPU a fetch does nothing, so code that is written for a GPU runs on both.
 
 use std::sync::Arc;
 
@@ -19,21 +19,21 @@ use crate::step_parameters::StepParameters;
 use crate::store::{Slot, Store};
 use crate::value::StepScalar;
 
-/// Where programs run.
+/// The processor that runs programs.
 #[derive(Debug, Clone)]
 pub enum Processor {
-    /// On these threads.
+    /// These threads of the CPU.
     Cpu(Arc<Pool>),
-    /// On a GPU; without one, programs are planned for it and not run.
+    /// A GPU; without one, programs are planned for it and not run.
     Gpu(Option<Arc<Device>>),
 }
 
 impl Processor {
-    /// An arena of zeros for programs here.
+    /// An arena of zeros.
     ///
     /// # Errors
     ///
-    /// When there is no such stretch of memory to give.
+    /// When the memory cannot be allocated.
     ///
     /// # Panics
     ///
@@ -71,21 +71,21 @@ impl From<Arc<Pool>> for Processor {
 /// Memory for the intermediates of one program at a time.
 #[derive(Debug)]
 pub enum Arena {
-    /// On this machine.
+    /// In host memory.
     Cpu(cpu::Arena),
     /// On a GPU.
     Gpu(cuda::Arena),
 }
 
-/// A program and its plan; in an arena, ready to be replayed.
+/// A program and its plan; with an arena, ready to be replayed.
 pub enum Executor {
-    /// On this machine's processor.
+    /// On the CPU.
     Cpu(Box<cpu::Executor>),
     /// On a GPU.
     Gpu(Box<cuda::Executor>),
 }
 
-/// What both do.
+/// Calls the executor of either processor.
 macro_rules! both {
     ($self:expr, $executor:ident => $call:expr) => {
         match $self {
@@ -111,7 +111,7 @@ impl Executor {
         Ok(executor)
     }
 
-    /// Plans a program, which runs when it is given an [`Arena`].
+    /// Plans a program, which runs once it has an [`Arena`].
     ///
     /// # Panics
     ///
@@ -134,7 +134,7 @@ impl Executor {
         }
     }
 
-    /// Takes an arena to run in. What another program left there is overwritten.
+    /// Takes an arena to run in, and overwrites its contents.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl Executor {
     ///
     /// # Panics
     ///
-    /// When the arena is smaller than the plan asks for, or of another processor.
+    /// When the arena is smaller than the plan, or of another processor.
     pub fn attach(&mut self, arena: Arena) -> Result<(), Fault> {
         match (self, arena) {
             (Self::Cpu(executor), Arena::Cpu(arena)) => {
@@ -154,7 +154,7 @@ impl Executor {
         }
     }
 
-    /// Gives the arena up for another program to run in; nothing where there is none.
+    /// Gives up the arena, if there is one, for another program to run in.
     pub fn detach(&mut self) -> Option<Arena> {
         match self {
             Self::Cpu(executor) => executor.detach().map(Arena::Cpu),
@@ -162,12 +162,13 @@ impl Executor {
         }
     }
 
-    /// Order and places.
+    /// The plan: order of ops and places of values.
     pub fn plan(&self) -> &Plan {
         both!(self, executor => executor.plan())
     }
 
-    /// Has its all-reduces meet those of other ranks. Those of a GPU meet [where it has joined others](Device::join).
+    /// Connects its all-reduces to those of other ranks. On a GPU, all-reduces use the communicator
+    /// that [the device joined](Device::join).
     pub fn meet(&mut self, ranks: Arc<dyn Ranks>) {
         match self {
             Self::Cpu(executor) => executor.meet(ranks),
@@ -175,7 +176,7 @@ impl Executor {
         }
     }
 
-    /// Elements of its sums over other ranks that lie in what these share, at each replay.
+    /// Elements that each replay all-reduces in memory that the ranks share.
     pub fn all_reduced_elements(&self) -> usize {
         match self {
             Self::Cpu(executor) => executor.all_reduced_elements(),
@@ -183,7 +184,7 @@ impl Executor {
         }
     }
 
-    /// The threads that it runs on.
+    /// Its threads.
     ///
     /// # Panics
     ///
@@ -191,11 +192,12 @@ impl Executor {
     pub(crate) fn pool(&self) -> Arc<Pool> {
         match self {
             Self::Cpu(executor) => Arc::clone(executor.pool()),
-            Self::Gpu(_) => panic!("a GPU has no threads of ours"),
+            Self::Gpu(_) => panic!("a GPU has no thread pool"),
         }
     }
 
-    /// Bytes on a GPU beside arena and store: what it is given for each replay. On the processor that lies in the arena.
+    /// Bytes on a GPU for the inputs of a replay, beside arena and store. On the CPU they lie in
+    /// the arena.
     pub fn own_bytes(&self) -> usize {
         match self {
             Self::Cpu(_) => 0,
@@ -203,7 +205,7 @@ impl Executor {
         }
     }
 
-    /// Bytes on a GPU beside those, for sums over ranks.
+    /// Bytes on a GPU for all-reduces, beside arena, store and inputs.
     pub fn all_reduce_bytes(&self) -> usize {
         match self {
             Self::Cpu(_) => 0,
@@ -211,7 +213,7 @@ impl Executor {
         }
     }
 
-    /// Bytes that each thread of the processor holds at most beside arena and store: what it lays out anew for a product.
+    /// Most bytes that a CPU thread holds beside arena and store, for its packed parts of products.
     pub fn packed_bytes(&self) -> usize {
         match self {
             Self::Cpu(executor) => executor.packed_bytes(),
@@ -219,8 +221,9 @@ impl Executor {
         }
     }
 
-    /// For each product in bf16 with a frozen right factor on the processor: the matrix, whether the product reads it transposed, and
-    /// the bytes that it takes beside the arena, once for all products and all programs that share the arena.
+    /// For each bf16 product on the CPU with a frozen right factor: the matrix, whether the product
+    /// reads it transposed, and the bytes of its packed form. It is held once, outside the arena,
+    /// for all products and all programs that share the arena.
     pub fn laid_out(&self) -> Vec<((Slot, bool), usize)> {
         match self {
             Self::Cpu(executor) => executor.laid_out().collect(),
@@ -233,7 +236,7 @@ impl Executor {
         both!(self, executor => executor.input_bytes())
     }
 
-    /// Numbers of the next replay.
+    /// Parameters of the next replay.
     pub fn parameters(&mut self) -> &mut StepParameters {
         both!(self, executor => &mut executor.parameters)
     }
@@ -253,7 +256,8 @@ impl Executor {
         both!(self, executor => executor.has_input(name))
     }
 
-    /// An f32 input, to be filled before a replay; it stays until it is filled again or another program has the arena.
+    /// An f32 input, to be filled before a replay. It keeps its values until it is filled again or
+    /// another program has the arena.
     ///
     /// # Panics
     ///
@@ -262,7 +266,8 @@ impl Executor {
         both!(self, executor => executor.input(name))
     }
 
-    /// An input of token ids, to be filled before a replay; it stays as others do.
+    /// An input of token ids, to be filled before a replay. It keeps its values as [`Self::input`]
+    /// does.
     ///
     /// # Panics
     ///
@@ -280,7 +285,7 @@ impl Executor {
         names
     }
 
-    /// Runs the program once; a GPU is asked to, and this returns before it is done.
+    /// Runs the program once. On a GPU the call returns before the replay is done.
     ///
     /// # Errors
     ///
@@ -299,7 +304,7 @@ impl Executor {
         }
     }
 
-    /// Waits for the last replay, so that its outputs can be read; on the processor it is over already.
+    /// Waits for the last replay and copies its outputs to the host; on the CPU it does nothing.
     ///
     /// # Errors
     ///
@@ -311,7 +316,7 @@ impl Executor {
         }
     }
 
-    /// Waits for the last replay and leaves its outputs where they are.
+    /// Waits for the last replay without copying its outputs.
     ///
     /// # Errors
     ///
@@ -323,7 +328,7 @@ impl Executor {
         }
     }
 
-    /// Runs the program once and fetches what it found.
+    /// Runs the program once and fetches its outputs.
     ///
     /// # Errors
     ///
@@ -333,7 +338,7 @@ impl Executor {
         self.fetch(store)
     }
 
-    /// An output of the last replay, unless another program has had the arena since.
+    /// An output of the last replay, valid until another program has the arena.
     ///
     /// # Panics
     ///
@@ -351,13 +356,14 @@ impl Executor {
         self.output(name, store)[0]
     }
 
-    /// Starts (or restarts) the clock of every op. While it runs, a GPU is given op by op, and waited for.
+    /// Starts (or restarts) the clock of every op. While it runs, a GPU runs op by op, with a wait
+    /// after each.
     pub fn start_profile(&mut self) {
         both!(self, executor => executor.start_profile());
     }
 
-    /// Stops the clock of the ops, and returns what each [part](Builder::part) of the program took since
-    /// [`Executor::start_profile`], in the order in which they first ran.
+    /// Stops the clock of the ops, and returns the time of each [part](Builder::part) of the
+    /// program since [`Executor::start_profile`], in the order in which they first ran.
     pub fn part_times(&mut self) -> Vec<(&'static str, std::time::Duration)> {
         both!(self, executor => executor.part_times())
     }

@@ -1,9 +1,9 @@
-//! What went wrong.
+//! Errors of GPUs, their libraries, and sums over ranks.
 
-/// What a device made of it.
+/// Result of a call on a device.
 pub type Result<T> = std::result::Result<T, Fault>;
 
-/// What went wrong with a GPU or its libraries, in one line.
+/// A failure of a GPU or its libraries, or of another rank, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{line}")]
 pub struct Fault {
@@ -12,7 +12,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Told in this line.
+    /// A fault with this message.
     pub fn new(line: impl Into<String>) -> Self {
         Self {
             line: line.into(),
@@ -20,7 +20,7 @@ impl Fault {
         }
     }
 
-    /// Another rank is not there any more, or never came; told in this line.
+    /// The loss of another rank (it left, or never came), with this message.
     pub fn peer_lost(line: impl Into<String>) -> Self {
         Self {
             line: line.into(),

@@ -1,9 +1,9 @@
-//! Gradients, made once as more ops of the program.
+//! Reverse-mode gradients, appended once as ops of the program.
 //!
-//! Reverse mode over the nodes: each op that the loss depends on, latest first, is asked to emit the ops of its
-//! gradient. Only values on a path from a wanted value to the loss get one: frozen weights cost nothing, and an
-//! adversary that asks for its source alone gets the source's alone. A second contribution to a gradient is
-//! added in place by the kernel that makes it ([`Op::accumulates`]).
+//! Each op that the loss depends on, latest first, emits the ops of its gradient. Only values on a
+//! path from a wanted value to the loss get one: frozen weights cost nothing, and an adversary that
+//! asks for the gradient of its source gets that alone. The kernel that makes a second contribution
+//! to a gradient adds it in place ([`Op::accumulates`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,18 +14,19 @@ use crate::ops::Elementwise;
 use crate::value::Value;
 
 impl Builder {
-    /// Gradients of the scalar `loss` with respect to each of `wrt`; `None` where the loss does not depend on it.
+    /// Gradients of the scalar `loss` with respect to each of `wrt`; `None` where the loss does not
+    /// depend on it.
     ///
     /// # Errors
     ///
-    /// When `loss` is no scalar, an op on the way has no gradient, or products were written in another order than by way of one of
-    /// `wrt`.
+    /// When `loss` is no scalar, an op on the way has no gradient, or
+    /// [`associate`](Self::associate) has bypassed one of `wrt`.
     pub fn gradients(&mut self, loss: Value, wrt: &[Value]) -> Result<Vec<Option<Value>>> {
         self.gradients_of(loss, wrt, &BTreeSet::new())
     }
 
-    /// As [`gradients`](Self::gradients), with the others of `wrt` held fixed: what one of them contributes to the gradient of
-    /// another, from which it is computed, is left out.
+    /// As [`gradients`](Self::gradients), with the others of `wrt` held fixed: paths from one of
+    /// `wrt` through another are left out.
     ///
     /// # Errors
     ///
@@ -60,7 +61,7 @@ impl Builder {
         self.passed_back((value, upstream), wrt, &BTreeSet::new())
     }
 
-    /// Gradients of `sum(value * upstream)`; through `fixed`, none passes further.
+    /// Gradients of `sum(value * upstream)`; none passes through `fixed`.
     fn passed_back(
         &mut self,
         (value, upstream): (Value, Value),
@@ -70,15 +71,18 @@ impl Builder {
         if let Some(&unmade) = wrt.iter().find(|&&wanted| self.bypasses(wanted, value)) {
             let made_by = match self.homes[unmade.index()] {
                 Home::Node(node) => self.nodes[node].op.name(),
-                Home::Persistent(_) | Home::Input => unreachable!("a product reads what is given"),
+                Home::Persistent(_) | Home::Input => {
+                    unreachable!("only results of ops are bypassed")
+                }
             };
             let reason = format!(
-                "{} of {made_by} is multiplied without being made, and has no gradient of its own; ask for those of what it is made of",
+                "{} of {made_by} is multiplied without being made, so it has no gradient; ask for the gradients of its operands",
                 self.ty(unmade)
             );
             return Err(BuildError::new("gradients", reason));
         }
-        // Nothing before the first of them depends on any: an adversary's hundredth step looks at itself alone.
+        // No node before the first of them depends on any: an adversary's hundredth step visits
+        // only its own nodes.
         let first = wrt.iter().map(|value| match self.homes[value.index()] {
             Home::Node(node) => node,
             Home::Persistent(_) | Home::Input => 0,
@@ -98,7 +102,7 @@ impl Builder {
         };
         let mut complete = BTreeMap::new();
         for index in (first..=last).rev() {
-            // All uses of what the op makes were visited: its gradient is complete.
+            // All uses of this node's outputs were visited: their gradients are complete.
             for output in &gradients.builder.nodes[index].outputs {
                 if fixed.contains(output) {
                     complete.extend(gradients.of.remove_entry(output));
@@ -143,22 +147,22 @@ impl Gradients<'_> {
         node.op.gradient(&view, self)
     }
 
-    /// The program under construction, for ops that help a gradient along.
+    /// The program under construction, for ops whose gradient needs other ops.
     pub fn builder(&mut self) -> &mut Builder {
         self.builder
     }
 
-    /// Gradient of a result; `None` when the loss does not depend on it.
+    /// Gradient of a result; `None` if the loss does not depend on it.
     pub fn of(&self, output: Value) -> Option<Value> {
         self.of.get(&output).copied()
     }
 
-    /// Whether someone waits for the gradient of an input.
+    /// Whether the gradient of an input is needed.
     pub fn wants(&self, input: Value) -> bool {
         self.wanted[input.index()]
     }
 
-    /// Contributes a value that exists already.
+    /// Contributes an existing value.
     ///
     /// # Errors
     ///
@@ -179,8 +183,9 @@ impl Gradients<'_> {
         Ok(())
     }
 
-    /// Emits an op whose output `k` contributes to the gradient of `targets[k]`, in place where there are
-    /// contributions already. Nothing is emitted when none is wanted. A value may be a target more than once.
+    /// Emits an op whose output `k` contributes to the gradient of `targets[k]`, in place where
+    /// there are contributions already. Nothing is emitted when none is needed. A value may be a
+    /// target more than once.
     ///
     /// # Errors
     ///
@@ -194,7 +199,8 @@ impl Gradients<'_> {
         if !targets.iter().flatten().any(|&target| self.wants(target)) {
             return Ok(());
         }
-        // One output can take over what is there; others of the same target are added to it.
+        // One output can add to the earlier contributions; others of the same target are added to
+        // it.
         let is_first = |k: usize| !targets[..k].contains(&targets[k]);
         let before = |k: usize| targets[k].filter(|_| is_first(k)).and_then(|t| self.of(t));
         let into: Vec<Option<Value>> = if op.accumulates() {
@@ -230,7 +236,7 @@ mod tests {
         std::array::from_fn(|index| b.input(&index.to_string(), &Type::f32(&[2, 2])).unwrap())
     }
 
-    /// Ops that taking the gradient adds.
+    /// Ops that [`Builder::gradients`] adds.
     fn added(b: &mut Builder, loss: Value, wrt: &[Value]) -> Vec<&'static str> {
         let before = b.nodes.len();
         b.gradients(loss, wrt).unwrap();
@@ -247,10 +253,10 @@ mod tests {
         let hidden = b.matmul(x, w1).unwrap();
         let y = b.matmul(hidden, w2).unwrap();
         let loss = b.sum_squares(y).unwrap();
-        // The loss, then one product: nothing passes through `w2` to what lies before it.
+        // The loss, then one product: nothing passes through `w2` to the nodes before it.
         let last = added(&mut b, loss, &[w2]);
         assert_eq!(last, ["constant", "sum_squares_grad", "matmul"]);
-        // The constant is there already; through `w2`, then to the source alone.
+        // The constant exists already; through `w2`, then to the source alone.
         let source = added(&mut b, loss, &[x]);
         assert_eq!(source, ["sum_squares_grad", "matmul", "matmul"]);
         let first_layer = added(&mut b, loss, &[x, w1]);
@@ -268,7 +274,7 @@ mod tests {
         b.matmul(x, later).unwrap();
         let gradients = b.gradients(loss, &[x, other, later]).unwrap();
         assert!(gradients[0].is_some() && gradients[1..] == [None, None]);
-        // Nor does anything come of asking for nothing, or for a loss that is an input.
+        // No gradients are asked for, or the loss is an input: both give nothing.
         assert_eq!(b.gradients(loss, &[]), Ok(vec![]));
         let scalar = b.input("scalar", &Type::scalar()).unwrap();
         assert_eq!(b.gradients(scalar, &[x]), Ok(vec![None]));
@@ -287,7 +293,7 @@ mod tests {
             .unwrap();
         let gradient = b.gradients(loss, &[x]).unwrap()[0].unwrap();
         b.output("gradient", gradient);
-        // What two values share is still one gradient each: it may not be added to for the other.
+        // Two values that share a gradient may not add to it in place.
         b.output("twice", twice);
         let mut executor = Executor::new(&b, Arc::new(Pool::single()));
         executor.input("0").copy_from_slice(&[1.0, 0.0, 0.0, 2.0]);
@@ -298,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_fixed_for_the_partial_gradient_of_what_it_is_computed_from() {
+    fn partial_gradients_hold_the_other_values_fixed() {
         let mut b = Builder::new();
         let [x, y] = inputs(&mut b);
         let turned = b.transpose(x).unwrap();
@@ -316,7 +322,7 @@ mod tests {
         executor.input("1").copy_from_slice(&[1.0, 0.0, 0.0, 1.0]);
         let mut store = Store::new();
         executor.run(&mut store);
-        // By hand: 2 (X + X^T) for each, and the first turned on top for the whole.
+        // By hand: 2 (X + X^T) for each; the whole gradient has that of `turned` on top.
         for name in ["of turned", "of x"] {
             assert_eq!(
                 executor.output(name, &store),

@@ -1,4 +1,4 @@
-//! A program as values and nodes, whatever the nodes compute by.
+//! A program as values and nodes, generic over the op `P` of a node.
 
 use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use crate::reduction::Reduction;
 use crate::store::Slot;
 use crate::value::{Type, Value};
 
-/// Where a value comes from.
+/// Source of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Home {
     /// Kept in the [`Store`](crate::Store) from step to step.
@@ -24,17 +24,17 @@ pub(crate) enum Home {
 pub(crate) struct Node<P> {
     pub(crate) op: P,
     pub(crate) inputs: Vec<Value>,
-    /// Per output the value it is added to; empty when there is none.
+    /// For each output the value that it is added to, if any; empty for none at all.
     pub(crate) into: Vec<Option<Value>>,
     pub(crate) outputs: Vec<Value>,
-    /// Part of a gradient: runs in the order of emission, and forward ops run when it needs them.
+    /// Part of a gradient: runs in the order of emission. Forward ops run when they are needed.
     pub(crate) eager: bool,
-    /// What its time counts as.
+    /// The part that its time counts towards.
     pub(crate) part: &'static str,
 }
 
 impl<P> Node<P> {
-    /// The same node, computing by something else.
+    /// The same node with another op.
     pub(crate) fn by<Q>(&self, op: Q) -> Node<Q> {
         Node {
             op,
@@ -47,7 +47,7 @@ impl<P> Node<P> {
     }
 }
 
-/// A program under construction, of nodes that compute by a `P`.
+/// A program under construction; its ops are of type `P`.
 #[derive(Debug)]
 pub struct Graph<P> {
     pub(crate) types: Vec<Type>,
@@ -56,37 +56,37 @@ pub struct Graph<P> {
     pub(crate) inputs: BTreeMap<String, Value>,
     pub(crate) outputs: Vec<(String, Value)>,
     pub(crate) scalars: Vec<String>,
-    /// What a device is to store the values in.
+    /// Precision in which a device stores values.
     pub(crate) precision: Precision,
-    /// Products are made in the order that costs less.
+    /// Whether products are written in the cheaper order.
     pub(crate) associates: bool,
     /// Tensors of the store that no program writes.
     pub(crate) frozen: BTreeSet<Slot>,
-    /// Those of them that are held in bf16: on the CPU, an op that reads one widens it first.
+    /// Frozen tensors held in bf16: on the CPU, an op that reads one widens it first.
     pub(crate) in_bf16: BTreeSet<Slot>,
-    /// Blocks of the batch, of which the program is one.
+    /// Number of blocks of the batch; the program computes one of them.
     pub(crate) blocks: usize,
-    /// In which order they are added up, where a device does it.
+    /// Order in which GPUs add up the blocks.
     pub(crate) reduction: Reduction,
     /// Values that are sums over all blocks.
     pub(crate) all_reduced: BTreeSet<Value>,
-    /// Per value, the products that were written in another order, and depend on it without reading it.
+    /// For each bypassed value, the products that depend on it without reading it.
     pub(crate) bypassed: BTreeMap<Value, BTreeSet<Value>>,
     pub(crate) persistent: BTreeMap<Slot, Value>,
-    /// Results of the ops that are there.
+    /// Results of the ops so far.
     pub(crate) known: BTreeMap<Computation, Vec<Value>>,
     pub(crate) eager: bool,
     pub(crate) part: &'static str,
 }
 
-/// What an op computes: two of one are one.
+/// Identity of a computation: equal ones are one node.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Computation {
-    /// Two types may have one name.
+    /// Type of the op: two types may have one name.
     pub(crate) op: TypeId,
     pub(crate) settings: String,
     pub(crate) inputs: Vec<Value>,
-    /// What its result is added to.
+    /// The value that its result is added to.
     pub(crate) into: Option<Value>,
 }
 
@@ -121,12 +121,12 @@ impl<P> Graph<P> {
         &self.types[value.index()]
     }
 
-    /// Names a value that can be read after a replay.
+    /// Names a value as an output, which can be read after a replay.
     pub fn output(&mut self, name: impl Into<String>, value: Value) {
         self.outputs.push((name.into(), value));
     }
 
-    /// The same values, made by other nodes: what each output is made by follows from them.
+    /// The same values, made by other nodes; the homes of values follow from their outputs.
     pub(crate) fn with_nodes<Q>(&self, nodes: Vec<Node<Q>>) -> Graph<Q> {
         let mut to = Graph {
             types: self.types.clone(),
@@ -156,7 +156,7 @@ impl<P> Graph<P> {
         })
     }
 
-    /// Adds a node whose outputs have values already. Those that lie in the store stay there.
+    /// Adds a node whose outputs are existing values. Values in the store stay there.
     pub(crate) fn append(&mut self, node: Node<P>) {
         for output in &node.outputs {
             let home = &mut self.homes[output.index()];

@@ -1,25 +1,32 @@
-//! Static programs: a training step is built once as a list of coarse operations over planned buffers, and replayed.
+//! Static programs for training steps, with fused ops for what SPD adds to a network: component
+//! sites with masks, deltas and routing ([`ops::site`]), causal importances and their frequency
+//! penalty ([`ops::importance`]).
+//!
+//! A step is built once as a list of coarse ops over planned buffers, and replayed:
 //!
 //! ```text
-//! Builder  ->  ops in order  ->  gradients appended  ->  Plan (one arena, by liveness)  ->  Executor
+//! Builder  ->  ops in order  ->  gradients appended  ->  Plan (one arena)  ->  Executor
 //! ```
 //!
-//! - A [`Builder`] collects [ops]; the same op on the same values is one value, so passes that share a
-//!   prefix share its work without any code that says so.
-//! - A wide value that is made of narrow ones and only read through matrices is not made.
-//! - [`Builder::gradients`] appends reverse mode, once, for the values asked for and nothing else.
-//! - A [`Plan`] orders the ops and places every intermediate in one arena by its lifetime. Peak memory is known
-//!   before the first step, and a replay allocates nothing.
-//! - A program may be one of several equal [blocks] of a batch, on one rank or on several: its sums over samples have the same bits.
-//! - What changes from step to step sits in [`StepParameters`]; random numbers are functions of their
-//!   place (`spd_draws`), so a program holds no state. What stays from step to step sits in a [`Store`].
+//! - A [`Builder`] collects [ops]. The same op on the same values is one value, so passes with a
+//!   common prefix compute it once.
+//! - A wide value that is a sum of narrow products, and only read through matrices, is not made
+//!   ([`Builder::associate`]).
+//! - [`Builder::gradients`] appends reverse mode, once, for the wanted values and nothing else.
+//! - A [`Plan`] orders the ops and places every intermediate in one arena by its lifetime. Peak
+//!   memory is known before the first step, and a replay allocates nothing.
+//! - A program may compute one of several equal [blocks] of a batch, on one rank or on several: its
+//!   sums over samples have the same bits.
+//! - [`StepParameters`] hold the numbers that change from step to step; random numbers are
+//!   functions of their position (`spd_draws`), so a program has no state. A [`Store`] holds the
+//!   tensors that stay.
+//! - On a GPU the same program is a list of launches and products ([`cuda`]), which every op
+//!   provides. An [`Executor`] runs on the [`Processor`] that it was planned for. Kernels and
+//!   replays are tested on an emulated device; no GPU has run them yet.
+//! - With [`Precision::Bf16`], a GPU stores values in bf16 where that is exact enough; a CPU with
+//!   bf16 instructions ([`has_bf16_products`]) rounds the factors of products to bf16.
 //!
-//! - On a GPU the same program is a list of launches and products ([`cuda`]): every op says what computes it there. An [`Executor`] is
-//!   the one or the other, by the [`Processor`] it was planned for. Kernels and replays are proven on an emulated device; no GPU has
-//!   run them yet. A program may be stored in bf16 there, as far as that is exact enough ([`Precision`]); on a processor with
-//!   instructions for it ([`has_bf16_products`]) the factors of its products are rounded to bf16.
-//!
-//! The engine knows nothing of SPD: it has masks and sites because they are worth fusing, not what they are for.
+//! The engine knows nothing of run files, losses, training loops or the meaning of a loss term.
 
 mod association;
 pub mod blocks;

@@ -1,4 +1,4 @@
-//! What an operation must say about itself, and the programs and gradients that are made of operations.
+//! The trait of an op, and the programs and gradients that are built of ops.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -13,13 +13,13 @@ use crate::graph::{self, Graph};
 use crate::precision::Format;
 use crate::value::{Type, Value};
 
-/// A program could not be built: shapes that do not fit, or an op without a gradient.
+/// Failure to build a program: shapes that do not fit, or an op without a gradient.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{op}: {reason}")]
 pub struct BuildError {
     /// Name of the op.
     pub op: &'static str,
-    /// What was promised and what was found.
+    /// The expected and the actual operands.
     pub reason: String,
 }
 
@@ -36,12 +36,12 @@ impl BuildError {
 /// Result of building.
 pub type Result<T> = std::result::Result<T, BuildError>;
 
-/// One kind of operation with its settings. Two equal ops on the same inputs are one value, so the `Debug` form
-/// must show every setting.
+/// An operation with its settings. Two equal ops on the same inputs are one value, so the `Debug`
+/// form must show every setting.
 ///
-/// An op is coarse: whatever would cross memory once more is part of it. Its folder `ops/<group>/<op>/` holds the shape
-/// rule and gradient rule (`mod.rs`), the CPU kernel (`cpu.rs`), and the CUDA kernels with their launches (`kernel.cu`,
-/// `cuda.rs`).
+/// An op is coarse: it includes every step that would otherwise cross memory once more. Its folder
+/// `ops/<group>/<op>/` holds the shape rule and gradient rule (`mod.rs`), the CPU kernel
+/// (`cpu.rs`), and the CUDA kernels with their launches (`kernel.cu`, `cuda.rs`).
 pub trait Op: Any + Debug + Send + Sync {
     /// Name in errors, profiles and traces.
     fn name(&self) -> &'static str;
@@ -55,55 +55,60 @@ pub trait Op: Any + Debug + Send + Sync {
         Ok(vec![inputs[0].clone()])
     }
 
-    /// Whether the kernel can add to what its outputs hold, so that a gradient with several contributions needs
-    /// no zeros and no additions of its own.
+    /// Whether the kernel can add to the contents of its outputs, so that a gradient with several
+    /// contributions needs no zeros and no additions of its own.
     fn accumulates(&self) -> bool {
         false
     }
 
-    /// Bytes that the kernel needs while it runs.
+    /// Bytes of scratch memory that the kernel needs while it runs.
     fn scratch_bytes(&self, _inputs: &[&Type]) -> usize {
         0
     }
 
-    /// Bytes that each thread holds beside those while the kernel runs on the CPU: what it lays out anew for its part of a product.
+    /// Bytes that each CPU thread holds beside the scratch while the kernel runs: its packed part
+    /// of a product.
     fn packed_bytes(&self, _inputs: &[&Type]) -> usize {
         0
     }
 
-    /// Inputs that are right factors of products on the CPU, each with whether it is stored transposed. Where one is frozen and
-    /// products are of bf16, the executor lays it out once, and not at every product.
+    /// Inputs that are right factors of products on the CPU, each with whether it is stored
+    /// transposed. The executor packs a frozen one of a bf16 product once, and not at every
+    /// product.
     fn right_factors(&self, _inputs: &[&Type]) -> Vec<(usize, bool)> {
         Vec::new()
     }
 
-    /// An input that the CPU kernel reads as it is held ([`Frame::values`]). Others that are held in bf16 are widened before it runs.
+    /// The input that the CPU kernel reads in the precision in which it is held
+    /// ([`Frame::values`]). Other inputs held in bf16 are widened before it runs.
     fn reads_held(&self) -> Option<usize> {
         None
     }
 
-    /// Whether its results count as constants, whatever they are computed from: no gradient passes through.
+    /// Whether its results are constants: no gradient passes through, whatever their operands.
     fn is_constant(&self) -> bool {
         false
     }
 
-    /// Whether it draws other numbers for other rows of the batch.
+    /// Whether its random numbers depend on the row of the batch.
     fn draws_rows(&self) -> bool {
         false
     }
 
-    /// Which inputs, all persistent, the kernel writes to. Such an op runs after all others.
+    /// Inputs, all in the store, that the kernel writes to. Such an op runs after all others.
     fn writes(&self, _inputs: usize) -> Range<usize> {
         0..0
     }
 
-    /// How its result is made, if it is linear in values that may be narrower: products then need not wait for it.
+    /// How its result is computed, if it is linear in values that may be narrower: a product may
+    /// then read those instead.
     fn derivation(&self, _inputs: &[Value]) -> Option<Derivation> {
         None
     }
 
-    /// Emits the ops of the gradient: reads `gradients.of(node.outputs[k])`, and contributes to those of
-    /// `node.inputs` that are wanted. By default there is none; what reads nothing and what is constant needs none.
+    /// Emits the ops of the gradient: reads `gradients.of(node.outputs[k])`, and contributes to the
+    /// wanted ones of `node.inputs`. By default there is none, which is right for ops without
+    /// inputs and for constants.
     ///
     /// # Errors
     ///
@@ -118,15 +123,16 @@ pub trait Op: Any + Debug + Send + Sync {
     /// Computes on the CPU.
     fn run(&self, frame: &mut Frame<'_>);
 
-    /// Says what computes it on a CUDA device.
+    /// Lowers it to work of a CUDA device.
     fn cuda(&self, to: &mut Lowering<'_>);
 
-    /// What its kernels take for its operands, and give for its results; the last of each stands for all that follow.
+    /// Formats that its kernels take for operands and give for results; the last of each stands for
+    /// all that follow.
     fn formats(&self) -> [&'static [Format]; 2] {
         [&[Format::Full], &[Format::Full]]
     }
 
-    /// Whether its result is as fine as what it is made of: where that is stored exactly, so is this.
+    /// Whether its result is as exact as its operands: where they are stored exactly, so is it.
     fn carries(&self) -> bool {
         false
     }
@@ -136,13 +142,13 @@ pub trait Op: Any + Debug + Send + Sync {
         0
     }
 
-    /// What one run computes that costs many of those.
+    /// Operations of one run that cost more than a multiplication and an addition.
     fn expensive_ops(&self, _inputs: &[&Type]) -> ExpensiveOps {
         ExpensiveOps::default()
     }
 }
 
-/// What a node of a program computes by, as those see it who order, place and round.
+/// The parts of [`Op`] that ordering, placing and rounding read.
 pub(crate) trait Computes: Debug {
     /// As [`Op::name`].
     fn name(&self) -> &'static str;
@@ -189,7 +195,8 @@ impl Computes for Arc<dyn Op> {
     }
 }
 
-/// How many operations cost more than a multiplication and an addition. A roofline counts them apart from the flops.
+/// Numbers of operations that cost more than a multiplication and an addition. A roofline counts
+/// them apart from the flops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExpensiveOps {
     /// Values of GELU.
@@ -200,12 +207,12 @@ pub struct ExpensiveOps {
     pub draws: u64,
 }
 
-/// An op in its place in a program.
+/// The operands of an op in a program.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeView<'a> {
-    /// What it reads.
+    /// Values that it reads.
     pub inputs: &'a [Value],
-    /// What it makes.
+    /// Values that it makes.
     pub outputs: &'a [Value],
 }
 

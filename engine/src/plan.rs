@@ -1,10 +1,10 @@
-//! Where every value lies: one arena, shared by values that do not live at the same time.
+//! The place of every value: one arena, shared by values that are not alive at the same time.
 //!
-//! A value lives from the op that makes it to the last op that reads it. A result that is added to another
-//! value takes that value's place when nobody reads it any more; otherwise it gets a place of its own and the
-//! executor copies first. Places are given largest first, each at the lowest offset that is free for its whole
-//! life: not optimal, but within a few percent of the largest sum of lives on our programs, which
-//! [`Plan::live_bytes`] gives for comparison.
+//! A value lives from the op that makes it to the last op that reads it. A result that is added to
+//! another value takes that value's place if it has no later reader; otherwise it gets a place of
+//! its own and the executor copies first. Places are given largest first, each at the lowest offset
+//! that is free for its whole life: not optimal, but on our programs within a few percent of the
+//! largest sum of live bytes, which [`Plan::live_bytes`] gives for comparison.
 
 mod placement;
 
@@ -19,7 +19,7 @@ use crate::schedule;
 use crate::store::Slot;
 use crate::value::{ALIGN, Type, Value};
 
-/// Where an operand lies.
+/// Place of an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Arena(usize),
@@ -46,7 +46,7 @@ pub struct Plan {
     live_bytes: usize,
 }
 
-/// A stretch of memory and the ops during which it is taken.
+/// A stretch of the arena and the ops during which it is in use.
 #[derive(Debug, Clone, Copy)]
 struct Block {
     bytes: usize,
@@ -55,8 +55,9 @@ struct Block {
     offset: usize,
 }
 
-/// The inputs of a node that are held in bf16 and read in f32, each with the bytes of the node's scratch, behind those of its op, where
-/// it lies while the op runs. Factors of products in bf16 are laid out, and not read.
+/// Inputs of a node that are held in bf16 and read in f32, each with its bytes of the node's
+/// scratch. They lie behind the scratch of the op while it runs. Factors of bf16 products are
+/// packed instead.
 pub(crate) fn widened(
     builder: &Builder,
     node: &Node<Arc<dyn Op>>,
@@ -83,7 +84,7 @@ pub(crate) fn widened(
 }
 
 impl Plan {
-    /// Orders and places a program of the CPU.
+    /// Orders and places a program for the CPU.
     pub fn new(builder: &Builder) -> Self {
         let precisions = precision_of_products(builder);
         Self::with_scratch(builder, |index, node| {
@@ -93,7 +94,7 @@ impl Plan {
         })
     }
 
-    /// Orders and places a program whose ops need the bytes of scratch that `scratch_bytes` says.
+    /// Orders and places a program whose ops need `scratch_bytes` of scratch memory.
     pub(crate) fn with_scratch<P: Computes>(
         builder: &Graph<P>,
         scratch_bytes: impl Fn(usize, &Node<P>) -> usize,
@@ -102,7 +103,7 @@ impl Plan {
         let end = order.len();
         let uses = last_uses(builder, &order);
         let mut blocks: Vec<Block> = Vec::new();
-        // Per value its block; per block the values in it, to know when the last of them is read.
+        // For each value its block; for each block the values in it, to know its last reader.
         let mut block_of: Vec<Option<usize>> = vec![None; builder.types.len()];
         let mut readers: Vec<usize> = Vec::new();
         let mut add = |blocks: &mut Vec<Block>, bytes: usize, first, last| {
@@ -126,8 +127,8 @@ impl Plan {
             for (k, &output) in node.outputs.iter().enumerate() {
                 let last = uses[output.index()].unwrap_or(position);
                 let into = node.into.get(k).copied().flatten();
-                // The value added to may be overwritten when this op is its last reader, and does not read
-                // it as an ordinary operand too.
+                // The value added to may be overwritten if this op is its last reader, and does not
+                // read it as an ordinary operand too.
                 let taken = into
                     .and_then(|into| block_of[into.index()])
                     .filter(|&block| {
@@ -201,7 +202,7 @@ impl Plan {
         self.arena_bytes
     }
 
-    /// Largest sum of values alive at one time: no plan needs less.
+    /// Largest sum of bytes alive at one time: a lower bound of every plan.
     pub fn live_bytes(&self) -> usize {
         self.live_bytes
     }
@@ -212,9 +213,9 @@ impl Plan {
     }
 }
 
-/// Largest sum of blocks that are taken during one of `ops`.
+/// Largest sum of blocks in use during one of `ops`.
 fn live_bytes(blocks: &[Block], ops: usize) -> usize {
-    // What each op takes more than the one before, and what is given back after it.
+    // Bytes that each op adds, and bytes that are free after it.
     let mut change = vec![(0, 0); ops + 1];
     for block in blocks {
         change[block.first].0 += block.bytes;
@@ -286,7 +287,7 @@ mod tests {
         (b, store, recipe)
     }
 
-    /// First and last op of a value's life; the end counts as one more op, which reads the outputs.
+    /// First and last op of a value's life. The end counts as one more op, which reads the outputs.
     fn lives(b: &Builder, plan: &Plan) -> Vec<Option<(usize, usize)>> {
         let end = plan.nodes.len();
         let mut lives = vec![None; b.types.len()];
@@ -338,7 +339,7 @@ mod tests {
                     assert_eq!(plan.places[input.index()], Some(place));
                 }
             }
-            // Whether `into` gives its place to the result that is added to it.
+            // Whether the result that is added to `into` takes its place.
             let handed_on = |into: Option<Value>, output: Option<Value>| {
                 let (Some(into), Some(output), Some(node)) = (into, output, node) else {
                     return false;
@@ -368,7 +369,7 @@ mod tests {
         }
     }
 
-    /// Each result that is added to something: does it get a copy?
+    /// For each result that is added to something: whether it is copied.
     fn copied(b: &Builder, plan: &Plan) -> Vec<bool> {
         plan.nodes
             .iter()
@@ -388,7 +389,7 @@ mod tests {
                 input.copy_from_slice(&leaf.values);
             }
         }
-        // The second replay finds the arena as the first one left it, and the inputs as they were.
+        // The second replay starts with the arena of the first, and the same inputs.
         executor.run(store);
         executor.run(store);
         std::iter::once("loss".to_owned())
@@ -404,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_overlaps_while_it_lives() {
+    fn live_values_do_not_overlap() {
         let (mut in_place, mut copies) = (0, 0);
         for seed in SEEDS {
             let (b, ..) = program(seed);
@@ -414,12 +415,12 @@ mod tests {
                 *(if copied { &mut copies } else { &mut in_place }) += 1;
             }
         }
-        // The programs are worth the name: they add in place, and to values that others still read.
+        // The programs add in place, and to values that have later readers.
         assert!(in_place > 100 && copies > 10, "{in_place} {copies}");
     }
 
     #[test]
-    fn the_arena_is_little_larger_than_what_lives() {
+    fn the_arena_is_little_larger_than_the_live_bytes() {
         for seed in SEEDS {
             let plan = Plan::new(&program(seed).0);
             let (arena, live) = (plan.arena_bytes(), plan.live_bytes());
@@ -436,7 +437,7 @@ mod tests {
             let (mut b, mut store, recipe) = program(seed);
             let shared = run(&b, &mut store, &recipe.leaves, 1);
             assert_eq!(run(&b, &mut store, &recipe.leaves, 2), shared, "{seed}");
-            // Outputs live to the end: when every value is one, none can share a place.
+            // Outputs live to the end: if every value is an output, none can share a place.
             for (index, ty) in b.types.clone().iter().enumerate() {
                 let value = Value(u32::try_from(index).unwrap());
                 b.output(format!("keeps {index} {ty}"), value);
@@ -452,7 +453,7 @@ mod tests {
             let recipe = Recipe::new(seed);
             // Chains of some ten ops (seen: 5.3).
             let oracle = Oracle::new(&recipe.leaves).roundings(8.0);
-            // A program has a source of its own, which takes a second to compile.
+            // Each program has its own CUDA source, which takes a second to compile.
             let oracle = if seed < 8 {
                 oracle
             } else {
@@ -466,7 +467,7 @@ mod tests {
         }
     }
 
-    /// `x + x`, which is then added to; who else reads it is up to `other`.
+    /// `x + x`, which is then added to; `other` may read it too.
     fn added_to(other: impl FnOnce(&mut Builder, Value)) -> (Builder, Plan) {
         let mut b = Builder::new();
         let x = b.input("x", &Type::f32(&[16, 16])).unwrap();
@@ -488,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_someone_still_reads_is_copied() {
+    fn a_value_with_a_later_reader_is_copied() {
         let (b, plan) = added_to(|b, twice| b.output("twice", twice));
         assert_eq!(copied(&b, &plan), [true]);
         let (b, plan) = added_to(|b, twice| {

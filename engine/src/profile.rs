@@ -1,4 +1,4 @@
-//! What an op of a program takes: its time, and its work.
+//! Time and work of the ops of a program.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::value::Type;
 pub struct OpProfile {
     /// Name of the op.
     pub name: &'static str,
-    /// Its settings, as it prints them.
+    /// Its settings, from its `Debug` form.
     pub settings: String,
     /// Shapes of its first operands, in order: `[64, 32] x [32, 16]`.
     pub operands: String,
@@ -19,18 +19,18 @@ pub struct OpProfile {
     pub time: Duration,
     /// Multiplications and additions in one replay.
     pub flops: u64,
-    /// What else weighs in one replay.
+    /// Expensive operations in one replay.
     pub expensive_ops: ExpensiveOps,
     /// Bytes read and written in one replay, each operand once.
     pub bytes: u64,
 }
 
 impl OpProfile {
-    /// The work of an op, which has taken no time yet.
+    /// The work of an op, with no time yet.
     pub(crate) fn of<P: Computes>(builder: &Graph<P>, node: &Node<P>) -> Self {
         let types: Vec<&Type> = node.inputs.iter().map(|&input| builder.ty(input)).collect();
         let outputs = node.outputs.iter().map(|&output| builder.ty(output));
-        // What is written in its place was read before.
+        // An operand that is written in place is also read.
         let written = types[node.op.writes(types.len())].iter();
         let all = types.iter().chain(written).copied().chain(outputs);
         let bytes: usize = all.map(Type::bytes).sum();
@@ -51,10 +51,10 @@ impl OpProfile {
     }
 }
 
-/// Operands whose shapes a profile says.
+/// Operands whose shapes a profile shows.
 const SHOWN: usize = 6;
 
-/// What an op's debug form says beside its name.
+/// The `Debug` form of an op without its name.
 fn settings(debug: &str) -> &str {
     debug.find([' ', '(']).map_or("", |at| debug[at..].trim())
 }
@@ -64,7 +64,7 @@ mod tests {
     use super::settings;
 
     #[test]
-    fn settings_are_what_stands_behind_the_name() {
+    fn settings_are_the_debug_form_without_the_name() {
         assert_eq!(settings("MatMul { alpha: 1.0 }"), "{ alpha: 1.0 }");
         assert_eq!(settings("Relu"), "");
         assert_eq!(settings("Grad(Relu)"), "(Relu)");

@@ -1,5 +1,5 @@
-//! Random programs for tests of what must hold for every program: shared subexpressions, values read near and far,
-//! gradients that are added to in place.
+//! Random programs for tests of properties of every program: shared subexpressions, values read
+//! near and far, gradients that are added to in place.
 
 use candle_core::Tensor;
 
@@ -8,10 +8,10 @@ use crate::ops::oracle::{Sample, random};
 use crate::ops::{GeluKind, MatMul};
 use crate::value::Value;
 
-/// Sizes of dimensions: few, so that values fit together; uneven, so that blocks do not.
+/// Sizes of dimensions: few, so that values fit together; uneven, so that tiles do not divide them.
 const SIZES: [usize; 3] = [3, 17, 40];
 
-/// One value from earlier ones.
+/// A value computed from earlier ones.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Add(usize, usize),
@@ -20,7 +20,7 @@ enum Step {
     Transpose(usize),
 }
 
-/// A loss that depends on all of its leaves, to be written in our language or in candle's.
+/// A loss that depends on all of its leaves, to be built as a program or with candle.
 #[derive(Debug)]
 pub(crate) struct Recipe {
     pub(crate) leaves: Vec<Sample>,
@@ -65,13 +65,13 @@ impl Recipe {
         Self { leaves, steps }
     }
 
-    /// Which values are summed up in the loss, beside the leaves.
+    /// Values that are summed up in the loss, beside the leaves.
     fn summed(&self) -> impl Iterator<Item = usize> {
         let end = self.leaves.len() + self.steps.len();
         [end - 1, end - 4].into_iter()
     }
 
-    /// Product that keeps numbers about as large as they are.
+    /// A product that keeps the magnitude of its factors.
     fn product() -> MatMul {
         MatMul {
             a_transposed: false,

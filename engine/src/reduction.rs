@@ -1,11 +1,12 @@
-//! In which order GPUs add up what each has.
+//! Order in which GPUs add up parts of a sum.
 
-/// In which order parts of a sum are added up between GPUs.
+/// Order in which parts of a sum are added up between GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// Along the [tree](crate::blocks::tree), as everywhere else: the bits are the same for every number of ranks.
+    /// Along the [tree](crate::blocks::tree), as on CPUs: the bits are the same for every number of
+    /// ranks.
     #[default]
     Exact,
-    /// As NCCL thinks fast. Other numbers of ranks have other bits.
+    /// In the order that NCCL chooses. The bits depend on the number of ranks.
     Fast,
 }

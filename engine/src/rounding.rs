@@ -1,23 +1,24 @@
-//! Which operands of a program are rounded where its products are.
+//! Operands of a program whose products round them.
 
 use crate::graph::{Graph, Home, Node};
 use crate::op::Computes;
 use crate::precision::{Format, Precision};
 use crate::value::Value;
 
-/// What is said of the operand or the result of a number.
+/// Format of an operand or result by its number.
 pub(crate) fn at(formats: &[Format], index: usize) -> Format {
     formats[index.min(formats.len() - 1)]
 }
 
-/// Operands of a node, with what its kernel takes for them.
+/// Operands of a node, with the formats that its kernel takes.
 pub(crate) fn operands<P: Computes>(node: &Node<P>) -> impl Iterator<Item = (Value, Format)> {
     let [taken, _] = node.op.formats();
     let inputs = node.inputs.iter().enumerate();
     inputs.map(|(index, &value)| (value, at(taken, index)))
 }
 
-/// Of each value whether it depends on what the host writes; a sum over blocks counts as kept.
+/// For each value, whether it depends on inputs from the host. A sum over blocks counts as
+/// independent of them.
 pub(crate) fn of_batch<P>(from: &Graph<P>) -> Vec<bool> {
     let mut depends: Vec<bool> = from.homes.iter().map(|home| *home == Home::Input).collect();
     for node in &from.nodes {
@@ -31,7 +32,8 @@ pub(crate) fn of_batch<P>(from: &Graph<P>) -> Vec<bool> {
     depends
 }
 
-/// Of each node what its products round their factors to where everything is stored in f32.
+/// For each node the precision to which its products round their factors, where everything is
+/// stored in f32.
 pub(crate) fn precision_of_products<P: Computes>(from: &Graph<P>) -> Vec<Precision> {
     let depends = of_batch(from);
     let of = |node: &Node<P>| {

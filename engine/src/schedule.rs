@@ -1,11 +1,12 @@
-//! In which order the ops run.
+//! The order in which ops run.
 //!
-//! Gradient ops run in the order of their emission; every other op runs when it is first needed. A step with
-//! many losses therefore holds the activations of one loss at a time, although all losses were written down
-//! before the first gradient. No gradient needs the loss itself, but what it is computed from cannot go before: a
-//! scalar is computed as soon as its operands are there, and so is an adversary's next source, which takes the place of
-//! the last one and its gradient. An all-reduce starts as soon as there is something to sum, and who reads the sum runs when it is
-//! needed. Ops that nothing needs are left out; ops that change the store run last.
+//! Gradient ops run in the order of their emission; every other op runs when it is first needed. A
+//! step with many losses therefore holds the activations of one loss at a time, although all losses
+//! were built before the first gradient. No gradient needs the loss itself, but the loss keeps its
+//! operands alive: so a scalar is computed as soon as its operands are, and so is an adversary's
+//! next source, which takes the place of the last source and its gradient. An all-reduce starts as
+//! soon as its operands are computed, and readers of the sum run when they are needed. Ops whose
+//! results nothing needs are left out; ops that change the store run last.
 
 use std::collections::BTreeSet;
 
@@ -63,8 +64,9 @@ fn needed<P>(builder: &Graph<P>, changes: &dyn Fn(usize) -> bool) -> Vec<bool> {
     needed
 }
 
-/// Whether an op runs as soon as it can: what it makes is no larger than what it sets free, or other ranks wait for it. What reads
-/// their sums does not, as it would wait for them.
+/// Whether an op runs as soon as it can: its results are no larger than the operands that it frees,
+/// or other ranks wait for it. Readers of an all-reduced sum do not, as they would wait for other
+/// ranks.
 fn is_prompt<P: Computes>(builder: &Graph<P>, node: usize, parts: &BTreeSet<Value>) -> bool {
     let node = &builder.nodes[node];
     let is_sum = |value: &Value| builder.all_reduced.contains(value);
@@ -91,11 +93,11 @@ struct Run<'a, P> {
     placed: Vec<bool>,
     /// Prompt ops by each of the ops they need.
     waiting: Vec<Vec<usize>>,
-    /// How many of those are missing still.
+    /// Number of those that have not run yet, for each prompt op.
     missing: Vec<usize>,
-    /// Ops whose needs were all met before anything ran.
+    /// Ops without any such need.
     ready: Vec<usize>,
-    /// Up to where `order` was looked through for ops that prompt ones wait for.
+    /// End of the part of `order` whose waiting prompt ops were looked at.
     seen: usize,
 }
 
@@ -141,7 +143,8 @@ impl<'a, P: Computes> Run<'a, P> {
         }
     }
 
-    /// Appends `node` after everything it needs, without recursion: a deep network must not overflow the stack.
+    /// Appends `node` after everything it needs, without recursion: a deep network must not
+    /// overflow the stack.
     fn place(&mut self, node: usize) {
         let mut stack = vec![(node, false)];
         while let Some((node, ready)) = stack.pop() {
@@ -162,7 +165,7 @@ impl<'a, P: Computes> Run<'a, P> {
     }
 }
 
-/// The ops that make what an op reads, once for each use.
+/// The nodes that make the operands of a node, once for each use.
 fn operands<P>(builder: &Graph<P>, node: usize) -> impl Iterator<Item = usize> {
     let node = &builder.nodes[node];
     let values = node.inputs.iter().chain(node.into.iter().flatten());
@@ -194,7 +197,7 @@ mod tests {
         b.sum_squares(deep).unwrap()
     }
 
-    /// Live bytes of a step with `losses` losses, whose gradients are taken when all are written down.
+    /// Live bytes of a step with `losses` losses, whose gradients are taken after all are built.
     fn live_bytes(losses: usize) -> usize {
         let (mut b, mut store) = (Builder::new(), Store::new());
         let slot = store.zeros("w", &[8, 8]);
@@ -216,8 +219,8 @@ mod tests {
     #[test]
     fn activations_of_one_loss_live_at_a_time() {
         let [one, two] = [1, 2].map(live_bytes);
-        // A loss keeps at least one activation of this size a layer. The input of the other loss is there whatever the
-        // order, and so are the first loss and its gradient: less than an activation.
+        // A loss keeps at least one activation of this size a layer. In any order, the input of the
+        // other loss, and the first loss with its gradient, are alive too: less than an activation.
         let activation = 32_000;
         assert!(one > 6 * activation, "{one}");
         assert!(two < one + 2 * activation, "{one} {two}");
@@ -253,19 +256,20 @@ mod tests {
         Plan::new(&b).live_bytes()
     }
 
-    // Sources, the activation and its gradient, the next source, and the inputs: not a gradient of each site.
+    // Sources, the activation and its gradient, the next source, and the inputs: no gradient for
+    // each site.
     #[test]
-    fn an_adversary_keeps_one_source_a_site() {
+    fn an_adversary_keeps_one_source_for_each_site() {
         let activation = 32_000;
         for steps in [1, 2, 5] {
             let (three, nine) = (ascent_bytes(3, steps), ascent_bytes(9, steps));
-            // A source and a starting value a site.
+            // A source and a starting value for each site.
             assert_eq!(nine - three, 6 * 2 * activation, "{steps} steps");
         }
     }
 
     #[test]
-    fn ops_that_nobody_needs_are_left_out() {
+    fn ops_with_unused_results_are_left_out() {
         let mut b = Builder::new();
         let x = b.input("x", &Type::f32(&[4, 4])).unwrap();
         let unused = b.relu(x).unwrap();
@@ -293,7 +297,7 @@ mod tests {
             gradient,
         };
         b.adamw(op, &[on], group, &[]).unwrap();
-        // Written down after the update, and still sees the parameter as it was before.
+        // Built after the update; still reads the parameter before it.
         let late = b.transpose(parameter).unwrap();
         b.output("late", late);
         let names = names(&b);

@@ -1,9 +1,9 @@
-//! What a replay is given beside its inputs.
+//! Parameters of a replay beside its inputs.
 
 /// The numbers that change from step to step.
 #[derive(Debug, Clone, Default)]
 pub struct StepParameters {
-    /// Keys every draw.
+    /// Key of every draw.
     pub seed: u64,
     /// Step of the draws.
     pub step: u32,

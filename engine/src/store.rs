@@ -1,9 +1,12 @@
-//! What outlives a step: parameters, moments, frozen weights. Programs share it by [`Slot`].
+//! Tensors that stay from step to step: parameters, moments, frozen weights. Programs share them by
+//! [`Slot`].
 //!
-//! Where programs run [elsewhere](Elsewhere), tensors have a place there too, and each is newest where it was changed last. What is
-//! newer elsewhere is brought home when somebody asks ([`Store::fetch`]), and never unasked: to read such a tensor is a mistake.
+//! Tensors may have a second copy on a [device](Elsewhere), and the copy that changed last is the
+//! newest. Newer values are copied to the host on request ([`Store::fetch`]), and never by a read:
+//! to read such a tensor before that panics.
 //!
-//! A frozen tensor may be held in bf16 ([`Store::hold_in_bf16`]). To programs it is an f32 tensor like any other.
+//! A frozen tensor may be held in bf16 ([`Store::hold_in_bf16`]). To programs it is an f32 tensor
+//! like any other.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -28,18 +31,18 @@ impl Slot {
     }
 }
 
-/// A tensor of a [`Store`], for who reads or saves it.
+/// A tensor of a [`Store`], to be read or saved.
 #[derive(Debug, Clone, Copy)]
 pub struct Named<'s> {
     /// Its name.
     pub name: &'s str,
-    /// What programs read it as.
+    /// Type that programs read.
     pub ty: &'s Type,
     /// Its values.
     pub values: Values<'s>,
 }
 
-/// Values of a tensor as they are held.
+/// Values of a tensor in the precision in which they are held.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Values<'s> {
     /// In f32.
@@ -49,7 +52,7 @@ pub enum Values<'s> {
 }
 
 impl<'s> Values<'s> {
-    /// Their bytes, in the order of the machine.
+    /// Their bytes, in the byte order of the machine.
     pub fn bytes(self) -> &'s [u8] {
         match self {
             Self::F32(values) => bytemuck::cast_slice(values),
@@ -65,11 +68,11 @@ pub struct Store {
     by_name: BTreeMap<String, Slot>,
     /// Tensors that no program writes.
     frozen: BTreeSet<Slot>,
-    /// Tensors that mean nothing between steps.
+    /// Tensors whose values have no meaning between steps.
     transient: BTreeSet<Slot>,
-    /// Tensors have no values.
+    /// Whether tensors have only names and types.
     only_shapes: bool,
-    /// The other place of the tensors, if programs have run in one.
+    /// The copies of the tensors on a device, if programs have run there.
     pub(crate) elsewhere: Option<Box<dyn Elsewhere>>,
 }
 
@@ -77,13 +80,13 @@ pub struct Store {
 #[derive(Debug, Clone)]
 pub(crate) struct Tensor {
     pub(crate) name: String,
-    /// What programs read it as.
+    /// Type that programs read.
     pub(crate) ty: Type,
-    /// Whoever has staged values that are at home shares them until they change.
+    /// Shared with copies that are staged for a device, until it changes.
     pub(crate) held: Held,
 }
 
-/// The values of a tensor, in the precision that they are held in.
+/// Values of a tensor, in the precision in which they are held.
 #[derive(Debug, Clone)]
 pub(crate) enum Held {
     F32(Arc<Vec<f32>>),
@@ -101,7 +104,7 @@ impl Held {
 }
 
 impl Tensor {
-    /// The values, where they are held in f32.
+    /// The values of a tensor held in f32.
     pub(crate) fn f32(&self) -> &Arc<Vec<f32>> {
         match &self.held {
             Held::F32(values) => values,
@@ -109,7 +112,7 @@ impl Tensor {
         }
     }
 
-    /// The same, to be changed: no longer shared with whoever has staged them.
+    /// Those values, to be changed: no longer shared with staged copies.
     fn f32_mut(&mut self) -> &mut [f32] {
         match &mut self.held {
             Held::F32(values) => Arc::make_mut(values).as_mut_slice(),
@@ -134,15 +137,16 @@ impl Tensor {
     }
 }
 
-/// A place beside the host's memory that tensors are copied to, and changed in.
+/// Copies of tensors outside host memory, which programs change.
 pub(crate) trait Elsewhere: Any + Debug + Send + Sync {
     /// Whether the host's values of a tensor are the newest.
     fn is_home(&self, slot: Slot) -> bool;
 
-    /// The host changes a tensor.
+    /// Marks a tensor as changed on the host.
     fn changed_at_home(&mut self, slot: Slot);
 
-    /// Waits for programs there, and copies to the host whatever of these tensors they have changed.
+    /// Waits for programs there, and copies to the host those of these tensors that they have
+    /// changed.
     ///
     /// # Errors
     ///
@@ -156,8 +160,8 @@ impl Store {
         Self::default()
     }
 
-    /// An empty store whose tensors of zeros will have names and types and no memory: to plan programs with, not to run
-    /// them.
+    /// An empty store whose tensors of zeros have names and types and no memory: to plan programs
+    /// with, not to run them.
     pub fn of_shapes() -> Self {
         Self {
             only_shapes: true,
@@ -202,7 +206,8 @@ impl Store {
         self.put(name.into(), ty, vec![0.0; len])
     }
 
-    /// Adds a tensor of zeros that means nothing between steps, and is no part of a saved state.
+    /// Adds a tensor of zeros whose values have no meaning between steps, and are not part of a
+    /// saved state.
     ///
     /// # Panics
     ///
@@ -213,19 +218,19 @@ impl Store {
         slot
     }
 
-    /// Whether a tensor means nothing between steps.
+    /// Whether a tensor is [transient](Self::transient).
     pub fn is_transient(&self, slot: Slot) -> bool {
         self.transient.contains(&slot)
     }
 
-    /// Says that no program writes a tensor: one that does is refused, and what computes in bf16 keeps a rounded
-    /// copy of it, made once.
+    /// Marks a tensor that no program writes: a program that does is refused, and bf16 products
+    /// keep a rounded copy of it, made once.
     pub fn freeze(&mut self, slot: Slot) {
         self.frozen.insert(slot);
     }
 
-    /// Freezes a tensor and holds it in bf16 from now on, rounded to the nearest: in half the memory. On the CPU, whoever reads it
-    /// widens it for itself.
+    /// Freezes a tensor and holds it in bf16 from now on, rounded to nearest, in half the memory.
+    /// On the CPU, each op that reads it widens it first.
     ///
     /// # Panics
     ///
@@ -288,7 +293,7 @@ impl Store {
         self.tensors[slot.index()].read()
     }
 
-    /// A tensor by its name, as it is held.
+    /// A tensor with its name, in the precision in which it is held.
     ///
     /// # Panics
     ///
@@ -301,7 +306,8 @@ impl Store {
         }
     }
 
-    /// The same, shared. A change of the tensor moves it: values at the same address are the same values.
+    /// The values of a tensor, shared. A change moves them, so values at the same address are
+    /// unchanged.
     pub(crate) fn held(&self, slot: Slot) -> &Held {
         self.expect_home(slot);
         &self.tensors[slot.index()].held
@@ -317,7 +323,8 @@ impl Store {
         self.changes(slot).f32_mut()
     }
 
-    /// Has values of a tensor changed, and rounds them to what it is held in.
+    /// Changes the values of a tensor through `change`, and rounds them to the precision in which
+    /// they are held.
     ///
     /// # Panics
     ///
@@ -335,7 +342,7 @@ impl Store {
         }
     }
 
-    /// Makes a tensor that is held in f32 zeros, wherever its newest values are.
+    /// Sets a tensor that is held in f32 to zeros, whichever copy is the newest.
     pub fn clear(&mut self, slot: Slot) {
         self.changes(slot).f32_mut().fill(0.0);
     }
@@ -356,7 +363,7 @@ impl Store {
         assert!(home, "`{}` is newer on the device", self.name(slot));
     }
 
-    /// Brings home whatever is newer elsewhere, once programs there are done; nothing where nothing is.
+    /// Copies to the host all tensors that are newer on a device, once programs there are done.
     ///
     /// # Errors
     ///
@@ -368,13 +375,13 @@ impl Store {
         let tensors = (0..).map(Slot).zip(&mut self.tensors);
         let in_f32 = tensors.filter_map(|(slot, tensor)| match &mut tensor.held {
             Held::F32(values) => Some((slot, values)),
-            // Frozen: no program elsewhere has changed it.
+            // Frozen: no program has changed it.
             Held::Bf16(_) => None,
         });
         elsewhere.fetch(in_f32.collect())
     }
 
-    /// The same for one tensor.
+    /// [`Self::fetch`] for one tensor.
     ///
     /// # Errors
     ///
@@ -389,7 +396,7 @@ impl Store {
         }
     }
 
-    /// The same tensors, once more, on the host alone.
+    /// A copy of the tensors on the host alone.
     #[cfg(any(test, feature = "compare-emulated"))]
     pub(crate) fn copy(&self) -> Self {
         Self {
@@ -450,7 +457,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "`w` is held in bf16")]
-    fn what_is_held_in_bf16_is_no_slice_of_f32() {
+    fn a_tensor_held_in_bf16_has_no_f32_slice() {
         let mut store = Store::new();
         let slot = store.zeros("w", &[1]);
         store.hold_in_bf16(slot);
@@ -459,7 +466,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "`w` is in the store once")]
-    fn a_name_is_taken_once() {
+    fn a_second_tensor_of_a_name_panics() {
         let mut store = Store::new();
         store.zeros("w", &[1]);
         store.zeros("w", &[1]);
@@ -467,7 +474,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "`w` has as many values as its shape [2, 3] says")]
-    fn values_fill_the_shape() {
+    fn too_few_values_for_a_shape_panic() {
         Store::new().add("w", &[2, 3], vec![0.0; 5]);
     }
 }

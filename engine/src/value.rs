@@ -1,11 +1,11 @@
-//! What flows between ops: a value has a number, a type, and a home.
+//! Values that flow between ops, and their types.
 
 use std::fmt;
 
 /// Values start at multiples of this many bytes: a cache line, and the widest vector.
 pub(crate) const ALIGN: usize = 64;
 
-/// One result of a program, or something given to it. Cheap to copy; means nothing to another [`Builder`].
+/// A result of a program's op, or one of its inputs. Cheap to copy; belongs to one [`Builder`].
 ///
 /// [`Builder`]: crate::Builder
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,7 +17,8 @@ impl Value {
     }
 }
 
-/// A scalar that changes from step to step without rebuilding the program: a learning rate, an exponent.
+/// A scalar that changes from step to step without rebuilding the program: a learning rate, an
+/// exponent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StepScalar(pub(crate) u32);
 
@@ -26,7 +27,7 @@ pub struct StepScalar(pub(crate) u32);
 pub enum DType {
     /// 32-bit floats.
     F32,
-    /// Upper halves of 32-bit floats.
+    /// bf16: upper halves of 32-bit floats.
     Bf16,
     /// Token ids.
     U32,
@@ -76,10 +77,9 @@ impl Type {
         Self::f32(&[])
     }
 
-    /// Number of elements; [`Type::MOST`] where there are more, so that plans of what no machine holds add up to what no
-    /// machine has.
+    /// Number of elements, at most [`Type::MOST`], so that sums of sizes do not overflow.
     pub fn len(&self) -> usize {
-        // Zeros first: nothing times too much is nothing.
+        // Checked first: a product with a zero is zero, whatever its other factors.
         if self.dims.contains(&0) {
             return 0;
         }

@@ -1,8 +1,9 @@
-//! Gives each block of a plan its place in the arena: largest first, at the lowest offset that is free for its whole life.
+//! Places the blocks of a plan in the arena: largest first, at the lowest offset that is free for
+//! its whole life.
 //!
-//! What is taken is kept by stretches of time, so that a block does not look at every other one: a network of hundreds of layers is
-//! planned in seconds. The smallest blocks, of which a step has as many as of all others (losses, counts, norms), lie behind the others
-//! in lanes of one size.
+//! Occupied stretches are indexed by time, so that a block is not compared with every other one: a
+//! network of hundreds of layers is planned in seconds. The smallest blocks, which are as many as
+//! all others (losses, counts, norms), lie behind the others in lanes of one size.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -10,17 +11,17 @@ use std::ops::Range;
 
 use super::Block;
 
-/// A block is small when so many of it fit into the largest.
+/// A block is small if this many of it fit into the largest.
 const SMALL: usize = 1024;
 
-/// Gives offsets, largest block first; returns the size of the arena.
+/// Sets offsets, largest block first; returns the size of the arena.
 pub(super) fn place(blocks: &mut [Block]) -> usize {
     placed(blocks).0
 }
 
-/// The same, and how many taken stretches were looked at.
+/// [`place`] with the number of stretches that were looked at.
 fn placed(blocks: &mut [Block]) -> (usize, usize) {
-    // An empty block lies anywhere, in nobody's way.
+    // An empty block takes no space, so its offset stays 0.
     let mut by_size: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].bytes > 0).collect();
     by_size.sort_by_key(|&block| (Reverse(blocks[block].bytes), block));
     let largest = by_size.first().map_or(0, |&block| blocks[block].bytes);
@@ -47,7 +48,8 @@ fn placed(blocks: &mut [Block]) -> (usize, usize) {
     (size, looks)
 }
 
-/// Gives offsets from `start` on to blocks of one size, in as few lanes as live at once; returns where the lanes end.
+/// Sets offsets from `start` on for blocks of one size, in as few lanes as are live at once;
+/// returns the end of the lanes.
 fn in_lanes(blocks: &mut [Block], alike: &[usize], start: usize) -> usize {
     let mut by_time = alike.to_vec();
     by_time.sort_by_key(|&block| (blocks[block].first, block));
@@ -72,7 +74,8 @@ fn in_lanes(blocks: &mut [Block], alike: &[usize], start: usize) -> usize {
     end
 }
 
-/// Bytes of the arena that are taken, as stretches that neither overlap nor touch: the end of each by its start.
+/// Occupied bytes of the arena, as stretches that neither overlap nor touch: the end of each by its
+/// start.
 #[derive(Debug, Clone, Default)]
 struct Stretches(BTreeMap<usize, usize>);
 
@@ -92,7 +95,7 @@ impl Stretches {
         self.0.insert(start, end);
     }
 
-    /// The first stretch that ends behind `offset`; one at the end of all offsets where there is none.
+    /// The first stretch that ends behind `offset`; an empty one at `usize::MAX` if there is none.
     fn behind(&self, offset: usize) -> Range<usize> {
         let around = self.0.range(..=offset).next_back();
         let around = around.filter(|&(_, &end)| offset < end);
@@ -101,19 +104,22 @@ impl Stretches {
     }
 }
 
-/// A binary tree over the ops. Node 1 is all of them, node `n` has the halves `2 n` and `2 n + 1`, and the leaves are single ops.
+/// A binary tree over the ops. Node 1 is all of them, node `n` has the halves `2 n` and `2 n + 1`,
+/// and the leaves are single ops.
 struct Timeline {
     leaves: usize,
-    /// Number of the first node of those that are [`TOPS`] together, the largest that keep what is `across`.
+    /// Number of the first of the [`TOPS`] largest nodes that have stretches in `across`.
     tops: usize,
-    /// Per node what is taken by blocks that live through all of its ops, but not through all of a larger node that keeps it.
+    /// For each node the stretches of blocks that live through all of its ops, but not through all
+    /// of a larger node with such stretches.
     across: Vec<Stretches>,
-    /// Per node that, and what is taken by blocks that live through a part of its ops.
+    /// For each node also the stretches of blocks that live through a part of its ops.
     within: Vec<Stretches>,
 }
 
-/// What lives through most of a step is kept so many times. Kept once, by nodes of all sizes, what lies side by side in the arena would
-/// be in several of them, and a search would have to go from one to the next and back.
+/// A block that lives through most of a step is in the stretches of this many nodes. If nodes of
+/// all sizes had them, neighbors in the arena would be in several nodes, and a search would
+/// alternate between those.
 const TOPS: usize = 64;
 
 impl Timeline {
@@ -145,16 +151,17 @@ impl Timeline {
         nodes
     }
 
-    /// An op and all the nodes that it is in, smallest first.
+    /// An op and all the nodes that contain it, smallest first.
     fn around(&self, op: usize) -> impl Iterator<Item = usize> + use<> {
         let larger = |&node: &usize| (node > 1).then_some(node / 2);
         std::iter::successors(Some(self.leaves + op), larger)
     }
 
-    /// The lowest offset at which a block finds its bytes free for its whole life, and how many stretches were looked at for it.
+    /// The lowest offset at which a block's bytes are free for its whole life, and the number of
+    /// stretches that were looked at.
     fn lowest(&self, block: &Block) -> (usize, usize) {
-        // Whoever lives with the block lives through a part of one of the nodes of its life, or through a larger node, which one of
-        // the ends of its life is in.
+        // Every block alive at the same time lives through a part of one of these nodes, or through
+        // a larger node, which contains one of the ends of this life.
         let [first, last] = [block.first, block.last].map(|op| self.around(op));
         let ends = first.zip(last).flat_map(|(first, last)| {
             let other = (first != last).then_some(last);
@@ -163,7 +170,7 @@ impl Timeline {
         let across = ends.filter(|&node| node >= self.tops);
         let across = across.map(|node| &self.across[node]);
         let within = self.life(block).into_iter().map(|node| &self.within[node]);
-        // Of each the next stretch that can be in the way.
+        // The next stretch of each node that can be in the way.
         let taken = across.chain(within).filter(|taken| !taken.0.is_empty());
         let mut taken: Vec<(&Stretches, Range<usize>)> =
             taken.map(|taken| (taken, taken.behind(0))).collect();
@@ -183,7 +190,7 @@ impl Timeline {
         }
     }
 
-    /// Takes the place of a block.
+    /// Marks the bytes of a placed block as occupied.
     fn take(&mut self, block: &Block) {
         let (start, end) = (block.offset, block.offset + block.bytes);
         let life = self.life(block);
@@ -196,7 +203,7 @@ impl Timeline {
                 self.across[node].add(start, end);
             }
         }
-        // The nodes that are larger than one of its life have one of its ends in them.
+        // Each larger node that overlaps the life contains one of its ends.
         let ends = self.around(block.first).chain(self.around(block.last));
         for node in life.into_iter().chain(ends) {
             self.within[node].add(start, end);
@@ -208,7 +215,7 @@ impl Timeline {
 mod tests {
     use super::*;
 
-    /// What [`place`] does, by looking at every other block.
+    /// [`place`] by comparison with every other block.
     fn placed_one_by_one(blocks: &mut [Block]) -> usize {
         let mut by_size: Vec<usize> = (0..blocks.len()).collect();
         by_size.sort_by_key(|&block| (Reverse(blocks[block].bytes), block));
@@ -229,7 +236,7 @@ mod tests {
         placed.iter().map(|b| b.offset + b.bytes).max().unwrap_or(0)
     }
 
-    /// Blocks of a few sizes that live long or short, within `ops`.
+    /// Random blocks of a few sizes that live long or short, within `ops`.
     fn drawn(seed: u64, ops: usize) -> Vec<Block> {
         let mut draws = (0..).map(|column| spd_draws::block(seed, [column, 0, 0, 0])[0] as usize);
         let mut below = |count: usize| draws.next().expect("endless") % count;
@@ -251,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn every_block_lies_where_a_look_at_each_other_block_would_put_it() {
+    fn places_equal_those_of_an_exhaustive_search() {
         for (seed, ops) in (0..).zip([1, 2, 3, 7, 8, 30, 63, 64, 65, 100, 128, 200, 500]) {
             let mut found = drawn(seed, ops);
             let mut expected = found.clone();
@@ -261,7 +268,8 @@ mod tests {
         }
     }
 
-    /// The blocks of a network's step: of each layer one that waits for the backward pass, and two that live for an op.
+    /// The blocks of a network's step: for each layer one that waits for the backward pass, and two
+    /// that live for an op.
     fn of_layers(layers: usize) -> Vec<Block> {
         let block = |bytes, first, last| Block {
             bytes,
@@ -282,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_times_the_layers_take_little_more_than_eight_times_the_looks() {
+    fn looks_grow_about_linearly_with_layers() {
         let looks = |layers| placed(&mut of_layers(layers)).1;
         let (few, many) = (looks(1000), looks(8000));
         assert!(many < 16 * few, "{few} and {many}");
@@ -311,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_of_nothing_is_empty() {
+    fn an_empty_plan_has_no_bytes() {
         assert_eq!(place(&mut []), 0);
     }
 }

@@ -112,7 +112,7 @@ impl PreparedOp {
             factors,
         };
         // SAFETY: the plan keeps an op's inputs, outputs and scratch in places that do not overlap while it runs
-        // (`plan::tests::nothing_overlaps_while_it_lives`), aligned to 64 bytes, inside the arena. What lies in the store is held
+        // (`plan::tests::live_values_do_not_overlap`), aligned to 64 bytes, inside the arena. What lies in the store is held
         // mutably, and a tensor that an op writes to is one of its inputs once (`Builder::op`).
         let mut frame = unsafe { Frame::new(operands, parameters, pool) };
         self.op.run(&mut frame);
