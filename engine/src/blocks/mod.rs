@@ -1,19 +1,21 @@
-//! A batch in blocks: one trajectory, whatever the number of ranks.
+//! A batch in blocks: the same trajectory for every number of ranks.
 //!
-//! A program may be one of `n` equal blocks of a batch ([`Builder::in_blocks`]). What it sums over samples is then a sum within its block,
-//! and [`Builder::all_reduce`] adds the blocks along one fixed tree ([`tree`]):
+//! A program may compute one of `n` equal blocks of a batch ([`Builder::in_blocks`]). Its sums over
+//! samples are then sums within its block, and [`Builder::all_reduce`] adds the blocks along one
+//! fixed tree ([`tree`]):
 //!
 //! ```text
 //! blocks      0   1   2   3
 //!              \ /     \ /
-//!               +       +        rank 0 has a whole subtree, or one block, or all of them
+//!               +       +        a rank has a whole subtree, or one block, or all of them
 //!                \     /
 //!                   +
 //! ```
 //!
-//! A rank that has one block replays the program as it is, and its all-reduces meet those of the other [`Ranks`]. A rank that has
-//! several has the program cut at its all-reduces ([`Stages`]): each stage is replayed once a block, and what it sums is added along
-//! the same tree. The bits are the same either way.
+//! A rank with one block replays the program as it is, and its all-reduces are joined with those of
+//! the other [`Ranks`]. A rank with several has the program cut at its all-reduces ([`Stages`]):
+//! each stage is replayed once for each block, and its sums are added along the same tree. The bits
+//! are the same either way.
 
 mod shared_memory;
 mod sockets;
@@ -35,50 +37,56 @@ pub use shared_memory::SharedMemory;
 pub use sockets::{Lost, Sockets};
 pub use stages::Stages;
 
-/// The ranks of a run, each with as many blocks, which replay the same programs: where their sums meet.
+/// The ranks of a run, each with as many blocks, which replay the same programs and all-reduce
+/// their sums.
 ///
-/// All ranks start the same sums in the same order. The bits of a sum are those of [`tree::sum`] over the parts of all ranks.
+/// All ranks start the same sums in the same order. The bits of a sum are those of [`tree::sum`]
+/// over the parts of all ranks.
 pub trait Ranks: fmt::Debug + Send + Sync {
-    /// Tells of a program with so many sums, of `elements` elements together.
+    /// Announces a program with this many sums, of `elements` elements together.
     fn expect(&self, sums: usize, elements: usize);
 
-    /// Makes room for all programs that were told of, before the first is run.
+    /// Makes room for all announced programs, before the first runs.
     ///
     /// # Errors
     ///
     /// When there is no memory for them.
     fn make_room(&self) -> std::result::Result<(), crate::Fault>;
 
-    /// Gives this rank's part of a sum; others may add theirs while this rank goes on.
+    /// Gives this rank's part of a sum, and returns at once.
     fn start(&self, sum: Sum, part: &[f32]);
 
     /// Waits for a sum that was started.
     fn wait(&self, sum: Sum, whole: &mut [f32]);
 
-    /// Whether all ranks go on. The first one says so, and the others hear it; that another does not want to is told to the first, for
-    /// its next question. All of them ask the same questions in the same order, and none once they do not go on.
+    /// Whether all ranks go on. The first rank decides, and the others receive its answer; if
+    /// another wants to stop, the first learns it by its next question. All of them ask the same
+    /// questions in the same order, and none after an answer of no.
     fn agree(&self, goes_on: bool) -> bool;
 
-    /// Gives bytes of the first rank to all, 1024 at most; all of them ask for as many, in the same order as for whatever else.
+    /// Broadcasts bytes of the first rank to all, 1024 at most; all of them ask for as many, in the
+    /// same order as for sums and questions.
     fn broadcast(&self, bytes: &mut [u8]);
 
-    /// Tells the others that this rank needs nothing more of them: its end is none of theirs.
+    /// Tells the others that this rank needs nothing more from them, so that its end is no loss to
+    /// them.
     fn leave(&self) {}
 }
 
 /// A wait for another rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waiting {
-    /// It has lasted for a while, for this rank.
+    /// It has lasted for a while; the rank that is waited for.
     For(usize),
-    /// It is over, and the other came so long after this rank: a rank that is stopped while it waits is not waited for.
+    /// It is over; the time by which the other came later than this rank. The time in which a
+    /// waiting rank is itself stopped does not count.
     Over(Duration),
 }
 
-/// Told of each wait for another rank.
+/// Called for each wait for another rank.
 pub type Waits = Box<dyn Fn(Waiting) + Send + Sync>;
 
-/// What the time of all-reduces counts as: what it takes to give a part, and to wait for the sum.
+/// The part that the time of all-reduces counts towards: giving parts and waiting for sums.
 pub const ALL_REDUCE: &str = "all_reduce";
 
 /// A sum of a program.
@@ -91,22 +99,22 @@ pub struct Sum {
 }
 
 impl Builder {
-    /// Lets the program be one of so many blocks of a batch.
+    /// Makes the program compute one of this many blocks of a batch.
     pub fn in_blocks(&mut self, blocks: usize) {
         self.blocks = blocks;
     }
 
-    /// Has GPUs add up blocks in this order.
+    /// Sets the order in which GPUs add up blocks.
     pub fn reduce(&mut self, reduction: Reduction) {
         self.reduction = reduction;
     }
 
-    /// In how many blocks the batch is.
+    /// Number of blocks of the batch.
     pub fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// A value that is the same for all blocks, for what a block computes of it: its gradient is summed over all blocks.
+    /// A value shared by all blocks, as seen by one block: its gradient is summed over all blocks.
     ///
     /// # Errors
     ///
@@ -165,7 +173,7 @@ impl Builder {
         (0..scalars.len()).map(at).collect()
     }
 
-    /// Of some values whether each differs from block to block.
+    /// For each value, whether it differs between blocks.
     pub fn vary(&self, values: &[Value]) -> Vec<bool> {
         let varies = self.varies();
         values.iter().map(|value| varies[value.index()]).collect()
@@ -183,11 +191,12 @@ impl Builder {
         varies
     }
 
-    /// Checks that what a program of blocks gives, and what it writes, is the same for all of them.
+    /// Checks that the outputs of a program of blocks, and the tensors it writes, are the same for
+    /// all of them.
     ///
     /// # Errors
     ///
-    /// One line that names what is not.
+    /// One line with the name of an output or tensor that differs.
     pub fn check_blocks(&self) -> Result<()> {
         if self.blocks == 1 {
             return Ok(());
@@ -195,7 +204,7 @@ impl Builder {
         let varies = self.varies();
         for (name, value) in &self.outputs {
             if varies[value.index()] {
-                let reason = format!("the output `{name}` differs from block to block");
+                let reason = format!("the output `{name}` differs between blocks");
                 return Err(BuildError::new("all_reduce", reason));
             }
         }
@@ -205,7 +214,7 @@ impl Builder {
                 && writes
             {
                 let reason = format!(
-                    "{} reads {}, which differs from block to block",
+                    "{} reads {}, which differs between blocks",
                     node.op.name(),
                     self.ty(*value)
                 );
@@ -217,7 +226,7 @@ impl Builder {
 }
 
 impl<P> Graph<P> {
-    /// The all-reduces of the program: what each reads, and makes.
+    /// The all-reduces of the program, as operand and result.
     pub(crate) fn all_reduces(&self) -> impl Iterator<Item = (Value, Value)> {
         self.all_reduced
             .iter()

@@ -1,17 +1,20 @@
-//! Ranks of one machine, which add up what they have in memory that all of them map.
+//! All-reduces between ranks of one machine, in memory that all of them map.
 //!
 //! ```text
 //! counters | parts of rank 0 | parts of rank 1 | .. | sums
 //! ```
 //!
-//! A rank puts its part there and goes on. When all parts of a sum are there, each rank adds its slice of all of them along the
-//! [tree](super::tree), and all read the result. Every rank reads and writes as much as in a ring, and the order of the additions is one.
+//! A rank writes its part there and goes on. Once all parts of a sum are written, each rank adds
+//! its slice of all of them along the [tree](super::tree), and all read the result. Every rank
+//! reads and writes as much as in a ring, and the order of the additions is fixed.
 //!
-//! **What is whose.** A rank writes its parts and its slice of the sums, and nobody else does. It puts a part where another may still
-//! lie only after it has waited for all sums of the program before, to which all ranks have added their slices, having read the parts.
-//! It writes its slice of a sum only when all parts of that sum are there, which a rank gives after it has read the sums before.
+//! **Ownership.** A rank alone writes its parts and its slice of the sums. It overwrites a part
+//! only after it has waited for all sums of the program before: by then all ranks have added their
+//! slices, and so have read the parts. It writes its slice of a sum only once all parts of that sum
+//! are written, which a rank does after it has read the sums before.
 //!
-//! The first rank decides for all of them whether they go on ([`Ranks::agree`]), so that all stop after the same step.
+//! The first rank decides for all of them whether they go on ([`Ranks::agree`]), so that all stop
+//! after the same step.
 #![expect(unsafe_code, reason = "memory that other processes write")]
 
 use std::io;
@@ -27,20 +30,21 @@ use rustix::fs::{fstat, ftruncate};
 use super::{Ranks, Sum, Waiting, Waits, tree};
 use crate::fault::Fault;
 
-/// Bytes of the counters that all have in common.
+/// Bytes of the counters that all ranks share.
 const COMMON: usize = 4096;
 
-/// Looks before a rank goes to sleep.
+/// Polls before a rank sleeps.
 const LOOKS: usize = 200;
 
-/// Nanoseconds after which it is said who is waited for.
+/// Nanoseconds after which a wait is reported.
 const PATIENCE: u64 = 200_000_000;
 
-/// Where the times of the ranks lie among the counters that all have in common, and for how many there is room.
+/// Offset of the ranks' times of the last event within the shared counters, and the number of ranks
+/// with room there.
 const TOLD: usize = 1024;
 const MOST_RANKS: usize = (BROADCAST - TOLD) / 8;
 
-/// Where what the first rank gives to all lies there, and how many bytes that may be.
+/// Offset of the broadcast of the first rank within the shared counters, and its most bytes.
 const BROADCAST: usize = COMMON - MOST_BROADCAST;
 const MOST_BROADCAST: usize = 1024;
 
@@ -50,25 +54,25 @@ pub struct SharedMemory {
     size: usize,
     file: OwnedFd,
     common: MmapRaw,
-    /// Sums and elements that the largest programs need.
+    /// Sums and elements of the largest programs.
     room: Mutex<(usize, usize)>,
     mapped: OnceLock<Mapped>,
     state: Mutex<State>,
     waits: Waits,
 }
 
-/// What this rank knows of what it has begun.
+/// Sums, questions and broadcasts that this rank has begun.
 #[derive(Debug, Default)]
 struct State {
-    /// Sums that were started, in all.
+    /// Number of sums started so far.
     started: u32,
-    /// By number: which of them it was, and its elements.
+    /// For each sum of a program: its latest start, and its elements.
     sums: Vec<Started>,
-    /// Those of which this rank's slice is still to be added, in their order.
+    /// Sums to which this rank's slice is still to be added, in their order.
     open: Vec<Sum>,
-    /// Questions that were asked.
+    /// Number of questions so far.
     asked: u64,
-    /// What the first rank has given to all, so often.
+    /// Number of broadcasts so far.
     broadcast: u64,
 }
 
@@ -93,11 +97,11 @@ impl std::fmt::Debug for SharedMemory {
 }
 
 impl SharedMemory {
-    /// Memory for ranks to share, as a file that has no name and ends with the last who has it.
+    /// Memory for ranks to share, as an anonymous file that lives as long as a rank holds it.
     ///
     /// # Errors
     ///
-    /// When there is none.
+    /// When there is no memory.
     pub fn file() -> io::Result<OwnedFd> {
         let file = anonymous()?;
         ftruncate(&file, COMMON as u64)?;
@@ -131,34 +135,34 @@ impl SharedMemory {
         })
     }
 
-    /// Which rank this is.
+    /// Number of this rank.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Bytes that programs with sums of so many elements share, in all.
+    /// Bytes that ranks share in all, for programs with sums of so many elements.
     pub fn bytes(size: usize, elements: usize) -> usize {
         4 * elements * (size + 1)
     }
 
-    /// Counters that all have in common: 0 to 7.
+    /// The shared 64-bit counters 0 to 7.
     fn long(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: inside the mapped page and aligned; everyone takes it for an atomic number.
+        // SAFETY: inside the mapped page and aligned; every rank accesses it as an atomic.
         unsafe { &*self.common.as_ptr().add(64 + 8 * index).cast::<AtomicU64>() }
     }
 
-    /// Counts what anyone has told, and how many sleep until there is more.
+    /// Two 32-bit counters: of events, and of ranks that sleep until the next.
     fn event(&self, index: usize) -> &AtomicU32 {
         // SAFETY: as for `long`.
         unsafe { &*self.common.as_ptr().add(4 * index).cast::<AtomicU32>() }
     }
 
-    /// The round of a sum for which a rank has given its part (0), or added its slice (1).
+    /// The round of a sum for which a rank has written its part (0), or added its slice (1).
     fn done(&self, what: usize, number: usize, rank: usize) -> &AtomicU32 {
         let mapped = self.mapped();
         assert!(
@@ -166,7 +170,8 @@ impl SharedMemory {
             "a counter of a sum"
         );
         let index = (2 * number + what) * self.size + rank;
-        // SAFETY: the counters come first, and there are as many; aligned, and everyone takes it for an atomic number.
+        // SAFETY: the counters come first, and there are as many; aligned, and every rank accesses
+        // it as an atomic.
         unsafe { &*mapped.map.as_ptr().add(4 * index).cast::<AtomicU32>() }
     }
 
@@ -174,13 +179,13 @@ impl SharedMemory {
         self.mapped.get().expect("room was made")
     }
 
-    /// Elements of rank `of`, or of the sums behind those of all ranks.
+    /// Elements of a part of rank `of`, or of the sums if `of` is the number of ranks.
     fn elements(&self, of: usize, range: Range<usize>) -> *mut f32 {
         let mapped = self.mapped();
         assert!(range.end <= mapped.elements, "elements {range:?}");
         let counters = counter_bytes(mapped.sums, self.size);
         let at = counters + 4 * (of * mapped.elements + range.start);
-        // SAFETY: inside the map, whose length says so.
+        // SAFETY: inside the map, by its length.
         unsafe { mapped.map.as_mut_ptr().add(at).cast::<f32>() }
     }
 
@@ -188,7 +193,7 @@ impl SharedMemory {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When a rank last told anything, in nanoseconds of the machine's clock.
+    /// Time of a rank's last event, in nanoseconds of the machine's clock.
     fn told_at(&self, rank: usize) -> &AtomicU64 {
         // SAFETY: as for `long`; there are fewer ranks than fit into the page.
         unsafe {
@@ -200,13 +205,13 @@ impl SharedMemory {
         }
     }
 
-    /// How long after `began` a rank told what was waited for, which it has by now.
+    /// Time from `began` to the event of rank `whom` that was waited for, which has occurred.
     fn waited(&self, whom: usize, began: u64) -> Duration {
         let came = self.told_at(whom).load(Ordering::Acquire);
         Duration::from_nanos(came.saturating_sub(began))
     }
 
-    /// Says something to the others, and wakes those who sleep.
+    /// Publishes a change to the other ranks, and wakes those that sleep.
     fn tell(&self, say: impl FnOnce()) {
         self.told_at(self.rank)
             .store(nanoseconds(), Ordering::Release);
@@ -217,7 +222,7 @@ impl SharedMemory {
         }
     }
 
-    /// Waits until what rank `whom` does makes something so.
+    /// Waits until a change of rank `whom` makes `is_so` true.
     fn wait_until(&self, whom: usize, is_so: impl Fn() -> bool) {
         if is_so() {
             return;
@@ -252,17 +257,18 @@ impl SharedMemory {
         (self.waits)(Waiting::Over(self.waited(whom, began)));
     }
 
-    /// Adds this rank's slice of a sum whose parts are all there.
+    /// Adds this rank's slice of a sum whose parts are all written.
     fn add_slice(&self, sum: Sum, started: Started) {
         let Started { round, len } = started;
         let slice = len * self.rank / self.size..len * (self.rank + 1) / self.size;
         let at = sum.offset + slice.start..sum.offset + slice.end;
         let parts = (0..self.size).map(|rank| {
-            // SAFETY: every rank has given its part of this sum, and gives none before this slice is there.
+            // SAFETY: every rank has written its part of this sum, and writes none before this
+            // slice is added.
             unsafe { std::slice::from_raw_parts(self.elements(rank, at.clone()), at.len()) }
         });
         let parts: Vec<&[f32]> = parts.collect();
-        // SAFETY: this rank's own slice, which the others read when it is said to be there.
+        // SAFETY: this rank's own slice, which the others read once it is announced.
         let to = unsafe {
             std::slice::from_raw_parts_mut(self.elements(self.size, at.clone()), at.len())
         };
@@ -271,13 +277,13 @@ impl SharedMemory {
         self.tell(|| added.store(round, Ordering::Release));
     }
 
-    /// Whether a rank is as far as a round of a sum.
+    /// Whether a rank has reached a round of a sum.
     fn is_done(&self, what: usize, sum: Sum, round: u32, rank: usize) -> bool {
         self.done(what, sum.number, rank).load(Ordering::Acquire) == round
     }
 
-    /// Adds this rank's slices of sums that were started, in their order, as far as their parts are there.
-    fn add_what_is_there(&self, state: &mut State) {
+    /// Adds this rank's slices of started sums, in their order, as far as all parts are written.
+    fn add_ready_slices(&self, state: &mut State) {
         while let Some(&sum) = state.open.first() {
             let started = state.sums[sum.number];
             let is_there = |rank| self.is_done(0, sum, started.round, rank);
@@ -295,7 +301,7 @@ impl Ranks for SharedMemory {
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(
             self.mapped.get().is_none(),
-            "programs are known before the first is run"
+            "all programs are expected before the first runs"
         );
         *room = (room.0.max(sums), room.1.max(elements));
     }
@@ -304,7 +310,7 @@ impl Ranks for SharedMemory {
         let (sums, elements) = *self.room.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = counter_bytes(sums, self.size) + Self::bytes(self.size, elements);
         let map = || {
-            // All of them ask for the same length.
+            // All of them set the same length.
             ftruncate(&self.file, (COMMON + bytes) as u64)?;
             let (start, len) = (COMMON as u64, bytes.max(1));
             MmapOptions::new()
@@ -320,7 +326,7 @@ impl Ranks for SharedMemory {
             elements,
         };
         self.state().sums = vec![Started::default(); sums];
-        // Opened once.
+        // Set once.
         let _ = self.mapped.set(mapped);
         Ok(())
     }
@@ -328,11 +334,11 @@ impl Ranks for SharedMemory {
     fn start(&self, sum: Sum, part: &[f32]) {
         let mut state = self.state();
         let range = sum.offset..sum.offset + part.len();
-        // SAFETY: this rank's own, which the others have read what lay there before.
+        // SAFETY: this rank's own part, whose last contents the others have read.
         let to =
             unsafe { std::slice::from_raw_parts_mut(self.elements(self.rank, range), part.len()) };
         to.copy_from_slice(part);
-        // 0 is what the counters begin with.
+        // Counters begin with 0, so rounds skip it.
         state.started = state.started.wrapping_add(1).max(1);
         let started = Started {
             round: state.started,
@@ -342,7 +348,7 @@ impl Ranks for SharedMemory {
         state.open.push(sum);
         let given = self.done(0, sum.number, self.rank);
         self.tell(|| given.store(started.round, Ordering::Release));
-        self.add_what_is_there(&mut state);
+        self.add_ready_slices(&mut state);
     }
 
     fn broadcast(&self, bytes: &mut [u8]) {
@@ -354,8 +360,8 @@ impl Ranks for SharedMemory {
             state.broadcast
         };
         let others = (self.size - 1) as u64;
-        // SAFETY: inside the mapped page. The first rank writes it when all have read what was there, and the others read it when it
-        // says that it has written.
+        // SAFETY: inside the mapped page. The first rank writes it once all have read the last
+        // broadcast, and the others read it once it is announced.
         let place = unsafe { self.common.as_mut_ptr().add(BROADCAST) };
         if self.rank == 0 {
             // SAFETY: as above.
@@ -380,7 +386,7 @@ impl Ranks for SharedMemory {
             for rank in 0..self.size {
                 self.wait_until(rank, || self.is_done(0, first, round, rank));
             }
-            self.add_what_is_there(&mut state);
+            self.add_ready_slices(&mut state);
             if first == sum {
                 break;
             }
@@ -390,7 +396,8 @@ impl Ranks for SharedMemory {
             self.wait_until(rank, || self.is_done(1, sum, round, rank));
         }
         let range = sum.offset..sum.offset + whole.len();
-        // SAFETY: all slices are there, and nobody writes them before this rank has given its next part.
+        // SAFETY: all slices are added, and none is written again before this rank has written its
+        // next part.
         let from =
             unsafe { std::slice::from_raw_parts(self.elements(self.size, range), whole.len()) };
         whole.copy_from_slice(from);
@@ -424,7 +431,7 @@ fn counter_bytes(sums: usize, size: usize) -> usize {
     (8 * sums * size).next_multiple_of(COMMON)
 }
 
-/// The machine's clock, which is one for all processes.
+/// The machine's monotonic clock, the same for all processes.
 fn nanoseconds() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let whole = u64::try_from(now.tv_sec).unwrap_or(0);
@@ -439,7 +446,7 @@ fn anonymous() -> io::Result<OwnedFd> {
 
 #[cfg(not(target_os = "linux"))]
 fn anonymous() -> io::Result<OwnedFd> {
-    let why = "several ranks share memory that only Linux has";
+    let why = "shared memory between ranks needs Linux";
     Err(io::Error::new(io::ErrorKind::Unsupported, why))
 }
 
@@ -450,14 +457,14 @@ fn sleep(event: &AtomicU32, seen: u32) {
         tv_sec: 0,
         tv_nsec: 100_000_000,
     };
-    // Whatever ends it, the caller looks again.
+    // The caller checks again, however the wait ends.
     let _ = wait(event, Flags::empty(), seen, Some(&a_while));
 }
 
 #[cfg(target_os = "linux")]
 fn wake(event: &AtomicU32) {
     use rustix::thread::futex::{Flags, wake};
-    // Who does not wake looks again soon.
+    // A rank that misses the wake-up checks again soon.
     let _ = wake(event, Flags::empty(), u32::MAX);
 }
 

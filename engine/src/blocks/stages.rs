@@ -1,8 +1,10 @@
-//! A program for a rank that has several blocks: cut at its all-reduces.
+//! Stages: a program for a rank with several blocks, cut at its all-reduces.
 //!
-//! A stage makes what the all-reduces of one depth sum, from what is in the store, the sums of the stages before, and one block of the
-//! batch. It computes anew what earlier stages computed of the block, so memory does not grow with the number of blocks. A GPU adds its
-//! blocks up where they are, and meets those of other ranks [where it has joined them](crate::cuda::Device::join).
+//! A stage computes the operands of all all-reduces at one depth, from the store, the sums of
+//! earlier stages, and one block of the batch. It computes again what earlier stages computed of
+//! the block, so memory does not grow with the number of blocks. A GPU adds its blocks up in its
+//! own memory, and reduces over the ranks of
+//! [the communicator it joined](crate::cuda::Device::join).
 
 use std::sync::Arc;
 
@@ -16,7 +18,7 @@ use crate::op::Builder;
 use crate::store::{Slot, Store};
 use crate::value::Value;
 
-/// The stages of a program but the last, which reads the sums of all and is a program like any other.
+/// The stages of a program but the last, which reads the sums and is an ordinary program.
 #[derive(Default)]
 pub struct Stages {
     stages: Vec<Stage>,
@@ -25,24 +27,25 @@ pub struct Stages {
 
 struct Stage {
     program: Executor,
-    /// Where each of its outputs is summed to.
+    /// Tensor of the store for each sum.
     sums: Vec<Slot>,
     names: Vec<String>,
     elements: usize,
     running: Adding,
 }
 
-/// Where blocks are added up.
+/// Place where blocks are added up.
 enum Adding {
-    /// Beside the store.
+    /// In host memory.
     Cpu(Running),
     Gpu(BlockSums),
 }
 
 impl Stages {
-    /// Cuts a program of blocks, and makes room for its sums in the store. The last program is returned beside the stages.
+    /// Cuts a program of blocks, and makes room for its sums in the store. The last program is
+    /// returned beside the stages.
     ///
-    /// - `name`: what the names of the sums begin with
+    /// - `name`: prefix of the names of the sums
     pub fn planned(
         b: &Builder,
         store: &mut Store,
@@ -102,12 +105,12 @@ impl Stages {
         (stages, planned(&rest))
     }
 
-    /// The programs of the stages, for who plans memory.
+    /// The programs of the stages, to plan memory.
     pub fn programs(&self) -> impl Iterator<Item = &Executor> + Clone {
         self.stages.iter().map(|stage| &stage.program)
     }
 
-    /// Bytes that the sums take beside the store while `blocks` blocks are added up.
+    /// Bytes beside the store that the sums take while `blocks` blocks are added up.
     pub fn running_bytes(&self, blocks: usize) -> usize {
         let stages = self.on_cpu();
         stages
@@ -115,7 +118,7 @@ impl Stages {
             .sum()
     }
 
-    /// Bytes that they take on a GPU, if they are added up there, on a rank of `ranks`.
+    /// Bytes on a GPU that the sums take, if they are added up there, on a rank of `ranks`.
     pub fn gpu_bytes(&self, blocks: usize, ranks: usize) -> usize {
         let stages = self.stages.iter();
         let stages = stages.filter(|stage| matches!(stage.running, Adding::Gpu(_)));
@@ -124,7 +127,7 @@ impl Stages {
             .sum()
     }
 
-    /// Elements of the sums of the largest stage: what ranks add at once in what they share.
+    /// Elements of the sums of the largest stage: the most that ranks all-reduce at once.
     pub fn most_elements(&self) -> usize {
         self.on_cpu().map(|stage| stage.elements).max().unwrap_or(0)
     }
@@ -134,16 +137,16 @@ impl Stages {
         stages.filter(|stage| matches!(stage.running, Adding::Cpu(_)))
     }
 
-    /// Has its sums meet those of other ranks.
+    /// Connects its sums to those of other ranks.
     pub fn meet(&mut self, ranks: Arc<dyn Ranks>) {
         ranks.expect(self.stages.len().min(1), self.most_elements());
         self.ranks = Some(ranks);
     }
 
-    /// Makes all sums, in the arena of the last program.
+    /// Computes all sums, in the arena of the last program.
     ///
-    /// - `blocks`: how many this rank has
-    /// - `fill`: gives a program the inputs and the numbers of a block
+    /// - `blocks`: number of blocks of this rank
+    /// - `fill`: sets the inputs and parameters of a program for a block
     ///
     /// # Errors
     ///
@@ -196,7 +199,7 @@ impl Stage {
                     fill(program, block);
                     program.run(store)?;
                     let Executor::Gpu(found) = &*program else {
-                        unreachable!("a program of a GPU");
+                        unreachable!("programs of a GPU add on the GPU");
                     };
                     running.add((found, names), store, (block, blocks))?;
                 }
@@ -228,7 +231,7 @@ impl Stage {
     }
 }
 
-/// Of each value how many all-reduces it waits for, one after the other.
+/// For each value, the number of all-reduces on the longest path to it.
 fn depths(b: &Builder) -> Vec<usize> {
     let mut depths = vec![0; b.types.len()];
     for node in &b.nodes {

@@ -18,8 +18,8 @@ use crate::value::Type;
 const BATCH: usize = 64;
 const WIDTH: usize = 24;
 
-/// A step on a batch in so many blocks: an adversary that all samples share climbs twice, a penalty is curved in what all samples
-/// sum up to, and a term is of the parameters alone.
+/// A step on a batch in this many blocks: an adversary with sources shared by all samples takes two
+/// steps, a penalty is nonlinear in a sum over all samples, and a term depends only on parameters.
 fn step(blocks: usize) -> (Builder, Store, Vec<Slot>) {
     let (mut b, mut store) = (Builder::new(), Store::new());
     b.in_blocks(blocks);
@@ -86,7 +86,7 @@ fn step(blocks: usize) -> (Builder, Store, Vec<Slot>) {
     (b, store, kept)
 }
 
-/// What three steps leave, on a rank of `world` with so many threads.
+/// The state after three steps, on a rank of `world` with so many threads.
 fn trained(
     blocks: usize,
     rank_of: (usize, usize),
@@ -97,7 +97,7 @@ fn trained(
     trained_on(&processor, blocks, rank_of, ranks)
 }
 
-/// The same on a processor, or on the GPU of a rank that has joined those of others.
+/// [`trained`] on a processor, or on the GPU of a rank that has joined those of others.
 fn trained_on(
     processor: &Processor,
     blocks: usize,
@@ -161,7 +161,7 @@ fn trained_on(
     found
 }
 
-/// The ranks of a world in one memory, and over connections.
+/// The ranks of a world in shared memory, and over connections.
 fn worlds(size: usize) -> [Vec<Arc<dyn Ranks>>; 2] {
     let file = SharedMemory::file().unwrap();
     let near = (0..size).map(|rank| -> Arc<dyn Ranks> {
@@ -191,7 +191,7 @@ pub(super) fn connections(size: usize) -> Vec<Vec<Option<TcpStream>>> {
 }
 
 #[test]
-fn every_world_finds_the_same_bits() {
+fn all_worlds_give_the_same_bits() {
     for blocks in [2, 4, 8] {
         let expected = trained(blocks, (0, 1), None, 1);
         assert!(
@@ -219,9 +219,9 @@ fn every_world_finds_the_same_bits() {
     }
 }
 
-// Four blocks on one GPU, two on each of two, one on each of four: whatever the devices do first.
+// Four blocks on one GPU, two on each of two, one on each of four, with devices in every order.
 #[test]
-fn gpus_find_the_same_bits_in_every_world() {
+fn gpus_give_the_same_bits_in_all_worlds() {
     let Some(nccl) = stand_in().filter(|_| is_there()) else {
         return;
     };
@@ -239,7 +239,7 @@ fn gpus_find_the_same_bits_in_every_world() {
                 let file = file.try_clone().unwrap();
                 let waits = Box::new(|_: Waiting| {});
                 let ranks = SharedMemory::open(file, rank, world, waits).unwrap();
-                // Each rank does other things first.
+                // Each rank uses another order.
                 let order = Order::ALL[(number + rank) % Order::ALL.len()];
                 trained_on(
                     &on(order, Some(joined)),
@@ -257,7 +257,7 @@ fn gpus_find_the_same_bits_in_every_world() {
 }
 
 #[test]
-fn what_the_first_rank_gives_all_have() {
+fn all_ranks_receive_the_broadcast_of_the_first() {
     for world in worlds(3) {
         std::thread::scope(|scope| {
             for (rank, ranks) in world.into_iter().enumerate() {
@@ -275,7 +275,7 @@ fn what_the_first_rank_gives_all_have() {
     }
 }
 
-// What all samples sum up to, in one block, and in two.
+// The sum over all samples, in one block, and in two.
 #[test]
 fn blocks_add_up_to_the_batch() {
     let [one, two] = [1, 2].map(|blocks| f32::from_bits(trained(blocks, (0, 1), None, 1)[0]));
@@ -284,19 +284,19 @@ fn blocks_add_up_to_the_batch() {
 }
 
 #[test]
-fn what_differs_from_block_to_block_is_no_result() {
+fn outputs_that_differ_between_blocks_are_refused() {
     let mut b = Builder::new();
     b.in_blocks(2);
     let x = b.input("x", &Type::f32(&[4])).unwrap();
     let squares = b.sum_squares(x).unwrap();
     b.output("squares", squares);
-    let line = "all_reduce: the output `squares` differs from block to block";
+    let line = "all_reduce: the output `squares` differs between blocks";
     assert_eq!(b.check_blocks().unwrap_err().to_string(), line);
     let sum = b.all_reduce(squares).unwrap();
     b.outputs.clear();
     b.output("squares", sum);
     b.check_blocks().unwrap();
-    // Draws of rows differ too, and those of a row that all share do not.
+    // Draws of rows differ between blocks too; draws of a row that all share do not.
     let stream = Stream::new(Purpose::Source, 0, 0);
     let shared = b.uniform_row(stream, 3).unwrap();
     b.output("shared", shared);

@@ -1,4 +1,5 @@
-//! The order of a sum over blocks: halves first. `n` blocks are the largest power of two below `n`, and the rest.
+//! The order of a sum over blocks: `n` blocks are the largest power of two below `n`, and the rest;
+//! each half is added first.
 
 use crate::cpu::{Pool, Rows};
 use crate::ops::GRAIN;
@@ -9,13 +10,13 @@ use crate::ops::GRAIN;
 ///
 /// When there is no part, or one is shorter than `to`.
 pub fn sum(parts: &[&[f32]], to: &mut [f32]) {
-    assert!(!parts.is_empty(), "a sum of something");
+    assert!(!parts.is_empty(), "a sum of at least one part");
     for (index, to) in to.chunks_mut(PIECE).enumerate() {
         sum_piece(parts, index * PIECE, to);
     }
 }
 
-/// Elements that are added at once: half a sum of as many stays in the nearest cache.
+/// Elements that are added at once: half the parts of that many stay in the nearest cache.
 const PIECE: usize = 1024;
 
 /// Adds the elements from `first` on.
@@ -42,22 +43,22 @@ fn sum_piece(parts: &[&[f32]], first: usize, to: &mut [f32]) {
     }
 }
 
-/// The largest power of two below `parts`, which are two at least.
+/// The largest power of two below `parts`, which is at least two.
 fn half(parts: usize) -> usize {
     parts.next_power_of_two() / 2
 }
 
-/// A sum whose parts come one after the other. It holds one subtree of each size, and one more.
+/// A sum of parts that arrive one after the other. It holds one subtree of each size, and one more.
 #[derive(Debug, Default)]
 pub struct Running {
-    /// Of 1, 2, 4, .. parts, if there is one.
+    /// Sums of 1, 2, 4, .. parts, if there is one.
     subtrees: Vec<Option<Vec<f32>>>,
-    /// Buffers that nobody needs.
+    /// Unused buffers.
     spare: Vec<Vec<f32>>,
 }
 
 impl Running {
-    /// Buffers that a sum of so many parts holds at most.
+    /// Most buffers of a sum of this many parts.
     pub fn buffers(parts: usize) -> usize {
         parts.max(1).ilog2() as usize + 1
     }
@@ -106,7 +107,7 @@ impl Running {
         }
     }
 
-    /// The sum of all parts, once; the next part is the first of another.
+    /// The sum of all parts, which resets it; the next part begins another sum.
     ///
     /// # Panics
     ///
@@ -119,7 +120,7 @@ impl Running {
             spare.push(smaller);
             larger
         });
-        spare.push(whole.expect("a sum of something"));
+        spare.push(whole.expect("a sum of at least one part"));
         spare.last_mut().expect("put there")
     }
 }
@@ -157,9 +158,9 @@ mod tests {
         assert_eq!(whole(&parts)[5], seven.to_bits());
     }
 
-    // A rank that has a whole subtree adds it by itself.
+    // A rank with a whole subtree adds it alone.
     #[test]
-    fn subtrees_may_be_added_by_themselves() {
+    fn subtrees_may_be_added_separately() {
         for (blocks, ranks) in [(2, 2), (4, 2), (8, 2), (8, 4), (16, 8)] {
             let parts = parts(blocks);
             let of_ranks: Vec<Vec<f32>> = parts
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_may_come_one_after_the_other() {
+    fn a_running_sum_equals_the_sum_of_all_parts() {
         let (pool, mut running) = (Pool::single(), Running::default());
         for count in 1..20 {
             let parts = parts(count);

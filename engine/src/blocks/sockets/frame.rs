@@ -1,26 +1,27 @@
-//! Frames, which are what a connection between ranks brings: 40 bytes that say what follows, and values.
+//! Frames between ranks: a header of 40 bytes, and values.
 
 use std::io::{self, ErrorKind};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Bytes before what a frame brings: words of eight, the last of which is the hash of those before.
+/// Bytes of a header: words of eight bytes, the last of which is the hash of the others.
 pub(super) const HEADER: usize = 40;
 const HASHED: usize = HEADER - 8;
 
-/// Values of a frame at most: 256 KiB stay in the nearer caches while they are received, added and sent on.
+/// Most values of a frame: 256 KiB stay in the nearer caches while they are received, added and
+/// sent on.
 pub(super) const MOST: usize = 1 << 16;
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A slice of a part.
     Part,
     /// A slice of a sum.
     Slice,
-    /// Something of the first rank's for all.
+    /// A broadcast of the first rank.
     Said,
-    /// The sender does not want to go on.
+    /// The sender wants to stop.
     Enough,
     /// The sender leaves, and needs nothing more.
     Left,
@@ -36,7 +37,7 @@ impl Kind {
     ];
 }
 
-/// What is to be sent.
+/// A frame to send.
 pub(super) struct Frame {
     pub(super) header: [u8; HEADER],
     pub(super) values: Vec<f32>,
@@ -56,29 +57,29 @@ impl Frame {
         Self { header, values }
     }
 
-    /// The same for another rank, with a copy of its values, which are hashed once.
+    /// The same frame for another rank, with a copy of its values, which are hashed once.
     pub(super) fn again(&self, values: Vec<f32>) -> Self {
         let header = self.header;
         Self { header, values }
     }
 }
 
-/// What a frame says of itself.
+/// The header of a frame.
 #[derive(Clone, Copy)]
 pub(super) struct Header {
     pub(super) kind: Kind,
     pub(super) sum: u64,
-    /// Values that follow.
+    /// Number of values.
     pub(super) len: usize,
     hash: u64,
 }
 
 impl Header {
-    /// Reads the first bytes of a frame.
+    /// Parses a header.
     ///
     /// # Errors
     ///
-    /// [`damaged`], when they are not what was sent.
+    /// [`damaged`], if its hash differs.
     pub(super) fn read(bytes: &[u8; HEADER]) -> io::Result<Self> {
         let word = |at: usize| {
             let mut word = [0; 8];
@@ -100,13 +101,13 @@ impl Header {
         }
     }
 
-    /// Whether these values follow it.
+    /// Whether the values have the hash of this header.
     pub(super) fn is_of(&self, values: &[f32]) -> bool {
         values.len() == self.len && xxh3_64(bytemuck::cast_slice(values)) == self.hash
     }
 }
 
-/// Something else came than was sent.
+/// A received frame differs from the one that was sent.
 pub(super) fn damaged() -> io::Error {
     ErrorKind::InvalidData.into()
 }

@@ -1,19 +1,22 @@
-//! Ranks of several machines, which add up what they have over connections, each with each.
+//! All-reduces between ranks of several machines, over TCP connections between each two.
 //!
 //! ```text
-//! start        part of rank i, slice j   ->  rank j      which adds the slices of all along the tree
+//! start        part of rank i, slice j   ->  rank j      adds the slices of all along the tree
 //! wait         sum, slice j              ->  all
 //! ```
 //!
-//! A rank sends its slices of a part and goes on; a thread of its own sends, receives and adds meanwhile. While the rank waits it does
-//! so itself, as no other thread has to be woken then. Every rank sends and receives as much as in a ring, and the order of the additions is
-//! that of the [tree](super::tree): the bits are those of [`SharedMemory`](super::SharedMemory).
+//! A rank sends the slices of its part and goes on; a thread sends, receives and adds meanwhile.
+//! While the rank waits it does this work itself, as no other thread has to be woken then. Every
+//! rank sends and receives as much as in a ring, and the order of the additions is that of the
+//! [tree](super::tree): the bits are those of [`SharedMemory`](super::SharedMemory).
 //!
-//! A connection brings frames: 40 bytes that say what it is, of which sum, how long, the hash of what follows and that of all this. What
-//! is damaged is never added. A large sum is cut into pieces, each a sum by itself: one is added while the next ones come.
+//! A connection carries frames: a header of 40 bytes with the kind, the sum, the length, the hash
+//! of the values and the hash of the header, then the values. Damaged frames are never added. A
+//! large sum is cut into pieces, each a sum by itself: one is added while the next ones arrive.
 //!
-//! **Whoever is lost.** A connection that ends before its rank has [left](Ranks::leave), or that nobody has answered for as long as its
-//! socket allows, is told to `lost`, once. What waits for that rank waits on, until whoever supervises ends it.
+//! **Lost ranks.** If a connection ends before its rank has [left](Ranks::leave), or nothing
+//! answers for the timeout of its socket, `lost` is called, once. Waits for that rank go on until
+//! the supervisor ends this process.
 
 mod frame;
 mod peer;
@@ -37,19 +40,19 @@ use sums::{State, pieces, slice};
 use super::{Ranks, Sum, Waiting, Waits, tree};
 use crate::fault::Fault;
 
-/// After which time it is said who is waited for.
+/// Time after which a wait is reported.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Time between two looks at a sum that is waited for.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long the thread stays away from a rank that waits.
+/// Pause of the thread while the rank itself sends and receives.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How long others are waited for to take what this rank has still to send when it leaves.
+/// Time that a leaving rank gives the others to take its last frames.
 const LEAVE: Duration = Duration::from_secs(5);
 
-/// Told of each rank that is lost, and of how.
+/// Called with each lost rank and the reason.
 pub type Lost = Box<dyn Fn(usize, &str) + Send + Sync>;
 
 /// One rank's ends of the connections.
@@ -64,7 +67,7 @@ struct Shared {
     rank: usize,
     size: usize,
     state: Mutex<State>,
-    /// The other ranks, for whoever sends and receives; locked before the state.
+    /// The other ranks, for the thread that sends and receives; locked before the state.
     peers: Mutex<Vec<Peer>>,
     /// The rank waits, and sends and receives itself.
     is_waiting: AtomicBool,
@@ -83,7 +86,7 @@ impl Sockets {
     ///
     /// # Errors
     ///
-    /// When there is no thread for them.
+    /// When its thread cannot be started.
     ///
     /// # Panics
     ///
@@ -97,7 +100,10 @@ impl Sockets {
         let size = streams.len();
         let mut peers = Vec::new();
         for (index, stream) in streams.into_iter().enumerate() {
-            assert!(stream.is_some() != (index == rank), "a connection each");
+            assert!(
+                stream.is_some() != (index == rank),
+                "a connection to each other rank"
+            );
             if let Some(stream) = stream {
                 stream.set_nonblocking(true)?;
                 stream.set_nodelay(true)?;
@@ -127,13 +133,13 @@ impl Sockets {
         })
     }
 
-    /// Bytes that a rank of such a world needs for programs with sums of so many elements: its part on the way, the slices of the
-    /// others, and the sum twice.
+    /// Bytes that a rank of such a world needs for programs with sums of so many elements: its
+    /// outgoing part, the slices of the others, and the sum twice.
     pub fn bytes(elements: usize) -> usize {
         4 * 4 * elements
     }
 
-    /// Sends what is taken at once, and has the thread do the rest.
+    /// Sends as much as the sockets take at once, and leaves the rest to the thread.
     fn send(&self) {
         let is_sent = match self.shared.peers.try_lock() {
             Ok(mut peers) => {
@@ -147,13 +153,13 @@ impl Sockets {
         }
     }
 
-    /// Has the thread look at what there is to do.
+    /// Wakes the thread.
     fn wake(&self) {
-        // Where there is no room, it has something to wake of already.
+        // If the pipe is full, the thread is about to wake anyway.
         let _ = (&self.wake).write(&[0]);
     }
 
-    /// What the first rank says to all.
+    /// Sends values of the first rank to all.
     fn tell(&self, values: &[f32]) {
         let mut state = self.shared.state();
         for rank in 1..self.shared.size {
@@ -163,18 +169,18 @@ impl Sockets {
         self.send();
     }
 
-    /// The next word of the first rank.
+    /// The next message of the first rank.
     fn hear(&self) -> Vec<f32> {
         self.wait_until(|state| (state.said.pop_front(), 0))
     }
 
-    /// Waits until `found` finds what it looks for; it says too which rank it would wait for.
+    /// Waits until `found` returns a value; it also returns the rank to wait for.
     fn wait_until<T>(&self, mut found: impl FnMut(&mut State) -> (Option<T>, usize)) -> T {
         let shared = &*self.shared;
         let mut waited = Duration::ZERO;
         shared.is_waiting.store(true, Ordering::Relaxed);
         let value = loop {
-            // From here on the thread leaves all to this one.
+            // From here on this thread sends and receives.
             shared.step(&mut shared.peers());
             let (value, whom) = found(&mut shared.state());
             if let Some(value) = value {
@@ -185,7 +191,7 @@ impl Sockets {
             }
             let began = Instant::now();
             shared.poll(None);
-            // A rank that is stopped itself meanwhile has not waited for another.
+            // The time in which this rank itself is stopped does not count as waiting.
             waited += began.elapsed().min(2 * LOOK);
         };
         shared.is_waiting.store(false, Ordering::Relaxed);
@@ -225,7 +231,7 @@ impl Ranks for Sockets {
             }
             drop(state);
             if range.start == 0 && pieces.len() > 1 {
-                // The thread sends them while more are made.
+                // The thread sends them while this rank copies more.
                 self.wake();
             }
         }
@@ -249,7 +255,7 @@ impl Ranks for Sockets {
 
     fn agree(&self, goes_on: bool) -> bool {
         if self.shared.rank == 0 {
-            // What others have said meanwhile counts.
+            // Requests of others to stop count.
             let goes_on = goes_on && !self.shared.state().is_enough;
             self.tell(&[f32::from(u8::from(goes_on))]);
             return goes_on;
@@ -296,7 +302,7 @@ impl Drop for Sockets {
         self.shared.state().is_over = true;
         self.wake();
         if let Some(io) = self.io.take() {
-            // It has printed why, should it have panicked.
+            // A panic has printed its reason.
             let _ = io.join();
         }
     }
@@ -311,7 +317,7 @@ impl Shared {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends, receives and adds while the rank does something else, until it is gone.
+    /// Sends, receives and adds while the rank computes, until the rank leaves.
     fn serve(&self, woken: &UnixStream) {
         while !self.state().is_over {
             {
@@ -321,7 +327,7 @@ impl Shared {
                 }
             }
             if self.is_waiting.load(Ordering::Relaxed) {
-                // Whoever waits often is not disturbed.
+                // A rank that waits often is left alone.
                 thread::sleep(PAUSE);
                 continue;
             }
@@ -330,7 +336,7 @@ impl Shared {
         }
     }
 
-    /// Waits until there is something to do, or for a while.
+    /// Waits until there is work, or for a while.
     fn poll(&self, woken: Option<&UnixStream>) {
         let mut streams: Vec<(Arc<TcpStream>, PollFlags)> = Vec::new();
         {
@@ -345,7 +351,7 @@ impl Shared {
         }
         let fds = streams.iter();
         let mut fds: Vec<PollFd<'_>> = fds.map(|(of, flags)| PollFd::new(of, *flags)).collect();
-        // Whoever waits looks again soon, and the thread is woken.
+        // A waiting rank looks again soon; the thread is woken.
         let limit = Timespec {
             tv_sec: 0,
             tv_nsec: LOOK.subsec_nanos().into(),
@@ -357,11 +363,12 @@ impl Shared {
             }
             None => Some(&limit),
         };
-        // Whatever ends it, all are looked at again.
+        // All connections are looked at again, however it ends.
         let _ = poll(&mut fds, limit);
     }
 
-    /// Sends, receives and adds all that there is. What has come is added before more is received.
+    /// Sends, receives and adds everything that is ready. Received slices are added before more are
+    /// received.
     fn step(&self, peers: &mut [Peer]) {
         loop {
             let mut goes_on = false;
@@ -374,7 +381,7 @@ impl Shared {
                     Err(error) => self.lose(peer, &error),
                 }
             }
-            match self.add_what_is_there() {
+            match self.add_ready_piece() {
                 Ok(is_added) => goes_on |= is_added,
                 Err(other) => {
                     let other = peers.iter_mut().find(|peer| peer.rank == other);
@@ -396,7 +403,7 @@ impl Shared {
         }
     }
 
-    /// Sends a rank nothing any more, and hears nothing of it.
+    /// Marks a rank as gone: sends it nothing more, and reads nothing from it.
     fn is_gone(&self, peer: &mut Peer) {
         let mut state = self.state();
         state.is_gone[peer.rank] = true;
@@ -404,7 +411,7 @@ impl Shared {
         state.out[peer.rank].clear();
     }
 
-    /// Sends what a rank takes, and receives a frame of it. Whether one came.
+    /// Sends as much as a rank takes, and receives a frame from it. Returns whether there was one.
     fn exchange(&self, peer: &mut Peer) -> io::Result<bool> {
         peer.send(self)?;
         let Some((header, values)) = peer.receive(self)? else {
@@ -414,7 +421,8 @@ impl Shared {
         match header.kind {
             Kind::Part | Kind::Slice => {
                 let piece = state.piece(header.sum, self.size);
-                // A part may come before this rank has begun the sum, and a slice of the sum may not.
+                // A part may arrive before this rank has started the sum; a slice of the sum may
+                // not.
                 let (of, is_known) = match header.kind {
                     Kind::Part => (self.rank, true),
                     _ => (peer.rank, piece.len.is_some()),
@@ -438,12 +446,13 @@ impl Shared {
         Ok(true)
     }
 
-    /// Adds this rank's slice of a piece whose parts are all there, and sends it to all. Whether there was one.
+    /// Adds this rank's slice of a piece whose parts are all there, and sends it to all. Returns
+    /// whether there was one.
     ///
     /// # Errors
     ///
-    /// Names a rank whose slice is not as long as it should be.
-    fn add_what_is_there(&self) -> Result<bool, usize> {
+    /// A rank whose slice has the wrong length.
+    fn add_ready_piece(&self) -> Result<bool, usize> {
         let mut state = self.state();
         let Some((number, piece)) = state.ready() else {
             return Ok(false);
@@ -474,13 +483,13 @@ impl Shared {
     }
 }
 
-/// What became of a connection, in words.
+/// The reason of a lost connection, in words.
 fn reason(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
-        ErrorKind::InvalidData => "what it sends is damaged on its way".to_owned(),
-        ErrorKind::InvalidInput => "it adds up numbers of another program".to_owned(),
-        ErrorKind::TimedOut => "nothing answers any more".to_owned(),
+        ErrorKind::InvalidData => "its frames arrive damaged".to_owned(),
+        ErrorKind::InvalidInput => "it runs another program".to_owned(),
+        ErrorKind::TimedOut => "it does not answer".to_owned(),
         _ => error.to_string(),
     }
 }

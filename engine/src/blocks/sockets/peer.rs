@@ -1,4 +1,4 @@
-//! Another rank: its connection, and the frames that are on their way.
+//! A connection to another rank, with its partly sent and received frames.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -7,17 +7,17 @@ use std::sync::Arc;
 use super::Shared;
 use super::frame::{Frame, HEADER, Header, damaged};
 
-/// Another rank, as whoever sends and receives has it.
+/// A connection to another rank, as the sending and receiving thread sees it.
 pub(super) struct Peer {
     pub(super) rank: usize,
     pub(super) stream: Arc<TcpStream>,
-    /// What is being sent, and its bytes that are sent.
+    /// The frame in progress, and its bytes already sent.
     sending: Option<(Frame, usize)>,
     header: [u8; HEADER],
-    /// What that says, once it is there.
+    /// Header of the frame being received, once it is complete.
     frame: Option<Header>,
     values: Vec<f32>,
-    /// Bytes of a frame that are there.
+    /// Received bytes of the header or the values.
     received: usize,
 }
 
@@ -34,17 +34,17 @@ impl Peer {
         }
     }
 
-    /// Whether it has not taken yet all that is being sent.
+    /// Whether a frame is partly sent.
     pub(super) fn sends(&self) -> bool {
         self.sending.is_some()
     }
 
-    /// Sends nothing more of the frame that is being sent. Whether there was one.
+    /// Drops the rest of the frame in progress. Returns whether there was one.
     pub(super) fn drop_sending(&mut self) -> bool {
         self.sending.take().is_some()
     }
 
-    /// Sends what there is, as far as it is taken; frames that are sent whole are counted and their buffers given back.
+    /// Sends as much as the socket takes; complete frames are counted and their buffers reused.
     pub(super) fn send(&mut self, shared: &Shared) -> io::Result<()> {
         loop {
             if self.sending.is_none() {
@@ -76,7 +76,7 @@ impl Peer {
         }
     }
 
-    /// Receives a frame, if all of it has come.
+    /// Receives a frame; `None` until it is complete.
     pub(super) fn receive(&mut self, shared: &Shared) -> io::Result<Option<(Header, Vec<f32>)>> {
         loop {
             let payload: &mut [u8] = bytemuck::cast_slice_mut(&mut self.values);
@@ -97,7 +97,7 @@ impl Peer {
             }
             if self.frame.is_none() {
                 let header = Header::read(&self.header)?;
-                // What lies there is written over.
+                // Its contents are overwritten.
                 self.values = shared.state().spare.pop().unwrap_or_default();
                 self.values.resize(header.len, 0.0);
                 self.frame = Some(header);

@@ -1,57 +1,57 @@
-//! Sums on their way: what a rank has begun, and what others have sent.
+//! Sums in progress: pieces that a rank has started, and slices that others have sent.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use super::frame::{Frame, MOST};
 
-/// What a rank has begun, and what others have sent.
+/// Sums and messages of a rank in progress.
 #[derive(Default)]
 pub(super) struct State {
-    /// Pieces of sums that were started, in all.
+    /// Number of pieces started so far.
     started: u64,
-    /// By number of a sum: its pieces.
+    /// For each sum of a program: its pieces.
     newest: BTreeMap<usize, Range<u64>>,
-    /// Those that are not read yet: all ranks start the same in the same order.
+    /// Pieces that are not read yet: all ranks start the same in the same order.
     pieces: BTreeMap<u64, Piece>,
-    /// What the first rank has said, and nobody has heard.
+    /// Messages of the first rank that this rank has not read.
     pub(super) said: VecDeque<Vec<f32>>,
-    /// Someone does not want to go on.
+    /// Another rank wants to stop.
     pub(super) is_enough: bool,
     pub(super) has_told_enough: bool,
-    /// What is to be sent to each rank.
+    /// Frames to send, for each rank.
     pub(super) out: Vec<VecDeque<Frame>>,
-    /// Frames that are not sent whole.
+    /// Number of frames that are not sent whole.
     pub(super) unsent: usize,
-    /// Who takes nothing any more.
+    /// Ranks that take nothing any more.
     pub(super) is_gone: Vec<bool>,
-    /// This rank needs nothing more of the others.
+    /// This rank needs nothing more from the others.
     pub(super) has_left: bool,
-    /// This one is to end.
+    /// The thread of this rank is to end.
     pub(super) is_over: bool,
     pub(super) spare: Vec<Vec<f32>>,
 }
 
-/// A piece of a sum on its way: so many elements that a slice of it is one frame.
+/// A piece of a sum in progress, short enough that a slice of it is one frame.
 #[derive(Default)]
 pub(super) struct Piece {
-    /// Its elements, once this rank has started it.
+    /// Number of its elements, once this rank has started it.
     pub(super) len: Option<usize>,
     /// This rank's slice of each rank's part.
     pub(super) parts: Vec<Option<Vec<f32>>>,
     /// Each rank's slice of the sum.
     pub(super) slices: Vec<Option<Vec<f32>>>,
-    /// Its own is added, or is being added.
+    /// Its own slice is added, or is being added.
     pub(super) is_added: bool,
 }
 
-/// What a rank adds of a piece of so many elements.
+/// The slice that a rank adds of a piece of so many elements.
 pub(super) fn slice(len: usize, rank: usize, size: usize) -> Range<usize> {
     len * rank / size..len * (rank + 1) / size
 }
 
 impl Piece {
-    /// Another rank whose part, or else whose slice of the sum, has not come to rank `rank`.
+    /// Another rank of which rank `rank` lacks the part, or else the slice of the sum.
     fn missing(&self, rank: usize) -> Option<usize> {
         let of = |all: &[Option<Vec<f32>>]| {
             let mut others = (0..all.len()).filter(|&other| other != rank);
@@ -61,14 +61,14 @@ impl Piece {
         part.or_else(|| of(&self.slices))
     }
 
-    /// Whether a slice is as long as it should be, as far as that is known.
+    /// Whether a slice has the expected length, if that is known.
     pub(super) fn fits(&self, values: &[f32], of: usize) -> bool {
         let len = self.len.map(|len| slice(len, of, self.parts.len()).len());
         len.is_none_or(|len| len == values.len())
     }
 }
 
-/// The pieces of a sum of so many elements, by so many ranks; one at least.
+/// The pieces of a sum of so many elements, over so many ranks; at least one.
 pub(super) fn pieces(len: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     let each = MOST * size;
     let starts = (0..len.max(1)).step_by(each);
@@ -76,7 +76,7 @@ pub(super) fn pieces(len: usize, size: usize) -> impl Iterator<Item = Range<usiz
 }
 
 impl State {
-    /// Of a world of so many ranks.
+    /// State of a rank in a world of so many.
     pub(super) fn new(size: usize) -> Self {
         Self {
             out: (0..size).map(|_| VecDeque::new()).collect(),
@@ -117,11 +117,11 @@ impl State {
         ready.map(|(&number, piece)| (number, piece))
     }
 
-    /// Gives rank `rank` a piece of a sum, if it is whole.
+    /// Copies a piece of a sum to `to`, if it is whole.
     ///
     /// # Errors
     ///
-    /// Another rank that it lacks something of.
+    /// Another rank from which something is missing.
     pub(super) fn take(
         &mut self,
         number: u64,
@@ -129,7 +129,7 @@ impl State {
         whole: &mut [f32],
     ) -> Result<(), usize> {
         let size = self.out.len();
-        // Where nothing of the others is missing, this rank has added its own slice.
+        // If nothing is missing from the others, this rank has added its own slice.
         if let Some(other) = self.piece(number, size).missing(rank) {
             return Err(other);
         }
@@ -142,7 +142,7 @@ impl State {
         Ok(())
     }
 
-    /// A buffer that holds these values.
+    /// A buffer with these values.
     pub(super) fn copy(&mut self, values: &[f32]) -> Vec<f32> {
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
@@ -162,9 +162,9 @@ impl State {
 mod tests {
     use super::*;
 
-    // All ranks cut a sum into the same pieces, and a slice of a piece is a frame.
+    // All ranks cut a sum into the same pieces, and a slice of a piece is one frame.
     #[test]
-    fn pieces_are_a_sum_and_their_slices_are_frames() {
+    fn pieces_cover_a_sum_and_each_slice_is_one_frame() {
         for size in [2, 3, 8] {
             for len in [
                 0,

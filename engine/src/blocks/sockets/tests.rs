@@ -3,7 +3,7 @@ use std::sync::mpsc::{Receiver, channel};
 use super::super::tests::connections;
 use super::*;
 
-/// The ranks of a world, and who each of them loses.
+/// The ranks of a world, and for each a list of the ranks that it loses.
 fn world(size: usize) -> (Vec<Sockets>, Vec<Receiver<(usize, String)>>) {
     let ranks = connections(size).into_iter().enumerate();
     let ranks = ranks.map(|(rank, streams)| watched(rank, streams));
@@ -14,7 +14,7 @@ fn watched(rank: usize, streams: Vec<Option<TcpStream>>) -> (Sockets, Receiver<(
     let (tell, told) = channel();
     let tell = Mutex::new(tell);
     let lost = move |rank: usize, how: &str| {
-        // Nobody may care any more.
+        // The receiver may be gone.
         let _ = tell.lock().unwrap().send((rank, how.to_owned()));
     };
     let sockets = Sockets::new(rank, streams, Box::new(|_| {}), Box::new(lost));
@@ -59,7 +59,7 @@ fn a_rank_may_be_a_sum_ahead_and_parts_may_be_of_any_length() {
 }
 
 #[test]
-fn whoever_ends_without_a_word_is_lost_and_whoever_leaves_is_not() {
+fn a_rank_that_ends_is_lost_and_a_rank_that_leaves_is_not() {
     let (mut ranks, told) = world(3);
     ranks[1].leave();
     drop(ranks.remove(1));
@@ -68,7 +68,7 @@ fn whoever_ends_without_a_word_is_lost_and_whoever_leaves_is_not() {
     assert_eq!((rank, how.as_str()), (2, "it closed the connection"));
     drop(ranks);
     assert!(told[0].recv().is_err(), "only one was lost");
-    // Whoever has left itself loses nobody.
+    // A rank that has left loses nobody.
     let (mut ranks, told) = world(2);
     ranks[0].leave();
     drop(ranks.pop());
@@ -78,26 +78,26 @@ fn whoever_ends_without_a_word_is_lost_and_whoever_leaves_is_not() {
 }
 
 #[test]
-fn what_is_damaged_on_its_way_is_not_added() {
+fn damaged_frames_are_not_added() {
     let good = || {
         let frame = Frame::new(Kind::Part, 1, vec![1.0, 2.0]);
         let mut bytes = frame.header.to_vec();
         bytes.extend(bytemuck::cast_slice::<f32, u8>(&frame.values));
         bytes
     };
-    let damaged = "what it sends is damaged on its way";
+    let damaged = "its frames arrive damaged";
     let mut cases: Vec<(Vec<u8>, &str)> = Vec::new();
     for at in 0..good().len() {
         let mut bytes = good();
         bytes[at] ^= 4;
         cases.push((bytes, damaged));
     }
-    // Of another program: a part that is longer, a sum that nobody asked for.
+    // Of another program: a longer part, or an unknown sum.
     for (kind, sum, len) in [(Kind::Part, 2, 9), (Kind::Slice, 2, 9), (Kind::Slice, 3, 2)] {
         let frame = Frame::new(kind, sum, vec![0.0; len]);
         let mut bytes = [good(), frame.header.to_vec()].concat();
         bytes.extend(bytemuck::cast_slice::<f32, u8>(&frame.values));
-        cases.push((bytes, "it adds up numbers of another program"));
+        cases.push((bytes, "it runs another program"));
     }
     for (bytes, expected) in cases {
         let [mut first, mut second] = <[_; 2]>::try_from(connections(2)).unwrap();
