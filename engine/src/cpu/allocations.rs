@@ -1,5 +1,5 @@
-//! The promise of [`Executor::run`](super::Executor::run): a replay allocates nothing.
-#![expect(unsafe_code, reason = "an allocator that counts is an allocator")]
+//! Tests that a replay allocates nothing, as [`Executor::run`](super::Executor::run) says.
+#![expect(unsafe_code, reason = "the trait of allocators is unsafe")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -21,7 +21,7 @@ use crate::store::Store;
 use crate::value::{Type, Value};
 
 thread_local! {
-    /// Whether the allocations of this thread are counted: other tests run beside this one.
+    /// Whether the allocations of this thread are counted: other tests run at the same time.
     static COUNTED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -32,7 +32,7 @@ struct Counting;
 // SAFETY: the system's allocator does the work.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that ends has no flags any more, and nothing of ours.
+        // A thread that ends has no flags any more, and no allocations of a replay.
         let counted = COUNTED.try_with(Cell::get).unwrap_or(false);
         if counted && !INSIDE.try_with(Cell::get).unwrap_or(true) {
             ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
@@ -50,7 +50,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Rows of a batch, positions, width, components, vocabulary entries. Large enough for several chunks.
+/// Rows of a batch, positions, width, components, vocabulary entries. Large enough for several
+/// chunks.
 const B: usize = 8;
 const T: usize = 64;
 const D: usize = 16;
@@ -176,7 +177,7 @@ impl Step {
         Ok([self.b.add(y, attacked)?, penalty])
     }
 
-    /// The output that an adversary leaves after a step, its sources shared and at half of the positions.
+    /// The output under an adversary after a step, its sources shared and at half of the positions.
     fn ascent(
         &mut self,
         (x, v_ic, u_co): (Value, Value, Value),
@@ -317,7 +318,7 @@ fn a_replay_allocates_nothing() {
     names.sort_unstable();
     names.dedup();
     names.retain(|name| !name.contains("grad") || *name == "gradient_norm");
-    // Every op that there is: a new one belongs into this program.
+    // Every op is here: a new one must be added to this program.
     let all = [
         "adamw",
         "add",
@@ -377,10 +378,10 @@ fn a_replay_allocates_nothing() {
         ] {
             executor.set_scalar(name, value);
         }
-        // The first replays start the threads and what rayon keeps for each of them.
+        // The first replays start the threads and rayon's buffers for each of them.
         (0..3).for_each(|_| executor.run(&mut store));
-        // A thread that had no work so far, on a machine that is busy, makes its buffers when it gets some; what a replay takes is
-        // taken every time.
+        // On a busy machine, a thread that had no work so far makes its buffers when it first gets
+        // some; allocations of a replay itself would occur every time.
         let mut times =
             (0..8).map(|_| allocations(&pool, || (0..5).for_each(|_| executor.run(&mut store))));
         assert!(times.any(|found| found == 0), "{threads} threads");
@@ -389,7 +390,7 @@ fn a_replay_allocates_nothing() {
 }
 
 #[test]
-fn an_allocation_is_noticed() {
+fn an_allocation_is_counted() {
     for threads in [1, 2] {
         let pool = Pool::new(threads).unwrap();
         let found = allocations(&pool, || {

@@ -1,4 +1,5 @@
-//! The memory of a program's intermediates. Programs that never run at the same time share one: it is lent to whichever runs.
+//! Memory of the intermediates of a program. Programs that never run at the same time share one
+//! arena, which each takes to run.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -12,19 +13,19 @@ use crate::store::{Held, Slot, Store};
 
 /// Memory for the intermediates of one program at a time.
 ///
-/// It comes from the operating system page by page as it is first touched, and goes back whole: what an allocator keeps
-/// for later would count against the next arena.
+/// The operating system gives it page by page on first touch, and takes back all of it: memory that
+/// an allocator kept would count against the next arena.
 #[derive(Debug)]
 pub struct Arena {
-    // Page-aligned, and so aligned to whatever the plan asks for. Raw: kernels write through its address, which one that was
-    // taken from a slice would forbid.
+    // Page-aligned, and so aligned for every plan. Raw, as kernels write through its address, which
+    // a pointer taken from a shared slice would forbid.
     map: MmapRaw,
     bytes: usize,
-    /// What its programs share beside it.
+    /// Packed matrices that its programs share.
     pub(super) factors: Factors,
 }
 
-/// An input of an op that is a frozen matrix, and the right factor of its products.
+/// An input of an op that is a frozen matrix and the right factor of its products.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RightFactor {
     /// Its index.
@@ -34,19 +35,20 @@ pub(super) struct RightFactor {
     pub(super) transposed: bool,
 }
 
-/// Frozen matrices, laid out as right factors of products in bf16 by the first replay that multiplies by them.
+/// Frozen matrices, packed as right factors of bf16 products by the first replay that multiplies by
+/// them.
 #[derive(Debug, Default)]
 pub(super) struct Factors(BTreeMap<(Slot, bool), LaidOutOnce>);
 
 #[derive(Debug)]
 struct LaidOutOnce {
-    /// The values that were laid out. Nothing else comes to lie at their address while this is here.
+    /// The packed values. The reference keeps their address from being reused.
     of: Weak<dyn Any + Send + Sync>,
     panel: Panel,
 }
 
 impl Factors {
-    /// Lays a matrix of the store out, unless the values that it has now are laid out already.
+    /// Packs a matrix of the store, unless its current values are packed already.
     pub(super) fn make(&mut self, store: &Store, factor: &RightFactor) {
         let &RightFactor {
             slot, transposed, ..
@@ -67,7 +69,7 @@ impl Factors {
         }
     }
 
-    /// A matrix that was laid out.
+    /// A packed matrix.
     pub(super) fn get(&self, factor: &RightFactor) -> &Panel {
         &self.0[&(factor.slot, factor.transposed)].panel
     }
@@ -78,10 +80,11 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// When the operating system has no such stretch of memory to give.
+    /// When the operating system cannot map so much memory.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let map = MmapMut::map_anon(bytes.max(1))?;
-        // Large pages make fewer misses of the page table. A kernel without them refuses, and small pages do as well.
+        // Large pages cause fewer TLB misses. A kernel without them refuses, and small pages work
+        // too.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         let map = MmapRaw::from(map);
@@ -97,7 +100,7 @@ impl Arena {
         self.bytes
     }
 
-    /// Its first byte. It stays where it is while the arena moves from program to program.
+    /// Its first byte. The address is stable while the arena moves from program to program.
     pub(super) fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
@@ -113,7 +116,7 @@ mod tests {
     use crate::value::Type;
 
     const ROWS: usize = 130;
-    /// Sizes are no multiples of a block, and sums are longer than what is laid out at a time.
+    /// Sizes are no multiples of a block, and sums are longer than one packed piece.
     const SIDES: [[usize; 2]; 3] = [[700, 530], [610, 700], [1100, 610]];
 
     /// Products forward and backward and a divergence through a head, in bf16.
@@ -146,9 +149,10 @@ mod tests {
         store
     }
 
-    // A matrix is changed between two replays: what was laid out of it before serves no more, whether it is frozen or not.
+    // A matrix changes between two replays: its packed form is not used again, whether it is frozen
+    // or not.
     #[test]
-    fn what_is_laid_out_once_gives_the_bits_of_what_is_laid_out_at_every_product() {
+    fn factors_packed_once_give_the_bits_of_factors_packed_for_each_product() {
         let run = |freezes: bool, holds: bool, threads| {
             let mut store = store(freezes);
             for slot in store.slots().filter(|_| holds) {
@@ -182,7 +186,7 @@ mod tests {
         bytes.sort_unstable();
         let (expected, none, held) = run(false, false, 1);
         assert_eq!((none, held), (Vec::new(), 0));
-        // What is held in bf16 is what a product rounds it to.
+        // Values held in bf16 equal those that a product rounds to bf16.
         for (holds, threads) in [(false, 1), (false, 3), (true, 1), (true, 3)] {
             let (found, laid_out, held) = run(true, holds, threads);
             assert!(found == expected, "the bits differ with {threads} threads");
@@ -190,9 +194,10 @@ mod tests {
         }
     }
 
-    // Another store has other values under the same numbers; a program after another in the arena finds what is laid out there.
+    // Another store has other values for the same slots; the next program in the arena finds the
+    // packed matrices.
     #[test]
-    fn programs_share_what_is_laid_out_in_their_arena_and_stores_do_not() {
+    fn programs_share_packed_factors_of_their_arena_and_stores_do_not() {
         let pool = Arc::new(Pool::single());
         let mut stores = [store(true), store(true)];
         let first = stores[1].slots().next().unwrap();

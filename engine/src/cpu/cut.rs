@@ -1,6 +1,7 @@
-//! How a product is shared out among threads, and the memory that this takes.
+//! The cut of a product into parts for threads, and the memory that it takes.
 //!
-//! Where sums are cut, and so every bit of the result, follows from the shape alone. Rows and columns are cut finer for more threads.
+//! The cut of the sums, and so every bit of the result, depends only on the shape. Rows and columns
+//! are cut finer for more threads.
 
 use std::ops::Range;
 
@@ -8,8 +9,8 @@ use super::pool::chunks;
 use super::shape::Shape;
 use super::thin;
 
-/// How a product is cut: into so many parts down, across and along the sums; thin ones by their rows or along
-/// their sums.
+/// Number of parts of a product down, across and along the sums; thin products are cut by rows or
+/// along their sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cut {
     Blocks {
@@ -26,38 +27,42 @@ pub(super) enum Cut {
 /// Multiplications that are worth a chunk of their own: some 30 microseconds.
 const CHUNK_WORK: usize = 1 << 20;
 const MOST_CHUNKS: usize = 32;
-/// Parts of a product for each thread: one that is done early takes over some of another's.
+/// Parts of a product for each thread: a thread that is done early takes over parts of another.
 const PARTS_A_THREAD: usize = 2;
-/// Blocks that a product is cut into, where they are worth it: a power of two, as the number of threads mostly is.
+/// Blocks of a product, if each is worth it: a power of two, as most numbers of threads are.
 const BLOCKS: usize = 8;
-/// Blocks that are worth more than their size.
+/// Number of blocks that suffices when more would be too small.
 const FEW_BLOCKS: usize = 4;
-/// Rows and columns of a block: more are halved, and at most so many. The crate lays the columns of a block out anew and passes
-/// its rows over them, six at a time: few rows pay for that with little work, and few columns have rows read often.
+/// Rows and columns above which a block is halved. The gemm crate packs the columns of a block and
+/// passes its rows over them, six at a time: with few rows that packing does not pay, and with few
+/// columns rows are read often.
 const HALVED: [usize; 2] = [480, 240];
 const MOST: [usize; 2] = [1024, 1536];
-/// Terms of a sum that are halved, and elements of the largest result for it: each part has a result of its own.
+/// Terms of a sum that are halved, and elements of the largest result for which they are: each part
+/// has a result of its own.
 const HALVED_SUMS: usize = 400;
 const PARTIAL: usize = 1 << 18;
-/// Rows and columns of a block that is not halved for more threads. The crate has other loops for blocks of at most 64 by 64, which end
-/// the parts of a sum elsewhere.
+/// Least rows and columns of a block that is halved for more threads. The gemm crate has other
+/// loops for blocks of at most 64 by 64, which end the parts of a sum elsewhere.
 const LEAST: [usize; 2] = [96, 128];
-/// Rows and columns that the crate's inner loop computes at once; blocks end at multiples of them. 16 columns with AVX2 (two
-/// vectors of 8), 64 with AVX-512 (four of 16).
+/// Rows and columns that the crate's inner loop computes at once; blocks end at multiples of them.
+/// 16 columns with AVX2 (two vectors of 8), 64 with AVX-512 (four of 16).
 pub(super) const STEP_ROWS: usize = 6;
 pub(super) const STEP_COLUMNS: usize = 64;
 pub(super) const STEP_SUMS: usize = 64;
-/// How often the longer side of a small result goes into long sums.
+/// Least ratio of the terms of long sums to the longer side of a small result.
 const LONG: usize = 8;
 
-/// Elements of a matrix that stays in a near cache while a long one passes by.
+/// Elements of a matrix that stays in a near cache while a long one is read.
 const SMALL: usize = 1 << 14;
 
-/// Terms of a sum that the crate lays out anew at a time, and columns up to which it does so for those too.
+/// Terms of a sum that the crate packs at a time, and the most columns for which it packs those
+/// too.
 const PACKED_SUMS: usize = 512;
 const PACKED_COLUMNS: usize = 256;
 
-/// Rows of a chunk of a thin product: a matrix of which some stays in the nearest cache; and the fewest, for many threads.
+/// Rows of a chunk of a thin product, whose operand stays in the nearest cache; and the fewest, for
+/// many threads.
 const THIN_ROWS: usize = 192;
 const FEW_THIN_ROWS: usize = 48;
 
@@ -105,7 +110,8 @@ impl Shape {
             _ => {}
         }
         let wanted = chunks_worth(m * n * k);
-        // Sums of long columns into a small result (weight gradients of toys): partial results are cheap.
+        // Sums of long columns into a small result (weight gradients of toy models): partial
+        // results are cheap.
         if m * n <= SMALL && k >= LONG * m.max(n) {
             return Cut::Blocks {
                 down: 1,
@@ -146,7 +152,7 @@ impl Shape {
         }
     }
 
-    /// Whether a product is cut into blocks, of which each lays its factors out.
+    /// Whether a product is cut into blocks, each of which packs its factors.
     pub(crate) fn in_blocks(self, transposed: [bool; 2]) -> bool {
         matches!(self.cut(transposed), Cut::Blocks { .. })
     }
@@ -162,14 +168,15 @@ impl Shape {
         }
     }
 
-    /// f32s that a thread lays out anew at a time for a block of this shape: its rows, and its columns where they are few.
+    /// f32s that a thread packs at a time for a block of this shape: its rows, and its columns if
+    /// they are few.
     pub(crate) fn packed_by_block(self) -> usize {
         let columns = if self.n <= PACKED_COLUMNS { self.n } else { 0 };
         self.k.min(PACKED_SUMS) * (self.m + columns)
     }
 
-    /// f32s that a thread holds at most while it computes its part of [`product`](super::gemm::product), beside the scratch: with few
-    /// threads as many, with more of them fewer.
+    /// Most f32s that a thread holds during its part of [`product`](super::gemm::product), beside
+    /// the scratch, for any number of threads.
     pub(crate) fn packed(self, transposed: [bool; 2]) -> usize {
         let Self { m, n, k } = self;
         let Cut::Blocks {
@@ -188,7 +195,8 @@ impl Shape {
         block.packed_by_block()
     }
 
-    /// f32s of scratch that [`product`](super::gemm::product) needs at most, for this shape and those of fewer rows or shorter sums.
+    /// Most f32s of scratch that [`product`](super::gemm::product) needs, for this shape and those
+    /// of fewer rows or shorter sums.
     pub(crate) fn most_scratch(self, transposed: [bool; 2]) -> usize {
         let Self { m, n, k } = self;
         let small = (m * n).min(SMALL);
@@ -213,7 +221,7 @@ impl Shape {
     }
 }
 
-/// Chunks that so many multiplications are worth.
+/// Chunks for so many multiplications.
 fn chunks_worth(work: usize) -> usize {
     (work / CHUNK_WORK).clamp(1, MOST_CHUNKS)
 }
@@ -234,7 +242,7 @@ fn longest(parts: usize, all: usize, step: usize) -> usize {
 mod tests {
     use super::*;
 
-    // By rows while there are many, then by columns, then by sums where the result is small.
+    // By rows first, then by columns, then by sums if the result is small.
     #[test]
     fn products_are_cut_by_their_shapes() {
         let cut = |m, n, k, transposed| Shape { m, n, k }.cut(transposed);
@@ -288,7 +296,7 @@ mod tests {
 
     // A row and a column of blocks of each kind, by hand.
     #[test]
-    fn a_thread_lays_out_the_rows_of_its_block_and_few_columns() {
+    fn a_thread_packs_the_rows_of_its_block_and_few_columns() {
         let packed = |m, n, k, transposed| Shape { m, n, k }.packed(transposed);
         // 342 steps of 6 rows; 19 steps of 64 columns; 7 of them.
         assert_eq!(packed(2048, 400, 256, [false, false]), 256 * 6 * 43);
@@ -312,7 +320,7 @@ mod tests {
         }
     }
 
-    // Whatever the number of rows or sums turns out to be.
+    // Rows and sums are known only at run time.
     #[test]
     fn scratch_is_enough_for_fewer_rows_and_shorter_sums() {
         let shapes = [

@@ -14,7 +14,7 @@ use crate::step_parameters::StepParameters;
 use crate::store::Values;
 use crate::value::{DType, StepScalar, Type};
 
-/// Where an operand lies and how long it is.
+/// Address and length of an operand.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct View {
     pub(super) start: *mut u8,
@@ -22,8 +22,8 @@ pub(super) struct View {
     pub(super) dtype: DType,
 }
 
-// SAFETY: a view is used through a `Frame` alone, which reads inputs as shared slices and hands out each
-// output once.
+// SAFETY: a view is used only through a `Frame`, which reads inputs as shared slices and hands out
+// each output once.
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
@@ -37,23 +37,23 @@ pub(super) struct Operands<'a> {
     /// The inputs that it writes to.
     pub(super) writes: Range<usize>,
     pub(super) outputs: &'a [View],
-    /// Per output, whether it holds a value to add to.
+    /// For each output, whether it holds a value to add to.
     pub(super) accumulate: &'a [bool],
     pub(super) scratch: View,
-    /// Per output, per input that it writes to, and of the scratch, whether the kernel has it.
+    /// Whether the kernel has taken each output, each input that it writes to, and the scratch.
     pub(super) taken: &'a mut [bool],
-    /// What the factors of products are rounded to.
+    /// Precision to which the factors of products are rounded.
     pub(super) precision: Precision,
-    /// Its inputs that lie among `factors`.
+    /// Its inputs that are among `factors`.
     pub(super) laid_out: &'a [RightFactor],
-    /// Matrices that are laid out for all replays.
+    /// Packed matrices of all replays.
     pub(super) factors: &'a Factors,
 }
 
-/// What a kernel sees: inputs, outputs, scratch, the step's numbers, and threads.
+/// The operands of a kernel: inputs, outputs, scratch, the step's parameters, and threads.
 pub struct Frame<'a> {
     operands: Operands<'a>,
-    /// Numbers of this step.
+    /// Parameters of this step.
     pub parameters: &'a StepParameters,
     /// Threads.
     pub pool: &'a Pool,
@@ -64,9 +64,9 @@ impl<'a> Frame<'a> {
     ///
     /// # Safety
     ///
-    /// Every view points to live, aligned values of its type for `'a`. Those of the outputs, of the inputs that are written to,
-    /// and of the scratch overlap with no other view, and nobody else reads or writes there; nobody else writes where the other
-    /// inputs lie.
+    /// Every view points to live, aligned values of its type for `'a`. Outputs, inputs that are
+    /// written to, and scratch overlap with no other view, and nothing else accesses them; nothing
+    /// writes to the other inputs.
     pub(super) unsafe fn new(
         operands: Operands<'a>,
         parameters: &'a StepParameters,
@@ -101,7 +101,7 @@ impl<'a> Frame<'a> {
         unsafe { std::slice::from_raw_parts(view.start.cast::<f32>(), view.len) }
     }
 
-    /// An input as it is held, in f32 or in bf16.
+    /// An input in the precision in which it is held, f32 or bf16.
     ///
     /// # Panics
     ///
@@ -115,7 +115,7 @@ impl<'a> Frame<'a> {
         Values::Bf16(unsafe { std::slice::from_raw_parts(view.start.cast(), view.len) })
     }
 
-    /// An f32 input, or nothing where it is held in bf16: then it is [laid out](Self::laid_out).
+    /// An f32 input, or an empty slice if it is held in bf16: then it is [packed](Self::laid_out).
     pub(crate) fn input_unless_laid_out(&self, index: usize) -> &'a [f32] {
         match self.values(index) {
             Values::F32(values) => values,
@@ -123,13 +123,13 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Threads for products, and what their factors are rounded to.
+    /// Threads for products, and the precision of their factors.
     pub(crate) fn products(&self) -> (&'a Pool, Precision) {
         (self.pool, self.operands.precision)
     }
 
-    /// An input as the right factor of products in bf16, stored transposed or not, if it is laid out for all replays
-    /// ([`Op::right_factors`](crate::op::Op::right_factors)).
+    /// An input as the right factor of bf16 products, stored transposed or not, if it is packed for
+    /// all replays ([`Op::right_factors`](crate::op::Op::right_factors)).
     pub(crate) fn laid_out(&self, index: usize, transposed: bool) -> Option<&'a Panel> {
         let Operands {
             laid_out, factors, ..
@@ -170,7 +170,7 @@ impl<'a> Frame<'a> {
     ///
     /// # Panics
     ///
-    /// When it was asked for before.
+    /// When it was taken before.
     pub fn output(&mut self, index: usize) -> (&'a mut [f32], bool) {
         let view = self.operands.outputs[index];
         let add = self.operands.accumulate.get(index).copied();
@@ -179,11 +179,11 @@ impl<'a> Frame<'a> {
         (unsafe { slice_mut(view) }, add.unwrap_or(false))
     }
 
-    /// A persistent input that the op writes to ([`Op::writes`](crate::op::Op::writes)).
+    /// An input of the store that the op writes to ([`Op::writes`](crate::op::Op::writes)).
     ///
     /// # Panics
     ///
-    /// When the op does not write to it, or it was asked for before.
+    /// When the op does not write to it, or it was taken before.
     pub fn state(&mut self, index: usize) -> &'a mut [f32] {
         let Operands { op, writes, .. } = &self.operands;
         assert!(
@@ -197,11 +197,11 @@ impl<'a> Frame<'a> {
         unsafe { slice_mut(view) }
     }
 
-    /// The scratch that the op asked for.
+    /// The scratch memory of the op.
     ///
     /// # Panics
     ///
-    /// When it was asked for before.
+    /// When it was taken before.
     pub fn scratch(&mut self) -> &'a mut [f32] {
         let view = self.operands.scratch;
         self.take(self.operands.taken.len() - 1, || "scratch".to_owned());
@@ -209,13 +209,13 @@ impl<'a> Frame<'a> {
         unsafe { slice_mut(view) }
     }
 
-    /// Two slices of one place would be two writers.
+    /// Marks a slice as taken: a second slice of it would be a second writer.
     fn take(&mut self, at: usize, what: impl FnOnce() -> String) {
         let before = std::mem::replace(&mut self.operands.taken[at], true);
         assert!(!before, "{}: {} is taken twice", self.operands.op, what());
     }
 
-    /// A number of this step.
+    /// Value of a step scalar.
     pub fn scalar(&self, scalar: StepScalar) -> f32 {
         self.parameters.scalars[scalar.0 as usize]
     }
@@ -223,7 +223,7 @@ impl<'a> Frame<'a> {
 
 /// # Safety
 ///
-/// The view must point to live, aligned f32s that nobody else reads or writes for `'a`.
+/// The view must point to live, aligned f32s that nothing else accesses for `'a`.
 unsafe fn slice_mut<'a>(view: View) -> &'a mut [f32] {
     assert_eq!(view.dtype, DType::F32, "kernels write f32");
     // SAFETY: the caller's promise.
@@ -234,7 +234,8 @@ unsafe fn slice_mut<'a>(view: View) -> &'a mut [f32] {
 mod tests {
     use super::*;
 
-    /// What an op with an input, a tensor that it writes to, an output and scratch, of two values each, does with them.
+    /// Runs `work` on the frame of an op with an input, a tensor that it writes to, an output and
+    /// scratch, of two values each.
     fn of_one_op<R>(work: impl FnOnce(&mut Frame<'_>) -> R) -> R {
         let mut values = [[1f32, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]];
         let [input, state, output, scratch] = values.each_mut().map(|values| View {
@@ -256,7 +257,7 @@ mod tests {
             laid_out: &[],
             factors: &Factors::default(),
         };
-        // SAFETY: four arrays that nobody else has.
+        // SAFETY: four arrays that nothing else accesses.
         work(&mut unsafe { Frame::new(operands, &parameters, &pool) })
     }
 
@@ -296,19 +297,19 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "test: input 1 is written to")]
-    fn what_is_written_to_is_not_read_beside() {
+    fn a_written_tensor_is_not_an_input() {
         of_one_op(|frame| frame.input(1).len());
     }
 
     #[test]
     #[should_panic(expected = "test: input 0 is not written to")]
-    fn what_is_read_is_not_written_to() {
+    fn an_input_is_not_written_to() {
         of_one_op(|frame| frame.state(0).len());
     }
 
     #[test]
     #[should_panic(expected = "test: input 0 is F32")]
-    fn an_input_is_read_as_what_it_is() {
+    fn an_input_is_read_as_its_own_type() {
         of_one_op(|frame| frame.input_u32(0).len());
     }
 }

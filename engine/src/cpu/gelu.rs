@@ -1,24 +1,28 @@
-//! The exact GELU `x Phi(x)` and its slope `Phi(x) + x phi(x)`, without an exponential or a division.
+//! The exact GELU `x Phi(x)` and its slope `Phi(x) + x phi(x)`, without an exponential or a
+//! division.
 //!
 //! Both follow from the lower tail `Phi(-t)` at `t = |x|`:
 //!
 //! ```text
-//! gelu  = (x + t) / 2 - t Phi(-t)          slope = 1/2 +- (1/2 - (Phi(-t) - t phi(t)))     with the sign of x
+//! gelu  = (x + t) / 2 - t Phi(-t)
+//! slope = 1/2 +- (1/2 - (Phi(-t) - t phi(t)))     with the sign of x
 //!
 //! Phi(-t) = q(t)^8                         Phi(-t) - t phi(t) = Phi(-t) w(t)
 //! ```
 //!
-//! with polynomials `q` and `w` of degree 8. An eighth root is that smooth, and where it is small its errors count for
-//! nothing: the fits, weighted for it, are within 5e-9 and 6e-8 over `[0, 6.75]`. There `Phi(-t)` is 1e-11, and stays so
-//! farther out. What is left is rounding: gelu is within 1.8e-7 of its value (or a unit in the last place, where that is
-//! more), the slope within 4e-7. NaN makes NaN.
+//! with polynomials `q` and `w` of degree 8. An eighth root is smooth enough, and errors where it
+//! is small do not matter: the fits, weighted for it, are within 5e-9 and 6e-8 over `[0, 6.75]`.
+//! There `Phi(-t)` is 1e-11, and the fits keep this value for larger `t`. Rounding remains: gelu is
+//! within 1.8e-7 of its value (or a unit in the last place, where that is more), the slope within
+//! 4e-7. NaN gives NaN.
 //!
-//! [`Scaled`] is the same on vectors, in units in which both polynomials begin with -1, a multiplication less each, and
-//! without halving: what it takes and gives is to be scaled along with the weights around it.
+//! [`Scaled`] computes the same on vectors, in units in which both polynomials begin with -1, which
+//! saves a multiplication each, and without halving: the weights around it must be scaled
+//! accordingly.
 
 use pulp::Simd;
 
-/// Where the fits end.
+/// End of the fits.
 const END: f64 = 6.75;
 
 /// Highest coefficient first.
@@ -50,8 +54,9 @@ const W: [f64; 9] = [
 /// The eighth root of two: `2 Phi(-t) = (ROOT2 q(t))^8`.
 const ROOT2: f64 = 1.090_507_732_665_257_7;
 
-/// `ROOT2 q` begins with -1 in units of `SCALE t`. The last digits are chosen (and the fits' first coefficients with them) so
-/// that this number and half its reciprocal are f32s, the latter within 2e-9: scaling brings no error of its own.
+/// `ROOT2 q` begins with -1 in units of `SCALE t`. The last digits are chosen (and the fits' first
+/// coefficients with them) so that this number and half its reciprocal are f32s, the latter within
+/// 2e-9: scaling brings no error of its own.
 const SCALE: f64 = 0.153_919_503_092_765_8;
 
 /// `SLOPE_SCALE w` begins with -1 in the same units; chosen likewise.
@@ -98,7 +103,7 @@ pub(crate) fn gelu_slope(x: f32) -> f32 {
     if x < 0.0 { tail } else { 1.0 - tail }
 }
 
-/// `|x|` as far as the fits reach; keeps NaN.
+/// `|x|`, at most the end of the fits; keeps NaN.
 #[inline(always)]
 fn distance(x: f32) -> f32 {
     const CUT: f32 = rounded(END);
@@ -120,7 +125,7 @@ fn lower_tail(t: f32) -> f32 {
     square * square * fourth
 }
 
-/// Even and odd powers apart: half as long a chain as one after the other.
+/// Even and odd powers apart: half as long a dependency chain.
 #[inline(always)]
 fn polynomial(t: f32, p: &[f32; 9]) -> f32 {
     let square = t * t;
@@ -132,7 +137,8 @@ fn polynomial(t: f32, p: &[f32; 9]) -> f32 {
     odd.mul_add(t, even.mul_add(square, p[8]))
 }
 
-/// GELUs of several vectors at once, whose instructions are interleaved: one after the other, each would wait for itself.
+/// GELUs of several vectors at once, with interleaved instructions: a single vector would wait for
+/// its own results.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scaled<S>(pub(crate) S);
 
@@ -171,7 +177,7 @@ impl<S: Simd> Scaled<S> {
         for i in 0..N {
             let distance = simd.abs_f32s(p[i]);
             sums[i] = simd.add_f32s(p[i], distance);
-            // In this order the processors keep NaN.
+            // In this order of operands, the processor keeps NaN.
             t[i] = simd.min_f32s(simd.splat_f32s(const { rounded(END * SCALE) }), distance);
         }
         (t, sums)
@@ -203,7 +209,7 @@ impl<S: Simd> Scaled<S> {
         sums
     }
 
-    /// As [`polynomial`], for one that begins with -1.
+    /// [`polynomial`] for coefficients that begin with -1.
     #[inline(always)]
     fn polynomials<const N: usize>(self, t: &[S::f32s; N], p: &[f32; 9]) -> [S::f32s; N] {
         let simd = self.0;
@@ -312,7 +318,7 @@ mod tests {
         )
     }
 
-    // Beyond 2, rounding of the value is more than its error.
+    // Beyond 2, rounding of the value is more than the error of the fit.
     #[test]
     fn values_and_slopes_are_within_their_errors() {
         for (form, function) in FORMS {
@@ -330,9 +336,10 @@ mod tests {
         }
     }
 
-    // A unit that is off, or fully on, must say so whatever the size of its input: its gradient would be noise otherwise.
+    // A neuron that is fully off or fully on must have exactly that slope for inputs of any size:
+    // otherwise its gradient would be noise.
     #[test]
-    fn far_out_it_is_a_ramp() {
+    fn gelu_of_large_arguments_is_a_ramp() {
         for (form, function) in FORMS {
             for x in [6.75, 10.0, 1e4, 1e30] {
                 let ((x, on, rise), (_, off, fall)) = (function(x), function(-x));

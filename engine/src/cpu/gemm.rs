@@ -1,4 +1,5 @@
-//! Matrix products through the `gemm-f32` crate, or as [`thin`](super::thin) ones, [cut](super::cut) into parts for threads.
+//! Matrix products by the `gemm-f32` crate, or as [`thin`](super::thin) ones, [cut](super::cut)
+//! into parts for threads.
 #![expect(unsafe_code, reason = "the gemm-f32 crate takes pointers and strides")]
 
 use std::ops::Range;
@@ -13,8 +14,8 @@ use super::thin::{self, LayOut, Narrow};
 use super::tile::Tile;
 use crate::precision::Precision;
 
-/// `out = [out +] alpha a b`, with `out` f32 `[m, n]`. In bf16 the factors are rounded where the product is cut into blocks; thin
-/// ones are bound by memory, and stay as exact as they are.
+/// `out = [out +] alpha a b`, with `out` f32 `[m, n]`. In bf16 the factors are rounded if the
+/// product is cut into blocks; thin products are bound by memory and stay in f32.
 pub(crate) fn product(
     products: (&Pool, Precision),
     shape: Shape,
@@ -26,7 +27,7 @@ pub(crate) fn product(
     product_laid_out(products, shape, alpha, (factors, None), out, scratch);
 }
 
-/// The same, where in bf16 all of `b` may have been [laid out](bf16::lay_out) before.
+/// [`product`] with a `b` that may be [packed](bf16::lay_out) already, for bf16.
 pub(crate) fn product_laid_out(
     (pool, precision): (&Pool, Precision),
     shape: Shape,
@@ -37,7 +38,7 @@ pub(crate) fn product_laid_out(
 ) {
     let Shape { m, n, k } = shape;
     assert_eq!((a.values.len(), out.len()), (m * k, m * n), "{shape:?}");
-    // What is laid out may be there as that alone.
+    // A packed matrix need not be given unpacked too.
     assert!(
         b.values.len() == k * n || laid_out.is_some(),
         "{shape:?}: {}",
@@ -73,7 +74,8 @@ pub(crate) fn product_laid_out(
                         continue;
                     }
                     let start = whole.start.wrapping_add(number * m * n);
-                    // SAFETY: each chunk writes its own tile of its own result, whole and in bounds.
+                    // SAFETY: each chunk writes its own tile of its own result, whole and in
+                    // bounds.
                     unsafe { product.write(rows, columns, sums, start, add && along == 1) };
                 }
             });
@@ -148,8 +150,8 @@ struct Product<'a> {
 impl Product<'_> {
     /// # Safety
     ///
-    /// `out` plus `row * n + column` must be writable for every row and column of the block, and not be
-    /// touched by anyone else meanwhile.
+    /// `out` plus `row * n + column` must be writable for every row and column of the block, and
+    /// not be accessed by others meanwhile.
     unsafe fn write(
         &self,
         rows: Range<usize>,
@@ -187,13 +189,13 @@ impl Product<'_> {
             row,
             column,
         };
-        // SAFETY: `product` checked that the operands have m*k and k*n elements, and the ranges lie inside
-        // the shape; the caller vouches for `out`.
+        // SAFETY: `product` checked that the operands have m*k and k*n elements, and the ranges lie
+        // inside the shape; the caller vouches for `out`.
         unsafe { multiply(self.precision, shape, self.alpha, (a, b), (out, n, add)) };
     }
 }
 
-/// `out = [out +] alpha a b` on the thread of the caller, in the first rows and columns of `out`.
+/// `out = [out +] alpha a b` on the caller's thread, in the first rows and columns of `out`.
 pub(crate) fn block(
     precision: Precision,
     shape: Shape,
@@ -209,7 +211,7 @@ pub(crate) fn block(
     unsafe { multiply(precision, shape, alpha, (a, b), (start, stride, add)) };
 }
 
-/// The same in bf16, with a part of a matrix that was laid out before for `b`.
+/// [`block`] in bf16, with a part of a packed matrix as `b`.
 pub(crate) fn block_laid_out(
     shape: Shape,
     alpha: f32,
@@ -225,8 +227,9 @@ pub(crate) fn block_laid_out(
 
 /// # Safety
 ///
-/// The operands must hold `m x k` and `k x n` elements, and `out` plus `row * stride + column` must be writable
-/// for all `m x n` elements, each in a place of its own that nobody else touches meanwhile.
+/// The operands must hold `m x k` and `k x n` elements, and `out` plus `row * stride + column` must
+/// be writable for all `m x n` elements, each at an address of its own that nothing else accesses
+/// meanwhile.
 unsafe fn multiply(
     precision: Precision,
     shape: Shape,
@@ -282,7 +285,8 @@ pub(crate) mod tests {
     use crate::ops::oracle::random;
 
     thread_local! {
-        /// Whether this thread is inside the gemm-f32 crate, whose packing buffers are not ours.
+        /// Whether this thread is inside the gemm-f32 crate, which allocates its own packing
+        /// buffers.
         pub(crate) static INSIDE: Cell<bool> = const { Cell::new(false) };
     }
 
@@ -303,7 +307,7 @@ pub(crate) mod tests {
 
     fn check(shape: Shape, a_transposed: bool, b_transposed: bool) {
         let Shape { m, n, k } = shape;
-        // Small whole numbers: every product and sum is exact, so any order of sums gives the same bits.
+        // Small integers: every product and sum is exact, so any order of sums gives the same bits.
         let a: Vec<f32> = (0..m * k).map(|i| ((i * 7) % 5) as f32 - 2.0).collect();
         let b: Vec<f32> = (0..k * n).map(|i| ((i * 11) % 7) as f32 - 3.0).collect();
         let at = |i: usize, j: usize| {
@@ -397,7 +401,7 @@ pub(crate) mod tests {
         );
     }
 
-    // Sums of several parts whose ends would show: of more than 512 terms.
+    // Sums longer than 512 terms, which have several parts.
     #[test]
     fn no_bit_of_a_product_depends_on_the_threads() {
         let shapes = [
@@ -446,7 +450,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_cut_gives_the_product() {
+    fn all_cuts_give_the_product() {
         let shapes = [
             (3, 4, 5),
             (1000, 700, 40),

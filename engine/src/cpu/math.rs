@@ -1,23 +1,23 @@
 //! Elementary functions that compile to vector instructions.
 //!
-//! Each is branch-free and inlined, so that a loop over it inside [`vectorised`] becomes AVX-512, AVX2 or NEON code,
-//! whichever the processor has. A lane computes the same bits at any place of any vector. NaN goes in, NaN
-//! comes out. The stated errors are asserted over dense grids against f64.
+//! Each is branch-free and inlined, so that a loop over it inside [`vectorised`] becomes AVX-512,
+//! AVX2 or NEON code, depending on the processor. A lane computes the same bits at any position of
+//! any vector. NaN gives NaN. The stated errors are asserted over dense grids against f64.
 
 use std::sync::OnceLock;
 
 use pulp::{Arch, WithSimd};
 
-/// Runs `work` compiled for the widest vectors of this processor. What it calls must be inlined, and `work` itself must
-/// be marked `#[inline(always)]`: otherwise it may be compiled apart, without those instructions, where `mul_add` is
-/// a library call (measured: 35 times slower). For the same reason this is not [`on_vectors`], which takes closures too:
-/// one that is not known to be called once is called through a function of its own.
+/// Runs `work` compiled for the widest vectors of this processor. Functions that it calls must be
+/// inlined, and `work` itself must be marked `#[inline(always)]`: otherwise it may be compiled
+/// separately, without those instructions, where `mul_add` is a library call (measured: 35 times
+/// slower). [`on_vectors`] takes closures too, but may call them through a function of its own.
 #[inline(always)]
 pub(crate) fn vectorised<R>(work: impl FnOnce() -> R) -> R {
     arch().dispatch(work)
 }
 
-/// Runs `work` on the widest vectors of this processor: a kernel that says itself which instructions follow which.
+/// Runs `work`, which chooses its instructions itself, on the widest vectors of this processor.
 #[inline(always)]
 pub(crate) fn on_vectors<W: WithSimd>(work: W) -> W::Output {
     arch().dispatch(work)
@@ -35,14 +35,15 @@ pub(crate) fn clamp(x: f32, low: f32, high: f32) -> f32 {
     if x > high { high } else { x }
 }
 
-/// 1.5 * 2^23: added to a number, it leaves the nearest whole one in the low bits of the mantissa.
+/// 1.5 * 2^23: added to a number, it leaves the nearest integer in the low bits of the mantissa.
 const MAGIC: f32 = 12_582_912.0;
-/// The bits of sqrt(1/2): taken off, the mantissa wraps there instead of at 1.
+/// The bits of sqrt(1/2): after their subtraction the mantissa wraps there instead of at 1.
 const SQRT_HALF: u32 = 0x3f35_04f3;
 
-/// `e^x`, relative error below 2e-7; 0 and infinity are approached, not reached: `x` is clamped to [-87, 88].
+/// `e^x`, relative error below 2e-7; `x` is clamped to [-87, 88], so 0 and infinity are not
+/// reached.
 ///
-/// Two's power of the nearest whole number of `ln 2`s, times a polynomial of degree 6 of the rest.
+/// Two to the nearest integer of `x / ln 2`, times a polynomial of degree 6 of the rest.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     let x = clamp(x, -87.0, 88.0);
@@ -50,7 +51,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     let whole = shifted - MAGIC;
     let r = whole.mul_add(-0.693_359_4, x);
     let r = whole.mul_add(2.121_944_4e-4, r);
-    // Pairs of coefficients, and pairs of pairs: half as long a chain as one after the other.
+    // Pairs of coefficients, and pairs of pairs: half as long a dependency chain.
     let square = r * r;
     let p = 1.987_569_1e-4_f32
         .mul_add(r, 1.398_2e-3)
@@ -62,7 +63,8 @@ pub(crate) fn exp(x: f32) -> f32 {
     p * f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000))
 }
 
-/// `ln x` for normal positive `x`, absolute error below 1.5e-7 or relative below 1e-7, whichever is larger.
+/// `ln x` for normal positive `x`, absolute error below 1.5e-7 or relative below 1e-7, whichever is
+/// larger.
 ///
 /// The exponent, plus a polynomial of the mantissa brought to [sqrt(1/2), sqrt(2)).
 #[inline(always)]
@@ -87,12 +89,14 @@ pub(crate) fn ln(x: f32) -> f32 {
     if x < f32::INFINITY { y } else { x }
 }
 
-/// `x^p` for normal positive `x`, relative error below `3e-7 (1 + |p ln x|)`; 0 and infinity are approached, not reached.
+/// `x^p` for normal positive `x`, relative error below `3e-7 (1 + |p ln x|)`; 0 and infinity are
+/// not reached.
 ///
-/// `2^(p log2 x)`, all in powers of two, which are exact, and with polynomials in pairs of pairs: half as long a chain as that of
-/// `exp(p ln(x))`, and the chain is what it takes. The logarithm is the exponent, plus `t` times a polynomial of degree 8 of
-/// `t`, which is the mantissa brought to [sqrt(1/2), sqrt(2)) less 1; least largest relative error 2.6e-8. The power is a whole
-/// one, times 1 plus `r` times a polynomial of degree 5 of the rest `r` in [-1/2, 1/2]; 2e-9.
+/// `2^(p log2 x)`: powers of two are exact, and polynomials in pairs of pairs have half the
+/// dependency chain of `exp(p ln(x))`, which is what takes the time. The logarithm is the exponent,
+/// plus `t` times a polynomial of degree 8 of `t`, where `1 + t` is the mantissa brought to
+/// [sqrt(1/2), sqrt(2)); largest relative error 2.6e-8. The power is an integer one, times 1 plus
+/// `r` times a polynomial of degree 5 of the rest `r` in [-1/2, 1/2]; 2e-9.
 #[inline(always)]
 pub(crate) fn pow(x: f32, p: f32) -> f32 {
     let offset = x.to_bits().wrapping_sub(SQRT_HALF);
@@ -107,7 +111,7 @@ pub(crate) fn pow(x: f32, p: f32) -> f32 {
         .mul_add(square, (-2.072_696_8e-1_f32).mul_add(t, 2.157_156_2e-1))
         .mul_add(square, (-2.389_448_3e-1_f32).mul_add(t, 2.879_162_4e-1));
     let log = high.mul_add(square * square, low).mul_add(t, exponent);
-    // NaN passes through; infinity would be a number.
+    // NaN passes through; infinity would give a finite number.
     let log = if x < f32::INFINITY { log } else { x };
     let y = clamp(p * log, -126.0, 127.0);
     let shifted = y + MAGIC;
@@ -260,9 +264,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn slope_of_the_tanh_gelu_is_that_of_the_function() {
+    fn slope_of_the_tanh_gelu_agrees_with_differences() {
         for x in grid(-6.0, 6.0).step_by(97) {
-            // Central differences: error h^2 / 6 of the third derivative (below 2), and rounding / h.
+            // Central differences: error h^2 / 6 of the third derivative (below 2), and rounding /
+            // h.
             let h = 1e-2f32;
             let difference = (gelu_tanh(x + h) - gelu_tanh(x - h)) / ((x + h) - (x - h));
             let slope = gelu_tanh_slope(x);

@@ -1,4 +1,5 @@
-//! The CPU executor: replays a program over one arena, with threads that never change a bit of the result.
+//! The CPU executor: replays a program over one arena; the number of threads never changes a bit of
+//! the result.
 
 #[cfg(test)]
 mod allocations;

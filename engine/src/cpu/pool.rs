@@ -1,6 +1,7 @@
-//! Work in chunks whose borders depend on shapes alone, so that 1 and 64 threads compute the same bits.
+//! Work in chunks whose borders depend only on shapes, so that 1 and 64 threads compute the same
+//! bits.
 //!
-//! A kernel names its rows, how many go into a chunk, and what it writes: [`Rows`] are cut with the rows,
+//! A kernel gives its rows, the rows of a chunk, and its outputs: [`Rows`] are cut with the rows,
 //! [`PerChunk`] gives each chunk a place for partial sums, to be added up in order afterwards.
 
 use std::io;
@@ -8,7 +9,7 @@ use std::ops::Range;
 
 use rayon::{ThreadBuilder, ThreadPool, ThreadPoolBuilder};
 
-/// The operating system starts fewer threads than were asked for.
+/// The operating system refuses to start this many threads.
 #[derive(Debug, thiserror::Error)]
 #[error("{asked} threads were asked for, and could not all be started ({source}); try fewer")]
 pub struct TooManyThreads {
@@ -23,16 +24,16 @@ pub struct Pool {
     count: usize,
 }
 
-/// Something that is cut at a border between chunks.
+/// A kernel output that can be cut between chunks.
 pub(crate) trait Parts: Send + Sized {
-    /// What belongs to the first `chunks` chunks, which hold `rows` rows, and the rest.
+    /// The part of the first `chunks` chunks, which hold `rows` rows, and the rest.
     fn split(self, chunks: usize, rows: usize) -> (Self, Self);
 }
 
 /// A matrix that is written row by row, with its number of columns.
 pub(crate) struct Rows<'a, T = f32>(pub(crate) &'a mut [T], pub(crate) usize);
 
-/// A place of so many elements for each chunk.
+/// A slice of so many elements for each chunk.
 pub(crate) struct PerChunk<'a>(pub(crate) &'a mut [f32], pub(crate) usize);
 
 impl<T: Send> Parts for Rows<'_, T> {
@@ -78,7 +79,7 @@ impl<A: Parts, B: Parts, C: Parts> Parts for (A, B, C) {
 }
 
 impl Pool {
-    /// A pool of `threads` threads; one thread runs on the caller's.
+    /// A pool of `threads` threads; a single one is the caller's.
     ///
     /// # Errors
     ///
@@ -95,7 +96,8 @@ impl Pool {
         Self::planned(1)
     }
 
-    /// To plan programs for `threads` threads: it has none, and what runs on it runs on the caller's.
+    /// A pool to plan programs for `threads` threads: it has none, and runs work on the caller's
+    /// thread.
     pub fn planned(threads: usize) -> Self {
         Self {
             threads: None,
@@ -124,7 +126,8 @@ impl Pool {
         self.count
     }
 
-    /// Runs `work` where its chunks find all threads at once; nested calls cost nothing.
+    /// Runs `work` inside the pool, so that its chunks reach all threads at once; nested calls cost
+    /// nothing.
     pub fn enter<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match &self.threads {
             Some(pool) => pool.install(work),
@@ -200,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_that_cannot_be_started_are_told_of() {
+    fn threads_that_cannot_be_started_are_an_error() {
         let mut left = 3;
         let found = Pool::started_by(8, |thread| {
             if left == 0 {
@@ -216,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_to_plan_with_counts_its_threads_and_starts_none() {
+    fn a_planning_pool_starts_no_threads() {
         let pool = Pool::planned(100_000);
         let here = std::thread::current().id();
         assert_eq!(pool.threads(), 100_000);
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_is_written_once_whatever_the_threads() {
+    fn every_row_is_written_once_for_any_number_of_threads() {
         for threads in [1, 2, 5] {
             let pool = Pool::new(threads).unwrap();
             for (rows, chunk_rows) in [(1, 1), (7, 3), (64, 8), (65, 8), (3, 100)] {

@@ -1,10 +1,10 @@
-//! Reductions over the columns of a row, to be called inside [`vectorised`], in an order that depends on the length of the
-//! row alone; and over the chunks of a kernel.
+//! Reductions over the columns of a row, to be called inside [`vectorised`], in an order that
+//! depends only on the length of the row; and over the chunks of a kernel.
 
 use super::math::{exp, ln, sum, vectorised};
 use super::pool::{Pool, Rows};
 
-/// Partial results: one or more vectors of them, whichever vectors there are.
+/// Partial results: one or more vectors, for every vector width.
 const LANES: usize = 32;
 
 /// Sum of `term([a_i, b_i, ..])` over the columns of rows of one length.
@@ -15,7 +15,7 @@ pub(crate) fn sum_over<const N: usize>(rows: [&[f32]; N], term: impl Fn([f32; N]
     let whole = len - len % LANES;
     let mut start = 0;
     while start < whole {
-        // Arrays of known length leave no bounds to check in the inner loop.
+        // Arrays of constant length need no bounds checks in the inner loop.
         let mut blocks = [&[0f32; LANES]; N];
         for (block, row) in blocks.iter_mut().zip(rows) {
             *block = row[start..].first_chunk().expect("rows have one length");
@@ -35,7 +35,7 @@ pub(crate) fn sum_over<const N: usize>(rows: [&[f32]; N], term: impl Fn([f32; N]
     sum(LANES, |lane| lanes[lane])
 }
 
-/// Puts the first of `term(x_i, t_i)` in the place of each `x_i`, and returns the sum of the second.
+/// Replaces each `x_i` by the first of `term(x_i, t_i)`, and returns the sum of the second.
 #[inline(always)]
 pub(crate) fn replace_and_sum(
     x: &mut [f32],
@@ -60,7 +60,7 @@ pub(crate) fn replace_and_sum(
     sum(LANES, |lane| lanes[lane])
 }
 
-/// Largest element; negative infinity for an empty row. NaN is passed over.
+/// Largest element; negative infinity for an empty row. NaN is ignored.
 #[inline(always)]
 pub(crate) fn max(row: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -75,7 +75,8 @@ pub(crate) fn max(row: &[f32]) -> f32 {
     lanes.into_iter().fold(rest, larger)
 }
 
-/// `ln sum_i e^(x_i)`, from the largest element, so that nothing overflows. NaN where there is one.
+/// `ln sum_i e^(x_i)`, relative to the largest element, so that nothing overflows. NaN if any
+/// element is NaN.
 #[inline(always)]
 pub(crate) fn log_sum_exp(row: &[f32]) -> f32 {
     let largest = max(row);
@@ -159,7 +160,8 @@ mod tests {
 
     #[test]
     fn chunks_are_added_in_order() {
-        // Not a whole number of chunks. Next to 1e8, whose neighbours are 8 away, 3 is lost and 5 is not: the order shows.
+        // The last chunk is partial. Neighbors of 1e8 are 8 apart, so adding 3 is lost and adding 5
+        // is not: the order shows.
         let len = 5000;
         let partials: Vec<f32> = [3.0, 1e8, 3.0].iter().flat_map(|&x| vec![x; len]).collect();
         for (add, expected) in [(false, 1e8f32), (true, 1e8 + 8.0)] {

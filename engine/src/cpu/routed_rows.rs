@@ -1,7 +1,7 @@
-//! Rows that are routed, and matrices that hold those alone.
+//! Routed rows, and compacted matrices, which hold only those.
 //!
-//! A route is a number for each row, zero where the row takes no part. A compacted matrix has as much room as one of all rows; the
-//! routed ones come first, in order, and what lies behind them means nothing.
+//! A route is a number for each row, zero if the row takes no part. A compacted matrix has room for
+//! all rows; the routed ones come first, in order, and the rows behind them are undefined.
 
 use std::ops::Range;
 
@@ -18,7 +18,8 @@ pub(crate) fn routed<'a>(route: &[f32], room: &'a mut [f32]) -> &'a [u32] {
     &room[..count]
 }
 
-/// Of two lists of routed rows, where in each of them those stand that are in both. `room` is as long as the list, or longer.
+/// Rows that are in both of two lists of routed rows, as their positions in each list. `room` is at
+/// least as long as a list.
 pub(crate) fn common<'a>(
     (first, first_room): (&[u32], &'a mut [f32]),
     (second, second_room): (&[u32], &'a mut [f32]),
@@ -36,7 +37,7 @@ pub(crate) fn common<'a>(
     (&in_first[..count], &in_second[..count])
 }
 
-/// Where the routed rows among some of all rows stand in the list of them.
+/// Positions, in the list of routed rows, of those within `rows`.
 pub(crate) fn among(routed: &[u32], rows: &Range<usize>) -> Range<usize> {
     let before = |border: usize| routed.partition_point(|&row| (row as usize) < border);
     before(rows.start)..before(rows.end)
@@ -52,12 +53,12 @@ pub(crate) fn clear_others(routed: &[u32], rows: &Range<usize>, part: &mut [f32]
     }
 }
 
-/// A compacted matrix, cut where all rows are cut; one of all rows where there is no list of routed ones.
+/// A compacted matrix, cut by all rows; without a list of routed rows, a matrix of all rows.
 pub(crate) struct Compacted<'a> {
     values: &'a mut [f32],
     columns: usize,
     routed: Option<&'a [u32]>,
-    /// Number of the first of all rows.
+    /// Number of the first row, among all rows.
     first: usize,
 }
 
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn routed_rows_are_compacted_and_others_cleared_whatever_the_threads() {
+    fn routed_rows_are_compacted_and_others_cleared_for_any_number_of_threads() {
         for route in [
             &[1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0][..],
             &[0.0; 7],

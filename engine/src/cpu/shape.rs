@@ -1,4 +1,4 @@
-//! Matrices as products take them: their shapes, and how they lie in memory.
+//! Operands of products: shapes and layouts.
 
 /// A matrix in memory: its values, and whether it is stored transposed.
 #[derive(Debug, Clone, Copy)]
@@ -24,7 +24,8 @@ pub(crate) struct Strided<'a> {
 }
 
 impl<'a> Strided<'a> {
-    /// Consecutive columns of a matrix, whose first element `values` starts with and whose rows are `row` apart.
+    /// Consecutive columns of a matrix, whose first element `values` starts with and whose rows are
+    /// `row` apart.
     pub(crate) fn rows(values: &'a [f32], row: usize) -> Self {
         Self {
             values,

@@ -1,25 +1,28 @@
-//! Products with a factor that is mostly zeros: data of which few features are on, an activation that rarely fires.
+//! Products with a factor that is mostly zeros: data with few active features, or an activation
+//! that is rarely positive.
 //!
-//! Only what is not zero is multiplied. The factor says itself, whenever it is there, whether that pays: it is looked through
-//! until it has shown too many numbers, which in a full one is soon. A zero counts as one whatever it meets, infinities
-//! included, as in the sparse matrices of other libraries.
+//! Only nonzero elements are multiplied. Each product tests whether that pays: it scans the factor
+//! until it has seen too many nonzeros, which in a dense factor is soon. A zero times infinity
+//! counts as zero, as in other libraries for sparse matrices.
 
 use super::math::vectorised;
 use super::pool::{Pool, Rows};
 use super::shape::{Matrix, Shape};
 use crate::ops::grain_rows;
 
-/// One of so many elements of the factor may differ from zero.
+/// A factor is sparse if at most one in so many of its elements is nonzero.
 const RARITY: usize = 16;
-/// Fewer columns of the other factor are not worth a look, nor is a factor of fewer elements.
+/// Fewest columns of the other factor, and fewest elements of the sparse one, that are worth a
+/// scan.
 const FEWEST_COLUMNS: usize = 32;
 const FEWEST_ELEMENTS: usize = 1 << 12;
-/// Chunks of a transposed factor, each of which looks through all of its rows.
+/// Chunks of a transposed factor; each scans all of its rows.
 const CHUNKS: usize = 8;
-/// Elements that are looked at together.
+/// Elements that are tested together.
 const BLOCK: usize = 16;
 
-/// `out = [out +] alpha a b`, where `a` is mostly zeros and `b` is stored `[k, n]`; else does nothing and says so.
+/// `out = [out +] alpha a b`, where `a` is mostly zeros and `b` is stored `[k, n]`. Returns whether
+/// it did; otherwise `out` is unchanged.
 pub(crate) fn product(
     pool: &Pool,
     shape: Shape,
@@ -57,7 +60,8 @@ pub(crate) fn product(
                     out.0.fill(0.0);
                 }
                 if a.transposed {
-                    // Row `i` of `a` `[k, m]` holds what row `i` of `b` is worth to each row of the result.
+                    // Row `i` of `a` `[k, m]` holds the weight of row `i` of `b` in each row of the
+                    // result.
                     for (i, a) in product.a.chunks_exact(m).enumerate() {
                         each(
                             &a[rows.clone()],
@@ -99,7 +103,7 @@ impl Product<'_> {
     }
 }
 
-/// Whether at most one element of [`RARITY`] differs from zero.
+/// Whether at most one element in [`RARITY`] differs from zero.
 #[inline(always)]
 fn is_sparse(values: &[f32]) -> bool {
     let most = values.len() / RARITY;
@@ -113,11 +117,11 @@ fn is_sparse(values: &[f32]) -> bool {
     true
 }
 
-/// Calls `work` with the place and value of every element that differs from zero, in order.
+/// Calls `work` with the index and value of every nonzero element, in order.
 #[inline(always)]
 fn each(values: &[f32], mut work: impl FnMut(usize, f32)) {
     for (block, values) in values.chunks(BLOCK).enumerate() {
-        // Without its sign a zero has no bits.
+        // The shift drops the sign, so that -0 counts as zero.
         let bits = values.iter().fold(0, |bits, x| bits | (x.to_bits() << 1));
         if bits != 0 {
             for (at, &value) in values.iter().enumerate() {
@@ -133,7 +137,7 @@ fn each(values: &[f32], mut work: impl FnMut(usize, f32)) {
 mod tests {
     use super::*;
 
-    /// Whole numbers between -2 and 2, of which one in `rarity` is not zero.
+    /// Integers between -2 and 2, of which one in `rarity` is not zero.
     fn numbers(len: usize, rarity: usize) -> Vec<f32> {
         let value = |i: usize| match (i * 7919) % rarity {
             0 => [1.0, -2.0, 2.0, -1.0][i % 4],
@@ -142,7 +146,7 @@ mod tests {
         (0..len).map(value).collect()
     }
 
-    /// Whether it was done; whole numbers, so any order of sums gives the same bits.
+    /// Whether the sparse product was made. Integers: any order of sums gives the same bits.
     fn check(shape: Shape, rarity: usize, transposed: bool, add: bool) -> bool {
         let Shape { m, n, k } = shape;
         let (a, b) = (numbers(m * k, rarity), numbers(k * n, 2));
@@ -172,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_zero_is_multiplied() {
+    fn sparse_factors_give_the_dense_product() {
         for (m, n, k) in [
             (1000, 70, 33),
             (33, 70, 1000),
@@ -186,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn full_and_small_factors_are_left_to_others() {
+    fn dense_and_small_factors_are_not_multiplied() {
         let shape = Shape {
             m: 100,
             n: 40,
@@ -199,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn no_number_is_taken_for_a_zero() {
+    fn nan_and_the_smallest_numbers_count_as_nonzero() {
         let mut values = vec![0.0; 100];
         values[3] = -0.0;
         for (place, value) in [(15, f32::NAN), (16, 1e-45), (99, f32::NEG_INFINITY)] {

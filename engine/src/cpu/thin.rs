@@ -1,13 +1,13 @@
-//! Products of a long matrix with a small one, and the small product of two long ones: the shapes of toys, for which packing
-//! both operands costs more than multiplying them.
+//! Products of a long matrix with a small one, and small products of two long ones: the shapes of
+//! toy models, for which packing both operands costs more than multiplying them.
 //!
 //! ```text
-//! narrow   out[i, j] = sum_l a[i, l] b[l, j]      a row by row, b small, laid out once in panels of a few columns
-//! sums     out[i, j] = sum_l a[l, i] b[l, j]      both row by row, out small and kept in registers
+//! narrow   out[i, j] = sum_l a[i, l] b[l, j]    a row by row, b small, packed once in narrow panels
+//! sums     out[i, j] = sum_l a[l, i] b[l, j]    both row by row, out small and kept in registers
 //! ```
 //!
-//! A tile of the result, [`ROWS`] numbers by two vectors, stays in registers through its whole sum, which is made in order:
-//! a result does not depend on what lies around it.
+//! A tile of the result, [`ROWS`] rows by two vectors, stays in registers for its whole sum, which
+//! is made in order: a result does not depend on its neighbors.
 
 use pulp::{Simd, WithSimd};
 
@@ -17,7 +17,7 @@ const ROWS: usize = 6;
 /// Vectors of a row of a tile.
 const VECTORS: usize = 2;
 
-/// The longest vector there is.
+/// Lanes of the longest vector.
 const MOST_LANES: usize = 16;
 
 /// f32s that hold the panels of `b`.
@@ -25,13 +25,14 @@ pub(super) fn panels_len(k: usize, n: usize) -> usize {
     k * (n + MOST_LANES)
 }
 
-/// Columns from `start` on that make a panel, as vectors.
+/// Vectors in the panel that begins at column `start`.
 #[inline(always)]
 fn panel_vectors<S: Simd>(n: usize, start: usize) -> usize {
     (n - start).div_ceil(S::F32_LANES).min(VECTORS)
 }
 
-/// Lays out `b`, `[k, n]` or stored transposed, so that a panel's rows follow each other; columns past the end are zeros.
+/// Packs `b`, `[k, n]` or stored transposed, so that a panel's rows follow each other; columns past
+/// the end are zeros.
 pub(super) struct LayOut<'a> {
     pub(super) b: &'a [f32],
     pub(super) transposed: bool,
@@ -159,7 +160,7 @@ fn tile<S: Simd, const R: usize, const V: usize>(
     tile
 }
 
-/// `out = [out +] alpha values`, as far as `out` reaches.
+/// `out = [out +] alpha values`, for the length of `out`.
 #[inline(always)]
 fn write<S: Simd, const V: usize>(
     simd: S,
@@ -200,7 +201,7 @@ fn write<S: Simd, const V: usize>(
     }
 }
 
-/// Writes the first `N` numbers, by instructions that are known where this is compiled; returns the others.
+/// Writes the first `N` numbers, with a length that is known at compile time; returns the others.
 #[inline(always)]
 fn begin<'o, 'r, const N: usize>(
     out: &'o mut [f32],
@@ -230,7 +231,8 @@ impl WithSimd for Sums<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        // The wider operand lies along the lanes. Its last tile may begin inside the one before, whose sums it makes again.
+        // The wider operand lies along the lanes. Its last tile may overlap the one before, and
+        // computes those sums again.
         let wide = self.m.max(self.n);
         let mut start = 0;
         while start < wide {
@@ -248,7 +250,7 @@ impl WithSimd for Sums<'_> {
 }
 
 impl Sums<'_> {
-    /// The columns of the wider operand from `start` on, with all of the narrower.
+    /// Columns of the wider operand from `start` on, with all of the narrower.
     #[inline(always)]
     fn columns<S: Simd, const V: usize>(&mut self, simd: S, start: usize) {
         let narrow = self.m.min(self.n);
@@ -362,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_of_any_width_make_the_product() {
+    fn all_vector_widths_give_the_product() {
         for [m, n, k] in [[13, 3, 5], [7, 20, 2], [6, 70, 9], [20, 45, 8], [45, 3, 8]] {
             let (a, b) = (numbers(m * k, 3), numbers(n * k, 5));
             // Both stored [.., k].

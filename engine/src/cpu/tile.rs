@@ -1,4 +1,4 @@
-//! Tiles of a matrix that several threads write: rows and columns of which each element has one writer.
+//! Tiles of a matrix that several threads write: rows and columns, each element with one writer.
 #![expect(
     unsafe_code,
     reason = "tiles side by side interleave in memory, where slices cannot tell them apart"
@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::pool::Parts;
 
-/// Some rows and columns of a matrix, written by whoever holds them.
+/// Some rows and columns of a matrix, with the right to write them.
 pub(crate) struct Tile<'a> {
     start: *mut f32,
     rows: usize,
@@ -19,7 +19,7 @@ pub(crate) struct Tile<'a> {
 }
 
 impl<'a> Tile<'a> {
-    /// A matrix that lies in memory whole.
+    /// A whole contiguous matrix.
     pub(crate) fn whole(values: &'a mut [f32], columns: usize) -> Self {
         Self::of(values, columns, columns)
     }
@@ -58,8 +58,8 @@ impl<'a> Tile<'a> {
     /// One row.
     pub(crate) fn row(&mut self, row: usize) -> &mut [f32] {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        // SAFETY: whoever made the tile vouches for its elements: they lie in live memory that is borrowed mutably for `'a`,
-        // and are in no other tile. `&mut self` lends them once.
+        // SAFETY: the constructor guarantees the elements: they lie in live memory that is borrowed
+        // mutably for `'a`, and are in no other tile. `&mut self` lends them once.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride), self.columns) }
     }
 
@@ -68,7 +68,8 @@ impl<'a> Tile<'a> {
         (0..self.rows).for_each(|row| self.row(row).fill(value));
     }
 
-    /// Where it starts, and how far its rows are apart. Elements of `m` rows and `n` columns may be written.
+    /// Its start, and the distance of its rows. Elements of `m` rows and `n` columns may be
+    /// written.
     pub(super) fn place(&mut self, m: usize, n: usize) -> (*mut f32, usize) {
         assert!(
             m <= self.rows && n <= self.columns,
@@ -80,7 +81,7 @@ impl<'a> Tile<'a> {
     }
 }
 
-/// Columns of a matrix that are cut into tiles.
+/// The columns of a matrix that one set of tiles covers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Window {
     /// First column of the first tile.
@@ -107,7 +108,8 @@ impl Window {
     }
 }
 
-/// The tiles of a batch of matrices `[batch, rows, stride]`, numbered: in each matrix, `across` tiles in a row.
+/// The tiles of a batch of matrices `[batch, rows, stride]`, numbered: in each matrix, `across`
+/// tiles in a row.
 pub(crate) struct Tiles<'a> {
     start: *mut f32,
     rows: usize,
@@ -119,12 +121,13 @@ pub(crate) struct Tiles<'a> {
     marker: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: a range of tiles is held by one thread at a time, and tiles of different numbers share no element.
+// SAFETY: a range of tiles is held by one thread at a time, and tiles of different numbers share no
+// element.
 unsafe impl Send for Tiles<'_> {}
 
 impl<'a> Tiles<'a> {
-    /// Cuts `values`, f32 `[batch, rows, stride]`, into one set of tiles for each window. Windows follow each other, or their
-    /// tiles take turns.
+    /// Cuts `values`, f32 `[batch, rows, stride]`, into one set of tiles for each window. Windows
+    /// follow each other, or their tiles alternate.
     ///
     /// # Panics
     ///
@@ -138,12 +141,13 @@ impl<'a> Tiles<'a> {
         let (start, end) = (windows[0].first, windows[N - 1].end(1));
         let pairs = || windows.iter().zip(&windows[1..]);
         let follow = pairs().all(|(one, next)| next.first >= one.end(across));
-        // The first tiles of all windows lie within one step, which is the same for all.
-        let take_turns = pairs()
+        // Alternating tiles: the first tiles of all windows lie within one step, which is the same
+        // for all.
+        let alternate = pairs()
             .all(|(one, next)| next.first >= one.end(1) && next.step == one.step)
             && end <= start + windows[0].step;
         assert!(
-            windows.iter().all(|window| window.columns <= window.step) && (follow || take_turns),
+            windows.iter().all(|window| window.columns <= window.step) && (follow || alternate),
             "windows {windows:?} of {across} overlap"
         );
         assert!(
@@ -165,7 +169,7 @@ impl<'a> Tiles<'a> {
         })
     }
 
-    /// The tile of a number, which must be one of the chunk's.
+    /// The tile of a number, which must belong to the chunk.
     pub(crate) fn tile(&mut self, number: usize) -> Tile<'_> {
         assert!(self.numbers.contains(&number), "{number}");
         let (matrix, column) = (number / self.across, number % self.across);
@@ -203,7 +207,8 @@ mod tests {
 
     #[test]
     fn each_element_is_in_one_tile() {
-        // Two matrices of 3 rows and 7 columns: tiles of 2 and 1 columns, two of each, and a column that is in none.
+        // Two matrices of 3 rows and 7 columns: tiles of 2 and 1 columns, two of each, and a column
+        // that is in none.
         let mut values = vec![0.0; 2 * 3 * 7];
         let windows = [Window::side_by_side(0, 2), Window::side_by_side(5, 1)];
         let [wide, narrow] = Tiles::cut(&mut values, (3, 7), 2, windows);
@@ -242,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_of_several_windows_may_take_turns() {
+    fn tiles_of_several_windows_may_alternate() {
         let mut values = vec![0.0; 12];
         let window = |first, columns| Window {
             first,
@@ -263,7 +268,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "of 2 overlap")]
-    fn tiles_that_take_turns_and_overlap_are_refused() {
+    fn tiles_that_alternate_and_overlap_are_refused() {
         let window = |first, columns| Window {
             first,
             columns,

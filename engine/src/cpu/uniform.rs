@@ -1,8 +1,8 @@
 //! The draws of a tensor of rows, many counters at once.
 //!
-//! The numbers are those of [`Stream::uniform`], made from the same words: a vector holds one word of as many counters as it has
-//! lanes, and two vectors of each are interleaved, because a round waits for itself. Counters run on from row to row, so
-//! short rows leave no lane idle.
+//! The numbers are those of [`Stream::uniform`]. A vector holds one word of as many counters as it
+//! has lanes, and two vectors of each word are interleaved, because each round depends on the one
+//! before. Counters run on from row to row, so short rows leave no lane idle.
 
 use pulp::{Simd, WithSimd};
 use spd_draws::{MULTIPLIERS, ROUNDS, Stream, keys, uniform};
@@ -13,7 +13,7 @@ use crate::step_parameters::StepParameters;
 /// Counters of a call of the widest vectors: two vectors of 16 lanes.
 const COUNTERS: usize = 32;
 
-/// Numbers of a counter.
+/// Numbers from one counter.
 const NUMBERS: usize = 4;
 
 /// Vectors whose rounds are interleaved.
@@ -40,7 +40,7 @@ impl Uniforms {
         }
     }
 
-    /// The same for every part of a batch: its rows count from 0.
+    /// The same draws for every part of a batch: its rows count from 0.
     pub(crate) fn shared(self) -> Self {
         Self {
             first_row: 0,
@@ -48,7 +48,7 @@ impl Uniforms {
         }
     }
 
-    /// The draws of as many elements as `out` has, from element `start` on; rows follow each other.
+    /// The draws for `out`, from element `start` on; rows follow each other.
     #[inline(always)]
     pub(crate) fn fill(&self, start: usize, out: &mut [f32]) {
         if self.columns.is_multiple_of(NUMBERS) && start.is_multiple_of(NUMBERS) {
@@ -75,7 +75,8 @@ impl Uniforms {
         }
     }
 
-    /// A counter's numbers may belong to two rows: row by row, what the last counter has too many is left out.
+    /// A counter's four numbers may span the end of a row: row by row, surplus numbers of the last
+    /// counter are dropped.
     fn ragged(&self, start: usize, out: &mut [f32]) {
         let padded = Self {
             columns: self.columns.next_multiple_of(NUMBERS),
@@ -100,7 +101,7 @@ impl Uniforms {
         }
     }
 
-    /// The numbers of counters `first..`, of which a row has `columns / 4`.
+    /// The numbers of counters `first..`; a row has `columns / 4` of them.
     #[inline(always)]
     fn counters(&self, first: usize, out: &mut [f32]) {
         on_vectors(Counters {
@@ -179,7 +180,7 @@ fn round<S: Simd>(simd: S, [w0, w1, w2, w3]: [Word<S>; 4], key: [u32; 2]) -> [Wo
     [next0, next1, next2, next3]
 }
 
-/// The counters of a call: the block of each lane in its row, and the row.
+/// The counters of a call: for each lane its counter within the row, and the row.
 struct Place<S: Simd> {
     block: Word<S>,
     row: Word<S>,
@@ -190,7 +191,7 @@ impl<S: Simd> Place<S> {
     #[inline(always)]
     fn new(simd: S, draws: &Uniforms, first: usize) -> Self {
         let per_row = draws.columns / NUMBERS;
-        // Which counter's numbers each lane's are, after they were interleaved.
+        // The counter of each lane's numbers, after interleaving.
         let mut order = [0.0; NUMBERS * COUNTERS];
         let numbers = (0u32..).map(f32::from_bits);
         order
@@ -222,7 +223,7 @@ impl<S: Simd> Place<S> {
         }
     }
 
-    /// To the counters of the next call.
+    /// Moves to the counters of the next call.
     #[inline(always)]
     fn advance(&mut self, simd: S) {
         let call = narrow(VECTORS * S::U32_LANES);
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensors_draws_are_those_of_its_elements() {
+    fn draws_of_a_tensor_equal_those_of_its_elements() {
         for columns in [1, 3, 4, 20, 37, 64, 200, 301] {
             let draws = Uniforms::new(STREAM, &PARAMETERS, columns);
             for (start, len) in [(0, 1), (0, 700), (columns, 130), (2 * columns + 1, 333)] {
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_of_any_width_draw_the_same() {
+    fn all_vector_widths_give_the_same_draws() {
         let draws = &Uniforms::new(STREAM, &PARAMETERS, 20);
         let expected = expected(20, 40, 500);
         let with = |draw: &dyn Fn(Counters<'_>)| {

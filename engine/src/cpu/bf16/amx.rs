@@ -1,11 +1,9 @@
-//! Sums of products with AMX: `tdpbf16ps` adds 16 rows by 16 columns of 32 products to registers that hold a tile each.
+//! Sums of products with AMX: `tdpbf16ps` adds 16 rows by 16 columns of 32 products to registers
+//! that hold a tile each.
 //!
-//! Two tiles of rows times two of columns are summed at once, in four of the eight registers: each tile that is loaded is
-//! multiplied twice.
-#![expect(
-    unsafe_code,
-    reason = "instructions that not every processor has, and the language no names for"
-)]
+//! Two tiles of rows times two of columns are summed at once, in four of the eight registers: each
+//! loaded tile is multiplied twice.
+#![expect(unsafe_code, reason = "instructions without intrinsics")]
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -15,7 +13,8 @@ use std::sync::OnceLock;
 use super::Sums;
 use super::panels::{Block, SIDE};
 
-/// Whether this processor has AMX for bf16, and the kernel lets this process use its registers.
+/// Whether this processor has AMX for bf16, and the kernel permits this process to use its
+/// registers.
 pub(super) fn is_there() -> bool {
     static THERE: OnceLock<bool> = OnceLock::new();
     *THERE.get_or_init(|| has_instructions() && is_permitted())
@@ -27,15 +26,16 @@ fn has_instructions() -> bool {
     __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & BOTH == BOTH
 }
 
-/// Linux keeps the registers of tiles for processes that ask: `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`.
+/// Linux grants the tile registers to processes that ask:
+/// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`.
 fn is_permitted() -> bool {
     const REQUEST_PERMISSION: libc::c_long = 0x1023;
     const TILE_DATA: libc::c_long = 18;
-    // SAFETY: the call takes two numbers and changes nothing but what this process may use.
+    // SAFETY: the call takes two numbers and changes nothing but the permissions of this process.
     unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0 }
 }
 
-/// The shapes of the registers: palette 1, and of each the bytes of a row and the rows.
+/// Shapes of the registers: palette 1, and for each register its rows and the bytes of a row.
 #[repr(C, align(64))]
 struct Shapes {
     palette: u8,
@@ -45,9 +45,9 @@ struct Shapes {
     rows: [u8; 16],
 }
 
-/// While it lives, the registers of this thread hold 16 rows of 64 bytes each.
+/// While it lives, the tile registers of this thread are configured for 16 rows of 64 bytes each.
 pub(super) struct Tiles {
-    /// Registers stay with their thread.
+    /// Registers belong to their thread.
     thread: PhantomData<*mut u8>,
 }
 
@@ -77,22 +77,23 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: whoever made the tiles found the instruction.
+        // SAFETY: the constructor found the instruction.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
 
-/// While there are [`Tiles`].
+/// Requires live [`Tiles`].
 ///
 /// # Panics
 ///
 /// When the processor has no AMX.
 pub(super) fn multiply(rows: &[Block], columns: &[Block], sums: &mut Sums) {
-    assert!(is_there() && !rows.is_empty(), "AMX, and terms to add up");
+    assert!(is_there() && !rows.is_empty(), "AMX, and at least one term");
     assert_eq!(rows.len(), columns.len());
     const { assert!(size_of::<Block>() == 2048 && SIDE == 32) };
-    // SAFETY: the registers are configured by the caller, else the first instruction faults; tiles of 16 rows of 64 bytes lie
-    // one after the other in as many blocks of each factor as are counted, and sums are 32 rows of 128 bytes.
+    // SAFETY: the registers are configured by the caller, else the first instruction faults; each
+    // factor has as many blocks as are counted, of tiles of 16 rows of 64 bytes one after the
+    // other, and sums are 32 rows of 128 bytes.
     unsafe {
         asm!(
             "tilezero tmm0",

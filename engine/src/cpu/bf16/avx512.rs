@@ -20,7 +20,7 @@ pub(super) fn is_there() -> bool {
 
 /// # Panics
 ///
-/// When the processor has not the instruction.
+/// When the processor does not have the instruction.
 pub(super) fn multiply(rows: &[Block], columns: &[Block], sums: &mut Sums) {
     assert!(is_there(), "AVX512_BF16");
     for first in (0..SIDE).step_by(ROWS) {
@@ -40,7 +40,7 @@ unsafe fn some_rows(first: usize, rows: &[Block], columns: &[Block], sums: &mut 
         for pair in 0..16 {
             let columns = [0, 1].map(|half| {
                 let words = &columns.0[half].0[pair];
-                // SAFETY: 16 words, as aligned as a tile is.
+                // SAFETY: 16 words, aligned like a tile.
                 let words = unsafe { _mm512_load_si512(words.as_ptr().cast()) };
                 // SAFETY: both are 512 bits.
                 unsafe { transmute::<__m512i, __m512bh>(words) }
@@ -57,7 +57,7 @@ unsafe fn some_rows(first: usize, rows: &[Block], columns: &[Block], sums: &mut 
     }
     for (held, sums) in held.into_iter().zip(&mut sums.0[first..]) {
         for (held, sums) in held.into_iter().zip(sums.as_chunks_mut::<16>().0) {
-            // SAFETY: 16 sums, as aligned as all are.
+            // SAFETY: 16 sums, aligned like all sums.
             unsafe { _mm512_store_ps(sums.as_mut_ptr(), held) };
         }
     }

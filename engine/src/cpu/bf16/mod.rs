@@ -1,16 +1,17 @@
 //! Matrix products of factors that are rounded to bf16, summed in f32.
 //!
 //! ```text
-//! factors (f32)  ->  panels (bf16, laid out anew)  ->  sums of 32 rows by 32 columns (f32)  ->  out
+//! factors (f32)  ->  panels (bf16, packed)  ->  sums of 32 rows by 32 columns (f32)  ->  out
 //! ```
 //!
-//! Both factors are laid out in tiles of 16 lines of 32 terms, two to a word, as AMX takes them; AVX512_BF16 and plain
-//! vectors read the same tiles. Rounding is part of laying out, so that no pass over a factor is made for it. A frozen right factor
-//! is laid out [once for all products](lay_out).
+//! Both factors are packed in tiles of 16 lines of 32 terms, two to a word, as AMX takes them;
+//! AVX512_BF16 and plain vectors read the same tiles. Packing rounds too, so that no extra pass
+//! over a factor is made. A frozen right factor is packed [once for all products](lay_out).
 //!
-//! A product of two bf16 numbers is exact in f32 (8 bits times 8 bits), so what differs among processors is how sums of at most
-//! `k` terms are rounded: each within `k 2^-24` of the sum of magnitudes. AMX and AVX512_BF16 also take numbers below 2^-126 for
-//! 0 (Intel, Architecture Instruction Set Extensions: TDPBF16PS, VDPBF16PS). AVX512_BF16 runs on a Zen 4; AMX is proven on an emulated
+//! A product of two bf16 numbers is exact in f32 (8 bits times 8 bits), so processors differ only
+//! in the rounding of sums of at most `k` terms: each within `k 2^-24` of the sum of magnitudes.
+//! AMX and AVX512_BF16 also treat numbers below 2^-126 as 0 (Intel, Architecture Instruction Set
+//! Extensions: TDPBF16PS, VDPBF16PS). AVX512_BF16 runs on a Zen 4; AMX is tested on an emulated
 //! processor, and no real one has run it yet.
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -29,14 +30,15 @@ use super::shape::{Shape, Strided};
 pub(crate) use panels::Panel;
 use panels::{Block, Order, SIDE};
 
-/// Terms of a sum that are laid out at a time, and columns: a panel of each factor stays in a near cache.
+/// Terms of a sum and columns that are packed at a time: a panel of each factor stays in a near
+/// cache.
 const SUMS: usize = 512;
 const COLUMNS: usize = 512;
 
 /// Bytes that a thread holds for products: panels of both factors.
 pub(crate) const PANELS: usize = SUMS * (SIDE + COLUMNS) * size_of::<u16>();
 
-/// What multiplies pairs of bf16 and adds them to f32.
+/// Instructions that multiply pairs of bf16 and add them to f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unit {
     /// Vectors of f32: two products for each word.
@@ -51,9 +53,9 @@ enum Unit {
 
 /// Whether this processor multiplies bf16 faster than f32: with AMX or AVX512_BF16.
 ///
-/// The environment variable `SPD_BF16_PRODUCTS`, `on` or `off`, answers in its place, so that a machine can be tested as if it
-/// were another, and `slow` for one that [is slower](bf16_is_slower). Where it says `on` and there are no such instructions, plain vectors
-/// multiply, with the same roundings.
+/// The environment variable `SPD_BF16_PRODUCTS` overrides it, so that a machine can be tested as if
+/// it were another: `on`, `off`, or `slow` for a processor that [is slower](bf16_is_slower). With
+/// `on` and no such instructions, plain vectors multiply, with the same roundings.
 pub fn has_bf16_products() -> bool {
     match std::env::var_os("SPD_BF16_PRODUCTS") {
         Some(answer) if answer == "on" || answer == "slow" => true,
@@ -62,8 +64,8 @@ pub fn has_bf16_products() -> bool {
     }
 }
 
-/// Whether a step whose products are of bf16 takes longer here than one of f32: on Intel's processors with AVX512_BF16 and without AMX
-/// 1.4 to 1.8 times.
+/// Whether a step with bf16 products takes longer here than one in f32: on Intel processors with
+/// AVX512_BF16 and without AMX 1.4 to 1.8 times.
 pub fn bf16_is_slower() -> bool {
     match std::env::var_os("SPD_BF16_PRODUCTS") {
         Some(answer) => answer == "slow",
@@ -81,7 +83,7 @@ fn is_slower(_: Unit, _: [u8; 12]) -> bool {
     false
 }
 
-/// The name of this processor's maker.
+/// Vendor of this processor, from `cpuid`.
 fn vendor() -> [u8; 12] {
     let mut name = [0; 12];
     #[cfg(target_arch = "x86_64")]
@@ -97,8 +99,8 @@ fn vendor() -> [u8; 12] {
     name
 }
 
-/// The instructions that decide how a program rounds on this processor, such as `AVX-512, AVX512_BF16`. Processors that have the same
-/// compute the same bits.
+/// The instructions that decide how a program rounds on this processor, such as
+/// `AVX-512, AVX512_BF16`. Processors with the same instructions compute the same bits.
 pub fn instructions() -> String {
     let mut found = Vec::new();
     #[cfg(target_arch = "x86_64")]
@@ -117,7 +119,7 @@ pub fn instructions() -> String {
 }
 
 impl Unit {
-    /// As processors' makers call it.
+    /// Name by which processor vendors call it.
     fn name(self) -> &'static str {
         match self {
             Self::Vectors => "bf16 by f32",
@@ -128,13 +130,13 @@ impl Unit {
         }
     }
 
-    /// The fastest that this processor has.
+    /// The fastest unit of this processor.
     fn best() -> Self {
         static BEST: OnceLock<Unit> = OnceLock::new();
         *BEST.get_or_init(|| *Self::all().last().expect("vectors are everywhere"))
     }
 
-    /// Those that this processor has, the fastest last.
+    /// The units of this processor, the fastest last.
     fn all() -> Vec<Self> {
         let mut all = vec![Self::Vectors];
         #[cfg(target_arch = "x86_64")]
@@ -148,7 +150,7 @@ impl Unit {
         all
     }
 
-    /// Sums of products of as many terms as there are in the blocks: rows laid out by line, columns by term.
+    /// Sums of products over all terms of the blocks: rows packed by line, columns by term.
     fn multiply(self, rows: &[Block], columns: &[Block], sums: &mut Sums) {
         assert_eq!(rows.len(), columns.len(), "sums are of one length");
         match self {
@@ -166,11 +168,12 @@ impl Unit {
 struct Sums([[f32; SIDE]; SIDE]);
 
 impl Sums {
-    /// `out = [out +] alpha sums`, of the first rows and columns.
+    /// `out = [out +] alpha sums`, for the first rows and columns.
     ///
     /// # Safety
     ///
-    /// `out` plus `row * stride + column` must be writable for all of them, and not be touched by anyone else meanwhile.
+    /// `out` plus `row * stride + column` must be writable for all of them, and not be accessed by
+    /// others meanwhile.
     #[expect(unsafe_code, reason = "as for `multiply`")]
     unsafe fn write(
         &self,
@@ -197,13 +200,13 @@ thread_local! {
 /// The right factor of a product.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Factor<'a> {
-    /// Laid out for this product alone.
+    /// Packed for this product alone.
     Matrix(Strided<'a>),
-    /// A part of one that was laid out before.
+    /// A part of a factor that is packed already.
     LaidOut(LaidOut<'a>),
 }
 
-/// Columns of a matrix from one on, and terms from one on, where all are laid out; both begin at multiples of [`SIDE`].
+/// Columns and terms of a packed matrix, from a first one on; both begin at multiples of [`SIDE`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaidOut<'a> {
     pub(crate) panel: &'a Panel,
@@ -212,7 +215,7 @@ pub(crate) struct LaidOut<'a> {
 }
 
 impl<'a> LaidOut<'a> {
-    /// The blocks of [`SIDE`] columns, and of those terms.
+    /// The blocks of [`SIDE`] columns, and of these terms.
     fn strip(&self, column: usize, terms: &Range<usize>) -> &'a [Block] {
         let (column, first) = (self.column + column, self.term + terms.start);
         debug_assert!(column.is_multiple_of(SIDE) && first.is_multiple_of(SIDE));
@@ -220,7 +223,7 @@ impl<'a> LaidOut<'a> {
     }
 }
 
-/// Lays out all of a matrix, `[k, n]` or stored `[n, k]`, as the right factor of products to come.
+/// Packs all of a matrix, `[k, n]` or stored `[n, k]`, as the right factor of later products.
 pub(crate) fn lay_out(values: &[f32], [rows, columns]: [usize; 2], transposed: bool) -> Panel {
     let stored = Strided::rows(values, columns);
     let (by_column, lines, terms) = if transposed {
@@ -236,16 +239,16 @@ pub(crate) fn lay_out(values: &[f32], [rows, columns]: [usize; 2], transposed: b
     panel
 }
 
-/// `out = [out +] alpha a b` on the thread of the caller, with both factors rounded to bf16.
+/// `out = [out +] alpha a b` on the caller's thread, with both factors rounded to bf16.
 ///
 /// # Safety
 ///
-/// `out` plus `row * stride + column` must be writable for all `m x n` elements, each in a place of its own that nobody else
-/// touches meanwhile.
+/// `out` plus `row * stride + column` must be writable for all `m x n` elements, each at an address
+/// of its own that nothing else accesses meanwhile.
 ///
 /// # Panics
 ///
-/// When a factor is shorter than the shape says, or there are no terms to add up.
+/// When a factor is shorter than the shape, or there are no terms.
 #[expect(
     unsafe_code,
     reason = "results of several threads interleave in memory"
@@ -302,7 +305,8 @@ unsafe fn multiply_on(
                         };
                         unit.multiply(rows.strip(0), columns, &mut sums);
                         let to = out.wrapping_add(first_row * stride + start);
-                        // SAFETY: the caller's promise: these rows and columns are inside the shape.
+                        // SAFETY: the caller's promise: these rows and columns are inside the
+                        // shape.
                         unsafe {
                             sums.write([of_line.len(), of_sums.len()], alpha, (to, stride, adds))
                         };
@@ -322,7 +326,7 @@ mod tests {
 
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     #[test]
-    fn bf16_is_slower_on_intel_s_processors_that_have_vectors_of_it_alone() {
+    fn bf16_is_slower_on_intel_processors_with_avx512_bf16_and_no_amx() {
         let (intel, amd) = (*b"GenuineIntel", *b"AuthenticAMD");
         assert!(is_slower(Unit::Avx512, intel));
         for (unit, vendor) in [
@@ -335,10 +339,11 @@ mod tests {
         assert_eq!(vendor(), vendor());
     }
 
-    // Every unit of this processor, every way a factor may lie, sizes around those of tiles, panels and strips. The sums are
-    // within `(k + 4) 2^-24` of the sum of magnitudes: `k` additions, two more products, and the addition to `out`.
+    // Every unit of this processor, every layout of a factor, sizes around those of tiles, panels
+    // and strips. The sums are within `(k + 4) 2^-24` of the sum of magnitudes: `k` additions, two
+    // more products, and the addition to `out`.
     #[test]
-    fn every_unit_adds_up_the_products_of_rounded_factors() {
+    fn all_units_sum_products_of_rounded_factors() {
         let shapes = [
             (1, 1, 1),
             (3, 5, 7),
@@ -403,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_stays_none() {
+    fn nan_and_infinity_are_kept() {
         for unit in Unit::all() {
             for (x, expected) in [
                 (f32::NAN, f32::NAN),

@@ -1,4 +1,4 @@
-//! Factors laid out anew: rounded to bf16, two terms to a word, in tiles that fit the registers of AMX.
+//! Packed factors: rounded to bf16, two terms to a word, in tiles that fit the registers of AMX.
 
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ pub(super) struct Tile(pub(super) [[u32; 16]; 16]);
 pub(super) struct Block(pub(super) [Tile; 2]);
 
 impl Block {
-    /// Some rows of a tile, counted over both: as many lines, laid out by line.
+    /// Some rows of a block, counted over both tiles: as many lines, packed by line.
     #[inline(always)]
     pub(super) fn rows<const N: usize>(&self, first: usize) -> &[[u32; 16]; N] {
         let rows = self.0[first / 16].0[first % 16..].first_chunk();
@@ -31,16 +31,17 @@ impl Block {
     }
 }
 
-/// What a row of a tile is. A word holds two terms of one line, the earlier one in its lower half.
+/// Meaning of a row of a tile. A word holds two terms of one line, the earlier one in its lower
+/// half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// A line.
+    /// One line.
     ByLine,
     /// Two terms, of all lines.
     ByTerm,
 }
 
-/// Lines of a factor: strips of [`SIDE`] lines, each as many blocks as there are terms for.
+/// Packed lines of a factor: strips of [`SIDE`] lines, each with enough blocks for all terms.
 #[derive(Debug)]
 pub(crate) struct Panel {
     blocks: Vec<Block>,
@@ -64,12 +65,12 @@ impl Panel {
         lines.div_ceil(SIDE) * terms.div_ceil(SIDE) * size_of::<Block>()
     }
 
-    /// The blocks of a strip, as it was last filled.
+    /// The blocks of a strip, from its last [`fill`](Self::fill).
     pub(super) fn strip(&self, index: usize) -> &[Block] {
         &self.blocks[index * self.deep..][..self.deep]
     }
 
-    /// Takes lines and terms of a matrix `[lines, terms]`; what is missing of a block is 0.
+    /// Packs lines and terms of a matrix `[lines, terms]`; the rest of a block is 0.
     ///
     /// # Panics
     ///
@@ -114,7 +115,7 @@ impl Tile {
         let natural = if matrix.column == 1 && terms.len() == SIDE {
             for (line, words) in lines.zip(&mut self.0) {
                 let values = &values[line * matrix.row + terms.start..][..SIDE];
-                // Halves of words one after the other: the narrowing that vectors have.
+                // Halves of words one after the other: vectors can narrow in this order.
                 let mut halves = [0u16; SIDE];
                 for (half, value) in halves.iter_mut().zip(values) {
                     *half = (rounded(*value) >> 16) as u16;
@@ -140,7 +141,8 @@ impl Tile {
         }
     }
 
-    /// Where lines or terms end, one by one. It is compiled apart: with wide vectors it would be gathered.
+    /// Fills blocks at the end of lines or terms, one by one. A function of its own: inlined, wide
+    /// vectors would turn it into gathers.
     #[inline(never)]
     fn fill_ends(&mut self, matrix: Strided<'_>, lines: Range<usize>, terms: Range<usize>) {
         for (line, words) in lines.zip(&mut self.0) {
@@ -164,7 +166,7 @@ impl Tile {
     }
 }
 
-/// Two numbers in a word, each rounded to the nearest bf16 and to even between two.
+/// Two numbers in a word, each rounded to the nearest bf16, ties to even.
 #[inline(always)]
 fn pair([low, high]: [f32; 2]) -> u32 {
     rounded(low) >> 16 | rounded(high) & 0xffff_0000
@@ -186,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_rounded_as_bf16_is() {
+    fn rounding_agrees_with_the_half_crate() {
         let upper = [
             0, 1, 0x007f, 0x0080, 0x3f80, 0x3f81, 0x7f7e, 0x7f7f, 0x7f80, 0x7f81, 0x7fff,
         ];
@@ -204,7 +206,7 @@ mod tests {
         }
     }
 
-    // Of every element its place, by the definition: a matrix whose elements are numbers that bf16 holds.
+    // The place of every element, by definition: the matrix holds integers that bf16 represents.
     #[test]
     fn lines_and_terms_have_their_places() {
         let value = |line: usize, term: usize| ((line * 37 + term * 11) % 251) as f32;

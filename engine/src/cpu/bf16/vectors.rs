@@ -1,4 +1,4 @@
-//! Sums of products on vectors of f32, whatever the processor has: what any machine tests the others by.
+//! Sums of products on vectors of f32, on every processor: the other units are tested against it.
 
 use pulp::{Simd, WithSimd};
 
@@ -11,11 +11,11 @@ const ROWS: usize = 8;
 /// Columns of a tile.
 const COLUMNS: usize = 16;
 
-/// Of each half of the columns, every term that is laid out.
+/// For each half of the columns, all packed terms.
 type Terms = [[[f32; COLUMNS]; SUMS]; 2];
 
 pub(super) fn multiply(rows: &[Block], columns: &[Block], sums: &mut Sums) {
-    assert!(rows.len() <= SUMS / SIDE, "as many terms as are laid out");
+    assert!(rows.len() <= SUMS / SIDE, "at most one panel of terms");
     let mut terms: Terms = [[[0.0; COLUMNS]; SUMS]; 2];
     for (half, terms) in terms.iter_mut().enumerate() {
         let pairs = columns.iter().flat_map(|block| &block.0[half].0);

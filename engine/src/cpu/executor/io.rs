@@ -1,4 +1,4 @@
-//! What the host gives a program before a replay, and what it reads of it afterwards.
+//! Inputs and outputs of a replay.
 #![expect(unsafe_code, reason = "inputs and outputs are pieces of the arena")]
 
 use super::super::frame::View;
@@ -33,7 +33,8 @@ impl Executor {
     pub fn input(&mut self, name: &str) -> &mut [f32] {
         let view = self.input_view(name);
         assert_eq!(view.dtype, DType::F32, "input `{name}` holds f32");
-        // SAFETY: inputs lie in the arena for the whole life of the executor; `&mut self` forbids replays.
+        // SAFETY: inputs lie in the arena for the whole life of the executor; `&mut self` forbids
+        // replays.
         unsafe { std::slice::from_raw_parts_mut(view.start.cast::<f32>(), view.len) }
     }
 
@@ -49,7 +50,7 @@ impl Executor {
         unsafe { std::slice::from_raw_parts_mut(view.start.cast::<u32>(), view.len) }
     }
 
-    /// An input as words, whatever they stand for.
+    /// An input as words, of either type.
     #[cfg(any(test, feature = "compare-emulated"))]
     pub(crate) fn input_words(&mut self, name: &str) -> &mut [u32] {
         let view = self.input_view(name);
@@ -70,7 +71,7 @@ impl Executor {
         self.outputs.iter().map(|(name, ..)| name.as_str())
     }
 
-    /// An output of the last replay, unless another program has had the arena since.
+    /// An output of the last replay, valid until another program has the arena.
     ///
     /// # Panics
     ///
@@ -82,7 +83,8 @@ impl Executor {
             Place::Store(slot) => store.get(slot),
             Place::Arena(offset) => {
                 let start = self.arena().start();
-                // SAFETY: the plan's offsets and lengths lie inside the arena; every bit pattern is an f32.
+                // SAFETY: the plan's offsets and lengths lie inside the arena; every bit pattern is
+                // an f32.
                 unsafe { std::slice::from_raw_parts(start.add(offset).cast::<f32>(), ty.len()) }
             }
         }

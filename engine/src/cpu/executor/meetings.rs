@@ -1,5 +1,5 @@
-//! Where a program meets those of other ranks: an all-reduce starts when what it sums is made, and is waited for before the sum is first
-//! read. Between the two, other ops run.
+//! All-reduces of a program: each starts when its operand is computed, and is waited for before the
+//! sum is first read. Between the two, other ops run.
 #![expect(unsafe_code, reason = "parts and sums are pieces of the arena")]
 
 use super::super::frame::View;
@@ -20,7 +20,7 @@ pub(super) struct Meetings {
 #[derive(Debug)]
 struct Meeting {
     sum: Sum,
-    /// The op in whose place it starts.
+    /// The op at which it starts.
     made: usize,
     part: View,
     whole: View,
@@ -74,7 +74,7 @@ impl Meetings {
         meetings
     }
 
-    /// How many there are.
+    /// Number of all-reduces.
     pub(super) fn sums(&self) -> usize {
         self.all.len()
     }
@@ -84,32 +84,35 @@ impl Meetings {
         self.elements
     }
 
-    /// Everything that lies in the arena.
+    /// All views into the arena.
     pub(super) fn views(&mut self) -> impl Iterator<Item = &mut View> {
         self.all
             .iter_mut()
             .flat_map(|meeting| [&mut meeting.part, &mut meeting.whole])
     }
 
-    /// Starts the all-reduce that is in the place of an op. Whether there is one.
+    /// Starts the all-reduce at the position of an op. Returns whether there is one.
     pub(super) fn start(&self, op: usize, ranks: &dyn Ranks) -> bool {
         let Some(number) = self.starts[op] else {
             return false;
         };
         let Meeting { sum, part, .. } = &self.all[number];
-        // SAFETY: the plan keeps what an op reads in its place, inside the arena, until the op has run; nothing else runs now.
+        // SAFETY: the plan keeps an op's operands in the arena until the op has run; nothing else
+        // runs now.
         let part = unsafe { std::slice::from_raw_parts(part.start.cast::<f32>(), part.len) };
         ranks.start(*sum, part);
         true
     }
 
-    /// Waits for the sums that an op is the first to read; `count` is told whose time that was.
+    /// Waits for the sums that an op is the first to read; `count` is called with the op of each
+    /// all-reduce.
     pub(super) fn wait(&self, op: usize, ranks: &dyn Ranks, count: &mut dyn FnMut(usize)) {
         for &number in &self.waits[op] {
             let Meeting {
                 sum, made, whole, ..
             } = &self.all[number];
-            // SAFETY: the place of a result, which the plan gives to nothing else from where it is made to where it is last read.
+            // SAFETY: the place of a result, which the plan gives to nothing else until its last
+            // reader has run.
             let to =
                 unsafe { std::slice::from_raw_parts_mut(whole.start.cast::<f32>(), whole.len) };
             ranks.wait(*sum, to);

@@ -1,4 +1,4 @@
-//! Replays a program.
+//! Replays a program on the CPU.
 
 mod io;
 mod meetings;
@@ -25,21 +25,21 @@ use prepared_op::{PreparedOp, prepare};
 #[cfg(feature = "compare-emulated")]
 pub(crate) use repeat::{Found, Repeat};
 
-/// A program and its plan; in an arena, ready to be replayed on the CPU.
+/// A program and its plan; with an arena, ready to be replayed on the CPU.
 pub struct Executor {
     plan: Plan,
     ops: Vec<PreparedOp>,
     arena: Option<Arena>,
-    /// Address of the arena that the views point into; 0 before there is one.
+    /// Address of the arena that the views point into; 0 before the first.
     base: usize,
     inputs: Vec<(String, View)>,
     outputs: Vec<(String, Place, Type)>,
-    /// Numbers of the next replay.
+    /// Parameters of the next replay.
     pub parameters: StepParameters,
     scalars: Vec<String>,
     profile: Option<Vec<Duration>>,
     pool: Arc<Pool>,
-    /// Where it meets other ranks.
+    /// All-reduces with other ranks.
     meetings: Meetings,
     ranks: Option<Arc<dyn Ranks>>,
     #[cfg(feature = "compare-emulated")]
@@ -47,7 +47,7 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Plans a program and makes an arena for it alone. The only allocation: a replay makes none of its own.
+    /// Plans a program and makes an arena for it alone. A replay allocates nothing of its own.
     ///
     /// # Panics
     ///
@@ -59,11 +59,12 @@ impl Executor {
         executor
     }
 
-    /// Plans a program, which runs when it is given an [`Arena`].
+    /// Plans a program, which runs once it has an [`Arena`].
     ///
     /// # Panics
     ///
-    /// When the program holds bf16 values: on the CPU, [`Precision::Bf16`](crate::Precision::Bf16) is what products round their factors to.
+    /// When the program holds bf16 values: on the CPU, [`Precision::Bf16`](crate::Precision::Bf16)
+    /// only rounds the factors of products.
     pub fn planned(builder: &Builder, pool: Arc<Pool>) -> Self {
         assert!(
             builder.types.iter().all(|ty| ty.dtype != DType::Bf16),
@@ -118,11 +119,11 @@ impl Executor {
         }
     }
 
-    /// Takes an arena to run in. What another program left there is overwritten.
+    /// Takes an arena to run in, and overwrites its contents.
     ///
     /// # Panics
     ///
-    /// When the arena is smaller than the plan asks for.
+    /// When the arena is smaller than the plan.
     pub fn attach(&mut self, arena: Arena) {
         assert!(
             arena.bytes() >= self.plan.arena_bytes(),
@@ -143,28 +144,28 @@ impl Executor {
         self.arena = Some(arena);
     }
 
-    /// Gives the arena up for another program to run in; nothing where there is none.
+    /// Gives up the arena, if there is one, for another program to run in.
     pub fn detach(&mut self) -> Option<Arena> {
         self.arena.take()
     }
 
-    /// Order and places.
+    /// The plan: order of ops and places of values.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// The threads it runs on.
+    /// Its threads.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 
-    /// Has its all-reduces meet those of other ranks.
+    /// Connects its all-reduces to those of other ranks.
     pub fn meet(&mut self, ranks: Arc<dyn Ranks>) {
         ranks.expect(self.meetings.sums(), self.meetings.elements());
         self.ranks = Some(ranks);
     }
 
-    /// Elements of the sums over other ranks, at each replay.
+    /// Elements that each replay all-reduces.
     pub fn all_reduced_elements(&self) -> usize {
         self.meetings.elements()
     }
@@ -173,18 +174,19 @@ impl Executor {
         self.arena.as_ref().expect("a program runs in an arena")
     }
 
-    /// Runs the program once. Allocates nothing of its own (`allocations::a_replay_allocates_nothing`) but what the first replay in
-    /// an arena [lays out](Self::laid_out); the `gemm-f32` crate packs operands into buffers of its own, and rayon's queue takes a
-    /// block for every 63 replays.
+    /// Runs the program once. Allocates nothing of its own
+    /// (`allocations::a_replay_allocates_nothing`) but the factors that the first replay in an
+    /// arena [packs](Self::laid_out); the `gemm-f32` crate packs operands into buffers of its own,
+    /// and rayon's queue allocates a block for every 63 replays.
     ///
     /// # Panics
     ///
-    /// When it has no arena, or has all-reduces and no ranks to meet.
+    /// When it has no arena, or has all-reduces and no ranks.
     pub fn run(&mut self, store: &mut Store) {
         self.arena();
         assert!(
             self.ranks.is_some() || self.meetings.sums() == 0,
-            "the program of a block meets those of other ranks"
+            "a program with all-reduces has ranks"
         );
         #[cfg(feature = "compare-emulated")]
         let found = self.repeated(store);
@@ -193,7 +195,7 @@ impl Executor {
         self.compare(found, store);
     }
 
-    /// The replay of a program whose arena is there.
+    /// The replay of a program that has an arena.
     fn replay(&mut self, store: &mut Store) {
         let Self {
             ops,
@@ -211,7 +213,7 @@ impl Executor {
             factors.make(store, factor);
         }
         let factors = &*factors;
-        // A thread of the pool runs the ops, so that their chunks start without waking anyone.
+        // A thread of the pool runs the ops, so that their chunks start without a wake-up.
         pool.enter(|| {
             for (index, op) in ops.iter_mut().enumerate() {
                 let mut clock = profile.as_mut().map(|times| (times, Instant::now()));
@@ -255,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_take_turns_in_one_arena() {
+    fn programs_share_one_arena() {
         let (pool, mut store) = (Arc::new(Pool::single()), Store::new());
         let mut programs = [square(3, &pool), square(1000, &pool)];
         let largest = programs.iter().map(|p| p.plan().arena_bytes()).max();
@@ -272,7 +274,7 @@ mod tests {
                 arena = program.detach().unwrap();
             }
         }
-        // Another arena, elsewhere, does as well.
+        // Another arena, at another address, works too.
         let other = Arena::new(arena.bytes()).unwrap();
         assert_ne!(other.start(), arena.start());
         let [program, _] = &mut programs;
@@ -286,22 +288,23 @@ mod tests {
     }
 
     #[test]
-    fn a_replay_changes_what_it_writes_and_nothing_that_it_reads() {
+    fn a_replay_changes_only_the_tensors_it_writes() {
         let (mut b, mut store) = (Builder::new(), Store::new());
         let [w, halt] = ["w", "halt"].map(|name| store.zeros(name, &[2]));
         store.freeze(w);
         let [weights, stop] = [w, halt].map(|slot| b.persistent(&store, slot));
         let norm = b.gradient_norm(&[weights]).unwrap();
         b.halt(stop, &[norm]).unwrap();
-        // It shares all values, until one of the two stores changes them.
+        // The copy shares all values until one of the two stores changes them.
         let before = store.copy();
         Executor::new(&b, Arc::new(Pool::single())).run(&mut store);
         let shared = [w, halt].map(|slot| store.get(slot).as_ptr() == before.get(slot).as_ptr());
         assert_eq!(shared, [true, false]);
     }
 
-    /// `y = x W^T + c`, its squares, their gradient, `W + x^T x`, and rows of `W`, in a precision, with `W` and `c` rounded to bf16 and
-    /// held so or in f32; and the bytes of the arena.
+    /// Outputs and bytes of the arena of a program: `y = x W^T + c`, its squares, their gradient,
+    /// `W + x^T x`, and rows of `W`, in a precision. `W` and `c` are rounded to bf16 and held in
+    /// bf16 or in f32.
     fn of_rounded(precision: Precision, holds: bool, threads: usize) -> (Vec<u32>, usize) {
         let (rows, inner, outer) = (70, 40, 40);
         let (mut b, mut store) = (Builder::with_precision(precision), Store::new());
@@ -345,13 +348,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_in_bf16_is_widened_by_who_reads_it() {
+    fn tensors_held_in_bf16_are_widened_for_each_reader() {
         for precision in [Precision::F32, Precision::Bf16] {
             let (expected, bytes) = of_rounded(precision, false, 1);
             for threads in [1, 3] {
                 let (found, more) = of_rounded(precision, true, threads);
                 assert_eq!(found, expected, "{precision:?} {threads}");
-                // One op has room for the matrix and the bias.
+                // The largest op has scratch for the widened matrix and bias.
                 assert!(more <= bytes + 4 * 40 * 41 + 2 * 64, "{bytes} {more}");
             }
         }

@@ -1,4 +1,4 @@
-//! An op whose operands have their places.
+//! An op with the addresses of its operands.
 #![expect(
     unsafe_code,
     reason = "operands are pieces of one arena, placed by the plan"
@@ -19,14 +19,14 @@ use crate::step_parameters::StepParameters;
 use crate::store::{Slot, Store, Values};
 use crate::value::{DType, Type};
 
-/// An op of a program, with where its operands lie.
+/// An op of a program, with the addresses of its operands.
 pub(super) struct PreparedOp {
     pub(super) op: Arc<dyn Op>,
     pub(super) types: Vec<Type>,
     pub(super) inputs: Vec<View>,
-    /// Inputs that lie in the store, whose address is looked up at each replay.
+    /// Inputs in the store, whose addresses are looked up at each replay.
     pub(super) stored: Vec<(usize, Slot)>,
-    /// Inputs that the store holds in bf16, and where they are widened to at each replay.
+    /// Inputs that the store holds in bf16, and the memory that each replay widens them to.
     pub(super) widened: Vec<(Slot, View)>,
     /// Inputs that it writes to.
     pub(super) writes: Range<usize>,
@@ -35,17 +35,17 @@ pub(super) struct PreparedOp {
     pub(super) copies: Vec<(View, usize)>,
     pub(super) stored_copies: Vec<(Slot, usize)>,
     pub(super) scratch: View,
-    /// What a kernel has taken of its frame.
+    /// Which operands the kernel has taken from its frame.
     pub(super) taken: Vec<bool>,
     pub(super) precision: Precision,
-    /// Frozen right factors of its products, where those are of bf16.
+    /// Frozen right factors of its bf16 products.
     pub(super) laid_out: Vec<RightFactor>,
     pub(super) part: &'static str,
     pub(super) work: OpProfile,
 }
 
 impl PreparedOp {
-    /// Everything that lies in the arena.
+    /// All views into the arena.
     pub(super) fn views(&mut self) -> impl Iterator<Item = &mut View> {
         let stored: Vec<usize> = self.stored.iter().map(|&(index, _)| index).collect();
         let inputs = self.inputs.iter_mut().enumerate();
@@ -65,7 +65,7 @@ impl PreparedOp {
         (pool, factors): (&Pool, &Factors),
     ) {
         for &(index, slot) in &self.stored {
-            // Only what is written counts as changed, here or on a device.
+            // Only tensors that are written count as changed, on the host or a device.
             let (start, len, dtype): (*mut u8, _, _) = if self.writes.contains(&index) {
                 let values = store.get_mut(slot);
                 (values.as_mut_ptr().cast(), values.len(), DType::F32)
@@ -82,13 +82,15 @@ impl PreparedOp {
             self.inputs[index] = View { start, len, dtype };
         }
         for &(slot, to) in &self.widened {
-            // SAFETY: the plan gives it room of its own, as long as the tensor, beside the op's scratch.
+            // SAFETY: the plan gives it memory of its own, as long as the tensor, beside the op's
+            // scratch.
             let to = unsafe { std::slice::from_raw_parts_mut(to.start.cast(), to.len) };
             widen(pool, store.named(slot).values, to);
         }
         for &(from, output) in &self.copies {
             let to = self.outputs[output];
-            // SAFETY: the plan gives an output that is not in place a block of its own, as long as `from`.
+            // SAFETY: the plan gives an output that is not in place a block of its own, as long as
+            // `from`.
             unsafe { std::ptr::copy_nonoverlapping(from.start, to.start, 4 * to.len) };
         }
         for &(slot, output) in &self.stored_copies {
@@ -111,18 +113,19 @@ impl PreparedOp {
             laid_out: &self.laid_out,
             factors,
         };
-        // SAFETY: the plan keeps an op's inputs, outputs and scratch in places that do not overlap while it runs
-        // (`plan::tests::live_values_do_not_overlap`), aligned to 64 bytes, inside the arena. What lies in the store is held
-        // mutably, and a tensor that an op writes to is one of its inputs once (`Builder::op`).
+        // SAFETY: the plan keeps an op's inputs, outputs and scratch in places that do not overlap
+        // while it runs (`plan::tests::live_values_do_not_overlap`), aligned to 64 bytes, inside
+        // the arena. Tensors of the store are held mutably, and a tensor that an op writes to is
+        // one of its inputs once (`Builder::op`).
         let mut frame = unsafe { Frame::new(operands, parameters, pool) };
         self.op.run(&mut frame);
     }
 }
 
-/// Writes bf16 values in f32, where they are exact.
+/// Widens bf16 values to f32, which is exact.
 fn widen(pool: &Pool, held: Values<'_>, to: &mut [f32]) {
     let Values::Bf16(from) = held else {
-        unreachable!("a program is run with the store that it was built for");
+        unreachable!("a program runs with the store that it was built for");
     };
     pool.run(to.len(), GRAIN, Rows(to, 1), |range, to| {
         for (to, from) in to.0.iter_mut().zip(&from[range]) {

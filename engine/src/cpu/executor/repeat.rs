@@ -1,4 +1,4 @@
-//! Replays that are repeated elsewhere and compared.
+//! Repeats replays on another device and compares the results.
 #![expect(unsafe_code, reason = "inputs are pieces of the arena")]
 
 use super::Executor;
@@ -8,9 +8,10 @@ use crate::store::Store;
 /// Names and values of outputs, then of the tensors of the store.
 pub(crate) type Found = Vec<(String, Vec<f32>)>;
 
-/// Repeats replays of a program elsewhere.
+/// Another device that repeats replays of a program.
 pub(crate) trait Repeat: Send {
-    /// Repeats what the executor is about to do, and says what it found, where that is to be compared.
+    /// Repeats the replay that the executor is about to run. Returns its results, if they are to be
+    /// compared.
     ///
     /// - `inputs`: names and words
     fn run(
@@ -20,21 +21,21 @@ pub(crate) trait Repeat: Send {
         store: &Store,
     ) -> Option<Found>;
 
-    /// Compares what it found with what the executor did.
+    /// Compares the repeated replay with the executor's.
     ///
     /// # Panics
     ///
-    /// When it differs.
+    /// When they differ.
     fn compare(&self, found: &Found, expected: Vec<&[f32]>);
 }
 
 impl Executor {
-    /// Has replays repeated elsewhere, and compared.
+    /// Has replays repeated and compared.
     pub(crate) fn repeat(&mut self, repeat: impl Repeat + 'static) {
         self.repeat = Some(Box::new(repeat));
     }
 
-    /// What the next replay finds elsewhere.
+    /// Results of the next replay on the other device.
     pub(super) fn repeated(&mut self, store: &Store) -> Option<Found> {
         let inputs = self.inputs.iter().map(|(name, view)| {
             // SAFETY: as for `input`; both types of inputs have elements of four bytes.
@@ -45,7 +46,7 @@ impl Executor {
         self.repeat.as_mut()?.run(inputs, &self.parameters, store)
     }
 
-    /// Compares it with the replay that has been made.
+    /// Compares them with those of the executor's replay.
     pub(super) fn compare(&self, found: Option<Found>, store: &Store) {
         let outputs = self.output_names().map(|name| self.output(name, store));
         let tensors: Vec<_> = store.slots().map(|slot| store.read(slot)).collect();

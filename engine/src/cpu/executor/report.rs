@@ -1,4 +1,4 @@
-//! What a program takes: time by op and by part, and memory beside its arena.
+//! Time of a program by op and by part, and its memory beside the arena.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ impl Executor {
         self.profile = Some(vec![Duration::ZERO; self.ops.len()]);
     }
 
-    /// Stops the clock of the ops, and returns what each [part](crate::Builder::part) of the program took since
-    /// [`Executor::start_profile`], in the order in which they first ran.
+    /// Stops the clock of the ops, and returns the time of each [part](crate::Builder::part) of the
+    /// program since [`Executor::start_profile`], in the order in which they first ran.
     pub fn part_times(&mut self) -> Vec<(&'static str, Duration)> {
         let mut parts: Vec<(&'static str, Duration)> = Vec::new();
         let times = self.profile.take().unwrap_or_default();
@@ -35,7 +35,7 @@ impl Executor {
         self.inputs.iter().map(|(_, view)| 4 * view.len).sum()
     }
 
-    /// Bytes that each thread holds at most beside the arena: what it lays out anew for a product.
+    /// Most bytes that a thread holds beside the arena, for its packed parts of products.
     pub fn packed_bytes(&self) -> usize {
         let of_op = |op: &PreparedOp| match op.precision {
             Precision::F32 | Precision::Tf32 => {
@@ -46,13 +46,14 @@ impl Executor {
         self.ops.iter().map(of_op).max().unwrap_or(0)
     }
 
-    /// For each product in bf16 with a frozen right factor: the matrix, whether the product reads it transposed, and the bytes that it
-    /// takes beside the arena. It is laid out by the first replay, once for all products and all programs that share the arena.
+    /// For each bf16 product with a frozen right factor: the matrix, whether the product reads it
+    /// transposed, and the bytes of its packed form outside the arena. The first replay packs it,
+    /// once for all products and all programs that share the arena.
     pub fn laid_out(&self) -> impl Iterator<Item = ((Slot, bool), usize)> {
         self.ops.iter().flat_map(|op| {
             op.laid_out.iter().map(|factor| {
                 let ty = &op.types[factor.input];
-                // As many for a matrix as for its transpose.
+                // The same for a matrix and its transpose.
                 let bytes = Panel::bytes(ty.rows(), ty.columns());
                 ((factor.slot, factor.transposed), bytes)
             })
