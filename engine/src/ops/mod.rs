@@ -1,24 +1,31 @@
-//! The operations, one folder each, in groups: shape rule, gradient rule and derivation in `mod.rs`, CPU kernel in `cpu.rs`, CUDA
-//! kernels in `kernel.cu` and their launches in `cuda.rs`.
+//! The ops, one folder each, in groups: shape rule, gradient rule and derivation in `mod.rs`, CPU
+//! kernel in `cpu.rs`, CUDA kernels in `kernel.cu` and their launches in `cuda.rs`.
 //!
 //! # Adding an op
 //!
-//! What is computed element by element, and a sum of that over all elements, is an expression ([`Expr`]): a method of
-//! [`Builder`](crate::Builder) in `basic/elementwise/functions.rs`, or wherever it is needed, and one use in `cuda/every_op.rs`. Its
-//! gradient and its kernels come from the expression.
+//! An element-wise function, or a sum of one over all elements, is an expression ([`Expr`]): a
+//! method of [`Builder`](crate::Builder) in `basic/elementwise/functions.rs`, or next to its only
+//! caller, and one use in `cuda/every_op.rs`. Its gradient and its kernels follow from the
+//! expression.
 //!
-//! Of the others, [`softmax`](crate::Builder::softmax) is the smallest example of each of these files:
+//! For other ops, [`softmax`](crate::Builder::softmax) is the smallest example of each of these
+//! files:
 //!
-//! - `ops/GROUP/NAME/mod.rs`: a struct of the op's settings that implements [`Op`](crate::Op), one for its gradient, and the method of
-//!   [`Builder`](crate::Builder) that checks shapes and adds it. The head of the file derives the gradient. `Op` has defaults for all
-//!   but the name and the two kernels; by default the result is of the type of the first input, and there is no gradient.
-//! - `ops/GROUP/NAME/cpu.rs`: reads and writes the views of a [`Frame`](crate::cpu::Frame). What several threads write is cut by shape
-//!   alone, so that the bits are the same for any number of threads.
-//! - `ops/GROUP/NAME/kernel.cu`, `cuda.rs`: kernels without atomics, and their launches ([`Lowering`](crate::cuda::Lowering)).
+//! - `ops/GROUP/NAME/mod.rs`: a struct of the op's settings that implements [`Op`](crate::Op), one
+//!   for its gradient, and the method of [`Builder`](crate::Builder) that checks shapes and adds
+//!   it. Its module doc derives the gradient. `Op` has defaults for everything but the name and the
+//!   two kernels; by default the result is of the type of the first input, and there is no
+//!   gradient.
+//! - `ops/GROUP/NAME/cpu.rs`: reads and writes the views of a [`Frame`](crate::cpu::Frame). Work
+//!   for several threads is cut by shape alone, so that the bits are the same for any number of
+//!   threads.
+//! - `ops/GROUP/NAME/kernel.cu`, `cuda.rs`: kernels without atomics, and their launches
+//!   ([`Lowering`](crate::cuda::Lowering)).
 //! - `ops/GROUP/mod.rs`: one line for the module, one for its name.
-//! - `cuda/every_op.rs`: one use of it, from which the tests of all kernels take it.
+//! - `cuda/every_op.rs`: one use of it, which the tests of all kernels run.
 //!
-//! Its tests compare value and gradient with candle's by `oracle.rs`, which runs the CUDA kernels on the emulated device as well.
+//! Its tests compare value and gradient with candle's by `oracle.rs`, which runs the CUDA kernels
+//! on the emulated device as well.
 
 mod basic;
 mod importance;

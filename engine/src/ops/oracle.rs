@@ -1,4 +1,4 @@
-//! The independent oracle: an op's value and gradients against the same formula in candle tensors.
+//! An independent oracle: an op's value and gradients against the same formula in candle tensors.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) struct Sample {
 /// Normal numbers, the same for the same seed.
 pub(crate) fn random(dims: &[usize], seed: u64) -> Sample {
     let mut values = vec![0.0; dims.iter().product()];
-    // What tolerances were seen with.
+    // Tolerances were chosen with these draws.
     let stream = spd_draws::Stream::new(spd_draws::Purpose::TargetInit, 0, 0);
     stream.fill_normal(seed, 0, 0, &mut values);
     Sample {
@@ -31,10 +31,10 @@ pub(crate) fn random(dims: &[usize], seed: u64) -> Sample {
     }
 }
 
-/// A device's name, and the tensors that it found.
+/// A device's name, and its tensors.
 type OnDevice = (&'static str, Vec<Vec<f32>>);
 
-/// An expression in both languages, at one point.
+/// An expression in ops and in candle, at one point.
 pub(crate) struct Oracle {
     samples: Vec<Sample>,
     tokens: Vec<(String, Vec<usize>, Vec<u32>)>,
@@ -42,15 +42,16 @@ pub(crate) struct Oracle {
     ours: Vec<Vec<f32>>,
     upstream: Sample,
     candle: Vec<Vec<f32>>,
-    /// Ours on a device, where there is one, and its name: in f32, and with all in bf16 that can be.
+    /// Results of a device, if there is one, and its name: in f32, and with everything in bf16 that
+    /// can be.
     device: [Option<OnDevice>; 2],
     on_device: bool,
-    /// Times 2^-9 of the largest element that the second may be off by.
+    /// Tolerance of the second, in 2^-9 of the largest element.
     roundings: f32,
 }
 
 impl Oracle {
-    /// At the point `samples`; gradients are asked for with respect to all of them.
+    /// The expression at `samples`, with gradients for all of them.
     pub(crate) fn new(samples: &[Sample]) -> Self {
         Self {
             samples: samples.to_vec(),
@@ -65,33 +66,33 @@ impl Oracle {
         }
     }
 
-    /// Adds an input of token ids for ours; candle's side captures its own.
+    /// Adds an input of token ids for the ops; candle's closure captures its own.
     pub(crate) fn tokens(mut self, name: &str, dims: &[usize], ids: &[u32]) -> Self {
         self.tokens
             .push((name.to_owned(), dims.to_vec(), ids.to_vec()));
         self
     }
 
-    /// Leaves devices out.
+    /// Runs on the CPU only.
     pub(crate) fn on_cpu_alone(mut self) -> Self {
         self.on_device = false;
         self
     }
 
-    /// How many values are rounded to bf16 one after the other, where it is not the 4 of a single op and its gradient: each may
-    /// be off by 2^-9 of itself.
+    /// Sets the number of values that are rounded to bf16 one after the other, each with an error
+    /// of 2^-9; 4, for a single op and its gradient, by default.
     pub(crate) fn roundings(mut self, roundings: f32) -> Self {
         self.roundings = roundings;
         self
     }
 
-    /// Asks for no gradient of the sample `index`.
+    /// Leaves out the gradient of the sample `index`.
     pub(crate) fn constant(mut self, index: usize) -> Self {
         self.constant.push(index);
         self
     }
 
-    /// What the host writes, as words.
+    /// The inputs, as words.
     fn inputs(&self) -> Vec<(&str, Vec<u32>)> {
         let upstream = self.upstream.values.iter().map(|x| x.to_bits()).collect();
         let tokens = self.tokens.iter();
@@ -163,11 +164,11 @@ impl Oracle {
             executor.run(&mut store);
             assert!(
                 bits(&first) == bits(&read(&executor, &store)),
-                "a replay repeats its bits"
+                "a second replay has other bits"
             );
             assert!(
                 threads == 1 || bits(&first) == bits(&self.ours),
-                "threads do not change a bit"
+                "the bits depend on the number of threads"
             );
             self.ours = first;
         }
@@ -206,7 +207,8 @@ impl Oracle {
         self
     }
 
-    /// Both agree within `tolerance` times the largest element (at least 1) of each tensor.
+    /// Asserts that both agree within `tolerance` times the largest element (at least 1) of each
+    /// tensor.
     pub(crate) fn agree(self, tolerance: f32) {
         assert_eq!(self.ours.len(), self.candle.len());
         for (index, (ours, candle)) in self.ours.iter().zip(&self.candle).enumerate() {
@@ -217,7 +219,7 @@ impl Oracle {
                 tolerance,
             );
         }
-        // The kernels of the device are other code, and are held to the same bound.
+        // The device's kernels are separate code with the same tolerance.
         let tolerances = [
             ("f32", tolerance),
             ("bf16", tolerance + self.roundings / 512.0),

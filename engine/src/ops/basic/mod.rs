@@ -1,4 +1,4 @@
-//! Mathematics that any model needs.
+//! Ops for any model.
 
 mod all_reduce;
 mod columns;

@@ -1,5 +1,5 @@
-//! Importance functions: networks from component activations to logits, gates from these to importances, and the penalty on
-//! importances.
+//! Importance functions: networks from component activations to logits, gates from logits to
+//! importances, and the penalty on importances.
 
 mod component_mlp;
 mod gates;

@@ -1,5 +1,5 @@
-//! Sites whose components are masked: random numbers, masks, an adversary's next sources, products of the rows that are routed, and the
-//! site's output.
+//! Component sites: random numbers, masks, an adversary's next sources, products over routed rows,
+//! and the site's output.
 
 mod ascend;
 pub(crate) mod draws;

@@ -1,4 +1,4 @@
-//! What a transformer is made of beside products.
+//! Ops of a transformer beside products.
 
 mod attention;
 mod embedding;

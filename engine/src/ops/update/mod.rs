@@ -1,4 +1,4 @@
-//! What a step ends with: norms of gradients, the update, and the check that all is finite.
+//! End of a step: gradient norms, the update, and the check that all gradients are finite.
 
 mod adamw;
 mod gradient_norm;

@@ -1,8 +1,9 @@
-//! Where the blocks of a batch meet: see [`blocks`](crate::blocks).
+//! Sums over the [`blocks`](crate::blocks) of a batch.
 //!
-//! A loss over a batch is `L = sum_k f_k(w, s)`, a sum over blocks `k`, with `s = sum_k s_k` the sums that the blocks share. [`PerBlock`]
-//! marks a `w` that every block reads: its gradient is `dL/dw = sum_k df_k/dw`, an all-reduce of what each block finds. [`AllReduce`]
-//! makes `s` of the `s_k`: as `ds/ds_k = 1`, each block's gradient is that of `s`.
+//! A loss over a batch is `L = sum_k f_k(w, s)`, a sum over blocks `k`, with `s = sum_k s_k` the
+//! sums that the blocks share. [`PerBlock`] marks a `w` that every block reads: its gradient is
+//! `dL/dw = sum_k df_k/dw`, an all-reduce of each block's gradient. [`AllReduce`] computes `s` from
+//! the `s_k`: as `ds/ds_k = 1`, each block's gradient is that of `s`.
 
 use crate::cpu::Frame;
 use crate::cuda::Lowering;
@@ -11,11 +12,12 @@ use crate::ops::Elementwise;
 use crate::precision::Format::{self, Either};
 use crate::value::{DType, Type};
 
-/// The sum of a value over all blocks: of a rank's own here, and the executor adds what other ranks have.
+/// The sum of a value over all blocks. The op copies this rank's part; the executor adds those of
+/// other ranks.
 #[derive(Debug, Clone, Copy)]
 pub struct AllReduce;
 
-/// A value that is the same for all blocks, as one block reads it. A tensor of the store is read where it is.
+/// A value shared by all blocks, as one block reads it. A tensor of the store is read in place.
 #[derive(Debug, Clone, Copy)]
 pub struct PerBlock;
 

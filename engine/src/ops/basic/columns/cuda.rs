@@ -8,7 +8,7 @@ pub(super) fn value(op: &Columns, to: &mut Lowering<'_>) {
     let add = to.adds(0);
     for (index, &Run { from, to: at, len }) in op.runs.iter().enumerate() {
         let x = to.input(index);
-        // One run writes the zeros beside it.
+        // A single run also writes the zeros beside it.
         let (first, count) = if op.runs.len() == 1 && !add {
             (0, columns)
         } else {

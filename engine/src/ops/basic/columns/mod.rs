@@ -1,7 +1,8 @@
-//! Columns of tensors in another place: concatenated, sliced, or of another shape. Nothing is computed.
+//! Copies of columns: concatenation, slices, and reshapes. Nothing is computed.
 //!
-//! Each input gives a run of columns to the result; what no input gives is 0. The gradient of an input is the same backwards: the run
-//! of the gradient that it gave, and 0 in the columns that it gave nothing of.
+//! Each input gives a run of columns to the result; columns that no input gives are 0. The gradient
+//! of an input is the run backwards: the columns of the gradient that it gave, and 0 in its other
+//! columns.
 
 mod cpu;
 mod cuda;
@@ -24,7 +25,7 @@ struct Run {
     len: usize,
 }
 
-/// Copies of runs of columns. The runs cover all columns of the result, or there is one.
+/// Copies of runs of columns. The runs cover all columns of the result, or there is a single run.
 #[derive(Debug, Clone)]
 pub struct Columns {
     name: &'static str,
@@ -32,13 +33,13 @@ pub struct Columns {
     dims: Vec<usize>,
     /// Columns of a row of the result: its last dimension, unless the shape changes.
     columns: usize,
-    /// One an input.
+    /// One for each input.
     runs: Vec<Run>,
 }
 
 impl Builder {
-    /// Values side by side along the last axis, f32 `[.., c_1]`, `[.., c_2]` and so on to `[.., c_1 + c_2 + ..]`; the gradient flows to
-    /// each.
+    /// Values side by side along the last axis, f32 `[.., c_1]`, `[.., c_2]` and so on to
+    /// `[.., c_1 + c_2 + ..]`; the gradient flows to each.
     ///
     /// # Errors
     ///
@@ -74,22 +75,23 @@ impl Builder {
         self.op1(op, values)
     }
 
-    /// Some columns along the last axis, f32 `[.., c]` to `[.., range]`; the gradient flows back, and is 0 for the other columns.
+    /// Some columns along the last axis, f32 `[.., c]` to `[.., range]`; the gradient flows back,
+    /// and is 0 for the other columns.
     ///
     /// # Errors
     ///
-    /// When `x` is a scalar or no f32, or the range is empty or does not lie in the last axis.
+    /// When `x` is a scalar or not f32, or the range is empty or outside the last axis.
     pub fn slice(&mut self, x: Value, range: Range<usize>) -> Result<Value> {
         let ty = self.ty(x);
         let mut dims = ty.dims.clone();
         let Some(columns) = dims.last_mut().filter(|c| range.end <= **c) else {
             return Err(BuildError::new(
                 "slice",
-                format!("columns {range:?} are none of {ty}"),
+                format!("columns {range:?} are not in {ty}"),
             ));
         };
         if range.is_empty() {
-            let reason = format!("columns {range:?} of {ty} are none");
+            let reason = format!("columns {range:?} of {ty} are empty");
             return Err(BuildError::new("slice", reason));
         }
         *columns = range.len();
@@ -111,11 +113,11 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// When `x` is no f32, or has more or fewer elements than `dims`.
+    /// When `x` is not f32, or has another number of elements than `dims`.
     pub fn reshape(&mut self, x: Value, dims: &[usize]) -> Result<Value> {
         let ty = self.ty(x);
         if Type::f32(dims).len() != ty.len() {
-            let reason = format!("{ty} has not the elements of {dims:?}");
+            let reason = format!("{ty} does not have the elements of {dims:?}");
             return Err(BuildError::new("reshape", reason));
         }
         let columns = ty.columns();
@@ -203,7 +205,7 @@ mod tests {
     use crate::ops::oracle::{Oracle, random};
     use crate::value::Type;
 
-    // Nothing is computed, but that gradients of several readers are added up.
+    // Only gradients of several readers are added up.
     const TOLERANCE: f32 = 1e-6;
 
     #[test]
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn operands_that_do_not_fit_are_refused() {
         let mut b = Builder::new();
         let [x, other, scalar] = [("x", &[2, 3][..]), ("other", &[3, 3]), ("scalar", &[])]
             .map(|(name, dims)| b.input(name, &Type::f32(dims)).unwrap());
@@ -275,15 +277,15 @@ mod tests {
             ),
             (
                 b.slice(x, 1..4),
-                "slice: columns 1..4 are none of f32 [2, 3]",
+                "slice: columns 1..4 are not in f32 [2, 3]",
             ),
             (
                 b.slice(x, 2..2),
-                "slice: columns 2..2 of f32 [2, 3] are none",
+                "slice: columns 2..2 of f32 [2, 3] are empty",
             ),
             (
                 b.reshape(x, &[5]),
-                "reshape: f32 [2, 3] has not the elements of [5]",
+                "reshape: f32 [2, 3] does not have the elements of [5]",
             ),
         ] {
             assert_eq!(found.unwrap_err().to_string(), expected);

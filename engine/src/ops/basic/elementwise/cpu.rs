@@ -11,13 +11,13 @@ use crate::cpu::reduce::sum_over;
 use crate::cpu::{Frame, PerChunk, Rows};
 use crate::ops::GRAIN;
 
-/// Elements that a register holds: several stay in the first cache.
+/// Elements of a register: several registers stay in the first-level cache.
 const TILE: usize = 1024;
 
 type Registers = [[f32; TILE]];
 
 thread_local! {
-    /// Those of the steps, and the result that a sum is over.
+    /// Registers of the steps, and of the result that a sum is over.
     static OF_THREAD: RefCell<[[f32; TILE]; REGISTERS + 1]> =
         const { RefCell::new([[0.0; TILE]; REGISTERS + 1]) };
 }
@@ -32,7 +32,7 @@ pub(super) fn run(op: &Elementwise, frame: &mut Frame<'_>) {
     let frame = &*frame;
     let parts = (Rows(first, 1), second.map(|(second, _)| Rows(second, 1)));
     let len = parts.0.0.len();
-    // Where nothing is kept between steps, each goes through a whole chunk.
+    // If no step uses a register, each processes a whole chunk.
     let keeps = !op.steps.steps.iter().all(Step::is_free_of_registers);
     let tile = if keeps { TILE } else { GRAIN };
     frame.pool.run(len, GRAIN, parts, |range, (first, second)| {
@@ -87,7 +87,7 @@ pub(super) fn sum(op: &Elementwise, len: usize, frame: &mut Frame<'_>) -> f64 {
     partials.iter().map(|&partial| f64::from(partial)).sum()
 }
 
-/// What is the same for all elements, for tiles of up to `len`.
+/// Computes the numbers that are the same for all elements, for tiles of up to `len`.
 #[inline(always)]
 fn start(op: &Elementwise, frame: &Frame<'_>, len: usize, registers: &mut Registers) {
     for (register, fill) in registers.iter_mut().zip(&op.steps.fills) {
@@ -146,7 +146,7 @@ fn run_step(
     act(step.action, read, to, add);
 }
 
-/// One step.
+/// Runs one step.
 #[inline(always)]
 fn act<'a>(action: Action, read: impl Fn(From) -> &'a [f32], to: &mut [f32], add: bool) {
     match action {

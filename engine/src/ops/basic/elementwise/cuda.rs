@@ -47,8 +47,8 @@ pub(super) fn sum(op: &Elementwise, (len, factor): (usize, f64), to: &mut Loweri
     to.sum_parts(sums, (to.output(0), to.adds(0)), factor);
 }
 
-/// The steps for one element: operands are `a<i>` from `first` on, their elements as `element` says, registers are `r<i>`, and results
-/// `z<i>`.
+/// The steps for one element: operands are `a<i>` from `first` on, `element` gives their elements,
+/// registers are `r<i>`, and results `z<i>`.
 fn steps(op: &Elementwise, first: usize, element: impl Fn(usize) -> String) -> String {
     let mut text = String::new();
     for (index, is_scalar) in op.is_scalar.iter().enumerate() {

@@ -1,10 +1,10 @@
-//! What an element-wise op computes of an element of each of its operands, and the derivative of it.
+//! Expressions of an element of each operand, and their derivatives.
 
 use std::fmt;
 use std::ops::{Add, Div, Mul, Sub};
 use std::sync::Arc;
 
-/// Which of the two GELUs.
+/// The two forms of GELU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GeluKind {
     /// By the normal distribution: PyTorch's default.
@@ -13,7 +13,7 @@ pub enum GeluKind {
     Tanh,
 }
 
-/// A function of one number. NaN makes NaN.
+/// A function of one number. NaN gives NaN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Function {
     /// `max(x, 0)`.
@@ -33,7 +33,7 @@ pub(super) enum Operator {
     Sub,
     Mul,
     Div,
-    /// The second where the first is above 0, and 0 elsewhere.
+    /// The second if the first is above 0, else 0.
     Gate,
 }
 
@@ -47,8 +47,9 @@ pub(super) enum Term {
     Both(Operator, Expr, Expr),
 }
 
-/// A number that is computed of an element of each operand, in f32: what [`Builder::elementwise`](crate::Builder::elementwise) takes.
-/// Numbers stand for themselves: `x.clone() * 2.0`.
+/// A number computed from an element of each operand, in f32, for
+/// [`Builder::elementwise`](crate::Builder::elementwise). Rust numbers convert to constants:
+/// `x.clone() * 2.0`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Expr(pub(super) Arc<Term>);
 
@@ -68,7 +69,7 @@ impl Expr {
         }
     }
 
-    /// Nothing is computed that is known before.
+    /// Folds constants.
     fn both(operator: Operator, a: Self, b: Self) -> Self {
         let is = |x: &Self, number: f32| x.constant() == Some(number);
         if let (Some(a), Some(b)) = (a.constant(), b.constant()) {
@@ -85,7 +86,8 @@ impl Expr {
             Operator::Add if is(&a, 0.0) => b,
             Operator::Mul | Operator::Div if is(&b, 1.0) => a,
             Operator::Mul if is(&a, 1.0) => b,
-            // Also of NaN: what a derivative does not depend on.
+            // Even if the other factor may be NaN: a derivative with respect to an unused operand
+            // is 0.
             Operator::Mul if is(&a, 0.0) || is(&b, 0.0) => Self::from(0.0),
             Operator::Div | Operator::Gate if is(&a, 0.0) => Self::from(0.0),
             Operator::Gate if is(&b, 0.0) => b,
@@ -93,7 +95,7 @@ impl Expr {
                 Term::Both(Operator::Gate, condition, one) if is(one, 1.0) => {
                     Self::both(Operator::Gate, condition.clone(), b)
                 }
-                // Of the slope of a square: what it is multiplied by is often the same for all elements.
+                // From the slope of a square: the other factor is often the same for all elements.
                 Term::Both(Operator::Add, x, same) if x == same => x * (b * 2.0),
                 _ => Self(Arc::new(Term::Both(operator, a, b))),
             },
@@ -113,7 +115,8 @@ impl Expr {
         Self::of(Function::Relu, self)
     }
 
-    /// `e^x`, relative error below 2e-7; 0 and infinity are approached, not reached: `x` is clamped to [-87, 88] on the CPU.
+    /// `e^x`, relative error below 2e-7. On the CPU `x` is clamped to [-87, 88], so 0 and infinity
+    /// are not reached.
     #[must_use]
     pub fn exp(&self) -> Self {
         Self::of(Function::Exp, self)
@@ -143,7 +146,7 @@ impl Expr {
         Self::of(Function::Gelu(kind), self)
     }
 
-    /// `self`, where `condition` is above 0, and 0 elsewhere; no gradient passes to the condition.
+    /// `self` if `condition` is above 0, else 0; no gradient passes to the condition.
     #[must_use]
     pub fn where_positive(&self, condition: &Self) -> Self {
         Self::both(Operator::Gate, condition.clone(), self.clone())
@@ -166,7 +169,7 @@ impl Expr {
                         let square = x * x;
                         (&square * -0.5).exp() * FRAC_1_SQRT_2_PI * (2.0 - square)
                     }
-                    // Of a function of x alone, in the place of which x stands again.
+                    // A function of x alone, into which x is substituted again.
                     Function::GeluSlope(GeluKind::Tanh) => {
                         let slope = gelu_tanh(&Self::operand(0)).derivative(0);
                         slope
@@ -189,7 +192,7 @@ impl Expr {
         }
     }
 
-    /// With other expressions in the place of some: of what `known` gives something for.
+    /// Replaces each subexpression for which `known` gives another.
     pub(super) fn replaced(&self, known: &mut impl FnMut(&Self) -> Option<Self>) -> Self {
         if let Some(known) = known(self) {
             return known;

@@ -42,7 +42,8 @@ impl Builder {
         })
     }
 
-    /// `max(x, 0)`, f32 of any shape; NaN stays NaN. The gradient flows where `x > 0`, and not at 0, as in PyTorch.
+    /// `max(x, 0)`, f32 of any shape; NaN stays NaN. The gradient flows if `x > 0`, and not at 0,
+    /// as in PyTorch.
     ///
     /// # Errors
     ///
@@ -87,7 +88,8 @@ impl Builder {
         self.elementwise(["gelu", "gelu_grad"], [x], |[x]| x.gelu(kind))
     }
 
-    /// `silu(gate) * up`, f32 of one shape; the gradient flows to both. Shazeer, "GLU variants improve transformer", 2020.
+    /// `silu(gate) * up`, f32 of one shape; the gradient flows to both. Shazeer, "GLU variants
+    /// improve transformer", 2020.
     ///
     /// # Errors
     ///
@@ -120,7 +122,8 @@ impl Builder {
         self.elementwise_sum(["mean", "mean_grad"], factor, [x], |[x]| x)
     }
 
-    /// Mean over all elements of the squared difference of two f32 of one shape, to a scalar. The gradient flows to both.
+    /// Mean over all elements of the squared difference of two f32 of one shape, to a scalar. The
+    /// gradient flows to both.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
-//! What is computed element by element, written down as an expression: its gradient is the derivative of it, the CPU goes through its
-//! steps a tile at a time, and a device gets it as the text of a kernel. A function, or a sum of one over all elements, is a line of
-//! `functions.rs`.
+//! Element-wise ops, written as expressions: the gradient is the derivative of the expression, the
+//! CPU runs its steps a tile at a time, and a device gets the text of a kernel. A function, or a
+//! sum of one over all elements, is a line of `functions.rs`.
 
 mod cpu;
 mod cuda;
@@ -25,7 +25,7 @@ use crate::op::{BuildError, Builder, ExpensiveOps, Gradients, NodeView, Op, Resu
 use crate::precision::Format::{self, Either};
 use crate::value::{DType, Type, Value};
 
-/// Results of one op, at most: gradients of two operands are made in one pass.
+/// Most results of one op: gradients of two operands are made in one pass.
 const RESULTS: usize = 2;
 
 /// One or two expressions of some operands, element by element.
@@ -34,9 +34,10 @@ pub struct Elementwise {
     /// Its name, and that of its gradient.
     names: [&'static str; 2],
     results: Vec<Expr>,
-    /// Operands that are a scalar beside larger ones: it stands for all of their elements.
+    /// For each operand, whether it is a scalar beside larger ones, and stands for all of their
+    /// elements.
     is_scalar: Vec<bool>,
-    /// Shape of the results, where no operand has it.
+    /// Shape of the results, if no operand has it.
     dims: Option<Vec<usize>>,
     steps: Steps,
 }
@@ -55,8 +56,9 @@ impl fmt::Debug for Elementwise {
 }
 
 impl Builder {
-    /// An expression of elements of f32 of one shape, and of scalars, each of which stands for all elements. It has that shape, and the
-    /// gradient flows to each of `values`. `names` are its own and that of its gradient, in errors and profiles.
+    /// An expression of elements of f32 of one shape, and of scalars, each of which stands for all
+    /// elements. It has that shape, and the gradient flows to each of `values`. `names` are its own
+    /// and that of its gradient, in errors and profiles.
     ///
     /// ```
     /// # use spd_engine::{Builder, Type};
@@ -71,7 +73,8 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// When shapes differ, a value is no f32, or more than 32 numbers wait for others at once.
+    /// When shapes differ, a value is no f32, or more than 32 intermediate numbers are needed at
+    /// once.
     pub fn elementwise<const N: usize>(
         &mut self,
         names: [&'static str; 2],
@@ -98,7 +101,7 @@ impl Elementwise {
         })
     }
 
-    /// An expression of values: scalars beside others stand for all elements.
+    /// An expression of values: scalars beside larger values stand for all elements.
     fn of_values<const N: usize>(
         b: &Builder,
         names: [&'static str; 2],
@@ -138,8 +141,8 @@ impl Elementwise {
         !self.is_scalar.is_empty() && is_sum(&Self::sum(self.is_scalar.len()))
     }
 
-    /// Expressions of some values, each of which is a scalar beside larger ones or not; those that are not read are left out. They have
-    /// the shape `dims`.
+    /// Expressions of some values with the shape `dims`. `is_scalar` says which values are scalars
+    /// beside larger ones; values that are not read are left out.
     fn of_used(
         names: [&'static str; 2],
         results: &[Expr],
@@ -168,8 +171,9 @@ impl Elementwise {
         Ok((op, operands))
     }
 
-    /// Emits the gradients of operands: derivatives of results, each times what `ups` has for it. `values` are what those are
-    /// expressions of: the operands, the results where these are `made`, and the gradients of the results.
+    /// Emits the gradients of operands: derivatives of results, each times its entry in `ups`. The
+    /// expressions are of `values`: the operands, the results if these are `made`, and the
+    /// gradients of the results.
     fn pass_back(
         &self,
         (inputs, values): (&[Value], &[(Value, bool)]),
@@ -250,7 +254,7 @@ impl Op for Elementwise {
     }
 
     fn gradient(&self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
-        // What the derivatives are of: operands, results, and the gradients of these.
+        // The expressions of the derivatives: operands, results, and the gradients of these.
         let inputs = node
             .inputs
             .iter()

@@ -1,27 +1,28 @@
-//! Expressions as steps that write to registers: what computes an element-wise op, a run of elements at a time.
+//! Expressions as steps that write to registers, which compute an element-wise op on a run of
+//! elements at a time.
 
 use std::collections::BTreeMap;
 
 use super::expr::{Expr, Function, Operator, Term};
 
-/// Registers, at most.
+/// Most registers.
 pub(super) const REGISTERS: usize = 32;
 
-/// Where the numbers of a step come from.
+/// Source of the numbers of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum From {
     Operand(usize),
     Register(usize),
 }
 
-/// Where they go.
+/// Destination of the numbers of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum To {
     Register(usize),
     Result(usize),
 }
 
-/// What a step does.
+/// The computation of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Copy(From),
@@ -29,7 +30,8 @@ pub(super) enum Action {
     Both(Operator, From, From),
 }
 
-/// A step: what it does, and where its numbers go. It writes to no register that it reads.
+/// A step: its computation, and the destination of its numbers. It writes to no register that it
+/// reads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
     pub(super) action: Action,
@@ -37,7 +39,7 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// Whether all that it reads are operands, and what it writes is a result.
+    /// Whether it reads only operands and writes a result.
     pub(super) fn is_free_of_registers(&self) -> bool {
         let is_operand = |from| matches!(from, From::Operand(_));
         let reads = match self.action {
@@ -48,7 +50,7 @@ impl Step {
     }
 }
 
-/// What a register holds from the start.
+/// Initial contents of a register.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Fill {
     Constant(f32),
@@ -66,10 +68,10 @@ pub(super) struct Steps {
     pub(super) steps: Vec<Step>,
 }
 
-/// What is computed, each of what was computed before.
+/// Distinct computations, in order.
 #[derive(Default)]
 struct Nodes {
-    /// The numbers of operands are indices of nodes.
+    /// Operands of a node are indices of nodes.
     nodes: Vec<Node>,
     seen: BTreeMap<*const Term, usize>,
 }
@@ -91,7 +93,7 @@ impl Node {
         }
     }
 
-    /// What computes it from where the numbers are that it reads.
+    /// Its computation, given the sources of the nodes that it reads.
     fn action(self, at: &[Option<From>]) -> Option<Action> {
         match self {
             Self::Operand(_) | Self::Constant(_) => None,
@@ -102,7 +104,7 @@ impl Node {
 }
 
 impl Nodes {
-    /// The node of an expression; what is computed twice is one.
+    /// The node of an expression; equal ones are one node.
     fn node(&mut self, expr: &Expr) -> usize {
         let key = std::sync::Arc::as_ptr(&expr.0);
         if let Some(&node) = self.seen.get(&key) {
@@ -125,13 +127,14 @@ impl Nodes {
 }
 
 impl Steps {
-    /// The steps of some results; `is_scalar` says which operands have one element for all. None where they need too many registers.
+    /// The steps of some results; `is_scalar` says which operands have one element for all. `None`
+    /// if they need too many registers.
     pub(super) fn new(results: &[Expr], is_scalar: &[bool]) -> Option<Self> {
         let mut nodes = Nodes::default();
         let results: Vec<usize> = results.iter().map(|result| nodes.node(result)).collect();
         let nodes = nodes.nodes;
         let mut steps = Self::default();
-        // Of each node where its numbers are, once they are there.
+        // For each node the source of its numbers, once they are computed.
         let mut at: Vec<Option<From>> = vec![None; nodes.len()];
         for (at, node) in at.iter_mut().zip(&nodes) {
             let fill = match *node {
@@ -170,7 +173,7 @@ impl Steps {
             }
             let action = node.action(&at)?;
             let wanted = results.iter().filter(|result| **result == index).count();
-            // What nobody else reads goes where it is wanted.
+            // A node without other readers is written to its result directly.
             let to = if wanted == 1 && last_read(index).is_none() {
                 To::Result(results.iter().position(|result| *result == index)?)
             } else {

@@ -1,4 +1,5 @@
-//! `y = factor * sum of f(x, ..)` over all elements, a scalar. An operand gets `factor G f'`, element by element.
+//! `y = factor * sum of f(x, ..)` over all elements, a scalar. An operand gets `factor G f'`,
+//! element by element.
 
 use super::{Elementwise, Expr, cpu, cuda};
 use crate::cpu::Frame;
@@ -17,8 +18,8 @@ pub struct ElementwiseSum {
 }
 
 impl Builder {
-    /// The sum over all elements of an expression as [`elementwise`](Self::elementwise) takes it, times `factor`: a scalar. The
-    /// gradient flows to each of `values`.
+    /// The sum over all elements of an expression as [`elementwise`](Self::elementwise) takes it,
+    /// times `factor`: a scalar. The gradient flows to each of `values`.
     ///
     /// # Errors
     ///
@@ -35,7 +36,7 @@ impl Builder {
     }
 }
 
-/// Elements that are added up.
+/// Number of summed elements.
 fn len(inputs: &[&Type]) -> usize {
     inputs.iter().map(|ty| ty.len()).max().unwrap_or(0)
 }

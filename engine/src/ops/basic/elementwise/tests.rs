@@ -13,12 +13,12 @@ use crate::value::{Type, Value};
 // Functions are within 6e-7, times products of three normal numbers and a gradient.
 const TOLERANCE: f32 = 4e-6;
 
-/// A function of one value, in both languages; a second reader adds to its gradient.
+/// Asserts that a function of one value agrees with candle; a second reader adds to its gradient.
 fn agrees(
     ours: impl Fn(&mut Builder, Value) -> Result<Value>,
     candle: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
 ) {
-    // One chunk and several, of whole tiles and not.
+    // One chunk and several, of whole and partial tiles.
     for dims in [&[3, 7][..], &[], &[2, 90, 100]] {
         Oracle::new(&[random(dims, 1)])
             .ours(|b, v| {
@@ -30,7 +30,7 @@ fn agrees(
     }
 }
 
-/// The same of two.
+/// [`agrees`] for functions of two values.
 fn both_agree(
     ours: impl Fn(&mut Builder, [Value; 2]) -> Result<Value>,
     candle: impl Fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>,
@@ -166,13 +166,13 @@ fn zero_gets_no_gradient_of_relu() {
     };
     Oracle::new(&[x])
         .ours(|b, v| b.relu(v[0]))
-        // Candle's own passes the gradient at 0.
+        // Candle's own relu passes the gradient at 0.
         .candle(|v| &v[0] * v[0].gt(0f32)?.to_dtype(DType::F32)?.detach())
-        // Nothing is computed.
+        // Nothing is rounded.
         .agree(0.0);
 }
 
-/// The last of some functions of `x`, of which each is the gradient of the one before, at `x`.
+/// The last of a chain of functions of `x`, each the gradient of the one before, at `x`.
 fn nth_gradient(order: usize, x: f32, of: impl Fn(&mut Builder, Value) -> Result<Value>) -> f32 {
     let mut b = Builder::new();
     let input = b.input("x", &Type::scalar()).unwrap();
@@ -199,7 +199,8 @@ fn gradients_have_gradients() {
     ];
     for of in functions {
         for x in [-1.5f32, -0.2, 0.7, 2.0] {
-            // Central differences: error h^2 / 6 of the third derivative of the slope, and rounding / h.
+            // Central differences: error h^2 / 6 of the third derivative of the slope, and rounding
+            // / h.
             let h = 1e-2;
             let [above, below] = [x + h, x - h].map(|x| nth_gradient(1, x, of));
             let (difference, found) = ((above - below) / (2.0 * h), nth_gradient(2, x, of));
@@ -212,7 +213,7 @@ fn gradients_have_gradients() {
 }
 
 #[test]
-fn relu_keeps_nothing_but_its_result() {
+fn relu_keeps_only_its_result() {
     let mut b = Builder::new();
     let x = b.input("x", &Type::f32(&[2, 3])).unwrap();
     let y = b.relu(x).unwrap();
@@ -224,7 +225,7 @@ fn relu_keeps_nothing_but_its_result() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn operands_that_do_not_fit_are_refused() {
     let mut b = Builder::new();
     let [x, other] = [("x", [2, 3]), ("other", [2, 4])]
         .map(|(name, dims)| b.input(name, &Type::f32(&dims)).unwrap());
@@ -253,7 +254,7 @@ fn what_does_not_fit_is_refused() {
         assert_eq!(refused(found), expected);
     }
     let wide = |x: Expr| {
-        // Each constant is one.
+        // Each constant takes a register.
         let terms: Vec<Expr> = (0..40u8)
             .map(|n| (&x * (2.0 + f32::from(n))).exp())
             .collect();

@@ -1,4 +1,4 @@
-//! The identity matrix, known when the program is built. It has no inputs, hence no gradient.
+//! The identity matrix, known when the program is built. It has no inputs and so no gradient.
 
 mod cuda;
 
@@ -53,7 +53,7 @@ mod tests {
     use crate::ops::oracle::{Oracle, random};
 
     #[test]
-    fn a_matrix_is_multiplied_to_itself() {
+    fn the_identity_times_a_matrix_is_the_matrix() {
         for size in [1, 3, 17] {
             Oracle::new(&[random(&[5, size], 1)])
                 .ours(|b, v| {

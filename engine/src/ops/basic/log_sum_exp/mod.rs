@@ -1,5 +1,5 @@
-//! `y = ln sum_v e^(x_v)` of each row: what a target model's logits need once, whoever is compared to them. It has
-//! no gradient: targets are constants.
+//! `y = ln sum_v e^(x_v)` of each row: needed once for a target model's logits, for all comparisons
+//! with them. It has no gradient, as targets are constants.
 
 mod cpu;
 mod cuda;
@@ -53,7 +53,7 @@ impl Op for LogSumExp {
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
-        // Some 20 for an exponential.
+        // Some 20 flops for an exponential.
         20 * inputs[0].len() as u64
     }
 }
@@ -63,7 +63,7 @@ mod tests {
     use crate::ops::oracle::{Oracle, random};
 
     #[test]
-    fn value_is_that_of_candle() {
+    fn value_agrees_with_candle() {
         for dims in [&[1][..], &[7], &[2, 3, 65], &[30, 1200]] {
             Oracle::new(&[random(dims, 1)])
                 .constant(0)

@@ -7,7 +7,7 @@ use crate::ops::grain_rows;
 pub(super) fn run(op: &MatMul, frame: &mut Frame<'_>) {
     let (out, mut add) = frame.output(0);
     let scratch = frame.scratch();
-    // A factor that is held in bf16 is there as it is laid out alone.
+    // A factor held in bf16 is given only in its packed form.
     let (a, b) = (frame.input(0), frame.input_unless_laid_out(1));
     let shape = op.shape(frame.ty(0), frame.ty(1));
     if frame.inputs() > 2 {

@@ -46,7 +46,8 @@ impl Builder {
         self.product(a, right, None)
     }
 
-    /// `x W^T + bias` with a weight in PyTorch's layout: f32 `[.., i]`, `[o, i]` and `[o]` to `[.., o]`.
+    /// `x W^T + bias` with a weight in PyTorch's layout: f32 `[.., i]`, `[o, i]` and `[o]` to
+    /// `[.., o]`.
     ///
     /// # Errors
     ///
@@ -72,7 +73,7 @@ impl Builder {
         self.product(x, right, bias)
     }
 
-    /// `into + alpha op(a) op(b)`; `into` keeps its value for whoever else reads it.
+    /// `into + alpha op(a) op(b)`; other readers of `into` read its old value.
     ///
     /// # Errors
     ///
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn adding_to_a_value_keeps_the_value() {
+    fn other_readers_of_a_value_added_to_read_its_old_value() {
         let (a, b, into) = (random(&[3, 4], 1), random(&[4, 2], 2), random(&[3, 2], 3));
         let op = MatMul {
             a_transposed: false,

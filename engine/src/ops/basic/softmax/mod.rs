@@ -1,5 +1,5 @@
-//! `y_v = e^(x_v) / sum_w e^(x_w)` over the last axis. With `g` the gradient of `y`, `x_v` gets `y_v (g_v - sum_w g_w y_w)`: from `y`
-//! alone, so that `x` need not be kept.
+//! `y_v = e^(x_v) / sum_w e^(x_w)` over the last axis. With `g` the gradient of `y`, `x_v` gets
+//! `y_v (g_v - sum_w g_w y_w)`: from `y` alone, so that `x` need not be kept.
 
 mod cpu;
 mod cuda;
@@ -62,7 +62,7 @@ impl Op for Softmax {
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
-        // Some 20 for an exponential.
+        // Some 20 flops for an exponential.
         22 * inputs[0].len() as u64
     }
 }
@@ -100,7 +100,7 @@ mod tests {
     use crate::value::Type;
 
     #[test]
-    fn value_and_gradient_are_those_of_candle() {
+    fn value_and_gradient_agree_with_candle() {
         for dims in [&[7][..], &[2, 3, 65], &[30, 1200]] {
             Oracle::new(&[random(dims, 1)])
                 .ours(|b, v| {
@@ -125,7 +125,7 @@ mod tests {
         };
         Oracle::new(&[x])
             .ours(|b, v| b.softmax(v[0]))
-            // By hand: halves, whose gradient is that of a logistic function of the difference.
+            // By hand: halves; the gradient is that of a logistic function of the difference.
             .candle(|v| ((&v[0] - v[0].flip(&[0])?)? * 0.25)? + 0.5)
             .agree(1e-6);
     }

@@ -1,5 +1,5 @@
-//! `y_o = sum over rows of x`: the gradient of a bias. Linear, so each row of `x` would get the gradient of `y`;
-//! nobody asks for it, and the op has no gradient.
+//! `y_o = sum over rows of x`: the gradient of a bias. It is never differentiated, so it has no
+//! gradient.
 
 mod cpu;
 mod cuda;

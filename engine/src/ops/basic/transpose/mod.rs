@@ -14,7 +14,7 @@ use crate::value::{Type, Value};
 pub struct Transpose {
     /// The dimensions `a`, `b` and `d` (1 for a matrix).
     from: [usize; 3],
-    /// Shape of the result: `b` first, then as many dimensions as are wanted.
+    /// Shape of the result: `b` first, then the others.
     dims: Vec<usize>,
 }
 
@@ -35,11 +35,12 @@ impl Builder {
         )
     }
 
-    /// Brings the second dimension to the front and joins the others, f32 `[a, b, d]` to `[b, a d]`; the gradient flows back.
+    /// Moves the second dimension to the front and joins the others, f32 `[a, b, d]` to `[b, a d]`;
+    /// the gradient flows back.
     ///
     /// # Errors
     ///
-    /// When `x` has not three dimensions.
+    /// When `x` does not have three dimensions.
     pub fn second_first(&mut self, x: Value) -> Result<Value> {
         let [a, b, d] = self.ty(x).dims[..] else {
             return Err(BuildError::new(
@@ -115,12 +116,12 @@ mod tests {
     use crate::ops::oracle::{Oracle, random};
 
     #[test]
-    fn matrices_agree_with_candle() {
+    fn transposed_matrices_agree_with_candle() {
         for dims in [&[3, 5][..], &[70, 33]] {
             Oracle::new(&[random(dims, 1)])
                 .ours(|b, v| b.transpose(v[0]))
                 .candle(|v| v[0].t()?.contiguous())
-                // Nothing is computed.
+                // Nothing is rounded.
                 .agree(0.0);
         }
     }

@@ -1,5 +1,5 @@
-//! `y = sum_i w_i x_i` over scalars, with weights known when the program is built: a total loss, or a mean of several
-//! terms. The gradient of `x_i` is `w_i G`; none is made where `w_i` is 0.
+//! `y = sum_i w_i x_i` over scalars, with weights known when the program is built: a total loss, or
+//! a mean of several terms. The gradient of `x_i` is `w_i G`; a term with `w_i = 0` has none.
 
 mod cuda;
 
@@ -11,7 +11,7 @@ use crate::value::{Type, Value};
 /// A weighted sum of scalars.
 #[derive(Debug, Clone)]
 pub struct WeightedSum {
-    /// One weight an input.
+    /// One weight for each input.
     pub weights: Vec<f64>,
 }
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_are_as_many_as_there_are() {
+    fn any_number_of_terms_is_summed_and_none_is_refused() {
         let (mut b, mut store) = (Builder::new(), Store::new());
         let error = b.weighted_sum(&[]).unwrap_err();
         assert_eq!(error.to_string(), "weighted_sum: there are no terms");
@@ -123,12 +123,12 @@ mod tests {
         let terms: Vec<(f64, Value)> = terms.collect();
         let sum = b.weighted_sum(&terms).unwrap();
         b.output("sum", sum);
-        // Two roundings on the way, of numbers that are no larger than the sum of all.
+        // Two roundings, of numbers that are no larger than the sum of all.
         agree(&b, &store, &[], &StepParameters::default(), 1e-5);
     }
 
     #[test]
-    fn what_weighs_nothing_counts_and_gets_no_gradient() {
+    fn a_term_of_weight_zero_counts_and_gets_no_gradient() {
         let mut b = Builder::new();
         let [x, y] = ["x", "y"].map(|name| b.input(name, &Type::scalar()).unwrap());
         let sum = b.weighted_sum(&[(0.0, x), (2.0, y)]).unwrap();

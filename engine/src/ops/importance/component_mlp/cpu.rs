@@ -1,6 +1,7 @@
-//! Components lie across the lanes. The activations are read as one long row: after [`Tiling::rows`] rows its lanes stand for the
-//! same components again, whatever their number, so no lane is ever idle, nothing is gathered, and a sum over rows is
-//! one vector. A hidden unit's weights stay in registers while a block of rows goes through it.
+//! Components lie across the lanes. The activations are read as one long row: after
+//! [`Tiling::rows`] rows its lanes stand for the same components again, for any number of
+//! components, so no lane is idle, nothing is gathered, and a sum over rows is one vector. A hidden
+//! unit's weights stay in registers while it processes a block of rows.
 
 use pulp::{Simd, WithSimd};
 
@@ -13,7 +14,8 @@ use crate::cpu::{Frame, PerChunk, Rows};
 /// Rows whose instructions are interleaved.
 const ROWS: usize = 2;
 
-/// A column of vectors: a block of rows of one group. Aligned, so that no vector lies across two cache lines.
+/// A column of vectors: a block of rows of one group. Aligned, so that no vector crosses a cache
+/// line.
 #[repr(align(64))]
 struct Block([Lanes; VECTORS]);
 
@@ -44,7 +46,7 @@ fn per_row<S: Simd>() -> usize {
     LANES / S::F32_LANES
 }
 
-/// The vector in place `at` of a group.
+/// The vector at index `at` of a group.
 #[inline(always)]
 fn vector<S: Simd>(lanes: &Lanes, at: usize) -> S::f32s {
     S::as_simd_f32s(lanes).0[at]
@@ -133,7 +135,7 @@ pub(super) fn backward(frame: &mut Frame<'_>) {
     let (rows, c) = (frame.ty(1).rows(), frame.ty(1).columns());
     let tiling = Tiling::new(c, frame.ty(2).columns());
     let (ga, add) = frame.output(0);
-    // The weights first, then the sums of all chunks; behind them the sums of each.
+    // The weights first, then the sums over all chunks, then the sums of each chunk.
     let (shared, partials) = frame.scratch().split_at_mut(tiling.len());
     let unit = |u| {
         [
@@ -180,7 +182,7 @@ pub(super) fn backward(frame: &mut Frame<'_>) {
     );
 }
 
-/// A chunk of rows: the gradients of its activations, and its share of those of the weights.
+/// A chunk of rows: the gradients of its activations, and its part of the gradients of the weights.
 struct Backward<'a> {
     tiling: Tiling,
     a: &'a [f32],
@@ -243,8 +245,8 @@ fn multiply(g: &Block, x: &Block, gx: &mut Block, sum: &mut Lanes) {
     }
 }
 
-/// A hidden unit with weights `w1`, `b1` and `w1 w2`: adds its share of the slope of the network, and the sums over rows of
-/// `gx gelu'(p)`, `g gelu'(p)` and `g gelu(p)`.
+/// A hidden unit with weights `w1`, `b1` and `w1 w2`: adds its part of the slope of the network,
+/// and the sums over rows of `gx gelu'(p)`, `g gelu'(p)` and `g gelu(p)`.
 #[inline(always)]
 fn pass_back<S: Simd>(
     simd: S,

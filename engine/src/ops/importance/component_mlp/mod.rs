@@ -1,17 +1,18 @@
-//! For each component a network of its own, from one number to one number, with one hidden layer:
+//! A network for each component, from one number to one number, with one hidden layer:
 //!
 //! ```text
 //! p_ch = W1_ch a_c + b1_ch        z_c = sum_h W2_ch gelu(p_ch) + b2_c        (exact GELU)
 //! ```
 //!
-//! With `G` the gradient of `z` and `t_ch = G_c W2_ch gelu'(p_ch)`, summed over rows where the result has no rows:
+//! With `G` the gradient of `z` and `t_ch = G_c W2_ch gelu'(p_ch)`, summed over rows where the
+//! result has no rows:
 //!
 //! ```text
 //! a: sum_h t_ch W1_ch     W1: t_ch a_c     b1: t_ch     W2: G_c gelu(p_ch)     b2: G_c
 //! ```
 //!
-//! The hidden layer, `h` times as large as the activations, is never stored: the backward pass computes it again, `gelu` and
-//! its slope in one go.
+//! The hidden layer, `h` times as large as the activations, is never stored: the backward pass
+//! computes it again, `gelu` and its slope together.
 
 mod cpu;
 mod cuda;
@@ -33,7 +34,8 @@ pub struct ComponentMlp;
 #[derive(Debug, Clone, Copy)]
 struct ComponentMlpGrad;
 
-/// Weights of the networks: `w1`, `b1` f32 `[c, 1, h]` and `[c, h]`, `w2`, `b2` f32 `[c, h, 1]` and `[c, 1]`.
+/// Weights of the networks: `w1`, `b1` f32 `[c, 1, h]` and `[c, h]`, `w2`, `b2` f32 `[c, h, 1]` and
+/// `[c, 1]`.
 #[derive(Debug, Clone, Copy)]
 pub struct ComponentMlpWeights {
     /// First layer.
@@ -47,7 +49,8 @@ pub struct ComponentMlpWeights {
 }
 
 impl Builder {
-    /// `z` f32 `[.., c]` from activations f32 `[.., c]`; the gradient flows to all.
+    /// `z` f32 `[.., c]` from activations f32 `[.., c]`; the gradient flows to the activations and
+    /// all weights.
     ///
     /// # Errors
     ///
@@ -127,7 +130,8 @@ impl Op for ComponentMlpGrad {
         [&[Either, Either, Full], &[Either, Full]]
     }
 
-    /// Inputs: gradient of `z`, `a`, `w1`, `b1`, `w2`. Outputs: gradients of `a`, `w1`, `b1`, `w2`, `b2`.
+    /// Inputs: gradient of `z`, `a`, `w1`, `b1`, `w2`. Outputs: gradients of `a`, `w1`, `b1`, `w2`,
+    /// `b2`.
     fn outputs(&self, inputs: &[&Type]) -> Result<Vec<Type>> {
         let c = inputs[1].columns();
         let mut types: Vec<Type> = inputs[1..].iter().map(|&ty| ty.clone()).collect();

@@ -1,17 +1,19 @@
-//! How components lie in vectors. Rows follow each other without a gap, so that some rows are a whole number of vectors, and
-//! lane `l` of vector `j` of them always belongs to component `(16 j + l) mod c`.
+//! Layout of components in vectors. Rows follow each other without a gap: a group of rows is a
+//! whole number of vectors, and lane `l` of its vector `j` always belongs to component
+//! `(16 j + l) mod c`.
 
 pub(super) const LANES: usize = 16;
 
-/// Vectors of a block: what goes through a hidden unit at once, small enough for the nearest cache.
+/// Vectors of a block, which a hidden unit processes at once: few enough for the nearest cache.
 pub(super) const VECTORS: usize = 64;
 
-/// Chunks of a pass that has sums of its own in each.
+/// Most chunks of a pass with sums for each chunk.
 const MOST_CHUNKS: usize = 32;
 
 pub(super) type Lanes = [f32; LANES];
 
-/// `groups` vectors are `rows` rows of `c` components, each of which has `h` hidden units.
+/// A group: `groups` vectors that are `rows` rows of `c` components, each of which has `h` hidden
+/// units.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tiling {
     c: usize,
@@ -42,13 +44,14 @@ impl Tiling {
         VECTORS * self.rows
     }
 
-    /// Rows of a chunk with sums of its own: few chunks, because the sums are as many as the weights.
+    /// Rows of a chunk with sums of its own: few chunks, as each has as many sums as there are
+    /// weights.
     pub(super) fn chunk_rows(self, rows: usize) -> usize {
         rows.div_ceil(MOST_CHUNKS)
             .next_multiple_of(self.block_rows())
     }
 
-    /// Vectors of a group: three a hidden unit, and one.
+    /// Weight vectors of a group: three for each hidden unit, and one.
     pub(super) fn vectors(self) -> usize {
         3 * self.h + 1
     }
@@ -58,7 +61,7 @@ impl Tiling {
         self.groups * self.vectors() * LANES
     }
 
-    /// Lays out three numbers a hidden unit and one a component.
+    /// Lays out three numbers for each hidden unit and one for each component.
     pub(super) fn lay_out(
         self,
         out: &mut [f32],
@@ -79,7 +82,8 @@ impl Tiling {
         }
     }
 
-    /// Hands out what was laid out, each lane on its own, in one order.
+    /// Calls `collect` with the numbers that [`Tiling::lay_out`] has laid out, each lane on its
+    /// own, in a fixed order.
     pub(super) fn collect(
         self,
         laid_out: &[f32],
@@ -103,8 +107,8 @@ impl Tiling {
         (group * LANES + lane) % self.c
     }
 
-    /// The vectors of a group in a block of whole rows; how many there are. The others, and what lies beyond the last row, are
-    /// zeros.
+    /// Loads the vectors of a group in a block of whole rows; returns their number. The other
+    /// vectors, and elements past the last row, are zeros.
     #[inline(always)]
     pub(super) fn load(self, rows: &[f32], group: usize, block: &mut [Lanes; VECTORS]) -> usize {
         let mut count = 0;
@@ -123,7 +127,7 @@ impl Tiling {
         count
     }
 
-    /// Writes what [`Tiling::load`] reads, or adds to it.
+    /// Writes the elements that [`Tiling::load`] reads, or adds to them.
     #[inline(always)]
     pub(super) fn store(self, block: &[Lanes; VECTORS], group: usize, add: bool, rows: &mut [f32]) {
         for (vector, start) in block.iter().zip(self.starts(rows.len(), group)) {
@@ -140,7 +144,7 @@ impl Tiling {
         }
     }
 
-    /// Where the vectors of a group start in `len` elements.
+    /// Start of each of the vectors of a group in `len` elements.
     #[inline(always)]
     fn starts(self, len: usize, group: usize) -> impl Iterator<Item = usize> {
         (group * LANES..len).step_by(self.groups * LANES)
@@ -156,7 +160,7 @@ mod tests {
         for c in [1, 2, 6, 16, 20, 37, 48] {
             let tiling = Tiling::new(c, 2);
             let rows = tiling.block_rows() - 3;
-            // Each element is its component, counted from 1: what is not in the rows is 0.
+            // Each element is its component, counted from 1: zeros are outside of the rows.
             let elements: Vec<f32> = (0..rows * c).map(|i| (i % c + 1) as f32).collect();
             let mut copy = vec![0.5; elements.len()];
             let mut found = 0;
@@ -183,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_laid_out_is_collected() {
+    fn collected_numbers_equal_those_laid_out() {
         let tiling = Tiling::new(6, 2);
         let mut vectors = vec![f32::NAN; tiling.len()];
         let unit = |unit: usize| [1.0, 2.0, 3.0].map(|which| which + 10.0 * unit as f32);

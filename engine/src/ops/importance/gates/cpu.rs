@@ -1,5 +1,5 @@
-//! Elements are read in tiles of whole rows (or of parts of a long one) that fit in the nearest cache, column 0 first wherever
-//! rows are shorter than a tile.
+//! Elements are read in tiles of whole rows (or of parts of a long one) that fit in the nearest
+//! cache. A tile of short rows begins at column 0.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ const EPS: f32 = 1e-12;
 /// Steepness of the smooth hard sigmoid.
 const BETA: f32 = 10.0;
 
-/// Elements of a tile, at most.
+/// Most elements of a tile.
 const TILE: usize = 1024;
 
 type Tile = [f32; TILE];
@@ -50,7 +50,7 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
     let c = frame.ty(0).columns();
     let rows = z.len() / c;
     let p = op.exponent.map(|scalar| frame.scalar(scalar));
-    // Of each chunk the sums, and how many are active.
+    // For each chunk its sums, and its number of active components.
     let (partials, counts) = partials.split_at_mut(chunks(rows, c) * c);
     let parts = (
         Rows(g, c),
@@ -71,7 +71,7 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
                         let g = &mut g.0[tile.start - range.start * c..tile.end - range.start * c];
                         let noisy = noise.add(start, z, &mut noisy);
                         apply(op.gates, g, noisy, lower);
-                        // At most 2^14 elements a chunk, so the count is exact.
+                        // A chunk has at most 2^14 elements, so the count is exact.
                         count.0[0] += sum(
                             g.len(),
                             #[inline(always)]
@@ -93,7 +93,7 @@ pub(super) fn forward(op: &ImportanceGates, frame: &mut Frame<'_>) {
     active[0] = mean_count(counts, rows);
 }
 
-/// Chunks of [`forward`].
+/// Number of chunks of [`forward`].
 pub(super) fn chunks(rows: usize, c: usize) -> usize {
     crate::cpu::pool::chunks(rows, grain_rows(c))
 }
@@ -192,7 +192,7 @@ fn add_lower(gates: Gates, dz: &mut [f32], (z, gradient): (&[f32], &[f32]), scal
     );
 }
 
-/// Adds `gradient p (upper(z) + eps)^(p - 1) upper'(z)`, the power being given.
+/// Adds `gradient p (upper(z) + eps)^(p - 1) upper'(z)`, with the power as an input.
 #[inline(always)]
 fn add_power_slopes(
     gates: Gates,
@@ -211,7 +211,7 @@ fn add_power_slopes(
     );
 }
 
-/// `of` at each element.
+/// Sets `out` to `of` each element.
 #[inline(always)]
 fn apply(gates: Gates, out: &mut [f32], z: &[f32], of: impl Fn(Gates, f32) -> f32) {
     known(
@@ -225,8 +225,8 @@ fn apply(gates: Gates, out: &mut [f32], z: &[f32], of: impl Fn(Gates, f32) -> f3
     );
 }
 
-/// Calls `work` with the gates known where it is compiled: a loop that had to ask for them at each element would not
-/// become vector instructions.
+/// Calls `work` with gates that are a constant at compile time: a loop that tested them at each
+/// element would not become vector instructions.
 #[inline(always)]
 fn known(gates: Gates, work: impl FnOnce(Gates)) {
     match gates {
@@ -256,7 +256,7 @@ impl<'a> Noise<'a> {
         }
     }
 
-    /// `1.05 z - 0.05 u` for the elements from `start` on, or `z` where there is no noise.
+    /// `1.05 z - 0.05 u` for the elements from `start` on, or `z` without noise.
     #[inline(always)]
     fn add<'z>(&self, start: usize, z: &'z [f32], tile: &'z mut Tile) -> &'z [f32] {
         let tile = &mut tile[..z.len()];
@@ -312,14 +312,14 @@ fn lower_grad(gates: Gates, z: f32, gradient: f32) -> f32 {
     }
 }
 
-/// What the penalty raises to a power.
+/// The base of the penalty's power.
 #[inline(always)]
 fn raised(gates: Gates, z: f32) -> f32 {
     penalised(gates, z).0
 }
 
-/// What the penalty raises to a power, and its slope. The smooth sigmoid dips below zero by 0.003, where a power has no value: it
-/// counts as zero there, with slope zero.
+/// The base of the penalty's power, and its slope. The smooth sigmoid dips below zero by 0.003,
+/// where a power is undefined: it counts as zero there, with slope zero.
 #[inline(always)]
 fn penalised(gates: Gates, z: f32) -> (f32, f32) {
     let (y, slope) = (upper(gates, z), upper_slope(gates, z));
@@ -374,7 +374,8 @@ fn upper_slope(gates: Gates, z: f32) -> f32 {
     }
 }
 
-/// `value`, or NaN where `z` is: a bad logit has no slope, and whoever looks for numbers that are not finite finds it.
+/// `value`, or NaN if `z` is NaN: a NaN logit gives a NaN gradient, which checks for finite
+/// gradients find.
 #[inline(always)]
 fn unless_nan(z: f32, value: f32) -> f32 {
     if z.is_nan() { z } else { value }

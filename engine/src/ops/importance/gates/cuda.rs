@@ -3,7 +3,8 @@ use crate::cuda::lowering::{Argument, Constant, Lowering, Source, scalar, stretc
 
 const KERNELS: Source = Source::new("importance", include_str!("kernel.cu"));
 
-/// The pair of sigmoids, the noise, and the exponent's index, as the kernels number them; and the noise's word.
+/// The pair of sigmoids, the noise, and the exponent's index, as the kernels number them; and the
+/// noise's stream.
 fn numbers(op: &ImportanceGates) -> ([Constant; 3], Argument) {
     let gates = match op.gates {
         Gates::LeakyHard => 0,
@@ -48,7 +49,7 @@ pub(super) fn gradient(op: &ImportanceGatesGrad, to: &mut Lowering<'_>) {
     let first = op.forward.inputs();
     let z = to.input(0);
     let given = to.input(first - 1);
-    // `z` in the place of what is not there.
+    // `z` in the place of a missing gradient.
     let of_importance = if op.of_importance { to.input(first) } else { z };
     let of_sums = if op.of_sums {
         to.input(first + usize::from(op.of_importance))

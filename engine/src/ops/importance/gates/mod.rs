@@ -1,6 +1,7 @@
-//! From importance logits `z` to importances `g`, and in the same pass the power sums of the sparsity penalty and L0.
+//! Importances `g` from importance logits `z`, with the power sums of the sparsity penalty and L0
+//! in the same pass.
 //!
-//! Two sigmoids look at the logits: the lower one gives the masks, the upper one the penalty.
+//! Two sigmoids read the logits: the lower one gives the masks, the upper one the penalty.
 //!
 //! ```text
 //! g   = lower(z')      z' = z, or 1.05 z - 0.05 u with u uniform (binomial sampling)
@@ -8,27 +9,27 @@
 //! l0  = mean over rows of #{c: g_c > alive}          no gradient
 //! ```
 //!
-//! | [`Gates`]          | lower          | upper           |
-//! |--------------------|----------------|-----------------|
-//! | `LeakyHard`        | `clamp(z, 0, 1)` with the backward rule below | `1 + alpha (z - 1)` above 1, else `clamp` |
-//! | `Hard`             | `clamp(z, 0, 1)` | the same |
-//! | `UpperLeakyHard`   | `1 + alpha (z - 1)` above 1, else `clamp` | the same |
-//! | `Normal`           | `1 / (1 + e^-z)` | the same |
-//! | `SwishHard`        | `1 - z + z l(10 z) + (z - 1) l(10 (1 - z))`, `l` logistic | the same |
+//! | [`Gates`]        | lower                                 | upper                                 |
+//! |------------------|---------------------------------------|---------------------------------------|
+//! | `LeakyHard`      | `clamp(z, 0, 1)`, backward rule below | `1 + alpha (z - 1)` above 1, else clamp |
+//! | `Hard`           | `clamp(z, 0, 1)`                      | the same                              |
+//! | `UpperLeakyHard` | as the upper of `LeakyHard`           | the same                              |
+//! | `Normal`         | `1 / (1 + e^-z)`                      | the same                              |
+//! | `SwishHard`      | `1 - z + z l(10 z) + (z - 1) l(10 (1 - z))`, `l` logistic | the same          |
 //!
-//! The backward rule of the lower leaky sigmoid depends on the sign of the incoming gradient `G`: a dead component may
-//! only be pushed up.
+//! The backward rule of the lower leaky sigmoid depends on the sign of the incoming gradient `G`: a
+//! dead component may only be pushed up.
 //!
 //! ```text
 //! z <= 0: alpha G if G < 0, else 0      0 < z <= 1: G      z > 1: 0      (alpha = 0.01)
 //! ```
 //!
 //! The clamps have slope 1 at both of their borders. The gradient of `s_c` with respect to `z` is
-//! `p (upper(z) + eps)^(p - 1) upper'(z)`. Everything is f32: near zero the penalty's slope reaches 1e8.
-//! What comes of a logit that is NaN is NaN: importance, sum, and gradient.
+//! `p (upper(z) + eps)^(p - 1) upper'(z)`. Everything is f32: near zero the penalty's slope reaches
+//! 1e8. A NaN logit gives NaN as importance, sum, and gradient.
 //!
-//! Source: `clamp` conventions and the sign rule are those of the reference implementation; the SPD paper's lower sigmoid
-//! is `0.01 z` below zero instead.
+//! Source: `clamp` conventions and the sign rule are those of the reference implementation; the SPD
+//! paper's lower sigmoid is `0.01 z` below zero instead.
 
 mod cpu;
 mod cuda;
@@ -75,13 +76,13 @@ pub struct ImportanceGates {
     pub gates: Gates,
     /// Noise on the logits.
     pub noise: LogitNoise,
-    /// Exponent of the penalty; `None` sums nothing.
+    /// Exponent of the penalty; without it there are no sums.
     pub exponent: Option<StepScalar>,
-    /// What the importance of an active component exceeds.
+    /// A component is active if its importance exceeds this.
     pub alive: f32,
 }
 
-/// What [`ImportanceGates`] makes of logits.
+/// Results of [`ImportanceGates`].
 #[derive(Debug, Clone, Copy)]
 pub struct Importances {
     /// Importances, f32 `[.., c]`.
@@ -92,7 +93,8 @@ pub struct Importances {
     pub active: Value,
 }
 
-/// Gradient of [`ImportanceGates`] with respect to `z`. Inputs: `z`, the given noise, then the gradients that there are.
+/// Gradient of [`ImportanceGates`] with respect to `z`. Inputs: `z`, the given noise, then the
+/// gradients of the results that have one.
 #[derive(Debug, Clone, Copy)]
 struct ImportanceGatesGrad {
     forward: ImportanceGates,
@@ -230,7 +232,8 @@ mod tests {
     use crate::ops::oracle::{Sample, close, random};
     use crate::step_parameters::StepParameters;
 
-    /// Importances, sums and `dz` at `z`, for gradients `gg` of the importances and `gs` of the sums.
+    /// Importances, sums and `dz` at `z`, for gradients `gg` of the importances and `gs` of the
+    /// sums.
     fn run(
         op: impl Fn(&mut Builder) -> ImportanceGates,
         p: f32,
@@ -296,7 +299,7 @@ mod tests {
             1e-6,
         );
         close(
-            "their slopes",
+            "the slopes",
             &dz,
             &[0.0, 0.0, 0.0, 1.0, 2.0, 0.0202, 0.0202],
             1e-6,
@@ -376,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_moves_the_lower_sigmoid_alone() {
+    fn noise_changes_only_the_lower_sigmoid() {
         let z = random(&[6, 5], 1);
         let mut store = Store::new();
         let slot = store.add("z", &z.dims, z.values.clone());
@@ -411,7 +414,7 @@ mod tests {
             .collect();
         close("importances", executor.output("g", &store), &expected, 1e-6);
         let active = expected.iter().filter(|g| **g > 0.5).count();
-        // Of 6 rows.
+        // The mean over 6 rows.
         close(
             "active",
             executor.output("active", &store),
@@ -425,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_logit_that_is_nan_stays_so_in_values_and_gradients() {
+    fn a_nan_logit_gives_nan_values_and_gradients() {
         let values = vec![-1.0, f32::NAN, 0.5, 2.0];
         for kind in [
             Gates::LeakyHard,
@@ -496,7 +499,7 @@ mod tests {
 
     // By hand: a row longer than a tile, then rows that share one.
     #[test]
-    fn sums_and_counts_see_every_element_once() {
+    fn sums_and_counts_include_every_element_once() {
         for (rows, c) in [(3, 2500), (700, 3)] {
             let mut store = Store::new();
             let values = (0..rows * c).map(|i| if i % c == 1 { 0.5 } else { -1.0 });

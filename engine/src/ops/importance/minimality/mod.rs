@@ -1,12 +1,12 @@
-//! The sparsity penalty from power sums: how much importance there is, and how often.
+//! The importance minimality penalty with its frequency term, from power sums.
 //!
 //! ```text
 //! L = sum_c s_c / n (1 + beta log2(1 + s_c))            s_c: power sums over n rows
 //! dL/ds_c = (1 + beta log2(1 + s_c)) / n + s_c / n beta / ((1 + s_c) ln 2)
 //! ```
 //!
-//! summed over components, a mean over rows, not divided by sites. The formula and its normalisation are those of
-//! the reference implementation.
+//! summed over components, a mean over rows, not divided by sites. The formula and its
+//! normalisation are those of the reference implementation.
 
 mod cuda;
 
@@ -24,7 +24,7 @@ pub struct ImportanceMinimality {
     pub beta: f32,
 }
 
-/// Inputs: gradient of the penalty (scalar), the sums.
+/// Gradient of [`ImportanceMinimality`]. Inputs: gradient of the penalty (scalar), the sums.
 #[derive(Debug, Clone, Copy)]
 struct ImportanceMinimalityGrad(ImportanceMinimality);
 
@@ -33,7 +33,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Never: any vector of sums will do.
+    /// Never: every vector of sums is valid.
     pub fn importance_minimality(
         &mut self,
         op: ImportanceMinimality,
@@ -126,7 +126,7 @@ mod tests {
 
     // The reference's unit test: importances [[1, 2], [3, 4]], p = 1, so s = [4, 6] over 2 rows.
     #[test]
-    fn penalty_is_the_references_example() {
+    fn penalty_agrees_with_the_example_of_the_reference() {
         for (beta, expected) in [
             (0.0, 5.0),
             (1.0, 2.0 * (1.0 + 5f64.log2()) + 3.0 * (1.0 + 7f64.log2())),

@@ -78,7 +78,7 @@ pub(super) fn weight_grad(frame: &mut Frame<'_>, [c, i, o]: [usize; 3]) {
     let (out, add) = frame.output(0);
     let (g, x) = (frame.input(0), frame.input(1));
     let rows = frame.ty(0).rows();
-    // Components go to chunks, so that each sum over rows is one chunk's, in order.
+    // Chunks hold whole components, so that each sum over rows is made by one chunk, in order.
     let chunk = grain_rows(rows * i * o).min(c);
     frame
         .pool

@@ -4,7 +4,7 @@ use crate::cuda::product::{Matrix, Product};
 
 const KERNELS: Source = Source::new("parallel_linear", include_str!("kernel.cu"));
 
-/// Columns of one component after those of another, in rows of `pitch`.
+/// An operand as a matrix: `each` columns for each component, in rows of `pitch`.
 fn columns(operand: Operand, pitch: usize, each: usize, transposed: bool) -> Matrix {
     Matrix {
         operand,
@@ -15,7 +15,7 @@ fn columns(operand: Operand, pitch: usize, each: usize, transposed: bool) -> Mat
     }
 }
 
-/// A weight a component, f32 `[c, i, o]`.
+/// The weights of all components, f32 `[c, i, o]`.
 fn weights(operand: Operand, i: usize, o: usize, transposed: bool) -> Matrix {
     columns(operand, o, i * o, transposed)
 }

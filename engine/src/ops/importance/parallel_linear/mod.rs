@@ -1,6 +1,7 @@
-//! For each component a linear layer of its own: `y_co = sum_i x_ci W_cio + b_co`.
+//! A linear layer for each component: `y_co = sum_i x_ci W_cio + b_co`.
 //!
-//! With `G` the gradient of `y`: `x: sum_o G_co W_cio`, `W: sum over rows of x_ci G_co`, `b: sum over rows of G_co`.
+//! With `G` the gradient of `y`: `x: sum_o G_co W_cio`, `W: sum over rows of x_ci G_co`,
+//! `b: sum over rows of G_co`.
 
 mod cpu;
 mod cuda;
@@ -12,7 +13,8 @@ use crate::ops::SumRows;
 use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{Type, Value};
 
-/// A linear layer a component: f32 `[.., c i]`, `[c, i, o]`, `[c, o]` to `[.., c o]`; component by component in the columns.
+/// A linear layer for each component: f32 `[.., c i]`, `[c, i, o]`, `[c, o]` to `[.., c o]`;
+/// component by component in the columns.
 #[derive(Debug, Clone, Copy)]
 pub struct ParallelLinear;
 
@@ -27,7 +29,7 @@ struct WeightGrad {
 }
 
 impl Builder {
-    /// A linear layer a component: f32 `[.., c i]`, `[c, i, o]` and `[c, o]` to `[.., c o]`.
+    /// A linear layer for each component: f32 `[.., c i]`, `[c, i, o]` and `[c, o]` to `[.., c o]`.
     ///
     /// # Errors
     ///

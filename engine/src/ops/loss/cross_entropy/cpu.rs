@@ -66,7 +66,7 @@ pub(super) fn run_gradient(frame: &mut Frame<'_>) {
     );
 }
 
-/// Number of rows in the mean; at least 1, so that nothing is divided by 0.
+/// Number of rows in the mean; at least 1, to divide by.
 pub(in crate::ops) fn counted(labels: &[u32]) -> usize {
     labels
         .iter()

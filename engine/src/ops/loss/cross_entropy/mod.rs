@@ -1,8 +1,8 @@
-//! `y = mean over rows of -ln Q_label = lse(x) - x_label`, with `Q` the softmax of the row `x`. Rows whose label is
-//! [`IGNORED`] do not count; the mean of no rows is 0.
+//! `y = mean over rows of -ln Q_label = lse(x) - x_label`, with `Q` the softmax of the row `x`.
+//! Rows whose label is [`IGNORED`] do not count; the mean of no rows is 0.
 //!
-//! `x` gets `Q - onehot(label)` times the gradient of `y` over the number of rows that count. The log-sum-exp of
-//! each row is kept for it.
+//! `x` gets `Q - onehot(label)` times the gradient of `y` over the number of rows that count. The
+//! log-sum-exp of each row is kept for it.
 
 pub(super) mod cpu;
 mod cuda;
@@ -20,13 +20,14 @@ pub(super) const IGNORED: u32 = u32::MAX;
 #[derive(Debug, Clone, Copy)]
 pub struct CrossEntropy;
 
-/// Gradient of [`CrossEntropy`]'s logits, from logits, labels, log-sum-exps and the gradient of the scalar.
+/// Gradient of [`CrossEntropy`]'s logits, from logits, labels, log-sum-exps and the gradient of the
+/// scalar.
 #[derive(Debug, Clone, Copy)]
 struct CrossEntropyGrad;
 
 impl Builder {
-    /// Mean over rows of `-ln softmax(logits)[label]`: f32 `[.., v]` and u32 `[..]` to a scalar. Rows with the
-    /// label `u32::MAX` do not count.
+    /// Mean over rows of `-ln softmax(logits)[label]`: f32 `[.., v]` and u32 `[..]` to a scalar.
+    /// Rows with the label `u32::MAX` do not count.
     ///
     /// # Errors
     ///
@@ -82,7 +83,7 @@ impl Op for CrossEntropy {
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
-        // Some 20 for an exponential.
+        // Some 20 flops for an exponential.
         20 * inputs[0].len() as u64
     }
 }
@@ -122,7 +123,7 @@ mod tests {
     use crate::ops::oracle::{Oracle, random};
     use crate::value::Type;
 
-    /// Without the rows that do not count, as a sum of logits times a one-hot tensor.
+    /// The reference: a sum of logits times a one-hot tensor, without the ignored rows.
     fn reference(logits: &Tensor, labels: &[u32]) -> candle_core::Result<Tensor> {
         let columns = logits.dim(D::Minus1)?;
         let logits = logits.reshape((labels.len(), columns))?;
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn value_and_gradient_are_those_of_candle() {
+    fn value_and_gradient_agree_with_candle() {
         check(&[2, 3, 65], &[0, 64, 7, 7, 33, 1]);
         let labels: Vec<u32> = (0..40).map(|row| row * 22).collect();
         check(&[40, 900], &labels);

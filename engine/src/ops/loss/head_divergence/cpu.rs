@@ -1,6 +1,7 @@
-//! A chunk of rows at a time, in blocks of rows and parts of the vocabulary, a task each: first their logits, and of every row
-//! the largest and the sum of powers; then, when the log-sum-exps are known, losses, gradients in place, and their product with
-//! the part of `W`, whose parts are added in order.
+//! One chunk of rows at a time, with a task for each block of rows and part of the vocabulary:
+//! first its logits, and for every row the largest and the sum of powers; then, once the
+//! log-sum-exps are known, losses, gradients in place, and their product with the part of `W`.
+//! Products of the parts are added in order.
 
 use std::ops::Range;
 
@@ -18,16 +19,17 @@ use crate::ops::loss::cross_entropy::cpu::{column, counted};
 use crate::ops::{GRAIN, grain_rows};
 use crate::precision::Precision;
 
-/// Elements of a chunk's logits, if they are as many rows as a block.
+/// Elements of a chunk's logits, if that is at least a block of rows.
 const CHUNK: usize = 1 << 18;
-/// Rows of a block, and columns of a strip: their logits stay in a near cache. Measured with 768 columns and two threads of Zen 3:
-/// products of 64 by 512 at 140 GFLOP/s, of 96 by 256 at 159, of 256 by 512 at 165.
+/// Rows of a block, and columns of a strip: their logits stay in a near cache. Measured with 768
+/// columns and two threads of Zen 3: products of 64 by 512 at 140 GFLOP/s, of 96 by 256 at 159, of
+/// 256 by 512 at 165.
 const BLOCK: usize = 96;
 const STRIP: usize = 256;
-/// Parts of the vocabulary at most.
+/// Most parts of the vocabulary.
 const PARTS: usize = 16;
 
-/// How rows and vocabulary are cut, by their numbers alone.
+/// The cut of rows and vocabulary, which depends only on their sizes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cut {
     sizes: Sizes,
@@ -40,7 +42,7 @@ pub(super) struct Cut {
     strips: usize,
 }
 
-/// f32s that a thread lays out anew for the logits of a strip and for what of the gradient comes from them.
+/// f32s that a thread packs for the logits of a strip and for its part of the gradient.
 pub(super) fn packed(sizes: Sizes) -> usize {
     let Sizes { d, vocabulary, .. } = sizes;
     let (m, width) = (BLOCK, STRIP.min(vocabulary));
@@ -53,7 +55,7 @@ impl Cut {
         let fitting = (CHUNK / sizes.vocabulary).max(1);
         let chunk = fitting.next_multiple_of(BLOCK).min(sizes.rows).max(1);
         let all = sizes.vocabulary.div_ceil(STRIP);
-        // Their gradients take about as much as the logits.
+        // The partial gradients take about as much memory as the logits.
         let parts = (sizes.vocabulary / sizes.d).next_power_of_two();
         let strips = all.div_ceil(parts.min(PARTS));
         Self {
@@ -74,8 +76,8 @@ impl Cut {
         self.strips * BLOCK * STRIP.min(self.sizes.vocabulary)
     }
 
-    /// f32s of what a task makes beside its logits: a strip whose product is made transposed, then its part of the gradient where
-    /// there are several to be added.
+    /// f32s that a task needs beside its logits: a strip whose product is made transposed, then its
+    /// part of the gradient if several are added.
     fn beside(self, op: HeadDivergence) -> usize {
         let turned = usize::from(op.transposed) * STRIP.min(self.sizes.vocabulary);
         let gradient = usize::from(op.gradient && self.parts > 1) * self.sizes.d;
@@ -95,7 +97,7 @@ impl Cut {
         first.min(rows)..(first + BLOCK).min(rows)
     }
 
-    /// Columns of each strip of a task, and where their logits lie among the task's.
+    /// Columns of each strip of a task, and the offset of their logits within the task's.
     fn columns(self, task: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
         let (first, end) = (task / self.blocks * self.strips, self.sizes.vocabulary);
         (0..self.strips)
@@ -106,7 +108,7 @@ impl Cut {
             .take_while(|(columns, _)| columns.start < columns.end)
     }
 
-    /// Where the logit of a row of the chunk and a column lies.
+    /// Offset of the logit of a row of the chunk and a column.
     fn place(self, row: usize, column: usize) -> usize {
         let strip = column / STRIP;
         let task = strip / self.strips * self.blocks + row / BLOCK;
@@ -116,7 +118,7 @@ impl Cut {
     }
 }
 
-/// What is read.
+/// The operands.
 struct Head<'a> {
     op: HeadDivergence,
     precision: Precision,
@@ -125,13 +127,13 @@ struct Head<'a> {
     target_lse: &'a [f32],
     h: &'a [f32],
     w: &'a [f32],
-    /// `W` and its transpose, where they are laid out for all products.
+    /// `W` and its transpose, if they are packed for all products.
     laid_out: [Option<&'a Panel>; 2],
     labels: Option<&'a [u32]>,
     bias: Option<&'a [f32]>,
 }
 
-/// Of a task, per row of its block: the largest logit and the sum of powers, and the loss.
+/// For each row of a task's block: the largest logit and the sum of powers, and the loss.
 struct Sums<'a> {
     largest: &'a mut [f32],
     powers: &'a mut [f32],
@@ -161,7 +163,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Logits of a block, `rows` of all, and what the log-sum-exps are made of.
+    /// Logits of a block, `rows` of all, and the terms of the log-sum-exps.
     fn logits(
         &self,
         task: usize,
@@ -170,7 +172,7 @@ impl<'a> Head<'a> {
         sums: &mut Sums<'_>,
     ) {
         let d = self.cut.sizes.d;
-        // No logit is smaller, but for infinite ones.
+        // No finite logit is smaller.
         sums.largest.fill(f32::MIN);
         sums.powers.fill(0.0);
         for (columns, at) in self.cut.columns(task) {
@@ -190,7 +192,7 @@ impl<'a> Head<'a> {
                 };
                 block_laid_out(shape, 1.0, (h, w), (Tile::whole(x, width), false));
             } else if self.op.transposed {
-                // Rows of `W` are read where they lie, not packed once more for every block.
+                // Rows of `W` are read in place, not packed once more for every block.
                 let turned = &mut turned[..rows.len() * width];
                 let shape = Shape {
                     m: width,
@@ -233,7 +235,8 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Losses of a block, `rows` of all, with log-sum-exps `lse`, and its part of the gradient of the mean.
+    /// Losses of a block, `rows` of all, with log-sum-exps `lse`, and its part of the gradient of
+    /// the mean.
     fn losses(
         &self,
         task: usize,
@@ -254,7 +257,7 @@ impl<'a> Head<'a> {
                     for (((row, lse), loss), x) in each.zip(x.chunks_exact_mut(width)) {
                         let target = &self.target[row * vocabulary..][columns.clone()];
                         let target_lse = self.target_lse[row];
-                        // Close logits are subtracted from each other first: that is exact.
+                        // Close logits are subtracted from each other first, which is exact.
                         let shift = target_lse - lse;
                         *loss += if keeps {
                             replace_and_sum(
@@ -314,7 +317,7 @@ impl<'a> Head<'a> {
             let inside = cut.rows(task, rows.len());
             (rows.start + inside.start..rows.start + inside.end, inside)
         };
-        // Of a chunk that is not whole, some blocks may be empty.
+        // In a partial chunk, some blocks may be empty.
         let tasks = match cut.parts {
             1 => rows.len().div_ceil(BLOCK),
             _ => cut.tasks(),
@@ -346,7 +349,7 @@ impl<'a> Head<'a> {
             }
         }
         let lse = &*lse;
-        // A part that is all there is gives the gradient itself.
+        // A single part is the gradient itself.
         let adds = cut.parts > 1;
         let parts = (
             PerChunk(&mut *scratch.logits, cut.logits()),
@@ -369,7 +372,7 @@ impl<'a> Head<'a> {
                 );
             }
         });
-        // A row's parts lie a block's tasks apart.
+        // Parts of a row are one block's tasks apart.
         let parts_of = |row: usize| (0..cut.parts).map(move |part| part * cut.blocks + row / BLOCK);
         for (row, total) in scratch.losses[rows.clone()].iter_mut().enumerate() {
             let of_task = |task: usize| scratch.sums[task * 3 * BLOCK + 2 * BLOCK + row % BLOCK];
@@ -396,9 +399,9 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Writes the transpose of a matrix, of so many columns.
+/// Writes the transpose of a matrix with so many columns.
 fn turn(from: &[f32], (to, columns): (&mut [f32], usize)) {
-    /// Columns of the result at a time: what is read of them stays in the nearest cache.
+    /// Columns of the result at a time: the elements read for them stay in the nearest cache.
     const TOGETHER: usize = 16;
     let rows = to.len() / columns;
     for first in (0..columns).step_by(TOGETHER) {
@@ -412,15 +415,15 @@ fn turn(from: &[f32], (to, columns): (&mut [f32], usize)) {
     }
 }
 
-/// What a walk writes on its way.
+/// Intermediates of a walk.
 struct Scratch<'a> {
-    /// Of each task.
+    /// For each task.
     logits: &'a mut [f32],
     beside: &'a mut [f32],
     sums: &'a mut [f32],
-    /// Of each row of a chunk.
+    /// For each row of a chunk.
     lse: &'a mut [f32],
-    /// Of each row.
+    /// For each row.
     losses: &'a mut [f32],
     entropies: &'a mut [f32],
 }
@@ -471,7 +474,7 @@ pub(super) fn run(op: HeadDivergence, frame: &mut Frame<'_>) {
     }
 }
 
-/// That of a row of the chunk, from its parts in order.
+/// The log-sum-exp of a row of the chunk, from its parts in order.
 fn log_sum_exp(cut: Cut, sums: &[f32], row: usize) -> f32 {
     let parts = (0..cut.parts).map(|part| {
         let at = (part * cut.blocks + row / BLOCK) * 3 * BLOCK + row % BLOCK;
@@ -480,7 +483,7 @@ fn log_sum_exp(cut: Cut, sums: &[f32], row: usize) -> f32 {
     let largest = parts.clone().map(|(largest, _)| largest);
     let largest = largest.fold(f32::MIN, f32::max);
     let powers: f32 = parts.map(|(own, powers)| powers * exp(own - largest)).sum();
-    // Holds e^0, unless it is NaN.
+    // The sum contains e^0, unless it is NaN.
     largest + ln(powers)
 }
 

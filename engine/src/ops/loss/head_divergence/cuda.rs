@@ -1,5 +1,6 @@
-//! Chunks are larger here than on the CPU: a product fills the device, and what one kernel leaves of its logits the next finds in
-//! the device's last cache. All chunks but the last have one size, and so one kernel. Unmeasured.
+//! Chunks are larger here than on the CPU: a product fills the device, and each kernel finds the
+//! logits of the one before in the device's last-level cache. All chunks but the last have one
+//! size, and so one kernel. Unmeasured.
 
 use super::{HeadDivergence, Sizes};
 use crate::cuda::lowering::{Lowering, Source, row_threads};
@@ -8,7 +9,7 @@ use crate::cuda::product::{Matrix, Product};
 
 const KERNELS: Source = Source::new("head_divergence", include_str!("kernel.cu"));
 
-/// Elements of a chunk's logits, and what its rows are a multiple of. In tests there are several chunks of few.
+/// Elements of a chunk's logits, and the multiple of its rows. Tests have several small chunks.
 const CHUNK: usize = if cfg!(test) { 1 << 12 } else { 1 << 23 };
 const LEAST: usize = if cfg!(test) { 32 } else { 128 };
 

@@ -1,21 +1,23 @@
-//! Divergence from a target through the layer that makes the logits: [`KlDivergence`] of `X = H W + b`, where `X`, f32
-//! `[rows, v]`, is never there as a whole.
+//! Divergence from a target through the layer that makes the logits: [`KlDivergence`] of
+//! `X = H W + b`, where `X`, f32 `[rows, v]`, is never stored as a whole.
 //!
-//! Rows go in chunks. The logits of a chunk are made in scratch; from them come the log-sum-exp and the divergence of each row,
-//! `sum_v P_v (t_v - x_v) - lse(t) + lse(x)`, and in the same place `Q - P`, the gradient of the divergence. Where it is
-//! wanted, it is multiplied at once:
+//! Rows are processed in chunks. The logits of a chunk are computed in scratch; from them follow
+//! the log-sum-exp and the divergence of each row, `sum_v P_v (t_v - x_v) - lse(t) + lse(x)`, and
+//! in place `Q - P`, the gradient of the divergence. If it is needed, it is multiplied at once:
 //!
 //! ```text
 //! dH = g / rows (Q - P) W^T        g: the gradient of the mean
 //! ```
 //!
-//! All of `dH` is linear in `g`, so what the walk keeps is `dH` at `g = 1`, as narrow as `H`, and the op of the gradient only
-//! scales it: value and gradient come of one walk, with two products in all. A walk that nobody asks for the gradient of makes
-//! one product. With labels the same logits give the cross-entropy, `lse(x) - x_label`.
+//! All of `dH` is linear in `g`, so the walk stores `dH` at `g = 1`, as narrow as `H`, and the op
+//! of the gradient only scales it: one walk gives value and gradient, with two products in all. A
+//! walk without a gradient makes one product. With labels the same logits give the cross-entropy,
+//! `lse(x) - x_label`.
 //!
-//! Programs say [`Builder::kl_divergence`] of logits, whoever made them: where they come of a product of something narrower,
-//! this op is written instead. What else reads the logits has them made as ever. For the gradients of `W`, `b` and the
-//! cross-entropy, which a frozen head does not have, they are made again and the plain ops take over.
+//! Programs call [`Builder::kl_divergence`] on logits: if these are a product of a narrower value,
+//! this op is written instead. Other readers of the logits have them made as usual. For the
+//! gradients of `W`, `b` and the cross-entropy, which a frozen head does not have, the logits are
+//! made again and the plain ops are used.
 
 mod cpu;
 mod cuda;
@@ -30,8 +32,9 @@ use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{DType, Type, Value};
 
-/// Mean divergence of rows of logits from a target's: target logits, their log-sum-exps, `H`, `W`, labels and `b` where there
-/// are any, to the mean, the mean cross-entropy of the labels, and the gradient of the mean divergence with respect to `H`.
+/// Mean divergence of rows of logits from a target's. Inputs: target logits, their log-sum-exps,
+/// `H`, `W`, and labels and `b` if there are any. Results: the mean, the mean cross-entropy of the
+/// labels, and the gradient of the mean divergence with respect to `H`.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadDivergence {
     /// Whether `W` is stored `[v, d]`.
@@ -41,7 +44,7 @@ pub struct HeadDivergence {
     gradient: bool,
 }
 
-/// Gradient of [`HeadDivergence`]'s `H`: the gradient of the mean times the gradient that it kept.
+/// Gradient of [`HeadDivergence`]'s `H`: the gradient of the mean times the stored gradient.
 #[derive(Debug, Clone, Copy)]
 struct HeadDivergenceGrad;
 
@@ -64,8 +67,9 @@ struct Operands {
 }
 
 impl Builder {
-    /// The divergence as [`Builder::kl_divergence`] has it, and the cross-entropy as [`Builder::cross_entropy`], of the same
-    /// logits: f32 `[.., v]`, `[..]`, `[.., v]` and u32 `[..]` to two scalars.
+    /// The divergence of [`Builder::kl_divergence`] and the cross-entropy of
+    /// [`Builder::cross_entropy`], of the same logits: f32 `[.., v]`, `[..]`, `[.., v]` and u32
+    /// `[..]` to two scalars.
     ///
     /// # Errors
     ///
@@ -84,8 +88,8 @@ impl Builder {
         }
     }
 
-    /// The divergence without the logits, and with labels the cross-entropy; `None` where the logits are no product of something
-    /// narrower.
+    /// The divergence without the logits, and with labels the cross-entropy; `None` if the logits
+    /// are no product of a narrower value.
     pub(super) fn through_head(
         &mut self,
         [target, target_lse, logits]: [Value; 3],
@@ -143,7 +147,7 @@ impl HeadDivergence {
         self.bias.then_some(4 + usize::from(self.labels))
     }
 
-    /// Gradients through logits that are there.
+    /// Gradients through logits that are made.
     fn plain_gradient(self, node: &NodeView<'_>, gradients: &mut Gradients<'_>) -> Result<()> {
         let on = self.operands(node.inputs);
         let wanted = [Some(on.h), Some(on.right.w), on.bias];
@@ -264,7 +268,8 @@ impl Op for HeadDivergence {
             d,
             vocabulary,
         } = Self::sizes(inputs);
-        // A product forward and one backward; two exponentials of some 20, and one more for the gradient.
+        // A product forward and one backward; two exponentials of some 20 flops, and one more for
+        // the gradient.
         let each = if self.gradient {
             4 * d + 65
         } else {

@@ -7,9 +7,9 @@ use crate::ops::oracle::{Oracle, close, random};
 use crate::schedule::order;
 use crate::{Plan, Pool, StepParameters, Store};
 
-/// Rows, columns of `H`, and size of the vocabulary: of a row; of a head that is no multiple of anything; of chunks of many blocks,
-/// and one that is not whole; of several strips; of several blocks, of which the last chunk lacks some; of several strips a part;
-/// of a part that has all strips.
+/// Rows, columns of `H`, and size of the vocabulary, for: one row; a head that is a multiple of no
+/// size; chunks of many blocks, and a partial one; several strips; several blocks, some missing
+/// from the last chunk; several strips in a part; one part with all strips.
 const SHAPES: [[usize; 3]; 7] = [
     [1, 1, 2],
     [7, 3, 33],
@@ -20,7 +20,8 @@ const SHAPES: [[usize; 3]; 7] = [
     [100, 200, 300],
 ];
 
-// Sums of 17,000 products of probabilities and differences of logarithms below 60, and of 1100 gradients.
+// Sums of 17,000 products of probabilities and differences of logarithms below 60, and of 1100
+// gradients.
 const TOLERANCE: f32 = 1e-5;
 
 fn divergence(b: &mut Builder, target: Value, logits: Value) -> Result<Value> {
@@ -38,7 +39,7 @@ fn reference(target: &Tensor, logits: &Tensor) -> candle_core::Result<Tensor> {
     (target.exp()? * (target - logits)?)?.sum_all()? / rows as f64
 }
 
-/// `h`, a head as it is stored or transposed, and with a bias or without.
+/// Logits of `h` by a head, stored either way, with or without bias.
 fn head(b: &mut Builder, v: &[Value], (transposed, bias): (bool, bool)) -> Result<Value> {
     let bias = bias.then(|| v[3]);
     if transposed {
@@ -58,7 +59,7 @@ fn reference_head(v: &[Tensor], (transposed, bias): (bool, bool)) -> candle_core
     }
 }
 
-/// Of a shape, target logits, `H`, `W` and `b`.
+/// Target logits, `H`, `W` and `b` of a shape.
 fn point([rows, d, vocabulary]: [usize; 3], transposed: bool, bias: bool) -> Oracle {
     let w = if transposed {
         [vocabulary, d]
@@ -82,7 +83,7 @@ fn walks(b: &Builder, gradient: bool) -> usize {
 }
 
 #[test]
-fn value_and_gradient_are_those_of_candle() {
+fn value_and_gradient_agree_with_candle() {
     for (shape, how) in SHAPES.into_iter().zip([
         (true, false),
         (false, true),
@@ -107,7 +108,7 @@ fn value_and_gradient_are_those_of_candle() {
 }
 
 #[test]
-fn a_head_that_learns_has_the_gradients_of_candle() {
+fn gradients_of_a_trained_head_agree_with_candle() {
     for how in [(true, true), (false, true), (true, false)] {
         point([70, 3, 33], how.0, how.1)
             .ours(|b, v| {
@@ -137,7 +138,7 @@ fn a_second_use_adds_to_the_gradient() {
         .agree(TOLERANCE);
 }
 
-/// Labels of `rows`, some of which do not count.
+/// Labels of `rows`, some of them ignored.
 fn labels(rows: usize, vocabulary: usize) -> Vec<u32> {
     let label = |row: usize| {
         if row % 5 == 3 {
@@ -150,7 +151,7 @@ fn labels(rows: usize, vocabulary: usize) -> Vec<u32> {
 }
 
 #[test]
-fn the_cross_entropy_has_the_gradients_of_candle() {
+fn gradients_of_the_cross_entropy_agree_with_candle() {
     let (rows, vocabulary, how) = (70, 33, (false, true));
     let ids = labels(rows, vocabulary);
     point([rows, 3, vocabulary], how.0, how.1)
@@ -175,7 +176,8 @@ fn the_cross_entropy_has_the_gradients_of_candle() {
         .agree(TOLERANCE);
 }
 
-/// A program that asks for everything that a walk gives, beside what the plain ops give of the same logits.
+/// A program that asks for all results of a walk, and for those of the plain ops on the same
+/// logits.
 #[test]
 fn one_walk_gives_divergence_cross_entropy_and_gradient() {
     for [rows, d, vocabulary] in SHAPES {
@@ -227,14 +229,17 @@ fn one_walk_gives_divergence_cross_entropy_and_gradient() {
                 bits.push(found.iter().map(|x| x.to_bits()).collect());
             }
         }
-        assert!(bits[..3] == bits[3..], "threads do not change a bit");
+        assert!(
+            bits[..3] == bits[3..],
+            "the bits depend on the number of threads"
+        );
         let inputs = [("labels", words)];
         agree(&b, &store, &inputs, &StepParameters::default(), TOLERANCE);
     }
 }
 
 #[test]
-fn equal_logits_do_not_diverge() {
+fn equal_logits_have_divergence_zero() {
     let h = random(&[70, 3], 2);
     Oracle::new(&[h.clone(), h, random(&[1100, 3], 3)])
         .constant(0)
@@ -244,11 +249,13 @@ fn equal_logits_do_not_diverge() {
             divergence(b, target, logits)
         })
         .candle(|v| (&v[1] - &v[1])?.sum_all())
-        // The logits are not the same bits twice: sums of 3 products below 10, their log-sum-exps below 20.
+        // The two computations of the logits differ in bits: sums of 3 products below 10, their
+        // log-sum-exps below 20.
         .agree(4e-6);
 }
 
-/// A step that learns what logits are made of, with `terms` of them: the program, its target and what it learns.
+/// A step that learns the factors of logits, `terms` of them: the program, its target and the
+/// learned values.
 fn step(terms: usize) -> (Builder, Value) {
     let (rows, d, vocabulary) = (640, 4, 5000);
     let (mut b, mut store) = (Builder::new(), Store::new());
@@ -272,7 +279,7 @@ fn step(terms: usize) -> (Builder, Value) {
 }
 
 #[test]
-fn the_targets_logits_alone_are_held_whole() {
+fn only_the_logits_of_the_target_are_held_whole() {
     let matrix = 4 * 640 * 5000;
     for terms in [1, 3] {
         let (b, _) = step(terms);
@@ -289,7 +296,7 @@ fn the_targets_logits_alone_are_held_whole() {
 }
 
 #[test]
-fn a_gradient_that_is_asked_for_again_is_the_walks() {
+fn a_gradient_that_is_asked_for_twice_is_one_value() {
     let (mut b, x) = step(2);
     let loss = b.outputs[0].1;
     let again = b.gradients(loss, &[x]).unwrap()[0].unwrap();
@@ -298,7 +305,7 @@ fn a_gradient_that_is_asked_for_again_is_the_walks() {
 }
 
 #[test]
-fn logits_that_are_no_wider_than_what_they_are_made_of_are_made() {
+fn logits_no_wider_than_their_factors_are_made() {
     for (d, expected) in [(33, 0), (32, 1)] {
         let mut b = Builder::new();
         let mut input = |name: &str, dims: &[usize]| b.input(name, &Type::f32(dims)).unwrap();
@@ -315,7 +322,7 @@ fn logits_that_are_no_wider_than_what_they_are_made_of_are_made() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_operands_are_refused() {
     let mut b = Builder::new();
     let mut input = |name: &str, dims: &[usize]| b.input(name, &Type::f32(dims)).unwrap();
     let [target, lse, h, w] = [
@@ -341,7 +348,7 @@ fn what_cannot_be_is_refused() {
         "head_divergence: needs f32 [.., v], [..], [.., d] and a head of [33, 4], found f32 [7, 33] with f32 [7], f32 [7, 4] \
          and f32 [4, 33]"
     );
-    // Whoever asks for logits that do not fit hears of the logits.
+    // For logits that do not fit, the error is about the logits.
     let other = b.input("other", &Type::f32(&[8, 33])).unwrap();
     let error = b.kl_divergence(other, lse, logits).unwrap_err().to_string();
     assert!(error.starts_with("kl_divergence: needs logits"), "{error}");

@@ -22,7 +22,7 @@ pub(super) fn run(frame: &mut Frame<'_>) {
                         let logits = &logits[row * columns..][..columns];
                         let target_lse = target_lse[row];
                         *lse = log_sum_exp(logits);
-                        // Close logits are subtracted from each other first: that is exact.
+                        // Close logits are subtracted from each other first, which is exact.
                         let shift = target_lse - *lse;
                         *loss = sum_over(
                             [target, logits],

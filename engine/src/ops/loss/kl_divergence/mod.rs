@@ -1,10 +1,10 @@
-//! `y = mean over rows of KL(P || Q) = sum_v P_v (ln P_v - ln Q_v)`, with `P` the softmax of the target's logits and
-//! `Q` that of the logits `x`.
+//! `y = mean over rows of KL(P || Q) = sum_v P_v (ln P_v - ln Q_v)`, with `P` the softmax of the
+//! target's logits and `Q` that of the logits `x`.
 //!
-//! `d KL / d x = Q - P`, since `ln Q_v = x_v - lse(x)` and `P` sums to 1; each row gets it times the gradient of
-//! `y` over the number of rows. The log-sum-exp of each row is kept for it, and the gradient takes the place of the logits, which
-//! are read for the last time then: of a large vocabulary two matrices are held at most, the target's and one more. The target
-//! gets no gradient.
+//! `d KL / d x = Q - P`, since `ln Q_v = x_v - lse(x)` and `P` sums to 1; each row gets it times
+//! the gradient of `y` over the number of rows. The log-sum-exp of each row is kept for it. The
+//! gradient takes the place of the logits, which it is the last to read: of a large vocabulary at
+//! most two matrices are held, the target's and one more. The target gets no gradient.
 
 mod cpu;
 mod cuda;
@@ -17,23 +17,24 @@ use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
-/// Mean divergence of rows of logits from a target's: target logits, their log-sum-exps, and logits to a scalar
-/// and the log-sum-exps of the logits.
+/// Mean divergence of rows of logits from a target's: target logits, their log-sum-exps, and logits
+/// to a scalar and the log-sum-exps of the logits.
 #[derive(Debug, Clone, Copy)]
 pub struct KlDivergence;
 
-/// Gradient of [`KlDivergence`]'s logits, from the target's logits, both log-sum-exps, the gradient of the scalar, and the
-/// logits.
+/// Gradient of [`KlDivergence`]'s logits, from the target's logits, both log-sum-exps, the gradient
+/// of the scalar, and the logits.
 #[derive(Debug, Clone, Copy)]
 struct KlDivergenceGrad {
-    /// The logits are what the result holds before, in place of an input.
+    /// Whether the logits are in the result before the op, instead of in an input.
     in_place: bool,
 }
 
 impl Builder {
     /// Mean over rows of `KL(softmax(target) || softmax(logits))`: f32 `[.., v]`, `[..]` from
-    /// [`Builder::log_sum_exp`], and `[.., v]` to a scalar. The gradient flows to `logits` only. Logits that a narrower value is
-    /// multiplied to are not made for it: see [`HeadDivergence`](crate::ops::HeadDivergence).
+    /// [`Builder::log_sum_exp`], and `[.., v]` to a scalar. The gradient flows to `logits` only.
+    /// Logits that are a product of a narrower value are not made for it: see
+    /// [`HeadDivergence`](crate::ops::HeadDivergence).
     ///
     /// # Errors
     ///
@@ -110,7 +111,7 @@ impl Op for KlDivergence {
     }
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
-        // Two exponentials of some 20.
+        // Two exponentials of some 20 flops.
         45 * inputs[2].len() as u64
     }
 }
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn value_and_gradient_are_those_of_candle() {
+    fn value_and_gradient_agree_with_candle() {
         for dims in [&[7][..], &[2, 3, 65], &[30, 1200]] {
             Oracle::new(&[random(dims, 1), random(dims, 2)])
                 .constant(0)
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_logits_do_not_diverge() {
+    fn equal_logits_have_divergence_zero() {
         let logits = random(&[5, 133], 1);
         Oracle::new(&[logits.clone(), logits])
             .constant(0)
@@ -201,8 +202,8 @@ mod tests {
             .agree(0.0);
     }
 
-    /// Largest sum of values alive at a time, in matrices of logits, of a step that learns what the logits are made of, which is as
-    /// wide as they are.
+    /// Most live values at a time, in matrices of logits, of a step that learns the factors of the
+    /// logits, which are as wide as they are.
     fn matrices() -> f64 {
         let (rows, d, vocabulary) = (64, 500, 500);
         let (mut b, mut store) = (Builder::new(), Store::new());
@@ -221,7 +222,7 @@ mod tests {
 
     // The rest is some rows of 4.
     #[test]
-    fn two_matrices_of_logits_are_held_at_most() {
+    fn at_most_two_matrices_of_logits_are_held() {
         let matrices = matrices();
         assert!((2.0..2.05).contains(&matrices), "{matrices}");
     }

@@ -17,7 +17,7 @@ pub(super) fn run(op: &Ascend, frame: &mut Frame<'_>) {
                     for (out, (&r, &g)) in out.0.iter_mut().zip(pairs) {
                         let up = if g > 0.0 { step } else { 0.0 };
                         let down = if g < 0.0 { step } else { 0.0 };
-                        // 0, or the NaN that the gradient is.
+                        // 0, or NaN for a NaN gradient.
                         let nothing = if g.is_nan() { g } else { 0.0 };
                         *out = clamp(r + (up - down) + nothing, 0.0, 1.0);
                     }

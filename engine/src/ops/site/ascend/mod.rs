@@ -1,10 +1,11 @@
-//! One step of projected gradient ascent by signs: `r' = clamp(r + step_size * sign(G), 0, 1)`, with `sign(0) = 0`.
+//! One step of projected gradient ascent by signs: `r' = clamp(r + step_size * sign(G), 0, 1)`,
+//! with `sign(0) = 0`.
 //!
-//! Only the sign of `G` counts, so where a gradient is as small as its rounding the step is, too. A NaN in either stays
-//! one, and is found where losses and gradients are looked at.
+//! Only the sign of `G` counts, so if a gradient is as small as its rounding error, the step is
+//! noise too. A NaN in either operand gives NaN, which checks of losses and gradients find.
 //!
-//! What an adversary has found is a constant to the loss that meets it: no gradient passes to `r` or, through it, to
-//! whatever `G` was computed from.
+//! The result is a constant to the loss that reads it: no gradient passes to `r` or, through it, to
+//! the operands of `G`.
 
 mod cpu;
 mod cuda;
@@ -22,7 +23,8 @@ pub struct Ascend {
 }
 
 impl Builder {
-    /// An adversary's next source from its source and the gradient of the loss with respect to it, f32 of one shape.
+    /// An adversary's next source from its source and the gradient of the loss with respect to it,
+    /// f32 of one shape.
     ///
     /// # Errors
     ///
@@ -92,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_is_a_constant() {
+    fn the_next_source_is_a_constant() {
         let mut b = Builder::new();
         let [source, w] = ["r", "w"].map(|name| b.input(name, &Type::f32(&[2, 2])).unwrap());
         let product = b.matmul(source, w).unwrap();
@@ -101,7 +103,7 @@ mod tests {
         let next = b.ascend(source, gradient, 0.1).unwrap();
         let after = b.sum_squares(next).unwrap();
         assert_eq!(b.gradients(after, &[source, w]), Ok(vec![None, None]));
-        // Only what meets the weights again has a gradient of theirs, and the step itself has one.
+        // The weights have a gradient only through the later product; the step itself has one.
         let product = b.matmul(next, w).unwrap();
         let after = b.sum_squares(product).unwrap();
         let found = b.gradients(after, &[source, w, next]).unwrap();

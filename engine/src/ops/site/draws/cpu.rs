@@ -10,7 +10,7 @@ pub(super) fn uniform(op: &Uniform, frame: &mut Frame<'_>) {
     let draws = Uniforms::new(op.stream, frame.parameters, columns);
     let draws = if op.shared { draws.shared() } else { draws };
     let rows = out.len() / columns;
-    // A draw costs as much as an element of a matrix four times over.
+    // A draw costs about as much as four elements of a matrix.
     let grain = grain_rows(4 * columns);
     frame
         .pool
@@ -43,7 +43,7 @@ pub(super) fn bernoulli(op: &Bernoulli, frame: &mut Frame<'_>) {
 
 pub(super) fn uniform_subsets(op: &UniformSubsets, frame: &mut Frame<'_>) {
     let p = frame.parameters;
-    // Per row the largest number that is still in, then room for the numbers of one row.
+    // For each row the largest number in the subset, then room for the numbers of one row.
     let (cuts, draws) = frame.scratch().split_at_mut(op.rows);
     for (row, cut) in cuts.iter_mut().enumerate() {
         op.stream
@@ -51,7 +51,7 @@ pub(super) fn uniform_subsets(op: &UniformSubsets, frame: &mut Frame<'_>) {
         let others = (draws[0] * op.sites as f32).floor();
         let numbers = &mut draws[1..];
         numbers.sort_unstable_by(f32::total_cmp);
-        // A whole number below the number of sites, exact in f32.
+        // An integer below the number of sites, exact in f32.
         *cut = numbers
             .iter()
             .copied()

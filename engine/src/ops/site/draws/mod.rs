@@ -1,5 +1,6 @@
-//! Random numbers over rows: delta masks, routes, the sources that an adversary starts from. They have no inputs, hence
-//! no gradient; a draw is a function of the step and of the row's number in the whole batch.
+//! Random numbers over rows: delta masks, routes, initial sources of an adversary. They have no
+//! inputs and so no gradient; a draw is a function of the step and of the row's number in the whole
+//! batch.
 
 mod cpu;
 mod cuda;
@@ -14,35 +15,37 @@ use crate::value::{Type, Value};
 /// Uniform draws in `[0, 1)`, row by row.
 #[derive(Debug, Clone)]
 pub struct Uniform {
-    /// What the draws are for.
+    /// The use of the draws.
     pub stream: Stream,
     /// Shape of the result.
     pub dims: Vec<usize>,
-    /// Draws of a row.
+    /// Number of draws in a row.
     pub columns: usize,
-    /// Whether the one row is row 0 of the whole batch, for all who compute a part of it.
+    /// Whether there is a single row, row 0 of the whole batch, for all parts of the batch.
     pub shared: bool,
 }
 
-/// At each row 1 with a probability, else 0: f32 `[rows]`, from column 0 of the row's draws.
+/// For each row 1 with a probability, else 0: f32 `[rows]`, from column 0 of the row's draws.
 #[derive(Debug, Clone, Copy)]
 pub struct Bernoulli {
-    /// What the draws are for.
+    /// The use of the draws.
     pub stream: Stream,
     /// Number of rows.
     pub rows: usize,
-    /// Chance of a 1; a draw is a multiple of 2^-24, and so, in effect, is this, rounded up.
+    /// Probability of a 1, in effect rounded up to a multiple of 2^-24, as draws are multiples of
+    /// that.
     pub probability: f32,
 }
 
-/// At each row a uniformly random subset, of uniformly random size 1..=sites, of the sites: for each site f32
-/// `[rows]`, 1 where the site is in the subset and 0 elsewhere.
+/// For each row a uniformly random subset, of uniformly random size 1..=sites, of the sites: for
+/// each site f32 `[rows]`, 1 if the site is in the subset and 0 otherwise.
 ///
-/// Column 0 of a row's draws gives the size; columns 1.. give one number a site, and the sites with the smallest
-/// numbers are in. (Two equal 24-bit numbers at the border are both in: once in some 10^5 rows of 12 sites.)
+/// Column 0 of a row's draws gives the size; columns 1.. give one number for each site, and the
+/// sites with the smallest numbers are in the subset. (Two equal 24-bit numbers at the border are
+/// both in: once in some 10^5 rows of 12 sites.)
 #[derive(Debug, Clone, Copy)]
 pub struct UniformSubsets {
-    /// What the draws are for.
+    /// The use of the draws.
     pub stream: Stream,
     /// Number of rows.
     pub rows: usize,
@@ -51,7 +54,7 @@ pub struct UniformSubsets {
 }
 
 impl Builder {
-    /// One uniform draw in `[0, 1)` a row, f32 `[rows]`.
+    /// One uniform draw in `[0, 1)` for each row, f32 `[rows]`.
     ///
     /// # Errors
     ///
@@ -66,7 +69,8 @@ impl Builder {
         self.op1(op, &[])
     }
 
-    /// Uniform draws in `[0, 1)`, f32 `dims`: a draw a column, and all dimensions but the last count rows.
+    /// Uniform draws in `[0, 1)`, f32 `dims`: one for each column; all dimensions but the last are
+    /// rows.
     ///
     /// # Errors
     ///
@@ -96,7 +100,7 @@ impl Builder {
         self.op1(op, &[])
     }
 
-    /// 1 with `probability` and else 0 at each row, f32 `[rows]`.
+    /// 1 with `probability` and else 0 for each row, f32 `[rows]`.
     ///
     /// # Errors
     ///
@@ -110,7 +114,7 @@ impl Builder {
         self.op1(op, &[])
     }
 
-    /// For each site f32 `[rows]` of zeros and ones: see [`UniformSubsets`].
+    /// For each site f32 `[rows]` of zeros and ones, as [`UniformSubsets`] draws them.
     ///
     /// # Errors
     ///
@@ -223,7 +227,7 @@ impl Op for UniformSubsets {
     }
 }
 
-/// The weight of so many draws.
+/// The cost of so many draws.
 pub(crate) fn drawn(count: usize) -> ExpensiveOps {
     ExpensiveOps {
         draws: count as u64,
@@ -260,8 +264,8 @@ mod tests {
             .collect()
     }
 
-    // 6000 rows, 3 sites: each size has probability 1/3 and each site is in with probability 2/3; five
-    // standard errors are 0.03.
+    // 6000 rows, 3 sites: each size has probability 1/3, and each site is in the subset with
+    // probability 2/3; five standard errors are 0.03.
     #[test]
     fn subsets_have_uniform_size_and_members() {
         let routes = routes(6000, 3, 0);
@@ -283,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_the_same_route_wherever_it_is_computed() {
+    fn a_row_has_the_same_route_in_any_part_of_a_batch() {
         let whole = routes(10, 4, 0);
         let second_half = routes(5, 4, 5);
         for (whole, half) in whole.iter().zip(&second_half) {
@@ -293,7 +297,7 @@ mod tests {
 
     const STREAM: Stream = Stream::new(Purpose::Delta, 2, 3);
 
-    /// A draw of the part of a batch that starts at row 7, at step 6 of seed 5.
+    /// A draw for the part of a batch that starts at row 7, at step 6 of seed 5.
     fn drawn(draw: impl Fn(&mut Builder) -> Value) -> Vec<f32> {
         let mut b = Builder::new();
         let value = draw(&mut b);
@@ -314,14 +318,14 @@ mod tests {
     }
 
     #[test]
-    fn uniform_rows_are_the_stream_at_column_zero() {
+    fn uniform_rows_are_draws_of_column_zero() {
         let rows = drawn(|b| b.uniform_rows(STREAM, 9).unwrap());
         assert_same(&rows, (7..16).map(|row| STREAM.uniform(5, 6, row, 0)));
     }
 
-    // 33 columns: a whole block of the generator and the beginning of another. 2 * 3 rows.
+    // 33 columns: whole counters of the generator and a partial one. 2 * 3 rows.
     #[test]
-    fn uniform_draws_are_the_stream_at_their_row_and_column() {
+    fn uniform_draws_are_those_of_their_row_and_column() {
         let draws = drawn(|b| b.uniform(STREAM, &[2, 3, 33]).unwrap());
         let places = (7..13).flat_map(|row| (0..33).map(move |column| (row, column)));
         assert_same(
@@ -331,13 +335,13 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_row_is_row_zero_wherever_it_is_drawn() {
+    fn a_shared_row_is_row_zero_in_any_part_of_a_batch() {
         let row = drawn(|b| b.uniform_row(STREAM, 40).unwrap());
         assert_same(&row, (0..40).map(|column| STREAM.uniform(5, 6, 0, column)));
     }
 
     #[test]
-    fn bernoulli_is_one_where_a_draw_is_below_the_probability() {
+    fn bernoulli_is_one_for_draws_below_the_probability() {
         for probability in [0.0, 0.3, 1.0] {
             let ones = drawn(|b| b.bernoulli(STREAM, 9, probability).unwrap());
             let draws = (7..16).map(|row| STREAM.uniform(5, 6, row, 0));

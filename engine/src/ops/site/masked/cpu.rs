@@ -1,5 +1,6 @@
-//! Elements are read as one long row, in tiles that fit in the nearest cache: first the tile's draws, then what is made of
-//! them, so that short rows and long ones cost the same. Where rows are compacted, tiles end with their row.
+//! Elements are read as one long row, in tiles that fit in the nearest cache: first the tile's
+//! draws, then its results, so that short and long rows cost the same. In compacted matrices, tiles
+//! end with their row.
 
 use std::ops::Range;
 
@@ -15,8 +16,8 @@ const TILE: usize = 1024;
 
 type Tile = [f32; TILE];
 
-/// Calls `work` with the kind of mask known where it is compiled: a loop that had to ask for it at each element would not
-/// become vector instructions.
+/// Calls `work` with a kind of mask that is a constant at compile time: a loop that tested it at
+/// each element would not become vector instructions.
 #[inline(always)]
 fn known(mask: Mask, work: impl FnOnce(Mask)) {
     match mask {
@@ -85,7 +86,8 @@ pub(super) fn backward(op: &MaskedGrad, frame: &mut Frame<'_>) {
     }
 }
 
-/// The gradients of a loss that is trained on: of the activation and, where the mask depends on it, of the importance.
+/// The gradients of a training loss: of the activation and, if the mask depends on it, of the
+/// importance.
 fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
     let gradient = frame.input(0);
     let scratch = frame.scratch();
@@ -119,8 +121,9 @@ fn to_importance(op: &Masked, importance: bool, frame: &mut Frame<'_>) {
         });
 }
 
-/// Any of the gradients: in an adversary's steps of the draws and the delta, and of the activation behind the first site.
-/// Tiles end with their row, of which the delta's gradient is the sum.
+/// Any of the gradients: in an adversary's steps those of the draws and the delta, and of the
+/// activation after the first site. Tiles end with their row, over which the delta's gradient is a
+/// sum.
 fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
     let gradient = frame.input(0);
     let scratch = frame.scratch();
@@ -212,7 +215,7 @@ fn to_sources(op: &MaskedGrad, frame: &mut Frame<'_>) {
     add_sums(delta_sum, partials, (usize::from(sums.given) * c, sums), c);
 }
 
-/// A gradient that is made, or added to.
+/// A gradient that is written or added to.
 struct Gradient<'a> {
     values: &'a mut [f32],
     add: bool,
@@ -222,7 +225,7 @@ fn rows_of(gradient: Option<Gradient<'_>>, columns: usize) -> Option<Rows<'_>> {
     Some(Rows(gradient?.values, columns))
 }
 
-/// Adds up the partial sums that start at a column of each chunk's, in order.
+/// Adds up the partial sums from one column of each chunk, in order.
 fn add_sums(to: Option<Gradient<'_>>, partials: &[f32], (first, sums): (usize, Sums), c: usize) {
     let Some(Gradient { values, add }) = to else {
         return;
@@ -246,14 +249,15 @@ struct Site<'a> {
     a: &'a [f32],
     importance: Option<&'a [f32]>,
     given: Option<&'a [f32]>,
-    /// A given row that holds for all positions.
+    /// A given row, the same for all positions.
     given_row: Option<&'a [f32]>,
     delta: Option<&'a [f32]>,
     routed: Option<&'a [u32]>,
     drawn: Option<(Uniforms, bool)>,
 }
 
-/// Elements next to each other: in this chunk's part of a compacted matrix, in the whole of it, and in a matrix of all rows.
+/// Adjacent elements: their offsets in this chunk's part of a compacted matrix, in the whole of it,
+/// and in a matrix of all rows.
 #[derive(Clone, Copy)]
 struct Piece {
     own: usize,
@@ -269,13 +273,13 @@ impl Piece {
     }
 }
 
-/// What a tile is made from beside the tensors.
+/// Operands of a tile beside the tensors.
 struct Tiles {
-    /// Draws, or what is given in their place for all rows; zeros where there are none.
+    /// Draws or given draws; zeros if the mask has none.
     r: Tile,
-    /// The delta mask of each element's row; zeros where there are none.
+    /// The delta mask of each element's row; zeros if there is none.
     delta: Tile,
-    /// In place of importances that the mask does not look at.
+    /// In place of importances that the mask does not read.
     zeros: Tile,
 }
 
@@ -321,7 +325,8 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// The rows of a chunk that take part: in the chunk's part of a compacted matrix, in the whole of it, and among all rows.
+    /// The routed rows of a chunk: their numbers in the chunk's part of a compacted matrix, in the
+    /// whole of it, and among all rows.
     #[inline(always)]
     fn rows(&self, range: Range<usize>) -> impl Iterator<Item = (usize, usize, usize)> {
         let compacted = self
@@ -342,7 +347,7 @@ impl<'a> Site<'a> {
     #[inline(always)]
     fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = Piece> {
         let c = self.c;
-        // Rows that follow each other are one long row.
+        // Adjacent rows are one long row.
         let (rows, len) = match self.routed {
             None => (range.start..range.start + 1, range.len() * c),
             Some(_) => (range, c),
@@ -363,7 +368,7 @@ impl<'a> Site<'a> {
         )
     }
 
-    /// Clears the rows of a gradient that take no part, unless it is added to.
+    /// Clears the rows of a gradient that are not routed, unless it is added to.
     fn clear_others(&self, range: &Range<usize>, part: &mut [f32], add: bool) {
         if let Some(routed) = self.routed.filter(|_| !add) {
             clear_others(routed, range, part, self.c);
@@ -396,7 +401,7 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// What each element's row has; a single number holds for all rows.
+    /// Spreads a number for each row, or a single number, over the elements.
     #[inline(always)]
     fn spread(&self, rows: &[f32], start: usize, out: &mut [f32]) {
         let mut row = start / self.c;
@@ -409,7 +414,7 @@ impl<'a> Site<'a> {
     }
 }
 
-/// A row again and again, from element `start` of that on.
+/// A row repeated, from its element `start` on.
 #[inline(always)]
 fn repeat(row: &[f32], start: usize, out: &mut [f32]) {
     let (mut from, mut column) = (0, start % row.len());
@@ -452,7 +457,7 @@ impl At<'_> {
     /// `out = [out +] gradient a dm / dg`.
     #[inline(always)]
     fn slopes(&self, mask: Mask, of: (&[f32], &[f32]), out: (&mut [f32], bool)) {
-        // 1 - r of a mask between importance and 1, and 1 of the importance itself.
+        // 1 - r for a mask between importance and 1, and 1 for the importance itself.
         let share = if let Mask::Between(_) = mask {
             1.0
         } else {
@@ -464,7 +469,7 @@ impl At<'_> {
     /// `out = [out +] gradient a dm / dr`.
     #[inline(always)]
     fn source_slopes(&self, mask: Mask, of: (&[f32], &[f32]), out: (&mut [f32], bool)) {
-        // 1 - g of a mask between importance and 1, and 1 of the draw itself.
+        // 1 - g for a mask between importance and 1, and 1 for the draw itself.
         let share = if let Mask::Between(_) = mask {
             1.0
         } else {

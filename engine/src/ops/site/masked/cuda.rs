@@ -4,7 +4,7 @@ use crate::cuda::operand::Operand;
 
 const KERNELS: Source = Source::new("masked", include_str!("kernel.cu"));
 
-/// The settings of a mask as the kernels number them, and the word of its draws.
+/// The settings of a mask as the kernels number them, and the stream of its draws.
 fn numbers(op: &Masked) -> ([Constant; 2], u32) {
     let draw = |draw: Draw| match draw {
         Draw::Uniform(stream) => (1, stream.word()),
@@ -28,14 +28,15 @@ fn threshold(op: &Masked) -> f32 {
     }
 }
 
-/// What a mask is made of, and its constants in the kernels: settings, then what there is.
+/// The operands of a mask, and its constants in the kernels: settings, then which operands there
+/// are.
 pub(crate) struct MaskOperands {
     importance: Option<Operand>,
     given: Option<Operand>,
     delta: Option<Operand>,
     route: Option<Operand>,
     word: u32,
-    /// The op's first input behind them.
+    /// Index of the op's first input behind them.
     pub(crate) end: usize,
     pub(crate) constants: Vec<Constant>,
     pub(crate) threshold: f32,
@@ -65,7 +66,8 @@ impl MaskOperands {
         }
     }
 
-    /// What kernels take first: the numbers of the step, and the word of the mask's draws.
+    /// The first arguments of the kernels: the step's parameters, and the stream of the mask's
+    /// draws.
     pub(crate) fn parameters(&self, to: &Lowering<'_>) -> Vec<Argument> {
         vec![to.parameters().into(), Argument::Word(self.word)]
     }
@@ -115,7 +117,7 @@ pub(super) fn value(op: &Masked, to: &mut Lowering<'_>) {
         .launch(&arguments);
 }
 
-/// A gradient that is made or added to.
+/// A gradient that is written or added to.
 type Gradient = Option<(Operand, bool)>;
 
 pub(super) fn gradient(op: &MaskedGrad, to: &mut Lowering<'_>) {
@@ -131,7 +133,7 @@ pub(super) fn gradient(op: &MaskedGrad, to: &mut Lowering<'_>) {
     let sums = op.sums(|index| to.ty(index), site.rows);
     let each_given = given.filter(|_| !sums.given);
     let each = [a, importance, each_given];
-    // Where nothing is wanted, any result will do: it is not touched.
+    // Any result can stand for one that is not needed: the kernel does not touch it.
     if let Some((any, _)) = each.into_iter().flatten().next() {
         let want = |gradient: Gradient| gradient.map_or(0, |(_, add)| if add { 2 } else { 1 });
         let mut constants = site.constants.clone();

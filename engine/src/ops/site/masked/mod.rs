@@ -1,6 +1,6 @@
 //! Component activations times their masks: `h = a * M` with `M = m - delta`.
 //!
-//! The mask `m` is made where it is used, from the importance `g` and a source, and never stored:
+//! The mask `m` is computed on the fly, from the importance `g` and a source, and never stored:
 //!
 //! ```text
 //! source     m                    dh/da   dh/dg       dh/dr
@@ -11,13 +11,14 @@
 //! ones       1                    M       -           -
 //! ```
 //!
-//! and `dh/d delta = -a` for all of them, summed over the columns. The gradient draws `r` again from its counter;
-//! where `r` is given, by an adversary, it has a gradient too. A given row of `r`, or a single `delta`, holds for all
-//! positions, and its gradient is the sum over them: chunk by chunk, in an order that depends on shapes alone.
+//! and `dh/d delta = -a` for all of them, summed over the columns. The gradient draws `r` again
+//! from its counter; an `r` given by an adversary has a gradient too. A given row of `r`, or a
+//! single `delta`, holds for all positions, and its gradient is the sum over them: chunk by chunk,
+//! in an order that depends only on shapes.
 //!
-//! Where positions are routed, `a`, `h` and their gradients are compacted: they hold the routed rows alone, as
-//! [`RoutedMatMul`](super::RoutedMatMul) makes them. Importances, draws and deltas are those of all positions, and get no
-//! gradient from the others.
+//! For routed positions, `a`, `h` and their gradients are compacted: they hold only the routed
+//! rows, as [`RoutedMatMul`](super::RoutedMatMul) makes them. Importances, draws and deltas have
+//! all positions, and get no gradient from rows that are not routed.
 //!
 //! Subtracting `delta` is half of the masked site; the other half, with its derivation, is
 //! [`SiteOutput`](super::SiteOutput).
@@ -37,7 +38,7 @@ use crate::ops::site::draws::drawn;
 use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
-/// Where the numbers between 0 and 1 come from.
+/// Source of the numbers between 0 and 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Draw {
     /// Uniform in `[0, 1)`.
@@ -55,7 +56,7 @@ pub enum Mask {
     Importance,
     /// Between the importance and 1.
     Between(Draw),
-    /// The draw itself, whatever the importance.
+    /// The draw itself, independent of the importance.
     Drawn(Draw),
     /// 1 where the importance exceeds a threshold, else 0.
     Rounded(f32),
@@ -63,12 +64,12 @@ pub enum Mask {
     Ones,
 }
 
-/// What a masked pass does at a site, beside its activations and weights.
+/// Operands of a masked pass at a site, beside activations and weights.
 #[derive(Debug, Clone, Copy)]
 pub struct MaskValues {
     /// How the mask is made.
     pub mask: Mask,
-    /// Importances, f32 `[.., c]`; needed unless the mask does not look at them.
+    /// Importances, f32 `[.., c]`; needed unless the mask does not read them.
     pub importance: Option<Value>,
     /// Given draws, f32 `[.., c]`, or `[c]`: one row for all positions.
     pub given: Option<Value>,
@@ -86,14 +87,14 @@ pub struct Masked {
     route: bool,
 }
 
-/// Gradients of [`Masked`] with respect to those of its operands that someone waits for, in the order of [`Wants`].
+/// Gradients of [`Masked`] with respect to the operands in [`Wants`], in that order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MaskedGrad {
     pub(crate) of: Masked,
     wants: Wants,
 }
 
-/// Whose gradients are wanted.
+/// The operands whose gradients are needed.
 #[derive(Debug, Clone, Copy)]
 struct Wants {
     a: bool,
@@ -103,7 +104,7 @@ struct Wants {
 }
 
 impl Mask {
-    /// Whether the mask looks at the importances.
+    /// Whether the mask reads the importances.
     pub fn reads_importance(self) -> bool {
         matches!(self, Self::Importance | Self::Between(_) | Self::Rounded(_))
     }
@@ -118,8 +119,9 @@ impl Mask {
 }
 
 impl Builder {
-    /// `a * (m - delta)`, f32 `[.., c]`; the gradient flows to `a`, the importance, given draws and the delta. With routes `a` is
-    /// compacted, as it comes from [`Builder::routed_matmul`], and so is the result.
+    /// `a * (m - delta)`, f32 `[.., c]`; the gradient flows to `a`, the importance, given draws and
+    /// the delta. With routes `a` is compacted, as [`Builder::routed_matmul`] makes it, and so is
+    /// the result.
     ///
     /// # Errors
     ///
@@ -147,7 +149,7 @@ impl Builder {
     }
 }
 
-/// Where each operand stands among the inputs, after `a` at `first`.
+/// Index of each operand among the inputs, after `a` at `first`.
 #[derive(Debug, Clone, Copy)]
 struct Operands {
     a: usize,
@@ -158,17 +160,17 @@ struct Operands {
 }
 
 impl Masked {
-    /// Whether there are routes, and its input of them.
+    /// Index of the routes, if there are any.
     pub(crate) fn route(&self) -> Option<usize> {
         self.operands(0).route
     }
 
-    /// Whether there are deltas.
+    /// Whether there is a delta.
     pub(crate) fn delta(&self) -> bool {
         self.delta
     }
 
-    /// Its settings, whatever the stream of its draws.
+    /// Its settings, without the stream of its draws.
     pub(crate) fn kind(&self) -> String {
         let named = |draw: Draw| match draw {
             Draw::Uniform(_) => "uniform",
@@ -202,9 +204,9 @@ impl Masked {
         }
     }
 
-    /// Draws of the masks of activations.
+    /// Draws of the masks.
     pub(crate) fn drawn(&self, a: &Type) -> ExpensiveOps {
-        // Half of the rows, as in `RoutedMatMul`.
+        // For half of the rows, as in `RoutedMatMul`.
         let len = if self.route { a.len() / 2 } else { a.len() };
         match self.mask {
             Mask::Between(Draw::Given) | Mask::Drawn(Draw::Given) => ExpensiveOps::default(),
@@ -239,7 +241,7 @@ impl Masked {
     }
 }
 
-/// Which gradients are sums over positions.
+/// Gradients that are sums over positions.
 #[derive(Debug, Clone, Copy)]
 struct Sums {
     given: bool,
@@ -254,7 +256,7 @@ impl Sums {
 }
 
 impl MaskedGrad {
-    /// Where those operands stand whose gradients are wanted.
+    /// Indices of the operands whose gradients are needed.
     fn wanted(&self) -> impl Iterator<Item = usize> + use<> {
         let (at, wants) = (self.of.operands(1), self.wants);
         [
@@ -267,7 +269,8 @@ impl MaskedGrad {
         .flatten()
     }
 
-    /// Whether gradients of the activations, the importances and given draws are made, where each is one at its position.
+    /// Whether the gradients of the activations, the importances and given draws are computed for
+    /// each position. `None` if any is a sum over positions.
     pub(crate) fn each(&self, inputs: &[&Type]) -> Option<[bool; 3]> {
         let Sums { given, delta } = self.sums(|index| inputs[index], inputs[0].rows());
         let Wants { a, importance, .. } = self.wants;
@@ -433,7 +436,7 @@ mod tests {
             Mask::Between(Draw::Uniform(STREAM)),
             Mask::Between(Draw::Coin(STREAM)),
         ];
-        // With the delta's gradient and without: two kernels.
+        // With and without the delta's gradient: two kernels.
         for (mask, delta) in masks
             .into_iter()
             .flat_map(|mask| [(mask, true), (mask, false)])
@@ -488,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_without_importance_have_only_a_gradient_of_the_activation() {
+    fn masks_without_importance_have_gradients_only_for_the_activation() {
         for mask in [
             Mask::Drawn(Draw::Uniform(STREAM)),
             Mask::Ones,
@@ -522,7 +525,8 @@ mod tests {
         }
     }
 
-    /// The loss of an adversary: draws that are given, at each of `rows` positions or one row of them, and a delta.
+    /// The loss of an adversary: given draws, for each of `rows` positions or in one row for all,
+    /// and a delta.
     fn agree_for_an_adversary(rows: usize, dims: [&[usize]; 2], mask: Mask, tolerance: f32) {
         let point = [
             random(&[rows, C], 1),
@@ -566,8 +570,8 @@ mod tests {
         }
     }
 
-    // More than one chunk of 442 rows, each with sums of its own. 1000 products of normal numbers, a row of the
-    // result some 30 in size and the delta's 37 times as many terms.
+    // More than one chunk of 442 rows, each with sums of its own. 1000 products of normal numbers:
+    // a row of the result is some 30 in size, and the delta's has 37 times as many terms.
     #[test]
     fn a_shared_source_gets_the_sum_over_all_positions() {
         agree_for_an_adversary(1000, [&[C], &[1]], Mask::Between(Draw::Given), 1e-5);
@@ -575,7 +579,8 @@ mod tests {
         agree_for_an_adversary(1000, [&[1000, C], &[1]], Mask::Between(Draw::Given), 1e-5);
     }
 
-    /// The ops that the gradient of one masked site adds, asked for some of `a`, importance, draws and delta.
+    /// The ops that the gradient of one masked site adds, with respect to some of `a`, importance,
+    /// draws and delta.
     fn gradient_ops(wrt: &[usize]) -> Vec<String> {
         let mut b = Builder::new();
         let ty = Type::f32(&[ROWS, C]);
@@ -606,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn no_gradient_is_made_that_nobody_waits_for() {
+    fn only_needed_gradients_are_made() {
         for (wrt, outputs) in [
             (&[2][..], 1),
             (&[2, 3], 2),

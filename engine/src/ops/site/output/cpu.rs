@@ -213,7 +213,7 @@ impl Outputs<'_> {
     }
 }
 
-/// `s = r d + (1 - r)`: the share of the clean output at a row.
+/// `s = r d + (1 - r)`: the share of the clean output in a row.
 #[inline(always)]
 fn share(delta: Option<&[f32]>, route: Option<&[f32]>, row: usize) -> f32 {
     let d = delta.map_or(0.0, |delta| delta[row.min(delta.len() - 1)]);

@@ -1,25 +1,28 @@
 //! The output of a masked site, from masked activations and the clean output.
 //!
-//! The reference computes `r [(a * m) U + d x D^T] + (1 - r) x W^T + b` at each position, with `a = x V`, component
-//! mask `m`, delta mask `d`, routing `r`, and the weight delta `D = W - (V U)^T`. As `x D^T = x W^T - a U`,
+//! The reference computes `r [(a * m) U + d x D^T] + (1 - r) x W^T + b` at each position, with
+//! `a = x V`, component mask `m`, delta mask `d`, routing `r`, and the weight delta
+//! `D = W - (V U)^T`. As `x D^T = x W^T - a U`,
 //!
 //! ```text
 //! y = (a * M) U + s x W^T + b        M = r (m - d)        s = r d + (1 - r)
 //! ```
 //!
-//! and `D` is never formed. Where `r` is 0 the components take no part, so `a` and `h` are those of the routed positions alone,
-//! compacted, with `M = m - d`, and `h U` is added where they are. The clean output `c = x W^T + b` is often there already (in a
-//! layerwise loss, or at the first sites of any pass), so with `h = a * M` from [`Masked`](super::Masked) this op computes
+//! and `D` is never formed. Positions with `r = 0` take no part in the components, so `a` and `h`
+//! are compacted to the routed positions, with `M = m - d`, and `h U` is added at those. The clean
+//! output `c = x W^T + b` often exists already (in a layerwise loss, or at the first sites of any
+//! pass), so with `h = a * M` from [`Masked`](super::Masked) this op computes
 //!
 //! ```text
-//! y = h U + s c + (1 - s) b          without delta and routes: y = h U + b, and no clean output is needed
+//! y = h U + s c + (1 - s) b      without delta and routes: y = h U + b, without a clean output
 //!
-//! gradients:  h: G U^T      U: h^T G      c: s G      b: sum over rows of (1 - s) G      d: r (c - b) . G
+//! gradients:  h: G U^T    U: h^T G    c: s G    b: sum over rows of (1 - s) G    d: r (c - b) . G
 //! ```
 //!
-//! Of the gradient of `d`, which only an adversary asks for, this is one half; the other, `-r a . (G U^T)`, is that of
-//! [`Masked`](super::Masked). Their sum is `r (x D^T) . G`, the difference of two numbers that are nearly equal when the
-//! components add up to the weights: it is as exact as one product of `W` and `x`, not as itself.
+//! Only an adversary needs the gradient of `d`. This is one half of it; the other,
+//! `-r a . (G U^T)`, is that of [`Masked`](super::Masked). Their sum is `r (x D^T) . G`, the
+//! difference of two numbers that are nearly equal when the components add up to the weights: its
+//! error is relative to one product of `W` and `x`, not to itself.
 
 mod cpu;
 mod cuda;
@@ -42,7 +45,7 @@ pub struct SiteOutput {
     route: bool,
 }
 
-/// `s x`: what is left of the clean path, and the gradient of the clean output.
+/// `s x`: the remaining share of the clean path, and the gradient of the clean output.
 #[derive(Debug, Clone, Copy)]
 struct Share(SiteOutput);
 
@@ -50,13 +53,14 @@ struct Share(SiteOutput);
 #[derive(Debug, Clone, Copy)]
 struct BiasGrad(SiteOutput);
 
-/// `r (c - b) . G`: what the gradient of the delta mask gets from the clean path.
+/// `r (c - b) . G`: the gradient of the delta mask through the clean path.
 #[derive(Debug, Clone, Copy)]
 struct DeltaGrad(SiteOutput);
 
 impl Builder {
-    /// Output of a masked site: `h` f32 `[.., c]`, compacted where there are routes, and `u` f32 `[c, o]` to f32 `[.., o]`. The
-    /// gradient flows to `h`, `u`, the clean output, the bias and the delta.
+    /// Output of a masked site: `h` f32 `[.., c]`, compacted if there are routes, and `u` f32
+    /// `[c, o]` to f32 `[.., o]`. The gradient flows to `h`, `u`, the clean output, the bias and
+    /// the delta.
     ///
     /// # Errors
     ///
@@ -81,8 +85,8 @@ impl Builder {
         self.op1(op, &inputs)
     }
 
-    /// `s x`, each row f32 `[.., k]` weighed with the share that the site leaves to its clean path: `W (s x)` is `s (W x)`. The
-    /// gradient flows to `x` and the delta.
+    /// `s x`, each row f32 `[.., k]` times the share that the site leaves to its clean path:
+    /// `W (s x)` is `s (W x)`. The gradient flows to `x` and the delta.
     pub(crate) fn share(&mut self, x: Value, with: &SiteInputs) -> Result<Value> {
         let op = Share(SiteOutput {
             bias: false,
@@ -95,7 +99,7 @@ impl Builder {
 }
 
 impl SiteOutput {
-    /// What joins the components, among the op's inputs.
+    /// The [`SiteInputs`] among the op's inputs.
     pub(crate) fn joined(&self, inputs: &[Value]) -> SiteInputs {
         let [bias, delta, route] = self.after(3).map(|index| index.map(|at| inputs[at]));
         SiteInputs {
@@ -106,7 +110,7 @@ impl SiteOutput {
         }
     }
 
-    /// Inputs that stand after `h, u, clean`: bias, delta, route.
+    /// Indices of the inputs after `h, u, clean`: bias, delta, route.
     fn after(&self, first: usize) -> [Option<usize>; 3] {
         let mut next = first;
         [self.bias, self.delta, self.route].map(|present| {
@@ -208,7 +212,7 @@ impl Op for SiteOutput {
 
     fn flops(&self, inputs: &[&Type]) -> u64 {
         let Shape { m, n, k } = shape(inputs);
-        // Of half of the rows, as in `RoutedMatMul`.
+        // For half of the rows, as in `RoutedMatMul`.
         (if self.route { 1 } else { 2 }) * (m * n * k) as u64
     }
 }
@@ -342,7 +346,7 @@ mod tests {
 
     /// The reference's formula, with the weight delta formed, against the two ops.
     #[test]
-    fn masked_site_is_the_references_formula() {
+    fn a_masked_site_agrees_with_the_formula_of_the_reference() {
         let (rows, d_in, c, d_out) = (4, 3, 6, 5);
         let route = Sample {
             dims: vec![rows],
@@ -368,8 +372,8 @@ mod tests {
             (deltas[1], true, false),
             (deltas[0], false, true),
         ] {
-            // On the way back to x: x, V, x V, what is masked, U, W, G, U G, its mask, that V, its share of the clean output,
-            // and the sum.
+            // Roundings on the way back to x: x, V, x V, masked activations, U, W, G, U G, its
+            // mask, that V, its share of the clean output, and the sum.
             let oracle = Oracle::new(&point(dims)).roundings(12.0);
             let oracle = oracle.constant(3).constant(7);
             let oracle = if delta { oracle } else { oracle.constant(6) };

@@ -6,7 +6,8 @@ use crate::cpu::{Frame, Pool, Rows, sparse};
 use crate::ops::grain_rows;
 use crate::precision::Precision;
 
-/// Lists of rows that are made, each with room for all of them: those of either matrix, and where those that both have stand.
+/// Number of lists of rows in scratch, each with room for all: the rows of either matrix, and the
+/// positions in each of those that both have.
 pub(super) const LISTS: usize = 4;
 
 pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
@@ -66,19 +67,19 @@ pub(super) fn run(op: RoutedMatMul, frame: &mut Frame<'_>) {
     }
 }
 
-/// Where the rows that are multiplied stand in one of the two matrices of rows.
+/// Positions of the multiplied rows in one of the two matrices of rows.
 #[derive(Debug, Clone, Copy)]
 struct Places<'a> {
-    /// Rows that the matrix holds.
+    /// Number of rows of the matrix.
     held: usize,
-    /// Rows that are multiplied.
+    /// Number of multiplied rows.
     count: usize,
-    /// Their places, in order; `None` where they are the first.
+    /// Their positions, in order; `None` if they are the first.
     list: Option<&'a [u32]>,
 }
 
 impl<'a> Places<'a> {
-    /// The rows that are multiplied; a copy of them where they stand apart.
+    /// The multiplied rows; a copy of them if they are not adjacent.
     fn side_by_side<'v>(
         &self,
         pool: &Pool,
@@ -95,7 +96,8 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Those of two matrices of all rows, or of those that are routed. `room` holds [`LISTS`] lists of all rows.
+/// The positions in two matrices, each of all rows or of the routed ones. `room` holds [`LISTS`]
+/// lists of all rows.
 fn places<'a>(rows: usize, routes: [Option<&[f32]>; 2], room: &'a mut [f32]) -> [Places<'a>; 2] {
     let (one, room) = room.split_at_mut(rows);
     let (other, room) = room.split_at_mut(rows);
@@ -140,7 +142,7 @@ pub(super) fn compact_rows(back: bool, frame: &mut Frame<'_>) {
     }
 }
 
-/// As [`product`], where there may be no rows and no sums.
+/// [`product`] for any number of rows and terms, including none.
 fn multiply(
     products: (&Pool, Precision),
     shape: Shape,
@@ -157,7 +159,7 @@ fn multiply(
     }
 }
 
-/// Copies the routed ones of all rows.
+/// Copies the routed rows out of all rows.
 fn gather(
     pool: &Pool,
     (all, rows): (usize, &[u32]),
@@ -173,7 +175,7 @@ fn gather(
     });
 }
 
-/// `out = [out +]` compacted rows where they belong, and 0 elsewhere.
+/// `out = [out +]` compacted rows at their positions, and 0 elsewhere.
 pub(in crate::ops) fn scatter(
     pool: &Pool,
     (all, rows): (usize, &[u32]),

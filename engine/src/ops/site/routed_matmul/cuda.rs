@@ -1,5 +1,6 @@
-//! A captured graph knows no sizes but those it was captured with, so here a compacted matrix has all rows, where they are, and
-//! those that are not routed are zero: the rows of a left factor are made so before a product, and those of the result are.
+//! A captured graph has fixed sizes, so here a compacted matrix has all rows in their places, and
+//! those that are not routed are zero: rows of a left factor are cleared before a product, and rows
+//! of the result after it.
 
 use super::{Kind, RoutedMatMul};
 use crate::cpu::shape::Shape;

@@ -1,21 +1,24 @@
-//! Matrix products at the positions that are routed, and at no others.
+//! Matrix products at the routed positions only.
 //!
-//! Of a matrix of all positions, a compacted one holds the routed rows alone: they come first, in order, and what lies behind them
-//! means nothing. In a product `Y = A W` the rows of `A`, those of `Y`, or both are compacted, each by its own routes, and the
-//! rows that both have are computed; others of `Y` are 0. With `G` the gradient of `Y`:
+//! A compacted matrix holds the routed rows of a matrix of all positions: they come first, in
+//! order, and the rows behind them are undefined. In a product `Y = A W` the rows of `A`, those of
+//! `Y`, or both are compacted, each by its own routes, and the rows that both have are computed;
+//! others of `Y` are 0. With `G` the gradient of `Y`:
 //!
 //! ```text
-//! A: G W^T, from the rows of Y to the rows of A      W: sum over the rows i that both have of A_i^T G_i
+//! A: G W^T, from the rows of Y to the rows of A
+//! W: sum over the rows i that both have of A_i^T G_i
 //! ```
 //!
 //! and without a product `A_(r_i)`, with `r_i` the number of the `i`-th routed row.
 //!
-//! On average a subset of the sites routes half of the positions to each, and a third of them to both of two, so that much of
-//! the work of masked sites is done. Rows are copied to where they stand side by side, which next to a product of many columns
-//! costs nothing.
+//! Random subsets route on average half of the positions to each site, and a third of them to each
+//! two; masked sites need only that share of the work. Rows are copied next to each other, which
+//! costs nothing next to a product of many columns.
 //!
-//! That is on the CPU. How many rows are routed is not known where a CUDA kernel is launched: there a compacted matrix has every
-//! row in its place, zeros where it is not routed, and all are multiplied.
+//! This holds for the CPU. The number of routed rows is not known when a CUDA kernel is launched:
+//! there a compacted matrix has every row in its place, with zeros in rows that are not routed, and
+//! all are multiplied.
 
 mod cpu;
 mod cuda;
@@ -29,17 +32,18 @@ use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{Type, Value};
 
-/// A product over routed rows: two factors, and f32 `[rows]` of routes for each matrix of rows that is compacted.
+/// A product over routed rows. Inputs: two factors, and routes f32 `[rows]` for each compacted
+/// matrix of rows.
 #[derive(Debug, Clone, Copy)]
 pub struct RoutedMatMul {
     pub(crate) kind: Kind,
-    /// Whether the rows of the first matrix of rows are compacted: those of `A`.
+    /// Whether the rows of the first matrix of rows, `A`, are compacted.
     pub(crate) first: bool,
-    /// Whether those of the second are: of `Y`, or of `G`.
+    /// Whether those of the second, `Y` or `G`, are.
     pub(crate) second: bool,
 }
 
-/// What is multiplied.
+/// The factors and the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// `Y = A W`.
@@ -66,7 +70,7 @@ impl RoutedMatMul {
         second: false,
     };
 
-    /// `A W`, rows of `A` compacted or not, and rows of the result.
+    /// `A W`, with rows of `A` and of the result compacted or not.
     pub(crate) fn product(first: bool, second: bool) -> Self {
         let kind = Kind::Rows { transposed: false };
         Self {
@@ -76,7 +80,7 @@ impl RoutedMatMul {
         }
     }
 
-    /// Rows and columns of the result, and sums, when all rows are routed.
+    /// Rows and columns of the result, and terms of its sums, if all rows are routed.
     fn shape(self, inputs: &[&Type]) -> Shape {
         let (a, b) = (inputs[0], inputs[1]);
         let (m, n, k) = match self.kind {
@@ -87,7 +91,7 @@ impl RoutedMatMul {
         Shape { m, n, k }
     }
 
-    /// Rows of all positions.
+    /// Number of all rows.
     fn rows(self, shape: Shape) -> usize {
         match self.kind {
             Kind::Rows { .. } => shape.m,
@@ -103,7 +107,8 @@ impl RoutedMatMul {
         }
     }
 
-    /// Columns of the first and second matrix of rows; 0 where the rows that are multiplied stand side by side already.
+    /// Columns to copy of the first and second matrix of rows; 0 if the multiplied rows are
+    /// adjacent already.
     fn copied(self, shape: Shape) -> [usize; 2] {
         let columns = match self.kind {
             Kind::Rows { .. } => [shape.k, shape.n],
@@ -115,9 +120,9 @@ impl RoutedMatMul {
 }
 
 impl Builder {
-    /// `x W` at the routed positions, compacted: f32 `[.., k]`, `[k, n]` and routes f32 `[rows]`, zero where a position takes no
-    /// part, to f32 `[.., n]`, of which only the first rows, one for each routed position, mean anything. The gradient flows to
-    /// `x` and `w`.
+    /// `x W` at the routed positions, compacted: f32 `[.., k]`, `[k, n]` and routes f32 `[rows]`,
+    /// zero for positions that take no part, to f32 `[.., n]`. Only its first rows, one for each
+    /// routed position, are defined. The gradient flows to `x` and `w`.
     ///
     /// # Errors
     ///
@@ -126,7 +131,8 @@ impl Builder {
         self.routed_product(x, w, route)
     }
 
-    /// The routed rows of `x`, compacted: f32 `[.., n]` and routes f32 `[rows]`, as for [`Builder::routed_matmul`].
+    /// The routed rows of `x`, compacted: f32 `[.., n]` and routes f32 `[rows]`, as for
+    /// [`Builder::routed_matmul`].
     ///
     /// # Errors
     ///
@@ -136,7 +142,7 @@ impl Builder {
     }
 }
 
-/// The routed rows, compacted; or compacted rows where they belong, and 0 elsewhere.
+/// The routed rows, compacted; or compacted rows at their positions, and 0 elsewhere.
 #[derive(Debug, Clone, Copy)]
 pub struct CompactRows {
     back: bool,
@@ -268,7 +274,8 @@ impl Op for RoutedMatMul {
         cuda::value(*self, to);
     }
 
-    /// Of half of the rows, or of a third of them where both matrices are compacted: the means of subsets of many sites.
+    /// For half of the rows, or a third of them if both matrices are compacted: the means over
+    /// subsets of many sites.
     fn flops(&self, inputs: &[&Type]) -> u64 {
         let Shape { m, n, k } = self.shape(inputs);
         let all = 2 * (m * n * k) as u64;

@@ -18,8 +18,9 @@ fn drawn(stream: Stream, rows: usize, c: usize) -> Tensor {
     Tensor::from_vec(values, (rows, c), &Device::Cpu).unwrap()
 }
 
-/// A masked site whose positions are routed, against the reference's formula: the weight delta is formed, and all
-/// positions go through the components. Gradients of the input, `V`, `U`, importances, delta and given draws.
+/// A masked site with routed positions, against the reference's formula: the weight delta is
+/// formed, and all positions pass through the components. Gradients of the input, `V`, `U`,
+/// importances, delta and given draws.
 fn agree(routes: &[f32], c: usize, mask: Mask, [given, delta]: [&[usize]; 2], tolerance: f32) {
     let rows = routes.len();
     let route = Sample {
@@ -37,8 +38,9 @@ fn agree(routes: &[f32], c: usize, mask: Mask, [given, delta]: [&[usize]; 2], to
         random(delta, 8),
         route,
     ];
-    // On the way back to x: x, V, x V, what is masked, U, W, G, U G, its mask, that V, its share of the clean output, and the sum.
-    // A delta that all rows share sums up what partly cancels (seen: 14.1).
+    // Roundings on the way back to x: x, V, x V, masked activations, U, W, G, U G, its mask, that
+    // V, its share of the clean output, and the sum. A delta that all rows share sums terms that
+    // partly cancel (seen: 14.1).
     let oracle = Oracle::new(&point).roundings(16.0);
     let oracle = oracle.constant(3).constant(4).constant(8);
     let oracle = match mask {
@@ -91,7 +93,7 @@ fn agree(routes: &[f32], c: usize, mask: Mask, [given, delta]: [&[usize]; 2], to
 const TOLERANCE: f32 = 6e-6;
 
 #[test]
-fn a_routed_site_is_the_references_formula() {
+fn a_routed_site_agrees_with_the_formula_of_the_reference() {
     let (rows, c) = (7, 9);
     let some = [0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0];
     for routes in [some, [1.0; 7]] {
@@ -106,7 +108,7 @@ fn a_routed_site_is_the_references_formula() {
 
 // Rows longer than a tile, more than one chunk of them; sums of a thousand products.
 #[test]
-fn many_positions_and_components_are_routed_alike() {
+fn many_positions_and_components_agree_with_the_formula() {
     let routes: Vec<f32> = (0..150)
         .map(|row| f32::from(row % 5 < 2 && row != 7))
         .collect();
@@ -130,7 +132,7 @@ fn many_positions_and_components_are_routed_alike() {
 }
 
 #[test]
-fn where_no_position_is_routed_the_site_is_the_frozen_layer() {
+fn a_site_without_routed_positions_is_the_frozen_layer() {
     let (rows, c) = (4, 3);
     agree(&[0.0; 4], c, Mask::Importance, [&[c], &[rows]], TOLERANCE);
     agree(
@@ -142,7 +144,7 @@ fn where_no_position_is_routed_the_site_is_the_frozen_layer() {
     );
 }
 
-// The same input twice: the second product's gradients are added to the first one's.
+// The same input twice: the second product's gradients are added to those of the first.
 #[test]
 fn a_second_use_adds_to_the_gradients() {
     let route = Sample {
@@ -174,7 +176,7 @@ fn a_second_use_adds_to_the_gradients() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn operands_that_do_not_fit_are_refused() {
     let mut b = Builder::new();
     let [x, w, route] = [("x", &[4, 3][..]), ("w", &[3, 6]), ("route", &[5])]
         .map(|(name, dims)| b.input(name, &Type::f32(dims)).unwrap());
@@ -191,8 +193,8 @@ fn what_does_not_fit_is_refused() {
     );
 }
 
-// As wide as `[40, 30]` is, the input is not made: the product goes through it to what it is made of. Its bias is added to all
-// rows, of which the routed ones are compacted afterwards.
+// `[40, 30]` is wide enough that the input is not made: the product is computed from the input's
+// factors. Its bias is added to all rows, of which the routed ones are compacted afterwards.
 #[test]
 fn a_routed_product_goes_through_its_input() {
     for bias in [false, true] {

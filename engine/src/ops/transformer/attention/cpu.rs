@@ -27,14 +27,14 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Where the columns of each batch row and head lie in an operand.
+/// Layout of the batch rows and heads of an operand.
 #[derive(Clone, Copy)]
 struct Operand<'a> {
     values: &'a [f32],
     columns: Columns,
 }
 
-/// What both kernels read, and how it is shaped.
+/// The operands of both kernels, and their sizes.
 #[derive(Clone, Copy)]
 struct Problem<'a> {
     op: &'a Attention,
@@ -61,7 +61,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// The queries of a block, `[rows, size]`: turned into scratch, or where they are.
+    /// The queries of a block, `[rows, size]`: rotated into scratch, or in place.
     fn queries<'s>(
         &self,
         head: Head<'s>,
@@ -99,10 +99,10 @@ impl<'a> Problem<'a> {
         Strided::rows(scratch, size)
     }
 
-    /// `out = [out +] x` turned back, where `x` is `[rows, size]`.
+    /// `out = [out +] x` rotated backwards, where `x` is `[rows, size]`.
     fn add_turned_back(&self, first: usize, x: &[f32], out: &mut Tile<'_>, add: bool) {
         let (size, turned) = (self.sizes.size, self.op.turned);
-        let table = &self.rotary.expect("there is a rotation")[first * turned..];
+        let table = &self.rotary.expect("queries are rotated")[first * turned..];
         vectorised(
             #[inline(always)]
             || {
@@ -152,7 +152,7 @@ impl Unit {
     }
 }
 
-/// Queries at `rows` and the keys that any of them sees.
+/// Queries at `rows` and the keys that any of them attends to.
 struct Block {
     rows: Range<usize>,
     keys: Range<usize>,
@@ -181,7 +181,7 @@ impl Block {
         }
     }
 
-    /// Keys that the query `row` of the block sees, from the first key of the block.
+    /// Keys that the query `row` of the block attends to, counted from the first key of the block.
     fn seen(&self, row: usize) -> Range<usize> {
         if self.causal {
             let end = self.rows.start + row + 1;
@@ -192,12 +192,13 @@ impl Block {
         }
     }
 
-    /// The rows of the block's keys, of those of all positions.
+    /// The rows of the block's keys, out of all positions.
     fn of_keys<'s>(&self, all: Strided<'s>) -> Strided<'s> {
         Strided::rows(&all.values[self.keys.start * all.row..], all.row)
     }
 
-    /// Products of queries with something of each key, `[rows, keys]`; `k` is of all positions.
+    /// Scores `[rows, keys]` of queries and keys, or of other rows of theirs; `k` has all
+    /// positions.
     fn scores(&self, scale: f32, q: Strided<'_>, k: Strided<'_>, out: &mut [f32]) {
         let shape = Shape {
             m: self.rows.len(),
@@ -213,7 +214,7 @@ impl Block {
         );
     }
 
-    /// Sums of something of each key by weights `[rows, keys]`; `k` is of all positions.
+    /// Weighted sums over keys for each query, by weights `[rows, keys]`; `k` has all positions.
     fn by_query(&self, weights: &[f32], k: Strided<'_>, out: (Tile<'_>, bool)) {
         let shape = Shape {
             m: self.rows.len(),
@@ -229,7 +230,8 @@ impl Block {
         );
     }
 
-    /// Adds to each key the sum of something of each query by weights `[rows, keys]`; `out` is of all positions.
+    /// Adds to each key the weighted sum over queries, by weights `[rows, keys]`; `out` has all
+    /// positions.
     fn add_by_key(&self, weights: &[f32], q: Strided<'_>, mut out: Tile<'_>) {
         let shape = Shape {
             m: self.keys.len(),
@@ -331,7 +333,7 @@ fn softmax(block: &Block, scores: &mut [f32], lse: &mut [f32]) {
     );
 }
 
-/// The gradient of one unit's queries, keys and values: where it goes, and whether it is added to what is there.
+/// Gradients of one unit's queries, keys and values, and whether each is added to its contents.
 struct Out<'a> {
     q: (Tile<'a>, bool),
     k: (Tile<'a>, bool),
@@ -349,7 +351,7 @@ pub(super) fn run_gradient(op: &Attention, frame: &mut Frame<'_>) {
         group,
         ..
     } = problem.sizes;
-    // A key head's queries lie side by side.
+    // The query heads of a key head are adjacent.
     let columns = op.columns(size);
     let groups = [group, 1, 1];
     let window = |index: usize| Window {
@@ -409,7 +411,7 @@ fn backward(
     let unit = Unit::new(problem, unit);
     let (scores, scratch) = scratch.split_at_mut(2 * BLOCK * positions);
     let (probabilities, slopes) = scores.split_at_mut(BLOCK * positions);
-    // Turned queries and keys, and the gradients of both; nothing without a rotation.
+    // Rotated queries and keys, and the gradients of both; empty without a rotation.
     let columns = scratch.len() / (BLOCK + positions) / 2;
     let (queries, scratch) = scratch.split_at_mut(BLOCK * columns);
     let (queries_out, scratch) = scratch.split_at_mut(BLOCK * columns);

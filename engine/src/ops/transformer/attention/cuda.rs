@@ -6,7 +6,8 @@ const KERNELS: Source = Source::new("attention", include_str!("kernel.cu"));
 /// Queries and keys of a tile, as in `kernel.cu`.
 const TILE: usize = 32;
 
-/// The sizes as the kernels want them, and the operands: `q`, `k`, `v` and the rotary table, if there is one.
+/// The sizes for the kernels, and the operands: `q`, `k`, `v` and the rotary table, if there is
+/// one.
 struct Problem {
     heads: String,
     units: usize,
@@ -31,7 +32,7 @@ impl Problem {
             op.heads.kv,
             sizes.size,
             usize::from(op.heads.causal),
-            // No window reaches further than all positions.
+            // A window is at most all positions.
             op.heads
                 .window
                 .unwrap_or(sizes.positions)
@@ -56,7 +57,7 @@ impl Problem {
         }
     }
 
-    /// A function of these heads.
+    /// A kernel function for these heads.
     fn function(&self, name: &str, constants: &[usize]) -> String {
         let constants: String = constants.iter().map(|c| format!(", {c}")).collect();
         format!("{name}<{}{constants}>", self.heads)

@@ -1,12 +1,14 @@
-//! `y = softmax(scale q k^T) v` for each head of `size` columns, `scale` being `1 / sqrt(size)` unless it is said; with `causal`, a
-//! query sees the keys up to its own position, and with a `window` of `w` the last `w` of those, its own included.
+//! `y = softmax(scale q k^T) v` for each head of `size` columns; `scale` is `1 / sqrt(size)` by
+//! default. With `causal`, a query attends to the keys up to its own position, and with a `window`
+//! of `w` to the last `w` of those, its own included.
 //!
-//! Heads may share keys and values (grouped queries: query head `h` reads key head `h / (heads / kv_heads)`), and
-//! the first columns of each head of `q` and `k`, or all, may be turned by their positions first
-//! ([`RotaryTable`](super::RotaryTable)). Neither is written down: shared heads are read where they are, and rotated ones live in
-//! scratch, one head at a time.
+//! Heads may share keys and values (grouped queries: query head `h` reads key head
+//! `h / (heads / kv_heads)`), and the first columns of each head of `q` and `k`, or all, may be
+//! rotated by their positions ([`RotaryTable`](super::RotaryTable)). Neither is materialised:
+//! shared heads are read in place, and rotated ones are in scratch, one head at a time.
 //!
-//! For one head, with `s` the scaled scores, `p` the probabilities, `g` the gradient of `y`, and rows as queries:
+//! For one head, with `s` the scaled scores, `p` the probabilities, `g` the gradient of `y`, and
+//! rows as queries:
 //!
 //! ```text
 //! v: p^T g       p: g v^T       s: p * (dp - sum over keys of p dp)      q: scale ds k
@@ -14,14 +16,16 @@
 //! sum over keys of p dp = sum over columns of g y,   since y = p v and dp = g v^T
 //! ```
 //!
-//! A key that is not seen has `p = 0`, so nothing reaches it.
+//! A masked key has `p = 0`, so it gets no gradient.
 //!
-//! Shared keys and values get the sum over their query heads. A rotation `R` is orthogonal, so what `R x` gets
-//! reaches `x` as `R^T`, a turn backwards; columns that are not turned go through as they are.
+//! Shared keys and values get the sum over their query heads. A rotation `R` is orthogonal, so the
+//! gradient of `x` is `R^T` times that of `R x`, the rotation backwards; columns that are not
+//! rotated pass through.
 //!
-//! Both directions go through blocks of at most [`BLOCK`] queries, and beyond the diagonal's blocks or before the window nothing
-//! is computed: `[t, t]` exists nowhere. The log-sum-exp of each row of scores is kept, from which the gradient
-//! computes the probabilities again: `p = e^(s - lse)`.
+//! Both directions run in blocks of at most [`BLOCK`] queries, and compute nothing beyond the
+//! diagonal's blocks or before the window: no `[t, t]` matrix is stored. The log-sum-exp of each
+//! row of scores is kept, from which the gradient computes the probabilities again:
+//! `p = e^(s - lse)`.
 
 mod cpu;
 mod cuda;
@@ -35,26 +39,26 @@ use crate::value::{Type, Value};
 
 /// Queries of a block.
 const BLOCK: usize = 64;
-/// Every chunk has scratch of its own, so there are few.
+/// Most chunks: each has scratch of its own.
 const MOST_CHUNKS: usize = 64;
 
-/// The heads of an attention, and what a query sees.
+/// The heads of an attention, and their mask.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Heads {
     /// Number of query heads.
     pub count: usize,
     /// Number of key and value heads; divides `count`.
     pub kv: usize,
-    /// Whether a query sees nothing after its own position.
+    /// Whether a query attends to no position after its own.
     pub causal: bool,
-    /// How many keys a causal query sees at most, its own the last of them; `None` for all.
+    /// Most keys that a causal query attends to, its own the last of them; `None` for all.
     pub window: Option<usize>,
-    /// What scores are multiplied by; `None` for `1 / sqrt(size)`.
+    /// Factor of the scores; `None` for `1 / sqrt(size)`.
     pub scale: Option<f32>,
 }
 
 impl Heads {
-    /// Heads whose queries see every position.
+    /// Heads whose queries attend to every position.
     pub fn full(count: usize, kv: usize) -> Self {
         Self {
             count,
@@ -65,7 +69,7 @@ impl Heads {
         }
     }
 
-    /// Heads whose queries see the positions up to their own.
+    /// Heads whose queries attend to the positions up to their own.
     pub fn causal(count: usize, kv: usize) -> Self {
         Self {
             causal: true,
@@ -74,14 +78,15 @@ impl Heads {
     }
 }
 
-/// Where queries, keys and values lie.
+/// Layout of queries, keys and values.
 #[derive(Debug, Clone, Copy)]
 pub enum Qkv {
     /// In three values: `q` f32 `[b, t, heads size]`, `k` and `v` f32 `[b, t, kv_heads size]`.
     Apart([Value; 3]),
     /// In one, f32 `[b, t, 3 heads size]`: all of `q`, all of `k`, all of `v`.
     Joined(Value),
-    /// In one, f32 `[b, t, 3 heads size]`: `q`, `k` and `v` of the first head, then those of the next.
+    /// In one, f32 `[b, t, 3 heads size]`: `q`, `k` and `v` of the first head, then those of the
+    /// next.
     ByHead(Value),
 }
 
@@ -93,14 +98,13 @@ enum Layout {
     ByHead,
 }
 
-/// Self-attention, to f32 `[b, t, heads size]` and the log-sum-exps `[b, heads, t]`.
-///
-/// From the values of a [`Qkv`]; then the rotary table, if `q` and `k` are turned.
+/// Self-attention, to f32 `[b, t, heads size]` and the log-sum-exps `[b, heads, t]`. Inputs: the
+/// values of a [`Qkv`], then the rotary table, if `q` and `k` are rotated.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention {
     heads: Heads,
     layout: Layout,
-    /// Columns of a head of `q` and `k` that are turned.
+    /// Columns of a head of `q` and `k` that are rotated.
     turned: usize,
 }
 
@@ -110,11 +114,13 @@ struct AttentionGrad(Attention);
 
 impl Builder {
     /// Multi-head self-attention to f32 `[b, t, heads size]`. With `rotary`, f32 `[t, turned]` from
-    /// [`Builder::rotary_table`], the first `turned` columns of each head of `q` and `k` are turned first.
+    /// [`Builder::rotary_table`], the first `turned` columns of each head of `q` and `k` are
+    /// rotated first.
     ///
     /// # Errors
     ///
-    /// When shapes do not fit, key heads do not divide query heads, or a window is no causal one.
+    /// When shapes do not fit, key heads do not divide query heads, or a window is given for heads
+    /// that are not causal.
     pub fn attention(&mut self, qkv: Qkv, heads: Heads, rotary: Option<Value>) -> Result<Value> {
         let (layout, values) = match &qkv {
             Qkv::Apart(values) => (Layout::Apart, &values[..]),
@@ -138,11 +144,11 @@ struct Sizes {
     positions: usize,
     /// Columns of a head.
     size: usize,
-    /// Query heads of a key head.
+    /// Query heads for each key head.
     group: usize,
 }
 
-/// Where the heads of one of `q`, `k` and `v` lie in a row.
+/// Columns of the heads of one of `q`, `k` and `v` within a row.
 #[derive(Debug, Clone, Copy)]
 struct Columns {
     /// Column of the first head.
@@ -154,12 +160,12 @@ struct Columns {
 }
 
 impl Sizes {
-    /// Batch rows times key heads: what is computed by itself.
+    /// Batch rows times key heads: the independent units of work.
     fn units(&self, op: &Attention) -> usize {
         self.batch * op.heads.kv
     }
 
-    /// f32s of scratch of a chunk of the forward kernel, and of the gradient.
+    /// f32s of scratch for a chunk of the forward kernel, and of the gradient.
     fn scratch(&self, op: &Attention) -> [usize; 2] {
         let scores = BLOCK * self.positions;
         let turned = if op.turned > 0 {
@@ -171,13 +177,13 @@ impl Sizes {
     }
 }
 
-/// Units of a chunk.
+/// Number of units of a chunk.
 fn chunk(units: usize) -> usize {
     units.div_ceil(MOST_CHUNKS)
 }
 
 impl Attention {
-    /// Operands before `y`, the log-sum-exps and the gradient.
+    /// Number of operands before `y`, the log-sum-exps and the gradient.
     fn operands(&self) -> usize {
         match self.layout {
             Layout::Apart => 3,
@@ -185,7 +191,7 @@ impl Attention {
         }
     }
 
-    /// The operands, or the gradients of them, that hold `q`, `k` and `v`.
+    /// Indices of the operands, or of their gradients, that hold `q`, `k` and `v`.
     fn indices(&self) -> [usize; 3] {
         match self.layout {
             Layout::Apart => [0, 1, 2],
@@ -207,7 +213,7 @@ impl Attention {
         }
     }
 
-    /// Where the heads of `q`, `k` and `v` are, of `size` columns each.
+    /// Columns of the heads of `q`, `k` and `v`, with `size` columns each.
     fn columns(&self, size: usize) -> [Columns; 3] {
         let d = self.heads.count * size;
         match self.layout {
@@ -231,7 +237,7 @@ impl Attention {
         }
     }
 
-    /// What scores are multiplied by.
+    /// Factor of the scores.
     fn scale(&self, size: usize) -> f32 {
         self.heads.scale.unwrap_or(1.0 / (size as f32).sqrt())
     }

@@ -8,7 +8,8 @@ use crate::value::Type;
 // Sums of up to 150 products of probabilities, and of 8 products in an exponent.
 const TOLERANCE: f32 = 1e-5;
 
-/// Attention of `q`, `k` and `v`, f32 `[b, heads, t, size]`, with as many heads each, to `[b, t, heads size]`.
+/// Attention of `q`, `k` and `v`, f32 `[b, heads, t, size]`, with as many heads each, to
+/// `[b, t, heads size]`.
 fn reference(q: &Tensor, k: &Tensor, v: &Tensor, of: &Heads) -> candle_core::Result<Tensor> {
     let (b, heads, t, size) = q.dims4()?;
     let scale = of.scale.map_or(1.0 / (size as f64).sqrt(), f64::from);
@@ -47,7 +48,8 @@ fn check_joined(b: usize, t: usize, d: usize, heads: Heads) {
         .agree(TOLERANCE);
 }
 
-/// Turns each head of f32 `[b, heads, t, size]`: columns `i` and `i + size / 2` of position `p` by `p base^(-2 i / size)`.
+/// Rotates each head of f32 `[b, heads, t, size]`: columns `i` and `i + size / 2` of position `p`
+/// by `p base^(-2 i / size)`.
 fn turned(x: &Tensor, base: f64) -> candle_core::Result<Tensor> {
     let (_, _, t, size) = x.dims4()?;
     let half = size / 2;
@@ -64,7 +66,7 @@ fn turned(x: &Tensor, base: f64) -> candle_core::Result<Tensor> {
     Tensor::cat(&[turn(&low, &high.neg()?)?, turn(&high, &low)?], 3)
 }
 
-/// Each head as often as queries share it, one after the other.
+/// Each head once for each query head that shares it, one after the other.
 fn repeated(x: &Tensor, group: usize) -> candle_core::Result<Tensor> {
     let (b, heads, t, size) = x.dims4()?;
     let copies = vec![x.unsqueeze(2)?; group];
@@ -95,7 +97,7 @@ fn check_grouped([b, t]: [usize; 2], of: Heads, size: usize, rotary: bool) {
 }
 
 #[test]
-fn whole_and_broken_blocks_agree_with_candle() {
+fn full_and_partial_blocks_agree_with_candle() {
     for t in [1, 2, 63, 64, 65, 150] {
         check_joined(2, t, 12, Heads::causal(3, 3));
         check_joined(1, t, 8, Heads::full(1, 1));
@@ -116,8 +118,8 @@ fn queries_that_share_keys_agree_with_candle() {
     }
 }
 
-// Windows of one key, within a block, of a block and one more, and beyond all positions. Scales are no larger than usual: roundings of
-// scores grow with them.
+// Windows of one key, within a block, of a block and one more, and beyond all positions. Scales are
+// no larger than usual: the rounding errors of scores grow with them.
 #[test]
 fn windows_and_scales_agree_with_candle() {
     for (window, scale) in [(1, None), (3, Some(0.3)), (65, None), (500, Some(0.1))] {
@@ -131,7 +133,7 @@ fn windows_and_scales_agree_with_candle() {
     }
 }
 
-/// Turns the first `columns` of each head of f32 `[b, heads, t, size]`.
+/// Rotates the first `columns` of each head of f32 `[b, heads, t, size]`.
 fn partly_turned(x: &Tensor, columns: usize) -> candle_core::Result<Tensor> {
     let rest = x.dim(3)? - columns;
     let turned = turned(&x.narrow(3, 0, columns)?, BASE)?;
@@ -139,7 +141,7 @@ fn partly_turned(x: &Tensor, columns: usize) -> candle_core::Result<Tensor> {
 }
 
 #[test]
-fn heads_that_are_turned_in_part_agree_with_candle() {
+fn partly_rotated_heads_agree_with_candle() {
     for (t, size, columns) in [(5, 8, 2), (70, 6, 4)] {
         let heads = Heads::causal(4, 2);
         let sample = |heads: usize, seed| random(&[2, t, heads * size], seed);
@@ -168,7 +170,7 @@ fn heads_that_are_turned_in_part_agree_with_candle() {
 }
 
 #[test]
-fn one_value_that_is_cut_by_heads_agrees_with_candle() {
+fn queries_keys_and_values_joined_by_head_agree_with_candle() {
     for (t, heads) in [(5, 3), (70, 2)] {
         let (size, of) = (4, Heads::causal(heads, heads));
         Oracle::new(&[random(&[2, t, 3 * heads * size], 1)])
@@ -212,7 +214,7 @@ fn a_second_use_adds_to_the_gradient() {
 
 // All three operands are one value: its gradient has three parts, each added to those before.
 #[test]
-fn one_value_as_queries_keys_and_values_gets_the_sum() {
+fn one_value_as_queries_keys_and_values_gets_the_sum_of_gradients() {
     let base = 10_000.0;
     Oracle::new(&[random(&[2, 5, 12], 1)])
         .ours(|b, v| {

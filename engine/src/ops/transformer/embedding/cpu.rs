@@ -59,7 +59,7 @@ pub(super) fn run_add_positions(frame: &mut Frame<'_>) {
         });
 }
 
-/// Each chunk holds the vectors of some tokens, and looks through all rows for those.
+/// Each chunk has the vectors of some tokens, and searches all rows for those.
 pub(super) fn run_token_gradient(vocabulary: usize, frame: &mut Frame<'_>) {
     let (out, add) = frame.output(0);
     let (tokens, g) = (frame.input_u32(0), frame.input(1));
@@ -99,7 +99,7 @@ pub(super) fn run_position_gradient(context: usize, frame: &mut Frame<'_>) {
                         out.0.fill(0.0);
                     }
                     for g in g.chunks_exact(positions * d) {
-                        // Positions beyond the rows' get nothing.
+                        // Positions past the end of the rows get nothing.
                         let g = &g[positions.min(range.start) * d..positions.min(range.end) * d];
                         add_to(out.0, g);
                     }

@@ -1,7 +1,9 @@
-//! `y[b, t] = wte[token[b, t]] + wpe[t]`, or without the second term, where positions enter elsewhere.
+//! `y[b, t] = wte[token[b, t]] + wpe[t]`, or without the second term, for models with other
+//! positions.
 //!
-//! Each vector of `wte` gets the sum of the gradients of the rows that hold its token, each of `wpe` that of the
-//! rows at its position; both sums run in the order of the rows, whatever the threads.
+//! Each vector of `wte` gets the sum of the gradients of the rows with its token, each of `wpe`
+//! that of the rows at its position; both sums run in the order of the rows, for any number of
+//! threads.
 
 mod cpu;
 mod cuda;
@@ -16,7 +18,7 @@ use crate::value::{DType, Type, Value};
 #[derive(Debug, Clone, Copy)]
 pub struct Embed;
 
-/// Position vectors added to what is at each position.
+/// Adds position vectors to a value.
 #[derive(Debug, Clone, Copy)]
 pub struct AddPositions;
 
@@ -33,20 +35,20 @@ struct PositionGrad {
 }
 
 impl Builder {
-    /// Token vectors plus position vectors, if there are any: u32 `[b, t]`, f32 `[v, d]` and `[context, d]` to f32
-    /// `[b, t, d]`. The gradient flows to both tables.
+    /// Token vectors plus position vectors, if there are any: u32 `[b, t]`, f32 `[v, d]` and
+    /// `[context, d]` to f32 `[b, t, d]`. The gradient flows to both tables.
     ///
     /// # Errors
     ///
-    /// When the dimensions do not fit, or there are more positions than vectors. A token beyond `v` panics in
-    /// the replay.
+    /// When the dimensions do not fit, or there are more positions than vectors. A token beyond `v`
+    /// panics in the replay.
     pub fn embed(&mut self, tokens: Value, wte: Value, wpe: Option<Value>) -> Result<Value> {
         let inputs: Vec<Value> = [tokens, wte].into_iter().chain(wpe).collect();
         self.op1(Embed, &inputs)
     }
 
-    /// `x` f32 `[b, t, d]` plus the first `t` rows of `wpe` f32 `[context, d]`, for each row of the batch. The gradient flows to
-    /// both.
+    /// `x` f32 `[b, t, d]` plus the first `t` rows of `wpe` f32 `[context, d]`, for each row of the
+    /// batch. The gradient flows to both.
     ///
     /// # Errors
     ///
@@ -220,7 +222,7 @@ mod tests {
     use crate::ops::oracle::{Oracle, random};
     use crate::value::Type;
 
-    // 3 and 4 come twice and more; 0 and the last token of 67 are there.
+    // 3 and 4 occur twice and more; 0 and the last token of 67 occur.
     const TOKENS: [u32; 10] = [3, 4, 3, 0, 66, 4, 3, 3, 12, 4];
 
     fn reference(v: &[Tensor]) -> candle_core::Result<Tensor> {
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn without_positions_a_token_is_its_vector() {
+    fn without_positions_a_row_is_the_vector_of_its_token() {
         Oracle::new(&[random(&[67, 6], 1)])
             .tokens("tokens", &[2, 5], &TOKENS)
             .ours(|b, v| {
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_that_are_added_afterwards_make_the_same() {
+    fn positions_added_separately_give_the_same_value() {
         Oracle::new(&[random(&[67, 6], 1), random(&[8, 6], 2)])
             .tokens("tokens", &[2, 5], &TOKENS)
             .ours(|b, v| {

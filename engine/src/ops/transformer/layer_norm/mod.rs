@@ -7,8 +7,8 @@
 //! x: rstd (h - mean(h) - n mean(h n))      w: sum over rows of g n      b: sum over rows of g
 //! ```
 //!
-//! `mean` and `rstd` of each row are kept for it. `w` and `b` get theirs from an op of its own, which a frozen
-//! model does not run.
+//! `mean` and `rstd` of each row are kept for it. `w` and `b` get theirs from an op of its own,
+//! which a frozen model does not run.
 
 mod cpu;
 mod cuda;
@@ -21,8 +21,8 @@ use crate::ops::grain_rows;
 use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
-/// Layer normalisation over the last dimension: `x`, weight and bias to `y`, and f32 `[rows, 2]`, the mean and
-/// the inverse deviation of each row.
+/// Layer normalisation over the last dimension: `x`, weight and bias to `y`, and f32 `[rows, 2]`,
+/// the mean and the inverse deviation of each row.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerNorm {
     /// Added to the variance.
@@ -38,8 +38,8 @@ struct LayerNormGrad;
 struct LayerNormParameterGrad;
 
 impl Builder {
-    /// Layer normalisation over the last dimension: f32 `[.., d]`, `[d]` and `[d]` to `[.., d]`. The gradient
-    /// flows to all three.
+    /// Layer normalisation over the last dimension: f32 `[.., d]`, `[d]` and `[d]` to `[.., d]`.
+    /// The gradient flows to all three.
     ///
     /// # Errors
     ///
@@ -50,7 +50,8 @@ impl Builder {
 }
 
 impl LayerNorm {
-    /// Says what computes it of a sum of two values on a device: they come in the place of its first operand, the sum before its results.
+    /// Lowers the norm of a sum of two values: they take the place of its first operand, and the
+    /// sum comes before its results.
     pub(crate) fn cuda_of_sum(&self, to: &mut Lowering<'_>) {
         cuda::value(self, true, to);
     }
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn value_and_gradients_are_those_of_candle() {
+    fn value_and_gradients_agree_with_candle() {
         // One row, short rows, and rows in several chunks.
         for dims in [&[1, 5][..], &[2, 3, 33], &[700, 100]] {
             let d = dims[dims.len() - 1];

@@ -50,7 +50,7 @@ pub(super) fn run_gradient(frame: &mut Frame<'_>) {
                         );
                         let factor = factors[row];
                         let slope = sum_over([g, weight, x], |[g, w, x]| g * w * x);
-                        // r mean(h n), of which n takes another r.
+                        // r mean(h n); n brings the second factor r.
                         let slope = factor * factor * slope / columns as f32;
                         if !add {
                             gx.fill(0.0);

@@ -3,7 +3,7 @@ use crate::cuda::lowering::{Argument, Lowering, Source, row_threads, stretches};
 
 const KERNELS: Source = Source::new("rms_norm", include_str!("kernel.cu"));
 
-/// Of `x`, or of a sum, which is given too.
+/// The norm of `x`, or of a sum, which is a result too.
 pub(super) fn value(op: &RmsNorm, of_sum: bool, to: &mut Lowering<'_>) {
     let (rows, columns) = (to.ty(0).rows(), to.ty(0).columns());
     let threads = row_threads(columns);

@@ -1,13 +1,15 @@
-//! `y = n w` with each row brought to a mean square of 1: `n = x r`, `r = 1 / sqrt(mean(x^2) + eps)`.
+//! `y = n w` with each row brought to a mean square of 1: `n = x r`,
+//! `r = 1 / sqrt(mean(x^2) + eps)`.
 //!
-//! With `g` the gradient of `y` and `h = g w`: since `r` depends on `x` too, `dr/dx_i = -r^3 x_i / d` over the `d` columns,
+//! With `g` the gradient of `y` and `h = g w`: since `r` depends on `x` too,
+//! `dr/dx_i = -r^3 x_i / d` over the `d` columns,
 //!
 //! ```text
 //! x: r (h - n mean(h n))      w: sum over rows of g n
 //! ```
 //!
-//! `r` of each row is kept for it. `w` gets its gradient from an op of its own, which a frozen model does not run.
-//! Zhang and Sennrich, "Root mean square layer normalization", 2019.
+//! `r` of each row is kept for it. `w` gets its gradient from an op of its own, which a frozen
+//! model does not run. Zhang and Sennrich, "Root mean square layer normalization", 2019.
 
 mod cpu;
 mod cuda;
@@ -20,7 +22,8 @@ use crate::ops::grain_rows;
 use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
-/// Root-mean-square normalisation over the last dimension: `x` and weight to `y`, and f32 `[rows]`, the factor of each row.
+/// Root-mean-square normalisation over the last dimension: `x` and weight to `y`, and f32 `[rows]`,
+/// the factor of each row.
 #[derive(Debug, Clone, Copy)]
 pub struct RmsNorm {
     /// Added to the mean square.
@@ -36,8 +39,8 @@ struct RmsNormGrad;
 struct RmsNormWeightGrad;
 
 impl Builder {
-    /// Root-mean-square normalisation over the last dimension: f32 `[.., d]` and `[d]` to `[.., d]`. The gradient flows to
-    /// both.
+    /// Root-mean-square normalisation over the last dimension: f32 `[.., d]` and `[d]` to
+    /// `[.., d]`. The gradient flows to both.
     ///
     /// # Errors
     ///
@@ -48,7 +51,8 @@ impl Builder {
 }
 
 impl RmsNorm {
-    /// Says what computes it of a sum of two values on a device: they come in the place of its first operand, the sum before its results.
+    /// Lowers the norm of a sum of two values: they take the place of its first operand, and the
+    /// sum comes before its results.
     pub(crate) fn cuda_of_sum(&self, to: &mut Lowering<'_>) {
         cuda::value(self, true, to);
     }
@@ -172,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn value_and_gradients_are_those_of_candle() {
+    fn value_and_gradients_agree_with_candle() {
         // One row, short rows, and rows in several chunks.
         for dims in [&[1, 5][..], &[2, 3, 33], &[700, 100]] {
             let d = dims[dims.len() - 1];

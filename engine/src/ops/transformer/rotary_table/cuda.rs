@@ -6,7 +6,7 @@ const KERNELS: Source = Source::new("rotary_table", include_str!("kernel.cu"));
 pub(super) fn value(op: &RotaryTable, to: &mut Lowering<'_>) {
     let table = to.output(0);
     let (positions, half) = (op.positions, op.size / 2);
-    // Divided by 1, every angle stays.
+    // A factor of 1 leaves every angle unchanged.
     let scaling = op.scaling.unwrap_or(RotaryScaling {
         factor: 1.0,
         low: 1.0,

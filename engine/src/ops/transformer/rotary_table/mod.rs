@@ -1,22 +1,26 @@
-//! Rotary positions: columns `i` and `i + size / 2` of a head, at position `p`, are a point of a plane that is turned by
-//! the angle `p base^(-2 i / size)`.
+//! Rotary positions: columns `i` and `i + size / 2` of a head, at position `p`, are a point of a
+//! plane that is rotated by the angle `p base^(-2 i / size)`.
 //!
 //! ```text
 //! y_i = x_i cos - x_j sin        y_j = x_j cos + x_i sin        j = i + size / 2
 //! ```
 //!
-//! The angles of Llama 3.1 and later are those of longer texts ([`RotaryScaling`]): with `f = base^(-2 i / size)` and `r` the turns that
-//! it makes in the context of the training before, `r = context f / 2 pi`,
+//! Llama 3.1 and later scale the angles for longer texts ([`RotaryScaling`]): with
+//! `f = base^(-2 i / size)` and its number of turns in the original context,
+//! `r = context f / 2 pi`,
 //!
 //! ```text
-//! f if r > high,   f / factor if r < low,   else  f (m + (1 - m) / factor)  with  m = (r - low) / (high - low)
+//! f                                r > high
+//! f / factor                       r < low
+//! f (m + (1 - m) / factor)         else, with m = (r - low) / (high - low)
 //! ```
 //!
-//! A product of two such vectors depends on the difference of their positions alone. A rotation is orthogonal: the
-//! gradient of `x` is that of `y`, turned back. Su et al., "RoFormer", 2021; columns are paired as in Llama.
+//! A product of two rotated vectors depends only on the difference of their positions. A rotation
+//! is orthogonal: the gradient of `x` is that of `y`, rotated backwards. Su et al., "RoFormer",
+//! 2021; columns are paired as in Llama.
 //!
-//! The table of cosines and sines is a value of the program, made once in a replay for all layers; whoever uses it
-//! ([`Attention`](super::Attention)) turns vectors as it loads them, and they are never written turned.
+//! The table of cosines and sines is a value of the program, made once in a replay for all layers;
+//! [`Attention`](super::Attention) rotates vectors as it loads them, and never stores them rotated.
 
 mod cpu;
 mod cuda;
@@ -28,8 +32,8 @@ use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Op, Result};
 use crate::value::{Type, Value};
 
-/// Cosines and sines of all positions, f32 `[positions, size]`: a row holds first all cosines, then all sines. Angles are
-/// computed in f64.
+/// Cosines and sines of all positions, f32 `[positions, size]`: a row holds first all cosines, then
+/// all sines. Angles are computed in f64.
 #[derive(Debug, Clone, Copy)]
 pub struct RotaryTable {
     /// Number of positions, from 0.
@@ -42,21 +46,21 @@ pub struct RotaryTable {
     pub scaling: Option<RotaryScaling>,
 }
 
-/// How slow angles are made slower still, so that a model reads longer texts than it was trained on at first.
+/// Scaling of slow angles, for longer texts than those of the first training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RotaryScaling {
-    /// What the slowest angles are divided by.
+    /// Divisor of the slowest angles.
     pub factor: f64,
-    /// Angles that make fewer turns in `context` positions are divided whole.
+    /// Angles with fewer turns in `context` positions are divided by the whole factor.
     pub low: f64,
-    /// Angles that make more turns stay as they are.
+    /// Angles with more turns are unchanged.
     pub high: f64,
     /// Positions of the first training.
     pub context: f64,
 }
 
 impl RotaryTable {
-    /// The angle between two positions, of columns `i` and `i + size / 2`.
+    /// The angle between two consecutive positions, for columns `i` and `i + size / 2`.
     fn angle(&self, i: usize) -> f64 {
         let angle = self.base.powf(-((2 * i) as f64) / self.size as f64);
         let Some(RotaryScaling {
@@ -69,7 +73,7 @@ impl RotaryTable {
             return angle;
         };
         let turns = context * angle / std::f64::consts::TAU;
-        // At both ends, the middle formula gives what is beyond them.
+        // Clamped, the formula for the middle also covers the two ends.
         let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
         angle * (kept + (1.0 - kept) / factor)
     }
@@ -157,8 +161,9 @@ mod tests {
         close("table", &table(3, 4, 100.0), &expected, 1e-7);
     }
 
-    // By hand: angles 1, 1 / 10, 1 / 100 and 1 / 1000 make 15.9, 1.59, 0.159 and 0.0159 turns in 100 positions: the first stays, of the
-    // second 0.0915 / 0.5 are kept, and the others are divided by 4.
+    // By hand: angles 1, 1 / 10, 1 / 100 and 1 / 1000 make 15.9, 1.59, 0.159 and 0.0159 turns in
+    // 100 positions: the first is unchanged, of the second the share 0.0915 / 0.5 is unchanged, and
+    // the others are divided by 4.
     #[test]
     fn angles_of_few_turns_are_scaled() {
         let scaling = RotaryScaling {
@@ -181,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn turning_back_undoes_a_turn() {
+    fn backward_rotation_inverts_rotation() {
         let (x, table) = (random(&[8], 1).values, table(40, 8, 1e4));
         let (mut turned, mut back) = (vec![0.0; 8], vec![f32::NAN; 8]);
         turn(&table[39 * 8..], &x, &mut turned);
@@ -200,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn products_depend_on_the_difference_of_positions() {
+    fn products_depend_only_on_the_difference_of_positions() {
         let (q, k) = (random(&[6], 1).values, random(&[6], 2).values);
         let table = table(50, 6, 1e4);
         let score = |p: usize, s: usize| {

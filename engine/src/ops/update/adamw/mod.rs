@@ -1,4 +1,4 @@
-//! AdamW on the tensors of a group, with the clipping of the group and the guard against bad gradients built in.
+//! AdamW on the tensors of a group, with gradient clipping and a guard against bad gradients.
 //!
 //! ```text
 //! f = min(1, clip / (|G| + 1e-6))          |G|: norm over the group; 1 without clipping
@@ -7,12 +7,12 @@
 //! w <- w - lr m' / (sqrt(v') + eps)        m' = m / (1 - b1^t)   v' = v / (1 - b2^t)
 //! ```
 //!
-//! Loshchilov and Hutter, "Decoupled weight decay regularization"; operation order and `eps` outside of the root are
-//! PyTorch's, `1e-6` is that of its `clip_grad_norm_`. Step scalars: `lr` and the two corrections `1 - b^t`, because a
-//! captured program cannot know `t`.
+//! Loshchilov and Hutter, "Decoupled weight decay regularization"; operation order and `eps`
+//! outside of the root are PyTorch's, `1e-6` is that of its `clip_grad_norm_`. Step scalars: `lr`
+//! and the two corrections `1 - b^t`, because a captured program cannot know `t`.
 //!
-//! **The guard.** When any guard (the totals of all groups' [`GradientNorm`](super::GradientNorm)) is not finite, nothing
-//! is written: a bad step leaves parameters and moments as they were, whoever notices it, and whenever.
+//! **The guard.** When any guard (the totals of all groups' [`GradientNorm`](super::GradientNorm))
+//! is not finite, nothing is written: a bad step leaves parameters and moments as they were.
 
 mod cpu;
 mod cuda;
@@ -46,7 +46,8 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// PyTorch's settings, without decay or clipping; step scalars `lr`, `correction1`, `correction2`.
+    /// PyTorch's settings, without decay or clipping; step scalars `lr`, `correction1`,
+    /// `correction2`.
     pub fn new(b: &mut Builder) -> Self {
         Self {
             lr: b.step_scalar("lr"),
@@ -61,7 +62,8 @@ impl AdamW {
     }
 }
 
-/// A tensor that is updated. `parameter`, `first`, `second` are persistent and of one type with `gradient`.
+/// A tensor to update. `parameter`, `first`, `second` are in the store and of the type of
+/// `gradient`.
 #[derive(Debug, Clone, Copy)]
 pub struct AdamWOperands {
     /// The parameter.
@@ -74,8 +76,8 @@ pub struct AdamWOperands {
     pub gradient: Value,
 }
 
-/// The update of some tensors: inputs are all parameters, all first moments, all second moments, all gradients, the norms of the
-/// group that is clipped together, and guards.
+/// The update of several tensors: inputs are all parameters, all first moments, all second moments,
+/// all gradients, the norms of the group that is clipped together, and guards.
 #[derive(Debug)]
 struct Update {
     settings: AdamW,
@@ -83,8 +85,9 @@ struct Update {
 }
 
 impl Builder {
-    /// Updates tensors of a group, of whose gradients `norms` are, at the end of a replay, unless these or one of `guards` end in a
-    /// number that is not finite.
+    /// Updates tensors of a group at the end of a replay. `norms` are the
+    /// [gradient norms](Builder::gradient_norm) of the group. Nothing is written if their total or
+    /// that of one of `guards` is not finite.
     ///
     /// # Errors
     ///

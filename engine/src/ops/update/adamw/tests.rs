@@ -91,7 +91,7 @@ fn three_updates_follow_the_formula() {
         }
         let expected: Vec<f32> = w.iter().map(|&w| w as f32).collect();
         let found = bench.store.get(bench.store.slot("w").unwrap());
-        // f32 moments and corrections: 1 - 0.999 in f32 is good to 3e-5 of itself.
+        // f32 moments and corrections: 1 - 0.999 in f32 has a relative error of 3e-5.
         close("weights", found, &expected, 2e-5);
     }
 }
@@ -115,7 +115,8 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
     }
 }
 
-/// A group of tensors, with its norms as output: more than one launch goes through, of uneven lengths, some of several shares.
+/// A group of tensors, with its norms as output: more than one launch takes, of uneven lengths,
+/// some in several shares.
 fn many() -> (Builder, Store) {
     let (mut b, mut store) = (Builder::new(), Store::new());
     let lengths = (0..131).map(|index| match index {

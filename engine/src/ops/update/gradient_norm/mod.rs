@@ -1,7 +1,7 @@
-//! How large the gradients of a group of tensors are: the sum of squares of each, and of all.
+//! Sums of squares of the gradients of a group of tensors, and their total.
 //!
-//! The update reads the total to clip, and to see that every gradient is finite: one NaN or infinity anywhere makes the
-//! total so.
+//! The update reads the total to clip, and to test that every gradient is finite: one NaN or
+//! infinity anywhere makes the total so.
 
 mod cuda;
 
@@ -13,7 +13,7 @@ use crate::op::{BuildError, Builder, Op, Result};
 use crate::ops::GRAIN;
 use crate::value::{Type, Value};
 
-/// Sums of squares, f32 `[tensors + 1]`: one an input, then their total.
+/// Sums of squares, f32 `[tensors + 1]`: one for each input, then their total.
 #[derive(Debug, Clone, Copy)]
 pub struct GradientNorm;
 

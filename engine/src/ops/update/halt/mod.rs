@@ -1,9 +1,11 @@
-//! The memory of a bad step: once a gradient is not finite, no later update happens either.
+//! Stops all updates after a bad step: once a gradient is not finite, no later step changes
+//! parameters.
 //!
-//! The host looks at a step's numbers only now and then. If the bad step were merely skipped, training would go on with a
-//! hole that nobody sees; so the op writes `[step, infinity]` over the persistent `[0, 0]`, every
-//! [`AdamW`](super::AdamW) that has it among its guards refuses, and whoever looks next finds parameters and moments as
-//! they were before that step, which can then be run again to see what went wrong.
+//! The host reads a step's numbers only now and then. If a bad step were merely skipped, training
+//! would go on with an unseen gap; so the op writes `[step, infinity]` over the `[0, 0]` in the
+//! store, and every [`AdamW`](super::AdamW) that has it among its guards writes nothing from then
+//! on. The next reader finds parameters and moments as they were before the bad step, which can
+//! then be run again to find the cause.
 
 mod cuda;
 
@@ -14,12 +16,13 @@ use crate::cuda::Lowering;
 use crate::op::{BuildError, Builder, Op, Result};
 use crate::value::{Type, Value};
 
-/// Writes the step into a persistent f32 `[2]` when a norm is not finite.
+/// Writes the step into an f32 `[2]` of the store when a norm is not finite.
 #[derive(Debug, Clone, Copy)]
 pub struct Halt;
 
 impl Builder {
-    /// Watches `norms` (each ends in its total). `halt` is persistent, f32 `[2]`, zeros while all is well.
+    /// Watches `norms` (each ends in its total). `halt` is f32 `[2]` in the store, zeros while all
+    /// norms are finite.
     ///
     /// # Errors
     ///
@@ -52,7 +55,7 @@ impl Op for Halt {
 
     #[expect(
         clippy::cast_precision_loss,
-        reason = "a step past 2^24 is told to within a few"
+        reason = "a step past 2^24 is rounded to a few steps"
     )]
     fn run(&self, frame: &mut Frame<'_>) {
         let halt = frame.state(0);
