@@ -1,4 +1,5 @@
-// COUNT columns of y from FIRST on: LEN of them, from TO on, are those of x from FROM on, and the others 0.
+// COUNT columns of y from FIRST on: LEN of them, from TO on, are those of x from FROM on, and the
+// others 0.
 template <i64 ROWS, i64 X_COLUMNS, i64 Y_COLUMNS, i64 FIRST, i64 COUNT, i64 FROM, i64 TO, i64 LEN, bool ADD>
 DEVICE void columns(InFloats auto x, OutFloats auto y) {
     const bool FOURS = X_COLUMNS % 4 == 0 && Y_COLUMNS % 4 == 0 && FIRST % 4 == 0 && COUNT % 4 == 0 && FROM % 4 == 0 && TO % 4 == 0 && LEN % 4 == 0;

@@ -1,4 +1,4 @@
-// `of` is what an expression is printed as, of the operands behind it.
+// `of` is the text of an expression of the operands behind it.
 
 // `of(row, column)` for each four of LEN elements.
 template <i64 LEN> DEVICE void elementwise(auto of, auto...) { each_four<1, LEN>(of); }

@@ -1,4 +1,4 @@
-// A block a row.
+// A block for each row.
 template <int THREADS, i64 COLUMNS> DEVICE void softmax(InFloats auto x, OutFloats auto y) {
     i64 first = blockIdx.x * COLUMNS;
     float largest = -f32(INFINITE);

@@ -1,4 +1,5 @@
-// A warp's lanes are components; the hidden layer lives in registers. Weights of 32 components pass through shared memory.
+// A warp's lanes are components; the hidden layer is in registers. Weights of 32 components pass
+// through shared memory.
 template <i64 ROWS, i64 COLUMNS, int HIDDEN>
 DEVICE void component_mlp(InFloats auto a, In<float> w1, In<float> b1, In<float> w2, In<float> b2, OutFloats auto z) {
     const int UNITS = HIDDEN < 32 ? HIDDEN : 32;
@@ -40,8 +41,8 @@ DEVICE void component_mlp(InFloats auto a, In<float> w1, In<float> b1, In<float>
     }
 }
 
-// Eight hidden units at a time, over a stretch of rows: their sums stay in registers, and are added over the block's eight
-// lines of rows at the end. parts: [stretches, w1 | b1 | w2 | b2].
+// Eight hidden units at a time, over a stretch of rows: their sums stay in registers, and are added
+// over the block's eight lines of rows at the end. parts: [stretches, w1 | b1 | w2 | b2].
 template <i64 ROWS, i64 COLUMNS, int HIDDEN, i64 STRETCH, bool ADD>
 DEVICE void component_mlp_grad(InFloats auto g, InFloats auto a, In<float> w1, In<float> b1, In<float> w2, OutFloats auto of_a,
                                Out<float> parts) {
@@ -55,7 +56,7 @@ DEVICE void component_mlp_grad(InFloats auto g, InFloats auto a, In<float> w1, I
         float of_x[UNITS], bias[UNITS], of_value[UNITS];
         float s1[UNITS], s2[UNITS], s3[UNITS], s4 = 0.0f;
         for (int unit = 0; unit < UNITS; ++unit) {
-            // A unit that is not there has weights of zero: it adds nothing.
+            // A unit past the last has weights of zero, and adds nothing.
             bool there = column < COLUMNS && first + unit < HIDDEN;
             i64 from = column * HIDDEN + first + unit;
             of_x[unit] = there ? w1[from] : 0.0f;

@@ -2,7 +2,7 @@
 enum { GATES_LEAKY_HARD, GATES_HARD, GATES_UPPER_LEAKY_HARD, GATES_NORMAL, GATES_SWISH_HARD };
 enum { NOISE_NONE, NOISE_DRAWN, NOISE_GIVEN };
 
-// NaN where `z` is: a bad logit has no slope, and whoever looks for numbers that are not finite finds it.
+// NaN if `z` is: a NaN logit gives a NaN gradient, which checks for finite gradients find.
 DEVICE float unless_nan(float z, float value) { return z == z ? value : z; }
 
 template <int GATES> DEVICE float upper(float z) {
@@ -33,7 +33,7 @@ template <int GATES> DEVICE float lower(float z) {
     return GATES == GATES_LEAKY_HARD ? clamp(z, 0.0f, 1.0f) : upper<GATES>(z);
 }
 
-// The lower leaky sigmoid lets a dead component be pushed up only.
+// The lower leaky sigmoid lets a dead component only be pushed up.
 template <int GATES> DEVICE float lower_grad(float z, float gradient) {
     if (GATES != GATES_LEAKY_HARD) {
         return gradient * upper_slope<GATES>(z);
@@ -44,7 +44,7 @@ template <int GATES> DEVICE float lower_grad(float z, float gradient) {
     return z <= 1.0f ? gradient : unless_nan(z, 0.0f);
 }
 
-// What the penalty raises to a power, and its slope: the smooth sigmoid counts as zero where it dips below.
+// The base of the penalty's power, and its slope: the smooth sigmoid counts as zero below zero.
 template <int GATES> DEVICE float penalised(float z) {
     float y = upper<GATES>(z);
     return y < 0.0f ? 1e-12f : y + 1e-12f;
@@ -54,7 +54,7 @@ template <int GATES> DEVICE float penalised_slope(float z) {
     return upper<GATES>(z) < 0.0f ? 0.0f : upper_slope<GATES>(z);
 }
 
-// NaN where `x` is NaN. The exponents 0, 1 and 2 need no logarithm.
+// NaN if `x` is NaN. The exponents 0, 1 and 2 need no logarithm.
 DEVICE float power(float x, float p) {
     return p == 0.0f ? unless_nan(x, 1.0f) : p == 1.0f ? x : p == 2.0f ? x * x : powf(x, p);
 }
@@ -68,7 +68,8 @@ DEVICE Four noisy(In<u32> parameters, u32 what, In<float> given, i64 row, i64 co
     return map([&](int k) { return fmaf(1.05f, z.v[k], -0.05f * u.v[k]); });
 }
 
-// Importances, and in the same pass the power sums of a stretch of rows and the number of active components: a thread has four columns of every eighth row.
+// Importances, and in the same pass the power sums of a stretch of rows and the number of active
+// components: a thread has four columns of every eighth row.
 template <i64 ROWS, i64 COLUMNS, i64 STRETCH, int GATES, int NOISE, int EXPONENT>
 DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, Out<float> g, Out<float> parts, Out<float> counts,
                              u32 what, float alive) {
@@ -77,7 +78,7 @@ DEVICE void importance_gates(In<u32> parameters, In<float> z, In<float> given, O
     i64 column = ((i64)blockIdx.x * 32 + lane) * 4;
     float p = EXPONENT < 0 ? 1.0f : scalar(parameters, EXPONENT);
     Four sum = fill(0.0f);
-    // Of a thread, exact.
+    // The count of a thread, exact.
     float active = 0.0f;
     i64 end = ((i64)blockIdx.y + 1) * STRETCH;
     for (i64 row = (i64)blockIdx.y * STRETCH + line; row < end && row < ROWS && column < COLUMNS; row += 8) {

@@ -9,13 +9,13 @@
 //! l0  = mean over rows of #{c: g_c > alive}          no gradient
 //! ```
 //!
-//! | [`Gates`]        | lower                                 | upper                                 |
-//! |------------------|---------------------------------------|---------------------------------------|
-//! | `LeakyHard`      | `clamp(z, 0, 1)`, backward rule below | `1 + alpha (z - 1)` above 1, else clamp |
-//! | `Hard`           | `clamp(z, 0, 1)`                      | the same                              |
-//! | `UpperLeakyHard` | as the upper of `LeakyHard`           | the same                              |
-//! | `Normal`         | `1 / (1 + e^-z)`                      | the same                              |
-//! | `SwishHard`      | `1 - z + z l(10 z) + (z - 1) l(10 (1 - z))`, `l` logistic | the same          |
+//! | [`Gates`]        | lower                                 | upper                             |
+//! |------------------|---------------------------------------|-----------------------------------|
+//! | `LeakyHard`      | `clamp(z, 0, 1)`, backward rule below | `clamp`, `1 + alpha (z - 1)` above 1 |
+//! | `Hard`           | `clamp(z, 0, 1)`                      | the same                          |
+//! | `UpperLeakyHard` | as the upper of `LeakyHard`           | the same                          |
+//! | `Normal`         | `l(z) = 1 / (1 + e^-z)`               | the same                          |
+//! | `SwishHard`      | `1 - z + z l(10 z) + (z - 1) l(10 (1 - z))` | the same                    |
 //!
 //! The backward rule of the lower leaky sigmoid depends on the sign of the incoming gradient `G`: a
 //! dead component may only be pushed up.

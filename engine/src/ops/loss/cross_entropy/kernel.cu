@@ -1,6 +1,6 @@
 const u32 IGNORED = 0xffffffffu;
 
-// A block a row. A label beyond the columns makes NaN, which the guard of the update finds.
+// A block for each row. A label beyond the columns gives NaN, which the guard of the update finds.
 template <int THREADS, i64 COLUMNS>
 DEVICE void cross_entropy(InFloats auto logits, In<u32> labels, Out<float> lse, Out<float> losses) {
     i64 row = blockIdx.x, first = row * COLUMNS;
@@ -12,7 +12,7 @@ DEVICE void cross_entropy(InFloats auto logits, In<u32> labels, Out<float> lse, 
     }
 }
 
-// Rows that count, at least 1.
+// Number of rows in the mean, at least 1.
 template <i64 ROWS> DEVICE double counted(In<u32> labels) {
     int count = 0;
     for (i64 row = threadIdx.x; row < ROWS; row += 256) {

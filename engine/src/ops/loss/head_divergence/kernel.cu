@@ -1,11 +1,11 @@
-// A block a row of a chunk's logits: the log-sum-exp; then the losses, and where they are wanted `Q - P` over the logits. The
-// second reading finds the row in a cache.
+// A block for each row of a chunk's logits: the log-sum-exp; then the losses, and if needed `Q - P`
+// over the logits. The second read of the row hits a cache.
 template <int THREADS, i64 COLUMNS, bool GRADIENT>
 DEVICE void head_divergence(InFloats auto target, In<float> target_lse, OutFloats auto logits, Out<float> lse, Out<float> losses) {
     i64 row = blockIdx.x, first = row * COLUMNS;
     float all = row_log_sum_exp<THREADS, COLUMNS>([&](i64 column) { return logits[first + column]; });
     float of_target = target_lse[row];
-    // Close logits are subtracted from each other first: that is exact.
+    // Close logits are subtracted from each other first, which is exact.
     float shift = of_target - all;
     float loss = row_sum<THREADS, COLUMNS>([&](i64 column) {
         float t = target[first + column], x = logits[first + column];
@@ -21,8 +21,9 @@ DEVICE void head_divergence(InFloats auto target, In<float> target_lse, OutFloat
     }
 }
 
-// A thread a row of a chunk, before its logits are replaced: what the cross-entropy takes from the log-sum-exp. A label beyond
-// the columns makes NaN, which the guard of the update finds.
+// A thread for each row of a chunk, before its logits are replaced: the label's logit, which the
+// cross-entropy subtracts from the log-sum-exp. A label beyond the columns gives NaN, which the
+// guard of the update finds.
 template <i64 ROWS, i64 COLUMNS> DEVICE void head_labels(InFloats auto logits, In<u32> labels, Out<float> found) {
     i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (row < ROWS) {
@@ -31,7 +32,7 @@ template <i64 ROWS, i64 COLUMNS> DEVICE void head_labels(InFloats auto logits, I
     }
 }
 
-// The mean over rows that count of what the labels lack.
+// The mean cross-entropy over rows that are not ignored.
 template <i64 ROWS> DEVICE void head_entropy(In<float> lse, In<float> found, In<u32> labels, Out<float> y) {
     double sum = 0.0;
     int count = 0;

@@ -1,10 +1,11 @@
-// A block a row: the log-sum-exp of the logits, then the divergence; the second reading of the row finds it in a cache.
+// A block for each row: the log-sum-exp of the logits, then the divergence; the second read of the
+// row hits a cache.
 template <int THREADS, i64 COLUMNS>
 DEVICE void kl_divergence(InFloats auto target, In<float> target_lse, InFloats auto logits, Out<float> lse, Out<float> losses) {
     i64 row = blockIdx.x, first = row * COLUMNS;
     float all = row_log_sum_exp<THREADS, COLUMNS>([&](i64 column) { return logits[first + column]; });
     float of_target = target_lse[row];
-    // Close logits are subtracted from each other first: that is exact.
+    // Close logits are subtracted from each other first, which is exact.
     float shift = of_target - all;
     float loss = row_sum<THREADS, COLUMNS>([&](i64 column) {
         float t = target[first + column];
@@ -28,7 +29,7 @@ DEVICE void kl_divergence_grad(InFloats auto target, In<float> target_lse, InFlo
     });
 }
 
-// The logits are what `out` holds before.
+// `out` holds the logits before.
 template <i64 ROWS, i64 COLUMNS>
 DEVICE void kl_divergence_grad_in_place(InFloats auto target, In<float> target_lse, In<float> lse, In<float> g, OutFloats auto out) {
     float scale = g[0] / (float)ROWS;

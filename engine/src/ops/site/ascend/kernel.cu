@@ -1,4 +1,4 @@
-// clamp(r + step sign(g), 0, 1); the NaN that a gradient is stays one.
+// clamp(r + step sign(g), 0, 1); NaN for a NaN gradient.
 template <i64 LEN> DEVICE void ascend(In<float> source, In<float> gradient, Out<float> next, float step) {
     each_four<1, LEN>([&](i64 row, i64 column) {
         Four r = load<LEN>(source, row, column), g = load<LEN>(gradient, row, column);

@@ -1,4 +1,4 @@
-// A draw a column; of one row that all share, the draws of row 0 of the whole batch.
+// A draw for each column; a single row has the draws of row 0 of the whole batch.
 template <i64 ROWS, i64 COLUMNS, bool SHARED_ROW> DEVICE void uniform_rows(In<u32> parameters, u32 what, Out<float> y) {
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
         i64 number = SHARED_ROW ? row - (i64)parameters[3] : row;
@@ -13,8 +13,8 @@ template <i64 ROWS> DEVICE void bernoulli(In<u32> parameters, u32 what, Out<floa
     }
 }
 
-// A site is in when fewer sites than the size of the subset have a smaller number: counted, for each of them. A number
-// that equals the largest one still in is in too, as there are then no more smaller ones.
+// A site is in the subset if fewer sites than its size have a smaller number, counted for each of
+// them. A number equal to the largest in the subset is in it too, as no more are smaller.
 template <i64 ROWS, int SITES, class... Routes> DEVICE void uniform_subsets(In<u32> parameters, u32 what, Routes... routes) {
     i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= ROWS) {

@@ -8,7 +8,8 @@ DEVICE void masked(In<u32> parameters, u32 what, InFloats auto a, In<float> impo
     });
 }
 
-// Gradients of the activation, the importance and draws that are given at each position; what nobody wants is not there.
+// Gradients of the activation, the importance and draws given for each position; those that are
+// not needed are left out.
 template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE, int WANT_A,
           int WANT_G, int WANT_R>
 DEVICE void masked_grad(In<u32> parameters, u32 what, InFloats auto gh, InFloats auto a, In<float> importance, In<float> given,
@@ -37,7 +38,7 @@ DEVICE void masked_grad(In<u32> parameters, u32 what, InFloats auto gh, InFloats
     });
 }
 
-// Of one row of draws: the sum over positions.
+// The gradient of a single row of draws: the sum over positions.
 template <i64 ROWS, i64 COLUMNS, i64 STRETCH, bool BETWEEN, bool ROUTE>
 DEVICE void masked_source_sums(InFloats auto gh, InFloats auto a, In<float> importance, In<float> route, Out<float> parts) {
     column_parts<ROWS, COLUMNS, STRETCH>(parts, [&](i64 row, i64 column) {
@@ -50,7 +51,7 @@ DEVICE void masked_source_sums(InFloats auto gh, InFloats auto a, In<float> impo
     });
 }
 
-// Of the delta masks: -route gh . a of each position.
+// The gradient of the delta masks: -route gh . a of each position.
 template <int THREADS, i64 COLUMNS, bool ADD, bool ROUTE>
 DEVICE void masked_delta_grad(InFloats auto gh, InFloats auto a, In<float> route, Out<float> of_delta) {
     i64 row = blockIdx.x;

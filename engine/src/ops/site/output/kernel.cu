@@ -1,4 +1,4 @@
-// s c + (1 - s) b: what the product is added to.
+// s c + (1 - s) b, to which the product is added.
 template <i64 ROWS, i64 COLUMNS, bool BIAS, i64 DELTAS, bool ROUTE>
 DEVICE void site_output_start(InFloats auto clean, In<float> bias, In<float> delta, In<float> route, OutFloats auto y) {
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {

@@ -1,9 +1,11 @@
-// Tiles of 32 queries and 32 keys. A warp has every eighth query and, of scores, a key a lane; of vectors, every 32nd column
-// a lane. Tiles lie in shared memory, rows padded by one; scores and their slopes are never larger than a tile.
+// Tiles of 32 queries and 32 keys. A warp has every eighth query; a lane has one key of scores, and
+// every 32nd column of vectors. Tiles lie in shared memory, rows padded by one; scores and their
+// slopes are never larger than a tile.
 
 const int TILE = 32;
 
-// Of each head of SIZE columns the first TURNED are turned; heads begin STEP columns apart. A causal query sees WINDOW keys.
+// The first TURNED columns of each head of SIZE are rotated; heads begin STEP columns apart. A
+// causal query attends to WINDOW keys.
 template <i64 POSITIONS, int HEADS, int KV_HEADS, int SIZE, bool CAUSAL, i64 WINDOW, int TURNED, int STEP, i64 Q_STRIDE,
           i64 K_STRIDE, i64 K_FIRST, i64 V_FIRST>
 struct Heads {
@@ -13,16 +15,17 @@ struct Heads {
     static const i64 tiles = (POSITIONS + TILE - 1) / TILE;
     static const bool causal = CAUSAL, rotary = TURNED > 0;
     static const int turned = TURNED;
-    // Whether a query may not see the first key.
+    // Whether a query does not attend to the first key.
     static const bool local = CAUSAL && WINDOW < POSITIONS;
     static const i64 window = WINDOW;
 
-    // Where a query, or what has its shape without its neighbours, and a key of a batch row begin.
+    // Offsets of a query, of a row of its size without neighbors, and of a key of a batch row.
     DEVICE_MEMBER static i64 query(i64 b, int head, i64 t) { return (b * POSITIONS + t) * Q_STRIDE + head * STEP; }
     DEVICE_MEMBER static i64 key(i64 b, int head, i64 t) { return (b * POSITIONS + t) * K_STRIDE + head * STEP; }
     DEVICE_MEMBER static i64 output(i64 b, int head, i64 t) { return (b * POSITIONS + t) * (HEADS * SIZE) + head * SIZE; }
 
-    // The first tile of keys that a tile of queries sees, and the one after the last; and of queries that see a tile of keys.
+    // The tiles of keys that a tile of queries attends to, first and end; and the tiles of queries
+    // that attend to a tile of keys.
     DEVICE_MEMBER static i64 first_keys(i64 tile) {
         return local && tile * TILE >= WINDOW ? (tile * TILE - WINDOW + 1) / TILE : 0;
     }
@@ -34,7 +37,8 @@ struct Heads {
     }
 };
 
-// A tile of rows `first + stride row`, those beyond the last position zeros; with TURN, turned by their positions.
+// A tile of rows `first + stride row`, zeros beyond the last position; with TURN, rotated by their
+// positions.
 template <class H, bool TURN>
 DEVICE void load_tile(Shared<float> tile, InFloats auto x, In<float> table, i64 first, i64 stride, i64 position) {
     const int half = H::turned / 2;
@@ -55,7 +59,7 @@ DEVICE void load_tile(Shared<float> tile, InFloats auto x, In<float> table, i64 
     }
 }
 
-// y = [y +] a tile, with TURN turned back.
+// y = [y +] a tile, with TURN rotated backwards.
 template <class H, bool TURN, bool ADD>
 DEVICE void store_tile(Shared<float> tile, OutFloats auto y, In<float> table, i64 first, i64 stride, i64 position) {
     const int half = H::turned / 2;
@@ -116,7 +120,7 @@ DEVICE void attention(InFloats auto q, InFloats auto k, InFloats auto v, In<floa
             bool seen = sees<H>(position + row, first + lane);
             float score = scale * tile_dot<H>(queries, row, keys, lane);
             float most = larger(largest[i], warp_max(seen ? score : -f32(INFINITE)));
-            // A row that sees none of these keys, or is beyond the last position, stays as it is.
+            // A row without any of these keys, or beyond the last position, is unchanged.
             float rescale = most == largest[i] ? 1.0f : expf(largest[i] - most);
             float p = seen ? expf(score - most) : 0.0f;
             total[i] = total[i] * rescale + warp_sum(p);
@@ -173,8 +177,8 @@ template <class H, i64 UNITS> DEVICE void attention_dots(InFloats auto y, InFloa
     }
 }
 
-// Probabilities and the slopes of the scaled scores, of a tile of queries and one of keys; the probabilities only where
-// they are asked for.
+// Probabilities and the slopes of the scaled scores, for a tile of queries and one of keys; the
+// probabilities only if they are needed.
 template <class H, bool BOTH>
 DEVICE void score_slopes(Shared<float> queries, Shared<float> gradients, Shared<float> keys, Shared<float> values,
                          In<float> lse, In<float> dots, i64 unit, i64 position, i64 first, float scale,
@@ -195,7 +199,7 @@ DEVICE void score_slopes(Shared<float> queries, Shared<float> gradients, Shared<
     }
 }
 
-// Of one tile of keys and their values: all queries of all heads that read them.
+// Gradients of one tile of keys and values, from all queries of all heads that read them.
 template <class H, bool ADD_K, bool ADD_V>
 DEVICE void attention_grad_kv(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, In<float> lse, InFloats auto g,
                               In<float> dots, OutFloats auto of_k, OutFloats auto of_v, float scale) {
@@ -255,7 +259,7 @@ DEVICE void attention_grad_kv(InFloats auto q, InFloats auto k, InFloats auto v,
     store_tile<H, false, ADD_V>(values, of_v, table, H::v_first + at_key, H::k_stride, first);
 }
 
-// Of one tile of queries of one head.
+// The gradient of one tile of queries of one head.
 template <class H, bool ADD>
 DEVICE void attention_grad_q(InFloats auto q, InFloats auto k, InFloats auto v, In<float> table, In<float> lse, InFloats auto g,
                              In<float> dots, OutFloats auto of_q, float scale) {

@@ -1,4 +1,4 @@
-// A token beyond the vocabulary makes NaN, which the guard of the update finds.
+// A token beyond the vocabulary gives NaN, which the guard of the update finds.
 template <i64 ROWS, i64 POSITIONS, i64 VOCABULARY, i64 COLUMNS, bool PLACED>
 DEVICE void embed(In<u32> tokens, In<float> wte, In<float> wpe, OutFloats auto y) {
     each_four<ROWS, COLUMNS>([&](i64 row, i64 column) {
@@ -21,7 +21,8 @@ DEVICE void add_positions(InFloats auto x, In<float> wpe, OutFloats auto y) {
     });
 }
 
-// A block a token: looks through all rows for it, 256 at a time, and adds theirs in order.
+// A block for each token: searches all rows for it, 256 at a time, and adds their gradients in
+// order.
 template <i64 ROWS, i64 COLUMNS, bool ADD> DEVICE void embed_token_grad(In<u32> tokens, InFloats auto g, Out<float> out) {
     SHARED(u32, found, 256);
     u32 token = blockIdx.x;
@@ -44,7 +45,7 @@ template <i64 ROWS, i64 COLUMNS, bool ADD> DEVICE void embed_token_grad(In<u32> 
     }
 }
 
-// Positions beyond the rows' get nothing.
+// Positions past the end of the rows get nothing.
 template <i64 BATCH, i64 POSITIONS, i64 CONTEXT, i64 COLUMNS, bool ADD>
 DEVICE void embed_position_grad(InFloats auto g, Out<float> out) {
     each_four<CONTEXT, COLUMNS>([&](i64 position, i64 column) {

@@ -1,4 +1,5 @@
-// A block a row: mean, for which `entry(at)` gives each of its elements once, then variance around it, then the row.
+// A block for each row: mean, for which `entry(at)` gives each of its elements once, then variance
+// around it, then the row.
 template <int THREADS, i64 COLUMNS, class F>
 DEVICE void layer_norm_row(F entry, auto x, In<float> weight, In<float> bias, OutFloats auto y, Out<float> stats, float eps) {
     i64 row = blockIdx.x, first = row * COLUMNS;

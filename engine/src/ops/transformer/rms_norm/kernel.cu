@@ -1,4 +1,4 @@
-// A block a row, after `entry(at)` has given each of its elements once.
+// A block for each row, after `entry(at)` has given each of its elements once.
 template <int THREADS, i64 COLUMNS, class F>
 DEVICE void rms_norm_row(F entry, auto x, In<float> weight, OutFloats auto y, Out<float> factors, float eps) {
     i64 row = blockIdx.x, first = row * COLUMNS;

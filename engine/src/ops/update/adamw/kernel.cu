@@ -4,7 +4,7 @@ struct Updated {
     i64 len, first_block;
 };
 
-// Tensors of a group. Nothing is written where a total is not finite; the first of them is that of the group.
+// Tensors of a group. Nothing is written if a total is not finite; the first is that of the group.
 template <bool CLIP, int LR, int CORRECTION1, int CORRECTION2, int TOTALS, int TENSORS>
 DEVICE void adamw(In<u32> parameters, float beta1, float beta2, float eps, float decay, float clip,
                   const float (&totals)[TOTALS], const Updated (&tensors)[TENSORS]) {

@@ -18,8 +18,8 @@ template <int TENSORS> DEVICE void gradient_squares(Out<float> sums, const Squar
     }
 }
 
-// The sum of each gradient, a warp for one after the other, and behind them the total; in f64. The shares of a gradient end
-// where its ENDS says.
+// The sum of each gradient, one warp after the other, then the total; in f64. ENDS has the end of
+// each gradient's shares.
 template <i64... ENDS> DEVICE void gradient_sums(In<float> sums, Out<float> norms) {
     const int COUNT = sizeof...(ENDS);
     static constexpr i64 ends[] = {ENDS...};

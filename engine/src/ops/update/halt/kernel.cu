@@ -1,4 +1,5 @@
-// One thread remembers the first step at which a total, the last number of each of the norms, is not finite.
+// One thread records the first step at which a total, the last of each of the norms, is not
+// finite.
 template <int TOTALS> DEVICE void halt(In<u32> parameters, Out<float> memory, const float (&totals)[TOTALS]) {
     if (threadIdx.x > 0) {
         return;
