@@ -1,25 +1,14 @@
 //! Building a program: ops in order, equal ops once.
 
-use std::any::TypeId;
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::graph::{Computation, Home};
+use crate::graph::{Home, Reads};
 use crate::op::{BuildError, Builder, Node, Op, Result};
 use crate::precision::Precision;
 use crate::store::{Slot, Store};
 use crate::value::{StepScalar, Type, Value};
-
-impl Computation {
-    fn of<O: Op + 'static>(op: &O, inputs: &[Value], into: Option<Value>) -> Self {
-        Self {
-            op: TypeId::of::<O>(),
-            settings: format!("{op:?}"),
-            inputs: inputs.to_vec(),
-            into,
-        }
-    }
-}
 
 /// The part that the time of all gradient ops counts towards.
 pub const BACKWARD: &str = "backward";
@@ -101,16 +90,10 @@ impl Builder {
     ///
     /// When its inputs do not fit together.
     pub fn op(&mut self, op: impl Op + 'static, inputs: &[Value]) -> Result<Vec<Value>> {
-        let pure = op.writes(inputs.len()).is_empty();
-        let key = Computation::of(&op, inputs, None);
-        if pure && let Some(outputs) = self.known.get(&key) {
-            return Ok(outputs.clone());
+        if !op.writes(inputs.len()).is_empty() {
+            return self.node(Arc::new(op), inputs, Vec::new());
         }
-        let outputs = self.node(Arc::new(op), inputs, Vec::new())?;
-        if pure {
-            self.known.insert(key, outputs.clone());
-        }
-        Ok(outputs)
+        self.known_or_new(op, inputs, None)
     }
 
     /// Adds an op with one result.
@@ -134,13 +117,39 @@ impl Builder {
         inputs: &[Value],
         into: Value,
     ) -> Result<Value> {
-        let key = Computation::of(&op, inputs, Some(into));
-        if let Some(outputs) = self.known.get(&key) {
-            return Ok(outputs[0]);
+        Ok(self.known_or_new(op, inputs, Some(into))?[0])
+    }
+
+    /// The results of an equal op that reads the same values, or of `op`.
+    fn known_or_new(
+        &mut self,
+        op: impl Op + 'static,
+        inputs: &[Value],
+        into: Option<Value>,
+    ) -> Result<Vec<Value>> {
+        let reads = Reads {
+            inputs: inputs.to_vec(),
+            into,
+        };
+        let equal = |(known, _): &&(Arc<dyn Op>, _)| {
+            let known: &dyn Any = &**known;
+            op.dyn_eq(known)
+        };
+        if let Some((_, outputs)) = self
+            .known
+            .get(&reads)
+            .and_then(|ops| ops.iter().find(equal))
+        {
+            return Ok(outputs.clone());
         }
-        let outputs = self.node(Arc::new(op), inputs, vec![Some(into)])?;
-        self.known.insert(key, outputs.clone());
-        Ok(outputs[0])
+        let op: Arc<dyn Op> = Arc::new(op);
+        let targets = into.map(Some).into_iter().collect();
+        let outputs = self.node(Arc::clone(&op), inputs, targets)?;
+        self.known
+            .entry(reads)
+            .or_default()
+            .push((op, outputs.clone()));
+        Ok(outputs)
     }
 
     pub(crate) fn node(
@@ -271,6 +280,8 @@ impl Builder {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt;
+
     use super::*;
     use crate::cpu::{Executor, Frame, Pool};
     use crate::cuda::Lowering;
@@ -309,7 +320,7 @@ mod tests {
     /// Adds a private op, `Same`, whose result is `$value`.
     macro_rules! same {
         ($b:expr, $value:literal) => {{
-            #[derive(Debug)]
+            #[derive(Debug, PartialEq)]
             struct Same;
             impl Op for Same {
                 fn name(&self) -> &'static str {
@@ -343,6 +354,29 @@ mod tests {
         executor.run(&mut store);
         let found = ["one", "two"].map(|name| executor.scalar_output(name, &store).to_bits());
         assert_eq!(found, [1f32, 2.0].map(f32::to_bits));
+    }
+
+    #[test]
+    fn ops_of_one_debug_text_and_two_settings_are_two_values() {
+        #[derive(PartialEq)]
+        struct Hidden(f32);
+        impl fmt::Debug for Hidden {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "Hidden")
+            }
+        }
+        impl Op for Hidden {
+            fn name(&self) -> &'static str {
+                "hidden"
+            }
+            fn run(&self, _: &mut Frame<'_>) {}
+            fn cuda(&self, _: &mut Lowering<'_>) {}
+        }
+        let (mut b, x) = matrix();
+        let [one, two, again] =
+            [1.0, 2.0, 1.0].map(|setting| b.op1(Hidden(setting), &[x]).unwrap());
+        assert_ne!(one, two);
+        assert_eq!(one, again);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! A program as values and nodes, generic over the op `P` of a node.
 
-use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::precision::Precision;
@@ -73,18 +72,15 @@ pub struct Graph<P> {
     /// For each bypassed value, the products that depend on it without reading it.
     pub(crate) bypassed: BTreeMap<Value, BTreeSet<Value>>,
     pub(crate) persistent: BTreeMap<Slot, Value>,
-    /// Results of the ops so far.
-    pub(crate) known: BTreeMap<Computation, Vec<Value>>,
+    /// Ops so far with their results, by the values that they read.
+    pub(crate) known: BTreeMap<Reads, Vec<(P, Vec<Value>)>>,
     pub(crate) eager: bool,
     pub(crate) part: &'static str,
 }
 
-/// Identity of a computation: equal ones are one node.
+/// The values that an op reads.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Computation {
-    /// Type of the op: two types may have one name.
-    pub(crate) op: TypeId,
-    pub(crate) settings: String,
+pub(crate) struct Reads {
     pub(crate) inputs: Vec<Value>,
     /// The value that its result is added to.
     pub(crate) into: Option<Value>,

@@ -36,13 +36,24 @@ impl BuildError {
 /// Result of building.
 pub type Result<T> = std::result::Result<T, BuildError>;
 
-/// An operation with its settings. Two equal ops on the same inputs are one value, so the `Debug`
-/// form must show every setting.
+/// Equality of ops of any two types, for every op that is [`PartialEq`].
+pub trait DynEq {
+    /// Whether `other` is of the same type, and equal.
+    fn dyn_eq(&self, other: &dyn Any) -> bool;
+}
+
+impl<O: Any + PartialEq> DynEq for O {
+    fn dyn_eq(&self, other: &dyn Any) -> bool {
+        other.downcast_ref() == Some(self)
+    }
+}
+
+/// An operation with its settings. Two equal ops on the same inputs are one value.
 ///
 /// An op is coarse: it includes every step that would otherwise cross memory once more. Its folder
 /// `ops/<group>/<op>/` holds the shape rule and gradient rule (`mod.rs`), the CPU kernel
 /// (`cpu.rs`), and the CUDA kernels with their launches (`kernel.cu`, `cuda.rs`).
-pub trait Op: Any + Debug + Send + Sync {
+pub trait Op: Any + DynEq + Debug + Send + Sync {
     /// Name in errors, profiles and traces.
     fn name(&self) -> &'static str;
 

@@ -14,11 +14,11 @@ use crate::value::{DType, Type};
 
 /// The sum of a value over all blocks. The op copies this rank's part; the executor adds those of
 /// other ranks.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AllReduce;
 
 /// A value shared by all blocks, as one block reads it. A tensor of the store is read in place.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PerBlock;
 
 fn check(op: &'static str, inputs: &[&Type]) -> Result<Vec<Type>> {

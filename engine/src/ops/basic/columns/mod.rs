@@ -16,7 +16,7 @@ use crate::precision::Format::{self, Either};
 use crate::value::{DType, Type, Value};
 
 /// A run of columns.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Run {
     /// Its first column in the input, and in the result.
     from: usize,
@@ -26,7 +26,7 @@ struct Run {
 }
 
 /// Copies of runs of columns. The runs cover all columns of the result, or there is a single run.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Columns {
     name: &'static str,
     /// Shape of the result.

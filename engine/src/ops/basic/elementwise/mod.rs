@@ -42,6 +42,16 @@ pub struct Elementwise {
     steps: Steps,
 }
 
+/// The steps follow from the results.
+impl PartialEq for Elementwise {
+    fn eq(&self, other: &Self) -> bool {
+        self.names[0] == other.names[0]
+            && self.results == other.results
+            && self.is_scalar == other.is_scalar
+            && self.dims == other.dims
+    }
+}
+
 impl fmt::Debug for Elementwise {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {:?}", self.names[0], self.results)?;

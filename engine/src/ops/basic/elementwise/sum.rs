@@ -11,7 +11,7 @@ use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// A sum of one expression over all elements.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ElementwiseSum {
     pub(super) of: Elementwise,
     pub(super) factor: f64,

@@ -8,7 +8,7 @@ use crate::op::{Builder, Op, Result};
 use crate::value::{Type, Value};
 
 /// Ones on the diagonal, zeros elsewhere.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Identity {
     /// Rows and columns.
     pub size: usize,

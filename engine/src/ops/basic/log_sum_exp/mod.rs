@@ -11,7 +11,7 @@ use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// Log-sum-exp over the last dimension.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogSumExp;
 
 impl Builder {

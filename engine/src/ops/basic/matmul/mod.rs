@@ -22,7 +22,7 @@ use crate::precision::Format::{self, AsResult, Either, Factor};
 use crate::value::{Type, Value};
 
 /// A matrix product. Leading dimensions of an operand that is not transposed are rows.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MatMul {
     /// Whether `A` is stored `[k, m]`.
     pub a_transposed: bool,

@@ -11,11 +11,11 @@ use crate::precision::Format::{self, Either};
 use crate::value::{DType, Type, Value};
 
 /// Softmax over the last axis.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Softmax;
 
 /// Gradient of [`Softmax`], from its result and the gradient of that.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct SoftmaxGrad;
 
 impl Builder {

@@ -13,7 +13,7 @@ use crate::precision::Format::{self, Either, Full};
 use crate::value::Type;
 
 /// Sum over all dimensions but the last, f32 `[.., o]` to `dims`, whose product is `o`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SumRows {
     /// Shape of the result.
     pub dims: Vec<usize>,

@@ -10,7 +10,7 @@ use crate::precision::Format::{self, Either};
 use crate::value::{Type, Value};
 
 /// Exchange of the first two dimensions, f32 `[a, b]` or `[a, b, d]`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Transpose {
     /// The dimensions `a`, `b` and `d` (1 for a matrix).
     from: [usize; 3],

@@ -9,7 +9,7 @@ use crate::op::{BuildError, Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// A weighted sum of scalars.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct WeightedSum {
     /// One weight for each input.
     pub weights: Vec<f64>,

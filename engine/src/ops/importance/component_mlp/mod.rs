@@ -27,11 +27,11 @@ use crate::precision::Format::{self, Either, Full};
 use crate::value::{Type, Value};
 
 /// The networks of all components of a site.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ComponentMlp;
 
 /// All gradients of [`ComponentMlp`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct ComponentMlpGrad;
 
 /// Weights of the networks: `w1`, `b1` f32 `[c, 1, h]` and `[c, h]`, `w2`, `b2` f32 `[c, h, 1]` and

@@ -70,7 +70,7 @@ pub enum LogitNoise {
 }
 
 /// Importances, power sums and L0.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ImportanceGates {
     /// The pair of sigmoids.
     pub gates: Gates,
@@ -95,7 +95,7 @@ pub struct Importances {
 
 /// Gradient of [`ImportanceGates`] with respect to `z`. Inputs: `z`, the given noise, then the
 /// gradients of the results that have one.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct ImportanceGatesGrad {
     forward: ImportanceGates,
     of_importance: bool,

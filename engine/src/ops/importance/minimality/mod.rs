@@ -16,7 +16,7 @@ use crate::op::{Builder, Gradients, NodeView, Op, Result};
 use crate::value::{Type, Value};
 
 /// The penalty of one site.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ImportanceMinimality {
     /// Rows that the sums run over.
     pub rows: usize,
@@ -25,7 +25,7 @@ pub struct ImportanceMinimality {
 }
 
 /// Gradient of [`ImportanceMinimality`]. Inputs: gradient of the penalty (scalar), the sums.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct ImportanceMinimalityGrad(ImportanceMinimality);
 
 impl Builder {

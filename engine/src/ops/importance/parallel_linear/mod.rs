@@ -15,15 +15,15 @@ use crate::value::{Type, Value};
 
 /// A linear layer for each component: f32 `[.., c i]`, `[c, i, o]`, `[c, o]` to `[.., c o]`;
 /// component by component in the columns.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ParallelLinear;
 
 /// Gradient of `x`: inputs `G`, `W`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct InputGrad;
 
 /// Gradient of `W`: inputs `G`, `x`; the weight's shape.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct WeightGrad {
     dims: [usize; 3],
 }

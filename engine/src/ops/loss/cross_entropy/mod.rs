@@ -17,12 +17,12 @@ use crate::value::{DType, Type, Value};
 pub(super) const IGNORED: u32 = u32::MAX;
 
 /// Mean cross-entropy of rows of logits and labels, to a scalar and the log-sum-exp of each row.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropy;
 
 /// Gradient of [`CrossEntropy`]'s logits, from logits, labels, log-sum-exps and the gradient of the
 /// scalar.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct CrossEntropyGrad;
 
 impl Builder {

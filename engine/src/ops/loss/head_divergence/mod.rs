@@ -35,7 +35,7 @@ use crate::value::{DType, Type, Value};
 /// Mean divergence of rows of logits from a target's. Inputs: target logits, their log-sum-exps,
 /// `H`, `W`, and labels and `b` if there are any. Results: the mean, the mean cross-entropy of the
 /// labels, and the gradient of the mean divergence with respect to `H`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadDivergence {
     /// Whether `W` is stored `[v, d]`.
     transposed: bool,
@@ -45,7 +45,7 @@ pub struct HeadDivergence {
 }
 
 /// Gradient of [`HeadDivergence`]'s `H`: the gradient of the mean times the stored gradient.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct HeadDivergenceGrad;
 
 /// Number of rows, columns of `H`, and size of the vocabulary.

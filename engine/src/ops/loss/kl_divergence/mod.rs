@@ -19,12 +19,12 @@ use crate::value::{Type, Value};
 
 /// Mean divergence of rows of logits from a target's: target logits, their log-sum-exps, and logits
 /// to a scalar and the log-sum-exps of the logits.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KlDivergence;
 
 /// Gradient of [`KlDivergence`]'s logits, from the target's logits, both log-sum-exps, the gradient
 /// of the scalar, and the logits.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct KlDivergenceGrad {
     /// Whether the logits are in the result before the op, instead of in an input.
     in_place: bool,

@@ -16,7 +16,7 @@ use crate::op::{BuildError, Builder, Op, Result};
 use crate::value::{Type, Value};
 
 /// `clamp(r + step_size * sign(G), 0, 1)`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ascend {
     /// How far each element moves.
     pub step_size: f32,

@@ -13,7 +13,7 @@ use crate::op::{BuildError, Builder, ExpensiveOps, Op, Result};
 use crate::value::{Type, Value};
 
 /// Uniform draws in `[0, 1)`, row by row.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Uniform {
     /// The use of the draws.
     pub stream: Stream,
@@ -26,7 +26,7 @@ pub struct Uniform {
 }
 
 /// For each row 1 with a probability, else 0: f32 `[rows]`, from column 0 of the row's draws.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bernoulli {
     /// The use of the draws.
     pub stream: Stream,
@@ -43,7 +43,7 @@ pub struct Bernoulli {
 /// Column 0 of a row's draws gives the size; columns 1.. give one number for each site, and the
 /// sites with the smallest numbers are in the subset. (Two equal 24-bit numbers at the border are
 /// both in: once in some 10^5 rows of 12 sites.)
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct UniformSubsets {
     /// The use of the draws.
     pub stream: Stream,

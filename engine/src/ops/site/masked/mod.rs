@@ -88,14 +88,14 @@ pub struct Masked {
 }
 
 /// Gradients of [`Masked`] with respect to the operands in [`Wants`], in that order.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct MaskedGrad {
     pub(crate) of: Masked,
     wants: Wants,
 }
 
 /// The operands whose gradients are needed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Wants {
     a: bool,
     importance: bool,

@@ -38,7 +38,7 @@ use crate::precision::Format::{self, Either, Factor, Full};
 use crate::value::{Type, Value};
 
 /// `y = h U + s c + (1 - s) b`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SiteOutput {
     bias: bool,
     delta: bool,
@@ -46,15 +46,15 @@ pub struct SiteOutput {
 }
 
 /// `s x`: the remaining share of the clean path, and the gradient of the clean output.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Share(SiteOutput);
 
 /// `sum over rows of (1 - s) G`: the gradient of the bias.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct BiasGrad(SiteOutput);
 
 /// `r (c - b) . G`: the gradient of the delta mask through the clean path.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct DeltaGrad(SiteOutput);
 
 impl Builder {

@@ -34,7 +34,7 @@ use crate::value::{Type, Value};
 
 /// A product over routed rows. Inputs: two factors, and routes f32 `[rows]` for each compacted
 /// matrix of rows.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RoutedMatMul {
     pub(crate) kind: Kind,
     /// Whether the rows of the first matrix of rows, `A`, are compacted.
@@ -143,7 +143,7 @@ impl Builder {
 }
 
 /// The routed rows, compacted; or compacted rows at their positions, and 0 elsewhere.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CompactRows {
     back: bool,
 }

@@ -100,7 +100,7 @@ enum Layout {
 
 /// Self-attention, to f32 `[b, t, heads size]` and the log-sum-exps `[b, heads, t]`. Inputs: the
 /// values of a [`Qkv`], then the rotary table, if `q` and `k` are rotated.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Attention {
     heads: Heads,
     layout: Layout,
@@ -109,7 +109,7 @@ pub struct Attention {
 }
 
 /// Gradient of [`Attention`], from its operands, `y`, the log-sum-exps and the gradient of `y`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct AttentionGrad(Attention);
 
 impl Builder {

@@ -15,21 +15,21 @@ use crate::precision::Format::{self, Either, Full};
 use crate::value::{DType, Type, Value};
 
 /// Token vectors, plus position vectors if there are any.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Embed;
 
 /// Adds position vectors to a value.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AddPositions;
 
 /// Gradient of the token vectors, from tokens and the gradient of `y`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct TokenGrad {
     vocabulary: usize,
 }
 
 /// Gradient of the position vectors, from the gradient of `y`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct PositionGrad {
     context: usize,
 }

@@ -23,18 +23,18 @@ use crate::value::{Type, Value};
 
 /// Layer normalisation over the last dimension: `x`, weight and bias to `y`, and f32 `[rows, 2]`,
 /// the mean and the inverse deviation of each row.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerNorm {
     /// Added to the variance.
     pub eps: f32,
 }
 
 /// Gradient of [`LayerNorm`]'s `x`, from `x`, weight, row statistics and the gradient of `y`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct LayerNormGrad;
 
 /// Gradients of [`LayerNorm`]'s weight and bias, from `x`, row statistics and the gradient of `y`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct LayerNormParameterGrad;
 
 impl Builder {

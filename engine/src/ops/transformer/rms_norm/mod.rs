@@ -24,18 +24,18 @@ use crate::value::{Type, Value};
 
 /// Root-mean-square normalisation over the last dimension: `x` and weight to `y`, and f32 `[rows]`,
 /// the factor of each row.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RmsNorm {
     /// Added to the mean square.
     pub eps: f32,
 }
 
 /// Gradient of [`RmsNorm`]'s `x`, from `x`, weight, row factors and the gradient of `y`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct RmsNormGrad;
 
 /// Gradient of [`RmsNorm`]'s weight, from `x`, row factors and the gradient of `y`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct RmsNormWeightGrad;
 
 impl Builder {

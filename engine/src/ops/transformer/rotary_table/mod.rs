@@ -34,7 +34,7 @@ use crate::value::{Type, Value};
 
 /// Cosines and sines of all positions, f32 `[positions, size]`: a row holds first all cosines, then
 /// all sines. Angles are computed in f64.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RotaryTable {
     /// Number of positions, from 0.
     pub positions: usize,

@@ -25,7 +25,7 @@ use crate::op::{BuildError, Builder, Op, Result};
 use crate::value::{StepScalar, Type, Value};
 
 /// Settings of an update.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
     /// Learning rate.
     pub lr: StepScalar,
@@ -78,7 +78,7 @@ pub struct AdamWOperands {
 
 /// The update of several tensors: inputs are all parameters, all first moments, all second moments,
 /// all gradients, the norms of the group that is clipped together, and guards.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 struct Update {
     settings: AdamW,
     tensors: usize,

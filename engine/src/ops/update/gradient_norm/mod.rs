@@ -14,7 +14,7 @@ use crate::ops::GRAIN;
 use crate::value::{Type, Value};
 
 /// Sums of squares, f32 `[tensors + 1]`: one for each input, then their total.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GradientNorm;
 
 impl Builder {

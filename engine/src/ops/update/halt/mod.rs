@@ -17,7 +17,7 @@ use crate::op::{BuildError, Builder, Op, Result};
 use crate::value::{Type, Value};
 
 /// Writes the step into an f32 `[2]` of the store when a norm is not finite.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Halt;
 
 impl Builder {
