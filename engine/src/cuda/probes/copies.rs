@@ -1,4 +1,4 @@
-//! Whether pinned memory travels to the device and back unchanged, and how fast.
+//! Probe: pinned memory is copied to the device and back unchanged, and how fast.
 #![expect(unsafe_code, reason = "copies between a device and pinned memory")]
 
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use super::Place;
 use crate::cuda::driver::{Stream, Transfer, Way};
 use crate::cuda::{Device, Fault, Result, is_emulated};
 
-/// Words that travel: 256 MiB to a GPU.
+/// Words of a copy: 256 MiB to a GPU.
 const WORDS: usize = 64 << 20;
 const EMULATED_WORDS: usize = 1 << 18;
 
-/// Copies each way, of which the fastest counts.
+/// Copies in each direction, of which the fastest counts.
 const COPIES: usize = 3;
 
 pub(super) fn copies(place: &Place) -> Result<String> {
@@ -19,7 +19,7 @@ pub(super) fn copies(place: &Place) -> Result<String> {
     rates(&place.device()?, words)
 }
 
-/// Sends and fetches so many words.
+/// Copies `words` words to the device and back, and reports the rates.
 pub(super) fn rates(device: &Arc<Device>, words: usize) -> Result<String> {
     let memory = device.allocate(4 * words, "a probe")?;
     let [mut from, to] = [device.pin(words)?, device.pin(words)?];
@@ -39,7 +39,7 @@ pub(super) fn rates(device: &Arc<Device>, words: usize) -> Result<String> {
         for _ in 0..COPIES {
             let [start, end] = [device.event()?, device.event()?];
             start.record(Stream::Inputs)?;
-            // SAFETY: both stretches are as long, and left alone until it is over.
+            // SAFETY: both stretches have that length, and are left alone until the copy is done.
             unsafe { device.driver().copy(Stream::Inputs, transfer) }?;
             end.record(Stream::Inputs)?;
             device.wait(&end)?;

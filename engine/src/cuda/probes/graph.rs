@@ -1,7 +1,7 @@
-//! Whether a program that is captured as a graph does what it does op by op, and lets a state leave before it changes it.
+//! Probe: a captured graph gives the results of the separate ops, and waits for a staged state.
 //!
-//! A product and an update of the store, all of whose numbers are sums of few powers of two: the GPU and the processor have the same
-//! bits, whatever the order of their sums.
+//! All numbers of the product and the update are sums of few powers of two, so the GPU and the CPU
+//! have the same bits in any order of sums.
 
 use std::sync::Arc;
 
@@ -14,18 +14,19 @@ use crate::step_parameters::StepParameters;
 use crate::store::{Named, Slot, Store, Values};
 use crate::value::Type;
 
-/// Rows and columns of the tensors: 4 MiB each, so that a state takes longer to leave than the program to come to its update.
+/// Rows and columns of the tensors: 4 MiB each, so that a copy of the state takes longer than the
+/// program needs to reach its update.
 pub(super) const SIDE: usize = 1024;
 const EMULATED_SIDE: usize = 16;
 
 /// Steps: the first is enqueued op by op and then captured, the others launch the graph.
 const STEPS: usize = 3;
 
-/// An update of `w` on the rows of a table in another order, and what it starts from.
+/// An update of `w` on the permuted rows of a table, and its store.
 pub(super) fn program(side: usize) -> (Builder, Store) {
     let (mut b, mut store) = (Builder::new(), Store::new());
     let dims = [side, side];
-    // 1, -1, 2, -2, in no order that rows or columns share.
+    // 1, -1, 2, -2, without a period along rows or columns.
     let powers =
         (0..side * side).map(|at| [1.0, -1.0, 2.0, -2.0][(at / side * 7 + at * 5) % 11 % 4]);
     let table = store.add("table", &dims, powers.collect());
@@ -35,7 +36,7 @@ pub(super) fn program(side: usize) -> (Builder, Store) {
     let order = b.input("order", &Type::f32(&dims)).expect("a new name");
     let gradient = b.matmul(order, table).expect("square factors");
     let norm = b.gradient_norm(&[gradient]).expect("one tensor");
-    // m becomes (m + g) / 2, v becomes g^2, and w loses m / |g|.
+    // m becomes (m + g) / 2, v becomes g^2, and w decreases by m / |g|.
     let settings = AdamW {
         beta1: 0.5,
         beta2: 0.0,
@@ -53,14 +54,14 @@ pub(super) fn program(side: usize) -> (Builder, Store) {
     (b, store)
 }
 
-/// Numbers and input of a step: each row of the table moves by as many rows as steps were made.
+/// Numbers and input of a step: each step shifts the rows of the table by one more.
 fn given(step: usize, side: usize) -> (StepParameters, Vec<f32>) {
     let mut order = vec![0.0; side * side];
     for row in 0..side {
         order[row * side + (row + step) % side] = 1.0;
     }
     let parameters = StepParameters {
-        // Rate, and the two corrections.
+        // Learning rate, and the two bias corrections.
         scalars: vec![1.0; 3],
         ..StepParameters::default()
     };
@@ -69,7 +70,7 @@ fn given(step: usize, side: usize) -> (StepParameters, Vec<f32>) {
 
 type State = Vec<(String, Vec<f32>)>;
 
-/// All tensors of a store at home.
+/// All tensors of a store, fetched to the host.
 fn state(store: &Store) -> State {
     let slots = store.slots();
     slots
@@ -90,7 +91,7 @@ pub(super) fn graph(place: &Place) -> Result<String> {
     replays(&place.device()?, side)
 }
 
-/// Replays it op by op and as a graph, beside the processor.
+/// Replays the program op by op and as a graph, and compares with the CPU.
 pub(super) fn replays(device: &Arc<Device>, side: usize) -> Result<String> {
     let (b, mut store) = program(side);
     let mut executor = cpu::Executor::new(&b, Arc::new(Pool::single()));
@@ -111,7 +112,7 @@ pub(super) fn replays(device: &Arc<Device>, side: usize) -> Result<String> {
         let mut left = None;
         for step in 0..STEPS {
             if !captured {
-                // Ops whose times are taken are enqueued one by one.
+                // Profiling enqueues ops one by one.
                 executor.start_profile();
             }
             let (parameters, order) = given(step, side);

@@ -1,18 +1,18 @@
-//! What a GPU is asked before it is trusted: small programs, each for one thing, whose answers are known.
+//! Probes of a GPU: small programs, one for each ability, with known answers.
 //!
-//! An illegal access fails every later call of its process, and what waits for a GPU may wait for ever, so each is run in a process of
-//! its own, with a limit, by whoever asks for them: `spd-launch doctor --deep`. They go from what all need to what few do: where one
-//! fails, those before it say what works.
+//! An illegal access fails all later calls of its process, and a wait for a GPU may never end, so
+//! `spd-launch doctor --deep` runs each probe in a process of its own, with a time limit. They go
+//! from the most basic ability to the rarest: those before the first failure show what works.
 //!
-//! | probe | what it shows |
+//! | probe | what it checks |
 //! |---|---|
 //! | `libraries` | CUDA's libraries load: version and file of each |
 //! | `open` | the GPU opens: name, architecture, memory |
 //! | `twice` | it opens twice in a process, both work, and either may be dropped first |
-//! | `copies` | pinned memory travels both ways unchanged, and how fast |
-//! | `cp.async`, `ldmatrix`, `mma`, `philox`, `exp` | what kernels are made of gives what the processor gives |
-//! | `graph` | a captured program, launched twice, and a state that leaves between the two |
-//! | `products` | every matrix product of the programs that there are: planned, timed, run and checked; the way of each is kept |
+//! | `copies` | pinned memory is copied both ways unchanged, and how fast |
+//! | `cp.async`, `ldmatrix`, `mma`, `philox`, `exp` | primitives give the CPU's results |
+//! | `graph` | a captured program, launched twice, and a state staged between the launches |
+//! | `products` | matrix products of programs: planned, timed, run, checked; decisions are kept |
 //! | `nccl` | two ranks on this GPU add up numbers |
 
 mod copies;
@@ -33,21 +33,23 @@ use super::{Device, Fault, Result};
 
 pub use products::Products;
 
-/// Set to have probes go wrong in a build of the feature `emulated`, like `graph=hangs copies=fails exp=crashes`; for tests.
+/// Environment variable that makes probes go wrong in a build with the feature `emulated`, such as
+/// `graph=hangs copies=fails exp=crashes`; for tests.
 const GO_WRONG: &str = "SPD_PROBES_GO_WRONG";
 
-/// One question.
+/// A probe of a GPU.
 #[derive(Debug, Clone, Copy)]
 pub struct Probe {
-    /// What it is asked for by.
+    /// Name on the command line.
     pub name: &'static str,
-    /// Processes that answer it together. Where there are several, their standard inputs are the two ends of a socket.
+    /// Number of processes. If there are several, their standard inputs are the two ends of a
+    /// socket.
     pub ranks: usize,
     seconds: u64,
     run: fn(&Place) -> Result<String>,
 }
 
-/// Every probe that needs nothing but this crate, in the order in which they are to be run.
+/// All probes that need only this crate, in the order to run them.
 pub const PROBES: [Probe; 11] = [
     Probe::new("libraries", 30, opening::libraries),
     Probe::new("open", 60, opening::open),
@@ -65,7 +67,7 @@ pub const PROBES: [Probe; 11] = [
     },
 ];
 
-/// Where a probe is run.
+/// The GPU, the cache and the rank of a probe's process.
 #[derive(Debug)]
 pub struct Place {
     ordinal: usize,
@@ -74,18 +76,18 @@ pub struct Place {
 }
 
 impl Place {
-    /// Opens its GPU.
+    /// Opens the GPU.
     ///
     /// # Errors
     ///
-    /// When it cannot be opened.
+    /// If it cannot be opened.
     pub fn device(&self) -> Result<Arc<Device>> {
         Device::open(self.ordinal, self.cache.clone())
     }
 }
 
 impl Probe {
-    /// A probe of one process, which takes so many seconds at most.
+    /// A probe of one process, with a time limit of `seconds`.
     pub const fn new(name: &'static str, seconds: u64, run: fn(&Place) -> Result<String>) -> Self {
         Self {
             name,
@@ -95,7 +97,7 @@ impl Probe {
         }
     }
 
-    /// How long it may take.
+    /// Time limit.
     pub fn limit(&self) -> Duration {
         match self.wrong().as_deref() {
             Some("hangs") => Duration::from_secs(1),
@@ -103,12 +105,12 @@ impl Probe {
         }
     }
 
-    /// Why it cannot be asked here, though the GPU is there.
+    /// Why the probe cannot run on this machine, although it has a GPU.
     pub fn lacks(&self) -> Option<String> {
         (self.ranks > 1).then(nccl::lacks).flatten()
     }
 
-    /// What the environment of one of its processes has beside that of who starts it.
+    /// Environment variables to set for one of its processes.
     pub fn environment(&self, rank: usize) -> Vec<(&'static str, String)> {
         match self.ranks {
             1 => Vec::new(),
@@ -116,11 +118,11 @@ impl Probe {
         }
     }
 
-    /// Asks the GPU of a number, in this process. Compiled kernels are kept in the directory `cache`.
+    /// Runs the probe on a GPU in this process. Compiled kernels are kept in the directory `cache`.
     ///
     /// # Errors
     ///
-    /// When the answer is wrong, or there is none: one line.
+    /// If the answer is wrong or missing; the message is one line.
     pub fn run(&self, ordinal: usize, cache: Option<PathBuf>, rank: usize) -> Result<String> {
         match self.wrong().as_deref() {
             Some("fails") => return Err(Fault::new("it was told to fail")),
@@ -135,7 +137,7 @@ impl Probe {
         })
     }
 
-    /// How it is to go wrong, if it is.
+    /// How a test makes it go wrong, if it does.
     fn wrong(&self) -> Option<String> {
         if !cfg!(feature = "emulated") {
             return None;
@@ -147,11 +149,11 @@ impl Probe {
     }
 }
 
-/// Compiles what probes launch, on a device that [compiles](Device::compiling).
+/// Compiles the kernels of all probes, on a device that only [compiles](Device::compiling).
 ///
 /// # Errors
 ///
-/// When a kernel is to be compiled and cannot be.
+/// If a kernel does not compile.
 pub fn compile(device: &Arc<Device>) -> Result<()> {
     let (graph, _) = graph::program(graph::SIDE);
     let mut kernels = Program::new(&graph, |_, _| false).kernels;
@@ -165,7 +167,7 @@ pub fn compile(device: &Arc<Device>) -> Result<()> {
     Ok(())
 }
 
-/// Refuses the first number that is another one than expected, bit for bit.
+/// Fails at the first number whose bits differ from the expected ones.
 fn same(what: &str, found: &[f32], expected: &[f32]) -> Result<()> {
     let pairs = || found.iter().zip(expected);
     let differs = |(one, other): (&f32, &f32)| one.to_bits() != other.to_bits();

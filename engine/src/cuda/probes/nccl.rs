@@ -1,7 +1,8 @@
-//! Whether NCCL adds up numbers of two ranks. Where there is one GPU, both are on it.
+//! Probe: NCCL adds up numbers of two ranks, both on one GPU if there is only one.
 //!
-//! NCCL refuses two ranks on a GPU, but for two ways: from 2.30 on it is asked not to; before, each rank says that it is on a machine of its
-//! own, and they talk over the loopback interface. Either shows that the library works, and nothing of its speed. No GPU has run it.
+//! NCCL refuses two ranks on one GPU, with two exceptions: since 2.30 an environment variable
+//! allows it; before, each rank claims a host of its own, and they talk over the loopback
+//! interface. Either way shows that the library works, but not its speed. No GPU has run it.
 #![expect(unsafe_code, reason = "memory of a device")]
 
 use std::io::{Read, Write};
@@ -20,10 +21,10 @@ pub(super) const RANKS: usize = 2;
 /// Numbers that are added up.
 const NUMBERS: usize = 1 << 18;
 
-/// How long the other rank is waited for.
+/// Limit for the other rank.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a library says of its version that stands in for NCCL beside the emulated GPU.
+/// Version that the emulated NCCL reports.
 const EMULATED_VERSION: &str = "0.0.1";
 
 fn version() -> Option<&'static str> {
@@ -43,7 +44,7 @@ pub(super) fn lacks() -> Option<String> {
     }
 }
 
-/// Has NCCL take two ranks on one GPU.
+/// Makes NCCL accept two ranks on one GPU.
 pub(super) fn environment(rank: usize) -> Vec<(&'static str, String)> {
     way(version().unwrap_or_default(), rank)
 }
@@ -70,7 +71,7 @@ pub(super) fn way(version: &str, rank: usize) -> Vec<(&'static str, String)> {
 /// One rank, whose standard input is its end of a socket to the other.
 pub(super) fn rank(place: &Place) -> Result<String> {
     let nccl = Nccl::found()?;
-    // Opening it makes its context that of this thread, which NCCL takes.
+    // NCCL takes this thread's context, which opening the device sets.
     let device = place.device()?;
     let memory = device.allocate(4 * NUMBERS, "a probe")?;
     let mut id = if place.rank == 0 {
@@ -85,7 +86,7 @@ pub(super) fn rank(place: &Place) -> Result<String> {
         ))
     })?;
     let joined = Communicator::join(nccl, id, (place.rank, RANKS), TIMEOUT)?;
-    // Whole numbers, so that their sum has one value.
+    // Whole numbers, so their sum is exact.
     let number = |rank: usize, at: usize| ((7 * at + 13 * rank) % 1000) as f32;
     let numbers: Vec<f32> = (0..NUMBERS).map(|at| number(place.rank, at)).collect();
     let expected: Vec<f32> = (0..NUMBERS)
@@ -93,7 +94,7 @@ pub(super) fn rank(place: &Place) -> Result<String> {
         .collect();
     let stream = device.driver().handle(Stream::AllReduce);
     let mut found = vec![0.0; NUMBERS];
-    // SAFETY: as many numbers as the memory has, and nothing else is asked of it before that is done.
+    // SAFETY: the memory has that many numbers, and nothing else uses it until the sum is done.
     unsafe {
         device.upload(&[(memory.address, &numbers)])?;
         let event = device.event()?;
@@ -112,7 +113,7 @@ pub(super) fn rank(place: &Place) -> Result<String> {
     ))
 }
 
-/// Gives the id of rank 0 to the other.
+/// Sends the id of rank 0 to the other rank.
 fn exchange(id: &mut Id, rank: usize) -> std::io::Result<()> {
     let mut other = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     other.set_read_timeout(Some(TIMEOUT))?;

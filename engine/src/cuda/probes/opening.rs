@@ -1,4 +1,4 @@
-//! Whether CUDA's libraries load, and the GPU opens: once, and several times in a process.
+//! Probes: CUDA's libraries load, and the GPU opens, once and several times in a process.
 #![expect(unsafe_code, reason = "memory of a device")]
 
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) fn libraries(_place: &Place) -> Result<String> {
     Ok(parts.join(", "))
 }
 
-/// What it is, and its memory.
+/// Name and memory of the GPU.
 pub(super) fn open(place: &Place) -> Result<String> {
     let device = place.device()?;
     let (free, all) = device.memory()?;
@@ -39,7 +39,8 @@ pub(super) fn open(place: &Place) -> Result<String> {
     Ok(format!("{name}; {} of {} MiB free", free >> 20, all >> 20))
 }
 
-/// Opens it twice, uses both, and drops the first first, then last; and once more after all of that.
+/// Opens the GPU twice, uses both, and drops them in order, then in reverse; then opens it once
+/// more.
 pub(super) fn twice(place: &Place) -> Result<String> {
     let mut opened = 0;
     let mut open = || {
@@ -67,12 +68,12 @@ pub(super) fn twice(place: &Place) -> Result<String> {
     )
 }
 
-/// Numbers travel to the device and back.
+/// Copies numbers to the device and back.
 fn there_and_back(device: &Arc<Device>) -> Result<()> {
     let sent: Vec<f32> = (0..10_000u16).map(f32::from).collect();
     let mut back = vec![0.0; sent.len()];
     let memory = device.allocate(4 * sent.len(), "a probe")?;
-    // SAFETY: as long as both.
+    // SAFETY: the memory has the length of both.
     unsafe {
         device.upload(&[(memory.address, &sent)])?;
         device.download(&mut [(memory.address, &mut back)])?;

@@ -1,7 +1,7 @@
-// What the probes of primitives launch: one warp, which calls what the kernels of ops are made of.
+// Kernels of the primitive probes: one warp, which calls the functions that kernels of ops call.
 
-// Each lane copies eight numbers and closes a group, twice, the second time zeros where its number is odd; then it says which ones its
-// opposite copied.
+// Each lane twice copies eight numbers and closes a group, the second time zeros in odd lanes; then
+// it reports what its opposite lane copied.
 DEVICE void probe_cp_async(In<bf16> x, Out<u32> y) {
     LAUNCHED(memory, 256);
     Shared<bf16> tile = bf16_part(memory, 0);
@@ -22,7 +22,7 @@ DEVICE void probe_cp_async(In<bf16> x, Out<u32> y) {
     }
 }
 
-// Four matrices of 8 x 8, as they lie and turned.
+// Four matrices of 8 x 8, plain and transposed.
 DEVICE void probe_ldmatrix(In<bf16> x, Out<u32> y) {
     LAUNCHED(memory, 128);
     Shared<bf16> tile = bf16_part(memory, 0);
@@ -40,7 +40,7 @@ DEVICE void probe_ldmatrix(In<bf16> x, Out<u32> y) {
     }
 }
 
-// One half and a product of 16 x 16 by 16 x 8, as the lanes have their parts.
+// One half, plus a product of 16 x 16 by 16 x 8, in the layout of the lanes.
 DEVICE void probe_mma(In<u32> a, In<u32> b, Out<float> y) {
     int lane = threadIdx.x;
     u32 left[4] = {a[4 * lane], a[4 * lane + 1], a[4 * lane + 2], a[4 * lane + 3]};
@@ -51,7 +51,7 @@ DEVICE void probe_mma(In<u32> a, In<u32> b, Out<float> y) {
     }
 }
 
-// A block of words, and the draws of four columns of a row.
+// A Philox block, and the draws of four columns of a row.
 DEVICE void probe_philox(In<u32> parameters, u32 what, Out<u32> y) {
     u32 lane = threadIdx.x;
     Words words = philox(parameters, lane, 0x10000000u * lane, what);

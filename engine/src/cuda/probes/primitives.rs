@@ -1,4 +1,5 @@
-//! Whether what kernels are made of gives on a GPU what it gives on the processor: the very functions that the ops call, by one warp.
+//! Probes: primitives of kernels give the CPU's results. One warp calls the same functions as the
+//! ops.
 #![expect(unsafe_code, reason = "memory and launches of a device")]
 
 use std::sync::Arc;
@@ -22,31 +23,31 @@ const KERNELS: Source = Source {
     ),
 };
 
-/// Something that kernels are made of, with operands and what is to come of them.
+/// A primitive of kernels, with operands and its expected result.
 pub(super) struct Primitive {
     name: &'static str,
-    /// Its kernel.
+    /// Function of its kernel.
     function: &'static str,
     /// Types and words of its operands.
     inputs: Vec<(DType, Vec<u32>)>,
-    /// A number that is given at the launch, between the operands and the result.
+    /// Word of the launch, between operands and result.
     word: Option<u32>,
     /// f32s of shared memory.
     shared: usize,
     /// Type of the result.
     output: DType,
-    /// Each element of the result, and how far from it is near enough.
+    /// Each element of the result, and its tolerance.
     expected: Vec<(f64, f64)>,
-    /// What is said of numbers that are.
+    /// Description of the tolerance.
     near: &'static str,
 }
 
-/// All of them.
+/// All primitives.
 pub(super) fn all() -> [Primitive; 5] {
     [cp_async(), ldmatrix(), mma(), philox(), exp()]
 }
 
-/// Two numbers of 16 bits in a word.
+/// Packs two bf16s into a word.
 fn pair([low, high]: [f32; 2]) -> u32 {
     let [low, high] = [low, high].map(|x| u32::from(bf16::from_f32(x).to_bits()));
     low | high << 16
@@ -89,7 +90,7 @@ pub(super) fn cp_async() -> Primitive {
 }
 
 pub(super) fn ldmatrix() -> Primitive {
-    // Whole numbers up to 256 are numbers of 16 bits.
+    // bf16 represents whole numbers up to 256 exactly.
     let numbers: Vec<f32> = (0..256u16).map(f32::from).collect();
     let mut expected = Vec::new();
     for turned in [false, true] {
@@ -120,7 +121,7 @@ pub(super) fn ldmatrix() -> Primitive {
 }
 
 pub(super) fn mma() -> Primitive {
-    // Tensor cores cut off what is below the 24 bits of the largest term, once for each addition or less.
+    // Tensor cores truncate below the 24 bits of the largest term, at most once per addition.
     const TOLERANCE: f64 = 1.0 / (1 << 19) as f64;
     let number = |of: u32, row: usize, column: usize| {
         let [row, column] = [row, column].map(|at| u32::try_from(at).expect("below 16"));
@@ -196,9 +197,9 @@ pub(super) fn philox() -> Primitive {
 }
 
 pub(super) fn exp() -> Primitive {
-    // CUDA promises two units in the last place, glibc one.
+    // CUDA guarantees two units in the last place, glibc one.
     const TOLERANCE: f64 = 2.0 / (1 << 23) as f64;
-    // From the least normal result to the largest.
+    // From the smallest normal result to the largest.
     let numbers: Vec<f32> = (0..4096u16)
         .map(|at| (f32::from(at) - 2020.0) / 23.5)
         .collect();
@@ -245,7 +246,7 @@ impl Primitive {
         self.on(&place.device()?)
     }
 
-    /// Launches it, and compares.
+    /// Launches the kernel and compares its result.
     pub(super) fn on(&self, device: &Arc<Device>) -> Result<String> {
         let launch = self.launch();
         let kernel = self.kernel();
@@ -269,7 +270,8 @@ impl Primitive {
             .collect();
         let module = device.driver().load(std::slice::from_ref(&kernel))?;
         let result = arguments.last().expect("a result").address;
-        // SAFETY: operands are as long as the kernel takes them, and are waited for before it is unloaded.
+        // SAFETY: operands have the lengths that the kernel takes, and are waited for before it is
+        // unloaded.
         unsafe {
             let function = module.functions[0];
             let launched = device.driver().launch(
@@ -286,14 +288,14 @@ impl Primitive {
         self.compare(bytemuck::cast_slice(&found))
     }
 
-    /// Refuses the first element of a result that is not as expected.
+    /// Fails at the first element outside its tolerance.
     pub(super) fn compare(&self, found: &[u32]) -> Result<String> {
         for (at, (&word, &(expected, tolerance))) in found.iter().zip(&self.expected).enumerate() {
             let value = match self.output {
                 DType::F32 => f64::from(f32::from_bits(word)),
                 DType::U32 | DType::Bf16 => f64::from(word),
             };
-            // A NaN is near nothing.
+            // NaN is outside every tolerance.
             let near = (value - expected).abs() <= tolerance;
             if !near {
                 return Err(Fault::new(format!(

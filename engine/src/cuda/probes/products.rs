@@ -1,4 +1,5 @@
-//! Every matrix product of programs: planned, timed, run and checked against sums in f64 of what lies in its operands.
+//! Probe: every matrix product of programs is planned, timed, run and checked against f64 sums of
+//! its operands.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,10 +13,10 @@ use crate::cuda::{Device, Fault, Result};
 use crate::op::Builder;
 use crate::value::DType;
 
-/// Elements of a result that are checked.
+/// Number of elements of a result that are checked.
 const SAMPLES: usize = 64;
 
-/// The products of programs, each kind once.
+/// Products of programs, each kind once.
 #[derive(Debug, Default)]
 pub struct Products {
     known: BTreeSet<Key>,
@@ -23,7 +24,7 @@ pub struct Products {
 }
 
 impl Products {
-    /// Adds those of a program as it is on a GPU, its sites as products.
+    /// Adds the products of a program on a GPU, with sites as separate products.
     pub fn add(&mut self, program: &Builder) {
         for step in Program::new(program, |_, _| false).steps {
             if let Step::Product(placed) = step
@@ -34,12 +35,13 @@ impl Products {
         }
     }
 
-    /// Has a device compute each as runs on it will, which is decided here and kept, and checks some of its elements; none is begun when
-    /// so much time is over, and who asks again comes further. Says what was found, in one line.
+    /// Computes each product as runs on the device will (autotuned here and kept), and checks some
+    /// elements. Starts no product after `within`; another call continues with the rest. Returns
+    /// the result in one line.
     ///
     /// # Errors
     ///
-    /// When an element is wrong, or a product cannot be computed: the first such, and how many there are.
+    /// If an element is wrong or a product fails: the first one, and how many.
     pub fn check(&self, device: &Arc<Device>, within: Duration) -> Result<String> {
         let start = Instant::now();
         let (mut own, mut skipped, mut worst, mut checked) = (0, 0, 0f64, 0);
@@ -82,14 +84,16 @@ impl Products {
     }
 }
 
-/// How a product is computed, and the largest error of an element as a part of what is allowed; `None` where there is no room.
+/// How a product is computed, and the largest error relative to the tolerance; `None` without
+/// memory.
 fn check(device: &Arc<Device>, placed: &PlacedProduct) -> Result<Option<(Way, f64)>> {
     let way = device.way(placed)?;
     let found = compare(device, placed, way, placed.tf32)?;
     Ok(found.map(|off| (way, off)))
 }
 
-/// The largest error of an element where a product is computed in one way, whose factors are said to be rounded to TF32 or not.
+/// The largest error relative to the tolerance, for one way to compute the product; `tf32` says
+/// whether factors are rounded to TF32.
 fn compare(
     device: &Arc<Device>,
     placed: &PlacedProduct,
@@ -131,7 +135,7 @@ fn compare(
         let alpha = f64::from(of.alpha);
         let expected = alpha * sum + added + bias;
         let found = number(&alone.out, out, |_| word);
-        // Sums of f32 in any order; factors rounded to ten bits; a result rounded to seven.
+        // f32 sums in any order; factors rounded to ten bits; a result rounded to seven.
         let rounding = (of.k + 8) as f64 / f64::from(1 << 24);
         let factors = if tf32 { 1.0 / 1024.0 } else { 0.0 };
         let magnitude = alpha.abs() * magnitude + added.abs() + bias.abs();
@@ -151,7 +155,7 @@ fn compare(
     Ok(Some(worst))
 }
 
-/// Corners, and elements far from each other: batch, row, column.
+/// Corners, and elements far apart: batch, row, column.
 fn samples(placed: &PlacedProduct) -> Vec<(usize, usize, usize)> {
     let of = &placed.product;
     let spread = |index: usize, by: usize, len: usize| match index {
@@ -167,7 +171,7 @@ fn samples(placed: &PlacedProduct) -> Vec<(usize, usize, usize)> {
     each.collect()
 }
 
-/// Element of an operand at a place of a matrix.
+/// Index in an operand of an element of a matrix.
 fn place(matrix: &Matrix, (batch, row, column): (usize, usize, usize)) -> usize {
     let (row, column) = if matrix.transposed {
         (column, row)
@@ -192,7 +196,7 @@ fn number(of: &Placed, at: usize, word: impl Fn(usize) -> u32) -> f64 {
     match of.dtype {
         DType::F32 | DType::U32 => f64::from(f32::from_bits(word)),
         DType::Bf16 => {
-            // It is the upper half of an f32.
+            // bf16 is the upper half of an f32.
             let bits = if start.is_multiple_of(4) {
                 word << 16
             } else {
@@ -261,9 +265,9 @@ mod tests {
         assert!(said.starts_with(&expected), "{said}");
     }
 
-    // What rounds its factors is wrong where it is not to.
+    // Rounded factors exceed the tolerance of f32 ones.
     #[test]
-    fn an_element_that_is_wrong_is_named() {
+    fn a_wrong_element_is_named() {
         if !is_there() {
             return;
         }

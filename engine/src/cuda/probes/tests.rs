@@ -1,4 +1,4 @@
-//! Probes on the emulated device, and what they say of wrong numbers.
+//! Probes on the emulated device, and their messages for wrong numbers.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ fn emulated(order: Order) -> (Arc<Emulated>, Arc<Device>) {
 }
 
 #[test]
-fn primitives_give_on_the_device_what_they_give_on_the_processor() {
+fn primitives_match_the_cpu() {
     if !is_there() {
         return;
     }
@@ -30,9 +30,10 @@ fn primitives_give_on_the_device_what_they_give_on_the_processor() {
     }
 }
 
-// By hand: the first word of the first lane is the numbers 0 and 1, and the first number that comes later is the 248th; e^(-2020 / 23.5).
+// By hand: the first word of the first lane is the numbers 0 and 1, and the first number that is
+// copied later is the 248th; e^(-2020 / 23.5).
 #[test]
-fn a_wrong_number_is_named_with_the_right_one() {
+fn a_wrong_number_is_reported_with_the_expected_one() {
     let refused = |primitive: primitives::Primitive, word: u32| {
         primitive.compare(&[word]).unwrap_err().to_string()
     };
@@ -66,7 +67,7 @@ fn a_wrong_number_is_named_with_the_right_one() {
 }
 
 #[test]
-fn what_travels_and_what_is_captured_comes_out_whatever_a_device_does_first() {
+fn copies_and_graphs_pass_in_any_order_of_streams() {
     if !is_there() {
         return;
     }
@@ -87,9 +88,9 @@ fn what_travels_and_what_is_captured_comes_out_whatever_a_device_does_first() {
     }
 }
 
-// The test above can fail: a graph that does not wait for a state that leaves is found.
+// Control of the test above: it detects a graph that does not wait for a staged state.
 #[test]
-fn a_graph_that_lets_no_state_leave_is_found() {
+fn a_graph_that_overwrites_a_staged_state_is_detected() {
     if !is_there() {
         return;
     }
@@ -123,7 +124,7 @@ fn probes_are_compiled_without_a_gpu() {
 }
 
 #[test]
-fn ranks_are_on_machines_of_their_own_before_nccl_2_30() {
+fn two_ranks_claim_separate_hosts_before_nccl_2_30() {
     let first = |version: &str| nccl::way(version, 1).remove(0);
     for old in ["2.28.9", "2.9.8", ""] {
         assert_eq!(first(old), ("NCCL_HOSTID", "rank1".to_owned()));
