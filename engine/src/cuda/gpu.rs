@@ -1,4 +1,4 @@
-//! CUDA's driver. Unmeasured: no GPU has run it.
+//! CUDA's driver. No GPU has run it.
 #![expect(unsafe_code, reason = "CUDA is a C library")]
 
 use std::ffi::{c_uint, c_void};
@@ -25,17 +25,17 @@ fn failed(what: &str) -> impl Fn(DriverError) -> Fault {
     move |error| Fault::new(format!("the GPU cannot {what}: {error:?}"))
 }
 
-/// A handle or an address of the host as a number.
+/// Converts a handle or a host address to a number.
 fn number<T>(pointer: *mut T) -> u64 {
     pointer.expose_provenance() as u64
 }
 
-/// And back.
+/// Converts it back.
 fn pointer<T>(number: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(usize::try_from(number).expect("addresses have 64 bits"))
 }
 
-/// A GPU that is open. Its parts are dropped in this order: what needs the context goes before it.
+/// An open GPU. Fields are dropped in this order, so that users of the context precede it.
 pub(super) struct Gpu {
     products: Mutex<CublasLt>,
     workspace: Workspace,
@@ -43,14 +43,14 @@ pub(super) struct Gpu {
     inputs: Arc<CudaStream>,
     staging: Arc<CudaStream>,
     all_reduces: Arc<CudaStream>,
-    /// Where new memory is filled with zeros: a capture of programs does not see it.
+    /// Stream that zeroes new memory; captures of programs do not include it.
     zeros: Arc<CudaStream>,
     context: Arc<CudaContext>,
     arch: String,
     cache: Option<PathBuf>,
 }
 
-/// Memory that matrix products keep aside.
+/// Scratch of matrix products.
 struct Workspace {
     address: u64,
     context: Arc<CudaContext>,
@@ -65,18 +65,19 @@ impl Drop for Workspace {
     }
 }
 
-/// How long the host waits for what it asked for. A step takes seconds at most, and what takes longer than this hangs.
+/// Limit for a wait of the host. A training step takes seconds at most, so a longer wait is a hang.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// How long it asks again at once before it sleeps between two looks.
+/// Time of busy waiting before the host sleeps between queries.
 const SPIN: Duration = Duration::from_millis(2);
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
-// SAFETY: cublasLt's handles and descriptions belong to no thread; here one uses them at a time.
+// SAFETY: cublasLt's handles and descriptions are not tied to a thread; a mutex admits one thread
+// at a time.
 unsafe impl Send for CublasLt {}
 
 impl Gpu {
-    /// Opens a GPU. Compiled kernels are kept in the directory `cache`.
+    /// Opens a GPU by its number. Compiled kernels are kept in the directory `cache`.
     pub(super) fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Self, Fault> {
         if let Some(lacks) = libraries::lacks(ordinal.saturating_add(1), false) {
             return Err(Fault::new(lacks));
@@ -85,18 +86,22 @@ impl Gpu {
         let context = CudaContext::new(ordinal).map_err(&open)?;
         // SAFETY: nothing was allocated yet; the executor orders its streams itself.
         unsafe { context.disable_event_tracking() };
-        let attribute = |which| context.attribute(which).map_err(failed("say what it is"));
+        let attribute = |which| {
+            context
+                .attribute(which)
+                .map_err(failed("report its attributes"))
+        };
         let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let stream = || context.new_stream().map_err(&open);
         let (programs, inputs) = (stream()?, stream()?);
         let (staging, zeros) = (stream()?, stream()?);
-        // What others wait for goes first.
+        // Other work waits for all-reduces and copies, so they have priority.
         let (_, highest) = result::stream::get_priority_range().map_err(&open)?;
         let all_reduces = context.new_stream_with_priority(highest).map_err(&open)?;
         // SAFETY: freed with `self`.
         let workspace = unsafe { result::malloc_sync(WORKSPACE) }
-            .map_err(failed("give memory to matrix products"))?;
+            .map_err(failed("allocate memory for matrix products"))?;
         Ok(Self {
             products: Mutex::new(CublasLt::new()?),
             workspace: Workspace {
@@ -114,7 +119,7 @@ impl Gpu {
         })
     }
 
-    /// Any thread may ask; CUDA wants to be told which GPU it means.
+    /// Makes the context current: any thread may call, and CUDA needs to know the GPU.
     fn bind(&self, what: &str) -> Result<(), Fault> {
         self.context.bind_to_thread().map_err(failed(what))
     }
@@ -138,7 +143,7 @@ impl Gpu {
 
 impl Driver for Gpu {
     fn name(&self) -> Result<String, Fault> {
-        let name = self.context.name().map_err(failed("say what it is"))?;
+        let name = self.context.name().map_err(failed("report its name"))?;
         let products = libraries::Library::CublasLt.found();
         let products = products.and_then(|found| found.version.clone());
         let products = products.unwrap_or_default();
@@ -148,7 +153,7 @@ impl Driver for Gpu {
     fn block_memory(&self) -> Result<usize, Fault> {
         let which = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let bytes = self.context.attribute(which);
-        let bytes = bytes.map_err(failed("say what it is"))?;
+        let bytes = bytes.map_err(failed("report its attributes"))?;
         Ok(usize::try_from(bytes).unwrap_or(0))
     }
 
@@ -157,17 +162,17 @@ impl Driver for Gpu {
     }
 
     fn memory(&self) -> Result<(usize, usize), Fault> {
-        let what = "say how much memory it has";
+        let what = "report its memory";
         self.bind(what)?;
         result::mem_get_info().map_err(failed(what))
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, Fault> {
-        let what = format!("give {bytes} bytes of memory");
+        let what = format!("allocate {bytes} bytes of memory");
         self.bind(&what)?;
         let stream = self.zeros.cu_stream();
-        // SAFETY: what was just allocated is as long; zeros, so that nothing depends on who had it before, and they are there
-        // before any stream writes to it.
+        // SAFETY: just allocated with this length. Zeros make results independent of earlier
+        // contents; they are written before any stream writes.
         unsafe {
             let address = result::malloc_sync(bytes.max(1)).map_err(failed(&what))?;
             result::memset_d8_async(address, 0, bytes.max(1), stream).map_err(failed(&what))?;
@@ -177,9 +182,9 @@ impl Driver for Gpu {
     }
 
     unsafe fn free(&self, address: u64) {
-        // A device that is lost has lost its memory too.
+        // A lost device has lost its memory too.
         if self.bind("").is_ok() {
-            // SAFETY: the caller's promise; CUDA waits for whatever runs.
+            // SAFETY: the caller's promise; CUDA waits for running work.
             let _ = unsafe { result::free_sync(address) };
         }
     }
@@ -187,7 +192,7 @@ impl Driver for Gpu {
     fn pin(&self, bytes: usize) -> Result<u64, Fault> {
         let what = format!("pin {bytes} bytes of the host's memory");
         self.bind(&what)?;
-        // SAFETY: given back by `unpin`.
+        // SAFETY: freed by `unpin`.
         let pinned = unsafe { result::malloc_host(bytes.max(1), 0) };
         pinned.map(number).map_err(failed(&what))
     }
@@ -200,14 +205,14 @@ impl Driver for Gpu {
     }
 
     fn event(&self) -> Result<u64, Fault> {
-        self.bind("make an event")?;
+        self.bind("create an event")?;
         let made = result::event::create(CUevent_flags::CU_EVENT_DEFAULT);
-        made.map(number).map_err(failed("make an event"))
+        made.map(number).map_err(failed("create an event"))
     }
 
     fn forget(&self, event: u64) {
         if self.bind("").is_ok() {
-            // SAFETY: an event of ours, which nobody asks for any more.
+            // SAFETY: an event of this driver, which is not used any more.
             let _ = unsafe { result::event::destroy(pointer(event)) };
         }
     }
@@ -224,7 +229,8 @@ impl Driver for Gpu {
     }
 
     fn follow_anew(&self, event: u64) -> Result<(), Fault> {
-        // Only a capture takes the other flag. It makes a node of the wait, which looks at the event when the graph is launched.
+        // Only a capture takes the other flag: the node of the wait queries the event at each
+        // launch.
         let status = self.programs.capture_status();
         let flags = match status.map_err(failed("wait for an event"))? {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => {
@@ -236,20 +242,20 @@ impl Driver for Gpu {
     }
 
     fn wait(&self, event: u64, watch: &dyn Fn() -> Result<(), Fault>) -> Result<(), Fault> {
-        self.bind("finish what it was given")?;
+        self.bind("finish its work")?;
         let start = Instant::now();
         loop {
             // SAFETY: an event of this context.
             match unsafe { result::event::query(pointer(event)) } {
-                // What a rank that is gone left is no sum.
+                // After the loss of a rank, a finished all-reduce may hold no sum.
                 Ok(()) => return watch(),
                 Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => {}
-                Err(error) => return Err(failed("finish what it was given")(error)),
+                Err(error) => return Err(failed("finish its work")(error)),
             }
             match start.elapsed() {
                 waited if waited >= DEADLINE => {
                     return Err(Fault::new(format!(
-                        "the GPU hangs: it has not finished what it was given after {} s",
+                        "the GPU hangs: its work has not finished after {} s",
                         DEADLINE.as_secs()
                     )));
                 }
@@ -263,10 +269,10 @@ impl Driver for Gpu {
     }
 
     fn elapsed(&self, from: u64, to: u64) -> Result<f32, Fault> {
-        self.bind("say what time it is")?;
+        self.bind("time its work")?;
         // SAFETY: events of this context.
         unsafe { result::event::elapsed(pointer(from), pointer(to)) }
-            .map_err(failed("say what time it is"))
+            .map_err(failed("time its work"))
     }
 
     unsafe fn copy(&self, stream: Stream, transfer: Transfer) -> Result<(), Fault> {
@@ -312,7 +318,8 @@ impl Driver for Gpu {
             let name = std::ffi::CString::new(kernel.alone().0).expect("a name of ours");
             // SAFETY: the module was just loaded.
             let function = unsafe { result::module::get_function(module, name) }.map_err(&load)?;
-            // What a kernel declares counts too, so what it is given is named even where it is little.
+            // Static shared memory counts too, so the attribute is set even for small dynamic
+            // sizes.
             if kernel.shared > 0 {
                 let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 let bytes = i32::try_from(kernel.shared).expect("shared memory of a block");
@@ -351,8 +358,8 @@ impl Driver for Gpu {
         let words = words.iter_mut().map(|word| std::ptr::from_mut(word).cast());
         let mut arguments: Vec<*mut c_void> = addresses.chain(words).collect();
         let size = |count: usize| c_uint::try_from(count).expect("a grid of a device");
-        // SAFETY: every kernel takes one pointer an operand, in this order, then its words (`program::parameter`); the rest is the
-        // caller's promise.
+        // SAFETY: every kernel takes one pointer for each operand, in this order, then its words
+        // (`program::parameter`); the rest is the caller's promise.
         unsafe {
             result::launch_kernel(
                 pointer(function),
@@ -409,10 +416,10 @@ impl Driver for Gpu {
     fn end_capture(&self) -> Result<u64, Fault> {
         let capture = failed("capture a program");
         self.bind("capture a program")?;
-        // SAFETY: the stream is being captured; the graph is done with when it is instantiated.
+        // SAFETY: the stream is being captured; the graph is not used after it is instantiated.
         unsafe {
             let graph = result::stream::end_capture(self.programs.cu_stream()).map_err(&capture)?;
-            // As the streams had it when they were captured.
+            // Nodes keep the priorities of their streams.
             let priorities =
                 CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
             let made = result::graph::instantiate(graph, priorities);
@@ -430,7 +437,7 @@ impl Driver for Gpu {
 
     fn forget_graph(&self, graph: u64) {
         if self.bind("").is_ok() {
-            // SAFETY: a graph of ours.
+            // SAFETY: a graph of this driver.
             let _ = unsafe { result::graph::exec_destroy(pointer(graph)) };
         }
     }

@@ -1,4 +1,4 @@
-//! Replays on the emulated device: what is asked of it, in which order, and what becomes of it whatever it does first.
+//! Replays on the emulated device: its calls, their order, and results in any order of streams.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::Type;
 
-/// An update of `w` on the squares of `x w`, and what it starts from.
+/// An update of `w` on the squares of `x w`, and its store.
 pub(super) fn training() -> (Builder, Store) {
     let (mut b, mut store) = (Builder::new(), Store::new());
     let start = random(&[6, 4], 1);
@@ -41,7 +41,7 @@ pub(super) fn training() -> (Builder, Store) {
     (b, store)
 }
 
-/// Numbers and input of a step, other ones for each.
+/// Numbers and input of a step, different for each step.
 fn step(number: u8) -> (StepParameters, Vec<u32>) {
     let t = i32::from(number) + 1;
     let parameters = StepParameters {
@@ -79,7 +79,7 @@ fn expected(steps: std::ops::Range<u8>) -> Vec<Vec<f32>> {
     outputs.into_iter().chain(tensors).collect()
 }
 
-/// The same of an executor that has been asked for steps.
+/// Losses, `y`, and the tensors of the store of an executor on a device, after its steps.
 pub(super) fn found(executor: &mut Executor, store: &mut Store) -> Result<Vec<Vec<f32>>> {
     executor.fetch(store)?;
     store.fetch()?;
@@ -88,7 +88,8 @@ pub(super) fn found(executor: &mut Executor, store: &mut Store) -> Result<Vec<Ve
     Ok(outputs.into_iter().chain(tensors).collect())
 }
 
-// Sums of 8 products of numbers below 4, in other orders; the root of a second moment of a few steps.
+// Sums of 8 products of numbers below 4, in other orders; the root of a second moment after a few
+// steps.
 const TOLERANCE: f32 = 3e-5;
 
 fn near(found: &[Vec<f32>], expected: &[Vec<f32>]) {
@@ -104,7 +105,7 @@ pub(super) fn emulated(order: Order) -> (Arc<Emulated>, Arc<Device>) {
 }
 
 #[test]
-fn whatever_a_device_does_first_each_replay_has_its_own_inputs_and_numbers() {
+fn each_replay_has_its_own_inputs_and_numbers_in_any_order_of_streams() {
     if !is_there() {
         return;
     }
@@ -124,9 +125,9 @@ fn whatever_a_device_does_first_each_replay_has_its_own_inputs_and_numbers() {
     assert!(all.iter().all(|found| *found == all[0]));
 }
 
-// The test above can fail: each wait is needed in one of the orders.
+// Control of the test above: each wait is needed in one of the orders.
 #[test]
-fn a_wait_that_is_left_out_shows() {
+fn a_missing_wait_gives_wrong_values() {
     if !is_there() {
         return;
     }
@@ -158,7 +159,7 @@ fn is_near(executor: &mut Executor, store: &mut Store, expected: &[Vec<f32>]) ->
 }
 
 #[test]
-fn a_replay_makes_nothing_and_waits_for_nothing() {
+fn a_replay_allocates_nothing_and_waits_for_nothing() {
     if !is_there() {
         return;
     }
@@ -169,18 +170,18 @@ fn a_replay_makes_nothing_and_waits_for_nothing() {
     executor.fetch(&mut store).unwrap();
     let waits = device.waits();
     emulated.calls();
-    // Numbers and `x` travel, and are taken; the rest of the step is one graph.
+    // Numbers and `x` are copied to the device and taken; the rest of the step is one graph.
     let travels = [Call::Copy(Stream::Inputs, Way::In); 2];
     let taken = [Call::Copy(Stream::Programs, Way::Within); 2];
     let replay = [&travels[..], &taken, &[Call::Graph]].concat();
     for number in 1..8 {
         ask(&mut executor, &mut store, number).unwrap();
-        // From the third replay on its buffer has been used before.
+        // From the third replay on, its buffer was used before.
         let held = if number > 1 { &[Call::Wait][..] } else { &[] };
         assert_eq!(emulated.calls(), [held, &replay].concat(), "{number}");
     }
     assert_eq!(device.waits(), waits);
-    // Who asks waits, once.
+    // Fetching waits, once.
     executor.fetch(&mut store).unwrap();
     executor.fetch(&mut store).unwrap();
     assert_eq!(
@@ -191,7 +192,7 @@ fn a_replay_makes_nothing_and_waits_for_nothing() {
 }
 
 #[test]
-fn an_input_stays_as_it_was_written() {
+fn an_input_keeps_its_values() {
     if !is_there() {
         return;
     }
@@ -214,7 +215,7 @@ fn an_input_stays_as_it_was_written() {
 }
 
 #[test]
-fn a_graph_is_captured_anew_where_its_ground_has_changed() {
+fn a_graph_is_captured_again_for_another_store_or_arena() {
     if !is_there() {
         return;
     }
@@ -228,7 +229,8 @@ fn a_graph_is_captured_anew_where_its_ground_has_changed() {
     ask(&mut executor, &mut store, 0).unwrap();
     ask(&mut executor, &mut store, 1).unwrap();
     assert_eq!(graphs(&emulated), 1);
-    // Another store, of another layout, which may lie where the first did; it is as the first was at the beginning.
+    // Another store with another layout, maybe at the same addresses, in the initial state of the
+    // first.
     let mut other = training().1;
     other.zeros("more", &[100]);
     ask(&mut executor, &mut other, 0).unwrap();
@@ -236,7 +238,7 @@ fn a_graph_is_captured_anew_where_its_ground_has_changed() {
     assert_eq!(graphs(&emulated), 1);
     let other = found(&mut executor, &mut other).unwrap();
     near(&other[..5], &expected(0..2));
-    // The first one, grown.
+    // The first store with another tensor.
     store.zeros("more", &[100]);
     ask(&mut executor, &mut store, 2).unwrap();
     // Another arena.
@@ -251,7 +253,7 @@ fn a_graph_is_captured_anew_where_its_ground_has_changed() {
     near(&found[..5], &expected(0..5));
 }
 
-/// How often tensors of the host were sent since the calls were last looked at.
+/// Number of copies of tensors to the device since the last look at the calls.
 fn sent(emulated: &Emulated) -> usize {
     let to_programs = Call::Copy(Stream::Programs, Way::In);
     let calls = emulated.calls();
@@ -259,7 +261,7 @@ fn sent(emulated: &Emulated) -> usize {
 }
 
 #[test]
-fn what_the_host_changes_is_sent_and_nothing_else() {
+fn only_tensors_that_the_host_changes_are_sent() {
     if !is_there() {
         return;
     }
@@ -279,9 +281,9 @@ fn what_the_host_changes_is_sent_and_nothing_else() {
     assert!(store.bytes() > 0 && store.device_bytes() == 3 * 256);
 }
 
-// As where the processor evaluates what a GPU trains.
+// A CPU program evaluates what a GPU trains.
 #[test]
-fn what_a_program_of_the_processor_reads_is_not_sent_again() {
+fn tensors_that_a_cpu_program_reads_are_not_sent_again() {
     if !is_there() {
         return;
     }
@@ -313,11 +315,11 @@ fn a_tensor_that_is_newer_on_the_device_is_not_read() {
 }
 
 #[test]
-fn large_tensors_travel_whole() {
+fn large_tensors_are_copied_whole() {
     for order in Order::ALL {
         let (_, device) = emulated(order);
         let mut store = Store::new();
-        // The second starts within a piece and fills two and a half.
+        // The second starts within a piece and fills two and a half pieces.
         let lens = [3, 2_700_000, 1, 1_000_000, 5];
         let value = |tensor: usize, at: usize| (7 * tensor + at % 1_000_003) as f32;
         for (tensor, len) in lens.into_iter().enumerate() {
@@ -341,7 +343,8 @@ fn large_tensors_travel_whole() {
     }
 }
 
-/// Asserts that a device that fails, after whatever number of calls, is told of in one line, and has nothing left on it.
+/// Asserts that a device that fails after any number of calls is reported in one line and leaks
+/// nothing.
 pub(super) fn told_in_one_line(work: impl Fn(&Arc<Device>) -> Result<()>) {
     for calls in 0.. {
         let (emulated, device) = emulated(Order::new(false, false));
@@ -364,7 +367,7 @@ pub(super) fn told_in_one_line(work: impl Fn(&Arc<Device>) -> Result<()>) {
 }
 
 #[test]
-fn a_device_that_fails_is_told_in_one_line_and_nothing_is_left_on_it() {
+fn a_failing_device_is_reported_in_one_line_and_leaks_nothing() {
     if !is_there() {
         return;
     }
@@ -380,13 +383,13 @@ fn a_device_that_fails_is_told_in_one_line_and_nothing_is_left_on_it() {
 }
 
 #[test]
-fn what_does_not_fit_is_told_with_what_it_is_for() {
+fn an_allocation_that_fails_names_its_purpose() {
     let device = Device::of(Emulated::of_size(Order::new(true, true), 1000));
     assert_eq!(device.memory().unwrap(), (1000, 1000));
     let line = Arena::new(&device, 2000).unwrap_err().to_string();
     assert_eq!(
         line,
-        "the GPU cannot give 2000 bytes of memory, for the programs"
+        "the GPU cannot allocate 2000 bytes of memory, for the programs"
     );
     let arena = Arena::new(&device, 600).unwrap();
     assert_eq!(device.memory().unwrap(), (400, 1000));

@@ -1,17 +1,17 @@
-//! Memory of a device that is memory of the host: what is allocated, what is pinned, and a check of every stretch that is used.
+//! Emulated device memory: host memory with allocations, pinned memory, and bounds checks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::cuda::Fault;
 
-/// By address, memory of the device and pinned memory of the host.
+/// Allocations by address, of device memory and pinned host memory.
 pub(super) struct Memory {
     blocks: BTreeMap<u64, Block>,
-    /// Bytes of the device, and those that are given away.
+    /// Bytes of the device, and those allocated.
     size: usize,
     used: usize,
-    /// Bytes of the host's memory that may be pinned.
+    /// Bytes of host memory that may be pinned.
     pinnable: usize,
 }
 
@@ -21,13 +21,13 @@ struct Block {
     pinned: bool,
 }
 
-/// 256 bytes, as aligned as a device's memory is.
+/// 256 bytes with the alignment of device memory.
 #[repr(align(256))]
 #[derive(Clone, Copy)]
 struct Line(#[expect(dead_code, reason = "read by address")] [u32; 64]);
 
 impl Memory {
-    /// So many bytes on the device; of the host's, as many as it has.
+    /// `size` bytes of device memory, and unlimited pinned memory.
     pub(super) fn new(size: usize) -> Self {
         Self {
             blocks: BTreeMap::new(),
@@ -37,7 +37,7 @@ impl Memory {
         }
     }
 
-    /// Pins no more than so many bytes in all.
+    /// Limits pinned memory to `bytes`.
     #[cfg(feature = "emulated")]
     pub(super) fn pin_at_most(&mut self, bytes: usize) {
         self.pinnable = bytes;
@@ -48,7 +48,7 @@ impl Memory {
         self.blocks.is_empty()
     }
 
-    /// Bytes of the device that are free, and all of them.
+    /// Bytes of device memory: free, and in all.
     pub(super) fn free_and_all(&self) -> (usize, usize) {
         (self.size - self.used, self.size)
     }
@@ -56,7 +56,7 @@ impl Memory {
     pub(super) fn allocate(&mut self, bytes: usize) -> Result<u64, Fault> {
         if bytes > self.size - self.used {
             return Err(Fault::new(format!(
-                "the GPU cannot give {bytes} bytes of memory"
+                "the GPU cannot allocate {bytes} bytes of memory"
             )));
         }
         self.used += bytes;
@@ -78,13 +78,13 @@ impl Memory {
         Ok(self.add(bytes, true))
     }
 
-    /// Where it was.
+    /// Returns the range that was unpinned.
     pub(super) fn unpin(&mut self, address: u64) -> Range<u64> {
         address..address + self.remove(address, true) as u64
     }
 
     fn add(&mut self, bytes: usize, pinned: bool) -> u64 {
-        // Whatever is read before it is written is NaN.
+        // Reads before the first write give NaN.
         let mut lines = vec![Line([u32::MAX; 64]); bytes.div_ceil(256).max(1)];
         let address = lines.as_mut_ptr().expose_provenance() as u64;
         self.blocks.insert(
@@ -104,11 +104,11 @@ impl Memory {
         block.bytes
     }
 
-    /// Where a stretch starts.
+    /// Start of a stretch.
     ///
     /// # Panics
     ///
-    /// When not all of it is inside of one allocation of its kind.
+    /// Unless the stretch is inside one allocation of its kind.
     pub(super) fn stretch(&mut self, address: u64, bytes: usize, pinned: bool) -> *mut u32 {
         let found = self.blocks.range_mut(..=address).next_back();
         let (start, block) = found.expect("an address of memory that is there");
