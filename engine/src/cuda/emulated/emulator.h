@@ -1,9 +1,10 @@
-// The words of a CUDA kernel on a processor: the same source, thread by thread.
+// Emulates the CUDA side of a kernel on a processor: the same source, thread by thread.
 //
-// Each thread of a block is a fiber, and blocks run one after the other. A fiber runs until it is done or waits: for its
-// block at a barrier, for its warp at a shuffle. Every access to memory is checked against the operand it is made
-// through, shared memory starts as NaNs, a warp runs as far ahead of the others as barriers let it, and the order in which
-// threads, warps and blocks run can be turned round: a kernel whose result changes then has a race.
+// Each thread of a block is a fiber, and blocks run one after another. A fiber runs until it ends
+// or waits: for its block at a barrier, for its warp at a shuffle. Every memory access is checked
+// against its operand, shared memory starts as NaNs, and a warp runs as far ahead of the others as
+// barriers allow. Threads, warps and blocks can run in reverse order: if that changes the result,
+// the kernel has a race.
 
 #include <cmath>
 #include <cstdint>
@@ -30,13 +31,13 @@ enum State { READY, AT_WARP, AT_BLOCK, DONE };
 struct Fiber {
     void *stack_pointer;
     State state;
-    // What it shows to the others of its warp; two places, used in turn, so that a fast thread cannot overwrite what a slow
-    // one has not read.
+    // Values for the other threads of its warp. Two places alternate, so that a fast thread does
+    // not overwrite what a slow one has not read.
     char given[2][32];
     int turn;
 };
 
-// A copy to shared memory that is on its way; from nowhere come zeros.
+// An unfinished copy to shared memory; zeros if there is no source.
 struct Copy {
     void *to;
     const void *from;
@@ -44,7 +45,7 @@ struct Copy {
     unsigned group;
 };
 
-// What a thread has put on its way.
+// Unfinished copies of a thread.
 struct Copies {
     std::vector<Copy> pending;
     unsigned group;
@@ -117,8 +118,8 @@ static void wait(State state) {
     abort();
 }
 
-// The copies of this thread; those of a group arrive when they are waited for or, when threads run backwards, at once: as
-// late or as early as on any device.
+// The copies of this thread. A group arrives at its wait or, if threads run backwards, at once: the
+// latest and the earliest that any device does.
 static Copies &copies() { return block.copies[thread_index.x]; }
 
 static void arrive(const Copy &copy) {
@@ -140,7 +141,7 @@ static void copy_later(void *to, const void *from, size_t bytes) {
 
 static void close_group() { ++copies().group; }
 
-// Until no more than `left` of the closed groups are on their way.
+// Waits until at most `left` of the closed groups are unfinished.
 static void await_copies(unsigned left) {
     std::vector<Copy> later;
     for (const Copy &copy : copies().pending) {
@@ -156,7 +157,7 @@ static void await_copies(unsigned left) {
 static void enter() {
     block.body(block.argument);
     if (!copies().pending.empty()) {
-        fail("copies that nobody waits for", copies().pending.size(), 0);
+        fail("copies without a wait", copies().pending.size(), 0);
     }
     wait(DONE);
     abort();
@@ -164,7 +165,7 @@ static void enter() {
 
 static void prepare(Fiber &fiber, char *stack) {
     void **top = (void **)(stack + STACK);
-    // As if `enter` had been called: the stack is 8 past a multiple of 16 there.
+    // As after a call of `enter`: the stack is 8 past a multiple of 16 there.
     *--top = nullptr;
     *--top = (void *)enter;
     for (int saved = 0; saved < 6; ++saved) {
@@ -175,7 +176,8 @@ static void prepare(Fiber &fiber, char *stack) {
     fiber.turn = 0;
 }
 
-// Runs each thread of a warp to where it waits, and lets the warp go on if that is for each other; false if nothing moved.
+// Runs each thread of a warp to its next wait, and releases a warp that waits for itself; false if
+// nothing moved.
 static bool run_warp(unsigned first, unsigned lanes, bool backwards, unsigned &done) {
     bool moved = false, all = true;
     for (unsigned turn = 0; turn < lanes && !block.failed; ++turn) {
@@ -196,8 +198,8 @@ static bool run_warp(unsigned first, unsigned lanes, bool backwards, unsigned &d
     return moved && !block.failed;
 }
 
-// Runs the threads of one block to their end. A warp runs as far as it may before the next one does, the first or the last
-// first: what it needs of the others, or they of it, is there only behind a barrier.
+// Runs the threads of one block. A warp runs as far as possible before the next one does, in either
+// order, so only barriers order memory accesses between warps.
 static void run_block(unsigned threads, bool backwards) {
     block.shared.clear();
     block.shared_bytes = 0;
@@ -223,7 +225,7 @@ static void run_block(unsigned threads, bool backwards) {
                 all = all && block.fibers[thread].state == AT_BLOCK;
             }
             if (!all) {
-                // Some threads are gone or wait for something else: on a device, this hangs.
+                // Some threads have ended or wait for something else; a device would hang.
                 block.failed = true;
                 snprintf(block.message, sizeof block.message, "threads wait for each other in block %u %u",
                          block_index.x, block_index.y);
@@ -257,7 +259,7 @@ template <class T> struct Checked {
 
 static unsigned long long shared_accesses;
 
-// The array of a `SHARED` line, the same for all threads of a block.
+// The array of a `SHARED` line, common to all threads of a block.
 template <class T> Checked<T> shared(const void *site, size_t len) {
     for (SharedArray &array : block.shared) {
         if (array.site == site) {
@@ -273,14 +275,14 @@ template <class T> Checked<T> shared(const void *site, size_t len) {
     return {(T *)start, len, &shared_accesses};
 }
 
-// A vector starts at a multiple of its bytes.
+// A vector must start at a multiple of its size.
 template <class T> void must_be_aligned(const T *first, size_t bytes) {
     if ((uintptr_t)first % bytes != 0) {
-        fail("a vector starts behind a multiple of its bytes", (uintptr_t)first % bytes, bytes);
+        fail("a misaligned vector", (uintptr_t)first % bytes, bytes);
     }
 }
 
-// What every thread of the warp shows to the others. All have to come.
+// Values that the threads of a warp exchange. All threads must take part.
 template <class T> struct Shown {
     int turn;
 
@@ -334,7 +336,7 @@ template <class T> T __shfl_xor_sync(unsigned, T x, unsigned lanes) {
 template <class T> T __shfl_sync(unsigned, T x, unsigned lane) { return emulator::show(x).of(lane); }
 
 static inline int __syncthreads_or(int mine) {
-    // One array for all calls: nobody gets to the next call before all have read.
+    // All calls share one array, so no thread may start the next call before all have read.
     SHARED(int, any, 1);
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -363,16 +365,16 @@ static inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits)
 static inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 static inline double __longlong_as_double(long long bits) { return bits_as<double>(bits); }
 
-// Operands as the host passes them: where they start, and their length in elements.
+// Operands as the host passes them: start, and length in elements.
 struct Span {
     void *start;
     unsigned long long len;
-    // Added to: elements read or written, each as often as it is.
+    // Counter of elements read and written.
     unsigned long long *accesses;
 };
 
 template <class T> T from_span(Span span) { return {(decltype(T::start))span.start, span.len, span.accesses}; }
-// A number in the place of a length.
+// A word in the place of a length.
 template <> unsigned from_span<unsigned>(Span span) { return (unsigned)span.len; }
 
 template <class... Parameters, size_t... AT>

@@ -1,4 +1,5 @@
-//! Kernels on this machine's processor: their own source, compiled by g++ behind `emulator.h`; and products as cublasLt computes them.
+//! Runs kernels on this machine's processor: their CUDA source, compiled by g++ after `emulator.h`.
+//! Also products, with the rounding of cublasLt.
 #![expect(unsafe_code, reason = "compiled kernels are opened and called by name")]
 #![expect(clippy::disallowed_methods, reason = "files of a test alone")]
 
@@ -18,7 +19,7 @@ use crate::value::DType;
 
 const HEADER: &str = include_str!("emulator.h");
 
-/// Whoever runs kernels of a library has it for itself: they have one set of static variables, however often it is opened.
+/// Exclusive use of a compiled library: all handles share its static variables.
 type Turn = Arc<Mutex<()>>;
 
 static TURNS: Mutex<BTreeMap<PathBuf, Turn>> = Mutex::new(BTreeMap::new());
@@ -28,13 +29,13 @@ static TURNS: Mutex<BTreeMap<PathBuf, Turn>> = Mutex::new(BTreeMap::new());
 #[derive(Clone, Copy)]
 pub(super) struct Span {
     pub(super) start: *mut c_void,
-    /// In elements.
+    /// Elements.
     pub(super) len: u64,
     pub(super) accesses: *mut u64,
 }
 
 impl Span {
-    /// A number that is no operand.
+    /// A word in the place of an operand.
     pub(super) fn of_word(word: u32) -> Self {
         Self {
             start: std::ptr::null_mut(),
@@ -46,32 +47,32 @@ impl Span {
 
 type Run = unsafe extern "C" fn(*const Span, u32, u32, c_int, *mut u64) -> *const c_char;
 
-/// What one launch reads and writes, in elements.
+/// Memory traffic of one launch, in elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Traffic {
-    /// Function of the kernel.
+    /// Function that the kernel calls.
     pub(crate) function: String,
     pub(crate) operands: Vec<Operand>,
 }
 
-/// What a launch does with an operand.
+/// Accesses of a launch to one operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Operand {
     /// Elements.
     pub(crate) len: u64,
-    /// Whether it may be written to.
+    /// Whether the kernel may write it.
     pub(crate) written: bool,
-    /// How often any of its elements was read or written.
+    /// Reads and writes of all elements.
     pub(crate) accesses: u64,
 }
 
-/// Whether there is a g++; a line that says so where there is none.
+/// Whether g++ is installed; if not, prints a line.
 #[cfg(test)]
 pub(crate) fn is_there() -> bool {
     compile("").is_some()
 }
 
-/// The header, made ready for the compiler, which reads it faster so: most of a small kernel's time is otherwise this.
+/// Precompiles the header, which takes most of the time of a small kernel otherwise.
 fn header(directory: &Path) -> Option<PathBuf> {
     let mut hasher = DefaultHasher::new();
     HEADER.hash(&mut hasher);
@@ -84,7 +85,7 @@ fn header(directory: &Path) -> Option<PathBuf> {
     Some(path)
 }
 
-/// A name beside a file, which nobody else has.
+/// A unique name beside a file.
 fn own(path: &Path, ending: &str) -> PathBuf {
     let (process, thread) = (std::process::id(), std::thread::current().id());
     path.with_extension(format!("{process}-{thread:?}.{ending}"))
@@ -96,7 +97,7 @@ fn enqueue(path: &Path, text: &str) {
     fs::rename(&own, path).expect("one directory");
 }
 
-/// Compiles a source to a file. `None`, and a line that says so, where there is no g++.
+/// Compiles a source to a file; without g++ `None`, which a printed line reports.
 fn make(path: &Path, ending: &str, source: &str, how: &[&str]) -> Option<()> {
     let [text, made] = [ending, "made"].map(|ending| own(path, ending));
     fs::write(&text, source).expect("room for a source");
@@ -120,11 +121,11 @@ fn make(path: &Path, ending: &str, source: &str, how: &[&str]) -> Option<()> {
     Some(())
 }
 
-/// Compiled once for each source, whoever asks.
+/// Compiles each source once per process.
 fn compile(source: &str) -> Option<(Library, Turn)> {
     let mut hasher = DefaultHasher::new();
     (HEADER, source).hash(&mut hasher);
-    // Beside the tests, and gone with them.
+    // The directory is beside the test binaries and is deleted with them.
     let program = std::env::current_exe().expect("a program knows where it is");
     let directory = program.with_file_name("emulated-kernels");
     fs::create_dir_all(&directory).expect("a directory beside the tests");
@@ -135,7 +136,7 @@ fn compile(source: &str) -> Option<(Library, Turn)> {
         let text = format!("#include \"{}\"\n{source}", header.display());
         make(&path, "cpp", &text, &["-shared"])?;
     }
-    // SAFETY: what was just compiled initialises nothing but constants.
+    // SAFETY: static initialisers of the compiled library only set constants.
     let library = unsafe { Library::new(&path) }.expect("what was compiled can be opened");
     let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
     Some((library, Arc::clone(turns.entry(path).or_default())))
@@ -148,12 +149,13 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    /// `None`, and a line that says so, where there is no g++.
+    /// `None` without g++, which a printed line reports.
     pub(super) fn new(source: &str) -> Option<Self> {
         compile(source).map(|(library, turn)| Self { library, turn })
     }
 
-    /// Runs a grid; bytes of shared memory of its largest block, or what a thread did wrong.
+    /// Runs a grid. Returns the shared memory of its largest block in bytes, or the error of a
+    /// thread.
     pub(super) fn launch(
         &self,
         name: &str,
@@ -168,7 +170,8 @@ impl Kernels {
             "a grid of a device"
         );
         let mut shared = 0;
-        // SAFETY: every `KERNEL` of the source has this signature; each access is checked against its span.
+        // SAFETY: every `KERNEL` of the source has this signature; each access is checked against
+        // its span.
         let message = unsafe {
             let run = self
                 .library
@@ -227,12 +230,12 @@ impl Numbers {
         }
     }
 
-    /// Rounds as a device does: sums are f32 before they are anything else.
+    /// Rounds as a device does: sums are f32 first.
     fn set(self, at: usize, value: f64) {
         assert!(at < self.len, "an element of its operand");
         #[expect(clippy::cast_possible_truncation, reason = "f64 to f32 rounds")]
         let value = value as f32;
-        // SAFETY: inside the span, of the operand's type; nobody else has it now.
+        // SAFETY: inside the span, of the operand's type; nothing else accesses it now.
         unsafe {
             match self.dtype {
                 DType::F32 => *self.start.cast::<f32>().add(at) = value,
@@ -245,14 +248,14 @@ impl Numbers {
     }
 }
 
-/// An f32 in TF32: the nearest number with ten bits behind the first.
+/// Rounds to TF32: to the nearest number with a fraction of ten bits.
 fn rounded_to_tf32(x: f64) -> f64 {
     #[expect(clippy::cast_possible_truncation, reason = "it is an f32")]
     let bits = (x as f32).to_bits();
     f64::from(f32::from_bits((bits + 0x1000) & !0x1fff))
 }
 
-/// As cublasLt computes it, from its description of it: column-major, f64 sums.
+/// Computes a product from cublasLt's description: column-major, f64 sums.
 pub(super) fn multiply(
     product: &Product,
     tf32: bool,
@@ -265,7 +268,7 @@ pub(super) fn multiply(
     let a = Numbers::new(second, &product.b);
     let b = Numbers::new(first, &product.a);
     let c = Numbers::new(out, &product.out);
-    // One type for both factors, and for what is added and the result: what cublasLt has.
+    // cublasLt has one type for both factors, and one for the result and its addend.
     assert_eq!((a.dtype, c.dtype), (b.dtype, key.types[1]));
     let bias = bias.map(|bias| Numbers {
         start: bias.start,
@@ -286,7 +289,7 @@ pub(super) fn multiply(
     };
     let k = product.k;
     for batch in 0..key.batch {
-        // Rows of the first and columns of the second, each in one piece.
+        // Rows of the first and columns of the second factor, each contiguous.
         let rows = (0..key.c.rows).flat_map(|row| (0..k).map(move |k| (row, k)));
         let factor = |of: Numbers, at: usize| {
             let x = of.get(at);
@@ -318,7 +321,8 @@ pub(super) fn multiply(
 mod tests {
     use super::*;
 
-    /// Runs `KERNEL(kernel, 64, (Out<float> y), body)` over two blocks and 128 numbers, from the first thread to the last and back.
+    /// Runs `KERNEL(kernel, 64, (Out<float> y), body)` over two blocks and 128 numbers, in both
+    /// orders of threads.
     fn run(body: &str) -> Option<[Result<Vec<f32>, String>; 2]> {
         let prelude = include_str!("../prelude.cuh");
         let source = format!("{prelude}\nKERNEL(kernel, 64, (Out<float> y), {body})\n");
@@ -343,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_blocks_and_shuffles_are_a_devices() {
+    fn threads_blocks_and_shuffles_match_cuda() {
         let sums =
             "int at = blockIdx.x * blockDim.x + threadIdx.x; y[at] = block_sum<64>((float)at)";
         for found in run(sums).into_iter().flatten() {
@@ -355,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_beyond_an_operand_is_found() {
+    fn an_access_beyond_an_operand_is_detected() {
         faults("y[threadIdx.x + 100 * blockIdx.x] = 1.0f", "element: 1");
         faults(
             "SHARED(float, few, 8); few[threadIdx.x] = 1.0f",
@@ -365,15 +369,15 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_between_two_places_is_found() {
+    fn a_misaligned_vector_is_detected() {
         faults(
             "store_aligned(y, 2, fill(1.0f))",
-            "a vector starts behind a multiple of its bytes: 8 of 16",
+            "a misaligned vector: 8 of 16",
         );
     }
 
     #[test]
-    fn a_barrier_that_not_all_threads_reach_is_found() {
+    fn a_barrier_that_not_all_threads_reach_is_detected() {
         faults(
             "if (threadIdx.x < 40) __syncthreads()",
             "threads wait for each other in block ",
@@ -385,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_written_is_no_number() {
+    fn unwritten_shared_memory_is_nan() {
         let unwritten = "SHARED(float, few, 64); y[threadIdx.x] = few[threadIdx.x]";
         for found in run(unwritten).into_iter().flatten() {
             assert!(found.unwrap()[..64].iter().all(|x| x.is_nan()));
@@ -406,7 +410,7 @@ mod tests {
         let race = "SHARED(float, sums, 2); int warp = threadIdx.x / 32; sums[warp] = warp_sum(1.0f); warp_sum(1.0f); \
             y[blockIdx.x * blockDim.x + threadIdx.x] = sums[1 - warp]";
         if let Some(found) = run(race) {
-            // The warp that comes first finds nothing of the other.
+            // The first warp sees nothing of the other.
             let missing = found.map(|found| found.unwrap().iter().map(|x| x.is_nan()).collect());
             let [forwards, backwards]: [Vec<bool>; 2] = missing;
             for (block, first) in [(&forwards, 0), (&backwards, 32)] {
@@ -416,7 +420,7 @@ mod tests {
         }
     }
 
-    /// The same with tensor cores, and the numbers from 0 to 127 in bf16 beside.
+    /// [`run`] with tensor cores, and the numbers from 0 to 127 in bf16 as an input.
     fn run_copies(body: &str) -> Option<[Result<Vec<f32>, String>; 2]> {
         let prelude = include_str!("../prelude.cuh");
         let cores = include_str!("../tensor_cores.cuh");
@@ -446,7 +450,7 @@ mod tests {
     const COPY: &str = "SHARED(bf16, tile, 256); copy_later(tile, 8 * threadIdx.x, x, 8 * (threadIdx.x % 8), threadIdx.x < 8); close_group(); ";
 
     #[test]
-    fn a_copy_arrives_when_it_is_waited_for_and_zeros_come_from_nowhere() {
+    fn a_copy_arrives_at_its_wait_and_absent_elements_are_zeros() {
         let body = format!(
             "{COPY} await_copies<0>(); __syncthreads(); y[threadIdx.x] = tile[threadIdx.x]; y[32 + threadIdx.x] = tile[64 + threadIdx.x]"
         );
@@ -458,8 +462,8 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_is_not_waited_for_is_not_there_or_is_found() {
-        // On some devices it is there, and on others not yet.
+    fn a_copy_without_a_wait_is_absent_or_detected() {
+        // Some devices finish it early, others late.
         let body = format!("{COPY} y[threadIdx.x] = tile[8 * threadIdx.x]; await_copies<0>()");
         if let Some([late, early]) = run_copies(&body) {
             assert!(late.unwrap()[..32].iter().all(|x| x.is_nan()));
@@ -467,12 +471,9 @@ mod tests {
         }
         if let Some([late, _]) = run_copies(COPY) {
             let message = late.unwrap_err();
-            assert!(
-                message.starts_with("copies that nobody waits for: 1"),
-                "{message}"
-            );
+            assert!(message.starts_with("copies without a wait: 1"), "{message}");
         }
-        // Waiting for all groups but the last.
+        // Waits for all groups but the last.
         let body = format!(
             "{COPY} close_group(); await_copies<1>(); y[threadIdx.x] = tile[8 * threadIdx.x]"
         );
@@ -483,7 +484,8 @@ mod tests {
 
     #[test]
     fn tensor_cores_multiply_matrices() {
-        // 16 x 32 by 32 x 8: the first is one on its diagonal, so that the product is the first 16 rows of the second.
+        // 16 x 32 by 32 x 8: the first is one on its diagonal, so the product is the first 16 rows
+        // of the second.
         let body = "SHARED(bf16, a, 16 * pitch(32)); SHARED(bf16, b, 32 * pitch(8)); Sums<1, 1> sums; sums.clear(); \
             for (int at = threadIdx.x; at < 512; at += 32) a[at / 32 * pitch(32) + at % 32] = at / 32 == at % 32 ? 1.0f : 0.0f; \
             for (int at = threadIdx.x; at < 256; at += 32) b[at / 8 * pitch(8) + at % 8] = at < 128 ? (float)x[at] : 1.0f; \

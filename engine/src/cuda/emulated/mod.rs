@@ -1,9 +1,11 @@
-//! A device made of this machine's processor: streams, events, graphs and memory as CUDA has them, kernels as their own source.
+//! A GPU emulated on this machine's processor: streams, events, graphs and memory with CUDA's
+//! semantics, and kernels from their CUDA source.
 //!
-//! What CUDA promises is all that it does. Work waits in the queue of its stream; [`Order`] says whether it is done at once or as late as
-//! the host's waiting allows, so whoever forgets to wait for something finds the wrong values in one of the orders. Memory starts as
-//! NaNs, every access is checked against what is allocated, and what CUDA forbids (to allocate or to wait while a stream is captured, to
-//! copy from memory that is not pinned) is a panic.
+//! It guarantees no more than CUDA does. Work waits in the queue of its stream; [`Order`] says
+//! whether it runs at once or as late as the host's waits allow, so a missing wait gives wrong
+//! values in some order. Memory starts as NaNs, every access is checked against allocations, and
+//! whatever CUDA forbids (to allocate or to wait while a stream is captured, to copy from memory
+//! that is not pinned) panics.
 #![expect(
     unsafe_code,
     reason = "addresses of a device that is memory of the host"
@@ -36,12 +38,12 @@ use super::kernel::{Kernel, source};
 use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
 
-/// What the host asked for.
+/// A call of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
-    /// Memory of either kind, events, kernels.
+    /// Creates memory of either kind, an event or kernels.
     Make,
-    /// The host waited for an event.
+    /// Waits for an event.
     Wait,
     Copy(Stream, Way),
     Launch,
@@ -50,7 +52,7 @@ pub(crate) enum Call {
     Graph,
 }
 
-/// The device.
+/// The emulated device.
 pub(crate) struct Emulated {
     state: Mutex<State>,
     own: Weak<Self>,
@@ -60,28 +62,28 @@ struct State {
     worker: Worker,
     streams: Streams,
     functions: BTreeMap<u64, Arc<Kernels>>,
-    /// The next event, graph, module or function.
+    /// Next handle of an event, graph, module or function.
     next: u64,
     calls: Vec<Call>,
-    /// Calls until one fails, if one is to.
+    /// Calls until one fails, if one will.
     fails_in: Option<usize>,
-    /// Whether there is an algorithm for products.
+    /// Whether cublasLt has an algorithm for products.
     multiplies: bool,
-    /// Whether other ranks wait for what it does, and it goes on without being asked.
+    /// Whether other ranks wait for its work, so that it runs without the host's waits.
     is_beside_others: bool,
     goes_on: bool,
 }
 
-/// How long it is left alone, where it goes on without being asked.
+/// Pause between two runs without the host's waits.
 const LEFT_ALONE: Duration = Duration::from_millis(1);
 
 impl Emulated {
-    /// A device.
+    /// A device with the usual memory.
     pub(crate) fn new(order: Order) -> Arc<Self> {
         Self::of_size(order, super::EMULATED_BYTES)
     }
 
-    /// A device with so many bytes of memory.
+    /// A device with `size` bytes of memory.
     pub(crate) fn of_size(order: Order, size: usize) -> Arc<Self> {
         Arc::new_cyclic(|own| Self {
             own: Weak::clone(own),
@@ -99,8 +101,8 @@ impl Emulated {
         })
     }
 
-    /// Has it do what it was given though nobody waits for it, as GPUs do, from the first call of a library on: other processes wait for what
-    /// such a call sends.
+    /// From the first library call on, runs queued work without the host's waits, as GPUs do: other
+    /// processes wait for what such a call sends.
     #[cfg(feature = "emulated")]
     pub(crate) fn is_beside_others(&self) {
         self.state().is_beside_others = true;
@@ -117,7 +119,7 @@ impl Emulated {
         });
     }
 
-    /// Has it pin no more than so many bytes in all.
+    /// Limits pinned memory to `bytes`.
     #[cfg(feature = "emulated")]
     pub(crate) fn pin_at_most(&self, bytes: usize) {
         self.state().worker.memory.pin_at_most(bytes);
@@ -127,7 +129,7 @@ impl Emulated {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has blocks and threads run from last to first, or not.
+    /// Sets whether blocks and threads run from last to first.
     #[cfg(test)]
     pub(crate) fn turn(&self, backwards: bool) {
         self.state().worker.backwards = backwards;
@@ -139,37 +141,37 @@ impl Emulated {
         self.state().worker.shared
     }
 
-    /// Has the clock go as if kernels took so long.
+    /// Sets a clock by which each kernel takes `pace` milliseconds.
     #[cfg(test)]
     pub(crate) fn set_pace(&self, pace: fn(&str) -> f32) {
         self.state().worker.pace = Some(pace);
     }
 
-    /// What each launch since the last call read and wrote.
+    /// Memory traffic of each launch since the last look.
     #[cfg(test)]
     pub(crate) fn traffic(&self) -> Vec<Traffic> {
         std::mem::take(&mut self.state().worker.traffic)
     }
 
-    /// What the host asked for since the last call.
+    /// Calls of the host since the last look.
     #[cfg(test)]
     pub(crate) fn calls(&self) -> Vec<Call> {
         std::mem::take(&mut self.state().calls)
     }
 
-    /// Has no algorithm for products from now on.
+    /// Makes cublasLt refuse all products from now on.
     #[cfg(test)]
     pub(crate) fn refuse_products(&self) {
         self.state().multiplies = false;
     }
 
-    /// Has every call after so many fail.
+    /// Makes every call after the next `calls` fail.
     #[cfg(test)]
     pub(crate) fn fail_in(&self, calls: usize) {
         self.state().fails_in = Some(calls);
     }
 
-    /// Has the device ignore something from now on.
+    /// Makes the device ignore a kind of wait from now on.
     #[cfg(test)]
     pub(crate) fn ignore(&self, ignored: impl Into<Option<Ignored>>) {
         self.state().streams.ignored = ignored.into();
@@ -184,7 +186,7 @@ impl Emulated {
 }
 
 impl State {
-    /// The host asks for something.
+    /// Records a call of the host.
     fn called(&mut self, call: Call) -> Result<(), Fault> {
         self.goes_on()?;
         if let Some(calls) = &mut self.fails_in {
@@ -199,7 +201,7 @@ impl State {
         Ok(())
     }
 
-    /// Refuses if it has failed; then what it was given is not done any more.
+    /// Fails if the device has failed, which also drops its queued work.
     fn goes_on(&mut self) -> Result<(), Fault> {
         if self.fails_in != Some(0) {
             return Ok(());
@@ -217,14 +219,14 @@ impl State {
         self.streams.enqueue(stream, item, &mut self.worker);
     }
 
-    /// Does whatever it was given.
+    /// Runs all queued work.
     fn finish(&mut self) {
         self.streams.finish(&mut self.worker);
     }
 }
 
-/// The architecture in `$SPD_COMPILE_FOR`, and the cache in `$SPD_CACHE`, for which kernels are compiled too: so tests fill the cache
-/// that they find on a GPU.
+/// Architecture in `$SPD_COMPILE_FOR` and cache in `$SPD_CACHE`: tests compile their kernels for
+/// that GPU too, so that its machine finds a full cache.
 fn also_for() -> Option<(String, PathBuf)> {
     let arch = std::env::var("SPD_COMPILE_FOR").ok()?;
     Some((arch, super::test_cache()?))
@@ -269,7 +271,7 @@ impl Driver for Emulated {
         let mut state = self.state();
         #[cfg(test)]
         if state.streams.ignored == Some(Ignored::Wait) {
-            // What nobody waited for has been seen to be missing.
+            // The test has already seen the effect of the missing wait.
             state.finish();
         }
         let within = state.worker.memory.unpin(address);

@@ -1,7 +1,7 @@
-// Stands in for NCCL beside the emulated GPU, whose memory is the host's: processes or threads of one machine send each other numbers
-// through memory that all of them map. What is put on a stream is done at once, before the call returns.
+// Emulates NCCL beside the emulated GPU, whose memory is the host's: processes or threads of one
+// machine exchange numbers through mapped memory. Calls finish their work before they return.
 //
-// $STAND_IN_NCCL may have it give a `wrong` sum to the second rank, or `refuse` to join.
+// With $STAND_IN_NCCL, it gives a `wrong` sum to the second rank, or `refuse`s to join.
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -28,7 +28,7 @@ typedef struct {
     int blocking;
 } Config;
 
-// What one rank sends to another: bytes written and read so far, and those on their way.
+// Data from one rank to another: bytes written and read so far, and those in between.
 typedef struct {
     uint64_t written, read;
     unsigned char ring[RING];
@@ -45,7 +45,7 @@ typedef struct {
     int rank, ranks, error;
 } Comm;
 
-// One half of a message; all-reduces come apart into messages, and end in an addition.
+// One half of a message. An all-reduce is split into messages, followed by an addition.
 typedef struct {
     Comm *comm;
     unsigned char *at;
@@ -131,7 +131,7 @@ int ncclCommGetAsyncError(Comm *comm, int *error) {
         }
     }
     if (*error != IN_PROGRESS) {
-        // All have it open.
+        // All ranks have opened it.
         shm_unlink(comm->name);
     }
     return SUCCESS;
@@ -148,7 +148,7 @@ int ncclCommFinalize(Comm *comm) {
     return SUCCESS;
 }
 
-// Whoever still sends may look at it, so it is kept.
+// A rank that still sends may read it, so it is kept.
 int ncclCommDestroy(Comm *comm) { return gone(comm, LEFT); }
 
 int ncclCommAbort(Comm *comm) {
@@ -156,7 +156,7 @@ int ncclCommAbort(Comm *comm) {
     return gone(comm, ABORTED);
 }
 
-// Moves some bytes of a call, if it can.
+// Moves some bytes of a call, if possible.
 static size_t move(Call *call) {
     Meeting *meeting = call->comm->meeting;
     int own = call->comm->rank;
@@ -178,7 +178,7 @@ static size_t move(Call *call) {
     return bytes;
 }
 
-// Moves what can be moved, in the order of each way. Whether anything is left.
+// Moves whatever can be moved, in the order of each way. Returns whether anything is left.
 static int advance(size_t *moved) {
     int busy[2][RANKS] = {0}, left = 0;
     *moved = 0;
@@ -203,7 +203,7 @@ static void run(void) {
                 if (!call->bytes || !has_gone(call->comm, call->peer)) {
                     continue;
                 }
-                // It may have sent the rest before it went.
+                // It may have sent the rest before it left.
                 advance(&moved);
                 if (!moved && call->bytes) {
                     snprintf(last_error, sizeof last_error, "rank %d has gone", call->peer);
@@ -217,7 +217,7 @@ static void run(void) {
     for (size_t index = 0; index < addition_count; ++index) {
         Addition *sum = &additions[index];
         for (size_t at = 0; at < sum->count; ++at) {
-            // One after the other: the bits of the tree for two ranks, and others for more.
+            // In order of ranks: the same bits as the tree for two ranks, but not for more.
             float total = sum->parts[at];
             for (int rank = 1; rank < sum->comm->ranks; ++rank) {
                 total += sum->parts[rank * sum->count + at];

@@ -1,4 +1,4 @@
-//! When a device does what it is given: queues of streams, events between them, and graphs that put many things on them at once.
+//! Queues of streams, events between them, and graphs that enqueue many items at once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -8,7 +8,7 @@ use std::thread::ThreadId;
 use super::work::{Moment, Work, Worker};
 use crate::cuda::driver::Stream;
 
-/// Which streams do at once what they can; the others wait until somebody waits for them.
+/// Streams that run at once as far as possible; others run only when something waits for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Order {
     pub(crate) programs_at_once: bool,
@@ -17,7 +17,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Every device does one of these, or something between.
+    /// All extremes; real devices do one of these, or something between.
     #[cfg(test)]
     pub(crate) const ALL: [Self; 8] = [
         Self::new(true, true),
@@ -30,7 +30,7 @@ impl Order {
         Self::new(false, false).others(),
     ];
 
-    /// The other streams do everything as late as can be.
+    /// Streams other than those of programs and inputs run as late as possible.
     pub(crate) const fn new(programs_at_once: bool, inputs_at_once: bool) -> Self {
         Self {
             programs_at_once,
@@ -39,7 +39,7 @@ impl Order {
         }
     }
 
-    /// The same, and the other streams do at once what they can.
+    /// The same order, with all other streams at once.
     #[cfg(test)]
     pub(crate) const fn others(self) -> Self {
         Self {
@@ -58,39 +58,39 @@ impl Order {
     }
 }
 
-/// What a device may be made to ignore, to see that it is needed.
+/// Waits that a test makes the device ignore, to show that they are needed.
 #[cfg(test)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ignored {
-    /// That a stream is to wait for an event.
+    /// A stream's wait for an event.
     Follow(Stream),
-    /// That programs are to wait for one anew at each launch.
+    /// Waits of programs at each launch of a graph.
     FollowAnew,
-    /// That the host is to wait.
+    /// Waits of the host.
     Wait,
 }
 
-/// What is put on a stream.
+/// An item of a stream.
 #[derive(Clone)]
 pub(super) enum Item {
     Do(Work),
     /// An event happens.
     Record(u64),
-    /// What comes later waits for an event; in a graph, for one of the graph.
+    /// Later items wait for an event; in a graph, for one of the graph.
     Follow(u64),
-    /// The same for an event from outside of the graph.
+    /// Later items wait for an event from outside of the graph.
     FollowAnew(u64),
 }
 
-/// What a graph puts on which stream.
+/// Items of a graph, with their streams.
 type Graph = Vec<(Stream, Item)>;
 
-/// An item that waits for its turn.
+/// A queued item.
 enum Task {
     Do(Work),
-    /// An event happens, for the so many-th time.
+    /// An event happens for the n-th time.
     Record(u64, u64),
-    /// Nothing more is done before an event has happened so often.
+    /// Later tasks wait until an event has happened n times.
     Follow(u64, u64),
 }
 
@@ -104,10 +104,10 @@ struct EventState {
 
 pub(super) struct Streams {
     order: Order,
-    /// By stream.
+    /// Indexed by stream.
     queues: [VecDeque<Task>; 4],
     events: BTreeMap<u64, EventState>,
-    /// By the thread that asked for it.
+    /// The graph that is being captured, and the capturing thread.
     captured: Option<(ThreadId, Graph)>,
     graphs: BTreeMap<u64, Arc<Graph>>,
     #[cfg(test)]
@@ -133,7 +133,7 @@ impl Streams {
         self.events.is_empty() && self.graphs.is_empty()
     }
 
-    /// Puts an item on a stream, and does what is done at once; while it is captured, remembers it.
+    /// Enqueues an item, and runs what may run at once; during a capture, records it.
     pub(super) fn enqueue(&mut self, stream: Stream, item: Item, worker: &mut Worker) {
         match &mut self.captured {
             Some((_, graph)) if is_captured(stream) => {
@@ -165,7 +165,7 @@ impl Streams {
             }
         };
         self.queues[stream as usize].push_back(task);
-        // What one does may be what another waits for.
+        // A finished task may release another stream.
         while (0..self.queues.len())
             .any(|stream| self.order.is_at_once(stream) && self.advance(stream, worker))
         {}
@@ -180,7 +180,7 @@ impl Streams {
         }
     }
 
-    /// Does the next task of a stream, if there is one and it may be done.
+    /// Runs the next task of a stream, if it is ready; returns whether it did.
     fn advance(&mut self, stream: usize, worker: &mut Worker) -> bool {
         if let Some(&Task::Follow(event, turn)) = self.queues[stream].front()
             && !self.has_happened(event, turn)
@@ -193,7 +193,7 @@ impl Streams {
         match task {
             Task::Do(work) => worker.take_on(&work),
             Task::Record(event, turn) => {
-                // Nobody waits for an event that is forgotten.
+                // A forgotten event has no waiters.
                 if let Some(event_state) = self.events.get_mut(&event) {
                     event_state.happened = turn;
                     event_state.at = Some(worker.now());
@@ -208,7 +208,7 @@ impl Streams {
         self.events[&event].happened >= turn
     }
 
-    /// Does whatever must be done for an event to happen as it was last recorded, and no more.
+    /// Runs no more than is needed for the last record of an event to happen.
     pub(super) fn wait(&mut self, event: u64, worker: &mut Worker) {
         #[cfg(test)]
         if self.ignored == Some(Ignored::Wait) {
@@ -226,7 +226,7 @@ impl Streams {
         }
     }
 
-    /// Does the next task of a stream, and first what that waits for.
+    /// Runs the next task of a stream, after what it waits for.
     fn force(&mut self, stream: usize, worker: &mut Worker) {
         if let Some(&Task::Follow(event, turn)) = self.queues[stream].front() {
             self.reach(event, turn, worker);
@@ -234,7 +234,7 @@ impl Streams {
         self.advance(stream, worker);
     }
 
-    /// Does everything.
+    /// Runs everything.
     pub(super) fn finish(&mut self, worker: &mut Worker) {
         for stream in 0..self.queues.len() {
             while !self.queues[stream].is_empty() {
@@ -243,12 +243,12 @@ impl Streams {
         }
     }
 
-    /// Gives up whatever waits.
+    /// Drops all queued tasks.
     pub(super) fn clear(&mut self) {
         self.queues.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Whether a copy that is not done yet reads or writes there.
+    /// Whether an unfinished copy accesses this range.
     pub(super) fn copies(&self, within: &Range<u64>) -> bool {
         let uses = |task: &Task| match task {
             Task::Do(Work::Copy(copy)) => within.contains(&copy.from) || within.contains(&copy.to),
@@ -279,7 +279,7 @@ impl Streams {
         self.events[&event].at.expect("an event that has happened")
     }
 
-    /// Whether this thread is the one that captures.
+    /// Whether this thread captures.
     pub(super) fn is_capturing_here(&self) -> bool {
         let here = std::thread::current().id();
         self.captured
@@ -312,7 +312,7 @@ impl Streams {
     }
 }
 
-/// Whether a capture remembers what is put on a stream: that of programs, and what it has join it.
+/// Whether a capture records items of this stream: that of programs, and those that join it.
 fn is_captured(stream: Stream) -> bool {
     matches!(stream, Stream::Programs | Stream::AllReduce)
 }
@@ -321,7 +321,7 @@ fn records(item: &Item, event: u64) -> bool {
     matches!(item, Item::Record(e) if *e == event)
 }
 
-/// Whether programs wait for all that is done beside them.
+/// Whether programs wait for all work of a graph on other streams.
 fn is_joined(items: &Graph) -> bool {
     let beside = |(stream, _): &(Stream, Item)| *stream != Stream::Programs;
     let Some(last) = items.iter().rposition(beside) else {

@@ -1,4 +1,4 @@
-//! What a device does, as opposed to when: copies, kernels, products, calls of libraries, and what a clock says of them.
+//! Work of the emulated device: copies, kernels, products, library calls, and a clock.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::cuda::driver::{Argument, Factors, LibraryCall, Transfer, Way};
 use crate::cuda::kernel::Kernel;
 use crate::cuda::product::Product;
 
-/// What is done in one go.
+/// One item of work.
 #[derive(Clone)]
 pub(super) enum Work {
     Copy(Transfer),
@@ -26,24 +26,25 @@ pub(super) enum Work {
     Call(Vec<Argument>, LibraryCall),
 }
 
-/// Who does it, with what it has at hand.
+/// Executes work, with the device's memory and clock.
 pub(super) struct Worker {
     pub(super) memory: Memory,
     /// Whether blocks and threads run from last to first.
     pub(super) backwards: bool,
     /// Bytes of shared memory of the largest block so far.
     pub(super) shared: u64,
-    /// What launches read and wrote.
+    /// Memory traffic of launches.
     pub(super) traffic: Vec<Traffic>,
-    /// Milliseconds that a kernel takes by its function, and `product` by that name; real time where there is none.
+    /// Milliseconds of a kernel by its function, and of a product by `product`; real time if
+    /// absent.
     pub(super) pace: Option<fn(&str) -> f32>,
-    /// Milliseconds that all took so far, by its pace.
+    /// Milliseconds of all work so far, by `pace`.
     paced: f32,
-    /// Why a call of a library failed, if one did.
+    /// Fault of a library call, if one failed.
     pub(super) fault: Option<Fault>,
 }
 
-/// A time of day, by both clocks.
+/// A point in time, by both clocks.
 #[derive(Clone, Copy)]
 pub(super) struct Moment {
     real: Instant,
@@ -70,7 +71,7 @@ impl Worker {
         }
     }
 
-    /// Milliseconds by the clock that counts.
+    /// Milliseconds by `pace` if set, otherwise real.
     pub(super) fn elapsed(&self, from: Moment, to: Moment) -> f32 {
         match self.pace {
             Some(_) => to.paced - from.paced,
@@ -148,7 +149,7 @@ impl Worker {
             written: argument.written,
             accesses,
         });
-        // Whoever does not ask is not to be kept waiting for memory.
+        // Traffic is only kept in tests, because otherwise it would accumulate.
         if cfg!(test) {
             self.traffic.push(Traffic {
                 function: function.to_owned(),
