@@ -1,13 +1,14 @@
-//! Masked sites, found in a program that computes in bf16, and made one op each where that is chosen.
+//! Finds masked sites in a bf16 program, and fuses those that are chosen into one op each.
 //!
 //! ```text
-//! x V  ->  masked  ->  times U                                                    is    Site
-//! G U^T  ->  gradient of the mask  ->  times V^T                                  is    SiteGrad
-//! masked^T G,  x^T (gradient of the masked)                                       are   SiteSums
+//! x V  ->  masked  ->  times U                          becomes   Site
+//! G U^T  ->  gradient of the mask  ->  times V^T        becomes   SiteGrad
+//! masked^T G,  x^T (gradient of the masked)             become    SiteSums
 //! ```
 //!
-//! A site is one where nobody else reads what lies between: `x V` is there once for all passes that meet the same input, and stays
-//! where several do. All of a site, forward and back, is one choice: what is not written on the way there cannot be read on the way back.
+//! A site qualifies only if no other op reads its intermediates: passes with the same input share
+//! `x V`, so a shared one stays. Forward and backward of a site are chosen together, because
+//! intermediates that forward does not write cannot be read in backward.
 
 use crate::cuda::device_op::{DeviceGraph, DeviceNode, DeviceOp};
 use crate::cuda::site::{Site, SiteGrad, SiteSums};
@@ -19,27 +20,29 @@ use crate::ops::{Masked, MatMul, RoutedMatMul, SiteOutput};
 use crate::schedule;
 use crate::value::{DType, Type, Value};
 
-/// What an op is of a site.
+/// Role of an op in a site.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum SitePart {
-    /// `A W`: rows of a product, where `W` may be stored transposed and a route may follow the factors.
+    /// `A W`: a product over rows. `W` may be stored transposed, and a route may follow the
+    /// factors.
     Rows {
         /// Whether `W` is stored `[n, k]`.
         transposed: bool,
-        /// Whether the rows of the result are those of a route.
+        /// Whether a route selects the rows of the result.
         routed: bool,
     },
     /// `A^T B`.
     Sums,
-    /// The mask, applied.
+    /// The mask's application.
     Masked(Masked),
-    /// Its gradients: whether those of the activations, importances and given draws are made, each at its position.
+    /// Gradients of the mask: whether those of activations, importances and given draws are
+    /// computed, each per position.
     MaskedGrad(Masked, [bool; 3]),
-    /// The product behind the mask, with a share of the clean output.
+    /// The product after the mask, with a share of the clean output.
     Output(SiteOutput),
 }
 
-/// What an op is of a site, if it may be a part of one.
+/// The role of an op in a site, if it can have one.
 pub(super) fn part(op: &DeviceOp, inputs: &[&Type]) -> Option<SitePart> {
     if let Some(op) = op.get::<MatMul>() {
         let transposed = op.b_transposed;
@@ -55,7 +58,8 @@ pub(super) fn part(op: &DeviceOp, inputs: &[&Type]) -> Option<SitePart> {
         return part.filter(|_| op.alpha.to_bits() == 1f32.to_bits());
     }
     if let Some(op) = op.get::<RoutedMatMul>() {
-        // Rows of one matrix are compacted: rows of zeros on a device, which a mask makes of them too.
+        // Routed rows of a single matrix are compacted; on a device they become rows of zeros,
+        // which the mask produces too.
         return (op.first != op.second).then_some(match op.kind {
             Kind::Rows { transposed } => SitePart::Rows {
                 transposed,
@@ -73,19 +77,20 @@ pub(super) fn part(op: &DeviceOp, inputs: &[&Type]) -> Option<SitePart> {
     masked.or_else(|| op.get().copied().map(SitePart::Output))
 }
 
-/// A site in a program: the nodes that compute it, in order, and those that may take their places.
+/// A site of a program: the nodes that compute it, in order, and the fused nodes that can replace
+/// them.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
-    /// Of the program.
+    /// Indices of nodes in the program.
     pub(crate) products: Vec<usize>,
-    /// Each in the place of one of them.
+    /// Fused nodes, each with the index that it takes.
     pub(crate) fused: Vec<(usize, DeviceNode)>,
 }
 
-/// A program, and who reads what of it.
+/// A program, and the readers of each value.
 struct Readers<'a> {
     from: &'a DeviceGraph,
-    /// Of each value the nodes that run and read it.
+    /// Nodes that run and read each value.
     of: Vec<Vec<usize>>,
     /// Whether a value is read after the end, or added to.
     kept: Vec<bool>,
@@ -117,7 +122,7 @@ impl<'a> Readers<'a> {
         part(&node.op, &types(self.from, &node.inputs))
     }
 
-    /// The node that makes a value of nothing that was there before.
+    /// The node that makes a value without adding to an existing one.
     fn maker(&self, value: Value) -> Option<usize> {
         let Home::Node(index) = self.from.homes[value.index()] else {
             return None;
@@ -126,7 +131,7 @@ impl<'a> Readers<'a> {
         whole.then_some(index)
     }
 
-    /// Everyone who reads a value that is an intermediate.
+    /// All readers of a bf16 intermediate; `None` for values that are kept.
     fn all(&self, value: Value) -> Option<&[usize]> {
         let bf16 = self.from.ty(value).dtype == DType::Bf16;
         (bf16 && !self.kept[value.index()]).then(|| &*self.of[value.index()])
@@ -137,7 +142,7 @@ fn types<'a>(from: &'a DeviceGraph, values: &[Value]) -> Vec<&'a Type> {
     values.iter().map(|&value| from.ty(value)).collect()
 }
 
-/// All sites of a program that there are kernels for.
+/// All sites of a program that have kernels.
 pub(crate) fn sites(from: &DeviceGraph) -> Vec<Found> {
     let readers = Readers::new(from);
     let running = readers.of.iter().flatten();
@@ -148,7 +153,7 @@ pub(crate) fn sites(from: &DeviceGraph) -> Vec<Found> {
     found.filter_map(|masked| site(&readers, masked)).collect()
 }
 
-/// The program with the sites that `chosen` says as one op each; values keep their numbers.
+/// Fuses the sites that `chosen` accepts into one op each; values keep their numbers.
 pub(crate) fn fused(from: &DeviceGraph, mut chosen: impl FnMut(&Found) -> bool) -> DeviceGraph {
     let mut places: Vec<Vec<DeviceNode>> =
         from.nodes.iter().map(|node| vec![node.clone()]).collect();
@@ -163,7 +168,7 @@ pub(crate) fn fused(from: &DeviceGraph, mut chosen: impl FnMut(&Found) -> bool) 
     from.with_nodes(places.into_iter().flatten().collect())
 }
 
-/// The way there: indices of its product and the one behind the mask.
+/// Forward of a site: indices of its mask and of the product after it, and its factors.
 #[derive(Debug, Clone, Copy)]
 struct Forward {
     mask: Masked,
@@ -174,7 +179,7 @@ struct Forward {
     u: Value,
 }
 
-/// The site around an op, if that is the mask of one.
+/// The site around a masking op, if it is one.
 fn site(readers: &Readers<'_>, masked: usize) -> Option<Found> {
     let from = readers.from;
     let Some(SitePart::Masked(mask)) = readers.part(masked) else {
@@ -185,7 +190,7 @@ fn site(readers: &Readers<'_>, masked: usize) -> Option<Found> {
     let product = readers.maker(a)?;
     let (x, v) = product_of(readers, product, &mask, node)?;
     let mut forward = None;
-    // Who reads the masked activations: the product behind them, and the gradient of its factor.
+    // The product after the mask, and the gradient of its factor, may read the masked activations.
     let mut of_u = None;
     for &reader in readers.all(h)? {
         let inputs = &from.nodes[reader].inputs;
@@ -225,7 +230,7 @@ fn site(readers: &Readers<'_>, masked: usize) -> Option<Found> {
     Some(found)
 }
 
-/// The factors of the product before a mask, `x` and `V`.
+/// The factors `x` and `V` of the product before a mask.
 fn product_of(
     readers: &Readers<'_>,
     product: usize,
@@ -241,7 +246,7 @@ fn product_of(
         return None;
     };
     let route = mask.route().map(|index| masked.inputs[index]);
-    // Neither a bias nor the route of another site.
+    // No bias, and no route of another site.
     let alone = if routed {
         node.inputs.len() == 3 && Some(node.inputs[2]) == route
     } else {
@@ -250,7 +255,7 @@ fn product_of(
     alone.then(|| (node.inputs[0], node.inputs[1]))
 }
 
-/// The op of the way there.
+/// The fused forward op.
 fn there(from: &DeviceGraph, forward: &Forward) -> Option<DeviceNode> {
     let &Forward { mask, x, v, u, .. } = forward;
     let (masked, last) = (&from.nodes[forward.masked], &from.nodes[forward.output]);
@@ -261,7 +266,7 @@ fn there(from: &DeviceGraph, forward: &Forward) -> Option<DeviceNode> {
             ..SiteInputs::default()
         },
     };
-    // Deltas and routes are those of the mask, or none.
+    // Deltas and routes must be those of the mask, or absent.
     let mut own = masked.inputs[1..].iter();
     let shared = [joined.delta, joined.route].into_iter().flatten();
     let mixes =
@@ -275,7 +280,7 @@ fn there(from: &DeviceGraph, forward: &Forward) -> Option<DeviceNode> {
     if joined.clean.is_none() && mask.route().is_some() {
         return None;
     }
-    // A bias is a row of f32.
+    // The kernel takes a bias in f32.
     if joined
         .bias
         .is_some_and(|bias| from.ty(bias).dtype != DType::F32)
@@ -299,7 +304,7 @@ fn there(from: &DeviceGraph, forward: &Forward) -> Option<DeviceNode> {
     })
 }
 
-/// The way back, as much of it as there is. `None` where somebody else reads of it.
+/// Adds the fused backward ops, as many as there are. `None` if other ops read intermediates.
 fn back(
     readers: &Readers<'_>,
     forward: &Forward,
@@ -363,7 +368,7 @@ fn back(
         return None;
     }
     found.products.extend([before, slope]);
-    // Who reads the gradient of the activations: those of x and V.
+    // Gradients of x and V may read the gradient of the activations.
     let ga = wants[0].then(|| grad.outputs[0]);
     let (mut outputs, mut into) = (Vec::new(), Vec::new());
     let mut last = slope;
@@ -398,7 +403,8 @@ fn back(
     if outputs.is_empty() {
         return Some(());
     }
-    // It is made when the last of its parts was: nobody may have read the first by then.
+    // The fused op runs in the place of its last part, so no op may read an earlier result before
+    // that.
     let late = |value: &Value| {
         readers.of[value.index()]
             .iter()

@@ -12,10 +12,10 @@ pub(crate) const KERNELS: Source = Source {
     ),
 };
 
-/// Blocks that keep a large device busy.
+/// Enough blocks to keep a large GPU busy.
 const BLOCKS: usize = 264;
 
-/// Sizes and tiles as the kernels take them.
+/// Sizes and tiles as constants of the kernels.
 fn constants(sizes: Sizes, tile: Tiling, back: bool) -> Vec<Constant> {
     let Sizes {
         rows,
@@ -28,7 +28,7 @@ fn constants(sizes: Sizes, tile: Tiling, back: bool) -> Vec<Constant> {
     sizes.into_iter().map(Into::into).chain([back]).collect()
 }
 
-/// What the ops of a site have first: three matrices, and what the mask is made of.
+/// The three matrices that every op of a site takes first.
 fn inputs(to: &Lowering<'_>) -> [Argument; 3] {
     [0, 1, 2].map(|index| to.input(index).into())
 }
@@ -56,7 +56,7 @@ pub(super) fn site(op: &Site, to: &mut Lowering<'_>) {
     arguments.extend([x.clone(), v, u, x]);
     arguments.extend(mask.arguments());
     arguments.extend([clean, bias].map(Argument::from));
-    // Nothing is written to the other two.
+    // The other two outputs are not written.
     arguments.extend([y, y, y].map(Argument::from));
     arguments.push(mask.threshold.into());
     to.kernel(KERNELS, "site_rows", &constants)
@@ -79,7 +79,7 @@ pub(super) fn gradient(op: &SiteGrad, to: &mut Lowering<'_>) {
         let index = wanted.then(|| outputs.next()).flatten()?;
         Some((to.output(index), if to.adds(index) { 2usize } else { 1 }))
     });
-    // Where nothing is wanted, any result will do: it is not touched.
+    // Unwanted outputs take any result, which the kernel does not touch.
     let any = to.output(0);
     let mut constants = constants(sizes, tile, true);
     constants.extend(mask.constants.clone());

@@ -1,8 +1,8 @@
-// A block of eight warps goes through tiles of positions by components. Two tiles of factors take turns in shared memory: while
-// one is multiplied, the other arrives.
+// A block of eight warps processes tiles of positions by components. Two tiles of factors alternate
+// in shared memory: one is multiplied while the other arrives.
 const int SITE_THREADS = 256;
 
-// How the warps share a tile of LINES positions by WIDTH components: each has 16 lines.
+// Shares of the warps in a tile of LINES positions by WIDTH components: 16 lines each.
 template <int LINES, int WIDTH> struct Share {
     static const int across = 8 / (LINES / 16), n = WIDTH / 8 / across;
     typedef Sums<1, n> Part;
@@ -11,7 +11,7 @@ template <int LINES, int WIDTH> struct Share {
     static DEVICE_MEMBER int column() { return threadIdx.x / 32 % across * n * 8; }
 };
 
-// How they share what comes of it, LINES by N: each has 32 lines.
+// Shares of the warps in the result, LINES by N: 32 lines each.
 template <int LINES, int N> struct ResultShare {
     static const int across = 8 / (LINES / 32), columns = whole(N, 32 > 8 * across ? 32 : 8 * across), n = columns / 8 / across;
     typedef Sums<2, n> Part;
@@ -31,7 +31,7 @@ template <int LINES, int N> struct ResultShare {
     }
 };
 
-// The masks of this lane's fours of a tile, and the slopes that their gradients are weighed with.
+// Masks of this lane's fours of a tile, and the slopes that scale their gradients.
 template <int N> struct Masks {
     Four m[N], slope[N], source_slope[N];
 };
@@ -65,9 +65,10 @@ DEVICE void store_masked(Shared<bf16> tile, const typename Share<LINES, WIDTH>::
 
 // y = [y +] ((a FIRST) * M) SECOND [+ s clean] [+ (1 - s) bias], for LINES positions a block.
 //
-// On the way there a is x, FIRST is V [K, C], and SECOND is U [C, N]. BACK, a is the gradient of y, FIRST is U^T, stored
-// [C, K], SECOND is V^T, stored [N, C], and y is the gradient of x; then also x V is made, of which times (a FIRST) the
-// gradients of importances and sources are: what nobody WANTs is not there.
+// Forward: a is x, FIRST is V [K, C], SECOND is U [C, N]. BACK: a is the gradient of y, FIRST is
+// U^T stored [C, K], SECOND is V^T stored [N, C], and y is the gradient of x. If the gradients of
+// importances or sources are wanted (WANT), x V is computed too; they are its product with (a
+// FIRST).
 template <i64 ROWS, i64 C, int K, int N, int LINES, int WIDTH, bool BACK, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS,
           bool ROUTE, bool CLEAN, bool BIAS, int WANT_Y, int WANT_G, int WANT_R>
 DEVICE void site_rows(In<u32> parameters, u32 what, In<bf16> a, In<bf16> first, In<bf16> second, In<bf16> x, In<float> importance,
@@ -174,8 +175,9 @@ DEVICE void site_rows(In<u32> parameters, u32 what, In<bf16> a, In<bf16> first, 
     });
 }
 
-// parts[stretch] = ((a FIRST) * M)^T z, [C, N], or transposed, over a stretch of positions: the gradient of U with a = x and
-// FIRST = V [K, C], z being that of y; or, BACK, the transposed one of V with a and FIRST as for `site_rows` and z = x.
+// parts[stretch] = ((a FIRST) * M)^T z, [C, N], or transposed, over a stretch of positions. It is
+// the gradient of U, with a = x, FIRST = V [K, C] and z the gradient of y; or, BACK, that of V,
+// transposed, with a and FIRST as for `site_rows` and z = x.
 template <i64 ROWS, i64 C, int K, int N, int LINES, int WIDTH, bool BACK, i64 STRETCH, int MASK, int DRAW, i64 GIVEN_ROWS,
           i64 DELTAS, bool ROUTE>
 DEVICE void site_sums(In<u32> parameters, u32 what, In<bf16> a, In<bf16> first, In<bf16> z, In<float> importance, In<float> given,

@@ -1,30 +1,35 @@
-//! A masked site and its gradients, with what has a row of components at each position kept on chip.
+//! A masked site and its gradients as fused ops, which keep rows of components on chip.
 //!
-//! With `x V`, its masked form, and the gradients of both, `[positions, C]` each, most of what a site moves is what nobody else reads. A
-//! program that computes in bf16 on a device may put these ops in the place of a product, its mask and the next product, and of their
-//! gradients; nothing but a device has them, and [`sites`](crate::cuda) says where. With `G` the gradient of `y`:
+//! Most of a site's memory traffic is intermediates: `x V`, its masked form, and the gradients of
+//! both, `[positions, C]` each. On a device, a bf16 program may replace a product, its mask, the
+//! next product and their gradients by these ops ([`sites`](crate::cuda)). `G` is the gradient of
+//! `y`:
 //!
 //! ```text
 //! Site       y   = ((x V) * M) U + s c + (1 - s) b
-//! SiteGrad   gx  = ((G U^T) * M) V^T               gg = (x V) * (G U^T) * dM/dg       so for given draws
-//! SiteSums   gU  = ((x V) * M)^T G                 gV = x^T ((G U^T) * M)
+//! SiteGrad   gx  = ((G U^T) * M) V^T          gg = (x V) * (G U^T) * dM/dg (and draws: dM/dr)
+//! SiteSums   gU  = ((x V) * M)^T G            gV = x^T ((G U^T) * M)
 //! ```
 //!
-//! All four are the same: a product with one factor, a mask, a product with another. `M`, `s` and slopes are those of
-//! [`Masked`] and [`SiteOutput`](crate::ops::SiteOutput); `x V` and `G U^T` are made anew wherever they are read: with `k` columns of `x` and `n` of `y`,
+//! All four have one form: a product with one factor, a mask, a product with another factor. `M`,
+//! `s` and slopes are those of [`Masked`] and [`SiteOutput`](crate::ops::SiteOutput). `x V` and
+//! `G U^T` are recomputed by each reader. With `k` columns of `x` and `n` of `y`:
 //!
 //! ```text
-//! FLOPs per position and component     products 6 (k + n)       here 2 (k + n) + (4 k + 2 n) + 4 (k + n)
-//! bytes per position and component     products 12 + 22         here 4 + 8 + 8
+//! per position and component     products       here
+//! FLOPs                          6 (k + n)      2 (k + n) + (4 k + 2 n) + 4 (k + n)
+//! bytes                          12 + 22        4 + 8 + 8
 //! ```
 //!
-//! Products write four tensors of bf16 and read them seven times (22 bytes), and read importances twice and write their gradient, in
-//! f32 (12); here each of the four launches reads importances, and one writes their gradient. The minimum is 8: importances once, and
-//! their gradient. `x V` and `G U^T` are f32 until they are masked, one rounding less than where they are stored.
+//! Separate products write four bf16 tensors and read them seven times (22 bytes), and read
+//! importances twice and write their gradient in f32 (12 bytes). Here each of the four launches
+//! reads importances, and one writes their gradient. The minimum is 8: importances once, and their
+//! gradient. `x V` and `G U^T` are f32 until masked, one rounding less than if stored.
 //!
-//! Tensor cores have no f32 (tf32 has ten bits behind the point), so a program in f32 has no such ops. Nor are there any where the
-//! delta has a gradient, or a row of draws that holds for all positions: both are sums across blocks, which an adversary alone asks for.
-//! Whether the kernels, or the products, are faster on a device is measured there. Unmeasured: no GPU has run them yet.
+//! Tensor cores have no f32 (TF32 has a fraction of ten bits), so f32 programs have no such ops.
+//! Neither have sites whose delta has a gradient, or a row of draws for all positions: both need
+//! sums across blocks, and only an adversary uses them. Autotuning measures whether fused ops or
+//! products are faster on a device. No GPU has run these kernels yet.
 
 mod cuda;
 mod tiling;
@@ -38,7 +43,8 @@ use crate::value::Type;
 pub(crate) use cuda::KERNELS;
 use tiling::Tiling;
 
-/// The output of a site: `x`, `V`, `U`, what the mask is made of, then a clean output and a bias if there are any.
+/// Output of a site. Operands: `x`, `V`, `U`, those of the mask, then a clean output and a bias if
+/// there are any.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Site {
     pub(crate) mask: Masked,
@@ -46,22 +52,23 @@ pub(crate) struct Site {
     pub(crate) bias: bool,
 }
 
-/// Gradients of what has a row at each position, those that are wanted of `x`, the importances and given draws: `G`, `U`, `V`, what
-/// the mask is made of, then `x`.
+/// Gradients per position, as wanted: of `x`, of the importances and of given draws. Operands: `G`,
+/// `U`, `V`, those of the mask, then `x`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SiteGrad {
     pub(crate) mask: Masked,
     pub(crate) wants: [bool; 3],
 }
 
-/// The gradient of a factor: of `U` from `x`, `V`, `G`, or back, of `V` from `G`, `U`, `x`; then what the mask is made of.
+/// Gradient of a factor: of `U` from `x`, `V`, `G`; or, backward, of `V` from `G`, `U`, `x`. Then
+/// the operands of the mask.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SiteSums {
     pub(crate) mask: Masked,
     pub(crate) back: bool,
 }
 
-/// Positions, components, and the columns of the first factor's rows and of the second's.
+/// Positions, components, columns of the first factor's rows and of the second's.
 #[derive(Debug, Clone, Copy)]
 struct Sizes {
     rows: usize,
@@ -71,7 +78,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Of `a`, its factor and the other one, or what the sums are over.
+    /// Sizes for rows `a`, the first factor, and `n` columns of the second factor or of the sums.
     fn new(a: &Type, first: &Type, n: usize) -> Self {
         let k = a.columns();
         Self {
@@ -82,7 +89,7 @@ impl Sizes {
         }
     }
 
-    /// Multiplications and additions of so many columns at each component of each position.
+    /// Multiplications and additions for so many columns at each component of each position.
     fn flops(self, columns: usize) -> u64 {
         2 * (self.rows * self.components * columns) as u64
     }
@@ -99,7 +106,7 @@ impl Site {
         Sizes::new(inputs[0], inputs[1], inputs[2].columns())
     }
 
-    /// Whether there are tiles for it.
+    /// Whether a tile fits.
     pub(crate) fn fits(inputs: &[&Type]) -> bool {
         let Sizes { k, n, .. } = Self::sizes(inputs);
         Tiling::of_rows(k, n, false).is_some()
@@ -115,7 +122,7 @@ impl SiteGrad {
         self.wants[1] || self.wants[2]
     }
 
-    /// Whether there are tiles for it.
+    /// Whether a tile fits.
     pub(crate) fn fits(&self, inputs: &[&Type]) -> bool {
         let Sizes { k, n, .. } = Self::sizes(inputs);
         Tiling::of_rows(k, n, self.slopes()).is_some()
@@ -127,7 +134,7 @@ impl SiteSums {
         Sizes::new(inputs[0], inputs[1], inputs[2].columns())
     }
 
-    /// Whether there are tiles for it.
+    /// Whether a tile fits.
     pub(crate) fn fits(inputs: &[&Type]) -> bool {
         let Sizes { k, n, .. } = Self::sizes(inputs);
         Tiling::of_sums(k, n).is_some()

@@ -1,4 +1,4 @@
-//! Sites as one op each: what they compute beside the CPU executor, what they read, and what the compiler makes of them.
+//! Fused sites: results against the CPU executor, memory traffic, and resources of the kernels.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::value::Type;
 
 const STREAM: Stream = Stream::new(Purpose::Source, 1, 2);
 
-/// Two sites that read the same `x` and importances, one behind the other.
+/// Two sites in sequence that share `x` and importances.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) rows: usize,
@@ -38,7 +38,7 @@ pub(crate) struct Case {
     bias: bool,
 }
 
-/// Tiles of 64 and a rest; whole vectors.
+/// Tiles of 64 with a remainder; whole vectors.
 pub(crate) const EVEN: Case = Case {
     rows: 70,
     d_in: 48,
@@ -50,7 +50,7 @@ pub(crate) const EVEN: Case = Case {
     bias: false,
 };
 
-/// Nothing divides anything.
+/// No dimension divides another.
 pub(crate) const RAGGED: Case = Case {
     rows: 37,
     d_in: 21,
@@ -59,7 +59,7 @@ pub(crate) const RAGGED: Case = Case {
     ..EVEN
 };
 
-/// Wider than 64 positions have registers for.
+/// Too wide for the registers of 64 positions.
 const WIDE: Case = Case {
     rows: 33,
     d_in: 24,
@@ -68,7 +68,7 @@ const WIDE: Case = Case {
     ..EVEN
 };
 
-/// Of a size that the kernels are for.
+/// A size that the kernels are made for.
 pub(crate) fn square(d: usize) -> Case {
     Case {
         rows: 32_768,
@@ -173,7 +173,7 @@ impl Case {
     }
 }
 
-/// Normal numbers that are bf16.
+/// Normal numbers, rounded to bf16.
 fn rounded(dims: &[usize], seed: u64) -> Vec<f32> {
     let values = random(dims, seed).values.into_iter();
     values.map(|x| half::bf16::from_f32(x).to_f32()).collect()
@@ -188,8 +188,8 @@ pub(crate) fn numbers() -> StepParameters {
     }
 }
 
-/// What a device makes of a program in bf16 with its sites as one op each, or not. The GPU that is asked for finds the same bits
-/// twice, and the emulated one in either order of threads.
+/// Results of a bf16 program on a device, with its sites fused or not. A GPU must repeat its bits,
+/// and the emulated device must give the same bits in both orders of threads.
 fn on_device(made: &Made, b: &DeviceGraph, one: bool) -> Vec<(String, Vec<f32>)> {
     let emulated = Emulated::new(Order::new(true, true));
     let device = gpu().unwrap_or_else(|| Device::of(Arc::<Emulated>::clone(&emulated)));
@@ -221,9 +221,10 @@ fn on_cpu(made: &Made) -> Vec<(String, Vec<f32>)> {
     names.iter().map(values).collect()
 }
 
-/// What is masked is rounded to bf16, and so are clean outputs, and where all is rounded that can be `y` and the gradients too, each
-/// added up over two sites: five roundings one after the other, each off by up to 2^-9. Otherwise the gradients of
-/// importances and draws read nothing that is rounded, and are as exact as f32.
+/// Masked activations are rounded to bf16, and so are clean outputs; if everything possible is
+/// rounded, so are `y` and the gradients, each added up over two sites: five roundings in sequence,
+/// each by up to 2^-9. Otherwise the gradients of importances and draws read nothing rounded, and
+/// are as exact as in f32.
 fn agree(case: &Case) {
     let made = case.build(true);
     if gpu().is_none() && !is_there() {
@@ -257,7 +258,7 @@ fn agree(case: &Case) {
 }
 
 #[test]
-fn sites_as_one_op_agree_with_the_cpu() {
+fn fused_sites_agree_with_the_cpu() {
     for case in [EVEN, RAGGED, WIDE] {
         agree(&case);
         let rows = case.rows;
@@ -290,10 +291,10 @@ fn every_mask_agrees_with_the_cpu() {
     }
 }
 
-/// `site_rows` reads factors once for each tile of positions, `site_sums` rows once for each tile of components, and whatever has
-/// a number for each of both is read or written once.
+/// `site_rows` reads factors once for each tile of positions, `site_sums` reads rows once for each
+/// tile of components, and numbers per position and component are accessed once.
 #[test]
-fn what_crosses_memory_is_what_the_table_of_kernels_says() {
+fn memory_traffic_matches_the_table_of_kernels() {
     if !is_there() {
         return;
     }
@@ -320,17 +321,18 @@ fn what_crosses_memory_is_what_the_table_of_kernels_says() {
     };
     let tiles = |of: usize| of.div_ceil(64) as u64;
     let (positions, components) = (tiles(EVEN.rows), tiles(EVEN.c));
-    // Gradients do not wait for y. On the way there: x, V, U, x again where there are slopes, importances, y.
+    // Gradients do not wait for y. Forward: x, V, U, x again if there are slopes, importances, y.
     let rows = times("site_rows");
     let (back, forward) = rows.split_at(2);
     let forward: Vec<&[u64]> = forward.iter().map(|times| &times[..5]).collect();
     assert_eq!(forward, [[1, positions, positions, 0, 1]; 2]);
     assert!(rows[2..].iter().all(|times| times[5] == 1), "{rows:?}");
-    // And back: G, U, V, x, importances, the gradients of x and importances, which the second adds to.
+    // Backward: G, U, V, x, importances, the gradients of x and importances, which the second site
+    // adds to.
     let back: Vec<&[u64]> = back.iter().map(|times| &times[..7]).collect();
     let gradient = |of: u64| [1, positions, positions, 1, 1, of, of];
     assert_eq!(back, [gradient(1), gradient(2)]);
-    // Rows, a factor once a stretch, rows, importances, sums.
+    // Rows, a factor once per stretch, rows, importances, sums.
     let sums = times("site_sums");
     assert_eq!(sums.len(), 4);
     for times in &sums {
@@ -345,7 +347,8 @@ fn kernels_of_sites_compile_within_their_budget() {
         println!("no NVRTC: the kernels of sites were not compiled for a GPU");
         return;
     }
-    // One block of 256 threads has all registers of a processor, and its shared memory. Nothing is spilled.
+    // One block of 256 threads has all registers and shared memory of a multiprocessor, and spills
+    // nothing.
     for (d, most) in [(128, 168), (256, 200), (512, 255), (768, 255)] {
         let made = square(d).build(false);
         let program = Program::of(&stored(&made.b), |_, _| true);

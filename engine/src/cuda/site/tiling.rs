@@ -1,19 +1,21 @@
-//! Which tiles a block of the site kernels goes through, and what they take of it.
+//! Tiles of the site kernels, and the registers and shared memory that they take.
 //!
-//! Per block of 256 threads there are 64 Ki registers and at most 227 KiB of shared memory. What comes of a tile (rows of `y`, or sums
-//! of a gradient) stays in registers until the end: `lines * n / 256` f32s a thread, and twice eight warps at 64 lines have no room
-//! for more than 128 of them beside the tile in the making. Everything else is bf16 in shared memory, each row 16 bytes longer than
-//! it is, so that the eight rows of a matrix lie in different banks:
+//! A block of 256 threads has 64 Ki registers and at most 227 KiB of shared memory. Results of a
+//! tile (rows of `y`, or sums of a gradient) stay in registers until the end: `lines * n / 256`
+//! f32s per thread. Twice eight warps at 64 lines have registers for at most 128 of them, beside
+//! the tile in progress. Everything else is bf16 in shared memory, with rows padded by 16 bytes so
+//! that the eight rows of a matrix lie in different banks:
 //!
 //! ```text
-//! rows: [lines, k] + [k, width] + [width, n] + [lines, width]     and [lines, n], if the gradient of importances is wanted
+//! rows: [lines, k] + [k, width] + [width, n] + [lines, width]  (+ [lines, n] with slopes)
 //! sums: [lines, k] + [k, width] + [lines, n] + [lines, width]
 //! ```
 //!
-//! A block reads all of `V` and `U`, `2 (k + n)` bytes a component, for `2 lines (k + n)` FLOPs: `lines` FLOPs a byte, from the
-//! level-2 cache. At 64 lines the largest sites are within what that gives; at 32 they are bound by it. To split the columns of
-//! `y` over blocks instead would make `x V` anew in each: half as much work again at twice the columns, and no fewer bytes.
-//! So the first of these is taken that fits: 64 by 64, 64 by 32, 32 by 64, 32 by 32.
+//! A block reads all of `V` and `U` from the level-2 cache, `2 (k + n)` bytes per component, for
+//! `2 lines (k + n)` FLOPs: `lines` FLOPs per byte. At 64 lines, the cache is fast enough for the
+//! largest sites; at 32, it is the limit. Splitting the columns of `y` over blocks would recompute
+//! `x V` in each: half as much work again for twice the columns, and no fewer bytes. So the first
+//! tile that fits is taken, of 64 by 64, 64 by 32, 32 by 64, 32 by 32.
 //!
 //! ```text
 //! k = n             128            256            512            768
@@ -22,7 +24,7 @@
 //! sums        64x64  61 KiB  64x64 111 KiB  64x64 211 KiB  32x32 160 KiB
 //! ```
 
-/// Shared memory that a block may have on Hopper.
+/// Shared memory of a block on Hopper.
 pub(crate) const MOST_SHARED: usize = 227 << 10;
 
 /// Threads of a block.
@@ -45,12 +47,12 @@ pub(crate) struct Tiling {
     pub(super) width: usize,
 }
 
-/// f32s of shared memory that a bf16 tile takes.
+/// f32s of shared memory for a bf16 tile.
 fn room(lines: usize, columns: usize) -> usize {
     lines * (columns + 8) / 2
 }
 
-/// `n` columns as the warps share them, where each has 32 of `lines`.
+/// `n` rounded up to the warps' shares, of 32 lines each.
 fn columns(lines: usize, n: usize) -> usize {
     n.next_multiple_of((8 * 8 / (lines / 32)).max(32))
 }
@@ -60,9 +62,10 @@ impl Tiling {
         Self { lines, width }
     }
 
-    /// For `[.., k]` through components to `[.., n]`, where `slopes` says whether the gradient of importances is wanted too.
+    /// The tile for `[.., k]` through components to `[.., n]`; `slopes` adds the gradient of
+    /// importances.
     pub(super) fn of_rows(k: usize, n: usize, slopes: bool) -> Option<Self> {
-        // The slopes take the registers of another tile.
+        // Slopes take the registers of another tile.
         let most = if slopes { 96 } else { 128 };
         TILES.into_iter().find(|tile| {
             tile.lines * columns(tile.lines, n) <= most * THREADS
@@ -70,7 +73,7 @@ impl Tiling {
         })
     }
 
-    /// For sums over positions of components times `n` columns.
+    /// The tile for sums over positions: components times `n` columns.
     pub(super) fn of_sums(k: usize, n: usize) -> Option<Self> {
         TILES.into_iter().find(|tile| {
             tile.width * columns(tile.width, n) <= 128 * THREADS
@@ -78,7 +81,7 @@ impl Tiling {
         })
     }
 
-    /// f32s of shared memory of `site_rows`; either way of storing a factor takes no more.
+    /// f32s of shared memory of `site_rows`, for either storage of a factor.
     pub(super) fn rows_room(self, k: usize, n: usize, slopes: bool) -> usize {
         let Self { lines, width } = self;
         let (k, n) = (k.next_multiple_of(32), columns(lines, n));
@@ -94,7 +97,7 @@ impl Tiling {
     }
 }
 
-/// f32s of a tile of a factor, whichever way it is stored.
+/// f32s of a tile of a factor, for either storage.
 fn stored(k: usize, width: usize) -> usize {
     room(k, width).max(room(width, k))
 }
@@ -130,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_wide_has_no_tile() {
+    fn sites_that_are_too_wide_have_no_tile() {
         assert_eq!(Tiling::of_rows(4096, 64, false), None);
         assert_eq!(Tiling::of_sums(64, 4096), None);
     }
