@@ -1,25 +1,25 @@
-//! A program of bf16, compared op by op with the roundings that storing in bf16 makes, and no others.
+//! Checks that a bf16 program rounds where it stores in bf16 and nowhere else, op by op.
 //!
-//! Every value that the device makes comes home ([`watched`]), and each op is repeated on the CPU from the operands that the device
-//! had ([`check`]): all that may differ is one rounding of the result. What holds for each op from what it found holds for the
-//! program, and a program as a whole cannot be held to anything near as close. One rounding that falls the other way changes others
-//! behind it; and an importance at an edge of its sigmoid, the slope of a small power near zero, or the sign that an adversary
-//! takes make of a last bit all of a gradient.
+//! All values of the device are fetched ([`watched`]), and each op is repeated on the CPU from the
+//! operands that the device had ([`check`]): results may differ by one rounding. The bound is per
+//! op, because whole programs cannot be compared as tightly: one rounding in the other direction
+//! changes later ones. At an edge of an importance's sigmoid, in the slope of a small power near
+//! zero, or in the sign that an adversary takes, the last bit of a value decides a whole gradient.
 //!
-//! Of the reference's small models (`golden`), with f32 as the measure:
+//! Relative errors on the reference's small models (`golden`), against f32:
 //!
-//! | off by, of itself | here | PyTorch under autocast |
+//! | relative error | here | PyTorch under autocast |
 //! |---|---|---|
 //! | logits of importances, the worst site of a model | 0.0006 to 0.016 | 0.0013 to 0.026 |
-//! | gradients of components, half of a model's are below | 0.005 to 0.031 | 0.008 to 0.035 |
-//! | gradients of importance functions, half are below | 0.006 to 0.046 | 0.009 to 0.038 |
-//! | the same, the worst | 0.07 to 5.5 | 0.05 to 2.6 |
+//! | gradients of components, median of a model | 0.005 to 0.031 | 0.008 to 0.035 |
+//! | gradients of importance functions, median | 0.006 to 0.046 | 0.009 to 0.038 |
+//! | gradients of importance functions, worst | 0.07 to 5.5 | 0.05 to 2.6 |
 //!
-//! A single rounding before the logits (of weights, an embedding, a norm) makes such a worst one, all that follow them together
-//! rarely; random numbers of the size of the roundings, in their place, do the same; and a residual stream in f32, as autocast has it,
-//! makes nothing better.
+//! A single rounding before the logits (of weights, an embedding, a norm) causes such a worst case;
+//! all roundings after the logits together rarely do. Random numbers of the size of these roundings
+//! cause the same, and a residual stream in f32, as under autocast, improves nothing.
 //!
-//! A site that is one op is held to what its products make together, where only what is masked is stored.
+//! A fused site is compared with its separate products, where only masked activations are stored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,32 +37,33 @@ use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::{DType, Value};
 
-/// `|found - expected| / |expected|` in the 2-norm of a result in bf16: no element is rounded by more than half of its last bit, 2^-8 of
-/// it; found: 2^-9, and 2^-8.2 at most.
+/// Bound of `|found - expected| / |expected|` in the 2-norm for a bf16 result: rounding changes
+/// each element by at most half of its last bit, 2^-8 of it. Measured: 2^-9, at most 2^-8.2.
 const STORED: f64 = 1.0 / 256.0;
 
-/// The same of a result in f32: sums in another order. Found: 3e-7.
+/// Bound for an f32 result, whose sums have another order. Measured: 3e-7.
 const SUMMED: f64 = 1e-5;
 
-/// The same of a site that is one op, in f32: another order of sums lets a few of the masked activations round the other way.
+/// Bound for an f32 result of a fused site, whose order of sums makes a few of the masked
+/// activations round differently.
 const MASKED: f64 = STORED / 8.0;
 
-/// The same of a divergence: a sum of numbers that nearly cancel.
+/// Bound for a divergence, a sum of numbers that nearly cancel.
 const CANCELLED: f64 = 2e-3;
 
-/// What a value was on the device: f32s, or words.
+/// Values of the device, as f32s or words.
 pub(super) type Known = BTreeMap<Value, Vec<f32>>;
 
-/// A program as it is stored, and as it is run.
+/// A program with its storage types, and as it runs.
 pub(super) struct CheckedProgram {
     stored: DeviceGraph,
-    /// Its sites, where each is one op.
+    /// Its sites, if they are one op each.
     sites: Vec<Found>,
     pub(super) run: DeviceGraph,
 }
 
 impl CheckedProgram {
-    /// A stored program; whether its sites are one op each.
+    /// `one`: whether its sites are one op each.
     pub(super) fn new(stored: DeviceGraph, one: bool) -> Self {
         let sites = if one {
             sites::sites(&stored)
@@ -76,7 +77,7 @@ impl CheckedProgram {
         }
     }
 
-    /// The products in whose place a node of a site is.
+    /// The products that a fused node replaces.
     fn products(&self, node: &DeviceNode) -> impl Iterator<Item = &DeviceNode> {
         let is_it = |(_, one): &(usize, DeviceNode)| one.outputs == node.outputs;
         let mut sites = self.sites.iter();
@@ -86,7 +87,7 @@ impl CheckedProgram {
     }
 }
 
-/// The program with every value that it makes among its outputs, in f32, behind those that it has; and the values.
+/// The program with all computed values as further outputs, in f32, and these values.
 pub(super) fn watched(stored: &DeviceGraph) -> (DeviceGraph, Vec<Value>) {
     let mut to = stored.with_nodes(stored.nodes.clone());
     let nodes = schedule::order(stored);
@@ -102,8 +103,8 @@ pub(super) fn watched(stored: &DeviceGraph) -> (DeviceGraph, Vec<Value>) {
     (to, values)
 }
 
-/// Repeats each op of a program from the values that a device `made` of it and of what it was given; a line about the first op
-/// whose results it rounded more than once.
+/// Repeats each op of a program from the device's values `made` and its inputs; returns a line
+/// about the first op whose results differ by more than one rounding.
 pub(super) fn check(
     checked: &CheckedProgram,
     inputs: &[(&str, &[u32])],
@@ -131,7 +132,7 @@ pub(super) fn check(
     }
     let routes = routes(&checked.stored);
     for node in &stored.nodes {
-        // What changes the store gives nothing; what nobody needs was not made.
+        // Ops that write to the store have no result; results that no op reads were not computed.
         let is_known = node
             .outputs
             .first()
@@ -148,10 +149,11 @@ fn rounded(values: &[f32]) -> Vec<f32> {
     values.map(|&x| bf16::from_f32(x).to_f32()).collect()
 }
 
-/// Of each value whose rows are compacted on the CPU the routes by which they are.
+/// The route of each value whose rows are compacted on the CPU.
 type Routes = BTreeMap<Value, Value>;
 
-/// A device has every routed row in its place and zeros elsewhere; the CPU has them first, and whatever behind them.
+/// A device keeps every routed row in its place, with zeros elsewhere; the CPU packs routed rows
+/// first, with arbitrary rows after them.
 fn routes(stored: &DeviceGraph) -> Routes {
     let mut routes = Routes::new();
     for node in &stored.nodes {
@@ -170,7 +172,7 @@ fn routes(stored: &DeviceGraph) -> Routes {
     routes
 }
 
-/// Rows of a device as the CPU has them, or back.
+/// Converts rows from a device's layout to the CPU's, or back.
 fn moved(values: &[f32], routes: &[f32], to_device: bool) -> Vec<f32> {
     let columns = values.len() / routes.len();
     let mut moved = vec![0.0; values.len()];
@@ -209,7 +211,7 @@ fn check_one(
             ("site" | "site_grad" | "site_sums", _) => MASKED,
             (_, DType::F32 | DType::U32) => SUMMED,
         };
-        // NaN is off too.
+        // NaN fails too.
         if off.is_nan() || off > bound {
             let (op, ty) = (&node.op, stored.ty(*output));
             return Err(format!(
@@ -220,8 +222,8 @@ fn check_one(
     Ok(())
 }
 
-/// The product with its divergence as a device has it: logits are stored in between, then their gradient in their place. Where they
-/// are close to the target's, these two roundings are far more than one of the result.
+/// The product and its divergence with a device's roundings: logits are stored, then replaced by
+/// their gradient. Near the target's logits, these two roundings far exceed one of the result.
 fn head_divergence(stored: &DeviceGraph, node: &DeviceNode, known: &Known) -> Vec<Vec<f32>> {
     let of = |settings: &str| format!("{:?}", node.op).contains(settings);
     let [target, target_lse, h, w] = [0, 1, 2, 3].map(|index| &*known[&node.inputs[index]]);
@@ -282,7 +284,8 @@ fn head_divergence(stored: &DeviceGraph, node: &DeviceNode, known: &Known) -> Ve
     results.collect()
 }
 
-/// The results of a site that is one op, from its products: all in f32, but for what is masked, which the last of them multiply.
+/// Results of a fused site, from its products in f32; only masked activations are rounded, before
+/// the last product.
 fn site(
     checked: &CheckedProgram,
     node: &DeviceNode,
@@ -317,7 +320,7 @@ fn site(
         .collect()
 }
 
-/// Values that nodes make on the CPU, from operands as the device had them.
+/// Values that nodes compute on the CPU from the device's operands.
 fn repeated(
     stored: &DeviceGraph,
     nodes: &[&DeviceNode],
@@ -327,7 +330,7 @@ fn repeated(
 ) -> Vec<Vec<f32>> {
     let mut b = Builder::new();
     b.scalars.clone_from(&stored.scalars);
-    // Of each value of the program what stands for it here.
+    // For each value of the program, its value here.
     let mut here: BTreeMap<Value, Value> = BTreeMap::new();
     let mut given = Vec::new();
     for node in nodes {
@@ -385,7 +388,7 @@ fn repeated(
     made.collect()
 }
 
-/// `|found - expected| / |expected|` in the 2-norm; 0 where both are nothing but zeros, or NaN at the same places.
+/// `|found - expected| / |expected|` in the 2-norm; 0 if both are zero, or NaN at the same places.
 fn distance(found: &[f32], expected: &[f32]) -> f64 {
     let (mut off, mut size) = (0.0, 0.0);
     for (&found, &expected) in found.iter().zip(expected) {
@@ -407,13 +410,14 @@ mod tests {
     use crate::cuda::site::tests as site;
     use crate::cuda::tests::{numbers, replay};
 
-    /// A number that has kept five bits of the eight that bf16 has.
+    /// Rounds a number to five of bf16's eight bits.
     fn coarse(x: f32) -> f32 {
         let half = 1 << 18;
         f32::from_bits((x.to_bits() + half) & !((1 << 19) - 1))
     }
 
-    /// Asserts that a program rounds as it may, and that three bits less of any of its results are found; how many there were.
+    /// Asserts that a program rounds as allowed, and that three bits less of any result are
+    /// detected; returns the number of results.
     fn tried(
         checked: &CheckedProgram,
         (store, inputs): (&Store, &[(&'static str, Vec<u32>)]),
@@ -439,7 +443,7 @@ mod tests {
                 let mut worse = made.clone();
                 let values = worse.entry(*output).or_default();
                 values.iter_mut().for_each(|x| *x = coarse(*x));
-                // Ones and zeros lose nothing.
+                // Ones and zeros lose no bits.
                 if *values == made[output] {
                     continue;
                 }
@@ -452,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn every_op_rounds_once_and_three_bits_less_of_any_are_found() {
+    fn every_op_rounds_once_and_three_lost_bits_are_detected() {
         for sizes in [EVEN, RAGGED] {
             let every_op = EveryOp::new(sizes, true);
             let checked = CheckedProgram::new(stored(&every_op.b), false);
@@ -466,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_site_that_is_one_op_rounds_twice_and_three_bits_less_are_found() {
+    fn a_fused_site_rounds_twice_and_three_lost_bits_are_detected() {
         for case in [site::EVEN, site::RAGGED] {
             let made = case.build(true);
             let checked = CheckedProgram::new(stored(&made.b), true);

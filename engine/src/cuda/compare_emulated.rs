@@ -1,7 +1,8 @@
-//! The first replays of every program, repeated on the emulated device and compared: a build of the feature `compare-emulated` runs whatever
-//! programs its tests make, losses, adversaries and updates of whole models, on both. With `SPD_COMPARE_EMULATED=bf16` in the environment
-//! the device stores in bf16 what can be, and each op is held to that ([`bf16_roundings`](super::bf16_roundings)); with `SPD_COMPARE_EMULATED=sites` it
-//! also computes every site that it can as one op.
+//! Repeats the first replays of every program on the emulated device and compares. A build with the
+//! feature `compare-emulated` does so for all programs of its tests: losses, adversaries and
+//! updates of whole models. With `SPD_COMPARE_EMULATED=bf16` in the environment, the device stores
+//! in bf16, and each op is checked by [`bf16_roundings`](super::bf16_roundings); with
+//! `SPD_COMPARE_EMULATED=sites`, it also fuses every site that it can.
 
 use super::bf16_roundings::{CheckedProgram, check, watched};
 use super::emulated::{Emulated, Order};
@@ -15,17 +16,17 @@ use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::Value;
 
-/// Replays of a program that are repeated: the second one finds the arena as the first left it.
+/// Replays of a program that are repeated; the second starts with the arena that the first left.
 const REPLAYS: usize = 2;
 
-/// Difference that other orders of sums make, of the largest element of a tensor.
+/// Tolerance for other orders of sums, relative to the largest element of a tensor.
 const TOLERANCE: f32 = 1e-4;
 
-/// Elements in a hundred that may differ by more: where an update or an adversary takes the sign of a gradient that is as small
-/// as its rounding.
+/// Percentage of elements that may exceed the tolerance: an update or an adversary may take the
+/// sign of a gradient as small as its rounding.
 const EXCEPTIONS: usize = 1;
 
-/// What the device stores, and whether its sites are one op each.
+/// Storage precision of the device, and whether its sites are fused.
 fn settings() -> (Precision, bool) {
     match std::env::var("SPD_COMPARE_EMULATED").as_deref() {
         Ok("bf16") => (Precision::Bf16, false),
@@ -37,13 +38,13 @@ fn settings() -> (Precision, bool) {
 /// A program on the emulated device, beside the same program on the CPU.
 pub(crate) struct ComparedProgram {
     program: Repeated,
-    /// In bf16, what it is held to, and the same program with all that it makes.
+    /// For bf16: the program to check, its replays with all values as outputs, and these values.
     watched: Option<(CheckedProgram, Repeated, Vec<Value>)>,
     replays: usize,
 }
 
 impl ComparedProgram {
-    /// Of a program.
+    /// Prepares the comparison of a program.
     pub(crate) fn new(builder: &Builder) -> Self {
         let (program, watched) = match settings() {
             (Precision::F32 | Precision::Tf32, _) => (Program::new(builder, |_, _| false), None),
@@ -63,12 +64,12 @@ impl ComparedProgram {
 }
 
 impl Repeat for ComparedProgram {
-    /// Runs the program on the device as the CPU is about to, the first times; nothing where there is no g++, nor in bf16, where it is
-    /// compared here.
+    /// Runs the program on the device as the CPU is about to, for the first replays. Does nothing
+    /// without g++; in bf16 it compares at once.
     ///
     /// # Panics
     ///
-    /// When a device that stores in bf16 rounds more than that.
+    /// If a bf16 result differs by more than its rounding.
     fn run(
         &mut self,
         inputs: Vec<(&str, &[u32])>,

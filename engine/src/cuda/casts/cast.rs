@@ -1,15 +1,15 @@
-//! The same numbers in bf16, rounded to the nearest, to the even one of two: what a product reads of a value that is kept in
-//! f32. `|round(x) - x| <= 2^-8 |x|`.
+//! Rounds f32 to bf16, to nearest, ties to even, for products that read a value kept in f32.
+//! `|round(x) - x| <= 2^-8 |x|`.
 //!
-//! It comes into a program when a device is to store it in bf16 ([`crate::Precision`]), after gradients have been made: its own is
-//! that of the value itself.
+//! A device that stores in bf16 ([`crate::Precision`]) inserts it after gradients were made; the
+//! gradient of the result is that of the operand.
 
 use crate::cuda::device_op::Rewritten;
 use crate::cuda::lowering::{Lowering, Source};
 
 const KERNELS: Source = Source::new("cast", include_str!("kernel.cu"));
 
-/// bf16 of an f32.
+/// The operand in bf16.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cast;
 

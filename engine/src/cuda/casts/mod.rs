@@ -1,23 +1,24 @@
-//! How a device stores what a program computes: in f32, or in bf16 what can be.
+//! Storage types on a device: f32, or bf16 where possible.
 //!
-//! A program is written down once, in f32, gradients and all. [`stored`] makes of it the program of a device that computes in
-//! bf16: it looks at who reads each value, stores in bf16 what all of them [take](crate::Op::formats), and puts a [`Cast`]
-//! before products that would read something else. Arithmetic is f32 everywhere; what is bf16 is what crosses memory and what
-//! tensor cores multiply.
+//! A program is built in f32, with its gradients. [`stored`] derives the program of a bf16 device:
+//! it looks at all readers of each value, stores in bf16 the values that all of them
+//! [accept](crate::Op::formats), and inserts a [`Cast`] before products that would read f32.
+//! Arithmetic is always f32; bf16 is only what memory traffic and tensor cores see.
 //!
-//! - **What depends on the batch** may be stored in bf16: activations and masked activations, norms, attention, logits over
-//!   a vocabulary, and the gradients of all of them. What is made of parameters alone is computed as they are kept: the weight
-//!   deltas of faithfulness, their products and their gradients are f32.
-//! - **What an update, a norm, an importance or the host reads** is f32: gradients of parameters and of an adversary's sources,
-//!   logits of importances, whatever is said of a whole row, and the outputs of the program. So are vectors and scalars.
-//! - **A weight** that products read is rounded once a replay, whoever reads it; one that is frozen ([`Store::freeze`]) lies
-//!   on the device in bf16 too, and costs a replay nothing.
+//! - **Values that depend on the batch** may be bf16: activations and masked activations, norms,
+//!   attention, logits over a vocabulary, and the gradients of all of them. Values of parameters
+//!   alone stay f32: the weight deltas of faithfulness, their products and their gradients.
+//! - **Values that an update, a norm, an importance or the host reads** are f32: gradients of
+//!   parameters and of an adversary's sources, logits of importances, values for a whole row,
+//!   outputs of the program. So are vectors and scalars.
+//! - **A weight** that products read is rounded once in a replay for all readers. A frozen weight
+//!   ([`Store::freeze`]) is also kept in bf16 on the device, and costs a replay nothing.
 //!
-//! Values that are added to each other in place are of one type, and what is added up to an f32 is f32.
+//! Values that are added in place have one type; anything added to an f32 is f32.
 //!
-//! On a processor everything is stored in f32, and products that depend on the batch round their factors as they lay them out
-//! ([`rounding`](crate::rounding)), a frozen right one once for all replays: what would be saved of its memory traffic is the
-//! smaller part there, and every op but those products is as exact as in f32.
+//! A CPU stores everything in f32. Its products that depend on the batch round their factors while
+//! packing them ([`rounding`](crate::rounding)), a frozen right factor once for all replays: bf16
+//! storage would save little of a CPU's memory traffic, and all other ops stay as exact as in f32.
 //!
 //! [`Store::freeze`]: crate::Store::freeze
 
@@ -36,7 +37,7 @@ use crate::precision::{Format, Precision};
 use crate::rounding::{at, of_batch, operands};
 use crate::value::{DType, Type, Value};
 
-/// Of each value whether it has to be stored as it is; `depends` says which may be rounded at all.
+/// Whether each value must keep its type; `depends` says which values may be rounded at all.
 fn exact(from: &Builder, depends: &[bool], read: impl Iterator<Item = Value>) -> Vec<bool> {
     let mut exact = vec![true; from.types.len()];
     for node in &from.nodes {
@@ -55,7 +56,7 @@ fn exact(from: &Builder, depends: &[bool], read: impl Iterator<Item = Value>) ->
     for value in read.chain(from.all_reduced.iter().copied()) {
         exact[value.index()] = true;
     }
-    // What has to be equal spreads until nothing changes.
+    // Equal types spread along in-place additions until nothing changes.
     let mut changed = true;
     while changed {
         changed = false;
@@ -80,7 +81,7 @@ fn exact(from: &Builder, depends: &[bool], read: impl Iterator<Item = Value>) ->
     exact
 }
 
-/// The program of a device that stores in bf16 what can be; values keep their numbers.
+/// The program of a bf16 device; values keep their numbers.
 pub(crate) fn stored(from: &Builder) -> DeviceGraph {
     let depends = of_batch(from);
     let outputs = from.outputs.iter().map(|&(_, output)| output);
@@ -90,8 +91,8 @@ pub(crate) fn stored(from: &Builder) -> DeviceGraph {
     })
 }
 
-/// The program with everything in bf16 that a kernel takes or gives in it, for tests of kernels: leaves are rounded
-/// wherever that is so, and outputs are widened behind the end.
+/// The program with bf16 for every operand and result that any kernel accepts in bf16, to test
+/// kernels: leaves are rounded, and outputs are widened at the end.
 #[cfg(test)]
 pub(crate) fn rounded_wherever_possible(from: &Builder) -> DeviceGraph {
     let exact = exact(from, &vec![true; from.types.len()], std::iter::empty());
@@ -105,11 +106,11 @@ pub(crate) fn rounded_wherever_possible(from: &Builder) -> DeviceGraph {
     to
 }
 
-/// The program with what is not `exact` in bf16. A node that `rounds` any of its operands by their formats takes all of those in
-/// bf16.
+/// The program with bf16 for all values that are not `exact`. A node that `rounds` one of its
+/// operands takes all of its operands with that format in bf16.
 fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> bool) -> DeviceGraph {
     let mut to: DeviceGraph = from.with_nodes(Vec::new());
-    // What is to be rounded is, once.
+    // The rewritten program needs no further rounding.
     to.precision = Precision::F32;
     for (ty, _) in to.types.iter_mut().zip(exact).filter(|(_, exact)| !**exact) {
         ty.dtype = DType::Bf16;
@@ -121,9 +122,9 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> boo
         let inputs = operands(node).map(|(value, format)| {
             let wanted = match format {
                 Full => false,
-                // Labels are none, where they stand.
+                // Labels are u32.
                 Factor => product && from.ty(value).dtype != DType::U32,
-                // A leaf; what a node gives is of the type it should be.
+                // Only leaves need a cast: results already have the right type.
                 Either => {
                     let leaf = !matches!(from.homes[value.index()], Home::Node(_));
                     leaf && from.ty(value).dtype == DType::F32 && rounds(value, format)
@@ -146,7 +147,7 @@ fn rewrite(from: &Builder, exact: &[bool], rounds: impl Fn(Value, Format) -> boo
     to
 }
 
-/// A value in bf16: where it lies already, or by a [`Cast`].
+/// A value in bf16: itself, or its [`Cast`].
 fn round(to: &mut DeviceGraph, value: Value, part: &'static str) -> Value {
     match to.homes[value.index()] {
         Home::Persistent(slot) if to.frozen.contains(&slot) => {

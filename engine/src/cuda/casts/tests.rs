@@ -15,7 +15,7 @@ use crate::rounding::precision_of_products;
 use crate::step_parameters::StepParameters;
 use crate::store::Store;
 
-/// Every bf16, what lies between it and the next, and what lies halfway.
+/// Every bf16, a number between it and the next, and the halfway point.
 fn floats() -> Vec<u32> {
     let around = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
     let floats = (0..=u32::from(u16::MAX)).flat_map(|high| around.map(|low| high << 16 | low));
@@ -46,7 +46,7 @@ fn a_device_rounds_as_the_host_does() {
     }
 }
 
-/// Ops by name, of which some first result is stored in bf16.
+/// Names of ops with a bf16 first result.
 fn rounded(b: &DeviceGraph) -> BTreeSet<&'static str> {
     let first = |node: &DeviceNode| node.outputs.first().map(|&output| b.ty(output).dtype);
     let nodes = b.nodes.iter();
@@ -55,7 +55,7 @@ fn rounded(b: &DeviceGraph) -> BTreeSet<&'static str> {
 }
 
 #[test]
-fn activations_and_their_gradients_are_bf16_and_what_steers_is_f32() {
+fn activations_and_their_gradients_are_bf16_and_control_values_are_f32() {
     let b = stored(&EveryOp::new(EVEN, false).b);
     let expected = [
         "add",
@@ -138,7 +138,8 @@ const PRODUCT: MatMul = MatMul {
     alpha: 1.0,
 };
 
-/// `x V U` and `x W`, for some rows, and the weight delta `V U - W`, with an update of `V` and `U`; `W` may be frozen.
+/// `x V U` and `x W`, some with routes, and the weight delta `V U - W`, with an update of `V` and
+/// `U`; `W` may be frozen.
 fn site(freeze: bool) -> (Builder, Store) {
     let (mut b, mut store) = (Builder::new(), Store::new());
     let mut kept = |name: &str, dims: &[usize], frozen: bool| {
@@ -195,7 +196,7 @@ fn count(b: &DeviceGraph, name: &str) -> usize {
 
 #[test]
 fn a_weight_is_rounded_once_and_a_frozen_one_never() {
-    // The batch, V, U, and W; each is read more than once.
+    // The batch, V, U and W; each is read more than once.
     assert_eq!(count(&stored(&site(false).0), "cast"), 4);
     let (b, _) = site(true);
     let b = stored(&b);
@@ -208,10 +209,10 @@ fn a_weight_is_rounded_once_and_a_frozen_one_never() {
 }
 
 #[test]
-fn what_is_made_of_weights_alone_is_f32() {
+fn values_of_weights_alone_are_f32() {
     let (from, _) = site(true);
     let b = stored(&from);
-    // V U and its gradients by the delta; the other products are of the batch.
+    // V U, and its gradients through the delta; the other products depend on the batch.
     let full = |node: &&DeviceNode| b.ty(node.inputs[0]).dtype == DType::F32;
     let products = b.nodes.iter().filter(|node| node.op.name() == "matmul");
     let (full, rounded): (Vec<&DeviceNode>, Vec<&DeviceNode>) = products.partition(full);
@@ -220,16 +221,16 @@ fn what_is_made_of_weights_alone_is_f32() {
         assert_eq!(b.ty(node.inputs[1]).dtype, DType::F32);
         assert_eq!(b.ty(node.outputs[0]).dtype, DType::F32);
     }
-    // Both kinds are added up in one gradient.
+    // One gradient adds up both kinds.
     let added = rounded
         .iter()
         .filter(|node| node.into.iter().any(Option::is_some));
     assert!(added.clone().count() == 2, "{}", added.count());
 }
 
-// Products whose factors a device takes in bf16, by the program that it stores, are those that round them on a processor.
+// A CPU rounds exactly the factors that a device takes in bf16.
 #[test]
-fn a_processor_rounds_the_factors_that_a_device_does() {
+fn a_cpu_rounds_the_factors_that_a_device_does() {
     let every_op = EveryOp::new(EVEN, false).b;
     for mut b in [site(false).0, site(true).0, every_op] {
         b.precision = Precision::Bf16;
@@ -253,10 +254,11 @@ fn a_processor_rounds_the_factors_that_a_device_does() {
     }
 }
 
-// What depends on the batch is the product of rounded factors, within `256 2^-24` of the sum of magnitudes, whoever adds it up;
-// what is made of weights alone does not change by a bit. Large enough not to be thin.
+// A product that depends on the batch equals that of rounded factors, within `256 2^-24` of the sum
+// of magnitudes in any order of sums; a product of weights alone keeps its bits. Large enough not
+// to be thin.
 #[test]
-fn a_processor_multiplies_what_is_rounded() {
+fn a_cpu_multiplies_rounded_factors() {
     const SIDE: usize = 256;
     let values = |seed| random(&[SIDE, SIDE], seed).values;
     let rounded = |values: Vec<f32>| values.into_iter().map(|x| bf16::from_f32(x).to_f32());
@@ -345,11 +347,11 @@ fn an_arena_of_bf16_is_smaller() {
         Program::new(&every_op.b, |_, _| false).plan.arena_bytes()
     };
     let (full, rounded) = (bytes(Precision::F32), bytes(Precision::Bf16));
-    // What the host writes stays as it is, among it a target's logits.
+    // Inputs keep their type, among them a target's logits.
     assert!(rounded * 10 < full * 7, "{rounded} of {full}");
 }
 
-/// `|found - expected| / |expected|`, in the 2-norm.
+/// `|found - expected| / |expected|` in the 2-norm.
 fn distance(found: &[f32], expected: &[f32]) -> f64 {
     let square = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>();
     let differences = found.iter().zip(expected);
@@ -358,7 +360,7 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
 }
 
 #[test]
-fn every_op_computes_in_bf16_what_it_does_in_f32() {
+fn every_op_in_bf16_is_close_to_f32() {
     for sizes in [EVEN, RAGGED] {
         let mut every_op = EveryOp::new(sizes, true);
         let numbers = numbers(&every_op);
@@ -370,8 +372,9 @@ fn every_op_computes_in_bf16_what_it_does_in_f32() {
         let (Some((_, full)), Some((_, rounded))) = (full, run(Precision::Bf16)) else {
             return;
         };
-        // Some forty roundings lie between an embedding and its gradient, each off by up to 2^-8 of its element, half of
-        // that in the mean square, and by chance: 7 units of 2^-9, which norms and softmaxes amplify. Found: 16 at most.
+        // Some forty roundings lie between an embedding and its gradient, each by up to 2^-8 of its
+        // element, half of that in the root mean square, and independent: 7 units of 2^-9, which
+        // norms and softmaxes amplify. Measured: at most 16.
         for ((name, full), (_, rounded)) in full.iter().zip(&rounded) {
             let off = distance(rounded, full);
             assert!(off < 25.0 / 512.0, "{name} is off by {off:.1e}");
