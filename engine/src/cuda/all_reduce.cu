@@ -1,5 +1,5 @@
-// One element of each of PARTS stretches, which begin `stride` elements apart: halves first. Of n parts, the first half is the largest
-// power of two below n.
+// Sum of one element of PARTS stretches, `stride` elements apart, as a tree: of n parts, the first
+// half is the largest power of two below n.
 template <int PARTS> DEVICE float tree(In<float> parts, i64 at, i64 stride) {
     if constexpr (PARTS == 1) {
         return parts[at];

@@ -1,7 +1,8 @@
-// What every kernel starts from: pointers, groups of four columns, sums, draws, and elementary functions.
+// Precedes every kernel: pointers, groups of four columns, sums, draws, elementary functions.
 //
-// NVRTC compiles this without a single header; a C++ compiler does behind `emulated/emulator.h`, which gives the words below a
-// meaning on a processor. Nothing here depends on the device: no atomics, and every sum has one order.
+// NVRTC compiles this without any header; a C++ compiler does after `emulated/emulator.h`, which
+// defines the CUDA keywords for a processor. Results do not depend on the device: there are no
+// atomics, and every sum has one order.
 
 #ifndef EMULATED
 template <class T> using In = const T *__restrict__;
@@ -10,7 +11,7 @@ template <class T> using Shared = T *;
 #define DEVICE static __device__ __forceinline__
 #define DEVICE_MEMBER __device__ __forceinline__
 #define SHARED(type, name, len) __shared__ type name[len]
-// All that the launch gives; it starts at a vector.
+// Dynamic shared memory of the launch, aligned to vectors.
 #define LAUNCHED(name, len) extern __shared__ __align__(16) float name[]
 DEVICE Shared<float> part_of(Shared<float> memory, int first) { return memory + first; }
 #define KERNEL(name, threads, parameters, ...) \
@@ -25,11 +26,11 @@ DEVICE float f32(u32 bits) { return __uint_as_float(bits); }
 const u32 INFINITE = 0x7f800000u;
 DEVICE double f64(u64 bits) { return __longlong_as_double((i64)bits); }
 
-// ---- Numbers of 16 bits: the upper half of a float, rounded to the nearest, to the even one of two. They are stored, and
-// nothing else: what is computed from them are floats.
+// ---- bf16: the upper half of a float, rounded to nearest, ties to even. It is for storage only;
+// arithmetic is float.
 
 #ifndef EMULATED
-// The lower half of the word is `low`.
+// `low` becomes the lower half of the word.
 DEVICE u32 two_bf16(float low, float high) {
     u32 both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -56,7 +57,7 @@ struct bf16 {
     }
 };
 
-// An operand that is f32 or bf16, read and written: `InFloats auto x`. `In<float>` is f32 in every program.
+// `InFloats auto x`: an f32 or bf16 operand. `In<float>` is f32 in every program.
 template <class P> constexpr bool is_in = false;
 template <class P> constexpr bool is_out = false;
 #ifndef EMULATED
@@ -73,11 +74,11 @@ template <> constexpr bool is_out<Out<bf16>> = true;
 template <class P> concept InFloats = is_in<P>;
 template <class P> concept OutFloats = is_out<P>;
 
-// ---- The numbers of a step: seed (low, high), step, first row, then the step scalars.
+// ---- Numbers of a step: seed (low, high), step, first row, then the step scalars.
 
 DEVICE float scalar(In<u32> parameters, int index) { return f32(parameters[4 + index]); }
 
-// ---- Elements by fours: a thread has four columns of a row.
+// ---- Groups of four: a thread has four columns of a row.
 
 struct Four {
     float v[4];
@@ -125,7 +126,7 @@ DEVICE void store_aligned(OutFloats auto y, i64 at, Four four) {
 }
 #endif
 
-// Four columns of a row; zeros beyond its end. What is written may be read.
+// Four columns of a row; zeros beyond its end. Written operands may be read.
 template <i64 COLUMNS> DEVICE Four load(auto x, i64 row, i64 column) {
     i64 at = row * COLUMNS + column;
     if (COLUMNS % 4 == 0) {
@@ -158,7 +159,7 @@ template <i64 COLUMNS, bool ADD> DEVICE void give(OutFloats auto y, i64 row, i64
 
 template <bool ADD> DEVICE void give(OutFloats auto y, i64 at, float value) { y[at] = ADD ? y[at] + value : value; }
 
-// Stores a number, and says which one it has become.
+// Stores a number, and returns it as stored.
 DEVICE float kept(Out<float> y, i64 at, float value) { return y[at] = value; }
 
 DEVICE float kept(Out<bf16> y, i64 at, float value) {
@@ -172,7 +173,7 @@ DEVICE float kept(Out<bf16> y, i64 at, float value) {
 template <i64 ROWS, i64 COLUMNS, class F> DEVICE void each_four(F body) {
     const i64 groups = (COLUMNS + 3) / 4;
     if (ROWS * groups < (1ll << 31)) {
-        // Division by a constant of 32 bits is a multiplication.
+        // A 32-bit division by a constant compiles to a multiplication.
         u32 index = blockIdx.x * blockDim.x + threadIdx.x;
         if (index < (u32)(ROWS * groups)) {
             body((i64)(index / (u32)groups), (i64)(index % (u32)groups * 4));
@@ -215,7 +216,7 @@ template <int THREADS, class T> DEVICE T block_sum(T x) {
     }
     __syncthreads();
     x = warp_sum(lane < THREADS / 32 ? parts[lane] : (T)0);
-    // Nobody overwrites a part before all have read it.
+    // All threads must have read a part before it is overwritten.
     __syncthreads();
     return x;
 }
@@ -245,7 +246,7 @@ template <int THREADS, i64 COLUMNS, class F> DEVICE float row_sum(F term) {
     return block_sum<THREADS>(sum);
 }
 
-// Log-sum-exp of a row, in one pass over it: each thread keeps the largest it has seen, and rescales its sum.
+// Log-sum-exp of a row in one pass: each thread keeps its maximum, and rescales its sum.
 template <int THREADS, i64 COLUMNS, class F> DEVICE float row_log_sum_exp(F logit) {
     const float least = -f32(INFINITE);
     float largest = least, sum = 0.0f;
@@ -255,7 +256,7 @@ template <int THREADS, i64 COLUMNS, class F> DEVICE float row_log_sum_exp(F logi
             sum *= expf(largest - x);
             largest = x;
         }
-        // Also a NaN, which the sum keeps.
+        // Includes NaN, which the sum keeps.
         sum += x == least ? 0.0f : expf(x - largest);
     }
     float all = block_max<THREADS>(largest);
@@ -263,7 +264,7 @@ template <int THREADS, i64 COLUMNS, class F> DEVICE float row_log_sum_exp(F logi
     return all + logf(sum);
 }
 
-// ---- Sums over a whole tensor: a part a block, then all parts in f64.
+// ---- Sums over a whole tensor: one part per block, then all parts in f64.
 
 const int PART = 4096;
 
@@ -295,9 +296,10 @@ template <i64 PARTS, bool ADD> DEVICE void sum_parts(In<float> parts, Out<float>
     }
 }
 
-// ---- Sums over rows: blocks of 32 columns by 8 rows take a stretch of rows each; then all stretches are added in order.
+// ---- Sums over rows: a block of 32 columns by 8 rows takes a stretch of rows; then stretches are
+// added in order.
 
-// `term(row, column)` summed over a stretch of rows, for the 32 columns of this block. parts: [stretches, COLUMNS].
+// `term(row, column)` summed over a stretch of rows, for 32 columns. parts: [stretches, COLUMNS].
 template <i64 ROWS, i64 COLUMNS, i64 STRETCH, class F> DEVICE void column_parts(Out<float> parts, F term) {
     SHARED(float, sums, 8 * 33);
     int lane = threadIdx.x % 32, line = threadIdx.x / 32;
@@ -318,11 +320,11 @@ template <i64 ROWS, i64 COLUMNS, i64 STRETCH, class F> DEVICE void column_parts(
         }
         parts[(i64)blockIdx.y * COLUMNS + column] = total;
     }
-    // A second call has the sums to itself.
+    // A second call may then reuse the sums.
     __syncthreads();
 }
 
-// y = [y +] sum over the stretches of columns FIRST and on, of STRIDE in all.
+// y = [y +] sum over stretches of columns FIRST and on, of STRIDE in all.
 template <i64 COLUMNS, i64 STRETCHES, i64 FIRST, i64 STRIDE, bool ADD>
 DEVICE void add_stretches(In<float> parts, OutFloats auto y) {
     i64 column = (i64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -335,13 +337,13 @@ DEVICE void add_stretches(In<float> parts, OutFloats auto y) {
     }
 }
 
-// ---- One launch over many tensors: a block takes a share of one of them. The structure of a tensor has its operands, its length
-// and the number of its first block.
+// ---- One launch over many tensors: a block takes a share of one of them. The structure of a
+// tensor has its operands, its length and the number of its first block.
 
 const i64 SHARE = 8192;
 
-// Of COUNT tensors from FIRST on, the one that this block is of: the last that begins with it or before. All of them are
-// arguments of the kernel: a choice by constants keeps them there.
+// Of COUNT tensors from FIRST on, the one of this block: the last whose first block is not behind
+// it. All are kernel arguments, and selecting by constants keeps them there.
 template <int FIRST, int COUNT, class T, int TENSORS> DEVICE T tensor_of_block(const T (&tensors)[TENSORS]) {
     if constexpr (COUNT == 1) {
         return tensors[FIRST];
@@ -383,7 +385,7 @@ DEVICE void store_until(OutFloats auto y, i64 at, i64 len, Four four) {
     }
 }
 
-// ---- Draws: Philox 4x32-10, the numbers of `spd_draws`.
+// ---- Draws: Philox 4x32-10, as in `spd_draws`.
 
 struct Words {
     u32 v[4];
@@ -418,19 +420,19 @@ DEVICE float uniform_at(In<u32> parameters, i64 row, u32 column, u32 what) {
     return uniform(words.v[column % 4]);
 }
 
-// ---- Masks of components, made where they are used.
+// ---- Masks of components, computed where they are used.
 
-// How the mask is made, and where its draws come from; the numbers of `ops/site/masked/cuda.rs`.
+// Kinds of masks, and sources of draws; the numbers of `ops/site/masked/cuda.rs`.
 enum { MASK_IMPORTANCE, MASK_BETWEEN, MASK_DRAWN, MASK_ROUNDED, MASK_ONES };
 enum { DRAW_NONE, DRAW_UNIFORM, DRAW_COIN, DRAW_GIVEN };
 
-// What a mask is made of, at four columns of a row.
+// Inputs of a mask, at four columns of a row.
 struct Sources {
     Four g, r;
     float route, delta;
 };
 
-// Operands that are not there have no rows.
+// Absent operands have no rows.
 template <i64 ROWS, i64 COLUMNS, int MASK, int DRAW, i64 GIVEN_ROWS, i64 DELTAS, bool ROUTE>
 struct Site {
     In<u32> parameters;
@@ -484,7 +486,7 @@ struct Site {
     }
 };
 
-// s = r d + (1 - r): the share of the clean output at a row. What is not there has no rows.
+// s = r d + (1 - r): the share of the clean output at a row. Absent operands have no rows.
 template <i64 DELTAS, bool ROUTE> DEVICE float share(In<float> delta, In<float> route, i64 row) {
     float d = DELTAS == 0 ? 0.0f : delta[DELTAS == 1 ? 0 : row];
     float r = ROUTE ? route[row] : 1.0f;
@@ -501,7 +503,7 @@ DEVICE float clamp(float x, float low, float high) {
     return x > high ? high : x;
 }
 
-// Not fmaxf, which would hide NaN.
+// fmaxf would hide NaN.
 DEVICE float relu(float x) { return x < 0.0f ? 0.0f : x; }
 
 DEVICE float logistic(float x) { return 1.0f / (1.0f + expf(-x)); }

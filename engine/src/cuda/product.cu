@@ -1,10 +1,12 @@
-// out = [out +] alpha a b [+ bias], as often as a batch says: for products that are too thin for cublasLt, and those that it refuses. A
-// block has a tile of ROWS x COLUMNS of one product, each of its 256 threads H x W elements of that, and steps through k by DEPTH.
-// Sizes are words of the launch, so few kernels are enough for all products.
+// out = [out +] alpha a b [+ bias] for each product of a batch: for products that are too thin for
+// cublasLt, and those that it refuses. A block computes a tile of ROWS x COLUMNS of one product,
+// each of its 256 threads H x W elements of it, in steps of DEPTH along k. Sizes are words of the
+// launch, so few kernels serve all products.
 
 const int DEPTH = 16;
 
-// Where the elements of a matrix lie: its first, and how many there are from one to the next in each direction and in the batch.
+// A matrix in memory: its first element, and the strides of rows, columns and the batch in
+// elements.
 struct Strides {
     u32 first, row, column, step;
 
@@ -31,7 +33,7 @@ DEVICE void multiply_tiles(InFloats auto a, InFloats auto b, InFloats auto bias,
     }
     for (u32 first = 0; first < k; first += DEPTH) {
         __syncthreads();
-        // Threads beside each other read what lies beside each other.
+        // Adjacent threads read adjacent elements.
         for (u32 at = thread; at < ROWS * DEPTH; at += 256) {
             bool along = of_a.column == 1;
             u32 row = along ? at / DEPTH : at % ROWS, depth = along ? at % DEPTH : at / ROWS;

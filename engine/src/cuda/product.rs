@@ -1,12 +1,14 @@
-//! Matrix products as cublasLt wants them.
+//! Matrix products in the form that cublasLt takes.
 //!
-//! Our matrices are row-major, cublasLt's are column-major: what we call `Y = A B` it calls `Y^T = B^T A^T`, on the same
-//! memory. So its first factor is our second one, and a matrix that we store as it is is one that it reads as it is.
+//! Our matrices are row-major and cublasLt's are column-major: our `Y = A B` is its `Y^T = B^T A^T`
+//! on the same memory. So its first factor is our second one, and its transpose flags are those of
+//! our factors.
 //!
-//! Factors are both f32 or both bf16, and the result is either; sums are f32. Factors in f32 may be rounded to TF32 on their way into
-//! tensor cores: the sign, the exponent and ten bits.
+//! Factors are both f32 or both bf16, and the result is either; sums are f32. Tensor cores may
+//! round f32 factors to TF32: the sign, the exponent and ten bits.
 //!
-//! What it refuses, and what is so thin that all of its algorithms waste most of their work, is a [launch](Product::launch) of our own.
+//! Products that cublasLt refuses, or that are too thin for its tiles, are computed by a
+//! [launch](Product::launch) of our own.
 
 use super::operand::Operand;
 use crate::value::DType;
@@ -17,14 +19,14 @@ pub(crate) struct Matrix {
     pub(crate) operand: Operand,
     /// First element.
     pub(crate) first: usize,
-    /// Elements from a row to the next.
+    /// Elements from one row to the next.
     pub(crate) pitch: usize,
     pub(crate) transposed: bool,
-    /// Elements from a product of the batch to the next.
+    /// Elements from one product of the batch to the next.
     pub(crate) step: usize,
 }
 
-/// `out = [out +] alpha a b [+ bias]`, `[m, k]` by `[k, n]`, as often as `batch` says.
+/// `out = [out +] alpha a b [+ bias]`, `[m, k]` by `[k, n]`, `batch` times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Product {
     pub(crate) m: usize,
@@ -35,55 +37,56 @@ pub(crate) struct Product {
     pub(crate) b: Matrix,
     pub(crate) out: Matrix,
     pub(crate) add: bool,
-    /// A row that is added to every row.
+    /// A row that is added to every row of the result.
     pub(crate) bias: Option<Operand>,
     pub(crate) batch: usize,
 }
 
-/// An algorithm of cublasLt as it describes it, for its version and a device.
+/// An algorithm of cublasLt as opaque bytes, valid for its version and a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Algorithm(pub(crate) [u64; 8]);
 
-/// A column-major matrix as cublasLt describes it.
+/// A column-major matrix in cublasLt's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Layout {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    /// Elements from a column to the next.
+    /// Elements from one column to the next.
     pub(crate) pitch: usize,
     pub(crate) step: usize,
 }
 
-/// Everything that the choice of an algorithm depends on: products with one key share a plan.
+/// Everything that the choice of an algorithm depends on; products with equal keys share a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Key {
-    /// cublasLt's A, which is our second factor, and whether it is to be read transposed.
+    /// cublasLt's A (our second factor), and whether it is read transposed.
     pub(crate) a: (Layout, bool),
-    /// cublasLt's B, our first factor.
+    /// cublasLt's B (our first factor), and whether it is read transposed.
     pub(crate) b: (Layout, bool),
     pub(crate) c: Layout,
-    /// Of both factors, and of the result, what it is added to and the bias.
+    /// Type of the factors; type of the result, its addend and the bias.
     pub(crate) types: [DType; 2],
-    /// Whether factors in f32 are rounded to TF32.
+    /// Whether f32 factors are rounded to TF32.
     pub(crate) tf32: bool,
     pub(crate) bias: bool,
-    /// Whether there is something to add to.
+    /// Whether the product adds to the result.
     pub(crate) add: bool,
     pub(crate) batch: usize,
-    /// Largest power of two, up to 16 bytes, that all addresses are multiples of.
+    /// Alignment of all addresses in bytes: a power of two, at most 16.
     pub(crate) alignment: usize,
 }
 
-/// A product with a side shorter than this is thin.
+/// Products with a side shorter than this are thin.
 const THIN: usize = 32;
 
 impl Product {
-    /// Whether a kernel of our own may be faster than the tiles of cublasLt, which are 64 wide and more.
+    /// Whether our own kernel may beat cublasLt, whose tiles are at least 64 wide.
     pub(crate) fn is_thin(&self) -> bool {
         self.m.min(self.n).min(self.k) < THIN
     }
 
-    /// Largest power of two, up to 16 bytes, that its matrices start at multiples of, where its operands start at larger ones.
+    /// Alignment of its matrices in bytes: a power of two, at most 16. Operands themselves are
+    /// aligned more.
     pub(crate) fn alignment(&self) -> usize {
         let start =
             |matrix: &Matrix| (matrix.first + matrix.operand.first) * matrix.operand.dtype.bytes();
@@ -92,7 +95,7 @@ impl Product {
         1 << all.trailing_zeros().min(4)
     }
 
-    /// As cublasLt is to be asked. `alignment` is that of the addresses.
+    /// Key of cublasLt; `alignment` is that of the addresses.
     pub(crate) fn key(&self, alignment: usize, tf32: bool) -> Key {
         // A row-major [r, c] is a column-major [c, r].
         let layout = |matrix: &Matrix, rows: usize, columns: usize| {
@@ -156,9 +159,9 @@ mod tests {
         }
     }
 
-    // By hand: [2, 3] by [3, 5], each stored as it is and transposed.
+    // By hand: [2, 3] by [3, 5], each stored plain and transposed.
     #[test]
-    fn a_row_major_product_is_a_column_major_one_of_exchanged_factors() {
+    fn a_row_major_product_is_a_column_major_one_with_swapped_factors() {
         for (a_transposed, b_transposed) in
             [(false, false), (true, false), (false, true), (true, true)]
         {
@@ -197,7 +200,7 @@ mod tests {
         }
     }
 
-    /// Factors and result of a product, in what is stored of each.
+    /// Sizes and types of a product, and how it is stored.
     #[derive(Debug, Clone, Copy)]
     struct Case {
         sizes: [usize; 3],
@@ -209,7 +212,7 @@ mod tests {
     }
 
     impl Case {
-        /// The product, one operand behind the other in the arena, and the bytes of all.
+        /// The product with its operands one after the other in the arena, and the bytes of all.
         fn placed(self) -> (PlacedProduct, usize) {
             let [m, n, k] = self.sizes;
             let [factor, result] = self.types;
@@ -225,7 +228,8 @@ mod tests {
                     written: false,
                 }
             };
-            // Columns of one product behind those of the other, three elements in, in rows that are two longer than that.
+            // Batches lie side by side in columns, from the third element on, in rows two elements
+            // longer.
             let of = |rows: usize, columns: usize, transposed: bool| {
                 let (rows, columns) = if transposed {
                     (columns, rows)
@@ -285,7 +289,8 @@ mod tests {
         }
     }
 
-    /// Products of every kind: sizes of each tile, larger and smaller than it, each layout, each pair of types.
+    /// Products of every kind: sizes equal to, above and below each tile; each layout; each pair of
+    /// types.
     fn cases() -> Vec<Case> {
         let mut cases = Vec::new();
         let sizes = [
@@ -316,7 +321,7 @@ mod tests {
         cases
     }
 
-    /// What lies in the arena after a step.
+    /// Contents of the arena after a step.
     fn after(
         device: &Arc<Device>,
         kernels: &[Kernel],
@@ -335,7 +340,7 @@ mod tests {
             written: placed.written,
         };
         let mut after = vec![0.0; before.len()];
-        // SAFETY: operands are as long as they say, in memory that lives until all is read.
+        // SAFETY: operands have the stated lengths, in memory that lives until everything is read.
         #[expect(unsafe_code, reason = "a driver is asked by address")]
         unsafe {
             device.upload(&[(memory.address, before)])?;
@@ -346,7 +351,7 @@ mod tests {
         Ok(after)
     }
 
-    /// The numbers of an operand.
+    /// Values of an operand.
     fn numbers(arena: &[f32], placed: &Placed) -> Vec<f32> {
         let Memory::Arena(at) = placed.memory else {
             unreachable!("all lies in the arena")
@@ -362,9 +367,10 @@ mod tests {
         }
     }
 
-    // Up to 130 products of numbers below 4, in f32 in another order; a result in bf16 is rounded once in either.
+    // Sums of up to 130 terms below 4 in f32, in another order; a bf16 result is rounded once in
+    // either.
     #[test]
-    fn our_own_kernels_compute_what_the_library_does() {
+    fn our_own_kernels_match_cublaslt() {
         let device = match gpu() {
             Some(gpu) => gpu,
             None if !is_there() => return,
@@ -374,7 +380,7 @@ mod tests {
             let (placed, bytes) = case.placed();
             let mut arena = random(&[bytes / 4], seed).values;
             if case.types[0] == DType::Bf16 {
-                // Two numbers of half the bits each.
+                // Each f32 is also two bf16s.
                 let halves = random(&[bytes / 2], seed).values;
                 let halves: Vec<half::bf16> =
                     halves.into_iter().map(half::bf16::from_f32).collect();
@@ -408,7 +414,7 @@ mod tests {
             let (_, log) = explained(&source(std::slice::from_ref(kernel)), "sm_90").unwrap();
             let uses = uses(&log);
             assert_eq!(uses.len(), 1, "{log}");
-            // Four blocks of 256 threads have 64 registers each.
+            // Four blocks of 256 threads leave 64 registers for each thread.
             let what = format!("{}: {uses:?}", kernel.call);
             assert!(uses[0].registers <= 64 && uses[0].spills == 0, "{what}");
             assert!(uses[0].stack == 0 && uses[0].shared <= 48 << 10, "{what}");

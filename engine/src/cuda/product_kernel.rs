@@ -1,13 +1,14 @@
-//! What cublasLt refuses, and what is so thin that all of its algorithms waste most of their work: products by a kernel of our own.
+//! Our own kernel for products that cublasLt refuses, or that are too thin for its tiles.
 
 use super::lowering::{Argument, Constant, Launch, Lowering, Source};
 use super::product::{Matrix, Product};
 
-/// The kernels of products of our own.
+/// Source of the kernels.
 pub(super) const KERNELS: Source = Source::new("product", include_str!("product.cu"));
 
 impl Product {
-    /// The launch that computes it; its operands are the factors, the result and a bias, if there is one.
+    /// Launch that computes the product; operands: the factors, the result, the bias if there is
+    /// one.
     pub(crate) fn launch(&self) -> Launch {
         let &Self { m, n, k, batch, .. } = self;
         let [rows, columns, high, wide] = match (m <= 16, n <= 16) {

@@ -1,8 +1,8 @@
-// Products of bf16 tiles by the warps of a block, summed in f32: tiles come from memory by copies that arrive later, lie in
-// shared memory, are read as matrices of 8 x 8, and are multiplied 16 x 8 x 16 at a time by `mma.sync`.
+// Products of bf16 tiles by the warps of a block, summed in f32. Tiles are copied asynchronously to
+// shared memory, loaded as matrices of 8 x 8, and multiplied 16 x 8 x 16 at a time by `mma.sync`.
 //
-// A lane of a warp has, with g = lane / 4 and q = lane % 4: of a matrix of 8 x 8 the elements 2q and 2q + 1 of row g; of a
-// sum of 16 x 8 those of row g, then those of row g + 8.
+// A lane of a warp has, with g = lane / 4 and q = lane % 4: of a matrix of 8 x 8, elements 2q and
+// 2q + 1 of row g; of a sum of 16 x 8, those of row g, then those of row g + 8.
 
 #ifndef EMULATED
 DEVICE u32 shared_address(Shared<bf16> memory, int at) {
@@ -11,20 +11,20 @@ DEVICE u32 shared_address(Shared<bf16> memory, int at) {
     return address;
 }
 
-// Eight elements, on their way until `await_copies`; zeros where there are none.
+// Starts an asynchronous copy of eight elements; zeros if not `there`. See `await_copies`.
 DEVICE void copy_later(Shared<bf16> to, int at, In<bf16> from, i64 first, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to, at)),
                  "l"(from + (there ? first : 0)), "r"(there ? 16 : 0)
                  : "memory");
 }
 
-// What was put on its way since the last call is one group.
+// Copies since the last call become one group.
 DEVICE void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until no more than LEFT groups of this thread are on their way.
+// Waits until at most LEFT groups of this thread are unfinished.
 template <int LEFT> DEVICE void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
-// Four matrices; lane 8 i + r says where row r of matrix i starts.
+// Four matrices; lane 8 i + r has the start of row r of matrix i.
 template <bool TURNED> DEVICE void load_matrices(u32 (&m)[4], Shared<bf16> memory, int at) {
     if (TURNED) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -39,7 +39,8 @@ template <bool TURNED> DEVICE void load_matrices(u32 (&m)[4], Shared<bf16> memor
     }
 }
 
-// sum += a b. a: 16 x 16 as matrices (upper, lower) of its left half, then of its right one; b: 16 x 8 as two.
+// sum += a b. a: 16 x 16 as matrices (upper, lower), first its left half, then its right one; b: 16
+// x 8 as two matrices.
 DEVICE void multiply_add(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
@@ -51,7 +52,7 @@ DEVICE Shared<bf16> bf16_part(Shared<float> memory, int first) { return reinterp
 #else
 DEVICE void copy_later(Shared<bf16> to, int at, In<bf16> from, i64 first, bool there) {
     const bf16 *source = nullptr;
-    // Every element is checked, and counted.
+    // Every element is checked and counted.
     for (int k = 7; k >= 0; --k) {
         to[at + k];
         source = there ? &from[first + k] : nullptr;
@@ -90,7 +91,7 @@ DEVICE void multiply_add(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     for (int at = 0; at < 4; ++at) {
         int lower = at / 2, column = 2 * q + at % 2;
-        // More exact than a device, which sums in f32 in an order of its own.
+        // More exact than a device, which sums in f32 in an unspecified order.
         double total = sum[at];
         for (int k = 0; k < 16; ++k) {
             const int half = k / 8, owner = k % 8 / 2;
@@ -111,13 +112,13 @@ DEVICE Shared<bf16> bf16_part(Shared<float> memory, int first) {
 // The next multiple.
 DEVICE constexpr int whole(int n, int of) { return (n + of - 1) / of * of; }
 
-// From a row of a tile to the next: the eight rows of a matrix lie in different banks.
+// Elements from one row of a tile to the next: the eight rows of a matrix lie in different banks.
 DEVICE constexpr int pitch(int columns) { return columns + 8; }
 
 // f32s of shared memory of a tile.
 DEVICE constexpr int room(int lines, int columns) { return lines * pitch(columns) / 2; }
 
-// A tile of a matrix of ROWS x COLUMNS, by the THREADS of a block; zeros where the matrix ends.
+// Copies a tile of a matrix of ROWS x COLUMNS, by THREADS threads; zeros beyond its end.
 template <int THREADS, int LINES, int WIDTH, i64 ROWS, i64 COLUMNS>
 DEVICE void copy_tile(Shared<bf16> tile, In<bf16> from, i64 first_row, i64 first_column) {
     const int groups = WIDTH / 8;
@@ -135,7 +136,7 @@ DEVICE void copy_tile(Shared<bf16> tile, In<bf16> from, i64 first_row, i64 first
     }
 }
 
-// What a warp has of a sum of products: M times 16 rows by N times 8 columns.
+// A warp's sum of products: M times 16 rows by N times 8 columns.
 template <int M, int N> struct Sums {
     float v[M][N][4];
 
@@ -149,8 +150,8 @@ template <int M, int N> struct Sums {
         }
     }
 
-    // += A B, from row `row` of A and column `column` of B on, over K columns of A, which are rows of B. Either may be stored
-    // transposed, in tiles of so many columns.
+    // += A B, from row `row` of A and column `column` of B on, over K columns of A and rows of B.
+    // Either may be stored transposed, in tiles of so many columns.
     template <int K, bool A_TRANSPOSED, int A_COLUMNS, bool B_TRANSPOSED, int B_COLUMNS>
     DEVICE_MEMBER void add(Shared<bf16> a, int row, Shared<bf16> b, int column) {
         const int a_pitch = pitch(A_COLUMNS), b_pitch = pitch(B_COLUMNS);
@@ -183,8 +184,9 @@ template <int M, int N> struct Sums {
         }
     }
 
-    // Four columns of a row: of the 16 rows `m` and the 8 columns `n` a lane has two and two of two rows, and after an exchange
-    // with its neighbour four of one, row g or, in the odd lanes, g + 8, from column 4 (q / 2) on.
+    // Four columns of a row. Of the 16 rows `m` and the 8 columns `n`, a lane has two columns of
+    // two rows; after an exchange with its neighbour it has four columns of one row: row g or, in
+    // odd lanes, g + 8, from column 4 (q / 2) on.
     DEVICE_MEMBER Four four(int m, int n) const {
         const float(&own)[4] = v[m][n];
         bool odd = threadIdx.x % 2 == 1;
