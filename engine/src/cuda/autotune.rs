@@ -1,14 +1,14 @@
-//! Autotuning: what a program can compute in several ways is timed on the device that runs it, once for each kind. Timed are whether a
-//! site is one op, and which algorithm or kernel computes a product.
+//! Autotuning: alternatives of a program are timed on the device that runs it, once for each kind.
+//! Timed are whether a site is one op, and the algorithm or kernel of each product.
 //!
 //! ```text
 //! the run's record  ->  this machine's cache  ->  a measurement
 //! ```
 //!
-//! All ways compute the same in other orders of sums and with other roundings, so a resumed run decides as it did at first:
-//! each decision is written into the run's [record](Device::keep_record), which comes before all else. A kind is everything that the
-//! times depend on: shapes, types and settings, the device, the version of the library, the sources of the
-//! kernels.
+//! Alternatives differ in the order of sums and in roundings, so a resumed run must decide as it
+//! did at first: each decision is written to the run's [record](Device::keep_record), which has
+//! precedence. A kind is everything that timings depend on: shapes, types, settings, the device,
+//! the version of the library, the sources of the kernels.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,18 +30,18 @@ use crate::graph::Home;
 use crate::op::Computes;
 use crate::value::Value;
 
-/// What the kernels of a site, and those in their place, are made of.
+/// Sources of the kernels of sites, and of their separate products.
 fn sources_of_sites() -> String {
     [PRELUDE, KERNELS.text].concat()
 }
 
-/// What the kernels of products are made of.
+/// Sources of the kernels of products.
 fn sources_of_products() -> String {
     [PRELUDE, product_kernel::KERNELS.text].concat()
 }
 
 impl Device {
-    /// Whether a site of a program is to be one op: where that takes less time, as measured once.
+    /// Whether a site becomes one op: only if that takes less time, measured once per kind.
     pub(super) fn autotunes(
         self: &Arc<Self>,
         from: &DeviceGraph,
@@ -55,13 +55,13 @@ impl Device {
         Ok(self.autotuned().of(&kind, measure)? == Autotuned::Site)
     }
 
-    /// How the products of a program are computed: the fastest way, as measured once, and where the library refuses by kernels of our
-    /// own.
+    /// Sets how each product of a program is computed: the fastest way, measured once per kind, or
+    /// one of our kernels if cublasLt refuses.
     pub(super) fn compute_products(self: &Arc<Self>, program: &mut Program) -> Result<(), Fault> {
         program.compute_products(|placed| self.way(placed))
     }
 
-    /// How a product is computed.
+    /// The way to compute a product.
     pub(super) fn way(self: &Arc<Self>, placed: &PlacedProduct) -> Result<Way, Fault> {
         if !self.driver.keeps_time() {
             let refuses = self.driver.algorithms(&placed.key())?.is_empty();
@@ -77,7 +77,7 @@ impl Device {
     }
 }
 
-/// What the times of a site depend on.
+/// Everything that timings of a site depend on.
 fn kind_of_site(from: &DeviceGraph, site: &Found, device: &str) -> String {
     let mut kind = format!("{device}\n{:032x}", xxh3_128(sources_of_sites().as_bytes()));
     for &index in &site.products {
@@ -106,7 +106,8 @@ fn kind_of_site(from: &DeviceGraph, site: &Found, device: &str) -> String {
     kind
 }
 
-/// Whether a site takes less time as one op. Where there is no room to find out it stays products, and that was not measured.
+/// Whether a site takes less time as one op, and whether that was measured. Without memory to
+/// measure, it stays separate products.
 fn of_site(
     device: &Arc<Device>,
     from: &DeviceGraph,
@@ -139,8 +140,8 @@ fn of_site(
     Ok((choice, true))
 }
 
-/// The fastest way to compute a product. Where there is no room to find out it is what the library thinks best, and that was not
-/// measured.
+/// The fastest way to compute a product, and whether that was measured. Without memory to measure,
+/// it is the first choice of cublasLt.
 fn of_product(device: &Arc<Device>, placed: &PlacedProduct) -> Result<(Autotuned, bool), Fault> {
     let algorithms = device.driver().algorithms(&placed.key())?;
     let (tried, bytes) = alone_in_arena(placed);
@@ -154,7 +155,7 @@ fn of_product(device: &Arc<Device>, placed: &PlacedProduct) -> Result<(Autotuned
             algorithm: Some(algorithm),
             ..tried.clone()
         }));
-        // The library may refuse at last what it has offered.
+        // cublasLt may refuse an algorithm that it listed.
         if let Ok(time) = trial.time(&[], &[step]) {
             timed.push((time, Autotuned::CublasLt(algorithm)));
         }
@@ -170,13 +171,13 @@ fn of_product(device: &Arc<Device>, placed: &PlacedProduct) -> Result<(Autotuned
     Ok((choice, true))
 }
 
-/// What the time of a product depends on.
+/// Everything that timings of a product depend on.
 fn kind_of_product(placed: &PlacedProduct, device: &str) -> String {
     let own = xxh3_128(sources_of_products().as_bytes());
     format!("{device}\n{own:032x}\n{:?}", placed.key())
 }
 
-/// Nodes of a program that read what they do not make as inputs.
+/// The nodes as a program of their own, whose inputs are the values that other nodes compute.
 fn alone(from: &DeviceGraph, nodes: Vec<DeviceNode>) -> DeviceGraph {
     let of_nodes = |value: &Value| nodes.iter().any(|node| node.outputs.contains(value));
     let read = nodes

@@ -1,4 +1,4 @@
-//! What autotuning decided, in the cache of a machine and in the record of a run.
+//! Autotuning decisions: in the cache of a machine and in the record of a run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,20 +10,20 @@ use super::Fault;
 use super::compiler::{keep, kept};
 use super::product::Algorithm;
 
-/// First line of a run's record.
+/// First line of a run's record. Old runs have it, so it must not change.
 const TITLE: &str =
     "how this run computes its sites and products on a GPU; a resumed run goes on with it";
 
-/// What autotuning decided for a kind.
+/// Decision for a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Autotuned {
-    /// A site is one op.
+    /// The site is one op.
     Site,
-    /// A site is its products and what lies between.
+    /// The site is separate products and element-wise ops.
     Products,
-    /// A product is a kernel of our own.
+    /// Our own kernel computes the product.
     Own,
-    /// A product is computed by this algorithm of cublasLt.
+    /// This algorithm of cublasLt computes the product.
     CublasLt(Algorithm),
 }
 
@@ -55,20 +55,20 @@ impl Autotuned {
     }
 }
 
-/// What was decided so far, and where that is kept.
+/// All decisions so far, and the files that keep them.
 #[derive(Debug, Default)]
 pub(super) struct AutotuneRecord {
-    /// By kind.
+    /// Decisions by kind.
     known: BTreeMap<u128, Autotuned>,
-    /// Of this machine.
+    /// Cache directory of this machine.
     cache: Option<PathBuf>,
-    /// Of the run, and whether it lacks a decision.
+    /// Record of the run, and whether decisions are missing from it.
     record: Option<PathBuf>,
     is_behind: bool,
 }
 
 impl AutotuneRecord {
-    /// Nothing is decided, and what will be is kept in a directory of this machine.
+    /// No decisions yet; new ones are kept in the directory `cache` of this machine.
     pub(super) fn new(cache: Option<PathBuf>) -> Self {
         Self {
             cache,
@@ -76,7 +76,7 @@ impl AutotuneRecord {
         }
     }
 
-    /// Keeps all decisions in a record, and to those that are there.
+    /// Reads the decisions in a record, and keeps all new ones there.
     pub(super) fn keep(&mut self, record: PathBuf) -> Result<(), Fault> {
         let told = |found: &str| {
             Fault::new(format!(
@@ -108,8 +108,8 @@ impl AutotuneRecord {
         Ok(())
     }
 
-    /// The decision on a kind, made by `measure` where there is none, which says whether it was measured; otherwise it is for this run
-    /// alone.
+    /// The decision for a kind. If there is none yet, `measure` returns one, and whether it was
+    /// measured; an unmeasured decision holds for this run only.
     pub(super) fn of(
         &mut self,
         kind: &str,
@@ -132,7 +132,7 @@ impl AutotuneRecord {
             None => {
                 let (chosen, was_measured) = measure()?;
                 if let (Some(path), true) = (&cached, was_measured) {
-                    // Without it, the next run measures again.
+                    // If this fails, the next run measures again.
                     let _ = keep(path, chosen.word().as_bytes());
                 }
                 chosen
@@ -143,7 +143,7 @@ impl AutotuneRecord {
         Ok(chosen)
     }
 
-    /// Writes what was decided since into the record, if there is one.
+    /// Writes new decisions to the record, if there is one.
     pub(super) fn write(&mut self) -> Result<(), Fault> {
         let (Some(record), true) = (&self.record, self.is_behind) else {
             return Ok(());

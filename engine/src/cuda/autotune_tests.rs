@@ -1,4 +1,4 @@
-//! Which sites of a program are found, and how it is decided whether each is one op, and how each product is computed.
+//! Which sites of a program are found, and how autotuning decides on sites and products.
 #![expect(clippy::disallowed_methods, reason = "files of a test alone")]
 
 use std::fs;
@@ -35,7 +35,7 @@ fn sites_of(b: &Builder) -> Vec<&'static str> {
 }
 
 #[test]
-fn what_lies_between_is_gone() {
+fn intermediates_of_a_fused_site_are_gone() {
     let made = EVEN.build(false);
     let names = sites_of(&made.b);
     for (name, times) in [
@@ -47,7 +47,7 @@ fn what_lies_between_is_gone() {
     ] {
         assert_eq!(count(&names, name), times, "{name} of {names:?}");
     }
-    // Of each site its activations, and those that are masked, were there for the way back.
+    // Activations and masked activations of each site were stored for the backward pass.
     let large = square(128);
     let b = stored(&large.build(false).b);
     let [one, several] = [true, false].map(|one| Program::of(&b, |_, _| one).plan.live_bytes());
@@ -57,10 +57,10 @@ fn what_lies_between_is_gone() {
     );
 }
 
-/// Something that is done to a program, with the activations of its site, those that are masked, and its deltas.
+/// Further use of the activations, the masked activations and the deltas of a site.
 type Also = dyn Fn(&mut Builder, [Value; 3]);
 
-/// A site, with what is done to its intermediates besides.
+/// Op names of a program with a site whose intermediates `also` uses.
 fn beside(also: &Also) -> Vec<&'static str> {
     let mut b = Builder::new();
     let mut store = Store::of_shapes();
@@ -93,9 +93,9 @@ fn beside(also: &Also) -> Vec<&'static str> {
 }
 
 #[test]
-fn a_site_that_somebody_looks_into_stays_as_it_is() {
+fn a_site_whose_intermediates_are_used_stays_products() {
     assert_eq!(count(&beside(&|_, _| {}), "site"), 1);
-    // The activations, or what is masked, are read elsewhere, or at the end.
+    // Activations or masked activations are inputs of another op, or outputs.
     let read: [&Also; 4] = [
         &|b, [a, ..]| {
             let other = b.relu(a).unwrap();
@@ -121,13 +121,13 @@ fn a_site_that_somebody_looks_into_stays_as_it_is() {
 }
 
 #[test]
-fn programs_in_f32_have_no_sites() {
+fn f32_programs_have_no_fused_sites() {
     let made = EVEN.build(false);
     assert!(sites::sites(&on_device(&made.b)).is_empty());
 }
 
 #[test]
-fn an_op_of_a_site_says_what_it_costs() {
+fn an_op_of_a_site_reports_its_cost() {
     let b = stored(&EVEN.build(false).b);
     let found = sites::sites(&b);
     assert_eq!(found.len(), 2);
@@ -139,7 +139,7 @@ fn an_op_of_a_site_says_what_it_costs() {
     }
 }
 
-/// Of a device: enough to measure a small site on, and little to fill.
+/// Bytes of the device: enough to measure a small site, and quick to fill.
 const MEMORY: usize = 64 << 20;
 
 /// A device on which a site takes less time as one op, or more.
@@ -167,7 +167,7 @@ fn paced(one: bool, cache: Option<&Path>) -> (Arc<Emulated>, Arc<Device>) {
     (emulated, device)
 }
 
-/// Whether a program has its sites as one op each, whatever was launched for that, and what it finds.
+/// Whether a program has its sites as one op each, the launches of its trials, and its results.
 fn planned(
     made: &Made,
     (emulated, device): &(Arc<Emulated>, Arc<Device>),
@@ -190,7 +190,7 @@ fn planned(
 }
 
 #[test]
-fn what_takes_less_time_is_chosen_and_is_measured_once() {
+fn the_faster_way_is_chosen_and_measured_once() {
     if !is_there() {
         return;
     }
@@ -201,12 +201,12 @@ fn what_takes_less_time_is_chosen_and_is_measured_once() {
         let (one, measured, found) = planned(&made, &device);
         assert_eq!(one, faster);
         assert!(measured > 0);
-        // On another day what this one has measured is found.
+        // A later process finds the cached measurement.
         let again = paced(!faster, Some(&cache));
         let (one, measured, other) = planned(&made, &again);
         assert_eq!((one, measured), (faster, 0));
         same_bits("on another day", &found, &other);
-        // Another shape is another kind, and a damaged file is none.
+        // Another shape is another kind; a damaged cache file is ignored.
         let (one, measured, _) = planned(&EVEN.build(true), &again);
         assert!(one != faster && measured > 0);
         for file in fs::read_dir(&cache).unwrap() {
@@ -219,7 +219,7 @@ fn what_takes_less_time_is_chosen_and_is_measured_once() {
 }
 
 #[test]
-fn where_there_is_no_room_to_measure_products_it_is_for_that_run_alone() {
+fn an_unmeasured_decision_holds_for_that_run_only() {
     if !is_there() {
         return;
     }
@@ -232,7 +232,7 @@ fn where_there_is_no_room_to_measure_products_it_is_for_that_run_alone() {
     let taken = Arena::new(&device, bytes).unwrap();
     Executor::stored(&stored(&made.b), &device);
     drop(taken);
-    // Also when there is room again; a run that begins then measures.
+    // Even when memory is free again; a new run then measures.
     let (one, ..) = planned(&made, &(full, device));
     assert!(!one && !cache.exists());
     let (one, ..) = planned(&made, &paced(true, Some(&cache)));
@@ -241,7 +241,7 @@ fn where_there_is_no_room_to_measure_products_it_is_for_that_run_alone() {
 }
 
 #[test]
-fn a_run_goes_on_as_it_was_begun() {
+fn a_resumed_run_keeps_its_decisions() {
     if !is_there() {
         return;
     }
@@ -253,7 +253,7 @@ fn a_run_goes_on_as_it_was_begun() {
         first.1.keep_record(record.clone()).unwrap();
         let (one, _, found) = planned(&made, &first);
         assert_eq!(one, begun);
-        // On the day that it is resumed the other takes less time, and so says what was measured since.
+        // On resume the other way is faster, and this machine's cache says so.
         let cache = place.join("cache");
         let later = paced(!begun, Some(&cache));
         assert_eq!(planned(&made, &later).0, !begun);
@@ -267,7 +267,7 @@ fn a_run_goes_on_as_it_was_begun() {
 }
 
 #[test]
-fn a_record_that_is_none_is_told_in_one_line() {
+fn a_bad_record_is_reported_in_one_line() {
     let place = tempdir("no-record");
     let record = place.join("kernels.txt");
     let title =
@@ -294,7 +294,8 @@ fn a_record_that_is_none_is_told_in_one_line() {
     fs::remove_dir_all(&place).unwrap();
 }
 
-/// A step with thin products: a component network of twelve hidden units, its gradients and a loss.
+/// A training step with thin products: a component network of twelve hidden units, its gradients
+/// and a loss.
 fn thin() -> (Builder, Store) {
     let (mut b, mut store) = (Builder::new(), Store::new());
     let mut leaf = |b: &mut Builder, name: &str, dims: &[usize]| {
@@ -317,7 +318,7 @@ fn thin() -> (Builder, Store) {
     (b, store)
 }
 
-/// What is launched for products, by our own kernels and by the library, and what is found.
+/// Launches of products by our own kernels and by cublasLt, and the results.
 fn products(
     (emulated, device): &(Arc<Emulated>, Arc<Device>),
     (b, store): &(Builder, Store),
@@ -336,7 +337,7 @@ fn products(
 }
 
 #[test]
-fn a_product_is_computed_as_is_fastest_and_where_the_library_refuses_by_our_own_kernels() {
+fn products_take_the_fastest_way_or_our_kernels_where_cublaslt_refuses() {
     if !is_there() {
         return;
     }
@@ -347,11 +348,11 @@ fn a_product_is_computed_as_is_fastest_and_where_the_library_refuses_by_our_own_
     assert!(own == 0 && library > 3, "{library}");
     let close = |what: &str, found: &[(String, Vec<f32>)]| {
         for ((name, found), (_, expected)) in found.iter().zip(&expected) {
-            // Sums of up to 40 in another order.
+            // Sums of up to 40 terms in another order.
             crate::ops::oracle::close(&format!("{name} {what}"), found, expected, 1e-5);
         }
     };
-    // Thin ones are tried by both.
+    // Thin products are timed both ways.
     let place = tempdir("products");
     let with_pace = |pace: fn(&str) -> f32| {
         let emulated = Emulated::of_size(Order::new(true, true), MEMORY);
@@ -384,7 +385,8 @@ fn a_product_is_computed_as_is_fastest_and_where_the_library_refuses_by_our_own_
         "{own} {wide}"
     );
     close("by our own kernels", &found);
-    // What this machine has measured holds; without it the other is faster; and a run keeps to what it began with.
+    // This machine's cache holds; without it the other way is faster; a run keeps its first
+    // decision.
     assert_eq!(products(&with_pace(slow), &program).0, own);
     fs::remove_dir_all(place.join("cache")).unwrap();
     assert_eq!(products(&with_pace(slow), &program).0, 0);
@@ -393,7 +395,7 @@ fn a_product_is_computed_as_is_fastest_and_where_the_library_refuses_by_our_own_
     let (again, _, same) = products(&resumed, &program);
     assert_eq!(again, own);
     same_bits("after it was resumed", &found, &same);
-    // What the library refuses is ours, whether times are kept or not.
+    // Our kernels take over from cublasLt, with and without timings.
     for refuses in [plain, with_pace(slow)] {
         fs::remove_dir_all(place.join("cache")).ok();
         refuses.0.refuse_products();

@@ -1,4 +1,5 @@
-//! Times what a device is given: the same work again and again, on operands that lie so far apart that no cache holds them.
+//! Timings of alternatives: the same work repeated on operands so far apart that no cache holds
+//! them.
 #![expect(unsafe_code, reason = "addresses of a device")]
 
 use std::sync::Arc;
@@ -10,14 +11,14 @@ use super::enqueue::enqueue;
 use super::kernel::Kernel;
 use super::placed::{self, FIXED_PARAMETERS, Placed, PlacedProduct, Step};
 
-/// Replays that are timed, of which the fastest counts.
+/// Timed replays, of which the fastest counts.
 const REPLAYS: usize = 5;
 
-/// Milliseconds of replays after which there is no further one: what takes long is measured well by few.
+/// Milliseconds after which no further replay is timed: few replays measure long work well.
 const ENOUGH: f32 = 50.0;
 
-/// A product whose operands lie one behind the other at the start of an arena, each as far from a multiple of 16 bytes as in its program;
-/// and the bytes of all.
+/// The product with its operands one after the other from the start of an arena, each with its
+/// offset from a multiple of 16 bytes kept, and the bytes of all.
 pub(super) fn alone_in_arena(placed: &PlacedProduct) -> (PlacedProduct, usize) {
     let mut bytes = 0;
     let mut here = |of: &Placed| {
@@ -39,7 +40,7 @@ pub(super) fn alone_in_arena(placed: &PlacedProduct) -> (PlacedProduct, usize) {
     (alone, bytes)
 }
 
-/// Numbers of about one half, in f32 and in bf16: what is multiplied by zeros takes less power, and time.
+/// Numbers near one half, in f32 and in bf16: products of zeros take less power, and less time.
 pub(super) fn words() -> Vec<u32> {
     let mut state = 1u32;
     let word = |_| {
@@ -49,11 +50,11 @@ pub(super) fn words() -> Vec<u32> {
     (0..1 << 20).map(word).collect()
 }
 
-/// Fills memory of a device with [`words`], over and over.
+/// Fills device memory with repeated [`words`].
 fn fill(device: &Arc<Device>, memory: &Memory) -> Result<(), Fault> {
     let words = words();
     let words: &[f32] = bytemuck::cast_slice(&words[..words.len().min(memory.bytes / 4)]);
-    // SAFETY: no longer than the memory is.
+    // SAFETY: no longer than the memory.
     unsafe { device.upload(&[(memory.address, words)]) }?;
     let mut filled = 4 * words.len();
     while 0 < filled && filled < memory.bytes {
@@ -66,32 +67,32 @@ fn fill(device: &Arc<Device>, memory: &Memory) -> Result<(), Fault> {
             to,
             bytes,
         };
-        // SAFETY: both stretches are parts of the memory and do not overlap.
+        // SAFETY: both stretches are disjoint parts of the memory.
         unsafe { device.driver().copy(Stream::Programs, transfer) }?;
         filled += bytes;
     }
     Ok(())
 }
 
-/// Bytes that the operands of a replay lie apart in all, so that none finds its own in a cache of the device: more than twice the 50 MB
-/// of an H100.
+/// Bytes that the operands of one replay span, so that a replay finds none of its own in a cache:
+/// more than twice the 50 MB of an H100.
 const APART: usize = 128 << 20;
 
-/// Replays that one measurement takes the mean of, at most.
+/// Maximum of copies that one measurement averages over.
 const MOST_COPIES: usize = 16;
 
-/// Room to time alternatives in: as often as it takes to be larger than the caches of the device.
+/// Memory to time alternatives in: enough copies of an arena to exceed the caches of the device.
 pub(super) struct Trial<'d> {
     device: &'d Arc<Device>,
     arena: Memory,
     numbers: Memory,
-    /// Of one copy, and how many there are.
+    /// Bytes of a copy, and number of copies.
     bytes: usize,
     copies: usize,
 }
 
 impl<'d> Trial<'d> {
-    /// Room for arenas of so many bytes, filled with numbers of no meaning; `None` where there is none.
+    /// Copies of an arena of `bytes`, filled with arbitrary numbers; `None` if memory is lacking.
     pub(super) fn new(
         device: &'d Arc<Device>,
         bytes: usize,
@@ -119,7 +120,7 @@ impl<'d> Trial<'d> {
         }))
     }
 
-    /// Runs steps once, in the first copy, which is as it was filled before they were.
+    /// Runs steps once in the first copy, after filling it again.
     pub(super) fn run(&self, kernels: &[Kernel], steps: &[Step]) -> Result<(), Fault> {
         let loaded = Loaded {
             device: self.device,
@@ -136,12 +137,12 @@ impl<'d> Trial<'d> {
         let at: Vec<u64> = at.map(|at| self.arena.address + 4 * at as u64).collect();
         let mut words = vec![0f32; at.len()];
         let mut wanted: Vec<(u64, &mut [f32])> = at.into_iter().zip(words.chunks_mut(1)).collect();
-        // SAFETY: words of the arena.
+        // SAFETY: words in the arena.
         unsafe { self.device.download(&mut wanted) }?;
         Ok(words.into_iter().map(f32::to_bits).collect())
     }
 
-    /// Milliseconds that steps take.
+    /// Milliseconds of one run of steps.
     pub(super) fn time(&self, kernels: &[Kernel], steps: &[Step]) -> Result<f32, Fault> {
         let loaded = Loaded {
             device: self.device,
@@ -149,7 +150,7 @@ impl<'d> Trial<'d> {
         };
         let ends = [self.device.event()?, self.device.event()?];
         let replay = || self.replay(kernels, &loaded.module, steps, &ends);
-        // Libraries load what they need when they are first asked.
+        // Libraries load lazily.
         replay()?;
         let (mut best, mut spent) = (f32::INFINITY, 0.0);
         for _ in 0..REPLAYS {
@@ -163,7 +164,8 @@ impl<'d> Trial<'d> {
         Ok(best)
     }
 
-    /// Milliseconds of a replay. What is added to stays as it is: both alternatives would copy it.
+    /// Milliseconds of one replay. Results that are added to accumulate over replays, because a
+    /// reset would cost both alternatives a copy.
     fn replay(
         &self,
         kernels: &[Kernel],
@@ -192,7 +194,8 @@ impl<'d> Trial<'d> {
         let argument = |placed: &Placed| self.argument(copy, placed);
         let steps = steps.iter();
         for step in steps.filter(|step| !matches!(step, Step::Copy { .. })) {
-            // SAFETY: every operand lies in its place in the arena or among the numbers, as long as it says.
+            // SAFETY: every operand lies in its place in the arena or the numbers, with that
+            // length.
             unsafe { enqueue(self.device.driver(), kernels, module, step, &argument) }?;
         }
         Ok(())
@@ -215,7 +218,7 @@ impl<'d> Trial<'d> {
     }
 }
 
-/// Kernels that are loaded for a trial.
+/// Loaded kernels of a trial.
 struct Loaded<'d> {
     device: &'d Device,
     module: Module,
@@ -223,7 +226,7 @@ struct Loaded<'d> {
 
 impl Drop for Loaded<'_> {
     fn drop(&mut self) {
-        // SAFETY: what was launched is waited for, or the device is lost.
+        // SAFETY: all launches were waited for, or the device is lost.
         unsafe { self.device.driver().unload(&self.module) };
     }
 }
