@@ -1,4 +1,4 @@
-//! All-reduce: gradients become their sums over all blocks, in buckets, while other gradients are still computed.
+//! All-reduce of gradients over all blocks, in buckets, while other gradients are still computed.
 //!
 //! ```text
 //! programs     ... made | ...... | ...... | read ...
@@ -6,16 +6,18 @@
 //! all-reduces          sum over all blocks
 //! ```
 //!
-//! A bucket's all-reduce starts when its last value is made, and is waited for before the first of its values is read: gradients of
-//! the last layers travel while those of the first are computed. All ranks replay one program, so their all-reduces have one order.
+//! The all-reduce of a bucket starts when its last value is computed. The program waits for it
+//! before the first read of any of its values, so gradients of the last layers travel while those
+//! of the first are computed. All ranks replay one program, so their all-reduces have one order.
 //!
-//! Blocks are added along the [tree](crate::blocks::tree), at the traffic of a ring. A bucket is cut into a slice for each rank:
+//! Blocks are added along the [tree](crate::blocks::tree), at the traffic of a ring. A bucket is
+//! cut into one slice for each rank; then each rank
 //!
-//! ```text
-//! each rank    sends each slice of its values to whose it is     adds what it has of its own slice     sends the sum to all
-//! ```
+//! 1. sends every slice of its values to the rank that owns it,
+//! 2. adds the parts of its own slice, one from each rank,
+//! 3. sends the sum to all ranks.
 //!
-//! Parts and sum of a slice lie in memory of the program's own, which all of its buckets use in turn.
+//! The parts and the sum of a slice lie in memory of the program, which all buckets share.
 #![expect(unsafe_code, reason = "addresses of a device")]
 
 use std::collections::BTreeMap;
@@ -32,22 +34,22 @@ use super::placed::{Placed, PlacedOp};
 use crate::plan::Plan;
 use crate::value::{DType, Value};
 
-/// The kernels that add parts.
+/// Kernels that add parts.
 pub(super) const KERNELS: Source = Source::new("all_reduce", include_str!("all_reduce.cu"));
 
-/// Bytes of a bucket: below them, the latency of an all-reduce costs more than its transfer. Unmeasured.
+/// Bytes of a bucket. Below this, latency of an all-reduce outweighs its transfer; unmeasured.
 pub(super) const BUCKET: usize = 16 << 20;
 
-/// Values that are all-reduced together.
+/// Values that one all-reduce adds up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bucket {
     pub(crate) values: Vec<Placed>,
-    /// The first step that may run after they are given away, and the first that waits for them.
+    /// Steps: the first that may start the all-reduce, and the first that waits for it.
     pub(crate) made: usize,
     pub(crate) read: usize,
 }
 
-/// A stretch of a value, and its first element in the slice that it belongs to.
+/// A stretch of a value, and its first element in the slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Piece {
     placed: Placed,
@@ -59,18 +61,18 @@ impl Bucket {
         self.values.iter().map(|placed| placed.len).sum()
     }
 
-    /// Elements of a slice, but for the last ones; whole vectors.
+    /// Elements from one slice to the next, a multiple of 4; the last slices may be shorter.
     fn stride(&self, ranks: usize) -> usize {
         self.len().div_ceil(ranks).next_multiple_of(4)
     }
 
-    /// The slice of a rank.
+    /// Elements of a rank's slice.
     fn slice(&self, rank: usize, ranks: usize) -> Range<usize> {
         let [first, end] = [rank, rank + 1].map(|rank| rank * self.stride(ranks));
         first.min(self.len())..end.min(self.len())
     }
 
-    /// What a slice is made of.
+    /// Stretches of values that make up a rank's slice.
     fn pieces(&self, rank: usize, ranks: usize) -> Vec<Piece> {
         let slice = self.slice(rank, ranks);
         let mut before = 0;
@@ -91,13 +93,14 @@ impl Bucket {
     }
 }
 
-/// f32s that the parts and the sum of a slice of any of the buckets take.
+/// f32s of scratch for the largest bucket: the parts of a slice from all ranks, and their sum.
 pub(super) fn room(buckets: &[Bucket], ranks: usize) -> usize {
     let strides = buckets.iter().map(|bucket| bucket.stride(ranks));
     (ranks + 1) * strides.max().unwrap_or(0)
 }
 
-/// What adds the parts of a slice, one of each rank. Its words are the elements from one part to the next, and those of the slice.
+/// Kernel that adds the parts of a slice, one from each rank. Its words: elements from one part to
+/// the next, elements of the slice.
 pub(super) fn tree_sum(ranks: usize) -> Launch {
     let mut to = Lowering::new(&[], &[], &[]);
     let [parts, sum] = [0, 1].map(|_| to.scratch(0));
@@ -108,20 +111,21 @@ pub(super) fn tree_sum(ranks: usize) -> Launch {
     to.only_launch()
 }
 
-/// Where a bucket is added up.
+/// All-reduces of one program or stage.
 pub(super) struct Meeting<'a> {
     pub(super) driver: &'a dyn Driver,
     pub(super) joined: &'a Arc<Communicator>,
-    /// Where each of its values lies.
+    /// Address of a value.
     pub(super) argument: &'a dyn Fn(&Placed) -> Argument,
 }
 
 impl Meeting<'_> {
-    /// Puts the sums of a bucket on the stream of all-reduces, in the order that NCCL thinks fast.
+    /// Enqueues the all-reduce of a bucket by NCCL itself, in whatever order of addition NCCL
+    /// picks.
     ///
     /// # Safety
     ///
-    /// Values lie in their places, where nothing else reads or writes them until that is done.
+    /// Values lie in their places, which nothing else reads or writes until the all-reduce is done.
     pub(super) unsafe fn fast(&self, bucket: &Bucket) -> Result<(), Fault> {
         let values: Vec<Argument> = bucket.values.iter().map(self.argument).collect();
         let places: Vec<(u64, usize)> = values.iter().map(|at| (at.address, at.len)).collect();
@@ -132,14 +136,14 @@ impl Meeting<'_> {
         unsafe { self.driver.call(Stream::AllReduce, &values, call) }
     }
 
-    /// Puts the sums of a bucket on the stream of all-reduces, along the tree.
+    /// Enqueues the all-reduce of a bucket along the tree.
     ///
-    /// - `room`: memory of as many f32s as [`room`] says
-    /// - `kernel`: that of [`tree_sum`], as it is loaded
+    /// - `room`: [`room`] f32s of device memory
+    /// - `kernel`: the loaded [`tree_sum`]
     ///
     /// # Safety
     ///
-    /// As for [`Self::fast`]; nothing but other buckets uses the room.
+    /// As for [`Self::fast`]; only other buckets use `room`.
     pub(super) unsafe fn exact(
         &self,
         bucket: &Bucket,
@@ -200,7 +204,7 @@ impl Meeting<'_> {
 
     /// # Safety
     ///
-    /// Parcels lie in the operands, which nothing else reads or writes until the stream has done it.
+    /// Parcels lie in the operands, which nothing else reads or writes until the exchange is done.
     unsafe fn exchange(
         &self,
         operands: &[Argument],
@@ -217,7 +221,7 @@ impl Meeting<'_> {
     }
 }
 
-/// A value in its place, and between which steps it is neither written nor read.
+/// A value in its place, and the steps between which nothing reads or writes it.
 #[derive(Debug)]
 struct Idle {
     placed: Placed,
@@ -225,7 +229,8 @@ struct Idle {
     read: usize,
 }
 
-/// The buckets of a program whose ops were laid out, of so many bytes or a little more, in the order in which they are made.
+/// Buckets of a program that was laid out, of at least `bytes` each where values suffice, in the
+/// order in which they are complete.
 pub(crate) fn buckets(
     builder: &DeviceGraph,
     (plan, ops): (&Plan, &[PlacedOp]),
@@ -290,10 +295,10 @@ mod tests {
     use crate::reduction::Reduction;
     use crate::store::Store;
 
-    /// Bytes of a bucket of two of the gradients below.
+    /// Bytes of a bucket that holds two of the gradients below.
     const TWO: usize = 512;
 
-    /// A chain of products: the sum of the squares of what it gives, and its factors.
+    /// A chain of products: the sum of squares of its result, and its factors.
     fn products(layers: u64) -> (Builder, Store, Value, Vec<Value>) {
         let (mut b, mut store) = (Builder::new(), Store::new());
         let mut kept = |b: &mut Builder, name: String, seed: u64| {
@@ -311,7 +316,7 @@ mod tests {
         (b, store, loss, weights)
     }
 
-    /// The same with the gradients of all factors and their norms, which are all-reduced or not.
+    /// [`products`] with gradients of all factors and their norms, all-reduced or not.
     fn chain(layers: u64, all_reduced: bool) -> (Builder, Store) {
         let (mut b, store, loss, weights) = products(layers);
         let gradients = b.gradients(loss, &weights).unwrap();
@@ -326,7 +331,7 @@ mod tests {
         (b, store)
     }
 
-    /// The same program, with buckets of another size.
+    /// The program with buckets of another size.
     fn with_buckets(b: &Builder, bytes: usize) -> Program {
         let b = &on_device(b);
         let program = Program::laid_out(b);
@@ -343,11 +348,11 @@ mod tests {
         let sizes = buckets.iter().map(|bucket| bucket.values.len());
         assert_eq!(sizes.collect::<Vec<_>>(), [2; 3]);
         assert!(buckets.is_sorted_by(|one, next| one.made < next.made));
-        // Nobody waits before the norms, which are the last op.
+        // Norms are the last op; nothing waits before them.
         let norms = program.ops.last().unwrap().steps.start;
         assert!(buckets.iter().all(|bucket| bucket.read == norms));
         assert!(buckets[0].made + 2 < norms);
-        // All of them fit into one of the usual size.
+        // A bucket of the usual size holds all of them.
         let usual = Program::laid_out(&on_device(&b)).buckets;
         assert_eq!((usual.len(), usual[0].values.len()), (1, 6));
         assert!(
@@ -358,11 +363,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_early_is_waited_for_early() {
+    fn a_value_that_is_read_early_is_waited_for_early() {
         let (mut b, _, loss, weights) = products(4);
         b.in_blocks(2);
         let mut sums = Vec::new();
-        // The last factor's first, and read by an op that runs before the others are made.
+        // The gradient of the last factor is complete first; an op reads it before the others are
+        // computed.
         for wanted in [&weights[3..], &weights[..3]] {
             for gradient in b.gradients(loss, wanted).unwrap() {
                 sums.push(b.all_reduce(gradient.unwrap()).unwrap());
@@ -389,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_are_all_of_a_bucket() {
+    fn slices_cover_a_bucket() {
         let placed = |offset, len| Placed {
             memory: Memory::Arena(offset),
             dtype: DType::F32,
@@ -429,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_adds_parts_as_the_processor_does() {
+    fn tree_sum_on_a_device_matches_the_cpu() {
         if !is_there() {
             return;
         }
@@ -457,7 +463,7 @@ mod tests {
                 ];
                 let words = [stride, len].map(|n| u32::try_from(n).unwrap());
                 let mut found = vec![0.0; len];
-                // SAFETY: memory of as many.
+                // SAFETY: memory of that many f32s.
                 unsafe {
                     device.upload(&[(given.address, &parts)]).unwrap();
                     let driver = device.driver();
@@ -481,13 +487,13 @@ mod tests {
                     |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                 assert_eq!(bits(&found), bits(&expected), "{ranks} parts of {len}");
             }
-            // SAFETY: all that was launched is done.
+            // SAFETY: all launches are done.
             unsafe { device.driver().unload(&module) };
         }
     }
 
     #[test]
-    fn a_rank_that_is_gone_is_told_and_nothing_is_left_on_the_device() {
+    fn a_lost_rank_is_reported_and_frees_device_memory() {
         let Some(nccl) = stand_in().filter(|_| is_there()) else {
             return;
         };
@@ -531,7 +537,8 @@ mod tests {
             let exact = Program::laid_out(&on_device(&b)).all_reduce_bytes();
             b.reduce(Reduction::Fast);
             let program = Program::laid_out(&on_device(&b));
-            // Six matrices of 64 elements: slices of a half, one of each rank and their sum.
+            // Six matrices of 64 elements in f32; a slice is one half: a part from each rank, and
+            // the sum.
             assert_eq!((exact, program.all_reduce_bytes()), (4 * 3 * 192, 0));
             let mut executor = Executor::of(program);
             let arena = Arena::new(&device, executor.plan().arena_bytes());
@@ -539,7 +546,7 @@ mod tests {
             executor.run(&mut store).unwrap();
             let calls = emulated.calls();
             let calls = calls.iter().filter(|call| **call == Call::Library);
-            // At once, and in a graph.
+            // Once directly, once while the graph is captured.
             assert_eq!(calls.count(), 2);
             tests::found(&mut executor, &mut store).unwrap()
         });
@@ -552,7 +559,8 @@ mod tests {
         }
     }
 
-    /// What three replays find, the other rank having as much; and what was asked of the device for the last.
+    /// Results of three replays, where the other rank contributes the same, and the device calls of
+    /// the third.
     fn found(
         order: Order,
         joined: Option<Communicator>,
@@ -574,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_reads_a_gradient_reads_the_sum_whatever_a_device_does_first() {
+    fn gradients_are_summed_before_they_are_read_in_any_order_of_streams() {
         let Some(nccl) = stand_in().filter(|_| is_there()) else {
             return;
         };
@@ -584,7 +592,7 @@ mod tests {
             assert!(ignored.is_some() || one == other);
             one
         };
-        // Twice the gradients, four times their squares: the same bits but for the exponents.
+        // Sums double and their squares quadruple: exponents change, other bits do not.
         let (mut expected, _) = found(Order::new(true, true), None, None);
         for (name, values) in &mut expected {
             let factor = match name.as_str() {
@@ -597,10 +605,10 @@ mod tests {
         for order in Order::ALL {
             let (found, calls) = of_ranks(order, None);
             same_bits(&format!("in {order:?}"), &found, &expected);
-            // The meetings are part of the graph.
+            // The all-reduces are part of the graph.
             assert!(calls.contains(&Call::Graph) && !calls.contains(&Call::Library));
         }
-        // The test can fail: each wait is needed in one of the orders.
+        // Control: each wait is needed in one of the orders.
         for stream in [Stream::AllReduce, Stream::Programs] {
             let wrong = Order::ALL.iter().any(|&order| {
                 let (found, _) = of_ranks(order, Some(Ignored::Follow(stream)));

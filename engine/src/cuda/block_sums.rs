@@ -1,7 +1,9 @@
-//! Sums of blocks that one rank has on its GPU, one after the other: [`Running`](crate::blocks::tree::Running) on a device.
+//! Sums over the blocks of one rank on its GPU, which computes them in turn:
+//! [`Running`](crate::blocks::tree::Running) on a device.
 //!
-//! What a replay found is put beside the sums of the blocks before it, along the tree, and what all blocks of the rank sum up to meets the
-//! other ranks bucket by bucket. The host asks for it and waits for nothing.
+//! Results of a replay are added to the sums of earlier blocks along the tree. The sum over all
+//! blocks of the rank is then all-reduced bucket by bucket. The host enqueues this and waits for
+//! nothing.
 #![expect(unsafe_code, reason = "addresses of a device")]
 
 use std::sync::Arc;
@@ -22,12 +24,13 @@ use crate::value::DType;
 #[derive(Default)]
 pub(crate) struct BlockSums {
     elements: usize,
-    /// Of 1, 2, 4, .. blocks, whether there is one, in the buffer behind the one that parts come to.
+    /// Whether there is a sum of 1, 2, 4, .. blocks, in buffer 1, 2, 3, ..; buffer 0 takes the next
+    /// part.
     subtrees: Vec<bool>,
     loaded: Option<Box<Loaded>>,
 }
 
-/// What it takes on a device.
+/// Memory, kernels and events on a device.
 struct Loaded {
     device: Arc<Device>,
     module: Module,
@@ -38,7 +41,7 @@ struct Loaded {
     all_reduced: Event,
 }
 
-/// What adds a part to a sum. Its word is their length.
+/// Kernel that adds a part to a sum. Its word: elements of each.
 fn add_part() -> Launch {
     let mut to = Lowering::new(&[], &[], &[]);
     let [part, sum] = [0, 1].map(|_| to.scratch(0));
@@ -48,7 +51,7 @@ fn add_part() -> Launch {
     to.only_launch()
 }
 
-/// Elements of the sums, in buckets.
+/// The sums as buckets.
 fn buckets(elements: usize) -> Vec<Bucket> {
     let each = BUCKET / 4;
     let values = (0..elements.div_ceil(each)).map(|number| Placed {
@@ -67,12 +70,12 @@ fn buckets(elements: usize) -> Vec<Bucket> {
 }
 
 fn buffers(blocks: usize) -> usize {
-    // One more for the part that comes.
+    // One more for the next part.
     Running::buffers(blocks) + 1
 }
 
 impl BlockSums {
-    /// Sums of so many elements.
+    /// Sums of `elements` f32s.
     pub(crate) fn new(elements: usize) -> Self {
         Self {
             elements,
@@ -80,7 +83,7 @@ impl BlockSums {
         }
     }
 
-    /// Bytes that they take on a device, for a rank of `ranks` with so many blocks.
+    /// Bytes on the device, for one of `ranks` ranks with `blocks` blocks each.
     pub(crate) fn bytes(elements: usize, blocks: usize, ranks: usize) -> usize {
         let room = if ranks > 1 {
             room(&buckets(elements), ranks)
@@ -90,9 +93,9 @@ impl BlockSums {
         4 * (elements * buffers(blocks) + room)
     }
 
-    /// Adds what the last replay of a program found as these outputs.
+    /// Adds outputs of the last replay of `program`.
     ///
-    /// - `block`, `blocks`: its number among those of this rank
+    /// - `block`, `blocks`: index of the block, and number of blocks of this rank
     pub(crate) fn add(
         &mut self,
         (program, names): (&Executor, &[String]),
@@ -120,7 +123,7 @@ impl BlockSums {
         unreachable!("a buffer for each subtree of {blocks} blocks")
     }
 
-    /// Adds up what there is, with what other ranks have, to tensors of the store, which it fills in their order.
+    /// Adds up all blocks of all ranks, and fills the tensors `sums` of the store in order.
     pub(crate) fn finish(&mut self, store: &mut Store, sums: &[Slot]) -> Result<(), Fault> {
         let mut is_first = true;
         for size in 0..self.subtrees.len() {
@@ -174,7 +177,7 @@ impl BlockSums {
         self.loaded.as_deref().expect("a part was added")
     }
 
-    /// An element of a buffer.
+    /// Address of an element of a buffer.
     fn address(&self, buffer: usize, element: usize) -> u64 {
         self.loaded().buffers.address + 4 * (buffer * self.elements + element) as u64
     }
@@ -195,7 +198,8 @@ impl BlockSums {
             to,
             bytes: 4 * len,
         };
-        // SAFETY: outputs in their arena, buffers and tensors of the store are as long; all of them are used on this stream.
+        // SAFETY: outputs in their arena, buffers and tensors of the store have that length; only
+        // this stream uses them.
         unsafe {
             self.loaded()
                 .device
@@ -204,12 +208,12 @@ impl BlockSums {
         }
     }
 
-    /// Adds a buffer to the first.
+    /// Adds a buffer to buffer 0.
     fn add_to_first(&self, buffer: usize) -> Result<(), Fault> {
         let loaded = self.loaded();
         let arguments = [self.argument(buffer, false), self.argument(0, true)];
         let len = u32::try_from(self.elements).expect("elements of sums");
-        // SAFETY: two buffers of as many elements.
+        // SAFETY: both buffers have `elements` f32s.
         unsafe {
             loaded.device.driver().launch(
                 Stream::Programs,
@@ -221,7 +225,7 @@ impl BlockSums {
         }
     }
 
-    /// Makes the first buffer its sum over all ranks.
+    /// All-reduces buffer 0.
     fn all_reduce(&self) -> Result<(), Fault> {
         let loaded = self.loaded();
         let joined = loaded.device.joined();
@@ -257,12 +261,12 @@ impl BlockSums {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // Nothing may run in memory that is given back.
+        // Nothing may still run in memory that is freed.
         let _ = self
             .made
             .record(Stream::Programs)
             .and_then(|()| self.device.wait_uncounted(&self.made));
-        // SAFETY: all that was asked of it is over.
+        // SAFETY: no work is left.
         unsafe { self.device.driver().unload(&self.module) };
     }
 }
@@ -278,7 +282,7 @@ mod tests {
     use crate::value::Type;
 
     #[test]
-    fn blocks_are_added_as_on_the_processor_whatever_a_device_does_first() {
+    fn blocks_are_added_as_on_the_cpu_in_any_order_of_streams() {
         if !is_there() {
             return;
         }
@@ -318,12 +322,13 @@ mod tests {
         }
     }
 
-    // By hand: sums of one block, of two and of four, and the part that comes; two parts of a slice of 50, in whole vectors, and their sum.
+    // By hand: sums of 1, 2 and 4 blocks and the next part; two parts of a slice of 50, rounded up
+    // to vectors of 4, and their sum.
     #[test]
-    fn what_sums_take_is_known_before() {
+    fn bytes_are_known_before() {
         assert_eq!(BlockSums::bytes(100, 4, 1), 4 * 400);
         assert_eq!(BlockSums::bytes(100, 4, 2), 4 * (400 + 3 * 52));
-        // Of many, one bucket at a time.
+        // A large sum is all-reduced one bucket at a time.
         let elements = 10 * BUCKET / 4;
         let room = 3 * BUCKET / 8;
         assert_eq!(BlockSums::bytes(elements, 2, 2), 4 * (3 * elements + room));

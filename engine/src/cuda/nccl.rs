@@ -1,9 +1,10 @@
-//! Ranks on GPUs, each of which has one: what they send to each other, by NCCL.
+//! Communication between the GPUs of ranks, one GPU each, by NCCL.
 //!
-//! Nothing of NCCL is linked: the functions that are called are [found](Library::Nccl) when the program runs. A communicator does not
-//! block: who joins it asks until all ranks have come or the time is over. What NCCL finds out later, about a rank that is gone, is asked
-//! for by whoever waits for the device ([`Communicator::watch`]); the communicator is then aborted, and what its kernels wait for ends.
-//! No GPU has run it.
+//! NCCL is not linked: its functions are [found](Library::Nccl) at run time. A communicator does
+//! not block: joining polls until all ranks have come or the time is over. Threads that wait for
+//! the device query NCCL for later failures, such as the loss of a rank ([`Communicator::watch`]);
+//! the communicator is then aborted, which ends kernels that wait for the lost rank. No GPU has run
+//! it.
 #![expect(unsafe_code, reason = "NCCL is a C library")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -13,23 +14,23 @@ use std::time::{Duration, Instant};
 use super::libraries::{Found, Library};
 use super::{Fault, Result};
 
-/// How long the other ranks are waited for when they are to join: they plan the same programs, and kernels may have to be compiled.
+/// Limit for all ranks to join. They plan the same programs first, and may have to compile kernels.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
-/// How long NCCL may take to put on a stream what it is given, or to leave.
+/// Limit for NCCL to enqueue work, or to leave.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-/// What ranks find each other by.
+/// Unique id by which ranks find each other.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Id(pub(crate) [u8; 128]);
 
 type Handle = *mut c_void;
 
-/// How a communicator is to be: `ncclConfig_t` as far as NCCL 2.14 has it. Later versions read as much of it as it says, and take their
-/// defaults for the rest.
+/// `ncclConfig_t` of NCCL 2.14. Later versions read only these fields, and take their defaults for
+/// the rest.
 #[repr(C)]
 struct Config {
     bytes: usize,
@@ -42,7 +43,7 @@ const MAGIC: c_uint = 0xcafe_beef;
 /// `NCCL_VERSION(2, 14, 0)`.
 const CONFIG_VERSION: c_uint = 21_400;
 
-/// `ncclResult_t`: all is well, a rank is gone, and more time is needed.
+/// `ncclResult_t`: success, a lost rank, and in progress.
 const SUCCESS: c_int = 0;
 const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
@@ -51,7 +52,7 @@ const IN_PROGRESS: c_int = 7;
 const F32: c_int = 7;
 const SUM: c_int = 0;
 
-/// The functions of NCCL that are called, with their types in nccl.h.
+/// Functions of NCCL that are called, with the types of nccl.h.
 #[derive(Clone, Copy)]
 pub(crate) struct Nccl {
     id: unsafe extern "C" fn(*mut Id) -> c_int,
@@ -78,7 +79,7 @@ pub(crate) struct Nccl {
 }
 
 impl Nccl {
-    /// Of the library that this machine has.
+    /// Functions of this machine's library.
     pub(crate) fn found() -> Result<Self> {
         let library = Library::Nccl.found().ok_or_else(|| {
             let (file, remedy) = (Library::Nccl.files()[0], Library::Nccl.remedy());
@@ -112,7 +113,7 @@ impl Nccl {
         })
     }
 
-    /// What ranks are to find each other by. One of them asks, and tells the others.
+    /// Creates an id. One rank does so, and sends it to the others.
     pub(crate) fn id(&self) -> Result<Id> {
         let mut id = Id([0; 128]);
         // SAFETY: room for one.
@@ -123,15 +124,15 @@ impl Nccl {
         }
     }
 
-    /// Why a call failed, in one line.
+    /// Fault of a call, in one line.
     fn fault(&self, what: &str, status: c_int, comm: Handle) -> Fault {
         let text = |text: *const c_char| {
-            // SAFETY: NCCL's texts end in a zero, and stay.
+            // SAFETY: NCCL's texts end in a zero and are static.
             let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) });
             text.map(|text| text.to_string_lossy().trim().replace('\n', " "))
                 .unwrap_or_default()
         };
-        // SAFETY: any number has a text; a communicator of ours, or none.
+        // SAFETY: any status has a text; the communicator is ours, or null.
         let (kind, last) = unsafe { (text((self.error)(status)), text((self.last_error)(comm))) };
         let line = format!("NCCL cannot {what}: {kind}: {last}");
         match status {
@@ -141,7 +142,7 @@ impl Nccl {
     }
 }
 
-/// f32s at an address of the device, and the rank that they go to or come from.
+/// f32s at a device address, and the rank that they go to or come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parcel {
     pub(crate) address: u64,
@@ -149,10 +150,10 @@ pub(crate) struct Parcel {
     pub(crate) rank: usize,
 }
 
-/// One rank's end of what the GPUs of a run send to each other through. Unless it [leaves](Self::leave), it is aborted when it is dropped.
+/// One rank's communicator. Dropping it aborts it, unless the rank [left](Self::leave).
 pub(crate) struct Communicator {
     nccl: Nccl,
-    /// Null once it has left or was aborted.
+    /// Null after it left or was aborted.
     comm: AtomicPtr<c_void>,
     pub(crate) rank: usize,
     pub(crate) size: usize,
@@ -173,11 +174,11 @@ fn pointer(address: u64) -> Handle {
 }
 
 impl Communicator {
-    /// Joins the others, whose GPU is that of the calling thread's context.
+    /// Joins the other ranks, with the GPU of the calling thread's context.
     ///
     /// # Errors
     ///
-    /// When NCCL refuses, or they have not all joined in so long.
+    /// If NCCL fails, or not all ranks join within `patience`.
     pub(crate) fn join(
         nccl: Nccl,
         id: Id,
@@ -191,7 +192,7 @@ impl Communicator {
             blocking: 0,
         };
         let mut comm: Handle = std::ptr::null_mut();
-        // SAFETY: an id that all ranks have; the configuration is read before this returns.
+        // SAFETY: an id that all ranks have; NCCL reads the configuration before it returns.
         let asked = unsafe {
             (nccl.join)(
                 &raw mut comm,
@@ -231,7 +232,7 @@ impl Communicator {
         Ok(comm)
     }
 
-    /// Waits until NCCL has done what it was asked for; whether it has, in so long.
+    /// Polls until NCCL has finished; `false` if it takes longer than `patience`.
     fn settles(&self, what: &str, patience: Duration) -> Result<bool> {
         let began = Instant::now();
         loop {
@@ -246,12 +247,13 @@ impl Communicator {
 
     fn state(&self) -> Result<c_int> {
         let (comm, mut state) = (self.comm()?, SUCCESS);
-        // SAFETY: a communicator that was made.
+        // SAFETY: a communicator that was created.
         let asked = unsafe { (self.nccl.state)(comm, &raw mut state) };
         Ok(if asked == SUCCESS { state } else { asked })
     }
 
-    /// A call or a rank has failed: what waits for it ends, and the fault says whose it was.
+    /// Aborts after a failed call or a lost rank, which ends waiting kernels; the fault names the
+    /// rank.
     fn failed(&self, what: &str, status: c_int) -> Fault {
         let comm = self.comm.load(Ordering::Acquire);
         let fault = self.nccl.fault(what, status, comm);
@@ -259,16 +261,16 @@ impl Communicator {
         fault
     }
 
-    /// Ends whatever was asked of it, done or not.
+    /// Aborts the communicator and all its work.
     pub(crate) fn abort(&self) {
         let comm = self.comm.swap(std::ptr::null_mut(), Ordering::AcqRel);
         if !comm.is_null() {
-            // SAFETY: it was made, and nobody asks it for anything any more.
+            // SAFETY: it was created, and no later call uses it.
             let _ = unsafe { (self.nccl.abort)(comm) };
         }
     }
 
-    /// Refuses if another rank is gone, or NCCL has failed since.
+    /// Fails if another rank is lost, or NCCL has failed since.
     pub(crate) fn watch(&self) -> Result<()> {
         match self.state()? {
             SUCCESS | IN_PROGRESS => Ok(()),
@@ -276,11 +278,11 @@ impl Communicator {
         }
     }
 
-    /// A group of calls, as one.
+    /// Enqueues calls as one group.
     ///
     /// # Safety
     ///
-    /// What its calls take and give lives until the stream has done them.
+    /// Operands of the calls live until the stream has done them.
     unsafe fn group(
         &self,
         what: &str,
@@ -305,11 +307,12 @@ impl Communicator {
         )))
     }
 
-    /// Puts sends and receives on a stream, as one. What one rank sends to another arrives in the order in which that receives it.
+    /// Enqueues sends and receives as one group. Parcels from one rank to another arrive in the
+    /// order in which that rank receives them.
     ///
     /// # Safety
     ///
-    /// All of it is live memory of the device until the stream has done it, and no two of them are the same.
+    /// All parcels are live device memory until the stream is done, and do not overlap.
     pub(crate) unsafe fn exchange(
         &self,
         stream: u64,
@@ -334,7 +337,7 @@ impl Communicator {
         unsafe { self.group("exchange parts of sums", &mut calls) }
     }
 
-    /// Puts sums over all ranks on a stream, each in the place of what it sums, in the order that NCCL thinks fast.
+    /// Enqueues in-place sums over all ranks, in whatever order of addition NCCL picks.
     ///
     /// # Safety
     ///
@@ -353,14 +356,14 @@ impl Communicator {
         unsafe { self.group("add up numbers", &mut calls) }
     }
 
-    /// Leaves, as all ranks do when the run ends well. Graphs that hold calls of it are gone.
+    /// Leaves, as all ranks do when a run ends well. Graphs with its calls were dropped.
     ///
     /// # Errors
     ///
-    /// When NCCL fails.
+    /// If NCCL fails.
     pub(crate) fn leave(&self) -> Result<()> {
         let comm = self.comm()?;
-        // SAFETY: it was made, and all that was asked of it is done.
+        // SAFETY: it was created, and all its work is done.
         let status = unsafe { (self.nccl.finalize)(comm) };
         if status != SUCCESS && status != IN_PROGRESS {
             return Err(self.failed("leave", status));
@@ -370,7 +373,7 @@ impl Communicator {
             return Ok(());
         }
         self.comm.store(std::ptr::null_mut(), Ordering::Release);
-        // SAFETY: it is finalized, and forgotten.
+        // SAFETY: it is finalized, and not used again.
         match unsafe { (self.nccl.destroy)(comm) } {
             SUCCESS => Ok(()),
             status => Err(self.nccl.fault("leave", status, std::ptr::null_mut())),

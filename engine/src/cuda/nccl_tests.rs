@@ -1,4 +1,4 @@
-//! Communicators of several threads, beside the library that stands in for NCCL.
+//! Communicators of several threads over a library that emulates NCCL.
 #![expect(unsafe_code, reason = "memory of the host stands for a device's")]
 
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::{Fault, Result};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What stands in for NCCL; `None`, and a line that says so, where there is no C compiler.
+/// The emulated NCCL; without a C compiler `None`, which a printed line reports.
 pub(crate) fn stand_in() -> Option<Nccl> {
     static MADE: OnceLock<Option<Nccl>> = OnceLock::new();
     *MADE.get_or_init(|| {
@@ -34,7 +34,7 @@ pub(crate) fn stand_in() -> Option<Nccl> {
     })
 }
 
-/// What each of `size` ranks makes of its communicator.
+/// Runs `size` ranks, each with its communicator, and returns their results.
 pub(crate) fn ranks<T: Send>(
     nccl: Nccl,
     size: usize,
@@ -55,13 +55,13 @@ fn address(numbers: &mut [f32]) -> u64 {
     numbers.as_mut_ptr().expose_provenance() as u64
 }
 
-/// A number of a rank for another.
+/// The number that one rank sends to another.
 fn number(from: usize, to: usize, at: usize) -> f32 {
     (100 * from + 10 * to + at % 7) as f32
 }
 
 #[test]
-fn what_is_sent_arrives_where_it_is_received() {
+fn parcels_arrive_at_their_ranks() {
     let Some(nccl) = stand_in() else { return };
     for (size, len) in [(1, 3), (2, 1), (3, 40_000), (4, 100)] {
         let found = ranks(nccl, size, |joined| {
@@ -69,7 +69,7 @@ fn what_is_sent_arrives_where_it_is_received() {
             let fill = |to| (0..len).map(move |at| number(rank, to, at));
             let mut sent: Vec<f32> = (0..size).flat_map(fill).collect();
             let mut received = vec![0.0; size * len];
-            // In two parcels each.
+            // Two parcels each.
             let half = len / 2;
             let parcels = |numbers: &mut [f32]| {
                 let start = address(numbers);
@@ -93,7 +93,7 @@ fn what_is_sent_arrives_where_it_is_received() {
             let (from, to) = (parcels(&mut sent), parcels(&mut received));
             for _ in 0..3 {
                 received.fill(0.0);
-                // SAFETY: as long as the parcels say; the stand-in is done when it returns.
+                // SAFETY: as long as the parcels say; the emulated call is done when it returns.
                 unsafe { joined.exchange(0, &from, &to) }.unwrap();
             }
             joined.watch().unwrap();
@@ -109,12 +109,12 @@ fn what_is_sent_arrives_where_it_is_received() {
 }
 
 #[test]
-fn sums_of_nccls_own_are_sums() {
+fn nccl_sums_in_place() {
     let Some(nccl) = stand_in() else { return };
     let found = ranks(nccl, 4, |joined| {
         let mut numbers = [1.0, 2.0, 3.0].map(|x| x + joined.rank as f32);
         let at = address(&mut numbers);
-        // SAFETY: as long as is said.
+        // SAFETY: as many values as stated.
         unsafe { joined.sum(0, &[(at, 1), (at + 4, 2)]) }.unwrap();
         joined.leave().unwrap();
         numbers
@@ -123,7 +123,7 @@ fn sums_of_nccls_own_are_sums() {
 }
 
 #[test]
-fn who_waits_for_ranks_that_do_not_join_is_told_whom() {
+fn a_timeout_while_joining_names_the_missing_ranks() {
     let Some(nccl) = stand_in() else { return };
     let id = nccl.id().unwrap();
     let missed = Communicator::join(nccl, id, (1, 3), Duration::from_millis(250));
@@ -136,11 +136,11 @@ fn who_waits_for_ranks_that_do_not_join_is_told_whom() {
 }
 
 #[test]
-fn a_rank_that_is_gone_is_named_to_those_that_wait_for_it() {
+fn a_lost_rank_is_named_to_the_ranks_that_wait_for_it() {
     let Some(nccl) = stand_in() else { return };
     let told: Vec<Option<Fault>> = ranks(nccl, 2, |joined| {
         if joined.rank == 1 {
-            // Dropped, and so aborted.
+            // Dropped, and thereby aborted.
             return None;
         }
         let mut numbers = [0.0; 4];
@@ -149,7 +149,7 @@ fn a_rank_that_is_gone_is_named_to_those_that_wait_for_it() {
             len: 4,
             rank: 1,
         };
-        // SAFETY: as long as is said.
+        // SAFETY: as many values as stated.
         let asked: Result<()> = unsafe { joined.exchange(0, &[], &[parcel]) };
         let fault = asked.and_then(|()| joined.watch()).unwrap_err();
         assert!(joined.watch().is_err(), "it stays so");
