@@ -1,5 +1,5 @@
-//! Kernels compiled by NVRTC for one architecture, each by itself and once: machine code is kept on disk under the hash of the
-//! source, the architecture and the options.
+//! Compiles kernels by NVRTC, each separately and once: machine code is kept on disk under the hash
+//! of source, architecture and options.
 #![expect(unsafe_code, reason = "NVRTC is a C library")]
 
 use std::ffi::{CStr, CString, c_char};
@@ -14,28 +14,30 @@ use super::Fault;
 use super::kernel::Kernel;
 use super::libraries::Library;
 
-/// Beside the architecture. Every template is made for its constants, which leaves some of its lines without a purpose (128).
+/// Options beside the architecture. Templates are instantiated for constants, which makes some of
+/// their code unreachable (warning 128).
 const OPTIONS: [&str; 2] = ["--std=c++20", "--diag-suppress=128"];
 
-/// Asks for registers and memory of each kernel.
+/// Prints registers and memory of each kernel.
 #[cfg(test)]
 const EXPLAIN: &str = "--ptxas-options=-v";
 
-/// What became of a source.
+/// Result of a compilation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Compiled {
     /// Machine code.
     pub(crate) cubin: Vec<u8>,
-    /// It was compiled before, and kept.
+    /// It came from the cache.
     pub(crate) was_kept: bool,
 }
 
-/// Machine code of `source` for an architecture like `sm_90`, from the directory `cache` if it is there, and left there if
-/// not. What is kept is taken whichever NVRTC compiled it, so a cache that was filled on another machine does without any.
+/// Machine code of `source` for an architecture like `sm_90`, read from the directory `cache` or
+/// else compiled and written there. The key has no version of NVRTC, so a cache that another
+/// machine filled needs no NVRTC.
 ///
 /// # Errors
 ///
-/// When it is to be compiled and there is no NVRTC, or that refuses. A cache that cannot be read or written is done without.
+/// If NVRTC is needed and missing, or fails. A cache that cannot be read or written is ignored.
 pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<Compiled, Fault> {
     let key = [arch, &OPTIONS.join(" "), source].join("\n");
     let path = cache.map(|cache| cache.join(format!("{:032x}.cubin", xxh3_128(key.as_bytes()))));
@@ -47,7 +49,7 @@ pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<
     }
     let (cubin, _) = ask(source, arch, &OPTIONS)?;
     if let Some(path) = path {
-        // Without it, the next start compiles again.
+        // If this fails, the next start compiles again.
         let _ = keep(&path, &cubin);
     }
     Ok(Compiled {
@@ -56,7 +58,7 @@ pub(crate) fn compile(source: &str, arch: &str, cache: Option<&Path>) -> Result<
     })
 }
 
-/// The same for each of some kernels, on all threads of the pool.
+/// [`compile`] for several kernels, in parallel on the thread pool.
 pub(crate) fn compile_all(
     kernels: &[Kernel],
     arch: &str,
@@ -70,10 +72,10 @@ pub(crate) fn compile_all(
     compiled.collect()
 }
 
-/// Machine code of `source`, and what the compiler says of the registers and memory of its kernels.
+/// Machine code of `source`, and the compiler's report on registers and memory.
 #[cfg(test)]
 pub(crate) fn explained(source: &str, arch: &str) -> Result<(Vec<u8>, String), Fault> {
-    /// One at a time, so that messages stay apart.
+    /// One at a time, so that reports do not mix.
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _alone = ALONE
         .lock()
@@ -81,14 +83,14 @@ pub(crate) fn explained(source: &str, arch: &str) -> Result<(Vec<u8>, String), F
     ask(source, arch, &[&OPTIONS[..], &[EXPLAIN]].concat())
 }
 
-/// What was kept whole: behind its hash.
+/// Reads a cached file, if it is whole: its hash comes first.
 pub(super) fn kept(path: &Path) -> Option<Vec<u8>> {
     let bytes = spd_files::read(path).ok()?;
     let (hash, kept) = bytes.split_first_chunk::<16>()?;
     (xxh3_128(kept).to_le_bytes() == *hash).then(|| kept.to_vec())
 }
 
-/// Keeps bytes behind their hash.
+/// Writes bytes behind their hash.
 pub(super) fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     atomic::make_dir(path.parent().unwrap_or(Path::new(".")))?;
     atomic::write_shared(path, &[&xxh3_128(bytes).to_le_bytes(), bytes])

@@ -1,7 +1,8 @@
-//! A GPU that is not there: kernels are compiled for it and kept, and nothing is computed.
+//! A driver without a GPU, which compiles and caches kernels and computes nothing.
 //!
-//! Whatever is asked of it succeeds at once, and what is read from it is zeros. So every program that would be built on a GPU is built, with
-//! the trials of what is chosen by measuring, and a cache is filled on a machine that has none.
+//! Every call succeeds at once, and copies to the host yield zeros. So all programs of a run can be
+//! built, including the trials of autotuning, and a machine without a GPU fills the cache of one
+//! that has a GPU.
 #![expect(unsafe_code, reason = "a driver is asked by address")]
 
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use super::kernel::Kernel;
 use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
 
-/// Memory that it says it has, in bytes: as much as an H100.
+/// Bytes of device memory that it reports: those of an H100.
 const BYTES: usize = 80 << 30;
 
 /// Compiles kernels for an architecture, and counts them.
@@ -32,7 +33,7 @@ pub struct Compiling {
 }
 
 impl Compiling {
-    /// For an architecture like `sm_90`; machine code is kept in the directory `cache`.
+    /// Compiles for an architecture like `sm_90`; machine code goes to the directory `cache`.
     pub(super) fn new(arch: &str, cache: PathBuf) -> Self {
         Self {
             arch: arch.to_owned(),
@@ -44,7 +45,7 @@ impl Compiling {
         }
     }
 
-    /// Kernels that programs asked for so far, and those of them that were not in the cache.
+    /// Number of kernels that programs loaded so far, and how many of them were not in the cache.
     pub fn counts(&self) -> (usize, usize) {
         let count = |of: &AtomicUsize| of.load(Ordering::Relaxed);
         (count(&self.kernels), count(&self.compiled))
@@ -73,7 +74,7 @@ impl Driver for Compiling {
         })
     }
 
-    /// What is chosen by measuring is tried, both ways, and so compiled.
+    /// Makes autotuning try, and so compile, all alternatives.
     fn keeps_time(&self) -> bool {
         true
     }
@@ -153,7 +154,7 @@ impl Driver for Compiling {
         Ok(())
     }
 
-    /// One for each, so that what is thin is tried by our own kernels too, and nothing else.
+    /// Exactly one, so that thin products are tried by our own kernels too.
     fn algorithms(&self, _key: &Key) -> Result<Vec<Algorithm>, Fault> {
         Ok(vec![Algorithm([0; 8])])
     }

@@ -1,7 +1,7 @@
-//! Matrix products by cublasLt, each kind of them planned once. Unmeasured: no GPU has run it.
+//! Matrix products by cublasLt, planned once for each kind. No GPU has run it.
 //!
-//! It is asked for several algorithms, of which a measurement chooses ([`autotune`](super::autotune)); an algorithm is 64 bytes that
-//! the same version of the library takes again.
+//! cublasLt lists several algorithms, of which [`autotune`](super::autotune) chooses by
+//! measurement. An algorithm is 64 opaque bytes, valid for one version of the library.
 #![expect(unsafe_code, reason = "cublasLt is a C library")]
 
 use std::collections::BTreeMap;
@@ -17,10 +17,10 @@ use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key, Layout, Matrix};
 use crate::value::DType;
 
-/// Room for what an algorithm keeps aside; what NVIDIA advises for Hopper.
+/// Bytes of scratch for an algorithm; NVIDIA's advice for Hopper.
 pub const WORKSPACE: usize = 32 << 20;
 
-/// Algorithms that it is asked for.
+/// Maximum of algorithms that cublasLt lists.
 const CANDIDATES: usize = 8;
 
 /// The library, and the plans made so far.
@@ -30,12 +30,13 @@ pub(super) struct CublasLt {
     plans: BTreeMap<Key, Plan>,
 }
 
-/// One kind of product. What it points to lives as long as the library: plans are few.
+/// Plan of one kind of product. Its descriptions live as long as the library, because plans are
+/// few.
 #[derive(Debug)]
 struct Plan {
     description: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
-    /// What the library thinks of it, best first.
+    /// Algorithms in cublasLt's order of preference.
     algorithms: Vec<Algorithm>,
 }
 
@@ -54,7 +55,7 @@ fn failed(what: &str, error: result::CublasError) -> Fault {
 }
 
 impl CublasLt {
-    /// For the current context.
+    /// Opens the library for the current context.
     pub(super) fn new() -> Result<Self, Fault> {
         let handle = result::create_handle().map_err(|error| failed("start", error))?;
         Ok(Self {
@@ -63,7 +64,7 @@ impl CublasLt {
         })
     }
 
-    /// Algorithms for a kind of product, the one that it thinks best first; none where it refuses.
+    /// Algorithms of cublasLt for a kind of product, in cublasLt's order; empty if it refuses.
     pub(super) fn algorithms(&mut self, key: &Key) -> Result<Vec<Algorithm>, Fault> {
         Ok(self.plan(key)?.algorithms.clone())
     }
@@ -82,7 +83,7 @@ impl CublasLt {
         }
     }
 
-    /// Puts a product on a stream.
+    /// Enqueues a product on a stream.
     pub(super) fn multiply(
         &mut self,
         placed: &PlacedProduct,
@@ -108,8 +109,8 @@ impl CublasLt {
         };
         let algorithm = sys::cublasLtMatmulAlgo_t { data };
         let beta = if product.add { 1f32 } else { 0.0 };
-        // SAFETY: addresses are operands of a program in their places; descriptions live as long as `self`, and the ones
-        // that hold a pointer are read during the call.
+        // SAFETY: addresses are operands of a program in their places; descriptions live as long
+        // as `self`, and those with a pointer are read during the call.
         unsafe {
             if let Some(bias) = &at.bias {
                 set(
@@ -153,7 +154,7 @@ fn pointer(address: u64) -> *const c_void {
 unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result::CublasError> {
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
     let float = sys::cudaDataType::CUDA_R_32F;
-    // Sums are f32 whatever the factors are.
+    // Sums are f32 for all types of factors.
     let compute = if key.tf32 {
         sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
     } else {
@@ -164,7 +165,7 @@ unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result:
     let [factors, result] = key.types;
     let layouts = [(key.a.0, factors), (key.b.0, factors), (key.c, result)];
     let mut made = [std::ptr::null_mut(); 3];
-    // SAFETY: everything that is set was created just before.
+    // SAFETY: all of it was just created.
     unsafe {
         set(
             description,
@@ -194,7 +195,7 @@ unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result:
             &WORKSPACE,
         )?;
         use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
-        // Parts of a sum are added up in f32 aside, not rounded into the result one after the other.
+        // Split sums are added in f32 in scratch, without rounding into the result in between.
         let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         set_preference(
             preference,
@@ -244,7 +245,7 @@ unsafe fn plan(handle: sys::cublasLtHandle_t, key: &Key) -> Result<Plan, result:
     }
 }
 
-/// Whether it says that it does not compute such a product, as opposed to that something is wrong.
+/// Whether the error means an unsupported product rather than a failure.
 fn is_refusal(error: result::CublasError) -> bool {
     use sys::cublasStatus_t as Status;
     matches!(
@@ -263,7 +264,7 @@ fn data_type(dtype: DType) -> sys::cudaDataType {
 
 /// # Safety
 ///
-/// None beyond cublasLt's: the layout is created here.
+/// Only cublasLt's conditions: the layout is created here.
 unsafe fn matrix_layout(
     (layout, dtype): (Layout, DType),
     batch: usize,
@@ -275,7 +276,7 @@ unsafe fn matrix_layout(
     if batch > 1 {
         let count = i32::try_from(batch).expect("a batch of products");
         let step = i64::try_from(layout.step).expect("a matrix");
-        // SAFETY: `made` was created above; sizes are those of the values.
+        // SAFETY: `made` was created above; sizes match the values.
         unsafe {
             result::set_matrix_layout_attribute(
                 made,
@@ -296,7 +297,7 @@ unsafe fn matrix_layout(
 
 /// # Safety
 ///
-/// `description` must live, and `T` be what the attribute is.
+/// `description` must be live, and `T` must be the type of the attribute.
 unsafe fn set<T>(
     description: sys::cublasLtMatmulDesc_t,
     attribute: sys::cublasLtMatmulDescAttributes_t,
@@ -334,7 +335,7 @@ unsafe fn set_preference<T>(
 
 impl Drop for CublasLt {
     fn drop(&mut self) {
-        // SAFETY: all of it was created by this library and is used by nobody else.
+        // SAFETY: created by this library and not used elsewhere.
         unsafe {
             for plan in self.plans.values() {
                 for layout in plan.layouts {

@@ -1,4 +1,4 @@
-//! A GPU that is open, what is held on it, and the way of tensors between it and the host.
+//! An open GPU, memory on it, and copies of tensors between it and the host.
 #![expect(unsafe_code, reason = "memory of a device and of copies")]
 
 use std::fmt;
@@ -14,22 +14,22 @@ use super::gpu::Gpu;
 use super::nccl::{Communicator, Id, Nccl, PATIENCE};
 use crate::blocks::Ranks;
 
-/// Bytes of each of the two pieces of pinned memory that tensors travel through.
+/// Bytes of each of the two pinned pieces that tensors are copied through.
 const PIECE: usize = 4 << 20;
 
-/// Bytes of the host's memory through which tensors travel while the host waits.
+/// Bytes of pinned host memory for copies that the host waits for.
 pub const PINNED: usize = 2 * PIECE;
 
-/// Tensors start at multiples of this many bytes, like allocations of their own.
+/// Alignment of tensors in bytes, the same as for separate allocations.
 pub(super) const ALIGN: usize = 256;
 
 /// A GPU that is open.
 pub struct Device {
-    /// The GPUs of other ranks, if there are any; they are left before the driver is closed.
+    /// Communicator of all ranks, if there are several; dropped before the driver.
     joined: OnceLock<Arc<Communicator>>,
     pub(super) driver: Arc<dyn Driver>,
     autotuned: Mutex<AutotuneRecord>,
-    /// Derivation when the first tensor travels.
+    /// Allocated for the first copy.
     pinned_pair: Mutex<Option<PinnedPair>>,
     waits: AtomicU64,
 }
@@ -41,11 +41,11 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    /// Opens the GPU of a number. Compiled kernels are kept in the directory `cache`.
+    /// Opens a GPU by its number. Compiled kernels are kept in the directory `cache`.
     ///
     /// # Errors
     ///
-    /// When a library or the GPU is missing, or does not work: one line.
+    /// If a library or the GPU is missing or broken; the message is one line.
     pub fn open(ordinal: usize, cache: Option<PathBuf>) -> Result<Arc<Self>, Fault> {
         #[cfg(feature = "emulated")]
         if super::is_emulated() {
@@ -55,39 +55,39 @@ impl Device {
         Ok(Self::with_cache(Arc::new(gpu), cache))
     }
 
-    /// A device that is not there, and what compiles kernels for its architecture, like `sm_90`, into the directory `cache`: programs
-    /// are built on it, and nothing is computed.
+    /// A device without a GPU, which builds programs and computes nothing, and the driver that
+    /// compiles their kernels for an architecture like `sm_90` into the directory `cache`.
     pub fn compiling(arch: &str, cache: PathBuf) -> (Arc<Self>, Arc<Compiling>) {
         let compiling = Arc::new(Compiling::new(arch, cache));
-        // What it measures is no choice for any GPU, and is not kept.
+        // Timings of this driver fit no GPU and are not kept.
         let device = Self::with_cache(Arc::<Compiling>::clone(&compiling), None);
         (device, compiling)
     }
 
-    /// A device made of this machine's processor, for tests; it takes g++.
+    /// A device emulated on this machine's processor, for tests; needs g++.
     #[cfg(feature = "emulated")]
     pub fn emulated() -> Arc<Self> {
         Self::emulated_that_pins(usize::MAX)
     }
 
-    /// One that pins no more than so many bytes of the host's memory.
+    /// An emulated device that pins at most `bytes` of host memory.
     #[cfg(feature = "emulated")]
     pub fn emulated_that_pins(bytes: usize) -> Arc<Self> {
         use super::emulated::{Emulated, Order};
-        // As late as can be: what is not waited for is not there.
+        // The latest order that CUDA allows: without a wait, results are missing.
         let emulated = Emulated::new(Order::new(false, false));
         emulated.pin_at_most(bytes);
         emulated.is_beside_others();
         Self::of(emulated)
     }
 
-    /// A device behind a driver.
+    /// A device of a driver.
     #[cfg(any(test, feature = "emulated"))]
     pub(crate) fn of(driver: Arc<dyn Driver>) -> Arc<Self> {
         Self::with_cache(driver, None)
     }
 
-    /// A device behind a driver; what was measured on it is kept in a directory.
+    /// A device of a driver; autotuning results are kept in the directory `cache`.
     pub(crate) fn with_cache(driver: Arc<dyn Driver>, cache: Option<PathBuf>) -> Arc<Self> {
         Arc::new(Self {
             joined: OnceLock::new(),
@@ -98,17 +98,17 @@ impl Device {
         })
     }
 
-    /// Keeps to the decisions in a run's record, if there is one, and writes further ones there: how programs compute what there
-    /// are two ways for. A run that is resumed computes the same bits by it.
+    /// Follows the autotuning decisions in the file `record`, if it exists, and later writes new
+    /// ones to it. A resumed run thereby computes the same bits.
     ///
     /// # Errors
     ///
-    /// When there is something else in its place.
+    /// If the file is not such a record.
     pub fn keep_record(&self, record: PathBuf) -> Result<(), Fault> {
         self.autotuned().keep(record)
     }
 
-    /// Writes the decisions since into the run's record, if it keeps one.
+    /// Writes new decisions into the run's record, if it has one.
     pub(super) fn write_record(&self) -> Result<(), Fault> {
         self.autotuned().write()
     }
@@ -119,16 +119,17 @@ impl Device {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes of its memory that are free, and all of them.
+    /// Bytes of device memory: free, and in all.
     ///
     /// # Errors
     ///
-    /// When the driver refuses.
+    /// If the driver fails.
     pub fn memory(&self) -> Result<(usize, usize), Fault> {
         self.driver.memory()
     }
 
-    /// Times that the host has waited for what it had asked for. A replay adds none, the first of a program excepted.
+    /// How often the host has waited for the device. A replay adds none, except the first of a
+    /// program.
     pub fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }
@@ -137,22 +138,23 @@ impl Device {
         &*self.driver
     }
 
-    /// Joins the GPUs of the other ranks, which do the same: programs of one block each add up over all of them from then on.
+    /// Joins the GPUs of all other ranks, which call this too. From then on programs of one block
+    /// each all-reduce over them.
     ///
-    /// - `ranks`: where the first rank tells the others by what they find it
+    /// - `ranks`: the first rank sends NCCL's id to the others through it
     ///
     /// # Errors
     ///
-    /// When NCCL is missing or refuses, or not all of them come.
+    /// If NCCL is missing or fails, or some rank does not join in time.
     ///
     /// # Panics
     ///
-    /// When it has joined before.
+    /// If called twice.
     pub fn join(&self, ranks: &dyn Ranks, rank: usize, size: usize) -> Result<(), Fault> {
         let nccl = Nccl::found()?;
         let mut id = if rank == 0 { nccl.id()? } else { Id([0; 128]) };
         ranks.broadcast(&mut id.0);
-        // NCCL takes the GPU that this thread last used.
+        // NCCL takes the GPU that this thread used last.
         self.memory()?;
         self.joins(Communicator::join(nccl, id, (rank, size), PATIENCE)?);
         Ok(())
@@ -163,11 +165,12 @@ impl Device {
         before.expect("joined once");
     }
 
-    /// Leaves the GPUs of the other ranks, as all of them do when a run ends well. Programs that add up over them are gone.
+    /// Leaves the communicator, as all ranks do when a run ends well. Programs that use it were
+    /// dropped.
     ///
     /// # Errors
     ///
-    /// When NCCL fails.
+    /// If NCCL fails.
     pub fn leave(&self) -> Result<(), Fault> {
         self.joined.get().map_or(Ok(()), |joined| joined.leave())
     }
@@ -176,19 +179,19 @@ impl Device {
         self.joined.get()
     }
 
-    /// Waits for an event, which is then one more time that the host has waited.
+    /// Waits for an event, counted in [`Self::waits`].
     pub(super) fn wait(&self, event: &Event) -> Result<(), Fault> {
         self.waits.fetch_add(1, Ordering::Relaxed);
         self.wait_uncounted(event)
     }
 
-    /// Waits for an event that no result depends on.
+    /// Waits for an event that no result depends on; uncounted.
     pub(super) fn wait_uncounted(&self, event: &Event) -> Result<(), Fault> {
         let watch = || self.joined().map_or(Ok(()), |joined| joined.watch());
         self.driver.wait(event.handle, &watch)
     }
 
-    /// Memory for `what`.
+    /// Allocates memory; errors name `what`.
     pub(super) fn allocate(&self, bytes: usize, what: &str) -> Result<Memory, Fault> {
         let allocated = self.driver.allocate(bytes);
         let address = allocated.map_err(|fault| Fault::new(format!("{fault}, for {what}")))?;
@@ -214,17 +217,18 @@ impl Device {
         })
     }
 
-    /// Copies values to addresses of the device, after all that programs were asked for and before all that they will be.
+    /// Copies values to device addresses, after all earlier work of programs and before all later
+    /// work.
     ///
     /// # Safety
     ///
-    /// At each address there is live memory for its values.
+    /// There is live memory for the values at each address.
     pub(super) unsafe fn upload(&self, sent: &[(u64, &[f32])]) -> Result<(), Fault> {
         let mut pinned_pair = self.pinned_pair()?;
         let pinned_pair = pinned_pair.as_mut().expect("made above");
         for (number, load) in loads(sent.iter().map(|(_, values)| values.len())).enumerate() {
             let piece = &mut pinned_pair.pieces[number % 2];
-            // What it carried last has arrived; also when that was in another call.
+            // The last copy from this piece, which may be of an earlier call, is done.
             self.wait_for(piece)?;
             for part in &load {
                 let (to, values) = sent[part.tensor];
@@ -237,7 +241,7 @@ impl Device {
                     to: to + 4 * part.first as u64,
                     bytes: 4 * part.len,
                 };
-                // SAFETY: the caller's promise; the piece is left alone until its event has happened.
+                // SAFETY: the caller's promise; the piece is left alone until its event happens.
                 unsafe { self.driver.copy(Stream::Programs, transfer) }?;
             }
             piece.leave()?;
@@ -245,17 +249,17 @@ impl Device {
         Ok(())
     }
 
-    /// Copies values from addresses of the device, as they are when all that programs were asked for is done.
+    /// Copies values from device addresses, after all earlier work of programs.
     ///
     /// # Safety
     ///
-    /// At each address there is live memory with its values.
+    /// There is live memory with the values at each address.
     pub(super) unsafe fn download(&self, wanted: &mut [(u64, &mut [f32])]) -> Result<(), Fault> {
         let mut pinned_pair = self.pinned_pair()?;
         let pinned_pair = pinned_pair.as_mut().expect("made above");
         let lengths = wanted.iter().map(|(_, values)| values.len());
         let loads: Vec<Vec<Part>> = loads(lengths).collect();
-        // A piece is emptied before it is filled again, and both at the end.
+        // A piece is read before it is refilled, and both are read at the end.
         for number in 0..loads.len() + 2 {
             let piece = &mut pinned_pair.pieces[number % 2];
             if piece.busy {
@@ -323,13 +327,13 @@ impl Drop for Device {
             .iter()
             .flat_map(|pinned_pair| &pinned_pair.pieces)
         {
-            // Pinned memory is given back when nothing reads it any more.
+            // Pinned memory is freed when no copy reads it any more.
             let _ = self.wait_uncounted(&piece.arrived);
         }
     }
 }
 
-/// Two pieces of pinned memory: one travels while the host is busy with the other.
+/// Two pieces of pinned memory: the host fills or reads one while the other is copied.
 struct PinnedPair {
     pieces: [Piece; 2],
 }
@@ -337,7 +341,7 @@ struct PinnedPair {
 struct Piece {
     pinned: Pinned,
     arrived: Event,
-    /// Its copies may not be over.
+    /// Copies may still be running.
     busy: bool,
 }
 
@@ -351,14 +355,14 @@ impl Piece {
 /// A part of a tensor in a piece.
 struct Part {
     tensor: usize,
-    /// Its first element.
+    /// First element of the part.
     first: usize,
     len: usize,
-    /// Its place in the piece, in words.
+    /// First word in the piece.
     at: usize,
 }
 
-/// Tensors of these lengths, cut into what fits into a piece.
+/// Cuts tensors of these lengths into loads of one piece each.
 fn loads(lengths: impl Iterator<Item = usize>) -> impl Iterator<Item = Vec<Part>> {
     let mut loads = Vec::new();
     let (mut load, mut filled) = (Vec::new(), 0);
@@ -392,7 +396,7 @@ pub(crate) struct Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated by `Device::allocate`; whoever used it held it.
+        // SAFETY: from `Device::allocate`; users of the memory hold it.
         unsafe { self.driver.free(self.address) };
     }
 }
@@ -411,18 +415,19 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// Its length in words.
+    /// Words.
     pub(super) fn len(&self) -> usize {
         self.words
     }
 
-    /// What lies there, to be changed.
+    /// All words, mutable.
     pub(super) fn words(&mut self) -> &mut [u32] {
-        // SAFETY: pinned, of that length; any bits are words, and the driver leaves it alone but for copies that are waited for.
+        // SAFETY: pinned, of that length; any bits are words, and only copies that are waited for
+        // access it.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.words) }
     }
 
-    /// What lies there.
+    /// All words.
     pub(super) fn read(&self) -> &[u32] {
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts(self.start(), self.words) }
@@ -442,34 +447,36 @@ impl fmt::Debug for Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: pinned by `Device::pin`; its owner waits for its copies (`Inputs`, `Device`, `Load`).
+        // SAFETY: pinned by `Device::pin`; its owner waits for its copies (`Inputs`, `Device`,
+        // `Load`).
         unsafe { self.driver.unpin(self.address) };
     }
 }
 
-/// Something that happens on a stream.
+/// An event of CUDA.
 pub(super) struct Event {
     driver: Arc<dyn Driver>,
     pub(super) handle: u64,
 }
 
 impl Event {
-    /// It happens when all that the stream was given is done.
+    /// Records the event: it happens when all earlier work of the stream is done.
     pub(super) fn record(&self, stream: Stream) -> Result<(), Fault> {
         self.driver.record(self.handle, stream)
     }
 
-    /// The stream goes on when it has happened.
+    /// Makes a stream wait for the event.
     pub(super) fn hold(&self, stream: Stream) -> Result<(), Fault> {
         self.driver.follow(stream, self.handle)
     }
 
-    /// The stream of programs goes on when it has happened; a graph looks at each launch anew.
+    /// Makes the stream of programs wait for the event; a graph looks at each launch again.
     pub(super) fn hold_anew(&self) -> Result<(), Fault> {
         self.driver.follow_anew(self.handle)
     }
 
-    /// This thread goes on when it has happened. For threads beside that of the steps: [`Device::waits`] does not count it.
+    /// Blocks this thread until the event happens. For threads other than the training thread:
+    /// [`Device::waits`] does not count it.
     pub(super) fn wait(&self) -> Result<(), Fault> {
         self.driver.wait(self.handle, &|| Ok(()))
     }
@@ -487,21 +494,21 @@ impl Drop for Event {
     }
 }
 
-/// What a stream was given once, to be given again.
+/// Captured work of the stream of programs.
 pub(super) struct Graph {
     driver: Arc<dyn Driver>,
     handle: u64,
 }
 
 impl Graph {
-    /// Remembers what `given` puts on the stream of programs, which does not do it.
+    /// Captures the work that `given` enqueues on the stream of programs, without doing it.
     pub(super) fn capture(
         device: &Device,
         given: impl FnOnce() -> Result<(), Fault>,
     ) -> Result<Self, Fault> {
         device.driver.begin_capture()?;
         let given = given();
-        // Whatever happened, the stream is to do again what it is told.
+        // Capture ends even if `given` failed.
         let graph = device.driver.end_capture().map(|handle| Self {
             driver: Arc::clone(&device.driver),
             handle,
@@ -510,11 +517,11 @@ impl Graph {
         graph
     }
 
-    /// Puts it on the stream of programs.
+    /// Enqueues the graph on the stream of programs.
     ///
     /// # Safety
     ///
-    /// What held for all that is in it holds still.
+    /// The safety conditions of all captured work still hold.
     pub(super) unsafe fn launch(&self) -> Result<(), Fault> {
         // SAFETY: the caller's promise.
         unsafe { self.driver.launch_graph(self.handle) }

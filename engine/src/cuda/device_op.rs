@@ -1,4 +1,4 @@
-//! Programs as a device computes them: of ops, and of what rewrites put in the place of ops.
+//! Programs on a device: a graph of ops and of device-only rewrites.
 
 use std::any::Any;
 use std::fmt::{self, Debug};
@@ -11,27 +11,27 @@ use crate::op::{Builder, Computes, ExpensiveOps, Op};
 use crate::precision::Format;
 use crate::value::Type;
 
-/// A program on a device.
+/// Graph of a program on a device.
 pub(crate) type DeviceGraph = Graph<DeviceOp>;
 
-/// What a node of it computes by, with its operands.
+/// Node: a [`DeviceOp`] and its operands.
 pub(crate) type DeviceNode = graph::Node<DeviceOp>;
 
-/// What a node of a program on a device computes by.
+/// Computation of a node.
 #[derive(Clone)]
 pub(crate) enum DeviceOp {
-    /// What the program was written down in.
+    /// An op of the original program.
     Op(Arc<dyn Op>),
-    /// What is on a device alone.
+    /// A rewrite that only devices have.
     Rewritten(Arc<dyn Rewritten>),
 }
 
-/// What a rewrite puts in the place of ops. It comes into a program after its gradients.
+/// An op that replaces others on a device. Rewrites happen after gradients are added.
 pub(crate) trait Rewritten: Debug + Send + Sync {
     /// Name in errors, profiles and traces.
     fn name(&self) -> &'static str;
 
-    /// Says what computes it.
+    /// Lowers it.
     fn cuda(&self, to: &mut Lowering<'_>);
 
     /// Multiplications and additions of one run, for rooflines.
@@ -39,19 +39,19 @@ pub(crate) trait Rewritten: Debug + Send + Sync {
         0
     }
 
-    /// What one run computes that costs many of those.
+    /// Expensive operations of one run, such as exponentials.
     fn expensive_ops(&self, _inputs: &[&Type]) -> ExpensiveOps {
         ExpensiveOps::default()
     }
 }
 
 impl DeviceOp {
-    /// What a rewrite makes.
+    /// Wraps a rewrite.
     pub(super) fn rewritten(op: impl Rewritten + 'static) -> Self {
         Self::Rewritten(Arc::new(op))
     }
 
-    /// The op, if it is one of this type.
+    /// The op, if it has type `O`.
     pub(super) fn get<O: Op>(&self) -> Option<&O> {
         match self {
             Self::Op(op) => {
@@ -62,12 +62,12 @@ impl DeviceOp {
         }
     }
 
-    /// Whether it is an op of this type.
+    /// Whether it is an op of type `O`.
     pub(super) fn is<O: Op>(&self) -> bool {
         self.get::<O>().is_some()
     }
 
-    /// Says what computes it.
+    /// Lowers it.
     pub(super) fn cuda(&self, to: &mut Lowering<'_>) {
         match self {
             Self::Op(op) => op.cuda(to),
@@ -126,7 +126,7 @@ impl Computes for DeviceOp {
     }
 }
 
-/// A program as it was written down, on a device.
+/// A program for a device, without rewrites.
 pub(crate) fn on_device(from: &Builder) -> DeviceGraph {
     let nodes = from.nodes.iter();
     let nodes = nodes.map(|node| node.by(DeviceOp::Op(Arc::clone(&node.op))));

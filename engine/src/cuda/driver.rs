@@ -1,8 +1,9 @@
-//! What a program asks of a GPU: memory, copies, kernels and products in order, events between streams, graphs.
+//! Interface to a GPU: memory, copies, kernels and products in order, events between streams,
+//! graphs.
 //!
-//! Whatever is to be decided (what is copied when, what waits for what, what is captured) is decided above, once; a driver does as
-//! it is told. There is CUDA's ([`Gpu`](super::gpu::Gpu)), and one made of this machine's processor, for tests of the decisions.
-//! Addresses and handles are numbers, as they are for CUDA.
+//! All decisions (when to copy, what to wait for, what to capture) are made above, once; a driver
+//! executes them. There are two: CUDA's ([`Gpu`](super::gpu::Gpu)), and an emulated one on this
+//! machine's processor, which tests the decisions. Addresses and handles are numbers, as in CUDA.
 #![expect(unsafe_code, reason = "addresses of a device are given by number")]
 
 use std::sync::Arc;
@@ -13,20 +14,20 @@ use super::placed::PlacedProduct;
 use super::product::{Algorithm, Key};
 use crate::value::DType;
 
-/// What is put on one stream is done in order; streams run beside each other.
+/// Work on one stream runs in order; streams run concurrently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stream {
-    /// Where programs run.
+    /// Programs.
     Programs,
-    /// Where inputs travel.
+    /// Copies of inputs.
     Inputs,
-    /// Where tensors of the store leave.
+    /// Copies of staged tensors of the store to the host.
     Staging,
-    /// All-reduces between ranks.
+    /// All-reduces over ranks.
     AllReduce,
 }
 
-/// Between which memories a copy goes. The host's is always pinned.
+/// Direction of a copy. Host memory is always pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// From the host.
@@ -51,7 +52,7 @@ pub(crate) struct Transfer {
 pub(crate) struct Argument {
     pub(crate) address: u64,
     pub(crate) dtype: DType,
-    /// In elements.
+    /// Elements.
     pub(crate) len: usize,
     pub(crate) written: bool,
 }
@@ -68,94 +69,94 @@ pub(crate) struct Factors {
 /// Kernels of a program, ready to be launched.
 #[derive(Debug, Clone)]
 pub(crate) struct Module {
-    /// What holds them on the device.
+    /// Handles of loaded modules on the device.
     pub(crate) handles: Vec<u64>,
-    /// In the order in which they were asked for.
+    /// Handles of functions, one for each requested kernel, in order.
     pub(crate) functions: Vec<u64>,
 }
 
-/// A call of a library that puts something on a stream, which it is given as CUDA's libraries take it.
+/// A library call that enqueues work on a stream, given as CUDA's libraries take it.
 pub(crate) type LibraryCall = Arc<dyn Fn(u64) -> Result<(), Fault> + Send + Sync>;
 
-/// A GPU, or what stands for one.
+/// A GPU, or its emulation.
 pub(crate) trait Driver: Send + Sync {
-    /// What it is, and whatever else of this machine its times depend on.
+    /// Name of the device, with everything else of this machine that timings depend on.
     fn name(&self) -> Result<String, Fault>;
 
-    /// Bytes of shared memory that a block may be given.
+    /// Bytes of shared memory that a block may have.
     fn block_memory(&self) -> Result<usize, Fault>;
 
-    /// Whether times between events say what is fast on it.
+    /// Whether event timings are meaningful on this device.
     fn keeps_time(&self) -> bool;
 
-    /// Bytes of memory that are free, and all of them.
+    /// Bytes of device memory: free, and in all.
     fn memory(&self) -> Result<(usize, usize), Fault>;
 
-    /// Memory of the device, at a multiple of 256 bytes.
+    /// Allocates device memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<u64, Fault>;
 
-    /// Gives memory of the device back, once nothing runs any more.
+    /// Frees device memory, once nothing runs any more.
     ///
     /// # Safety
     ///
-    /// It was allocated here, and nothing asked for later uses it.
+    /// `address` comes from [`Self::allocate`] of this driver, and later work does not use it.
     unsafe fn free(&self, address: u64);
 
-    /// Memory of the host that copies can read and write while the host goes on.
+    /// Allocates pinned host memory, which copies access while the host continues.
     fn pin(&self, bytes: usize) -> Result<u64, Fault>;
 
-    /// Gives pinned memory back.
+    /// Frees pinned host memory.
     ///
     /// # Safety
     ///
-    /// It was pinned here, and no copy uses it any more.
+    /// `address` comes from [`Self::pin`] of this driver, and no copy uses it any more.
     unsafe fn unpin(&self, address: u64);
 
-    /// An event that has not happened.
+    /// Creates an event that was not recorded.
     fn event(&self) -> Result<u64, Fault>;
 
-    /// Forgets an event.
+    /// Destroys an event.
     fn forget(&self, event: u64);
 
-    /// The event happens when all that the stream was given is done.
+    /// Records an event: it happens when all earlier work of the stream is done.
     fn record(&self, event: u64, stream: Stream) -> Result<(), Fault>;
 
-    /// The stream goes on when the event has happened, as it was last recorded; at once if it never was.
+    /// Makes a stream wait for the last record of an event; returns at once if there is none.
     fn follow(&self, stream: Stream, event: u64) -> Result<(), Fault>;
 
-    /// The same for the stream of programs. In a graph it is asked anew at each launch: what counts is how the event was last
-    /// recorded when the graph is launched, not when it was captured.
+    /// Makes the stream of programs wait for an event. In a graph, each launch waits for the last
+    /// record before that launch, rather than before the capture.
     fn follow_anew(&self, event: u64) -> Result<(), Fault>;
 
-    /// The host goes on when the event has happened, as it was last recorded; at once if it never was. `watch` is asked meanwhile whether
-    /// it still can.
+    /// Makes the host wait for the last record of an event; returns at once if there is none. The
+    /// host calls `watch` meanwhile, and stops waiting if that fails.
     fn wait(&self, event: u64, watch: &dyn Fn() -> Result<(), Fault>) -> Result<(), Fault>;
 
     /// Milliseconds between two events that have happened.
     fn elapsed(&self, from: u64, to: u64) -> Result<f32, Fault>;
 
-    /// Puts a copy on a stream.
+    /// Enqueues a copy.
     ///
     /// # Safety
     ///
-    /// Both stretches of memory live until it is done, and the host leaves its own alone.
+    /// Both stretches of memory live until the copy is done, and the host does not access its own.
     unsafe fn copy(&self, stream: Stream, transfer: Transfer) -> Result<(), Fault>;
 
-    /// Compiles kernels and loads them.
+    /// Compiles and loads kernels.
     fn load(&self, kernels: &[Kernel]) -> Result<Module, Fault>;
 
     /// Unloads kernels.
     ///
     /// # Safety
     ///
-    /// None of them runs, or is part of a graph that will be launched.
+    /// No kernel of it runs, or is part of a graph that will be launched.
     unsafe fn unload(&self, module: &Module);
 
-    /// Puts a kernel, which is loaded as a function, on a stream.
+    /// Enqueues a launch of a loaded kernel.
     ///
     /// # Safety
     ///
-    /// Arguments are what the kernel takes, in live memory.
+    /// Arguments match the kernel, in live memory.
     unsafe fn launch(
         &self,
         stream: Stream,
@@ -165,21 +166,21 @@ pub(crate) trait Driver: Send + Sync {
         words: &[u32],
     ) -> Result<(), Fault>;
 
-    /// Algorithms of cublasLt for a kind of product, the one that it thinks best first; none where it refuses.
+    /// Algorithms of cublasLt for a kind of product, in cublasLt's order; empty if it refuses.
     fn algorithms(&self, key: &Key) -> Result<Vec<Algorithm>, Fault>;
 
-    /// Puts a product on the stream of programs.
+    /// Enqueues a product on the stream of programs.
     ///
     /// # Safety
     ///
-    /// Operands are as large as the product says, in live memory.
+    /// Operands have the product's sizes, in live memory.
     unsafe fn multiply(&self, placed: &PlacedProduct, factors: Factors) -> Result<(), Fault>;
 
-    /// Puts a call of a library on a stream.
+    /// Enqueues a library call.
     ///
     /// # Safety
     ///
-    /// It takes and gives these operands and nothing else, which live until the stream has done it.
+    /// It accesses these operands and nothing else, and they live until it is done.
     unsafe fn call(
         &self,
         stream: Stream,
@@ -187,22 +188,23 @@ pub(crate) trait Driver: Send + Sync {
         call: LibraryCall,
     ) -> Result<(), Fault>;
 
-    /// A stream as CUDA's libraries take it.
+    /// Handle of a stream, as CUDA's libraries take it.
     fn handle(&self, stream: Stream) -> u64;
 
-    /// From here on the stream of programs, and what joins it, does nothing, and remembers it.
+    /// Starts a capture: work for the stream of programs, and for streams that join it, is recorded
+    /// and not done.
     fn begin_capture(&self) -> Result<(), Fault>;
 
-    /// What was remembered, as a graph.
+    /// Ends the capture and returns its graph.
     fn end_capture(&self) -> Result<u64, Fault>;
 
-    /// Puts a graph on the stream of programs.
+    /// Enqueues a graph on the stream of programs.
     ///
     /// # Safety
     ///
-    /// What held for all that is in it holds still.
+    /// The safety conditions of all captured work still hold.
     unsafe fn launch_graph(&self, graph: u64) -> Result<(), Fault>;
 
-    /// Forgets a graph, which does not run any more.
+    /// Destroys a graph that does not run any more.
     fn forget_graph(&self, graph: u64);
 }

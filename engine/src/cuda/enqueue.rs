@@ -10,7 +10,7 @@ use super::placed::{Placed, Step};
 ///
 /// # Safety
 ///
-/// `argument` gives live memory, as long as it is said to be.
+/// `argument` returns live memory of the stated length.
 pub(super) unsafe fn enqueue(
     driver: &dyn Driver,
     kernels: &[Kernel],

@@ -1,4 +1,4 @@
-//! One program in which every op, every kind of mask and every gradient occurs: for tests of what must hold for all kernels.
+//! A program with every op, every kind of mask and every gradient, for tests of all kernels.
 
 use spd_draws::{Purpose, Stream};
 
@@ -12,7 +12,7 @@ use crate::ops::{
 use crate::store::Store;
 use crate::value::{Type, Value};
 
-/// How large things are.
+/// Dimensions of the program.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     pub(crate) batch: usize,
@@ -26,7 +26,7 @@ pub(crate) struct Sizes {
     pub(crate) vocabulary: usize,
 }
 
-/// A tensor's rows are whole vectors of four.
+/// All rows are whole vectors of four.
 pub(crate) const EVEN: Sizes = Sizes {
     batch: 2,
     positions: 36,
@@ -38,7 +38,7 @@ pub(crate) const EVEN: Sizes = Sizes {
     vocabulary: 52,
 };
 
-/// Nothing divides anything.
+/// No dimension divides another.
 pub(crate) const RAGGED: Sizes = Sizes {
     batch: 3,
     positions: 35,
@@ -50,7 +50,7 @@ pub(crate) const RAGGED: Sizes = Sizes {
     vocabulary: 33,
 };
 
-/// A transformer of GPT-2's shape, and more components than columns.
+/// A transformer of GPT-2's shape, with more components than columns.
 pub(crate) const LARGE: Sizes = Sizes {
     batch: 64,
     positions: 512,
@@ -62,7 +62,7 @@ pub(crate) const LARGE: Sizes = Sizes {
     vocabulary: 50_257,
 };
 
-/// The program, what is kept from step to step, and what the host writes.
+/// The program, its store, and its inputs.
 pub(crate) struct EveryOp {
     pub(crate) b: Builder,
     pub(crate) store: Store,
@@ -74,7 +74,7 @@ pub(crate) struct EveryOp {
 }
 
 impl EveryOp {
-    /// Without `values` it has shapes alone.
+    /// Builds the program; without `values` the tensors of the store have shapes alone.
     pub(crate) fn new(sizes: Sizes, values: bool) -> Self {
         let store = if values {
             Store::new()
@@ -94,7 +94,7 @@ impl EveryOp {
         every_op
     }
 
-    /// Tensors of the store whose gradients are wanted.
+    /// A tensor of the store that gets a gradient.
     fn leaf(&mut self, dims: &[usize]) -> Value {
         let (name, seed) = (
             format!("leaf {}", self.leaves.len()),
@@ -115,7 +115,7 @@ impl EveryOp {
         self.b.persistent(&self.store, slot)
     }
 
-    /// What the host writes: normal numbers.
+    /// An input of normal numbers.
     fn given(&mut self, name: &'static str, dims: &[usize]) -> Value {
         if self.values {
             let values = random(dims, 1000 + self.inputs.len() as u64).values;
@@ -133,7 +133,7 @@ impl EveryOp {
         self.b.input(name, &Type::u32(dims)).unwrap()
     }
 
-    /// Lets the loss depend on a value.
+    /// Makes the loss depend on a value.
     fn count(&mut self, value: Value) -> Result<()> {
         let squares = self.b.sum_squares(value)?;
         let weight = 1.0 / self.b.ty(value).len() as f64;
@@ -220,7 +220,7 @@ impl EveryOp {
         self.b.add(x, out)
     }
 
-    /// Masks of every kind, and sites with whatever joins them.
+    /// Masks of every kind, and sites with every combination of further inputs.
     fn components(&mut self, x: Value) -> Result<()> {
         let Sizes {
             batch,
@@ -313,7 +313,7 @@ impl EveryOp {
                 delta,
                 route,
             };
-            // Compacted rows come from a product, or from a matrix of all.
+            // Compacted rows come from a product, or from a matrix of all rows.
             let a = match route {
                 Some(route) if index % 2 == 0 => self.b.compact_rows(a, route)?,
                 Some(route) => self.b.routed_matmul(x, v, route)?,
@@ -332,7 +332,7 @@ impl EveryOp {
         Ok(())
     }
 
-    /// Sites that share nothing: a device in bf16 may have each as one op.
+    /// Separate sites, which a device may fuse into one op each if the program is bf16.
     fn sites(&mut self, x: Value) -> Result<()> {
         let Sizes {
             batch,
@@ -371,7 +371,7 @@ impl EveryOp {
         Ok(())
     }
 
-    /// What is left.
+    /// All other ops.
     fn plain(&mut self, x: Value) -> Result<()> {
         let Sizes {
             components: c,
@@ -399,7 +399,7 @@ impl EveryOp {
         let silu = self.b.silu(power)?;
         let scaled = self.b.scale(silu, mean)?;
         self.count(scaled)?;
-        // Runs of columns that are whole vectors of four, and that are not.
+        // Runs of columns that are whole vectors of four, and runs that are not.
         let joined = self.b.concatenate(&[x, again, x])?;
         for range in [d..2 * d, 1..d + 3] {
             let some = self.b.slice(joined, range)?;
@@ -449,7 +449,7 @@ impl EveryOp {
         let d = heads * size;
         let w = self.leaf(&[vocabulary, d]);
         let logits = self.b.linear_oi(x, w, None)?;
-        // What is no product itself is there for all of its readers.
+        // A sum is stored, so all readers share it.
         let logits = self.b.add(logits, logits)?;
         let labels = self.ids("labels", &[batch, positions], |i| {
             if i % 5 == 3 {
@@ -462,12 +462,12 @@ impl EveryOp {
         let lse = self.b.log_sum_exp(target)?;
         let divergence = self.b.kl_divergence(target, lse, logits)?;
         let entropy = self.b.cross_entropy(logits, labels)?;
-        // The gradient of the last reader takes the place of the logits, and the others are added to it.
+        // The gradient of the last reader replaces the logits, and the others are added to it.
         let other = self.b.add(target, target)?;
         let lse = self.b.log_sum_exp(other)?;
         let last = self.b.kl_divergence(other, lse, logits)?;
         self.terms.push((0.5, last));
-        // Heads that do not learn: one with a bias and labels, one that two targets are compared through.
+        // Frozen heads: one with a bias and labels, one that compares two targets.
         let bias = self.given("head bias", &[vocabulary]);
         let head = self.kept("head", &[vocabulary, d], 600, |x| 0.3 * x);
         let logits = self.b.linear_oi(x, head, Some(bias))?;
@@ -486,7 +486,7 @@ impl EveryOp {
         Ok(())
     }
 
-    /// The loss, its gradients, and an update of everything.
+    /// The loss, its gradients, and an update of every leaf.
     fn update(&mut self) -> Result<()> {
         let loss = self.b.weighted_sum(&self.terms)?;
         self.b.output("loss", loss);

@@ -1,9 +1,10 @@
 //! Replays a program on a device.
 //!
-//! A program's first replay is put on the stream launch by launch, then captured as one graph; every later one launches the graph: a
-//! step without anything to log costs the host a copy of its inputs and one call, and waits for nothing. A graph holds addresses: it is
-//! captured anew when the program is given another arena or another store. Before its first write to the store it looks, at each
-//! launch, whether tensors are on their way out ([`staging`](super::staging)).
+//! The first replay of a program is enqueued step by step, then captured as one graph; every later
+//! replay launches the graph. A training step that logs nothing costs the host a copy of its inputs
+//! and one call, and the host waits for nothing. A graph holds addresses, so a program that gets
+//! another arena or another store is captured again. Before its first write to the store, each
+//! launch waits for copies of staged tensors to the host ([`staging`](super::staging)).
 #![expect(unsafe_code, reason = "addresses and graphs of a device")]
 
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::step_parameters::StepParameters;
 use crate::store::{Slot, Store};
 use crate::value::{DType, StepScalar};
 
-/// The memory of a program's intermediates on a device. Programs that never run at the same time share one.
+/// Device memory for the intermediates of programs. Programs that never run at once share one.
 #[derive(Debug)]
 pub struct Arena {
     device: Arc<Device>,
@@ -38,7 +39,7 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// When the device has no such stretch of memory to give.
+    /// If the device has too little free memory.
     pub fn new(device: &Arc<Device>, bytes: usize) -> Result<Self, Fault> {
         Ok(Self {
             memory: device.allocate(bytes, "the programs")?,
@@ -46,57 +47,57 @@ impl Arena {
         })
     }
 
-    /// Its size.
+    /// Bytes of the arena.
     pub fn bytes(&self) -> usize {
         self.memory.bytes
     }
 }
 
-/// A program for a device; in an arena, ready to be replayed.
+/// A planned program for a device. It runs once it has an [`Arena`].
 pub struct Executor {
     program: Program,
-    /// What went wrong when it was planned, to be told when it is to run.
+    /// Fault while planning, which [`Self::attach`] returns.
     refused: Option<Fault>,
-    /// Tensors of the store that it reads or writes.
+    /// Tensors of the store that the program reads or writes.
     uses: Vec<Slot>,
     writes: Vec<Slot>,
-    /// Those that it reads in bf16.
+    /// Tensors of the store that the program reads in bf16.
     rounded: Vec<Slot>,
-    /// The first step that writes to the store.
+    /// First step that writes to the store.
     first_write: Option<usize>,
     loaded: Option<Loaded>,
     arena: Option<Arena>,
     graph: Option<Captured>,
-    /// Time of each op, while it is measured.
+    /// Time of each op, while profiling.
     clock: Option<Vec<Duration>>,
-    /// Outputs that lie in the arena, as they were last fetched.
+    /// Outputs in the arena, as last fetched.
     fetched: Vec<Vec<f32>>,
     is_fetched: bool,
-    /// Numbers of the next replay.
+    /// Numbers of the next replay: seed, step, first row, scalars.
     pub parameters: StepParameters,
 }
 
-/// A program as a graph.
+/// A captured program.
 struct Captured {
     graph: Graph,
     of: Addresses,
-    /// What it looks at before it writes to the store.
+    /// Event that the graph waits for before it writes to the store.
     _left: Arc<Event>,
 }
 
-/// What a graph stands on: a store by its number, an arena by its address.
+/// A graph depends on the number of a store and the address of an arena.
 type Addresses = (u64, u64);
 
-/// A program on a device.
+/// A program loaded on a device.
 struct Loaded {
     device: Arc<Device>,
     module: Module,
     numbers: Memory,
     inputs: Inputs,
     done: Event,
-    /// Of each bucket: that it is made, and that its all-reduce is done.
+    /// Events of each bucket: values are computed; the all-reduce is done.
     meetings: Vec<[Event; 2]>,
-    /// Where parts of sums are added up.
+    /// Parts and sums of all-reduces.
     all_reduces: Memory,
 }
 
@@ -117,7 +118,7 @@ impl Loaded {
         })
     }
 
-    /// Waits until all is done that programs were asked for.
+    /// Waits until the device has done all work of programs.
     fn wait(&self) -> Result<(), Fault> {
         self.done.record(Stream::Programs)?;
         self.device.wait(&self.done)
@@ -126,27 +127,27 @@ impl Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // Nothing may run in memory that is given back.
+        // Nothing may still run in memory that is freed.
         let _ = self.wait();
-        // SAFETY: its last replay is over, and its graph goes with it.
+        // SAFETY: the last replay is over, and the graph is dropped too.
         unsafe { self.device.driver().unload(&self.module) };
     }
 }
 
 impl Executor {
-    /// Plans a program, which runs when it is given an [`Arena`]; until then no device is needed. Where there is one, what may be
-    /// computed in two ways is measured on it.
+    /// Plans a program. With a device, alternatives are timed on it; without one, no device is
+    /// needed until [`Self::attach`].
     pub fn planned(builder: &Builder, device: Option<&Arc<Device>>) -> Self {
         Self::chosen(device, |chosen| Program::new(builder, chosen))
     }
 
-    /// Of a program as it is stored.
+    /// An executor of a program that already has its storage types.
     #[cfg(test)]
     pub(crate) fn stored(program: &DeviceGraph, device: &Arc<Device>) -> Self {
         Self::chosen(Some(device), |chosen| Program::of(program, chosen))
     }
 
-    /// Of a program that is made by what is chosen on a device, if there is one.
+    /// An executor that autotunes on a device, if there is one.
     fn chosen(
         device: Option<&Arc<Device>>,
         make: impl FnOnce(&mut dyn FnMut(&DeviceGraph, &Found) -> bool) -> Program,
@@ -168,7 +169,7 @@ impl Executor {
         executor
     }
 
-    /// Of a program.
+    /// An executor of a planned program.
     pub(crate) fn of(program: Program) -> Self {
         let (uses, writes) = program.slots();
         let fetched = program.outputs.iter().map(|(_, placed)| {
@@ -199,16 +200,16 @@ impl Executor {
         }
     }
 
-    /// Takes an arena to run in, on whose device its kernels are compiled and loaded if they were not. What another program left
-    /// there is overwritten.
+    /// Takes an arena, compiles and loads kernels on its device if needed. Contents of the arena
+    /// are overwritten.
     ///
     /// # Errors
     ///
-    /// When a kernel cannot be compiled, or there is no room for inputs, or what was to be measured for its plan was not.
+    /// If a kernel does not compile, memory for inputs is lacking, or planning failed.
     ///
     /// # Panics
     ///
-    /// When the arena is smaller than the plan asks for.
+    /// If the arena is smaller than the plan.
     pub fn attach(&mut self, arena: Arena) -> Result<(), Fault> {
         assert!(
             arena.bytes() >= self.plan().arena_bytes(),
@@ -228,17 +229,17 @@ impl Executor {
         Ok(())
     }
 
-    /// Gives the arena up for another program to run in; nothing where there is none.
+    /// Returns the arena, for another program to use; `None` if it has none.
     pub fn detach(&mut self) -> Option<Arena> {
         self.arena.take()
     }
 
-    /// Order and places.
+    /// Order of ops and places of values.
     pub fn plan(&self) -> &Plan {
         &self.program.plan
     }
 
-    /// Products that the library computes.
+    /// Number of products that cublasLt computes.
     #[cfg(test)]
     pub(crate) fn products(&self) -> usize {
         let steps = self.program.steps.iter();
@@ -247,24 +248,24 @@ impl Executor {
             .count()
     }
 
-    /// Bytes on the device beside the arena and the store.
+    /// Bytes on the device beside arena and store.
     pub fn own_bytes(&self) -> usize {
         inputs::bytes(&self.program) + 4 * (FIXED_PARAMETERS + self.program.scalars.len())
     }
 
-    /// Bytes on the device beside those, for sums over ranks.
+    /// Bytes on the device for all-reduces, which [`Self::own_bytes`] excludes.
     pub fn all_reduce_bytes(&self) -> usize {
         self.program.all_reduce_bytes()
     }
 
-    /// Bytes that the host writes before a replay.
+    /// Bytes that the host writes for a replay.
     pub fn input_bytes(&self) -> usize {
-        // Both types of inputs have elements of four bytes.
+        // f32 and u32 have four bytes.
         let inputs = self.program.inputs.values();
         inputs.map(|placed| 4 * placed.len).sum()
     }
 
-    /// Sets a step scalar by name; a name that the program does not use is ignored.
+    /// Sets a step scalar by name, if the program uses it.
     pub fn set_scalar(&mut self, name: &str, value: f32) {
         if let Some(index) = self.program.scalars.iter().position(|known| known == name) {
             self.parameters.scalars[index] = value;
@@ -281,25 +282,25 @@ impl Executor {
         self.program.inputs.contains_key(name)
     }
 
-    /// An f32 input, to be filled before a replay; it stays until it is filled again or another program has the arena.
+    /// An f32 input. Its values stay until they are overwritten or another program takes the arena.
     ///
     /// # Panics
     ///
-    /// When the program has no f32 input of this name, or no arena.
+    /// If the program has no f32 input of this name, or no arena.
     pub fn input(&mut self, name: &str) -> &mut [f32] {
         bytemuck::cast_slice_mut(self.words_of(name, DType::F32))
     }
 
-    /// An input of token ids, to be filled before a replay; it stays as others do.
+    /// An input of token ids. Its values stay as those of [`Self::input`].
     ///
     /// # Panics
     ///
-    /// When the program has no such input of this name, or no arena.
+    /// If the program has no u32 input of this name, or no arena.
     pub fn input_u32(&mut self, name: &str) -> &mut [u32] {
         self.words_of(name, DType::U32)
     }
 
-    /// An input as words, whatever they stand for.
+    /// An input of either type, as 32-bit words.
     #[cfg(any(test, feature = "compare-emulated"))]
     pub(crate) fn input_words(&mut self, name: &str) -> &mut [u32] {
         self.words_of(name, self.program.inputs[name].dtype)
@@ -313,20 +314,21 @@ impl Executor {
         loaded.inputs.words(name)
     }
 
-    /// Names of the outputs, in the order of the program.
+    /// Names of the outputs, in program order.
     pub fn output_names(&self) -> impl Iterator<Item = &str> {
         self.program.outputs.iter().map(|(name, _)| name.as_str())
     }
 
-    /// Asks for one replay, and returns before it is done. Tensors of the store that the host has changed are sent first.
+    /// Enqueues one replay and returns at once. Tensors of the store that the host has changed are
+    /// sent first.
     ///
     /// # Errors
     ///
-    /// When the device refuses, or failed before.
+    /// If the device fails now or has failed before.
     ///
     /// # Panics
     ///
-    /// When it has no arena.
+    /// If there is no arena.
     pub fn run(&mut self, store: &mut Store) -> Result<(), Fault> {
         let (Some(loaded), Some(arena)) = (&mut self.loaded, &self.arena) else {
             panic!("a program runs in an arena");
@@ -346,7 +348,7 @@ impl Executor {
         if let (Some(captured), None) = (&self.graph, &self.clock)
             && captured.of == ground
         {
-            // SAFETY: arena and store are those that it was captured with, and kernels and numbers are held.
+            // SAFETY: it was captured with this arena and store; kernels and numbers are held.
             return unsafe { captured.graph.launch() };
         }
         if self.clock.is_some() {
@@ -355,7 +357,7 @@ impl Executor {
         self.graph = None;
         self.enqueue(store)?;
         let loaded = self.loaded.as_ref().expect("looked at before");
-        // Libraries load what they need, which a capture forbids; and what is wrong with a program is told here.
+        // Libraries load lazily, which a capture forbids; faults of the program show here.
         loaded.wait()?;
         let graph = Graph::capture(&loaded.device, || self.enqueue(store))?;
         self.graph = Some(Captured {
@@ -366,24 +368,24 @@ impl Executor {
         Ok(())
     }
 
-    /// Waits for the last replay and leaves its outputs where they are.
+    /// Waits for the last replay, without copying outputs.
     ///
     /// # Errors
     ///
-    /// When a replay failed.
+    /// If a replay failed.
     pub fn wait(&self) -> Result<(), Fault> {
         self.loaded.as_ref().map_or(Ok(()), Loaded::wait)
     }
 
-    /// Waits for the last replay and brings its outputs home.
+    /// Waits for the last replay and copies its outputs to the host.
     ///
     /// # Errors
     ///
-    /// When a replay failed.
+    /// If a replay failed.
     ///
     /// # Panics
     ///
-    /// When it has no arena.
+    /// If there is no arena.
     pub fn fetch(&mut self, store: &mut Store) -> Result<(), Fault> {
         if self.is_fetched {
             return Ok(());
@@ -413,11 +415,11 @@ impl Executor {
         Ok(())
     }
 
-    /// An output of the last replay, once it was [fetched](Self::fetch).
+    /// An output of the last replay, after [`Self::fetch`].
     ///
     /// # Panics
     ///
-    /// When the program has no output of this name, or it was not fetched.
+    /// If the program has no output of this name, or it was not fetched.
     pub fn output<'s>(&'s self, name: &str, store: &'s Store) -> &'s [f32] {
         assert!(
             self.is_fetched,
@@ -435,11 +437,11 @@ impl Executor {
         }
     }
 
-    /// Where it is loaded.
+    /// Device that the program is loaded on.
     ///
     /// # Panics
     ///
-    /// When it has had no arena.
+    /// If it never had an arena.
     pub(super) fn device(&self) -> &Arc<Device> {
         &self
             .loaded
@@ -448,7 +450,7 @@ impl Executor {
             .device
     }
 
-    /// Where an output lies.
+    /// Address of an output.
     pub(super) fn output_at(&self, name: &str, store: &Store) -> Argument {
         let mut outputs = self.program.outputs.iter();
         let found = outputs.find(|(known, _)| known == name);
@@ -456,13 +458,13 @@ impl Executor {
         self.argument(placed, store)
     }
 
-    /// Starts (or restarts) the clock of every op. While it runs, a replay is enqueued op by op, and waited for.
+    /// Starts or restarts profiling. Replays are then enqueued op by op and waited for.
     pub fn start_profile(&mut self) {
         self.clock = Some(vec![Duration::ZERO; self.program.ops.len()]);
     }
 
-    /// Stops the clock of the ops, and returns what each part of the program took since [`Self::start_profile`], in the order
-    /// in which they first ran.
+    /// Stops profiling and returns the time of each part of the program since
+    /// [`Self::start_profile`], in the order in which parts first ran.
     pub fn part_times(&mut self) -> Vec<(&'static str, Duration)> {
         let mut parts: Vec<(&'static str, Duration)> = Vec::new();
         for (op, time) in self
@@ -490,8 +492,8 @@ impl Executor {
         .collect()
     }
 
-    /// Puts the program on the stream with an event before each op, and reads off what each took. Events are made beforehand: to make
-    /// one takes as long as a small kernel.
+    /// Enqueues the program with an event before each op, and reads the times. Events are created
+    /// beforehand, because creating one takes as long as a small kernel.
     fn run_timed(&mut self, store: &Store) -> Result<(), Fault> {
         let loaded = self.loaded.as_ref().expect("a program that is loaded");
         let marks = (0..=self.program.ops.len()).map(|_| loaded.device.event());
@@ -516,7 +518,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Puts every step of the program on the stream.
+    /// Enqueues all steps.
     fn enqueue(&self, store: &Store) -> Result<(), Fault> {
         for step in 0..self.program.steps.len() {
             self.put_one(step, store)?;
@@ -524,7 +526,8 @@ impl Executor {
         self.meet(self.program.steps.len(), store)
     }
 
-    /// Before a step, by its number: starts the all-reduces of what is made by then, and waits for those that are read from there on.
+    /// Before step `step`: starts all-reduces whose values are computed, and waits for those that
+    /// are read from here on.
     fn meet(&self, step: usize, store: &Store) -> Result<(), Fault> {
         let loaded = self.loaded.as_ref().expect("a program that is loaded");
         let meetings = || self.program.buckets.iter().zip(&loaded.meetings);
@@ -540,7 +543,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Puts the sums of a bucket over all ranks on their stream.
+    /// Enqueues the all-reduce of a bucket.
     fn all_reduce(&self, bucket: &Bucket, store: &Store) -> Result<(), Fault> {
         let loaded = self.loaded.as_ref().expect("a program that is loaded");
         let Program {
@@ -558,8 +561,8 @@ impl Executor {
             joined,
             argument: &|placed| self.argument(placed, store),
         };
-        // SAFETY: values in their places, which no step reads or writes before their all-reduce is waited for (`buckets`); one stream
-        // has the room.
+        // SAFETY: values lie in their places, which no step accesses between its start and the
+        // wait for it (`buckets`); only this stream uses the scratch.
         unsafe {
             let Some(kernel) = tree_sum else {
                 return meeting.fast(bucket);
@@ -575,7 +578,7 @@ impl Executor {
         }
     }
 
-    /// Puts a step, by its number; before the first that writes to the store, what was staged has left.
+    /// Enqueues step `step`. The first that writes to the store waits for staged tensors to leave.
     fn put_one(&self, step: usize, store: &Store) -> Result<(), Fault> {
         let loaded = self.loaded.as_ref().expect("a program that is loaded");
         self.meet(step, store)?;
@@ -583,7 +586,8 @@ impl Executor {
             store.mirror().staging().left().hold_anew()?;
         }
         let argument = |placed: &Placed| self.argument(placed, store);
-        // SAFETY: every operand lies in its place in the arena, the store or among the numbers, as long as it says.
+        // SAFETY: every operand lies in its place in the arena, the store or the numbers, with
+        // that length.
         unsafe {
             enqueue(
                 loaded.device.driver(),
@@ -618,7 +622,7 @@ impl Executor {
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        // The graph is forgotten when its last replay is over, and before its kernels are unloaded.
+        // The graph is dropped after its last replay and before its kernels are unloaded.
         if let Some(loaded) = &self.loaded {
             let _ = loaded.wait();
         }

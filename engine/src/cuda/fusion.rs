@@ -1,7 +1,7 @@
-//! Additions that a norm follows, as one launch: the sum is written, and not read again.
+//! Fuses an addition with the norm that follows it: the sum is written and not read again.
 //!
-//! A residual stream is read by a norm as soon as it has been added to. [`fused`] puts an op that gives both in the place of the
-//! addition; the norm itself says what computes it ([`LayerNorm::cuda_of_sum`]).
+//! The norm of a residual stream follows its addition. [`fused`] replaces both by one op, lowered
+//! by [`LayerNorm::cuda_of_sum`].
 
 use super::device_op::{DeviceGraph, DeviceNode, DeviceOp, Rewritten};
 use super::lowering::Lowering;
@@ -11,7 +11,8 @@ use crate::ops::{Elementwise, LayerNorm, RmsNorm};
 use crate::schedule;
 use crate::value::{Type, Value};
 
-/// A norm of the sum of two values: they come in the place of its first operand, and their sum before its results.
+/// Norm of the sum of two values. The two replace the norm's first operand; the sum precedes its
+/// results.
 #[derive(Debug)]
 struct OfSum(DeviceOp);
 
@@ -33,13 +34,13 @@ impl Rewritten for OfSum {
     }
 }
 
-/// The program with every addition of two values, and the first norm of their sum, as one op; values keep their numbers.
+/// Fuses every addition of two values with the first norm of their sum; values keep their numbers.
 pub(super) fn fused(from: &DeviceGraph) -> DeviceGraph {
     let mut runs = vec![false; from.nodes.len()];
     for node in schedule::order(from) {
         runs[node] = true;
     }
-    // Of each addition the norm that it is done with.
+    // The norm that each addition is fused with.
     let mut norm_of: Vec<Option<usize>> = vec![None; from.nodes.len()];
     let mut taken = vec![false; from.nodes.len()];
     for (index, node) in from.nodes.iter().enumerate() {
@@ -70,7 +71,7 @@ pub(super) fn fused(from: &DeviceGraph) -> DeviceGraph {
     from.with_nodes(nodes.collect())
 }
 
-/// Of two values of one shape, and of nothing that is there already.
+/// Whether a node adds two values of one shape, and adds to no existing value.
 fn is_sum_of_two(from: &DeviceGraph, node: &DeviceNode) -> bool {
     let added = node.into.iter().any(Option::is_some);
     let dims = |value: &Value| &from.ty(*value).dims;
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_is_added_up_with_the_first_norm_of_it() {
+    fn a_sum_is_fused_with_its_first_norm() {
         let (mut b, [x, y, w, v]) = residual();
         let sum = b.add(x, y).unwrap();
         for (name, weight) in [("first", w), ("second", v)] {
@@ -134,9 +135,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_sum_of_two_or_is_not_read_stays() {
+    fn sums_in_place_or_without_a_norm_are_not_fused() {
         let (mut b, [x, y, w, _]) = residual();
-        // A weight that is made after the sum, a norm that nobody reads, a sum in place.
+        // A weight that is computed after the sum, a norm without readers, a sum in place.
         let sum = b.add(x, y).unwrap();
         let later = b.add(w, w).unwrap();
         let normal = b.rms_norm(sum, later, 1e-5).unwrap();

@@ -1,16 +1,17 @@
-//! What the host gives to each replay: the numbers of the step, and the inputs it writes.
+//! Numbers of the step and inputs, which the host writes for each replay.
 //!
-//! There are two buffers, taken in turn. The host writes one in pinned memory; it travels on a stream of its own while the replay
-//! before it runs; the stream of programs takes it from there to where the program reads it:
+//! Two buffers alternate. The host writes one in pinned memory; a separate stream copies it to the
+//! device while the replay before it runs; the stream of programs then copies it to where the
+//! program reads it:
 //!
 //! ```text
-//! host      writes 0          writes 1          writes 0, once 0 has travelled
-//! inputs            0 travels         1 travels         0 travels, once the program has taken 0
+//! host      writes 0          writes 1          writes 0, once 0 is on the device
+//! inputs            copies 0          copies 1          copies 0, once the program has taken 0
 //! programs                   takes 0, replay           takes 1, replay
 //! ```
 //!
-//! So the host is at most a few replays ahead, and waits only where it would be more. What is not written for a replay is not
-//! sent: the program finds it as the replay before left it.
+//! So the host is at most a few replays ahead and waits only beyond that. An input that is not
+//! written is not sent and keeps its values from the replay before.
 #![expect(unsafe_code, reason = "copies between pinned memory and a device")]
 
 use std::collections::BTreeMap;
@@ -23,28 +24,28 @@ use super::placed::FIXED_PARAMETERS;
 use super::program::Program;
 use crate::step_parameters::StepParameters;
 
-/// Inputs start at multiples of this many words.
+/// Alignment of inputs in words.
 const ALIGN: usize = 64;
 
-/// Both buffers.
+/// Both buffers, and where they go.
 pub(super) struct Inputs {
     device: Arc<Device>,
-    /// Of both buffers: where the numbers of the step and each input lie.
+    /// Layout of each buffer: numbers of the step, then inputs.
     layout: Layout,
     buffers: [Buffer; 2],
-    /// The one that the host writes.
+    /// Buffer that the host writes.
     next: usize,
-    /// Inputs that it has written.
+    /// Inputs written for the next replay.
     written: Vec<String>,
-    /// Why it could not be waited for, to be told by the replay.
+    /// Fault of a wait, which the replay returns.
     fault: Option<Fault>,
 }
 
-/// Words of a buffer.
+/// Layout of a buffer, in words.
 struct Layout {
-    /// First and length of the numbers of the step.
+    /// First word and length of the numbers of the step.
     numbers: (usize, usize),
-    /// First and length of each input.
+    /// First word and length of each input.
     inputs: BTreeMap<String, (usize, usize)>,
     words: usize,
 }
@@ -66,7 +67,7 @@ impl Layout {
     }
 }
 
-/// Bytes on the device that the inputs of a program take.
+/// Bytes on the device for the inputs of a program.
 pub(super) fn bytes(program: &Program) -> usize {
     2 * 4 * Layout::new(program).words
 }
@@ -74,16 +75,16 @@ pub(super) fn bytes(program: &Program) -> usize {
 struct Buffer {
     pinned: Pinned,
     memory: Memory,
-    /// It has travelled.
+    /// Its copy to the device is done.
     travelled: Event,
     /// The program has taken it.
     taken: Event,
-    /// It may still travel.
+    /// Its copy may still run.
     sent: bool,
 }
 
 impl Inputs {
-    /// Buffers for a program.
+    /// Allocates the buffers of a program.
     pub(super) fn new(device: &Arc<Device>, program: &Program) -> Result<Self, Fault> {
         let layout = Layout::new(program);
         let buffer = || {
@@ -105,7 +106,7 @@ impl Inputs {
         })
     }
 
-    /// The words of an input, for the next replay.
+    /// Words of an input, for the next replay.
     pub(super) fn words(&mut self, name: &str) -> &mut [u32] {
         if let Err(fault) = self.wait() {
             self.fault = Some(fault);
@@ -117,7 +118,8 @@ impl Inputs {
         &mut self.buffers[self.next].pinned.words()[first..][..len]
     }
 
-    /// Waits until the buffer that the host writes has travelled: no result is waited for, and [`Device::waits`] does not count it.
+    /// Waits for the copy of the buffer that the host writes. No result depends on it, so
+    /// [`Device::waits`] does not count it.
     fn wait(&mut self) -> Result<(), Fault> {
         let buffer = &mut self.buffers[self.next];
         if buffer.sent {
@@ -127,11 +129,12 @@ impl Inputs {
         Ok(())
     }
 
-    /// Sends the numbers of the step to the address `numbers_at`, and what was written to where `place` says.
+    /// Sends the numbers of the step to the address `numbers_at`, and each written input to
+    /// `place`.
     ///
     /// # Safety
     ///
-    /// There is live memory for all of it.
+    /// There is live memory at all these addresses.
     pub(super) unsafe fn send(
         &mut self,
         numbers: &StepParameters,
@@ -168,7 +171,8 @@ impl Inputs {
                 to: buffer.memory.address + 4 * first as u64,
                 bytes: 4 * len,
             };
-            // SAFETY: both buffers have this layout; the host waits for `travelled` before it writes again.
+            // SAFETY: both buffers have this layout; the host waits for `travelled` before it
+            // writes again.
             unsafe { driver.copy(Stream::Inputs, transfer) }?;
         }
         buffer.travelled.record(Stream::Inputs)?;
@@ -194,7 +198,7 @@ impl Inputs {
 impl Drop for Inputs {
     fn drop(&mut self) {
         for buffer in &self.buffers {
-            // Pinned memory is given back when nothing reads it any more.
+            // Pinned memory is freed when no copy reads it any more.
             let _ = self.device.wait_uncounted(&buffer.travelled);
         }
     }

@@ -1,4 +1,4 @@
-//! Kernels of programs, and the text that they are compiled from.
+//! Kernels of programs and their CUDA C++ source.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::lowering::{Launch, Source};
 use super::operand::Operand;
 use crate::value::DType;
 
-/// What every kernel starts from.
+/// Source that precedes every kernel.
 pub(super) const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// A kernel of a program.
@@ -14,11 +14,11 @@ pub(super) const PRELUDE: &str = include_str!("prelude.cuh");
 pub(crate) struct Kernel {
     pub(crate) name: String,
     pub(crate) threads: usize,
-    /// Bytes of shared memory that the launch gives.
+    /// Bytes of dynamic shared memory.
     pub(crate) shared: usize,
-    /// The call that it makes, to be told by.
+    /// Call of its function, which names it in errors.
     pub(crate) call: String,
-    /// What it is beside its name.
+    /// Its source except for the name.
     definition: String,
     source: Source,
 }
@@ -43,17 +43,17 @@ impl Kernel {
         kernel
     }
 
-    /// Function that it calls; what profilers show behind `spd_`.
+    /// Function that it calls; profilers show this name after `spd_`.
     pub(crate) fn function(&self) -> &str {
         self.call.split(['<', '(']).next().unwrap_or_default()
     }
 
-    /// What it shares with no other kernel of a program.
+    /// Unique among the kernels of a program.
     fn key(&self) -> String {
         format!("{} {}", self.definition, self.shared)
     }
 
-    /// Name and CUDA C++ of this kernel and no other: the same text whichever program it is part of.
+    /// Name and source of this kernel alone, the same in every program.
     pub(crate) fn alone(&self) -> (String, String) {
         let Self {
             source, definition, ..
@@ -64,7 +64,7 @@ impl Kernel {
     }
 }
 
-/// CUDA C++ of kernels, for who compiles them together.
+/// Source of several kernels, to be compiled together.
 #[cfg(any(test, feature = "emulated"))]
 pub(crate) fn source(kernels: &[Kernel]) -> String {
     let mut sources: Vec<Source> = Vec::new();
@@ -84,7 +84,7 @@ pub(crate) fn source(kernels: &[Kernel]) -> String {
     text
 }
 
-/// Collects the kernels of a program: the same call of the same operands is one kernel.
+/// Collects the kernels of a program; equal calls on equal operands share one kernel.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
     pub(super) kernels: Vec<Kernel>,
@@ -92,7 +92,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Goes on with the kernels that there are.
+    /// Continues a list of kernels.
     pub(super) fn of(kernels: Vec<Kernel>) -> Self {
         let known = kernels.iter().enumerate();
         let definitions = known.map(|(index, kernel)| (kernel.key(), index)).collect();

@@ -1,9 +1,10 @@
-//! CUDA's libraries, looked for where users have them: nothing of CUDA is linked, and a machine without it runs the same
-//! program.
+//! Finds CUDA's libraries where users have them. Nothing of CUDA is linked, so a machine without it
+//! runs the same program.
 //!
-//! In this order: the directories in `SPD_CUDA_LIBRARIES`, what the loader knows, the CUDA toolkit (`CUDA_HOME`,
-//! `CUDA_PATH`, `/usr/local/cuda`), and the `nvidia` packages of the Python environment (`VIRTUAL_ENV`, `CONDA_PREFIX`,
-//! the `python3` on the `PATH`), which is where PyTorch keeps them.
+//! Searched, in order: the directories in `SPD_CUDA_LIBRARIES`; the dynamic loader; the CUDA
+//! toolkit (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`); and the `nvidia` packages of the Python
+//! environment (`VIRTUAL_ENV`, `CONDA_PREFIX`, the `python3` on the `PATH`), where PyTorch keeps
+//! them.
 #![expect(
     unsafe_code,
     reason = "libraries are opened, and asked for their versions, by name"
@@ -17,27 +18,28 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library as Handle, RTLD_LAZY, RTLD_LOCAL};
 
-/// Where to look before anywhere else: directories with libraries, or with `nvidia` packages, separated by colons.
+/// Environment variable with directories to search first, separated by colons: of libraries, or
+/// with `nvidia` packages.
 pub const DIRECTORIES: &str = "SPD_CUDA_LIBRARIES";
 
-/// What a program on a GPU calls.
+/// A library that programs on a GPU call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Library {
-    /// The driver's own.
+    /// The CUDA driver.
     Driver,
-    /// The compiler of our kernels.
+    /// Compiler of our kernels.
     Nvrtc,
     /// Matrix products.
     CublasLt,
-    /// Sums over ranks.
+    /// All-reduces over ranks.
     Nccl,
 }
 
 impl Library {
-    /// All of them, the most needed first.
+    /// All of them, most needed first.
     pub const ALL: [Self; 4] = [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Nccl];
 
-    /// File names, the preferred one first.
+    /// File names, preferred first.
     pub const fn files(self) -> &'static [&'static str] {
         match self {
             Self::Driver => &["libcuda.so.1"],
@@ -47,7 +49,7 @@ impl Library {
         }
     }
 
-    /// What does not go without it.
+    /// Purpose of the library, for messages.
     pub const fn needed_for(self) -> &'static str {
         match self {
             Self::Driver => "any work on a GPU",
@@ -57,7 +59,7 @@ impl Library {
         }
     }
 
-    /// Where to get it.
+    /// How to install it, for messages.
     pub const fn remedy(self) -> &'static str {
         match self {
             Self::Driver => "install NVIDIA's driver, 580 or newer",
@@ -67,7 +69,7 @@ impl Library {
         }
     }
 
-    /// Opens it once and keeps it open, so that whoever asks for it by its file name later gets this one.
+    /// Opens it once and keeps it open, so that later opens by file name get the same library.
     pub fn found(self) -> Option<&'static Found> {
         static FOUND: [OnceLock<Option<Found>>; 4] = [const { OnceLock::new() }; 4];
         let found = &FOUND[self as usize];
@@ -75,21 +77,21 @@ impl Library {
     }
 }
 
-/// A library that could be opened.
+/// An opened library.
 #[derive(Debug)]
 pub struct Found {
-    /// Its file.
+    /// File it was opened from.
     pub path: PathBuf,
-    /// What it says of itself; `None` when it says nothing.
+    /// Version that it reports, if it does.
     pub version: Option<String>,
     handle: Handle,
 }
 
 impl Found {
-    /// The library of a file.
+    /// Opens the library in a file.
     #[cfg(test)]
     pub(super) fn at(path: &Path) -> Self {
-        // SAFETY: a library of a test's own, which initialises nothing.
+        // SAFETY: a test's own library, without initialisers.
         let handle = unsafe { Handle::open(Some(path), RTLD_LAZY | RTLD_LOCAL) };
         Self {
             path: path.to_owned(),
@@ -98,22 +100,22 @@ impl Found {
         }
     }
 
-    /// A function of it, by its name.
+    /// A function of the library, by its name.
     ///
     /// # Safety
     ///
-    /// `F` is its type.
+    /// `F` is the function's type.
     pub(super) unsafe fn function<F: Copy>(&self, name: &str) -> Option<F> {
-        // SAFETY: the caller's promise; a library that was found stays open.
+        // SAFETY: the caller's promise; the library stays open.
         let function = unsafe { self.handle.get::<F>(name.as_bytes()) };
         function.ok().map(|function| *function)
     }
 }
 
-/// Where libraries may lie.
+/// Directories to search.
 #[derive(Debug, Default)]
 struct Places {
-    /// Before the loader's.
+    /// Before the dynamic loader.
     first: Vec<PathBuf>,
     /// After it.
     then: Vec<PathBuf>,
@@ -147,7 +149,7 @@ impl Places {
     }
 }
 
-/// Prefix of the first `python3` on the path: the environment that is active, whoever made it so.
+/// Prefix of the first `python3` on the path, which is that of the active environment.
 fn python(path: &[PathBuf]) -> Option<PathBuf> {
     let directory = path
         .iter()
@@ -155,7 +157,7 @@ fn python(path: &[PathBuf]) -> Option<PathBuf> {
     directory.parent().map(Path::to_path_buf)
 }
 
-/// Directories of libraries below the prefix of a Python environment.
+/// Directories of libraries in a Python environment, given by its prefix.
 fn of_python(prefix: &Path) -> Vec<PathBuf> {
     let lib = prefix.join("lib");
     let mut directories = vec![lib.clone()];
@@ -180,7 +182,7 @@ fn packages(site: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// What lies in a directory, in order of names; nothing where there is none.
+/// Sorted paths in a directory; empty if it does not exist.
 fn entries(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut entries: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
@@ -201,7 +203,8 @@ fn find(library: Library, places: &Places) -> Option<Found> {
         .chain(files().map(PathBuf::from))
         .chain(in_all(&places.then));
     for path in candidates {
-        // SAFETY: these are NVIDIA's libraries, whose initialisers may run at any time; they stay open.
+        // SAFETY: these are NVIDIA's libraries, whose initialisers may run at any time; they stay
+        // open.
         let Ok(handle) = (unsafe { Handle::open(Some(&path), RTLD_LAZY | RTLD_LOCAL) }) else {
             continue;
         };
@@ -221,7 +224,7 @@ fn find(library: Library, places: &Places) -> Option<Found> {
     None
 }
 
-/// Opens what a library opens by name when it is used, and would not find beside itself.
+/// Opens libraries that this one opens by name later and would not find in its own directory.
 fn open_neighbours(library: Library, path: &Path) {
     let (Library::Nvrtc, Some(directory)) = (library, path.parent()) else {
         return;
@@ -237,14 +240,14 @@ fn open_neighbours(library: Library, path: &Path) {
     }
 }
 
-/// Path of a library that the loader found.
+/// Path of a library that the dynamic loader found.
 fn loaded(file: &OsStr) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let mut paths = maps
         .lines()
         .filter_map(|line| line.find('/').map(|at| &line[at..]));
     let file = file.to_str()?;
-    // The name of the file may go on behind that of the library: `libcuda.so.580.82.07` for `libcuda.so.1`.
+    // The file name may be longer than the library's: `libcuda.so.580.82.07` for `libcuda.so.1`.
     let stem = &file[..file.find(".so").map_or(file.len(), |at| at + 3)];
     let path = paths.find(|path| {
         let name = Path::new(path).file_name().and_then(OsStr::to_str);
@@ -254,13 +257,13 @@ fn loaded(file: &OsStr) -> Option<PathBuf> {
 }
 
 fn version(library: Library, handle: &Handle) -> Option<String> {
-    /// An answer in one number.
+    /// A function that returns one number.
     type One = unsafe extern "C" fn(*mut c_int) -> c_int;
     type Two = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
     type Size = unsafe extern "C" fn() -> usize;
     let one = |name: &[u8]| {
         let mut answer = 0;
-        // SAFETY: the functions asked for below have this signature in every version of their library.
+        // SAFETY: the functions named below have this signature in all versions of their library.
         let status = unsafe { handle.get::<One>(name).ok()?(&raw mut answer) };
         (status == 0).then_some(answer)
     };
@@ -288,19 +291,19 @@ fn version(library: Library, handle: &Handle) -> Option<String> {
 /// A GPU of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
-    /// As the driver calls it.
+    /// Name that the driver reports.
     pub name: String,
-    /// Its memory.
+    /// Bytes of memory.
     pub bytes: usize,
     /// Compute capability, major and minor.
     pub capability: (c_int, c_int),
 }
 
-/// The GPUs of this machine.
+/// Lists the GPUs of this machine.
 ///
 /// # Errors
 ///
-/// When there is no driver, or it refuses: one line that says why.
+/// If there is no driver, or it fails; the message is one line.
 pub fn gpus() -> Result<Vec<Gpu>, String> {
     let driver = Library::Driver
         .found()
@@ -314,13 +317,14 @@ pub fn gpus() -> Result<Vec<Gpu>, String> {
     })
 }
 
-/// No function of this name.
+/// The library has no function of this name.
 const MISSING: c_int = 500;
 
-/// Asks the driver, without cudarc, which panics where a function is missing.
+/// Calls the driver without cudarc, which panics if a function is missing.
 macro_rules! call {
     ($driver:expr, $name:literal, ($($argument:expr => $type:ty),*)) => {{
-        // SAFETY: the signatures are those of the driver API since CUDA 7; buffers outlive the call.
+        // SAFETY: the signatures are those of the driver API since CUDA 7; buffers outlive the
+        // call.
         let status = unsafe {
             let function = $driver
                 .get::<unsafe extern "C" fn($($type),*) -> c_int>($name.as_bytes())
@@ -333,7 +337,7 @@ macro_rules! call {
     }};
 }
 
-/// Opens a GPU for the question alone.
+/// Opens a GPU and reads its free memory.
 fn ask_free(driver: &Handle, ordinal: c_int) -> Result<usize, (&'static str, c_int)> {
     call!(driver, "cuInit", (0 => u32));
     let mut device = 0;
@@ -380,11 +384,11 @@ fn list(driver: &Handle) -> Result<Vec<Gpu>, (&'static str, c_int)> {
     Ok(gpus)
 }
 
-/// Bytes of memory that a GPU has free, to a program that has opened it.
+/// Bytes of GPU memory that a program can allocate after opening the GPU.
 ///
 /// # Errors
 ///
-/// When the driver refuses: one line that says why.
+/// If the driver fails; the message is one line.
 pub fn free_memory(ordinal: usize) -> Result<usize, String> {
     if super::is_emulated() {
         return Ok(super::EMULATED_BYTES);
@@ -396,9 +400,9 @@ pub fn free_memory(ordinal: usize) -> Result<usize, String> {
         .map_err(|(call, code)| format!("GPU {ordinal}: the driver refuses ({call}: error {code})"))
 }
 
-/// What this machine lacks for `gpus` of its GPUs to be used, in one line; `None` where nothing is missing.
+/// Everything that this machine lacks to use `gpus` of its GPUs, in one line; `None` if nothing.
 ///
-/// - `joined`: whether they are of a run of several ranks
+/// - `joined`: whether the run has several ranks, which need NCCL
 pub fn lacks(gpus: usize, joined: bool) -> Option<String> {
     if super::is_emulated() {
         let nccl = Library::Nccl;
@@ -427,7 +431,7 @@ pub fn lacks(gpus: usize, joined: bool) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A library that answers `nvrtcVersion`, made where it is asked for; `None` without a C compiler.
+    /// Compiles a library that answers `nvrtcVersion`; `None` without a C compiler.
     fn library(path: &Path, version: (u32, u32)) -> Option<()> {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         let source = path.with_extension("c");
@@ -443,12 +447,12 @@ mod tests {
     }
 
     #[test]
-    fn packages_of_a_python_environment_are_searched_after_what_is_named() {
+    fn python_packages_are_searched_after_named_directories() {
         let root = env::temp_dir().join(format!("spd-libraries-{}", std::process::id()));
         let package = root.join("env/lib/python3.12/site-packages/nvidia/cu13/lib");
         let named = root.join("named");
         let in_package = package.join("libnvrtc.so.13");
-        // An older one is taken where there is no newer one.
+        // An older version is taken if there is no newer one.
         let made = library(&in_package, (13, 0))
             .and_then(|()| library(&named.join("libnvrtc.so.12"), (12, 9)));
         if made.is_none() {
@@ -460,7 +464,7 @@ mod tests {
             then: of_python(&root.join("env")),
         };
         let found = find(Library::Nvrtc, &places);
-        // Unless the loader knows one.
+        // Unless the dynamic loader finds one.
         let found = found.expect("it is in the package");
         if found.path.starts_with(&root) {
             assert_eq!(
@@ -476,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_library_is_passed_over() {
+    fn a_file_that_is_no_library_is_skipped() {
         let root = env::temp_dir().join(format!("spd-no-library-{}", std::process::id()));
         fs::create_dir_all(&root).unwrap();
         fs::write(root.join("libnccl.so.2"), "not a library").unwrap();

@@ -1,7 +1,9 @@
-//! What an op is on the device: launches of kernels and matrix products, on operands that have no addresses yet.
+//! Lowers an op: to launches of kernels and matrix products, on operands that have no addresses
+//! yet.
 //!
-//! An op says so once, when the program is built; shapes and settings become constants of the kernels' source. What is left to a
-//! replay is addresses, so a program on the device is a list without a decision in it, and can be captured.
+//! This happens once, when a program is built: shapes and settings become constants of the kernels'
+//! source. Only addresses are left to a replay, so a lowered program is a plain list and can be
+//! captured.
 
 use std::fmt::Write;
 
@@ -12,7 +14,7 @@ use crate::value::{ALIGN, DType, StepScalar, Type};
 /// Kernels of an op, in CUDA C++.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Source {
-    /// Name of the op's folder.
+    /// Folder of the op.
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
 }
@@ -23,36 +25,37 @@ impl Source {
     }
 }
 
-/// Kernels that several ops launch; part of every program.
+/// Kernels that several ops launch, part of every program.
 pub(crate) const SHARED: Source = Source::new("prelude", "");
 
-/// Threads of a block, unless a kernel says otherwise.
+/// Default threads of a block.
 pub(crate) const THREADS: usize = 256;
 /// Elements of a partial sum, as in `prelude.cuh`.
 const PART: usize = 4096;
-/// Elements that a block takes of one of many tensors, as in `prelude.cuh`.
+/// Elements of one tensor that one block processes, as in `prelude.cuh`.
 const SHARE: usize = 8192;
-/// Operands of a kernel: a device takes 4096 bytes of addresses.
+/// Maximum of operands of a kernel: their addresses take at most 4096 bytes.
 pub(crate) const MOST_OPERANDS: usize = 512;
-/// Partial sums over rows, at most.
+/// Maximum of partial sums over rows.
 const MOST_STRETCHES: usize = 128;
 
 /// One launch.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
     pub(crate) source: Source,
-    /// The call of the kernel's function, with its constants; operand `i` is `a<i>`, word `i` is `w<i>`.
+    /// Call of the kernel's function, with its constants; operand `i` is `a<i>`, word `i` is
+    /// `w<i>`.
     pub(crate) call: String,
     pub(crate) operands: Vec<Operand>,
-    /// Numbers that are given at each launch, so that launches which differ in nothing else share a kernel.
+    /// Numbers passed at each launch, so that launches that differ only in these share a kernel.
     pub(crate) words: Vec<u32>,
     pub(crate) blocks: [usize; 2],
     pub(crate) threads: usize,
-    /// Bytes of shared memory beside what the kernel declares.
+    /// Bytes of dynamic shared memory.
     pub(crate) shared: usize,
 }
 
-/// What is done on the device, in order.
+/// A command of a lowered op.
 #[derive(Debug, Clone)]
 pub(crate) enum Command {
     Launch(Launch),
@@ -68,13 +71,13 @@ pub(crate) enum Argument {
     F32(f32),
     F64(f64),
     Int(usize),
-    /// A number that is given at the launch and is no part of the kernel.
+    /// A number that is passed at each launch.
     Word(u32),
-    /// In the place of f32s that are not there.
+    /// A null pointer for absent f32s.
     Nothing,
     /// CUDA C++.
     Code(String),
-    /// The members of a structure, or the elements of an array.
+    /// Members of a structure, or elements of an array.
     List(Vec<Argument>),
 }
 
@@ -102,7 +105,7 @@ impl From<f64> for Argument {
     }
 }
 
-/// Where a constant of a kernel comes from: numbers, and yes or no.
+/// A constant of a kernel: a number or a boolean.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Constant(i64);
 
@@ -117,7 +120,7 @@ macro_rules! constants {
 }
 constants!(usize i32 u32 bool);
 
-/// One op on its way to the device.
+/// One op while it is lowered.
 pub struct Lowering<'a> {
     types: &'a [&'a Type],
     outputs: &'a [Type],
@@ -127,7 +130,7 @@ pub struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    /// An op of these operands; `adds` says of each result whether it is added to what is there.
+    /// Lowers an op of these operands; `adds` says of each result whether the op adds to it.
     pub(crate) fn new(types: &'a [&'a Type], outputs: &'a [Type], adds: &'a [bool]) -> Self {
         Self {
             types,
@@ -138,7 +141,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// What it does, and the bytes of scratch it needs.
+    /// Commands, and bytes of scratch.
     pub(crate) fn finish(self) -> (Vec<Command>, usize) {
         (self.commands, self.scratch)
     }
@@ -173,12 +176,13 @@ impl<'a> Lowering<'a> {
         operand(At::Output(index), &self.outputs[index]).out()
     }
 
-    /// Whether a result is added to what is there.
+    /// Whether the op adds to a result rather than overwrites it.
     pub(crate) fn adds(&self, index: usize) -> bool {
         self.adds.get(index).copied().unwrap_or(false)
     }
 
-    /// The numbers of the step, behind those that every program has: see `philox` and `scalar` of the prelude.
+    /// Numbers of the step; its scalars follow those that every program has (`philox` and `scalar`
+    /// in the prelude).
     pub(crate) fn parameters(&self) -> Operand {
         Operand {
             at: At::Parameters,
@@ -189,12 +193,12 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// f32s of scratch.
+    /// `len` f32s of scratch.
     pub(crate) fn scratch(&mut self, len: usize) -> Operand {
         self.scratch_of(DType::F32, len)
     }
 
-    /// Scratch of a type.
+    /// `len` elements of scratch.
     pub(crate) fn scratch_of(&mut self, dtype: DType, len: usize) -> Operand {
         let at = At::Scratch(self.scratch);
         self.scratch += (dtype.bytes() * len).next_multiple_of(ALIGN);
@@ -207,7 +211,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The launch of what was asked for one.
+    /// The launch, if it is the only command.
     pub(crate) fn only_launch(self) -> Launch {
         match self.finish().0.pop() {
             Some(Command::Launch(launch)) => launch,
@@ -215,7 +219,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Starts a launch of a function of a source, with its constants.
+    /// Starts a launch of a function of `source`, with its constants.
     pub(crate) fn kernel(
         &mut self,
         source: Source,
@@ -242,14 +246,14 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A matrix product.
+    /// Adds a matrix product.
     pub(crate) fn product(&mut self, product: Product) {
         if product.m > 0 && product.n > 0 {
             self.commands.push(Command::Product(product));
         }
     }
 
-    /// A matrix as an operand has it: rows of `columns` elements.
+    /// An operand as a matrix with rows of `columns` elements.
     pub(crate) fn matrix(operand: Operand, columns: usize, transposed: bool) -> Matrix {
         Matrix {
             operand,
@@ -260,7 +264,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// `y = [y +] factor * sum of parts`, in f64.
+    /// Adds the launch `y = [y +] factor * sum of parts`, summed in f64.
     pub(crate) fn sum_parts(&mut self, parts: Operand, to: (Operand, bool), factor: f64) {
         let constants = [parts.len.into(), to.1.into()];
         self.kernel(SHARED, "sum_parts", &constants).launch(&[
@@ -270,7 +274,7 @@ impl<'a> Lowering<'a> {
         ]);
     }
 
-    /// Adds up partial sums of stretches of rows: columns `first` and on, of `stride` in all, to a result.
+    /// Adds up partial sums over stretches of rows: columns `first` and on, of `stride` in all.
     pub(crate) fn add_stretches(
         &mut self,
         parts: Operand,
@@ -299,26 +303,27 @@ fn operand(at: At, ty: &Type) -> Operand {
     }
 }
 
-/// Parts that sums over a tensor are made of.
+/// Number of partial sums of a tensor.
 pub(crate) fn parts(len: usize) -> usize {
     len.div_ceil(PART)
 }
 
-/// Rows of a stretch, and the number of stretches.
+/// Rows of a stretch, and number of stretches.
 pub(crate) fn stretches(rows: usize, columns: usize) -> (usize, usize) {
-    // Enough blocks of 32 columns for every processor of a large device, and rows enough to be worth a partial sum.
+    // Enough blocks of 32 columns for every multiprocessor of a large GPU, and enough rows for each
+    // partial sum.
     let wanted = (512 / columns.div_ceil(32).max(1)).clamp(1, MOST_STRETCHES);
     let stretch = rows.div_ceil(wanted).max(32).next_multiple_of(8);
     (stretch, rows.div_ceil(stretch).max(1))
 }
 
-/// Blocks that go through one of many tensors.
+/// Number of blocks for one of many tensors.
 pub(crate) fn shares(len: usize) -> usize {
     len.div_ceil(SHARE)
 }
 
-/// Tensors that one launch goes through, each with the operands of its structure, all of one length: the blocks of the launch, and
-/// the array that its function takes.
+/// Several tensors in one launch, each with the operands of its structure, all of one length:
+/// returns the number of blocks, and the array that the function takes.
 pub(crate) fn tensors(each: impl Iterator<Item = Vec<Operand>>) -> (usize, Argument) {
     let mut blocks = 0;
     let each = each.map(|operands| {
@@ -336,19 +341,19 @@ pub(crate) fn tensors(each: impl Iterator<Item = Vec<Operand>>) -> (usize, Argum
     (blocks, each)
 }
 
-/// Threads that share a row.
+/// Number of threads for one row.
 pub(crate) fn row_threads(columns: usize) -> usize {
     columns.div_ceil(4).next_power_of_two().clamp(32, 512)
 }
 
-/// A launch that waits for its arguments.
+/// A launch without its arguments.
 pub(crate) struct Pending<'l, 'a> {
     lowering: &'l mut Lowering<'a>,
     launch: Launch,
 }
 
 impl Pending<'_, '_> {
-    /// Blocks in both directions.
+    /// Grid of blocks.
     pub(crate) fn blocks(mut self, x: usize, y: usize) -> Self {
         self.launch.blocks = [x, y];
         self
@@ -360,23 +365,23 @@ impl Pending<'_, '_> {
         self
     }
 
-    /// A thread for each of `count`.
+    /// One thread for each of `count`.
     pub(crate) fn threads_over(self, count: usize) -> Self {
         self.blocks(count.div_ceil(THREADS), 1)
     }
 
-    /// A thread for each four columns of each row.
+    /// One thread for each four columns of each row.
     pub(crate) fn fours(self, rows: usize, columns: usize) -> Self {
         self.threads_over(rows * columns.div_ceil(4))
     }
 
-    /// f32s of shared memory beside what the kernel declares.
+    /// f32s of dynamic shared memory.
     pub(crate) fn shared(mut self, len: usize) -> Self {
         self.launch.shared = 4 * len;
         self
     }
 
-    /// Launches it.
+    /// Adds the launch, with its arguments.
     pub(crate) fn launch(self, arguments: &[Argument]) {
         let Self {
             lowering,
@@ -391,7 +396,7 @@ impl Pending<'_, '_> {
     }
 }
 
-/// Arguments as they are written; operands and words get the next numbers.
+/// Writes arguments; operands and words take the next numbers.
 fn list(arguments: &[Argument], operands: &mut Vec<Operand>, words: &mut Vec<u32>) -> String {
     let mut text = String::new();
     for (index, argument) in arguments.iter().enumerate() {
@@ -421,7 +426,7 @@ fn list(arguments: &[Argument], operands: &mut Vec<Operand>, words: &mut Vec<u32
     text
 }
 
-/// Index of a step scalar among the parameters.
+/// Index of a step scalar among the step's numbers.
 pub(crate) fn scalar(scalar: StepScalar) -> Constant {
     Constant::from(scalar.0)
 }

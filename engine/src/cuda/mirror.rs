@@ -1,7 +1,8 @@
-//! The tensors of a store, on a device, and which of the two places has their newest values.
+//! Tensors of a store on a device, and whether the host or the device has their newest values.
 //!
-//! What the host changes is sent by the next replay that reads it. Who needs the values of a step later, as a checkpoint does, has them
-//! [staged](Store::stage), and programs go on meanwhile.
+//! The next replay that reads a tensor sends the changes of the host first. A reader that needs the
+//! values of a step later, as a checkpoint does, [stages](Store::stage) them while programs
+//! continue.
 #![expect(unsafe_code, reason = "tensors are copied to their addresses")]
 
 use std::any::Any;
@@ -18,7 +19,7 @@ use super::driver::Stream;
 use super::staging::{Load, Staged, Staging, Values};
 use crate::store::{Elsewhere, Slot, Store};
 
-/// Who has the newest values of a tensor.
+/// Holder of a tensor's newest values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Newest {
     Host,
@@ -26,21 +27,21 @@ enum Newest {
     Device,
 }
 
-/// Tensors on a device, by the number of their slot.
+/// Tensors of a store on a device, indexed by slot.
 #[derive(Debug)]
 pub(crate) struct Mirror {
     device: Arc<Device>,
     memory: Memory,
-    /// First byte of each.
+    /// First byte of each tensor.
     starts: Vec<usize>,
     newest: Vec<Newest>,
-    /// Frozen tensors that programs read in bf16, and whether they are as the host's.
+    /// Frozen tensors in bf16, and whether they match the host's values.
     rounded: BTreeMap<Slot, (Memory, bool)>,
     staging: Staging,
     id: u64,
 }
 
-/// First byte of each tensor of these sizes in bytes, and the bytes of all.
+/// First byte of each tensor, and the bytes of all; `sizes` are in bytes.
 fn layout(sizes: impl Iterator<Item = usize>) -> (Vec<usize>, usize) {
     let mut bytes = 0;
     let starts = sizes.map(|size| {
@@ -51,13 +52,13 @@ fn layout(sizes: impl Iterator<Item = usize>) -> (Vec<usize>, usize) {
     (starts.collect(), bytes)
 }
 
-/// Bytes that tensors of these sizes take on a device.
+/// Bytes on a device of tensors of these sizes.
 fn bytes(sizes: impl Iterator<Item = usize>) -> usize {
     layout(sizes).1
 }
 
 impl Mirror {
-    /// Room for tensors of these sizes in bytes; the host has their newest values.
+    /// Allocates tensors of `sizes` bytes; the host has their newest values.
     pub(crate) fn new(
         device: &Arc<Device>,
         sizes: impl Iterator<Item = usize>,
@@ -75,29 +76,29 @@ impl Mirror {
         })
     }
 
-    /// Whether it is of this device and as many tensors.
+    /// Whether it is on `device` and has as many tensors.
     pub(crate) fn is_of(&self, device: &Arc<Device>, tensors: usize) -> bool {
         Arc::ptr_eq(&self.device, device) && self.starts.len() == tensors
     }
 
-    /// No other mirror ever has this number; addresses come back.
+    /// A number that no other mirror ever has; addresses are reused.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
-    /// Where a tensor lies.
+    /// Address of a tensor.
     pub(crate) fn address(&self, slot: Slot) -> u64 {
         self.memory.address + self.starts[slot.index()] as u64
     }
 
-    /// A program on the device changes tensors.
+    /// Records that a program on the device writes tensors.
     pub(crate) fn changed_on_device(&mut self, slots: &[Slot]) {
         for slot in slots {
             self.newest[slot.index()] = Newest::Device;
         }
     }
 
-    /// Copies to the device whatever of `slots` the host has changed.
+    /// Copies those of `slots` that the host has changed to the device.
     pub(crate) fn send<'v>(
         &mut self,
         slots: &[Slot],
@@ -113,7 +114,7 @@ impl Mirror {
             .collect();
         let sent: Vec<(u64, &[f32])> = sent.iter().map(|(at, values)| (*at, &**values)).collect();
         self.staging.left().hold(Stream::Programs)?;
-        // SAFETY: each tensor has room for its values at its address.
+        // SAFETY: each tensor has memory for its values at its address.
         unsafe { self.device.upload(&sent) }?;
         for slot in slots {
             if self.newest[slot.index()] == Newest::Host {
@@ -123,7 +124,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Copies to the device, rounded to bf16, whatever of `slots`, which no program changes, the host has changed.
+    /// Copies those of `slots` that the host has changed to the device in bf16; no program writes
+    /// them.
     pub(crate) fn send_rounded<'v>(
         &mut self,
         slots: &[Slot],
@@ -144,7 +146,7 @@ impl Mirror {
                 self.rounded.insert(slot, (memory, false));
             }
             let (memory, is_newest) = self.rounded.get_mut(&slot).expect("made above");
-            // SAFETY: as many bytes were allocated when the tensor was first sent.
+            // SAFETY: allocated for this many bytes when the tensor was first sent.
             unsafe {
                 let words = bytemuck::cast_slice(&words);
                 self.device.upload(&[(memory.address, words)])?;
@@ -154,34 +156,36 @@ impl Mirror {
         Ok(())
     }
 
-    /// Where a tensor lies in bf16.
+    /// Address of a tensor in bf16.
     pub(crate) fn rounded(&self, slot: Slot) -> u64 {
         self.rounded[&slot].0.address
     }
 
-    /// The way out of the device, by which what it writes has to wait.
+    /// Copies to the host, which writes on the device wait for.
     pub(crate) fn staging(&self) -> &Staging {
         &self.staging
     }
 
-    /// Has so many bytes of pinned memory ready for [`Self::stage`].
+    /// Pins memory for [`Self::stage`].
     pub(crate) fn make_room(&self, bytes: usize) -> Result<(), Fault> {
         self.staging.make_room(bytes)
     }
 
-    /// Asks for tensors of these lengths as they are when all that programs were asked for is done.
+    /// Starts a copy of tensors of these lengths to the host, as they are after all earlier work of
+    /// programs.
     pub(crate) fn stage(
         &self,
         tensors: impl Iterator<Item = (Slot, usize)>,
     ) -> Result<Load, Fault> {
         let stretches = tensors.map(|(slot, len)| (self.address(slot), len));
-        // SAFETY: each tensor lies at its address; programs and `send` write to it when it has left, and `Driver::free` waits.
+        // SAFETY: each tensor lies at its address; programs and `send` wait for the copy before
+        // they write, and `Driver::free` waits.
         unsafe { self.staging.load(&stretches.collect::<Vec<_>>()) }
     }
 }
 
 impl Elsewhere for Mirror {
-    // Those of one that was added since are.
+    // A tensor that was added later has no copy on the device.
     fn is_home(&self, slot: Slot) -> bool {
         self.newest.get(slot.index()) != Some(&Newest::Device)
     }
@@ -213,17 +217,19 @@ impl Elsewhere for Mirror {
     }
 }
 
-/// What programs on a device make of a store.
+/// A store with tensors on a device.
 impl Store {
-    /// Asks for tensors as they are when all that programs were asked for is done, and returns before they have come; `None` where
-    /// no device is, and all is at home. Programs and the host may change them at once: what a device has to write waits there
-    /// until the values have left, and those at home are copied when the host changes them.
+    /// Starts a copy of tensors to the host, as they are after all earlier work of programs, and
+    /// returns at once; `None` if no device has tensors, so that the host has all. Programs and the
+    /// host may change the tensors at once: writes on the device wait there for the copy, and a
+    /// write of the host copies the tensor first.
     ///
-    /// They travel to pinned memory, which the first time asks for where nobody [made room](Self::make_room_to_stage).
+    /// Copies go to pinned memory, which the first call allocates unless
+    /// [`Self::make_room_to_stage`] has.
     ///
     /// # Errors
     ///
-    /// When there is no memory to pin, or the device refuses.
+    /// If memory cannot be pinned, or the device fails.
     pub fn stage(&self, slots: &[Slot]) -> Result<Option<Staged>, Fault> {
         let Some(mirror) = self.mirrored() else {
             return Ok(None);
@@ -242,25 +248,26 @@ impl Store {
         Ok(Some(Staged::new(tensors.collect(), load)))
     }
 
-    /// Pins memory for all that [`Self::stage`] can be asked for ([`Self::staged_bytes`]), which takes a while; nothing where no device
-    /// is.
+    /// Pins memory for every tensor that [`Self::stage`] may copy ([`Self::staged_bytes`]), which
+    /// is slow; does nothing without a device.
     ///
     /// # Errors
     ///
-    /// When there is no memory to pin.
+    /// If memory cannot be pinned.
     pub fn make_room_to_stage(&self) -> Result<(), Fault> {
         let mirror = self.mirrored();
         mirror.map_or(Ok(()), |mirror| mirror.make_room(self.staged_bytes()))
     }
 
-    /// Sends to a device whatever of `slots` the host has changed, or that device has not seen.
+    /// Sends those of `slots` to a device that the host has changed, or that are not on this device
+    /// yet.
     pub(crate) fn send(&mut self, device: &Arc<Device>, slots: &[Slot]) -> Result<(), Fault> {
         let tensors = self.tensors.len();
         if !self
             .mirrored()
             .is_some_and(|mirror| mirror.is_of(device, tensors))
         {
-            // Tensors were added since, or it is another device.
+            // The store has new tensors, or this is another device.
             self.fetch()?;
             self.elsewhere = None;
             let sizes = self.tensors.iter().map(|tensor| tensor.ty.bytes());
@@ -270,18 +277,18 @@ impl Store {
         mirror.send(slots, values)
     }
 
-    /// Sends them in bf16 to the device that they were last sent to, as far as it has not seen them so.
+    /// Sends frozen `slots` in bf16 to the device of the last [`Self::send`], if changed.
     pub(crate) fn send_rounded(&mut self, slots: &[Slot]) -> Result<(), Fault> {
         let (mirror, values) = self.mirror_mut();
         mirror.send_rounded(slots, values)
     }
 
-    /// A program on the device changes tensors.
+    /// Records that a program on the device writes tensors.
     pub(crate) fn changed_on_device(&mut self, slots: &[Slot]) {
         self.mirror_mut().0.changed_on_device(slots);
     }
 
-    /// The tensors on the device that they were last sent to.
+    /// Tensors on the device of the last [`Self::send`].
     pub(crate) fn mirror(&self) -> &Mirror {
         self.mirrored()
             .expect("tensors are sent before a program reads them")
@@ -292,7 +299,7 @@ impl Store {
         elsewhere.downcast_ref()
     }
 
-    /// The same to be changed, and the host's values.
+    /// The mirror, mutable, and the host's values.
     fn mirror_mut<'s>(&'s mut self) -> (&'s mut Mirror, impl Fn(Slot) -> Cow<'s, [f32]>) {
         let Self {
             tensors, elsewhere, ..
@@ -306,12 +313,12 @@ impl Store {
         (mirror, |slot: Slot| tensors[slot.index()].read())
     }
 
-    /// Bytes that all tensors take on a device.
+    /// Bytes of all tensors on a device.
     pub fn device_bytes(&self) -> usize {
         bytes(self.tensors.iter().map(|tensor| tensor.ty.bytes()))
     }
 
-    /// Bytes of pinned memory through which tensors are [staged](Self::stage): a place for each that is not frozen.
+    /// Bytes of pinned memory to [stage](Self::stage) every tensor that is not frozen.
     pub fn staged_bytes(&self) -> usize {
         let slots = self.slots().filter(|&slot| !self.is_frozen(slot));
         bytes(slots.map(|slot| self.ty(slot).bytes()))

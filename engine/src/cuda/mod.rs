@@ -1,29 +1,37 @@
-//! The CUDA side: the same program, as launches of kernels and matrix products.
+//! The CUDA side: a program as launches of kernels and matrix products.
 //!
 //! ```text
-//! Builder  ->  Precision (casts)  ->  sites (chosen)  ->  Op::cuda (launches, products)  ->  Program (places, one source)  ->  Executor  ->  Device
+//! Builder  ->  Precision (casts)  ->  sites (chosen)  ->  Op::cuda (launches, products)
+//!          ->  Program (places, one source)  ->  Executor  ->  Device
 //! ```
 //!
-//! - Nothing of CUDA is linked: [`libraries`] are found when the program runs, and where there are none it says so.
-//! - An op says once what computes it ([`Lowering`]); shapes and settings are constants of its kernels' source.
-//! - Where a masked site and its gradients can be one op each, what lies between is never written; on a GPU that is chosen by
-//!   measurement, once for each shape, and a run keeps to it. So is the algorithm of each matrix product: cublasLt offers eight, and a
-//!   kernel of our own is tried where the product is thin and taken where cublasLt refuses.
-//! - All-reduces have a stream of their own inside the graph, in buckets (`all_reduce`). GPUs send each other their parts by NCCL
-//!   (`nccl`) and add them along the tree of [`blocks`](crate::blocks), so any number of GPUs has the same bits. Tests run ranks as threads,
-//!   each on an emulated device, and as processes, beside a library that stands in for NCCL; no GPU has run it.
-//! - What may be is stored in bf16, if the program is to be ([`Precision`](crate::Precision)): a kernel takes the types of its
-//!   operands as they come, and computes in f32.
-//! - Kernels need no header, no atomics, and sum in one order. Their tests run them on this machine's processor, thread by
-//!   thread, every access checked, beside the CPU kernels; what a device makes of them is unmeasured.
-//! - Programs, their inputs and what is to be saved have a stream each: a step waits for no data, and only its updates for a state that
-//!   leaves ([`Store::stage`](crate::Store::stage)).
+//! - CUDA is not linked: [`libraries`] are opened at run time, and errors name those that are
+//!   missing.
+//! - Each op is lowered once ([`Lowering`]); shapes and settings are constants of its kernels'
+//!   source.
+//! - A masked site and its gradients may be one op each, whose intermediates are never written. On
+//!   a GPU, autotuning measures once per shape whether to do so, and a run keeps the decision. It
+//!   also chooses the algorithm of each matrix product, among eight of cublasLt; a kernel of our
+//!   own competes for thin products, and replaces cublasLt where that refuses.
+//! - All-reduces run in buckets on a separate stream of the graph (`all_reduce`). GPUs exchange
+//!   parts by NCCL (`nccl`) and add them along the tree of [`blocks`](crate::blocks), so results
+//!   have the same bits on any number of GPUs. Tests run ranks as threads, each on an emulated
+//!   device, and as processes with an emulated NCCL; no GPU has run it.
+//! - A program may be stored in bf16 where possible ([`Precision`](crate::Precision)): a kernel
+//!   takes operands of either type, and computes in f32.
+//! - Kernels need no headers and no atomics, and sum in one order. Tests run them on this machine's
+//!   processor, thread by thread, check every access, and compare with CPU kernels; on a GPU they
+//!   are unmeasured.
+//! - Programs, copies of inputs, and copies of staged tensors have a stream each: a step does not
+//!   wait for data, and only its updates wait for a staged state
+//!   ([`Store::stage`](crate::Store::stage)).
 //!
-//! # What crosses memory
+//! # Memory traffic
 //!
-//! A kernel reads as many elements of each of its large operands as the largest has, and writes each of its results once (and
-//! reads it first where it adds to it): the minimum of what it is. Draws and masks are never written, nor the hidden layers of
-//! the component networks, nor scores. The exceptions, counted by the emulated device; the second reading of a row finds it in a cache:
+//! A kernel reads as many elements of each large operand as the largest one has, and writes each
+//! result once (and reads it first if it adds to it), which is the minimum. Draws,
+//! masks, scores and the hidden layers of component networks are never written. The emulated device
+//! counts the exceptions; a second reading of a row finds it in a cache:
 //!
 //! | kernel | readings of an element | why |
 //! |---|---|---|
@@ -36,24 +44,26 @@
 //! | `softmax` | 3 | largest element, sum, result |
 //! | `softmax_grad` | 2 | a sum over the gradient, result |
 //! | `kl_divergence` | 2 | log-sum-exp of the logits, divergence |
-//! | `head_divergence` | 2 | log-sum-exp of a chunk's logits, divergence and its gradient in their place |
+//! | `head_divergence` | 2 | log-sum-exp of a chunk's logits, divergence and gradient in place |
 //! | `component_mlp_grad` | hidden / 8 | eight hidden units are in registers at a time |
-//! | `site_rows` | positions / 64 | of `V` and `U`: all of them pass each tile of 64 positions |
-//! | `site_sums` | components / 64 | of `x` and the gradient of `y`: all of them pass each tile of 64 components |
+//! | `site_rows` | positions / 64 | of `V` and `U`, for each tile of 64 positions |
+//! | `site_sums` | components / 64 | of `x` and `y`'s gradient, for each tile of 64 components |
 //!
-//! A product of our own (`multiply_tiles`) reads a factor once for each tile of the result along the other one: tiles are 64 by 64, or
-//! 256 and 16 where a side is at most 16.
+//! A product of our own (`multiply_tiles`) reads a factor once for each tile of the result along
+//! the other factor. Tiles are 64 by 64, or 256 by 16 for a side of at most 16.
 //!
-//! Attention reads keys and values once for each tile of 32 queries, and the launch that takes the norm of a residual stream has
-//! added to it. An update is one launch for 127 tensors of a group that decay alike, and the norms of a group are two.
+//! Attention reads keys and values once for each tile of 32 queries. The launch of a residual
+//! stream's norm includes the addition before it. One launch updates up to 127 tensors of a group
+//! with equal weight decay, and two compute the norms of a group.
 //!
 //! # On a GPU
 //!
-//! What a replay asks of a GPU, and in which order, is decided over a `Driver` and tested on an emulated device that does everything as
-//! early or as late as CUDA allows. The first question to a real one is whether it works at all: [`probes`], which
-//! `spd-launch doctor --deep` runs. Op tests, the program of all ops and, in the trainer, the numbers of the
-//! reference run on a real one where `SPD_TEST_GPU` is its number, one process a test: what a kernel does wrong fails every later call of
-//! its process. `.ci/gpu-folder` makes a folder of what such a machine is carried, machine code of all kernels with it:
+//! Calls to a GPU go through a `Driver`, so an emulated device, which runs work as early or as late
+//! as CUDA allows, tests their order. The first check of a real GPU is [`probes`], by
+//! `spd-launch doctor --deep`. With a GPU's number in `SPD_TEST_GPU`, op tests, the program of all
+//! ops and the trainer's comparison with the reference run on that GPU, one process per test,
+//! because a fault of a kernel fails every later call of its process. `.ci/gpu-folder` makes a
+//! folder to carry to a GPU machine, which includes the machine code of all kernels:
 //!
 //! ```sh
 //! .ci/gpu-folder --arch sm_90     # here
@@ -121,18 +131,19 @@ pub use executor::{Arena, Executor};
 pub use lowering::Lowering;
 pub use staging::Staged;
 
-/// Set to have the emulated device stand in for a GPU, in a build of the feature `emulated`; for tests.
+/// Environment variable that replaces GPUs by the emulated device in a build with the feature
+/// `emulated`; for tests.
 pub const EMULATED_GPU: &str = "SPD_EMULATED_GPU";
 
-/// Memory of the emulated device.
+/// Bytes of the emulated device's memory.
 const EMULATED_BYTES: usize = 4 << 30;
 
-/// Whether the emulated device stands in for GPUs.
+/// Whether the emulated device replaces GPUs.
 fn is_emulated() -> bool {
     cfg!(feature = "emulated") && std::env::var_os(EMULATED_GPU).is_some()
 }
 
-/// Where tests keep machine code: with that of runs, where `$SPD_CACHE` says where that is.
+/// Cache of machine code for tests, in `$SPD_CACHE` if set.
 #[cfg(any(test, feature = "emulated"))]
 pub(crate) fn test_cache() -> Option<std::path::PathBuf> {
     let cache = std::env::var_os("SPD_CACHE")?;

@@ -1,15 +1,15 @@
-//! An operand of a kernel or a product, seen from its op.
+//! Operands of a kernel or a product, relative to their op.
 
 use crate::value::DType;
 
-/// Where an operand lies, seen from its op.
+/// Location of an operand, relative to its op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum At {
     Input(usize),
     Output(usize),
     /// Bytes from the start of the op's scratch.
     Scratch(usize),
-    /// The numbers of the step.
+    /// Numbers of the step.
     Parameters,
 }
 
@@ -18,14 +18,14 @@ pub(crate) enum At {
 pub(crate) struct Operand {
     pub(crate) at: At,
     pub(crate) dtype: DType,
-    /// First element that is meant, and how many.
+    /// First element, and number of elements.
     pub(crate) first: usize,
     pub(crate) len: usize,
     pub(crate) written: bool,
 }
 
 impl Operand {
-    /// `len` of its elements, from `first` on.
+    /// A part of it: `len` elements from `first` on.
     pub(crate) fn part(self, first: usize, len: usize) -> Self {
         assert!(first + len <= self.len, "{first} + {len} of {}", self.len);
         Self {
@@ -35,7 +35,7 @@ impl Operand {
         }
     }
 
-    /// The same, to be written to.
+    /// The same operand, to be written.
     pub(crate) fn out(self) -> Self {
         Self {
             written: true,

@@ -1,4 +1,4 @@
-//! What a replay does, step by step, on operands that have places.
+//! Steps of a replay, on operands that have places.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::value::DType;
 /// Numbers of the step before its scalars: seed (low, high), step, first row.
 pub(crate) const FIXED_PARAMETERS: usize = 4;
 
-/// Where an operand lies.
+/// Memory that an operand lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Memory {
     /// Bytes from the start of the arena.
@@ -20,24 +20,24 @@ pub(crate) enum Memory {
     Parameters,
 }
 
-/// An operand in its place.
+/// An operand with its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) memory: Memory,
     pub(crate) dtype: DType,
-    /// First element, and how many there are.
+    /// First element, and number of elements.
     pub(crate) first: usize,
     pub(crate) len: usize,
     pub(crate) written: bool,
 }
 
 impl Placed {
-    /// Bytes from where its memory starts to its first element.
+    /// Bytes from the start of its memory to its first element.
     pub(crate) fn skipped(&self) -> usize {
         self.first * self.dtype.bytes()
     }
 
-    /// The tensor of the store that it is.
+    /// Its tensor of the store, if it is in the store.
     pub(crate) fn slot(&self) -> Option<Slot> {
         match self.memory {
             Memory::Store(slot) => Some(slot),
@@ -45,7 +45,7 @@ impl Placed {
         }
     }
 
-    /// Bytes from the start of the arena, in which it lies.
+    /// Bytes from the start of the arena, for an operand in the arena.
     pub(crate) fn offset(&self) -> usize {
         match self.memory {
             Memory::Arena(offset) => offset + self.skipped(),
@@ -54,7 +54,7 @@ impl Placed {
     }
 }
 
-/// What a replay does, in order.
+/// A step of a replay.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     Launch {
@@ -84,13 +84,13 @@ impl Step {
     }
 }
 
-/// A product in its place.
+/// A product whose operands have places.
 #[derive(Debug, Clone)]
 pub(crate) struct PlacedProduct {
     pub(crate) product: Product,
-    /// Whether factors in f32 are rounded to TF32.
+    /// Whether f32 factors are rounded to TF32.
     pub(crate) tf32: bool,
-    /// How cublasLt computes it, where that was decided; otherwise as it thinks best.
+    /// Algorithm of cublasLt, once chosen; otherwise cublasLt's first choice.
     pub(crate) algorithm: Option<Algorithm>,
     pub(crate) a: Placed,
     pub(crate) b: Placed,
@@ -98,12 +98,12 @@ pub(crate) struct PlacedProduct {
     pub(crate) bias: Option<Placed>,
 }
 
-/// How a product is computed.
+/// Way to compute a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// By an algorithm of cublasLt, or the one that it thinks best.
+    /// By this algorithm of cublasLt, or its first choice.
     CublasLt(Option<Algorithm>),
-    /// By a kernel of our own.
+    /// By our own kernel.
     Own,
 }
 
@@ -113,7 +113,7 @@ impl PlacedProduct {
         self.product.key(self.product.alignment(), self.tf32)
     }
 
-    /// Its kernel and its launch, where it is one of our own.
+    /// Kernel and launch that compute it, if it is one of ours.
     pub(crate) fn alone(&self) -> (Vec<Kernel>, Step) {
         let mut writer = Writer::default();
         let step = self.launched(&mut writer);
@@ -135,9 +135,9 @@ impl PlacedProduct {
 /// An op of a program.
 #[derive(Debug)]
 pub(crate) struct PlacedOp {
-    /// Its work, and no time.
+    /// Name and work of the op; its time is zero.
     pub(crate) work: OpProfile,
     pub(crate) part: &'static str,
-    /// Of the program's steps.
+    /// Range among the program's steps.
     pub(crate) steps: Range<usize>,
 }

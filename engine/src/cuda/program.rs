@@ -1,5 +1,5 @@
-//! A program on its way to a device: one source with all of its kernels, and a list of launches, products and copies whose operands
-//! have places.
+//! A program lowered for a device: one source with all kernels, and a list of launches, products
+//! and copies whose operands have places.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,14 +22,14 @@ use crate::rounding::precision_of_products;
 use crate::store::Slot;
 use crate::value::{DType, Type, Value};
 
-/// A whole program.
+/// A lowered program.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) plan: Plan,
     pub(crate) kernels: Vec<Kernel>,
     pub(crate) steps: Vec<Step>,
     pub(crate) ops: Vec<PlacedOp>,
-    /// What is all-reduced, over so many ranks, by which kernel; none where NCCL adds.
+    /// Buckets, number of ranks and kernel of the all-reduces; no kernel where NCCL adds.
     pub(crate) buckets: Vec<Bucket>,
     pub(crate) ranks: usize,
     pub(crate) tree_sum: Option<usize>,
@@ -38,14 +38,14 @@ pub(crate) struct Program {
     pub(crate) scalars: Vec<String>,
 }
 
-/// One op as it is lowered.
+/// A lowered op.
 struct Lowered {
     commands: Vec<Command>,
     scratch: usize,
 }
 
 impl Program {
-    /// Lowers, orders and places a program, with the sites as one op each that `chosen` says.
+    /// Lowers, orders and places a program. Sites that `chosen` accepts become one op each.
     pub(crate) fn new(builder: &Builder, chosen: impl FnMut(&DeviceGraph, &Found) -> bool) -> Self {
         match builder.precision {
             Precision::F32 | Precision::Tf32 => Self::of(&on_device(builder), chosen),
@@ -53,7 +53,7 @@ impl Program {
         }
     }
 
-    /// A program as it is stored.
+    /// Lowers a program that already has its storage types.
     pub(crate) fn of(
         builder: &DeviceGraph,
         mut chosen: impl FnMut(&DeviceGraph, &Found) -> bool,
@@ -63,7 +63,7 @@ impl Program {
         Self::laid_out(&sites::fused(&with_sums, chosen))
     }
 
-    /// A program as it is, op by op.
+    /// Lowers a program as it is, op by op, without fusion.
     pub(crate) fn laid_out(builder: &DeviceGraph) -> Self {
         let mut lowered: BTreeMap<*const DeviceNode, Lowered> = BTreeMap::new();
         for node in &builder.nodes {
@@ -158,13 +158,13 @@ impl Program {
         }
     }
 
-    /// Bytes that its all-reduces take beside the arena.
+    /// Bytes of all-reduces beside the arena.
     pub(crate) fn all_reduce_bytes(&self) -> usize {
         self.tree_sum
             .map_or(0, |_| 4 * room(&self.buckets, self.ranks))
     }
 
-    /// Has its products computed as `chosen` says.
+    /// Sets how each product is computed, by `chosen`.
     pub(crate) fn compute_products(
         &mut self,
         mut chosen: impl FnMut(&PlacedProduct) -> Result<Way, Fault>,
@@ -187,7 +187,7 @@ impl Program {
         computed
     }
 
-    /// Tensors of the store that it reads or writes, and those that it writes.
+    /// Tensors of the store that the program reads or writes, and those that it writes.
     pub(crate) fn slots(&self) -> (Vec<Slot>, Vec<Slot>) {
         let operands: Vec<Placed> = self.steps.iter().flat_map(Step::operands).collect();
         let outputs = self.outputs.iter().map(|(_, placed)| placed);
@@ -201,14 +201,14 @@ impl Program {
         (uses.into_iter().collect(), writes.into_iter().collect())
     }
 
-    /// Number of the first step that writes to the store, if one does.
+    /// First step that writes to the store.
     pub(crate) fn first_write(&self) -> Option<usize> {
         let writes = |placed: &Placed| placed.written && placed.slot().is_some();
         let mut steps = self.steps.iter();
         steps.position(|step| step.operands().iter().any(writes))
     }
 
-    /// Tensors of the store that it reads in bf16: frozen ones.
+    /// Frozen tensors of the store that the program reads in bf16.
     pub(crate) fn rounded(&self) -> Vec<Slot> {
         let operands = self.steps.iter().flat_map(Step::operands);
         let rounded = operands.filter(|placed| placed.dtype == DType::Bf16);

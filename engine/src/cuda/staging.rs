@@ -1,14 +1,14 @@
-//! Tensors of a store on their way to the host, beside the programs: what a checkpoint is made of.
+//! Copies of tensors of a store to the host, for checkpoints, while programs run.
 //!
 //! ```text
-//! host       asks for step 8, for what step 8 left, for steps 9, 10         another thread waits, and writes
-//! programs   step 8    step 9: forward, backward    its updates, once all has left    step 10
-//! staging              what step 8 left travels
+//! host      requests step 8, a copy, steps 9, 10            another thread waits and writes
+//! programs  step 8    step 9: forward, backward    its updates, once the copy is done    step 10
+//! staging             copies the tensors of step 8
 //! ```
 //!
-//! A step reads parameters until its first update, so that is what waits, on the device, and only where the copy takes longer than
-//! all before it. The host waits for nothing. Pinned memory is kept from one time to the next. How long a copy takes on a GPU is
-//! unmeasured.
+//! Before its first update, a step only reads parameters. So the updates alone wait, on the device,
+//! and only if the copy takes longer than the rest of the step. The host waits for nothing. Pinned
+//! memory is reused. The time of a copy on a GPU is unmeasured.
 #![expect(unsafe_code, reason = "copies between a device and pinned memory")]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,13 +19,13 @@ use super::driver::{Stream, Transfer, Way};
 use crate::store::{self, Held, Named};
 use crate::value::Type;
 
-/// The way out of a device.
+/// Copies of tensors from a device to the host.
 #[derive(Debug)]
 pub(crate) struct Staging {
     device: Arc<Device>,
-    /// All is done that programs were asked for before.
+    /// All earlier work of programs is done.
     reached: Event,
-    /// What was asked for last has left its place.
+    /// The last copy is done.
     left: Arc<Event>,
     spare: Arc<Mutex<Option<Pinned>>>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct Staging {
 impl Staging {
     pub(super) fn new(device: &Arc<Device>) -> Result<Self, Fault> {
         let left = device.event()?;
-        // Nothing has been asked for yet.
+        // Nothing is being copied yet.
         left.record(Stream::Staging)?;
         Ok(Self {
             reached: device.event()?,
@@ -43,16 +43,17 @@ impl Staging {
         })
     }
 
-    /// Happens when what was asked for last has left its place, which may be written from then on.
+    /// Event of the last copy: once it happens, the tensors may be written.
     pub(super) fn left(&self) -> &Arc<Event> {
         &self.left
     }
 
-    /// Asks for a stretch of memory of each address and length in words, as it is when all that programs were asked for is done.
+    /// Starts a copy of stretches, given by address and words, as they are after all earlier work
+    /// of programs.
     ///
     /// # Safety
     ///
-    /// There is live memory, which nothing writes before it has [left](Self::left).
+    /// There is live memory, which nothing writes before [`Self::left`] happens.
     pub(super) unsafe fn load(&self, stretches: &[(u64, usize)]) -> Result<Load, Fault> {
         let mut words = 0;
         let places = stretches.iter().map(|&(_, len)| {
@@ -76,14 +77,15 @@ impl Staging {
                 to: to + 4 * first as u64,
                 bytes: 4 * words,
             };
-            // SAFETY: the caller's promise; the load waits for it, whatever becomes of the others.
+            // SAFETY: the caller's promise; the load waits for its copies even if one of them
+            // fails.
             unsafe { self.device.driver().copy(Stream::Staging, transfer) }
         });
         self.left.record(Stream::Staging)?;
         asked.map(|()| load)
     }
 
-    /// Has pinned memory of so many bytes ready.
+    /// Pins at least `bytes` for the next copy.
     pub(super) fn make_room(&self, bytes: usize) -> Result<(), Fault> {
         let pinned = self.pinned(bytes / 4)?;
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +93,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Pinned memory of so many words, or more.
+    /// Pinned memory of at least `words` words.
     fn pinned(&self, words: usize) -> Result<Pinned, Fault> {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         match spare.take().filter(|spare| spare.len() >= words) {
@@ -101,7 +103,7 @@ impl Staging {
     }
 }
 
-/// Address, first word at home and length of what travels at once: stretches that follow each other here and there.
+/// Address, first word on the host and length of each copy: adjacent stretches are merged.
 fn merged(
     stretches: &[(u64, usize)],
     places: &[usize],
@@ -118,7 +120,7 @@ fn merged(
     merged.into_iter()
 }
 
-/// What is on its way, in pinned memory that goes back when it is dropped.
+/// Tensors that are being copied, in pinned memory, which dropping this returns.
 #[derive(Debug)]
 pub(crate) struct Load {
     pinned: Option<Pinned>,
@@ -134,27 +136,27 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // Nothing may travel to memory that is given away.
+        // No copy may write to memory that is reused.
         let _ = self.left.wait();
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         *spare = self.pinned.take();
     }
 }
 
-/// Tensors of a store as they were when they were [staged](crate::Store::stage), whatever becomes of the store since. Any thread may
-/// wait for them.
+/// Tensors of a store as they were when [staged](crate::Store::stage), whatever is written to the
+/// store later. Any thread may wait for them.
 #[derive(Debug)]
 pub struct Staged {
     tensors: Vec<(String, Type, Values)>,
     load: Load,
 }
 
-/// Where the values of a tensor are.
+/// Location of a tensor's values.
 #[derive(Debug)]
 pub(crate) enum Values {
-    /// At home, where they were the newest.
+    /// On the host, which had the newest values.
     Home(Held),
-    /// Among what travels, in the order of the tensors.
+    /// In the copy, in the order of the tensors.
     Travels,
 }
 
@@ -163,11 +165,11 @@ impl Staged {
         Self { tensors, load }
     }
 
-    /// Waits until all have arrived, and gives them in the order in which they were asked for.
+    /// Waits for the copies and returns the tensors in the order of the request.
     ///
     /// # Errors
     ///
-    /// When the device failed.
+    /// If the device failed.
     pub fn arrived(&self) -> Result<Vec<Named<'_>>, Fault> {
         self.load.left.wait()?;
         let words: &[f32] = bytemuck::cast_slice(self.load.pinned().read());

@@ -1,4 +1,4 @@
-//! Tensors on their way out of the emulated device: whose values they are, whatever it does first and whoever waits when.
+//! Staged tensors of the emulated device have the right values in any order of streams and waits.
 
 use std::sync::Arc;
 use std::thread;
@@ -44,7 +44,7 @@ fn arrived(staged: &Staged) -> State {
     tensors.map(|tensor| words(f32s(&tensor))).collect()
 }
 
-/// What each of so many steps leaves, asked for once the one before was over.
+/// State after each of the first `steps` steps, each fetched before the next.
 fn states(steps: u8) -> Vec<State> {
     let (_, device) = emulated(Order::new(true, true));
     let (b, mut store) = training();
@@ -56,7 +56,7 @@ fn states(steps: u8) -> Vec<State> {
     (0..steps).map(&mut state).collect()
 }
 
-/// A device on which the first step was asked for.
+/// A device on which the first step was enqueued.
 fn started(order: Order) -> (Arc<Emulated>, Arc<Device>, Store, Executor) {
     let (emulated, device) = emulated(order);
     let (b, mut store) = training();
@@ -65,8 +65,8 @@ fn started(order: Order) -> (Arc<Emulated>, Arc<Device>, Store, Executor) {
     (emulated, device, store, executor)
 }
 
-/// Asks for eight steps, and on the way for what the third and the sixth leave; whether that is what came, though nobody waited
-/// before two or three more were asked for, and whether all ends as it should.
+/// Enqueues eight steps and stages the third and the sixth state, waiting only two or three steps
+/// later. Returns whether the staged and the final states are right.
 fn comes_out(order: Order, ignored: Option<Ignored>, expected: &[State]) -> bool {
     let (emulated, _, mut store, mut executor) = started(order);
     emulated.ignore(ignored);
@@ -83,7 +83,7 @@ fn comes_out(order: Order, ignored: Option<Ignored>, expected: &[State]) -> bool
 }
 
 #[test]
-fn what_a_step_left_comes_home_whatever_is_asked_for_next() {
+fn staged_values_are_those_of_their_step() {
     if !is_there() {
         return;
     }
@@ -93,9 +93,9 @@ fn what_a_step_left_comes_home_whatever_is_asked_for_next() {
     }
 }
 
-// The test above can fail: each wait is needed in one of the orders.
+// Control of the test above: each wait is needed in one of the orders.
 #[test]
-fn a_wait_that_is_left_out_shows() {
+fn a_missing_wait_gives_wrong_values() {
     if !is_there() {
         return;
     }
@@ -111,9 +111,9 @@ fn a_wait_that_is_left_out_shows() {
     }
 }
 
-// A first replay, and one whose ops are timed, are no graph.
+// The first replay and timed replays run op by op, without a graph.
 #[test]
-fn a_program_that_is_put_op_by_op_waits_too() {
+fn a_program_that_is_enqueued_op_by_op_waits_too() {
     if !is_there() {
         return;
     }
@@ -138,7 +138,7 @@ fn a_program_that_is_put_op_by_op_waits_too() {
                 ask(executor, store, 1).unwrap();
             }),
         ];
-        // Programs that run ahead of a copy are what there is to see.
+        // Only programs that overtake a copy make a missing wait visible.
         let late = order == Order::new(true, order.inputs_at_once);
         if ignored.is_none() || late {
             assert_eq!(found, [ignored.is_none(); 2], "{order:?} {ignored:?}");
@@ -147,7 +147,7 @@ fn a_program_that_is_put_op_by_op_waits_too() {
 }
 
 #[test]
-fn what_the_host_sends_comes_after_what_leaves() {
+fn host_changes_are_sent_after_a_staged_copy() {
     if !is_there() {
         return;
     }
@@ -168,7 +168,7 @@ fn what_the_host_sends_comes_after_what_leaves() {
 }
 
 #[test]
-fn the_host_waits_for_nothing_and_pins_once() {
+fn staging_waits_for_nothing_and_pins_once() {
     if !is_there() {
         return;
     }
@@ -184,19 +184,19 @@ fn the_host_waits_for_nothing_and_pins_once() {
     step(1, &mut store);
     let calls = step(2, &mut store);
     let waits = device.waits();
-    // All tensors lie side by side, and travel at once.
+    // Tensors are adjacent, so one copy takes all.
     let leaves = Call::Copy(Stream::Staging, Way::Out);
     let staged = stage(&store);
     assert_eq!(emulated.calls(), [Call::Make, leaves]);
     assert_eq!(step(3, &mut store), calls);
-    // Whoever takes them waits, and is not counted.
+    // Taking them waits, which is not counted.
     staged.arrived().unwrap();
     drop(staged);
     emulated.calls();
     let again = stage(&store);
     assert_eq!(emulated.calls(), [leaves]);
     assert_eq!(step(4, &mut store), calls);
-    // Before the first is taken away there is no place for a second.
+    // The first is still held, so another needs memory of its own.
     let third = stage(&store);
     assert_eq!(emulated.calls(), [Call::Make, leaves]);
     assert_eq!(device.waits(), waits);
@@ -208,7 +208,7 @@ fn the_host_waits_for_nothing_and_pins_once() {
 }
 
 #[test]
-fn room_that_was_made_is_enough() {
+fn memory_pinned_beforehand_suffices() {
     if !is_there() {
         return;
     }
@@ -228,7 +228,7 @@ fn room_that_was_made_is_enough() {
 }
 
 #[test]
-fn another_thread_waits_while_this_one_captures() {
+fn another_thread_may_wait_during_a_capture() {
     if !is_there() {
         return;
     }
@@ -252,7 +252,7 @@ fn another_thread_waits_while_this_one_captures() {
 }
 
 #[test]
-fn what_is_at_home_is_shared_until_it_changes() {
+fn tensors_on_the_host_are_shared_until_they_change() {
     if !is_there() {
         return;
     }
@@ -278,7 +278,7 @@ fn what_is_at_home_is_shared_until_it_changes() {
 }
 
 #[test]
-fn it_comes_whoever_goes_first_and_nothing_travels_to_memory_that_is_given_back() {
+fn staged_values_arrive_in_any_order_of_drops_and_no_copy_writes_to_freed_memory() {
     if !is_there() {
         return;
     }
@@ -294,7 +294,8 @@ fn it_comes_whoever_goes_first_and_nothing_travels_to_memory_that_is_given_back(
                 "executor" => executor = None,
                 "both" => (store, executor) = (None, None),
                 "what travels" => {
-                    // The place of one is kept, that of the other is given back, and nobody has waited.
+                    // The memory of one is held, that of the other was returned, and neither was
+                    // waited for.
                     let another = stage(store.as_ref().unwrap());
                     drop((staged, another));
                     drop((store, executor, device));
@@ -315,7 +316,7 @@ fn it_comes_whoever_goes_first_and_nothing_travels_to_memory_that_is_given_back(
 }
 
 #[test]
-fn a_device_that_fails_is_told_in_one_line_and_nothing_is_left_on_it() {
+fn a_failing_device_is_reported_in_one_line_and_leaks_nothing() {
     if !is_there() {
         return;
     }

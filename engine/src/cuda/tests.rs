@@ -1,4 +1,5 @@
-//! Programs on the emulated GPU, or on the one that `$SPD_TEST_GPU` names, against the CPU executor.
+//! Programs on the emulated GPU, or on the one that `$SPD_TEST_GPU` names, against the CPU
+//! executor.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -20,12 +21,12 @@ use crate::step_parameters::StepParameters;
 use crate::store::Store;
 use crate::value::Type;
 
-/// What a program reads from the host: words by name.
+/// Inputs of a program: words by name.
 pub(crate) type Inputs<'a> = &'a [(&'a str, Vec<u32>)];
 
-/// A program, as it is written down or as a device stores it.
+/// A program, with or without its storage types.
 pub(crate) trait Plan {
-    /// Planned for a device.
+    /// Plans it for a device.
     fn planned(&self, device: &Arc<Device>) -> cuda::Executor;
 }
 
@@ -41,14 +42,14 @@ impl Plan for DeviceGraph {
     }
 }
 
-/// An executor of a program on a device.
+/// Plans a program for a device and loads it.
 pub(crate) fn on(device: &Arc<Device>, b: &dyn Plan) -> cuda::Result<cuda::Executor> {
     let mut executor = b.planned(device);
     executor.attach(Arena::new(device, executor.plan().arena_bytes())?)?;
     Ok(executor)
 }
 
-/// Sets what the next replay is given.
+/// Sets the inputs and numbers of the next replay.
 fn fill(executor: &mut cuda::Executor, inputs: Inputs<'_>, parameters: &StepParameters) {
     executor.parameters.clone_from(parameters);
     for (name, words) in inputs {
@@ -72,7 +73,7 @@ pub(crate) fn found(
     Ok(outputs.chain(tensors).collect())
 }
 
-/// The same after one more replay.
+/// Outputs, and tensors of the store, after one more replay.
 pub(crate) fn replay_on(
     executor: &mut cuda::Executor,
     store: &mut Store,
@@ -84,7 +85,7 @@ pub(crate) fn replay_on(
     found(executor, store)
 }
 
-/// Asserts that two devices, or two replays, found the same bits.
+/// Asserts that two devices, or two replays, gave the same bits.
 pub(crate) fn same_bits(what: &str, one: &[(String, Vec<f32>)], other: &[(String, Vec<f32>)]) {
     assert_eq!(one.len(), other.len());
     for ((name, one), (_, other)) in one.iter().zip(other) {
@@ -93,15 +94,15 @@ pub(crate) fn same_bits(what: &str, one: &[(String, Vec<f32>)], other: &[(String
     }
 }
 
-/// The GPU that these tests are to run on, by its number.
+/// Environment variable with the number of the GPU that these tests use.
 const TEST_GPU: &str = "SPD_TEST_GPU";
 
-/// That GPU, if one is asked for: open once, for as long as the process lives. Its streams are everybody's, so these tests run one at
-/// a time, best in a process each, as what a kernel does wrong fails every later call of its process.
+/// The GPU of [`TEST_GPU`], opened once per process. Its streams are shared, so these tests run one
+/// at a time, best in a process each: a fault of a kernel fails every later call of its process.
 ///
 /// # Panics
 ///
-/// When it cannot be opened.
+/// If it cannot be opened.
 pub(crate) fn gpu() -> Option<Arc<Device>> {
     static GPU: OnceLock<Arc<Device>> = OnceLock::new();
     let ordinal = std::env::var(TEST_GPU).ok()?;
@@ -115,11 +116,11 @@ pub(crate) fn gpu() -> Option<Arc<Device>> {
     Some(Arc::clone(GPU.get_or_init(open)))
 }
 
-/// What a program found, with the name of the device that ran it.
+/// Results of a program, with the name of its device.
 pub(crate) type Found = (&'static str, Vec<(String, Vec<f32>)>);
 
-/// Outputs and tensors of the store after a replay: on the GPU that is asked for, or else on the emulated one. `None` where there
-/// is neither.
+/// Outputs and tensors of the store after a replay on the [`TEST_GPU`], or else on the emulated
+/// GPU; `None` if there is neither.
 pub(crate) fn replay(
     b: &dyn Plan,
     store: &Store,
@@ -136,7 +137,7 @@ pub(crate) fn replay(
     }
 }
 
-/// The first replay and the graph of the second find the same bits, and the graph is not waited for.
+/// Asserts that the first replay and the graph of the second give the same bits, without a wait.
 fn twice(
     device: &Arc<Device>,
     b: &dyn Plan,
@@ -150,7 +151,7 @@ fn twice(
     for slot in store.slots() {
         state.change(slot, |values| values.copy_from_slice(&store.read(slot)));
     }
-    // What is sent may wait for what was sent before; a replay does not.
+    // Sending may wait for earlier copies; a replay must not.
     state
         .send(device, &store.slots().collect::<Vec<_>>())
         .unwrap();
@@ -163,7 +164,7 @@ fn twice(
     first
 }
 
-/// Every order of threads gives the same bits.
+/// Asserts that every order of threads gives the same bits.
 fn in_every_order(
     b: &dyn Plan,
     store: &Store,
@@ -179,7 +180,7 @@ fn in_every_order(
     };
     let (forwards, backwards) = (replay(false), replay(true));
     same_bits("depends on the order of threads", &forwards, &backwards);
-    // What every device since 2017 gives to a block that asks for it.
+    // Shared memory that every GPU since 2017 gives to a block.
     let shared = emulated.shared();
     assert!(shared <= 96 << 10, "{shared} bytes of shared memory");
     forwards
@@ -230,12 +231,12 @@ pub(crate) fn numbers(every_op: &EveryOp) -> StepParameters {
     }
 }
 
-// Sums of up to 72 rows and 52 columns of numbers below 10, in other orders and through other elementary functions, some 20
-// ops deep.
+// Sums of up to 72 rows and 52 columns of numbers below 10, in other orders and through other
+// elementary functions, some 20 ops deep.
 const TOLERANCE: f32 = 3e-5;
 
 #[test]
-fn every_op_computes_on_the_device_what_it_does_on_the_cpu() {
+fn every_op_matches_the_cpu() {
     for sizes in [EVEN, RAGGED] {
         let every_op = EveryOp::new(sizes, true);
         let numbers = numbers(&every_op);
@@ -247,7 +248,7 @@ fn every_op_computes_on_the_device_what_it_does_on_the_cpu() {
 }
 
 #[test]
-fn in_tf32_products_that_depend_on_the_batch_round_their_factors_and_others_do_not() {
+fn tf32_rounds_factors_of_products_that_depend_on_the_batch_alone() {
     let found = [Precision::F32, Precision::Tf32].map(|precision| {
         let (mut b, mut store) = (Builder::with_precision(precision), Store::new());
         let slot = store.add("w", &[30, 30], random(&[30, 30], 0).values);
@@ -266,11 +267,11 @@ fn in_tf32_products_that_depend_on_the_batch_round_their_factors_and_others_do_n
     let [of_batch, of_weights] = [0, 1].map(|output| (&full[output].1, &rounded[output].1));
     assert_eq!(of_weights.0, of_weights.1);
     assert_ne!(of_batch.0, of_batch.1);
-    // 30 products of numbers below 4, both factors of each rounded by up to 2^-11 of themselves.
+    // Sums of 30 products of numbers below 4, both factors rounded by up to 2^-11 relative.
     close(device, of_batch.1, of_batch.0, 2e-3);
 }
 
-/// What ptxas says of one kernel.
+/// Resources of one kernel, as ptxas reports them.
 #[derive(Debug)]
 pub(crate) struct Use {
     pub(crate) kernel: String,
@@ -313,7 +314,7 @@ pub(crate) fn uses(log: &str) -> Vec<Use> {
     uses
 }
 
-/// Compiles a program for the GPUs that there are, and asserts that its kernels use no more than they may.
+/// Compiles a program for several GPUs, and asserts that its kernels stay within their budgets.
 pub(crate) fn compiles_within_its_budget(program: &Program) {
     if Library::Nvrtc.found().is_none() {
         println!("no NVRTC: the CUDA kernels were not compiled for a GPU");
@@ -327,9 +328,10 @@ pub(crate) fn compiles_within_its_budget(program: &Program) {
         for used in uses {
             let kernel = program.kernels.iter().find(|k| k.name == used.kernel);
             let kernel = kernel.expect("a kernel of the program");
-            // Two blocks of 256 threads have 128 registers a thread, of which all but the widest take half. What is spilled is what
-            // ptxas moves out of a loop; the stack is that of the trigonometry of large angles. Two blocks of 100 KiB of
-            // shared memory fit on a processor.
+            // Two blocks of 256 threads leave 128 registers for each thread, of which all but the
+            // widest kernels take half. Spills are what ptxas moves out of a loop; the stack is
+            // that of the trigonometry of large angles. Two blocks of 100 KiB of shared memory fit
+            // on a multiprocessor.
             let what = format!("{arch} {}: {used:?}", kernel.call);
             assert!(used.registers * kernel.threads <= 96 * 256, "{what}");
             assert!(used.spills <= 16 && used.stack <= 64, "{what}");
@@ -347,7 +349,7 @@ fn every_kernel_compiles_within_its_budget() {
     }
 }
 
-/// Each kernel by itself, as a GPU gets it.
+/// Compiles each kernel separately, as for a GPU.
 #[test]
 fn a_kernel_compiles_without_the_others() {
     if Library::Nvrtc.found().is_none() {
@@ -369,7 +371,7 @@ fn a_kernel_compiles_without_the_others() {
 }
 
 #[test]
-fn a_program_compiled_before_is_not_compiled_again() {
+fn a_cached_program_is_not_compiled_again() {
     if Library::Nvrtc.found().is_none() {
         println!("no NVRTC: its cache was not tested");
         return;
@@ -382,7 +384,7 @@ fn a_program_compiled_before_is_not_compiled_again() {
     assert_eq!(first.cubin, second.cubin);
     let other = compile("sm_80");
     assert!(!other.was_kept && other.cubin != first.cubin);
-    // A damaged file counts as none.
+    // A damaged file is ignored.
     for file in std::fs::read_dir(&cache).unwrap() {
         let file = std::fs::OpenOptions::new()
             .write(true)
@@ -395,7 +397,7 @@ fn a_program_compiled_before_is_not_compiled_again() {
 }
 
 #[test]
-fn a_source_that_is_wrong_is_named_in_one_line() {
+fn a_compile_error_is_one_line() {
     if Library::Nvrtc.found().is_none() {
         println!("no NVRTC: its errors were not tested");
         return;
@@ -412,9 +414,10 @@ fn a_source_that_is_wrong_is_named_in_one_line() {
     );
 }
 
-/// Functions of all sources that a program can launch: those that give nothing back and are no part of another.
+/// Asserts that [`EveryOp`] launches every function of all sources that returns nothing and is no
+/// part of another.
 #[test]
-fn every_kernel_is_exhibited() {
+fn every_op_launches_every_kernel() {
     let mut every_op = EveryOp::new(EVEN, false);
     every_op.b.precision = Precision::Bf16;
     let [products, sites] = [false, true].map(|one| Program::new(&every_op.b, |_, _| one));
@@ -465,7 +468,7 @@ fn readings(sizes: Sizes) -> Vec<(&'static str, u64)> {
         let kernel = cells.next().unwrap().trim_end_matches('`');
         let readings = match cells.next().unwrap() {
             "hidden / 8" => sizes.hidden.div_ceil(8) as u64,
-            // Programs in f32 have none; see the tests of `cuda::site`.
+            // f32 programs have none; see the tests of `cuda::site`.
             "positions / 64" | "components / 64" => return None,
             number => number.parse().unwrap(),
         };
@@ -475,7 +478,7 @@ fn readings(sizes: Sizes) -> Vec<(&'static str, u64)> {
 }
 
 #[test]
-fn what_crosses_memory_is_what_the_table_says() {
+fn memory_traffic_matches_the_table() {
     let every_op = EveryOp::new(EVEN, true);
     if !is_there() {
         return;
@@ -501,7 +504,7 @@ fn what_crosses_memory_is_what_the_table_says() {
         let allowed = row.map_or(1, |row| table[row].1);
         for operand in &launch.operands {
             let Operand { len, accesses, .. } = *operand;
-            // Small operands stay in caches.
+            // Caches hold small operands.
             if 2 * len < largest.unwrap_or(0) || len <= 256 {
                 continue;
             }
@@ -511,7 +514,7 @@ fn what_crosses_memory_is_what_the_table_says() {
             } else {
                 allowed
             };
-            // Of a table, a row is read for each row of the result.
+            // A table is read one row for each row of the result.
             let len = largest.unwrap_or(len);
             // Cross-entropy reads the logit of the label once more.
             if accesses > len * allowed + len / 50 {
