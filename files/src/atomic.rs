@@ -1,21 +1,23 @@
-//! Files and directories that are there whole or not at all: the only place that makes and replaces them.
+//! Atomic writes: files and directories that exist whole or not at all. No other module creates or
+//! replaces them.
 //!
-//! [`write_file`], [`write_private`], [`write_shared`], [`write_dir`], [`new_dir`] and [`cut_file`] make the new content under a
-//! temporary name, sync every byte of it, give it its name in one operation and sync the directory that holds the name. On a file system
-//! that renames in one operation and keeps what it was told to sync:
+//! [`write_file`], [`write_private`], [`write_shared`], [`write_dir`], [`new_dir`] and [`cut_file`]
+//! write the new content under a temporary name, sync it, rename it and sync the parent directory.
+//! On a file system with atomic renames and a working fsync:
 //!
-//! - At every moment, also after a crash of the process or the machine, a name stands for all of its new content or for what it
-//!   stood for before, which may be nothing.
-//! - Once the function has returned `Ok`, the new content survives a crash.
-//! - After `Err` the name stands for what it did before, unless it was the last sync that failed: then for either.
-//! - What was begun and not finished lies beside it under a name that starts with `.tmp-`. An error removes it; what a crash leaves is
-//!   removed by the next write of that name, or by whoever asks [`unfinished`] for it.
+//! - At every moment, also after a crash of the process or the machine, a name refers to its
+//!   complete new content or to its previous content, which may be none.
+//! - After `Ok` the new content survives a crash.
+//! - After `Err` the name refers to its previous content; if only the last sync failed, to either.
+//! - Unfinished content has a name that starts with `.tmp-`, in the same directory. An error
+//!   removes it. After a crash the next write of that name removes it, or the caller of
+//!   [`unfinished`].
 //!
-//! One process at a time may write a name, except by [`write_shared`]; any number may read it. Errors are those of the operating system:
-//! the caller knows what it was doing and says so.
+//! One process at a time may write a name, except with [`write_shared`]; any number may read it.
+//! Errors are those of the operating system, without context, which the caller adds.
 //!
-//! The functions from [`unfinished`] on are the steps that these are made of, for a place that has to work in another order. The
-//! others' promises are not theirs.
+//! The functions from [`unfinished`] on are the single steps, for callers that need another order.
+//! They promise none of the above.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -27,10 +29,10 @@ use rustix::fs::{CWD, RenameFlags};
 
 use crate::{fault, making};
 
-/// How the name of unfinished things begins.
+/// Prefix of temporary names.
 const UNFINISHED: &str = ".tmp-";
 
-/// Puts a file of these bytes, the pieces in order, at `path`, in place of one that may be there.
+/// Writes a file, the pieces in order, and replaces one at `path`.
 pub fn write_file(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
     let _making = making();
     let unfinished = beside(path, "");
@@ -38,7 +40,7 @@ pub fn write_file(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
     finish(&unfinished, path, || create_file(&unfinished, pieces))
 }
 
-/// The same for a file that nobody but its owner may read.
+/// Like [`write_file`], readable by its owner only.
 pub fn write_private(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
     let unfinished = beside(path, "");
     remove(&unfinished)?;
@@ -50,7 +52,8 @@ pub fn write_private(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
     })
 }
 
-/// The same as [`write_file`] where others may be writing that name too, as in a cache: whoever ends last has it. What a crash leaves stays.
+/// Like [`write_file`] where other processes may write the same name, as in a cache: the last
+/// writer wins. Temporary files of a crash stay.
 pub fn write_shared(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
     let _making = making();
     let mut number = 0_u64;
@@ -63,15 +66,15 @@ pub fn write_shared(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
     }
 }
 
-/// A file of a directory that is yet to be: its name, and its content in pieces.
+/// A file for [`write_dir`].
 pub struct NewFile<'a> {
     /// Its name in the directory.
     pub name: &'static str,
-    /// Its content, in order.
+    /// Its content, the pieces in order.
     pub pieces: Vec<&'a [u8]>,
 }
 
-/// Puts a directory of these files at `path`, in place of one that may be there.
+/// Writes a directory of these files, and replaces one at `path`.
 pub fn write_dir(path: &Path, files: &[NewFile<'_>]) -> io::Result<()> {
     let _making = making();
     let unfinished = beside(path, "");
@@ -85,7 +88,8 @@ pub fn write_dir(path: &Path, files: &[NewFile<'_>]) -> io::Result<()> {
     })
 }
 
-/// Puts a directory at `path`, where nothing is, that `fill` makes and syncs under the name it is given.
+/// Creates a directory at the free name `path`. `fill` creates and syncs its content under the
+/// temporary name that it is given.
 pub fn new_dir<E: From<io::Error>>(
     path: &Path,
     fill: impl FnOnce(&Path) -> Result<(), E>,
@@ -103,7 +107,8 @@ pub fn new_dir<E: From<io::Error>>(
         .inspect_err(|_| drop(remove(&unfinished)))
 }
 
-/// Makes a file end at byte `end`, by giving its name to a shorter copy: who follows the old one can tell.
+/// Truncates a file at byte `end` by replacing it with a shorter copy, so that readers of the old
+/// file can tell.
 pub fn cut_file(path: &Path, end: u64) -> io::Result<()> {
     let _making = making();
     let unfinished = beside(path, "");
@@ -116,7 +121,7 @@ pub fn cut_file(path: &Path, end: u64) -> io::Result<()> {
     })
 }
 
-/// Makes sure that there is a directory at `path`, with those above it.
+/// Creates a directory and its parents where they are missing.
 pub fn make_dir(path: &Path) -> io::Result<()> {
     let made = match create_dir(path) {
         Err(error) if error.kind() == ErrorKind::NotFound && path.parent().is_some() => {
@@ -126,25 +131,25 @@ pub fn make_dir(path: &Path) -> io::Result<()> {
         outcome => outcome,
     };
     match made {
-        // It was there, or another process has made it just now.
+        // It existed, or another process has just made it.
         Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         outcome => outcome.and_then(|()| sync_name(path)),
     }
 }
 
-/// Gives what is at `from` the name `to`, which is free, in the same directory.
+/// Renames `from` to the free name `to` in the same directory, and syncs that.
 pub fn rename_synced(from: &Path, to: &Path) -> io::Result<()> {
     rename(from, to).and_then(|()| sync_name(to))
 }
 
-/// Gives what is at `path`, and is damaged, a name that nothing has, and returns that: see [`aside`].
+/// Renames the damaged `path` to [`aside`], and returns that.
 pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let aside = aside(path)?;
     rename_synced(path, &aside)?;
     Ok(aside)
 }
 
-/// A free name beside `path` for what is damaged there: `path.bad`, then `path.bad-2`, and so on.
+/// A free name for a damaged file or directory: `path.bad`, then `path.bad-2`, and so on.
 pub fn aside(path: &Path) -> io::Result<PathBuf> {
     let name = |count: u64| {
         let mut name = path.file_name().unwrap_or_default().to_os_string();
@@ -164,8 +169,8 @@ pub fn aside(path: &Path) -> io::Result<PathBuf> {
     unreachable!("a directory does not hold 2^64 names");
 }
 
-/// Removes a directory, which loses its name before it loses its first file.
-/// After an error what is left is [`unfinished`].
+/// Removes a directory: it is renamed first, so that no reader finds it half empty. After an error
+/// the rest is among [`unfinished`].
 pub fn remove_dir(path: &Path) -> io::Result<()> {
     let unfinished = beside(path, "");
     remove(&unfinished)?;
@@ -173,7 +178,7 @@ pub fn remove_dir(path: &Path) -> io::Result<()> {
     remove(&unfinished)
 }
 
-/// What was begun in a directory and never finished, sorted. Only where nobody is writing is it to be removed.
+/// The temporary names in a directory, sorted. They may be removed only while nothing writes there.
 pub fn unfinished(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut names = names(dir)?;
     names.retain(|name| name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()));
@@ -193,36 +198,39 @@ pub fn names(dir: &Path) -> io::Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// Makes a new file of these bytes, the pieces in order, and syncs it.
+/// Creates and syncs a file, the pieces in order.
 pub fn create_file(path: &Path, pieces: &[&[u8]]) -> io::Result<()> {
     fill(new_file(path)?, pieces)
 }
 
-/// Makes a directory.
+/// Creates a directory.
 pub fn create_dir(path: &Path) -> io::Result<()> {
     fault::before("create directory", || ())?;
     fs::create_dir(path)
 }
 
-/// Has the disk keep the names in a directory.
+/// Syncs a directory, so that its names survive a crash.
 pub fn sync_dir(path: &Path) -> io::Result<()> {
     fault::before("sync directory", || ())?;
-    #[expect(clippy::disallowed_methods, reason = "here it is done")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "this is the one place that syncs"
+    )]
     File::open(path)?.sync_all()
 }
 
-/// Has the disk keep a name: syncs the directory that it is in.
+/// Syncs the parent directory of `path`, so that its name survives a crash.
 pub fn sync_name(path: &Path) -> io::Result<()> {
     sync_dir(parent(path))
 }
 
-/// Gives what is at `from` the name `to`, which the disk keeps once the directories of both are synced.
+/// Renames without a sync: it survives a crash once both directories are synced.
 pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
     fault::before("rename", || ())?;
     fs::rename(from, to)
 }
 
-/// Removes a file, or a directory with all that is in it, if it is there.
+/// Removes a file, or a directory with its content, if it exists.
 pub fn remove(path: &Path) -> io::Result<()> {
     let is_dir = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -239,7 +247,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A temporary name.
+/// The temporary name for `path`.
 fn beside(path: &Path, own: &str) -> PathBuf {
     let mut name = OsString::from(UNFINISHED);
     name.push(own);
@@ -254,8 +262,8 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Gives `path` to what `make` makes under a temporary name. The first error is the one to report: what cannot be removed either is
-/// found later.
+/// Renames what `make` writes to `path`. Only the first error is reported: a temporary file that
+/// cannot be removed is found later.
 fn finish(unfinished: &Path, path: &Path, make: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     let give = || match rename(unfinished, path) {
         Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {
@@ -283,14 +291,17 @@ fn fill(mut file: File, pieces: &[&[u8]]) -> io::Result<()> {
     sync(&file)
 }
 
-/// Has the disk take all that was written to a file.
+/// Syncs a file.
 pub fn sync(file: &File) -> io::Result<()> {
     fault::before("sync file", || ())?;
-    #[expect(clippy::disallowed_methods, reason = "here it is done")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "this is the one place that syncs"
+    )]
     file.sync_all()
 }
 
-/// Swaps two names at once, so that at no time either is free.
+/// Exchanges two names atomically, so that neither is ever free.
 fn exchange(one: &Path, other: &Path) -> io::Result<()> {
     fault::before("exchange", || ())?;
     let swap = RenameFlags::EXCHANGE;
@@ -316,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_directory_is_there_with_all_that_fills_it_or_not_at_all() {
+    fn new_dir_is_complete_or_absent() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("dir");
         let fill = |dir: &Path| -> io::Result<()> {
@@ -329,7 +340,7 @@ mod tests {
         });
         assert_eq!(refused.unwrap_err().to_string(), "no more");
         assert_eq!(names(folder.path()).unwrap(), [""; 0]);
-        // What a crash has left is in nobody's way.
+        // A crash has left this temporary directory.
         fill(&folder.path().join(".tmp-dir")).unwrap();
         new_dir(&path, fill).unwrap();
         assert_eq!(names(folder.path()).unwrap(), ["dir"]);
@@ -339,9 +350,10 @@ mod tests {
         assert_eq!(names(folder.path()).unwrap(), ["dir"]);
     }
 
-    // A rename may reach the disk before the bytes do, and a name is only kept by its directory's sync.
+    // A rename may reach the disk before the bytes do, and a name survives only by its directory's
+    // sync.
     #[test]
-    fn all_is_synced_before_the_name_and_the_name_after() {
+    fn content_is_synced_before_the_rename_and_the_directory_after() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("dir");
         let ((), first) = fault::record(|| write_dir(&path, &files(b"old")).unwrap());
@@ -377,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_stopped_anywhere_is_old_or_new() {
+    fn an_interrupted_write_leaves_the_old_or_the_new_file() {
         type Write = fn(&Path) -> io::Result<()>;
         let writes: [Write; 3] = [
             |path| write_file(path, &[b"new"]),
@@ -414,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_left_is_in_nobodys_way() {
+    fn temporary_files_of_a_crash_do_not_block_a_write() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         for name in [".tmp-file", ".tmp-0-file", ".tmp-1-file"] {
@@ -429,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_file_is_whole_however_many_write_it() {
+    fn a_shared_file_is_complete_with_concurrent_writers() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let contents = [b'a', b'b', b'c', b'd'].map(|letter| vec![letter; 1 << 16]);
@@ -447,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn many_may_make_the_same_directory_at_once() {
+    fn concurrent_make_dir_succeeds() {
         let folder = tempfile::tempdir().unwrap();
         for round in 0..200 {
             let deep = folder.path().join(format!("{round}/a/b"));
@@ -465,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_above_are_made_too() {
+    fn make_dir_makes_parents() {
         let folder = tempfile::tempdir().unwrap();
         let deep = folder.path().join("a/b/c");
         make_dir(&deep).unwrap();

@@ -1,16 +1,16 @@
-//! Stops the disk before a chosen operation of a thread, so that a test of any crate can stop it before each.
+//! Fault injection for tests of any crate: stops the disk before a chosen operation of a thread.
 //!
-//! A thread that no test has asked to stop has no plan, and does nothing here but see that.
+//! A thread without a plan only checks that it has none.
 
 use std::cell::RefCell;
 use std::io;
 
-/// What becomes of the process at the chosen operation.
+/// Effect of the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
-    /// The operation fails for want of space; later ones work.
+    /// The operation fails with a full disk; later ones work.
     Fail,
-    /// The process is gone: neither this operation nor any later one happens.
+    /// The process crashes: neither this operation nor any later one happens.
     Crash,
 }
 
@@ -23,7 +23,7 @@ thread_local! {
     static PLAN: RefCell<Option<Plan>> = const { RefCell::new(None) };
 }
 
-/// Called before each operation. `half` does what an operation leaves that was cut short.
+/// Called before each operation. `half` does a part of the operation, as if it were interrupted.
 pub(crate) fn before(operation: &'static str, half: impl FnOnce()) -> io::Result<()> {
     let (stopped, is_first) = PLAN.with_borrow_mut(|plan| {
         let Some(plan) = plan else {
@@ -46,14 +46,14 @@ pub(crate) fn before(operation: &'static str, half: impl FnOnce()) -> io::Result
     Err(io::ErrorKind::StorageFull.into())
 }
 
-/// Runs `body` with the disk stopped before its `operation`-th operation, counted from 0; says whether
-/// there were as many.
+/// Runs `body` with a fault before operation number `operation`, counted from 0; also returns
+/// whether `body` got that far.
 pub fn at<T>(operation: usize, then: Then, body: impl FnOnce() -> T) -> (T, bool) {
     let (outcome, done) = run(Some((operation, then)), body);
     (outcome, done.len() > operation)
 }
 
-/// Runs `body` on a sound disk and returns the operations it did.
+/// Runs `body` without faults and returns its operations.
 pub fn record<T>(body: impl FnOnce() -> T) -> (T, Vec<&'static str>) {
     run(None, body)
 }

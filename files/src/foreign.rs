@@ -1,15 +1,17 @@
-//! Text of others: of a server, of a peer. It is shown on one line, without secrets, and with escapes for letters that a terminal obeys.
+//! Text from other programs (servers, peers), made safe to show: on one line, without secrets,
+//! control characters escaped.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Letters of a text that are looked at.
+/// Characters of a text that are read.
 const LOOKED_AT: usize = 1 << 16;
 
-/// Letters from which on a secret is so long that no name holds it by accident.
+/// Characters from which on a secret is too long to occur in a name by accident.
 const LONG: usize = 16;
 
-/// Keys and passwords that a server was sent, in all forms that it has them in. They are shown nowhere.
+/// Keys and passwords that were sent to a server, in every form in which it may quote them. They
+/// are never shown.
 #[derive(Clone, Default)]
 pub struct Secrets(Vec<String>);
 
@@ -20,7 +22,7 @@ impl fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    /// Adds one: as it is, and as JSON and addresses have it.
+    /// Adds a secret: as it is, and as escaped in JSON and in URLs.
     pub fn add(&mut self, secret: &str) {
         let escaped = secret.replace('\\', "\\\\").replace('"', "\\\"");
         let [of_address, whole] = ["-._~", ""].map(|kept| encoded(secret, kept));
@@ -39,16 +41,16 @@ impl Secrets {
         }
     }
 
-    /// Whether a text holds a long one of them, whole.
+    /// Whether a text contains a long secret, whole.
     pub fn are_in(&self, text: &str) -> bool {
         let mut long = self.0.iter().filter(|secret| secret.len() >= LONG);
         long.any(|secret| text.contains(secret.as_str()))
     }
 
-    /// The beginning of a text, as it may be shown: on one line, in so many letters, without these secrets and without parts of them.
+    /// The first `most` characters of a text on one line, with secrets and parts of them hidden.
     ///
-    /// A part is half of a secret, and never more than eight letters: a server may have cut what it quotes. The case of letters does
-    /// not count.
+    /// Half of a secret counts as a part, and so do eight characters of it, since a server may have
+    /// cut its quote. Case is ignored.
     pub fn line(&self, text: &str, most: usize) -> String {
         let text: String = text.chars().take(LOOKED_AT).collect();
         let hidden = self.hide(&text);
@@ -91,7 +93,7 @@ impl Secrets {
     }
 }
 
-/// A text as addresses have it, where these signs are kept.
+/// Percent-encodes a text except letters, digits and `kept`.
 fn encoded(text: &str, kept: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {
@@ -105,8 +107,8 @@ fn encoded(text: &str, kept: &str) -> String {
     encoded
 }
 
-/// Whether a terminal does something else with a letter than to show it: it moves the cursor, turns the direction of text, or shows
-/// nothing.
+/// Whether a terminal interprets a character instead of showing it: control characters, changes of
+/// text direction, invisible characters.
 pub fn is_obeyed(letter: char) -> bool {
     letter.is_control()
         || matches!(
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_hidden_in_whatever_form_and_wherever_it_was_cut() {
+    fn a_secret_is_hidden_in_every_form_and_when_cut() {
         let secret = "Zq/7\"a b\\Xy9-token";
         let secrets = secrets(&[secret]);
         for text in [
@@ -150,18 +152,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_is_cut_behind_what_is_hidden() {
+    fn secrets_are_hidden_before_the_text_is_cut() {
         let secrets = secrets(&["0123456789abcdef"]);
         let text = format!("{}0123456789abcdef", "x".repeat(196));
         assert_eq!(secrets.line(&text, 200), format!("{}...", "x".repeat(196)));
-        // Short ones are hidden whole.
+        // Short secrets are hidden only whole.
         let short = super::Secrets(vec!["pw".to_owned()]);
         assert_eq!(short.line("pw for p w", 200), "... for p w");
         assert_eq!(Secrets::default().line("a", 200), "a");
     }
 
     #[test]
-    fn no_letter_moves_anything() {
+    fn control_characters_are_escaped() {
         let text = "a\u{1b}[2J\n\tb\u{202e}c\u{85}d\u{2028}e \u{7}é\u{200b}";
         assert_eq!(
             Secrets::default().line(text, 200),

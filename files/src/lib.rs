@@ -1,8 +1,9 @@
-//! A file under a name: opened without waiting for it, and made [whole or not at all](atomic). And [text of others](foreign), as it may
-//! be shown.
+//! Opens files without blocking, writes them [atomically](atomic), and makes
+//! [text from other programs](foreign) safe to show.
 //!
-//! What stands under the name of a file may be none: to open a named pipe waits for whoever is to write it, and a device may
-//! never end. Every file that we read or append to is opened here, and anything else is refused by what it is.
+//! A path may name something else: opening a named pipe waits for its writer, and a device may
+//! never end. Every file that we read or append to is opened here; anything else is refused with
+//! its kind.
 
 use std::fmt::Display;
 use std::fs::{self, File, FileType, OpenOptions, TryLockError};
@@ -24,32 +25,32 @@ pub mod mutation;
 ///
 /// # Errors
 ///
-/// When there is none, the operating system refuses, or something else stands there: a directory is
-/// [`ErrorKind::IsADirectory`], anything else [`ErrorKind::InvalidInput`].
+/// When the file does not exist, the operating system refuses, or something else has that name:
+/// [`ErrorKind::IsADirectory`] for a directory, otherwise [`ErrorKind::InvalidInput`].
 pub fn open(path: &Path) -> io::Result<File> {
     open_with(OpenOptions::new().read(true), path)
 }
 
-/// Opens a file for whatever `options` says.
+/// Opens a file with these options.
 ///
 /// # Errors
 ///
-/// As [`open`]; that there is no file is one only where `options` makes none.
+/// As [`open`]; a missing file is one only where `options` does not create it.
 pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // Asked first, because to open a device is to use it.
+    // Checked first, because opening a device may already affect it.
     match fs::metadata(path) {
         Ok(found) => is_file(found.file_type())?,
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    // And again: another may have taken its name meanwhile.
+    // Checked again: the name may have been replaced meanwhile.
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
     let file = options.custom_flags(flags).open(path)?;
     is_file(file.metadata()?.file_type())?;
     Ok(file)
 }
 
-/// Whether what stands at `path` is this file.
+/// Whether `path` names this open file.
 ///
 /// # Errors
 ///
@@ -65,17 +66,17 @@ pub fn has_name(file: &File, path: &Path) -> io::Result<bool> {
     Ok((here.dev(), here.ino()) == (there.dev(), there.ino()))
 }
 
-/// Tries to lock a file, for a second where another process has it: one that was killed has it for a moment longer, which is no short
-/// one on a busy machine.
+/// Tries to lock a file, for one second while another process holds it: a killed process keeps its
+/// locks for a moment, which is longer on a busy machine.
 ///
 /// # Errors
 ///
-/// When another process has it still, or the file system refuses.
+/// When another process still holds it, or the file system refuses.
 pub fn lock_patiently(try_lock: impl Fn() -> Result<(), TryLockError>) -> Result<(), TryLockError> {
     lock_within(Duration::from_secs(1), try_lock)
 }
 
-/// Tries to lock a file, for so long where another process has it.
+/// Tries to lock a file, for `limit` while another process holds it.
 ///
 /// # Errors
 ///
@@ -95,11 +96,11 @@ pub fn lock_within(
     }
 }
 
-/// All bytes of a file.
+/// Reads a file.
 ///
 /// # Errors
 ///
-/// As [`open`], and when they cannot be read.
+/// As [`open`], and when it cannot be read.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = open(path)?;
     let mut bytes = Vec::new();
@@ -107,24 +108,24 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// All bytes of a file that is to be no longer than `most`: what a file is read into takes a multiple of its length.
+/// Reads a file of at most `most` bytes: parsing takes a multiple of its length.
 ///
 /// # Errors
 ///
-/// As [`read`], and [`ErrorKind::FileTooLarge`] where it is longer.
+/// As [`read`], and [`ErrorKind::FileTooLarge`] for a longer file.
 pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let mut bytes = Vec::new();
-    // The length that the file system gives is no promise: another process may be writing the file.
+    // The length in the metadata may be stale: another process may be writing the file.
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
-        let told = format!("it has more than {most} bytes, which is the most that is read");
+        let told = format!("larger than the limit of {most} bytes");
         return Err(io::Error::new(ErrorKind::FileTooLarge, told));
     }
     Ok(bytes)
 }
 
-/// The text of a file.
+/// Reads a text file.
 ///
 /// # Errors
 ///
@@ -133,12 +134,13 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
     String::from_utf8(read(path)?).map_err(|found| io::Error::new(ErrorKind::InvalidData, found))
 }
 
-/// Makes sure that a directory could be made at `path`, or written to where it stands: one is made and removed again, as what
-/// access bits say does not hold for root, nor in `/proc`. Returns the nearest that stands, of it and those above it.
+/// Checks that a directory can be made at `path`, or written to if it exists, by making and
+/// removing a probe directory: access bits do not hold for root, nor in `/proc`. Returns the
+/// nearest existing ancestor, or `path` itself.
 ///
 /// # Errors
 ///
-/// One line, when not.
+/// One line.
 pub fn try_dir(path: &Path) -> Result<PathBuf, String> {
     let refused = |found: &dyn Display| format!("{}: cannot be made: {found}", path.display());
     if let Err(error) = fs::symlink_metadata(path)
@@ -155,7 +157,7 @@ pub fn try_dir(path: &Path) -> Result<PathBuf, String> {
         Ok(found) if found.is_dir() => {}
         Ok(found) => {
             let found = name(found.file_type());
-            return Err(refused(&format!("{place} is no directory but {found}")));
+            return Err(refused(&format!("{place} is {found}, not a directory")));
         }
         Err(error) => return Err(refused(&format!("{place}: {error}"))),
     }
@@ -167,17 +169,18 @@ pub fn try_dir(path: &Path) -> Result<PathBuf, String> {
     Ok(standing)
 }
 
-/// How the name of a directory begins that is made and removed at once, to see whether it can be.
+/// Prefix of the probe directories of [`try_dir`].
 pub const PROBE: &str = ".spd-probe-";
 
-/// Held for reading while something has a temporary name.
+/// Read-locked while a temporary name exists.
 static MAKING: RwLock<()> = RwLock::new(());
 
 fn making() -> RwLockReadGuard<'static, ()> {
     MAKING.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until nothing that is made here has a temporary name; while the guard lives, nothing gets one. For whoever ends the process.
+/// Waits until no write of this crate has a temporary name, and holds off new ones while the guard
+/// lives. For code that is about to end the process.
 pub fn settled() -> RwLockWriteGuard<'static, ()> {
     MAKING.write().unwrap_or_else(PoisonError::into_inner)
 }
@@ -197,13 +200,13 @@ fn is_file(found: FileType) -> io::Result<()> {
     ))
 }
 
-/// What to look at after an answer of the operating system that is not about a disk; `None` where it may be.
+/// Advice for an error of the operating system that is not about the disk; `None` where it may be.
 pub fn advice(found: &io::Error) -> Option<&'static str> {
     match found.kind() {
         ErrorKind::OutOfMemory => {
             Some("is there memory left, and may this process take it (ulimit -v)?")
         }
-        // What a system says that can start no further thread.
+        // Linux returns this when no further thread can start.
         ErrorKind::WouldBlock => {
             Some("is there memory and room for another thread (ulimit -v, ulimit -u)?")
         }
@@ -213,7 +216,7 @@ pub fn advice(found: &io::Error) -> Option<&'static str> {
     }
 }
 
-/// What people call something that stands under a name.
+/// The kind of a file, in words.
 pub fn name(found: FileType) -> &'static str {
     if found.is_file() {
         "a file"
@@ -242,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_file_is_refused_by_what_it_is() {
+    fn other_kinds_of_files_are_refused_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let pipe = dir.path().join("pipe");
         mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
@@ -270,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_tried_where_it_stands_or_would_be_made() {
+    fn try_dir_probes_the_nearest_existing_directory() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         assert_eq!(try_dir(dir.path()), Ok(dir.path().to_owned()));
@@ -281,11 +284,11 @@ mod tests {
         for (path, found) in [
             (
                 at("file"),
-                format!("{} is no directory but a file", file.display()),
+                format!("{} is a file, not a directory", file.display()),
             ),
             (
                 at("file/a"),
-                format!("{} is no directory but a file", file.display()),
+                format!("{} is a file, not a directory", file.display()),
             ),
             (
                 at("link"),
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_the_process_waits_for_what_is_being_made() {
+    fn settled_waits_for_pending_writes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let settled = settled();
@@ -328,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_and_one_that_is_wanted_is_made() {
+    fn files_are_read_created_and_limited() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         assert_eq!(read(&path).unwrap_err().kind(), ErrorKind::NotFound);
@@ -338,10 +341,7 @@ mod tests {
         assert_eq!(read_at_most(&path, 4).unwrap(), b"text");
         let error = read_at_most(&path, 3).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FileTooLarge);
-        assert_eq!(
-            error.to_string(),
-            "it has more than 3 bytes, which is the most that is read"
-        );
+        assert_eq!(error.to_string(), "larger than the limit of 3 bytes");
         made.write_all(&[0xff]).unwrap();
         let error = read_to_string(&path).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidData);

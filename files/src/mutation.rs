@@ -1,15 +1,15 @@
-//! Bytes with something wrong in them, for tests of whatever reads files that strangers made.
+//! Corrupted bytes, for tests of readers of foreign files.
 //!
-//! The suite makes some of them in seconds. With `SPD_FUZZ_MINUTES=10` a test makes as many as begin in ten minutes.
+//! The suite tries some in seconds. With `SPD_FUZZ_MINUTES=10` each test runs for ten minutes.
 
 use std::env;
 use std::time::{Duration, Instant};
 
-/// How often a test tries: so often in the suite, or as long as `SPD_FUZZ_MINUTES` says.
+/// The rounds of a test: `in_suite` of them, or as many as start within `SPD_FUZZ_MINUTES`.
 ///
 /// # Panics
 ///
-/// When that is no number.
+/// When `SPD_FUZZ_MINUTES` is not a number.
 pub fn rounds(in_suite: u64) -> impl Iterator<Item = u64> {
     let minutes = env::var("SPD_FUZZ_MINUTES").ok();
     let minutes = minutes.map(|minutes| {
@@ -24,18 +24,18 @@ pub fn rounds(in_suite: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Numbers that change bytes, the same in every run: xorshift.
+/// Random numbers for corruption, the same in every run: xorshift.
 #[derive(Debug, Clone)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// Dice of a seed.
+    /// Seeds the generator.
     pub fn new(seed: u64) -> Self {
-        // A state of zeros stays one.
+        // A state of zeros would stay one.
         Self(seed.wrapping_mul(2).wrapping_add(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// A number below `bound`, which is above 0.
+    /// A number below `bound`, which is at least 1.
     pub fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -43,12 +43,12 @@ impl Dice {
         usize::try_from(self.0 % bound as u64).unwrap_or_default()
     }
 
-    /// One of some things, of which there is one at least.
+    /// An element of a slice that is not empty.
     pub fn one<'t, T>(&mut self, of: &'t [T]) -> &'t T {
         &of[self.below(of.len())]
     }
 
-    /// The bytes with a few of them changed, taken away or doubled.
+    /// The bytes with a few changed, removed or repeated.
     pub fn mutated(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut bytes = bytes.to_vec();
         for _ in 0..=self.below(4) {
@@ -64,7 +64,7 @@ impl Dice {
                     let end = (at + self.below(20)).min(bytes.len());
                     bytes.extend_from_within(at..end);
                 }
-                // A number of two, four or eight bytes that is very large, or -1.
+                // An integer of two, four or eight bytes that is very large, or -1.
                 4 => {
                     let end = (at + *self.one(&[2, 4, 8])).min(bytes.len());
                     let high = *self.one(&[0x7f, 0x80, 0xff]);
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_changed_alike_in_every_run() {
+    fn the_same_seed_gives_the_same_bytes() {
         let all = |seed| {
             let mut dice = Dice::new(seed);
             let bytes = (0..100).map(|_| dice.mutated(b"some bytes of a file"));

@@ -183,7 +183,7 @@ fn a_dry_run_is_refused_where_the_run_would_be() {
         assert!(
             ended.stderr.starts_with(&format!("error: {}/", targets.display()))
                 && ended.stderr.ends_with(&format!(
-                    ": cannot be made: {} is no directory but a file; trained targets are kept there: mend it, or set \
+                    ": cannot be made: {} is a file, not a directory; trained targets are kept there: mend it, or set \
                      SPD_CACHE to a directory that can be written to\n",
                     file.display()
                 )),
