@@ -1,5 +1,4 @@
-//! Files and directories that are there whole or not at all, as [`spd_files::atomic`] makes them, with errors for the person who
-//! started the run.
+//! [`spd_files::atomic`] with errors as [`CheckpointError`].
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,21 +7,21 @@ use spd_files::atomic::{self, NewFile};
 
 use crate::CheckpointError;
 
-/// Puts a file of these bytes at `path`, in place of one that may be there.
+/// Writes a file atomically, and replaces one at `path`.
 ///
 /// # Errors
 ///
-/// When the disk is full or refuses. `path` then holds what it held before, unless only the last sync
-/// failed.
+/// When the disk is full or refuses. `path` then has its previous content, unless only the last
+/// sync failed.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     atomic::write_file(path, &[bytes])
         .map_err(|found| CheckpointError::write(path, bytes.len() as u64, found))
 }
 
-/// The same for a file in pieces.
+/// Like [`write_file`] for content in pieces; a directory of that name is set aside.
 pub(crate) fn write_pieces(path: &Path, pieces: &[&[u8]]) -> Result<(), CheckpointError> {
     let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
-    // A directory of that name is in the way.
+    // A directory cannot be replaced by a file.
     let is_other = std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
     let aside = if is_other {
         atomic::set_aside(path).map(drop)
@@ -34,31 +33,31 @@ pub(crate) fn write_pieces(path: &Path, pieces: &[&[u8]]) -> Result<(), Checkpoi
         .map_err(|found| CheckpointError::write(path, bytes, found))
 }
 
-/// The same for a directory of these files.
+/// Like [`write_file`] for a directory of these files.
 pub(crate) fn write_dir(path: &Path, files: &[NewFile<'_>]) -> Result<(), CheckpointError> {
     let pieces = files.iter().flat_map(|file| &file.pieces);
     let bytes = pieces.map(|piece| piece.len() as u64).sum();
     atomic::write_dir(path, files).map_err(|found| CheckpointError::write(path, bytes, found))
 }
 
-/// Makes sure that there is a directory at `path`, with those above it.
+/// Creates a directory and its parents where they are missing.
 pub(crate) fn make_dir(path: &Path) -> Result<(), CheckpointError> {
     atomic::make_dir(path).map_err(|found| CheckpointError::io(path, "make the directory", found))
 }
 
-/// Gives a damaged directory another name, and returns that.
+/// Renames a damaged directory, and returns its new name.
 pub(crate) fn set_aside(path: &Path) -> Result<PathBuf, CheckpointError> {
     atomic::set_aside(path)
         .map_err(|found| CheckpointError::io(path, "rename the directory", found))
 }
 
-/// Removes a directory, which loses its name before it loses its first file.
+/// Removes a directory, which is renamed first.
 pub(crate) fn remove_dir(path: &Path) -> Result<(), CheckpointError> {
     atomic::remove_dir(path)
         .map_err(|found| CheckpointError::io(path, "remove the directory", found))
 }
 
-/// Removes from a directory what was begun and never finished, and says what that was.
+/// Removes and returns the unfinished files of a directory.
 pub(crate) fn sweep(dir: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     let unfinished = atomic::unfinished(dir).map_err(|found| list(dir, found))?;
     for path in &unfinished {

@@ -1,4 +1,4 @@
-//! What can go wrong with a checkpoint, in words for the person who started the run.
+//! Errors of checkpoints, for the user who started the run.
 
 use std::error::Error;
 use std::io::{self, ErrorKind};
@@ -10,93 +10,114 @@ use crate::FORMAT;
 
 /// Why a checkpoint was not written or not read.
 ///
-/// Each text is one line, and holds the operating system's own words where there are any; so no variant
-/// has a source that would say them twice.
+/// Each text is one line and includes the operating system's message, so no variant has a source
+/// that would repeat it.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The disk, or the user's quota on it, is full. What was begun has been removed.
-    #[error("no space left on {}: {bytes} bytes were needed; free some or point --out elsewhere", path.display())]
+    /// The disk, or the user's quota on it, is full. The unfinished files have been removed.
+    #[error(
+        "no space left on {}: {bytes} bytes were needed; free some or point --out elsewhere",
+        path.display()
+    )]
     NoSpace {
-        /// What was to be written.
+        /// The file or directory to write.
         path: PathBuf,
-        /// Its whole size.
+        /// Its size.
         bytes: u64,
     },
 
-    /// This user may not do that there.
-    #[error("{}: cannot {doing}: {found}; allow it to this user or point --out elsewhere", path.display())]
+    /// The user lacks the permission.
+    #[error(
+        "{}: cannot {doing}: {found}; allow it to this user or point --out elsewhere",
+        path.display()
+    )]
     Denied {
-        /// What was to be changed.
+        /// The file or directory.
         path: PathBuf,
-        /// The change.
+        /// The attempted change.
         doing: &'static str,
-        /// The operating system's answer.
+        /// The operating system's error.
         found: io::Error,
     },
 
-    /// Any other answer of the operating system.
-    #[error("{}: cannot {doing}: {found}; {}", path.display(), spd_files::advice(found).unwrap_or("is the disk there and in order?"))]
+    /// Any other error of the operating system.
+    #[error(
+        "{}: cannot {doing}: {found}; {}",
+        path.display(),
+        spd_files::advice(found).unwrap_or("is the disk there and in order?")
+    )]
     Io {
-        /// What was to be read or changed.
+        /// The file or directory.
         path: PathBuf,
-        /// What was tried.
+        /// The attempted operation.
         doing: &'static str,
-        /// The operating system's answer.
+        /// The operating system's error.
         found: io::Error,
     },
 
-    /// The directory does not hold what its manifest promises. Caused by a disk, a copy that was cut
-    /// short, or a hand.
+    /// The directory does not match its manifest: a bad disk, an incomplete copy, or an edit.
     #[error("{}: {reason}; resume from an older checkpoint", path.display())]
     Damaged {
         /// The directory of the step.
         path: PathBuf,
-        /// What is wrong, and with which file or tensor.
+        /// The fault, and its file or tensor.
         reason: String,
     },
 
-    /// The file that the checkpoints of a run share is not as they promise. It can be written again from the arrays.
-    #[error("{}: {reason}; put it back, or go on with the run, which writes it again", path.display())]
+    /// The file of frozen tensors, which all checkpoints of a run share, does not match a manifest.
+    /// It can be written again from the tensors.
+    #[error(
+        "{}: {reason}; put it back, or go on with the run, which writes it again",
+        path.display()
+    )]
     Frozen {
         /// The file.
         path: PathBuf,
-        /// Its fault.
+        /// The fault.
         reason: String,
     },
 
-    /// A whole checkpoint, of a format that this build does not read.
-    #[error("{}: written in checkpoint format {found}, this build reads formats up to {FORMAT}; resume with the build that wrote it or move the directory away", path.display())]
+    /// A complete checkpoint of a format that this build does not read.
+    #[error(
+        "{}: written in checkpoint format {found}, this build reads formats up to {FORMAT}; \
+         resume with the build that wrote it or move the directory away",
+        path.display()
+    )]
     Format {
         /// The directory of the step.
         path: PathBuf,
-        /// The format its manifest states.
+        /// The format in its manifest.
         found: u64,
     },
 
-    /// The caller handed over a snapshot that no file can hold.
+    /// The caller's snapshot cannot be stored.
     #[error("step {step}: tensor `{name}` {fault}")]
     Tensor {
         /// The step of the snapshot.
         step: u64,
         /// The tensor.
         name: String,
-        /// What is wrong with it, and what would be right.
+        /// The fault, and the remedy.
         fault: String,
     },
 
-    /// Whoever was to fill the snapshot could not. Nothing was written.
+    /// The caller could not fill in the snapshot. Nothing was written.
     #[error("{found}")]
     Source {
-        /// Why.
+        /// The cause.
         found: Box<dyn Error + Send + Sync>,
     },
 
-    /// The file system keeps no locks, so nobody could know who owns the run directory.
-    #[error("{}: its file system keeps no locks ({found}), and two runs might write there at once; mount it with flock or point --out elsewhere", path.display())]
+    /// The file system has no locks, so two processes could own the run directory.
+    #[error(
+        "{}: its file system keeps no locks ({found}), and two runs might write there at once; \
+         mount it with flock or point --out elsewhere",
+        path.display()
+    )]
     NoLocks {
         /// The lock file.
         path: PathBuf,
-        /// The operating system's answer.
+        /// The operating system's error.
         found: io::Error,
     },
 
@@ -108,17 +129,20 @@ pub enum CheckpointError {
     },
 
     /// Another process owns the run directory.
-    #[error("{}: held by {holder}; wait for it, stop it or choose another run directory", path.display())]
+    #[error(
+        "{}: held by {holder}; wait for it, stop it or choose another run directory",
+        path.display()
+    )]
     Held {
         /// The lock file.
         path: PathBuf,
-        /// The process, and the machine it runs on.
+        /// The process and its host.
         holder: String,
     },
 }
 
 impl CheckpointError {
-    /// An answer of the operating system to the taking of a lock.
+    /// An error of the operating system on locking.
     pub(crate) fn lock(path: &Path, found: io::Error) -> Self {
         match Errno::from_io_error(&found) {
             Some(Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP) => Self::NoLocks {
@@ -129,7 +153,7 @@ impl CheckpointError {
         }
     }
 
-    /// An answer of the operating system to something that needs no space.
+    /// An error of the operating system on an operation that needs no space.
     pub(crate) fn io(path: &Path, doing: &'static str, found: io::Error) -> Self {
         let path = path.to_path_buf();
         match found.kind() {
@@ -140,7 +164,7 @@ impl CheckpointError {
         }
     }
 
-    /// An answer of the operating system to the writing of `bytes` bytes.
+    /// An error of the operating system on writing `bytes` bytes.
     pub(crate) fn write(path: &Path, bytes: u64, found: io::Error) -> Self {
         match found.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::NoSpace {
@@ -156,7 +180,7 @@ impl CheckpointError {
 mod tests {
     use super::*;
 
-    // Error numbers of Linux.
+    // Linux's error numbers.
     const EIO: i32 = 5;
     const EAGAIN: i32 = 11;
     const ENOMEM: i32 = 12;
@@ -179,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forbidden_directory_says_so() {
+    fn a_denied_write_says_so() {
         assert_eq!(
             text(EACCES),
             "runs/a/step-00000007: cannot write: Permission denied (os error 13); \
@@ -193,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lack_of_memory_is_not_put_down_to_the_disk() {
+    fn a_lack_of_memory_is_not_blamed_on_the_disk() {
         assert_eq!(
             text(ENOMEM),
             "runs/a/step-00000007: cannot write: Cannot allocate memory (os error 12); \
@@ -219,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn any_other_answer_is_passed_on() {
+    fn any_other_error_is_passed_on() {
         assert_eq!(
             text(EIO),
             "runs/a/step-00000007: cannot write: Input/output error (os error 5); \

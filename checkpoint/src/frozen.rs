@@ -1,4 +1,5 @@
-//! `frozen-HEX.safetensors`: arrays that no step changes, once for all checkpoints of a root, under a name that is their hash.
+//! `frozen-HEX.safetensors`: the tensors that no step changes, stored once for all checkpoints of a
+//! root. `HEX` is the hash of the file.
 
 use std::path::Path;
 
@@ -7,9 +8,8 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::manifest::{FileEntry, TensorEntry, entries, hex};
 use crate::{CheckpointError, Snapshot, atomic, read, tensors};
 
-/// The pieces of one of the two files of a snapshot.
-///
-/// - `header`: that of the file
+/// The pieces of `tensors.safetensors`, or of the file of frozen tensors: `header`, then the
+/// tensors.
 pub(crate) fn pieces<'s>(
     header: &'s [u8],
     snapshot: &'s Snapshot,
@@ -30,8 +30,8 @@ pub(crate) fn file_entry(pieces: &[&[u8]]) -> FileEntry {
     }
 }
 
-/// Makes sure that the frozen arrays of a snapshot are in its root, which is made if it is not there. One file holds them for all
-/// checkpoints; it is read, and written where it is not there or is damaged.
+/// Writes the frozen tensors of a snapshot under `root` if the file is missing or damaged. `root`
+/// is created if missing. All checkpoints share the one file.
 ///
 /// # Errors
 ///
@@ -41,7 +41,8 @@ pub fn write_frozen(root: &Path, snapshot: &Snapshot) -> Result<(), CheckpointEr
     put(root, snapshot, &entries(snapshot)?).map(drop)
 }
 
-/// The same for entries that are known, in a root that is there; what a manifest is to say of it.
+/// Like [`write_frozen`] for known entries and an existing root. Returns the manifest's entry for
+/// the file.
 pub(crate) fn put(
     root: &Path,
     snapshot: &Snapshot,

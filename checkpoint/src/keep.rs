@@ -1,4 +1,4 @@
-//! What to delete: the oldest, and never the last one that is known to be good.
+//! Deletes old checkpoints, and never the last good one.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -7,15 +7,15 @@ use crate::latest::steps;
 use crate::step_path::step_path;
 use crate::{CheckpointError, atomic, verify};
 
-/// Deletes all but the newest `keep` checkpoints under `root`, and says which.
+/// Deletes all but the newest `keep` checkpoints under `root`, and returns their paths.
 ///
-/// The newest is first read back from the disk and compared with its manifest. If it does not hold,
-/// nothing is deleted, for then an older one may be the last that does. Newest means the highest step: a
-/// run that goes back to an earlier step by choice needs a root of its own.
+/// The newest is first read back and compared with its manifest. If it is damaged, nothing is
+/// deleted, since an older one may be the last good one. The newest is the one with the highest
+/// step, so a run that deliberately returns to an earlier step needs another root.
 ///
 /// # Errors
 ///
-/// When the newest does not hold, or the disk refuses.
+/// When the newest is damaged, or the disk refuses.
 pub fn prune(root: &Path, keep: NonZeroUsize) -> Result<Vec<PathBuf>, CheckpointError> {
     let steps = steps(root)?;
     let Some(&newest) = steps.last() else {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_deleted_when_the_newest_does_not_hold() {
+    fn nothing_is_deleted_when_the_newest_is_damaged() {
         let root = root_with(&[1, 2, 3]);
         fs::remove_file(step_path(root.path(), 3).join("meta.json")).unwrap();
         let error = prune(root.path(), NonZeroUsize::MIN)
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn stopped_anywhere_every_directory_with_a_name_holds() {
+    fn an_interrupted_prune_leaves_only_good_checkpoints() {
         for then in [Then::Fail, Then::Crash] {
             for operation in 0.. {
                 let root = root_with(&[1, 2, 3]);

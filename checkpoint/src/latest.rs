@@ -1,4 +1,4 @@
-//! Which checkpoint to resume from: the newest whose hashes hold.
+//! Finds the checkpoint to resume from: the newest good one, whose hashes hold.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,25 +9,25 @@ use crate::read::verify_own;
 use crate::step_path::{step_of, step_path};
 use crate::{CheckpointError, Snapshot, atomic, load};
 
-/// What [`newest`] found.
+/// The result of [`newest`].
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The newest checkpoint that holds, if there is one.
+    /// The newest good checkpoint, if any.
     pub snapshot: Option<Snapshot>,
-    /// Newer ones that do not hold, newest first: where each lies now, and what is wrong with it.
+    /// Newer, damaged ones, newest first: the new path and the fault.
     pub set_aside: Vec<(PathBuf, String)>,
 }
 
-/// Reads the newest checkpoint under `root` whose hashes hold.
+/// Reads the newest good checkpoint under `root`.
 ///
-/// A newer one that does not hold is renamed `step-00001200.bad` and stays for whoever wants to know why.
-/// Only the process that owns the root may ask; the others are told the step and use [`load`].
+/// Newer, damaged ones are renamed `step-00001200.bad` and kept for inspection. Only the owner of
+/// the root may call this; other ranks are told the step and call [`load`].
 ///
 /// # Errors
 ///
-/// When the newest whole one is of another format: going back behind it would lose work that another
-/// build can read. When the file that all of them share is damaged: [`write_frozen`](crate::write_frozen) comes first where that can be
-/// mended. And when the disk refuses.
+/// When the newest complete one has an unknown format: an older one would lose work that another
+/// build can read. When the shared file of frozen tensors is damaged: a caller who has the tensors
+/// calls [`write_frozen`](crate::write_frozen) first. And when the disk refuses.
 pub fn newest(root: &Path) -> Result<Found, CheckpointError> {
     let mut found = Found::default();
     for step in steps(root)?.into_iter().rev() {
@@ -46,20 +46,21 @@ pub fn newest(root: &Path) -> Result<Found, CheckpointError> {
     Ok(found)
 }
 
-/// The answer of [`look`] and [`read_newest`].
+/// The result of [`look`] and [`read_newest`].
 #[derive(Debug)]
 pub struct Look<T> {
-    /// Step of the newest checkpoint that holds, if there is one, and what was read of it.
+    /// Step of the newest good checkpoint, if any, and the data read from it.
     pub newest: Option<(u64, T)>,
-    /// Newer ones that do not hold, newest first: where each lies, and what is wrong with it.
+    /// Newer, damaged ones, newest first: path and fault.
     pub damaged: Vec<(PathBuf, String)>,
 }
 
-/// Finds the checkpoint that [`newest`] would read, without changing anything, for those who do not own the root.
+/// Finds the checkpoint that [`newest`] would read, without changing anything, for processes that
+/// do not own the root.
 ///
-/// Every byte of it is compared with its manifest, but for the file that all checkpoints share, which the owner writes again where it is
-/// damaged; of it the meta is kept, and no tensor. The owner may write and delete
-/// meanwhile: where all are gone or damaged and the steps have changed, it looks again.
+/// Every byte is compared with its manifest, except the shared file of frozen tensors, which the
+/// owner rewrites when it is damaged. Only the meta is kept. The owner may write and delete
+/// meanwhile: if no checkpoint is good and the steps have changed, the search is repeated.
 ///
 /// # Errors
 ///
@@ -68,7 +69,7 @@ pub fn look(root: &Path) -> Result<Look<BTreeMap<String, Value>>, CheckpointErro
     look_with(root, |path| verify_own(path).map(|(_, meta)| meta))
 }
 
-/// Reads the checkpoint that [`newest`] would read, as [`look`] finds it.
+/// Reads the checkpoint that [`newest`] would read, found as [`look`] does.
 ///
 /// # Errors
 ///
@@ -106,12 +107,12 @@ fn look_with<T>(
     }
 }
 
-/// Step of the newest checkpoint under `root`, whether or not its hashes hold; none where the root cannot be read either.
+/// Step of the newest checkpoint under `root`, good or damaged; none where the root cannot be read.
 pub fn newest_step(root: &Path) -> Option<u64> {
     steps(root).ok()?.pop()
 }
 
-/// The steps under a root, in order.
+/// The steps under a root, ascending.
 pub(crate) fn steps(root: &Path) -> Result<Vec<u64>, CheckpointError> {
     let names = atomic::names(root)?;
     let mut steps: Vec<u64> = names

@@ -1,4 +1,4 @@
-//! A step on disk: all of it or none of it.
+//! Checkpoints that are complete or absent.
 //!
 //! ```text
 //! Snapshot -> write -> <root>/step-00001200/ -> newest -> Snapshot
@@ -7,15 +7,15 @@
 //!                        manifest.json
 //! ```
 //!
-//! [`write()`] makes a directory under a temporary name, syncs every file of it, and renames it: a
-//! process killed at any moment leaves the checkpoint whole or leaves none. Its manifest carries a hash
-//! of every tensor, taken from memory before the first byte was written, and [`newest`] takes the newest
-//! directory whose hashes hold. A directory that does not hold is set aside, never deleted. Tensors that no step changes
-//! are in one file beside the directories. [`Writer`]
-//! does the writing on a thread of its own and keeps the newest few. `FORMAT.md` describes the files.
+//! [`write()`] makes a directory under a temporary name, syncs every file, and renames it: a
+//! process killed at any moment leaves a complete checkpoint or none. The manifest has a hash of
+//! every tensor, taken from memory before the first byte is written. [`newest`] reads the newest
+//! directory whose hashes hold; damaged ones are renamed, never deleted. Tensors that no step
+//! changes are in one file beside the directories. [`Writer`] writes on its own thread and keeps
+//! the newest few. `FORMAT.md` describes the files.
 //!
-//! One process owns a root: the one that holds the [`Lock`] of its run directory. The crate knows
-//! names, bytes and JSON; what they mean is the trainer's.
+//! The holder of a run directory's [`Lock`] owns the root. The crate knows names, bytes and JSON;
+//! the trainer gives them their meaning.
 //!
 //! ```
 //! use spd_checkpoint::{Dtype, Snapshot, Tensor, newest, write};
@@ -39,7 +39,8 @@
 //! # }
 //! ```
 //!
-//! Reading order: `snapshot`, `manifest`, `tensors`, `atomic`, `read`, `frozen`, `latest`, `keep`, `writer`, `lock`.
+//! Reading order: `snapshot`, `manifest`, `tensors`, `atomic`, `read`, `frozen`, `latest`, `keep`,
+//! `writer`, `lock`.
 
 pub mod atomic;
 mod error;
@@ -64,5 +65,5 @@ pub use snapshot::{Dtype, Snapshot, Tensor};
 pub use step_path::step_path;
 pub use writer::{Writer, write};
 
-/// The newest checkpoint format that this build writes, and reads with all before it.
+/// The newest checkpoint format, which this build writes; it reads all earlier ones.
 pub const FORMAT: u64 = 2;

@@ -1,4 +1,4 @@
-//! Who owns a run directory: the process that holds its lock file.
+//! The lock file of a run directory, which its owner holds.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, Write};
@@ -7,37 +7,38 @@ use std::time::{Duration, SystemTime};
 
 use crate::{CheckpointError, atomic};
 
-/// The right to write in a run directory, for as long as the value lives.
+/// The exclusive right to write in a run directory, until it is dropped.
 ///
-/// The kernel gives the lock back when the process ends, however it ends: a lock file that lies there
-/// means nothing by itself, and never has to be deleted by hand.
+/// The kernel releases the lock when the process ends in any way: a leftover lock file means
+/// nothing and need not be deleted.
 #[derive(Debug)]
 pub struct Lock {
-    // Closing the file gives the lock back.
+    // Closing the file releases the lock.
     file: File,
 }
 
-/// What a lock file says of the process that took it last.
+/// The content of a lock file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Holder {
-    /// Whether it has the lock now, as far as the file system tells this machine.
+    /// Whether the lock is held now, as far as the file system tells this machine.
     pub is_held: bool,
-    /// Its process id, where the file says one: on `host`, and maybe another process's by now.
+    /// The process id of the last holder, if recorded; it is valid on `host`, and may since have
+    /// been reused.
     pub pid: Option<u32>,
-    /// The name of its machine.
+    /// The host name of the last holder.
     pub host: Option<String>,
-    /// What it left behind by [`Lock::leave`].
+    /// The line written by [`Lock::leave`].
     pub word: Option<String>,
-    /// When the file was written last: when the lock was taken, or the word left.
+    /// Modification time: when the lock was taken or [`Lock::leave`] was called.
     pub written: Option<SystemTime>,
 }
 
 impl Lock {
-    /// Takes the lock of the directory `dir`, which is made if it is not there.
+    /// Takes the lock of the directory `dir`, which is created if missing.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Held`] names the process that has it. And when the disk refuses.
+    /// [`CheckpointError::Held`] names the current holder. And when the disk refuses.
     pub fn take(dir: &Path) -> Result<Self, CheckpointError> {
         let path = dir.join("lock");
         let refused = |found| CheckpointError::lock(&path, found);
@@ -46,7 +47,7 @@ impl Lock {
         let mut file = loop {
             atomic::make_dir(dir)?;
             let mut file = spd_files::open_with(&mut options, &path).map_err(refused)?;
-            // A process that looks whether somebody has the lock has it for a moment.
+            // A process that only inspects the lock holds it for a moment.
             match spd_files::lock_within(GLANCE, || file.try_lock()) {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
@@ -55,7 +56,7 @@ impl Lock {
                 }
                 Err(TryLockError::Error(found)) => return Err(refused(found)),
             }
-            // The directory may have lost its name, and the lock with it, while it was waited for.
+            // The directory may have been renamed, with its lock, while this waited.
             if spd_files::has_name(&file, &path).map_err(refused)? {
                 break file;
             }
@@ -67,7 +68,8 @@ impl Lock {
         Ok(Self { file })
     }
 
-    /// Checks that the directory of this lock is still called `dir`. A disk that does not answer has not lost it.
+    /// Checks that the directory of this lock is still called `dir`. A disk that does not answer
+    /// has not lost it.
     ///
     /// # Errors
     ///
@@ -81,7 +83,7 @@ impl Lock {
         }
     }
 
-    /// Leaves a line in the lock file for whoever reads it later, until somebody takes the lock again.
+    /// Writes a line into the lock file, which stays until the next [`Lock::take`].
     ///
     /// # Errors
     ///
@@ -91,11 +93,12 @@ impl Lock {
         (&self.file).write_all(line.as_bytes())
     }
 
-    /// Who has the lock of `dir`, or had it last; nothing where nobody ever took it. Nothing is written, and nobody is waited for.
+    /// The current or last holder of the lock of `dir`; `None` if it was never taken. Writes
+    /// nothing and does not wait.
     ///
     /// # Errors
     ///
-    /// When the lock file cannot be read, or what has its place is no file.
+    /// When the lock file cannot be read, or is not a regular file.
     pub fn holder(dir: &Path) -> Result<Option<Holder>, CheckpointError> {
         let path = dir.join("lock");
         let refused = |found| CheckpointError::lock(&path, found);
@@ -112,7 +115,7 @@ impl Lock {
         let mut text = String::new();
         let read = (&file).take(LONGEST).read_to_string(&mut text);
         let _ = file.unlock();
-        // What is no text is no word of ours.
+        // Bytes that are not UTF-8 were not written by us.
         if let Err(found) = read
             && found.kind() != ErrorKind::InvalidData
         {
@@ -133,14 +136,14 @@ impl Lock {
         }))
     }
 
-    /// The name of this machine, as lock files have it.
+    /// The name of this machine, as in lock files.
     pub fn host() -> String {
         let system = rustix::system::uname();
         system.nodename().to_string_lossy().into_owned()
     }
 
-    /// Whether the lock of `dir` could be taken, as far as others go. Nothing is made or written. A process that was killed has it for a
-    /// moment longer, so it is waited for.
+    /// Checks that the lock of `dir` could be taken. Writes nothing. It waits a moment, since a
+    /// killed process keeps its lock a little longer.
     ///
     /// # Errors
     ///
@@ -163,9 +166,9 @@ impl Lock {
         }
     }
 
-    /// Removes what earlier processes began under `root` and never finished, and says what that was.
+    /// Removes and returns the unfinished files of earlier processes under `root`.
     ///
-    /// `root` lies in the locked directory: it is the lock that makes sure nobody is still at it.
+    /// `root` is in the locked directory: the lock ensures that no process is still writing them.
     ///
     /// # Errors
     ///
@@ -175,7 +178,7 @@ impl Lock {
     }
 }
 
-/// Who has the lock: its name, which it writes as soon as it has it.
+/// The name of the lock's holder, which it writes right after taking the lock.
 fn holder(file: &mut File) -> String {
     for _ in 0..LOOKS {
         let mut holder = String::new();
@@ -192,13 +195,13 @@ fn holder(file: &mut File) -> String {
     "another process".to_owned()
 }
 
-/// How long somebody has the lock who only looks at it, on a busy machine.
+/// Time for which a process that inspects the lock may hold it, on a busy machine.
 const GLANCE: Duration = Duration::from_millis(200);
 
-/// Bytes of a lock file that are read.
+/// Maximum bytes of a lock file that are read.
 const LONGEST: u64 = 4 << 10;
 
-/// How often, and how far apart, a name is looked for that is not there yet.
+/// Number and interval of the attempts to read the holder's name.
 const LOOKS: usize = 50;
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -207,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_that_was_moved_away_with_its_directory_is_nobodys() {
+    fn a_lock_renamed_with_its_directory_does_not_count() {
         let folder = tempfile::tempdir().unwrap();
         let (run, aside) = (folder.path().join("run"), folder.path().join("run.bad"));
         let old = Lock::take(&run).unwrap();
@@ -216,7 +219,7 @@ mod tests {
             move || Lock::take(&run).unwrap()
         });
         old.check(&run).unwrap();
-        // Whether it has opened the file yet or not.
+        // The thread may or may not have opened the file yet.
         std::fs::rename(&run, &aside).unwrap();
         let gone = old.check(&run).unwrap_err().to_string();
         assert!(gone.starts_with(&format!(
@@ -235,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_is_told_who_holds_it() {
+    fn a_held_lock_names_its_holder() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
         let lock = Lock::take(&run).unwrap();
@@ -260,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn who_had_it_last_is_known_with_what_it_left_behind() {
+    fn the_last_holder_and_its_line_are_read() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(Lock::holder(folder.path()).unwrap(), None);
         let seen = |word: Option<&str>, is_held| Holder {
@@ -291,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_is_in_nobodys_way() {
+    fn inspecting_a_lock_does_not_block_taking_it() {
         let folder = tempfile::tempdir().unwrap();
         drop(Lock::take(folder.path()).unwrap());
         let is_over = std::sync::atomic::AtomicBool::new(false);
@@ -310,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_about_to_go_is_waited_for() {
+    fn look_waits_for_a_holder_that_is_exiting() {
         let folder = tempfile::tempdir().unwrap();
         let lock = Lock::take(folder.path()).unwrap();
         std::thread::scope(|scope| {
@@ -322,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_written_a_moment_later_is_told() {
+    fn a_holder_name_written_late_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
         let mut options = OpenOptions::new();
@@ -338,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_finished_is_swept() {
+    fn unfinished_files_are_swept() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         std::fs::create_dir_all(root.join(".tmp-step-00000007/deep")).unwrap();

@@ -1,7 +1,8 @@
-//! What a checkpoint directory promises: every file, every tensor, and their hashes.
+//! `manifest.json`: the files and tensors of a checkpoint, with their hashes.
 //!
-//! The file is one JSON object, `{"manifest":BODY,"xxh3_128":"HEX"}` and a newline, where `HEX` is the hash
-//! of the bytes of `BODY`. This envelope is for good; what is in the body belongs to its `format`.
+//! The file is one JSON object, `{"manifest":BODY,"xxh3_128":"HEX"}`, and a newline. `HEX` is the
+//! hash of the bytes of `BODY`. The envelope is the same in all formats; the body depends on its
+//! `format`.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
@@ -27,7 +28,7 @@ pub(crate) struct Files {
     pub(crate) meta: FileEntry,
     #[serde(rename = "tensors.safetensors")]
     pub(crate) tensors: FileEntry,
-    /// The file beside the directory, where there is one.
+    /// The shared file of frozen tensors, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) frozen: Option<FileEntry>,
 }
@@ -39,7 +40,7 @@ pub(crate) struct FileEntry {
 }
 
 impl FileEntry {
-    /// The name of the file of frozen tensors that is this one.
+    /// The name of the file of frozen tensors with this hash.
     pub(crate) fn frozen_name(&self) -> String {
         format!("frozen-{}.safetensors", self.xxh3_128)
     }
@@ -52,36 +53,37 @@ pub(crate) struct TensorEntry {
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: u64,
     pub(crate) xxh3_128: String,
-    /// It is in the file beside the directory.
+    /// Whether it is in the shared file of frozen tensors.
     #[serde(default, rename = "frozen", skip_serializing_if = "is_false")]
     pub(crate) is_frozen: bool,
 }
 
-/// Serde hands over a reference.
+/// Serde passes a reference.
 fn is_false(flag: &bool) -> bool {
     !flag
 }
 
-/// The first format that has a file beside the directory. A checkpoint without one is written in the format before.
+/// The first format with a file of frozen tensors. A checkpoint without any is written in the
+/// format before.
 pub(crate) const FROZEN_SINCE: u64 = 2;
 
-/// Why the bytes of a manifest are of no use.
+/// Why a manifest cannot be used.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Unusable {
     Damaged(String),
     Format(u64),
 }
 
-/// A hash as `xxhsum -H2` and Python's `xxhash.xxh3_128_hexdigest` print it.
+/// Formats a hash as `xxhsum -H2` and Python's `xxhash.xxh3_128_hexdigest` do.
 pub(crate) fn hex(hash: u128) -> String {
     format!("{hash:032x}")
 }
 
-/// One entry for each tensor of a snapshot, hashed where it lies in memory.
+/// One entry for each tensor of a snapshot, hashed in memory.
 ///
 /// # Errors
 ///
-/// When the snapshot is none that a file could hold.
+/// When the snapshot cannot be stored.
 pub(crate) fn entries(snapshot: &Snapshot) -> Result<Vec<TensorEntry>, CheckpointError> {
     snapshot.check()?;
     let entries = snapshot.tensors.iter().map(|tensor| TensorEntry {
@@ -102,7 +104,7 @@ impl Manifest {
         format!("{{\"manifest\":{body},\"xxh3_128\":\"{hash}\"}}\n").into_bytes()
     }
 
-    /// Reads what [`Manifest::encode`] wrote, and nothing that differs from it in a single bit.
+    /// Decodes the output of [`Manifest::encode`], and rejects every other bytes.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Unusable> {
         let damaged = |reason: &str| Unusable::Damaged(format!("{MANIFEST} {reason}"));
         let (body, hash) = bytes
@@ -158,14 +160,14 @@ mod tests {
         }
     }
 
-    // The empty input's hash, from the test vectors of the xxHash library.
+    // The hash of the empty input is from the test vectors of the xxHash library.
     #[test]
-    fn a_hash_is_written_as_the_reference_tools_write_it() {
+    fn hashes_match_the_reference_tools() {
         assert_eq!(hex(xxh3_128(b"")), "99aa06d3014798d86001c324468d497f");
     }
 
     #[test]
-    fn what_is_encoded_is_decoded() {
+    fn decode_inverts_encode() {
         assert_eq!(Manifest::decode(&manifest().encode()), Ok(manifest()));
         serde_json::from_slice::<serde_json::Value>(&manifest().encode()).unwrap();
     }
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_format_is_no_damage_even_with_another_body() {
+    fn a_later_format_is_told_from_damage() {
         let body = r#"{"format":3,"anything":"else"}"#;
         let hash = hex(xxh3_128(body.as_bytes()));
         let bytes = format!("{{\"manifest\":{body},\"xxh3_128\":\"{hash}\"}}\n");

@@ -1,4 +1,4 @@
-//! One checkpoint directory, read and compared with what it promises.
+//! Reads and verifies one checkpoint directory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,13 +13,13 @@ use crate::manifest::{FileEntry, MANIFEST, META, Manifest, TENSORS, TensorEntry,
 use crate::step_path::step_of;
 use crate::{CheckpointError, Snapshot, Tensor, tensors};
 
-/// Reads the checkpoint in the directory `dir`, every byte of it compared with its manifest.
+/// Reads the checkpoint in the directory `dir` and compares every byte with its manifest.
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Damaged`] when anything is missing or differs, [`CheckpointError::Frozen`] when that is the file which all
-/// checkpoints share, [`CheckpointError::Format`] when it is whole but of another format, and otherwise what the operating system
-/// answered.
+/// [`CheckpointError::Damaged`] when anything is missing or differs, [`CheckpointError::Frozen`]
+/// when that is the shared file of frozen tensors, [`CheckpointError::Format`] when the format is
+/// unknown, otherwise the operating system's error.
 pub fn load(dir: &Path) -> Result<Snapshot, CheckpointError> {
     let manifest = read_manifest(dir)?;
     let meta = read_meta(dir, &manifest.files.meta)?;
@@ -56,8 +56,8 @@ pub fn load(dir: &Path) -> Result<Snapshot, CheckpointError> {
     })
 }
 
-/// Compares every byte of the checkpoint in `dir` with its manifest, in the memory of its largest tensor, and
-/// returns its meta.
+/// Compares every byte of the checkpoint in `dir` with its manifest, in the memory of its largest
+/// tensor, and returns its meta.
 ///
 /// # Errors
 ///
@@ -70,7 +70,7 @@ pub fn verify(dir: &Path) -> Result<BTreeMap<String, Value>, CheckpointError> {
     Ok(meta)
 }
 
-/// The same but for the file which all checkpoints share.
+/// Like [`verify`] without the shared file of frozen tensors.
 pub(crate) fn verify_own(
     dir: &Path,
 ) -> Result<(Manifest, BTreeMap<String, Value>), CheckpointError> {
@@ -80,7 +80,7 @@ pub(crate) fn verify_own(
     Ok((manifest, meta))
 }
 
-/// Compares the file that all checkpoints share with what a manifest says of it.
+/// Compares the shared file of frozen tensors with its entry in a manifest.
 pub(crate) fn check_frozen(
     root: &Path,
     entry: &FileEntry,
@@ -109,7 +109,7 @@ fn read_frozen(
     })
 }
 
-/// The root that the directory of a step lies in.
+/// The root of a checkpoint directory.
 fn root_of(dir: &Path) -> &Path {
     match dir.parent() {
         Some(root) if root != "" => root,
@@ -118,7 +118,7 @@ fn root_of(dir: &Path) -> &Path {
 }
 
 fn read_manifest(dir: &Path) -> Result<Manifest, CheckpointError> {
-    /// That of a hundred thousand tensors takes some twenty million bytes.
+    /// The manifest of a hundred thousand tensors takes some twenty million bytes.
     const MOST_BYTES: u64 = 64 << 20;
     let bytes = spd_files::read_at_most(&dir.join(MANIFEST), MOST_BYTES)
         .map_err(|error| unreadable(dir, MANIFEST, error))?;
@@ -148,7 +148,7 @@ fn read_meta(dir: &Path, promised: &FileEntry) -> Result<BTreeMap<String, Value>
         .map_err(|error| damaged(dir, format!("{META} is no JSON object: {error}")))
 }
 
-/// Hands over each tensor of the directory's own file.
+/// Passes each tensor of `tensors.safetensors` to `each`.
 fn read_tensors(
     dir: &Path,
     manifest: &Manifest,
@@ -158,8 +158,8 @@ fn read_tensors(
     read_file(dir, TENSORS, entry, (&manifest.tensors, false), each)
 }
 
-/// Hands over each tensor as it lies in the file: its index, and a buffer that may be taken or left to
-/// be filled again.
+/// Passes each tensor, in the order of the file, to `each`: its index, and a buffer that may be
+/// taken, or left for the next one.
 fn read_file(
     dir: &Path,
     name: &str,
@@ -201,7 +201,7 @@ fn read_file(
     check_hash(dir, name, whole.digest128(), &promised.xxh3_128)
 }
 
-/// Opens a file after a look at its length: nothing that is read from it can then be longer than it is.
+/// Opens a file after checking its length, so that no read can exceed it.
 fn open(dir: &Path, name: &str, promised_bytes: u64) -> Result<File, CheckpointError> {
     let open = || {
         let file = spd_files::open(&dir.join(name))?;
@@ -252,10 +252,10 @@ fn damaged(dir: &Path, reason: String) -> CheckpointError {
     }
 }
 
-/// A file that is missing, forbidden, a loop of links or on a bad sector counts as damaged; a machine short of handles or
-/// memory says nothing about the file.
+/// A file that is missing, forbidden, a loop of links or on a bad sector is damage; a lack of file
+/// handles or memory says nothing about the file.
 fn unreadable(dir: &Path, name: &str, found: io::Error) -> CheckpointError {
-    // A link that leads to itself is no file either.
+    // A link that leads to itself is not a file.
     let no_file = [Errno::IO, Errno::LOOP].map(|errno| Some(errno.raw_os_error()));
     let bad_sector = no_file.contains(&found.raw_os_error());
     match found.kind() {

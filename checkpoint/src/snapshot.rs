@@ -1,4 +1,4 @@
-//! Everything a resume needs, as names, bytes and JSON.
+//! The state that a resume needs, as names, bytes and JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,8 @@ use crate::CheckpointError;
 pub struct Snapshot {
     /// Optimizer steps done.
     pub step: u64,
-    /// Phase, data position, seeds, resolved config, mark of the metrics spool: all that is no tensor.
+    /// Everything but the tensors: phase, data position, seeds, resolved config, mark of the
+    /// metrics spool.
     pub meta: BTreeMap<String, Value>,
     /// Parameters, moments and adversary state, in the caller's order.
     pub tensors: Vec<Tensor>,
@@ -21,15 +22,16 @@ pub struct Snapshot {
 /// An array with a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
-    /// Unique in its snapshot, neither empty nor `__metadata__`, which safetensors keeps for itself.
+    /// Unique in its snapshot; neither empty nor `__metadata__`, which safetensors reserves.
     pub name: String,
     /// Type of an element.
     pub dtype: Dtype,
-    /// Extents, outermost first. A scalar has none; an extent may be 0.
+    /// Lengths of the dimensions, outermost first; none for a scalar. A length may be 0.
     pub shape: Vec<usize>,
-    /// The elements in row-major order, little-endian: `dtype.bytes()` times the product of `shape`.
+    /// The elements in row-major order, little-endian: `dtype.bytes()` times the product of `shape`
+    /// bytes.
     pub bytes: Vec<u8>,
-    /// The same in every snapshot of a run: it is written once for all of them.
+    /// Whether it is the same in every snapshot of a run, and stored once for all.
     pub is_frozen: bool,
 }
 
@@ -61,7 +63,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes of an array of this type, or nothing when no machine could address it.
+    /// Bytes of an array of this type, or `None` if no machine could address it.
     pub(crate) fn bytes_of(self, shape: &[usize]) -> Option<usize> {
         shape
             .iter()
@@ -70,12 +72,12 @@ impl Dtype {
 }
 
 impl Snapshot {
-    /// Refuses what a file could not hold.
+    /// Checks that the snapshot can be stored.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Tensor`] names the first tensor whose bytes do not fill its shape, or whose
-    /// name is taken.
+    /// [`CheckpointError::Tensor`] names the first tensor whose bytes do not fill its shape, or
+    /// whose name is invalid or repeated.
     pub(crate) fn check(&self) -> Result<(), CheckpointError> {
         let mut names = BTreeSet::new();
         for tensor in &self.tensors {
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn names_must_be_free() {
+    fn names_must_be_unique() {
         assert_eq!(
             fault(&[("a", &[], 4), ("a", &[], 4)]).unwrap(),
             "step 9: tensor `a` is there twice; give each its own name"

@@ -1,17 +1,17 @@
-//! What the directory of a step is called.
+//! Directory names of checkpoints.
 
 use std::path::{Path, PathBuf};
 
-/// Where the checkpoint of a step lies: `<root>/step-00001200`.
+/// The checkpoint directory of a step: `<root>/step-00001200`.
 pub fn step_path(root: &Path, step: u64) -> PathBuf {
     root.join(format!("step-{step:08}"))
 }
 
-/// The step that a directory is named for.
+/// The step in a directory's name.
 pub(crate) fn step_of(path: &Path) -> Option<u64> {
     let name = path.file_name()?.to_str()?;
     let step = name.strip_prefix("step-")?.parse().ok()?;
-    // Not `step-7`, not `step-+0000007`: a step has one name.
+    // Rejects `step-7` and `step-+0000007`: a step has one name.
     (step_path(Path::new(""), step) == Path::new(name)).then_some(step)
 }
 

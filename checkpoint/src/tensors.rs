@@ -1,6 +1,8 @@
-//! `tensors.safetensors`, and the file of frozen tensors: the header's length, the header, the tensors' bytes end to end.
+//! The layout of `tensors.safetensors` and of the file of frozen tensors: the header's length, the
+//! header, the tensors' bytes end to end.
 //!
-//! Written by hand because the hashes are: the bytes go from the snapshot to the file without a copy.
+//! It is implemented here, not by the safetensors crate, so that bytes are hashed and written from
+//! the snapshot without a copy.
 
 use std::cmp::Reverse;
 
@@ -8,10 +10,10 @@ use serde_json::{Map, Value, json};
 
 use crate::manifest::TensorEntry;
 
-/// Which tensor lies where: wide elements first, so that each begins at a multiple of its element's size
-/// and can be viewed in place. Equal widths keep the order of the snapshot.
+/// The order of tensors in a file: wide elements first, so that each tensor begins at a multiple of
+/// its element's size and can be viewed in place. Equal widths keep the order of the snapshot.
 ///
-/// - `is_frozen`: of which of the two files
+/// - `is_frozen`: selects the file of frozen tensors
 pub(crate) fn order(entries: &[TensorEntry], is_frozen: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..entries.len()).collect();
     order.retain(|&index| entries[index].is_frozen == is_frozen);
@@ -19,7 +21,8 @@ pub(crate) fn order(entries: &[TensorEntry], is_frozen: bool) -> Vec<usize> {
     order
 }
 
-/// The bytes before the first tensor: a pure function of the entries, so a reader can ask for exactly it.
+/// The bytes before the first tensor. They depend on the entries only, so a reader compares them
+/// for equality.
 pub(crate) fn header(entries: &[TensorEntry], is_frozen: bool) -> Vec<u8> {
     let mut header = Map::new();
     let mut begin = 0u64;
@@ -37,7 +40,7 @@ pub(crate) fn header(entries: &[TensorEntry], is_frozen: bool) -> Vec<u8> {
         begin = end;
     }
     let mut text = Value::Object(header).to_string();
-    // Tensors begin at a multiple of eight.
+    // The first tensor begins at a multiple of eight.
     text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
     [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }

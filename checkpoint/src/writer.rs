@@ -1,4 +1,4 @@
-//! Writing, here and now or on a thread of its own.
+//! Writes checkpoints, immediately or on a thread.
 
 use std::error::Error;
 use std::num::NonZeroUsize;
@@ -12,25 +12,25 @@ use crate::manifest::{FROZEN_SINCE, Files, MANIFEST, META, Manifest, TENSORS, en
 use crate::step_path::step_path;
 use crate::{CheckpointError, Snapshot, atomic, frozen, prune, tensors};
 
-/// Writes a snapshot to `<root>/step-00001200`, whole and synced, and returns that path.
+/// Writes a snapshot to `<root>/step-00001200`, synced, and returns that path.
 ///
-/// A checkpoint that is there already under that name is replaced in one operation. Hashes are taken
-/// from the snapshot before the first byte goes to the disk, so they vouch for the memory, not for what
-/// the disk made of it.
+/// An existing checkpoint of that name is replaced atomically. Hashes are computed from the
+/// snapshot in memory before the first byte is written.
 ///
 /// # Errors
 ///
-/// When a tensor does not fill its shape, the disk is full, or it refuses. What was begun is removed, and
-/// what was there before is as it was.
+/// When a tensor does not fill its shape, the disk is full, or it refuses. Unfinished files are
+/// then removed, and an existing checkpoint is unchanged.
 pub fn write(root: &Path, snapshot: &Snapshot) -> Result<PathBuf, CheckpointError> {
     atomic::make_dir(root)?;
     write_in(root, snapshot)
 }
 
-/// The same in a root that is there: one that was removed while a run writes to it is not made again.
+/// Like [`write()`] for an existing root: a root that was removed during a run is not created
+/// again.
 fn write_in(root: &Path, snapshot: &Snapshot) -> Result<PathBuf, CheckpointError> {
     let entries = entries(snapshot)?;
-    // Before the manifest that refers to it.
+    // The file must exist before the manifest that refers to it.
     let frozen = frozen::put(root, snapshot, &entries)?;
     let header = tensors::header(&entries, false);
     let tensor_pieces = frozen::pieces(&header, snapshot, &entries, false);
@@ -72,19 +72,19 @@ fn write_in(root: &Path, snapshot: &Snapshot) -> Result<PathBuf, CheckpointError
     Ok(path)
 }
 
-/// What came of a snapshot: where it lies, or why it does not.
+/// The path of a written checkpoint, or the reason why there is none.
 type Outcome = Result<PathBuf, CheckpointError>;
 
-/// Fills in the rest of a snapshot, if that comes.
+/// Fills in the rest of a snapshot, once that arrives.
 type Rest = Box<dyn FnOnce(&mut Snapshot) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;
 
-/// A snapshot for the thread, with what it is to be filled with first if that is still to come.
+/// A snapshot for the thread, and the callback that fills in its rest, if any.
 struct Job {
     snapshot: Snapshot,
     rest: Option<Rest>,
 }
 
-/// A thread that writes snapshots, so that the step does not wait for a disk.
+/// Writes snapshots on a thread, so that the step does not wait for the disk.
 ///
 /// ```text
 /// submit: fill -> thread:       write, read back, delete the oldest -> outcomes -> poll, settle
@@ -93,12 +93,13 @@ struct Job {
 ///    +------- snapshot -------+
 /// ```
 ///
-/// One snapshot goes round, so a run holds one copy of its state and no step allocates. [`Writer::submit`] and [`Writer::expect`]
-/// wait for the one before, which is waiting only where the disk takes longer than the steps between two checkpoints. Dropping a
-/// writer waits for what was submitted.
+/// One snapshot is passed back and forth, so a run has one copy of its state and no step allocates.
+/// [`Writer::submit`] and [`Writer::expect`] wait for the previous write, which takes time only
+/// where the disk is slower than the steps between two checkpoints. Dropping a writer waits for the
+/// last one.
 #[derive(Debug)]
 pub struct Writer {
-    /// The snapshot, while it is not with the thread.
+    /// The snapshot, while the thread does not have it.
     spare: Option<Snapshot>,
     jobs: Option<Sender<Job>>,
     written: Receiver<Snapshot>,
@@ -107,14 +108,15 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Starts the thread. It writes to `root`, which is made if it is not there, and after each write
+    /// Starts the thread. It writes to `root`, which is created if missing, and after each write
     /// deletes all but the newest `keep` as [`prune`] does.
     ///
-    /// - `spare`: a snapshot whose memory the first one may take: the one that the run resumed from
+    /// - `spare`: a snapshot whose memory is reused for the first one, such as the one that the run
+    ///   resumed from
     ///
     /// # Errors
     ///
-    /// When the root cannot be made, or no thread can be had.
+    /// When the root cannot be created, or the thread cannot start.
     pub fn spawn(
         root: &Path,
         keep: NonZeroUsize,
@@ -125,7 +127,8 @@ impl Writer {
         let writer = Self::start(move |snapshot, outcomes| {
             let written = write_in(&to, snapshot);
             let go_on = written.is_ok();
-            // Nobody listens when the writer was dropped; the work is done all the same.
+            // The receiver is gone when the writer was dropped; the write and the pruning are done
+            // all the same.
             let _ = outcomes.send(written);
             if go_on && let Err(error) = prune(&to, keep) {
                 let _ = outcomes.send(Err(error));
@@ -168,7 +171,8 @@ impl Writer {
         })
     }
 
-    /// Fills the snapshot, which holds what it held before, and has it written. Waits for the one before.
+    /// Has `fill` update the snapshot, which has its previous content, and queues it. Waits for the
+    /// previous write.
     pub fn submit(&mut self, fill: impl FnOnce(&mut Snapshot)) {
         self.settle();
         let mut snapshot = self.spare.take().unwrap_or_default();
@@ -179,8 +183,9 @@ impl Writer {
         });
     }
 
-    /// The same where something is still to come: `fill` fills in what is here, and the thread runs `rest`, which waits for the
-    /// others. Where these do not come, nothing is written, and [`Writer::poll`] tells why.
+    /// Like [`Writer::submit`] for a snapshot whose rest arrives later: `fill` fills in the local
+    /// part now, and the thread calls `rest`, which waits for the others. If `rest` fails, nothing
+    /// is written, and [`Writer::poll`] returns the error.
     pub fn expect(
         &mut self,
         fill: impl FnOnce(&mut Snapshot),
@@ -202,11 +207,11 @@ impl Writer {
         }
     }
 
-    /// Waits until what was submitted is written; [`Writer::poll`] then tells what came of it.
+    /// Waits for the pending write, whose result [`Writer::poll`] then returns.
     ///
     /// # Panics
     ///
-    /// When the thread has.
+    /// When the thread has panicked.
     pub fn settle(&mut self) {
         if self.spare.is_some() {
             return;
@@ -217,11 +222,11 @@ impl Writer {
         }
     }
 
-    /// What has come of a snapshot since the last call, oldest first; none when there is no news.
+    /// The result of a write since the last call, oldest first; `None` if there is no new one.
     ///
-    /// `Ok` means that the directory has its final name and is synced. An error may follow it, when it
-    /// does not read back or an older one cannot be deleted. After an error training may go on: the
-    /// checkpoints that were there are as they were.
+    /// `Ok` means that the directory has its final name and is synced. An error may follow when it
+    /// does not read back or an older one cannot be deleted. After an error training may go on:
+    /// earlier checkpoints are unchanged.
     pub fn poll(&self) -> Option<Result<PathBuf, CheckpointError>> {
         self.outcomes.try_recv().ok()
     }
@@ -272,7 +277,7 @@ mod tests {
         }
     }
 
-    /// One with an array that all have.
+    /// A snapshot with a frozen tensor, the same for every step.
     fn with_frozen(step: u64) -> Snapshot {
         let mut snapshot = snapshot(step);
         snapshot.tensors.insert(
@@ -287,16 +292,16 @@ mod tests {
     }
 
     #[test]
-    fn stopped_anywhere_a_new_step_is_there_whole_or_not_at_all() {
+    fn an_interrupted_new_step_is_complete_or_absent() {
         stop_everywhere(1, 2);
     }
 
     #[test]
-    fn stopped_anywhere_a_rewritten_step_is_the_old_or_the_new() {
+    fn an_interrupted_rewrite_leaves_the_old_or_the_new_step() {
         stop_everywhere(2, 2);
     }
 
-    /// Writes `new` over a root that holds `old`, stopped before each operation in turn.
+    /// Writes `new` over a root that holds `old`, interrupted before each operation in turn.
     fn stop_everywhere(old: u64, new: u64) {
         let old = Snapshot {
             step: old,
@@ -358,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_still_to_come_is_filled_in_by_the_thread() {
+    fn expect_fills_in_the_rest_on_the_thread() {
         let root = tempfile::tempdir().unwrap();
         let keep = NonZeroUsize::new(9).unwrap();
         let mut writer = Writer::spawn(root.path(), keep, Some(snapshot(1))).unwrap();
@@ -375,7 +380,7 @@ mod tests {
             *to = snapshot(2);
             Ok(())
         });
-        // Whoever asked goes on meanwhile.
+        // The caller goes on meanwhile.
         assert!(writer.poll().is_none());
         go.send(()).unwrap();
         writer.expect(
@@ -399,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_is_dropped_waits_for_what_is_still_to_come() {
+    fn dropping_a_writer_waits_for_the_rest() {
         let root = tempfile::tempdir().unwrap();
         let mut writer = Writer::spawn(root.path(), NonZeroUsize::MIN, None).unwrap();
         writer.expect(
@@ -420,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_are_kept_and_one_snapshot_goes_round() {
+    fn the_newest_are_kept_and_one_snapshot_is_reused() {
         let root = tempfile::tempdir().unwrap();
         let keep = NonZeroUsize::new(2).unwrap();
         let mut writer = Writer::spawn(root.path(), keep, Some(snapshot(0))).unwrap();
@@ -440,12 +445,12 @@ mod tests {
     }
 
     #[test]
-    fn the_second_waits_for_the_first() {
+    fn the_second_submit_waits_for_the_first_write() {
         let (go, gate) = bounded::<()>(0);
         let mut writer = Writer::start(move |_, _| gate.recv().unwrap_or(())).unwrap();
         let submitted = Arc::new(Mutex::new(0));
         thread::scope(|scope| {
-            // Dropped with this closure: a failed assertion opens the gate.
+            // Dropped with this closure, so that a failed assertion unblocks the thread.
             let go = go;
             scope.spawn(|| {
                 for step in 1..=2 {
@@ -468,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_cannot_be_made_is_refused_at_the_start() {
+    fn spawn_refuses_a_root_that_cannot_be_made() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         atomic::write_file(&file, b"").unwrap();

@@ -1,4 +1,4 @@
-//! A checkpoint that is not what was written is set aside, and the one before is used.
+//! A damaged checkpoint is set aside, and the previous one is used.
 
 #![expect(
     clippy::disallowed_methods,
@@ -17,7 +17,7 @@ use crate::{quick_dir, sample};
 
 const FILES: [&str; 3] = ["tensors.safetensors", "meta.json", "manifest.json"];
 
-/// A root with steps 1 and 2.
+/// A root with checkpoints of steps 1 and 2.
 fn two_steps() -> tempfile::TempDir {
     let root = quick_dir();
     write(root.path(), &sample(1)).unwrap();
@@ -25,7 +25,8 @@ fn two_steps() -> tempfile::TempDir {
     root
 }
 
-/// Asserts that step 2 is set aside for step 1, puts it back, and returns the reason given.
+/// Asserts that step 2 is set aside and step 1 is used, renames step 2 back, and returns the
+/// reason.
 fn set_aside(root: &Path, what: &str) -> String {
     let two = step_path(root, 2);
     assert!(verify(&two).is_err(), "{what}");
@@ -83,7 +84,7 @@ fn every_shorter_file_and_a_longer_one_is_noticed() {
 }
 
 #[test]
-fn files_of_another_step_are_noticed() {
+fn exchanged_files_of_two_steps_are_noticed() {
     for name in FILES {
         let root = two_steps();
         let [one, two] = [1, 2].map(|step| step_path(root.path(), step).join(name));
@@ -164,7 +165,7 @@ fn the_reason_names_the_file_or_the_tensor() {
 }
 
 #[test]
-fn a_damaged_checkpoint_asked_for_by_name_is_an_error() {
+fn loading_a_damaged_checkpoint_is_an_error() {
     let root = two_steps();
     let two = step_path(root.path(), 2);
     fs::remove_file(two.join("meta.json")).unwrap();
@@ -178,7 +179,7 @@ fn a_damaged_checkpoint_asked_for_by_name_is_an_error() {
 }
 
 #[test]
-fn what_was_set_aside_before_is_not_overwritten() {
+fn setting_aside_overwrites_nothing() {
     let root = two_steps();
     for bad in ["step-00000002.bad", "step-00000002.bad-2"] {
         fs::remove_file(step_path(root.path(), 2).join("meta.json")).unwrap();
@@ -191,7 +192,7 @@ fn what_was_set_aside_before_is_not_overwritten() {
     assert_eq!(newest(root.path()).unwrap().snapshot, Some(sample(2)));
 }
 
-/// Gives step 2 a manifest whose hash holds, whatever its body says.
+/// Gives step 2 a manifest with this body and a valid hash.
 fn forge(root: &Path, body: &str) {
     let hash = xxh3_128(body.as_bytes());
     let text = format!("{{\"manifest\":{body},\"xxh3_128\":\"{hash:032x}\"}}\n");
@@ -204,7 +205,7 @@ fn body(root: &Path) -> String {
     text["{\"manifest\":".len()..end].to_owned()
 }
 
-// Its hash holds, and so does that of every tensor: only the shape is another.
+// All hashes hold; only the shape differs.
 #[test]
 fn a_manifest_and_a_header_that_disagree_are_noticed() {
     let root = two_steps();
@@ -216,7 +217,7 @@ fn a_manifest_and_a_header_that_disagree_are_noticed() {
 }
 
 #[test]
-fn another_format_is_an_error_and_is_left_where_it_is() {
+fn an_unknown_format_is_an_error_and_is_not_renamed() {
     let root = two_steps();
     forge(
         root.path(),
@@ -237,9 +238,9 @@ fn another_format_is_an_error_and_is_left_where_it_is() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
 
-    // A manifest that vouches for itself and lies: any of its numbers may be any number.
+    // A forged manifest with a valid hash, one number of which is replaced by any number.
     #[test]
-    fn a_lying_manifest_is_damage_and_no_more(at in any::<prop::sample::Index>(), lie in any::<u64>()) {
+    fn a_forged_manifest_is_damage(at in any::<prop::sample::Index>(), lie in any::<u64>()) {
         let root = two_steps();
         let body = body(root.path());
         let digits = |c: char| c.is_ascii_digit();
@@ -259,7 +260,7 @@ proptest! {
     }
 
     #[test]
-    fn junk_is_damage_and_no_more(name in 0..FILES.len(), junk in any::<Vec<u8>>()) {
+    fn junk_is_damage(name in 0..FILES.len(), junk in any::<Vec<u8>>()) {
         let root = two_steps();
         fs::write(step_path(root.path(), 2).join(FILES[name]), junk).unwrap();
         set_aside(root.path(), "junk");

@@ -1,4 +1,4 @@
-//! What others wrote, we read; what we write, others read.
+//! Compatibility of the files with Python and the safetensors library.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// What `fixtures/make_fixtures.py` wrote.
+/// The checkpoint written by `fixtures/make_fixtures.py`.
 fn step_7() -> Snapshot {
     let tensor = |name: &str, dtype, shape: &[usize], bytes: Vec<u8>| Tensor {
         name: name.to_owned(),
@@ -68,7 +68,7 @@ fn a_checkpoint_written_by_python_opens() {
     assert_eq!(FORMAT, 2, "a new format needs a fixture of its own");
 }
 
-// Byte for byte: the header is a function of the tensors, whoever writes it.
+// The header is a function of the tensors alone, so all bytes are equal.
 #[test]
 fn rust_and_python_write_the_same_tensors_file() {
     let root = tempfile::tempdir().unwrap();
@@ -81,7 +81,7 @@ fn rust_and_python_write_the_same_tensors_file() {
 }
 
 #[test]
-fn what_is_written_is_read_back_bit_for_bit() {
+fn load_returns_the_bits_that_were_written() {
     let root = tempfile::tempdir().unwrap();
     for snapshot in [Snapshot::default(), sample(1200), step_7()] {
         let path = write(root.path(), &snapshot).unwrap();

@@ -1,4 +1,4 @@
-//! Arrays that no step changes are written once, and what befalls that file costs no checkpoint.
+//! The shared file of frozen tensors is written once, and damage to it costs no checkpoint.
 
 #![expect(
     clippy::disallowed_methods,
@@ -16,7 +16,7 @@ use spd_checkpoint::{
 
 use crate::{quick_dir, sample};
 
-/// A checkpoint with one array of 64 KiB that all have.
+/// A checkpoint with a frozen tensor of 64 KiB, the same for all steps.
 fn with_target(step: u64) -> Snapshot {
     let mut snapshot = sample(step);
     let mut target = snapshot.tensors[1].clone();
@@ -38,7 +38,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// The file that all checkpoints of a root share.
+/// The path of the shared file.
 fn shared(root: &Path) -> PathBuf {
     let mut names = names(root);
     names.retain(|name| name.starts_with("frozen-") && name.ends_with(".safetensors"));
@@ -47,7 +47,7 @@ fn shared(root: &Path) -> PathBuf {
 }
 
 #[test]
-fn they_are_in_one_file_for_all_checkpoints() {
+fn frozen_tensors_are_stored_once_for_all_checkpoints() {
     let root = quick_dir();
     for step in 1..=5 {
         write(root.path(), &with_target(step)).unwrap();
@@ -72,7 +72,7 @@ fn they_are_in_one_file_for_all_checkpoints() {
 }
 
 #[test]
-fn what_befalls_the_file_is_named_and_mended_and_costs_no_checkpoint() {
+fn a_damaged_frozen_file_is_reported_and_rewritten() {
     type Damage = fn(&Path);
     let damages: [(Damage, &str); 4] = [
         (
@@ -97,7 +97,7 @@ fn what_befalls_the_file_is_named_and_mended_and_costs_no_checkpoint() {
         ),
     ];
     for (damage, reason) in damages {
-        // Whoever goes on has the arrays, and so has whoever saves the next step.
+        // Both a resume and the next save have the tensors and rewrite the file.
         for mend in [write_frozen, |root: &Path, all: &Snapshot| {
             write(root, all).map(drop)
         }] {

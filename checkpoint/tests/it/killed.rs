@@ -1,4 +1,4 @@
-//! A process that saves all the time is killed, again and again.
+//! A process that saves in a loop is killed repeatedly.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -12,17 +12,17 @@ use spd_checkpoint::{Lock, Writer, newest};
 
 use crate::sample;
 
-/// Set in the child: the run directory it saves to.
+/// Environment variable of the child: its run directory.
 const RUN: &str = "SPD_TEST_KILLED_RUN";
 
 const KILLS: u64 = 20;
 
 #[test]
-fn after_every_kill_the_newest_holds_and_nothing_that_was_saved_is_lost() {
+fn after_every_kill_the_newest_is_good_and_no_reported_save_is_lost() {
     let run = tempfile::tempdir().unwrap();
     let mut newest_step = 0;
     for kill in 0..KILLS {
-        // Coprime with the range, so that the moments spread over the life of a write.
+        // Coprime with the range, so that the kills spread over the duration of a write.
         let saved = run_and_kill(run.path(), Duration::from_micros(kill * 17_389 % 60_000));
         let _lock = Lock::take(run.path()).unwrap();
         let found = newest(&run.path().join("checkpoints")).unwrap();
@@ -47,7 +47,7 @@ fn after_every_kill_the_newest_holds_and_nothing_that_was_saved_is_lost() {
     assert!(newest_step > 0, "no child saved anything");
 }
 
-/// Runs the child for a while after it says that it has begun; returns the last step it reported.
+/// Runs the child for `life` after it has begun; returns the last step that it reported.
 fn run_and_kill(run: &Path, life: Duration) -> u64 {
     let mut child = Command::new(env::current_exe().unwrap())
         .args(["--exact", "killed::saves_until_it_is_killed", "--nocapture"])
@@ -71,7 +71,7 @@ fn run_and_kill(run: &Path, life: Duration) -> u64 {
         .unwrap_or(0)
 }
 
-/// The child; nothing to do in an ordinary run of the tests.
+/// The child process; does nothing in an ordinary run of the tests.
 #[test]
 fn saves_until_it_is_killed() {
     let Ok(run) = env::var(RUN) else { return };

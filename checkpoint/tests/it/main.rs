@@ -1,4 +1,4 @@
-//! Checkpoints as other processes, other programs and bad disks meet them.
+//! Checkpoints across processes, other programs and damaged disks.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -9,7 +9,7 @@ mod killed;
 
 use spd_checkpoint::{Dtype, Snapshot, Tensor};
 
-/// A small checkpoint in which every byte depends on the step.
+/// A small checkpoint, every byte of which depends on the step.
 fn sample(step: u64) -> Snapshot {
     let tensor = |name: &str, dtype: Dtype, shape: &[usize]| {
         let bytes = dtype.bytes() * shape.iter().product::<usize>();
@@ -41,7 +41,7 @@ fn sample(step: u64) -> Snapshot {
     }
 }
 
-/// A directory in memory where there is one: these tests write a thousand checkpoints.
+/// A directory in memory where possible: these tests write a thousand checkpoints.
 fn quick_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm")
         .or_else(|_| tempfile::tempdir())
