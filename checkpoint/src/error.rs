@@ -122,7 +122,7 @@ pub enum CheckpointError {
     },
 
     /// The run directory has lost its name while its lock was held.
-    #[error("{}: the run directory was removed or renamed while the run went on; the run ends, as nothing more of it would be kept", path.display())]
+    #[error("{}: the run directory was removed or renamed during the run; the run ends, since nothing more of it would be kept", path.display())]
     Gone {
         /// The run directory, as it was called.
         path: PathBuf,

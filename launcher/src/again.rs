@@ -1,5 +1,5 @@
-//! `spd-launch eval RUN` and `spd-launch figures RUN`: a run's newest checkpoint evaluated or drawn again, with other settings where some
-//! are given.
+//! `spd-launch eval RUN` and `spd-launch figures RUN`: evaluate or draw the newest checkpoint of a
+//! run again, optionally with other settings.
 
 use anyhow::Context;
 use spd_trainer::{Again, Fault, Seen, evaluate, redraw};
@@ -12,11 +12,12 @@ use crate::run_dir::RunDir;
 use crate::screen;
 use crate::summary;
 
-/// Draws the figures of a run directory: its own, or those of an evaluation.
+/// Draws the figures of a run directory or of an evaluation.
 ///
 /// # Errors
 ///
-/// Bad input when there is no run or no checkpoint of it, or a setting is none of an evaluation; failures of this machine on the way.
+/// Bad input when there is no run, no checkpoint, or a setting that is not of the evaluation;
+/// failures of this machine.
 pub(crate) fn figures(asked: &FiguresArgs) -> Result<Exit, Fault> {
     let seen = look(asked, redraw)?;
     tell_damaged(&seen);
@@ -29,7 +30,7 @@ pub(crate) fn figures(asked: &FiguresArgs) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
-/// Evaluates a run directory, and prints the numbers: as tables, or as their row.
+/// Evaluates a run directory, and prints the numbers as tables or as a JSON row.
 ///
 /// # Errors
 ///
@@ -47,7 +48,7 @@ pub(crate) fn eval(asked: &EvalArgs) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
-/// Looks at the run that is asked for, if there is one.
+/// Opens the run, if it exists, and calls `look`.
 fn look<T>(
     asked: &FiguresArgs,
     look: impl FnOnce(&Again<'_>) -> Result<T, Fault>,
@@ -90,7 +91,7 @@ fn tell_damaged(seen: &Seen) {
     }
 }
 
-/// How an evaluation is looked at that the page of the run does not show.
+/// How to view an evaluation, which the page of the run does not show.
 fn page(seen: &Seen, asked: &FiguresArgs) -> String {
     if seen.place == RunDir::at(asked.run.clone()).path() {
         return String::new();
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_evaluation_that_needs_more_memory_than_there_is_is_refused() {
+    fn an_evaluation_beyond_the_available_memory_is_refused() {
         assert_eq!(fits(10, Some(10)), Ok(()));
         assert_eq!(fits(10, None), Ok(()));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! `spd-launch bench`: how long a training step takes. JSON lines on stdout, tables on stderr.
+//! `spd-launch bench`: times training steps. JSON lines on stdout, tables on stderr.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -25,7 +25,7 @@ use crate::run::gpu;
 use crate::table::{Align, Table};
 use crate::{screen, stop};
 
-/// As many as the peers make when they are not told.
+/// The defaults of the implementations that we compare with.
 const STEPS: usize = 50;
 const WARMUP: usize = 10;
 
@@ -33,7 +33,7 @@ const WARMUP: usize = 10;
 ///
 /// # Errors
 ///
-/// When a name is not known or cannot be as asked, before any is timed.
+/// When a name is unknown or its workload cannot run as asked, before any is timed.
 pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
     if let Some(arch) = &asked.arch {
         return compile_only(asked, arch);
@@ -97,7 +97,7 @@ pub(crate) fn bench(asked: &BenchArgs) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
-/// Has each workload timed by several ranks, the first of which prints.
+/// Times each workload with several ranks, the first of which prints.
 fn by_ranks(asked: &BenchArgs) -> anyhow::Result<Exit> {
     let program = own_program().context("this program's own file cannot be found")?;
     for name in &asked.names {
@@ -121,7 +121,7 @@ fn by_ranks(asked: &BenchArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// What a rank is told: its workload, and of what was asked for what holds for ranks.
+/// The arguments of a rank: its workload, and the options that apply to ranks.
 fn words(asked: &BenchArgs, name: &str, rank: usize) -> Vec<OsString> {
     let BenchArgs {
         steps,
@@ -166,11 +166,11 @@ fn words(asked: &BenchArgs, name: &str, rank: usize) -> Vec<OsString> {
     words
 }
 
-/// The ranks of a workload, in order. Dropping them kills those that are left.
+/// The ranks of a workload, in order. Dropping them kills those still running.
 struct Ranks(Vec<Child>);
 
 impl Ranks {
-    /// Waits until all are done, or one has failed.
+    /// Waits until all have exited or one has failed.
     fn wait(&mut self) -> anyhow::Result<()> {
         let count = self.0.len();
         loop {
@@ -185,7 +185,7 @@ impl Ranks {
             if left == 0 {
                 return Ok(());
             }
-            // Which one it was is asked above.
+            // The loop above finds out which.
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
             retry_on_intr(|| waitid(WaitId::All, options))?;
         }
@@ -195,7 +195,7 @@ impl Ranks {
 impl Drop for Ranks {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // It fails only for one that has ended.
+            // It fails only for a process that has exited.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -205,7 +205,7 @@ impl Drop for Ranks {
 /// How a process ended, in words.
 fn end(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
-        (Some(code), _) => format!("left with code {code}"),
+        (Some(code), _) => format!("exited with code {code}"),
         (None, signal) => format!("was killed by {}", stop::name(signal.unwrap_or(0))),
     }
 }
@@ -219,7 +219,7 @@ fn overrides(asked: &BenchArgs) -> Overrides<'_> {
     }
 }
 
-/// Compiles the kernels of the named workloads, or of all, and those of the probes of a GPU.
+/// Compiles the kernels of the named workloads, or of all, and those of the GPU probes.
 fn compile_only(asked: &BenchArgs, arch: &str) -> Result<Exit, Fault> {
     let overrides = overrides(asked);
     let named = asked.names.iter().map(|name| preset(name, &overrides));
@@ -250,7 +250,7 @@ fn compile_only(asked: &BenchArgs, arch: &str) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
-/// What a step costs at one value of what is varied.
+/// The cost of a step at one value of the varied key.
 struct Cost {
     value: usize,
     ms: f64,
@@ -270,7 +270,7 @@ impl Cost {
     }
 }
 
-/// How the step grows beside its arithmetic: each as a multiple of its first row.
+/// A table of the step's time and arithmetic, each also as a multiple of the first row.
 fn growth_text(name: &str, place: &str, key: &str, costs: &[Cost]) -> String {
     let mut table = Table::new(&[Align::Right; 8]);
     table.row([
@@ -293,7 +293,7 @@ fn growth_text(name: &str, place: &str, key: &str, costs: &[Cost]) -> String {
     format!("\n{name}, {place}: a step as {key} grows\n{}", table.text())
 }
 
-/// What a step was timed on.
+/// The device of the timing, in words.
 fn place(settings: &Settings) -> String {
     match (settings.gpu, settings.threads) {
         (Some(ordinal), _) => format!("GPU {ordinal}"),
@@ -302,7 +302,8 @@ fn place(settings: &Settings) -> String {
     }
 }
 
-/// A file that lines are added to; opened first, so that no time is spent on numbers that cannot be written.
+/// Opens a file for appending before anything is timed, so that no time is spent on numbers that
+/// cannot be written.
 fn open(path: &Path) -> Result<(&Path, File), Fault> {
     let opened = spd_files::open_with(OpenOptions::new().append(true).create(true), path);
     opened
@@ -310,7 +311,7 @@ fn open(path: &Path) -> Result<(&Path, File), Fault> {
         .map_err(|error| unwritable("--out", path, &error))
 }
 
-/// What is said of a file that an option names and that cannot be written.
+/// The error for a file of `option` that cannot be written.
 pub(crate) fn unwritable(option: &str, path: &Path, error: &std::io::Error) -> Fault {
     Fault::BadInput(format!(
         "{option} {}: cannot be written: {error}",
@@ -321,7 +322,7 @@ pub(crate) fn unwritable(option: &str, path: &Path, error: &std::io::Error) -> F
 const COLUMNS: [&str; 7] = [
     "calls", "ms/step", "share", "GFLOP/s", "GB/s", "floor ms", "floor/ms",
 ];
-/// Letters of an op's operands and settings that are shown.
+/// Characters of an op's operands and settings that are shown.
 const SETTINGS: usize = 100;
 
 pub(crate) fn text(name: &str, settings: &Settings, phases: &Phases) -> String {
@@ -378,7 +379,7 @@ fn table(first: &str) -> Table {
     table
 }
 
-/// Rates and the part of the roofline reached; a number that stands for nothing is left out.
+/// Rates and the fraction of the roofline; a number without meaning is left out.
 fn cells(op: &OpRow, step_ms: f64) -> Vec<String> {
     let giga = |count: u64| match count {
         0 => String::new(),
@@ -404,7 +405,8 @@ fn percent(share: f64) -> String {
 mod tests {
     use super::*;
 
-    // By hand: 3e6 in 2 ms are 1.5 GFLOP/s, 8e6 bytes 4 GB/s; 2 ms are half of 4, and 1 ms a half of 2.
+    // By hand: 3e6 in 2 ms are 1.5 GFLOP/s, 8e6 bytes 4 GB/s; 2 ms are half of 4, and 1 ms is half
+    // of 2.
     #[test]
     fn rates_are_per_second() {
         let op = OpRow {
@@ -424,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_is_named_and_one_thread_is_one() {
+    fn the_device_is_a_gpu_or_a_number_of_threads() {
         let on = |threads, gpu| {
             place(&Settings {
                 steps: 1,
@@ -441,7 +443,7 @@ mod tests {
 
     // By hand: multiples of the first row.
     #[test]
-    fn growth_is_told_from_the_first_row() {
+    fn growth_is_relative_to_the_first_row() {
         let cost = |value, ms, gflop, floor_ms| Cost {
             value,
             ms,

@@ -1,7 +1,8 @@
-//! What a rank tells its launcher while it runs: how far it is, and what became of it.
+//! The channel from a rank to its launcher: progress, failures and the end of the run.
 //!
-//! The launcher gives each rank one end of a socket as its standard input. The rank writes messages to it, a line of JSON each; it takes
-//! nothing but the end of it, which is the end of the launcher, and the rank's own.
+//! The launcher gives each rank one end of a socket as its standard input. The rank writes messages
+//! to it, each a line of JSON. Its end of file means that the launcher is gone, and the rank then
+//! ends too.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -22,43 +23,43 @@ use crate::nodes::mesh::Peers;
 use crate::nodes::wire::{Lines, line};
 use crate::threads;
 
-/// Tells a rank that its standard input is this channel.
+/// Environment variable that tells a rank that its standard input is this channel.
 pub(crate) const KEY: &str = "SPD_CHANNEL";
 
-/// Time between two looks at how far the rank is.
+/// Interval between two reads of the heartbeat.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long a launcher that takes nothing is waited for with what became of the rank.
+/// How long a rank waits for a stopped launcher to take its last message.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The longest line that is taken.
+/// The longest line that is read, in bytes.
 const LONGEST: usize = 64 << 10;
 
-/// The longest that is said of where all ranks are.
+/// The longest message with the addresses of all ranks, in bytes.
 const MOST_PEERS: u64 = 1 << 20;
 
-/// What a rank says.
+/// A message of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Message {
-    /// How far it is.
+    /// Progress.
     Beat {
-        /// What is going on.
+        /// The current phase.
         phase: String,
-        /// Finished steps of that.
+        /// Finished steps of the phase.
         step: u64,
-        /// Grows with whatever is finished.
+        /// Grows with every bit of progress.
         ticks: u64,
         /// The rank that it has been waiting for, for a while.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         waits_for: Option<usize>,
-        /// How long it has waited for others, in all, in milliseconds.
+        /// Total time that it has waited for other ranks, in milliseconds.
         #[serde(default)]
         waited_ms: u64,
     },
-    /// It leaves on request: where, and what is saved, in words.
+    /// It exits on request: where it stopped and what is saved, in words.
     Stopped(String),
-    /// It leaves, and this is why.
+    /// It exits because of this failure.
     Failure(Failure),
 }
 
@@ -71,11 +72,11 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// A channel: the launcher's end, and what becomes the standard input of the rank.
+    /// Creates a channel: the launcher's end, and the rank's standard input.
     ///
     /// # Errors
     ///
-    /// When there is none to be had.
+    /// When the operating system has no sockets left.
     pub(crate) fn new() -> io::Result<(Self, Stdio)> {
         let (stream, rank) = UnixStream::pair()?;
         stream.set_nonblocking(true)?;
@@ -87,21 +88,21 @@ impl Listener {
         Ok((listener, OwnedFd::from(rank).into()))
     }
 
-    /// What to wait for; nothing once the rank's end is closed.
+    /// The file descriptor to poll; `None` once the rank's end is closed.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         (!self.is_over).then(|| self.stream.as_fd())
     }
 
-    /// Tells the rank where it meets the others, before anything else.
+    /// Sends the rank the addresses of the other ranks, as the first message.
     ///
     /// # Errors
     ///
-    /// When it is gone.
+    /// When the rank is gone.
     pub(crate) fn send(&mut self, peers: &Peers) -> io::Result<()> {
         self.stream.write_all(&line(peers)?)
     }
 
-    /// What has come. A line that is no message is left out.
+    /// The messages that have arrived. Invalid lines are skipped.
     pub(crate) fn read(&mut self) -> Vec<Message> {
         let (mut messages, mut buffer) = (Vec::new(), [0; 4096]);
         loop {
@@ -125,11 +126,11 @@ impl Listener {
 pub(crate) struct Channel(Arc<Mutex<UnixStream>>);
 
 impl Channel {
-    /// The channel to the launcher that started this process, if it was one.
+    /// The channel to the launcher that started this process, if one did.
     ///
     /// # Errors
     ///
-    /// When standard input is none.
+    /// When standard input is not a socket.
     pub(crate) fn open() -> io::Result<Option<Self>> {
         if env::var_os(KEY).is_none() {
             return Ok(None);
@@ -139,11 +140,11 @@ impl Channel {
         Ok(Some(Self(Arc::new(Mutex::new(stream)))))
     }
 
-    /// Where this rank meets the others: what the launcher says before anything else, if there are others.
+    /// The addresses of the other ranks, the launcher's first message if there are any.
     ///
     /// # Errors
     ///
-    /// When it says nothing of the kind.
+    /// When the first message is another.
     pub(crate) fn peers(&self) -> io::Result<Peers> {
         let stream = self.stream().try_clone()?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -155,11 +156,11 @@ impl Channel {
         Ok(serde_json::from_slice(&line)?)
     }
 
-    /// Ends this process, with all that it started, as soon as the launcher is gone, however it went.
+    /// Starts a thread that ends this process and its children as soon as the launcher is gone.
     ///
     /// # Errors
     ///
-    /// When there is no thread to be had.
+    /// When the thread cannot start.
     pub(crate) fn end_with_launcher(&self) -> io::Result<()> {
         let mut stream = self.stream().try_clone()?;
         let wait = move || {
@@ -168,7 +169,7 @@ impl Channel {
                     Ok(1..) => {}
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Ok(0) | Err(_) => {
-                        // It leads a group of its own, where the launcher started it.
+                        // A rank started by the launcher leads its own process group.
                         let _ = kill_process_group(getpid(), Signal::KILL);
                         process::abort();
                     }
@@ -179,11 +180,11 @@ impl Channel {
         Ok(())
     }
 
-    /// Tells how far the rank is, from now on.
+    /// Starts a thread that reports the heartbeat from now on.
     ///
     /// # Errors
     ///
-    /// When there is no thread to be had.
+    /// When the thread cannot start.
     pub(crate) fn beat(&self, heartbeat: Arc<Heartbeat>) -> io::Result<()> {
         let channel = self.clone();
         let mut last = None;
@@ -208,13 +209,14 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends what must not be lost. A launcher that takes nothing is waited for a while.
+    /// Sends a message that must not be lost. Waits a while for a launcher that does not read.
     pub(crate) fn send(&self, message: &Message) {
-        // What cannot be told is told by the end of the process.
+        // If it fails, the exit of the process says enough.
         let _ = line(message).map(|line| self.stream().write_all(&line));
     }
 
-    /// Sends what the next one makes good for: a stopped launcher stops no rank.
+    /// Sends a message that the next one replaces, unless that would block: a stopped launcher
+    /// stops no rank.
     fn send_if_room(&self, message: &Message) {
         let has_room = {
             let stream = self.stream();
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_arrive_whole_and_junk_is_left_out() {
+    fn messages_arrive_whole_and_junk_is_skipped() {
         let (mut listener, channel) = pair();
         assert!(listener.read().is_empty());
         channel.send(&beat(3));
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launcher_that_takes_nothing_stops_no_beat() {
+    fn a_stopped_launcher_blocks_no_heartbeat() {
         let (_listener, channel) = pair();
         let started = Instant::now();
         for step in 0..100_000 {

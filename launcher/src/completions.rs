@@ -1,4 +1,4 @@
-//! `spd-launch completions SHELL`: what a shell completes of the command line.
+//! `spd-launch completions SHELL`: prints the completion script of a shell.
 
 use anyhow::Context;
 use clap::CommandFactory;
@@ -11,24 +11,24 @@ use crate::cli::{Cli, Shell};
 use crate::exit::Exit;
 use crate::screen;
 
-/// Prints the completions of a shell.
+/// Prints the completion script of a shell.
 ///
 /// # Errors
 ///
-/// None that a user can bring about: the script is text.
+/// None that a user can cause.
 pub(crate) fn completions(shell: Shell) -> Result<Exit, Fault> {
     let names: Vec<&str> = Shipped::ALL.iter().map(|shipped| shipped.name).collect();
     let script = match shell {
         Shell::Bash => {
-            // Where no name fits, bash completes files.
+            // Bash completes files where no name fits.
             let names = PossibleValuesParser::new(&names);
             let command = Cli::command().mut_arg("config", |config| config.value_parser(names));
-            // clap_complete 4.6 has two spellings of a command whose program has a dash in its name.
+            // clap_complete 4.6 spells commands of a program with a dash in its name in two ways.
             script(Known::Bash, command)?.replace("spd__subcmd__launch", "spd__launch")
         }
         Shell::Zsh => script(Known::Zsh, Cli::command())?,
         Shell::Fish => {
-            // It is told of no values that have no flag.
+            // Its generator leaves out the values of positional arguments.
             let mut script = script(Known::Fish, Cli::command())?;
             for (when, files) in [("needs_command", ""), ("using_subcommand configs", "-f ")] {
                 let names = names.join(" ");

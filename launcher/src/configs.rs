@@ -1,4 +1,4 @@
-//! `spd-launch configs [NAME]`: the run files that are part of this program, listed, or one printed to be edited.
+//! `spd-launch configs [NAME]`: lists the shipped run files, or prints one.
 
 use spd_configs::Shipped;
 
@@ -6,7 +6,7 @@ use crate::exit::Exit;
 use crate::screen;
 use crate::table::Table;
 
-/// Lists them with what each is, or prints the one of this name.
+/// Lists the shipped run files with a summary, or prints the one named.
 pub(crate) fn configs(name: Option<&str>) -> Exit {
     match name.and_then(Shipped::named) {
         Some(shipped) => screen::result(shipped.text),
@@ -16,7 +16,7 @@ pub(crate) fn configs(name: Option<&str>) -> Exit {
                 table.row([shipped.name.to_owned(), shipped.about()]);
             }
             screen::result(&table.text());
-            screen::note("`spd-launch configs NAME > mine.toml` prints one, to be edited");
+            screen::note("`spd-launch configs NAME > mine.toml` prints one for editing");
         }
     }
     Exit::Done

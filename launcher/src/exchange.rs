@@ -1,5 +1,5 @@
-//! `spd-launch export RUN --out DIR` and `spd-launch import CHECKPOINT --out DIR`: checkpoints of the SPD reference; with `--wandb`, a run
-//! for `wandb sync`.
+//! `spd-launch export RUN --out DIR` and `spd-launch import CHECKPOINT --out DIR`: exchange
+//! checkpoints with the SPD reference; `export --wandb` writes a run for `wandb sync`.
 
 use std::path::{Path, PathBuf};
 
@@ -16,11 +16,11 @@ use crate::launched::ended;
 use crate::run_dir::RunDir;
 use crate::screen;
 
-/// Writes the newest good checkpoint of a run as the reference opens it.
+/// Writes the newest good checkpoint of a run in the reference's format.
 ///
 /// # Errors
 ///
-/// Bad input when there is no run or no checkpoint of it.
+/// Bad input when there is no run or no checkpoint.
 pub(crate) fn export(asked: &ExportArgs) -> Result<Exit, Fault> {
     let run_dir = RunDir::at(asked.run.clone());
     if !run_dir.config().is_file() {
@@ -43,7 +43,7 @@ pub(crate) fn export(asked: &ExportArgs) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
-/// Writes a run, which may go on, as W&B's own client writes one that it cannot send.
+/// Writes a run, which may go on, as W&B's client stores an offline run.
 fn export_wandb(run_dir: &RunDir, out: &Path) -> Result<Exit, Fault> {
     let run = Run::load_resolved(&run_dir.config());
     let run = run?;
@@ -62,22 +62,22 @@ fn export_wandb(run_dir: &RunDir, out: &Path) -> Result<Exit, Fault> {
     ));
     if end.is_none() {
         screen::note(
-            "the run goes on: W&B puts what is synced behind what it has, so sync a later export of it by `wandb sync --id OTHER`",
+            "the run goes on: W&B appends what is synced to what it has, so sync a later export with `wandb sync --id OTHER`",
         );
     }
     Ok(Exit::Done)
 }
 
-/// Makes a run directory of a checkpoint of the reference.
+/// Makes a run directory from a checkpoint of the reference.
 ///
 /// # Errors
 ///
-/// Bad input when the checkpoint or its run file do not hold, or something stands in the way.
+/// Bad input when the checkpoint or its run file is invalid, or `--out` exists.
 pub(crate) fn import(asked: &ImportArgs) -> Result<Exit, Fault> {
     let checkpoint = &asked.checkpoint;
     let step = asked.step.or_else(|| step_of(checkpoint)).ok_or_else(|| {
         Fault::BadInput(format!(
-            "{}: its name says no step, as model_1000.pth does; give it by --step",
+            "{}: no step in its name, as in model_1000.pth; give it with --step",
             checkpoint.display()
         ))
     })?;
@@ -86,7 +86,7 @@ pub(crate) fn import(asked: &ImportArgs) -> Result<Exit, Fault> {
     if taken {
         let place = run_dir.path().display();
         return Err(Fault::BadInput(format!(
-            "{place}: something is there; give the name of a new directory by --out"
+            "{place}: already exists; name a new directory with --out"
         )));
     }
     let (config, chosen) = match &asked.config {
@@ -102,7 +102,7 @@ pub(crate) fn import(asked: &ImportArgs) -> Result<Exit, Fault> {
         ["target", "target.weights", "target.train"].contains(&key)
     });
     let mut set = asked.set.clone();
-    // The checkpoint holds the target: nothing is fetched, and nothing is trained anew.
+    // The checkpoint contains the target, so nothing is fetched and no target is trained.
     let target = match has_target {
         true => None,
         false => Some(exchange::target_of(checkpoint)?),
@@ -111,7 +111,7 @@ pub(crate) fn import(asked: &ImportArgs) -> Result<Exit, Fault> {
     if let Some(target) = target.as_ref().filter(|_| is_theirs) {
         if target.sizes.is_empty() {
             return Err(Fault::BadInput(format!(
-                "{}: its tensors do not say all sizes of the target; give the directory that it is in, with its config.json, by --set \
+                "{}: its tensors do not determine all sizes of the target; name its directory, with its config.json, by --set \
                  target.weights=DIR, or its name by --set target.weights=hf://OWNER/NAME",
                 checkpoint.display()
             )));
@@ -132,7 +132,7 @@ pub(crate) fn import(asked: &ImportArgs) -> Result<Exit, Fault> {
             }
         }
     }
-    // A run file that says all of its network needs nothing else of the place that it has its target from.
+    // A run file that describes the whole network needs no other file of the target.
     let said = (!is_theirs && !has_target).then(|| Run::load_whole(&config, &set));
     let mut run = match said {
         Some(Ok(run)) => run,
@@ -163,13 +163,14 @@ pub(crate) fn import(asked: &ImportArgs) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
-/// The step that the name of a file says: `model_1000.pth`.
+/// The step in a file name like `model_1000.pth`.
 fn step_of(path: &Path) -> Option<u64> {
     let stem = path.file_stem()?.to_str()?;
     stem.strip_prefix("model_")?.parse().ok()
 }
 
-/// The faults of a run file whose target is the checkpoint's; of missing sizes, one line that says how to give all at once.
+/// The faults of a run file whose target is the checkpoint's. Missing sizes become one line that
+/// explains how to give them all.
 fn unsaid(checkpoint: &Path, faults: Faults) -> Fault {
     let missing: Option<Vec<&str>> = faults
         .iter()
@@ -185,7 +186,7 @@ fn unsaid(checkpoint: &Path, faults: Faults) -> Fault {
         return faults.into();
     };
     Fault::BadInput(format!(
-        "{}: its tensors do not say `{}` of the target; give the directory that it is in, with the file of its sizes, by --set \
+        "{}: its tensors do not determine `{}` of the target; name its directory, with the file of its sizes, by --set \
          target.weights=DIR, or each by itself, as in --set target.{}=4",
         checkpoint.display(),
         missing.join("`, `"),
@@ -193,7 +194,7 @@ fn unsaid(checkpoint: &Path, faults: Faults) -> Fault {
     ))
 }
 
-/// The run file beside a checkpoint, and what there is to say where two are.
+/// The run file beside a checkpoint, and a note if there are two.
 fn beside(checkpoint: &Path) -> Result<(PathBuf, Option<String>), Fault> {
     let names = ["config.toml", "final_config.yaml"];
     let places = names.map(|name| checkpoint.with_file_name(name));
@@ -201,14 +202,14 @@ fn beside(checkpoint: &Path) -> Result<(PathBuf, Option<String>), Fault> {
     let found = there.next();
     let chosen = found.as_ref().zip(there.next()).map(|(found, other)| {
         format!(
-            "the run file is {}, which says more than {} beside it; --config takes another one",
+            "the run file is {}, which is more complete than {} beside it; --config selects another one",
             found.display(),
             other.display()
         )
     });
     let found = found.ok_or_else(|| {
         Fault::BadInput(format!(
-            "{}: no {} beside it; give its run file by --config",
+            "{}: no {} beside it; name its run file with --config",
             checkpoint.display(),
             names.join(" or ")
         ))

@@ -1,34 +1,34 @@
-//! How the program ends, as a number for scripts; `--help` lists the same codes.
+//! Exit codes for scripts; `--help` lists them.
 
 use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
 
-/// The end of a command.
+/// The result of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Exit {
-    /// All is done.
+    /// Success.
     Done,
-    /// Something went wrong on the way.
+    /// A failure.
     Failed,
-    /// The user's to mend; nothing was created.
+    /// Bad input; nothing was created.
     BadInput,
-    /// Asked to stop, and did: the same command goes on.
+    /// Stopped on request: the same command goes on.
     Stopped,
-    /// Asked twice: ranks were killed. Holds the signal.
+    /// Ranks were killed by a second request, with this signal.
     Killed(i32),
 }
 
 impl Exit {
-    /// The code that the operating system sees.
+    /// The exit code.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Done => 0,
             Self::Failed => 1,
             Self::BadInput => 2,
             Self::Stopped => 3,
-            // What a shell reports for a program that a signal ended.
+            // A shell reports this code for a program that died of a signal.
             Self::Killed(signal) => 128 + u8::try_from(signal).unwrap_or(0),
         }
     }

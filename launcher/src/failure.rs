@@ -1,4 +1,4 @@
-//! A failure of a rank, as a record.
+//! The failure of a rank, as a message.
 
 use std::time::Duration;
 
@@ -6,25 +6,25 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use spd_trainer::{Beat, Fault, FaultKind};
 
-/// Why a rank leaves, in its own words.
+/// The reason why a rank exits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Failure {
-    /// What kind of failure it is.
+    /// The kind of fault.
     pub(crate) kind: FaultKind,
-    /// What went on.
+    /// The phase.
     pub(crate) phase: String,
-    /// Finished steps of that.
+    /// Finished steps of the phase.
     pub(crate) step: u64,
-    /// When it was found, in nanoseconds of the machine's monotonic clock.
+    /// Time of detection, in nanoseconds of the machine's monotonic clock.
     pub(crate) time_ns: u64,
-    /// One line.
+    /// The description, on one line.
     pub(crate) message: String,
-    /// The rank whose failure this one follows from.
+    /// The rank whose failure caused this one.
     pub(crate) because_of: Option<usize>,
 }
 
 impl Failure {
-    /// What befell this rank just now.
+    /// A failure of this rank at this moment.
     pub(crate) fn now(kind: FaultKind, message: String, beat: Beat) -> Self {
         let nanoseconds = monotonic().as_nanos();
         Self {
@@ -37,18 +37,18 @@ impl Failure {
         }
     }
 
-    /// A fault of the trainer.
+    /// The failure for a fault of the trainer.
     pub(crate) fn of(fault: &Fault, beat: Beat) -> Self {
         Self::now(fault.kind(), fault.to_string(), beat)
     }
 
-    /// When it was found, on the machine's monotonic clock.
+    /// Time of detection, on the machine's monotonic clock.
     pub(crate) fn time(&self) -> Duration {
         Duration::from_nanos(self.time_ns)
     }
 }
 
-/// The machine's monotonic clock, the same for all its processes.
+/// The machine's monotonic clock, which all its processes share.
 pub(crate) fn monotonic() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     let whole = u64::try_from(now.tv_sec).unwrap_or(0);

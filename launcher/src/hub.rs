@@ -1,4 +1,4 @@
-//! `hf://OWNER/NAME@REVISION`: looked up while a run file is read, and fetched before anything is started.
+//! `hf://OWNER/NAME@REVISION`: resolved while a run file is read, fetched before anything starts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,18 +14,19 @@ use crate::cli::RunArgs;
 use crate::run_dir::RunDir;
 use crate::screen;
 
-/// Reads run files; weights that they name are looked up once.
+/// Reads run files and resolves the weights that they name, each once.
 #[derive(Debug, Default)]
 pub(crate) struct RunFiles {
-    /// Where runs are that may have begun, whose commits hold: `--out`; `runs/NAME` and `runs/NAME.sweep` without it.
+    /// Directory of a run that may have begun, whose commits are kept: `--out`; `runs/NAME` and
+    /// `runs/NAME.sweep` without it.
     out: Option<PathBuf>,
     is_fresh: bool,
-    /// What was looked up: its name and commit as a file says them.
+    /// Resolved weights: name and commit as in a file, and the snapshot.
     found: Vec<((String, Option<String>), Snapshot)>,
 }
 
 impl RunFiles {
-    /// Those of a launch.
+    /// The run files of a launch.
     pub(crate) fn of(asked: &RunArgs) -> Self {
         Self {
             out: asked.out.clone(),
@@ -34,7 +35,7 @@ impl RunFiles {
         }
     }
 
-    /// That of a run directory which is to be made.
+    /// The run file of a run directory to be created.
     pub(crate) fn new(out: &Path) -> Self {
         Self {
             out: Some(out.to_owned()),
@@ -43,11 +44,11 @@ impl RunFiles {
         }
     }
 
-    /// Reads one.
+    /// Reads a run file.
     ///
     /// # Errors
     ///
-    /// As [`Run::load_with`]; when the hub does not know the weights, or they cannot be looked up.
+    /// As [`Run::load_with`]; when the hub does not know the weights, or they cannot be resolved.
     pub(crate) fn load(&mut self, path: &Path, set: &[String]) -> Result<Run, Faults> {
         Run::load_with(path, set, &mut |asked| self.look_up(asked))
     }
@@ -74,7 +75,7 @@ impl RunFiles {
         })
     }
 
-    /// The commit that a run began with which stands where this one goes, if it has the same weights.
+    /// The commit of an existing run in the same directory, if it has the same weights.
     fn begun(&self, asked: &OnHub<'_>) -> Option<String> {
         if self.is_fresh {
             return None;
@@ -87,7 +88,7 @@ impl RunFiles {
             }
             (None, None) => Vec::new(),
         };
-        // The runs of a sweep have directories in its own.
+        // The runs of a sweep are in subdirectories.
         let within = places.iter().flat_map(|place| fs::read_dir(place).ok());
         let within = within.flatten().flatten().map(|entry| entry.path());
         let mut all = places.iter().cloned().chain(within);
@@ -98,7 +99,7 @@ impl RunFiles {
         })
     }
 
-    /// What is still to be fetched, for the plan.
+    /// Pending downloads, as rows of the plan.
     pub(crate) fn rows(&self) -> Vec<(String, String)> {
         let missing = self.found.iter().filter(|(_, of)| of.missing().len() > 0);
         let rows = missing.map(|(_, snapshot)| {
@@ -111,11 +112,11 @@ impl RunFiles {
         rows.collect()
     }
 
-    /// Fetches what is missing, and makes sure that it is the weights of these runs.
+    /// Fetches the missing files, and verifies that they are the weights of these runs.
     ///
     /// # Errors
     ///
-    /// Bad input: the hub does not give a file, or it holds something else.
+    /// Bad input: the hub refuses a file, or its content differs.
     pub(crate) fn fetch<'r>(
         &mut self,
         runs: impl IntoIterator<Item = &'r Run>,
@@ -136,22 +137,23 @@ impl RunFiles {
     }
 }
 
-/// Reads the file of a run again, with other settings; nothing if it has others weights then, or is none.
+/// Reads the file of a run again with other settings; `None` if it is invalid or has other weights
+/// then.
 pub(crate) fn load_again(run: &Run, path: &Path, set: &[String]) -> Option<Run> {
     let again = Run::load_with(path, set, &mut |asked| {
         let repository = Repository::parse(asked.name)?;
-        let commit = run.target.commit.clone().ok_or("its commit is not known")?;
+        let commit = run.target.commit.clone().ok_or("`commit` is missing")?;
         let dir = Hub::from_env()?.dir(&repository, &commit);
         Ok(OnDisk { commit, dir })
     });
     again.ok()
 }
 
-/// Fetches a tokenizer; returns where it is.
+/// Fetches a tokenizer, and returns its path.
 ///
 /// # Errors
 ///
-/// Bad input, in one line.
+/// Bad input.
 pub(crate) fn tokenizer(name: &str) -> Result<PathBuf, Fault> {
     let bad = |line| Fault::BadInput(format!("--tokenizer: {line}"));
     let repository = Repository::parse(name).map_err(bad)?;
@@ -167,7 +169,7 @@ pub(crate) fn tokenizer(name: &str) -> Result<PathBuf, Fault> {
     Ok(snapshot.file("tokenizer.json"))
 }
 
-/// Fetches what is missing, and says how far it is: at every moment where there is a terminal, else once a minute.
+/// Fetches the missing files with progress: continuously on a terminal, else once a minute.
 fn fetch(snapshot: &mut Snapshot) -> Result<(), Fault> {
     let is_live = screen::is_live();
     let often = Duration::from_millis(if is_live { 200 } else { 60_000 });

@@ -1,4 +1,5 @@
-//! `spd-launch inspect PATH`: what a dataset, a checkpoint, a file of weights or a run directory is, and whether it is whole.
+//! `spd-launch inspect PATH`: describes and verifies a dataset, checkpoint, file of weights or run
+//! directory.
 
 use std::io::Read;
 use std::path::Path;
@@ -15,11 +16,11 @@ use crate::exit::Exit;
 use crate::screen;
 use crate::table::{Align, Table};
 
-/// Describes what stands at a path; every hash that it has is compared with what is there.
+/// Describes the content of a path and verifies all its hashes.
 ///
 /// # Errors
 ///
-/// Bad input when it is none of these, or not whole.
+/// Bad input when it is none of these, or damaged.
 pub(crate) fn inspect(asked: &InspectArgs) -> Result<Exit, Fault> {
     let path = &asked.path;
     let text = if path.join("manifest.json").is_file() {
@@ -35,7 +36,7 @@ pub(crate) fn inspect(asked: &InspectArgs) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
-/// Stretches of a dataset that are shown, and tokens of each.
+/// Number of excerpts of a dataset, and tokens of each.
 const EXCERPTS: u64 = 3;
 const EXCERPT_TOKENS: usize = 64;
 
@@ -49,7 +50,7 @@ fn dataset(path: &Path, asked: &InspectArgs) -> Result<String, Fault> {
     dataset.check(dataset.vocab_size().unwrap_or(u32::MAX), &mut known)?;
     let mut table = Table::new(&[]);
     let count = |number: Option<u64>| {
-        number.map_or("not said".to_owned(), |number| {
+        number.map_or("unknown".to_owned(), |number| {
             HumanCount(number).to_string()
         })
     };
@@ -58,14 +59,14 @@ fn dataset(path: &Path, asked: &InspectArgs) -> Result<String, Fault> {
     table.row(["documents", &count(dataset.documents())]);
     table.row(["vocabulary", &count(dataset.vocab_size().map(u64::from))]);
     let tokenizer = dataset.tokenizer().map(ToString::to_string);
-    table.row(["tokenizer", tokenizer.as_deref().unwrap_or("not said")]);
+    table.row(["tokenizer", tokenizer.as_deref().unwrap_or("unknown")]);
     let stored = dataset.dtype().map(|dtype| dtype.to_string());
     table.row(["ids", &stored.unwrap_or_default()]);
     table.row(["files", &count(Some(dataset.paths().count() as u64))]);
     table.row(["fingerprint", &dataset.fingerprint(&mut known)?]);
     let whole = match dataset.vocab_size() {
-        Some(_) => "whole: all hashes hold, all ids are below the vocabulary",
-        None => "read to the end; such files have no hashes to be compared with",
+        Some(_) => "intact: all hashes match, all ids are below the vocabulary",
+        None => "read to the end; such files have no hashes",
     };
     let mut text = format!("{}  {whole}\n", table.text());
     for (first, excerpt) in dataset.excerpts(EXCERPTS, EXCERPT_TOKENS)? {
@@ -83,13 +84,13 @@ fn checkpoint(path: &Path) -> Result<String, Fault> {
         .unwrap_or_default();
     let manifest = &manifest["manifest"];
     let mut text = format!(
-        "  checkpoint of step {} in {}\n  whole: all hashes hold\n",
+        "  checkpoint of step {} in {}\n  intact: all hashes match\n",
         manifest["step"],
         path.display()
     );
     let mut table = Table::new(&[]);
     for (key, value) in &meta {
-        // What is long is a file of its own, like the run file.
+        // Long values, like the run file, have their own files.
         let value = value.to_string();
         if value.len() <= 200 {
             table.row([key.clone(), value]);
@@ -111,14 +112,14 @@ fn run(path: &Path) -> Result<String, Fault> {
     let mut text = format!("  run in {}\n", path.display());
     text += &match found.newest {
         Some((step, _)) => {
-            format!("  its newest checkpoint that is whole is that of step {step}\n")
+            format!("  its newest good checkpoint is of step {step}\n")
         }
-        None => "  it has no checkpoint that is whole\n".to_owned(),
+        None => "  it has no good checkpoint\n".to_owned(),
     };
     for (path, reason) in found.damaged {
         text += &format!("  damaged: {}: {reason}\n", path.display());
     }
-    // With what all checkpoints share.
+    // Including the shared file of frozen tensors.
     if let Some((step, _)) = found.newest
         && let Err(error) = verify(&step_path(&root, step))
     {
@@ -130,7 +131,8 @@ fn run(path: &Path) -> Result<String, Fault> {
     Ok(format!("{text}\n{config}"))
 }
 
-/// Whether a path is of weights: a file of safetensors or of `torch.save`, which is a zip archive, or a directory of them.
+/// Whether a path has weights: a safetensors file, a `torch.save` file, which is a zip archive, or
+/// a directory of them.
 fn is_of_weights(path: &Path) -> bool {
     if path.is_dir() {
         return path.join("config.json").is_file();
@@ -147,7 +149,7 @@ fn weights(path: &Path) -> Result<String, Fault> {
     let tensors = describe(path)?.into_iter();
     let tensors = tensors.map(|(name, dtype, dims)| (name, dtype.to_owned(), format!("{dims:?}")));
     Ok(format!(
-        "  weights in {}\n  as long as promised; such files have no hashes\n{}",
+        "  weights in {}\n  of the promised length; such files have no hashes\n{}",
         path.display(),
         listed(tensors)
     ))

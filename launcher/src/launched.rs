@@ -1,6 +1,6 @@
-//! What a launcher leaves in the lock file of its run, so that who looks later knows how it ended.
+//! The result that a launcher leaves in the lock file of its run.
 //!
-//! Trackers are told of ends in the exit codes of launchers.
+//! Trackers are told ends as the exit codes of launchers.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use spd_trainer::Fault;
 use crate::exit::Exit;
 use crate::screen::plain;
 
-/// A launch that holds its directory.
+/// A launch that holds its run directory.
 pub(crate) struct Launched {
     lock: Lock,
     began: f64,
 }
 
 impl Launched {
-    /// One that begins now.
+    /// A launch that begins now.
     pub(crate) fn now(lock: Lock) -> Self {
         Self {
             lock,
@@ -26,8 +26,8 @@ impl Launched {
         }
     }
 
-    /// Leaves its last word: how it ended, and the first line that was said about that. The page reads it, so it is there before the last
-    /// page is made; the directory is held until the lock is dropped.
+    /// Records the result and the first line about it in the lock file, before the last page is
+    /// made, which reads it. The directory is held until the lock is dropped.
     pub(crate) fn leave(self, ended: &Result<(Exit, String), Fault>) -> Lock {
         let (state, note) = match ended {
             Ok((exit, said)) => (state(*exit), said.clone()),
@@ -39,7 +39,7 @@ impl Launched {
             began: self.began,
             ended: spd_tracker::now(),
         };
-        // A disk that does not take it makes it a launcher that was killed.
+        // If the disk refuses, the launcher counts as killed.
         let _ = self.lock.leave(&word.line());
         self.lock
     }
@@ -54,7 +54,7 @@ fn state(exit: Exit) -> State {
     }
 }
 
-/// How the run in a directory ended, as far as anybody knows; none while it runs.
+/// The recorded result of the run in a directory; `None` while it runs, and if unknown.
 pub(crate) fn ended(dir: &Path) -> Option<Exit> {
     match Status::of(dir).state {
         State::Running => None,

@@ -1,31 +1,31 @@
-//! `spd-launch`: one process per device, and what happens when one dies.
+//! `spd-launch`: one process per device, and recovery when one dies.
 //!
 //! ```text
-//! cli -> run: load, run plan, table     everything that can be refused is refused here
-//!          -> world                     who started this launcher, and on which node of a run it is
-//!          -> slurm                     the script for `sbatch`, where one is asked for
-//!          -> run_dir                   one directory a run, made whole or not at all
-//!          -> nodes                     the launchers of other nodes, which do as the first one says
-//!          -> supervise -> ranks        this program again, as `spd-launch rank`, and watched
-//!                       -> channel      what a rank tells: how far it is (a heartbeat), why it leaves (a failure)
-//!                       -> output       its lines: to the log, the last ones kept
-//!                       -> stop         signals: save and leave, or leave now
-//!                       -> supervisor   what is done about all of that
-//!                       -> progress     its rows: to the screen
-//!          -> track                     beside the run: trackers are told, the machine is measured, the page is made
-//!          -> launched                  how it ended, for who looks later
-//!          -> summary                   what the rank wrote at the end, printed
-//!          -> hub                       weights of the hub: looked up with the run file, fetched before anything starts
-//!     -> inspect                        what a dataset, a checkpoint, weights or a run are, and whether they are whole
-//!     -> ship                           what trackers have not taken yet
-//!     -> report, watch                  runs for looking at: one page, as a file or live
-//!     -> runs, tail, stop_runs          runs at work: how each is, its rows as they come, a request to save and leave
-//!     -> configs                        the run files that are part of this program
-//!     -> exchange                       checkpoints of the SPD reference, out and in; runs for `wandb sync`
-//!     -> again                          a checkpoint, evaluated or drawn again
-//!     -> completions                    what a shell completes of the command line
-//!     -> doctor                          what there is for runs on GPUs, and whether a GPU works
-//!     -> bench, profile                 how long a step takes, and where the time goes
+//! cli -> run: load, run plan, table     refuses all bad input
+//!          -> world                     the environment of this launcher, and its node in the run
+//!          -> slurm                     the script for `sbatch`, if asked for
+//!          -> run_dir                   the run directory, created atomically
+//!          -> nodes                     the launchers of other nodes, which the first one commands
+//!          -> supervise -> ranks        this program again, as `spd-launch rank`, supervised
+//!                       -> channel      messages of a rank: heartbeat, failure
+//!                       -> output       its output: logged, the last lines kept
+//!                       -> stop         signals: save and exit, or exit now
+//!                       -> supervisor   decides on all of these
+//!                       -> progress     its rows, shown on the screen
+//!          -> track                     beside the run: trackers, samples of the machine, the page
+//!          -> launched                  the recorded result
+//!          -> summary                   the results at the end, printed
+//!          -> hub                       weights of the hub, fetched before anything starts
+//!     -> inspect                        verifies and shows datasets, checkpoints, weights, runs
+//!     -> ship                           sends rows that trackers have not received
+//!     -> report, watch                  a page about runs, as a file or live
+//!     -> runs, tail, stop_runs          lists runs, follows their rows, asks them to save and exit
+//!     -> configs                        the shipped run files
+//!     -> exchange                       checkpoints of the SPD reference; runs for `wandb sync`
+//!     -> again                          evaluates or draws a checkpoint again
+//!     -> completions                    completion scripts of shells
+//!     -> doctor                         resources for runs on GPUs, and whether a GPU works
+//!     -> bench, profile                 the time of a step, and where it goes
 //!     -> sweep                          several runs, each this program again, and one table
 //! ```
 
@@ -96,7 +96,7 @@ fn main() -> ExitCode {
         (Ok(()), Ok(cli)) => run(cli),
         (Ok(()), Err(said)) => refused(&said),
         (Err(error), _) => {
-            screen::error(&format!("signals cannot be listened to: {error}"));
+            screen::error(&format!("cannot install signal handlers: {error}"));
             Exit::Failed
         }
     };
@@ -107,12 +107,12 @@ fn main() -> ExitCode {
     exit.into()
 }
 
-/// Lets this process and its ranks have as many files open as they may at most: a dataset can be in thousands of shards, and
-/// what is allowed at first is often 1024.
+/// Raises the limit of open files to its maximum for this process and its ranks: a dataset can have
+/// thousands of shards, and the initial limit is often 1024.
 fn open_many_files() {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;
-    // Where that is refused, what is allowed may still do.
+    // If it is refused, the initial limit may be enough.
     let _ = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
 }
 
@@ -130,7 +130,7 @@ fn run(cli: Cli) -> Exit {
         && let Some(asked) = &cli.run
     {
         screen::error(&format!(
-            "{}: expected a command or a run file, found both; what is before a command is -q or -v alone",
+            "{}: expected a command or a run file, found both; only -q and -v may precede a command",
             asked.config
         ));
         return Exit::BadInput;
@@ -188,7 +188,7 @@ fn run(cli: Cli) -> Exit {
     }
 }
 
-/// What the command line asks for in place of a command, or what is wrong with it: its words go through the screen as all do.
+/// Prints clap's help or error through the screen, as all output.
 fn refused(said: &clap::Error) -> Exit {
     let text = said.render().to_string();
     if said.use_stderr() {

@@ -1,4 +1,4 @@
-//! Does a run fit into memory? Asked before it starts, so that no machine has to be driven into swap or the killer to learn it.
+//! Checks before the start that a run fits into memory, so that it does not swap and is not killed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use spd_trainer::run_file::Run;
 
 use crate::plan::bytes;
 
-/// Where the kernel says how much there is.
+/// Files in which the kernel reports memory.
 const MEMINFO: &str = "/proc/meminfo";
 const CGROUP: &str = "/proc/self/cgroup";
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Bytes that this process may still take: what the machine has to give, or less where a control group says so. Nothing
-/// where the kernel does not tell.
+/// Bytes that this process may still allocate: the machine's free memory, or less where a control
+/// group limits it. `None` where the kernel does not report it.
 pub(crate) fn available() -> Option<usize> {
     let machine = fs::read_to_string(MEMINFO).ok();
     let machine = machine.and_then(|text| kilobytes(&text, "MemAvailable:"));
@@ -23,7 +23,8 @@ pub(crate) fn available() -> Option<usize> {
     machine.into_iter().chain(group).min()
 }
 
-/// How often the kernel has killed something of this process's control group for want of memory; 0 where it does not tell.
+/// Number of out-of-memory kills in this process's control group; 0 where the kernel does not
+/// report it.
 pub(crate) fn oom_kills() -> u64 {
     let groups = fs::read_to_string(CGROUP).unwrap_or_default();
     let own = own_group(Path::new(CGROUPS), &groups);
@@ -46,8 +47,8 @@ fn kilobytes(text: &str, label: &str) -> Option<usize> {
     count.checked_mul(1024)
 }
 
-/// The least that any group above this process leaves: its limit less what it uses, page cache that it could do without
-/// not counted.
+/// The smallest remainder of the control groups above this process: limit minus usage, without
+/// reclaimable page cache.
 fn left_in_group(root: &Path, groups: &str) -> Option<usize> {
     let (root, own, files) = own_group(root, groups)?;
     own.ancestors()
@@ -56,7 +57,7 @@ fn left_in_group(root: &Path, groups: &str) -> Option<usize> {
         .min()
 }
 
-/// Where the groups that count memory lie, which of them is this process's, and what their files are called.
+/// The root of the groups that count memory, this process's group, and the names of their files.
 fn own_group(root: &Path, groups: &str) -> Option<(PathBuf, PathBuf, &'static Files)> {
     let unified = groups.lines().find_map(|line| line.strip_prefix("0::/"));
     let legacy = groups.lines().find_map(|line| {
@@ -75,14 +76,14 @@ fn own_group(root: &Path, groups: &str) -> Option<(PathBuf, PathBuf, &'static Fi
     Some((root, own, files))
 }
 
-/// What a group's files are called.
+/// File names of a control group.
 #[derive(Debug)]
 struct Files {
     limit: &'static str,
     used: &'static str,
-    /// A line of `memory.stat`: page cache that the group could do without.
+    /// Line of `memory.stat` with the reclaimable page cache.
     reclaimable: &'static str,
-    /// Counts kills for want of memory.
+    /// File that counts out-of-memory kills.
     events: &'static str,
 }
 
@@ -114,16 +115,16 @@ fn left(group: &Path, files: &Files) -> Option<usize> {
             .find_map(|line| line.strip_prefix(reclaimable))?;
         line.trim().parse::<usize>().ok()
     });
-    // "max" is no number: no limit.
+    // "max" is not a number and means no limit.
     let used = number(used)?.saturating_sub(cache.unwrap_or(0));
     Some(number(limit)?.saturating_sub(used))
 }
 
-/// A size as people type it: `1500000`, `512MiB`, `4GiB`, `4G`.
+/// Parses a size: `1500000`, `512MiB`, `4GiB`, `4G`.
 ///
 /// # Errors
 ///
-/// What was expected.
+/// The expected form.
 pub(crate) fn size(text: &str) -> Result<usize, String> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit())
@@ -138,14 +139,14 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
         _ => None,
     };
     let size = shift.and_then(|shift| number.parse::<usize>().ok()?.checked_mul(1 << shift));
-    size.ok_or_else(|| "a size like 4GiB or 512MiB is wanted".to_owned())
+    size.ok_or_else(|| "expected a size like 4GiB or 512MiB".to_owned())
 }
 
-/// Refuses a run that needs more than there is, and says what would help.
+/// Refuses a run that needs more memory than is available, with advice.
 ///
-/// - `need`: what the run plans to hold
-/// - `there`: what there is, if it is known
-/// - `try_with`: what the run would need with further `--set`s; nothing where those are refused
+/// - `need`: planned memory of the run
+/// - `there`: available memory, if known
+/// - `try_with`: planned memory with further `--set`s; `None` if they are refused
 ///
 /// # Errors
 ///
@@ -159,7 +160,7 @@ pub(crate) fn check(
     check_within(run, need, there, PATIENCE, try_with)
 }
 
-/// How long settings are tried for advice: each is a plan of its own, which takes seconds for hundreds of layers.
+/// Time limit for trying settings: each needs a plan, which takes seconds for hundreds of layers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 fn check_within(
@@ -189,17 +190,17 @@ fn check_within(
         .filter(|(less, _)| *less < need);
     let most = if is_whole { " most" } else { "" };
     let advice = match best {
-        None if is_whole => "no single setting brings that down".to_owned(),
-        None => "fewer layers, sites or rows bring that down".to_owned(),
+        None if is_whole => "no single setting reduces it".to_owned(),
+        None => "fewer layers, sites or rows reduce it".to_owned(),
         Some((less, set)) => {
             let set: Vec<String> = set.iter().map(|set| format!("--set {set}")).collect();
             let enough = if less <= there {
                 ""
             } else {
-                ", which is still too much"
+                ", still too much"
             };
             format!(
-                "{} brings it down{most}, to {}{enough}",
+                "{} reduces it{most}, to {}{enough}",
                 set.join(" "),
                 bytes(less)
             )
@@ -212,7 +213,7 @@ fn check_within(
     ))
 }
 
-/// Settings that memory grows with, each halved; a setting may be several keys.
+/// Settings that memory grows with, each halved; one setting may be several keys.
 fn savings(run: &Run) -> Vec<Vec<String>> {
     let halved = |key: &str, value: usize| match value {
         0 | 1 => Vec::new(),
@@ -246,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_people_type_them() {
+    fn sizes_have_optional_units() {
         for (text, bytes) in [
             ("17", 17),
             ("3k", 3 << 10),
@@ -260,14 +261,14 @@ mod tests {
         for text in ["", "GiB", "-1", "4.5GiB", "4GiBs", "99999999999999T"] {
             assert_eq!(
                 size(text).unwrap_err(),
-                "a size like 4GiB or 512MiB is wanted",
+                "expected a size like 4GiB or 512MiB",
                 "{text}"
             );
         }
     }
 
     #[test]
-    fn the_machine_and_every_group_above_have_a_say() {
+    fn available_is_the_least_of_the_machine_and_all_groups() {
         assert_eq!(
             kilobytes(
                 "MemTotal: 9 kB\nMemAvailable:    2048 kB\n",
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told_with_what_would_help_most() {
+    fn a_refusal_names_the_most_helpful_setting() {
         let needs = |set: &[String]| match set[0].as_str() {
             "train.batch_size=2048" => Some(3 << 20),
             "decomposition.sites.0.C=10" => {
@@ -319,21 +320,21 @@ mod tests {
         assert_eq!(
             check(Some(4 << 20)).unwrap_err(),
             "the run needs 6.00 MiB of memory, and 4.00 MiB are available; \
-             --set train.batch_size=2048 brings it down most, to 3.00 MiB"
+             --set train.batch_size=2048 reduces it most, to 3.00 MiB"
         );
         assert_eq!(
             check(Some(2 << 20)).unwrap_err(),
             "the run needs 6.00 MiB of memory, and 2.00 MiB are available; \
-             --set train.batch_size=2048 brings it down most, to 3.00 MiB, which is still too much"
+             --set train.batch_size=2048 reduces it most, to 3.00 MiB, still too much"
         );
         assert_eq!(
             super::check(&run(), 6 << 20, Some(1), |_| None).unwrap_err(),
-            "the run needs 6.00 MiB of memory, and 1 B are available; no single setting brings that down"
+            "the run needs 6.00 MiB of memory, and 1 B are available; no single setting reduces it"
         );
     }
 
     #[test]
-    fn a_run_that_takes_long_to_plan_is_refused_with_what_was_found_so_far() {
+    fn a_slow_search_for_advice_ends_with_the_best_so_far() {
         let tries = std::cell::Cell::new(0);
         let refused = check_within(&run(), 6 << 20, Some(1 << 20), Duration::ZERO, |set| {
             tries.set(tries.get() + 1);
@@ -342,14 +343,14 @@ mod tests {
         });
         assert_eq!(
             refused.unwrap_err(),
-            "the run needs 6.00 MiB of memory, and 1.00 MiB are available; --set train.batch_size=2048 brings it down, to 3.00 \
-             MiB, which is still too much"
+            "the run needs 6.00 MiB of memory, and 1.00 MiB are available; --set train.batch_size=2048 reduces it, to 3.00 \
+             MiB, still too much"
         );
         assert_eq!(tries.get(), 1);
     }
 
     #[test]
-    fn kills_of_the_kernel_are_counted() {
+    fn out_of_memory_kills_are_counted() {
         let events = "low 0\nhigh 0\nmax 31\noom 3\noom_kill 2\noom_group_kill 0\n";
         assert_eq!((counted_kills(events), counted_kills("")), (2, 0));
     }

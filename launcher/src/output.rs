@@ -1,7 +1,8 @@
-//! What a process of ours prints: all of it to its log, the last lines kept for the day it dies.
+//! The output of a child process: logged in full, its last lines kept for error messages.
 //!
-//! A thread of its own writes the log, so that a disk that is stuck keeps nobody from hearing and supervising. What waits for it is
-//! bounded: the process waits a while with it, and then what it prints is left out and counted.
+//! The log is written on its own thread, so that a stuck disk does not block supervision. The queue
+//! for the disk is bounded: the process first waits with it, and after a while its output is
+//! omitted and counted.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -18,7 +19,8 @@ use crate::screen::{plain, unstamped};
 use crate::threads;
 use crate::wait::wait_until;
 
-/// Lines kept: those that a launcher shows of a dead rank, and its own about them, for whoever launched the launcher.
+/// Lines kept: those shown of a dead rank, and the launcher's own about them, for a parent
+/// launcher.
 const LINES: usize = 2 * SHOWN;
 
 /// Lines shown of a process that died.
@@ -27,41 +29,41 @@ pub(crate) const SHOWN: usize = 12;
 /// Characters kept of a line.
 const LINE_CHARS: usize = 400;
 
-/// A log that has grown to this becomes `<log>.1`, and the one before it goes: a rank that prints for
-/// ever fills no disk.
+/// A log of this size is renamed `<log>.1`, replacing the previous one, so that a rank that prints
+/// for ever does not fill the disk.
 const LOG_BYTES: u64 = 64 << 20;
 
-/// Bytes read at once.
+/// Bytes per read.
 const PIECE: usize = 1 << 16;
 
-/// Pieces that may wait for the disk.
+/// Pieces queued for the disk.
 const WAITING: usize = 64;
 
-/// How long a process that prints waits for a disk that takes nothing.
+/// How long a process that prints waits for a stuck disk.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long the last bytes of a rank that is gone are waited for; something it started may hold the
-/// pipe open for ever.
+/// How long to wait for the last output of a dead rank; a process that it started may hold the pipe
+/// open for ever.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The lines of one process while it runs.
+/// The output of a running process.
 #[derive(Debug)]
 pub(crate) struct Output {
     reader: Option<PipeReader>,
     lines: Lines,
     log: SyncSender<Vec<u8>>,
     writer: JoinHandle<()>,
-    /// What the log had no room for, and since when it has none.
+    /// Output for which the log has no room, and the time since when.
     held: Option<(Vec<u8>, Instant)>,
     left_out: usize,
 }
 
 impl Output {
-    /// Starts to copy to `log`, and returns the end of the pipe that the process writes to.
+    /// Starts copying to `log`, and returns the end of the pipe for the process.
     ///
     /// # Errors
     ///
-    /// When the log cannot be opened or there is no pipe to be had.
+    /// When the log cannot be opened, or no pipe is left.
     pub(crate) fn to_log(log: &Path) -> io::Result<(Self, PipeWriter)> {
         let (reader, writer) = io::pipe()?;
         ioctl_fionbio(&reader, true)?;
@@ -80,18 +82,18 @@ impl Output {
         Ok((output, writer))
     }
 
-    /// What to wait for; nothing at the end of all output, or while the log has no room.
+    /// The file descriptor to poll; `None` at the end of the output, or while the log has no room.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         let reader = self.reader.as_ref().filter(|_| self.held.is_none());
         reader.map(AsFd::as_fd)
     }
 
-    /// Whether there is something that waits for the disk.
+    /// Whether output is waiting for the disk.
     pub(crate) fn is_held(&self) -> bool {
         self.held.is_some()
     }
 
-    /// Takes in what has come, and not much at a time.
+    /// Reads a bounded amount of what has arrived.
     pub(crate) fn read(&mut self) {
         if let Some((piece, since)) = self.held.take() {
             self.pass_on(piece, since);
@@ -116,11 +118,11 @@ impl Output {
         }
     }
 
-    /// Gives a piece to the log, or holds it as long as there is patience for it.
+    /// Passes a piece to the log, or holds it for a while.
     fn pass_on(&mut self, piece: Vec<u8>, since: Instant) {
         if self.left_out > 0 {
             let line = format!(
-                "\n(left out here, as the disk took nothing: {} bytes)\n",
+                "\n({} bytes omitted here: the disk accepted no writes)\n",
                 self.left_out
             );
             if self.log.try_send(line.into_bytes()).is_ok() {
@@ -138,12 +140,13 @@ impl Output {
         }
     }
 
-    /// Lines that came since the last call: the last few of them, and how many there were before those.
+    /// Lines since the last call: the last few, and the number of lines before those.
     pub(crate) fn news(&mut self) -> (Vec<String>, usize) {
         self.lines.news()
     }
 
-    /// The last lines of a process that is gone. What it printed is then in the log, unless the disk is stuck.
+    /// The last lines of a process that has exited. Its output is then in the log, unless the disk
+    /// is stuck.
     pub(crate) fn last_lines(mut self) -> Vec<String> {
         wait_until(TIMEOUT, || {
             self.read();
@@ -162,7 +165,7 @@ impl Output {
     }
 }
 
-/// The message a dying rank left: its own `error:` line, else what it panicked with.
+/// The error of a dead process: its own `error:` line, or else its panic message.
 pub(crate) fn last_words(lines: &[String]) -> Option<&str> {
     let error = lines
         .iter()
@@ -177,7 +180,7 @@ pub(crate) fn last_words(lines: &[String]) -> Option<&str> {
     error.or_else(panicked)
 }
 
-/// A file of bounded size, and the one before it.
+/// A log file of bounded size, and its predecessor.
 struct Log {
     path: PathBuf,
     file: Option<File>,
@@ -196,7 +199,8 @@ impl Log {
         })
     }
 
-    /// A full disk costs the log and not the run: the pipe has to be emptied whatever happens. A full file ends with a line.
+    /// Write errors are ignored: the pipe has to be drained, and a full disk may cost the log but
+    /// not the run. A full file ends with a complete line.
     fn write(&mut self, mut piece: &[u8]) {
         if self.bytes >= LOG_BYTES
             && let Some(end) = piece.iter().position(|byte| *byte == b'\n')
@@ -233,10 +237,10 @@ struct Lines {
 
 impl Lines {
     fn take(&mut self, bytes: &[u8]) {
-        // A carriage return ends a line too, or a progress bar would be one line for ever.
+        // A carriage return also ends a line, or a progress bar would be a single endless line.
         let mut pieces = bytes.split(|byte| matches!(byte, b'\n' | b'\r')).peekable();
         while let Some(piece) = pieces.next() {
-            // Four bytes are the most that a character takes.
+            // A character takes at most four bytes.
             let room = (4 * LINE_CHARS).saturating_sub(self.partial.len());
             self.partial.extend(&piece[..piece.len().min(room)]);
             if pieces.peek().is_some() {
@@ -285,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_whole_however_they_arrive() {
+    fn lines_are_joined_from_pieces() {
         let mut lines = lines(&[b"one\ntw", b"o\n\n10%\r20%\r", b"\xff\x1b[31m", b" end"]);
         lines.end_line();
         assert_eq!(
@@ -295,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_keeps_its_last_lines_and_counts_the_others() {
+    fn the_last_lines_are_kept_and_the_others_counted() {
         let mut lines = Lines::default();
         (0..1000).for_each(|line| lines.take(format!("line {line}\n").as_bytes()));
         assert_eq!(lines.kept.len(), LINES);
@@ -336,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_bounded_and_tears_no_line() {
+    fn a_log_is_bounded_and_cuts_no_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rank0.log");
         let mut log = Log::open(&path).unwrap();
@@ -351,7 +355,7 @@ mod tests {
         assert_eq!(old.len() + new.len(), 5 * piece.len());
         assert!(old.len() as u64 <= LOG_BYTES + (2 << 20), "{}", old.len());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
-        // Nor does one line fill the disk.
+        // A single line does not fill the disk either.
         for _ in 0..20 {
             log.write(&vec![b'x'; 16 << 20]);
         }
@@ -359,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_prints_is_logged_to_the_last_byte() {
+    fn output_is_logged_to_the_last_byte() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rank0.log");
         let (mut output, mut writer) = Output::to_log(&path).unwrap();
@@ -380,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_is_stuck_costs_what_is_printed_and_nothing_else() {
+    fn a_stuck_disk_costs_only_output() {
         let (log, pieces) = sync_channel(1);
         let mut output = Output {
             reader: None,
@@ -405,7 +409,7 @@ mod tests {
         assert!(!output.is_held());
         assert_eq!(pieces.recv().unwrap(), b"one");
         output.pass_on(b"four".to_vec(), now);
-        let told = b"\n(left out here, as the disk took nothing: 8 bytes)\n";
+        let told = b"\n(8 bytes omitted here: the disk accepted no writes)\n";
         assert_eq!(pieces.recv().unwrap(), told);
     }
 }

@@ -1,4 +1,4 @@
-//! What a run will do and need, as the table printed before it starts.
+//! The plan of a run: a table of its settings and memory, printed before the start.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use spd_trainer::{Memory, RunPlan, SitePlan};
 use crate::screen::plain;
 use crate::table::{Align, Table};
 
-/// With more sites than this, sites of one shape that differ in numbers only share a row.
+/// Above this number of sites, those of one shape whose paths differ only in numbers share a row.
 const SITES_SHOWN_SINGLY: usize = 12;
 
 /// The plan of a run.
 ///
-/// - `title`: what it is called
-/// - `directory`: where it goes, and whether something stands there
+/// - `title`: the name of the run
+/// - `directory`: its run directory, and whether that exists
 pub(crate) fn text(title: &str, directory: &str, run_plan: &RunPlan) -> String {
     let mut facts = Table::default();
     for (label, value) in &run_plan.rows {
@@ -35,7 +35,7 @@ pub(crate) fn text(title: &str, directory: &str, run_plan: &RunPlan) -> String {
     text
 }
 
-/// The row that says which run file was taken.
+/// The row with the run file.
 pub(crate) fn run_file(path: &Path) -> (String, String) {
     let place = path.display();
     let value = match Shipped::at(path) {
@@ -45,7 +45,7 @@ pub(crate) fn run_file(path: &Path) -> (String, String) {
     ("run file".to_owned(), value)
 }
 
-/// Planned memory, as people say it: all of it, and the parts that matter.
+/// Planned memory: the total and its main parts.
 pub(crate) fn memory(memory: &Memory) -> String {
     let total = memory.total();
     let parts = memory.parts.iter();
@@ -56,7 +56,7 @@ pub(crate) fn memory(memory: &Memory) -> String {
     format!("{} ({})", bytes(total), parts.join(", "))
 }
 
-/// A part of the memory is shown where it is at least one in so many.
+/// A part is shown if it is at least the total divided by this.
 const PARTS_SHOWN_FROM: usize = 20;
 
 /// Bytes with a binary unit.
@@ -107,9 +107,10 @@ fn alone(sites: &[SitePlan]) -> Vec<(String, &SitePlan)> {
     sites.iter().map(|site| (plain(&site.path), site)).collect()
 }
 
-/// One row for sites of one shape whose paths differ in numbers only, in the order of their first.
+/// One row for all sites of one shape whose paths differ only in numbers, in the order of their
+/// first.
 fn grouped(sites: &[SitePlan]) -> Vec<(String, &SitePlan)> {
-    // Sites of one group have one plan but for the numbers of their paths.
+    // The sites of a group have equal plans except for the numbers in their paths.
     let mut groups: Vec<(SitePlan, Vec<&SitePlan>)> = Vec::new();
     for site in sites {
         let path = starred(&site.path);
@@ -132,7 +133,7 @@ fn grouped(sites: &[SitePlan]) -> Vec<(String, &SitePlan)> {
         .collect()
 }
 
-/// A path with `*` for each part that is a number.
+/// A path with `*` for each numeric part.
 fn starred(path: &str) -> String {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let parts: Vec<&str> = path
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn few_sites_stand_alone() {
+    fn few_sites_have_one_row_each() {
         let sites = vec![
             site("linear1", [5, 2], 20, 1234),
             site("linear2", [2, 5], 20, 1000),
@@ -201,7 +202,7 @@ tms_5-2
     fn many_sites_of_one_shape_share_a_row() {
         let mut sites = Vec::new();
         for layer in 0..7 {
-            // The last layer is of another size, and so gets a row of its own.
+            // The last layer has another size, so it has its own row.
             let components = if layer == 6 { 8 } else { 4 };
             sites.push(site(&format!("h.{layer}.attn"), [2, 3], components, 10));
             sites.push(site(&format!("h.{layer}.mlp2"), [3, 2], 4, 20));

@@ -1,4 +1,4 @@
-//! `spd-launch profile`: where the time of a run's step goes, as tables and as a trace.
+//! `spd-launch profile`: shows where the time of a run's step goes, as tables and as a trace.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -14,14 +14,15 @@ use crate::hub::RunFiles;
 use crate::run::gpu;
 use crate::{bench, plan, screen};
 
-/// Steps that are profiled where none are asked for.
+/// Default number of profiled steps.
 const STEPS: usize = 20;
 
-/// Profiles the step of a run, on random weights and data of its shapes: nothing of the run is read but its file.
+/// Profiles the step of a run on random weights and data of its shapes; only the run file is read.
 ///
 /// # Errors
 ///
-/// When the run cannot be read or its programs not built, before anything is written; when the trace cannot be written.
+/// When the run file is invalid or its programs cannot be built, before anything is written; when
+/// the trace cannot be written.
 pub(crate) fn profile(asked: &ProfileArgs) -> Result<Exit, Fault> {
     let path = spd_configs::locate(&asked.config)?;
     let run = RunFiles::default().load(&path, &asked.set);
@@ -59,7 +60,8 @@ pub(crate) fn profile(asked: &ProfileArgs) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
-/// Whether a file can be written, so that no time is spent on what cannot be kept; one that was not there is not there afterwards.
+/// Checks that a file can be written, so that no time is spent on results that cannot be kept; does
+/// not leave a new file behind.
 pub(crate) fn try_to_write(path: &Path) -> io::Result<()> {
     let is_new = !path.try_exists()?;
     spd_files::open_with(OpenOptions::new().append(true).create(true), path)?;
@@ -74,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_tried_and_left_as_it_was() {
+    fn try_to_write_leaves_no_trace() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
         try_to_write(&path).unwrap();

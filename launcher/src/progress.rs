@@ -1,4 +1,4 @@
-//! How far the run is: the rank's rows, as they appear in its spool, on one line of the screen.
+//! The progress of a run: its rows, read from the spool and shown on one line of the screen.
 
 use std::io;
 use std::sync::Arc;
@@ -14,26 +14,26 @@ use crate::screen::{self, plain};
 use crate::threads;
 use crate::wait::wait_until;
 
-/// Time between two lines where there is no terminal to draw a bar on.
+/// Interval of progress lines where there is no terminal.
 pub(crate) const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// The newest known state of a run.
+/// The latest known state of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Progress {
-    /// What is going on, in the spool's word; empty before the first row.
+    /// The phase, as in the spool; empty before the first row.
     phase: String,
     /// Finished steps of the phase.
     step: u64,
-    /// Steps of the phase; 0 when it does not count them.
+    /// Steps of the phase; 0 if it does not count them.
     steps: u64,
     steps_per_s: f64,
-    /// The total loss and the number of active components, of the last training row.
+    /// Total loss and number of active components in the last training row.
     loss: Option<f64>,
     l0: Option<f64>,
 }
 
 impl Progress {
-    /// Takes in a row; returns what it has to say to people.
+    /// Updates the state from a row; returns the row's message for the user, if any.
     fn take(&mut self, row: &Row) -> Option<String> {
         let note = row.note.as_deref().map(plain);
         match row.kind {
@@ -49,15 +49,15 @@ impl Progress {
                 self.steps_per_s = row.number("steps_per_s").unwrap_or(0.0);
                 None
             }
-            // The last word about a launch, which whoever launched it says at its end.
+            // The last message of a launch is for a parent launcher.
             Kind::Event if row.number("stopped").is_some() => None,
             Kind::Event | Kind::Alert => happened(row),
             Kind::Eval => None,
         }
     }
 
-    /// The newest state as a line that is drawn over, in so many letters if loss and speed fit into them. The other parts are left
-    /// out before them, the bar first.
+    /// The state as a live line of at most `columns` characters. If it is too long, parts are left
+    /// out, the bar first; loss and speed go last.
     pub(crate) fn live(&self, columns: usize) -> String {
         const LEFT_OUT: [usize; 5] = [1, 6, 4, 0, 2];
         let [loss, l0, speed, left] = self.numbers().map(Option::unwrap_or_default);
@@ -83,15 +83,15 @@ impl Progress {
         lines.find(fits).unwrap_or_else(|| line(LEFT_OUT.len()))
     }
 
-    /// What is going on, in a word or two.
+    /// The activity, in a word or two.
     pub(crate) fn activity(&self) -> &str {
         activity(&self.phase)
     }
 
-    /// Loss, L0, speed and time left, as far as they are known.
+    /// Loss, L0, speed and remaining time, as far as known.
     fn numbers(&self) -> [Option<String>; 4] {
         let (loss, l0) = loss_and_l0(self.loss, self.l0);
-        // What counts no steps has no speed and no end that is known.
+        // A phase without counted steps has neither speed nor a known end.
         let speed = Some(self.steps_per_s);
         let speed = speed.filter(|speed| self.steps > 0 && speed.is_finite() && *speed > 0.0);
         let left = speed.and_then(|speed| {
@@ -102,7 +102,7 @@ impl Progress {
         [loss, l0, speed.map(pace), left]
     }
 
-    /// All that is known, for a line of its own.
+    /// The whole state, as a separate line.
     pub(crate) fn line(&self) -> String {
         let step = match self.steps {
             0 => String::new(),
@@ -115,13 +115,13 @@ impl Progress {
     }
 }
 
-/// What happened, for people, where a row says so.
+/// The message of a row for the user, if it has one.
 pub(crate) fn happened(row: &Row) -> Option<String> {
     let note = row.note.as_deref().map(plain)?;
     Some(format!("step {}: {note}", row.step))
 }
 
-/// Active components of all sites, of a row that says them site by site.
+/// Active components of all sites, from a row with one value for each site.
 pub(crate) fn l0(row: &Row) -> Option<f64> {
     let is_l0 = |name: &str| name.starts_with("l0/") || name.starts_with("eval/l0/");
     let mut l0 = row.numbers().filter(|(name, _)| is_l0(name)).peekable();
@@ -129,13 +129,13 @@ pub(crate) fn l0(row: &Row) -> Option<f64> {
     Some(l0.map(|(_, value)| value).sum())
 }
 
-/// The two numbers that say most of a row, as far as they are known.
+/// Loss and L0 as text, as far as known.
 pub(crate) fn loss_and_l0(loss: Option<f64>, l0: Option<f64>) -> (Option<String>, Option<String>) {
     let loss = loss.map(|loss| format!("loss {loss:.3e}"));
     (loss, l0.map(|l0| format!("L0 {l0:.2}")))
 }
 
-/// A speed as people read it: slow steps by the time of one.
+/// A speed as text; for slow steps, the time of one.
 pub(crate) fn pace(steps_per_s: f64) -> String {
     if steps_per_s < 1.0 {
         format!("{:.1} s/step", 1.0 / steps_per_s)
@@ -144,7 +144,7 @@ pub(crate) fn pace(steps_per_s: f64) -> String {
     }
 }
 
-/// What goes on in a phase, in a word or two.
+/// The activity of a phase, in a word or two.
 pub(crate) fn activity(phase: &str) -> &str {
     match phase {
         "" => "starting",
@@ -161,7 +161,8 @@ pub(crate) fn activity(phase: &str) -> &str {
     }
 }
 
-/// Where a rank is, for a message: `after step 120 (decomposing)`. It may have come further since it last said so.
+/// The position of a rank for a message, like `after step 120 (decomposing)`. It may have advanced
+/// since its last heartbeat.
 pub(crate) fn place(phase: &str, step: u64) -> String {
     let doing = activity(phase);
     match (phase, step) {
@@ -190,11 +191,11 @@ pub(crate) struct Spool {
 }
 
 impl Spool {
-    /// Follows the rows that are written from now on.
+    /// Follows rows that are written from now on.
     ///
     /// # Errors
     ///
-    /// When a file is there and cannot be read.
+    /// When an existing file cannot be read.
     pub(crate) fn follow(run_dir: &RunDir) -> Result<Self, ReadError> {
         let system = Reader::open(&run_dir.system(), &Mark::default())?;
         let metrics = Reader::of_metrics(run_dir.path(), &Cursor::default())?;
@@ -210,7 +211,7 @@ impl Spool {
         })
     }
 
-    /// Takes in what is new; what happened, a line each.
+    /// Reads new rows; returns their messages for the user.
     pub(crate) fn read(&mut self) -> Vec<String> {
         let mut events = Vec::new();
         for file in &mut self.files {
@@ -218,7 +219,8 @@ impl Spool {
                 match file.next() {
                     Ok(Some(Read::Row { row, .. })) => events.extend(self.progress.take(&row)),
                     Ok(Some(Read::RolledBack(_))) | Err(ReadError::Junk { .. }) => {}
-                    // What cannot be read now may be readable soon; until then the run is silent.
+                    // A file that cannot be read now may be readable later; until then nothing is
+                    // shown.
                     Ok(None) | Err(_) => break,
                 }
             }
@@ -226,31 +228,32 @@ impl Spool {
         events
     }
 
-    /// The newest known state.
+    /// The latest known state.
     pub(crate) fn progress(&self) -> &Progress {
         &self.progress
     }
 }
 
-/// Follows a run's rows and shows them, on a thread of its own: a disk that is stuck stops what is shown, and nothing else.
+/// Follows a run's rows and shows them on its own thread, so that a stuck disk stops only the
+/// display.
 pub(crate) struct Follower {
     is_over: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
 impl Follower {
-    /// Shows what is written from now on.
+    /// Starts showing rows that are written from now on.
     ///
     /// # Errors
     ///
-    /// When there is no thread to be had.
+    /// When the thread cannot start.
     pub(crate) fn start(mut spool: Spool) -> io::Result<Self> {
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&is_over);
         let thread = threads::spawn("progress", move || {
             let mut display = Display::new();
             loop {
-                // Its last rows may have come after the last look.
+                // The last rows may have been written after the last read.
                 let is_last = over.load(Ordering::Acquire);
                 spool
                     .read()
@@ -268,7 +271,7 @@ impl Follower {
 }
 
 impl Drop for Follower {
-    /// Shows the rows that came last, unless the disk is stuck.
+    /// Shows the last rows, unless the disk is stuck.
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Release);
         self.thread.thread().unpark();
@@ -276,13 +279,13 @@ impl Drop for Follower {
     }
 }
 
-/// Time between two looks at the rows.
+/// Interval of reads.
 const READ: Duration = Duration::from_millis(200);
 
-/// How long the last rows are waited for.
+/// How long to wait for the last rows.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Shows progress: a live line on a terminal, elsewhere a line now and then.
+/// Shows progress: a live line on a terminal, periodic lines elsewhere.
 struct Display {
     is_live: bool,
     last_line: Option<(String, Instant)>,
@@ -297,7 +300,7 @@ impl Display {
         }
     }
 
-    /// Shows the newest state.
+    /// Shows the latest state.
     fn show(&mut self, progress: &Progress) {
         if progress.phase.is_empty() {
             return;
@@ -312,7 +315,8 @@ impl Display {
         }
     }
 
-    /// Whether a line is due: at first, after a while, and when something else begins than a look between two steps.
+    /// Whether a line is due: the first, after the interval, and when the phase changes, except to
+    /// an evaluation between two steps.
     fn is_due(&self, phase: &str) -> bool {
         let is_look = |phase: &str| matches!(phase, "eval" | "figures");
         let Some((last, shown)) = &self.last_line else {
@@ -331,7 +335,7 @@ impl Drop for Display {
     }
 }
 
-/// How much of a whole is done, to be seen: `[=====>     ] 3/6`.
+/// A progress bar: `[=====>     ] 3/6`.
 pub(crate) fn bar(done: u64, all: u64) -> String {
     let full = u128::from(done.min(all)) * BAR as u128 / u128::from(all.max(1));
     let full = usize::try_from(full).unwrap_or(BAR);
@@ -339,7 +343,7 @@ pub(crate) fn bar(done: u64, all: u64) -> String {
     format!("[{:BAR$}]", "=".repeat(full) + head)
 }
 
-/// Letters of a bar.
+/// Width of a bar.
 const BAR: usize = 24;
 
 #[cfg(test)]
@@ -358,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_where_the_run_is() {
+    fn a_line_has_phase_step_and_numbers() {
         let progress = taken(&[
             phase("train", 400)
                 .with("steps", 10_000.0)
@@ -383,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_narrow_terminal_loss_and_speed_stay_and_the_bar_goes_first() {
+    fn a_narrow_terminal_drops_the_bar_first_and_keeps_loss_and_speed() {
         let progress = taken(&[
             phase("train", 400)
                 .with("steps", 10_000.0)
@@ -414,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_step_is_told_by_its_time() {
+    fn a_slow_pace_is_in_seconds_per_step() {
         let paces = [1234.5, 40.0, 1.0, 0.5, 0.012].map(pace);
         assert_eq!(
             paces,
@@ -429,13 +433,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_not_said() {
+    fn unknown_numbers_are_left_out() {
         let progress = taken(&[phase("target", 0)]);
         assert_eq!(progress.line(), "training target");
     }
 
     #[test]
-    fn every_place_has_words() {
+    fn every_phase_has_a_place() {
         for (phase, step, expected) in [
             ("", 0, "while it started"),
             ("target", 0, "at the beginning (training target)"),
@@ -449,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn values_no_clock_can_count_down_are_left_out() {
+    fn absurd_remaining_times_are_left_out() {
         for steps_per_s in [f64::NAN, f64::INFINITY, -1.0, 1e-300] {
             let row = phase("train", 1)
                 .with("steps", f64::INFINITY)
@@ -460,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn evaluations_between_steps_are_no_lines_of_their_own() {
+    fn evaluations_between_steps_get_no_lines() {
         let after = |last: &str| Display {
             is_live: false,
             last_line: Some((last.to_owned(), Instant::now())),
@@ -473,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_for_people() {
+    fn an_event_has_a_message() {
         let mut progress = Progress::default();
         let event = Row::new(7, Kind::Event).with_note("resumed\u{1b}[0m");
         assert_eq!(
@@ -484,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_written_from_now_on_is_news() {
+    fn only_new_rows_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(dir.path().to_owned());
         let rank = spd_tracker::Spool::system(dir.path()).unwrap();

@@ -1,4 +1,4 @@
-//! `spd-launch rank`: one rank of a prepared run, started by the launcher.
+//! `spd-launch rank`: runs one rank of a prepared run, started by the launcher.
 
 use std::any::Any;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -16,11 +16,11 @@ use crate::nodes::mesh::{self, Peers};
 use crate::run::gpus;
 use crate::stop;
 
-/// Runs this process's rank to its end, and tells the launcher of it.
+/// Runs this process's rank to its end, and reports the result to the launcher.
 ///
 /// # Errors
 ///
-/// What the trainer finds.
+/// The trainer's faults.
 pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
     let mut supervision = Supervision {
         stop: stop::flag(),
@@ -74,7 +74,8 @@ pub(crate) fn rank(asked: &RankArgs) -> Result<Exit, Fault> {
     ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// The world of a rank that has connections with the others, which its launcher says where to find.
+/// The world of a rank with network connections to the others, whose addresses come from the
+/// launcher.
 fn far_world(
     rank: usize,
     (listener, peers): (i32, Peers),
@@ -107,14 +108,15 @@ fn far_world(
     World::over_connections(rank, connections, heartbeat, Box::new(lost))
 }
 
-/// The file that this process was given under a number.
+/// Takes over the file descriptor `fd` that this process inherited.
 pub(crate) fn inherited(fd: i32) -> std::io::Result<OwnedFd> {
-    // Standard streams are none of those.
+    // Standard streams are not among them.
     if fd <= 2 {
         return Err(std::io::ErrorKind::InvalidInput.into());
     }
-    #[expect(unsafe_code, reason = "a number stands for a file")]
-    // SAFETY: the launcher gave this process the file, and nobody else has looked at it. What it is, is checked by who maps it.
+    #[expect(unsafe_code, reason = "taking over an inherited descriptor")]
+    // SAFETY: the launcher passed this descriptor to this process, and nothing else uses it. The
+    // code that maps it checks what it is.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -133,7 +135,7 @@ fn go(asked: &RankArgs, supervision: &Supervision) -> Result<Exit, Fault> {
     )
 }
 
-/// Keeps what the first panic of any thread says, beside printing it.
+/// Keeps the message of the first panic of any thread, besides printing it.
 fn remember_panics() -> Arc<Mutex<Option<String>>> {
     let first: Arc<Mutex<Option<String>>> = Arc::default();
     let (kept, print) = (Arc::clone(&first), take_hook());
@@ -146,7 +148,7 @@ fn remember_panics() -> Arc<Mutex<Option<String>>> {
     first
 }
 
-/// What a panic says, and where.
+/// A panic's message and location.
 fn words(info: &PanicHookInfo<'_>) -> String {
     let payload: &dyn Any = info.payload();
     let said = payload
@@ -154,7 +156,7 @@ fn words(info: &PanicHookInfo<'_>) -> String {
         .map(String::as_str)
         .or_else(|| payload.downcast_ref::<&str>().copied());
     let said = said
-        .unwrap_or("no words")
+        .unwrap_or("no message")
         .lines()
         .next()
         .unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A rank is this program again, in a process of its own that cannot outlive its launcher; so is a run of a sweep.
+//! Ranks and runs of a sweep as child processes: this program again, never outliving its launcher.
 
 use std::env;
 use std::io::{self, PipeWriter};
@@ -19,28 +19,29 @@ use crate::nodes::mesh::Peers;
 use crate::wait::wait_until;
 use crate::world::{self, Node};
 
-/// Where this program is to be started from: the file that it runs from, though it be replaced or removed meanwhile, so that
-/// launcher and ranks are never of two versions.
+/// The path of this program's executable. It stays valid if the file is replaced or removed, so
+/// that launcher and ranks have the same version.
 ///
 /// # Errors
 ///
-/// When the operating system does not tell.
+/// When the operating system does not provide it.
 pub(crate) fn own_program() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") {
-        // Of whoever follows it: between fork and exec, a child is of the file of its parent.
+        // `self` would be that of the process that follows the link; between fork and exec, a child
+        // still has its parent's executable.
         return Ok("/proc/self/exe".into());
     }
     env::current_exe()
 }
 
-/// Gives this process its name in lists of processes; one that was started by [`own_program`] has another at first.
+/// Sets the name of this process in process lists; after [`own_program`] it has another at first.
 pub(crate) fn name_process() {
     #[cfg(target_os = "linux")]
-    // What it is called is of no use but to people.
+    // The name is only informative.
     let _ = rustix::thread::set_name(c"spd-launch");
 }
 
-/// A command that starts a program, by its usual name.
+/// A command for a program, under its usual name.
 pub(crate) fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
     if program.starts_with("/proc") {
@@ -49,46 +50,47 @@ pub(crate) fn command(program: &Path) -> Command {
     command
 }
 
-/// How long a process that was killed is waited for.
+/// How long to wait for a killed process.
 const GIVE_UP: Duration = Duration::from_secs(5);
 
-/// How many heaps glibc makes for threads: each keeps some memory that no plan counts, and a step allocates nothing.
+/// Environment variable for the number of glibc's heaps for threads: each keeps memory that no plan
+/// counts, and a step allocates nothing.
 const ARENAS: &str = "MALLOC_ARENA_MAX";
 
-/// What is started.
+/// The program of a run's ranks.
 #[derive(Debug)]
 pub(crate) struct Program {
-    /// This program, unless a test of the launcher says otherwise.
+    /// This program, except in tests of the launcher.
     pub(crate) path: PathBuf,
     /// Prepared run directory.
     pub(crate) run_dir: PathBuf,
     /// CPU threads of each rank.
     pub(crate) threads: usize,
-    /// CPU threads of the rank that trains the target while others wait for it.
+    /// CPU threads of the rank that trains the target while the others wait.
     pub(crate) target_threads: usize,
     /// Whether each rank has a GPU.
     pub(crate) on_gpu: bool,
-    /// Number of ranks, on all nodes.
+    /// Number of ranks on all nodes.
     pub(crate) ranks: usize,
-    /// Those of this node.
+    /// The ranks of this node.
     pub(crate) here: Range<usize>,
 }
 
-/// Where the ranks of an attempt meet.
+/// How the ranks of an attempt communicate.
 #[derive(Debug)]
 pub(crate) enum Meeting {
-    /// There is one.
+    /// There is only one.
     Alone,
-    /// They share this memory.
+    /// In this shared memory.
     Memory(OwnedFd),
-    /// They have connections with each other, and each of this node has a listener for those.
+    /// Over network connections; each rank of this node has a listener.
     Connections {
         listeners: Vec<TcpListener>,
         peers: Peers,
     },
 }
 
-/// A started process of ours. Dropping it kills it.
+/// A child process. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -97,11 +99,11 @@ pub(crate) struct Process {
 }
 
 impl Meeting {
-    /// Of the ranks of a program, which are on one node.
+    /// For the ranks of a program on one node.
     ///
     /// # Errors
     ///
-    /// When there is no memory for them to share.
+    /// When no shared memory can be created.
     pub(crate) fn of(program: &Program) -> io::Result<Self> {
         if program.ranks == 1 {
             return Ok(Self::Alone);
@@ -111,7 +113,7 @@ impl Meeting {
 }
 
 impl Program {
-    /// The command that starts a rank of this node.
+    /// The command for a rank of this node.
     pub(crate) fn command(&self, rank: usize, meeting: &Meeting) -> Command {
         let mut command = command(&self.path);
         command
@@ -150,10 +152,10 @@ impl Program {
 }
 
 impl Process {
-    /// Starts a process that reads `input`; what it says on both streams goes to `output`.
+    /// Starts a process that reads `input`; both its output streams go to `output`.
     ///
-    /// It leads a process group of its own, so a Ctrl-C on the terminal reaches the launcher only. Call
-    /// this on the main thread: the kernel ties the process's life to the *thread* that started it.
+    /// It leads its own process group, so Ctrl-C on the terminal reaches the launcher only. Call
+    /// this on the main thread: the kernel ties the child's life to the *thread* that started it.
     ///
     /// # Errors
     ///
@@ -183,7 +185,7 @@ impl Process {
         self.child.id()
     }
 
-    /// How it ended, or `None` while it runs.
+    /// The exit status, or `None` while it runs.
     ///
     /// # Errors
     ///
@@ -195,23 +197,23 @@ impl Process {
         Ok(self.status)
     }
 
-    /// Asks it to save and leave.
+    /// Asks it to save and exit.
     pub(crate) fn ask(&self) {
         if self.status.is_none() {
-            // It fails only when the process is gone, which `ended` will tell.
+            // It fails only if the process has exited, which `ended` reports.
             let _ = kill_process(self.pid, Signal::TERM);
         }
     }
 
-    /// Ends it, with everything it started, and does not wait until it is gone.
+    /// Kills it with everything it started, without waiting.
     pub(crate) fn send_kill(&self) {
         if self.status.is_none() {
             let _ = kill_process_group(self.pid, Signal::KILL);
         }
     }
 
-    /// Ends it, with everything it started, and waits until it is gone; not for ever, as a process that waits for a disk or a driver
-    /// dies when that answers.
+    /// Kills it with everything it started, and waits for its exit, for a limited time: a process
+    /// that waits for a disk or a driver dies when that answers.
     pub(crate) fn kill(&mut self) {
         self.send_kill();
         wait_until(GIVE_UP, || !matches!(self.ended(), Ok(None)));
@@ -224,32 +226,29 @@ impl Drop for Process {
     }
 }
 
-/// Lets the program have the memory of ours that ranks share.
+/// Passes the ranks' shared memory to the program.
 pub(crate) fn share_memory(command: &mut Command, memory: &OwnedFd) {
     hand_down(command, "--memory-fd", memory.as_fd());
 }
 
-/// Lets the program have a file of ours, under the same number, which it is told.
+/// Passes a file descriptor to the program under the same number, as the argument of `option`.
 fn hand_down(command: &mut Command, option: &str, file: BorrowedFd<'_>) {
     let fd: RawFd = file.as_raw_fd();
     command.args([option, &fd.to_string()]);
     let keep = move || {
-        #[expect(unsafe_code, reason = "a number stands for a file after the fork")]
-        // SAFETY: whoever starts the command has the file open until it has started.
+        #[expect(unsafe_code, reason = "a descriptor is borrowed after the fork")]
+        // SAFETY: the caller keeps the file open until the command has started.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         Ok(fcntl_setfd(fd, FdFlags::empty())?)
     };
-    #[expect(
-        unsafe_code,
-        reason = "code between fork and exec can be given in no other way"
-    )]
+    #[expect(unsafe_code, reason = "the only way to run code between fork and exec")]
     // SAFETY: `keep` makes one system call and neither allocates, locks nor panics.
     unsafe {
         command.pre_exec(keep);
     }
 }
 
-/// Has the kernel kill the process when the launcher dies, however it dies.
+/// Has the kernel kill the process when the launcher dies in any way.
 #[cfg(target_os = "linux")]
 pub(crate) fn die_with_launcher(command: &mut Command) {
     use rustix::process::{getpid, getppid, set_parent_process_death_signal};
@@ -257,19 +256,16 @@ pub(crate) fn die_with_launcher(command: &mut Command) {
     let launcher = getpid();
     let tie = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // A launcher that died before the line above will send no signal any more.
+        // A launcher that died before the line above sends no signal.
         if getppid() == Some(launcher) {
             Ok(())
         } else {
             Err(rustix::io::Errno::SRCH.into())
         }
     };
-    #[expect(
-        unsafe_code,
-        reason = "code between fork and exec can be given in no other way"
-    )]
-    // SAFETY: `tie` makes two system calls and neither allocates, locks nor panics, so it may run in
-    // the child of a process that has other threads.
+    #[expect(unsafe_code, reason = "the only way to run code between fork and exec")]
+    // SAFETY: `tie` makes two system calls and neither allocates, locks nor panics, so it may run
+    // in the child of a process with other threads.
     unsafe {
         command.pre_exec(tie);
     }

@@ -1,4 +1,4 @@
-//! `spd-launch report RUN...`: a page for looking at runs that needs no network and no program.
+//! `spd-launch report RUN...`: a page about runs that needs neither network nor server.
 
 use std::path::{Path, PathBuf};
 
@@ -11,11 +11,13 @@ use crate::exit::Exit;
 use crate::profile::try_to_write;
 use crate::screen;
 
-/// Makes the page of each run and sweep in its directory, or one of all of them where `--out` says.
+/// Writes the page of each run and sweep to its directory, or a single page of all of them to
+/// `--out`.
 ///
 /// # Errors
 ///
-/// Bad input when one of them is neither, or `--out` cannot be written; all are looked at before anything is. A disk that refuses.
+/// Bad input when one is neither a run nor a sweep, or `--out` cannot be written, before anything
+/// is written. A disk that refuses.
 pub(crate) fn report(asked: &ReportArgs) -> Result<Exit, Fault> {
     let pages: Vec<(PathBuf, &[PathBuf])> = match &asked.out {
         Some(out) => vec![(out.clone(), &asked.runs)],
@@ -37,16 +39,16 @@ pub(crate) fn report(asked: &ReportArgs) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
-/// The book of some runs.
+/// Opens runs for a page.
 ///
 /// # Errors
 ///
-/// Bad input, when one of them is none.
+/// Bad input when one of them is not a run.
 pub(crate) fn open(runs: &[PathBuf]) -> Result<Book, Fault> {
     Book::open(runs).map_err(|error| fault(&error))
 }
 
-/// Bad input, or a failure of this machine.
+/// The fault for an error of a report: bad input, or a failure of this machine.
 pub(crate) fn fault(error: &ReportError) -> Fault {
     match error {
         ReportError::NoRun { .. } | ReportError::NoDirectory { .. } => {
@@ -56,7 +58,7 @@ pub(crate) fn fault(error: &ReportError) -> Fault {
     }
 }
 
-/// A path that a browser can be given.
+/// An absolute path, which a browser can open.
 fn shown(path: &Path) -> String {
     let whole = std::path::absolute(path);
     whole

@@ -1,6 +1,6 @@
-//! When a rank that died may start again.
+//! Restarts of dead ranks.
 
-/// What is left of `--restarts N`.
+/// The remainder of `--restarts N`.
 #[derive(Debug)]
 pub(crate) struct Restarts {
     left: u32,
@@ -8,7 +8,7 @@ pub(crate) struct Restarts {
 }
 
 impl Restarts {
-    /// At most `limit` of them.
+    /// At most `limit` restarts.
     pub(crate) fn new(limit: u32) -> Self {
         Self {
             left: limit,
@@ -16,19 +16,19 @@ impl Restarts {
         }
     }
 
-    /// Whether the rank may start again; takes one off if so.
+    /// Whether the rank may start again; counts a restart if so.
     ///
-    /// - `newest`: step of the newest checkpoint, if there is one
+    /// - `newest`: step of the newest checkpoint, if any
     ///
     /// # Errors
     ///
-    /// Why not, when restarts were asked for and are over; `None` when they were not asked for.
+    /// Why not, if restarts were requested; `None` if not.
     pub(crate) fn again(&mut self, newest: Option<u64>) -> Result<(), Option<&'static str>> {
         if self.left == 0 {
             let were_asked_for = self.before.is_some();
             return Err(were_asked_for.then_some("not started again: --restarts is used up"));
         }
-        // A rank that dies twice at the same place would die there for ever.
+        // A rank that dies twice without a new checkpoint would do so for ever.
         if self.before == Some(newest) {
             return Err(Some(
                 "not started again: no new checkpoint since it died before",
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crash_loop_with_progress_goes_on_until_the_limit() {
+    fn a_crash_loop_with_progress_ends_at_the_limit() {
         let mut restarts = Restarts::new(2);
         assert_eq!(restarts.again(None), Ok(()));
         assert_eq!(restarts.again(Some(100)), Ok(()));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_where_no_restart_was_asked_for() {
+    fn without_restarts_there_is_no_reason() {
         assert_eq!(Restarts::new(0).again(None), Err(None));
     }
 }

@@ -1,4 +1,4 @@
-//! `spd-launch CONFIG`: refuse what has to be refused, then run to the end.
+//! `spd-launch CONFIG`: checks a run, then runs it to its end.
 
 use std::env;
 use std::ffi::OsString;
@@ -26,12 +26,12 @@ use crate::track::Track;
 use crate::world::Node;
 use crate::{memory, plan, screen, summary};
 
-/// Runs a run file to its end, from wherever an earlier launch left it.
+/// Runs a run file to its end, continuing an earlier launch.
 ///
 /// # Errors
 ///
-/// Bad input, found before anything is created; failures of this machine on the way. What befalls a
-/// rank is printed here, and told by the exit alone.
+/// Bad input, before anything is created; failures of this machine. Failures of ranks are printed
+/// here and returned as an exit.
 pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     let node = match asked.slurm {
         Some(nodes) => Node::planned(nodes),
@@ -114,7 +114,8 @@ pub(crate) fn run(asked: &RunArgs) -> Result<Exit, Fault> {
     Ok(exit)
 }
 
-/// Runs what is held; how that ended, and the first line that was said about it. Its machine, its rows and its page are left in `track`.
+/// Runs a run whose directory is locked; returns how it ended, and the first line about that.
+/// `track` keeps the trackers, samples and page.
 fn launch(
     asked: &RunArgs,
     node: &Node,
@@ -122,7 +123,7 @@ fn launch(
     run_plan: &RunPlan,
     track: &mut Option<Track>,
 ) -> Result<(Exit, String), Fault> {
-    let mut stop = Stop::listen().context("signals cannot be listened to")?;
+    let mut stop = Stop::listen().context("cannot install signal handlers")?;
     let mut others = None;
     if node.count > 1 {
         let joining = Joining::open(run_dir, node, here(asked)).map_err(Fault::Failed)?;
@@ -145,7 +146,7 @@ fn launch(
     stop.heed(track.stop());
     let ended = ranks.run(restarts, &mut stop, others.as_mut());
     if let Some(others) = others {
-        // They do not wait for trackers.
+        // The other launchers do not wait for trackers.
         match &ended {
             Ok((exit, _)) => others.quit(*exit, None),
             Err(error) => others.quit(Exit::Failed, Some(&format!("{error:#}"))),
@@ -164,14 +165,15 @@ fn threads_of_rank(asked: &RunArgs) -> usize {
     (cli::threads(asked.threads) / asked.ranks()).max(1)
 }
 
-/// Decides into how many shards the batches of a run are cut, where its file leaves that open: as when it began, or one a rank.
+/// Sets the number of shards of a batch where the run file leaves it open: as at the beginning of
+/// the run, or one for each rank.
 ///
-/// - `begun`: those of the run that stands there
+/// - `begun`: the number of an existing run
 /// - `ranks`: of all nodes
 ///
 /// # Errors
 ///
-/// One line, where the ranks cannot share them.
+/// One line, when the ranks cannot share them evenly.
 fn decide_shards(
     run: &mut Run,
     begun: Option<usize>,
@@ -196,14 +198,14 @@ fn decide_shards(
     if let Some(why) = refuses_world(shards, ranks) {
         return Err(refused(why));
     }
-    // One is what a run has that says nothing.
+    // The default of run files.
     run.train.shards = (shards > 1).then_some(shards);
     Ok(())
 }
 
-/// The words that started this program, and where it is.
+/// The command line of this program, with its absolute path.
 fn own_command() -> anyhow::Result<Vec<OsString>> {
-    let program = env::current_exe().context("this program's own file cannot be found")?;
+    let program = env::current_exe().context("cannot find this program's executable")?;
     let arguments = env::args_os().skip(1);
     Ok([program.into_os_string()]
         .into_iter()
@@ -211,11 +213,11 @@ fn own_command() -> anyhow::Result<Vec<OsString>> {
         .collect())
 }
 
-/// The place of this launcher, which is to be the only one.
+/// The node of a launcher that must be the only one.
 ///
 /// # Errors
 ///
-/// One line, where it is one of several, or the environment is in two minds about that.
+/// One line, when it is one of several, or environment variables disagree about that.
 pub(crate) fn only_node() -> Result<Node, Fault> {
     let node = Node::from_env().map_err(Fault::BadInput)?;
     if node.count > 1 {
@@ -226,21 +228,21 @@ pub(crate) fn only_node() -> Result<Node, Fault> {
     Ok(node)
 }
 
-/// A run that nothing keeps from starting, as far as can be known before.
+/// A run that has passed all checks.
 struct Checked {
     run: Run,
     run_dir: RunDir,
     found: Found,
-    /// Where it goes, in words; empty, as the plan is, for a run that is finished.
+    /// Its directory, in words; empty, as the plan is, for a finished run.
     destination: String,
     run_plan: RunPlan,
-    /// Knows what is still to be fetched.
+    /// Its pending downloads.
     files: RunFiles,
 }
 
-/// Everything that can be refused, for a run and for `--dry-run`: nothing is created.
+/// Checks everything that can be checked before a run or for `--dry-run`; creates nothing.
 ///
-/// - `gpus_unseen`: whether the memory of the GPUs cannot be asked for here
+/// - `gpus_unseen`: whether the memory of the GPUs is unknown here
 fn check(asked: &RunArgs, node: &Node, gpus_unseen: bool) -> Result<Checked, Fault> {
     let path = spd_configs::locate(&asked.config)?;
     let mut files = RunFiles::of(asked);
@@ -253,7 +255,7 @@ fn check(asked: &RunArgs, node: &Node, gpus_unseen: bool) -> Result<Checked, Fau
         && !keys.is_empty()
     {
         let (shown, keys) = (path.display(), keys.join(", "));
-        screen::note(&format!("{shown}: nothing here uses {keys}"));
+        screen::note(&format!("{shown}: without effect here: {keys}"));
     }
     let run_dir = RunDir::at(
         asked
@@ -290,7 +292,7 @@ fn check(asked: &RunArgs, node: &Node, gpus_unseen: bool) -> Result<Checked, Fau
     if !gpus_unseen {
         check_gpu_memory(asked, &path, &world, run, &run_plan).map_err(Fault::BadInput)?;
     }
-    // The directory is the first launcher's.
+    // Only the first launcher checks the directory.
     if !node.is_first() {
         return Ok(checked);
     }
@@ -305,13 +307,14 @@ fn check(asked: &RunArgs, node: &Node, gpus_unseen: bool) -> Result<Checked, Fau
     Ok(checked)
 }
 
-/// Refuses a run that needs more memory than there is; returns how many such runs there is memory for, if that is known.
+/// Refuses a run that needs more memory than is available; returns how many such runs fit, if
+/// known.
 ///
-/// - `path`, `set`: where the run was read from
+/// - `path`, `set`: the source of the run
 ///
 /// # Errors
 ///
-/// One line, with what would help most.
+/// One line, with the most helpful setting.
 pub(crate) fn check_memory(
     asked: &RunArgs,
     (path, set): (&Path, &[String]),
@@ -360,35 +363,36 @@ fn check_gpu_memory(
     Ok(())
 }
 
-/// The GPU that is used where there is one rank.
+/// The GPU of a single rank.
 pub(crate) const GPU: usize = 0;
 
-/// A row of the plan about the GPUs that `--gpus` asks for, where it is made without them: on a login node, or for a job elsewhere.
+/// A row of the plan about the GPUs of `--gpus` where it is made without them: on a login node, or
+/// for a job elsewhere.
 ///
 /// # Errors
 ///
-/// As [`gpus`], where the run is to start here and now.
+/// As [`gpus`], if the run is to start here and now.
 fn unseen_gpus(asked: &RunArgs, ranks: usize) -> Result<Option<String>, Fault> {
     if !asked.dry_run || asked.gpus == 0 {
         return gpus(asked.gpus, ranks).map(|_| None);
     }
     let why = match cuda::lacks(asked.gpus, ranks > 1) {
-        Some(lacks) => format!("not seen from here ({lacks})"),
+        Some(lacks) => format!("not visible here ({lacks})"),
         None if asked.slurm.is_some() => "those of the job, not of this machine".to_owned(),
         None => return Ok(None),
     };
     Ok(Some(format!(
-        "{why}: whether their memory is enough is known where the run starts"
+        "{why}: their memory is checked when the run starts"
     )))
 }
 
-/// The GPUs that `--gpus` asks for: as many.
+/// The number of GPUs of `--gpus`, after checking that they are usable.
 ///
 /// - `ranks`: of all nodes
 ///
 /// # Errors
 ///
-/// One line, where there are not so many, or what they need is missing.
+/// One line, when there are fewer, or a library is missing.
 pub(crate) fn gpus(asked: usize, ranks: usize) -> Result<usize, Fault> {
     if asked > 0
         && let Some(lacks) = cuda::lacks(asked, ranks > 1)
@@ -400,22 +404,22 @@ pub(crate) fn gpus(asked: usize, ranks: usize) -> Result<usize, Fault> {
     Ok(asked)
 }
 
-/// The GPU that `--gpus` asks for, where one rank does the work.
+/// The GPU of `--gpus` for a command with one rank.
 ///
 /// # Errors
 ///
-/// One line, where there is none, or several are wanted.
+/// One line, when there is none, or several are requested.
 pub(crate) fn gpu(asked: usize) -> Result<Option<usize>, Fault> {
     if asked > 1 {
         return Err(Fault::BadInput(format!(
-            "--gpus {asked}: only a run uses several GPUs; --gpus 1 is one"
+            "--gpus {asked}: only a run uses several GPUs; give --gpus 1"
         )));
     }
     Ok((gpus(asked, 1)? > 0).then_some(GPU))
 }
 
-/// Bytes that the checkpoints may take which are still to be written; one more than are kept, while it is written. They share the
-/// target's weights.
+/// Bytes of the checkpoints still to be written: one more than are kept, as the oldest is deleted
+/// after the newest is written. They share the target's weights.
 pub(crate) fn checkpoint_bytes(run: &Run, run_plan: &RunPlan, found: &Found) -> u64 {
     let checkpoints = if *found == Found::Nothing {
         run.checkpoint.keep.saturating_add(1)
@@ -429,7 +433,7 @@ pub(crate) fn checkpoint_bytes(run: &Run, run_plan: &RunPlan, found: &Found) -> 
 fn destination(run: &Run, run_dir: &RunDir, found: &Found) -> Result<String, Fault> {
     let what = match found {
         Found::Nothing if run_dir.stands().map_err(Fault::BadInput)? => {
-            "new; what stands there is moved aside".to_owned()
+            "new; the existing one is moved aside".to_owned()
         }
         Found::Nothing => "new".to_owned(),
         Found::Begun | Found::Finished | Found::FinishedUnread(_) => goes_on(run, run_dir, found)?,
@@ -437,11 +441,11 @@ fn destination(run: &Run, run_dir: &RunDir, found: &Found) -> Result<String, Fau
     Ok(format!("{} ({what})", run_dir.path().display()))
 }
 
-/// From where a run goes on that has a directory, in words for the plan.
+/// The step from which an existing run continues, in words for the plan.
 ///
 /// # Errors
 ///
-/// Bad input, when its checkpoints are lost, or its data or target are others than those it began with.
+/// Bad input, when its checkpoints are lost, or its data or target differ from those it began with.
 pub(crate) fn goes_on(run: &Run, run_dir: &RunDir, found: &Found) -> Result<String, Fault> {
     let words = match spd_trainer::continuation(run, run_dir.path())? {
         Continuation::From(0) => "continued from before its first step".to_owned(),
@@ -457,11 +461,12 @@ pub(crate) fn goes_on(run: &Run, run_dir: &RunDir, found: &Found) -> Result<Stri
     Ok(words)
 }
 
-/// Makes the directory of a run, which is held; what stands there is moved aside, and back where that was for nothing.
+/// Makes and locks the directory of a run. An existing one is moved aside, and back if the creation
+/// fails.
 ///
 /// # Errors
 ///
-/// When the file system refuses, or a launcher runs what stands there.
+/// When the file system refuses, or a launcher holds the existing directory.
 pub(crate) fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<Lock, Fault> {
     let _whole = stop::hold();
     let in_the_way = fresh && run_dir.find_old().map_err(Fault::BadInput)?;
@@ -486,9 +491,9 @@ pub(crate) fn create(run_dir: &RunDir, run: &Run, fresh: bool) -> Result<Lock, F
     prepared
 }
 
-/// What a launcher that is not the first does.
+/// Runs a launcher that is not the first.
 fn join(asked: &RunArgs, node: &Node, run: &Run, run_dir: &RunDir) -> Result<Exit, Fault> {
-    let mut stop = Stop::listen().context("signals cannot be listened to")?;
+    let mut stop = Stop::listen().context("cannot install signal handlers")?;
     let of_node = (run, run_dir, here(asked));
     let member = Member::join(node, of_node, joins_within(asked), &mut stop)?;
     let Some(member) = member else {
@@ -501,7 +506,7 @@ fn join(asked: &RunArgs, node: &Node, run: &Run, run_dir: &RunDir) -> Result<Exi
     served.map_err(Fault::Failed)
 }
 
-/// What this node has for a run.
+/// The resources of this node.
 fn here(asked: &RunArgs) -> Here {
     Here {
         ranks: asked.ranks(),
@@ -525,11 +530,11 @@ fn timeouts(asked: &RunArgs) -> Timeouts {
     }
 }
 
-/// What is started on this node.
+/// The program of the ranks of this node.
 fn program(asked: &RunArgs, node: &Node, run_dir: &RunDir) -> anyhow::Result<Program> {
     let path = match &asked.rank_program {
         Some(path) => path.clone(),
-        None => own_program().context("this program's own file cannot be found")?,
+        None => own_program().context("cannot find this program's executable")?,
     };
     let first = node.place() * asked.ranks();
     Ok(Program {
@@ -545,17 +550,18 @@ fn program(asked: &RunArgs, node: &Node, run_dir: &RunDir) -> anyhow::Result<Pro
     })
 }
 
-/// A run, as often as it is started.
+/// The attempts of a run: its start and its restarts.
 struct Attempts<'a> {
     program: Program,
     run_dir: &'a RunDir,
     timeouts: Timeouts,
-    /// What the run plans to use, in words.
+    /// Planned memory of the run, in words.
     memory: &'a str,
 }
 
 impl Attempts<'_> {
-    /// Runs it until it ends, or nothing more is to be hoped for; also the first line that was said about the end.
+    /// Runs until success or until no restart is allowed; also returns the first line about the
+    /// end.
     fn run(
         &self,
         mut restarts: Restarts,
@@ -605,7 +611,7 @@ impl Attempts<'_> {
 fn finished(run_dir: &RunDir) -> Result<Exit, Fault> {
     show_end(run_dir).map_err(Fault::Failed)?;
     screen::note(&format!(
-        "{} is finished; --fresh runs it anew (the old directory is moved aside), --out elsewhere",
+        "{} is finished; --fresh runs it again (the old directory is moved aside), --out elsewhere",
         run_dir.path().display()
     ));
     Ok(Exit::Done)
@@ -613,7 +619,7 @@ fn finished(run_dir: &RunDir) -> Result<Exit, Fault> {
 
 fn show_end(run_dir: &RunDir) -> anyhow::Result<()> {
     let (text, summary) = summary::read(&run_dir.summary())?;
-    let place = format!("all of it is in {}\n", run_dir.path().display());
+    let place = format!("results are in {}\n", run_dir.path().display());
     screen::result_of(&format!("{text}\n"), &place, summary);
     Ok(())
 }

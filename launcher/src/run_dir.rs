@@ -1,7 +1,7 @@
-//! The directory of a run: what lies where, whose it is, and how it comes to be whole or not at all.
+//! The run directory: its files, its lock, and its atomic creation.
 //!
-//! All work is done inside the directory that is given, which may be a mount point, a link or `.`: what makes it that of a run
-//! is its `config.toml`, written last and at once.
+//! All writes are inside the given directory, which may be a mount point, a link or `.`. It is a
+//! run directory once it has a `config.toml`, which is written last and atomically.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -15,11 +15,11 @@ use crate::summary;
 
 mod aside;
 
-/// A run directory, which may not stand yet.
+/// A run directory, which may not exist yet.
 #[derive(Debug, Clone)]
 pub(crate) struct RunDir(PathBuf);
 
-/// What stands at a run directory's place.
+/// The state of a run directory's path.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// Nothing, or an empty directory.
@@ -28,23 +28,23 @@ pub(crate) enum Found {
     Begun,
     /// The same run, finished.
     Finished,
-    /// The same run, finished, with a summary that cannot be read: why.
+    /// The same run, finished; its summary cannot be read, for this reason.
     FinishedUnread(String),
 }
 
 impl RunDir {
     /// The directory at `path`.
     pub(crate) fn at(path: PathBuf) -> Self {
-        // Without a slash at its end, which shells put there: it would hide what the name is of.
+        // Without a trailing slash, with which a link would not be seen as one.
         Self(path.components().collect())
     }
 
-    /// Where it is.
+    /// Its path.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The resolved run file; a directory that has one is a run directory.
+    /// The resolved run file, which makes a directory a run directory.
     pub(crate) fn config(&self) -> PathBuf {
         self.0.join("config.toml")
     }
@@ -59,32 +59,32 @@ impl RunDir {
         self.0.join("system.jsonl")
     }
 
-    /// A directory for each saved step.
+    /// The checkpoints, a directory for each saved step.
     pub(crate) fn checkpoints(&self) -> PathBuf {
         self.0.join("checkpoints")
     }
 
-    /// Everything that a rank prints.
+    /// The output of a rank.
     pub(crate) fn log(&self, rank: usize) -> PathBuf {
         self.logs().join(format!("rank{rank}.log"))
     }
 
-    /// What the launcher writes beside its run: the lock, and what its processes print.
+    /// Files of the launcher: the lock, and the output of its processes.
     pub(crate) fn logs(&self) -> PathBuf {
         self.0.join("logs")
     }
 
-    /// What is known of the runs of a sweep; a directory that has it is one of a sweep.
+    /// The state of a sweep's runs, which makes a directory that of a sweep.
     pub(crate) fn sweep(&self) -> PathBuf {
         self.0.join("sweep.json")
     }
 
-    /// What the rank says at the end; its being there means that the run is finished.
+    /// The results of the run, which mean that it is finished.
     pub(crate) fn summary(&self) -> PathBuf {
         self.0.join("summary.json")
     }
 
-    /// Whether anything stands there but an empty directory, or what a launcher that was killed had begun to make of it.
+    /// Whether the path has any content, apart from the beginnings of a killed launcher.
     ///
     /// # Errors
     ///
@@ -101,21 +101,21 @@ impl RunDir {
         match stands {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) if error.kind() == ErrorKind::NotADirectory => Err(format!(
-                "{}: a run directory is wanted, and a file is in its way; try --out",
+                "{}: expected a run directory, found a file; try --out",
                 self.0.display()
             )),
             stands => stands.map_err(|error| format!("{}: {error}", self.0.display())),
         }
     }
 
-    /// Whether a run stands there that `--fresh` moves aside.
+    /// Whether there is a run that `--fresh` moves aside.
     ///
     /// # Errors
     ///
-    /// One line, when it is no run: nobody's files are moved for a slip of the hand.
+    /// One line, when it is not a run: foreign files are never moved.
     pub(crate) fn find_old(&self) -> Result<bool, String> {
         let stands = self.stands()?;
-        // One that has lost its run file is still one.
+        // A run directory that has lost its run file still is one.
         let is_run =
             there(&self.config())? || there(&self.checkpoints())? && there(&self.system())?;
         if stands && !is_run {
@@ -131,11 +131,11 @@ impl RunDir {
         )
     }
 
-    /// What stands there, if it is nothing or `run`.
+    /// The state of the path: nothing, or `run`.
     ///
     /// # Errors
     ///
-    /// One line, when something else stands there: a file, another run, or what is no run at all.
+    /// One line, when there is something else: a file, another run, or foreign files.
     pub(crate) fn find(&self, run: &Run) -> Result<Found, String> {
         let place = self.0.display();
         if !self.stands()? {
@@ -148,7 +148,7 @@ impl RunDir {
             let faults = faults.to_string();
             let first = faults.lines().next().unwrap_or_default();
             format!(
-                "{first}; {place} cannot be continued without its config.toml: put it back, or start anew with \
+                "{first}; {place} cannot be continued without its config.toml: put it back, or start over with \
                  --fresh, which moves {place} aside, or with --out"
             )
         })?;
@@ -165,7 +165,7 @@ impl RunDir {
         }
         if !summary.is_file() {
             return Err(format!(
-                "{}: the summary is to be a file, and something else is in its way; move it away, and the same \
+                "{}: expected a file for the summary, found something else; move it away, and the same \
                  command makes it again",
                 summary.display()
             ));
@@ -176,17 +176,17 @@ impl RunDir {
         })
     }
 
-    /// Into how many shards the batches of the run are cut that stands there, if one does.
+    /// The number of shards of a batch in an existing run, if there is one.
     pub(crate) fn shards(&self) -> Option<usize> {
         let stored = Run::load_resolved(&self.config()).ok()?;
         Some(stored.train.blocks())
     }
 
-    /// Whether a sweep stands there.
+    /// Whether there is a sweep.
     ///
     /// # Errors
     ///
-    /// One line, when something else does.
+    /// One line, when there is something else.
     pub(crate) fn find_sweep(&self) -> Result<bool, String> {
         let place = self.0.display();
         if !self.stands()? {
@@ -199,16 +199,16 @@ impl RunDir {
         }
         if !there(&self.sweep())? {
             return Err(format!(
-                "{place}: holds files and no sweep.json, so it is no directory of a sweep; try --out, or, if it is one, put an \
-                 empty file of that name there: it is written anew"
+                "{place}: holds files and no sweep.json, so it is not a sweep; try --out, or, if it is one, put an \
+                 empty file of that name there: it is written again"
             ));
         }
         Ok(true)
     }
 
-    /// Everything that could keep a run from starting there: another process runs it, the directory could not be made or
-    /// written to, something else has a name in it, or it has no room for `bytes`. What a `fresh` run moves aside first is in
-    /// nobody's way.
+    /// Checks that a run can start there: no other process holds it, the directory can be made and
+    /// written to, no other file has the name of one of its parts, and there is room for `bytes`. A
+    /// `fresh` run ignores what it moves aside first.
     ///
     /// # Errors
     ///
@@ -245,7 +245,7 @@ impl RunDir {
         }
         let place = standing.display();
         let disk = statvfs(&standing).map_err(|error| format!("{place}: {error}"))?;
-        // A file system that counts no blocks does not know its room.
+        // Some file systems count no blocks and report no free space.
         let free = if disk.f_blocks == 0 {
             u64::MAX
         } else {
@@ -254,12 +254,13 @@ impl RunDir {
         check_free(&place.to_string(), free, bytes)
     }
 
-    /// Makes the directory of `run`, or makes one of an empty directory; it is one as soon as it has its `config.toml`, which
-    /// comes last. Other launchers are kept away for as long as the value lives.
+    /// Makes the directory of `run`, which may be an empty one; `config.toml` is written last. The
+    /// lock keeps other launchers away.
     ///
     /// # Errors
     ///
-    /// One line, when another launcher is at it, or the file system refuses. What was begun has then been removed.
+    /// One line, when another launcher holds it, or the file system refuses. Its beginnings have
+    /// then been removed.
     pub(crate) fn prepare(&self, run: &Run) -> Result<Lock, String> {
         self.make(|| {
             match fs::create_dir(self.checkpoints()) {
@@ -273,8 +274,7 @@ impl RunDir {
         })
     }
 
-    /// Has the resolved run say where metrics are sent from now on, and what people find the run by there; as before where they are sent
-    /// nowhere.
+    /// Updates the trackers and their identifiers in the resolved run, if there are any.
     ///
     /// # Errors
     ///
@@ -292,7 +292,7 @@ impl RunDir {
         written.map_err(|error| format!("{}: {error}", self.config().display()))
     }
 
-    /// Makes the directory of a sweep, which is one as soon as it has this text as its `sweep.json`.
+    /// Makes the directory of a sweep with this text as its `sweep.json`, which is written last.
     ///
     /// # Errors
     ///
@@ -301,7 +301,8 @@ impl RunDir {
         self.make(|| Ok(atomic::write_file(&self.sweep(), text.as_bytes())?))
     }
 
-    /// Nothing is needed beside the directory, which may be a mount point or the working directory.
+    /// Nothing is written beside the directory, which may be a mount point or the working
+    /// directory.
     fn make(&self, fill: impl FnOnce() -> anyhow::Result<()>) -> Result<Lock, String> {
         let above = self.0.ancestors();
         let missing: Vec<&Path> = above
@@ -312,7 +313,7 @@ impl RunDir {
             format!("{}: cannot be made: {error:#}; try --out", self.0.display())
         };
         let unmake = || {
-            // What is not empty is not ours, and what cannot be removed is named by the error.
+            // A directory that is not empty is not ours; the error names what cannot be removed.
             let _ = fs::remove_dir(self.checkpoints());
             if !has_logs {
                 let _ = fs::remove_file(self.logs().join("lock"));
@@ -344,26 +345,27 @@ impl RunDir {
         Ok(hold)
     }
 
-    /// Keeps other launchers away, until the value or this process is gone.
+    /// Locks out other launchers until the value is dropped or this process ends.
     ///
-    /// The lock lies beside the logs, which are the launcher's; the one in the run directory is the rank's.
+    /// This is the launcher's lock, in `logs`; the one in the run directory is the rank's.
     ///
     /// # Errors
     ///
-    /// One line, when another launcher has it, or the file system refuses.
+    /// One line, when another launcher holds it, or the file system refuses.
     pub(crate) fn hold(&self) -> Result<Lock, String> {
         Lock::take(&self.logs()).map_err(|error| error.to_string())
     }
 }
 
-/// Whether something in a run directory is no part of a run: one that was moved aside, or what a disk's own root holds.
+/// Whether an entry of a run directory is not part of the run: one that was moved aside, or a mount
+/// point's own.
 fn is_apart(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let number = name.strip_prefix("old-");
     name == "lost+found" || number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-/// Whether it is what a launcher makes before `config.toml`, and leaves when it is killed then.
+/// Whether it is written before `config.toml`, so that a killed launcher may leave it.
 fn is_begun(path: &Path) -> io::Result<bool> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     match &*name {
@@ -378,7 +380,7 @@ fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
     fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect()
 }
 
-/// Whether anything stands there, a link that leads nowhere too.
+/// Whether anything has this name, including a dangling link.
 fn there(path: &Path) -> Result<bool, String> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
@@ -419,7 +421,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_named_with_what_is_needed() {
+    fn a_full_disk_is_refused_with_the_bytes_needed() {
         assert_eq!(check_free("runs", 10, 10), Ok(()));
         assert_eq!(
             check_free("runs", 1 << 20, 3 << 20).unwrap_err(),
@@ -429,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_differences_stand_for_all() {
+    fn only_the_first_differences_are_listed() {
         let keys: Vec<String> = ["a", "b", "c", "d"].map(str::to_owned).to_vec();
         assert_eq!(listed(&keys[..2]), "a, b");
         assert_eq!(listed(&keys[..3]), "a, b, c");
@@ -452,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_launcher_had_begun_is_nothing_yet() {
+    fn the_beginnings_of_a_killed_launcher_count_as_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(dir.path().to_owned());
         fs::create_dir(run_dir.checkpoints()).unwrap();
@@ -471,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn two_launchers_make_one_run() {
+    fn of_two_launchers_one_makes_the_run() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(dir.path().join("x"));
         let hold = run_dir.prepare(&tms()).unwrap();
@@ -494,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn something_else_in_the_place_of_a_part_is_named() {
+    fn a_file_in_the_place_of_a_part_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(dir.path().to_owned());
         atomic::write_file(&run_dir.checkpoints(), b"").unwrap();
@@ -513,9 +515,9 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_made_leaves_nothing_half_made() {
+    fn a_failed_creation_leaves_nothing_behind() {
         let dir = tempfile::tempdir().unwrap();
-        // Its parents can be made; no file system takes the name itself.
+        // The parents can be made, but no file system allows the name itself.
         let path = dir.path().join("runs/today").join("x".repeat(300));
         let error = RunDir::at(path.clone()).prepare(&tms()).unwrap_err();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! `spd-launch runs [DIR...]`: the runs that lie under directories, as a table or as lines of JSON.
+//! `spd-launch runs [DIR...]`: lists the runs under directories, as a table or as JSON lines.
 
 use std::path::{Path, PathBuf};
 
@@ -15,26 +15,26 @@ use crate::report::fault;
 use crate::screen::{self, plain, result_columns};
 use crate::table::{Align, Table};
 
-/// Where runs are looked for where nothing is named.
+/// The default directory.
 const RUNS: &str = "runs";
 
-/// Columns that a narrow terminal has no room for, the least first: how long ago, how long, what is left, speed, note, loss, step.
+/// Columns that a narrow terminal drops, in this order: heard, ran, left, speed, note, loss, step.
 const LEAST: [usize; 7] = [5, 4, 7, 6, 8, 3, 2];
 
-/// Letters of a note in the table; `--json` has all of them.
+/// Characters of a note in the table; `--json` has all of them.
 const LONGEST_NOTE: usize = 120;
 
-/// Lists runs. What of them cannot be read is named, and the others are listed.
+/// Lists runs. Unreadable files are reported, and the rest is listed.
 ///
 /// # Errors
 ///
-/// Bad input, when one of the directories is none.
+/// Bad input, when one of the directories does not exist.
 pub(crate) fn runs(asked: &RunsArgs) -> Result<Exit, Fault> {
     let mut dirs = asked.dirs.clone();
     if dirs.is_empty() {
         if let Ok(false) = Path::new(RUNS).try_exists() {
             screen::note(
-                "no runs are here: there is no directory runs; `spd-launch runs DIR` looks elsewhere",
+                "no runs here: there is no directory runs; `spd-launch runs DIR` looks elsewhere",
             );
             return Ok(Exit::Done);
         }
@@ -59,7 +59,7 @@ pub(crate) fn runs(asked: &RunsArgs) -> Result<Exit, Fault> {
     }
     for (dir, listing) in dirs.iter().zip(&listings) {
         if listing.found.is_empty() {
-            screen::note(&format!("{}: no runs are there", dir.display()));
+            screen::note(&format!("{}: no runs there", dir.display()));
         }
         listing.problems.iter().for_each(|line| screen::note(line));
     }
@@ -103,7 +103,7 @@ fn table(found: &[&Listed]) -> Table {
     table
 }
 
-/// What a run of a sweep is called in there.
+/// The name of a run within its sweep.
 fn inside(run: &Status, sweep: &Path) -> String {
     let name = run.path.strip_prefix(sweep).unwrap_or(&run.path);
     name.display().to_string()
@@ -144,9 +144,9 @@ fn cells(name: String, run: &Status, now: f64) -> [String; 9] {
     ]
 }
 
-/// The note of a run, and whether its launcher is not gone yet.
+/// The note of a run, and whether its launcher is still exiting.
 fn note(run: &Status) -> Option<String> {
-    let leaving = "its launcher is not gone yet: the page and trackers come last";
+    let leaving = "its launcher has not exited yet: it still writes the page and serves trackers";
     let leaving = run.is_leaving.then(|| leaving.to_owned());
     let notes: Vec<String> = run.note.clone().into_iter().chain(leaving).collect();
     (!notes.is_empty()).then(|| notes.join("; "))

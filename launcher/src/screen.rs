@@ -1,12 +1,12 @@
-//! The only place that writes to the terminal: results to stdout, everything else to stderr.
+//! The only module that writes to the terminal: results to stdout, everything else to stderr.
 //!
-//! A thread of its own writes, so nobody else ever waits for a terminal that is stopped (Ctrl-S) or a pipe that nobody reads:
-//! a launcher in front of one still hears signals and watches its rank. What waits for the thread is bounded: lines of
-//! progress that find no room are left out and counted, and of the live lines only the newest are kept. Only
-//! [`finish`], at the very end, waits.
+//! A separate thread writes, so that no other thread waits for a stopped terminal (Ctrl-S) or a
+//! pipe that is not read: a launcher in front of one still handles signals and supervises its
+//! ranks. The queue is bounded: progress lines that do not fit are omitted and counted, and only
+//! the newest live lines are kept. Only [`finish`], at the end, waits.
 //!
-//! A reader that went away (`| head`, a closed terminal) is no reason to stop a run, so failures to
-//! write are ignored.
+//! A reader that went away (`| head`, a closed terminal) does not stop a run, so write errors are
+//! ignored.
 
 use std::collections::VecDeque;
 use std::env;
@@ -26,23 +26,24 @@ use style::Kind;
 
 pub(crate) use style::{Style, unstamped};
 
-/// Bytes that may wait before lines of progress are left out.
+/// Bytes that may be queued before progress lines are omitted.
 const MOST_WAITING: usize = 64 << 10;
 
-/// Bytes written at once, so that a slow terminal is seen to take something.
+/// Bytes per write, so that a slow terminal is seen to accept some.
 const PIECE: usize = 1 << 10;
 
-/// How long a terminal that takes nothing is waited for at the end, once a stop was asked for.
+/// How long to wait at the end for a stopped terminal, once a stop was requested.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 static SCREEN: Screen = Screen::new();
 
-/// Writes text that is a result: tables, summaries, reports.
+/// Writes a result: tables, summaries, reports.
 pub(crate) fn result(text: &str) {
     write(To::Stdout, Kind::Result, text);
 }
 
-/// Writes a result: as a table and words, or as words and the `object` that holds the same, where objects are asked for.
+/// Writes a result: as a table and words, or in JSON as words and an `object` with the same
+/// content.
 pub(crate) fn result_of(table: &str, words: &str, object: Value) {
     if Style::chosen().json {
         let line = Style::result_of(&steady(words), object);
@@ -52,22 +53,22 @@ pub(crate) fn result_of(table: &str, words: &str, object: Value) {
     }
 }
 
-/// Writes what will be done.
+/// Writes the plan.
 pub(crate) fn plan(text: &str) {
     write(To::Stdout, Kind::Plan, text);
 }
 
-/// Writes one line about what is going on.
+/// Writes a line about progress or events.
 pub(crate) fn note(line: &str) {
     write(To::Stderr, Kind::Note, &format!("{line}\n"));
 }
 
-/// Writes one line about how it ended.
+/// Writes a line about how the command ended.
 pub(crate) fn end(line: &str) {
     write(To::Stderr, Kind::End, &format!("{line}\n"));
 }
 
-/// Writes one line that only those want who ask for details.
+/// Writes a line for `--verbose`.
 pub(crate) fn detail(line: &str) {
     write(To::Stderr, Kind::Detail, &format!("{line}\n"));
 }
@@ -78,58 +79,60 @@ fn write(to: To, kind: Kind, text: &str) {
     }
 }
 
-/// The first thing that went wrong.
+/// The first error.
 static FIRST_ERROR: OnceLock<String> = OnceLock::new();
 
-/// Writes one line about what went wrong. A path may hold the end of a line, which is spelled out: it would begin another error.
+/// Writes an error on one line. Newlines in paths are escaped, since they would begin another
+/// error.
 pub(crate) fn error(line: &str) {
     let line = one(line);
     let _ = FIRST_ERROR.set(line.clone());
     write(To::Stderr, Kind::Error, &format!("error: {line}\n"));
 }
 
-/// The first line about what went wrong, if anything did.
+/// The first error line, if any.
 pub(crate) fn first_error() -> Option<&'static str> {
     FIRST_ERROR.get().map(String::as_str)
 }
 
-/// Writes one line that nobody misses where the terminal takes no more.
+/// Writes a progress line, which is omitted when the terminal accepts no more.
 pub(crate) fn progress(line: &str) {
     if let Some(line) = Style::chosen().text(Kind::Note, &steady(&format!("{line}\n"))) {
         SCREEN.progress(line);
     }
 }
 
-/// Shows these lines below everything else, in place of those before.
+/// Replaces the live lines, which are below everything else.
 pub(crate) fn live(lines: Vec<String>) {
     SCREEN.live(lines.iter().map(|line| steady(line)).collect());
 }
 
-/// Whether there is a terminal that live lines can be drawn on.
+/// Whether there is a terminal for live lines.
 pub(crate) fn is_live() -> bool {
     Style::chosen().draws()
         && io::stderr().is_terminal()
         && env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Letters that a live line has room for.
+/// Width of a live line.
 pub(crate) fn live_columns() -> usize {
     size().1.saturating_sub(1)
 }
 
-/// Letters that a line of a result has room for; nothing where no terminal shows it.
+/// Width of a line of a result; `None` if it does not go to a terminal.
 pub(crate) fn result_columns() -> Option<usize> {
     let size = tcgetwinsize(io::stdout()).ok()?;
     Some(size.ws_col.into()).filter(|columns| *columns > 0)
 }
 
-/// Waits until all is written; where the terminal takes nothing, only as long as nobody `asked` to leave, and a little longer.
+/// Waits until everything is written; if the terminal accepts nothing, only until the user `asked`
+/// to stop, and a little longer.
 pub(crate) fn finish(asked: impl Fn() -> bool) {
     SCREEN.finish(asked, TIMEOUT);
 }
 
-/// Text with every control character but the end of a line spelled out: whatever a path or a file holds, nothing that is
-/// printed moves the cursor or colours the terminal.
+/// Escapes every control character but newlines, so that no path or file content can move the
+/// cursor or colour the terminal.
 fn steady(text: &str) -> String {
     let mut steady = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -142,12 +145,13 @@ fn steady(text: &str) -> String {
     steady
 }
 
-/// A line as one, whatever paths it names hold.
+/// A message on one line, whatever paths it contains.
 fn one(line: &str) -> String {
     line.trim_end_matches('\n').replace('\n', "\\n")
 }
 
-/// Text from elsewhere without what could move the cursor, colour the terminal or break a table.
+/// Text from elsewhere, with spaces for control characters, which could move the cursor, colour the
+/// terminal or break a table.
 pub(crate) fn plain(text: &str) -> String {
     text.replace(is_obeyed, " ")
 }
@@ -159,7 +163,7 @@ enum To {
     Stderr,
 }
 
-/// What is to be written, and the thread's sleep until there is something.
+/// The queue of the writing thread.
 struct Screen {
     state: Mutex<State>,
     changed: Condvar,
@@ -168,18 +172,18 @@ struct Screen {
 struct State {
     /// In the order of writing.
     waiting: VecDeque<(To, String)>,
-    /// Of those.
+    /// Bytes in `waiting`.
     bytes: usize,
-    /// Lines that found no room since the last one that did.
+    /// Progress lines omitted since the last one that was queued.
     left_out: usize,
     live: Vec<String>,
-    /// The live lines are not those on the terminal.
+    /// Whether the live lines differ from those on the terminal.
     live_is_new: bool,
     /// Live lines on the terminal.
     drawn: usize,
-    /// The thread has something in hand.
+    /// Whether the thread is writing.
     is_writing: bool,
-    /// Pieces that the terminal has taken.
+    /// Pieces that the terminal has accepted.
     taken: u64,
     has_thread: bool,
 }
@@ -221,7 +225,7 @@ impl Screen {
         });
     }
 
-    /// Changes what is to be written, and has it written.
+    /// Changes the queue and wakes the thread.
     fn change(&'static self, change: impl FnOnce(&mut State)) {
         let mut state = self.state();
         change(&mut state);
@@ -234,7 +238,7 @@ impl Screen {
                     self.write_next(put);
                 }
             });
-            // Where no thread is to be had, whoever writes waits.
+            // If the thread cannot start, the caller writes.
             if started.is_err() {
                 self.state().has_thread = false;
                 while self.state().has_work() {
@@ -244,7 +248,7 @@ impl Screen {
         }
     }
 
-    /// Waits until there is something, and writes it.
+    /// Waits for queued text, and writes it.
     fn write_next(&self, mut put: impl FnMut(To, &[u8])) {
         let mut state = self.state();
         while !state.has_work() {
@@ -305,15 +309,15 @@ impl State {
     fn tell_left_out(&mut self) {
         let lines = std::mem::take(&mut self.left_out);
         if lines > 0 {
-            let line = format!(
-                "(left out here, as the terminal took nothing: lines of progress: {lines})\n"
-            );
+            let line =
+                format!("({lines} progress lines omitted here: the terminal accepted no output)\n");
             self.bytes += line.len();
             self.waiting.push_back((To::Stderr, line));
         }
     }
 
-    /// What is to be written now: what waits, in the place of the live lines, and these below it.
+    /// The text to write now: the queue, which replaces the live lines, and the new live lines
+    /// below it.
     fn take(&mut self) -> Vec<(To, String)> {
         self.tell_left_out();
         let mut texts = Vec::new();
@@ -332,7 +336,8 @@ impl State {
     }
 }
 
-/// The live lines as far as a terminal of so many rows and columns shows them: the last one always, no line on two rows.
+/// The live lines that fit a terminal of `rows` and `columns`: always the last one, none on two
+/// rows.
 fn fitting(lines: &[String], rows: usize, columns: usize) -> Vec<String> {
     let Some((last, others)) = lines.split_last() else {
         return Vec::new();
@@ -374,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_text_cannot_steer_the_terminal() {
+    fn control_characters_of_foreign_text_are_removed() {
         assert_eq!(
             plain("\u{1b}[31mred\ttab\nline\u{202e}"),
             " [31mred tab line "
@@ -386,14 +391,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_progress_that_find_no_room_are_counted() {
+    fn omitted_progress_lines_are_counted() {
         let screen = Screen::new();
         let line = "x".repeat(MOST_WAITING / 4 - 1) + "\n";
         for _ in 0..7 {
             screen.state().push_if_room(line.clone());
         }
         screen.state().push(To::Stdout, "the end\n".to_owned());
-        let told = "(left out here, as the terminal took nothing: lines of progress: 3)\n";
+        let told = "(3 progress lines omitted here: the terminal accepted no output)\n";
         assert_eq!(written(&screen), line.repeat(4) + told + "the end\n");
         screen.state().push_if_room("again\n".to_owned());
         assert_eq!(written(&screen), "again\n");
@@ -427,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_waits_for_a_terminal_that_takes_something() {
+    fn finish_waits_for_a_slow_terminal() {
         let screen = Screen::new();
         screen.state().push(To::Stdout, "x".repeat(5 * PIECE));
         let slow = Duration::from_millis(60);
@@ -439,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_leaves_a_terminal_that_takes_nothing_once_it_is_asked_to() {
+    fn finish_gives_up_on_a_stopped_terminal_after_a_stop() {
         let screen = Screen::new();
         screen.state().push(To::Stdout, "the end".to_owned());
         let limit = Duration::from_millis(60);

@@ -1,4 +1,4 @@
-//! `spd-launch ship RUN...`: what trackers have not taken yet is sent now, from whatever machine.
+//! `spd-launch ship RUN...`: sends rows that trackers have not received, from any machine.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::run_dir::RunDir;
 use crate::screen;
 use crate::sweep::rows;
 
-/// Ships runs one after the other, until every tracker has everything. Each waits for its servers as long as it takes. Of a sweep, the
-/// sweep itself is shipped, and then its runs that have begun.
+/// Ships runs one after the other, until every tracker has everything; waits for servers without a
+/// limit. Of a sweep, the sweep is shipped first, then its runs that have begun.
 ///
 /// # Errors
 ///
-/// Bad input, when one of them is no run, or names no tracker.
+/// Bad input, when one of them is not a run, or names no tracker.
 pub(crate) fn ship(asked: &ShipArgs) -> Result<Exit, Fault> {
     let mut all = Vec::new();
     for path in &asked.runs {
@@ -35,7 +35,7 @@ pub(crate) fn ship(asked: &ShipArgs) -> Result<Exit, Fault> {
         let about = About::run(dir.path(), &run.name, &run.tracker, &run);
         all.push((dir, about, exit));
     }
-    // A sweep names what its runs do, in their files.
+    // A sweep has the trackers of its runs' files.
     let names_none = |(dir, about, _): &&(RunDir, About, Exit)| {
         about.tracker.to.is_empty() && dir.config().is_file()
     };

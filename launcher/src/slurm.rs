@@ -1,26 +1,28 @@
-//! `spd-launch ... --dry-run --slurm`: a script for `sbatch` that runs the same command, and goes on with it for as long as it takes.
+//! `spd-launch ... --dry-run --slurm`: a script for `sbatch` that runs the command and requeues
+//! itself until it is done.
 
 use std::ffi::OsString;
 
 use spd_trainer::Memory;
 
-/// Memory beside that of the rank: the launcher, its log, the file cache that is in use.
+/// Memory beside the rank's: the launcher, its log, and the file cache in use.
 const BESIDE: usize = 512 << 20;
 
-/// Seconds before the end of its time at which a job is asked to save and leave. Slurm may be a minute early.
+/// Seconds before its time limit at which a job is asked to save and exit. Slurm may be a minute
+/// early.
 const SAVE_BEFORE_END: u64 = 60;
 
-/// What the job needs.
+/// The resources of a job.
 pub(crate) struct Job<'a> {
     /// Name of the run.
     pub(crate) name: &'a str,
-    /// Nodes, a launcher on each.
+    /// Nodes, with a launcher on each.
     pub(crate) nodes: u64,
-    /// CPU threads of each.
+    /// CPU threads of each node.
     pub(crate) threads: usize,
-    /// GPUs.
+    /// GPUs of each node.
     pub(crate) gpus: usize,
-    /// Planned for the machine.
+    /// Planned memory of a node.
     pub(crate) memory: &'a Memory,
     /// This program and its arguments.
     pub(crate) command: Vec<OsString>,
@@ -59,13 +61,13 @@ impl Job<'_> {
 #SBATCH --cpus-per-task={threads}
 {gpus}#SBATCH --mem={mebibytes}M
 #SBATCH --requeue
-# So long before its time is over, the run is asked to save and leave. Not B:USR1: that would reach this script alone.
+# Seconds before the time limit when the run saves and exits. B:USR1 would reach only this script.
 #SBATCH --signal=USR1@{SAVE_BEFORE_END}
 # Your cluster may want these too: #SBATCH --time=, #SBATCH --partition=, #SBATCH --account=
 
 srun --kill-on-bad-exit=1 {}
 code=$?
-# 3: it has saved and left. The job goes on from there, unless somebody cancels it.
+# 3: it has saved and exited. The job goes on from there, unless it was cancelled.
 if [ \"$code\" = 3 ] && squeue --noheader --jobs=\"$SLURM_JOB_ID\" --states=RUNNING | grep -q .; then
   scontrol requeue \"$SLURM_JOB_ID\"
 fi
@@ -76,7 +78,7 @@ exit \"$code\"
     }
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-=,:+@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -90,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_needs_what_the_run_needs_and_runs_the_same_command() {
+    fn a_job_has_the_resources_and_the_command_of_the_run() {
         let memory = Memory {
             parts: vec![("programs", 1 << 30)],
         };

@@ -1,8 +1,9 @@
-//! Signals to the launcher: the first asks the rank to save and leave, a second one does not wait. And waiting for them, for the end
-//! of a process of ours, and for what these say, whichever comes first.
+//! Signals to the launcher: the first asks ranks to save and exit, a second one kills them.
+//! [`Stop`] waits for signals, exits of child processes and their messages at once.
 //!
-//! They are heard from the first line of `main` on, by a thread of its own: what prepares a run has nothing to save, so the thread ends
-//! the process at once, where no file is half made. Commands that nobody goes on with are ended by the signal itself.
+//! A thread handles signals from the first line of `main` on. While a run is being prepared there
+//! is nothing to save, so the thread ends the process at once, but never during an atomic write. In
+//! commands that cannot be continued, a signal has its default effect.
 
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
@@ -24,53 +25,53 @@ use crate::threads;
 /// Signals that ask for an orderly stop.
 const ASKING: [i32; 4] = [SIGINT, SIGTERM, SIGUSR1, SIGHUP];
 
-/// Raised by each of them.
+/// Set by each of them.
 static ASKED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// Raised by one of them each, in that order.
+/// Set by one of them each, in that order.
 static SEEN: LazyLock<[Arc<AtomicBool>; ASKING.len()]> = LazyLock::new(Default::default);
 
-/// What comes of a request to stop.
+/// The effect of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
-    /// The process leaves at once: a run is being prepared.
+    /// The process exits at once: a run is being prepared.
     Leave,
-    /// The signal does what it does to a process that does not listen.
+    /// The default action of the signal.
     Die,
-    /// Whoever works looks for it.
+    /// A flag is set, which the running code checks.
     Heeded,
 }
 
-/// Locked while it is acted on, and while files are made that belong together.
+/// Locked while a signal is handled, and during writes that belong together.
 static ANSWER: Mutex<Answer> = Mutex::new(Answer::Leave);
 
-/// A second signal sooner than this is the first one again: `timeout` sends its signal to the process
-/// and then to the whole group.
+/// A second signal within this time counts as the first one: `timeout` sends its signal to the
+/// process and then to the whole group.
 const ECHO: Duration = Duration::from_millis(250);
 
-/// What the user asks for now.
+/// A request of the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopRequest {
-    /// Save and leave. Holds the signal.
+    /// Save and exit. Holds the signal.
     Leave(i32),
-    /// The same, by way of a tracker.
+    /// Save and exit, requested through a tracker.
     Pressed,
-    /// Be gone. Holds the signal.
+    /// Exit now. Holds the signal.
     LeaveNow(i32),
 }
 
-/// Heeds the signals that have come, and those to come.
+/// Receives requests to stop.
 #[derive(Debug)]
 pub(crate) struct Stop {
     asked: Option<Instant>,
-    /// Raised by a tracker.
+    /// Set by a tracker.
     pressed: Option<Arc<AtomicBool>>,
-    /// Has something to read when one of them, or the end of a process, has come.
+    /// Readable after a signal or the exit of a child process.
     woken: UnixStream,
 }
 
 impl Stop {
-    /// From here on a signal no longer ends this process.
+    /// From now on a signal no longer ends this process.
     ///
     /// # Errors
     ///
@@ -90,12 +91,13 @@ impl Stop {
         })
     }
 
-    /// From here on a tracker may ask too, by raising this flag.
+    /// From now on a tracker may also request a stop, by setting this flag.
     pub(crate) fn heed(&mut self, pressed: Option<Arc<AtomicBool>>) {
         self.pressed = pressed;
     }
 
-    /// Waits until there is something to read from one of these, a signal or the end of a process has come, or for this long.
+    /// Waits until one of these is readable, or a signal or the exit of a child process arrives,
+    /// for at most `limit`.
     pub(crate) fn wait<'a>(
         &self,
         others: impl IntoIterator<Item = BorrowedFd<'a>>,
@@ -111,12 +113,12 @@ impl Stop {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
         };
-        // A signal ends it early, which does as well.
+        // Interruption by a signal is fine.
         let _ = poll(&mut fds, Some(&limit));
         while matches!((&self.woken).read(&mut [0; 64]), Ok(1..)) {}
     }
 
-    /// What was asked for since the last call.
+    /// The request since the last call.
     pub(crate) fn request(&mut self) -> Option<StopRequest> {
         let mut request = None;
         for (signal, seen) in ASKING.into_iter().zip(&*SEEN) {
@@ -134,30 +136,30 @@ impl Stop {
         request
     }
 
-    /// Whether a stop was asked for.
+    /// Whether a stop was requested.
     pub(crate) fn asked(&self) -> bool {
         self.asked.is_some()
     }
 }
 
-/// Hears signals from here on. The first ends this process with the code of a stop, until [`Stop`] or [`flag`] heeds them; those to a
-/// rank wait for that.
+/// Starts handling signals. The first ends this process with the exit code of a stop, until
+/// [`Stop`] or [`flag`] take over; signals to a rank wait for that.
 ///
 /// # Errors
 ///
-/// When the operating system refuses the handlers, or a thread.
+/// When the operating system refuses the handlers or the thread.
 pub(crate) fn hear(is_rank: bool) -> io::Result<()> {
     if is_rank {
         *answer() = Answer::Heeded;
     }
-    // It would end the process; so the write that is too large for `ulimit -f` fails, as on a full disk.
+    // SIGXFSZ would end the process; ignored, a write beyond `ulimit -f` fails like on a full disk.
     signal_hook::flag::register(SIGXFSZ, Arc::default())?;
     let (woken, wake) = UnixStream::pair()?;
     for (signal, seen) in ASKING.into_iter().zip(&*SEEN) {
         if is_heard(signal) {
             signal_hook::flag::register(signal, Arc::clone(&ASKED))?;
             signal_hook::flag::register(signal, Arc::clone(seen))?;
-            // After the flags: whoever is woken finds them raised.
+            // Registered after the flags, so that they are set when the thread wakes.
             pipe::register(signal, wake.try_clone()?)?;
         }
     }
@@ -169,14 +171,14 @@ pub(crate) fn hear(is_rank: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Does what a signal that has come is answered by.
+/// Handles a signal.
 fn act() {
     let answer = answer();
     match *answer {
         Answer::Leave => {
             let _whole = spd_files::settled();
             screen::end(
-                "stopped while it prepared; nothing new is saved, and the same command goes on",
+                "stopped during preparation; nothing new is saved, and the same command goes on",
             );
             screen::finish(asked);
             exit(Exit::Stopped.code().into());
@@ -184,7 +186,7 @@ fn act() {
         Answer::Die => {
             let came = |seen: &Arc<AtomicBool>| seen.load(Ordering::Relaxed);
             let signal = ASKING.into_iter().zip(&*SEEN).find(|(_, seen)| came(seen));
-            // It ends the process; should the system refuse, there is another signal.
+            // It ends the process; if the system refuses, the next signal tries again.
             let _ = signal.map(|(signal, _)| emulate_default_handler(signal));
         }
         Answer::Heeded => {}
@@ -195,40 +197,37 @@ fn answer() -> MutexGuard<'static, Answer> {
     ANSWER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From here on a signal ends this process as if nobody listened: nothing is left to go on with.
+/// Restores the default effect of signals: there is nothing left to continue.
 pub(crate) fn die() {
     *answer() = Answer::Die;
 }
 
-/// The flag that is raised when this process is asked to save and leave. From here on that is all that a signal does.
+/// A flag that a request to save and exit sets. From now on signals only do that.
 pub(crate) fn flag() -> Arc<AtomicBool> {
     *answer() = Answer::Heeded;
     Arc::clone(&ASKED)
 }
 
-/// A time in which no signal ends this process: it comes to an end first, or what it makes is whole.
+/// While the guard lives, no signal ends this process.
 pub(crate) fn hold() -> impl Drop {
     answer()
 }
 
-/// Whether this process was asked to save and leave.
+/// Whether this process was asked to save and exit.
 pub(crate) fn asked() -> bool {
     ASKED.load(Ordering::Relaxed)
 }
 
-/// Whether a signal is listened to: under `nohup` a hang-up is ignored, and stays so.
+/// Whether a signal is handled: under `nohup`, SIGHUP stays ignored.
 fn is_heard(signal: i32) -> bool {
     signal != SIGHUP || !is_ignored(signal)
 }
 
 fn is_ignored(signal: i32) -> bool {
     let mut found = MaybeUninit::<libc::sigaction>::zeroed();
-    #[expect(
-        unsafe_code,
-        reason = "there is no other way to ask what a signal does"
-    )]
-    // SAFETY: without a new action the call changes nothing and only fills in `found`, which is as it wants it; should it
-    // fail, `found` stays all zeros, which is a value of this plain struct: the default action.
+    #[expect(unsafe_code, reason = "the only way to read a signal's action")]
+    // SAFETY: without a new action the call only fills in `found`, a plain struct for which all
+    // zeros is a valid value, the default action; on failure it stays that.
     let found = unsafe {
         libc::sigaction(signal, ptr::null(), found.as_mut_ptr());
         found.assume_init()
@@ -245,7 +244,8 @@ fn after(asked: Option<Instant>, now: Instant, signal: i32) -> Option<StopReques
     match asked {
         None => Some(StopRequest::Leave(signal)),
         Some(first) if now.duration_since(first) < ECHO => None,
-        // A scheduler may warn twice, and a terminal that closes may say so to a run that is leaving.
+        // A scheduler may warn twice, and a closing terminal may send SIGHUP to a run that is
+        // already exiting.
         Some(_) if matches!(signal, SIGUSR1 | SIGHUP) => None,
         Some(_) => Some(StopRequest::LeaveNow(signal)),
     }
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_signal_does_not_wait() {
+    fn the_second_signal_exits_now() {
         let first = Instant::now();
         assert_eq!(after(None, first, SIGINT), Some(StopRequest::Leave(SIGINT)));
         assert_eq!(
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scheduler_may_warn_twice_and_a_terminal_close_later() {
+    fn repeated_usr1_and_late_hup_do_not_kill() {
         let first = Instant::now();
         for signal in [SIGUSR1, SIGHUP] {
             assert_eq!(after(None, first, signal), Some(StopRequest::Leave(signal)));

@@ -1,7 +1,9 @@
-//! `spd-launch stop RUN...`: asks the launchers of runs on this machine to save and leave, as a first Ctrl-C does.
+//! `spd-launch stop RUN...`: asks the launchers of runs on this machine to save and exit, as a
+//! first Ctrl-C does.
 //!
-//! A number of a process proves nothing: it may be another process's by now, or one of another machine. So a signal is sent only to a
-//! process that is held by a file descriptor, that the lock of the run names, and that has the lock file open, while somebody has the lock.
+//! A process id alone proves nothing: it may have been reused, or be of another machine. A signal
+//! is sent only through a pidfd to a process that the run's held lock names and that has the lock
+//! file open.
 
 use std::fs;
 use std::io;
@@ -23,18 +25,21 @@ use crate::exit::Exit;
 use crate::run_dir::RunDir;
 use crate::screen;
 
-/// Time between the two signals that mean `--now`: sooner than a quarter of a second the second is an echo of the first.
+/// Time between the two signals of `--now`: a second one within a quarter of a second would count
+/// as the first.
 const BETWEEN: Duration = Duration::from_millis(400);
 
-/// How often, and how far apart, a lock is looked at that a launcher has, and whose name is not in it.
+/// Number and interval of the attempts to read the name in a held lock.
 const LOOKS: usize = 50;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Asks every launcher, then waits for all of them, and says what came of it. One that cannot be asked keeps the others from nothing.
+/// Asks every launcher, then waits for all of them, and prints the results. A launcher that cannot
+/// be asked does not affect the others.
 ///
 /// # Errors
 ///
-/// Bad input, one line for each that is no run, does not run, or is not to be stopped from here. No other process gets a signal.
+/// Bad input, one line for each that is not a run, is not running, or cannot be stopped from here.
+/// No other process gets a signal.
 pub(crate) fn stop(asked: &StopArgs) -> Result<Exit, Fault> {
     let mut refused = Vec::new();
     let mut going = Vec::new();
@@ -49,7 +54,7 @@ pub(crate) fn stop(asked: &StopArgs) -> Result<Exit, Fault> {
         for (run_dir, launcher) in &going {
             let (place, pid) = (run_dir.path().display(), launcher.pid);
             screen::note(&format!(
-                "{place}: asked process {pid}, and waiting until it has left"
+                "{place}: asked process {pid}; waiting until it has exited"
             ));
         }
     }
@@ -62,7 +67,7 @@ pub(crate) fn stop(asked: &StopArgs) -> Result<Exit, Fault> {
         }
         wait_for(&launcher.fd).map_err(|error| {
             Fault::Failed(anyhow::anyhow!(
-                "{place}: its end cannot be waited for: {error}"
+                "{place}: cannot wait for its exit: {error}"
             ))
         })?;
         let (state, note, _) = look(run_dir.path());
@@ -72,7 +77,7 @@ pub(crate) fn stop(asked: &StopArgs) -> Result<Exit, Fault> {
         };
         let note = match (state, note) {
             (State::Running, _) => format!(
-                "process {} has left, and another launcher runs it now",
+                "process {} has exited, and another launcher runs it now",
                 launcher.pid
             ),
             (_, Some(note)) => note,
@@ -86,7 +91,7 @@ pub(crate) fn stop(asked: &StopArgs) -> Result<Exit, Fault> {
     Ok(if has_failed { Exit::Failed } else { Exit::Done })
 }
 
-/// A launcher that was asked to leave.
+/// A launcher that was asked to exit.
 struct Launcher {
     pid: u32,
     fd: OwnedFd,
@@ -94,9 +99,9 @@ struct Launcher {
 
 /// Why a launcher is not asked.
 enum Refusal {
-    /// So it is.
+    /// A final reason.
     Plain(String),
-    /// So it seems while a launcher takes the lock, or gives it back.
+    /// A reason that may be temporary, while a launcher takes or releases the lock.
     ForNow(String),
 }
 
@@ -122,10 +127,10 @@ fn ask_once(run_dir: &RunDir, now: bool) -> Result<Launcher, Refusal> {
     let place = run_dir.path().display();
     if !run_dir.config().is_file() && !run_dir.sweep().is_file() {
         return Err(Refusal::Plain(format!(
-            "{place}: is no run directory (with config.toml) nor that of a sweep (with sweep.json); `spd-launch runs` lists those there are"
+            "{place}: neither a run directory (with config.toml) nor a sweep's (with sweep.json); `spd-launch runs` lists those there are"
         )));
     }
-    // One look at the lock decides both who is asked and how it is.
+    // The same look at the lock gives the holder and the state.
     let (state, note, holder) = look(run_dir.path());
     let holder = match holder {
         Some(holder) => holder,
@@ -148,7 +153,7 @@ fn ask_once(run_dir: &RunDir, now: bool) -> Result<Launcher, Refusal> {
     let lock = run_dir.logs().join("lock");
     let Some(pid) = holder.pid else {
         return Err(Refusal::ForNow(format!(
-            "{}: somebody has it, and it does not say which process; try again",
+            "{}: held by an unknown process; try again",
             lock.display()
         )));
     };
@@ -158,7 +163,7 @@ fn ask_once(run_dir: &RunDir, now: bool) -> Result<Launcher, Refusal> {
     let mut sent = send();
     if now && sent.is_ok() {
         thread::sleep(BETWEEN);
-        // One that has left by then did as it was asked.
+        // A launcher that has exited by then did as asked.
         sent = send().or_else(|error| match error {
             Errno::SRCH => Ok(()),
             error => Err(error),
@@ -168,13 +173,13 @@ fn ask_once(run_dir: &RunDir, now: bool) -> Result<Launcher, Refusal> {
         Ok(()) => Ok(Launcher { pid, fd }),
         Err(Errno::PERM) => Err(format!("{place}: {}", of_another(pid)).into()),
         Err(Errno::SRCH) => Err(Refusal::ForNow(format!(
-            "{place}: its launcher (process {pid}) has just left"
+            "{place}: its launcher (process {pid}) has just exited"
         ))),
-        Err(error) => Err(format!("{place}: process {pid} cannot be asked: {error}").into()),
+        Err(error) => Err(format!("{place}: cannot signal process {pid}: {error}").into()),
     }
 }
 
-/// The process of this number, if it is the one that has the lock of the run.
+/// A pidfd of this process, if it holds the lock of the run.
 fn proven(pid: u32, lock: &Path, holder: &Holder, run_dir: &RunDir) -> Result<OwnedFd, String> {
     let not_here = || {
         format!(
@@ -188,7 +193,7 @@ fn proven(pid: u32, lock: &Path, holder: &Holder, run_dir: &RunDir) -> Result<Ow
     let fd = match pidfd_open(number, PidfdFlags::empty()) {
         Ok(fd) => fd,
         Err(Errno::SRCH) => return Err(not_here()),
-        Err(error) => return Err(format!("process {pid} cannot be looked at: {error}")),
+        Err(error) => return Err(format!("cannot examine process {pid}: {error}")),
     };
     match has_open(pid, lock) {
         Ok(true) => {}
@@ -197,13 +202,13 @@ fn proven(pid: u32, lock: &Path, holder: &Holder, run_dir: &RunDir) -> Result<Ow
             return Err(of_another(pid));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(not_here()),
-        Err(error) => return Err(format!("process {pid} cannot be looked at: {error}")),
+        Err(error) => return Err(format!("cannot examine process {pid}: {error}")),
     }
-    // Whoever has it now has had it all the while, or is another.
+    // The current holder has held it all the while, or is another process.
     let again = Lock::holder(&run_dir.logs()).map_err(|error| error.to_string())?;
     match again {
         Some(again) if again.is_held && again.pid == holder.pid => Ok(fd),
-        _ => Err(format!("its launcher (process {pid}) has just left")),
+        _ => Err(format!("its launcher (process {pid}) has just exited")),
     }
 }
 
@@ -212,7 +217,7 @@ fn has_open(pid: u32, path: &Path) -> io::Result<bool> {
     let sought = fs::metadata(path)?;
     let sought = (sought.dev(), sought.ino());
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        // One that is closed meanwhile is not it.
+        // A descriptor that is closed meanwhile is skipped.
         let found = entry.and_then(|entry| fs::metadata(entry.path()));
         if found.is_ok_and(|found| (found.dev(), found.ino()) == sought) {
             return Ok(true);
@@ -227,7 +232,7 @@ fn of_another(pid: u32) -> String {
     format!("its launcher (process {pid}) is {whose}: that user can stop it, or root")
 }
 
-/// Waits until a process is gone.
+/// Waits for the exit of a process.
 fn wait_for(process: &OwnedFd) -> io::Result<()> {
     loop {
         let mut fds = [PollFd::new(process, PollFlags::IN)];
@@ -239,7 +244,7 @@ fn wait_for(process: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// How a run or a sweep is now, and who has its lock, or had it.
+/// The state of a run or a sweep, and the current or last holder of its lock.
 fn look(path: &Path) -> (State, Option<String>, Option<Holder>) {
     let listing = Listing::of(path).map(|listing| listing.found);
     match listing.unwrap_or_default().pop() {

@@ -1,40 +1,42 @@
-//! Which rank is slow: the one that waits for nobody while all others wait for it.
+//! Detection of a slow rank: the one that never waits while all others wait.
 //!
-//! Ranks go in step, so their speeds are one. What tells them apart is the time that each of them waits for the others.
+//! Ranks run in lockstep, so their speeds are equal. They differ in the time that each waits for
+//! the others.
 
 use std::time::Duration;
 
 /// The phase in which all ranks do the same.
 pub(crate) const TRAIN: &str = "train";
 
-/// A rank is looked at over so many steps and so long, at least.
+/// Minimum steps and time of a measurement.
 const STEPS: u64 = 10;
 const TIME: Duration = Duration::from_secs(1);
 
-/// It is slow where every other one waits this much more of the time, as often as this in a row.
+/// A rank is slow if every other one waits this fraction of the time more, in this many
+/// measurements in a row.
 const MORE: f64 = 0.3;
 const IN_A_ROW: u32 = 2;
 
-/// How far a rank is, and how long it has waited for others, in all.
+/// A rank's position, and the total time that it has waited for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pace {
-    /// Finished steps; nothing where it does something else.
+    /// Finished steps; `None` outside of training.
     pub(crate) step: Option<u64>,
     pub(crate) waited: Duration,
 }
 
-/// What was seen of the ranks of an attempt.
+/// Measurements of the ranks of an attempt.
 #[derive(Debug, Default)]
 pub(crate) struct Stragglers {
-    /// When the look began, and where the ranks were.
+    /// Start of the current measurement, and the ranks' positions then.
     begin: Option<(Duration, Vec<Pace>)>,
-    /// Who was slow at the last looks, and at how many.
+    /// The rank that was slow in the last measurements, and their number.
     slow: Option<(usize, u32)>,
 }
 
 impl Stragglers {
-    /// Takes in how far all ranks are; who is to be called slow now, if anybody, and how much of the time the others wait, in
-    /// hundredths. A rank is called slow once, until it was not.
+    /// Adds the ranks' positions; returns the rank that is now found slow, if any, and the
+    /// percentage of time that the others wait. A rank is reported once, until it was not slow.
     pub(crate) fn look(&mut self, now: Duration, ranks: &[Pace]) -> Option<(usize, u32)> {
         if ranks.len() < 2 || ranks.iter().any(|rank| rank.step.is_none()) {
             self.begin = None;
@@ -76,7 +78,7 @@ impl Stragglers {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "hundredths of a time"
+            reason = "a percentage"
         )]
         let percent = (100.0 * next).min(100.0) as u32;
         (times == IN_A_ROW).then_some((rank, percent))
@@ -94,7 +96,8 @@ mod tests {
         }
     }
 
-    /// Looks five times a second at ranks that make ten steps meanwhile, and wait so many milliseconds of each second.
+    /// Measures five times a second, with ten steps a second and these milliseconds of waiting in
+    /// each second.
     fn seen(seconds: u64, waits: &[u64]) -> Vec<(u64, (usize, u32))> {
         let (mut stragglers, mut slow) = (Stragglers::default(), Vec::new());
         for look in 0..5 * seconds {
@@ -109,23 +112,23 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_nobody_while_all_wait_is_slow_and_named_once() {
+    fn a_rank_that_never_waits_is_reported_once() {
         assert_eq!(seen(60, &[400, 20, 500, 450]), [(10, (1, 40))]);
         assert_eq!(seen(60, &[0, 900]), [(10, (0, 90))]);
     }
 
     #[test]
-    fn ranks_that_wait_alike_are_not_slow() {
+    fn ranks_that_wait_equally_are_not_slow() {
         // Four ranks on two cores wait half of the time.
         assert_eq!(seen(60, &[500, 420, 510, 400]), []);
         assert_eq!(seen(60, &[30, 10]), []);
-        // Nor is one that is quicker than the others.
+        // A rank that is faster than the others is not slow either.
         assert_eq!(seen(60, &[20, 500, 30, 20]), []);
         assert_eq!(seen(60, &[0]), []);
     }
 
     #[test]
-    fn what_is_no_step_tells_nothing() {
+    fn other_phases_are_not_measured() {
         let mut stragglers = Stragglers::default();
         for second in 0..60 {
             let mut first = pace(10 * second, 0);

@@ -1,4 +1,4 @@
-//! `summary.json`: what the rank wrote at the end, printed as it stands there.
+//! `summary.json`: the results written by the rank, printed by the launcher.
 
 use std::path::Path;
 
@@ -8,11 +8,11 @@ use serde_json::Value;
 use crate::screen::plain;
 use crate::table::{Align, Table};
 
-/// The text of a summary file, and its object.
+/// The text of a summary file, and its JSON.
 ///
 /// # Errors
 ///
-/// When the file cannot be read, or is not of the form
+/// When the file cannot be read, or does not have the form
 /// `{"title": text, "tables": [{"title", "columns", "rows"}], "lines": [[label, value]]}`.
 pub(crate) fn read(path: &Path) -> Result<(String, Value)> {
     let bytes = spd_files::read(path).with_context(|| path.display().to_string())?;
@@ -20,7 +20,7 @@ pub(crate) fn read(path: &Path) -> Result<(String, Value)> {
         .with_context(|| format!("{}: is not JSON", path.display()))?;
     let text = text(&summary).ok_or_else(|| {
         anyhow!(
-            "{}: is not of the form of a summary; was it edited?",
+            "{}: does not have the form of a summary; was it edited?",
             path.display()
         )
     })?;
@@ -47,7 +47,7 @@ fn text(summary: &Value) -> Option<String> {
 fn columns(table: &Value) -> Option<String> {
     let rows: Vec<&Value> = list(table, "rows")?.iter().collect();
     let titles = cells(table.get("columns")?)?;
-    // A column of numbers alignments right, and a cell for "none" does not change that.
+    // A column of numbers is aligned right, even with a cell for "none".
     let align = |column: usize| {
         let mut values = rows
             .iter()
@@ -86,7 +86,7 @@ fn cell(value: &Value) -> Option<String> {
     }
 }
 
-/// Whether a cell reads as a number; the rank may have formatted it already.
+/// Whether a cell is a number, which the rank may have formatted already.
 fn is_number(value: &Value) -> bool {
     match value {
         Value::Number(_) => true,
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_summary_is_printed_as_it_stands() {
+    fn a_summary_is_printed_in_full() {
         let summary = serde_json::json!({
             "title": "tms_5-2: 10,000 steps in 4 min",
             "tables": [{
@@ -139,7 +139,7 @@ losses
     }
 
     #[test]
-    fn another_form_is_named() {
+    fn another_form_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("summary.json");
         let error = |text: &[u8]| {
@@ -148,7 +148,7 @@ losses
         };
         assert_eq!(
             error(b"{\"tables\": 3}"),
-            "PATH: is not of the form of a summary; was it edited?"
+            "PATH: does not have the form of a summary; was it edited?"
         );
         assert!(error(b"{").starts_with("PATH: is not JSON: "));
     }

@@ -1,7 +1,9 @@
-//! The ranks of an attempt, from their start to the end of the last, and what is said about it.
+//! Supervises the ranks of an attempt, from their start to the exit of the last, and reports the
+//! result.
 //!
-//! One thread waits for whatever comes first: what a rank tells, what it prints, its end, a signal. It waits for nothing else: the
-//! terminal, the logs and the rows have threads of their own. What is to be done about it is decided by the [`Supervisor`].
+//! One thread waits for all events at once: messages, output and exits of ranks, and signals. It
+//! never blocks on anything else: the terminal, the logs and the rows have their own threads. The
+//! [`Supervisor`] decides on actions.
 
 pub(crate) mod local;
 mod report;
@@ -25,28 +27,28 @@ use local::{Finished, Local};
 use report::Report;
 use standing::Standing;
 
-/// Longest time between two looks at the clock.
+/// Longest interval between two checks of the clock.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// The same while a log has no room.
+/// The interval while a log has no room.
 const LOOK_SOON: Duration = Duration::from_millis(10);
 
-/// Who asks where it is a tracker: no other has such a button.
+/// Only W&B has such a button.
 const PRESSED: &str = "wandb: somebody pressed Stop on the page of the run;";
 
-/// The end of one attempt.
+/// The result of an attempt.
 #[derive(Debug)]
 pub(crate) struct Attempt {
-    /// The launcher's own end, if this is the last attempt.
+    /// The launcher's exit, if this is the last attempt.
     pub(crate) exit: Exit,
-    /// What to say: the cause first.
+    /// The message, the cause first.
     pub(crate) message: Vec<String>,
-    /// Whether another attempt could end better.
+    /// Whether another attempt could succeed.
     pub(crate) may_restart: bool,
 }
 
 impl Attempt {
-    /// An attempt that a request to stop came before.
+    /// An attempt that was stopped before its start.
     fn not_begun() -> Self {
         let line = "stopped before the ranks of all nodes were started; nothing new is saved, and the same command goes on";
         Self {
@@ -57,14 +59,14 @@ impl Attempt {
     }
 }
 
-/// Starts the ranks and stays with them until they are gone.
+/// Starts the ranks and supervises them until all have exited.
 ///
 /// - `others`: the launchers of other nodes
-/// - `memory`: what the run plans to use, for the message when the machine had less
+/// - `memory`: planned memory of the run, for the message if the machine ran out
 ///
 /// # Errors
 ///
-/// When a rank cannot be started or watched; none is left running then.
+/// When a rank cannot be started or watched; no rank is left running.
 pub(crate) fn attempt(
     program: &Program,
     run_dir: &RunDir,
@@ -119,19 +121,19 @@ pub(crate) fn attempt(
     })
 }
 
-/// All ranks of an attempt.
+/// The ranks of an attempt.
 struct Watched<'a> {
     local: Local,
     others: Option<&'a mut First>,
     supervisor: Supervisor,
     timeouts: Timeouts,
     standing: Standing,
-    /// The run directory is gone, and the ranks were killed: what to say of that.
+    /// The message if the run directory is gone, for which the ranks were killed.
     lost: Option<String>,
 }
 
 impl Watched<'_> {
-    /// Has the supervisor hear all that happens, and does what it says, until all ranks are gone.
+    /// Passes all events to the supervisor and executes its actions, until all ranks have exited.
     fn watch(&mut self, stop: &mut Stop) -> Result<()> {
         while !self.supervisor.is_over() {
             let fds = self.others.iter().flat_map(|others| others.fds());
@@ -179,7 +181,7 @@ impl Watched<'_> {
         }
     }
 
-    /// What a signal, or a tracker, asks for.
+    /// The event for a request of a signal or a tracker.
     fn request(&self, stop: &mut Stop) -> Option<Event> {
         let (asked, next) = match stop.request()? {
             StopRequest::Leave(signal) => {
@@ -189,8 +191,8 @@ impl Watched<'_> {
             StopRequest::LeaveNow(signal) => return Some(Event::LeaveNow(signal)),
         };
         let (leave, them) = match self.supervisor.ranks() {
-            1 => ("the rank saves and leaves", "it"),
-            _ => ("the ranks save and leave", "them"),
+            1 => ("the rank saves and exits", "it"),
+            _ => ("the ranks save and exit", "them"),
         };
         let grace = self.timeouts.grace.as_secs();
         screen::note(&format!(
@@ -199,7 +201,7 @@ impl Watched<'_> {
         Some(Event::Leave)
     }
 
-    /// What is left of all ranks, in their order.
+    /// The results of all ranks, in their order.
     fn finish(self, stop: &Stop) -> (Supervisor, Finished) {
         let mut finished = self.local.finish();
         if let Some(others) = self.others {

@@ -1,9 +1,10 @@
-//! What is done about the ranks of an attempt, as a function of what happens to them: no clock, no process, no file.
+//! Decides on the ranks of an attempt, as a function of events: no clock, no processes, no files.
 //!
-//! - A rank that fails takes the others with it, at once.
-//! - A rank whose beats bring no progress is named, and killed when that lasts too long. How long that is, is learned from the run.
-//! - A request to stop is passed on to all ranks; those that do not leave within the grace are killed.
-//! - A rank that does not die of a kill is given up after a while: nothing is waited for without end.
+//! - A failing rank ends all others at once.
+//! - A rank without progress is reported, and killed after a limit that is learned from the run.
+//! - A request to stop is passed to all ranks; those that do not exit within the grace period are
+//!   killed.
+//! - A rank that survives a kill is given up after a while: no wait is unbounded.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -16,69 +17,74 @@ use crate::channel::Message;
 use crate::failure::Failure;
 use crate::straggler::{Pace, Stragglers, TRAIN};
 
-/// How long ranks are waited for.
+/// Time limits for ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timeouts {
-    /// From being asked to leave until they are killed.
+    /// From the request to exit to the kill.
     pub(crate) grace: Duration,
-    /// From the last progress of a rank until it is killed.
+    /// From the last progress of a rank to the kill.
     pub(crate) hang: HangLimit,
 }
 
-/// How long a rank may make no progress.
+/// Time limit without progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HangLimit {
-    /// For ever.
+    /// No limit.
     Never,
-    /// So long.
+    /// A fixed limit.
     After(Duration),
-    /// So many times as long as ever before in the phase, see [`Supervisor::limit`].
+    /// A multiple of the longest pause so far in the phase, see [`Supervisor::limit`].
     Learned,
 }
 
-/// Without progress a rank is named after this, or after [`TELL_FACTOR`] times its longest pause in the phase.
+/// A rank without progress is reported after this, or after [`TELL_FACTOR`] times its longest pause
+/// in the phase.
 const TELL: Duration = Duration::from_secs(10);
 const TELL_FACTOR: u32 = 5;
 
-/// The same where other ranks wait for it.
+/// Like [`TELL`] for a rank that others wait for.
 const TELL_WAITED_FOR: Duration = Duration::from_secs(5);
 
-/// The same for a phase of which no pause is known: it may begin with something long.
+/// Like [`TELL`] for a phase without a known pause, which may begin slowly.
 const TELL_FIRST: Duration = Duration::from_secs(60);
 
-/// Without progress a rank is killed after this, or after [`KILL_FACTOR`] times its longest pause in the phase.
+/// A rank without progress is killed after this, or after [`KILL_FACTOR`] times its longest pause
+/// in the phase.
 const KILL: Duration = Duration::from_secs(60);
 const KILL_FACTOR: u32 = 20;
 
-/// The same for a phase of which no pause is known.
+/// Like [`KILL`] for a phase without a known pause.
 const KILL_FIRST: Duration = Duration::from_secs(600);
 
-/// From the first word of a failure until all ranks are killed: whose fault it was may come a little later than whom it hit.
+/// From the first failure to the kill of all ranks: the failure that caused it may arrive a little
+/// later.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// A rank that has said nothing listens to requests after this at the latest: a signal that comes before would end it.
+/// A rank without a message so far handles signals after this at the latest; an earlier signal
+/// would end it.
 const LISTENS: Duration = Duration::from_secs(1);
 
-/// From a kill until the rank is given up.
+/// From a kill to giving up the rank.
 const GIVE_UP: Duration = Duration::from_secs(5);
 
-/// Time without a look at anything after which the launcher was stopped itself, and has nothing to say of the ranks.
+/// Without an event for this long, the launcher itself was stopped, and its timers do not count
+/// against ranks.
 const OWN_PAUSE: Duration = Duration::from_secs(2);
 
-/// What happens.
+/// An input of the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A rank says something.
+    /// A message of a rank.
     Said(usize, Message),
-    /// A rank is gone.
+    /// A rank has exited.
     Ended(usize, Status),
-    /// Nothing is heard of the node of a rank, or it is heard again.
+    /// The node of a rank has become silent, or is heard again.
     Silent(usize, bool),
-    /// A signal asks for an orderly stop.
+    /// A signal asked for an orderly stop.
     Leave,
-    /// A second one does not want to wait. Holds the signal.
+    /// A second signal asked for an immediate stop. Holds the signal.
     LeaveNow(i32),
-    /// Time goes by. To be told at least every [`OWN_PAUSE`].
+    /// Time has passed. Sent at least every [`OWN_PAUSE`].
     Tick,
 }
 
@@ -86,37 +92,37 @@ pub(crate) enum Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Status {
-    /// With this code.
+    /// It exited with this code.
     Code(i32),
-    /// Of this signal.
+    /// It died of this signal.
     Signal(i32),
-    /// Nobody knows: the launcher of its node is lost, with which it ends.
+    /// Unknown: the launcher of its node, and the rank with it, is lost.
     Lost,
 }
 
-/// What is to be done.
+/// An output of the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Action {
-    /// Ask a rank to save and leave.
+    /// Ask a rank to save and exit.
     Ask(usize),
     /// Kill a rank.
     Kill(usize),
-    /// Say that a rank has made no progress for so long, and when it is killed for that.
+    /// Report a rank without progress, for how long, and when it will be killed.
     Tell {
         rank: usize,
         silent: Duration,
         longest: Option<Duration>,
         limit: Option<Duration>,
     },
-    /// Say that a rank that was named makes progress again.
+    /// Report that such a rank makes progress again.
     Recovered(usize),
-    /// Say that a rank is slow: the others wait for it so much of their time, in hundredths.
+    /// Report that a rank is slow: the others wait for it this percentage of the time.
     Slow { rank: usize, percent: u32 },
 }
 
 impl Action {
-    /// The rank that it is about.
+    /// The rank of the action.
     pub(crate) fn rank(&self) -> usize {
         match *self {
             Self::Ask(rank)
@@ -128,16 +134,16 @@ impl Action {
     }
 }
 
-/// How an attempt ended.
+/// The result of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// All ranks did all they had to.
+    /// All ranks have finished.
     Done,
-    /// All left on request. Holds what the first that knows says of it.
+    /// All ranks exited on request. Holds the message of the first that sent one.
     Stopped(Option<String>),
     /// Killed by a second signal.
     Interrupted(i32),
-    /// This rank failed first, for this reason; those failed because of it.
+    /// This rank failed first, for this cause; the others failed as a consequence.
     Failed {
         rank: usize,
         cause: Cause,
@@ -145,18 +151,18 @@ pub(crate) enum Verdict {
     },
 }
 
-/// Why a rank is gone that should not be.
+/// Why a rank failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// It said so.
+    /// Its own failure message.
     Failure(Failure),
-    /// It left with this code and no word.
+    /// It exited with this code and no message.
     Code(i32),
-    /// A signal ended it that was not sent from here.
+    /// It died of a signal that the launcher did not send.
     Signal(i32),
-    /// It was killed: no progress for so long.
+    /// It was killed after this long without progress.
     Hung(Duration),
-    /// It was killed: it did not leave within the grace.
+    /// It was killed because it did not exit within the grace period.
     Overstayed,
     /// It was killed, and did not die.
     Undead,
@@ -165,7 +171,7 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    /// Its kind.
+    /// The kind of fault.
     pub(crate) fn kind(&self) -> FaultKind {
         match self {
             Self::Failure(failure) => failure.kind,
@@ -177,12 +183,12 @@ impl Cause {
     }
 }
 
-/// Where a rank is.
+/// A rank's position.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Whereabouts {
-    /// What goes on; empty before the first word.
+    /// The phase; empty before the first heartbeat.
     pub(crate) phase: String,
-    /// Finished steps of that.
+    /// Finished steps of the phase.
     pub(crate) step: u64,
 }
 
@@ -193,17 +199,17 @@ pub(crate) struct Supervisor {
     timeouts: Timeouts,
     started: Duration,
     now: Duration,
-    /// When a stop was asked for.
+    /// Time of the request to stop.
     asked: Option<Duration>,
     interrupted: Option<i32>,
-    /// When a failure was first heard of.
+    /// Time of the first failure message.
     failed: Option<Duration>,
     stragglers: Stragglers,
 }
 
 #[derive(Debug)]
 struct Rank {
-    /// It has said something.
+    /// Whether it has sent a message.
     is_up: bool,
     is_asked: bool,
     is_silent: bool,
@@ -211,9 +217,9 @@ struct Rank {
     ticks: u64,
     /// The rank that it waits for.
     waits_for: Option<usize>,
-    /// How long it has waited for others, in all.
+    /// Total time that it has waited for other ranks.
     waited: Duration,
-    /// When it last made progress.
+    /// Time of its last progress.
     progressed: Duration,
     /// Its longest pause in each phase.
     longest: BTreeMap<String, Duration>,
@@ -221,16 +227,16 @@ struct Rank {
     failure: Option<Failure>,
     stopped: Option<String>,
     killed: Option<(Duration, Killed)>,
-    /// When it was gone, and how.
+    /// When and how it ended.
     ended: Option<(Duration, End)>,
 }
 
-/// Why a rank was killed from here.
+/// Why the launcher killed a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Killed {
     Hung(Duration),
     Overstayed,
-    /// Another one failed, or all are to be gone.
+    /// Because another one failed, or all are to end.
     WithOthers,
 }
 
@@ -241,7 +247,7 @@ enum End {
 }
 
 impl Supervisor {
-    /// Of so many ranks that were started just now.
+    /// A supervisor of `ranks` ranks that were just started.
     pub(crate) fn new(ranks: usize, timeouts: Timeouts, now: Duration) -> Self {
         let rank = |_| Rank {
             is_up: false,
@@ -271,22 +277,23 @@ impl Supervisor {
         }
     }
 
-    /// Whether all ranks are gone, or given up.
+    /// Whether all ranks have exited or are given up.
     pub(crate) fn is_over(&self) -> bool {
         self.ranks.iter().all(|rank| rank.ended.is_some())
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub(crate) fn ranks(&self) -> usize {
         self.ranks.len()
     }
 
-    /// Where a rank was when it last said so.
+    /// The position in the last heartbeat of a rank.
     pub(crate) fn at(&self, rank: usize) -> &Whereabouts {
         &self.ranks[rank].at
     }
 
-    /// Takes in what happened at `now`, of the same clock as the times of failures; what is to be done about it.
+    /// Handles an event at time `now`, on the same clock as the times of failures; returns the
+    /// actions.
     pub(crate) fn on(&mut self, now: Duration, event: Event) -> Vec<Action> {
         self.forgive_own_pause(now);
         self.now = now;
@@ -306,7 +313,7 @@ impl Supervisor {
         actions
     }
 
-    /// A launcher that was stopped has heard nothing: what was waited for is waited for so much longer.
+    /// A launcher that was stopped has heard nothing: all timers are extended by that time.
     fn forgive_own_pause(&mut self, now: Duration) {
         let pause = now.saturating_sub(self.now);
         if pause < OWN_PAUSE {
@@ -332,7 +339,7 @@ impl Supervisor {
                 waits_for,
                 waited_ms,
             } => {
-                // Who has waited long begins anew.
+                // The pause of a rank that waited for others restarts.
                 if rank.waits_for.is_some() && waits_for.is_none() {
                     rank.progressed = now;
                 }
@@ -341,7 +348,7 @@ impl Supervisor {
                     return;
                 }
                 let pause = now.saturating_sub(rank.progressed);
-                // What a phase begins with is no pause of it.
+                // The start of a phase does not count as its pause.
                 if phase == rank.at.phase {
                     let longest = rank.longest.entry(phase.clone()).or_default();
                     *longest = pause.max(*longest);
@@ -363,7 +370,7 @@ impl Supervisor {
                     phase: failure.phase.clone(),
                     step: failure.step,
                 };
-                // The first one is the cause of those that follow.
+                // The first failure is the cause of the following ones.
                 rank.failure.get_or_insert(failure);
                 self.failed.get_or_insert(now);
             }
@@ -376,14 +383,14 @@ impl Supervisor {
         rank.ended.get_or_insert((now, End::Status(status)));
         match status {
             Status::Code(DONE) => {}
-            // Whoever asked it to stop means all of them.
+            // A stop signal to one rank is meant for all.
             Status::Code(STOPPED) if rank.stopped.is_some() => self.leave(actions),
             Status::Code(STOPPED) if asked => {}
             _ if rank.killed.is_some() || rank.left_unsaved(asked) => {}
             _ => {
                 self.failed.get_or_insert(now);
                 let is_consequence = self.ranks[index].is_consequence();
-                // Whoever leaves saves what is there, and has its grace for it.
+                // A rank that is asked saves, and has the grace period for it.
                 if !is_consequence && !asked {
                     self.kill_all(Killed::WithOthers, actions);
                 }
@@ -396,7 +403,7 @@ impl Supervisor {
         self.ask(actions);
     }
 
-    /// Asks those ranks to leave that listen.
+    /// Asks the ranks to exit that already handle signals.
     fn ask(&mut self, actions: &mut Vec<Action>) {
         let listen = self.now.saturating_sub(self.started) >= LISTENS;
         for (index, rank) in self.ranks.iter_mut().enumerate() {
@@ -408,7 +415,7 @@ impl Supervisor {
         }
     }
 
-    /// What time brings: ranks that overstay, ranks that hang, ranks that do not die.
+    /// Checks the time limits: grace period, hang, kill.
     fn look_at_clock(&mut self, actions: &mut Vec<Action>) {
         let now = self.now;
         let over = |since: Option<Duration>, limit: Duration| {
@@ -443,7 +450,7 @@ impl Supervisor {
                 continue;
             }
             if rank.is_silent {
-                // Its connection ends it, if it is not heard again.
+                // Its connection ends it if it stays silent.
                 rank.progressed = now;
             }
             if self.asked.is_some() || is_idle {
@@ -470,7 +477,7 @@ impl Supervisor {
         }
     }
 
-    /// Kills ranks that wait for one that died, while others may still save.
+    /// Kills ranks that wait for a dead one, while others may still save.
     fn kill_forsaken(&mut self, actions: &mut Vec<Action>) {
         let died = |end| !matches!(end, End::Status(Status::Code(DONE | STOPPED)));
         let is_gone = |rank: usize| {
@@ -487,9 +494,10 @@ impl Supervisor {
         }
     }
 
-    /// Whether a rank makes no progress because it waits for another, which is then looked at. Where all wait, each is looked at.
+    /// Whether a rank's lack of progress is another's fault. If all wait for each other, each
+    /// counts.
     fn is_idle(&self, rank: usize) -> bool {
-        // What one that is not heard does is not known: it may wait no more.
+        // The state of a silent rank is unknown: it may no longer wait.
         let works = |(_, rank): (usize, &Rank)| rank.waits_for.is_none() || rank.is_silent;
         self.ranks[rank].waits_for.is_some() && self.running().any(works)
     }
@@ -499,7 +507,8 @@ impl Supervisor {
         running.any(|(_, other)| other.waits_for == Some(rank))
     }
 
-    /// How long a rank may make no progress in its phase: [`KILL`] or [`KILL_FACTOR`] times its longest pause there, where one is known.
+    /// How long a rank may go without progress in its phase: [`KILL`] or [`KILL_FACTOR`] times its
+    /// longest pause there, if known.
     fn limit(&self, rank: usize) -> Option<Duration> {
         match self.timeouts.hang {
             HangLimit::Never => None,
@@ -526,7 +535,7 @@ impl Supervisor {
         ranks.filter(|(_, rank)| rank.ended.is_none())
     }
 
-    /// How the attempt ended, once it is over.
+    /// The result of the attempt, once it is over.
     pub(crate) fn verdict(&self) -> Verdict {
         if let Some(signal) = self.interrupted {
             return Verdict::Interrupted(signal);
@@ -539,7 +548,7 @@ impl Supervisor {
                 Some(((rank.is_consequence(), time, index), cause))
             })
             .collect();
-        // All ranks refuse the same step: the first of them tells it for all.
+        // All ranks refuse the same step, and the first reports it.
         let of_all = |cause: &Cause| cause.kind() == FaultKind::NotFinite;
         let refused = failures.iter().filter(|(_, cause)| of_all(cause));
         let refused = refused.map(|((_, time, _), _)| *time).min();
@@ -569,7 +578,7 @@ impl Supervisor {
     }
 }
 
-/// Codes that a rank leaves with when nothing went wrong.
+/// Exit codes without a failure.
 const DONE: i32 = 0;
 const STOPPED: i32 = 3;
 
@@ -585,19 +594,19 @@ impl Rank {
         self.longest.get(&self.at.phase).copied()
     }
 
-    /// Whether its failure follows from that of another.
+    /// Whether another rank caused its failure.
     fn is_consequence(&self) -> bool {
         let failure = self.failure.as_ref();
         failure.is_some_and(|f| f.because_of.is_some() || f.kind == FaultKind::PeerLost)
     }
 
-    /// Whether the request to leave ended it before it listened to one.
+    /// Whether a request to exit ended it before it handled signals.
     fn left_unsaved(&self, asked: bool) -> bool {
         let terminated = End::Status(Status::Signal(signal_hook::consts::SIGTERM));
         asked && self.failure.is_none() && self.ended.is_some_and(|(_, end)| end == terminated)
     }
 
-    /// When and why it is gone, if it should not be.
+    /// When and why it failed, if it did.
     fn cause(&self, asked: bool) -> Option<(Duration, Cause)> {
         let (ended, end) = self.ended?;
         if let Some(failure) = &self.failure {
@@ -605,7 +614,7 @@ impl Rank {
         }
         let cause = match (self.killed, end) {
             (_, End::Status(Status::Code(DONE))) => return None,
-            // Without a word, nobody asked it to.
+            // Without a message, it was not asked to exit.
             (_, End::Status(Status::Code(STOPPED))) if asked || self.stopped.is_some() => {
                 return None;
             }

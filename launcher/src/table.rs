@@ -1,24 +1,24 @@
-//! Text in columns.
+//! Text tables.
 
-/// Where a cell is put in its column.
+/// The alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Align {
-    /// Words.
+    /// For words.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
 /// Spaces before a column.
 const GAP: usize = 2;
 
-/// Letters of a column of words that are worth being shown.
+/// Characters of a text column below which it is not worth showing.
 const WORDS: usize = 16;
 
-/// The end of a line that is cut.
+/// The end of a truncated line.
 const CUT: &str = "...";
 
-/// A table; printed with two spaces before and between the columns.
+/// A table, printed with two spaces before and between columns.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     alignments: Vec<Align>,
@@ -26,7 +26,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table whose columns are aligned as given; further columns to the left.
+    /// A table with these alignments; further columns are aligned left.
     pub(crate) fn new(alignments: &[Align]) -> Self {
         Self {
             alignments: alignments.to_vec(),
@@ -34,24 +34,24 @@ impl Table {
         }
     }
 
-    /// Adds a row; short ones end early.
+    /// Adds a row, which may have fewer cells.
     pub(crate) fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 
-    /// Whether a row was added.
+    /// Whether it has no rows.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// The lines, each ended by a newline and none by a space.
+    /// The table as lines without trailing spaces.
     pub(crate) fn text(&self) -> String {
         let all: Vec<usize> = (0..self.widths().len()).collect();
         self.text_of(&all, usize::MAX)
     }
 
-    /// The same in lines of so many letters: columns are left out in the order of `least`, their numbers, until the others have room; a
-    /// last column of words is cut before it is left out.
+    /// The table in lines of at most `columns` characters: columns are left out, in the order of
+    /// the numbers in `least`, until the others fit; a last column of words is first truncated.
     pub(crate) fn text_within(&self, columns: usize, least: &[usize]) -> String {
         let widths = self.widths();
         let mut kept: Vec<usize> = (0..widths.len()).collect();
@@ -85,7 +85,7 @@ impl Table {
         (0..columns).map(width_of).collect()
     }
 
-    /// The lines of some columns, cut behind so many letters.
+    /// The lines of the `kept` columns, truncated after `most` characters.
     fn text_of(&self, kept: &[usize], most: usize) -> String {
         let widths = self.widths();
         let mut text = String::new();
@@ -114,7 +114,7 @@ impl Table {
         text
     }
 
-    /// The table in Markdown, its first row as the head; each line is ended by a newline.
+    /// The table in Markdown, its first row as the head.
     pub(crate) fn markdown(&self) -> String {
         let is_right = |column| self.alignments.get(column) == Some(&Align::Right);
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up_and_numbers_lean_right() {
+    fn columns_are_aligned() {
         let mut table = Table::new(&[Align::Left, Align::Right]);
         table.row(["site", "C"]);
         table.row(["linear1", "20"]);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_table_has_fewer_columns_and_cuts_its_words() {
+    fn a_narrow_table_drops_columns_and_truncates_words() {
         use Align::{Left, Right};
         let mut table = Table::new(&[Left, Right, Right, Left]);
         table.row(["run", "step", "loss", "note"]);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn in_markdown_its_first_row_is_the_head() {
+    fn markdown_has_the_first_row_as_its_head() {
         let mut table = Table::new(&[Align::Right, Align::Left]);
         table.row(["C", "site"]);
         table.row(["20", "a|b"]);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_table_is_no_text() {
+    fn an_empty_table_has_no_text() {
         assert_eq!(Table::default().text(), "");
     }
 }

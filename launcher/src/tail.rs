@@ -1,4 +1,4 @@
-//! `spd-launch tail RUN`: the rows of a run as they come, as `tail -f` prints a file.
+//! `spd-launch tail RUN`: follows the rows of a run, like `tail -f`.
 
 use std::io;
 use std::path::Path;
@@ -19,23 +19,23 @@ use crate::progress::{activity, happened, l0, loss_and_l0};
 use crate::run_dir::RunDir;
 use crate::screen::{self, plain, result_columns};
 
-/// Time between two looks at the rows.
+/// Interval of reading rows.
 const READ: Duration = Duration::from_millis(200);
 
-/// Time between two looks at how the run is.
+/// Interval of checking the run's state.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Rows of phase and speed, about half a day of them, among which the last events are looked for.
+/// Rows of phase and speed in which the last events are searched, about half a day.
 const SYSTEM_ROWS: usize = 100_000;
 
-/// Values of a row that a line has beside loss and L0.
+/// Values in a row's line besides loss and L0.
 const VALUES: usize = 6;
 
-/// Prints the last rows of a run, then those that come, until it is over or nobody reads any more.
+/// Prints the last rows of a run, then new ones, until the run is over or the output is closed.
 ///
 /// # Errors
 ///
-/// Bad input, when there is no run and it is not to be waited for.
+/// Bad input, when the run does not exist, unless `--wait` is given.
 pub(crate) fn tail(asked: &TailArgs) -> Result<Exit, Fault> {
     let run_dir = RunDir::at(asked.run.clone());
     check(&run_dir, asked.wait)?;
@@ -47,7 +47,7 @@ pub(crate) fn tail(asked: &TailArgs) -> Result<Exit, Fault> {
     };
     let mut is_first = true;
     loop {
-        // Its last rows may have come after the last look.
+        // The last rows may have been written after the last read.
         let status = Status::of(run_dir.path());
         let is_over = match status.state {
             State::Running => false,
@@ -57,7 +57,8 @@ pub(crate) fn tail(asked: &TailArgs) -> Result<Exit, Fault> {
         let looked = Instant::now();
         while is_first || is_over || looked.elapsed() < LOOK {
             let mut new = tail.read();
-            // Each file has its own order; between them the time decides, of which metrics have but milliseconds.
+            // Rows of one file keep their order; rows of different files are ordered by time, which
+            // metrics have in milliseconds.
             let ms = |line: &Line| (1e3 * line.time).round();
             new.sort_by(|a, b| ms(a).total_cmp(&ms(b)));
             let before = if is_first {
@@ -97,40 +98,40 @@ fn check(run_dir: &RunDir, waits: bool) -> Result<(), Fault> {
     }
     match run_dir.path().try_exists() {
         Ok(true) if !run_dir.path().is_dir() => Err(Fault::BadInput(format!(
-            "{place}: a run directory is wanted, and a file is there"
+            "{place}: expected a run directory, found a file"
         ))),
         _ if waits => Ok(()),
         Err(error) => Err(Fault::BadInput(format!("{place}: {error}"))),
         Ok(_) => Err(Fault::BadInput(format!(
-            "{place}: is no run directory, as it has no config.toml; --wait waits for a run to begin there, `spd-launch runs` lists \
+            "{place}: not a run directory, as it has no config.toml; --wait waits for a run to begin there, `spd-launch runs` lists \
              those there are"
         ))),
     }
 }
 
-/// The files of a run that are followed.
+/// The followed files of a run.
 struct Tail<'a> {
     asked: &'a TailArgs,
     run_dir: &'a RunDir,
     files: Vec<(String, Reader)>,
-    /// What could not be read, and was said.
+    /// Reading errors that were already reported.
     told: Vec<String>,
 }
 
-/// What is printed, and by when it is put in its place.
+/// A printed line, with its time for sorting.
 struct Line {
     time: f64,
     text: String,
 }
 
 impl Tail<'_> {
-    /// The lines of what is new.
+    /// Reads the new lines.
     fn read(&mut self) -> Vec<Line> {
         self.open();
         let mut lines = Vec::new();
         let mut problems = Vec::new();
         for (_, reader) in &mut self.files {
-            // A row that is made again has its first time, and its place all the same.
+            // A rewritten row has the time of its first version, but keeps its position.
             let mut last = f64::MIN;
             loop {
                 match reader.next() {
@@ -146,7 +147,7 @@ impl Tail<'_> {
                     }
                     Ok(None) => break,
                     Err(error @ ReadError::Junk { .. }) => problems.push(error),
-                    // Tried again at the next look.
+                    // Tried again at the next read.
                     Err(error) => {
                         problems.push(error);
                         break;
@@ -158,7 +159,7 @@ impl Tail<'_> {
         lines
     }
 
-    /// Opens the files that are not followed yet; those that are there already a few rows before their ends.
+    /// Opens files that appear; existing ones a few rows before their ends.
     fn open(&mut self) {
         let dir = self.run_dir.path();
         let mut names = vec![METRICS.to_owned(), SYSTEM.to_owned()];
@@ -190,7 +191,7 @@ fn open(dir: &Path, name: &str, asked: &TailArgs) -> Result<Reader, ReadError> {
     if name == METRICS {
         return Reader::of_metrics(dir, &Cursor::before_last(dir, asked.rows)?);
     }
-    // Among its rows few are shown, unless all are.
+    // Few of its rows are shown, unless all are.
     let rows = if asked.all {
         asked.rows
     } else {
@@ -200,7 +201,7 @@ fn open(dir: &Path, name: &str, asked: &TailArgs) -> Result<Reader, ReadError> {
     Reader::open(&path, &Mark::before_last(&path, rows)?)
 }
 
-/// What a row is printed as; of phase, speed and machines only where all is asked for.
+/// The line of a row; rows of phase, speed and machines only with `--all`.
 fn text(row: &Row, time: f64, asked: &TailArgs) -> Option<String> {
     if row.kind == Kind::System && !asked.all {
         return None;
@@ -216,7 +217,7 @@ fn text(row: &Row, time: f64, asked: &TailArgs) -> Option<String> {
     Some(text + "\n")
 }
 
-/// A row in words: of a row of values as many as have room, where that is bounded.
+/// A row in words, with as many values as fit into `columns`.
 fn words(row: &Row, columns: Option<usize>) -> String {
     let step = row.step;
     match row.kind {
@@ -256,8 +257,8 @@ fn words(row: &Row, columns: Option<usize>) -> String {
     }
 }
 
-/// A line of what is told and of some values, `most` at most, and how many there are beyond them; cut where even a line without
-/// values has no room.
+/// A line of the fixed parts and of at most `most` values, with the number of further ones;
+/// truncated if even the fixed parts do not fit.
 fn with_values(
     head: &str,
     told: &[String],
@@ -291,12 +292,12 @@ fn rolled_back(start: &Start, is_json: bool) -> String {
         );
     }
     format!(
-        "{}  the run went back to step {step}: the rows above of later steps are void, and those below take their place\n",
+        "{}  the run was rolled back to step {step}: rows of later steps above are discarded, those below replace them\n",
         clock(*time)
     )
 }
 
-/// A unix time as lines have it; nothing where it is none.
+/// A unix time as in log lines; empty if invalid.
 fn clock(time: f64) -> String {
     #[expect(clippy::cast_possible_truncation, reason = "a float saturates")]
     let stamp = Timestamp::from_millisecond((time * 1e3) as i64);
@@ -307,7 +308,8 @@ fn clock(time: f64) -> String {
     }
 }
 
-/// Waits, and says whether what is printed has no reader any more: one end of a pipe is closed, a terminal is gone.
+/// Waits, and returns whether the output has no reader any more: a closed pipe, or a terminal that
+/// is gone.
 fn nobody_reads_within(limit: Duration) -> bool {
     let stdout = io::stdout();
     let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
@@ -324,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_a_line_of_its_main_values() {
+    fn a_row_is_a_line_with_its_main_values() {
         let row = Row::new(1200, Kind::Train)
             .with("loss/total", 0.0123)
             .with("l0/linear1", 1.25)
@@ -345,7 +347,7 @@ mod tests {
             "{line}"
         );
         assert!(line.ends_with("m5 1.000e0  and 3 more"), "{line}");
-        // On a terminal a row has a line.
+        // On a terminal a row is truncated to one line.
         for (columns, expected) in [
             (
                 63,
@@ -369,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happened_is_told_and_cannot_steer_the_terminal() {
+    fn events_are_shown_without_control_characters() {
         let event = Row::new(7, Kind::Event).with_note("went\u{1b}[2J on");
         assert_eq!(words(&event, Some(5)), "step 7: went [2J on");
         let alert = Row::new(7, Kind::Alert).with_note("look");
@@ -377,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_is_none_is_not_shown() {
+    fn an_invalid_time_is_not_shown() {
         assert_eq!(clock(1_795_255_200.25), "2026-11-21T10:00:00Z");
         for time in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e300] {
             assert_eq!(clock(time), "-");

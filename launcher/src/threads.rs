@@ -1,4 +1,4 @@
-//! Threads of the launcher and of a rank's channel, and what is said where there is none to be had.
+//! Starts threads, with an error that names possible limits.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
@@ -7,7 +7,7 @@ use std::thread::{Builder, JoinHandle};
 ///
 /// # Errors
 ///
-/// When the system gives none; the line says which limits that may be.
+/// When the system refuses; the line names the limits that may be reached.
 pub(crate) fn spawn<R: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> R + Send + 'static,
@@ -17,7 +17,7 @@ pub(crate) fn spawn<R: Send + 'static>(
         io::Error::new(
             error.kind(),
             format!(
-                "the thread `{name}` cannot be started ({error}); is a limit of threads or memory reached (ulimit -u, \
+                "cannot start the thread `{name}` ({error}); is a limit of threads or memory reached (ulimit -u, \
                  ulimit -v, pids.max of the control group)?"
             ),
         )

@@ -1,4 +1,4 @@
-//! `spd-launch tokenize`: text files in, a token dataset out.
+//! `spd-launch tokenize`: makes a token dataset from text files.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -15,11 +15,11 @@ use crate::exit::Exit;
 use crate::table::{Align, Table};
 use crate::{hub, screen, stop};
 
-/// Makes datasets of text files.
+/// Makes the datasets.
 ///
 /// # Errors
 ///
-/// Bad input: whatever the dataloader refuses, it leaves the output directory as it was.
+/// Bad input, as the dataloader reports it; the output directory is then unchanged.
 pub(crate) fn tokenize(asked: &TokenizeArgs) -> Result<Exit, Fault> {
     let tokenizer = match asked.tokenizer.as_str() {
         "bytes" => TokenizerChoice::Bytes,
@@ -50,7 +50,7 @@ pub(crate) fn tokenize(asked: &TokenizeArgs) -> Result<Exit, Fault> {
     Ok(Exit::Done)
 }
 
-/// Says how far it is until it is over: at every moment where there is a terminal, else once a minute.
+/// Shows progress until `is_over`: continuously on a terminal, else once a minute.
 fn show(watch: &Watch, is_over: &Receiver<()>) {
     let (started, is_live) = (Instant::now(), screen::is_live());
     let often = Duration::from_millis(if is_live { 200 } else { 60_000 });

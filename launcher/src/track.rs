@@ -1,7 +1,7 @@
-//! What is told of a run, or of a sweep, beside its training: machines are measured, rows are shipped, the page is made. None of that can
-//! fail a run or hold it up.
+//! Tasks beside the training of a run or a sweep: sampling the machine, shipping rows to trackers,
+//! writing the page. None of them can fail or delay the run.
 //!
-//! | beside | its machine | its rows | its page |
+//! | beside | machine | rows | page |
 //! |---|---|---|---|
 //! | a run | x | x | x |
 //! | another node of a run | x | by the first | by the first |
@@ -27,22 +27,22 @@ use crate::wait::wait_until;
 use crate::world::Node;
 use crate::{screen, threads};
 
-/// Time between two samples of the machine.
+/// Interval of samples of the machine.
 const SAMPLE: Duration = Duration::from_secs(15);
 
-/// Time between two pages.
+/// Interval of pages.
 const PAGE_EVERY: Duration = Duration::from_secs(60);
 
-/// How long a run waits at its end for trackers to take what they have not taken yet.
+/// How long a run waits at its end for trackers to receive the remaining rows.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The same where it was asked to leave: whoever asked may not wait long.
+/// Like [`PATIENCE`] for a run that was asked to stop, whose user may not wait long.
 const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long it waits for its own threads, which a disk can hold up.
+/// How long it waits for its own threads, which a disk may block.
 const OWN: Duration = Duration::from_secs(5);
 
-/// What goes on beside a run, or beside a sweep.
+/// The tasks beside a run or a sweep.
 pub(crate) struct Track {
     dir: PathBuf,
     shipper: Option<Shipper>,
@@ -51,19 +51,20 @@ pub(crate) struct Track {
 }
 
 impl Track {
-    /// Begins beside a run of one node, or of several, of which this is the first; what cannot is said, and left out.
+    /// Starts the tasks of a run on its first node; a task that cannot start is reported and left
+    /// out.
     pub(crate) fn of_run(dir: &Path, run: &Run, node: &Node) -> Self {
         let (machine, page) = (Machine::of(dir, node), Page::of(dir));
         let about = About::run(dir, &run.name, &run.tracker, run);
         Self::start(dir, Some(about), Some(machine), Some(page))
     }
 
-    /// Begins beside a sweep, whose runs have launchers of their own.
+    /// Starts the tasks of a sweep, whose runs have their own.
     pub(crate) fn of_sweep(dir: &Path, about: About) -> Self {
         Self::start(dir, Some(about), None, Some(Page::of(dir)))
     }
 
-    /// Begins on a node that is not the first of a run: its machine is measured, and the first one does all else.
+    /// Starts the tasks on another node of a run: only sampling its machine.
     pub(crate) fn of_node(dir: &Path, node: &Node) -> Self {
         Self::start(dir, None, Some(Machine::of(dir, node)), None)
     }
@@ -83,7 +84,7 @@ impl Track {
         let say = |line: &str| screen::note(line);
         let shipper = about.and_then(|about| {
             Shipper::start(dir, about, say).unwrap_or_else(|error| {
-                screen::note(&format!("no tracker is told: {error}"));
+                screen::note(&format!("no tracker receives rows: {error}"));
                 None
             })
         });
@@ -98,12 +99,12 @@ impl Track {
         }
     }
 
-    /// Becomes true when somebody asks for a stop by way of a tracker.
+    /// A flag that becomes true when a stop is requested through a tracker.
     pub(crate) fn stop(&self) -> Option<Arc<AtomicBool>> {
         self.shipper.as_ref().map(Shipper::stop)
     }
 
-    /// Ends it with the run; what trackers have not taken by then is shipped later.
+    /// Ends the tasks; rows that trackers have not received by then are shipped later.
     pub(crate) fn finish(self, exit: Exit) {
         self.is_over.store(true, Ordering::Release);
         if let Some(watcher) = self.watcher {
@@ -125,10 +126,11 @@ impl Track {
     }
 }
 
-/// What is done now and then, and at the end.
+/// The periodic and final tasks.
 struct Watched {
     dir: PathBuf,
-    /// The directory as it was found. Nothing is written into another one that takes its name.
+    /// The directory as it was at the start. Nothing is written into another one that takes its
+    /// name.
     first: Option<File>,
     machine: Option<Machine>,
     page: Option<Page>,
@@ -162,7 +164,7 @@ impl Watched {
 /// The page of a run or a sweep.
 struct Page {
     dir: PathBuf,
-    /// What has been read of it.
+    /// The data read so far.
     book: Option<Book>,
     made: Instant,
 }
@@ -176,7 +178,7 @@ impl Page {
         }
     }
 
-    /// Makes it anew, where that is due.
+    /// Writes the page again if it is due.
     fn look(&mut self, is_last: bool) {
         if !is_last && self.made.elapsed() < PAGE_EVERY {
             return;
@@ -193,11 +195,11 @@ impl Page {
     }
 }
 
-/// The file of what is measured of this machine.
+/// The samples of this machine.
 struct Machine {
     dir: PathBuf,
     file: PathBuf,
-    /// The number of this node, where the run has several.
+    /// The number of this node, if the run has several.
     node: Option<u64>,
     ranks: BTreeMap<usize, u32>,
     sampler: Option<Sampler>,
@@ -216,7 +218,8 @@ impl Machine {
         }
     }
 
-    /// Adds a sample where one is due. Ranks that are new are looked for until there are some, and measured a moment later.
+    /// Writes a sample if one is due. Until there are ranks, new ones are looked for; they are
+    /// measured a moment later.
     fn look(&mut self, is_last: bool) {
         let is_due = is_last || self.sampled.is_none_or(|at| at.elapsed() >= SAMPLE);
         if is_due || self.ranks.is_empty() {
@@ -224,7 +227,7 @@ impl Machine {
             if self.sampler.is_none() || !ranks.is_empty() && ranks != self.ranks {
                 self.sampler = Some(Sampler::new(&self.dir, self.node, &ranks));
                 self.ranks = ranks;
-                // Rates are those since now.
+                // Rates are computed from now on.
                 self.sampled = None;
                 if !is_last {
                     return;
@@ -238,7 +241,7 @@ impl Machine {
     }
 }
 
-/// Adds a sample to its file. One that the disk does not take is lost.
+/// Appends a sample to its file. Write errors are ignored.
 fn append(file: &Path, sample: &Row) {
     let Ok(mut line) = serde_json::to_vec(sample) else {
         return;
@@ -251,7 +254,7 @@ fn append(file: &Path, sample: &Row) {
     }
 }
 
-/// The processes of the ranks that this process started, by their numbers.
+/// The ranks that this process started: their numbers and process ids.
 fn ranks() -> BTreeMap<usize, u32> {
     let mut ranks = BTreeMap::new();
     let text = |path: String| spd_files::read(Path::new(&path)).unwrap_or_default();

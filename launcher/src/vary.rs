@@ -1,4 +1,4 @@
-//! `--vary C=50,100,200`: what of a workload takes several values, one after the other.
+//! `--vary C=50,100,200`: times a workload at several values of one size.
 
 use spd_trainer::bench::Overrides;
 
@@ -32,22 +32,22 @@ impl Vary {
         let known = SIZES.map(|(key, _)| key).join(", ");
         let (key, values) = text
             .split_once('=')
-            .ok_or_else(|| format!("KEY=A,B,C is wanted, as in C=50,100,200; keys: {known}"))?;
+            .ok_or_else(|| format!("expected KEY=A,B,C, such as C=50,100,200; keys: {known}"))?;
         let (_, size) = SIZES
             .into_iter()
             .find(|(name, _)| *name == key)
-            .ok_or_else(|| format!("no size `{key}`; there are {known}"))?;
+            .ok_or_else(|| format!("unknown size `{key}`; known are {known}"))?;
         let values = values
             .split(',')
             .map(|value| match value.trim().parse() {
-                Ok(0) | Err(_) => Err(format!("`{value}`: a whole number from 1 on is wanted")),
+                Ok(0) | Err(_) => Err(format!("`{value}`: expected a whole number of at least 1")),
                 Ok(value) => Ok(value),
             })
             .collect::<Result<_, _>>()?;
         Ok(Self { size, values })
     }
 
-    /// What is varied, as it was said.
+    /// The varied key.
     pub(crate) fn key(&self) -> &'static str {
         SIZES
             .into_iter()
@@ -55,7 +55,7 @@ impl Vary {
             .map_or("", |(key, _)| key)
     }
 
-    /// Each value, with what is asked for when it is taken.
+    /// Each value, with the arguments for it.
     pub(crate) fn of<'a>(
         &self,
         overrides: Overrides<'a>,
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_takes_the_place_of_what_was_asked_for() {
+    fn a_value_overrides_the_argument() {
         let vary = Vary::parse("batch=64,128").unwrap();
         assert_eq!(vary.key(), "batch");
         let asked = Overrides {
@@ -100,16 +100,19 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_varied_is_refused() {
+    fn invalid_variations_are_refused() {
         let refused = |text| Vary::parse(text).unwrap_err();
         assert_eq!(
             refused("C"),
-            "KEY=A,B,C is wanted, as in C=50,100,200; keys: C, batch, seq, sites, samples"
+            "expected KEY=A,B,C, such as C=50,100,200; keys: C, batch, seq, sites, samples"
         );
         assert_eq!(
             refused("c=1"),
-            "no size `c`; there are C, batch, seq, sites, samples"
+            "unknown size `c`; known are C, batch, seq, sites, samples"
         );
-        assert_eq!(refused("C=1,0"), "`0`: a whole number from 1 on is wanted");
+        assert_eq!(
+            refused("C=1,0"),
+            "`0`: expected a whole number of at least 1"
+        );
     }
 }

@@ -1,9 +1,9 @@
-//! Waiting for what comes soon or not at all.
+//! Waiting for a condition, with a limit.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Looks every millisecond until `has_come`, and not longer than `limit`.
+/// Checks `has_come` every millisecond until it is true, for at most `limit`.
 pub(crate) fn wait_until(limit: Duration, mut has_come: impl FnMut() -> bool) {
     let deadline = Instant::now() + limit;
     while !has_come() && Instant::now() < deadline {

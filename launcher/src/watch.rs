@@ -1,15 +1,15 @@
-//! `spd-launch watch RUN...`: the page of runs, live, for the browsers of this machine.
+//! `spd-launch watch RUN...`: serves a live page about runs to browsers of this machine.
 //!
 //! ```text
 //! GET /                        the page
-//! GET /news?since=..           what is new since the page last asked, as JSON
-//! GET /figure/RUN/STEP/NAME    a figure that the run lists, as SVG
+//! GET /news?since=..           changes since the last request, as JSON
+//! GET /figure/RUN/STEP/NAME    a figure listed for the run, as SVG
 //! GET /components/RUN          its newest components, as JSON
 //! ```
 //!
-//! It listens on 127.0.0.1 alone, and answers only those who ask for it by a name of this machine: a page of somewhere else whose name is
-//! made to lead here (DNS rebinding) is refused. No path of the file system is in a request; what is served is found by its number and
-//! by names that are listed.
+//! It listens on 127.0.0.1 only, and answers only requests for a name of this machine, so a foreign
+//! page whose name resolves to it (DNS rebinding) is refused. Requests contain no file paths:
+//! everything served is found by number and by listed names.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,13 +30,13 @@ use crate::exit::Exit;
 use crate::report::open;
 use crate::screen;
 
-/// The port that is tried first where none is asked for.
+/// The default port, if it is free.
 const PORT: u16 = 8420;
 
-/// However many pages ask, the runs are looked at no more often than that.
+/// Minimum interval of reading the runs, for any number of pages.
 const POLL: Duration = Duration::from_millis(250);
 
-/// What all answers come from.
+/// The shared state of all handlers.
 type Shared = Arc<Mutex<Watched>>;
 
 struct Watched {
@@ -48,7 +48,7 @@ struct Watched {
 ///
 /// # Errors
 ///
-/// Bad input when a path is no run, or the port that was asked for is taken; failures of this machine.
+/// Bad input when a path is not a run, or the requested port is taken; failures of this machine.
 pub(crate) fn watch(asked: &WatchArgs) -> Result<Exit, Fault> {
     let book = open(&asked.runs)?;
     let listener = listen(asked.port)?;
@@ -61,7 +61,7 @@ pub(crate) fn watch(asked: &WatchArgs) -> Result<Exit, Fault> {
         let polled = Instant::now();
         let routes = routes(Arc::new(Mutex::new(Watched { book, polled })));
         screen::result(&format!(
-            "http://{place}/ shows it, to this machine alone; Ctrl-C ends that\n"
+            "http://{place}/ shows it, on this machine only; Ctrl-C ends it\n"
         ));
         runtime.block_on(async {
             axum::serve(tokio::net::TcpListener::from_std(listener)?, routes).await
@@ -69,12 +69,12 @@ pub(crate) fn watch(asked: &WatchArgs) -> Result<Exit, Fault> {
         Ok(())
     };
     served()
-        .context("the page cannot be served")
+        .context("cannot serve the page")
         .map_err(Fault::Failed)?;
     Ok(Exit::Done)
 }
 
-/// A listener on the port that was asked for, or else on one that is free.
+/// A listener on the requested port, or on a free one.
 fn listen(port: Option<u16>) -> Result<TcpListener, Fault> {
     let at = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port));
     let (listener, port) = match port {
@@ -83,7 +83,7 @@ fn listen(port: Option<u16>) -> Result<TcpListener, Fault> {
     };
     listener.map_err(|error| {
         Fault::BadInput(format!(
-            "--port {port}: cannot listen on 127.0.0.1:{port}: {error}; leave --port out, and one that is free is taken"
+            "--port {port}: cannot listen on 127.0.0.1:{port}: {error}; without --port a free one is used"
         ))
     })
 }
@@ -98,10 +98,11 @@ fn routes(shared: Shared) -> Router {
         .with_state(shared)
 }
 
-/// Refuses who asks by another name than one of this machine, and tells browsers to keep what they get to themselves.
+/// Refuses requests for another host name than this machine's, and forbids browsers to share the
+/// answers.
 async fn guard(request: Request, next: Next) -> Response {
     let mut response = if !is_of_this_machine(request.headers()) {
-        let told = "this page answers to 127.0.0.1 and localhost alone\n";
+        let told = "this page is only for 127.0.0.1 and localhost\n";
         (StatusCode::FORBIDDEN, told).into_response()
     } else if request.method() != Method::GET && request.method() != Method::HEAD {
         StatusCode::METHOD_NOT_ALLOWED.into_response()
@@ -124,7 +125,8 @@ async fn guard(request: Request, next: Next) -> Response {
     response
 }
 
-/// Whether the `Host` of a request is a name that only this machine has. The port may be another: that of a tunnel.
+/// Whether the `Host` of a request is a name of this machine only. The port may differ: that of a
+/// tunnel.
 fn is_of_this_machine(headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next().and_then(|host| host.to_str().ok());
@@ -167,7 +169,7 @@ async fn figure(
 ) -> Response {
     let figure = move || held(&shared).book.figure(run, step, &name);
     let mut response = typed("image/svg+xml", on_a_thread(figure).await.flatten());
-    // A figure that is opened by itself is a document: it may run nothing.
+    // A figure opened by itself is a document; the policy keeps it from running scripts.
     let policy = HeaderValue::from_static("default-src 'none'; style-src 'unsafe-inline'; sandbox");
     response
         .headers_mut()
@@ -184,7 +186,7 @@ fn held(shared: &Shared) -> MutexGuard<'_, Watched> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What reads files does so beside the thread that answers.
+/// Runs blocking work on another thread.
 async fn on_a_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     tokio::task::spawn_blocking(work).await.ok()
 }
@@ -201,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_of_this_machine_are_answered() {
+    fn requests_for_other_hosts_are_refused() {
         let answered = |hosts: &[&str]| {
             let mut headers = HeaderMap::new();
             for host in hosts {

@@ -1,8 +1,8 @@
-//! Who started this launcher, and which of the nodes of a run is it on? One launcher a node watches the ranks of that node.
+//! The node of this launcher, from the environment. One launcher on each node supervises its ranks.
 //!
-//! Engines that start processes tell each one its number and how many there are, each in variables of its own. The engine that started
-//! this process itself is believed; one that only started the other engine counts something else. What people or Kubernetes set beside
-//! it must agree.
+//! Schedulers tell each process its number and their count, each in its own variables. The
+//! scheduler that started this process directly is authoritative; an outer one counts something
+//! else. Variables set by users or Kubernetes must agree with it.
 
 use std::env;
 use std::fmt;
@@ -12,38 +12,38 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::json;
 use spd_checkpoint::atomic::write_file;
 
-/// The place of this launcher among those of its run.
+/// The node of this launcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Node {
     /// Number of this node, from 0.
     pub(crate) index: u64,
     /// Nodes of the run.
     pub(crate) count: u64,
-    /// The variables that say so; none where nothing does, and this is the only one.
+    /// The variables with these numbers; `None` if none is set, and there is one node.
     source: Option<Source>,
 }
 
-/// Two variables and what they say.
+/// A pair of variables and their values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Source {
     index: &'static str,
     count: &'static str,
 }
 
-/// An engine that starts processes.
+/// A scheduler that starts processes.
 struct Engine {
     name: &'static str,
-    /// Set where it started this process itself.
+    /// Set in processes that it started.
     marker: &'static str,
     index: &'static str,
     count: &'static str,
-    /// Says how many processes it starts on this node.
+    /// The number of processes that it starts on this node.
     on_node: &'static str,
-    /// What makes that one.
+    /// The command with one process on each node.
     one_a_node: &'static str,
 }
 
-/// The innermost first: each may be started by one that follows, and not the other way round.
+/// The innermost first: each may be started by one that follows.
 const ENGINES: [Engine; 4] = [
     Engine {
         name: "torchrun",
@@ -71,7 +71,7 @@ const ENGINES: [Engine; 4] = [
     },
     Engine {
         name: "Slurm",
-        // A batch script has the other variables too, and is no task.
+        // A batch script also has the other variables, but is not a task.
         marker: "SLURM_STEP_ID",
         index: "SLURM_PROCID",
         count: "SLURM_STEP_NUM_TASKS",
@@ -80,7 +80,7 @@ const ENGINES: [Engine; 4] = [
     },
 ];
 
-/// Pairs that Kubernetes, Kubeflow or people set.
+/// Pairs that are set by Kubernetes, Kubeflow or users.
 const DECLARED: [Source; 3] = [
     Source {
         index: "PET_NODE_RANK",
@@ -96,22 +96,25 @@ const DECLARED: [Source; 3] = [
     },
 ];
 
-/// Where torchrun looks for why a process of its own failed, to show it as the root cause.
+/// The file in which torchrun looks for the error of a failed process, to show it as the root
+/// cause.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
-/// Tells torchrun, if it started this process, why this process fails. Its file has the form that Python's `record` gives it.
+/// Reports the failure of this process to torchrun, if that started it, in the format of Python's
+/// `record`.
 pub(crate) fn tell_torchrun(line: &str) {
     if let Some(path) = env::var_os(ERROR_FILE) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let seconds = now.map_or(0, |now| now.as_secs()).to_string();
         let extra = json!({"py_callstack": line, "timestamp": seconds});
         let text = json!({"message": {"message": line, "extraInfo": extra}}).to_string();
-        // What it cannot be told, it sees in the exit code.
+        // If it cannot be written, torchrun still sees the exit code.
         let _ = write_file(Path::new(&path), text.as_bytes());
     }
 }
 
-/// Every variable that is read or written here: the launcher takes them away from its ranks before it sets their own.
+/// All variables that are read or set here; the launcher unsets them for its ranks before it sets
+/// theirs.
 pub(crate) fn variables() -> impl Iterator<Item = &'static str> {
     let engines = ENGINES.iter();
     let engines = engines.flat_map(|e| [e.marker, e.index, e.count, e.on_node]);
@@ -120,18 +123,18 @@ pub(crate) fn variables() -> impl Iterator<Item = &'static str> {
 }
 
 impl Node {
-    /// The place that the environment names.
+    /// The node according to the environment.
     ///
     /// # Errors
     ///
-    /// One line, when a variable holds no number or lacks its partner, several processes were started on this node, or two sources
-    /// contradict each other.
+    /// One line, when a variable is not a number or its partner is missing, when several processes
+    /// were started on this node, or when two pairs disagree.
     pub(crate) fn from_env() -> Result<Self, String> {
         Self::from_variables(|key| env::var(key).ok())
     }
 
-    /// What the launcher tells rank `rank` of `ranks`, which is the `local`th of its node. It is told where to meet the others in another
-    /// way, so address and port are left open.
+    /// The variables for rank `rank` of `ranks`, which is number `local` on its node. Ranks find
+    /// each other in another way, so address and port are dummies.
     pub(crate) fn environment(
         rank: usize,
         local: usize,
@@ -146,7 +149,7 @@ impl Node {
         ]
     }
 
-    /// The first of so many, to plan with.
+    /// The first of `count` nodes, for a plan.
     pub(crate) fn planned(count: u64) -> Self {
         Self {
             index: 0,
@@ -165,12 +168,12 @@ impl Node {
         usize::try_from(self.index).unwrap_or(usize::MAX)
     }
 
-    /// Whether this is the launcher that decides.
+    /// Whether this is the first launcher, which decides.
     pub(crate) fn is_first(&self) -> bool {
         self.index == 0
     }
 
-    /// Which variables say so, and what, where any does.
+    /// The variables with these numbers, and their values, if any.
     pub(crate) fn derivation(&self) -> Option<String> {
         self.source.as_ref().map(|_| self.to_string())
     }
@@ -178,7 +181,7 @@ impl Node {
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let engine = ENGINES.iter().find(|e| variable(e.marker).is_some());
         let mut found = engine.map(|engine| engine.node(&variable)).transpose()?;
-        // The pairs that the engine sets itself say nothing new.
+        // Pairs that the scheduler sets itself add nothing.
         let own = engine.map(|engine| engine.index);
         for pair in DECLARED.iter().filter(|pair| Some(pair.index) != own) {
             let declared = match (variable(pair.index), variable(pair.count)) {
@@ -186,7 +189,7 @@ impl Node {
                 (Some(index), None) => return Err(lonely(pair.index, &index, pair.count)),
                 (None, None) => continue,
                 (None, Some(count)) => {
-                    // Scripts count ranks with it, where something else numbers the nodes.
+                    // Scripts count ranks with it where something else numbers the nodes.
                     let is_nothing = found.is_some() || count.trim() == "1";
                     if is_nothing || pair.index == "JOB_COMPLETION_INDEX" {
                         continue;
@@ -197,7 +200,7 @@ impl Node {
             match &found {
                 Some(first) if (first.index, first.count) != (declared.index, declared.count) => {
                     return Err(format!(
-                        "{first} contradicts {declared}; unset the pair that is not meant"
+                        "{first} and {declared} disagree; unset the wrong pair"
                     ));
                 }
                 Some(_) => {}
@@ -229,7 +232,7 @@ impl Engine {
     fn node(&self, variable: &impl Fn(&str) -> Option<String>) -> Result<Node, String> {
         let (index, count) = (self.index, self.count);
         let node = Source { index, count }.node(variable)?;
-        // Slurm writes `1(x4)` where it is so on four nodes, and `2,1` where nodes differ.
+        // Slurm writes `1(x4)` for four nodes, and `2,1` if nodes differ.
         let on_node = variable(self.on_node).unwrap_or_default();
         let is_one = on_node
             .split(',')
@@ -238,7 +241,7 @@ impl Engine {
             return Ok(node);
         }
         Err(format!(
-            "{}={on_node}: {} starts several processes on a node, and one launcher watches all ranks of a node; start one a node ({})",
+            "{}={on_node}: {} starts several processes on a node, but one launcher supervises all ranks of a node; start one for each node ({})",
             self.on_node, self.name, self.one_a_node
         ))
     }
@@ -254,7 +257,7 @@ impl Source {
         let count = value(self.count, self.index)?;
         if index >= count {
             return Err(format!(
-                "{}={index} is not below {}={count}; they count from 0",
+                "{}={index} is not below {}={count}; numbers start at 0",
                 self.index, self.count
             ));
         }
@@ -270,7 +273,7 @@ fn number(key: &str, value: &str) -> Result<u64, String> {
     value
         .trim()
         .parse()
-        .map_err(|_| format!("{key}={value} is no whole number from 0 on"))
+        .map_err(|_| format!("{key}={value} is not a whole number of at least 0"))
 }
 
 fn lonely(present: &str, value: &str, absent: &str) -> String {
@@ -288,13 +291,14 @@ mod tests {
         })
     }
 
-    /// Where it is, and what says so.
+    /// The node and the derivation.
     fn place(variables: &[(&str, &str)]) -> (u64, u64, Option<String>) {
         let node = node(variables).unwrap();
         (node.index, node.count, node.derivation())
     }
 
-    // As torchrun 2.15, Open MPI 4.1.4 and Slurm 22.05 set them; MPICH's and Kubernetes' are from their documentation.
+    // Values of torchrun 2.15, Open MPI 4.1.4 and Slurm 22.05; MPICH's and Kubernetes' are from
+    // their documentation.
     const TORCHRUN: [(&str, &str); 4] = [
         ("TORCHELASTIC_RUN_ID", "none"),
         ("RANK", "2"),
@@ -331,7 +335,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_engine_is_understood_and_named() {
+    fn every_scheduler_is_recognised() {
         assert_eq!(place(&[]), (0, 1, None));
         for (variables, derivation) in [
             (&TORCHRUN[..], "RANK=2 of WORLD_SIZE=4"),
@@ -356,8 +360,8 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_inside_another_is_believed() {
-        // The tasks of a step that starts two agents, or the daemons of mpirun, count something else.
+    fn the_inner_scheduler_is_authoritative() {
+        // A job step that starts two agents, or mpirun's daemons, has other counts.
         let outer = [
             ("SLURM_STEP_ID", "1"),
             ("SLURM_PROCID", "0"),
@@ -371,27 +375,27 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_script_is_no_task() {
+    fn a_batch_script_is_not_a_task() {
         assert_eq!(place(&BATCH), (0, 1, None));
-        // A script that counts ranks before srun numbers them.
+        // A script may set it to the number of ranks before srun numbers them.
         let counted = [&SRUN[..], &[("WORLD_SIZE", "32")]].concat();
         assert_eq!(place(&counted).1, 4);
         assert_eq!(place(&[("WORLD_SIZE", "1")]), (0, 1, None));
     }
 
     #[test]
-    fn a_contradiction_names_both_sources() {
+    fn a_disagreement_names_both_pairs() {
         let both = [&SRUN[..], &[("RANK", "0"), ("WORLD_SIZE", "4")]].concat();
         assert_eq!(
             node(&both).unwrap_err(),
-            "SLURM_PROCID=2 of SLURM_STEP_NUM_TASKS=4 contradicts RANK=0 of WORLD_SIZE=4; \
-             unset the pair that is not meant"
+            "SLURM_PROCID=2 of SLURM_STEP_NUM_TASKS=4 and RANK=0 of WORLD_SIZE=4 disagree; \
+             unset the wrong pair"
         );
         let both = [&PET[..], &[("RANK", "2"), ("WORLD_SIZE", "32")]].concat();
         assert_eq!(
             node(&both).unwrap_err(),
-            "PET_NODE_RANK=2 of PET_NNODES=4 contradicts RANK=2 of WORLD_SIZE=32; \
-             unset the pair that is not meant"
+            "PET_NODE_RANK=2 of PET_NNODES=4 and RANK=2 of WORLD_SIZE=32 disagree; \
+             unset the wrong pair"
         );
         let agreeing = [&SRUN[..], &[("RANK", "2"), ("WORLD_SIZE", "4")]].concat();
         assert_eq!(place(&agreeing).0, 2);
@@ -431,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_pair_and_nonsense_are_named() {
+    fn incomplete_pairs_and_invalid_numbers_are_refused() {
         for (variables, expected) in [
             (
                 &[("RANK", "7")][..],
@@ -451,11 +455,11 @@ mod tests {
             ),
             (
                 &[("RANK", "one"), ("WORLD_SIZE", "2")],
-                "RANK=one is no whole number from 0 on",
+                "RANK=one is not a whole number of at least 0",
             ),
             (
                 &[("RANK", "2"), ("WORLD_SIZE", "2")],
-                "RANK=2 is not below WORLD_SIZE=2; they count from 0",
+                "RANK=2 is not below WORLD_SIZE=2; numbers start at 0",
             ),
         ] {
             assert_eq!(node(variables).unwrap_err(), expected);

@@ -1,9 +1,9 @@
-//! Values of flags: what is taken, and what is said of what is not.
+//! Parsers of flag values, with their errors.
 
 use clap::builder::PossibleValuesParser;
 use spd_configs::{Destination, Shipped};
 
-/// Threads that this process may use: cores, less what affinity and cgroups take away.
+/// Threads that this process may use: cores, less the limits of affinity and cgroups.
 pub(crate) fn threads(asked: Option<usize>) -> usize {
     asked.unwrap_or_else(cores)
 }
@@ -12,8 +12,8 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, Into::into)
 }
 
-/// Threads that can be asked for on a machine with fewer cores. Each is a thread of the operating system with a quarter of
-/// a mebibyte of its own, and those beyond the cores make nothing faster: a larger number is a slip of the hand.
+/// The most threads that may be asked for on a machine with fewer cores. Each takes a quarter of a
+/// mebibyte, and those beyond the cores make nothing faster: a larger number is a typo.
 const MOST_THREADS: usize = 1024;
 
 pub(super) fn thread_count(text: &str) -> Result<usize, String> {
@@ -23,13 +23,13 @@ pub(super) fn thread_count(text: &str) -> Result<usize, String> {
         return Ok(threads);
     }
     Err(format!(
-        "at most {most} threads are taken, and more than there are cores ({cores} here) make no run faster"
+        "expected at most {most} threads; more than there are cores ({cores} here) make no run faster"
     ))
 }
 
 pub(super) fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) | Err(_) => Err("a whole number from 1 on is wanted".to_owned()),
+        Ok(0) | Err(_) => Err("expected a whole number of at least 1".to_owned()),
         Ok(number) => Ok(number),
     }
 }
@@ -40,22 +40,20 @@ pub(super) fn architecture(text: &str) -> Result<String, String> {
     if (2..=3).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_digit()) {
         return Ok(text.to_owned());
     }
-    Err("an architecture like sm_80, sm_90 or sm_90a is wanted".to_owned())
+    Err("expected an architecture like sm_80, sm_90 or sm_90a".to_owned())
 }
 
-/// Ranks of one machine that can be asked for: beyond that it is a slip of the hand.
+/// The most ranks of one machine that may be asked for: a larger number is a typo.
 const MOST_RANKS: usize = 256;
 
 pub(super) fn rank_count(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(number) if (1..=MOST_RANKS).contains(&number) => Ok(number),
-        _ => Err(format!(
-            "a number of ranks from 1 to {MOST_RANKS} is wanted"
-        )),
+        _ => Err(format!("expected 1 to {MOST_RANKS} ranks")),
     }
 }
 
-/// Names of the run files that are part of the program.
+/// Names of the shipped run files.
 pub(super) fn shipped() -> PossibleValuesParser {
     PossibleValuesParser::new(Shipped::ALL.iter().map(|shipped| shipped.name))
 }
@@ -63,27 +61,27 @@ pub(super) fn shipped() -> PossibleValuesParser {
 pub(super) fn tracker(text: &str) -> Result<Destination, String> {
     let found = Destination::ALL.iter().find(|(name, _)| *name == text);
     let found = found.map(|(_, destination)| *destination);
-    found.ok_or_else(|| "wandb, mlflow or tensorboard is wanted".to_owned())
+    found.ok_or_else(|| "expected wandb, mlflow or tensorboard".to_owned())
 }
 
 pub(super) fn node_count(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
-        _ => Err("a number of nodes from 1 on is wanted".to_owned()),
+        _ => Err("expected at least 1 node".to_owned()),
     }
 }
 
 pub(super) fn gpu_count(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(number) if number <= MOST_RANKS => Ok(number),
-        _ => Err(format!("a number of GPUs up to {MOST_RANKS} is wanted")),
+        _ => Err(format!("expected 0 to {MOST_RANKS} GPUs")),
     }
 }
 
 pub(super) fn fraction(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
-        _ => Err("a number from 0 to below 1 is wanted".to_owned()),
+        _ => Err("expected a number of at least 0 and below 1".to_owned()),
     }
 }
 

@@ -1,4 +1,5 @@
-//! What this machine has for any run: processor, memory, files, a disk. What a run would stumble over is named with its remedy.
+//! Resources of this machine for any run: processor, memory, files, disk. Each shortage is reported
+//! with its remedy.
 
 use std::fs;
 use std::path::Path;
@@ -16,63 +17,63 @@ use crate::screen;
 const GIB: u64 = 1 << 30;
 /// Four ranks start with 64 files each.
 const FEW_FILES: u64 = 256;
-/// Checkpoints of a language model take as much: three of them, and one that is being written.
+/// Four checkpoints of a language model take as much: three are kept while one is written.
 const LITTLE_ROOM: u64 = 10 * GIB;
-/// What Docker gives by default is 64 MiB.
+/// Docker's default is 64 MiB.
 const SMALL_SHM: u64 = GIB;
-/// File systems tell times to the second, or to a few.
+/// File systems store times to the second, or to a few.
 const SKEWED: Duration = Duration::from_secs(5);
-/// Written to see how fast a disk is.
+/// Bytes written to measure the disk.
 const PROBE: usize = 32 << 20;
 
-/// What was found.
+/// The findings.
 #[derive(Debug, Clone)]
 pub(super) struct Machine {
-    /// CPU threads that this process may use, and what they compute with.
+    /// CPU threads that this process may use, and their instruction set.
     pub(super) processor: String,
-    /// Bytes that may still be taken, where that is told.
+    /// Bytes of free memory, if known.
     pub(super) memory: Option<usize>,
-    /// Files that a process may open, at most.
+    /// Maximum open files of a process.
     pub(super) files: u64,
-    /// Bytes of `/dev/shm`, where there is one.
+    /// Bytes of `/dev/shm`, if it exists.
     pub(super) shm: Option<u64>,
-    /// The directory that runs are made in, in words.
+    /// The directory of runs, as text.
     pub(super) place: String,
-    /// What writing there came to, or why it did not.
+    /// The disk of that directory, or why it cannot be written.
     pub(super) disk: Result<Disk, String>,
 }
 
-/// A place that can be written to.
+/// A writable disk.
 #[derive(Debug, Clone)]
 pub(super) struct Disk {
-    /// Bytes that are free, where that is told.
+    /// Free bytes, if known.
     pub(super) free: Option<u64>,
-    /// Bytes a second, synced.
+    /// Bytes per second of a synced write.
     pub(super) speed: f64,
-    /// How far the clock of the file system is from that of this machine.
+    /// Difference between the clock of the file system and that of this machine.
     pub(super) skew: Duration,
 }
 
-/// A thing that was looked at.
+/// A resource and its state.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) what: String,
     pub(super) found: String,
-    /// What follows from it, and what to do; nothing where all is well.
+    /// The consequence and the remedy; `None` if all is well.
     pub(super) trouble: Option<&'static str>,
-    /// No run can be started.
+    /// Whether no run can start.
     pub(super) is_fatal: bool,
 }
 
 impl Machine {
-    /// Looks, and writes 32 MiB into a directory for a moment.
+    /// Examines the machine; writes 32 MiB into `dir` and removes them.
     pub(super) fn of(dir: &Path) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let shm = statvfs("/dev/shm").ok();
         Self {
             processor: format!("{threads} threads, {}", computed_by(0)),
             memory: memory::available(),
-            // As a launcher raises it for itself and its ranks.
+            // The launcher raises it to the maximum for itself and its ranks.
             files: getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX),
             shm: shm.map(|shm| shm.f_blocks.saturating_mul(shm.f_frsize)),
             place: screen::plain(&dir.to_string_lossy()),
@@ -80,7 +81,7 @@ impl Machine {
         }
     }
 
-    /// Each thing in a line.
+    /// One finding for each resource.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let finding = |what: &str, found: String, trouble: Option<&'static str>| Finding {
             what: what.to_owned(),
@@ -88,7 +89,7 @@ impl Machine {
             trouble,
             is_fatal: false,
         };
-        let told = |bytes: Option<String>| bytes.unwrap_or_else(|| "not told".to_owned());
+        let told = |bytes: Option<String>| bytes.unwrap_or_else(|| "unknown".to_owned());
         let human = |count: u64| bytes(usize::try_from(count).unwrap_or(usize::MAX));
         let mut all = vec![
             finding("processor", self.processor.clone(), None),
@@ -141,19 +142,19 @@ impl Machine {
         all.push(finding(
             "clock",
             if disk.skew < SKEWED {
-                "as that of the file system".to_owned()
+                "agrees with the file system".to_owned()
             } else {
-                format!("{} s from that of the file system", disk.skew.as_secs())
+                format!("differs by {} s from the file system", disk.skew.as_secs())
             },
             (disk.skew >= SKEWED).then_some(
-                "times of rows and logs will not agree between machines: have chrony or ntpd set the clocks",
+                "times of rows and logs will disagree between machines: have chrony or ntpd set the clocks",
             ),
         ));
         all
     }
 }
 
-/// Writes to a directory, and looks at what that was like.
+/// Measures a write to a directory.
 fn disk(dir: &Path) -> std::io::Result<Disk> {
     let path = dir.join(format!(".spd-doctor-{}", std::process::id()));
     let bytes = vec![0x5a; PROBE];
@@ -165,13 +166,13 @@ fn disk(dir: &Path) -> std::io::Result<Disk> {
     atomic::remove(&path)?;
     let modified = modified?;
     let skew = match now.duration_since(modified) {
-        // Between its last byte and now lies the sync.
+        // The sync happened between the last byte and now.
         Ok(behind) => behind.saturating_sub(clock.elapsed()),
         Err(ahead) => ahead.duration(),
     };
     let room = statvfs(dir)?;
     Ok(Disk {
-        // A file system that counts no blocks does not know its room.
+        // Some file systems count no blocks and report no free space.
         free: (room.f_blocks > 0).then(|| room.f_bavail.saturating_mul(room.f_frsize)),
         speed: f64::from(u32::try_from(PROBE).unwrap_or(u32::MAX)) / took,
         skew,
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_run_needs_is_told_and_found() {
+    fn a_machine_without_shortages_has_no_trouble() {
         let findings = good().findings();
         assert!(findings.iter().all(|finding| finding.trouble.is_none()));
         let lines = findings.iter().map(|f| format!("{}: {}", f.what, f.found));
@@ -216,13 +217,13 @@ mod tests {
                 "open files: 1024 at most",
                 "/dev/shm: 4.00 GiB",
                 "/home/me: 100.00 GiB free, 500 MB/s written",
-                "clock: as that of the file system",
+                "clock: agrees with the file system",
             ]
         );
     }
 
     #[test]
-    fn each_lack_is_named_with_its_remedy_and_a_place_that_cannot_be_written_is_fatal() {
+    fn each_shortage_has_a_remedy_and_an_unwritable_directory_is_fatal() {
         for (machine, what, found, remedy, is_fatal) in [
             (
                 Machine {
@@ -264,7 +265,7 @@ mod tests {
             (
                 with_disk(|disk| disk.skew = Duration::from_secs(90)),
                 "clock",
-                "90 s from that of the file system",
+                "differs by 90 s from the file system",
                 "chrony",
                 false,
             ),
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_measured_and_left_as_it_was() {
+    fn measuring_a_disk_leaves_nothing_behind() {
         let dir = tempfile::tempdir().unwrap();
         let disk = disk(dir.path()).unwrap();
         assert!(disk.speed > 0.0 && disk.skew < SKEWED, "{disk:?}");

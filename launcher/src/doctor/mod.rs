@@ -1,4 +1,5 @@
-//! `spd-launch doctor`: what this machine has for runs and for GPUs, what is missing for what, and whether a GPU works.
+//! `spd-launch doctor`: shows resources of this machine for runs and GPUs, what is missing, and
+//! whether a GPU works.
 
 mod machine;
 mod probes;
@@ -16,8 +17,8 @@ pub(crate) use probes::probe;
 
 use machine::{Finding, Machine};
 
-/// Says what was found. A GPU or library that is missing is no failure, as runs on the CPU need none, unless a GPU is to be probed.
-/// It is one where no run can be started.
+/// Prints the findings. A missing GPU or library is no failure, since runs on the CPU need none,
+/// unless a GPU was to be probed. It is a failure if no run can start.
 pub(crate) fn doctor(asked: &DoctorArgs) -> Exit {
     let dir = std::env::current_dir().unwrap_or_else(|_| Path::new(".").to_owned());
     let findings = Machine::of(&dir).findings();

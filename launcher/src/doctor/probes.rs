@@ -1,4 +1,5 @@
-//! `spd-launch doctor --deep`: probes of a GPU, each in processes of its own, which are this program again, and with a limit.
+//! `spd-launch doctor --deep`: probes a GPU in child processes of this program, each with a time
+//! limit.
 
 use std::io::{self, BufRead, BufReader, PipeReader};
 use std::os::fd::OwnedFd;
@@ -18,7 +19,7 @@ use crate::ranks::{Process, command, own_program};
 use crate::screen;
 use crate::stop;
 
-/// The probe that all further ones need.
+/// The probe that all others depend on.
 const OPEN: &str = "open";
 
 /// Lines of a process that are kept.
@@ -26,14 +27,14 @@ const LINES: usize = 50;
 
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// What became of a probe.
+/// The result of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Passed,
     Failed,
-    /// It was killed at its limit.
+    /// It was killed at its time limit.
     Hung,
-    /// A signal ended it that was not sent from here.
+    /// It died of a signal that was not sent from here.
     Crashed,
     Skipped,
 }
@@ -84,13 +85,13 @@ pub(super) fn deep(gpu: usize) -> Exit {
     Exit::Done
 }
 
-/// A row of the table.
+/// A line of output for one probe.
 fn line(name: &str, outcome: Outcome, took: Duration, said: &str) -> String {
     let (word, seconds) = (outcome.word(), took.as_secs_f64());
     format!("  {word:<7} {seconds:>6.1} s  {name:<9}  {said}\n")
 }
 
-/// What starts the ranks of a probe, each with its standard input.
+/// The commands for the ranks of a probe, each with its standard input.
 fn started(probe: &Probe, gpu: usize) -> io::Result<Vec<(Command, Stdio)>> {
     let program = own_program()?;
     let inputs = if probe.ranks == 1 {
@@ -109,7 +110,8 @@ fn started(probe: &Probe, gpu: usize) -> io::Result<Vec<(Command, Stdio)>> {
     Ok(ranks.collect())
 }
 
-/// Starts processes and waits until all are done, one ends badly, or the limit comes; what became of them, and what was said of it.
+/// Starts processes and waits until all have exited, one has failed, or the limit is reached.
+/// Returns the outcome and a description.
 fn watch(commands: Vec<(Command, Stdio)>, limit: Duration) -> io::Result<(Outcome, String)> {
     let start = Instant::now();
     let mut ranks = Vec::new();
@@ -151,13 +153,13 @@ fn watch(commands: Vec<(Command, Stdio)>, limit: Duration) -> io::Result<(Outcom
     let words = last_words(&lines).or(lines.last().map(String::as_str));
     let said: Vec<&str> = what.as_deref().into_iter().chain(words).collect();
     let said = match said[..] {
-        [] => "it said nothing".to_owned(),
-        _ => said.join("; its last words: "),
+        [] => "no output".to_owned(),
+        _ => said.join("; last output: "),
     };
     Ok((outcome, who + &said))
 }
 
-/// The last lines of a process, once nothing writes to its pipe any more.
+/// The last lines of a process, once all writers have closed its pipe.
 fn lines(reader: PipeReader) -> Vec<String> {
     let mut lines = Vec::new();
     for line in BufReader::new(reader).split(b'\n').map_while(Result::ok) {
@@ -172,11 +174,11 @@ fn lines(reader: PipeReader) -> Vec<String> {
     lines
 }
 
-/// `spd-launch probe`: one rank of a probe, in this process.
+/// `spd-launch probe`: runs one rank of a probe in this process.
 ///
 /// # Errors
 ///
-/// When the probe is not known, or found something wrong.
+/// When the probe is unknown or fails.
 pub(crate) fn probe(asked: &ProbeArgs) -> Result<Exit, Fault> {
     let all = cuda::all_probes();
     let known = all.iter().find(|probe| probe.name == asked.name);
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_became_of_a_process_is_told_with_its_last_words() {
+    fn the_outcome_of_a_process_has_its_last_output() {
         let long = Duration::from_secs(60);
         let told = |script| watched(&[script], long);
         assert_eq!(
@@ -215,13 +217,10 @@ mod tests {
             told("echo 'error: wrong'; echo a note; exit 1"),
             (Outcome::Failed, "wrong".to_owned())
         );
-        assert_eq!(
-            told("exit 7"),
-            (Outcome::Failed, "it said nothing".to_owned())
-        );
+        assert_eq!(told("exit 7"), (Outcome::Failed, "no output".to_owned()));
         assert_eq!(
             told("echo here; kill -SEGV $$"),
-            (Outcome::Crashed, "SIGSEGV; its last words: here".to_owned())
+            (Outcome::Crashed, "SIGSEGV; last output: here".to_owned())
         );
         assert_eq!(
             watched(
@@ -230,14 +229,14 @@ mod tests {
             ),
             (
                 Outcome::Hung,
-                "killed after 0.5 s; its last words: here".to_owned()
+                "killed after 0.5 s; last output: here".to_owned()
             )
         );
     }
 
-    // Who ends badly is named, and the others are not waited for.
+    // The failing process is named, and the others are not waited for.
     #[test]
-    fn of_several_the_one_that_ends_badly_first_counts() {
+    fn the_first_failing_process_decides() {
         let long = Duration::from_secs(60);
         assert_eq!(
             watched(&["sleep 600", "echo no; exit 1"], long),
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_outcome_seconds_name_and_what_was_found() {
+    fn a_row_has_outcome_seconds_name_and_output() {
         let row = line(
             "mma",
             Outcome::Crashed,

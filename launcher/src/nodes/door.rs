@@ -1,5 +1,6 @@
-//! The port at which processes of a run meet one, and strangers knock. All handshakes go on side by side, nothing waits for any of them, and
-//! what is held of them is bounded: one that is silent, drips or sends what it likes is in nobody's way.
+//! The listener of a process that other processes of the run connect to. Handshakes run
+//! concurrently without blocking, in bounded memory: a stranger that is silent, slow or sends junk
+//! delays nobody.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -11,13 +12,13 @@ use rustix::io::Errno;
 
 use super::handshake::{Accepting, Secret};
 
-/// Handshakes that go on at once. One more takes the place of the one that has said least.
+/// Maximum concurrent handshakes. A further one replaces the one that has sent least.
 const MOST: usize = 256;
 
-/// Connections that are taken before those that are there go on.
+/// Maximum connections accepted before the open handshakes go on.
 const AT_ONCE: usize = 64;
 
-/// A listener, and the handshakes of those that have come.
+/// A listener and its open handshakes.
 #[derive(Debug)]
 pub(crate) struct Door {
     listener: TcpListener,
@@ -28,11 +29,11 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// Of a process that is called `whom`.
+    /// A door for the process named `whom`.
     ///
     /// # Errors
     ///
-    /// When the listener is none.
+    /// When the listener is not valid.
     pub(crate) fn new(listener: TcpListener, secret: Secret, whom: String) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self {
@@ -43,14 +44,14 @@ impl Door {
         })
     }
 
-    /// The listener and the connections, to wait for.
+    /// The file descriptors of the listener and the connections, to poll.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         [self.listener.as_fd()]
             .into_iter()
             .chain(self.knocking.iter().map(Accepting::fd))
     }
 
-    /// Waits until somebody knocks or says something, or for this long.
+    /// Waits for a connection or data, for at most `limit`.
     pub(crate) fn wait(&self, limit: Duration) {
         let fds = self.fds();
         let mut fds: Vec<PollFd<'_>> = fds
@@ -60,15 +61,16 @@ impl Door {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
         };
-        // All are looked at again, however it ends.
+        // All are tried again, whatever the result.
         let _ = poll(&mut fds, Some(&limit));
     }
 
-    /// Returns the connections that were proven since the last look, each with the name of its process. Nothing waits.
+    /// Returns the connections that were proven since the last call, each with the name of its
+    /// process. Does not block.
     ///
     /// # Errors
     ///
-    /// When the listener is broken.
+    /// When the listener fails.
     pub(crate) fn look(&mut self) -> io::Result<Vec<(TcpStream, String)>> {
         for _ in 0..AT_ONCE {
             match self.listener.accept() {
@@ -76,12 +78,12 @@ impl Door {
                     if self.knocking.len() == MOST {
                         self.make_room();
                     }
-                    // A connection that has ended already is left out.
+                    // A connection that has already ended is skipped.
                     self.knocking.extend(Accepting::new(stream));
                 }
                 Err(error) => match Errno::from_io_error(&error) {
                     Some(Errno::AGAIN) => break,
-                    // Strangers hold all files that there are.
+                    // Strangers may hold all file descriptors.
                     Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
                         if !self.knocking.is_empty() =>
                     {
@@ -95,7 +97,7 @@ impl Door {
                         | Errno::BADF
                         | Errno::INVAL,
                     ) => return Err(error),
-                    // The caller went away again.
+                    // The other side has disconnected.
                     _ => {}
                 },
             }
@@ -107,14 +109,14 @@ impl Door {
                 Ok(Some(who)) => {
                     proven.extend(accepting.settled().map(|stream| (stream, who)));
                 }
-                // A stranger, or one that is gone again.
+                // A stranger, or a process that has disconnected.
                 Err(_) => {}
             }
         }
         Ok(proven)
     }
 
-    /// Ends the handshake of one that has said least, the first of them.
+    /// Ends the oldest handshake of those that have sent least.
     fn make_room(&mut self) {
         let all = self.knocking.iter().enumerate();
         let least = all.min_by_key(|(_, accepting)| accepting.heard());

@@ -1,4 +1,4 @@
-//! What the first launcher has of the others.
+//! The first launcher's view of the others.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -20,29 +20,29 @@ use crate::stop::{self, Stop};
 use crate::supervise::local::{Ended, Finished};
 use crate::supervisor::{Action, Event, Status, Whereabouts};
 
-/// Time between two looks at the others.
+/// Interval between two reads of the connections.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
 
-/// After which time a launcher that says nothing is called silent.
+/// A launcher that sends nothing for this long is silent.
 const SILENT: Duration = Duration::from_secs(3);
 
-/// How long the others are waited for when an attempt, or the run, is over.
+/// How long the others are waited for at the end of an attempt or of the run.
 pub(super) const FINISH: Duration = Duration::from_secs(10);
 
-/// The first launcher's end of the connections with the others.
+/// The first launcher, with its connections to the others.
 #[derive(Debug)]
 pub(crate) struct First {
     pub(super) secret: Secret,
-    /// The address of this node in the run's network, where that is known.
+    /// The address of this node in the run's network, if known.
     pub(super) network: Option<IpAddr>,
-    /// Of this node; the others have the same.
+    /// Resources of this node; the others have the same.
     pub(super) here: Here,
-    /// By number of the node, from 1 on.
+    /// By node number, from 1 on.
     pub(super) others: Vec<Other>,
     attempts: u64,
-    /// When they were last listened to.
+    /// Time of the last read of the connections.
     listened: Instant,
-    /// One of them was asked to stop.
+    /// Whether one of them was asked to stop.
     is_asked: bool,
     _posted: Posted,
 }
@@ -54,16 +54,16 @@ pub(super) struct Other {
     pub(super) host: String,
     ready: VecDeque<Vec<Vec<SocketAddr>>>,
     finished: Option<Finished>,
-    /// Why nothing more is to be had of it.
+    /// Why it is lost, if it is.
     pub(super) lost: Option<String>,
     is_lost_told: bool,
-    /// When it was last heard.
+    /// Time of its last message.
     heard: Instant,
     was_silent: bool,
 }
 
 impl Other {
-    /// A launcher that has joined just now.
+    /// A launcher that has just joined.
     pub(super) fn new(wire: Wire, host: String) -> Self {
         Self {
             wire,
@@ -77,14 +77,14 @@ impl Other {
         }
     }
 
-    /// Its connection, to wait for; nothing once that has ended.
+    /// The file descriptor of its connection, to poll; `None` once that has ended.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.wire.fd()
     }
 
-    /// Takes its messages, and returns those that somebody has to act on. The last look was `pause` ago.
+    /// Reads its messages, and returns those that need an action. The last call was `pause` ago.
     pub(super) fn hear(&mut self, pause: Duration) -> Vec<ToFirst> {
-        // A launcher that was stopped itself has heard nobody.
+        // While this launcher was stopped itself, it heard nothing.
         if pause > SILENT {
             self.heard += pause;
         }
@@ -106,12 +106,12 @@ impl Other {
         said
     }
 
-    /// Whether nothing is heard of it.
+    /// Whether nothing has been heard for a while.
     pub(super) fn is_silent(&self) -> bool {
         self.heard.elapsed() > SILENT
     }
 
-    /// Sends it home.
+    /// Ends it.
     pub(super) fn quit(mut self, exit: Exit, why: Option<&str>) {
         self.wire
             .send(&ToMember::Quit(exit, why.map(str::to_owned)));
@@ -120,7 +120,7 @@ impl Other {
 }
 
 impl First {
-    /// Of a run whose other launchers are all there.
+    /// The first launcher, after all others have joined.
     pub(super) fn new(
         (secret, posted): (Secret, Posted),
         network: Option<IpAddr>,
@@ -139,16 +139,17 @@ impl First {
         }
     }
 
-    /// Has the others start their ranks; how those of this node meet them. `None` where a request to stop comes before.
+    /// Has the other launchers start their ranks, and returns how those of this node meet them.
+    /// `None` after a request to stop.
     ///
     /// # Errors
     ///
-    /// When one of them is gone, or there are no ports to be had.
+    /// When a launcher is gone, or no ports are left.
     pub(crate) fn start(&mut self, stop: &mut Stop) -> Result<Option<Meeting>> {
         self.attempts += 1;
         let began = Instant::now();
         loop {
-            // What comes from the ranks of an earlier attempt is of no use any more.
+            // Messages of an earlier attempt's ranks are discarded.
             self.events();
             if stop.request().is_some() || self.is_asked {
                 return Ok(None);
@@ -158,7 +159,7 @@ impl First {
                     anyhow::bail!("node {node} ({}) is lost: {why}", other.host);
                 }
                 if other.ready.is_empty() && began.elapsed() > SILENCE {
-                    anyhow::bail!("node {node} ({}) does not get ready", other.host);
+                    anyhow::bail!("node {node} ({}) is not ready in time", other.host);
                 }
             }
             if self.others.iter().all(|other| !other.ready.is_empty()) {
@@ -193,7 +194,7 @@ impl First {
         }))
     }
 
-    /// What to wait for.
+    /// The file descriptors to poll.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.others.iter().filter_map(Other::fd)
     }
@@ -203,7 +204,7 @@ impl First {
         self.others.iter().all(|other| other.lost.is_none())
     }
 
-    /// What has happened on the other nodes.
+    /// Events on the other nodes since the last call.
     pub(crate) fn events(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         let ranks = self.here.ranks;
@@ -237,7 +238,7 @@ impl First {
                 let who = format!("node {node} ({})", other.host);
                 screen::note(&if is_silent {
                     format!(
-                        "{who} is silent: its launcher is stopped, or the network is gone; it is lost when nothing answers for {} s",
+                        "{who} is silent: its launcher is stopped, or the network is gone; it counts as lost after {} s without an answer",
                         SILENCE.as_secs()
                     )
                 } else {
@@ -253,7 +254,7 @@ impl First {
         events
     }
 
-    /// Has the launcher of a rank do something to it.
+    /// Passes an action on a rank to its launcher.
     pub(crate) fn act(&mut self, action: &Action, at: &Whereabouts) {
         let node = action.rank() / self.here.ranks;
         if let Some(other) = self.others.get_mut(node.wrapping_sub(1)) {
@@ -261,7 +262,7 @@ impl First {
         }
     }
 
-    /// What is left of the ranks of the other nodes, once all of them are gone.
+    /// Waits for the ranks of the other nodes to end, and returns what their launchers report.
     pub(crate) fn finish(&mut self, stop: &Stop) -> Finished {
         for other in &mut self.others {
             other.wire.send(&ToMember::Finish);
@@ -288,7 +289,7 @@ impl First {
         all
     }
 
-    /// Sends the others home; `why`: where they have not seen that for themselves.
+    /// Ends the other launchers. `why` is for those that do not know.
     pub(crate) fn quit(self, exit: Exit, why: Option<&str>) {
         self.others
             .into_iter()

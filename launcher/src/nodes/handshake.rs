@@ -1,17 +1,19 @@
-//! A connection between two processes of a run: each proves to the other that it knows the run's secret, and says nothing that would help
-//! a third to do so.
+//! The handshake between two processes of a run. Each proves that it knows the run's secret without
+//! revealing anything that would help a third to do so.
 //!
 //! ```text
-//! connects    greeting, nonce            ->
-//!                                        <-   nonce, proof of (accepts, both nonces, whom)                    accepts
-//! connects    who, proof of (connects, both nonces, who)   ->
-//!                                        <-   a byte: taken                                                   accepts
+//! connecting side                                 accepting side
+//! greeting, nonce                             ->
+//!                                             <-  nonce, proof of (accepts, both nonces, whom)
+//! who, proof of (connects, both nonces, who)  ->
+//!                                             <-  a byte: accepted
 //! ```
 //!
-//! A proof is a keyed BLAKE3 hash. What follows on the connection is neither hidden nor signed: the network between the nodes of a run is
-//! taken to be the run's own.
+//! A proof is a keyed BLAKE3 hash. Data after the handshake is neither encrypted nor signed: the
+//! network between the nodes of a run is trusted.
 //!
-//! A handshake has one deadline, whatever the other sends meanwhile. The side that accepts never waits: see [`Door`](super::door::Door).
+//! A handshake has one deadline, whatever the other side sends. The accepting side never blocks:
+//! see [`Door`](super::door::Door).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -21,10 +23,10 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// How long a handshake may take.
+/// Deadline of a handshake.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Nobody answers for so long, and the connection ends.
+/// A connection ends after this long without an answer.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
 
 const GREETING: &[u8; 16] = b"spd-launch nodes";
@@ -32,32 +34,32 @@ const GREETING: &[u8; 16] = b"spd-launch nodes";
 /// Bytes of the greeting and the nonce.
 const OPENING: usize = GREETING.len() + 32;
 
-/// Bytes of a proof, and of the length of the name before it.
+/// Bytes of a name's length and a proof.
 const NAMED: usize = 1 + 32;
 
-/// The last word.
+/// The final byte.
 const TAKEN: [u8; 1] = [1];
 
-/// What all processes of a run know, and nobody else.
+/// The secret that the processes of a run share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Secret([u8; 32]);
 
 impl Secret {
-    /// A new one.
+    /// A new random secret.
     ///
     /// # Errors
     ///
-    /// When the operating system has nothing random to give.
+    /// When the operating system has no random bytes.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(random()?))
     }
 
-    /// As text.
+    /// As hexadecimal text.
     pub(crate) fn hex(self) -> String {
         blake3::Hash::from_bytes(self.0).to_hex().to_string()
     }
 
-    /// From its text.
+    /// From hexadecimal text.
     pub(crate) fn of(hex: &str) -> Option<Self> {
         let bytes = blake3::Hash::from_hex(hex).ok()?;
         Some(Self(*bytes.as_bytes()))
@@ -71,14 +73,14 @@ impl Secret {
     }
 }
 
-/// Connects with a process of the run.
+/// Connects to a process of the run.
 ///
-/// - `who`: what this process is
-/// - `whom`: what the other is
+/// - `who`: the name of this process
+/// - `whom`: the name of the other
 ///
 /// # Errors
 ///
-/// When nobody is there, or it is another process, of the run or not.
+/// When no process accepts, or it is another one, of the run or not.
 pub(crate) fn connect(
     address: SocketAddr,
     secret: Secret,
@@ -104,9 +106,14 @@ pub(crate) fn connect(
     settle(stream)
 }
 
-/// Fills `bytes` by the deadline, though they come one by one.
+/// Fills `bytes` by the deadline, even if they arrive one by one.
 fn read(mut stream: &TcpStream, mut bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
-    let silent = || io::Error::new(ErrorKind::TimedOut, "it takes connections and says nothing");
+    let silent = || {
+        io::Error::new(
+            ErrorKind::TimedOut,
+            "it accepts the connection and does not answer",
+        )
+    };
     while !bytes.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -115,7 +122,7 @@ fn read(mut stream: &TcpStream, mut bytes: &mut [u8], deadline: Instant) -> io::
         stream.set_read_timeout(Some(left))?;
         match stream.read(bytes) {
             Ok(0) => {
-                let line = "it ends connections without a word";
+                let line = "it closes the connection without an answer";
                 return Err(io::Error::new(ErrorKind::UnexpectedEof, line));
             }
             Ok(count) => bytes = &mut bytes[count..],
@@ -127,22 +134,23 @@ fn read(mut stream: &TcpStream, mut bytes: &mut [u8], deadline: Instant) -> io::
     Ok(())
 }
 
-/// The side of a handshake that accepts. Nothing here waits, and nothing that the other sends makes it hold more than the longest words.
+/// The accepting side of a handshake. It never blocks, and its buffer is bounded by the longest
+/// message.
 #[derive(Debug)]
 pub(super) struct Accepting {
     stream: TcpStream,
-    /// All that was said so far.
+    /// Bytes received so far.
     heard: Vec<u8>,
     own: [u8; 32],
     deadline: Instant,
 }
 
 impl Accepting {
-    /// Begins one.
+    /// Begins a handshake.
     ///
     /// # Errors
     ///
-    /// When the connection is none any more, or the operating system has nothing random to give.
+    /// When the connection has ended, or the operating system has no random bytes.
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
@@ -154,23 +162,23 @@ impl Accepting {
         })
     }
 
-    /// Its connection, to wait for.
+    /// The file descriptor of its connection, to poll.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    /// Bytes that were said so far.
+    /// Number of bytes received so far.
     pub(super) fn heard(&self) -> usize {
         self.heard.len()
     }
 
-    /// Takes what has come; what the other is, once it has proved to be of the run.
+    /// Reads what has arrived; returns the name of the other process once it is proven.
     ///
-    /// - `whom`: what this process is
+    /// - `whom`: the name of this process
     ///
     /// # Errors
     ///
-    /// When it is a stranger, or takes too long.
+    /// When the other side is a stranger, or takes too long.
     pub(super) fn go_on(&mut self, secret: Secret, whom: &str) -> io::Result<Option<String>> {
         while let wanted @ 1.. = self.wanted() {
             let mut piece = [0; NAMED + u8::MAX as usize];
@@ -190,7 +198,7 @@ impl Accepting {
             }
             if self.heard.len() == OPENING {
                 let proof = secret.proof("accepts", &self.nonces(), whom);
-                // A connection that is this young has room for it.
+                // A new connection has room for it.
                 self.stream
                     .write_all(&[self.own, *proof.as_bytes()].concat())?;
             }
@@ -204,7 +212,7 @@ impl Accepting {
         Ok(Some(who))
     }
 
-    /// Bytes that are still to come, as far as is known: what comes after them is not the handshake's.
+    /// Bytes still to come, as far as known; bytes after them are not the handshake's.
     fn wanted(&self) -> usize {
         let all = match self.heard.get(OPENING) {
             Some(name) => OPENING + NAMED + usize::from(*name),
@@ -220,17 +228,18 @@ impl Accepting {
         [other, self.own]
     }
 
-    /// The connection, once the other has proved what it is; reading it does not wait.
+    /// The connection, non-blocking, once the other process is proven.
     ///
     /// # Errors
     ///
-    /// When it is none any more.
+    /// When it has ended.
     pub(super) fn settled(self) -> io::Result<TcpStream> {
         settle(self.stream)
     }
 }
 
-/// Has the kernel end a connection whose other machine is silent: a process that is merely stopped is not.
+/// Has the kernel end a connection whose other machine is gone; a process that is merely stopped
+/// keeps it.
 fn settle(stream: TcpStream) -> io::Result<TcpStream> {
     sockopt::set_socket_keepalive(&stream, true)?;
     #[cfg(target_os = "linux")]
@@ -255,7 +264,7 @@ fn check(proof: [u8; 32], expected: blake3::Hash) -> io::Result<()> {
 }
 
 fn stranger() -> io::Error {
-    let line = "it is another process, or none of this run";
+    let line = "it is another process, or not of this run";
     io::Error::new(ErrorKind::PermissionDenied, line)
 }
 
@@ -275,7 +284,7 @@ mod tests {
 
     use super::*;
 
-    /// The side that accepts, until it has decided.
+    /// Runs the accepting side until it has decided.
     fn accept(listener: &TcpListener, secret: Secret, whom: &str) -> io::Result<String> {
         let mut accepting = Accepting::new(listener.accept().unwrap().0)?;
         loop {
@@ -286,7 +295,7 @@ mod tests {
         }
     }
 
-    /// What comes of a meeting: for who connects, and for who accepts.
+    /// The results of a handshake for both sides: connecting, accepting.
     fn meet(connects: Secret, accepts: Secret, whom: &str) -> [io::Result<String>; 2] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -299,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_of_a_run_know_each_other_and_nobody_else() {
+    fn only_processes_of_a_run_are_accepted() {
         let [one, other] = [(); 2].map(|()| Secret::new().unwrap());
         assert_eq!(Secret::of(&one.hex()), Some(one));
         assert_eq!(Secret::of("12"), None);
@@ -308,14 +317,14 @@ mod tests {
         assert_eq!(accepted.unwrap(), "rank 3");
         for (secret, whom) in [(other, "rank 1"), (one, "rank 2")] {
             let [connected, accepted] = meet(one, secret, whom);
-            let line = "it is another process, or none of this run";
+            let line = "it is another process, or not of this run";
             assert_eq!(connected.unwrap_err().to_string(), line);
             assert!(accepted.is_err());
         }
     }
 
     #[test]
-    fn what_is_no_greeting_is_refused_without_an_answer() {
+    fn a_wrong_greeting_is_refused_without_an_answer() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -323,17 +332,17 @@ mod tests {
         let refused = accept(&listener, secret, "rank 0").unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
         let mut answer = Vec::new();
-        // It is closed, with what was sent unread.
+        // It is closed with unread data.
         let _ = stranger.read_to_end(&mut answer);
         assert!(answer.is_empty());
     }
 
     #[test]
-    fn one_that_drips_has_one_deadline_for_all_of_it() {
+    fn a_slow_peer_has_one_deadline_for_the_whole_handshake() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let secret = Secret::new().unwrap();
-        // A process that drips its answer, at the other side too.
+        // A process that answers byte by byte, on the other side too.
         let drip = |mut stream: TcpStream| {
             while stream.write_all(b"s").is_ok() {
                 thread::sleep(LIMIT / 10);
@@ -345,7 +354,10 @@ mod tests {
             assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
             scope.spawn(|| drip(listener.accept().unwrap().0));
             let refused = connect(address, secret, ("rank 3", "rank 0")).unwrap_err();
-            assert_eq!(refused.to_string(), "it takes connections and says nothing");
+            assert_eq!(
+                refused.to_string(),
+                "it accepts the connection and does not answer"
+            );
         });
     }
 }

@@ -1,4 +1,5 @@
-//! The first launcher until all others have joined. A place is free again when its launcher ends; nobody is waited for who is a stranger.
+//! The first launcher until all others have joined. The slot of a launcher that exits is free
+//! again.
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -20,28 +21,28 @@ use crate::screen;
 use crate::stop::Stop;
 use crate::world::Node;
 
-/// A run of several nodes that waits for the launchers of the others.
+/// A run of several nodes that waits for the other launchers.
 #[derive(Debug)]
 pub(crate) struct Joining {
     door: Door,
-    /// Launchers of the run that have not said yet which they are, and when they came.
+    /// Proven launchers that have not sent their number yet, with their times of arrival.
     arriving: Vec<(Wire, Instant)>,
-    /// By number of the node, from 1 on.
+    /// By node number, from 1 on.
     places: Vec<Option<Other>>,
     here: Here,
     network: Option<IpAddr>,
     secret: Secret,
     posted: Posted,
-    /// When the others were last listened to.
+    /// Time of the last read of the connections.
     listened: Instant,
 }
 
 impl Joining {
-    /// Opens a run of several nodes to the others.
+    /// Opens the listener for the other launchers and posts its address.
     ///
     /// # Errors
     ///
-    /// When there is no port to be had, or the file by which they find it cannot be written.
+    /// When no port is left, or the file with the address cannot be written.
     pub(crate) fn open(run_dir: &RunDir, node: &Node, here: Here) -> Result<Self> {
         let network = rendezvous::network();
         let listener = rendezvous::listener(network).context("a port for the other launchers")?;
@@ -60,12 +61,12 @@ impl Joining {
         })
     }
 
-    /// Waits until all others have joined. `None` where a request to stop comes first, to any of them. All that have joined are told how it
-    /// ends.
+    /// Waits until all others have joined. `None` after a request to stop, to any of them. All that
+    /// have joined are told the result.
     ///
     /// # Errors
     ///
-    /// One line that names who is not there in time, or whose run is another.
+    /// One line that names the launcher that is late or whose run differs.
     pub(crate) fn join(
         mut self,
         run: &Run,
@@ -92,7 +93,7 @@ impl Joining {
         found.map(|_| None)
     }
 
-    /// The same; what to say where it was stopped.
+    /// Like [`Self::join`]; returns the message of a stop.
     fn wait(
         &mut self,
         run: &Run,
@@ -113,7 +114,7 @@ impl Joining {
             }
             if began.elapsed() >= patience {
                 return Err(Fault::Failed(anyhow::anyhow!(
-                    "{missing}: not there within {} s; the same command starts a launcher on each node, and all of them share {}",
+                    "{missing}: did not join within {} s; the same command starts a launcher on each node, and all of them share {}",
                     patience.as_secs(),
                     self.posted.path().display()
                 )));
@@ -125,7 +126,8 @@ impl Joining {
         }
     }
 
-    /// Listens to those that have joined, and frees the places of those that have ended. Whether one of them was asked to stop.
+    /// Reads the messages of those that have joined, and frees the slots of those that have exited.
+    /// Returns whether one of them was asked to stop.
     fn hear(&mut self) -> bool {
         let pause = std::mem::replace(&mut self.listened, Instant::now()).elapsed();
         let mut is_asked = false;
@@ -136,7 +138,7 @@ impl Joining {
             is_asked |= said.iter().any(asks);
             if let Some(why) = &other.lost {
                 screen::note(&format!(
-                    "node {node} ({}) has left before the run began ({why}); its place is free again",
+                    "node {node} ({}) exited before the run began ({why}); its slot is free again",
                     other.host
                 ));
                 *place = None;
@@ -145,11 +147,11 @@ impl Joining {
         is_asked
     }
 
-    /// Takes those that have come, as far as they have said which they are.
+    /// Assigns slots to the launchers that have sent their numbers.
     ///
     /// # Errors
     ///
-    /// One line, where one of them cannot join: it is told the same.
+    /// One line, where a launcher cannot join; it receives the same line.
     fn admit(&mut self, run: &Run) -> Result<(), Fault> {
         let proven = self
             .door
@@ -206,7 +208,7 @@ impl Joining {
             ));
         }
         let place = &self.places[usize::try_from(hello.node - 1).ok()?];
-        // One of which nothing is heard may be gone with its machine.
+        // A silent one may be gone with its machine.
         if let Some(there) = place.as_ref().filter(|there| !there.is_silent()) {
             return Some(format!(
                 "{who}: node {} has joined already, from {}; each launcher has a number of its own",
@@ -222,7 +224,7 @@ impl Joining {
         }
         if hello.computed_by != *computed_by {
             return Some(format!(
-                "{who} computes with {}, and this node with {computed_by}: they round differently, and ranks would go apart; start the run on nodes of one kind",
+                "{who} computes with {}, and this node with {computed_by}: they round differently, and ranks would diverge; start the run on nodes of one kind",
                 hello.computed_by
             ));
         }

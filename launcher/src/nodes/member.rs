@@ -1,4 +1,5 @@
-//! A launcher that is not the first: it starts the ranks of its node, tells what happens to them, and does what the first one says.
+//! The launchers of all nodes but the first. Each starts the ranks of its node, reports events, and
+//! executes the first launcher's commands.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -27,35 +28,35 @@ use crate::supervisor::Event;
 use crate::threads;
 use crate::world::Node;
 
-/// Time between two looks for the first launcher.
+/// Interval between two attempts to find the first launcher.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// After which time it is said what is waited for.
+/// Time after which a note says what is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long an answer of the first launcher is waited for.
+/// Time limit for an answer of the first launcher.
 const ANSWER: Duration = Duration::from_secs(60);
 
 /// A launcher that has joined the first one.
 #[derive(Debug)]
 pub(crate) struct Member {
     wire: Wire,
-    /// Where the first one is.
+    /// Address of the first launcher.
     first: SocketAddr,
-    /// The address of this node in the run's network, where that is known.
+    /// The address of this node in the run's network, if known.
     network: Option<IpAddr>,
-    /// Messages that came with its welcome.
+    /// Messages that arrived with the welcome.
     said: Vec<ToMember>,
-    /// Those of its ranks to come.
+    /// Listeners of the next attempt's ranks.
     listeners: Vec<TcpListener>,
 }
 
 impl Member {
-    /// Joins the first launcher of a run, once it is there. `None` where a request to stop comes before.
+    /// Joins the first launcher of a run, once it is up. `None` after a request to stop.
     ///
     /// # Errors
     ///
-    /// One line: it is not there in time, or refuses.
+    /// One line: the first launcher is late, or refuses.
     pub(crate) fn join(
         node: &Node,
         (run, run_dir, here): (&Run, &RunDir, Here),
@@ -80,16 +81,16 @@ impl Member {
                 None => {}
             }
             if began.elapsed() >= patience {
-                let why = why.unwrap_or_else(|| "nobody has answered yet".to_owned());
+                let why = why.unwrap_or_else(|| "no answer yet".to_owned());
                 return Err(Fault::Failed(anyhow!(
-                    "node 0 of {} is not there within {} s: {why}; the same command starts a launcher on each node, and all of them share {}",
+                    "node 0 of {} did not answer within {} s: {why}; the same command starts a launcher on each node, and all of them share {}",
                     node.count,
                     patience.as_secs(),
                     place.display()
                 )));
             }
             if began.elapsed() >= PATIENCE && !std::mem::replace(&mut is_told, true) {
-                screen::note(&format!("waits for node 0, by {}", place.display()));
+                screen::note(&format!("waiting for node 0, by {}", place.display()));
             }
             stop.wait([], LOOK);
         };
@@ -116,7 +117,7 @@ impl Member {
             }
             if wire.end().is_some() || asked.elapsed() >= ANSWER {
                 return Err(Fault::Failed(anyhow!(
-                    "node 0 ({first}) takes nobody any more: it has ended, or all nodes have joined; the same command tries again"
+                    "node 0 ({first}) accepts no more launchers: it has ended, or all nodes have joined; the same command tries again"
                 )));
             }
             stop.wait(wire.fd(), LOOK);
@@ -133,7 +134,7 @@ impl Member {
         Ok(Some(member))
     }
 
-    /// Makes room for the ranks of the next attempt.
+    /// Opens listeners for the ranks of the next attempt.
     fn get_ready(&mut self, ranks: usize) -> Result<()> {
         let (listeners, addresses) =
             listeners(ranks, self.network).context("ports for the ranks")?;
@@ -142,11 +143,11 @@ impl Member {
         Ok(())
     }
 
-    /// Does what the first launcher says, until it says how the run ends.
+    /// Executes the commands of the first launcher until it ends the run.
     ///
     /// # Errors
     ///
-    /// When the first one is lost, or a rank cannot be started; none is left running.
+    /// When the first one is lost, or a rank cannot be started; no rank is left running.
     pub(crate) fn serve(
         mut self,
         program: &Program,
@@ -162,7 +163,7 @@ impl Member {
             match stop.request() {
                 Some(StopRequest::Leave(signal)) => self.wire.send(&ToFirst::Leave(signal)),
                 Some(StopRequest::LeaveNow(signal)) => self.wire.send(&ToFirst::LeaveNow(signal)),
-                // Trackers are told by the first launcher.
+                // The first launcher talks to trackers.
                 Some(StopRequest::Pressed) | None => {}
             }
             if alive.elapsed() >= ALIVE {
@@ -224,7 +225,7 @@ impl Member {
         }
     }
 
-    /// Tells what happens here. Times are those of the first launcher's clock, which is `ahead` by so much.
+    /// Reports an event. Its times are converted to the first launcher's clock, which is `ahead`.
     fn tell(&mut self, event: Event, ahead: u64) {
         match event {
             Event::Said(rank, Message::Failure(mut failure)) => {
@@ -242,10 +243,12 @@ impl Member {
     }
 }
 
-/// A connection with the first launcher, where that is, and the address of this node in the run's network, where that is known.
+/// A connection to the first launcher, its address, and the address of this node in the run's
+/// network, if known.
 type Reached = (Wire, SocketAddr, Option<IpAddr>);
 
-/// An attempt to reach the first launcher, on a thread of its own: file systems and networks may take their time, and a signal is heard.
+/// An attempt to reach the first launcher, on its own thread: file systems and networks may be
+/// slow, and signals are handled meanwhile.
 struct Reach(Option<JoinHandle<Result<Reached, String>>>);
 
 impl Reach {
@@ -253,17 +256,17 @@ impl Reach {
         let (run_dir, who) = (run_dir.path().to_owned(), format!("node {}", node.index));
         threads::spawn("node 0", move || reach(&run_dir, &who))
             .map(|thread| Self(Some(thread)))
-            .context("node 0 cannot be looked for")
+            .context("cannot look for node 0")
     }
 
-    /// The connection, or why there is none; nothing while it goes on.
+    /// The connection, or why there is none; `None` while the attempt goes on.
     fn found(&mut self) -> Option<Result<Reached, String>> {
         let thread = self.0.take_if(|thread| thread.is_finished())?;
-        // It has printed why, should it have panicked.
+        // A panic has printed its message.
         Some(
             thread
                 .join()
-                .unwrap_or_else(|_| Err("nobody knows why".to_owned())),
+                .unwrap_or_else(|_| Err("unknown error".to_owned())),
         )
     }
 }

@@ -1,4 +1,4 @@
-//! The connections of a rank with all others, of this node and of the others.
+//! The connections between all ranks, of this node and of the others.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,21 +10,21 @@ use serde::{Deserialize, Serialize};
 use super::door::Door;
 use super::handshake::{self, Secret};
 
-/// How long the others are waited for.
+/// Time limit for the others.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Time between two attempts to reach one.
+/// Pause between two attempts to reach a rank.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What a launcher tells each of its ranks of all ranks.
+/// Addresses of all ranks, as a launcher sends them to its ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Peers {
     pub(crate) secret: String,
-    /// Which start of the run this is: connections of another are refused.
+    /// The number of this start of the run: connections of another start are refused.
     pub(crate) attempt: u64,
-    /// Where each rank listens, the likeliest address first.
+    /// The addresses of each rank, the likeliest first.
     pub(crate) addresses: Vec<Vec<SocketAddr>>,
-    /// The name of each rank's host.
+    /// The host name of each rank.
     pub(crate) hosts: Vec<String>,
 }
 
@@ -32,15 +32,16 @@ pub(crate) struct Peers {
 #[derive(Debug)]
 pub(crate) struct Unreached {
     pub(crate) rank: usize,
-    /// In words.
+    /// The reason, in words.
     pub(crate) why: String,
 }
 
-/// Connects rank `rank` with all others: with those before it, which listen, and then those after it find this one's `listener`.
+/// Connects rank `rank` to all others: it connects to the ranks before it, and accepts those after
+/// it on `listener`.
 ///
 /// # Errors
 ///
-/// Names one that is not there in time.
+/// Names a rank that is late.
 pub(crate) fn connect(
     rank: usize,
     listener: TcpListener,
@@ -64,7 +65,7 @@ fn connect_within(
         ),
     };
     let Some(secret) = Secret::of(&peers.secret) else {
-        let why = "the launcher has told no secret".to_owned();
+        let why = "the launcher sent no secret".to_owned();
         return Err(Unreached { rank, why });
     };
     let began = Instant::now();
@@ -100,7 +101,7 @@ fn connect_within(
         return Ok(connections);
     };
     let broken = |error: io::Error| {
-        let why = format!("nobody can connect with this rank: {error}");
+        let why = format!("no rank can connect to this one: {error}");
         unreached(first, why)
     };
     let mut door = Door::new(listener, secret, own).map_err(broken)?;
@@ -108,7 +109,8 @@ fn connect_within(
         if began.elapsed() >= patience {
             return Err(unreached(other, "it has not connected".to_owned()));
         }
-        // Strangers, and ranks of another start, are let go. A rank that comes again gave up its first connection.
+        // Strangers, and ranks of another start, are dropped. A rank that connects again has given
+        // up its first connection.
         for (stream, who) in door.look().map_err(broken)? {
             let mut later = rank + 1..peers.addresses.len();
             if let Some(other) = later.find(|&other| name(other, peers.attempt) == who) {
@@ -120,7 +122,7 @@ fn connect_within(
     Ok(connections)
 }
 
-/// What a rank is called when it connects.
+/// The name by which a rank connects.
 fn name(rank: usize, attempt: u64) -> String {
     format!("rank {rank}, start {attempt}")
 }
@@ -137,7 +139,7 @@ mod tests {
         let listeners: Vec<TcpListener> = (0..size).map(|_| listener(None).unwrap()).collect();
         let address = |listener: &TcpListener| {
             let port = listener.local_addr().unwrap().port();
-            // The first one leads nowhere.
+            // The first address leads nowhere.
             vec![([127, 0, 0, 1], 1).into(), ([127, 0, 0, 1], port).into()]
         };
         let peers = Peers {
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_connected_with_each() {
+    fn all_ranks_are_connected() {
         let (listeners, peers) = world(4);
         let peers = &peers;
         thread::scope(|scope| {
@@ -160,7 +162,7 @@ mod tests {
                     for (other, stream) in connections.iter().enumerate() {
                         assert_eq!(stream.is_none(), other == rank);
                     }
-                    // Those that this one has reached must not find it gone.
+                    // The ranks that it has reached need it until they are done.
                     thread::sleep(Duration::from_millis(300));
                 });
             }
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_missing_is_named_with_its_host() {
+    fn a_missing_rank_is_named_with_its_host() {
         let (mut listeners, peers) = world(2);
         let patience = Duration::from_millis(50);
         let missing = connect_within(0, listeners.remove(0), &peers, patience).unwrap_err();
@@ -186,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_of_an_earlier_start_is_let_go() {
+    fn a_rank_of_an_earlier_start_is_refused() {
         let (listeners, peers) = world(2);
         let [first, second] = <[TcpListener; 2]>::try_from(listeners).unwrap();
         let earlier = Peers {
@@ -201,7 +203,7 @@ mod tests {
                 let stale = connect_within(1, stale, earlier, patience);
                 let line = stale.unwrap_err().why;
                 assert!(
-                    line.ends_with(": it is another process, or none of this run"),
+                    line.ends_with(": it is another process, or not of this run"),
                     "{line}"
                 );
                 assert!(connect(1, second, peers).is_ok());
@@ -211,9 +213,10 @@ mod tests {
         });
     }
 
-    // More than handshakes go on at once, of all kinds, before and while the ranks meet.
+    // More strangers of all kinds than there are concurrent handshakes, before and while the ranks
+    // connect.
     #[test]
-    fn strangers_keep_no_rank_from_another() {
+    fn strangers_block_no_rank() {
         let (listeners, peers) = world(3);
         let peers = &peers;
         let half = [&b"spd-launch nodes"[..], &[7; 32]].concat();

@@ -1,14 +1,16 @@
-//! The nodes of a run. Something else places one launcher on each of them: Slurm, MPI, torchrun or Kubernetes.
+//! The nodes of a run. A scheduler such as Slurm, MPI, torchrun or Kubernetes starts one launcher
+//! on each.
 //!
 //! ```text
-//! node 0   First    the run's directory, the supervisor of all ranks, what is said
-//!            | a connection with each
-//! node n   Member   starts the ranks of its node, tells what happens to them, does what the first one says
+//! node 0   First    the run directory, the supervisor of all ranks, messages
+//!            | a connection to each
+//! node n   Member   starts the ranks of its node, reports events, executes commands
 //! ```
 //!
-//! The launchers find the first one by the [rendezvous], a file beside the run directory, which all nodes share, and [join] it at its
-//! [door]. A launcher that loses the first one kills its ranks; the first one takes the ranks of a launcher that it loses for dead. Ranks
-//! have connections of their own, each with each: the [mesh].
+//! The launchers find the first one by the [rendezvous], a file beside the run directory, which all
+//! nodes share, and [join] it at its [door]. A launcher that loses the first one kills its ranks;
+//! the first one treats the ranks of a lost launcher as dead. Ranks have direct connections to each
+//! other, the [mesh].
 
 mod door;
 mod first;
@@ -33,19 +35,19 @@ pub(crate) use first::First;
 pub(crate) use join::Joining;
 pub(crate) use member::Member;
 
-/// What launchers of one version say to each other; another version says something else.
+/// Version of the messages between launchers.
 const VERSION: u32 = 3;
 
-/// What a node has for a run.
+/// The resources of a node for a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Here {
     /// Number of its ranks.
     pub(crate) ranks: usize,
-    /// What computes them, in words.
+    /// Their processors, in words.
     pub(crate) computed_by: String,
 }
 
-/// What a launcher says of itself when it joins.
+/// The first message of a launcher that joins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Hello {
     version: u32,
@@ -54,59 +56,60 @@ struct Hello {
     /// Ranks of each node.
     ranks: usize,
     host: String,
-    /// What computes its ranks.
+    /// The processors of its ranks.
     computed_by: String,
-    /// The run as it is resolved there.
+    /// The resolved run.
     run: String,
 }
 
-/// What a launcher tells the first one.
+/// A message to the first launcher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum ToFirst {
     Hello(Hello),
-    /// Where its ranks will listen.
+    /// The addresses at which its ranks will listen.
     Ready(Vec<Vec<SocketAddr>>),
-    /// A rank says something.
+    /// A message of a rank.
     Said(usize, Message),
-    /// A rank is gone.
+    /// A rank has exited.
     Ended(usize, Status),
-    /// A signal asks for an orderly stop.
+    /// A signal asked for an orderly stop.
     Leave(i32),
-    /// A second one does not want to wait.
+    /// A second signal asked for an immediate stop.
     LeaveNow(i32),
-    /// It is there, though it has nothing to tell.
+    /// Sent periodically, in place of other messages.
     Alive,
-    /// For people.
+    /// A note for the user.
     Note(String),
-    /// Its ranks are gone, or given up.
+    /// Its ranks have exited, or are given up.
     Finished(Finished),
-    /// It can do nothing more, and why.
+    /// It cannot go on, and why.
     Failed(String),
 }
 
-/// What the first launcher tells another.
+/// A message to another launcher.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum ToMember {
     /// It has joined.
     Welcome,
-    /// It has not, and why.
+    /// It has not joined, and why.
     Refused(String),
-    /// Start the ranks, which meet as this says; it is so late here, in nanoseconds of the monotonic clock.
+    /// Start the ranks, which meet as `peers` says; `clock_ns` is the sender's monotonic clock in
+    /// nanoseconds.
     Start { peers: mesh::Peers, clock_ns: u64 },
-    /// Do this to a rank, which was last heard of there.
+    /// Apply an action to a rank, whose last heartbeat is this.
     Act(Action, Whereabouts),
     /// The attempt is over.
     Finish,
-    /// The run is, and why, where no rank has begun.
+    /// The run is over, and why, if no rank has begun.
     Quit(Exit, Option<String>),
 }
 
-/// What the first launcher is called when others connect with it.
+/// The name of the first launcher in handshakes.
 const FIRST: &str = "node 0";
 
-/// How often a launcher says that it is there.
+/// Interval of [`ToFirst::Alive`].
 const ALIVE: Duration = Duration::from_secs(1);
 
 /// The name of this machine.
@@ -117,13 +120,13 @@ fn host() -> String {
         .into_owned()
 }
 
-/// A listener for each of so many ranks, and where they may be reached.
+/// A listener for each of `ranks` ranks, and their addresses.
 ///
-/// - `network`: the address of this node in the run's network, where that is known
+/// - `network`: the address of this node in the run's network, if known
 ///
 /// # Errors
 ///
-/// When the operating system has none to give.
+/// When the operating system has no ports left.
 fn listeners(
     ranks: usize,
     network: Option<IpAddr>,

@@ -1,4 +1,5 @@
-//! Where the launchers of a run find the first one: a file beside the run directory, which all nodes share, for as long as it runs.
+//! The file beside the run directory that has the address of the first launcher. All nodes share it
+//! while the run lasts.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -11,25 +12,26 @@ use spd_files::atomic::write_private;
 
 use super::handshake::Secret;
 
-/// Where people, torchrun and Kubernetes say that the first node is.
+/// Environment variable with the address of the first node, set by users, torchrun and Kubernetes.
 const ADDRESS: &str = "MASTER_ADDR";
 
-/// What the file says.
+/// The content of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Rendezvous {
-    /// The addresses of the first launcher, the likeliest first; a single one is in the run's network.
+    /// The addresses of the first launcher, the likeliest first; a single one is in the run's
+    /// network.
     pub(crate) addresses: Vec<SocketAddr>,
     secret: String,
 }
 
-/// The file of the first launcher. Dropping it removes the file.
+/// The file of the first launcher, removed on drop.
 #[derive(Debug)]
 pub(crate) struct Posted {
     path: PathBuf,
     rendezvous: Rendezvous,
 }
 
-/// The file beside a run directory.
+/// The path of the file for a run directory.
 pub(crate) fn path(run_dir: &Path) -> PathBuf {
     let mut name = run_dir.file_name().unwrap_or_default().to_owned();
     name.push(".nodes");
@@ -37,7 +39,7 @@ pub(crate) fn path(run_dir: &Path) -> PathBuf {
 }
 
 impl Rendezvous {
-    /// Posts where a listener may be reached.
+    /// Writes the file for a listener.
     ///
     /// # Errors
     ///
@@ -53,7 +55,7 @@ impl Rendezvous {
             && let Ok(name) = env::var(ADDRESS)
             && let Ok(named) = (name, port).to_socket_addrs()
         {
-            // A name that is not of this machine may lead to it all the same.
+            // A name that is not of this machine may resolve to it all the same.
             addresses.splice(..0, named);
         }
         let rendezvous = Self {
@@ -67,7 +69,7 @@ impl Rendezvous {
         Ok(Posted { path, rendezvous })
     }
 
-    /// What was posted for a run, if anything was; it may be of a launcher that is gone.
+    /// The content of a run's file, if there is one; it may be of a launcher that is gone.
     pub(crate) fn posted(run_dir: &Path) -> Option<(Self, Secret)> {
         let text = spd_files::read(&path(run_dir)).ok()?;
         let found: Self = serde_json::from_slice(&text).ok()?;
@@ -75,14 +77,15 @@ impl Rendezvous {
         Some((found, secret))
     }
 
-    /// The address in the run's network of a launcher that has reached the first one from `own`, where that is known.
+    /// The address of this node in the run's network, if known; it has reached the first launcher
+    /// from `own`.
     pub(crate) fn network(&self, own: IpAddr) -> Option<IpAddr> {
         (self.addresses.len() == 1).then_some(own)
     }
 }
 
 impl Posted {
-    /// The file.
+    /// The path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -94,14 +97,15 @@ impl Drop for Posted {
             let found: Option<Rendezvous> = serde_json::from_slice(&text).ok();
             found.as_ref() == Some(&self.rendezvous)
         };
-        // Another launcher may have posted its own meanwhile.
+        // Another launcher may have replaced the file.
         if spd_files::read(&self.path).is_ok_and(is_own) {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// The address of this node, the first one, in the network of a run, where that is known: by `MASTER_ADDR`, or because there is no other.
+/// The address of the first node in the run's network, if known: by `MASTER_ADDR`, or because there
+/// is only one.
 pub(crate) fn network() -> Option<IpAddr> {
     match env::var(ADDRESS) {
         Ok(name) => named(&name),
@@ -112,9 +116,10 @@ pub(crate) fn network() -> Option<IpAddr> {
     }
 }
 
-/// The address of this machine that a name stands for, if it is one.
+/// The address of this machine to which a name resolves, if any.
 fn named(name: &str) -> Option<IpAddr> {
-    // Some systems have a name of their own lead to themselves, where it leads others to one of their interfaces.
+    // Some systems resolve their own host name to a loopback address, while others resolve it to an
+    // interface.
     let means_loopback = name == "localhost" || name.parse::<IpAddr>().is_ok();
     let mut found = (name, 0).to_socket_addrs().ok()?;
     let found = found.find(|found| {
@@ -130,7 +135,7 @@ fn named(name: &str) -> Option<IpAddr> {
 ///
 /// # Errors
 ///
-/// When the operating system has none to give.
+/// When the operating system has no ports left.
 pub(crate) fn listener(network: Option<IpAddr>) -> io::Result<TcpListener> {
     match network {
         Some(ip) => TcpListener::bind((ip, 0)),
@@ -146,20 +151,20 @@ pub(crate) fn addresses(network: Option<IpAddr>, port: u16) -> Vec<SocketAddr> {
     }
 }
 
-/// Where a port of this machine may be reached: at the addresses of its interfaces, and from itself.
+/// The addresses of a port of this machine: of its interfaces, then loopback.
 fn own_addresses(port: u16) -> Vec<SocketAddr> {
     let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
     let mut addresses: Vec<IpAddr> = interfaces.iter().map(if_addrs::Interface::ip).collect();
     addresses.push(Ipv4Addr::LOCALHOST.into());
     addresses.retain(|address| !is_link_local(*address));
-    // What is this machine for whoever asks comes last.
+    // Loopback means another machine to others, so it comes last.
     addresses.sort_by_key(IpAddr::is_loopback);
     addresses.dedup();
     let with_port = addresses.into_iter().map(|ip| SocketAddr::new(ip, port));
     with_port.collect()
 }
 
-/// An address that means nothing without the interface it is of.
+/// Whether an address is meaningless without its interface.
 fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_link_local() || address.is_unspecified(),
@@ -172,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_posted_is_found_by_its_owner_and_ends_with_its_launcher() {
+    fn the_file_is_private_and_removed_with_its_launcher() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("tms");
@@ -186,7 +191,7 @@ mod tests {
         assert!(found.addresses.last().unwrap().ip().is_loopback());
         let mode = fs::metadata(path(&run_dir)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        // That of a later launcher stays.
+        // The file of a later launcher stays.
         let later = Rendezvous::post(&run_dir, (&listener, None), Secret::new().unwrap()).unwrap();
         drop(posted);
         assert!(Rendezvous::posted(&run_dir).is_some());
@@ -195,11 +200,11 @@ mod tests {
     }
 
     #[test]
-    fn a_run_on_one_address_is_heard_there_alone() {
+    fn a_run_on_one_address_listens_only_there() {
         let loopback = Some(IpAddr::from([127, 0, 0, 1]));
         assert_eq!(named("127.0.0.1"), loopback);
         assert!(named("localhost").unwrap().is_loopback());
-        // Of other machines, of all, and of none.
+        // Addresses of other machines, of all, and of none.
         for other in ["192.0.2.1", "0.0.0.0", "::", "no such name.invalid", ""] {
             assert_eq!(named(other), None, "{other}");
         }
@@ -218,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn junk_is_no_rendezvous() {
+    fn junk_is_not_a_rendezvous() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("tms");
         for junk in ["", "{}", "{\"addresses\":[],\"secret\":\"12\"}"] {

@@ -1,4 +1,4 @@
-//! Messages of two processes, a line of JSON each.
+//! Messages between two processes, each a line of JSON.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Bytes that are kept for who takes nothing. What is said over and over is left out then.
+/// Bytes queued for a peer that does not read. Periodic messages are then skipped.
 const FULL: usize = 256 << 10;
 
-/// The longest line between launchers: a run file, or the last lines of some ranks.
+/// The longest line between launchers, in bytes: a run file, or the last lines of some ranks.
 const LONGEST: usize = 4 << 20;
 
-/// Lines that come in pieces.
+/// Assembles lines from pieces.
 #[derive(Debug)]
 pub(crate) struct Lines {
     partial: Vec<u8>,
@@ -22,7 +22,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Of so many bytes at most.
+    /// For lines of at most `longest` bytes.
     pub(crate) fn new(longest: usize) -> Self {
         Self {
             partial: Vec::new(),
@@ -30,7 +30,7 @@ impl Lines {
         }
     }
 
-    /// The messages that are whole with these bytes. A line that is no message is left out.
+    /// The messages that these bytes complete. Invalid lines are skipped.
     pub(crate) fn take<M: DeserializeOwned>(&mut self, bytes: &[u8]) -> Vec<M> {
         self.partial.extend(bytes);
         let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else {
@@ -46,7 +46,7 @@ impl Lines {
             .collect()
     }
 
-    /// Bytes of a line that is not whole yet.
+    /// Bytes of an incomplete line.
     #[cfg(test)]
     pub(crate) fn pending(&self) -> usize {
         self.partial.len()
@@ -57,29 +57,29 @@ impl Lines {
 ///
 /// # Errors
 ///
-/// When it cannot be written as JSON.
+/// When it cannot be serialized.
 pub(crate) fn line<M: Serialize>(message: &M) -> serde_json::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     Ok(line)
 }
 
-/// One launcher's end of a connection with another. Nothing here waits.
+/// One launcher's end of a connection to another. It never blocks.
 #[derive(Debug)]
 pub(crate) struct Wire {
     stream: TcpStream,
     lines: Lines,
     out: Vec<u8>,
-    /// Why nothing more will come.
+    /// Why the connection has ended.
     end: Option<String>,
 }
 
 impl Wire {
-    /// Over a connection.
+    /// Wraps a connection.
     ///
     /// # Errors
     ///
-    /// When it is none any more.
+    /// When it has ended.
     pub(crate) fn new(stream: TcpStream) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
@@ -90,7 +90,7 @@ impl Wire {
         })
     }
 
-    /// What to wait for; nothing once it has ended.
+    /// The file descriptor to poll; `None` once it has ended.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.end.is_none().then(|| self.stream.as_fd())
     }
@@ -100,7 +100,7 @@ impl Wire {
         self.end.as_deref()
     }
 
-    /// What has come.
+    /// The messages that have arrived.
     pub(crate) fn read<M: DeserializeOwned>(&mut self) -> Vec<M> {
         self.flush();
         let (mut messages, mut buffer) = (Vec::new(), [0; 4096]);
@@ -116,7 +116,7 @@ impl Wire {
         messages
     }
 
-    /// Sends a message, now or as soon as it is taken.
+    /// Sends a message, or queues it.
     pub(crate) fn send<M: Serialize>(&mut self, message: &M) {
         match line(message) {
             Ok(line) => self.out.extend(line),
@@ -125,14 +125,14 @@ impl Wire {
         self.flush();
     }
 
-    /// Sends what the next one makes good for, unless too much waits already.
+    /// Sends a message that the next one replaces, unless the queue is too long.
     pub(crate) fn send_if_room<M: Serialize>(&mut self, message: &M) {
         if self.out.len() < FULL {
             self.send(message);
         }
     }
 
-    /// Waits until all is sent, and not for ever.
+    /// Waits until the queue is sent, for at most `limit`.
     pub(crate) fn finish(mut self, limit: Duration) {
         let began = Instant::now();
         while !self.out.is_empty() && self.end.is_none() && began.elapsed() < limit {
@@ -153,7 +153,7 @@ impl Wire {
     }
 }
 
-/// The end of a connection, in words: it is reset where something was unread.
+/// The end of a connection, in words: with unread data, it ends by a reset.
 fn ended(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "it has ended".to_owned(),
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_may_come_in_pieces_and_junk_is_left_out() {
+    fn lines_are_assembled_and_junk_is_skipped() {
         let mut lines = Lines::new(10);
         assert_eq!(lines.take::<u32>(b"1\n2"), [1]);
         assert_eq!(lines.take::<u32>(b"3\njunk\n4\n5"), [23, 4]);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_arrive_though_nobody_reads_for_a_while() {
+    fn messages_are_queued_for_a_slow_reader() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut far = Wire::new(listener.accept().unwrap().0).unwrap();

@@ -1,4 +1,4 @@
-//! How what stands at the place of a run is moved aside, and back.
+//! Moves an existing run aside, and back.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,12 +10,12 @@ use spd_checkpoint::{CheckpointError, Lock};
 use super::{RunDir, entries, is_apart, there};
 
 impl RunDir {
-    /// Moves what stands there to `<dir>.old-N`, or to `<dir>/old-N` where the directory itself has to stay, and returns that
-    /// place.
+    /// Moves the run to `<dir>.old-N`, or its content to `<dir>/old-N` if the directory cannot be
+    /// moved, and returns the new path.
     ///
     /// # Errors
     ///
-    /// One line, when a launcher runs it or the file system refuses. Everything is then where it was.
+    /// One line, when a launcher holds it or the file system refuses. Nothing has then been moved.
     pub(crate) fn set_aside(&self) -> Result<RunDir, String> {
         self.set_aside_by(&|from, to| fs::rename(from, to))
     }
@@ -24,7 +24,7 @@ impl RunDir {
         let _hold = if there(&self.config())? {
             match Lock::take(&self.logs()) {
                 Err(error @ CheckpointError::Held { .. }) => return Err(error.to_string()),
-                // Where something else has the lock's place, nobody has the lock.
+                // If something else has the lock's name, no launcher holds the lock.
                 hold => hold.ok(),
             }
         } else {
@@ -42,12 +42,13 @@ impl RunDir {
             .map_err(|error| format!("{}: cannot be moved aside: {error}", self.0.display()))
     }
 
-    /// Whether the name is not that of a directory to move: `.`, or a link, which leads to where the run is wanted.
+    /// Whether the path itself has to stay: `.`, or a link, whose target is the user's choice.
     fn stays(&self) -> bool {
         self.0.file_name().is_none() || self.0.is_symlink()
     }
 
-    /// None where the directory cannot be moved: one that a disk is mounted on, or among others that this user may not move.
+    /// `None` if the directory cannot be moved: a mount point, or in a directory that this user may
+    /// not change.
     fn move_whole(&self, rename: Rename<'_>) -> io::Result<Option<RunDir>> {
         use ErrorKind::{
             CrossesDevices, InvalidInput, PermissionDenied, ReadOnlyFilesystem, ResourceBusy,
@@ -75,7 +76,7 @@ impl RunDir {
         Ok(Self(aside))
     }
 
-    /// Moves what was set aside back to where it was.
+    /// Moves a run that was set aside back.
     pub(crate) fn put_back(&self, aside: &RunDir) -> io::Result<()> {
         if aside.0.parent() != Some(&self.0) {
             return fs::rename(&aside.0, &self.0);
@@ -87,13 +88,14 @@ impl RunDir {
     }
 }
 
-/// How things are moved: as the file system does or, in tests, as one would.
+/// The rename function: the file system's, or a failing one in tests.
 type Rename<'a> = &'a dyn Fn(&Path, &Path) -> io::Result<()>;
 
 /// Moves the parts of a run to `to`: all of them, or none.
 fn move_all(mut parts: Vec<PathBuf>, to: &Path, rename: Rename<'_>) -> io::Result<()> {
     parts.retain(|part| !is_apart(part));
-    // A launcher that is killed on the way leaves its config.toml, so that it can be told to do it again.
+    // `config.toml` is moved last: a launcher that is killed on the way leaves it, so that the move
+    // can be repeated.
     parts.sort_by_key(|part| part.ends_with("config.toml"));
     for (index, part) in parts.iter().enumerate() {
         let place = |part: &Path| to.join(part.file_name().unwrap_or_default());
@@ -107,7 +109,7 @@ fn move_all(mut parts: Vec<PathBuf>, to: &Path, rename: Rename<'_>) -> io::Resul
     Ok(())
 }
 
-/// The first of numbered places that is free.
+/// The first free one of numbered paths.
 fn first_free(place: impl Fn(u32) -> PathBuf) -> io::Result<PathBuf> {
     for number in 1_u32.. {
         let place = place(number);
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_contents_move_where_the_directory_cannot() {
+    fn the_content_is_moved_if_the_directory_cannot_be() {
         use rustix::io::Errno;
         for refusal in [
             Errno::BUSY,
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_moved_in_part_only_stays() {
+    fn a_partial_move_is_undone() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(dir.path().join("x"));
         drop(run_dir.prepare(&tms()).unwrap());
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_goes_on_leading_to_where_it_did() {
+    fn a_link_keeps_its_target() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("disk")).unwrap();
         std::os::unix::fs::symlink("disk", dir.path().join("x")).unwrap();
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_run_is_not_moved() {
+    fn a_held_directory_is_not_moved() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(dir.path().join("x"));
         let hold = run_dir.hold().unwrap();

@@ -1,4 +1,5 @@
-//! How lines look: as people read them, with the time before them where no terminal shows them as they come, or as objects of JSON.
+//! The style of output lines: plain, with timestamps where no terminal shows them live, or JSON
+//! objects.
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;
@@ -6,20 +7,20 @@ use std::sync::OnceLock;
 use jiff::{Timestamp, Unit};
 use serde_json::{Value, json};
 
-/// What a text is.
+/// The kind of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// What was asked for.
+    /// A requested result.
     Result,
-    /// What will be done.
+    /// The plan.
     Plan,
-    /// What is going on.
+    /// Progress or an event.
     Note,
-    /// The same, in more detail than most want.
+    /// A note for `--verbose`.
     Detail,
-    /// What went wrong.
+    /// An error.
     Error,
-    /// How it ended otherwise.
+    /// How the command ended, if not by an error.
     End,
 }
 
@@ -36,16 +37,16 @@ impl Kind {
     }
 }
 
-/// What is shown, and how.
+/// The selected style.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Style {
-    /// Results and errors alone.
+    /// Only results and errors.
     pub(crate) quiet: bool,
-    /// Details too.
+    /// Also details.
     pub(crate) verbose: bool,
-    /// An object of JSON a text.
+    /// A JSON object for each text.
     pub(crate) json: bool,
-    /// Lines have the time before them.
+    /// Lines begin with a timestamp.
     pub(crate) stamped: bool,
 }
 
@@ -61,27 +62,27 @@ impl Style {
         }
     }
 
-    /// Has everything written in this style, from now on; once.
+    /// Sets the style of all output; once.
     pub(crate) fn choose(self) {
         let _ = STYLE.set(self);
     }
 
-    /// How everything is written.
+    /// The selected style.
     pub(super) fn chosen() -> Self {
         STYLE.get().copied().unwrap_or_default()
     }
 
-    /// Whether lines may be drawn that are drawn over.
+    /// Whether live lines may be drawn.
     pub(super) fn draws(self) -> bool {
         !self.quiet && !self.json
     }
 
-    /// A text as it is written, if it is.
+    /// A text in this style; `None` if it is not shown.
     pub(super) fn text(self, kind: Kind, text: &str) -> Option<String> {
         self.text_at(kind, text, Timestamp::now())
     }
 
-    /// A result as an object of JSON, which holds another one.
+    /// A result as a JSON object that contains another one.
     pub(super) fn result_of(words: &str, object: Value) -> String {
         let now = Timestamp::now();
         let now = now.round(Unit::Second).unwrap_or(now).to_string();
@@ -111,7 +112,7 @@ impl Style {
     }
 }
 
-/// A line without the time before it, if it has one.
+/// A line without its timestamp, if it has one.
 pub(crate) fn unstamped(line: &str) -> &str {
     match line.split_once(' ') {
         Some((time, line)) if time.ends_with('Z') && time.parse::<Timestamp>().is_ok() => line,
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_nobody_watches_have_the_time() {
+    fn lines_without_a_terminal_have_timestamps() {
         let stamped = Style {
             stamped: true,
             ..Style::default()
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_less_or_more_has_it() {
+    fn quiet_and_verbose_select_the_kinds() {
         use Kind::{Detail, Error, Note, Plan, Result};
         let quiet = Style {
             quiet: true,
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_of_json_says_all_of_it() {
+    fn a_json_object_has_time_kind_and_text() {
         let style = Style {
             json: true,
             stamped: true,

@@ -1,4 +1,4 @@
-//! The ranks of this node, and all that is heard of them.
+//! The ranks of this node, and events from them.
 
 use std::fs;
 use std::ops::Range;
@@ -21,46 +21,46 @@ use crate::run_dir::RunDir;
 use crate::screen;
 use crate::supervisor::{Action, Event, Status, Whereabouts};
 
-/// The ranks of this node while an attempt lasts.
+/// The ranks of this node during an attempt.
 #[derive(Debug)]
 pub(crate) struct Local {
-    /// Which of the world they are.
+    /// Their numbers among all ranks.
     here: Range<usize>,
     ranks: Vec<Rank>,
-    /// What the kernel had killed for its memory before.
+    /// Out-of-memory kills before the attempt.
     oom_kills: u64,
     forwarded: Instant,
 }
 
-/// A rank, and all that is heard of it.
+/// A rank, its channel and its output.
 #[derive(Debug)]
 struct Rank {
     process: Process,
     listener: Listener,
     output: Output,
-    /// A signal had stopped it when it was killed.
+    /// Whether a signal had stopped it when it was killed.
     was_stopped: bool,
     is_gone: bool,
 }
 
-/// What is left of the ranks of a node.
+/// The results of a node's ranks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Finished {
     pub(crate) ranks: Vec<Ended>,
-    /// The kernel has killed something of their control group for its memory.
+    /// Whether there were out-of-memory kills in their control group.
     pub(crate) was_oom_killed: bool,
 }
 
-/// A rank that is gone.
+/// A rank that has exited.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ended {
     pub(crate) pid: u32,
-    /// Its last.
+    /// Its last lines of output.
     pub(crate) lines: Vec<String>,
-    /// A signal had stopped it when it was killed.
+    /// Whether a signal had stopped it when it was killed.
     #[serde(default)]
     pub(crate) was_stopped: bool,
-    /// Where it was, if that is another node.
+    /// Its host, if that is another node.
     #[serde(skip)]
     pub(crate) host: Option<String>,
     /// Why its launcher is lost, if it is.
@@ -73,7 +73,7 @@ impl Local {
     ///
     /// # Errors
     ///
-    /// When one cannot be started; none is left running then.
+    /// When one cannot be started; no rank is left running.
     pub(crate) fn start(program: &Program, run_dir: &RunDir, meeting: &Meeting) -> Result<Self> {
         let oom_kills = memory::oom_kills();
         let here = program.here.clone();
@@ -94,13 +94,13 @@ impl Local {
         })
     }
 
-    /// What to wait for.
+    /// The file descriptors to poll.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let ranks = self.ranks.iter();
         ranks.flat_map(|rank| rank.listener.fd().into_iter().chain(rank.output.fd()))
     }
 
-    /// How long to wait for that at most.
+    /// The longest time to poll.
     pub(crate) fn look(local: Option<&Self>) -> Duration {
         let mut ranks = local.iter().flat_map(|local| &local.ranks);
         if ranks.any(|rank| rank.output.is_held()) {
@@ -110,15 +110,15 @@ impl Local {
         }
     }
 
-    /// What has happened since the last call.
+    /// Events since the last call.
     ///
     /// # Errors
     ///
-    /// When the operating system does not tell.
+    /// When the operating system cannot say.
     pub(crate) fn events(&mut self) -> Result<Vec<Event>> {
         let mut events = Vec::new();
         for (index, rank) in self.here.clone().zip(&mut self.ranks) {
-            // Its end first: what it said before that is there then.
+            // The exit is read first: all messages before it have then arrived.
             let status = rank.process.ended();
             let status = status.with_context(|| format!("rank {index}: cannot be watched"))?;
             let said = rank.listener.read().into_iter();
@@ -133,7 +133,7 @@ impl Local {
         Ok(events)
     }
 
-    /// Shows now and then what the ranks print, as far as a person could read it.
+    /// Shows output of the ranks periodically, at a readable rate.
     pub(crate) fn forward(&mut self) {
         if self.forwarded.elapsed() < LOOK {
             return;
@@ -142,7 +142,7 @@ impl Local {
             let (lines, skipped) = rank.output.news();
             if skipped > 0 {
                 screen::progress(&format!(
-                    "[{index}] (left out here, see the log: {skipped} lines)"
+                    "[{index}] ({skipped} lines omitted here, see the log)"
                 ));
             }
             for line in lines {
@@ -152,12 +152,12 @@ impl Local {
         self.forwarded = Instant::now();
     }
 
-    /// Whether a rank is one of this node.
+    /// Whether a rank is on this node.
     pub(crate) fn has(&self, rank: usize) -> bool {
         self.here.contains(&rank)
     }
 
-    /// Does something to a rank of this node; what is to be said of it, if that is all.
+    /// Applies an action to a rank of this node; returns a message if that is all the action is.
     pub(crate) fn act(&mut self, action: &Action, at: &Whereabouts) -> Option<String> {
         let index = action.rank().checked_sub(self.here.start)?;
         let Rank {
@@ -178,7 +178,7 @@ impl Local {
                 process.send_kill();
                 None
             }
-            Action::Recovered(rank) => Some(format!("rank {rank} goes on")),
+            Action::Recovered(rank) => Some(format!("rank {rank} makes progress again")),
             Action::Slow { rank, percent } => Some(format!(
                 "rank {rank} (pid {pid}) is slow: the others wait for it {percent} % of the time"
             )),
@@ -211,7 +211,7 @@ impl Local {
         }
     }
 
-    /// What is left of them, once they are gone, or are given up.
+    /// The results of the ranks, once they have exited or are given up.
     pub(crate) fn finish(self) -> Finished {
         let ended = self.ranks.into_iter().map(|rank| Ended {
             pid: rank.process.pid(),
@@ -230,13 +230,13 @@ impl Rank {
     fn start(program: &Program, run_dir: &RunDir, rank: usize, meeting: &Meeting) -> Result<Self> {
         let log = run_dir.log(rank);
         let (output, writer) = Output::to_log(&log).with_context(|| log.display().to_string())?;
-        let (mut listener, input) = Listener::new().context("a channel to the rank")?;
+        let (mut listener, input) = Listener::new().context("the channel to the rank")?;
         let started = Process::start(program.command(rank, meeting), input, writer);
         let process = started.with_context(|| {
             format!("{}: rank {rank} cannot be started", program.path.display())
         })?;
         if let Meeting::Connections { peers, .. } = meeting {
-            listener.send(peers).context("a word to the rank")?;
+            listener.send(peers).context("the addresses for the rank")?;
         }
         Ok(Self {
             process,
@@ -248,10 +248,10 @@ impl Rank {
     }
 }
 
-/// Whether a signal has stopped a process, as far as the system tells.
+/// Whether a signal has stopped a process, as far as the system reports it.
 fn is_stopped(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name before it may hold anything.
+    // The name in parentheses may contain anything.
     let state = stat.rsplit_once(") ").map(|(_, state)| state);
     state.is_some_and(|state| state.starts_with(['T', 't']))
 }

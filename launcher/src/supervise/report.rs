@@ -1,4 +1,4 @@
-//! What is said of an attempt: whose fault it was comes first.
+//! The report about an attempt, the cause first.
 
 use signal_hook::consts::{SIGABRT, SIGKILL};
 use spd_trainer::FaultKind;
@@ -13,10 +13,10 @@ use crate::screen::unstamped;
 use crate::stop;
 use crate::supervisor::{Cause, Supervisor, Timeouts, Verdict};
 
-/// How a stop ends that came before there was anything to save.
+/// The end of a message about a stop before there was anything to save.
 const NOTHING_SAVED: &str = "nothing new is saved, and the same command goes on";
 
-/// What there is to be told of an attempt.
+/// The data of a report.
 pub(super) struct Report<'a> {
     pub(super) supervisor: &'a Supervisor,
     pub(super) finished: &'a Finished,
@@ -38,7 +38,7 @@ impl Report<'_> {
                 message: Vec::new(),
                 may_restart: false,
             },
-            // What is saved, and of which step, only the rank knows.
+            // Only the rank knows what is saved, and of which step.
             Verdict::Stopped(Some(words)) => said(Exit::Stopped, words),
             Verdict::Stopped(None) => said(
                 Exit::Stopped,
@@ -106,7 +106,7 @@ impl Report<'_> {
                 }
             }
             Cause::Code(1) => format!("{who} failed {place}{words}"),
-            Cause::Code(code) => format!("{who} left with code {code} {place}{words}"),
+            Cause::Code(code) => format!("{who} exited with code {code} {place}{words}"),
             Cause::Signal(signal) => self.signalled(&who, *signal, &place, &words),
             Cause::Hung(limit) if ended.was_stopped => format!(
                 "{who} was stopped by a signal and made no progress for {} s {place}: it was killed; `kill -CONT` lets a stopped process go on, and \
@@ -114,16 +114,16 @@ impl Report<'_> {
                 limit.as_secs()
             ),
             Cause::Hung(limit) => format!(
-                "{who} made no progress for {} s {place}: taken as hung and killed; --hang-seconds sets the limit",
+                "{who} made no progress for {} s {place}: it counts as hung and was killed; --hang-seconds sets the limit",
                 limit.as_secs()
             ),
             Cause::Overstayed if ended.was_stopped => format!(
-                "{who} was stopped by a signal and could not leave within {} s of being asked, {place}: it was killed; `kill -CONT` lets a stopped \
+                "{who} was stopped by a signal and could not exit within {} s of being asked, {place}: it was killed; `kill -CONT` lets a stopped \
                  process go on",
                 self.timeouts.grace.as_secs()
             ),
             Cause::Overstayed => format!(
-                "{who} did not leave within {} s of being asked, {place}, and was killed; --grace gives it longer",
+                "{who} did not exit within {} s of being asked, {place}, and was killed; --grace gives it longer",
                 self.timeouts.grace.as_secs()
             ),
             Cause::Lost => format!(
@@ -148,7 +148,7 @@ impl Report<'_> {
                 self.memory
             ),
             SIGKILL => format!(
-                "; not from here, so most likely the machine ran out of memory: the plan needs {}, `dmesg` tells",
+                "; not by the launcher, so most likely the machine ran out of memory: the plan needs {}; see `dmesg`",
                 self.memory
             ),
             SIGABRT if words.is_empty() => "; it aborted itself, which is a bug".to_owned(),
@@ -162,7 +162,7 @@ impl Report<'_> {
         place(&at.phase, at.step)
     }
 
-    /// The last lines of a rank, without those that the `cause` holds already.
+    /// The last lines of a rank, without those that the `cause` contains already.
     fn evidence(&self, rank: usize, cause: &str) -> Vec<String> {
         let (log, lines) = (self.run_dir.log(rank), &self.finished.ranks[rank].lines);
         if self.finished.ranks[rank].lost.is_some() {
@@ -186,7 +186,7 @@ impl Report<'_> {
     }
 }
 
-/// Whether another attempt could end better than one that ended like this.
+/// Whether another attempt could succeed after this kind of fault.
 fn may_restart(kind: FaultKind) -> bool {
     match kind {
         // The same files, numbers and memory would end it again.
@@ -218,7 +218,7 @@ mod tests {
         hang: HangLimit::After(Duration::from_secs(1)),
     };
 
-    /// What is said of one rank to which this happens.
+    /// The report about one rank with these events.
     fn report(events: Vec<Event>, lines: &[&str], was_oom_killed: bool) -> Attempt {
         let mut supervisor = Supervisor::new(1, TIMEOUTS, Duration::ZERO);
         for event in events {
@@ -274,7 +274,7 @@ mod tests {
             ]
         );
         assert_eq!((attempt.exit, attempt.may_restart), (Exit::Failed, false));
-        // A rank that printed its cause alone has said it once.
+        // A rank that printed only its cause has no further lines.
         let events = failed(FaultKind::NotFinite, "loss is NaN", 1);
         let attempt = report(events, &["error: loss is NaN"], false);
         assert_eq!(attempt.message[1..], ["its log is runs/x/logs/rank0.log"]);
@@ -287,8 +287,8 @@ mod tests {
         assert_eq!(
             attempt.message,
             [
-                "rank 0 (pid 7) was killed by signal 9 (SIGKILL) while it started; not from here, so \
-                 most likely the machine ran out of memory: the plan needs 3.00 GiB, `dmesg` tells",
+                "rank 0 (pid 7) was killed by signal 9 (SIGKILL) while it started; not by the launcher, so \
+                 most likely the machine ran out of memory: the plan needs 3.00 GiB; see `dmesg`",
                 "it printed nothing (runs/x/logs/rank0.log)",
             ]
         );
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_start_again_follows_from_the_kind() {
+    fn the_kind_decides_on_a_restart() {
         for (kind, code, exit, again) in [
             (FaultKind::BadInput, 2, Exit::BadInput, false),
             (FaultKind::Held, 2, Exit::BadInput, false),
@@ -319,12 +319,12 @@ mod tests {
                 "{kind:?}"
             );
         }
-        // A code alone is no word: nobody refused anything.
+        // An exit code without a message is not a refusal.
         for code in [1, 2, 101] {
             let attempt = report(ended(Status::Code(code)), &[], false);
             assert_eq!((attempt.exit, attempt.may_restart), (Exit::Failed, true));
         }
-        // Nor a code that says a request: nobody asked.
+        // The exit code of a stop without a request is not a stop.
         let left = report(ended(Status::Code(3)), &[], false);
         assert_eq!((left.exit, left.may_restart), (Exit::Failed, true));
         let mut words = vec![Event::Said(0, Message::Stopped("stopped".to_owned()))];
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_leaves_says_what_is_saved() {
+    fn a_stopped_rank_says_what_is_saved() {
         let words = "stopped after step 120, which is saved; the same command goes on";
         let events = vec![
             Event::Leave,

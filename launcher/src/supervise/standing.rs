@@ -1,5 +1,5 @@
-//! Whether a run directory still has its name. Ranks go on writing to the files that they have open when the directory is removed, and
-//! nobody ever sees what they write.
+//! Detects that the run directory was removed or renamed. Ranks would go on writing to their open
+//! files, which nobody can see.
 
 use std::fs::File;
 use std::io;
@@ -13,24 +13,24 @@ use spd_checkpoint::CheckpointError;
 
 use crate::threads;
 
-/// Time between two looks.
+/// Interval of the checks.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Looks after a directory for as long as it lives. A thread of its own looks, as a disk may not answer.
+/// Checks a directory until it is dropped. The checks have their own thread, since a disk may hang.
 pub(crate) struct Standing {
     dir: PathBuf,
     first: Arc<File>,
     is_gone: Arc<AtomicBool>,
-    /// The thread ends with it.
+    /// Dropping it ends the thread.
     _over: Sender<()>,
 }
 
 impl Standing {
-    /// Begins to look after the directory that stands there now.
+    /// Starts checking the directory that has this path now.
     ///
     /// # Errors
     ///
-    /// When it cannot be looked at, or no thread can be had.
+    /// When it cannot be examined, or the thread cannot start.
     pub(crate) fn of(dir: &Path) -> io::Result<Self> {
         // Held open, so that no other directory gets its inode number.
         let first = Arc::new(File::open(dir)?);
@@ -53,7 +53,7 @@ impl Standing {
         })
     }
 
-    /// The line to say once the directory is gone.
+    /// The message once the directory is gone.
     pub(crate) fn lost(&self) -> Option<String> {
         (self.is_gone.load(Ordering::Relaxed)).then(|| {
             let path = self.dir.clone();
@@ -69,7 +69,7 @@ impl Standing {
     }
 }
 
-/// A disk that does not answer has not lost it.
+/// Whether another directory, or none, has the name. Errors of a failing disk do not count as a removal.
 fn has_gone(first: &File, dir: &Path) -> bool {
     spd_files::has_name(first, dir).is_ok_and(|has| !has)
 }
@@ -99,7 +99,7 @@ mod tests {
             |dir: &Path, _: &Path| fs::remove_dir(dir),
             |dir: &Path, other: &Path| fs::rename(dir, other),
             |dir: &Path, other: &Path| fs::rename(other, dir),
-            // File systems give a number that is free to the next directory.
+            // File systems reuse a free inode number for the next directory.
             |dir: &Path, _: &Path| fs::remove_dir(dir).and_then(|()| fs::create_dir(dir)),
         ] {
             fs::create_dir(&dir).unwrap();

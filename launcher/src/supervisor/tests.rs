@@ -30,7 +30,7 @@ fn waiting(rank: usize, phase: &str, ticks: u64, waits_for: Option<usize>) -> Ev
     )
 }
 
-/// Of so many ranks, all of which are up.
+/// A supervisor of `ranks` ranks, all of which have sent a heartbeat.
 fn up(ranks: usize) -> Supervisor {
     let mut supervisor = Supervisor::new(ranks, TIMEOUTS, ms(0));
     for rank in 0..ranks {
@@ -58,7 +58,7 @@ fn signal(rank: usize, signal: i32) -> Event {
     Event::Ended(rank, Status::Signal(signal))
 }
 
-/// All ranks that were killed die of it.
+/// All killed ranks die.
 fn buried(supervisor: &mut Supervisor, now: Duration) -> Verdict {
     for rank in 0..supervisor.ranks.len() {
         if supervisor.ranks[rank].killed.is_some() {
@@ -70,7 +70,7 @@ fn buried(supervisor: &mut Supervisor, now: Duration) -> Verdict {
 }
 
 #[test]
-fn all_that_end_well_are_done() {
+fn all_ranks_exit_with_code_0() {
     let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
     assert_eq!(s.on(ms(1), code(1, 0)), []);
     assert!(!s.is_over());
@@ -79,7 +79,7 @@ fn all_that_end_well_are_done() {
 }
 
 #[test]
-fn a_death_takes_the_others_with_it_and_is_the_cause() {
+fn a_death_kills_the_others_and_is_the_cause() {
     let mut s = Supervisor::new(4, TIMEOUTS, ms(0));
     let kills = [0, 1, 3].map(Action::Kill);
     assert_eq!(s.on(ms(5), signal(2, SIGABRT)), kills);
@@ -93,11 +93,11 @@ fn a_death_takes_the_others_with_it_and_is_the_cause() {
 }
 
 #[test]
-fn whom_it_hit_is_not_whose_fault_it_was_whoever_speaks_first() {
+fn the_cause_is_found_even_if_its_victim_reports_first() {
     for guilty_is_heard in [true, false] {
         let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
         let lost = failure(FaultKind::PeerLost, ms(4), Some(1));
-        // The victim is heard of, and gone, before the guilty one is.
+        // The victim reports and exits before the failing rank does.
         assert_eq!(
             s.on(ms(5), Event::Said(0, Message::Failure(lost.clone()))),
             []
@@ -126,7 +126,7 @@ fn whom_it_hit_is_not_whose_fault_it_was_whoever_speaks_first() {
 }
 
 #[test]
-fn of_two_that_fail_the_earlier_is_the_cause() {
+fn the_earlier_of_two_failures_is_the_cause() {
     let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
     let [late, early] = [9, 8].map(|time| failure(FaultKind::Failed, ms(time), None));
     s.on(ms(10), Event::Said(0, Message::Failure(late)));
@@ -141,7 +141,7 @@ fn of_two_that_fail_the_earlier_is_the_cause() {
 }
 
 #[test]
-fn a_step_that_all_refuse_is_told_by_the_first() {
+fn a_failure_common_to_all_is_reported_by_the_first() {
     let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
     let refused = [9, 8].map(|time| failure(FaultKind::NotFinite, ms(time), None));
     let lost = failure(FaultKind::PeerLost, ms(7), Some(1));
@@ -159,7 +159,7 @@ fn a_step_that_all_refuse_is_told_by_the_first() {
 }
 
 #[test]
-fn a_rank_that_fails_and_does_not_leave_is_killed_soon() {
+fn a_failed_rank_that_does_not_exit_is_killed_soon() {
     let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
     let held = failure(FaultKind::Held, ms(1), None);
     assert_eq!(s.on(ms(1), Event::Said(0, Message::Failure(held))), []);
@@ -172,7 +172,7 @@ fn a_rank_that_fails_and_does_not_leave_is_killed_soon() {
 }
 
 #[test]
-fn a_request_to_stop_goes_to_all_and_the_grace_to_each() {
+fn a_request_to_stop_goes_to_all_with_the_grace_period() {
     let mut s = up(2);
     assert_eq!(s.on(ms(1), Event::Leave), [0, 1].map(Action::Ask));
     assert_eq!(s.on(ms(2), Event::Leave), []);
@@ -196,7 +196,7 @@ fn a_request_to_stop_goes_to_all_and_the_grace_to_each() {
 }
 
 #[test]
-fn a_rank_is_asked_when_it_listens() {
+fn a_rank_is_asked_once_it_handles_signals() {
     let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
     s.on(ms(0), beat(1, "", 0));
     assert_eq!(s.on(ms(1), Event::Leave), [Action::Ask(1)]);
@@ -207,7 +207,7 @@ fn a_rank_is_asked_when_it_listens() {
 }
 
 #[test]
-fn a_rank_that_is_asked_before_it_listens_has_stopped() {
+fn a_rank_asked_before_it_handles_signals_has_stopped() {
     let mut s = Supervisor::new(1, TIMEOUTS, ms(0));
     s.on(ms(1), Event::Leave);
     assert_eq!(s.on(ms(2), signal(0, SIGTERM)), []);
@@ -218,14 +218,14 @@ fn a_rank_that_is_asked_before_it_listens_has_stopped() {
 }
 
 #[test]
-fn a_rank_that_was_asked_by_others_takes_all_along() {
+fn a_rank_stopped_from_outside_stops_all() {
     let mut s = up(3);
     s.on(ms(1), Event::Said(1, Message::Stopped("saved".to_owned())));
     assert_eq!(s.on(ms(1), code(1, 3)), [0, 2].map(Action::Ask));
 }
 
 #[test]
-fn ranks_of_a_lost_node_are_lost_and_those_that_lose_them_are_not_to_blame() {
+fn ranks_of_a_lost_node_are_the_cause_not_their_peers() {
     let mut s = up(4);
     let lost = failure(FaultKind::PeerLost, ms(5), Some(2));
     s.on(ms(5), Event::Said(0, Message::Failure(lost)));
@@ -240,9 +240,9 @@ fn ranks_of_a_lost_node_are_lost_and_those_that_lose_them_are_not_to_blame() {
 }
 
 #[test]
-fn who_is_not_heard_is_not_blamed() {
+fn silent_ranks_do_not_count_as_hung() {
     let mut s = up(2);
-    // When last heard, each waited for the other.
+    // In the last heartbeats, each waited for the other.
     s.on(ms(100), waiting(1, "train", 1, Some(0)));
     s.on(ms(200), waiting(0, "train", 1, Some(1)));
     s.on(ms(4000), Event::Silent(1, true));
@@ -262,14 +262,14 @@ fn who_is_not_heard_is_not_blamed() {
 }
 
 #[test]
-fn a_second_signal_waits_for_nobody() {
+fn a_second_signal_kills_at_once() {
     let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
     s.on(ms(1), Event::Leave);
     assert_eq!(s.on(ms(2), Event::LeaveNow(2)), [0, 1].map(Action::Kill));
     assert_eq!(buried(&mut s, ms(3)), Verdict::Interrupted(2));
 }
 
-/// Time goes by in looks as the loop makes them; what is done at which time.
+/// Sends ticks at the interval of the real loop; returns the actions with their times.
 fn waits(s: &mut Supervisor, from: u64, until: u64) -> Vec<(u64, Action)> {
     let looks = (from..until).step_by(200);
     let mut done = Vec::new();
@@ -280,9 +280,9 @@ fn waits(s: &mut Supervisor, from: u64, until: u64) -> Vec<(u64, Action)> {
 }
 
 #[test]
-fn what_is_slow_and_what_hangs_is_learned_from_the_run() {
+fn hang_limits_are_learned_from_the_run() {
     let mut s = Supervisor::new(2, TIMEOUTS, ms(0));
-    // Steps of 4 s on rank 0, of 100 ms on rank 1; beats that bring nothing new are no progress.
+    // Steps take 4 s on rank 0 and 100 ms on rank 1; heartbeats without news are not progress.
     let mut ticks = 0;
     for step in 0..80 {
         ticks += 1;
@@ -300,7 +300,7 @@ fn what_is_slow_and_what_hangs_is_learned_from_the_run() {
         longest: Some(longest),
         limit: Some(limit),
     };
-    // Rank 1 made its last step at 7.9 s.
+    // The last step of rank 1 was at 7.9 s.
     let slow = tell(1, ms(10_100), ms(100), KILL);
     let slower = tell(0, ms(20_000), ms(4000), ms(80_000));
     let kills = [(68_000, Action::Kill(1)), (68_600, Action::Kill(0))];
@@ -317,7 +317,7 @@ fn what_is_slow_and_what_hangs_is_learned_from_the_run() {
 }
 
 #[test]
-fn a_rank_that_goes_on_is_told_of_and_left_alone() {
+fn a_reported_rank_that_makes_progress_is_not_killed() {
     let mut s = Supervisor::new(1, TIMEOUTS, ms(0));
     s.on(ms(0), beat(0, "train", 1));
     s.on(ms(100), beat(0, "train", 2));
@@ -330,12 +330,12 @@ fn a_rank_that_goes_on_is_told_of_and_left_alone() {
         s.on(ms(12_000), beat(0, "train", 3)),
         [Action::Recovered(0)]
     );
-    // It has shown how long it may take.
+    // The limit has grown with that pause.
     assert_eq!(waits(&mut s, 12_200, 12_000 + 5 * 11_900), []);
 }
 
 #[test]
-fn who_waits_for_another_is_not_blamed_and_who_is_waited_for_is_told_of_sooner() {
+fn waiting_ranks_do_not_count_as_hung_and_the_awaited_one_is_reported_sooner() {
     let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
     for (time, ticks) in [(0, 1), (100, 2)] {
         for rank in 0..3 {
@@ -350,7 +350,7 @@ fn who_waits_for_another_is_not_blamed_and_who_is_waited_for_is_told_of_sooner()
         matches!(done[..], [(5200, Action::Tell { rank: 1, .. })]),
         "{done:?}"
     );
-    // Its peers begin anew when it goes on.
+    // The pauses of its peers restart when it makes progress.
     assert_eq!(
         s.on(ms(60_000), beat(1, "train", 3)),
         [Action::Recovered(1)]
@@ -359,7 +359,7 @@ fn who_waits_for_another_is_not_blamed_and_who_is_waited_for_is_told_of_sooner()
         assert_eq!(s.on(ms(60_100), beat(rank, "train", 2)), []);
     }
     assert_eq!(waits(&mut s, 60_200, 70_000), []);
-    // Where all wait for each other, each is looked at.
+    // If all wait for each other, each counts as hung.
     for rank in 0..3 {
         s.on(ms(70_000), waiting(rank, "train", 3, Some((rank + 1) % 3)));
     }
@@ -369,10 +369,10 @@ fn who_waits_for_another_is_not_blamed_and_who_is_waited_for_is_told_of_sooner()
 }
 
 #[test]
-fn who_waits_for_a_dead_rank_need_not_be_given_its_grace() {
+fn ranks_that_wait_for_a_dead_one_get_no_grace_period() {
     let mut s = Supervisor::new(3, TIMEOUTS, ms(0));
     s.on(ms(1), Event::Leave);
-    // One that is done is waited for by nobody, whatever the last beat says.
+    // A finished rank waits for none, whatever its last heartbeat says.
     s.on(ms(2), waiting(2, "train", 1, Some(0)));
     assert_eq!(s.on(ms(3), code(0, 0)), []);
     assert_eq!(s.on(ms(4), signal(1, SIGKILL)), []);
@@ -387,7 +387,7 @@ fn who_waits_for_a_dead_rank_need_not_be_given_its_grace() {
 }
 
 #[test]
-fn what_a_phase_begins_with_may_take_long() {
+fn the_start_of_a_phase_may_take_long() {
     let mut s = Supervisor::new(1, TIMEOUTS, ms(0));
     s.on(ms(0), beat(0, "train", 1));
     s.on(ms(100), beat(0, "train", 2));
@@ -404,7 +404,7 @@ fn what_a_phase_begins_with_may_take_long() {
 }
 
 #[test]
-fn a_launcher_that_was_stopped_blames_nobody() {
+fn a_stopped_launcher_reports_no_rank() {
     let mut s = Supervisor::new(1, TIMEOUTS, ms(0));
     s.on(ms(0), beat(0, "train", 1));
     s.on(ms(100), beat(0, "train", 2));
@@ -415,7 +415,7 @@ fn a_launcher_that_was_stopped_blames_nobody() {
 }
 
 #[test]
-fn a_rank_that_no_kill_ends_is_given_up() {
+fn a_rank_that_survives_a_kill_is_given_up() {
     let mut s = Supervisor::new(1, TIMEOUTS, ms(0));
     s.on(ms(1), Event::Leave);
     s.on(ms(2), Event::LeaveNow(15));
@@ -450,8 +450,8 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Whatever happens, and whatever stays away afterwards, there is no state in which a rank lives and nobody watches it: each
-    /// one is killed, or given up, within a bounded time; nothing is done to a rank that is gone; a verdict is always found.
+    /// For any events, after which nothing more happens, every rank is killed or given up within a
+    /// bounded time, no action is on a rank that has exited, and there is a verdict.
     #[test]
     fn no_rank_lives_unwatched(
         events in prop::collection::vec((event(), 0..1500u64), 0..60),
@@ -482,7 +482,7 @@ proptest! {
         if let Verdict::Failed { rank, consequences, .. } = &verdict {
             prop_assert!(!consequences.contains(rank));
         }
-        // Whoever only ended well is never called a failure.
+        // Ranks that exited with code 0 or 3 are never the failed one.
         if s.ranks.iter().all(|r| matches!(r.ended, Some((_, End::Status(Status::Code(0)))))
             && r.failure.is_none())
         {

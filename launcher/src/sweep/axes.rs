@@ -1,20 +1,20 @@
-//! From `--seeds` and `--sweep` to the runs that are meant: keys, their values, and every combination.
+//! Parses `--seeds` and `--sweep`: keys, their values, and all combinations.
 
-/// Most runs of one sweep; more than that is a slip of the finger.
+/// Most runs of one sweep; a larger number is a typo.
 const MOST: usize = 10_000;
 
-/// A key and its values, each for a run of its own.
+/// A key and its values, one run for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Axis {
     flag: &'static str,
     /// Key of the run file.
     pub(crate) key: String,
-    /// Values, as `--set` takes them.
+    /// Values, as for `--set`.
     pub(crate) values: Vec<String>,
 }
 
 impl Axis {
-    /// How it was asked for, for messages: `--seeds`, `--sweep train.lr`.
+    /// The flag for messages: `--seeds`, `--sweep train.lr`.
     pub(crate) fn said(&self) -> String {
         match self.flag {
             SEEDS => SEEDS.to_owned(),
@@ -26,14 +26,14 @@ impl Axis {
 const SEEDS: &str = "--seeds";
 const SWEEP: &str = "--sweep";
 
-/// A value of each axis, in their order.
+/// A value for each axis, in their order.
 pub(crate) type Combination = Vec<(String, String)>;
 
-/// What was asked for: the swept keys in their order, then the seeds.
+/// The axes: the swept keys in their order, then the seeds.
 ///
 /// # Errors
 ///
-/// Every fault of the arguments, a line each.
+/// All faults of the arguments, one line each.
 pub(crate) fn axes(
     seeds: Option<&str>,
     sweep: &[String],
@@ -53,17 +53,17 @@ pub(crate) fn axes(
         let said = axis.said();
         if let Some(twice) = repeated(values) {
             faults.push(format!(
-                "{said}: the value {twice} is there twice; a run is made once"
+                "{said}: the value {twice} is repeated; each run is made once"
             ));
         }
         if axes[..index].iter().any(|other| other.key == *key) {
             faults.push(format!(
-                "{said}: `{key}` is swept twice; say all of its values in one place"
+                "{said}: `{key}` is swept twice; give all of its values at once"
             ));
         }
         if set.iter().any(|set| key_of(set) == key) {
             faults.push(format!(
-                "--set {key}: {flag} gives it values too; leave one of the two out"
+                "--set {key}: {flag} also gives it values; leave one of them out"
             ));
         }
     }
@@ -82,7 +82,7 @@ pub(crate) fn axes(
     }
 }
 
-/// Every combination of values; the last axis moves fastest.
+/// All combinations of values; the last axis varies fastest.
 pub(crate) fn combinations(axes: &[Axis]) -> Vec<Combination> {
     let mut all: Vec<Combination> = vec![Vec::new()];
     for Axis { key, values, .. } in axes {
@@ -100,7 +100,8 @@ pub(crate) fn combinations(axes: &[Axis]) -> Vec<Combination> {
     all
 }
 
-/// A directory's name for a combination: `train.lr=1e-3,seed=4`, and `_` for what a shell or a file system would stumble over.
+/// The directory name of a combination, like `train.lr=1e-3,seed=4`; characters special to shells
+/// or file systems become `_`.
 pub(crate) fn name(combination: &[(String, String)]) -> String {
     let plain = |text: &str| text.replace(|c: char| !is_plain(c), "_");
     let parts: Vec<String> = combination
@@ -145,7 +146,7 @@ fn swept(text: &str) -> Result<Axis, String> {
     })
 }
 
-/// Cuts at the commas that are in no bracket and no quotes; nothing when one of those is not closed.
+/// Splits at commas outside of brackets and quotes; `None` if one of those is not closed.
 fn pieces(text: &str) -> Option<Vec<String>> {
     let mut pieces = vec![String::new()];
     let (mut depth, mut quote) = (0_usize, None);
@@ -189,7 +190,7 @@ fn seeds_axis(text: &str) -> Result<Axis, String> {
         };
         if end <= first {
             return Err(format!(
-                "--seeds {text}: no seed is in {part}; the end is left out, so {first}..{} is seed {first}",
+                "--seeds {text}: {part} has no seeds; the end is excluded, so {first}..{} is seed {first}",
                 first.saturating_add(1)
             ));
         }
@@ -230,15 +231,15 @@ mod tests {
     }
 
     #[test]
-    fn seeds_that_are_none_are_named() {
+    fn invalid_seeds_are_refused() {
         for (seeds, fault) in [
             (
                 "5..5",
-                "--seeds 5..5: no seed is in 5..5; the end is left out, so 5..6 is seed 5",
+                "--seeds 5..5: 5..5 has no seeds; the end is excluded, so 5..6 is seed 5",
             ),
             (
                 "0,9..3",
-                "--seeds 0,9..3: no seed is in 9..3; the end is left out, so 9..10 is seed 9",
+                "--seeds 0,9..3: 9..3 has no seeds; the end is excluded, so 9..10 is seed 9",
             ),
             (
                 "0..x",
@@ -254,7 +255,7 @@ mod tests {
             ),
             (
                 "0..3,2",
-                "--seeds: the value 2 is there twice; a run is made once",
+                "--seeds: the value 2 is repeated; each run is made once",
             ),
         ] {
             assert_eq!(faults(Some(seeds), &[], &[]), [fault]);
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_cut_at_outer_commas() {
+    fn values_are_split_at_outer_commas() {
         let axes = axes(
             None,
             &["a.b = 1, [2,3] ,{x=1,y='a,b'},\"c,d\"".to_owned()],
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_swept_is_named() {
+    fn invalid_sweeps_are_refused() {
         assert_eq!(
             faults(
                 Some("1"),
@@ -291,9 +292,9 @@ mod tests {
         assert_eq!(
             faults(Some("1"), &["seed=1,2", "x=1,1"], &["x = 3"]),
             [
-                "--sweep x: the value 1 is there twice; a run is made once",
-                "--set x: --sweep gives it values too; leave one of the two out",
-                "--seeds: `seed` is swept twice; say all of its values in one place",
+                "--sweep x: the value 1 is repeated; each run is made once",
+                "--set x: --sweep also gives it values; leave one of them out",
+                "--seeds: `seed` is swept twice; give all of its values at once",
             ]
         );
         assert_eq!(
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn every_combination_has_a_name_of_its_own() {
+    fn every_combination_has_its_own_name() {
         let axes = axes(Some("0..2"), &["train.lr=1e-3,{start = 1}".to_owned()], &[]);
         let combinations = combinations(&axes.unwrap());
         let names: Vec<String> = combinations.iter().map(|c| name(c)).collect();

@@ -1,4 +1,4 @@
-//! One run of a sweep: where it lies, the launcher that runs it, and what came of it.
+//! A run of a sweep: its directory, its launcher process, and its results.
 
 use std::ffi::OsString;
 use std::fs;
@@ -22,23 +22,23 @@ use crate::ranks::{Process, command, own_program};
 use crate::run_dir::RunDir;
 use crate::stop;
 
-/// How far a run of a sweep is.
+/// The state of a run of a sweep.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum State {
-    /// Not started, or not by this launch.
+    /// Not started by this launch.
     Waiting,
     /// Started.
     Running,
     /// Finished.
     Done,
-    /// Saved on request; the same command goes on.
+    /// Saved and stopped on request; the same command goes on.
     Stopped,
-    /// Over before its end, and why.
+    /// Ended early, for this reason.
     Failed(String),
 }
 
 impl State {
-    /// Its word in `sweep.json`.
+    /// Its name in `sweep.json`.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -50,21 +50,21 @@ impl State {
     }
 }
 
-/// One run of a sweep.
+/// A run of a sweep.
 pub(crate) struct Member {
     /// Swept keys and their values.
     pub(crate) values: Combination,
-    /// What it is called: the name of its directory.
+    /// The name of its directory.
     pub(crate) name: String,
     /// The resolved run.
     pub(crate) run: Run,
-    /// Where it lies.
+    /// Its directory.
     pub(crate) dir: RunDir,
-    /// How far it is.
+    /// Its state.
     pub(crate) state: State,
     /// `values` of its summary, once it is done.
     pub(crate) results: Map<String, Value>,
-    /// What its summary says of the known solution: whether it was found, and what that means.
+    /// Whether it found the known solution, and what that means, from its summary.
     pub(crate) solved: Option<(bool, String)>,
     launch_log: PathBuf,
     launch: Option<Launch>,
@@ -78,7 +78,7 @@ struct Launch {
 }
 
 impl Member {
-    /// A run that has not begun, in the directory `root` of its sweep.
+    /// A run that has not started, in the directory `root` of its sweep.
     pub(crate) fn new(root: &RunDir, values: Combination, run: Run) -> Self {
         let name = axes::name(&values);
         Self {
@@ -94,7 +94,7 @@ impl Member {
         }
     }
 
-    /// Starts this program on the prepared directory, in a process of its own.
+    /// Starts this program on the prepared directory, in a child process.
     ///
     /// # Errors
     ///
@@ -115,9 +115,9 @@ impl Member {
     }
 
     fn process(&self, asked: &RunArgs, threads: Threads, output: PipeWriter) -> Result<Process> {
-        let program = own_program().context("this program's own file cannot be found")?;
+        let program = own_program().context("cannot find this program's executable")?;
         let mut command = command(&program);
-        // A path that begins with a dash is no flag.
+        // Makes a path that begins with a dash different from a flag.
         let with = |flag: &str, path: &Path| {
             let mut word = OsString::from(flag);
             word.push(path);
@@ -135,44 +135,45 @@ impl Member {
         if let Some(seconds) = asked.hang_seconds {
             command.args(["--hang-seconds", &seconds.to_string()]);
         }
-        // One that goes on has the trackers of its first start in its file.
+        // A continued run has the trackers of its first start in its file.
         for tracker in &asked.tracker {
             command.args(["--tracker", tracker.name()]);
         }
         if let Some(path) = &asked.rank_program {
             command.arg(with("--rank-program=", path));
         }
-        // The resolved run in its directory: what was checked is what is run, whatever becomes of the run file meanwhile.
+        // The resolved run in its directory, which was checked; the run file may have changed
+        // since.
         command.arg("--").arg(self.dir.config());
         Process::start(command, Stdio::null(), output)
             .with_context(|| format!("{}: cannot be started", program.display()))
     }
 
-    /// What to wait for while it runs: its words.
+    /// The file descriptor of its output, to poll while it runs.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.launch.as_ref()?.output.fd()
     }
 
-    /// What it prints, if it runs.
+    /// Its output, while it runs.
     pub(crate) fn output(&mut self) -> Option<&mut Output> {
         self.launch.as_mut().map(|launch| &mut launch.output)
     }
 
-    /// Takes in the rows it wrote; returns where it is and what happened, while it runs.
+    /// Reads its new rows; returns its progress and events, while it runs.
     pub(crate) fn look(&mut self) -> Option<(&Progress, Vec<String>)> {
         let launch = self.launch.as_mut()?;
         let events = launch.spool.read();
         Some((launch.spool.progress(), events))
     }
 
-    /// Asks it to save and leave.
+    /// Asks it to save and exit.
     pub(crate) fn ask(&self) {
         if let Some(launch) = &self.launch {
             launch.process.ask();
         }
     }
 
-    /// Ends it; its rank goes with it.
+    /// Kills it, and its rank with it.
     pub(crate) fn kill(&mut self) {
         if let Some(launch) = &mut self.launch {
             launch.process.kill();
@@ -181,7 +182,8 @@ impl Member {
         self.launch = None;
     }
 
-    /// Whether it ended just now; its state and results are then known. Returns how long it ran, and what else happened.
+    /// If it has just ended, updates its state and results, and returns how long it ran, and
+    /// further events.
     ///
     /// # Errors
     ///
@@ -213,7 +215,7 @@ impl Member {
     ///
     /// # Errors
     ///
-    /// When there is none, or it is of another form.
+    /// When there is none, or its form is unknown.
     pub(crate) fn read_results(&mut self) -> Result<()> {
         let path = self.dir.summary();
         let bytes = spd_files::read(&path).with_context(|| path.display().to_string())?;
@@ -228,21 +230,21 @@ impl Member {
         Ok(())
     }
 
-    /// Why it is over before its end, and where more about it stands.
+    /// Why it ended early, and the path of its log.
     fn cause(&self, status: ExitStatus, lines: &[String]) -> String {
         let said = last_words(lines).map(|words| match words.split_once(") ") {
-            // Which process it was is of no use any more.
+            // The number of the process is no longer useful.
             Some((who, what)) if who.starts_with("rank 0 (pid ") => what.to_owned(),
             _ => words.to_owned(),
         });
         let cause = said.unwrap_or_else(|| match (status.code(), status.signal()) {
-            (Some(code), _) => format!("left with code {code}"),
+            (Some(code), _) => format!("exited with code {code}"),
             (None, signal) => format!("killed by {}", stop::name(signal.unwrap_or(0))),
         });
         format!("{cause} ({})", self.log().display())
     }
 
-    /// What its rank printed or, if it had none, what its launcher did.
+    /// The log of its rank, or of its launcher if the rank has none.
     fn log(&self) -> PathBuf {
         let of_rank = self.dir.log(0);
         if is_file(&of_rank) {

@@ -1,14 +1,16 @@
-//! `spd-launch CONFIG --seeds ... --sweep ...`: several runs over the cores there are, and one table at the end.
+//! `spd-launch CONFIG --seeds ... --sweep ...`: several runs that share the cores, and one table at
+//! the end.
 //!
 //! ```text
-//! axes -> members: load, run plan       everything that can be refused is refused here, for all of them
-//!      -> run_dir                       runs/NAME.sweep, one run directory a member in it
-//!      -> spd-launch DIR/config.toml    for as many members at a time as there are cores, each watched
+//! axes -> members: load, run plan       refuses all bad input, for all members
+//!      -> run_dir                       runs/NAME.sweep, with one run directory for each member
+//!      -> spd-launch DIR/config.toml    as many members at a time as there are cores
 //!      -> status_lines, report          a line a running member; a table and sweep.json at the end
-//!      -> rows                          what trackers are told of the sweep itself
+//!      -> rows                          the sweep's own rows for trackers
 //! ```
 //!
-//! A member is an ordinary run in an ordinary run directory: `spd-launch` on its `config.toml` would go on with it alone.
+//! A member is an ordinary run in an ordinary run directory: `spd-launch` on its `config.toml`
+//! would continue it alone.
 
 mod axes;
 mod member;
@@ -41,32 +43,33 @@ use crate::stop::{self, Stop, StopRequest};
 use crate::track::Track;
 use crate::{plan, screen};
 
-/// Time between two looks at what they wrote.
+/// Interval of reading the members' rows.
 const READ: Duration = Duration::from_millis(200);
 
-/// What holds for all members.
+/// Settings common to all members.
 struct Sweep<'a> {
     asked: &'a RunArgs,
     name: String,
     root: RunDir,
     jobs: usize,
-    /// CPU threads of each member; and of the one that trains the target while the others wait for it.
+    /// CPU threads of each member, and of the one that trains the target while the others wait.
     threads: Threads,
-    /// What trackers are told, once it has begun.
+    /// The rows for trackers, once the sweep has begun.
     rows: Option<Rows>,
 }
 
-/// Runs every combination of values to its end, from wherever an earlier launch left it.
+/// Runs every combination of values to its end, continuing an earlier launch.
 ///
 /// # Errors
 ///
-/// Bad input, found before anything is created; failures of this machine on the way. What befalls a member is told in
-/// the table, and by the exit alone.
+/// Bad input, before anything is created; failures of this machine. Failures of members are in the
+/// table and the exit.
 pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     only_node()?;
     if gpu(asked.gpus)?.is_some() {
         return Err(Fault::BadInput(
-            "--gpus 1: several runs go to the processor; run them one after the other, or leave it out".into(),
+            "--gpus 1: several runs use the CPU; run them one after the other, or leave it out"
+                .into(),
         ));
     }
     let bad = |lines: Vec<String>| Fault::BadInputs(lines);
@@ -112,11 +115,11 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     let room = room_for(&run_plan).map_err(Fault::BadInput)?;
     if let Some(room) = room.filter(|room| *room < sweep.jobs) {
         screen::note(&format!(
-            "{room} at a time in place of {}: there is memory for no more",
+            "{room} at a time instead of {}: more do not fit in memory",
             sweep.jobs
         ));
         sweep.jobs = room;
-        // Those that run have the cores of those that do not, where there is memory for that: a thread takes some.
+        // Running members use the cores of the others, if memory allows: each thread takes some.
         let threads = cores / room;
         let world = World::default();
         let wider = spd_trainer::run_plan(&largest.run, threads, false, &world)?;
@@ -160,7 +163,7 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     let track = about.map(|about| Track::of_sweep(sweep.root.path(), about));
     let ended = sweep.run(&mut members, &found);
     let written = sweep.write(&members);
-    // All rows are in their files before trackers are told that there are no more.
+    // All rows are in their files before trackers are told that the sweep is over.
     drop(sweep.rows.take());
     let has_failed = members.iter().any(|m| matches!(m.state, State::Failed(_)));
     let ended = ended.map_err(Fault::Failed).map(|exit| match exit {
@@ -180,14 +183,14 @@ pub(crate) fn sweep(asked: &RunArgs) -> Result<Exit, Fault> {
     } else {
         String::new()
     };
-    let place = format!("all of it is in {}{page}\n", dir.display());
+    let place = format!("results are in {}{page}\n", dir.display());
     let object = serde_json::from_str(&report::json(&sweep.name, &members));
     screen::result_of(&format!("{table}\n"), &place, object.unwrap_or_default());
     Ok(ended?.0)
 }
 
-/// Threads of each of so many members at a time. Where all want the same target, one of them trains it, and the others do nothing: it
-/// has all cores then.
+/// Threads of `jobs` members at a time. If all need the same target, one of them trains it with all
+/// cores while the others wait.
 fn threads(members: &[Member], cores: usize, jobs: usize) -> Threads {
     let run = (cores / jobs).max(1);
     let is_one = members.windows(2).all(|pair| {
@@ -202,7 +205,7 @@ fn threads(members: &[Member], cores: usize, jobs: usize) -> Threads {
 
 type Runs = Vec<(Combination, Run)>;
 
-/// The run of each combination, and the name of all.
+/// The run of each combination, and their common name.
 fn load(
     files: &mut RunFiles,
     (path, set): (&Path, &[String]),
@@ -226,7 +229,7 @@ fn load(
                         },
                         _ => fault.to_string(),
                     };
-                    // A value that is refused is refused in each of its combinations.
+                    // An invalid value is invalid in each of its combinations.
                     if known.insert(line.clone()) {
                         lines.push(line);
                     }
@@ -255,14 +258,14 @@ fn load(
     }
 }
 
-/// What is said of two combinations that make one run.
+/// The message about two combinations that give the same run.
 fn alike(axes: &[Axis], one: &Combination, other: &Combination) -> String {
     let mut differ = axes.iter().zip(one.iter().zip(other));
     differ.by_ref().find(|(_, (a, b))| a != b).map_or_else(
-        || format!("{other:?} is there twice"),
+        || format!("{other:?} is repeated"),
         |(axis, ((_, a), (_, b)))| {
             format!(
-                "{}: {a} and {b} make the same run; leave one of them out",
+                "{}: {a} and {b} give the same run; leave one of them out",
                 axis.said()
             )
         },
@@ -274,7 +277,7 @@ fn overrides(set: &[String], values: &Combination) -> Vec<String> {
     set.iter().cloned().chain(values).collect()
 }
 
-/// What stands at the place of each member.
+/// The state of each member's directory.
 fn find(asked: &RunArgs, members: &[Member]) -> Result<Vec<Found>, Vec<String>> {
     let (mut all, mut lines) = (Vec::new(), Vec::new());
     for member in members {
@@ -291,12 +294,13 @@ fn find(asked: &RunArgs, members: &[Member]) -> Result<Vec<Found>, Vec<String>> 
     if !lines.is_empty() {
         return Err(lines);
     }
-    // One table is of one dataset and one target: where some are still to be run, those that are finished count too.
+    // The table is about one dataset and one target, so if any run is left, finished ones are
+    // checked too.
     if all.iter().any(|found| *found != Found::Finished) {
         for (member, found) in members.iter().zip(&all) {
             let same = match found {
                 Found::Nothing => Ok(()),
-                // Its checkpoints may be gone: it needs none any more.
+                // Its checkpoints may be gone: it needs none.
                 Found::Finished => {
                     spd_trainer::continuation(&member.run, member.dir.path()).map(drop)
                 }
@@ -315,7 +319,8 @@ fn find(asked: &RunArgs, members: &[Member]) -> Result<Vec<Found>, Vec<String>> 
 }
 
 impl Sweep<'_> {
-    /// Everything that would keep a member from starting; returns the one that needs the most memory.
+    /// Checks everything that could keep a member from starting; returns the one that needs the
+    /// most memory.
     fn check<'m>(
         &self,
         members: &'m [Member],
@@ -324,7 +329,7 @@ impl Sweep<'_> {
         let mut known: Vec<(Run, RunPlan, &Member)> = Vec::new();
         let mut bytes = 0_u64;
         for (member, found) in members.iter().zip(found) {
-            // A seed changes no shape and no file.
+            // A seed changes neither shapes nor files.
             let alike = Run {
                 seed: 0,
                 ..member.run.clone()
@@ -357,7 +362,7 @@ impl Sweep<'_> {
         Ok((run_plan, member))
     }
 
-    /// The plan of one member as one of all of them.
+    /// Describes all members in the plan of one.
     fn described(&self, run_plan: RunPlan, members: &[Member], found: &[Found]) -> RunPlan {
         let keys: Vec<&str> = members
             .first()
@@ -393,9 +398,9 @@ impl Sweep<'_> {
         run_plan
     }
 
-    /// Starts members as others end, until all have or the user wants to leave.
+    /// Starts members as others end, until all have or a stop is requested.
     fn run(&mut self, members: &mut [Member], found: &[Found]) -> Result<Exit> {
-        let mut stop = Stop::listen().context("signals cannot be listened to")?;
+        let mut stop = Stop::listen().context("cannot install signal handlers")?;
         let width = members.iter().map(|m| m.name.len()).max().unwrap_or(0);
         let mut status = StatusLines::new(members.len(), width);
         let mut last_read = Instant::now();
@@ -410,7 +415,7 @@ impl Sweep<'_> {
                 Some(StopRequest::Leave(signal)) => {
                     members.iter().for_each(Member::ask);
                     screen::note(&format!(
-                        "{}: the runs save and leave, {} s at most; a second Ctrl-C kills them",
+                        "{}: the runs save and exit, {} s at most; a second Ctrl-C kills them",
                         stop::name(signal),
                         self.asked.grace
                     ));
@@ -419,7 +424,7 @@ impl Sweep<'_> {
                     members.iter_mut().for_each(Member::kill);
                     return Ok(Exit::Killed(signal));
                 }
-                // Trackers are told by the launcher of each run.
+                // The launcher of each run talks to trackers.
                 Some(StopRequest::Pressed) | None => {}
             }
             for index in 0..members.len() {
@@ -452,7 +457,7 @@ impl Sweep<'_> {
         })
     }
 
-    /// Starts as many members as there is room for; one that cannot be started has failed.
+    /// Starts as many members as there is room for; one that cannot start has failed.
     fn start(&self, members: &mut [Member], found: &[Found]) {
         let mut running = members.iter().filter(|m| m.state == State::Running).count();
         for (member, found) in members.iter_mut().zip(found) {
@@ -474,7 +479,7 @@ impl Sweep<'_> {
 
     fn start_one(&self, member: &mut Member, found: &Found) -> Result<(), String> {
         if *found == Found::Nothing {
-            // Let go of at once: the launcher of the member takes it.
+            // Released at once: the launcher of the member takes it.
             let hold = create(&member.dir, &member.run, self.asked.fresh);
             drop(hold.map_err(|fault| fault.to_string())?);
         } else {
@@ -508,7 +513,7 @@ impl Sweep<'_> {
         status.show(&running, over, failed);
     }
 
-    /// Writes down how far the members are.
+    /// Writes the state of the members.
     fn write(&mut self, members: &[Member]) -> Result<()> {
         let path = self.root.sweep();
         let written = write_file(&path, report::json(&self.name, members).as_bytes());

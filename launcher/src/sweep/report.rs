@@ -1,4 +1,4 @@
-//! What came of a sweep: one table, and the same for programs in `sweep.json`.
+//! The results of a sweep: one table, and `sweep.json` for programs.
 
 use serde_json::{Map, Value, json};
 use spd_trainer::metrics::number;
@@ -7,8 +7,8 @@ use super::member::{Member, State};
 use crate::screen::plain;
 use crate::table::{Align, Table};
 
-/// Values of a summary that have a column, where any run has them: what was found of a known solution, then how well the
-/// masked network still speaks.
+/// Values of summaries that have a column if any run has them: comparison with the known solution,
+/// then the quality of the masked network.
 const COLUMNS: [(&str, &str); 11] = [
     ("CI error", "ci_error"),
     ("at 0.2", "ci_error_0p2"),
@@ -23,7 +23,7 @@ const COLUMNS: [(&str, &str); 11] = [
     ("MSE stochastic", "eval/mse/stochastic"),
 ];
 
-/// The table of all runs, and a line of how many found the solution that is known.
+/// The table of all runs, and the number that found the known solution.
 pub(crate) fn text(name: &str, members: &[Member]) -> String {
     let table = table(members).text();
     let mut text = format!("{name}: {} runs\n\n{table}", members.len());
@@ -33,13 +33,13 @@ pub(crate) fn text(name: &str, members: &[Member]) -> String {
     text
 }
 
-/// The same in Markdown, without its title.
+/// The table in Markdown, without a title.
 pub(crate) fn markdown(members: &[Member]) -> String {
     let table = table(members).markdown();
     solved(members).map_or(table.clone(), |line| format!("{table}\n{line}\n"))
 }
 
-/// The same as a page.
+/// The table as a page.
 pub(crate) fn html(name: &str, members: &[Member]) -> String {
     let table = table(members).html();
     let solved = solved(members).map_or_else(String::new, |line| format!("<p>{line}</p>\n"));
@@ -93,7 +93,7 @@ fn table(members: &[Member]) -> Table {
     table
 }
 
-/// How many of the finished runs found the solution, and what that means.
+/// How many of the finished runs found the known solution, and what that means.
 fn solved(members: &[Member]) -> Option<String> {
     let known: Vec<&(bool, String)> = members.iter().filter_map(|m| m.solved.as_ref()).collect();
     let (_, means) = known.first()?;
@@ -101,7 +101,7 @@ fn solved(members: &[Member]) -> Option<String> {
     Some(format!("solved {found} of {} ({means})", known.len()))
 }
 
-/// Active components a position, of all sites.
+/// Active components per position, of all sites.
 pub(super) fn l0(results: &Map<String, Value>) -> Option<f64> {
     let mut of_sites = results
         .iter()
@@ -112,8 +112,9 @@ pub(super) fn l0(results: &Map<String, Value>) -> Option<f64> {
     Some(of_sites.sum())
 }
 
-/// The text of `sweep.json`: `{"name", "runs": [{"values": {key: value}, "directory", "state", "cause", "solved", "results":
-/// {name: number}}], "solved"}`.
+/// The text of `sweep.json`:
+/// `{"name", "runs": [{"values": {key: value}, "directory", "state", "cause", "solved",
+/// "results": {name: number}}], "solved"}`.
 pub(crate) fn json(name: &str, members: &[Member]) -> String {
     let runs: Vec<Value> = members
         .iter()
@@ -141,7 +142,7 @@ pub(crate) fn json(name: &str, members: &[Member]) -> String {
     format!("{whole:#}\n")
 }
 
-/// A number where the value is one, else its text.
+/// A number if the value is one, else its text.
 pub(super) fn parsed(value: &str) -> Value {
     match serde_json::from_str(value) {
         Ok(number @ (Value::Number(_) | Value::Bool(_))) => number,

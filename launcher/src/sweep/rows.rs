@@ -1,8 +1,8 @@
-//! What trackers are told of a sweep: it is one more run of its group, and has a spool of its own.
+//! The rows of a sweep for trackers: it is another run of its group, with its own spool.
 //!
-//! A row stands for a run that is finished, at the place that the run has in the sweep; after the last one, a row holds the table. Rows
-//! are in the order of the runs, whichever of them ends first. So a sweep that goes on makes the same rows again to the same bytes, and
-//! nobody is sent one twice.
+//! Each finished run has a row, with its position in the sweep as the step; a final row has the
+//! table. Rows are in the order of the runs, whichever ends first, so a continued sweep writes the
+//! same bytes again, and no row is sent twice.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ use crate::screen;
 /// The table of a sweep as a page, in its directory.
 const TABLE: &str = "table.html";
 
-/// The rows of a sweep that goes on.
+/// Writes the rows of a sweep.
 pub(crate) struct Rows {
     spool: Spool,
     /// The first run without a row.
@@ -32,7 +32,8 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Begins in the directory of a sweep. Rows that cannot be written are left out, and a line says so.
+    /// Opens the spool in the directory of a sweep. If that fails, a note says so, and there are no
+    /// rows.
     pub(crate) fn start(root: &RunDir) -> Option<Self> {
         match Spool::start(root.path(), &Mark::default(), 0) {
             Ok(spool) => Some(Self {
@@ -41,13 +42,13 @@ impl Rows {
                 is_whole: false,
             }),
             Err(error) => {
-                screen::note(&format!("no tracker is told of the sweep: {error}"));
+                screen::note(&format!("no tracker receives the sweep: {error}"));
                 None
             }
         }
     }
 
-    /// Says what has just happened to a run.
+    /// Writes an event of a run.
     pub(crate) fn tell(&self, place: usize, member: &Member, line: &str) {
         let kind = match member.state {
             State::Failed(_) => Kind::Alert,
@@ -57,7 +58,7 @@ impl Rows {
         self.spool.append(row.with("time", now()));
     }
 
-    /// Adds the rows of the runs that have ended since, and the table where all have.
+    /// Writes rows for runs that have ended, and the table once all have.
     pub(crate) fn add(&mut self, name: &str, members: &[Member], root: &Path) {
         while let Some(member) = members.get(self.next) {
             match member.state {
@@ -84,7 +85,7 @@ impl Rows {
     }
 }
 
-/// The row of a finished run: what was swept, and what its summary says.
+/// The row of a finished run: its swept values and results.
 fn row(place: usize, member: &Member) -> Row {
     let mut row = Row::new(place as u64, Kind::Eval);
     for (key, value) in &member.values {
@@ -109,13 +110,13 @@ fn value_of(text: &str) -> Value {
     }
 }
 
-/// What trackers are told of a sweep that begins or goes on.
+/// The description of a sweep for trackers.
 pub(crate) fn about(name: &str, members: &[Member]) -> Option<About> {
     let file = serde_json::from_str(&report::json(name, members)).ok()?;
     Some(about_of(&file, &members.first()?.run.tracker))
 }
 
-/// The same by its `sweep.json`.
+/// The description from a `sweep.json`.
 fn about_of(file: &Json, tracker: &Tracker) -> About {
     let name = file["name"].as_str().unwrap_or("sweep");
     let runs = file["runs"].as_array().map_or(&[][..], Vec::as_slice);
@@ -134,7 +135,8 @@ fn about_of(file: &Json, tracker: &Tracker) -> About {
     About::sweep(name, tracker, config)
 }
 
-/// Gives a run of a sweep its name at trackers, and its group: it may be shipped later, whether or not it names a tracker now.
+/// Sets the name and group of a sweep's run at trackers, whether or not it names one now: it may be
+/// shipped later.
 pub(crate) fn label(run: &mut Run, sweep: &str, member: &str) {
     let tracker = &mut run.tracker;
     tracker.group.get_or_insert_with(|| sweep.to_owned());
@@ -142,13 +144,14 @@ pub(crate) fn label(run: &mut Run, sweep: &str, member: &str) {
     tracker.name = Some(format!("{name} {member}"));
 }
 
-/// The directories of a sweep that are shipped, and how each of them ended: the sweep itself, then the runs that have begun.
+/// The directories of a sweep to ship, with their exits: the sweep itself, then the runs that have
+/// begun.
 ///
-/// - `given`: trackers in place of those that the runs name
+/// - `given`: trackers instead of those that the runs name
 ///
 /// # Errors
 ///
-/// One line, where it cannot be read, or none of its runs has begun.
+/// One line, when it cannot be read, or none of its runs has begun.
 pub(crate) fn all_of(
     root: &RunDir,
     given: &[spd_configs::Destination],
@@ -174,7 +177,7 @@ pub(crate) fn all_of(
         if !given.is_empty() {
             run.tracker.to = given.to_vec();
         }
-        // An earlier version gave them no names.
+        // Earlier versions did not store them.
         if run.tracker.group.is_none() {
             label(&mut run, name, member);
         }
@@ -185,10 +188,11 @@ pub(crate) fn all_of(
     }
     let Some((_, first, _)) = all.first() else {
         return Err(refused(
-            "none of its runs has begun, and there is nothing to send".to_owned(),
+            "none of its runs has begun, so there is nothing to send".to_owned(),
         ));
     };
-    // A sweep of an earlier version has no rows of its own. One that has is sent first: MLflow shows its runs below it.
+    // Sweeps of earlier versions have no rows. The sweep is sent first: MLflow shows its runs below
+    // it.
     if root.path().join(spd_tracker::STARTS).is_file() {
         let exit = if is_done { Exit::Done } else { Exit::Stopped };
         let about = about_of(&file, &first.tracker);

@@ -1,21 +1,22 @@
-//! The live display of a sweep: a line a running run on a terminal, elsewhere lines now and then.
+//! The live display of a sweep: one line for each running run on a terminal, periodic lines
+//! elsewhere.
 
 use std::time::Instant;
 
 use crate::progress::{LINE_EVERY, Progress, bar};
 use crate::screen;
 
-/// Where the runs of a sweep are shown.
+/// The display.
 pub(crate) struct StatusLines {
     is_live: bool,
     runs: usize,
-    /// Letters of the longest name.
+    /// Length of the longest name.
     width: usize,
     last_lines: Instant,
 }
 
 impl StatusLines {
-    /// A display on stderr, for runs whose names have at most `width` letters.
+    /// A display on stderr, for runs whose names have at most `width` characters.
     pub(crate) fn new(runs: usize, width: usize) -> Self {
         Self {
             is_live: screen::is_live(),
@@ -25,13 +26,13 @@ impl StatusLines {
         }
     }
 
-    /// Shows where the running runs are; `over` of all have ended, `failed` of them badly.
+    /// Shows the running runs; `over` of all have ended, `failed` of them by failure.
     pub(crate) fn show(&mut self, running: &[(&str, &Progress)], over: usize, failed: usize) {
         if self.is_live {
             screen::live(self.lines(running, (over, failed), screen::live_columns()));
             return;
         }
-        // More runs at a time write their lines further apart.
+        // With more runs at a time, each writes its lines less often.
         let pause = LINE_EVERY * u32::try_from(running.len().div_ceil(2)).unwrap_or(1).max(1);
         if self.last_lines.elapsed() >= pause {
             for (name, progress) in running {
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_run_has_a_line_and_all_of_them_one() {
+    fn each_running_run_has_a_line_and_the_sweep_one() {
         let status = StatusLines::new(4, 6);
         assert_eq!(
             status.lines(&[("seed=3", &Progress::default())], (2, 1), 79),

@@ -170,7 +170,7 @@ fn another_dataset_is_refused_by_name_before_a_target_is_trained() {
             without_hashes(&refused(&scratch, || language_model(&scratch))),
             format!(
                 "data/shakespeare/{part}: not the dataset that the run was {used} on: its index.json has the hash \
-                 HASH, the checkpoint of step 20 says HASH; put that one back, or start anew with --fresh or --out"
+                 HASH, the checkpoint of step 20 says HASH; put that one back, or start over with --fresh or --out"
             )
         );
         // A rank that is started by hand says the same.
@@ -437,7 +437,7 @@ fn another_target_is_refused_by_name() {
         without_hashes(&refused(&scratch, || toy(&scratch))),
         format!(
             "{}: not the target that the run takes apart: its weights have the hash HASH, the checkpoint of step 20 \
-             says HASH; put that one back, or start anew with --fresh or --out",
+             says HASH; put that one back, or start over with --fresh or --out",
             path.display()
         )
     );
@@ -456,12 +456,12 @@ fn a_run_whose_checkpoints_are_lost_does_not_begin_again() {
     assert_eq!(
         without_hashes(&refused(&scratch, || toy(&scratch))),
         "runs/x: no checkpoint is whole: runs/x/checkpoints/step-00000020: tensor `adamw.first._ci_fns.linear1.layers.2.W` \
-         has the hash HASH, manifest.json promises HASH; put the checkpoints back, or start anew with --fresh, which moves runs/x \
+         has the hash HASH, manifest.json promises HASH; put the checkpoints back, or start over with --fresh, which moves runs/x \
          aside, or with --out"
     );
     fs::remove_dir_all(&checkpoints).unwrap();
     let lost = "runs/x: it has saved checkpoints, the first of them after step 20, and runs/x/checkpoints holds none; put \
-                the checkpoints back, or start anew with --fresh, which moves runs/x aside, or with --out";
+                the checkpoints back, or start over with --fresh, which moves runs/x aside, or with --out";
     assert_eq!(refused(&scratch, || toy(&scratch)), lost);
     let rows = fs::read(scratch.run_dir().join("metrics.jsonl")).unwrap();
     // A rank that is started by hand does no more.
@@ -537,7 +537,7 @@ fn a_damaged_summary_is_made_again() {
             "",
             "is not JSON: EOF while parsing a value at line 1 column 0",
         ),
-        ("{}", "is not of the form of a summary; was it edited?"),
+        ("{}", "does not have the form of a summary; was it edited?"),
         (&whole[..whole.len() / 2], "is not JSON: "),
     ] {
         fs::write(&path, damage).unwrap();
@@ -564,7 +564,7 @@ fn a_damaged_summary_is_made_again() {
     fs::create_dir(&path).unwrap();
     assert_eq!(
         refused(&scratch, || toy(&scratch)),
-        "runs/x/summary.json: the summary is to be a file, and something else is in its way; move it away, and the same \
+        "runs/x/summary.json: expected a file for the summary, found something else; move it away, and the same \
          command makes it again"
     );
 }
@@ -583,7 +583,7 @@ fn a_damaged_run_file_of_a_run_directory_is_one_line_with_a_way_out() {
         assert!(
             error.starts_with(first)
                 && error.ends_with(
-                    "; runs/x cannot be continued without its config.toml: put it back, or start anew with --fresh, \
+                    "; runs/x cannot be continued without its config.toml: put it back, or start over with --fresh, \
                      which moves runs/x aside, or with --out"
                 ),
             "{error}"
@@ -741,7 +741,7 @@ fn a_run_with_rows_and_without_checkpoints_does_not_begin_again_in_silence() {
     assert_eq!(
         refused(&scratch, || toy(&scratch)),
         "runs/x: its rows go up to step 40, it saves every 20 steps, and runs/x/checkpoints holds none; put the checkpoints back, \
-         or start anew with --fresh, which moves runs/x aside, or with --out"
+         or start over with --fresh, which moves runs/x aside, or with --out"
     );
     let mut fresh = toy(&scratch);
     fresh.arg("--fresh");
@@ -770,8 +770,8 @@ fn a_damaged_sweep_file_is_written_anew_or_says_how() {
         (ended.code, ended.error()),
         (
             Some(2),
-            "runs/s: holds files and no sweep.json, so it is no directory of a sweep; try --out, or, if it is one, put an \
-             empty file of that name there: it is written anew"
+            "runs/s: holds files and no sweep.json, so it is not a sweep; try --out, or, if it is one, put an \
+             empty file of that name there: it is written again"
         )
     );
     fs::write(&path, "").unwrap();

@@ -145,7 +145,7 @@ fn an_export_has_what_the_reference_opens_it_by() {
     // Of two run files beside it one is taken, which is told.
     let import = ["import", "out/model_6.pth", "--out", "runs/ours"];
     let ended = spd(&scratch, &import);
-    let told = "the run file is out/config.toml, which says more than out/final_config.yaml beside it; --config takes another one\n";
+    let told = "the run file is out/config.toml, which is more complete than out/final_config.yaml beside it; --config selects another one\n";
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), told));
     // The target may be read from where it was written, too.
     let theirs = [
@@ -186,13 +186,13 @@ fn sizes_that_a_checkpoint_does_not_say_are_asked_for_in_one_line() {
         (
             "gpt2_simple",
             MATRICES.to_owned(),
-            "out/gpt2_simple/model_4.pth: its tensors do not say `n_head` of the target; give the directory that it is in, with the \
+            "out/gpt2_simple/model_4.pth: its tensors do not determine `n_head` of the target; name its directory, with the \
              file of its sizes, by --set target.weights=DIR, or each by itself, as in --set target.n_head=4",
         ),
         (
             "gpt2",
             r#"{ pattern = "transformer.h.*", C = 6 }"#.to_owned(),
-            "out/gpt2/model_4.pth: its tensors do not say all sizes of the target; give the directory that it is in, with its \
+            "out/gpt2/model_4.pth: its tensors do not determine all sizes of the target; name its directory, with its \
              config.json, by --set target.weights=DIR, or its name by --set target.weights=hf://OWNER/NAME",
         ),
     ] {
@@ -331,7 +331,7 @@ fn what_does_not_fit_is_refused_by_name() {
     refused(
         &scratch,
         &["import", file, "--out", "runs/toy"],
-        "runs/toy: something is there",
+        "runs/toy: already exists",
     );
     refused(
         &scratch,
@@ -342,7 +342,7 @@ fn what_does_not_fit_is_refused_by_name() {
     refused(
         &scratch,
         &["import", "out/last.pth", "--out", "runs/x"],
-        "its name says no step",
+        "no step in its name",
     );
     let fewer = [
         "import",

@@ -29,7 +29,7 @@ fn a_run_is_followed_to_its_summary() {
     assert!(
         ended
             .stdout
-            .ends_with("tiny run\n\n  steps  9\n\nall of it is in runs/x\n"),
+            .ends_with("tiny run\n\n  steps  9\n\nresults are in runs/x\n"),
         "{}",
         ended.stdout
     );
@@ -86,7 +86,7 @@ fn a_finished_run_tells_its_end_again() {
     assert_eq!(again.code, Some(0));
     assert_eq!(
         again.stdout,
-        "tiny run\n\n  steps  9\n\nall of it is in runs/x\n"
+        "tiny run\n\n  steps  9\n\nresults are in runs/x\n"
     );
     assert_eq!(
         again.stderr,
@@ -104,7 +104,7 @@ fn an_object_of_json_has_the_result_as_fields() {
         (&line["kind"], &line["text"], &line["result"]),
         (
             &"result".into(),
-            &"all of it is in runs/x".into(),
+            &"results are in runs/x".into(),
             &json!({"title": "tiny run", "lines": [["steps", 9]]})
         )
     );
@@ -115,7 +115,7 @@ fn an_object_of_json_has_the_result_as_fields() {
         .find(|line| line.contains("\"kind\":\"result\""));
     let line: Value = serde_json::from_str(result.unwrap_or(&ended.stderr)).unwrap();
     let text = line["text"].as_str().unwrap();
-    assert!(text.starts_with("all of it is in runs/s"), "{text}");
+    assert!(text.starts_with("results are in runs/s"), "{text}");
     assert_eq!(line["result"]["runs"].as_array().unwrap().len(), 2);
 }
 
@@ -125,7 +125,7 @@ fn quiet_stands_before_a_command_too() {
     for (arguments, note) in [
         (
             &["runs"][..],
-            "no runs are here: there is no directory runs; `spd-launch runs DIR` looks elsewhere\n",
+            "no runs here: there is no directory runs; `spd-launch runs DIR` looks elsewhere\n",
         ),
         (&["-q", "runs"], ""),
         (&["runs", "-q"], ""),
@@ -139,7 +139,7 @@ fn quiet_stands_before_a_command_too() {
         );
     }
     let both = launch(scratch.launcher(&["tms_5-2", "--threads", "1", "runs"]));
-    let expected = "error: tms_5-2: expected a command or a run file, found both; what is before a command is -q or -v alone\n";
+    let expected = "error: tms_5-2: expected a command or a run file, found both; only -q and -v may precede a command\n";
     assert_eq!((both.code, both.stderr.as_str()), (Some(2), expected));
     let quiet = launch(scratch.run("done", &["-q"]));
     assert_eq!((quiet.code, quiet.stderr.as_str()), (Some(0), ""));
@@ -219,7 +219,7 @@ fn every_death_is_named() {
         (
             "panic",
             1,
-            " left with code 101 while it started: index out of bounds",
+            " exited with code 101 while it started: index out of bounds",
         ),
         (
             "bad_input",
@@ -229,7 +229,7 @@ fn every_death_is_named() {
         (
             "killed",
             1,
-            " was killed by signal 9 (SIGKILL) while it started; not from here, so most likely the machine \
+            " was killed by signal 9 (SIGKILL) while it started; not by the launcher, so most likely the machine \
              ran out of memory: the plan needs ",
         ),
     ] {
@@ -261,7 +261,7 @@ fn silence_is_a_hang() {
     assert_eq!(ended.code, Some(1));
     assert!(
         ended.error().ends_with(
-            " made no progress for 1 s after step 2 (decomposing): taken as hung and killed; \
+            " made no progress for 1 s after step 2 (decomposing): it counts as hung and was killed; \
              --hang-seconds sets the limit"
         ),
         "{}",

@@ -318,7 +318,7 @@ fn a_run_whose_directory_is_removed_ends_soon_and_makes_nothing_anew() {
             (ended.code, ended.error()),
             (
                 Some(1),
-                "runs/x: the run directory was removed or renamed while the run went on; the run ends, as nothing more of it \
+                "runs/x: the run directory was removed or renamed during the run; the run ends, since nothing more of it \
                  would be kept"
             )
         );

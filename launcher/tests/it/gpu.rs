@@ -317,7 +317,7 @@ fn what_does_not_fit_on_a_gpu_is_refused_like_what_does_not_fit_in_memory() {
     assert!(line.starts_with("the run needs "), "{line}");
     for part in [
         " of the memory of GPU 0, and 4.00 GiB are available; ",
-        "--set train.batch_size=2000000 brings it down most",
+        "--set train.batch_size=2000000 reduces it most",
     ] {
         assert!(line.contains(part), "{line}");
     }

@@ -149,8 +149,8 @@ fn a_job_on_gpus_is_planned_where_there_are_none() {
     for part in [
         "4 GPUs, a rank each",
         "GPU memory",
-        "not seen from here (",
-        "): whether their memory is enough is known where the run starts",
+        "not visible here (",
+        "): their memory is checked when the run starts",
     ] {
         assert!(ended.stdout.contains(part), "{}", ended.stdout);
     }

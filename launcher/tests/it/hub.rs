@@ -153,7 +153,7 @@ fn a_request_to_stop_ends_a_download_that_is_gone_on_with() {
     send(child.id(), Signal::TERM);
     let ended = end(child);
     assert_eq!(ended.code, Some(3), "{}", ended.stderr);
-    let said = "stopped while it prepared; nothing new is saved, and the same command goes on";
+    let said = "stopped during preparation; nothing new is saved, and the same command goes on";
     assert!(ended.stderr.contains(said), "{}", ended.stderr);
     assert!(!scratch.run_dir().exists());
     let ended = run(&scratch, &server.endpoint, &[]);

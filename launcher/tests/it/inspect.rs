@@ -39,7 +39,7 @@ fn a_dataset_is_described_read_and_checked() {
     assert_eq!(seen.code, Some(0), "{}", seen.stderr);
     for line in [
         "  tokenizer    bytes as ids\n",
-        "  whole: all hashes hold, all ids are below the vocabulary\n",
+        "  intact: all hashes match, all ids are below the vocabulary\n",
         "  from token 0 on: \"to beor not to beto be",
     ] {
         assert!(seen.stdout.contains(line), "{line}: {}", seen.stdout);
@@ -83,14 +83,14 @@ fn a_run_its_checkpoint_and_weights_are_described_and_checked() {
     let seen = inspect(&scratch, &["runs/x"]);
     assert!(
         seen.stdout
-            .contains("  its newest checkpoint that is whole is that of step 4\n"),
+            .contains("  its newest good checkpoint is of step 4\n"),
         "{} {}",
         seen.stdout,
         seen.stderr
     );
     let step = "runs/x/checkpoints/step-00000004";
     let seen = inspect(&scratch, &[step]);
-    let first = format!("  checkpoint of step 4 in {step}\n  whole: all hashes hold\n");
+    let first = format!("  checkpoint of step 4 in {step}\n  intact: all hashes match\n");
     assert!(
         seen.stdout.starts_with(&first) && seen.stdout.contains("linear1"),
         "{} {}",

@@ -94,7 +94,7 @@ fn a_run_that_does_not_fit_is_refused_with_what_would_help() {
                 && ended
                     .stderr
                     .contains(" of memory, and 10.00 MiB are available; --set ")
-                && ended.stderr.contains(" brings it down most, to ")
+                && ended.stderr.contains(" reduces it most, to ")
                 && ended.stderr.lines().count() == 1,
             "{}",
             ended.stderr
@@ -139,7 +139,7 @@ fn runs_that_do_not_fit_together_run_one_after_the_other() {
     assert!(
         ended
             .stderr
-            .starts_with("1 at a time in place of 2: there is memory for no more\n"),
+            .starts_with("1 at a time instead of 2: more do not fit in memory\n"),
         "{}",
         ended.stderr
     );
@@ -155,9 +155,7 @@ fn a_size_that_is_none_is_refused() {
     let ended = launch(Scratch::new().run("done", &["--memory", "lots"]));
     assert_eq!(ended.code, Some(2));
     assert!(
-        ended
-            .stderr
-            .contains("a size like 4GiB or 512MiB is wanted"),
+        ended.stderr.contains("expected a size like 4GiB or 512MiB"),
         "{}",
         ended.stderr
     );

@@ -285,7 +285,7 @@ fn who_does_not_come_is_named() {
     assert_eq!(first.code, Some(1));
     let error = first.error();
     assert!(
-        error.starts_with("nodes 1, 2, 3 of 4: not there within 1 s; ")
+        error.starts_with("nodes 1, 2, 3 of 4: did not join within 1 s; ")
             && error.contains("r.nodes"),
         "{error}"
     );
@@ -293,7 +293,7 @@ fn who_does_not_come_is_named() {
     assert_eq!(other.code, Some(1));
     let error = other.error();
     assert!(
-        error.starts_with("node 0 of 4 is not there within 1 s: ") && error.contains("r.nodes"),
+        error.starts_with("node 0 of 4 did not answer within 1 s: ") && error.contains("r.nodes"),
         "{error}"
     );
     // Whoever is asked to stop meanwhile says so.
@@ -369,7 +369,7 @@ fn nodes_that_round_differently_are_refused() {
         assert_eq!(ended.code, Some(2), "{}", ended.stderr);
         let error = ended.error();
         let end =
-            "they round differently, and ranks would go apart; start the run on nodes of one kind";
+            "they round differently, and ranks would diverge; start the run on nodes of one kind";
         assert!(error.starts_with("node 1 ("), "{error}");
         assert!(
             error.contains(") computes with ") && error.ends_with(end),
@@ -441,7 +441,7 @@ fn a_stranger_keeps_no_launcher_from_a_signal_or_its_time() {
     assert!(
         first
             .error()
-            .starts_with("node 1 of 2: not there within 2 s; ")
+            .starts_with("node 1 of 2: did not join within 2 s; ")
     );
     assert!(drips.join().unwrap() < 48);
 }
@@ -453,7 +453,7 @@ fn a_node_that_dies_while_others_join_may_come_back() {
     let mut dies = node(&scratch, (1, 3), &THREE);
     first.has_said("node 1 (");
     dies.kill().unwrap();
-    first.has_said(" has left before the run began (it has ended); its place is free again");
+    first.has_said(" exited before the run began (it has ended); its slot is free again");
     let others = [1, 2].map(|at| node(&scratch, (at, 3), &THREE));
     let ended = end_all([first].into_iter().chain(others).collect());
     assert!(ended.iter().all(|node| node.code == Some(0)), "{ended:?}");
@@ -476,7 +476,7 @@ fn those_that_have_joined_are_told_that_nothing_comes_of_it() {
         assert_eq!(ended.code, Some(1), "{}", ended.stderr);
         let error = ended.error();
         assert!(
-            error.starts_with("node 2 of 3: not there within 20 s; "),
+            error.starts_with("node 2 of 3: did not join within 20 s; "),
             "{error}"
         );
     }
@@ -529,7 +529,7 @@ fn another_secret_is_told_as_that() {
     let said = "r.nodes says it is, has another secret than the file: the file is of another launch, or another program has the port; ";
     let port = format!(":{}, where ", address.port());
     assert!(
-        error.starts_with("node 0 of 2 is not there within 3 s: ")
+        error.starts_with("node 0 of 2 did not answer within 3 s: ")
             && error.contains(&port)
             && error.contains(said),
         "{error}"

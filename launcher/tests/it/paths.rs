@@ -245,7 +245,7 @@ fn a_pipe_in_the_place_of_a_file_is_named() {
         (
             Some(2),
             "error: runs/x/config.toml: expected a file, found a named pipe; runs/x cannot be continued without its \
-             config.toml: put it back, or start anew with --fresh, which moves runs/x aside, or with --out\n"
+             config.toml: put it back, or start over with --fresh, which moves runs/x aside, or with --out\n"
         )
     );
 }
@@ -316,7 +316,7 @@ fn an_absurd_number_of_threads_is_refused() {
             .starts_with("error: invalid value '1000000' for '--threads <N>': at most ")
             && ended
                 .stderr
-                .contains(" threads are taken, and more than there are cores ("),
+                .contains(" threads; more than there are cores ("),
         "{}",
         ended.stderr
     );

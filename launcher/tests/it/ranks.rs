@@ -153,7 +153,10 @@ fn whoever_dies_is_named_and_the_others_go_at_once() {
 #[test]
 fn so_is_whoever_leaves_with_a_code_or_a_word() {
     for (behaviour, words) in [
-        ("one_exits", " left with code 3 after step 4 (decomposing)"),
+        (
+            "one_exits",
+            " exited with code 3 after step 4 (decomposing)",
+        ),
         (
             "one_panics",
             " panicked after step 5 (decomposing), which is a bug in spd: index out of bounds",

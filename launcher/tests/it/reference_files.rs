@@ -42,7 +42,7 @@ fn a_file_of_the_reference_is_run_and_kept_as_one_of_ours() {
     ];
     let ended = run(&scratch, &set);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let told = "toy.yaml: nothing here uses wandb_project";
+    let told = "toy.yaml: without effect here: wandb_project";
     assert!(ended.stderr.contains(told), "{}", ended.stderr);
     let resolved = fs::read_to_string(scratch.run_dir().join("config.toml")).unwrap();
     assert!(

@@ -115,7 +115,7 @@ fn gpus_that_are_not_there_and_several_runs_on_one_are_refused() {
     assert!(
         ended
             .stderr
-            .starts_with("error: --gpus 1: several runs go to the processor"),
+            .starts_with("error: --gpus 1: several runs use the CPU"),
         "{}",
         ended.stderr
     );
@@ -224,7 +224,7 @@ fn a_place_that_cannot_be_written_is_one_line() {
     assert_eq!(ended.code, Some(2));
     assert_eq!(
         ended.stderr,
-        "error: runs/x: a run directory is wanted, and a file is in its way; try --out\n"
+        "error: runs/x: expected a run directory, found a file; try --out\n"
     );
 }
 
@@ -257,7 +257,7 @@ fn a_launcher_in_a_contradictory_environment_names_both_sources() {
             &[&[][..], &["--dry-run"], &["--seeds", "0..2"]][..],
             [&slurm[..], &by_hand].concat(),
             "SLURM_PROCID=1 of SLURM_STEP_NUM_TASKS=2 contradicts RANK=0 of WORLD_SIZE=1; \
-             unset the pair that is not meant",
+             unset the wrong pair",
         ),
         (
             &[&["--seeds", "0..2"]],

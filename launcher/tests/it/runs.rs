@@ -197,11 +197,10 @@ fn what_is_damaged_or_foreign_stops_no_listing() {
 #[test]
 fn where_there_are_no_runs_that_is_said() {
     let scratch = Scratch::new();
-    let none =
-        "no runs are here: there is no directory runs; `spd-launch runs DIR` looks elsewhere\n";
+    let none = "no runs here: there is no directory runs; `spd-launch runs DIR` looks elsewhere\n";
     assert_eq!(runs(&scratch, &[]).stderr, none);
     fs::create_dir(scratch.path().join("runs")).unwrap();
-    assert_eq!(runs(&scratch, &[]).stderr, "runs: no runs are there\n");
+    assert_eq!(runs(&scratch, &[]).stderr, "runs: no runs there\n");
     let ended = launch(scratch.launcher(&["runs", "no\u{1b}where"]));
     let refused = "error: no\\u{1b}where: a directory with runs is wanted, and nothing is there; give one, like runs\n";
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(2), refused));

@@ -73,7 +73,7 @@ fn a_request_to_stop_is_passed_on_and_leaves_a_run_that_goes_on() {
         assert!(
             ended
                 .stderr
-                .contains(": the rank saves and leaves, 25 s at most;"),
+                .contains(": the rank saves and exits, 25 s at most;"),
             "{}",
             ended.stderr
         );
@@ -105,7 +105,7 @@ fn a_request_to_stop_is_heard_while_runs_are_prepared() {
         assert_eq!((ended.code, ended.stdout.as_str()), (Some(3), ""));
         assert_eq!(
             ended.stderr,
-            "stopped while it prepared; nothing new is saved, and the same command goes on\n"
+            "stopped during preparation; nothing new is saved, and the same command goes on\n"
         );
         assert!(scratch.names().is_empty(), "{:?}", scratch.names());
     }
@@ -197,7 +197,7 @@ fn a_rank_that_ignores_the_request_is_killed_after_the_grace() {
     assert!(
         ended
             .error()
-            .contains(" did not leave within 1 s of being asked, after step 1 (decomposing), ")
+            .contains(" did not exit within 1 s of being asked, after step 1 (decomposing), ")
     );
     assert!(
         ended
@@ -333,7 +333,7 @@ fn a_rank_that_is_stopped_and_asked_to_leave_is_named_as_stopped() {
     let error = ended.error();
     // How far it was is by chance.
     assert!(
-        error.contains(" was stopped by a signal and could not leave within 1 s of being asked, ")
+        error.contains(" was stopped by a signal and could not exit within 1 s of being asked, ")
             && error.ends_with(": it was killed; `kill -CONT` lets a stopped process go on"),
         "{error}"
     );

@@ -84,7 +84,7 @@ fn several_are_asked_at_once_and_what_cannot_be_asked_is_named() {
     assert_eq!(ended.stdout, format!("runs/a: {note}\nruns/b: {note}\n"));
     assert_eq!(
         ended.error(),
-        "runs/none: is no run directory (with config.toml) nor that of a sweep (with sweep.json); `spd-launch runs` lists those there are"
+        "runs/none: neither a run directory (with config.toml) nor a sweep's (with sweep.json); `spd-launch runs` lists those there are"
     );
     for child in children {
         assert_eq!(end(child).code, Some(3));
@@ -258,8 +258,7 @@ fn no_process_is_asked_that_does_not_have_the_lock() {
     for nameless in ["", "\n", "process x on y\n", "\u{1b}[2J\n"] {
         put(nameless);
         let refused = stop();
-        let nobody =
-            "runs/x/logs/lock: somebody has it, and it does not say which process; try again";
+        let nobody = "runs/x/logs/lock: held by an unknown process; try again";
         let elsewhere = format!("runs/x: runs on y, and this is {host}: stop it there");
         assert!(refused == nobody || refused == elsewhere, "{refused}");
     }

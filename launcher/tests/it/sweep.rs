@@ -40,7 +40,7 @@ fn a_failed_run_leaves_the_others_alone_and_is_tried_again() {
 
   solved 2 of 3 (CI error 0)
 
-all of it is in runs/s; its page is runs/s/report.html
+results are in runs/s; its page is runs/s/report.html
 "
     );
     let told = json(&scratch);
@@ -216,7 +216,7 @@ fn a_sweep_is_shipped_with_its_runs_whatever_they_named() {
         (ended.code, ended.error()),
         (
             Some(2),
-            "runs/s/sweep.json: none of its runs has begun, and there is nothing to send"
+            "runs/s/sweep.json: none of its runs has begun, so there is nothing to send"
         )
     );
 }
@@ -332,7 +332,7 @@ fn a_stop_reaches_all_runs_and_the_same_command_goes_on() {
     assert!(
         ended
             .stderr
-            .contains("SIGTERM: the runs save and leave, 25 s at most;"),
+            .contains("SIGTERM: the runs save and exit, 25 s at most;"),
         "{}",
         ended.stderr
     );
@@ -383,7 +383,7 @@ fn what_cannot_be_swept_is_refused_before_anything_starts() {
     };
     assert_eq!(
         refused(&["--seeds", "4..4"]),
-        "--seeds 4..4: no seed is in 4..4; the end is left out, so 4..5 is seed 4\n"
+        "--seeds 4..4: 4..4 has no seeds; the end is excluded, so 4..5 is seed 4\n"
     );
     assert_eq!(
         refused(&["--sweep", "train.stepz=1,2", "--seeds", "0..2"]),
@@ -400,7 +400,7 @@ fn what_cannot_be_swept_is_refused_before_anything_starts() {
     );
     assert_eq!(
         refused(&["--seeds", "0..2", "--set", "seed=1"]),
-        "--set seed: --seeds gives it values too; leave one of the two out\n"
+        "--set seed: --seeds also gives it values; leave one of them out\n"
     );
     assert_eq!(
         refused(&["--sweep", "importance.hidden=[8],(8)"]),
@@ -425,7 +425,7 @@ fn values_that_are_equal_are_one_run() {
         (ended.code, ended.stderr.as_str()),
         (
             Some(2),
-            "error: --sweep train.lr: 1e-3 and 0.001 make the same run; leave one of them out\n"
+            "error: --sweep train.lr: 1e-3 and 0.001 give the same run; leave one of them out\n"
         )
     );
     assert!(scratch.names().is_empty(), "nothing is created");
@@ -489,8 +489,8 @@ fn a_sweep_keeps_out_of_other_directories() {
     fs::create_dir_all(scratch.path().join("runs/s/thesis")).unwrap();
     assert_eq!(
         refused(&scratch),
-        "error: runs/s: holds files and no sweep.json, so it is no directory of a sweep; try --out, or, if it is one, \
-         put an empty file of that name there: it is written anew\n"
+        "error: runs/s: holds files and no sweep.json, so it is not a sweep; try --out, or, if it is one, \
+         put an empty file of that name there: it is written again\n"
     );
     let scratch = Scratch::new();
     launch(scratch.sweep("done", &["--seeds", "0..2"]));

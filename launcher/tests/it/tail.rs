@@ -84,7 +84,7 @@ fn rows_are_printed_as_they_come_until_the_run_is_over() {
     let back = next();
     assert_eq!(
         words(&back),
-        "the run went back to step 0: the rows above of later steps are void, and those below take their place"
+        "the run was rolled back to step 0: rows of later steps above are discarded, those below replace them"
     );
     for step in 1..=30 {
         assert_eq!(words(&next()), format!("step {step}  train  loss 4.000e0"));
@@ -162,17 +162,14 @@ fn what_is_no_run_is_refused_in_a_line() {
     for (path, refused) in [
         (
             "none",
-            "none: is no run directory, as it has no config.toml; --wait waits for a run to begin there, `spd-launch runs` lists those \
+            "none: not a run directory, as it has no config.toml; --wait waits for a run to begin there, `spd-launch runs` lists those \
              there are",
         ),
         (
             "s",
             "s: is the directory of a sweep; name one of its runs, like s/seed=0",
         ),
-        (
-            "file",
-            "file: a run directory is wanted, and a file is there",
-        ),
+        ("file", "file: expected a run directory, found a file"),
     ] {
         let ended = launch(scratch.launcher(&["tail", path]));
         assert_eq!((ended.code, ended.error()), (Some(2), refused));

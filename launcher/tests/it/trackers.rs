@@ -104,7 +104,7 @@ fn what_cannot_be_shipped_is_refused() {
     assert!(
         ended
             .stderr
-            .contains("wandb, mlflow or tensorboard is wanted"),
+            .contains("expected wandb, mlflow or tensorboard"),
         "{}",
         ended.stderr
     );

@@ -116,7 +116,7 @@ fn who_presses_stop_on_the_page_of_a_run_has_it_save_and_leave() {
     let ended = end(launcher);
     assert_eq!(ended.code, Some(3), "{}", ended.stderr);
     assert!(is_gone(rank));
-    let line = format!("{PRESSED} the rank saves and leaves, 25 s at most; Ctrl-C kills it");
+    let line = format!("{PRESSED} the rank saves and exits, 25 s at most; Ctrl-C kills it");
     assert!(ended.stderr.contains(&line), "{}", ended.stderr);
     assert!(
         ended
@@ -145,7 +145,7 @@ fn who_presses_stop_on_the_page_of_a_run_has_it_save_and_leave() {
     let ended = end(launcher);
     assert_eq!(ended.code, Some(3), "{}", ended.stderr);
     assert!(
-        ended.stderr.contains("SIGTERM: the rank saves and leaves"),
+        ended.stderr.contains("SIGTERM: the rank saves and exits"),
         "{}",
         ended.stderr
     );

@@ -141,11 +141,7 @@ fn what_is_no_run_is_refused_before_anything_is_written() {
         "{}",
         ended.error()
     );
-    assert!(
-        ended
-            .error()
-            .ends_with("leave --port out, and one that is free is taken")
-    );
+    assert!(ended.error().ends_with("without --port a free one is used"));
     // A place that cannot be written to is named before anything is.
     let ended =
         launch(scratch.launcher(&["report", "runs/x", "--out", "runs/x/config.toml/page.html"]));
